@@ -1,0 +1,68 @@
+"""What callers may pass in, checked at the earliest point and before anything is written."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from toc.domain.routing import BIZ_ID_MAX
+from toc.errors import InvalidInput
+
+BIZ_TYPE_CHARS_MAX = 64
+DEDUP_KEY_CHARS_MAX = 64
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_KEY = re.compile(r"[!-~]*")  # printable ASCII without spaces: compares the same on every engine
+
+
+def check_biz_id(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= BIZ_ID_MAX:
+        raise InvalidInput("biz_id", value, "must be an integer from 0 to 2^64-1")
+    return value
+
+
+def check_biz_type(value: object) -> str:
+    if not isinstance(value, str) or len(value) > BIZ_TYPE_CHARS_MAX or not _NAME.fullmatch(value):
+        raise InvalidInput(
+            "biz_type",
+            value,
+            f"must be 1 to {BIZ_TYPE_CHARS_MAX} letters, digits, '.', '_' or '-', "
+            "and start with a letter or digit",
+        )
+    return value
+
+
+def check_dedup_key(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or len(value) > DEDUP_KEY_CHARS_MAX or not _KEY.fullmatch(value):
+        raise InvalidInput(
+            "dedup_key",
+            value,
+            f"must be up to {DEDUP_KEY_CHARS_MAX} printable ASCII characters without spaces",
+        )
+    return value
+
+
+def attribute_json(value: object, bytes_max: int) -> str | None:
+    """The JSON text of an attribute: an object of at most `bytes_max` bytes; None for no attribute."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise InvalidInput("attribute", value, "must be a dict (a JSON object) or None")
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput("attribute", value, f"must be JSON: {error}") from None
+    if size > bytes_max:
+        raise InvalidInput("attribute", value, f"must be at most {bytes_max} bytes as JSON, is {size}")
+    return text
+
+
+def attribute_of(text: str | None) -> dict[str, Any]:
+    """The attribute as the handler sees it; an empty dict where none was given."""
+    if not text:
+        return {}
+    value: dict[str, Any] = json.loads(text)
+    return value

@@ -1,0 +1,72 @@
+"""One hash for everything: biz_id -> h -> shard, database and slot (design §3).
+
+All counts are powers of two and `slot_amount <= shards`, so a slot's jobs come from few shards
+(exactly one by default). That makes popped batches cheap to claim and the nightly compare local.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from zlib import crc32
+
+from toc.errors import InvalidInput
+
+SHARDS_MAX = 1024  # the gene in a job_id has 10 bits: every shard and slot follows from the id alone
+BIZ_ID_MAX = 2**64 - 1
+
+
+def hash_of(biz_id: int) -> int:
+    """The routing hash of a business id: CRC-32 of its decimal digits (32 bits)."""
+    return crc32(str(biz_id).encode())
+
+
+def is_power_of_two(n: int) -> bool:
+    return n > 0 and n & (n - 1) == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How hashes map to shards and databases.
+
+    `shards`: job tables in all, `databases`: servers or schemas that share them evenly.
+    """
+
+    shards: int
+    databases: int
+
+    def __post_init__(self) -> None:
+        if not is_power_of_two(self.shards) or self.shards > SHARDS_MAX:
+            raise InvalidInput("shards", self.shards, f"must be a power of two up to {SHARDS_MAX}")
+        if not is_power_of_two(self.databases) or self.databases > self.shards:
+            raise InvalidInput(
+                "databases", self.databases, f"their count must be a power of two up to {self.shards}"
+            )
+
+    @property
+    def tables_per_database(self) -> int:
+        return self.shards // self.databases
+
+    def shard(self, h: int) -> int:
+        """The shard of a hash, or of a gene (its low 10 bits)."""
+        return h & (self.shards - 1)
+
+    def database(self, shard: int) -> int:
+        return shard // self.tables_per_database
+
+    def shards_of_database(self, database: int) -> range:
+        first = database * self.tables_per_database
+        return range(first, first + self.tables_per_database)
+
+    def shards_of_slot(self, slot: int, slot_amount: int) -> Iterator[int]:
+        """The shards whose jobs a slot holds, ascending."""
+        yield from range(slot, self.shards, slot_amount)
+
+    def facts(self) -> dict[str, str]:
+        """The fingerprint that the catalogue keeps: a node with other facts must not start."""
+        return {"hash": "crc32", "shards": str(self.shards), "databases": str(self.databases)}
+
+
+def slot_of(h: int, slot_amount: int) -> int:
+    """The slot of a hash or gene within a topic of `slot_amount` slots."""
+    return h & (slot_amount - 1)

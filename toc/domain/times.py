@@ -1,0 +1,49 @@
+"""Times are whole milliseconds since 1970-01-01 UTC, rounded up, in every layer below the API.
+
+Rounding up is what keeps invariant I4 (never early) when a caller gives microseconds. MySQL rounds
+and MariaDB truncates fractions on INSERT, so no fraction may ever reach them.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from toc.errors import InvalidInput
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MS_MAX = 253_402_300_799_999  # 9999-12-31 23:59:59.999, the end of DATETIME
+_MS = timedelta(milliseconds=1)
+
+
+def ceil_ms(delta: timedelta) -> int:
+    """A timedelta as whole milliseconds, rounded up."""
+    return -((-delta) // _MS)
+
+
+def datetime_of(ms: int) -> datetime:
+    """Milliseconds since 1970 as an aware UTC datetime."""
+    return EPOCH + timedelta(milliseconds=ms)
+
+
+def action_ms(value: datetime | timedelta, now_ms: int) -> int:
+    """The moment a caller means, in milliseconds, rounded up.
+
+    An aware datetime is a point in time, a timedelta counts from `now_ms`. The past is allowed and
+    means "at once". Raises InvalidInput for anything else, for naive datetimes and beyond DATETIME.
+    """
+    if isinstance(value, timedelta):
+        ms = now_ms + ceil_ms(value)
+    elif isinstance(value, datetime):
+        if value.tzinfo is None or value.utcoffset() is None:
+            raise InvalidInput(
+                "action_time",
+                value,
+                "must know its time zone: write datetime(..., tzinfo=UTC), datetime.now(UTC) + "
+                "timedelta(...), or give a timedelta",
+            )
+        ms = ceil_ms(value - EPOCH)
+    else:
+        raise InvalidInput("action_time", value, "must be an aware datetime or a timedelta")
+    if not 0 <= ms <= MS_MAX:
+        raise InvalidInput("action_time", value, "must lie between 1970-01-01 and 9999-12-31 UTC")
+    return ms

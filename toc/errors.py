@@ -1,0 +1,121 @@
+"""Everything that toc raises.
+
+    TocError
+    ├── InvalidInput         the call is wrong: fix the named field        (also a ValueError)
+    ├── SettingsError        the settings are wrong: fix the named setting (also a ValueError)
+    ├── DuplicateJob         a live job holds the key and on_duplicate="error" was asked for
+    ├── PartlyScheduled      a bulk call reached some databases, not all    (retryable)
+    ├── NotFound             no such job, type or table
+    ├── WrongDatabase        a caller's connection does not reach the job's shard
+    ├── SchemaMismatch       the database's tables or routing are not what this release expects
+    ├── StoreUnavailable     a database does not answer                    (retryable)
+    └── TimerUnavailable     Redis does not answer                         (retryable)
+
+Each class has a stable `code`, shared by the command line and the logs, and says with `retryable`
+whether the same call may succeed later. Facts are attributes, not only text.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TocError(Exception):
+    """The root of all errors of toc."""
+
+    code: ClassVar[str] = "error"
+    retryable: ClassVar[bool] = False
+
+
+class InvalidInput(TocError, ValueError):
+    """A value was refused before anything was written.
+
+    `field` names the argument, `value` is what was given, `rule` says what is allowed.
+    """
+
+    code = "invalid_input"
+
+    def __init__(self, field: str, value: object, rule: str) -> None:
+        self.field, self.value, self.rule = field, value, rule
+        shown = repr(value)
+        if len(shown) > 120:
+            shown = shown[:117] + "..."
+        super().__init__(f"{field}: {rule}; got {shown}")
+
+
+class SettingsError(TocError, ValueError):
+    """One or more settings were refused; the text has a line for each."""
+
+    code = "settings"
+
+
+class DuplicateJob(TocError):
+    """A live job with this (biz_id, biz_type, dedup_key) exists; `job_id` is its id.
+
+    `running` is True when its handler has been started: then it cannot be replaced any more.
+    """
+
+    code = "duplicate"
+
+    def __init__(self, job_id: int, biz_id: int, biz_type: str, dedup_key: str, *, running: bool) -> None:
+        self.job_id, self.biz_id, self.biz_type = job_id, biz_id, biz_type
+        self.dedup_key, self.running = dedup_key, running
+        state = "is running" if running else "is live"
+        super().__init__(
+            f"job {job_id} {state} for biz_id {biz_id}, biz_type {biz_type!r}, dedup_key {dedup_key!r}"
+        )
+
+
+class PartlyScheduled(TocError):
+    """A bulk call reached some databases and not others: transactions do not span databases.
+
+    `job_ids` has the id of every job that was committed, None for the others, in the order given.
+    """
+
+    code = "partly_scheduled"
+    retryable = True
+
+    def __init__(self, job_ids: list[int | None], cause: BaseException) -> None:
+        self.job_ids = job_ids
+        missing = sum(job_id is None for job_id in job_ids)
+        super().__init__(f"{missing} of {len(job_ids)} jobs were not scheduled: {cause}")
+
+
+class NotFound(TocError):
+    """What was asked for does not exist."""
+
+    code = "not_found"
+
+
+class WrongDatabase(TocError):
+    """The caller's connection does not reach the database that holds the job's shard."""
+
+    code = "wrong_database"
+
+
+class SchemaMismatch(TocError):
+    """The tables, their revision or the routing in the catalogue differ from what is expected."""
+
+    code = "schema_mismatch"
+
+
+class StoreUnavailable(TocError):
+    """A database does not answer. The call may have happened: toc's verbs can be repeated."""
+
+    code = "store_unavailable"
+    retryable = True
+
+    def __init__(self, database: int, cause: BaseException) -> None:
+        self.database = database
+        text = str(getattr(cause, "orig", None) or cause).splitlines()[0]
+        super().__init__(f"database {database} does not answer: {text}")
+
+
+class TimerUnavailable(TocError):
+    """Redis does not answer. Jobs are safe: the loader and the scanner bring them."""
+
+    code = "timer_unavailable"
+    retryable = True
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(f"Redis does not answer: {cause}")

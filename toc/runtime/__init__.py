@@ -1,0 +1,1 @@
+"""What each process needs and no server: clock, randomness, service life cycle, settings, metrics."""

@@ -1,0 +1,30 @@
+"""The numbers that toc counts, named by Prometheus' rules: base units, `_total` on counters only.
+
+Labels come from closed sets (biz_type, reason, service), never from ids. The objects live in
+prometheus_client's default registry; `toc worker` serves them, an embedding service exposes them
+with its own.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+LATENESS_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 3600)
+
+SCHEDULED = Counter("toc_jobs_scheduled_total", "Jobs committed by this process")
+FIRED = Counter("toc_jobs_fired_total", "Handler starts", ["biz_type"])
+ENDED = Counter("toc_jobs_settled_total", "Handler runs settled", ["biz_type", "outcome"])
+LATENESS = Histogram(
+    "toc_job_lateness_seconds", "Handler start minus due time", buckets=LATENESS_BUCKETS_S
+)
+RESCUED = Counter("toc_jobs_rescued_total", "Jobs claimed by the scanner, not by the timer")
+TAKEN_OVER = Counter("toc_jobs_taken_over_total", "Jobs taken over from a lost lease")
+STALE = Counter("toc_settles_refused_total", "Outcomes of stale workers that the token refused")
+GIVEN_BACK = Counter("toc_jobs_given_back_total", "Claimed jobs given back unstarted")
+UNHANDLED = Counter("toc_jobs_unhandled_total", "Popped jobs of a type without a handler here")
+ARMS_FAILED = Counter("toc_arms_failed_total", "Reminders that did not reach Redis at first")
+ARMS_DROPPED = Counter("toc_arms_dropped_total", "Failed reminders left to the loader and scanner")
+SERVICE_ERRORS = Counter("toc_service_errors_total", "Failed steps of a service", ["service"])
+HANDLERS_STUCK = Gauge("toc_handlers_stuck", "Handlers running beyond their timeout")
+JOBS_IN_FLIGHT = Gauge("toc_jobs_in_flight", "Claimed jobs not settled yet")
+CLOCK_SKEW = Gauge("toc_clock_skew_seconds", "Redis' time minus the database's")

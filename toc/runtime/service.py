@@ -1,0 +1,95 @@
+"""A service: start and stop around a bounded `run_once()`.
+
+`run_once` does a bounded piece of work, never sleeps, and answers how long to wait before the next
+one. Only the loop here waits. An exception is logged, counted, and followed by a pause that doubles
+up to `PAUSE_S_MAX`: a service does not die of its server.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from toc.errors import TocError
+from toc.runtime import metrics
+
+log = logging.getLogger(__name__)
+
+PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
+
+
+class Service:
+    """One thread that calls `run_once` until it is stopped.
+
+    Stopping without a start, and stopping twice, are legal. `stop` waits up to `timeout_s`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def run_once(self) -> float:
+        """One bounded step. Returns the seconds to wait before the next one (0: at once)."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name=self.name, daemon=True)
+            self._thread.start()
+
+    def wake(self) -> None:
+        """Ends the present wait early."""
+        self._wake.set()
+
+    def signal_stop(self) -> None:
+        """Asks the loop to end; does not wait."""
+        self._stopping.set()
+        self._wake.set()
+
+    def stop(self, timeout_s: float = 10.0) -> bool:
+        """Ends the loop; True when the thread is gone."""
+        self.signal_stop()
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def _loop(self) -> None:
+        pause_s = PAUSE_S_MIN
+        while not self._stopping.is_set():
+            # Cleared before the step: a wake that comes while it runs shortens the wait after it.
+            self._wake.clear()
+            try:
+                wait_s = self.run_once()
+                pause_s = PAUSE_S_MIN
+            except Exception as error:  # noqa: BLE001 - whatever happens, the service goes on
+                expected = isinstance(error, TocError) and error.retryable
+                log.log(
+                    logging.WARNING if expected else logging.ERROR,
+                    "%s: %s; again in %.1f s",
+                    self.name,
+                    error,
+                    pause_s,
+                    exc_info=not expected,
+                )
+                metrics.SERVICE_ERRORS.labels(self.name).inc()
+                self._stopping.wait(pause_s)
+                pause_s = min(pause_s * 2, PAUSE_S_MAX)
+                continue
+            if wait_s > 0:
+                self._wake.wait(wait_s)
+
+
+def stop_all(services: Sequence[Service], timeout_s: float) -> bool:
+    """Stops several services side by side; True when all are gone."""
+    for service in services:
+        service.signal_stop()
+    return all([service.stop(timeout_s) for service in services])

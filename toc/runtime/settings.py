@@ -1,0 +1,220 @@
+"""All settings: one TOML file and `TOC_…` environment variables, validated as a whole.
+
+The file is `toc.toml` in the working directory, or the one that TOC_CONFIG names. A variable wins
+over the file; nested names are joined by two underscores (`TOC_WORKER__CONCURRENCY=64`). Nothing is
+read at import. Without any setting toc uses the embedded servers that `toc dev` starts.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from toc.domain.routing import SHARDS_MAX, Routing, is_power_of_two
+from toc.errors import SettingsError
+
+DEV_DIR = Path(".toc")
+"""Where `toc dev` keeps its databases and its Redis socket, in the working directory."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class TopicSettings(_Part):
+    """A topic isolates the traffic of its types in Redis."""
+
+    slot_amount: int | None = Field(None, description="slots, a power of two up to `shards` (default: `shards`)")
+    biz_types: tuple[str, ...] = Field((), description="the types of this topic; all others are in 'default'")
+
+
+class TimerSettings(_Part):
+    """The Redis timer."""
+
+    horizon_s: float = Field(900, ge=1, le=86_400, description="only jobs due within this time are in Redis")
+    slack_s: float = Field(300, ge=1, le=3600, description="how far clocks of clients and Redis may differ")
+    stay_s: float = Field(30, ge=1, le=600, description="how long a popped id may stay out before it comes back")
+    slow_poll_s: float = Field(1.0, ge=0.05, le=10, description="poll that backs up lost wake-ups")
+    pop_max: int = Field(500, ge=1, le=2000, description="ids per pop")
+    load_tick_s: float = Field(1.0, ge=0.05, le=60, description="the loader's period")
+    load_page: int = Field(1000, ge=1, le=2000, description="rows per page of the loader")
+    skew_s_max: float = Field(60, ge=1, description="beyond this skew of Redis and database the timer stops popping")
+    arm_retries_max: int = Field(10_000, ge=0, description="failed reminders kept for another try")
+
+
+class ScannerSettings(_Part):
+    """The safety net below the timer; the engine where there is no Redis."""
+
+    grace_s: float = Field(30, ge=0, le=3600, description="the scanner takes rows that are overdue by more than this")
+    tick_s: float = Field(10, ge=0.05, le=600, description="its period")
+    page: int = Field(500, ge=1, le=2000, description="rows per shard and tick")
+
+
+class WorkerSettings(_Part):
+    """The process that runs handlers."""
+
+    concurrency: int = Field(32, ge=1, le=1000, description="handler threads")
+    async_concurrency: int = Field(200, ge=1, le=10_000, description="running `async def` handlers")
+    queue_max: int = Field(4000, ge=1, le=100_000, description="jobs claimed and not settled, at most")
+    queue_wait_s: float = Field(1.0, gt=0, le=60, description="claims so little that none waits longer than this")
+    settle_max: int = Field(500, ge=1, le=2000, description="outcomes per settling transaction")
+    settle_wait_ms: int = Field(5, ge=0, le=1000, description="how long an outcome waits for company")
+    lease_allowance_s: float = Field(30, ge=2, le=600, description="a lease is the type's timeout plus this")
+    lease_margin_s: float = Field(5, ge=1, le=600, description="a handler starts only with timeout + this left")
+    stuck_max: int = Field(16, ge=1, le=1000, description="handlers beyond their timeout before a restart is asked for")
+    stop_s: float = Field(30, ge=0, le=3600, description="how long a stop waits for running handlers")
+    shutdown_exit_code: int = Field(75, ge=1, le=255, description="exit code when too many handlers are stuck")
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        if self.lease_margin_s >= self.lease_allowance_s:
+            raise ValueError(
+                f"lease_margin_s ({self.lease_margin_s:g}) must be below lease_allowance_s "
+                f"({self.lease_allowance_s:g}): else no claimed job could ever start"
+            )
+        return self
+
+
+class LimitSettings(_Part):
+    """Bounds on what comes from outside."""
+
+    attribute_bytes: int = Field(4096, ge=2, le=65_535, description="JSON bytes of an attribute")
+    schedule_many: int = Field(100_000, ge=1, le=1_000_000, description="jobs per call of schedule_many")
+    find: int = Field(1000, ge=1, le=100_000, description="rows that find() gives at most")
+
+
+class Settings(BaseSettings):
+    """The whole configuration of a node or client."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TOC_", env_nested_delimiter="__", extra="forbid", frozen=True, validate_default=True
+    )
+
+    databases: Annotated[tuple[str, ...], NoDecode] = Field(
+        (f"sqlite:///{DEV_DIR}/toc_0.db",),
+        description="SQLAlchemy URLs; their order is part of the routing",
+    )
+    shards: int = Field(64, description="job tables in all databases together, a power of two up to 1024")
+    redis_url: str = Field(
+        f"unix://{DEV_DIR}/redis.sock",
+        description="redis://, rediss://, unix:// or redis+cluster://; 'none' runs the scanner alone",
+    )
+    namespace: str = Field("toc", pattern=r"^[A-Za-z0-9_.-]{1,32}$", description="prefix of all keys in Redis")
+    topics: dict[str, TopicSettings] = Field(default_factory=dict, description="by name; 'default' always exists")
+    pool_size: int = Field(16, ge=1, le=1000, description="connections per database")
+    connect_timeout_s: int = Field(3, ge=1, le=60, description="to reach a database or Redis")
+    read_timeout_s: int = Field(30, ge=1, le=3600, description="for one answer of a database")
+    timer: TimerSettings = TimerSettings()
+    scanner: ScannerSettings = ScannerSettings()
+    worker: WorkerSettings = WorkerSettings()
+    limits: LimitSettings = LimitSettings()
+
+    @field_validator("databases", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(part for part in value.replace(",", " ").split() if part)
+        return value
+
+    @field_validator("databases")
+    @classmethod
+    def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("needs at least one database URL")
+        for index, text in enumerate(value):
+            try:
+                url = make_url(text)
+            except ArgumentError:  # its text repeats the URL, which may hold a password
+                raise ValueError(f"URL number {index} is not a SQLAlchemy URL") from None
+            if url.get_backend_name() not in {"mysql", "mariadb", "sqlite"}:
+                raise ValueError(f"URL number {index} must be mysql, mariadb or sqlite")
+            if not url.database:
+                raise ValueError(f"URL number {index} must name a database")
+        if len(set(value)) != len(value):
+            raise ValueError("a database is named twice")
+        return value
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        if not is_power_of_two(self.shards) or self.shards > SHARDS_MAX:
+            raise ValueError(f"shards must be a power of two up to {SHARDS_MAX}, got {self.shards}")
+        if not is_power_of_two(len(self.databases)) or len(self.databases) > self.shards:
+            raise ValueError(
+                f"databases must be a power of two up to shards ({self.shards}), got {len(self.databases)}"
+            )
+        seen: dict[str, str] = {}
+        for name, topic in self.topics.items():
+            amount = self.slots_of(name)
+            if not is_power_of_two(amount) or amount > self.shards:
+                raise ValueError(
+                    f"topics.{name}.slot_amount must be a power of two up to shards ({self.shards}), got {amount}"
+                )
+            for biz_type in topic.biz_types:
+                if biz_type in seen:
+                    raise ValueError(f"biz_type {biz_type!r} is in topics {seen[biz_type]} and {name}")
+                seen[biz_type] = name
+        return self
+
+    @property
+    def routing(self) -> Routing:
+        return Routing(self.shards, len(self.databases))
+
+    @property
+    def has_timer(self) -> bool:
+        return self.redis_url != "none"
+
+    def slots_of(self, topic: str) -> int:
+        """The slot_amount of a topic."""
+        part = self.topics.get(topic)
+        return part.slot_amount if part and part.slot_amount is not None else self.shards
+
+    def topic_of(self, biz_type: str) -> str:
+        """The topic that a type's reminders go to."""
+        return next((name for name, part in self.topics.items() if biz_type in part.biz_types), "default")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config_file())
+
+
+def config_file() -> Path:
+    """The TOML file: TOC_CONFIG, else toc.toml in the working directory (which need not exist)."""
+    return Path(os.environ.get("TOC_CONFIG") or "toc.toml")
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Reads file and environment; `overrides` win over both. Raises SettingsError with a line per fault."""
+    named = os.environ.get("TOC_CONFIG")
+    if named and not Path(named).is_file():
+        raise SettingsError(f"TOC_CONFIG: there is no file {named!r}")
+    try:
+        return Settings(**overrides)
+    except ValidationError as error:
+        lines = []
+        for fault in error.errors(include_url=False):
+            name = ".".join(str(part) for part in fault["loc"])
+            given = "" if not name or name.startswith(("databases", "redis_url")) else f", got {fault['input']!r}"
+            text = fault["msg"].removeprefix("Value error, ")
+            lines.append(f"{name or 'settings'}: {text}{given}")
+        raise SettingsError("\n".join(lines)) from None
+    except ValueError as error:  # TOML that cannot be parsed
+        raise SettingsError(f"{config_file()}: {error}") from None

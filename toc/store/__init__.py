@@ -1,0 +1,12 @@
+"""The task library: every SQL statement of toc.
+
+Authority: the row. When `Jobs.insert` has returned, the job is as durable as the database's COMMIT
+(I1); every other verb is a statement that is guarded by the row's status (I3), its token (I5) and
+the database's clock. Nothing else in toc decides who may run a job.
+
+    databases   connections, transactions, repeats          columns, schema, duplicates   what differs
+    catalogue   type numbers, fingerprint, identity
+    jobs        clients' verbs: insert, get, find, cancel, reschedule, redrive, dead
+    claims      workers' verbs: claim, take over, settle
+    pages       what is due, for the loader and the scanner
+"""

@@ -1,0 +1,141 @@
+"""The catalogue: numbers of biz_types, the routing's fingerprint, each database's identity.
+
+Database 0 gives out the numbers; the other databases carry copies, so that DBAs can join there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+
+from sqlalchemy import Connection, Table, insert, select
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from toc.errors import NotFound, SchemaMismatch, StoreUnavailable, WrongDatabase
+from toc.store.databases import Database, Databases
+
+
+class Catalogue:
+    """Names and numbers of biz_types, cached; thread-safe."""
+
+    def __init__(self, databases: Databases) -> None:
+        self._databases = databases
+        self._lock = threading.Lock()
+        self._no: dict[str, int] = {}
+        self._name: dict[int, str] = {}
+        self._identity: dict[int, str] = {}
+
+    def number(self, name: str) -> int:
+        """The number of a type; a new name gets one. Needs database 0 the first time a name is seen."""
+        found = self._no.get(name)
+        if found is not None:
+            return found
+        with self._lock:
+            if name not in self._no:
+                self._load()
+            if name not in self._no:
+                self._create(name)
+            return self._no[name]
+
+    def known(self, name: str) -> int | None:
+        """The number of a type that exists already, else None. Writes nothing."""
+        if name not in self._no:
+            with self._lock:
+                self._load()
+        return self._no.get(name)
+
+    def name(self, type_no: int) -> str:
+        """The name of a number. Raises NotFound when no type has it."""
+        found = self._name.get(type_no)
+        if found is None:
+            with self._lock:
+                self._load()
+            found = self._name.get(type_no)
+            if found is None:
+                raise NotFound(f"no biz_type has the number {type_no}")
+        return found
+
+    def check(self, facts: dict[str, str]) -> None:
+        """Compares facts (routing, slot amounts) with what every database keeps; writes what is new.
+
+        Raises SchemaMismatch when one differs: a node with another routing would take rows for gone.
+        """
+        for database in self._databases:
+            expected = facts | {"database": str(database.index)}
+
+            def compare(
+                connection: Connection, table: Table = database.meta, expected: dict[str, str] = expected
+            ) -> dict[str, str]:
+                there = {row.name: row.value for row in connection.execute(select(table.c.name, table.c.value))}
+                # The identity is made once; check_connection compares it.
+                missing = (expected | {"database_id": str(uuid.uuid4())}).items() - there.items()
+                new = [{"name": name, "value": value} for name, value in missing if name not in there]
+                if new:
+                    connection.execute(insert(table), new)
+                return there
+
+            try:
+                there = database.run(compare)
+            except IntegrityError:  # another node wrote them first
+                there = database.run(compare)
+            for name, value in expected.items():
+                if there.get(name, value) != value:
+                    raise SchemaMismatch(
+                        f"database {database.index} was set up with {name} = {there[name]}, "
+                        f"the settings say {value}: this cannot be changed later"
+                    )
+        with self._lock:
+            self._load()
+            for database in self._databases.all[1:]:
+                self._copy_to(database)
+
+    def check_connection(self, connection: Connection, database: Database) -> None:
+        """Raises WrongDatabase unless the caller's connection reaches this very database."""
+        identity = self._identity.get(database.index)
+        if identity is None:
+            identity = self._identity[database.index] = database.run(
+                lambda own: _identity(own, database)
+            )
+        try:
+            if _identity(connection, database) == identity:
+                return
+        except DBAPIError:
+            pass
+        raise WrongDatabase(
+            f"the given connection does not reach database {database.index}, which holds the job's shard"
+        )
+
+    def _load(self) -> None:
+        table = self._databases[0].biz_type
+        rows = self._databases[0].run(lambda c: c.execute(select(table.c.type_no, table.c.name)).all())
+        for type_no, name in rows:
+            self._no[name], self._name[type_no] = type_no, name
+
+    def _create(self, name: str) -> None:
+        first = self._databases[0]
+        try:
+            first.run(lambda c: c.execute(insert(first.biz_type), {"name": name}))
+        except IntegrityError:
+            pass  # another process was faster: its number counts
+        self._load()
+        for database in self._databases.all[1:]:
+            self._copy_to(database)
+
+    def _copy_to(self, database: Database) -> None:
+        table = database.biz_type
+
+        def copy(connection: Connection) -> None:
+            there = set(connection.scalars(select(table.c.type_no)))
+            new = [{"type_no": no, "name": name} for no, name in self._name.items() if no not in there]
+            if new:
+                connection.execute(insert(table), new)
+
+        # The copies only serve joins: another process' copy, or the next one's, is as good as this.
+        with contextlib.suppress(IntegrityError, StoreUnavailable):
+            database.run(copy)
+
+
+def _identity(connection: Connection, database: Database) -> str | None:
+    table = database.meta
+    return connection.execute(select(table.c.value).where(table.c.name == "database_id")).scalar()

@@ -1,0 +1,323 @@
+"""The verbs of workers: claim, take over, settle. Invariants I2, I3, I5 and I7 stand on these statements.
+
+A claim is one UPDATE that takes pending, due rows under a token, then COMMIT, then a read: the
+attempt is on record before anybody looks at the row. A settle changes only a row that still runs
+under its claim's token; a stale worker changes nothing. The lease is in the row, by the database's
+clock: `due_time` of a running row is the moment from which anybody may take it over.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    Table,
+    Update,
+    and_,
+    bindparam,
+    case,
+    delete,
+    insert,
+    select,
+    update,
+)
+
+from toc.domain.ids import gene_of
+from toc.domain.job import Status
+from toc.store.columns import db_now, db_now_plus
+from toc.store.databases import Database, Databases
+from toc.store.rows import job_columns
+
+ERROR_CHARS_MAX = 4000
+
+
+class Kind(StrEnum):
+    """How a handler run is settled."""
+
+    DONE = "done"
+    RETRY = "retry"  # tried again at due_ms
+    SNOOZE = "snooze"  # not an attempt; action_time moves to due_ms
+    GIVE_BACK = "give_back"  # never started; not an attempt
+    DROP = "drop"  # needs no action any more: cancelled by its handler
+    BURY = "bury"  # dead, with a dead letter
+
+
+_STATUS_AFTER = {
+    Kind.DONE: Status.DONE,
+    Kind.RETRY: Status.PENDING,
+    Kind.SNOOZE: Status.PENDING,
+    Kind.GIVE_BACK: Status.PENDING,
+    Kind.DROP: Status.CANCELLED,
+    Kind.BURY: Status.DEAD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one claimed job came to, to be settled under `token`."""
+
+    job_id: int
+    token: str
+    kind: Kind
+    due_ms: int = 0  # retry and snooze: when next
+    error: str = ""  # bury: the dead letter's text
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A row as the read after the claim found it. Times in milliseconds since 1970 UTC."""
+
+    job_id: int
+    biz_id: int
+    type_no: int
+    status: Status
+    action_ms: int
+    attribute: str | None
+    due_ms: int | None
+    attempts: int
+    token: str | None
+    dedup_key: str | None
+    overdue: bool  # due_time has passed, by the database's clock
+
+
+class Claims:
+    """Worker verbs, each for one database and one transaction.
+
+    `lease_ms` gives the lease of each type number; rows of other types are left alone unless
+    `lease_other_ms` is given (a node whose registry has a handler for every type).
+    """
+
+    def __init__(
+        self, databases: Databases, lease_ms: Mapping[int, int], lease_other_ms: int | None = None
+    ) -> None:
+        self._databases = databases
+        self._types = sorted(lease_ms)
+        self._takes_all = lease_other_ms is not None
+        self._lease_ms = dict(lease_ms)
+        self._lease_other_ms = lease_other_ms or 0
+        self._statements: dict[tuple[str, int], Any] = {}
+
+    # ---- claim
+
+    def claim(
+        self, database: Database, ids_by_shard: Mapping[int, Sequence[int]], token: str, now_ms: int | None
+    ) -> dict[int, Seen]:
+        """Takes what is pending and due, commits, and reads all rows. Missing ids are gone.
+
+        `now_ms`: the time that found the jobs due (Redis' TIME from pop); None: the database's.
+        A row whose `token` is this one is claimed. Repeating the call with the same token is safe.
+        """
+        parts = [(shard, sorted(ids_by_shard[shard])) for shard in sorted(ids_by_shard)]
+
+        def take(connection: Connection) -> None:
+            for shard, ids in parts:
+                if now_ms is None:
+                    connection.execute(self._claim_now(shard), {"ids": ids, "token": token})
+                else:
+                    connection.execute(self._claim_at(shard), {"ids": ids, "token": token, "now": now_ms})
+
+        database.run(take)
+        return database.run(lambda connection: self._look(connection, parts))
+
+    def take_over(self, database: Database, shard: int, job_id: int, seen: str, token: str) -> Seen | None:
+        """Claims one running job whose lease is over, as it was seen. None: somebody else was faster."""
+
+        def take(connection: Connection) -> None:
+            connection.execute(self._take_over(shard), {"id": job_id, "seen": seen, "token": token})
+
+        database.run(take)
+        row = database.run(lambda connection: self._look(connection, [(shard, [job_id])])).get(job_id)
+        return row if row is not None and row.status is Status.RUNNING and row.token == token else None
+
+    def bury_lost(self, database: Database, shard: int, job_id: int, seen: str, error: str) -> bool:
+        """Ends a running job whose lease is over and whose attempts are used up."""
+        table = database.jobs(shard)
+        change = (
+            update(table)
+            .where(*_still(table, job_id, seen), table.c.due_time <= db_now())
+            .values(status=int(Status.DEAD), due_time=None, gmt_modified=db_now())
+        )
+
+        def work(connection: Connection) -> bool:
+            if not connection.execute(change).rowcount:
+                return False
+            _write_dead_letter(connection, database, table, job_id, error)
+            return True
+
+        return database.run(work)
+
+    # ---- settle
+
+    def settle(self, database: Database, outcomes: Sequence[Outcome]) -> set[tuple[int, str]]:
+        """Records outcomes in one transaction. Returns the (job_id, token) pairs that held.
+
+        A pair that is missing was stale: its row runs under another token, or has ended.
+        """
+        routing = self._databases.routing
+        groups: dict[tuple[int, Kind, str], list[Outcome]] = defaultdict(list)
+        for outcome in outcomes:
+            groups[(routing.shard(gene_of(outcome.job_id)), outcome.kind, outcome.token)].append(outcome)
+        # Shard by shard and ids ascending: two settlers never wait for each other crosswise.
+        ordered = [(key, sorted(groups[key], key=lambda o: o.job_id)) for key in sorted(groups)]
+
+        def work(connection: Connection) -> set[tuple[int, str]]:
+            held: set[tuple[int, str]] = set()
+            for (shard, kind, token), group in ordered:
+                ids = self._settle_group(connection, database, shard, kind, token, group)
+                held.update((job_id, token) for job_id in ids)
+            return held
+
+        return database.run(work)
+
+    def _settle_group(
+        self, connection: Connection, database: Database, shard: int, kind: Kind, token: str, group: list[Outcome]
+    ) -> set[int]:
+        statement = self._settle_statement(shard, kind)
+        ids = [outcome.job_id for outcome in group]
+        if kind in (Kind.RETRY, Kind.SNOOZE):  # each has a time of its own
+            changed = 0
+            for outcome in group:
+                values = {"ids": [outcome.job_id], "token": token, "due": outcome.due_ms}
+                changed += connection.execute(statement, values).rowcount
+        else:
+            changed = connection.execute(statement, {"ids": ids, "token": token}).rowcount
+        if changed == len(ids):
+            held = set(ids)
+        else:
+            # Some are stale, or this repeats a settle whose answer was lost: then the row stands as
+            # we left it, still under our token.
+            c = database.jobs(shard).c
+            mine = and_(c.job_id.in_(ids), c.worker == token, c.status == int(_STATUS_AFTER[kind]))
+            held = set(connection.scalars(select(c.job_id).where(mine)))
+        if kind is Kind.BURY:
+            for outcome in group:
+                if outcome.job_id in held:
+                    _write_dead_letter(
+                        connection, database, database.jobs(shard), outcome.job_id, outcome.error
+                    )
+        return held
+
+    # ---- statements, built once per shard
+
+    def _statement(self, name: str, shard: int, build: Any) -> Any:
+        key = (name, shard)
+        found = self._statements.get(key)
+        if found is None:
+            found = self._statements[key] = build(self._databases.of_shard(shard).jobs(shard))
+        return found
+
+    def _lease_end(self, table: Table) -> Any:
+        if not self._lease_ms:
+            return db_now_plus(self._lease_other_ms)
+        return db_now_plus(
+            case(self._lease_ms, value=table.c.biz_type, else_=self._lease_other_ms)
+        )
+
+    def _mine_to_run(self, table: Table) -> list[Any]:
+        return [] if self._takes_all else [table.c.biz_type.in_(self._types)]
+
+    def _claim(self, table: Table, due: Any) -> Update:
+        return (
+            update(table)
+            .where(table.c.job_id.in_(bindparam("ids", expanding=True)), table.c.status == 0, due)
+            .where(*self._mine_to_run(table))
+            .values(
+                status=1,
+                worker=bindparam("token"),
+                attempts=table.c.attempts + 1,
+                due_time=self._lease_end(table),
+                gmt_modified=db_now(),
+            )
+        )
+
+    def _claim_at(self, shard: int) -> Update:
+        return self._statement("claim_at", shard, lambda t: self._claim(t, t.c.due_time <= bindparam("now")))
+
+    def _claim_now(self, shard: int) -> Update:
+        return self._statement("claim_now", shard, lambda t: self._claim(t, t.c.due_time <= db_now()))
+
+    def _take_over(self, shard: int) -> Update:
+        def build(table: Table) -> Update:
+            return (
+                update(table)
+                .where(*_still(table, bindparam("id"), bindparam("seen")), table.c.due_time <= db_now())
+                .values(
+                    worker=bindparam("token"),
+                    attempts=table.c.attempts + 1,
+                    due_time=self._lease_end(table),
+                    gmt_modified=db_now(),
+                )
+            )
+
+        return self._statement("take_over", shard, build)
+
+    def _look(self, connection: Connection, parts: list[tuple[int, list[int]]]) -> dict[int, Seen]:
+        found: dict[int, Seen] = {}
+        for shard, ids in parts:
+            query = self._statement(
+                "look",
+                shard,
+                lambda t: select(*job_columns(t), t.c.due_time <= db_now()).where(
+                    t.c.job_id.in_(bindparam("ids", expanding=True))
+                ),
+            )
+            for row in connection.execute(query, {"ids": ids}):
+                found[row[0]] = Seen(row[0], row[1], row[2], Status(row[3]), *row[4:10], bool(row[10]))
+        return found
+
+    def _settle_statement(self, shard: int, kind: Kind) -> Update:
+        def build(table: Table) -> Update:
+            c = table.c
+            values: list[tuple[Any, Any]]
+            if kind in (Kind.DONE, Kind.DROP, Kind.BURY):
+                values = [(c.due_time, None)]
+            elif kind is Kind.RETRY:
+                values = [(c.due_time, bindparam("due"))]
+            elif kind is Kind.SNOOZE:
+                due = bindparam("due")
+                values = [(c.action_time, due), (c.due_time, due), (c.attempts, c.attempts - 1)]
+            else:
+                # MySQL sees values that are already set: attempts must come last.
+                untried = case((c.attempts == 1, c.action_time), else_=db_now())
+                values = [(c.due_time, untried), (c.attempts, c.attempts - 1)]
+            return (
+                update(table)
+                .where(
+                    c.job_id.in_(bindparam("ids", expanding=True)),
+                    c.status == int(Status.RUNNING),
+                    c.worker == bindparam("token"),
+                )
+                .ordered_values(
+                    (c.status, int(_STATUS_AFTER[kind])), (c.gmt_modified, db_now()), *values
+                )
+            )
+
+        return self._statement(f"settle_{kind}", shard, build)
+
+
+def _still(table: Table, job_id: Any, token: Any) -> list[Any]:
+    """The row runs under this token still."""
+    return [table.c.job_id == job_id, table.c.status == int(Status.RUNNING), table.c.worker == token]
+
+
+def _write_dead_letter(
+    connection: Connection, database: Database, table: Table, job_id: int, error: str
+) -> None:
+    dead, c = database.dead, table.c
+    connection.execute(delete(dead).where(dead.c.job_id == job_id))  # of an earlier life
+    facts = connection.execute(select(c.biz_id, c.biz_type, c.attempts).where(c.job_id == job_id)).one()
+    connection.execute(
+        insert(dead).values(
+            job_id=job_id,
+            biz_id=facts.biz_id,
+            biz_type=facts.biz_type,
+            attempts=facts.attempts,
+            error=error[:ERROR_CHARS_MAX],
+            dead_time=db_now(),
+        )
+    )

@@ -1,0 +1,121 @@
+"""Column types and expressions in which MySQL, MariaDB and SQLite differ."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, ColumnElement, Dialect, String, Text
+from sqlalchemy.dialects import mysql
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from toc.domain.times import EPOCH, datetime_of
+
+_TWO_63, _TWO_64 = 2**63, 2**64
+
+
+def sql_time(ms: int) -> str:
+    """Milliseconds since 1970 as DATETIME(3) text, UTC: exact on every engine, sorts as text in SQLite."""
+    return datetime_of(ms).replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")
+
+
+def ms_of_sql_time(value: datetime | str) -> int:
+    """The inverse of `sql_time`, for what drivers give back (naive datetimes or text)."""
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    return round((value.replace(tzinfo=UTC) - EPOCH).total_seconds() * 1000)
+
+
+class Millis(TypeDecorator[int]):
+    """DATETIME(3) in UTC that Python sees as integer milliseconds since 1970."""
+
+    impl = String(23)
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name == "sqlite":
+            return dialect.type_descriptor(String(23))
+        return dialect.type_descriptor(mysql.DATETIME(fsp=3))
+
+    def process_bind_param(self, value: int | None, dialect: Dialect) -> str | None:
+        return None if value is None else sql_time(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> int | None:
+        return None if value is None else ms_of_sql_time(value)
+
+
+class UInt64(TypeDecorator[int]):
+    """BIGINT UNSIGNED; SQLite has signed integers only and keeps the same 64 bits."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name == "sqlite":
+            return dialect.type_descriptor(BigInteger())
+        return dialect.type_descriptor(mysql.BIGINT(unsigned=True))
+
+    def process_bind_param(self, value: int | None, dialect: Dialect) -> int | None:
+        return signed64(value) if value is not None and dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: int | None, dialect: Dialect) -> int | None:
+        return value + _TWO_64 if value is not None and value < 0 else value
+
+
+def signed64(value: int) -> int:
+    """The signed number with the same 64 bits."""
+    return value - _TWO_64 if value >= _TWO_63 else value
+
+
+
+
+def ascii_bin(length: int) -> String:
+    return String(length).with_variant(mysql.VARCHAR(length, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
+
+
+def utf8_text() -> TypeEngine[str]:
+    """TEXT that keeps every character (utf8mb4), byte for byte as it was given."""
+    return Text().with_variant(
+        mysql.TEXT(charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb"
+    )
+
+
+class db_now(ColumnElement[int]):  # noqa: N801 - reads as the SQL function that it is
+    """The database's clock, UTC, milliseconds: the clock of leases.
+
+    In SQLite, which lives in this process, it is a function of this process (see `databases`).
+    """
+
+    type = Millis()
+    inherit_cache = True
+
+
+@compiles(db_now)
+def _now_mysql(element: db_now, compiler: SQLCompiler, **kw: Any) -> str:
+    return "UTC_TIMESTAMP(3)"
+
+
+@compiles(db_now, "sqlite")
+def _now_sqlite(element: db_now, compiler: SQLCompiler, **kw: Any) -> str:
+    return "toc_now(0)"
+
+
+class db_now_plus(FunctionElement[int]):  # noqa: N801
+    """The database's clock plus so many milliseconds (an expression)."""
+
+    type = Millis()
+    inherit_cache = True
+
+
+@compiles(db_now_plus)
+def _plus_mysql(element: db_now_plus, compiler: SQLCompiler, **kw: Any) -> str:
+    ms = compiler.process(element.clauses, **kw)
+    return f"TIMESTAMPADD(MICROSECOND, 1000 * ({ms}), UTC_TIMESTAMP(3))"
+
+
+@compiles(db_now_plus, "sqlite")
+def _plus_sqlite(element: db_now_plus, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"toc_now({compiler.process(element.clauses, **kw)})"

@@ -1,0 +1,198 @@
+"""Connections to the databases that hold the shards.
+
+Every connection of toc runs READ COMMITTED: under REPEATABLE READ a locking read of ids that are
+gone locks the gap at the end of the table, and all inserts of the shard would wait for it.
+
+Every transaction is `Database.run(work)`: it begins, calls `work(connection)` and commits. Deadlocks
+and lock waits repeat it a few times; so does a connection that was lost, because each of toc's
+verbs can be repeated (its guard or its ids make the second time harmless). A caller's own
+transaction never comes here: a deadlock has rolled it back as a whole, and only he can repeat it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, MetaData, Table, create_engine, event, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError as PoolTimeout
+
+from toc.domain.routing import Routing
+from toc.errors import StoreUnavailable
+from toc.runtime.clock import Clock
+from toc.store import schema
+from toc.store.columns import ms_of_sql_time, sql_time
+
+T = TypeVar("T")
+
+TRIES_MAX = 5
+_LOCK_ERRORS = {1205, 1213}  # lock wait timeout, deadlock
+_LOST_ERRORS = {2006, 2013, 2055, 1053, 1927}  # gone away, lost during query, shutdown, killed
+_QUERY_CACHE = 8192  # compiled statements: 128 tables of a database times about a dozen verbs
+
+
+class Database:
+    """One database: its engine and the tables of its shards."""
+
+    def __init__(
+        self,
+        index: int,
+        url: str,
+        shards: range,
+        clock: Clock,
+        rng: random.Random,
+        *,
+        pool_size: int,
+        connect_timeout_s: int,
+        read_timeout_s: int,
+    ) -> None:
+        self.index = index
+        self.shards = shards
+        self._clock, self._rng = clock, rng
+        parsed = make_url(url)
+        self.sqlite = parsed.get_backend_name() == "sqlite"
+        options: dict[str, Any] = {"query_cache_size": _QUERY_CACHE, "pool_size": pool_size, "max_overflow": 0}
+        if self.sqlite:
+            options["connect_args"] = {"timeout": read_timeout_s}
+        else:
+            options["isolation_level"] = "READ COMMITTED"
+            options["pool_recycle"] = 3600  # below any server's wait_timeout default (8 h)
+            options["connect_args"] = {
+                "connect_timeout": connect_timeout_s,
+                "read_timeout": read_timeout_s,
+                "write_timeout": read_timeout_s,
+                "init_command": "SET SESSION time_zone = '+00:00', innodb_lock_wait_timeout = 5",
+            }
+        # Every use of a connection is a `begin()` block, which ends by COMMIT or ROLLBACK: the pool's
+        # own ROLLBACK on return would be a round trip more for each transaction.
+        self.engine: Engine = create_engine(parsed, pool_reset_on_return=None, **options)
+        # Qualified names: a caller's connection to the same server may stand in another schema.
+        metadata = MetaData(schema=None if self.sqlite else parsed.database)
+        self._metadata = metadata
+        self.meta = schema.meta_table(metadata)
+        self.biz_type = schema.biz_type_table(metadata)
+        self.dead = schema.dead_table(metadata)
+        self._jobs: dict[int, Table] = {}
+        self._jobs_lock = threading.Lock()
+        if self.sqlite:
+            event.listen(self.engine, "connect", self._prepare_sqlite)
+        else:
+            event.listen(self.engine, "begin", self._freeze_mysql)
+
+    def jobs(self, shard: int) -> Table:
+        """The job table of a shard of this database."""
+        table = self._jobs.get(shard)
+        if table is None:
+            with self._jobs_lock:
+                table = self._jobs.get(shard)
+                if table is None:
+                    table = self._jobs[shard] = schema.job_table(self._metadata, shard)
+        return table
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        """One transaction: `work(connection)`, then COMMIT. Raises StoreUnavailable when it cannot be had."""
+        for tries in range(1, TRIES_MAX + 1):
+            try:
+                with self.engine.begin() as connection:
+                    return work(connection)
+            except (OperationalError, InterfaceError) as error:
+                repeat = self._may_repeat(error, tries)
+                if not repeat:
+                    raise StoreUnavailable(self.index, error) from error
+                if repeat == "lock":
+                    self._clock.sleep_s(self._rng.uniform(0, 0.01 * 2**tries))
+            except PoolTimeout as error:
+                raise StoreUnavailable(self.index, error) from error
+            except DBAPIError as error:
+                if error.connection_invalidated:
+                    raise StoreUnavailable(self.index, error) from error
+                raise
+        raise AssertionError("unreachable")
+
+    def _may_repeat(self, error: DBAPIError, tries: int) -> str:
+        code = error.orig.args[0] if error.orig is not None and error.orig.args else None
+        if code in _LOCK_ERRORS or (self.sqlite and "locked" in str(code)):
+            return "lock" if tries < TRIES_MAX else ""
+        # A pooled connection that died while idle: the pool is emptied by now, the next one is new.
+        if error.connection_invalidated or code in _LOST_ERRORS:
+            return "lost" if tries < 2 else ""
+        if self.sqlite or isinstance(code, str) or (isinstance(code, int) and code >= 2000):
+            return ""
+        raise error  # the statement itself is wrong: not the server's absence
+
+    def now_ms(self) -> int:
+        """The database's clock, in milliseconds since 1970 UTC."""
+        def read(connection: Connection) -> int:
+            sql = "SELECT toc_now(0)" if self.sqlite else "SELECT UTC_TIMESTAMP(3)"
+            return ms_of_sql_time(connection.execute(text(sql)).scalar_one())
+
+        return self.run(read)
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def _prepare_sqlite(self, raw: Any, record: Any) -> None:
+        clock = self._clock
+
+        def toc_now(plus_ms: int) -> str:
+            frozen = clock.frozen_ms()
+            return sql_time((clock.wall_ms() if frozen is None else frozen) + plus_ms)
+
+        raw.create_function("toc_now", 1, toc_now)
+        cursor = raw.cursor()
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute("PRAGMA synchronous = FULL")  # a COMMIT is as durable as the disk (I1)
+        cursor.close()
+
+    def _freeze_mysql(self, connection: Connection) -> None:
+        frozen = self._clock.frozen_ms()
+        if frozen is not None:  # tests only: UTC_TIMESTAMP follows the session's TIMESTAMP
+            connection.exec_driver_sql(f"SET TIMESTAMP = {frozen / 1000:.3f}")
+
+
+class Databases:
+    """All databases, by index, and the way from a shard to its database."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        routing: Routing,
+        clock: Clock,
+        *,
+        rng: random.Random | None = None,
+        pool_size: int = 16,
+        connect_timeout_s: int = 3,
+        read_timeout_s: int = 30,
+    ) -> None:
+        self.routing = routing
+        self.clock = clock
+        rng = rng or random.Random()  # noqa: S311 - spreads retries, keeps no secrets
+        self.all = [
+            Database(
+                index,
+                url,
+                routing.shards_of_database(index),
+                clock,
+                rng,
+                pool_size=pool_size,
+                connect_timeout_s=connect_timeout_s,
+                read_timeout_s=read_timeout_s,
+            )
+            for index, url in enumerate(urls)
+        ]
+
+    def __iter__(self) -> Iterator[Database]:
+        return iter(self.all)
+
+    def __getitem__(self, index: int) -> Database:
+        return self.all[index]
+
+    def of_shard(self, shard: int) -> Database:
+        return self.all[self.routing.database(shard)]
+
+    def close(self) -> None:
+        for database in self.all:
+            database.close()

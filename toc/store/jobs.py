@@ -1,0 +1,280 @@
+"""The verbs of clients: insert, get, find, cancel, reschedule, redrive.
+
+Each changing verb is one guarded statement: it changes a row only in the status that it expects,
+and otherwise says what is the case. By-business verbs look ids up with a plain read and then act by
+primary key, so that no statement locks the unique index before the row.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Table, and_, delete, select, update
+from sqlalchemy.exc import IntegrityError
+
+from toc.domain.ids import gene_of
+from toc.domain.job import ANSWER_OF_STATUS, Answer, DeadJob, Job, NewJob, Status
+from toc.errors import DuplicateJob
+from toc.store.catalogue import Catalogue
+from toc.store.columns import db_now, signed64, sql_time
+from toc.store.databases import Database, Databases
+from toc.store.duplicates import is_live_duplicate, is_primary_duplicate
+from toc.store.rows import job_columns, job_of
+
+OnDuplicate = Literal["keep", "replace", "error"]
+ROWS_MAX = 1000  # per INSERT: well below SQLite's 32,766 variables and MySQL's packet
+_TRIES_MAX = 10
+_COLUMNS = ("job_id", "biz_id", "biz_type", "action_time", "due_time", "attribute", "dedup_key")
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """What became of one new job: `job_id` is the row that stands for it now."""
+
+    job_id: int
+    due_ms: int
+    written: bool  # False: an older live job with its key was kept
+
+
+class Jobs:
+    """Client verbs over all shards. `fresh_id(gene)` draws a new id when one is taken."""
+
+    def __init__(self, databases: Databases, catalogue: Catalogue, fresh_id: Callable[[int], int]) -> None:
+        self._databases = databases
+        self._catalogue = catalogue
+        self._fresh_id = fresh_id
+
+    # ---- insert
+
+    def insert(
+        self, jobs: Sequence[NewJob], on_duplicate: OnDuplicate, connection: Connection | None = None
+    ) -> list[Inserted]:
+        """Inserts jobs of *one* database, in one transaction: its own, or the caller's `connection`.
+
+        Answers in the order of `jobs`. Raises DuplicateJob for a held key with on_duplicate="error",
+        or "replace" when the holder runs already: then nothing of the call is written.
+        """
+        routing = self._databases.routing
+        database = self._databases.of_shard(routing.shard(gene_of(jobs[0].job_id)))
+        by_shard: dict[int, list[int]] = defaultdict(list)
+        for position, job in enumerate(jobs):
+            by_shard[routing.shard(gene_of(job.job_id))].append(position)
+        runs = 0
+
+        def work(connection: Connection) -> list[Inserted]:
+            nonlocal runs
+            runs += 1
+            answers: dict[int, Inserted] = {}
+            for shard in sorted(by_shard):
+                positions = by_shard[shard]
+                writer = _ShardInsert(self, database, shard, on_duplicate, repeated=runs > 1)
+                for start in range(0, len(positions), ROWS_MAX):
+                    part = positions[start : start + ROWS_MAX]
+                    found = writer.insert(connection, [jobs[position] for position in part])
+                    answers.update(zip(part, found, strict=True))
+            return [answers[position] for position in range(len(jobs))]
+
+        if connection is not None:
+            self._catalogue.check_connection(connection, database)
+            return work(connection)
+        return database.run(work)
+
+    # ---- look
+
+    def get(self, job_id: int) -> Job | None:
+        """The job as its row stands now."""
+        database, table = self._table(job_id)
+        row = database.run(
+            lambda c: c.execute(select(*job_columns(table)).where(table.c.job_id == job_id)).first()
+        )
+        return None if row is None else job_of(row, self._catalogue.name(row[2]))
+
+    def find(
+        self, shard: int, biz_id: int, type_no: int | None, limit: int, dedup_key: str | None = None
+    ) -> list[Job]:
+        """Jobs of a business id, live and ended, newest first; at most `limit`."""
+        database = self._databases.of_shard(shard)
+        table = database.jobs(shard)
+        query = select(*job_columns(table)).where(table.c.biz_id == biz_id)
+        if type_no is not None:
+            query = query.where(table.c.biz_type == type_no)
+        if dedup_key is not None:
+            query = query.where(table.c.dedup_key == dedup_key)
+        query = query.order_by(table.c.job_id.desc()).limit(limit)
+        rows = database.run(lambda c: c.execute(query).all())
+        return [job_of(row, self._catalogue.name(row[2])) for row in rows]
+
+    # ---- guarded verbs
+
+    def cancel(self, job_id: int) -> Answer:
+        """Pending -> cancelled. After "cancelled" no handler starts (I3)."""
+        return self._guarded(job_id, Status.PENDING, "cancelled", {"status": 3, "due_time": None})
+
+    def reschedule(self, job_id: int, action_ms: int) -> Answer:
+        """Moves a pending job to another time; its attempts start anew."""
+        values = {"action_time": action_ms, "due_time": action_ms, "attempts": 0}
+        return self._guarded(job_id, Status.PENDING, "rescheduled", values)
+
+    def redrive(self, job_id: int, action_ms: int) -> Answer:
+        """Dead -> pending at `action_ms`. "superseded" when a newer live job holds its key."""
+        values = {"status": 0, "action_time": action_ms, "due_time": action_ms, "attempts": 0}
+        try:
+            return self._guarded(job_id, Status.DEAD, "redriven", values)
+        except IntegrityError as error:
+            if is_live_duplicate(error):
+                return Answer("superseded", job_id)
+            raise
+
+    def dead(self, limit: int, biz_type: str | None = None) -> list[DeadJob]:
+        """Dead letters of all databases, newest first."""
+        type_no = None if biz_type is None else self._catalogue.known(biz_type)
+        if biz_type is not None and type_no is None:
+            return []
+        found: list[DeadJob] = []
+        for database in self._databases:
+            table = database.dead
+            query = select(
+                table.c.job_id, table.c.biz_id, table.c.biz_type, table.c.attempts, table.c.error, table.c.dead_time
+            )
+            if type_no is not None:
+                query = query.where(table.c.biz_type == type_no)
+            query = query.order_by(table.c.dead_time.desc(), table.c.job_id.desc()).limit(limit)
+            for row in database.run(lambda c, q=query: c.execute(q).all()):  # type: ignore[misc]
+                found.append(DeadJob(row[0], row[1], self._catalogue.name(row[2]), *row[3:]))
+        found.sort(key=lambda job: (job.dead_ms, job.job_id), reverse=True)
+        return found[:limit]
+
+    def _guarded(self, job_id: int, status: Status, answer: str, values: dict[str, Any]) -> Answer:
+        database, table = self._table(job_id)
+        change = (
+            update(table)
+            .where(table.c.job_id == job_id, table.c.status == int(status))
+            .values(gmt_modified=db_now(), **values)
+        )
+        look = select(table.c.status, table.c.attempts).where(table.c.job_id == job_id)
+
+        def work(connection: Connection) -> Answer:
+            changed = connection.execute(change).rowcount
+            if changed and status is Status.DEAD:
+                connection.execute(delete(database.dead).where(database.dead.c.job_id == job_id))
+            if changed:
+                return Answer(answer, job_id)
+            row = connection.execute(look).first()
+            if row is None:
+                return Answer("unknown")
+            return Answer(ANSWER_OF_STATUS[Status(row.status)], job_id, row.attempts)
+
+        return database.run(work)
+
+    def _table(self, job_id: int) -> tuple[Database, Table]:
+        shard = self._databases.routing.shard(gene_of(job_id))
+        database = self._databases.of_shard(shard)
+        return database, database.jobs(shard)
+
+    def draw_like(self, job_id: int) -> int:
+        """A new id of the same shard and slot."""
+        return self._fresh_id(gene_of(job_id))
+
+
+class _ShardInsert:
+    """Inserts rows into one shard: all in one statement, and one by one when a key is in the way."""
+
+    def __init__(
+        self, jobs: Jobs, database: Database, shard: int, on_duplicate: OnDuplicate, *, repeated: bool
+    ) -> None:
+        self._jobs = jobs
+        self._database = database
+        self._table = database.jobs(shard)
+        self._on_duplicate = on_duplicate
+        # True in a second run after a lost answer: then a taken id may be taken by this very call.
+        self._repeated = repeated
+
+    def insert(self, connection: Connection, jobs: list[NewJob]) -> list[Inserted]:
+        try:
+            self._write(connection, jobs)
+        except IntegrityError:
+            # The failed statement is undone, the transaction goes on.
+            return [self._insert_one(connection, job) for job in jobs]
+        return [Inserted(job.job_id, job.action_ms, written=True) for job in jobs]
+
+    def _insert_one(self, connection: Connection, job: NewJob) -> Inserted:
+        for _ in range(_TRIES_MAX):
+            try:
+                self._write(connection, [job])
+            except IntegrityError as error:
+                if is_live_duplicate(error):
+                    found = self._on_live(connection, job)
+                elif is_primary_duplicate(error):
+                    found = self._on_taken(connection, job)
+                else:
+                    raise
+                if isinstance(found, Inserted):
+                    return found
+                job = found
+            else:
+                return Inserted(job.job_id, job.action_ms, written=True)
+        raise AssertionError(f"no row for {job} after {_TRIES_MAX} tries")
+
+    def _on_taken(self, connection: Connection, job: NewJob) -> Inserted | NewJob:
+        c = self._table.c
+        same = and_(c.biz_id == job.biz_id, c.biz_type == job.type_no, c.action_time == job.action_ms)
+        if self._repeated:
+            mine = connection.execute(select(c.job_id).where(c.job_id == job.job_id, same)).first()
+            if mine:
+                return Inserted(job.job_id, job.action_ms, written=True)
+        return replace(job, job_id=self._jobs.draw_like(job.job_id))
+
+    def _on_live(self, connection: Connection, job: NewJob) -> Inserted | NewJob:
+        c = self._table.c
+        holder = connection.execute(
+            select(c.job_id, c.status, c.due_time)
+            .where(c.biz_id == job.biz_id, c.biz_type == job.type_no, c.live_key == job.dedup_key)
+            # A locking read sees what is committed even in a caller's REPEATABLE READ.
+            .with_for_update(read=True)
+        ).first()
+        if holder is None:  # it ended in between: try again
+            return job
+        if holder.job_id == job.job_id:
+            return Inserted(job.job_id, job.action_ms, written=True)
+        if self._on_duplicate == "keep":
+            return Inserted(holder.job_id, holder.due_time, written=False)
+        if self._on_duplicate == "replace" and holder.status == Status.PENDING:
+            changed = connection.execute(
+                update(self._table)
+                .where(c.job_id == holder.job_id, c.status == int(Status.PENDING))
+                .values(
+                    action_time=job.action_ms,
+                    due_time=job.action_ms,
+                    attempts=0,
+                    attribute=job.attribute,
+                    gmt_modified=db_now(),
+                )
+            ).rowcount
+            return Inserted(holder.job_id, job.action_ms, written=True) if changed else job
+        raise DuplicateJob(
+            holder.job_id,
+            job.biz_id,
+            self._jobs._catalogue.name(job.type_no),  # noqa: SLF001 - same module
+            job.dedup_key or "",
+            running=holder.status == Status.RUNNING,
+        )
+
+    def _write(self, connection: Connection, jobs: list[NewJob]) -> None:
+        sqlite = self._database.sqlite
+        values: list[Any] = []
+        for job in jobs:
+            when = sql_time(job.action_ms)
+            biz_id = signed64(job.biz_id) if sqlite else job.biz_id
+            values += (job.job_id, biz_id, job.type_no, when, when, job.attribute, job.dedup_key)
+        connection.exec_driver_sql(self._statement(len(jobs)), tuple(values))
+
+    def _statement(self, rows: int) -> str:
+        # Written out, not built by insert(): SQLAlchemy would go through executemany and its row by
+        # row rendering, which costs a third of the speed (docs/performance.md). Values are bound.
+        mark = "?" if self._database.sqlite else "%s"
+        row = f"({', '.join([mark] * len(_COLUMNS))})"
+        name = self._database.engine.dialect.identifier_preparer.format_table(self._table)
+        return f"INSERT INTO {name} ({', '.join(_COLUMNS)}) VALUES {', '.join([row] * rows)}"  # noqa: S608

@@ -1,0 +1,35 @@
+"""From a row of a job table to a Job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Table
+
+from toc.domain.job import Job, Status
+from toc.domain.limits import attribute_of
+
+
+def job_columns(table: Table) -> tuple[ColumnElement[Any], ...]:
+    """The columns that `job_of` reads, in its order."""
+    c = table.c
+    return (
+        c.job_id, c.biz_id, c.biz_type, c.status, c.action_time, c.attribute,
+        c.due_time, c.attempts, c.worker, c.dedup_key,
+    )  # fmt: skip
+
+
+def job_of(row: Any, biz_type: str) -> Job:
+    """A Job from `job_columns` and the name of its type."""
+    return Job(
+        job_id=row[0],
+        biz_id=row[1],
+        biz_type=biz_type,
+        status=Status(row[3]),
+        action_ms=row[4],
+        attribute=attribute_of(row[5]),
+        due_ms=row[6],
+        attempts=row[7],
+        token=row[8],
+        dedup_key=row[9],
+    )

@@ -1,0 +1,92 @@
+"""The tables as toc's statements see them. Migrations create them; `declared` names what must be there.
+
+Per shard a job table `toc_job_0000` …, numbered over all databases. Per database: `toc_meta` (the
+routing's fingerprint and the database's identity), `toc_biz_type` (number <-> name, so that DBAs
+join) and `toc_dead_job` (dead letters, found without scanning a shard).
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    Column,
+    Computed,
+    Index,
+    Integer,
+    MetaData,
+    SmallInteger,
+    Table,
+    text,
+)
+from sqlalchemy.schema import FetchedValue
+
+from toc.store.columns import Millis, UInt64, ascii_bin, utf8_text
+
+LIVE_INDEX = "uq_live"
+"""Unique: one live job per (biz_id, biz_type, dedup_key). Also finds a business' jobs."""
+
+LIVE_KEY_SQL = "CASE WHEN status IN (0, 1) THEN dedup_key END"
+
+_TABLE_OPTIONS = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mariadb_engine": "InnoDB", "mariadb_charset": "utf8mb4"}
+
+
+def job_table_name(shard: int) -> str:
+    return f"toc_job_{shard:04d}"
+
+
+def job_table(metadata: MetaData, shard: int) -> Table:
+    """One shard's table, in the state of the newest revision."""
+    return Table(
+        job_table_name(shard),
+        metadata,
+        Column("job_id", UInt64, primary_key=True, autoincrement=False),
+        Column("gmt_create", Millis, nullable=False, server_default=FetchedValue()),
+        Column("gmt_modified", Millis, nullable=False, server_default=FetchedValue()),
+        Column("biz_id", UInt64, nullable=False),
+        Column("biz_type", Integer, nullable=False),
+        Column("status", SmallInteger, nullable=False, server_default=text("0")),
+        Column("action_time", Millis, nullable=False),
+        Column("attribute", utf8_text()),
+        Column("due_time", Millis),
+        Column("attempts", SmallInteger, nullable=False, server_default=text("0")),
+        Column("worker", ascii_bin(96)),
+        Column("dedup_key", ascii_bin(64)),
+        Column("live_key", ascii_bin(64), Computed(LIVE_KEY_SQL, persisted=False)),
+        Index("ix_due", "due_time", "job_id"),
+        Index(LIVE_INDEX, "biz_id", "biz_type", "live_key", unique=True),
+        **_TABLE_OPTIONS,
+    )
+
+
+def meta_table(metadata: MetaData) -> Table:
+    return Table(
+        "toc_meta",
+        metadata,
+        Column("name", ascii_bin(64), primary_key=True),
+        Column("value", ascii_bin(255), nullable=False),
+        **_TABLE_OPTIONS,
+    )
+
+
+def biz_type_table(metadata: MetaData) -> Table:
+    return Table(
+        "toc_biz_type",
+        metadata,
+        Column("type_no", Integer, primary_key=True, autoincrement=True),
+        Column("name", ascii_bin(64), nullable=False, unique=True),
+        **_TABLE_OPTIONS,
+    )
+
+
+def dead_table(metadata: MetaData) -> Table:
+    return Table(
+        "toc_dead_job",
+        metadata,
+        Column("job_id", UInt64, primary_key=True, autoincrement=False),
+        Column("biz_id", UInt64, nullable=False),
+        Column("biz_type", Integer, nullable=False),
+        Column("attempts", SmallInteger, nullable=False),
+        Column("error", utf8_text(), nullable=False),
+        Column("dead_time", Millis, nullable=False),
+        Index("ix_dead_time", "dead_time", "job_id"),
+        **_TABLE_OPTIONS,
+    )
