@@ -20,7 +20,6 @@ LATENESS = Histogram(
 RESCUED = Counter("toc_jobs_rescued_total", "Jobs claimed by the scanner, not by the timer")
 TAKEN_OVER = Counter("toc_jobs_taken_over_total", "Jobs taken over from a lost lease")
 STALE = Counter("toc_settles_refused_total", "Outcomes of stale workers that the token refused")
-GIVEN_BACK = Counter("toc_jobs_given_back_total", "Claimed jobs given back unstarted")
 UNHANDLED = Counter("toc_jobs_unhandled_total", "Popped jobs of a type without a handler here")
 ARMS_FAILED = Counter("toc_arms_failed_total", "Reminders that did not reach Redis at first")
 ARMS_DROPPED = Counter("toc_arms_dropped_total", "Failed reminders left to the loader and scanner")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import or_, select
 
@@ -25,27 +25,30 @@ class Pages:
 
     def due_after(self, shard: int, after: tuple[int, int], until_ms: int, limit: int) -> list[DueRow]:
         """Live rows (running ones too) with (due_time, job_id) > after and due_time <= until_ms."""
+        return self._page(shard, after, until_ms, None, limit)
+
+    def overdue(
+        self, shard: int, after: tuple[int, int], grace_ms: int, types: Collection[int] | None, limit: int
+    ) -> list[DueRow]:
+        """Live rows that are due for longer than `grace_ms`, by the database's clock, oldest first.
+
+        `types`: only these type numbers; None: all.
+        """
+        return self._page(shard, after, db_now_plus(-grace_ms), types, limit)
+
+    def _page(
+        self, shard: int, after: tuple[int, int], until: Any, types: Collection[int] | None, limit: int
+    ) -> list[DueRow]:
         database = self._databases.of_shard(shard)
         c = database.jobs(shard).c
         after_ms, after_id = after
         query = (
             select(c.due_time, c.job_id, c.biz_type)
-            .where(c.due_time >= after_ms, c.due_time <= until_ms)
+            .where(c.due_time >= after_ms, c.due_time <= until)
             .where(or_(c.due_time > after_ms, c.job_id > after_id))
             .order_by(c.due_time, c.job_id)
             .limit(limit)
         )
-        return [DueRow(*row) for row in database.run(lambda x: x.execute(query).all())]
-
-    def overdue(self, shard: int, grace_ms: int, types: Collection[int] | None, limit: int) -> list[int]:
-        """Ids of live rows that are due for longer than `grace_ms`, by the database's clock, oldest first.
-
-        `types`: only these type numbers; None: all.
-        """
-        database = self._databases.of_shard(shard)
-        c = database.jobs(shard).c
-        query = select(c.job_id).where(c.due_time <= db_now_plus(-grace_ms))
         if types is not None:
             query = query.where(c.biz_type.in_(sorted(types)))
-        query = query.order_by(c.due_time, c.job_id).limit(limit)
-        return list(database.run(lambda x: x.scalars(query).all()))
+        return [DueRow(*row) for row in database.run(lambda x: x.execute(query).all())]

@@ -1,0 +1,59 @@
+"""What a handler may say instead of "done". Return one, or raise it from deep inside."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from toc.errors import InvalidInput
+
+REASON_CHARS_MAX = 1000
+
+
+class Verdict(Exception):  # noqa: N818 - not an error: a decision that may be raised
+    """The root of all verdicts. A plain return means done, any other exception means retry."""
+
+
+class Retry(Verdict):
+    """Try again after so many seconds (or a timedelta), in place of the type's back-off.
+
+    Counts as an attempt: the last one ends dead.
+    """
+
+    def __init__(self, after: float | timedelta, reason: str = "retry asked for by the handler") -> None:
+        seconds = after.total_seconds() if isinstance(after, timedelta) else after
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= 366 * 86_400:
+            raise InvalidInput("after", after, "must be 0 seconds to 366 days, or such a timedelta")
+        self.after_s = float(seconds)
+        self.reason = str(reason)[:REASON_CHARS_MAX]
+        super().__init__(self.reason)
+
+
+class Snooze(Verdict):
+    """Act at another time (an aware datetime or a timedelta from now). Not an attempt.
+
+    The job's action_time moves, as with reschedule.
+    """
+
+    def __init__(self, until: datetime | timedelta) -> None:
+        if isinstance(until, datetime) and until.tzinfo is None:
+            raise InvalidInput("until", until, "must know its time zone, or be a timedelta")
+        if not isinstance(until, (datetime, timedelta)):
+            raise InvalidInput("until", until, "must be an aware datetime or a timedelta")
+        self.until = until
+        super().__init__(f"snooze until {until}")
+
+
+class Drop(Verdict):
+    """Nothing needs to be done any more: the job ends as cancelled."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = str(reason)[:REASON_CHARS_MAX]
+        super().__init__(self.reason)
+
+
+class Dead(Verdict):
+    """Further tries are pointless: the job ends dead at once, with this reason."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = str(reason)[:REASON_CHARS_MAX]
+        super().__init__(self.reason)

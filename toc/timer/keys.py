@@ -1,0 +1,24 @@
+"""The only place that spells a Redis key.
+
+`ns:topic_7`, `prepare_{ns:topic_7}` and `mark_{ns:topic_7}`: a name without braces hashes as a whole,
+so all three lie on one node of a Redis Cluster.
+"""
+
+from __future__ import annotations
+
+
+def store_key(namespace: str, topic: str, slot: int) -> str:
+    return f"{namespace}:{topic}_{slot}"
+
+
+def prepare_key(namespace: str, topic: str, slot: int) -> str:
+    return f"prepare_{{{store_key(namespace, topic, slot)}}}"
+
+
+def mark_key(namespace: str, topic: str, slot: int) -> str:
+    return f"mark_{{{store_key(namespace, topic, slot)}}}"
+
+
+def wake_channel(namespace: str, topic: str) -> str:
+    """Where new heads of a topic's slots are announced: "slot due_ms time_ms"."""
+    return f"wake_{namespace}:{topic}"

@@ -1,0 +1,125 @@
+"""Brings rows into the slots as their time comes near; brings everything again after a loss.
+
+Per (topic, shard) a mark lies in Redis beside the data: "load_id run_id due_ms job_id", the last row
+that was loaded. A mark that is missing, or of another server process (a fail-over to older data), or
+ahead of everything that may be loaded counts as lost: then a fresh one is written *before* the first
+snapshot, so that a wipe in between makes the page script refuse.
+
+Why nothing is skipped (design §6): a row committed before a snapshot is seen by it. One committed
+later is decided on by its client later still, who arms it unless it is due beyond its clock + horizon
++ slack; that is beyond this snapshot's bound (Redis' TIME, read before it, + horizon) as long as the
+two clocks differ by less than the slack.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from toc.errors import StoreUnavailable
+from toc.runtime.clock import Clock
+from toc.runtime.service import Service
+from toc.store.pages import Pages
+from toc.timer.slots import Entry, Slots
+
+log = logging.getLogger(__name__)
+
+PAGES_MAX = 20  # per shard and step: a step stays bounded, the next one goes on
+READ_EVERY = 10  # steps between two reads of a shard whose mark stands; a lost mark is read at once
+
+
+class Mark(NamedTuple):
+    load_id: str
+    run_id: str
+    due_ms: int
+    job_id: int
+
+    def __str__(self) -> str:
+        return f"{self.load_id} {self.run_id} {self.due_ms} {self.job_id}"
+
+    @classmethod
+    def parse(cls, text: str) -> Mark | None:
+        parts = text.split(" ")
+        if len(parts) != 4 or not (parts[2].isdigit() and parts[3].isdigit()):
+            return None
+        return cls(parts[0], parts[1], int(parts[2]), int(parts[3]))
+
+
+class Loader(Service):
+    """The loader of some slots of one topic. `of_topic(type_no)` says whether a row is the topic's.
+
+    `shards_of(slot)` gives the shards whose jobs a slot holds.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        pages: Pages,
+        topic: str,
+        owned: Sequence[int],
+        shards_of: Callable[[int], Sequence[int]],
+        of_topic: Callable[[int], bool],
+        clock: Clock,
+        *,
+        horizon_ms: int,
+        slack_ms: int,
+        tick_s: float,
+        page_rows: int,
+    ) -> None:
+        super().__init__(f"toc-loader-{topic}")
+        self._slots, self._pages, self._topic, self._owned = slots, pages, topic, list(owned)
+        self._shards_of, self._of_topic, self._clock = shards_of, of_topic, clock
+        self._horizon_ms, self._slack_ms = horizon_ms, slack_ms
+        self._tick_s, self._page_rows = tick_s, page_rows
+        self._step = 0
+
+    def run_once(self) -> float:
+        """Looks at every mark, reads the shards whose turn it is. Returns the tick in seconds."""
+        self.step()
+        return self._tick_s
+
+    def step(self) -> int:
+        """One round over all owned slots; returns how many reminders it brought."""
+        marks = self._slots.marks(self._topic, self._owned)
+        run_ids = self._slots.run_ids(self._topic, self._owned)
+        brought = 0
+        for slot in self._owned:
+            if self.stopping:
+                break
+            for shard in self._shards_of(slot):
+                text = marks[slot].get(shard)
+                if text is not None and (self._step + shard) % READ_EVERY:
+                    mark = Mark.parse(text)
+                    if mark is not None and mark.run_id == run_ids[slot]:
+                        continue
+                try:
+                    brought += self._load(slot, shard, text, run_ids[slot])
+                except StoreUnavailable as error:  # the other databases' shards go on
+                    log.warning("loader: shard %d: %s", shard, error)
+        self._step += 1
+        return brought
+
+    def _load(self, slot: int, shard: int, text: str | None, run_id: str) -> int:
+        brought = 0
+        for _ in range(PAGES_MAX):
+            bound_ms = self._slots.time_ms() + self._horizon_ms  # before the snapshot
+            mark = Mark.parse(text) if text is not None else None
+            if mark is None or mark.run_id != run_id or mark.due_ms > bound_ms + self._slack_ms:
+                mark = Mark(uuid.uuid4().hex[:12], run_id, 0, 0)
+                text = str(mark)
+                self._slots.begin_mark(self._topic, slot, shard, text)
+            rows = self._pages.due_after(shard, (mark.due_ms, mark.job_id), bound_ms, self._page_rows)
+            if not rows:
+                break
+            page = [Entry(row.due_ms, row.job_id) for row in rows if self._of_topic(row.type_no)]
+            after = str(mark._replace(due_ms=rows[-1].due_ms, job_id=rows[-1].job_id))
+            if not self._slots.load_page(self._topic, slot, shard, text or "", after, page):
+                break  # wiped, failed over, or another loader: the next step reads the mark anew
+            text, brought = after, brought + len(page)
+            if len(rows) < self._page_rows:
+                break
+        return brought
+
+

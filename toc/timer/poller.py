@@ -1,0 +1,106 @@
+"""Pops what is due and hands it to the sink. Sleeps until the next due time or a wake-up.
+
+One poller serves the slots of one topic whose shards lie in one database, so that a database that
+does not answer holds up no other. Back-pressure: it pops only what the sink has room for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+
+from toc.domain.ids import gene_of
+from toc.domain.routing import Routing
+from toc.runtime.clock import Clock
+from toc.runtime.service import Service
+from toc.runtime.sink import Batch, Sink
+from toc.timer.slots import Slots
+
+NO_ROOM_S = 0.02  # a full sink is looked at again after this, or when it calls `wake`
+GUESS_MIN = 16  # a slot's first pop asks for so many; a full answer doubles it
+_NEVER = float("inf")
+
+
+class Poller(Service):
+    """`owned` are the slots it pops. `paused()` True: it leaves firing to the scanner."""
+
+    def __init__(
+        self,
+        name: str,
+        slots: Slots,
+        topic: str,
+        owned: Sequence[int],
+        sink: Sink,
+        routing: Routing,
+        clock: Clock,
+        *,
+        pop_max: int,
+        stay_ms: int,
+        slow_poll_s: float,
+        paused: Callable[[], bool],
+    ) -> None:
+        super().__init__(name)
+        self._slots, self._topic, self._sink = slots, topic, sink
+        self._routing, self._clock, self._paused = routing, clock, paused
+        self._pop_max, self._stay_ms, self._slow_poll_s = pop_max, stay_ms, slow_poll_s
+        # When the head of each slot is due, by this process' monotonic clock; at first: look now.
+        self._due_s: dict[int, float] = dict.fromkeys(owned, 0.0)
+        self._guess: dict[int, int] = dict.fromkeys(owned, GUESS_MIN)
+        self._heard: deque[tuple[int, float]] = deque(maxlen=100_000)
+        self._slow_s = 0.0
+
+    def hear(self, slot: int, in_s: float) -> None:
+        """A wake-up: the slot has a new head, due in so many seconds. Any thread."""
+        if slot in self._due_s:
+            # Taken in by the next step and not here: a pop under way would overwrite it with what
+            # it saw before the arm.
+            self._heard.append((slot, self._clock.monotonic_s() + in_s))
+            self.wake()
+
+    def run_once(self) -> float:
+        """Pops due slots once, as far as there is room. Returns the seconds until there is more."""
+        while self._heard:
+            slot, due_s = self._heard.popleft()
+            self._due_s[slot] = min(self._due_s[slot], due_s)
+        now_s = self._clock.monotonic_s()
+        if self._paused():
+            return self._slow_poll_s
+        slow = now_s >= self._slow_s
+        if slow:
+            due = list(self._due_s)
+        else:
+            due = [slot for slot, due_s in self._due_s.items() if due_s <= now_s]
+        if not due:
+            return max(0.0, min(min(self._due_s.values(), default=_NEVER), self._slow_s) - now_s)
+        room = self._sink.room()
+        if room <= 0:
+            return NO_ROOM_S
+        if slow:
+            self._slow_s = now_s + self._slow_poll_s
+        # Oldest head first: a busy slot cannot starve the others.
+        wanted = []
+        for slot in sorted(due, key=self._due_s.__getitem__):
+            n = min(self._guess[slot], room)
+            if n <= 0:
+                break
+            wanted.append((slot, n))
+            room -= n
+        self._pop(wanted, now_s)
+        return 0
+
+    def _pop(self, wanted: Sequence[tuple[int, int]], found_s: float) -> None:
+        popped = self._slots.pop(self._topic, wanted, self._stay_ms)
+        answered_s = self._clock.monotonic_s()
+        by_database: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        time_ms = 0
+        for (slot, n), answer in zip(wanted, popped, strict=True):
+            full = len(answer.ids) >= n
+            guess = max(self._guess[slot], n * 2) if full else max(GUESS_MIN, len(answer.ids))
+            self._guess[slot] = min(guess, self._pop_max)
+            self._due_s[slot] = _NEVER if answer.next_s is None else answered_s + answer.next_s
+            time_ms = max(time_ms, answer.time_ms)  # each job is due by its own server's time, so by this
+            for job_id in answer.ids:
+                shard = self._routing.shard(gene_of(job_id))
+                by_database[self._routing.database(shard)][shard].append(job_id)
+        for database, ids in by_database.items():
+            self._sink.offer(database, Batch(self._topic, ids, time_ms, found_s, popped=True))

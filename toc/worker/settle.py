@@ -1,0 +1,130 @@
+"""Outcomes to the database, then to Redis. Never the other way round.
+
+One settler per database: one that does not answer holds up no other. Its queue is bounded by the
+worker's bound on jobs in flight. What Redis does not hear (it is down, the process dies here) comes
+back when its stay is over, and the claim sees that the row has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+
+from toc.domain.ids import gene_of
+from toc.domain.routing import slot_of
+from toc.errors import StoreUnavailable, TimerUnavailable
+from toc.runtime import metrics
+from toc.runtime.clock import Clock
+from toc.runtime.service import Service
+from toc.store.claims import Claims, Kind
+from toc.store.databases import Database
+from toc.timer.slots import Entry, Slots
+from toc.worker.run import Ended, Run
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 1.0
+_ENDED = (Kind.DONE, Kind.DROP, Kind.BURY)
+
+
+class Settler(Service):
+    """Settles the runs of one database. `released(runs)` is told which are no longer in flight."""
+
+    def __init__(
+        self,
+        database: Database,
+        claims: Claims,
+        slots: Slots | None,
+        slots_of: Callable[[str], int],
+        released: Callable[[list[Run]], None],
+        clock: Clock,
+        *,
+        batch_max: int,
+        wait_ms: int,
+    ) -> None:
+        super().__init__(f"toc-settler-{database.index}")
+        self._database, self._claims, self._slots = database, claims, slots
+        self._slots_of, self._released, self._clock = slots_of, released, clock
+        self._batch_max, self._wait_s = batch_max, wait_ms / 1000
+        self._queue: deque[Ended] = deque()
+        self._batch: list[Ended] = []  # taken from the queue, not settled yet
+
+    def put(self, ended: Ended) -> None:
+        """Takes an outcome. Any thread; never blocks."""
+        self._queue.append(ended)
+        if not self._wake.is_set():
+            self.wake()
+
+    def run_once(self) -> float:
+        """Settles one batch. Raises StoreUnavailable and keeps the batch when the database is away."""
+        if not self._batch:
+            if not self._queue:
+                return IDLE_S
+            if len(self._queue) < self._batch_max and self._wait_s and not self.stopping:
+                self._stopping.wait(self._wait_s)  # a little company makes a commit cheaper for all
+            while self._queue and len(self._batch) < self._batch_max:
+                self._batch.append(self._queue.popleft())
+        try:
+            held = self._claims.settle(self._database, [ended.outcome for ended in self._batch])
+        except StoreUnavailable:
+            raise
+        except Exception:
+            log.exception("settling %d outcomes failed: one by one now", len(self._batch))
+            held = self._one_by_one()
+        batch, self._batch = self._batch, []
+        self._count(batch, held)
+        self._released([ended.run for ended in batch])
+        self._tell_redis([e for e in batch if (e.outcome.job_id, e.outcome.token) in held])
+        return 0
+
+    @property
+    def empty(self) -> bool:
+        return not self._queue and not self._batch
+
+    def _one_by_one(self) -> set[tuple[int, str]]:
+        """One outcome that cannot be written must not hold up the others: its lease will end."""
+        held: set[tuple[int, str]] = set()
+        for ended in self._batch:
+            try:
+                held |= self._claims.settle(self._database, [ended.outcome])
+            except StoreUnavailable:
+                raise
+            except Exception:
+                log.exception("outcome of job %d cannot be recorded", ended.outcome.job_id)
+        return held
+
+    def _count(self, batch: list[Ended], held: set[tuple[int, str]]) -> None:
+        kinds: Counter[tuple[str, Kind]] = Counter()
+        for ended in batch:
+            outcome = ended.outcome
+            if (outcome.job_id, outcome.token) not in held:
+                metrics.STALE.inc()
+                log.warning("outcome %s of job %d came too late: refused", outcome.kind, outcome.job_id)
+                continue
+            kinds[ended.run.job.biz_type, outcome.kind] += 1
+            if outcome.kind is Kind.BURY:
+                log.warning("job %d is dead: %s", outcome.job_id, outcome.error.partition("\n")[0])
+        for (biz_type, kind), n in kinds.items():
+            metrics.ENDED.labels(biz_type, kind.value).inc(n)
+
+    def _tell_redis(self, settled: list[Ended]) -> None:
+        if self._slots is None:
+            return
+        acks: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        backs: dict[str, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+        for ended in settled:
+            outcome, topic = ended.outcome, ended.run.topic
+            slot = slot_of(gene_of(outcome.job_id), self._slots_of(topic))
+            if outcome.kind in _ENDED:
+                acks[topic][slot].append(outcome.job_id)
+            else:
+                due_ms = outcome.due_ms or ended.run.job.action_ms
+                backs[topic][slot].append(Entry(due_ms, outcome.job_id))
+        try:
+            for topic, ids in acks.items():
+                self._slots.ack(topic, ids)
+            for topic, entries in backs.items():
+                self._slots.put_back(topic, entries)
+        except TimerUnavailable as error:
+            log.warning("settled jobs are not acked in Redis, which is harmless: %s", error)

@@ -1,0 +1,109 @@
+"""Jobs whose lease was lost, one at a time.
+
+Whoever claimed them has died or hangs, and one of them may be the reason (I7). So each is taken over
+in a transaction of its own and runs while no other suspect runs in this process: if it kills the
+process, it alone has lost an attempt among the suspects. Before its last attempt the worker first
+lets everything else finish: no job ever ends dead by a lost lease that it shared with another.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from toc.runtime.clock import Clock
+from toc.runtime.service import Service
+
+log = logging.getLogger(__name__)
+
+SUSPECTS_MAX = 10_000
+IDLE_S, LOOK_S, QUIET_S_MAX = 1.0, 0.02, 60.0
+LOST_LEASE = "lease lost: in its last attempt the worker died, or the handler did not return in time"
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A running row whose lease was over when it was seen under `token`."""
+
+    database: int
+    shard: int
+    job_id: int
+    type_no: int
+    attempts: int
+    token: str
+
+
+class Undertaker(Protocol):
+    """What the lane asks of the worker."""
+
+    def bury(self, suspect: Suspect) -> None: ...
+    def take_over(self, suspect: Suspect, done: threading.Event) -> bool: ...
+    def max_attempts(self, suspect: Suspect) -> int: ...
+    def hold(self, on: bool) -> None: ...
+    @property
+    def quiet(self) -> bool: ...
+
+
+class SuspectLane(Service):
+    """Works off suspects one by one; a full lane leaves them to the next pop or scan."""
+
+    def __init__(self, worker: Undertaker, clock: Clock) -> None:
+        super().__init__("toc-suspects")
+        self._worker, self._clock = worker, clock
+        self._queue: deque[Suspect] = deque()
+        self._known: set[int] = set()
+        self._lock = threading.Lock()
+
+    def add(self, suspect: Suspect) -> bool:
+        """Queues a suspect; False when the lane is full. One that is queued already is not doubled."""
+        with self._lock:
+            if suspect.job_id in self._known:
+                return True
+            if len(self._queue) >= SUSPECTS_MAX:
+                return False
+            self._known.add(suspect.job_id)
+            self._queue.append(suspect)
+        self.wake()
+        return True
+
+    def run_once(self) -> float:
+        """Takes over (or buries) one suspect and waits until it is settled."""
+        with self._lock:
+            if not self._queue:
+                return IDLE_S
+            suspect = self._queue.popleft()
+        try:
+            self._handle(suspect)
+        finally:
+            with self._lock:
+                self._known.discard(suspect.job_id)
+        return 0
+
+    def _handle(self, suspect: Suspect) -> None:
+        left = self._worker.max_attempts(suspect) - suspect.attempts
+        if left <= 0:
+            self._worker.bury(suspect)
+            return
+        done = threading.Event()
+        try:
+            if left == 1 and not self._wait_until_quiet():
+                return  # its reminder comes back
+            if self.stopping or not self._worker.take_over(suspect, done):
+                return
+            while not done.wait(LOOK_S) and not self.stopping:
+                pass
+        finally:
+            if left == 1:
+                self._worker.hold(False)
+
+    def _wait_until_quiet(self) -> bool:
+        self._worker.hold(True)
+        deadline_s = self._clock.monotonic_s() + QUIET_S_MAX
+        while not self._worker.quiet and not self.stopping:
+            if self._clock.monotonic_s() > deadline_s:
+                return False
+            self._stopping.wait(LOOK_S)
+        return True

@@ -1,0 +1,367 @@
+"""The worker behind the sink: how much it takes, what it claims, what becomes of each id."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from toc.domain.ids import gene_of
+from toc.domain.job import Job, Status
+from toc.domain.limits import attribute_of
+from toc.domain.routing import slot_of
+from toc.errors import NotFound, StoreUnavailable, TimerUnavailable
+from toc.handlers.registry import HandlerSpec, Registry
+from toc.runtime import metrics
+from toc.runtime.clock import Clock, ServerTime
+from toc.runtime.service import stop_all
+from toc.runtime.settings import WorkerSettings
+from toc.runtime.sink import Batch
+from toc.store.catalogue import Catalogue
+from toc.store.claims import Claims, Kind, Outcome, Seen
+from toc.store.databases import Databases
+from toc.timer.slots import Entry, Slots
+from toc.worker.judge import judge
+from toc.worker.pool import HandlerPool
+from toc.worker.run import Ended, Run
+from toc.worker.settle import Settler
+from toc.worker.suspects import LOST_LEASE, Suspect, SuspectLane
+
+log = logging.getLogger(__name__)
+
+PUT_BACK_MS_MIN = 1000  # a row that is not ours is not looked at again sooner (clocks may disagree)
+UNHANDLED_MS = 10_000  # a type without a handler here waits for another node, or a deploy
+DOWN_S = 3.0  # a database that did not answer is not asked for this long
+LIMIT_KEPT_S = 5.0
+TIME_AGE_S_MAX = 60.0
+
+
+class Worker:
+    """Runs the handlers of a registry. Implements `runtime.sink.Sink`.
+
+    `name` identifies the process ("host:pid"); each claim's token adds a random incarnation and a
+    number, so that no token ever stands for two claims. `restart_wanted` is called when too many
+    handlers are stuck. `slots` is None where there is no timer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        databases: Databases,
+        catalogue: Catalogue,
+        slots: Slots | None,
+        slots_of: Callable[[str], int],
+        topic_of: Callable[[str], str],
+        registry: Registry,
+        clock: Clock,
+        rng: random.Random,
+        settings: WorkerSettings,
+        restart_wanted: Callable[[], None],
+    ) -> None:
+        self._databases, self._catalogue, self._slots = databases, catalogue, slots
+        self._slots_of, self._topic_of = slots_of, topic_of
+        self._registry, self._clock, self._rng, self._settings = registry, clock, rng, settings
+        self._prefix = f"{name[:60]}:{rng.getrandbits(48):012x}"
+        self._sequence = itertools.count(1)
+        self._specs = {catalogue.number(spec.biz_type): spec for spec in registry}
+        allowance_ms = round(settings.lease_allowance_s * 1000)
+        every = registry.takes_all
+        self._claims = Claims(
+            databases,
+            {no: round(spec.timeout_s * 1000) + allowance_ms for no, spec in self._specs.items()},
+            None if every is None else round(every.timeout_s * 1000) + allowance_ms,
+        )
+        self._server_time = ServerTime(clock)
+        self._lock = threading.Lock()
+        self._in_flight = 0
+        # How much may be in flight: doubles while everything claimed is started at once, halves when
+        # jobs wait or when so much is not needed.
+        self._limit = min(settings.concurrency, settings.queue_max)
+        self._full = False
+        self._full_s = clock.monotonic_s()
+        self._held = False
+        self._stopping = False
+        self._room_listeners: list[Callable[[], None]] = []
+        self._down_until_s: dict[int, float] = {}
+        self._pool = HandlerPool(
+            clock,
+            self._may_start,
+            self._finish,
+            restart_wanted,
+            threads=settings.concurrency,
+            async_tasks=settings.async_concurrency,
+            stuck_max=settings.stuck_max,
+        )
+        self._settlers = [
+            Settler(
+                database,
+                self._claims,
+                slots,
+                slots_of,
+                self._released,
+                clock,
+                batch_max=settings.settle_max,
+                wait_ms=settings.settle_wait_ms,
+            )
+            for database in databases
+        ]
+        self._suspects = SuspectLane(self, clock)
+
+    # ---- life
+
+    def start(self) -> None:
+        self._pool.start()
+        for settler in self._settlers:
+            settler.start()
+        self._suspects.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Gives back what has not started, waits for what runs, settles it. True when all is settled.
+
+        The caller has stopped whoever offers. What still runs after `timeout_s` is left to its lease.
+        """
+        self._stopping = True  # from here on `_may_start` gives queued jobs back
+        self._suspects.stop()
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while self._in_flight and self._clock.monotonic_s() < deadline_s:
+            self._clock.sleep_s(0.02)
+        clean = self._in_flight == 0
+        if not clean:
+            log.warning("%d jobs are left to their leases", self._in_flight)
+        self._pool.close()
+        flush_s = self._clock.monotonic_s() + 2.0
+        while not all(s.empty for s in self._settlers) and self._clock.monotonic_s() < flush_s:
+            self._clock.sleep_s(0.02)
+        stop_all(self._settlers, 5.0)
+        return clean
+
+    def on_room(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` when there is room again."""
+        self._room_listeners.append(listener)
+
+    @property
+    def in_flight(self) -> int:
+        """Jobs claimed and not settled."""
+        return self._in_flight
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing runs but handlers that hang."""
+        return self._in_flight <= self._pool.stuck
+
+    @property
+    def stuck(self) -> int:
+        return self._pool.stuck
+
+    @property
+    def types(self) -> Sequence[int] | None:
+        """The type numbers that this worker handles; None: all."""
+        return None if self._registry.takes_all else list(self._specs)
+
+    # ---- the sink
+
+    def room(self) -> int:
+        """How many more jobs can be claimed such that none waits long for a thread (I8)."""
+        if self._stopping or self._held:
+            return 0
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            if self._full and self._pool.waiting == 0:
+                # All that was claimed has been started: more can be claimed at once.
+                self._full = False
+                self._full_s = now_s
+                self._limit = min(self._settings.queue_max, self._limit * 2)
+            elif now_s - self._full_s > LIMIT_KEPT_S:
+                self._full_s = now_s
+                self._limit = max(self._settings.concurrency, self._limit // 2)
+            return self._limit - self._in_flight
+
+    def offer(self, database: int, batch: Batch) -> int:
+        """Claims ids and queues those that are ours. Raises StoreUnavailable after putting them back."""
+        if self._clock.monotonic_s() < self._down_until_s.get(database, 0.0):
+            self._put_back_all(batch)
+            return 0
+        token = f"{self._prefix}:{next(self._sequence)}"
+        try:
+            if batch.time_ms is not None:
+                self._server_time.heard(batch.time_ms)
+            elif not self._server_time.known or self._server_time.age_s > TIME_AGE_S_MAX:
+                self._server_time.heard(self._databases[database].now_ms())
+            seen = self._claims.claim(self._databases[database], batch.ids, token, batch.time_ms)
+        except StoreUnavailable:
+            self._down_until_s[database] = self._clock.monotonic_s() + DOWN_S
+            self._put_back_all(batch)
+            raise
+        return self._sort_out(database, batch, seen, token)
+
+    def _sort_out(self, database: int, batch: Batch, seen: Mapping[int, Seen], token: str) -> int:
+        """What becomes of each id after a claim (design §6)."""
+        gone: list[int] = []
+        later: list[Entry] = []
+        runs: list[Run] = []
+        now_ms = batch.time_ms if batch.time_ms is not None else 0
+        for shard, ids in batch.ids.items():
+            for job_id in ids:
+                row = seen.get(job_id)
+                if row is None or not row.status.live or row.due_ms is None:
+                    gone.append(job_id)
+                elif row.token == token and row.status is Status.RUNNING:
+                    run = self._run_of(row, batch.found_s, database, token)
+                    if run is not None:
+                        runs.append(run)
+                elif row.status is Status.RUNNING and row.overdue:
+                    self._suspects.add(
+                        Suspect(database, shard, job_id, row.type_no, row.attempts, row.token or "")
+                    )  # its reminder comes back when its stay is over
+                elif row.status is Status.PENDING and row.due_ms <= now_ms and not self._handles(row.type_no):
+                    metrics.UNHANDLED.inc()
+                    log.warning("no handler here for %s (job %d)", self._type_name(row.type_no), job_id)
+                    later.append(Entry(now_ms + UNHANDLED_MS, job_id))
+                else:
+                    due_ms = row.due_ms if row.due_ms > now_ms else now_ms + PUT_BACK_MS_MIN
+                    later.append(Entry(due_ms, job_id))
+        if runs:
+            with self._lock:
+                self._in_flight += len(runs)
+                self._full = self._full or self._in_flight >= self._limit
+                metrics.JOBS_IN_FLIGHT.set(self._in_flight)
+            if not batch.popped:
+                metrics.RESCUED.inc(len(runs))
+            for run in runs:
+                self._pool.submit(run)
+        if batch.popped:
+            self._answer_timer(batch.topic, gone, later)
+        return len(runs)
+
+    def _run_of(self, row: Seen, found_s: float, database: int, token: str) -> Run | None:
+        spec = self._spec(row.type_no)
+        if spec is None:  # cannot be: the claim takes known types only
+            log.error("claimed job %d of an unknown type %d", row.job_id, row.type_no)
+            return None
+        biz_type = self._type_name(row.type_no)
+        job = Job(
+            row.job_id, row.biz_id, biz_type, row.status, row.action_ms,
+            attribute_of(row.attribute), row.due_ms, row.attempts, row.token, row.dedup_key,
+        )  # fmt: skip
+        lease_s = spec.timeout_s + self._settings.lease_allowance_s
+        return Run(
+            job, spec, self._topic_of(biz_type), database, token, found_s + lease_s, self._clock.monotonic_s()
+        )
+
+    # ---- what the pool asks and tells
+
+    def _may_start(self, run: Run) -> bool:
+        """Immediately before the handler: enough of the lease left, by our own clock (I3)."""
+        now_s = self._clock.monotonic_s()
+        needed_s = run.spec.timeout_s + self._settings.lease_margin_s
+        if self._stopping or now_s + needed_s > run.lease_end_s:
+            self._end(run, Outcome(run.job.job_id, run.token, Kind.GIVE_BACK))
+            return False
+        waited_s = now_s - run.queued_s
+        if waited_s > self._settings.queue_wait_s:
+            # Claimed too much: jobs wait here that another node could run.
+            self._limit = max(min(self._settings.concurrency, self._settings.queue_max), self._limit // 2)
+        metrics.FIRED.labels(run.job.biz_type).inc()
+        if run.job.attempts == 1:
+            metrics.LATENESS.observe(max(0.0, (self._now_ms() - run.job.action_ms) / 1000))
+        return True
+
+    def _finish(self, run: Run, result: object) -> None:
+        spread = self._rng.uniform(-1, 1)
+        self._end(run, judge(run, result, self._now_ms(), spread))
+
+    def _end(self, run: Run, outcome: Outcome) -> None:
+        self._settlers[run.database].put(Ended(run, outcome))
+
+    def _released(self, runs: list[Run]) -> None:
+        with self._lock:
+            self._in_flight -= len(runs)
+            metrics.JOBS_IN_FLIGHT.set(self._in_flight)
+        for run in runs:
+            if run.settled is not None:
+                run.settled.set()
+        for listener in self._room_listeners:
+            listener()
+
+    # ---- suspects
+
+    def max_attempts(self, suspect: Suspect) -> int:
+        spec = self._spec(suspect.type_no)
+        return spec.max_attempts if spec is not None else suspect.attempts + 1
+
+    def hold(self, on: bool) -> None:
+        """Takes nothing new while on."""
+        self._held = on
+
+    def bury(self, suspect: Suspect) -> None:
+        """Ends a job that has lost its last lease."""
+        database = self._databases[suspect.database]
+        if self._claims.bury_lost(database, suspect.shard, suspect.job_id, suspect.token, LOST_LEASE):
+            log.warning("job %d is dead: %s", suspect.job_id, LOST_LEASE)
+            biz_type = self._type_name(suspect.type_no)
+            metrics.ENDED.labels(biz_type, Kind.BURY.value).inc()
+            self._answer_timer(self._topic_of(biz_type), [suspect.job_id], [])
+
+    def take_over(self, suspect: Suspect, done: threading.Event) -> bool:
+        """Claims a job whose lease is over and queues it; False when somebody else has it."""
+        if self._spec(suspect.type_no) is None:
+            return False
+        found_s = self._clock.monotonic_s()
+        token = f"{self._prefix}:{next(self._sequence)}"
+        database = self._databases[suspect.database]
+        row = self._claims.take_over(database, suspect.shard, suspect.job_id, suspect.token, token)
+        if row is None:
+            return False
+        run = self._run_of(row, found_s, suspect.database, token)
+        if run is None:
+            return False
+        metrics.TAKEN_OVER.inc()
+        run.settled = done
+        with self._lock:
+            self._in_flight += 1
+        self._pool.submit(run)
+        return True
+
+    # ---- small things
+
+    def _now_ms(self) -> int:
+        """The server's time, carried on from the last pop (or scan)."""
+        return self._server_time.now_ms() if self._server_time.known else self._clock.wall_ms()
+
+    def _spec(self, type_no: int) -> HandlerSpec | None:
+        return self._specs.get(type_no) or self._registry.takes_all
+
+    def _handles(self, type_no: int) -> bool:
+        return self._spec(type_no) is not None
+
+    def _type_name(self, type_no: int) -> str:
+        try:
+            return self._catalogue.name(type_no)
+        except NotFound:
+            return f"#{type_no}"
+
+    def _put_back_all(self, batch: Batch) -> None:
+        if batch.popped and batch.time_ms is not None:
+            again_ms = batch.time_ms + round(DOWN_S * 1000)
+            self._answer_timer(
+                batch.topic, [], [Entry(again_ms, job_id) for ids in batch.ids.values() for job_id in ids]
+            )
+
+    def _answer_timer(self, topic: str, gone: Sequence[int], later: Sequence[Entry]) -> None:
+        if self._slots is None or not (gone or later):
+            return
+        slots = self._slots_of(topic)
+        acks: dict[int, list[int]] = defaultdict(list)
+        backs: dict[int, list[Entry]] = defaultdict(list)
+        for job_id in gone:
+            acks[slot_of(gene_of(job_id), slots)].append(job_id)
+        for entry in later:
+            backs[slot_of(gene_of(entry.job_id), slots)].append(entry)
+        try:
+            self._slots.ack(topic, acks)
+            self._slots.put_back(topic, backs)
+        except TimerUnavailable as error:
+            log.warning("popped jobs come back when their stay is over: %s", error)
