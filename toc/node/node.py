@@ -95,12 +95,13 @@ class Node:
             self._restart_wanted,
         )
         pages = Pages(self.databases)
-        self._feeding.append(self._scanner(worker, pages))
+        scanner = self._scanner(worker, pages)
+        worker.on_room(scanner.room_again)
+        self._feeding.append(scanner)
         if self.slots is not None:
             self._feeding += self._timer(self.slots, worker, pages, catalogue)
         worker.start()
         for service in self._feeding:
-            worker.on_room(service.wake) if isinstance(service, (Poller, Scanner)) else None
             service.start()
 
     def stop(self) -> bool:
@@ -144,6 +145,8 @@ class Node:
         hear: dict[str, Hear] = {}
         for topic in self.topics():
             pollers = self._pollers(slots, topic, worker, watch)
+            for poller in pollers.values():
+                worker.on_room(poller.wake)
             services += pollers.values()
             by_slot = {slot: poller for slots_, poller in pollers.items() for slot in slots_}
             hear[topic] = lambda slot, in_s, by_slot=by_slot: (  # type: ignore[misc]

@@ -46,6 +46,12 @@ class Scanner(Service):
         # Where the present round goes on: the shard's position, and the last row that was looked at.
         self._position = 0
         self._after = BEGINNING
+        self._waits_for_room = False
+
+    def room_again(self) -> None:
+        """Goes on at once if it stopped for want of room; does not shorten the wait for the next round."""
+        if self._waits_for_room:
+            self.wake()
 
     def run_once(self) -> float:
         """Goes through the shards while there is room. Returns the seconds until the next step."""
@@ -54,7 +60,9 @@ class Scanner(Service):
         while self._position < len(self._owned) and not self.stopping:
             room = self._sink.room()
             if room <= 0:
+                self._waits_for_room = True
                 return NO_ROOM_S
+            self._waits_for_room = False
             if not self._scan(self._owned[self._position], grace_ms, min(self._page_rows, room)):
                 self._position += 1
                 self._after = BEGINNING

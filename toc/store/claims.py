@@ -16,7 +16,6 @@ from typing import Any
 
 from sqlalchemy import (
     Connection,
-    Table,
     Update,
     and_,
     bindparam,
@@ -29,10 +28,12 @@ from sqlalchemy import (
 
 from toc.domain.ids import gene_of
 from toc.domain.job import Status
-from toc.store.columns import db_now, db_now_plus
-from toc.store.databases import Database, Databases
-from toc.store.rows import job_columns
+from toc.store.columns import Millis, db_now, db_now_plus
+from toc.store.databases import Database, Databases, execute_on
+from toc.store.rows import JOB_COLUMNS
+from toc.store.schema import JOB
 
+c = JOB.c
 ERROR_CHARS_MAX = 4000
 
 
@@ -96,11 +97,17 @@ class Claims:
         self, databases: Databases, lease_ms: Mapping[int, int], lease_other_ms: int | None = None
     ) -> None:
         self._databases = databases
-        self._types = sorted(lease_ms)
-        self._takes_all = lease_other_ms is not None
-        self._lease_ms = dict(lease_ms)
-        self._lease_other_ms = lease_other_ms or 0
-        self._statements: dict[tuple[str, int], Any] = {}
+        types = None if lease_other_ms is not None else sorted(lease_ms)
+        lease_end = db_now_plus(
+            case(dict(lease_ms), value=c.biz_type, else_=lease_other_ms or 0) if lease_ms else lease_other_ms or 0
+        )
+        self._claim_at = _claim(c.due_time <= bindparam("now"), types, lease_end)
+        self._claim_now = _claim(c.due_time <= db_now(), types, lease_end)
+        self._take_over = (
+            update(JOB)
+            .where(*_STILL, c.due_time <= db_now())
+            .values(**_claimed(lease_end))
+        )
 
     # ---- claim
 
@@ -117,36 +124,32 @@ class Claims:
         def take(connection: Connection) -> None:
             for shard, ids in parts:
                 if now_ms is None:
-                    connection.execute(self._claim_now(shard), {"ids": ids, "token": token})
+                    execute_on(connection, shard, self._claim_now, {"ids": ids, "token": token})
                 else:
-                    connection.execute(self._claim_at(shard), {"ids": ids, "token": token, "now": now_ms})
+                    values = {"ids": ids, "token": token, "now": now_ms}
+                    execute_on(connection, shard, self._claim_at, values)
 
         database.run(take)
-        return database.run(lambda connection: self._look(connection, parts))
+        return database.run(lambda connection: _look(connection, parts))
 
     def take_over(self, database: Database, shard: int, job_id: int, seen: str, token: str) -> Seen | None:
         """Claims one running job whose lease is over, as it was seen. None: somebody else was faster."""
 
         def take(connection: Connection) -> None:
-            connection.execute(self._take_over(shard), {"id": job_id, "seen": seen, "token": token})
+            values = {"id": job_id, "seen": seen, "token": token}
+            execute_on(connection, shard, self._take_over, values)
 
         database.run(take)
-        row = database.run(lambda connection: self._look(connection, [(shard, [job_id])])).get(job_id)
+        row = database.run(lambda connection: _look(connection, [(shard, [job_id])])).get(job_id)
         return row if row is not None and row.status is Status.RUNNING and row.token == token else None
 
     def bury_lost(self, database: Database, shard: int, job_id: int, seen: str, error: str) -> bool:
         """Ends a running job whose lease is over and whose attempts are used up."""
-        table = database.jobs(shard)
-        change = (
-            update(table)
-            .where(*_still(table, job_id, seen), table.c.due_time <= db_now())
-            .values(status=int(Status.DEAD), due_time=None, gmt_modified=db_now())
-        )
 
         def work(connection: Connection) -> bool:
-            if not connection.execute(change).rowcount:
+            if not execute_on(connection, shard, _BURY_LOST, {"id": job_id, "seen": seen}).rowcount:
                 return False
-            _write_dead_letter(connection, database, table, job_id, error)
+            _write_dead_letter(connection, database, shard, job_id, error)
             return True
 
         return database.run(work)
@@ -168,149 +171,111 @@ class Claims:
         def work(connection: Connection) -> set[tuple[int, str]]:
             held: set[tuple[int, str]] = set()
             for (shard, kind, token), group in ordered:
-                ids = self._settle_group(connection, database, shard, kind, token, group)
+                ids = _settle_group(connection, database, shard, kind, token, group)
                 held.update((job_id, token) for job_id in ids)
             return held
 
         return database.run(work)
 
-    def _settle_group(
-        self, connection: Connection, database: Database, shard: int, kind: Kind, token: str, group: list[Outcome]
-    ) -> set[int]:
-        statement = self._settle_statement(shard, kind)
-        ids = [outcome.job_id for outcome in group]
-        if kind in (Kind.RETRY, Kind.SNOOZE):  # each has a time of its own
-            changed = 0
-            for outcome in group:
-                values = {"ids": [outcome.job_id], "token": token, "due": outcome.due_ms}
-                changed += connection.execute(statement, values).rowcount
-        else:
-            changed = connection.execute(statement, {"ids": ids, "token": token}).rowcount
-        if changed == len(ids):
-            held = set(ids)
-        else:
-            # Some are stale, or this repeats a settle whose answer was lost: then the row stands as
-            # we left it, still under our token.
-            c = database.jobs(shard).c
-            mine = and_(c.job_id.in_(ids), c.worker == token, c.status == int(_STATUS_AFTER[kind]))
-            held = set(connection.scalars(select(c.job_id).where(mine)))
-        if kind is Kind.BURY:
-            for outcome in group:
-                if outcome.job_id in held:
-                    _write_dead_letter(
-                        connection, database, database.jobs(shard), outcome.job_id, outcome.error
-                    )
-        return held
 
-    # ---- statements, built once per shard
+# ---- statements on any shard
 
-    def _statement(self, name: str, shard: int, build: Any) -> Any:
-        key = (name, shard)
-        found = self._statements.get(key)
-        if found is None:
-            found = self._statements[key] = build(self._databases.of_shard(shard).jobs(shard))
-        return found
+_STILL = (c.job_id == bindparam("id"), c.status == int(Status.RUNNING), c.worker == bindparam("seen"))
+"""The row runs under this token still."""
 
-    def _lease_end(self, table: Table) -> Any:
-        if not self._lease_ms:
-            return db_now_plus(self._lease_other_ms)
-        return db_now_plus(
-            case(self._lease_ms, value=table.c.biz_type, else_=self._lease_other_ms)
+
+def _claimed(lease_end: Any) -> dict[str, Any]:
+    return {
+        "status": int(Status.RUNNING),
+        "worker": bindparam("token"),
+        "attempts": c.attempts + 1,
+        "due_time": lease_end,
+        "gmt_modified": db_now(),
+    }
+
+
+def _claim(due: Any, types: list[int] | None, lease_end: Any) -> Update:
+    ours = [] if types is None else [c.biz_type.in_(types)]
+    return (
+        update(JOB)
+        .where(c.job_id.in_(bindparam("ids", expanding=True)), c.status == int(Status.PENDING), due, *ours)
+        .values(**_claimed(lease_end))
+    )
+
+
+def _settle(kind: Kind, *values: tuple[Any, Any]) -> Update:
+    """MySQL sees values that are already set: what another value reads must come after it."""
+    return (
+        update(JOB)
+        .where(
+            c.job_id.in_(bindparam("ids", expanding=True)),
+            c.status == int(Status.RUNNING),
+            c.worker == bindparam("token"),
         )
-
-    def _mine_to_run(self, table: Table) -> list[Any]:
-        return [] if self._takes_all else [table.c.biz_type.in_(self._types)]
-
-    def _claim(self, table: Table, due: Any) -> Update:
-        return (
-            update(table)
-            .where(table.c.job_id.in_(bindparam("ids", expanding=True)), table.c.status == 0, due)
-            .where(*self._mine_to_run(table))
-            .values(
-                status=1,
-                worker=bindparam("token"),
-                attempts=table.c.attempts + 1,
-                due_time=self._lease_end(table),
-                gmt_modified=db_now(),
-            )
-        )
-
-    def _claim_at(self, shard: int) -> Update:
-        return self._statement("claim_at", shard, lambda t: self._claim(t, t.c.due_time <= bindparam("now")))
-
-    def _claim_now(self, shard: int) -> Update:
-        return self._statement("claim_now", shard, lambda t: self._claim(t, t.c.due_time <= db_now()))
-
-    def _take_over(self, shard: int) -> Update:
-        def build(table: Table) -> Update:
-            return (
-                update(table)
-                .where(*_still(table, bindparam("id"), bindparam("seen")), table.c.due_time <= db_now())
-                .values(
-                    worker=bindparam("token"),
-                    attempts=table.c.attempts + 1,
-                    due_time=self._lease_end(table),
-                    gmt_modified=db_now(),
-                )
-            )
-
-        return self._statement("take_over", shard, build)
-
-    def _look(self, connection: Connection, parts: list[tuple[int, list[int]]]) -> dict[int, Seen]:
-        found: dict[int, Seen] = {}
-        for shard, ids in parts:
-            query = self._statement(
-                "look",
-                shard,
-                lambda t: select(*job_columns(t), t.c.due_time <= db_now()).where(
-                    t.c.job_id.in_(bindparam("ids", expanding=True))
-                ),
-            )
-            for row in connection.execute(query, {"ids": ids}):
-                found[row[0]] = Seen(row[0], row[1], row[2], Status(row[3]), *row[4:10], bool(row[10]))
-        return found
-
-    def _settle_statement(self, shard: int, kind: Kind) -> Update:
-        def build(table: Table) -> Update:
-            c = table.c
-            values: list[tuple[Any, Any]]
-            if kind in (Kind.DONE, Kind.DROP, Kind.BURY):
-                values = [(c.due_time, None)]
-            elif kind is Kind.RETRY:
-                values = [(c.due_time, bindparam("due"))]
-            elif kind is Kind.SNOOZE:
-                due = bindparam("due")
-                values = [(c.action_time, due), (c.due_time, due), (c.attempts, c.attempts - 1)]
-            else:
-                # MySQL sees values that are already set: attempts must come last.
-                untried = case((c.attempts == 1, c.action_time), else_=db_now())
-                values = [(c.due_time, untried), (c.attempts, c.attempts - 1)]
-            return (
-                update(table)
-                .where(
-                    c.job_id.in_(bindparam("ids", expanding=True)),
-                    c.status == int(Status.RUNNING),
-                    c.worker == bindparam("token"),
-                )
-                .ordered_values(
-                    (c.status, int(_STATUS_AFTER[kind])), (c.gmt_modified, db_now()), *values
-                )
-            )
-
-        return self._statement(f"settle_{kind}", shard, build)
+        .ordered_values((c.status, int(_STATUS_AFTER[kind])), (c.gmt_modified, db_now()), *values)
+    )
 
 
-def _still(table: Table, job_id: Any, token: Any) -> list[Any]:
-    """The row runs under this token still."""
-    return [table.c.job_id == job_id, table.c.status == int(Status.RUNNING), table.c.worker == token]
+_DUE = bindparam("due", type_=Millis())
+_UNTRIED = case((c.attempts == 1, c.action_time), else_=db_now())
+_SETTLE = {
+    Kind.DONE: _settle(Kind.DONE, (c.due_time, None)),
+    Kind.DROP: _settle(Kind.DROP, (c.due_time, None)),
+    Kind.BURY: _settle(Kind.BURY, (c.due_time, None)),
+    Kind.RETRY: _settle(Kind.RETRY, (c.due_time, _DUE)),
+    Kind.SNOOZE: _settle(
+        Kind.SNOOZE, (c.action_time, _DUE), (c.due_time, _DUE), (c.attempts, c.attempts - 1)
+    ),
+    Kind.GIVE_BACK: _settle(Kind.GIVE_BACK, (c.due_time, _UNTRIED), (c.attempts, c.attempts - 1)),
+}
+_BURY_LOST = (
+    update(JOB)
+    .where(*_STILL, c.due_time <= db_now())
+    .values(status=int(Status.DEAD), due_time=None, gmt_modified=db_now())
+)
+_LOOK = select(*JOB_COLUMNS, c.due_time <= db_now()).where(c.job_id.in_(bindparam("ids", expanding=True)))
+
+
+def _look(connection: Connection, parts: list[tuple[int, list[int]]]) -> dict[int, Seen]:
+    found: dict[int, Seen] = {}
+    for shard, ids in parts:
+        for row in execute_on(connection, shard, _LOOK, {"ids": ids}):
+            found[row[0]] = Seen(row[0], row[1], row[2], Status(row[3]), *row[4:10], bool(row[10]))
+    return found
+
+
+def _settle_group(
+    connection: Connection, database: Database, shard: int, kind: Kind, token: str, group: list[Outcome]
+) -> set[int]:
+    ids = [outcome.job_id for outcome in group]
+    if kind in (Kind.RETRY, Kind.SNOOZE):  # each has a time of its own
+        changed = 0
+        for outcome in group:
+            values = {"ids": [outcome.job_id], "token": token, "due": outcome.due_ms}
+            changed += execute_on(connection, shard, _SETTLE[kind], values).rowcount
+    else:
+        changed = execute_on(connection, shard, _SETTLE[kind], {"ids": ids, "token": token}).rowcount
+    if changed == len(ids):
+        held = set(ids)
+    else:
+        # Some are stale, or this repeats a settle whose answer was lost: then the row stands as we
+        # left it, still under our token.
+        mine = and_(c.job_id.in_(ids), c.worker == token, c.status == int(_STATUS_AFTER[kind]))
+        held = set(execute_on(connection, shard, select(c.job_id).where(mine)).scalars())
+    if kind is Kind.BURY:
+        for outcome in group:
+            if outcome.job_id in held:
+                _write_dead_letter(connection, database, shard, outcome.job_id, outcome.error)
+    return held
 
 
 def _write_dead_letter(
-    connection: Connection, database: Database, table: Table, job_id: int, error: str
+    connection: Connection, database: Database, shard: int, job_id: int, error: str
 ) -> None:
-    dead, c = database.dead, table.c
+    dead = database.dead
     connection.execute(delete(dead).where(dead.c.job_id == job_id))  # of an earlier life
-    facts = connection.execute(select(c.biz_id, c.biz_type, c.attempts).where(c.job_id == job_id)).one()
+    query = select(c.biz_id, c.biz_type, c.attempts).where(c.job_id == job_id)
+    facts = execute_on(connection, shard, query).one()
     connection.execute(
         insert(dead).values(
             job_id=job_id,

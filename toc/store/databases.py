@@ -11,12 +11,22 @@ transaction never comes here: a deadlock has rolled it back as a whole, and only
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, MetaData, Table, create_engine, event, text
+from sqlalchemy import (
+    Connection,
+    CursorResult,
+    Engine,
+    Executable,
+    MetaData,
+    create_engine,
+    event,
+    text,
+)
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError as PoolTimeout
 
@@ -31,7 +41,17 @@ T = TypeVar("T")
 TRIES_MAX = 5
 _LOCK_ERRORS = {1205, 1213}  # lock wait timeout, deadlock
 _LOST_ERRORS = {2006, 2013, 2055, 1053, 1927}  # gone away, lost during query, shutdown, killed
-_QUERY_CACHE = 8192  # compiled statements: 128 tables of a database times about a dozen verbs
+
+
+SHARD = "toc_shard"
+"""The execution option that says which shard a statement on `schema.JOB` means."""
+
+
+def execute_on(
+    connection: Connection, shard: int, statement: Executable, values: Mapping[str, Any] | None = None
+) -> CursorResult[Any]:
+    """Runs a statement that is written on `schema.JOB` on one shard."""
+    return connection.execute(statement, values, execution_options={SHARD: shard})  # type: ignore[return-value]
 
 
 class Database:
@@ -54,7 +74,12 @@ class Database:
         self._clock, self._rng = clock, rng
         parsed = make_url(url)
         self.sqlite = parsed.get_backend_name() == "sqlite"
-        options: dict[str, Any] = {"query_cache_size": _QUERY_CACHE, "pool_size": pool_size, "max_overflow": 0}
+        # SQLite has one writer. Threads of this process take turns here, fairly and at once; its own
+        # way is to sleep and try again, up to 100 ms at a time.
+        self._turn: contextlib.AbstractContextManager[Any] = (
+            threading.Lock() if self.sqlite else contextlib.nullcontext()
+        )
+        options: dict[str, Any] = {"pool_size": pool_size, "max_overflow": 0}
         if self.sqlite:
             options["connect_args"] = {"timeout": read_timeout_s}
         else:
@@ -71,32 +96,37 @@ class Database:
         self.engine: Engine = create_engine(parsed, pool_reset_on_return=None, **options)
         # Qualified names: a caller's connection to the same server may stand in another schema.
         metadata = MetaData(schema=None if self.sqlite else parsed.database)
-        self._metadata = metadata
         self.meta = schema.meta_table(metadata)
         self.biz_type = schema.biz_type_table(metadata)
         self.dead = schema.dead_table(metadata)
-        self._jobs: dict[int, Table] = {}
-        self._jobs_lock = threading.Lock()
+        quote = self.engine.dialect.identifier_preparer.quote_identifier
+        prefix = "" if self.sqlite else f"{quote(str(parsed.database))}."
+        self._any_shard = quote(schema.ANY_SHARD)
+        self._names = {shard: prefix + quote(schema.job_table_name(shard)) for shard in shards}
+        event.listen(self.engine, "before_cursor_execute", self.name_shard, retval=True)
         if self.sqlite:
             event.listen(self.engine, "connect", self._prepare_sqlite)
         else:
             event.listen(self.engine, "begin", self._freeze_mysql)
 
-    def jobs(self, shard: int) -> Table:
-        """The job table of a shard of this database."""
-        table = self._jobs.get(shard)
-        if table is None:
-            with self._jobs_lock:
-                table = self._jobs.get(shard)
-                if table is None:
-                    table = self._jobs[shard] = schema.job_table(self._metadata, shard)
-        return table
+    def job_table_name(self, shard: int) -> str:
+        """The quoted, qualified name of a shard's table."""
+        return self._names[shard]
+
+    def name_shard(
+        self, connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
+    ) -> tuple[str, Any]:
+        """Puts the shard's name into a statement on `schema.JOB`. Values are bound: it meets names only."""
+        shard = context.execution_options.get(SHARD) if context is not None else None
+        if shard is not None:
+            statement = statement.replace(self._any_shard, self._names[shard])
+        return statement, parameters
 
     def run(self, work: Callable[[Connection], T]) -> T:
         """One transaction: `work(connection)`, then COMMIT. Raises StoreUnavailable when it cannot be had."""
         for tries in range(1, TRIES_MAX + 1):
             try:
-                with self.engine.begin() as connection:
+                with self._turn, self.engine.begin() as connection:
                     return work(connection)
             except (OperationalError, InterfaceError) as error:
                 repeat = self._may_repeat(error, tries)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Table, and_, delete, select, update
+from sqlalchemy import Connection, CursorResult, Executable, and_, delete, event, select, update
 from sqlalchemy.exc import IntegrityError
 
 from toc.domain.ids import gene_of
@@ -20,10 +20,12 @@ from toc.domain.job import ANSWER_OF_STATUS, Answer, DeadJob, Job, NewJob, Statu
 from toc.errors import DuplicateJob
 from toc.store.catalogue import Catalogue
 from toc.store.columns import db_now, signed64, sql_time
-from toc.store.databases import Database, Databases
+from toc.store.databases import Database, Databases, execute_on
 from toc.store.duplicates import is_live_duplicate, is_primary_duplicate
-from toc.store.rows import job_columns, job_of
+from toc.store.rows import JOB_COLUMNS, job_of
+from toc.store.schema import JOB
 
+c = JOB.c
 OnDuplicate = Literal["keep", "replace", "error"]
 ROWS_MAX = 1000  # per INSERT: well below SQLite's 32,766 variables and MySQL's packet
 _TRIES_MAX = 10
@@ -86,25 +88,23 @@ class Jobs:
 
     def get(self, job_id: int) -> Job | None:
         """The job as its row stands now."""
-        database, table = self._table(job_id)
-        row = database.run(
-            lambda c: c.execute(select(*job_columns(table)).where(table.c.job_id == job_id)).first()
-        )
+        shard, database = self._home(job_id)
+        query = select(*JOB_COLUMNS).where(c.job_id == job_id)
+        row = database.run(lambda connection: execute_on(connection, shard, query).first())
         return None if row is None else job_of(row, self._catalogue.name(row[2]))
 
     def find(
         self, shard: int, biz_id: int, type_no: int | None, limit: int, dedup_key: str | None = None
     ) -> list[Job]:
         """Jobs of a business id, live and ended, newest first; at most `limit`."""
-        database = self._databases.of_shard(shard)
-        table = database.jobs(shard)
-        query = select(*job_columns(table)).where(table.c.biz_id == biz_id)
+        query = select(*JOB_COLUMNS).where(c.biz_id == biz_id)
         if type_no is not None:
-            query = query.where(table.c.biz_type == type_no)
+            query = query.where(c.biz_type == type_no)
         if dedup_key is not None:
-            query = query.where(table.c.dedup_key == dedup_key)
-        query = query.order_by(table.c.job_id.desc()).limit(limit)
-        rows = database.run(lambda c: c.execute(query).all())
+            query = query.where(c.dedup_key == dedup_key)
+        query = query.order_by(c.job_id.desc()).limit(limit)
+        database = self._databases.of_shard(shard)
+        rows = database.run(lambda connection: execute_on(connection, shard, query).all())
         return [job_of(row, self._catalogue.name(row[2])) for row in rows]
 
     # ---- guarded verbs
@@ -148,31 +148,30 @@ class Jobs:
         return found[:limit]
 
     def _guarded(self, job_id: int, status: Status, answer: str, values: dict[str, Any]) -> Answer:
-        database, table = self._table(job_id)
+        shard, database = self._home(job_id)
         change = (
-            update(table)
-            .where(table.c.job_id == job_id, table.c.status == int(status))
+            update(JOB)
+            .where(c.job_id == job_id, c.status == int(status))
             .values(gmt_modified=db_now(), **values)
         )
-        look = select(table.c.status, table.c.attempts).where(table.c.job_id == job_id)
+        look = select(c.status, c.attempts).where(c.job_id == job_id)
 
         def work(connection: Connection) -> Answer:
-            changed = connection.execute(change).rowcount
+            changed = execute_on(connection, shard, change).rowcount
             if changed and status is Status.DEAD:
                 connection.execute(delete(database.dead).where(database.dead.c.job_id == job_id))
             if changed:
                 return Answer(answer, job_id)
-            row = connection.execute(look).first()
+            row = execute_on(connection, shard, look).first()
             if row is None:
                 return Answer("unknown")
             return Answer(ANSWER_OF_STATUS[Status(row.status)], job_id, row.attempts)
 
         return database.run(work)
 
-    def _table(self, job_id: int) -> tuple[Database, Table]:
+    def _home(self, job_id: int) -> tuple[int, Database]:
         shard = self._databases.routing.shard(gene_of(job_id))
-        database = self._databases.of_shard(shard)
-        return database, database.jobs(shard)
+        return shard, self._databases.of_shard(shard)
 
     def draw_like(self, job_id: int) -> int:
         """A new id of the same shard and slot."""
@@ -187,7 +186,7 @@ class _ShardInsert:
     ) -> None:
         self._jobs = jobs
         self._database = database
-        self._table = database.jobs(shard)
+        self._shard = shard
         self._on_duplicate = on_duplicate
         # True in a second run after a lost answer: then a taken id may be taken by this very call.
         self._repeated = repeated
@@ -219,21 +218,20 @@ class _ShardInsert:
         raise AssertionError(f"no row for {job} after {_TRIES_MAX} tries")
 
     def _on_taken(self, connection: Connection, job: NewJob) -> Inserted | NewJob:
-        c = self._table.c
         same = and_(c.biz_id == job.biz_id, c.biz_type == job.type_no, c.action_time == job.action_ms)
         if self._repeated:
-            mine = connection.execute(select(c.job_id).where(c.job_id == job.job_id, same)).first()
+            mine = self._execute(connection, select(c.job_id).where(c.job_id == job.job_id, same)).first()
             if mine:
                 return Inserted(job.job_id, job.action_ms, written=True)
         return replace(job, job_id=self._jobs.draw_like(job.job_id))
 
     def _on_live(self, connection: Connection, job: NewJob) -> Inserted | NewJob:
-        c = self._table.c
-        holder = connection.execute(
+        holder = self._execute(
+            connection,
             select(c.job_id, c.status, c.due_time)
             .where(c.biz_id == job.biz_id, c.biz_type == job.type_no, c.live_key == job.dedup_key)
             # A locking read sees what is committed even in a caller's REPEATABLE READ.
-            .with_for_update(read=True)
+            .with_for_update(read=True),
         ).first()
         if holder is None:  # it ended in between: try again
             return job
@@ -242,8 +240,9 @@ class _ShardInsert:
         if self._on_duplicate == "keep":
             return Inserted(holder.job_id, holder.due_time, written=False)
         if self._on_duplicate == "replace" and holder.status == Status.PENDING:
-            changed = connection.execute(
-                update(self._table)
+            changed = self._execute(
+                connection,
+                update(JOB)
                 .where(c.job_id == holder.job_id, c.status == int(Status.PENDING))
                 .values(
                     action_time=job.action_ms,
@@ -251,7 +250,7 @@ class _ShardInsert:
                     attempts=0,
                     attribute=job.attribute,
                     gmt_modified=db_now(),
-                )
+                ),
             ).rowcount
             return Inserted(holder.job_id, job.action_ms, written=True) if changed else job
         raise DuplicateJob(
@@ -261,6 +260,16 @@ class _ShardInsert:
             job.dedup_key or "",
             running=holder.status == Status.RUNNING,
         )
+
+    def _execute(self, connection: Connection, statement: Executable) -> CursorResult[Any]:
+        """Also on a caller's connection, whose engine does not know our shards."""
+        if connection.engine is not self._database.engine:
+            event.listen(connection, "before_cursor_execute", self._database.name_shard, retval=True)
+        try:
+            return execute_on(connection, self._shard, statement)
+        finally:
+            if connection.engine is not self._database.engine:
+                event.remove(connection, "before_cursor_execute", self._database.name_shard)
 
     def _write(self, connection: Connection, jobs: list[NewJob]) -> None:
         sqlite = self._database.sqlite
@@ -276,5 +285,5 @@ class _ShardInsert:
         # row rendering, which costs a third of the speed (docs/performance.md). Values are bound.
         mark = "?" if self._database.sqlite else "%s"
         row = f"({', '.join([mark] * len(_COLUMNS))})"
-        name = self._database.engine.dialect.identifier_preparer.format_table(self._table)
+        name = self._database.job_table_name(self._shard)
         return f"INSERT INTO {name} ({', '.join(_COLUMNS)}) VALUES {', '.join([row] * rows)}"  # noqa: S608

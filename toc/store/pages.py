@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 from sqlalchemy import or_, select
 
 from toc.store.columns import db_now_plus
-from toc.store.databases import Databases
+from toc.store.databases import Databases, execute_on
+from toc.store.schema import JOB
+
+c = JOB.c
 
 
 class DueRow(NamedTuple):
@@ -40,7 +43,6 @@ class Pages:
         self, shard: int, after: tuple[int, int], until: Any, types: Collection[int] | None, limit: int
     ) -> list[DueRow]:
         database = self._databases.of_shard(shard)
-        c = database.jobs(shard).c
         after_ms, after_id = after
         query = (
             select(c.due_time, c.job_id, c.biz_type)
@@ -51,4 +53,4 @@ class Pages:
         )
         if types is not None:
             query = query.where(c.biz_type.in_(sorted(types)))
-        return [DueRow(*row) for row in database.run(lambda x: x.execute(query).all())]
+        return [DueRow(*row) for row in database.run(lambda x: execute_on(x, shard, query).all())]

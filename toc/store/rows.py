@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table
+from sqlalchemy import ColumnElement
 
 from toc.domain.job import Job, Status
 from toc.domain.limits import attribute_of
+from toc.store.schema import JOB
 
 
-def job_columns(table: Table) -> tuple[ColumnElement[Any], ...]:
-    """The columns that `job_of` reads, in its order."""
-    c = table.c
-    return (
-        c.job_id, c.biz_id, c.biz_type, c.status, c.action_time, c.attribute,
-        c.due_time, c.attempts, c.worker, c.dedup_key,
-    )  # fmt: skip
+c = JOB.c
+JOB_COLUMNS: tuple[ColumnElement[Any], ...] = (
+    c.job_id, c.biz_id, c.biz_type, c.status, c.action_time, c.attribute,
+    c.due_time, c.attempts, c.worker, c.dedup_key,
+)  # fmt: skip
+"""The columns that `job_of` reads, in its order."""
 
 
 def job_of(row: Any, biz_type: str) -> Job:
-    """A Job from `job_columns` and the name of its type."""
+    """A Job from `JOB_COLUMNS` and the name of its type."""
     return Job(
         job_id=row[0],
         biz_id=row[1],

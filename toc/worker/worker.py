@@ -81,6 +81,7 @@ class Worker:
         # jobs wait or when so much is not needed.
         self._limit = min(settings.concurrency, settings.queue_max)
         self._full = False
+        self._refused = False  # somebody was told that there is no room
         self._full_s = clock.monotonic_s()
         self._held = False
         self._stopping = False
@@ -139,7 +140,7 @@ class Worker:
         return clean
 
     def on_room(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` when there is room again."""
+        """Calls `listener` when there is room again after `room` said that there is none."""
         self._room_listeners.append(listener)
 
     @property
@@ -177,7 +178,9 @@ class Worker:
             elif now_s - self._full_s > LIMIT_KEPT_S:
                 self._full_s = now_s
                 self._limit = max(self._settings.concurrency, self._limit // 2)
-            return self._limit - self._in_flight
+            room = self._limit - self._in_flight
+            self._refused = self._refused or room <= 0
+            return room
 
     def offer(self, database: int, batch: Batch) -> int:
         """Claims ids and queues those that are ours. Raises StoreUnavailable after putting them back."""
@@ -283,8 +286,10 @@ class Worker:
         for run in runs:
             if run.settled is not None:
                 run.settled.set()
-        for listener in self._room_listeners:
-            listener()
+        if self._refused:
+            self._refused = False
+            for listener in self._room_listeners:
+                listener()
 
     # ---- suspects
 

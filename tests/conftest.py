@@ -1,0 +1,3 @@
+"""Shared by all tests: the servers."""
+
+pytest_plugins = ["tests.servers.fixtures"]

@@ -1,0 +1,98 @@
+"""MySQL 9 from Debian's unstable suite, and MariaDB 10.11 from the machine's own."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pymysql
+from sqlalchemy import make_url
+
+from tests.servers import programs
+from tests.servers.process import Server, free_port, run_to_end
+
+# Names are not resolved, so the root@localhost that MySQL makes would match only the socket.
+ACCOUNT_SQL = """\
+CREATE USER root@'127.0.0.1';
+GRANT ALL PRIVILEGES ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;
+"""
+
+
+def start_mysql(directory: Path, *args: str, port: int = 0) -> Server:
+    """Start MySQL at its durable defaults: binary log on, both logs synced at each commit.
+
+    `directory` keeps the data: a second start there finds what the first one left. `args` go to
+    mysqld after the defaults, and win: "--innodb-buffer-pool-size=2G". Port 0 takes a free one.
+    """
+    root = programs.sid_root()
+    mysqld = [
+        *programs.sid_command("sbin/mysqld"),
+        "--no-defaults",
+        f"--basedir={root / 'usr'}",
+        "--secure-file-priv=NULL",
+    ]
+    directory.mkdir(parents=True, exist_ok=True)
+    account = directory.absolute() / "account.sql"
+    account.write_text(ACCOUNT_SQL)
+    _make_data([*mysqld, "--initialize-insecure", f"--init-file={account}"], directory)
+    # The X plugin would open a second port; the performance schema costs 200 MB.
+    return _start(
+        "MySQL", [*mysqld, "--mysqlx=0", "--performance-schema=OFF"], directory, args, port
+    )
+
+
+def start_mariadb(directory: Path, *args: str, port: int = 0) -> Server:
+    """Start MariaDB at its defaults: one sync at each commit, no binary log. Arguments as above."""
+    mariadbd = programs.find("mariadbd", "mariadb")
+    directory.mkdir(parents=True, exist_ok=True)
+    install = programs.find("mariadb-install-db", "mariadb")
+    options = ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
+    _make_data([install, "--no-defaults", *options], directory)
+    return _start("MariaDB", [mariadbd, "--no-defaults"], directory, args, port)
+
+
+def _make_data(command: Sequence[str], directory: Path) -> None:
+    """Fill directory/data with an empty database, if it is not there; whole or not at all."""
+    data, unfinished = directory / "data", directory / "data.new"
+    if data.exists():
+        return
+    shutil.rmtree(unfinished, ignore_errors=True)
+    # A relative path: MariaDB's is a shell script that stumbles over a space in a directory's name.
+    run_to_end([*command, *_as_root(), f"--datadir=./{unfinished.name}"], directory)
+    unfinished.rename(data)
+
+
+def _as_root() -> list[str]:
+    return ["--user=root"] if os.geteuid() == 0 else []
+
+
+def _start(name: str, argv: list[str], directory: Path, args: tuple[str, ...], port: int) -> Server:
+    port = port or free_port()
+    options = [
+        *_as_root(),
+        f"--datadir={directory.absolute() / 'data'}",
+        "--bind-address=127.0.0.1",
+        f"--port={port}",
+        "--socket=server.sock",  # in the data directory; a full path may pass a socket's 107 bytes
+        "--skip-name-resolve",
+        "--innodb-buffer-pool-size=512M",
+    ]
+    url = f"mysql+pymysql://root@127.0.0.1:{port}"
+    return Server(name, url, [*argv, *options, *args], directory, lambda: probe(url)).start()
+
+
+def probe(url: str) -> str:
+    """Connect; answer the version."""
+    to = make_url(url)
+    connection = pymysql.connect(
+        host=to.host,
+        port=to.port or 3306,
+        user=to.username,
+        password=to.password or "",
+        connect_timeout=2,
+        read_timeout=5,
+    )
+    with connection, connection.cursor() as cursor:
+        cursor.execute("SELECT VERSION()")
+        (version,) = cursor.fetchone()
+    return str(version)

