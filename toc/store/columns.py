@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Dialect, String, Text
+from sqlalchemy import BigInteger, Dialect, String, Text
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -83,7 +83,7 @@ def utf8_text() -> TypeEngine[str]:
     )
 
 
-class db_now(ColumnElement[int]):  # noqa: N801 - reads as the SQL function that it is
+class db_now(FunctionElement[int]):  # noqa: N801 - reads as the SQL function that it is
     """The database's clock, UTC, milliseconds: the clock of leases.
 
     In SQLite, which lives in this process, it is a function of this process (see `databases`).
