@@ -94,7 +94,7 @@ class Catalogue:
         """Raises WrongDatabase unless the caller's connection reaches this very database."""
         identity = self._identity.get(database.index)
         if identity is None:
-            identity = self._identity[database.index] = database.run(
+            identity = self._identity[database.index] = database.read(
                 lambda own: _identity(own, database)
             )
         try:
@@ -108,14 +108,14 @@ class Catalogue:
 
     def _load(self) -> None:
         table = self._databases[0].biz_type
-        rows = self._databases[0].run(lambda c: c.execute(select(table.c.type_no, table.c.name)).all())
+        rows = self._databases[0].read(lambda c: c.execute(select(table.c.type_no, table.c.name)).all())
         for type_no, name in rows:
             self._no[name], self._name[type_no] = type_no, name
 
     def _create(self, name: str) -> None:
         first = self._databases[0]
         try:
-            first.run(lambda c: c.execute(insert(first.biz_type), {"name": name}))
+            first.read(lambda c: c.execute(insert(first.biz_type), {"name": name}))
         except IntegrityError:
             pass  # another process was faster: its number counts
         self._load()

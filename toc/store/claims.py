@@ -129,8 +129,9 @@ class Claims:
                     values = {"ids": ids, "token": token, "now": now_ms}
                     execute_on(connection, shard, self._claim_at, values)
 
-        database.run(take)
-        return database.run(lambda connection: _look(connection, parts))
+        # One statement commits itself; several share a commit, which is the dear part.
+        (database.read if len(parts) == 1 else database.run)(take)
+        return database.read(lambda connection: _look(connection, parts))
 
     def take_over(self, database: Database, shard: int, job_id: int, seen: str, token: str) -> Seen | None:
         """Claims one running job whose lease is over, as it was seen. None: somebody else was faster."""
@@ -139,8 +140,8 @@ class Claims:
             values = {"id": job_id, "seen": seen, "token": token}
             execute_on(connection, shard, self._take_over, values)
 
-        database.run(take)
-        row = database.run(lambda connection: _look(connection, [(shard, [job_id])])).get(job_id)
+        database.read(take)
+        row = database.read(lambda connection: _look(connection, [(shard, [job_id])])).get(job_id)
         return row if row is not None and row.status is Status.RUNNING and row.token == token else None
 
     def bury_lost(self, database: Database, shard: int, job_id: int, seen: str, error: str) -> bool:
@@ -175,7 +176,8 @@ class Claims:
                 held.update((job_id, token) for job_id in ids)
             return held
 
-        return database.run(work)
+        alone = len(ordered) == 1 and ordered[0][0][1] in _ONE_STATEMENT
+        return (database.read if alone else database.run)(work)
 
 
 # ---- statements on any shard
@@ -228,6 +230,9 @@ _SETTLE = {
     ),
     Kind.GIVE_BACK: _settle(Kind.GIVE_BACK, (c.due_time, _UNTRIED), (c.attempts, c.attempts - 1)),
 }
+_ONE_STATEMENT = (Kind.DONE, Kind.DROP, Kind.GIVE_BACK)
+"""Kinds whose group is settled by a single statement, which needs no transaction around it."""
+
 _BURY_LOST = (
     update(JOB)
     .where(*_STILL, c.due_time <= db_now())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import BigInteger, Dialect, String, Text
@@ -15,6 +15,8 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 from toc.domain.times import EPOCH, datetime_of
 
 _TWO_63, _TWO_64 = 2**63, 2**64
+_EPOCH = EPOCH.replace(tzinfo=None)
+_MS = timedelta(milliseconds=1)
 
 
 def sql_time(ms: int) -> str:
@@ -26,7 +28,7 @@ def ms_of_sql_time(value: datetime | str) -> int:
     """The inverse of `sql_time`, for what drivers give back (naive datetimes or text)."""
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
-    return round((value.replace(tzinfo=UTC) - EPOCH).total_seconds() * 1000)
+    return (value - _EPOCH) // _MS
 
 
 class Millis(TypeDecorator[int]):
@@ -44,7 +46,9 @@ class Millis(TypeDecorator[int]):
         return None if value is None else sql_time(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> int | None:
-        return None if value is None else ms_of_sql_time(value)
+        if value is None or isinstance(value, int):  # an int: the driver has converted it already
+            return value
+        return ms_of_sql_time(value)
 
 
 class UInt64(TypeDecorator[int]):

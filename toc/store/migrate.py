@@ -50,7 +50,7 @@ def upgrade(settings: Settings, step: Callable[[int, str], None] | None = None, 
 
 def revision_of(database: Database) -> str | None:
     """The revision a database stands at; None before the first migration."""
-    return database.run(
+    return database.read(
         lambda c: MigrationContext.configure(c, opts={"version_table": VERSION_TABLE}).get_current_revision()
     )
 

@@ -53,4 +53,4 @@ class Pages:
         )
         if types is not None:
             query = query.where(c.biz_type.in_(sorted(types)))
-        return [DueRow(*row) for row in database.run(lambda x: execute_on(x, shard, query).all())]
+        return [DueRow(*row) for row in database.read(lambda x: execute_on(x, shard, query).all())]

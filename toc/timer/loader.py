@@ -27,7 +27,7 @@ from toc.timer.slots import Entry, Slots
 log = logging.getLogger(__name__)
 
 PAGES_MAX = 20  # per shard and step: a step stays bounded, the next one goes on
-READ_EVERY = 10  # steps between two reads of a shard whose mark stands; a lost mark is read at once
+READ_EVERY = 30  # steps between two reads of a shard whose mark stands; a lost mark is read at once
 
 
 class Mark(NamedTuple):
