@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 PUT_BACK_MS_MIN = 1000  # a row that is not ours is not looked at again sooner (clocks may disagree)
 UNHANDLED_MS = 10_000  # a type without a handler here waits for another node, or a deploy
+WARN_EVERY_S = 60.0
 DOWN_S = 3.0  # a database that did not answer is not asked for this long
 LIMIT_KEPT_S = 5.0
 TIME_AGE_S_MAX = 60.0
@@ -87,6 +88,7 @@ class Worker:
         self._stopping = False
         self._room_listeners: list[Callable[[], None]] = []
         self._down_until_s: dict[int, float] = {}
+        self._warned_s: dict[int, float] = {}  # by type, so bounded by the catalogue
         self._pool = HandlerPool(
             clock,
             self._may_start,
@@ -220,8 +222,7 @@ class Worker:
                         Suspect(database, shard, job_id, row.type_no, row.attempts, row.token or "")
                     )  # its reminder comes back when its stay is over
                 elif row.status is Status.PENDING and row.due_ms <= now_ms and not self._handles(row.type_no):
-                    metrics.UNHANDLED.inc()
-                    log.warning("no handler here for %s (job %d)", self._type_name(row.type_no), job_id)
+                    self._warn_unhandled(row.type_no)
                     later.append(Entry(now_ms + UNHANDLED_MS, job_id))
                 else:
                     due_ms = row.due_ms if row.due_ms > now_ms else now_ms + PUT_BACK_MS_MIN
@@ -347,6 +348,13 @@ class Worker:
             return self._catalogue.name(type_no)
         except NotFound:
             return f"#{type_no}"
+
+    def _warn_unhandled(self, type_no: int) -> None:
+        metrics.UNHANDLED.inc()
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._warned_s.get(type_no, 0.0) + WARN_EVERY_S:
+            self._warned_s[type_no] = now_s
+            log.warning("no handler here for jobs of type %s: they wait for another node", self._type_name(type_no))
 
     def _put_back_all(self, batch: Batch) -> None:
         if batch.popped and batch.time_ms is not None:
