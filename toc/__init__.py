@@ -8,40 +8,88 @@
     def close_order(job: toc.Job) -> None: ...
 
 The functions here are the methods of one TimeoutCenter that reads its settings at the first call;
-make your own `TimeoutCenter(settings)` for explicit ones.
+make your own `TimeoutCenter(settings)` for explicit ones. Names are imported when they are first used:
+importing toc itself costs nothing, which `toc --help` and a shop's start-up thank it for.
 """
 
-from toc.center.center import JobSpec, TimeoutCenter
-from toc.domain.job import Answer, DeadJob, Job, Status
-from toc.domain.policy import Exponential
-from toc.errors import (
-    DuplicateJob,
-    InvalidInput,
-    NotFound,
-    PartlyScheduled,
-    SchemaMismatch,
-    SettingsError,
-    StoreUnavailable,
-    TimerUnavailable,
-    TocError,
-    WrongDatabase,
-)
-from toc.handlers.verdicts import Dead, Drop, Retry, Snooze
-from toc.runtime.settings import Settings, load_settings
+from __future__ import annotations
 
-_center = TimeoutCenter()
+import threading
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-schedule = _center.schedule
-schedule_many = _center.schedule_many
-place = _center.place
-cancel = _center.cancel
-reschedule = _center.reschedule
-redrive = _center.redrive
-get = _center.get
-find = _center.find
-dead = _center.dead
-handler = _center.handler
-close = _center.close
+if TYPE_CHECKING:
+    from toc.center.center import JobSpec, TimeoutCenter
+    from toc.domain.job import Answer, DeadJob, Job, Status
+    from toc.domain.policy import Exponential
+    from toc.errors import (
+        DuplicateJob,
+        InvalidInput,
+        NotFound,
+        PartlyScheduled,
+        SchemaMismatch,
+        SettingsError,
+        StoreUnavailable,
+        TimerUnavailable,
+        TocError,
+        WrongDatabase,
+    )
+    from toc.handlers.verdicts import Dead, Drop, Retry, Snooze
+    from toc.runtime.settings import Settings, load_settings
+
+    _center = TimeoutCenter()
+
+    schedule = _center.schedule
+    schedule_many = _center.schedule_many
+    place = _center.place
+    cancel = _center.cancel
+    reschedule = _center.reschedule
+    redrive = _center.redrive
+    get = _center.get
+    find = _center.find
+    dead = _center.dead
+    handler = _center.handler
+    close = _center.close
+
+_HOMES = {
+    "toc.center.center": ("JobSpec", "TimeoutCenter"),
+    "toc.domain.job": ("Answer", "DeadJob", "Job", "Status"),
+    "toc.domain.policy": ("Exponential",),
+    "toc.handlers.verdicts": ("Dead", "Drop", "Retry", "Snooze"),
+    "toc.runtime.settings": ("Settings", "load_settings"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_VERBS = (
+    "schedule", "schedule_many", "place", "cancel", "reschedule", "redrive",
+    "get", "find", "dead", "handler", "close",
+)  # fmt: skip
+_one_center = threading.Lock()
+
+
+def _find(name: str) -> Any:
+    """What is not there yet (PEP 562); keeps what it finds."""
+    if name == "_center":
+        with _one_center:
+            if name not in globals():
+                globals()[name] = import_module("toc.center.center").TimeoutCenter()
+        return globals()[name]
+    if name in _VERBS:
+        value = getattr(_find("_center"), name)
+    elif name in __all__:
+        value = getattr(import_module(_HOME_OF.get(name, "toc.errors")), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+if not TYPE_CHECKING:  # a type checker shall go on to refuse names that do not exist
+    __getattr__ = _find
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "Answer",

@@ -108,6 +108,8 @@ class StoreUnavailable(TocError):
     def __init__(self, database: int, cause: BaseException) -> None:
         self.database = database
         text = str(getattr(cause, "orig", None) or cause).splitlines()[0]
+        if text == "unable to open database file":  # SQLite's words for a directory that is not there
+            text += ": run `toc dev` in this directory, or set TOC_DATABASES and TOC_REDIS_URL"
         super().__init__(f"database {database} does not answer: {text}")
 
 

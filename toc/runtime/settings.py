@@ -1,13 +1,15 @@
 """All settings: one TOML file and `TOC_…` environment variables, validated as a whole.
 
 The file is `toc.toml` in the working directory, or the one that TOC_CONFIG names. A variable wins
-over the file; nested names are joined by two underscores (`TOC_WORKER__CONCURRENCY=64`). Nothing is
-read at import. Without any setting toc uses the embedded servers that `toc dev` starts.
+over the file; nested names are joined by two underscores (`TOC_WORKER__CONCURRENCY=64`). A name that
+is no setting is refused: a typing error must not run with the default. Nothing is read at import. Without any setting toc uses the embedded servers that `toc dev` starts.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -27,6 +29,8 @@ from toc.errors import SettingsError
 
 DEV_DIR = Path(".toc")
 """Where `toc dev` keeps its databases and its Redis socket, in the working directory."""
+
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
 
 
 class _Part(BaseModel):
@@ -121,6 +125,15 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     limits: LimitSettings = LimitSettings()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _known_variables(cls, values: Any) -> Any:
+        # The source of pydantic passes over what it does not know.
+        faults = unknown_variables(os.environ)
+        if faults:
+            raise ValueError("\n".join(faults))
+        return values
+
     @field_validator("databases", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
@@ -144,6 +157,13 @@ class Settings(BaseSettings):
                 raise ValueError(f"URL number {index} must name a database")
         if len(set(value)) != len(value):
             raise ValueError("a database is named twice")
+        return value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _redis(cls, value: str) -> str:
+        if value != "none" and not value.startswith(REDIS_SCHEMES):
+            raise ValueError(f"must be 'none' or begin with one of: {' '.join(REDIS_SCHEMES)}")
         return value
 
     @model_validator(mode="after")
@@ -209,12 +229,62 @@ def load_settings(**overrides: Any) -> Settings:
     try:
         return Settings(**overrides)
     except ValidationError as error:
-        lines = []
-        for fault in error.errors(include_url=False):
-            name = ".".join(str(part) for part in fault["loc"])
-            given = "" if not name or name.startswith(("databases", "redis_url")) else f", got {fault['input']!r}"
-            text = fault["msg"].removeprefix("Value error, ")
-            lines.append(f"{name or 'settings'}: {text}{given}")
-        raise SettingsError("\n".join(lines)) from None
+        raise SettingsError("\n".join(_fault(fault) for fault in error.errors(include_url=False))) from None
     except ValueError as error:  # TOML that cannot be parsed
         raise SettingsError(f"{config_file()}: {error}") from None
+
+
+# ---- names
+
+
+def variable_of(path: Iterable[str]) -> str:
+    """The environment variable of a setting: ("worker", "concurrency") is TOC_WORKER__CONCURRENCY."""
+    return "TOC_" + "__".join(path).upper()
+
+
+def setting_paths(model: type[BaseModel] = Settings) -> Iterator[tuple[str, ...]]:
+    """Every single setting, as the names that lead to it; "*" stands for the name of a topic."""
+    for name, field in model.model_fields.items():
+        part = field.annotation
+        if part == dict[str, TopicSettings]:
+            yield from ((name, "*", *rest) for rest in setting_paths(TopicSettings))
+        elif isinstance(part, type) and issubclass(part, BaseModel):
+            yield from ((name, *rest) for rest in setting_paths(part))
+        else:
+            yield (name,)
+
+
+def unknown_variables(environ: Iterable[str]) -> list[str]:
+    """A line for each variable that begins with TOC_ and is no setting, with the nearest name."""
+    paths = list(setting_paths())
+    names = [variable_of(path) for path in paths if "*" not in path]
+    faults = []
+    for variable in sorted(environ):
+        if not variable.startswith("TOC_") or variable == "TOC_CONFIG" or variable.startswith("TOC_TEST_"):
+            continue
+        if any(_leads_to(variable.removeprefix("TOC_").lower().split("__"), path) for path in paths):
+            continue
+        near = get_close_matches(variable, [*names, "TOC_CONFIG"], n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        faults.append(f"{variable}: unknown setting{hint}")
+    return faults
+
+
+def _leads_to(given: list[str], path: tuple[str, ...]) -> bool:
+    """Whether the names are a setting, or a group that holds it (which may be given as JSON)."""
+    return len(given) <= len(path) and all(
+        want in ("*", name) for name, want in zip(given, path, strict=False)
+    )
+
+
+def _fault(fault: Any) -> str:
+    """One fault of pydantic as a line. Never the value of a URL or of an unknown name: it may be secret."""
+    path = tuple(str(part) for part in fault["loc"])
+    name, text = ".".join(path), fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        near = get_close_matches(name, [".".join(known) for known in setting_paths()], n=1)
+        return f"{name}: unknown setting" + (f"; did you mean {near[0]}?" if near else "")
+    if not name:
+        return str(text)
+    given = "" if path[0] in ("databases", "redis_url") else f", got {fault['input']!r}"
+    return f"{name}: {text}{given}"

@@ -30,6 +30,7 @@ from toc.domain.ids import gene_of
 from toc.domain.job import Status
 from toc.store.columns import Millis, db_now, db_now_plus
 from toc.store.databases import Database, Databases, execute_on
+from toc.store.prepared import Prepared
 from toc.store.rows import JOB_COLUMNS
 from toc.store.schema import JOB
 
@@ -99,20 +100,28 @@ class Claims:
         self._databases = databases
         types = None if lease_other_ms is not None else sorted(lease_ms)
         lease_end = db_now_plus(
-            case(dict(lease_ms), value=c.biz_type, else_=lease_other_ms or 0) if lease_ms else lease_other_ms or 0
+            case(dict(lease_ms), value=c.biz_type, else_=lease_other_ms or 0)
+            if lease_ms
+            else lease_other_ms or 0
         )
-        self._claim_at = _claim(c.due_time <= bindparam("now"), types, lease_end)
-        self._claim_now = _claim(c.due_time <= db_now(), types, lease_end)
+        claim_at = _claim(c.due_time <= bindparam("now"), types, lease_end)
+        claim_now = _claim(c.due_time <= db_now(), types, lease_end)
+        dialect = databases[0].engine.dialect
+        self._claim_at, self._claim_now = Prepared(claim_at, dialect), Prepared(claim_now, dialect)
+        self._look = Prepared(_LOOK, dialect)
+        self._done = Prepared(_SETTLE[Kind.DONE], dialect)
         self._take_over = (
-            update(JOB)
-            .where(*_STILL, c.due_time <= db_now())
-            .values(**_claimed(lease_end))
+            update(JOB).where(*_STILL, c.due_time <= db_now()).values(**_claimed(lease_end))
         )
 
     # ---- claim
 
     def claim(
-        self, database: Database, ids_by_shard: Mapping[int, Sequence[int]], token: str, now_ms: int | None
+        self,
+        database: Database,
+        ids_by_shard: Mapping[int, Sequence[int]],
+        token: str,
+        now_ms: int | None,
     ) -> dict[int, Seen]:
         """Takes what is pending and due, commits, and reads all rows. Missing ids are gone.
 
@@ -123,17 +132,19 @@ class Claims:
 
         def take(connection: Connection) -> None:
             for shard, ids in parts:
+                table = database.job_table_name(shard)
                 if now_ms is None:
-                    execute_on(connection, shard, self._claim_now, {"ids": ids, "token": token})
+                    self._claim_now.run(connection, table, ids, token=token)
                 else:
-                    values = {"ids": ids, "token": token, "now": now_ms}
-                    execute_on(connection, shard, self._claim_at, values)
+                    self._claim_at.run(connection, table, ids, token=token, now=now_ms)
 
         # One statement commits itself; several share a commit, which is the dear part.
         (database.read if len(parts) == 1 else database.run)(take)
-        return database.read(lambda connection: _look(connection, parts))
+        return database.read(lambda connection: self._rows(connection, database, parts))
 
-    def take_over(self, database: Database, shard: int, job_id: int, seen: str, token: str) -> Seen | None:
+    def take_over(
+        self, database: Database, shard: int, job_id: int, seen: str, token: str
+    ) -> Seen | None:
         """Claims one running job whose lease is over, as it was seen. None: somebody else was faster."""
 
         def take(connection: Connection) -> None:
@@ -141,8 +152,11 @@ class Claims:
             execute_on(connection, shard, self._take_over, values)
 
         database.read(take)
-        row = database.read(lambda connection: _look(connection, [(shard, [job_id])])).get(job_id)
-        return row if row is not None and row.status is Status.RUNNING and row.token == token else None
+        parts = [(shard, [job_id])]
+        row = database.read(lambda connection: self._rows(connection, database, parts)).get(job_id)
+        return (
+            row if row is not None and row.status is Status.RUNNING and row.token == token else None
+        )
 
     def bury_lost(self, database: Database, shard: int, job_id: int, seen: str, error: str) -> bool:
         """Ends a running job whose lease is over and whose attempts are used up."""
@@ -165,24 +179,77 @@ class Claims:
         routing = self._databases.routing
         groups: dict[tuple[int, Kind, str], list[Outcome]] = defaultdict(list)
         for outcome in outcomes:
-            groups[(routing.shard(gene_of(outcome.job_id)), outcome.kind, outcome.token)].append(outcome)
+            groups[(routing.shard(gene_of(outcome.job_id)), outcome.kind, outcome.token)].append(
+                outcome
+            )
         # Shard by shard and ids ascending: two settlers never wait for each other crosswise.
         ordered = [(key, sorted(groups[key], key=lambda o: o.job_id)) for key in sorted(groups)]
 
         def work(connection: Connection) -> set[tuple[int, str]]:
             held: set[tuple[int, str]] = set()
             for (shard, kind, token), group in ordered:
-                ids = _settle_group(connection, database, shard, kind, token, group)
+                ids = self._settle_group(connection, database, shard, kind, token, group)
                 held.update((job_id, token) for job_id in ids)
             return held
 
         alone = len(ordered) == 1 and ordered[0][0][1] in _ONE_STATEMENT
         return (database.read if alone else database.run)(work)
 
+    def _rows(
+        self, connection: Connection, database: Database, parts: list[tuple[int, list[int]]]
+    ) -> dict[int, Seen]:
+        found: dict[int, Seen] = {}
+        for shard, ids in parts:
+            for row in self._look.rows(connection, database.job_table_name(shard), ids):
+                found[row[0]] = Seen(
+                    row[0], row[1], row[2], Status(row[3]), *row[4:10], bool(row[10])
+                )
+        return found
+
+    def _settle_group(
+        self,
+        connection: Connection,
+        database: Database,
+        shard: int,
+        kind: Kind,
+        token: str,
+        group: list[Outcome],
+    ) -> set[int]:
+        ids = [outcome.job_id for outcome in group]
+        if kind in (Kind.RETRY, Kind.SNOOZE):  # each has a time of its own
+            changed = 0
+            for outcome in group:
+                values = {"ids": [outcome.job_id], "token": token, "due": outcome.due_ms}
+                changed += execute_on(connection, shard, _SETTLE[kind], values).rowcount
+        elif kind is Kind.DONE:
+            changed = self._done.run(
+                connection, database.job_table_name(shard), ids, token=token
+            ).rowcount
+        else:
+            changed = execute_on(
+                connection, shard, _SETTLE[kind], {"ids": ids, "token": token}
+            ).rowcount
+        if changed == len(ids):
+            held = set(ids)
+        else:
+            # Some are stale, or this repeats a settle whose answer was lost: then the row stands as we
+            # left it, still under our token.
+            mine = and_(c.job_id.in_(ids), c.worker == token, c.status == int(_STATUS_AFTER[kind]))
+            held = set(execute_on(connection, shard, select(c.job_id).where(mine)).scalars())
+        if kind is Kind.BURY:
+            for outcome in group:
+                if outcome.job_id in held:
+                    _write_dead_letter(connection, database, shard, outcome.job_id, outcome.error)
+        return held
+
 
 # ---- statements on any shard
 
-_STILL = (c.job_id == bindparam("id"), c.status == int(Status.RUNNING), c.worker == bindparam("seen"))
+_STILL = (
+    c.job_id == bindparam("id"),
+    c.status == int(Status.RUNNING),
+    c.worker == bindparam("seen"),
+)
 """The row runs under this token still."""
 
 
@@ -200,7 +267,12 @@ def _claim(due: Any, types: list[int] | None, lease_end: Any) -> Update:
     ours = [] if types is None else [c.biz_type.in_(types)]
     return (
         update(JOB)
-        .where(c.job_id.in_(bindparam("ids", expanding=True)), c.status == int(Status.PENDING), due, *ours)
+        .where(
+            c.job_id.in_(bindparam("ids", expanding=True)),
+            c.status == int(Status.PENDING),
+            due,
+            *ours,
+        )
         .values(**_claimed(lease_end))
     )
 
@@ -238,40 +310,9 @@ _BURY_LOST = (
     .where(*_STILL, c.due_time <= db_now())
     .values(status=int(Status.DEAD), due_time=None, gmt_modified=db_now())
 )
-_LOOK = select(*JOB_COLUMNS, c.due_time <= db_now()).where(c.job_id.in_(bindparam("ids", expanding=True)))
-
-
-def _look(connection: Connection, parts: list[tuple[int, list[int]]]) -> dict[int, Seen]:
-    found: dict[int, Seen] = {}
-    for shard, ids in parts:
-        for row in execute_on(connection, shard, _LOOK, {"ids": ids}):
-            found[row[0]] = Seen(row[0], row[1], row[2], Status(row[3]), *row[4:10], bool(row[10]))
-    return found
-
-
-def _settle_group(
-    connection: Connection, database: Database, shard: int, kind: Kind, token: str, group: list[Outcome]
-) -> set[int]:
-    ids = [outcome.job_id for outcome in group]
-    if kind in (Kind.RETRY, Kind.SNOOZE):  # each has a time of its own
-        changed = 0
-        for outcome in group:
-            values = {"ids": [outcome.job_id], "token": token, "due": outcome.due_ms}
-            changed += execute_on(connection, shard, _SETTLE[kind], values).rowcount
-    else:
-        changed = execute_on(connection, shard, _SETTLE[kind], {"ids": ids, "token": token}).rowcount
-    if changed == len(ids):
-        held = set(ids)
-    else:
-        # Some are stale, or this repeats a settle whose answer was lost: then the row stands as we
-        # left it, still under our token.
-        mine = and_(c.job_id.in_(ids), c.worker == token, c.status == int(_STATUS_AFTER[kind]))
-        held = set(execute_on(connection, shard, select(c.job_id).where(mine)).scalars())
-    if kind is Kind.BURY:
-        for outcome in group:
-            if outcome.job_id in held:
-                _write_dead_letter(connection, database, shard, outcome.job_id, outcome.error)
-    return held
+_LOOK = select(*JOB_COLUMNS, c.due_time <= db_now()).where(
+    c.job_id.in_(bindparam("ids", expanding=True))
+)
 
 
 def _write_dead_letter(

@@ -50,6 +50,10 @@ def connect(url: str, timeout_s: float) -> Client:
             return RedisCluster.from_url(url.replace("+cluster", "", 1), **options)
         except UNAVAILABLE as error:
             raise TimerUnavailable(error) from error
+    path = url.removeprefix("unix://")
+    if path != url and not path.startswith("/") and "@" not in path:
+        # Relative to the working directory: redis-py would take the first folder for a host's name.
+        url = "unix://?path=" + path.replace("?", "&", 1)
     return Redis.from_url(url, **options)
 
 

@@ -1,0 +1,149 @@
+"""The floor: the least that drivers must do for the same work, by hand, in one thread.
+
+pymysql's cursors and redis-py directly. The connections come out of toc's own engine and Redis
+factory, so TLS, isolation level and time-outs are alike on both sides by construction.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toc.bench.load import FLOOR_TYPE_NO, Planned
+from toc.bench.scratch import TOPIC
+from toc.domain.ids import gene_of
+from toc.domain.routing import slot_of
+from toc.runtime.settings import Settings
+from toc.store.columns import sql_time
+from toc.store.databases import Database, Databases
+from toc.timer import keys
+from toc.timer.scripts import Client
+
+LEASE_S = 60
+STAY_MS = 30_000
+
+COLUMNS = "job_id, biz_id, biz_type, action_time, due_time, attribute, dedup_key"
+READ = "job_id, biz_id, biz_type, status, action_time, attribute, due_time, attempts, worker, dedup_key"
+
+MOVE = """
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now), 'LIMIT', 0, ARGV[1])
+if #due > 0 then
+    redis.call('ZREM', KEYS[1], unpack(due))
+    local back, pairs_ = string.format('%.0f', now + ARGV[2]), {}
+    for i, id in ipairs(due) do
+        pairs_[2 * i - 1], pairs_[2 * i] = back, id
+    end
+    redis.call('ZADD', KEYS[2], unpack(pairs_))
+end
+return {string.format('%.0f', now), unpack(due)}
+"""
+
+
+class Floor:
+    """One raw connection per database, and one Redis client."""
+
+    def __init__(self, settings: Settings, databases: Databases, client: Client) -> None:
+        self._settings, self._client, self._databases = settings, client, databases
+        self._pooled = [database.engine.raw_connection() for database in databases]
+        self._raw: list[Any] = [pooled.driver_connection for pooled in self._pooled]
+        self._cursors: list[Any] = [raw.cursor() for raw in self._raw]
+        self._move = client.register_script(MOVE)
+
+    def close(self) -> None:
+        for pooled in self._pooled:
+            pooled.close()
+
+    # ---- schedule
+
+    def insert_many(self, batch: Mapping[int, Mapping[int, Sequence[Planned]]]) -> None:
+        """Multi-row INSERT per shard, one transaction per database, then one ZADD per slot, pipelined."""
+        for index, shards in batch.items():
+            execute = self._cursors[index].execute
+            for shard, jobs in shards.items():
+                rows = ",".join([_values(job) for job in jobs])
+                table = self._databases[index].job_table_name(shard)
+                execute(f"INSERT INTO {table} ({COLUMNS}) VALUES {rows}")  # noqa: S608 - our own rows
+            self._raw[index].commit()
+        entries: dict[str, dict[str, int]] = defaultdict(dict)
+        for shards in batch.values():
+            for jobs in shards.values():
+                for job in jobs:
+                    entries[self._store(job.job_id)][str(job.job_id)] = job.due_ms
+        pipe = self._client.pipeline(transaction=False)
+        for key, scores in entries.items():
+            pipe.zadd(key, scores)  # type: ignore[arg-type]
+        pipe.execute()
+
+    def insert(self, job: Planned) -> None:
+        """One-row INSERT, COMMIT, ZADD."""
+        database, shard = self._home(job.job_id)
+        table = database.job_table_name(shard)
+        sql = f"INSERT INTO {table} ({COLUMNS}) VALUES {_values(job)}"  # noqa: S608
+        self._cursors[database.index].execute(sql)
+        self._raw[database.index].commit()
+        self._client.zadd(self._store(job.job_id), {str(job.job_id): job.due_ms})
+
+    # ---- drain
+
+    def drain(self, n: int) -> int:
+        """Runs all that is due, slot by slot, `n` at a time. Returns how many rows it settled."""
+        settled = 0
+        for slot in range(self._settings.slots_of(TOPIC)):
+            while ids := self._pop(slot, n):
+                settled += self._run(slot, ids)
+        return settled
+
+    def _pop(self, slot: int, n: int) -> tuple[int, list[int]] | None:
+        answer = self._move(keys=list(self._queues(slot)), args=[n, STAY_MS])
+        return (int(answer[0]), [int(job_id) for job_id in answer[1:]]) if len(answer) > 1 else None
+
+    def _run(self, slot: int, popped: tuple[int, list[int]]) -> int:
+        now_ms, ids = popped
+        parts: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for job_id in sorted(ids):
+            database, shard = self._home(job_id)
+            parts[database.index, shard].append(job_id)
+        settled = sum(self._claim_and_settle(*home, part, now_ms) for home, part in parts.items())
+        self._client.zrem(self._queues(slot)[1], *ids)
+        return settled
+
+    def _claim_and_settle(self, index: int, shard: int, ids: Sequence[int], now_ms: int) -> int:
+        table, cursor, raw = self._databases[index].job_table_name(shard), self._cursors[index], self._raw[index]
+        listed = ",".join(map(str, ids))
+        token = f"floor:{ids[0]}"
+        cursor.execute(
+            f"UPDATE {table} SET status = 1, worker = '{token}', attempts = attempts + 1, "  # noqa: S608
+            f"due_time = TIMESTAMPADD(SECOND, {LEASE_S}, UTC_TIMESTAMP(3)), gmt_modified = UTC_TIMESTAMP(3) "
+            f"WHERE job_id IN ({listed}) AND status = 0 AND due_time <= '{sql_time(now_ms)}'"
+        )
+        raw.commit()
+        cursor.execute(f"SELECT {READ} FROM {table} WHERE job_id IN ({listed})")  # noqa: S608
+        mine = [row[0] for row in cursor.fetchall() if row[8] == token]
+        listed = ",".join(map(str, mine))
+        changed = cursor.execute(
+            f"UPDATE {table} SET status = 2, gmt_modified = UTC_TIMESTAMP(3), due_time = NULL "  # noqa: S608
+            f"WHERE job_id IN ({listed}) AND status = 1 AND worker = '{token}'"
+        )
+        raw.commit()
+        return int(changed)
+
+    # ---- names
+
+    def _home(self, job_id: int) -> tuple[Database, int]:
+        shard = self._settings.routing.shard(gene_of(job_id))
+        return self._databases.of_shard(shard), shard
+
+    def _store(self, job_id: int) -> str:
+        slot = slot_of(gene_of(job_id), self._settings.slots_of(TOPIC))
+        return keys.store_key(self._settings.namespace, TOPIC, slot)
+
+    def _queues(self, slot: int) -> tuple[str, str]:
+        namespace = self._settings.namespace
+        return keys.store_key(namespace, TOPIC, slot), keys.prepare_key(namespace, TOPIC, slot)
+
+
+def _values(job: Planned) -> str:
+    return f"({job.job_id},{job.biz_id},{FLOOR_TYPE_NO},'{job.when}','{job.when}',{job.attribute},NULL)"

@@ -1,0 +1,75 @@
+"""The jobs that both sides are measured with: the same rows, prepared before the clock runs."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toc.center.center import JobSpec
+from toc.domain.ids import IdFactory
+from toc.domain.routing import hash_of
+from toc.domain.times import datetime_of
+from toc.runtime.settings import Settings
+from toc.store.columns import sql_time
+
+BIZ_TYPE = "bench.noop"
+FLOOR_TYPE_NO = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One job as the floor writes it."""
+
+    job_id: int
+    biz_id: int
+    due_ms: int
+    when: str  # SQL text without quotes
+    attribute: str  # a SQL literal
+
+
+def attribute(biz_id: int) -> dict[str, Any]:
+    """About 100 bytes of JSON: what a business might want to know again."""
+    return {"order": biz_id, "reason": "not paid in time", "channel": "web", "trace": f"{biz_id:032x}"}
+
+
+def specs(first: int, count: int, due_ms: int, spread_ms: int = 0) -> list[JobSpec]:
+    """Jobs for `schedule_many`: business ids from `first`, due from `due_ms` over `spread_ms`."""
+    return [
+        JobSpec(
+            biz_id=first + i,
+            action_time=datetime_of(due_ms + i * spread_ms // count),
+            biz_type=BIZ_TYPE,
+            attribute=attribute(first + i),
+        )
+        for i in range(count)
+    ]
+
+
+def planned(ids: IdFactory, first: int, count: int, due_ms: int) -> list[Planned]:
+    """The same jobs for the floor, all texts made."""
+    job_ids = ids.draw([hash_of(first + i) for i in range(count)])
+    return [
+        Planned(
+            job_id, first + i, due_ms, sql_time(due_ms), _literal(attribute(first + i))
+        )
+        for i, job_id in enumerate(job_ids)
+    ]
+
+
+def _literal(value: dict[str, Any]) -> str:
+    """JSON as a MySQL string literal."""
+    text = json.dumps(value, separators=(",", ":"))
+    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def by_database(settings: Settings, jobs: Sequence[Planned]) -> dict[int, dict[int, list[Planned]]]:
+    """Database -> shard -> jobs, both ascending, as a batch is written."""
+    found: dict[int, dict[int, list[Planned]]] = defaultdict(lambda: defaultdict(list))
+    routing = settings.routing
+    for job in sorted(jobs, key=lambda job: routing.shard(hash_of(job.biz_id))):
+        shard = routing.shard(hash_of(job.biz_id))
+        found[routing.database(shard)][shard].append(job)
+    return found

@@ -1,0 +1,155 @@
+"""What was measured, as a table for people and as JSON for the next comparison."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from toc.trial.figures import Spread, spread
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A wish for the median: of the ratio, or of toc's own figure."""
+
+    of: Literal["ratio", "toc"]
+    relation: Literal[">=", "<="]
+    value: float
+
+    def met_by(self, figure: Figure) -> bool | None:
+        """None: there is nothing to compare with."""
+        measured = figure.ratio if self.of == "ratio" else figure.toc
+        if measured is None:
+            return None
+        return measured.middle >= self.value if self.relation == ">=" else measured.middle <= self.value
+
+    def __str__(self) -> str:
+        what = "ratio " if self.of == "ratio" else ""
+        return f"{what}{'≥' if self.relation == '>=' else '≤'} {self.value:,g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured thing. `ratio` is toc over floor, round by round: no unit, 1 is as fast as the floor."""
+
+    case: str
+    what: str
+    unit: str
+    toc: Spread
+    floor: Spread | None = None
+    ratio: Spread | None = None
+    targets: tuple[Target, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Something that must hold however slow the machine is."""
+
+    case: str
+    what: str
+    holds: bool
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything of one run."""
+
+    about: dict[str, Any]
+    figures: list[Figure] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    pictures: dict[str, list[str]] = field(default_factory=dict)  # histograms, by title
+
+    @property
+    def broken(self) -> list[Check]:
+        return [check for check in self.checks if not check.holds]
+
+    def add_rounds(
+        self, case: str, what: str, unit: str, rounds: Sequence[tuple[float | None, float]], *targets: Target
+    ) -> None:
+        """Rounds of (floor, toc); floor None where there is none."""
+        pairs = [(floor, toc) for floor, toc in rounds if floor is not None]
+        self.figures.append(
+            Figure(
+                case,
+                what,
+                unit,
+                spread([toc for _, toc in rounds]),
+                spread([floor for floor, _ in pairs]) if pairs else None,
+                spread([toc / floor for floor, toc in pairs if floor]) if any(f for f, _ in pairs) else None,
+                targets,
+            )
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data: spreads are [low, median, high]."""
+        figures = [
+            asdict(figure)
+            | {
+                "targets": [
+                    {"text": str(target), "met": target.met_by(figure)} for target in figure.targets
+                ]
+            }
+            for figure in self.figures
+        ]
+        return {
+            "about": self.about,
+            "figures": figures,
+            "checks": [asdict(check) for check in self.checks],
+            "histograms": self.pictures,
+        }
+
+    def show(self, console: Console) -> None:
+        """Prints the table, the histograms and the checks."""
+        table = Table(title="toc beside the bare drivers", caption=_CAPTION)
+        for name in ("case", "what", "unit", "floor", "toc", "ratio", "target"):
+            table.add_column(name, justify="right" if name in ("floor", "toc", "ratio") else "left", no_wrap=name != "what")
+        previous = ""
+        for figure in self.figures:
+            if figure.case != previous and previous:
+                table.add_section()
+            shown_case = figure.case if figure.case != previous else ""
+            previous = figure.case
+            table.add_row(
+                shown_case,
+                figure.what,
+                figure.unit,
+                _spread(figure.floor),
+                _spread(figure.toc),
+                _spread(figure.ratio),
+                "\n".join(_target(target, figure) for target in figure.targets),
+            )
+        console.print(table)
+        for title, lines in self.pictures.items():
+            console.print(f"\n{title}", style="bold")
+            for line in lines:
+                console.print(line, highlight=False, markup=False)
+        console.print()
+        for check, times in Counter(self.checks).items():
+            verdict = "[green]holds [/]" if check.holds else "[red]BROKEN[/]"
+            console.print(f"{verdict} {check.case}: {check.what}" + (f", {times} times" if times > 1 else ""))
+
+
+_CAPTION = "median (low to high of all rounds); ratio: toc / floor within a round"
+
+
+def _spread(value: Spread | None) -> str:
+    if value is None:
+        return "–"
+    if value.low == value.high:
+        return _number(value.middle)
+    return f"{_number(value.middle)} ({_number(value.low)}–{_number(value.high)})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _target(target: Target, figure: Figure) -> str:
+    met = target.met_by(figure)
+    mark = "" if met is None else " [green]met[/]" if met else " [yellow]missed[/]"
+    return f"{target}{mark}"

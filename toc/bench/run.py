@@ -1,0 +1,65 @@
+"""One run: scratch databases, the cases in their order, the report."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+from sqlalchemy import text
+
+from toc.bench.cases import CASES, Options, opened
+from toc.bench.report import Report
+from toc.bench.scratch import Scratch, scratch
+from toc.runtime.clock import SystemClock
+from toc.runtime.settings import Settings
+from toc.timer.slots import Slots
+from toc.trial.rows import connected
+
+NO_FLOOR = "SQLite: there is no floor to compare with, it is made of MySQL's statements"
+
+
+def run(
+    settings: Settings,
+    options: Options,
+    cases: Sequence[str],
+    tell: Callable[[str], None],
+    *,
+    shards: int | None = None,
+) -> Report:
+    """Runs the cases on the servers of the settings. Raises SettingsError and StoreUnavailable."""
+    with scratch(settings, shards) as made:
+        report = Report(_about(made, options))
+        if made.floor is None:
+            report.about["floor"] = NO_FLOOR
+            tell(NO_FLOOR)
+        tell(", ".join(f"{name} {value}" for name, value in report.about["servers"].items()))
+        with opened(made, options, report, tell) as bench:
+            for name in cases:
+                tell(f"{name} …")
+                CASES[name](bench)
+        return report
+
+
+def _about(made: Scratch, options: Options) -> dict[str, object]:
+    """What a reader must know before he compares figures."""
+    settings = made.ours
+    slots = Slots(settings.redis_url, settings.namespace, SystemClock(), timeout_s=settings.connect_timeout_s)
+    with connected(settings) as databases:
+        database = databases[0]
+        sql = "SELECT sqlite_version()" if database.sqlite else "SELECT VERSION()"
+        version = str(database.run(lambda c: c.execute(text(sql)).scalar_one()))
+        engine = database.engine.dialect.name
+    try:
+        redis = slots.facts()
+    finally:
+        slots.close()
+    return {
+        "servers": {engine: version, "redis": f"{redis['version']} ({redis['mode']})"},
+        "databases": len(settings.databases),
+        "shards": settings.shards,
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "options": asdict(options),
+    }

@@ -1,0 +1,126 @@
+"""Databases and keys of the benchmark's own, on the servers of the settings. The user's stay untouched."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import URL, create_engine, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
+
+from toc.errors import SettingsError, StoreUnavailable
+from toc.runtime.settings import Settings
+from toc.store import migrate
+from toc.timer import keys
+from toc.timer.scripts import UNAVAILABLE, Client
+from toc.timer.slots import connect
+from toc.trial.rows import connected
+
+TOPIC = "default"
+NAME_CHARS_MAX = 40  # of 64: the rest is for what is appended
+LOCK_WAIT_S = 10
+_NO_RIGHT = {1044, 1142, 1227}  # access denied: to the database, for the command, without the privilege
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """`ours` for toc, `floor` for the bare drivers; on SQLite there is no floor."""
+
+    ours: Settings
+    floor: Settings | None
+    client: Client
+
+    def clear(self) -> None:
+        """Empties all job tables and queues, on both sides alike."""
+        for settings in self._both():
+            with connected(settings) as databases:
+                for database in databases:
+                    verb = "DELETE FROM" if database.sqlite else "TRUNCATE TABLE"
+                    for shard in database.shards:
+                        sql = f"{verb} {database.job_table_name(shard)}"
+                        database.run(lambda c, sql=sql: c.exec_driver_sql(sql))  # type: ignore[misc]
+            self._delete_keys(settings)
+
+    def _both(self) -> list[Settings]:
+        return [self.ours] if self.floor is None else [self.ours, self.floor]
+
+    def _delete_keys(self, settings: Settings) -> None:
+        for slot in range(settings.slots_of(TOPIC)):
+            for spell in (keys.store_key, keys.prepare_key, keys.mark_key):
+                self.client.delete(spell(settings.namespace, TOPIC, slot))
+
+
+@contextmanager
+def scratch(settings: Settings, shards: int | None = None) -> Iterator[Scratch]:
+    """Creates `<name>_bench_…` databases beside those of the settings, with all tables; drops them.
+
+    Raises SettingsError where there is no Redis or no right to create a database.
+    """
+    if not settings.has_timer:
+        raise SettingsError("redis_url: toc bench measures the timer too and needs a Redis, it is 'none'")
+    word = secrets.token_hex(4)
+    changes = {"shards": shards or settings.shards, "topics": {}}
+    with ExitStack() as stack:
+        client = connect(settings.redis_url, settings.connect_timeout_s)
+        stack.callback(client.close)
+        try:
+            client.ping()
+        except UNAVAILABLE as error:
+            raise SettingsError(f"redis_url: no Redis answers there ({error}); `toc dev` starts one") from error
+        sides: dict[str, Settings | None] = {}
+        sqlite = any(make_url(url).get_backend_name() == "sqlite" for url in settings.databases)
+        for side in ("toc",) if sqlite else ("toc", "floor"):
+            urls = []
+            for index, url in enumerate(settings.databases):
+                made = _sqlite(index) if sqlite else _mysql(index, make_url(url), f"bench_{word}_{side}")
+                urls.append(stack.enter_context(made))
+            namespace = f"bench-{word}-{side}"
+            own = Settings(**(settings.model_dump() | changes | {"databases": urls, "namespace": namespace}))
+            migrate.upgrade(own)
+            sides[side] = own
+        ours = sides["toc"]
+        assert ours is not None  # noqa: S101 - just made
+        made_all = Scratch(ours, sides.get("floor"), client)
+        try:
+            yield made_all
+        finally:
+            for own in made_all._both():
+                made_all._delete_keys(own)
+
+
+@contextmanager
+def _mysql(index: int, url: URL, suffix: str) -> Iterator[str]:
+    name = f"{str(url.database)[:NAME_CHARS_MAX]}_{suffix}"
+    # The database that the URL names need not exist: nothing of it is used.
+    engine = create_engine(url.set(database=""), poolclass=NullPool)
+    quoted = engine.dialect.identifier_preparer.quote_identifier(name)
+    try:
+        with engine.begin() as connection:
+            connection.execute(text(f"CREATE DATABASE {quoted}"))
+    except DBAPIError as error:
+        code = error.orig.args[0] if error.orig is not None and error.orig.args else None
+        if code in _NO_RIGHT:
+            raise SettingsError(
+                f"databases: toc bench makes databases of its own beside number {index} and its user "
+                f"may not: GRANT ALL ON `{str(url.database)}\\_bench\\_%`.* TO that user"
+            ) from error
+        raise StoreUnavailable(index, error) from error
+    try:
+        yield url.set(database=name).render_as_string(hide_password=False)
+    finally:
+        with engine.begin() as connection:
+            # What a killed process left open would make this wait for its lock, for a year.
+            connection.execute(text("SET SESSION lock_wait_timeout = :s"), {"s": LOCK_WAIT_S})
+            connection.execute(text(f"DROP DATABASE {quoted}"))
+
+
+@contextmanager
+def _sqlite(index: int) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="toc-bench-") as directory:
+        yield f"sqlite:///{Path(directory) / f'toc_{index}.db'}"

