@@ -1,9 +1,9 @@
 """`toc bench`: what toc costs over the bare drivers that do the same work, measured in one run.
 
-Absolute figures are worth little: the same machine gives half or double from one hour to the next.
-So the floor (plain cursors and plain redis-py, on tables of the same schema, with the same connection
-options, the same rows) and toc take turns, round by round, and the figure that counts is the ratio
-within a round. Medians and extremes are of all rounds.
+Absolute figures are worth little: the same machine gives half or double from one hour to the
+next. So the floor (plain cursors and plain redis-py, on tables of the same schema, with the same
+connection options and the same rows) and toc take turns, round by round, and the figure that counts
+is the ratio within a round. Medians and extremes are of all rounds.
 
     scratch   databases and keys of its own, made and dropped     floor    the bare statements
     cases     what is measured                                    load     the jobs it is measured with

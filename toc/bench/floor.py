@@ -29,7 +29,8 @@ READ = "job_id, biz_id, biz_type, status, action_time, attribute, due_time, atte
 MOVE = """
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
-local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now), 'LIMIT', 0, ARGV[1])
+local upto = string.format('%.0f', now)
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', upto, 'LIMIT', 0, ARGV[1])
 if #due > 0 then
     redis.call('ZREM', KEYS[1], unpack(due))
     local back, pairs_ = string.format('%.0f', now + ARGV[2]), {}
@@ -38,7 +39,7 @@ if #due > 0 then
     end
     redis.call('ZADD', KEYS[2], unpack(pairs_))
 end
-return {string.format('%.0f', now), unpack(due)}
+return {upto, unpack(due)}
 """
 
 
@@ -59,7 +60,7 @@ class Floor:
     # ---- schedule
 
     def insert_many(self, batch: Mapping[int, Mapping[int, Sequence[Planned]]]) -> None:
-        """Multi-row INSERT per shard, one transaction per database, then one ZADD per slot, pipelined."""
+        """One INSERT per shard, one transaction per database, then a ZADD per slot, pipelined."""
         for index, shards in batch.items():
             execute = self._cursors[index].execute
             for shard, jobs in shards.items():
@@ -74,7 +75,7 @@ class Floor:
                     entries[self._store(job.job_id)][str(job.job_id)] = job.due_ms
         pipe = self._client.pipeline(transaction=False)
         for key, scores in entries.items():
-            pipe.zadd(key, scores)  # type: ignore[arg-type]
+            pipe.zadd(key, scores)
         pipe.execute()
 
     def insert(self, job: Planned) -> None:
@@ -111,12 +112,14 @@ class Floor:
         return settled
 
     def _claim_and_settle(self, index: int, shard: int, ids: Sequence[int], now_ms: int) -> int:
-        table, cursor, raw = self._databases[index].job_table_name(shard), self._cursors[index], self._raw[index]
+        table = self._databases[index].job_table_name(shard)
+        cursor, raw = self._cursors[index], self._raw[index]
         listed = ",".join(map(str, ids))
         token = f"floor:{ids[0]}"
         cursor.execute(
             f"UPDATE {table} SET status = 1, worker = '{token}', attempts = attempts + 1, "  # noqa: S608
-            f"due_time = TIMESTAMPADD(SECOND, {LEASE_S}, UTC_TIMESTAMP(3)), gmt_modified = UTC_TIMESTAMP(3) "
+            f"due_time = TIMESTAMPADD(SECOND, {LEASE_S}, UTC_TIMESTAMP(3)), "
+            "gmt_modified = UTC_TIMESTAMP(3) "
             f"WHERE job_id IN ({listed}) AND status = 0 AND due_time <= '{sql_time(now_ms)}'"
         )
         raw.commit()
@@ -146,4 +149,5 @@ class Floor:
 
 
 def _values(job: Planned) -> str:
-    return f"({job.job_id},{job.biz_id},{FLOOR_TYPE_NO},'{job.when}','{job.when}',{job.attribute},NULL)"
+    when = f"'{job.when}','{job.when}'"
+    return f"({job.job_id},{job.biz_id},{FLOOR_TYPE_NO},{when},{job.attribute},NULL)"

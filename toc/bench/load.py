@@ -32,7 +32,12 @@ class Planned:
 
 def attribute(biz_id: int) -> dict[str, Any]:
     """About 100 bytes of JSON: what a business might want to know again."""
-    return {"order": biz_id, "reason": "not paid in time", "channel": "web", "trace": f"{biz_id:032x}"}
+    return {
+        "order": biz_id,
+        "reason": "not paid in time",
+        "channel": "web",
+        "trace": f"{biz_id:032x}",
+    }
 
 
 def specs(first: int, count: int, due_ms: int, spread_ms: int = 0) -> list[JobSpec]:
@@ -52,9 +57,7 @@ def planned(ids: IdFactory, first: int, count: int, due_ms: int) -> list[Planned
     """The same jobs for the floor, all texts made."""
     job_ids = ids.draw([hash_of(first + i) for i in range(count)])
     return [
-        Planned(
-            job_id, first + i, due_ms, sql_time(due_ms), _literal(attribute(first + i))
-        )
+        Planned(job_id, first + i, due_ms, sql_time(due_ms), _literal(attribute(first + i)))
         for i, job_id in enumerate(job_ids)
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,13 +13,15 @@ from rich.table import Table
 
 from toc.trial.figures import Spread, spread
 
+_RELATIONS = {">=": operator.ge, "<=": operator.le, "<": operator.lt}
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A wish for the median: of the ratio, or of toc's own figure."""
 
     of: Literal["ratio", "toc"]
-    relation: Literal[">=", "<="]
+    relation: Literal[">=", "<=", "<"]
     value: float
 
     def met_by(self, figure: Figure) -> bool | None:
@@ -26,16 +29,15 @@ class Target:
         measured = figure.ratio if self.of == "ratio" else figure.toc
         if measured is None:
             return None
-        return measured.middle >= self.value if self.relation == ">=" else measured.middle <= self.value
+        return bool(_RELATIONS[self.relation](measured.middle, self.value))
 
     def __str__(self) -> str:
-        what = "ratio " if self.of == "ratio" else ""
-        return f"{what}{'≥' if self.relation == '>=' else '≤'} {self.value:,g}"
+        return f"{self.of} {self.relation} {self.value:,g}"
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured thing. `ratio` is toc over floor, round by round: no unit, 1 is as fast as the floor."""
+    """One measured thing. `ratio` is toc over floor, round by round, and has no unit."""
 
     case: str
     what: str
@@ -69,7 +71,12 @@ class Report:
         return [check for check in self.checks if not check.holds]
 
     def add_rounds(
-        self, case: str, what: str, unit: str, rounds: Sequence[tuple[float | None, float]], *targets: Target
+        self,
+        case: str,
+        what: str,
+        unit: str,
+        rounds: Sequence[tuple[float | None, float]],
+        *targets: Target,
     ) -> None:
         """Rounds of (floor, toc); floor None where there is none."""
         pairs = [(floor, toc) for floor, toc in rounds if floor is not None]
@@ -80,7 +87,9 @@ class Report:
                 unit,
                 spread([toc for _, toc in rounds]),
                 spread([floor for floor, _ in pairs]) if pairs else None,
-                spread([toc / floor for floor, toc in pairs if floor]) if any(f for f, _ in pairs) else None,
+                spread([toc / floor for floor, toc in pairs if floor])
+                if any(f for f, _ in pairs)
+                else None,
                 targets,
             )
         )
@@ -107,7 +116,9 @@ class Report:
         """Prints the table, the histograms and the checks."""
         table = Table(title="toc beside the bare drivers", caption=_CAPTION)
         for name in ("case", "what", "unit", "floor", "toc", "ratio", "target"):
-            table.add_column(name, justify="right" if name in ("floor", "toc", "ratio") else "left", no_wrap=name != "what")
+            table.add_column(
+                name, justify="right" if name in ("floor", "toc", "ratio") else "left", no_wrap=True
+            )
         previous = ""
         for figure in self.figures:
             if figure.case != previous and previous:
@@ -131,22 +142,25 @@ class Report:
         console.print()
         for check, times in Counter(self.checks).items():
             verdict = "[green]holds [/]" if check.holds else "[red]BROKEN[/]"
-            console.print(f"{verdict} {check.case}: {check.what}" + (f", {times} times" if times > 1 else ""))
+            console.print(
+                f"{verdict} {check.case}: {check.what}" + (f", {times} times" if times > 1 else "")
+            )
 
 
+_WHOLE = 1000  # from here on a figure has no fraction worth printing
 _CAPTION = "median (low to high of all rounds); ratio: toc / floor within a round"
 
 
 def _spread(value: Spread | None) -> str:
     if value is None:
-        return "–"
+        return "-"
     if value.low == value.high:
         return _number(value.middle)
-    return f"{_number(value.middle)} ({_number(value.low)}–{_number(value.high)})"
+    return f"{_number(value.middle)} ({_number(value.low)} to {_number(value.high)})"
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:.3g}" if abs(value) < _WHOLE else f"{value:,.0f}"
 
 
 def _target(target: Target, figure: Figure) -> str:

@@ -45,7 +45,9 @@ def run(
 def _about(made: Scratch, options: Options) -> dict[str, object]:
     """What a reader must know before he compares figures."""
     settings = made.ours
-    slots = Slots(settings.redis_url, settings.namespace, SystemClock(), timeout_s=settings.connect_timeout_s)
+    slots = Slots(
+        settings.redis_url, settings.namespace, SystemClock(), timeout_s=settings.connect_timeout_s
+    )
     with connected(settings) as databases:
         database = databases[0]
         sql = "SELECT sqlite_version()" if database.sqlite else "SELECT VERSION()"

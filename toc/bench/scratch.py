@@ -1,4 +1,7 @@
-"""Databases and keys of the benchmark's own, on the servers of the settings. The user's stay untouched."""
+"""Databases and keys of the benchmark's own, on the servers of the settings.
+
+The user's stay untouched. What a killed benchmark leaves behind is called `<name>_bench_…`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from toc.errors import SettingsError, StoreUnavailable
-from toc.runtime.settings import Settings
+from toc.runtime.settings import Settings, load_settings
 from toc.store import migrate
 from toc.timer import keys
 from toc.timer.scripts import UNAVAILABLE, Client
@@ -25,7 +28,11 @@ from toc.trial.rows import connected
 TOPIC = "default"
 NAME_CHARS_MAX = 40  # of 64: the rest is for what is appended
 LOCK_WAIT_S = 10
-_NO_RIGHT = {1044, 1142, 1227}  # access denied: to the database, for the command, without the privilege
+_NO_RIGHT = {
+    1044,
+    1142,
+    1227,
+}  # access denied: to the database, the command, for want of a privilege
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +45,21 @@ class Scratch:
 
     def clear(self) -> None:
         """Empties all job tables and queues, on both sides alike."""
-        for settings in self._both():
+        for settings in self.sides():
             with connected(settings) as databases:
                 for database in databases:
                     verb = "DELETE FROM" if database.sqlite else "TRUNCATE TABLE"
                     for shard in database.shards:
                         sql = f"{verb} {database.job_table_name(shard)}"
                         database.run(lambda c, sql=sql: c.exec_driver_sql(sql))  # type: ignore[misc]
-            self._delete_keys(settings)
+            self.delete_keys(settings)
 
-    def _both(self) -> list[Settings]:
+    def sides(self) -> list[Settings]:
+        """The settings of each side."""
         return [self.ours] if self.floor is None else [self.ours, self.floor]
 
-    def _delete_keys(self, settings: Settings) -> None:
+    def delete_keys(self, settings: Settings) -> None:
+        """Deletes every key that a side has."""
         for slot in range(settings.slots_of(TOPIC)):
             for spell in (keys.store_key, keys.prepare_key, keys.mark_key):
                 self.client.delete(spell(settings.namespace, TOPIC, slot))
@@ -63,7 +72,7 @@ def scratch(settings: Settings, shards: int | None = None) -> Iterator[Scratch]:
     Raises SettingsError where there is no Redis or no right to create a database.
     """
     if not settings.has_timer:
-        raise SettingsError("redis_url: toc bench measures the timer too and needs a Redis, it is 'none'")
+        raise SettingsError("redis_url: is 'none', and toc bench measures the timer too")
     word = secrets.token_hex(4)
     changes = {"shards": shards or settings.shards, "topics": {}}
     with ExitStack() as stack:
@@ -72,16 +81,22 @@ def scratch(settings: Settings, shards: int | None = None) -> Iterator[Scratch]:
         try:
             client.ping()
         except UNAVAILABLE as error:
-            raise SettingsError(f"redis_url: no Redis answers there ({error}); `toc dev` starts one") from error
+            raise SettingsError(
+                f"redis_url: no Redis answers ({error}); `toc dev` starts one"
+            ) from error
         sides: dict[str, Settings | None] = {}
         sqlite = any(make_url(url).get_backend_name() == "sqlite" for url in settings.databases)
         for side in ("toc",) if sqlite else ("toc", "floor"):
-            urls = []
-            for index, url in enumerate(settings.databases):
-                made = _sqlite(index) if sqlite else _mysql(index, make_url(url), f"bench_{word}_{side}")
-                urls.append(stack.enter_context(made))
-            namespace = f"bench-{word}-{side}"
-            own = Settings(**(settings.model_dump() | changes | {"databases": urls, "namespace": namespace}))
+            suffix = f"bench_{word}_{side}"
+            urls = [
+                stack.enter_context(
+                    _sqlite(index) if sqlite else _mysql(index, make_url(url), suffix)
+                )
+                for index, url in enumerate(settings.databases)
+            ]
+            own = load_settings(
+                **settings.model_dump() | changes | {"databases": urls, "namespace": suffix}
+            )
             migrate.upgrade(own)
             sides[side] = own
         ours = sides["toc"]
@@ -90,13 +105,14 @@ def scratch(settings: Settings, shards: int | None = None) -> Iterator[Scratch]:
         try:
             yield made_all
         finally:
-            for own in made_all._both():
-                made_all._delete_keys(own)
+            for own in made_all.sides():
+                made_all.delete_keys(own)
 
 
 @contextmanager
 def _mysql(index: int, url: URL, suffix: str) -> Iterator[str]:
-    name = f"{str(url.database)[:NAME_CHARS_MAX]}_{suffix}"
+    theirs = url.database or "toc"
+    name = f"{theirs[:NAME_CHARS_MAX]}_{suffix}"
     # The database that the URL names need not exist: nothing of it is used.
     engine = create_engine(url.set(database=""), poolclass=NullPool)
     quoted = engine.dialect.identifier_preparer.quote_identifier(name)
@@ -108,7 +124,7 @@ def _mysql(index: int, url: URL, suffix: str) -> Iterator[str]:
         if code in _NO_RIGHT:
             raise SettingsError(
                 f"databases: toc bench makes databases of its own beside number {index} and its user "
-                f"may not: GRANT ALL ON `{str(url.database)}\\_bench\\_%`.* TO that user"
+                f"may not: GRANT ALL ON `{theirs}\\_bench\\_%`.* TO that user"
             ) from error
         raise StoreUnavailable(index, error) from error
     try:

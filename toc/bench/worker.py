@@ -1,4 +1,4 @@
-"""The worker's process of the benchmark: a handler that does nothing but remember when it was called."""
+"""The worker's process of the benchmark: its handler only remembers when it was called."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from toc.trial.worker import Command, serve, settings_of, wall_ms
 LOOK_S = 0.005  # often enough for a drain of seconds, rarely enough not to disturb it
 QUIET_S = 0.3  # a job too many would come within this
 
-_starts: list[tuple[int, int, float]] = []  # job_id, action_ms, handler start in ms by this machine
+# job_id, action_ms, handler start in ms by this machine
+_starts: list[tuple[int, int, float]] = []
 
 
 def _noop(job: Job) -> None:
@@ -24,10 +25,14 @@ def _noop(job: Job) -> None:
 
 def _finish(node: Node) -> Command:
     def finish(line: dict[str, Any]) -> dict[str, Any]:
-        """Waits until `count` handlers have started and all is settled; gives and forgets the starts."""
+        """Waits until `count` handlers have started and all is settled; hands the starts over."""
         end_s = time.monotonic() + line["timeout_s"]
         while time.monotonic() < end_s:
-            if len(_starts) >= line["count"] and node.worker is not None and node.worker.in_flight == 0:
+            if (
+                len(_starts) >= line["count"]
+                and node.worker is not None
+                and node.worker.in_flight == 0
+            ):
                 break
             time.sleep(LOOK_S)
         settled_ms = wall_ms()

@@ -17,23 +17,35 @@ from toc.trial.child import ends_in_order
 WIDTH = 140
 
 
-def bench(
+def bench(  # noqa: PLR0917 - typer calls it by name
     case: Annotated[
         list[str] | None, typer.Option(help=f"only this one, may be repeated: {', '.join(CASES)}")
     ] = None,
     jobs: Annotated[
         int,
-        typer.Option(min=10, help="jobs a round; a tenth of it one by one, five times of it for the idle worker"),
+        typer.Option(
+            min=10, help="jobs a round; a tenth one by one, five times as many for the idle worker"
+        ),
     ] = Options.jobs,
-    rate: Annotated[float, typer.Option(min=1, help="jobs per second of the lateness case")] = Options.rate,
+    rate: Annotated[
+        float, typer.Option(min=1, help="jobs per second of the lateness case")
+    ] = Options.rate,
     seconds: Annotated[
-        float, typer.Option(min=1, help="how long that lasts; the idle worker is watched half as long")
+        float,
+        typer.Option(min=1, help="how long that lasts; the idle worker is watched half as long"),
     ] = Options.seconds,
     batch: Annotated[
-        int, typer.Option(min=1, max=1000, help="jobs per call of schedule_many, and per pop of the floor")
+        int,
+        typer.Option(
+            min=1, max=1000, help="jobs per call of schedule_many, and per pop of the floor"
+        ),
     ] = Options.batch,
-    rounds: Annotated[int, typer.Option(min=1, help="how often floor and toc take turns")] = Options.rounds,
-    shards: Annotated[int | None, typer.Option(help="job tables (default: as in the settings)")] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="how often floor and toc take turns")
+    ] = Options.rounds,
+    shards: Annotated[
+        int | None, typer.Option(help="job tables (default: as in the settings)")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,  # noqa: FBT002
 ) -> None:
     """Measures toc beside the bare drivers, on the servers of the settings.
@@ -43,7 +55,9 @@ def bench(
     """
     unknown = set(case or ()) - CASES.keys()
     if unknown:
-        raise typer.BadParameter(f"{min(unknown)} is none of: {', '.join(CASES)}", param_hint="--case")
+        raise typer.BadParameter(
+            f"{min(unknown)} is none of: {', '.join(CASES)}", param_hint="--case"
+        )
     console, progress = Console(), Console(stderr=True)
     if not console.is_terminal:
         console = Console(width=WIDTH)  # a pipe has no width, and 80 columns would fold every cell

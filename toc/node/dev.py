@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -25,7 +26,14 @@ from toc.runtime.settings import Settings, load_settings
 from toc.timer.scripts import UNAVAILABLE
 from toc.timer.slots import VERSION_MIN, Slots
 
+log = logging.getLogger(__name__)
+
 START_S_MAX, STOP_S_MAX, POLL_S = 10.0, 5.0, 0.02
+
+_OPTIONS = (
+    "--port", "0", "--unixsocketperm", "700",
+    "--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction",
+)  # fmt: skip
 
 
 class DevError(TocError):
@@ -44,7 +52,8 @@ class DevDirectory:
     def settings(self) -> Settings:
         """The settings in force, but with the databases and the Redis of this directory."""
         return load_settings(
-            databases=(f"sqlite:///{self.path}/toc_0.db",), redis_url=f"unix://{self.path}/redis.sock"
+            databases=(f"sqlite:///{self.path}/toc_0.db",),
+            redis_url=f"unix://{self.path}/redis.sock",
         )
 
     def __enter__(self) -> Self:
@@ -97,21 +106,25 @@ class PrivateRedis:
         self._end_left_behind()
         with (self._directory / "redis.log").open("wb") as log:
             self._process = subprocess.Popen(
-                # Names relative to the directory: the path of a Unix socket is limited to 107 bytes.
-                [program, "--port", "0", "--unixsocket", self._socket.name, "--unixsocketperm", "700",
-                 "--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"],
-                cwd=self._directory,
+                [program, *_OPTIONS, "--unixsocket", self._socket.name],
+                cwd=self._directory,  # a relative name: a socket's path is limited to 107 bytes
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for us: the node stops first, then its Redis
-            )  # fmt: skip
+            )
         try:
             self._wait_until_it_answers(self._process)
         except BaseException:
             self.kill()
             raise
         return self
+
+    def watch(self) -> None:
+        """Starts it again if it has ended: it held nothing that the databases do not know."""
+        if self._process is not None and self._process.poll() is not None:
+            log.error("redis-server has ended, it is started again: %s", self._last_words())
+            self.start()
 
     def stop(self) -> None:
         """Ends it by its process id. Legal when it does not run."""
@@ -210,7 +223,9 @@ def _candidates() -> Iterator[str]:
 
 def _version(path: str) -> tuple[int, int] | None:
     try:
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
+        said = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=10, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     match = re.search(r"v=(\d+)\.(\d+)", said.stdout)

@@ -9,7 +9,7 @@ import socket
 from collections import defaultdict
 from collections.abc import Callable
 
-from toc.errors import TimerUnavailable
+from toc.errors import NotFound, TimerUnavailable
 from toc.handlers.registry import Registry, registry
 from toc.node.clocks import ClockWatch
 from toc.runtime.clock import Clock, SystemClock
@@ -88,6 +88,7 @@ class Node:
             self.slots,
             settings.slots_of,
             settings.topic_of,
+            round((settings.timer.horizon_s + settings.timer.slack_s) * 1000),
             self._handlers,
             self._clock,
             random.Random(),  # noqa: S311 - jitter and names
@@ -159,8 +160,9 @@ class Node:
                     pages,
                     topic,
                     range(amount),
-                    lambda slot, amount=amount: list(settings.routing.shards_of_slot(slot, amount)),  # type: ignore[misc]
-                    lambda no, topic=topic: settings.topic_of(catalogue.name(no)) == topic,  # type: ignore[misc]
+                    amount,
+                    settings.routing,
+                    lambda no, topic=topic: self._topic_of_type(catalogue, no) == topic,  # type: ignore[misc]
                     self._clock,
                     horizon_ms=round(timer.horizon_s * 1000),
                     slack_ms=round(timer.slack_s * 1000),
@@ -170,6 +172,12 @@ class Node:
             )
         services.append(Wakeup(slots, settings.namespace, hear))
         return services
+
+    def _topic_of_type(self, catalogue: Catalogue, type_no: int) -> str:
+        try:
+            return self.settings.topic_of(catalogue.name(type_no))
+        except NotFound:  # a row that somebody wrote by hand must not stop the loader
+            return "default"
 
     def _pollers(
         self, slots: Slots, topic: str, worker: Worker, watch: ClockWatch

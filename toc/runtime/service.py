@@ -16,7 +16,7 @@ from toc.runtime import metrics
 
 log = logging.getLogger(__name__)
 
-PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
+PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 2.0
 
 
 class Service:

@@ -24,8 +24,11 @@ class Batch:
 
 
 class Sink(Protocol):
-    def room(self) -> int:
-        """How many more jobs may be offered now; 0 or less: none."""
+    def take_room(self, wanted: int) -> int:
+        """Reserves room for up to `wanted` jobs; returns how many, 0 when there is no room now."""
+
+    def give_room(self, taken: int) -> None:
+        """Ends a reservation, after the offers that it was made for."""
 
     def offer(self, database: int, batch: Batch) -> int:
         """Takes ids of one database; returns how many of them were claimed to be run."""

@@ -47,6 +47,7 @@ class Scanner(Service):
         self._position = 0
         self._after = BEGINNING
         self._waits_for_room = False
+        self._skipped: set[int] = set()  # databases that did not answer in this round
 
     def room_again(self) -> None:
         """Goes on at once if it stopped for want of room; does not shorten the wait for the next round."""
@@ -58,29 +59,42 @@ class Scanner(Service):
         urgent = not self._timer_available()
         grace_ms = min(self._grace_ms, round(URGENT_S * 1000)) if urgent else self._grace_ms
         while self._position < len(self._owned) and not self.stopping:
-            room = self._sink.room()
-            if room <= 0:
-                self._waits_for_room = True
+            shard = self._owned[self._position]
+            room = self._sink.take_room(self._page_rows)
+            self._waits_for_room = not room
+            if not room:
                 return NO_ROOM_S
-            self._waits_for_room = False
-            if not self._scan(self._owned[self._position], grace_ms, min(self._page_rows, room)):
-                self._position += 1
-                self._after = BEGINNING
+            try:
+                more = self._scan(shard, grace_ms, room)
+            except StoreUnavailable as error:  # the other databases' shards go on
+                log.warning("scanner: shard %d: %s", shard, error)
+                self._skipped.add(self._routing.database(shard))
+                more = False
+            finally:
+                self._sink.give_room(room)
+            if not more:
+                self._advance()
         self._position = 0
+        self._skipped.clear()
         return min(self._tick_s, URGENT_S) if urgent else self._tick_s
 
     def _scan(self, shard: int, grace_ms: int, rows: int) -> bool:
         """One page of one shard; True when the shard may have more."""
         found_s = self._clock.monotonic_s()
-        try:
-            page = self._pages.overdue(shard, self._after, grace_ms, self._types(), rows)
-            if not page:
-                return False
-            ids = [row.job_id for row in page]
-            batch = Batch("", {shard: ids}, None, found_s, popped=False)
-            self._sink.offer(self._routing.database(shard), batch)
-        except StoreUnavailable as error:  # the other databases' shards go on
-            log.warning("scanner: shard %d: %s", shard, error)
+        page = self._pages.overdue(shard, self._after, grace_ms, self._types(), rows)
+        if not page:
             return False
+        batch = Batch("", {shard: [row.job_id for row in page]}, None, found_s, popped=False)
+        self._sink.offer(self._routing.database(shard), batch)
         self._after = (page[-1].due_ms, page[-1].job_id)
         return len(page) == rows
+
+    def _advance(self) -> None:
+        """To the next shard whose database answers."""
+        self._after = BEGINNING
+        self._position += 1
+        while (
+            self._position < len(self._owned)
+            and self._routing.database(self._owned[self._position]) in self._skipped
+        ):
+            self._position += 1

@@ -171,11 +171,8 @@ class Database:
         if code in _LOCK_ERRORS or (self.sqlite and "locked" in str(code)):
             return "lock" if tries < TRIES_MAX else ""
         # A pooled connection that died while idle: the pool is emptied by now, the next one is new.
-        if error.connection_invalidated or code in _LOST_ERRORS:
-            return "lost" if tries < 2 else ""
-        if self.sqlite or isinstance(code, str) or (isinstance(code, int) and code >= 2000):
-            return ""
-        raise error  # the statement itself is wrong: not the server's absence
+        lost = error.connection_invalidated or code in _LOST_ERRORS
+        return "lost" if lost and tries < 2 else ""
 
     def now_ms(self) -> int:
         """The database's clock, in milliseconds since 1970 UTC."""

@@ -14,7 +14,7 @@ _DURABILITY = ("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog")
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """`kind`: mysql, mariadb or sqlite. `durability`: the variables that decide what a COMMIT is worth."""
+    """`kind`: mysql, mariadb or sqlite. `durability`: the variables behind a COMMIT's worth."""
 
     kind: str
     version: str
@@ -26,7 +26,8 @@ def server_facts(database: Database) -> ServerFacts:
 
     def read(connection: Connection) -> ServerFacts:
         if database.sqlite:
-            return ServerFacts("sqlite", str(connection.scalar(text("SELECT sqlite_version()"))), {})
+            version = str(connection.scalar(text("SELECT sqlite_version()")))
+            return ServerFacts("sqlite", version, {})
         version = str(connection.scalar(text("SELECT VERSION()")))
         names = ", ".join(f"'{name}'" for name in _DURABILITY)
         rows = connection.execute(text(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})"))

@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from toc.domain.routing import Routing
 from toc.errors import StoreUnavailable
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
@@ -48,10 +49,7 @@ class Mark(NamedTuple):
 
 
 class Loader(Service):
-    """The loader of some slots of one topic. `of_topic(type_no)` says whether a row is the topic's.
-
-    `shards_of(slot)` gives the shards whose jobs a slot holds.
-    """
+    """The loader of some slots of one topic. `of_topic(type_no)` says whether a row is the topic's."""
 
     def __init__(
         self,
@@ -59,7 +57,8 @@ class Loader(Service):
         pages: Pages,
         topic: str,
         owned: Sequence[int],
-        shards_of: Callable[[int], Sequence[int]],
+        slot_amount: int,
+        routing: Routing,
         of_topic: Callable[[int], bool],
         clock: Clock,
         *,
@@ -70,7 +69,8 @@ class Loader(Service):
     ) -> None:
         super().__init__(f"toc-loader-{topic}")
         self._slots, self._pages, self._topic, self._owned = slots, pages, topic, list(owned)
-        self._shards_of, self._of_topic, self._clock = shards_of, of_topic, clock
+        self._slot_amount, self._routing = slot_amount, routing
+        self._of_topic, self._clock = of_topic, clock
         self._horizon_ms, self._slack_ms = horizon_ms, slack_ms
         self._tick_s, self._page_rows = tick_s, page_rows
         self._step = 0
@@ -85,19 +85,23 @@ class Loader(Service):
         marks = self._slots.marks(self._topic, self._owned)
         run_ids = self._slots.run_ids(self._topic, self._owned)
         brought = 0
+        down: set[int] = set()  # databases that did not answer in this step
         for slot in self._owned:
             if self.stopping:
                 break
-            for shard in self._shards_of(slot):
+            for shard in self._routing.shards_of_slot(slot, self._slot_amount):
                 text = marks[slot].get(shard)
                 if text is not None and (self._step + shard) % READ_EVERY:
                     mark = Mark.parse(text)
                     if mark is not None and mark.run_id == run_ids[slot]:
                         continue
+                if self._routing.database(shard) in down:
+                    continue
                 try:
                     brought += self._load(slot, shard, text, run_ids[slot])
                 except StoreUnavailable as error:  # the other databases' shards go on
                     log.warning("loader: shard %d: %s", shard, error)
+                    down.add(self._routing.database(shard))
         self._step += 1
         return brought
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from toc.domain.ids import gene_of
 from toc.domain.routing import Routing
+from toc.errors import StoreUnavailable
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.runtime.sink import Batch, Sink
@@ -72,21 +73,28 @@ class Poller(Service):
             due = [slot for slot, due_s in self._due_s.items() if due_s <= now_s]
         if not due:
             return max(0.0, min(min(self._due_s.values(), default=_NEVER), self._slow_s) - now_s)
-        room = self._sink.room()
-        if room <= 0:
+        due.sort(key=self._due_s.__getitem__)  # oldest head first: a busy slot cannot starve the others
+        room = self._sink.take_room(sum(self._guess[slot] for slot in due))
+        if not room:
             return NO_ROOM_S
         if slow:
             self._slow_s = now_s + self._slow_poll_s
-        # Oldest head first: a busy slot cannot starve the others.
-        wanted = []
-        for slot in sorted(due, key=self._due_s.__getitem__):
+        try:
+            self._pop(self._shares(due, room), now_s)
+        finally:
+            self._sink.give_room(room)
+        return 0
+
+    def _shares(self, due: Sequence[int], room: int) -> list[tuple[int, int]]:
+        """How much to pop of each slot, such that all together fits."""
+        shares = []
+        for slot in due:
             n = min(self._guess[slot], room)
             if n <= 0:
                 break
-            wanted.append((slot, n))
+            shares.append((slot, n))
             room -= n
-        self._pop(wanted, now_s)
-        return 0
+        return shares
 
     def _pop(self, wanted: Sequence[tuple[int, int]], found_s: float) -> None:
         popped = self._slots.pop(self._topic, wanted, self._stay_ms)
@@ -102,5 +110,11 @@ class Poller(Service):
             for job_id in answer.ids:
                 shard = self._routing.shard(gene_of(job_id))
                 by_database[self._routing.database(shard)][shard].append(job_id)
+        failed: StoreUnavailable | None = None
         for database, ids in by_database.items():
-            self._sink.offer(database, Batch(self._topic, ids, time_ms, found_s, popped=True))
+            try:
+                self._sink.offer(database, Batch(self._topic, ids, time_ms, found_s, popped=True))
+            except StoreUnavailable as error:  # the other databases' ids are offered all the same
+                failed = error
+        if failed is not None:
+            raise failed

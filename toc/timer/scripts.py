@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from redis.exceptions import (
     OutOfMemoryError,
     ReadOnlyError,
     RedisClusterException,
+    ResponseError,
     TimeoutError as RedisTimeoutError,
     TryAgainError,
 )
@@ -29,6 +31,14 @@ UNAVAILABLE = (
     ClusterDownError, ClusterError, RedisClusterException, TryAgainError,
 )  # fmt: skip
 """What Redis raises when it cannot serve now. Everything else is a fault in the call."""
+
+# The client has no class for some of these; Redis 6.2 wraps what a script met in a text of its own.
+_REFUSAL = re.compile(r"(?:^|: -)(?:OOM|MISCONF|NOREPLICAS|READONLY|LOADING|MASTERDOWN|BUSY) ")
+
+
+def is_refusal(error: ResponseError) -> bool:
+    """Whether the server says that it cannot serve (writes) now."""
+    return _REFUSAL.search(str(error)) is not None
 
 
 class Call(NamedTuple):

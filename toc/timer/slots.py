@@ -9,21 +9,22 @@ from typing import Any, NamedTuple
 from redis import Redis
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.cluster import RedisCluster
+from redis.exceptions import ResponseError
 from redis.retry import Retry
 
 from toc.errors import SchemaMismatch, TimerUnavailable
 from toc.runtime.clock import Clock
 from toc.timer import keys
-from toc.timer.scripts import UNAVAILABLE, Call, Client, Scripts
+from toc.timer.scripts import UNAVAILABLE, Call, Client, Scripts, is_refusal
 
 PAIRS_MAX = 1000  # entries per call of a script, well below Lua's limit of about 8,000 values
 VERSION_MIN = (6, 2)
 
 
 class Entry(NamedTuple):
-    """A reminder: look at `job_id` at `due_ms`."""
+    """A reminder: look at `job_id` at `due_ms`. In put_back, None: the loader will remind in time."""
 
-    due_ms: int
+    due_ms: int | None
     job_id: int
 
 
@@ -101,7 +102,7 @@ class Slots:
         self._call(Call("ack", self._queues(topic, slot), part) for slot, part in _parts(ids))
 
     def put_back(self, topic: str, entries: Mapping[int, Sequence[Entry]]) -> None:
-        """Returns entries (by slot) to their StoreQueues at their due time."""
+        """Returns entries (by slot) to their StoreQueues at their due time, or only forgets the pop."""
         channel = keys.wake_channel(self._namespace, topic)
         self._call(
             Call("put_back", self._queues(topic, slot), (self._now(), channel, slot, *_flat(part)))
@@ -260,6 +261,11 @@ class Slots:
         except UNAVAILABLE as error:
             self.available = False
             raise TimerUnavailable(error) from error
+        except ResponseError as error:
+            if not is_refusal(error):
+                raise
+            self.available = False
+            raise TimerUnavailable(error) from error
         self.available = True
         return answer
 
@@ -281,8 +287,8 @@ def _parts(by_slot: Mapping[int, Sequence[Any]]) -> Iterable[tuple[int, Sequence
             yield slot, items[start : start + PAIRS_MAX]
 
 
-def _flat(entries: Sequence[Entry]) -> list[int]:
-    return [value for entry in entries for value in entry]
+def _flat(entries: Sequence[Entry]) -> list[int | str]:
+    return ["" if value is None else value for entry in entries for value in entry]
 
 
 def _version(text: str) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 from toc.errors import TocError
@@ -23,8 +23,8 @@ END_S = 40.0  # a node gives its running handlers 30 s
 STDERR_CHARS_MAX = 4000
 
 
-class ChildFailed(TocError):
-    """A process of ours ended, or did not answer; the text has the end of what it complained about."""
+class ChildFailed(TocError):  # noqa: N818 - as the errors of toc.errors are named
+    """A process of ours ended or did not answer; the text has the last of what it said."""
 
     code = "child_failed"
 
@@ -71,6 +71,10 @@ class Child:
             raise self._failure("ended")
         return answer
 
+    def answered(self) -> bool:
+        """Whether `receive` would return (or raise) at once."""
+        return not self._answers.empty()
+
     def ask(self, message: dict[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
         """Sends one line and waits for the next one."""
         self.send(message)
@@ -80,10 +84,8 @@ class Child:
         """Asks it to end by closing its input, and waits. Returns its exit code."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018
-        try:
+        with suppress(OSError):  # it is gone already
             process.stdin.close()
-        except OSError:
-            pass  # it is gone already
         try:
             code = process.wait(END_S)
         except subprocess.TimeoutExpired:

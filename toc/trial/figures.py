@@ -30,7 +30,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` of all are not above (nearest rank: a real one)."""
+    """The smallest measured value that `percent` of all values do not exceed (nearest rank)."""
     if not values:
         raise ValueError("a percentile needs at least one value")
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
@@ -45,7 +45,10 @@ def counts(values: Sequence[float], edges: Sequence[float]) -> list[int]:
 
 
 def histogram(
-    values: Sequence[float], edges: Sequence[float] = LATENESS_EDGES_MS, unit: str = "ms", width: int = 40
+    values: Sequence[float],
+    edges: Sequence[float] = LATENESS_EDGES_MS,
+    unit: str = "ms",
+    width: int = 40,
 ) -> list[str]:
     """One line per bucket between the first and the last that hold something."""
     found = counts(values, edges)

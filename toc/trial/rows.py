@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from sqlalchemy import select
@@ -11,7 +11,7 @@ from sqlalchemy import select
 from toc.domain.job import Status
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
-from toc.store.databases import Databases, execute_on
+from toc.store.databases import Database, Databases, execute_on
 from toc.store.schema import JOB
 
 
@@ -39,13 +39,17 @@ def connected(settings: Settings) -> Iterator[Databases]:
 
 def all_rows(databases: Databases) -> dict[int, Row]:
     """Every job by its id. For runs of a size that fits into memory."""
-    query = select(JOB.c.job_id, JOB.c.status, JOB.c.attempts)
     found: dict[int, Row] = {}
     for database in databases:
         for shard in database.shards:
-            rows = database.run(lambda c, shard=shard: execute_on(c, shard, query).all())  # type: ignore[misc]
-            found.update((row[0], Row(Status(row[1]), row[2])) for row in rows)
+            for job_id, status, attempts in _rows_of(database, shard):
+                found[job_id] = Row(Status(status), attempts)
     return found
+
+
+def _rows_of(database: Database, shard: int) -> list[tuple[int, int, int]]:
+    query = select(JOB.c.job_id, JOB.c.status, JOB.c.attempts)
+    return database.run(lambda c: [tuple(row) for row in execute_on(c, shard, query)])
 
 
 def dead_letters(databases: Databases) -> set[int]:

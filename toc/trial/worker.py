@@ -34,7 +34,9 @@ def settings_of(line: Mapping[str, Any]) -> Settings:
     return load_settings(**line["settings"])
 
 
-def serve(handlers: Registry, commands: Mapping[str, Callable[[Node], Command]], settings: Settings) -> None:
+def serve(
+    handlers: Registry, commands: Mapping[str, Callable[[Node], Command]], settings: Settings
+) -> None:
     """Runs a node with these handlers until the parent closes the pipe; answers its commands.
 
     A line {"do": name, …} is answered by the command of that name. "cpu" is always there.

@@ -12,7 +12,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
@@ -60,6 +60,7 @@ class HandlerPool(Service):
         self._loop_thread: threading.Thread | None = None
         self._free: asyncio.Semaphore | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: set[asyncio.Task[None]] = set()  # not started yet
 
     def submit(self, run: Run) -> None:
         """Queues a claimed job. The caller keeps the number of jobs bounded."""
@@ -68,6 +69,18 @@ class HandlerPool(Service):
             loop.call_soon_threadsafe(self._spawn, run)
         else:
             self._queue.put(run)
+
+    def drain(self) -> None:
+        """Offers everything that waits to `may_start` now, without waiting for a thread (for a stop)."""
+        while True:
+            try:
+                run = self._queue.get_nowait()
+            except Empty:
+                break
+            if run is not None:
+                self._may_start(run)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._waiting])
 
     @property
     def waiting(self) -> int:
@@ -181,11 +194,21 @@ class HandlerPool(Service):
     def _spawn(self, run: Run) -> None:
         task = asyncio.get_running_loop().create_task(self._work_async(run))
         self._tasks.add(task)
+        self._waiting.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _work_async(self, run: Run) -> None:
         assert self._free is not None  # noqa: S101 - made with the loop
-        async with self._free:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - this is one
+        try:
+            await self._free.acquire()
+        except asyncio.CancelledError:  # drained: `may_start` gives it back
+            self._waiting.discard(task)
+            self._may_start(run)
+            return
+        self._waiting.discard(task)
+        try:
             if not self._may_start(run):
                 return
             key = id(run)
@@ -202,3 +225,5 @@ class HandlerPool(Service):
                 del self._running[key]
                 self._stuck.discard(key)
             self._finish(run, result)
+        finally:
+            self._free.release()

@@ -38,6 +38,7 @@ class Settler(Service):
         slots: Slots | None,
         slots_of: Callable[[str], int],
         released: Callable[[list[Run]], None],
+        back_in_time: Callable[[int, int], Entry],
         clock: Clock,
         *,
         batch_max: int,
@@ -46,6 +47,7 @@ class Settler(Service):
         super().__init__(f"toc-settler-{database.index}")
         self._database, self._claims, self._slots = database, claims, slots
         self._slots_of, self._released, self._clock = slots_of, released, clock
+        self._back_in_time = back_in_time
         self._batch_max, self._wait_s = batch_max, wait_ms / 1000
         self._queue: deque[Ended] = deque()
         self._batch: list[Ended] = []  # taken from the queue, not settled yet
@@ -120,7 +122,7 @@ class Settler(Service):
                 acks[topic][slot].append(outcome.job_id)
             else:
                 due_ms = outcome.due_ms or ended.run.job.action_ms
-                backs[topic][slot].append(Entry(due_ms, outcome.job_id))
+                backs[topic][slot].append(self._back_in_time(due_ms, outcome.job_id))
         try:
             for topic, ids in acks.items():
                 self._slots.ack(topic, ids)

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
+from toc.worker.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class Undertaker(Protocol):
     """What the lane asks of the worker."""
 
     def bury(self, suspect: Suspect) -> None: ...
-    def take_over(self, suspect: Suspect, done: threading.Event) -> bool: ...
+    def take_over(self, suspect: Suspect, done: threading.Event) -> Run | None: ...
     def max_attempts(self, suspect: Suspect) -> int: ...
     def hold(self, on: bool) -> None: ...
     @property
@@ -91,10 +92,11 @@ class SuspectLane(Service):
         try:
             if left == 1 and not self._wait_until_quiet():
                 return  # its reminder comes back
-            if self.stopping or not self._worker.take_over(suspect, done):
-                return
-            while not done.wait(LOOK_S) and not self.stopping:
-                pass
+            run = None if self.stopping else self._worker.take_over(suspect, done)
+            # One that hangs beyond its lease is nobody's any more: the next suspect goes on.
+            while run and not self.stopping and self._clock.monotonic_s() < run.lease_end_s:
+                if done.wait(LOOK_S):
+                    break
         finally:
             if left == 1:
                 self._worker.hold(False)

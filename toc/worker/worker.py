@@ -45,7 +45,8 @@ class Worker:
 
     `name` identifies the process ("host:pid"); each claim's token adds a random incarnation and a
     number, so that no token ever stands for two claims. `restart_wanted` is called when too many
-    handlers are stuck. `slots` is None where there is no timer.
+    handlers are stuck. `slots` is None where there is no timer. `near_ms` (horizon + slack): what is
+    due later than that from now is not put back into Redis; the loader brings it in its time (I6).
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Worker:
         slots: Slots | None,
         slots_of: Callable[[str], int],
         topic_of: Callable[[str], str],
+        near_ms: int,
         registry: Registry,
         clock: Clock,
         rng: random.Random,
@@ -63,6 +65,7 @@ class Worker:
         restart_wanted: Callable[[], None],
     ) -> None:
         self._databases, self._catalogue, self._slots = databases, catalogue, slots
+        self._near_ms = near_ms
         self._slots_of, self._topic_of = slots_of, topic_of
         self._registry, self._clock, self._rng, self._settings = registry, clock, rng, settings
         self._prefix = f"{name[:60]}:{rng.getrandbits(48):012x}"
@@ -78,6 +81,7 @@ class Worker:
         self._server_time = ServerTime(clock)
         self._lock = threading.Lock()
         self._in_flight = 0
+        self._reserved = 0  # promised to offers under way
         # How much may be in flight: doubles while everything claimed is started at once, halves when
         # jobs wait or when so much is not needed.
         self._limit = min(settings.concurrency, settings.queue_max)
@@ -105,6 +109,7 @@ class Worker:
                 slots,
                 slots_of,
                 self._released,
+                self._back_in_time,
                 clock,
                 batch_max=settings.settle_max,
                 wait_ms=settings.settle_wait_ms,
@@ -128,6 +133,7 @@ class Worker:
         """
         self._stopping = True  # from here on `_may_start` gives queued jobs back
         self._suspects.stop()
+        self._pool.drain()
         deadline_s = self._clock.monotonic_s() + timeout_s
         while self._in_flight and self._clock.monotonic_s() < deadline_s:
             self._clock.sleep_s(0.02)
@@ -166,8 +172,8 @@ class Worker:
 
     # ---- the sink
 
-    def room(self) -> int:
-        """How many more jobs can be claimed such that none waits long for a thread (I8)."""
+    def take_room(self, wanted: int) -> int:
+        """Reserves room: as much as can be claimed such that none waits long for a thread (I8)."""
         if self._stopping or self._held:
             return 0
         now_s = self._clock.monotonic_s()
@@ -180,9 +186,16 @@ class Worker:
             elif now_s - self._full_s > LIMIT_KEPT_S:
                 self._full_s = now_s
                 self._limit = max(self._settings.concurrency, self._limit // 2)
-            room = self._limit - self._in_flight
-            self._refused = self._refused or room <= 0
-            return room
+            granted = min(wanted, self._limit - self._in_flight - self._reserved)
+            if granted <= 0:
+                self._refused = True
+                return 0
+            self._reserved += granted
+            return granted
+
+    def give_room(self, taken: int) -> None:
+        with self._lock:
+            self._reserved -= taken
 
     def offer(self, database: int, batch: Batch) -> int:
         """Claims ids and queues those that are ours. Raises StoreUnavailable after putting them back."""
@@ -226,7 +239,7 @@ class Worker:
                     later.append(Entry(now_ms + UNHANDLED_MS, job_id))
                 else:
                     due_ms = row.due_ms if row.due_ms > now_ms else now_ms + PUT_BACK_MS_MIN
-                    later.append(Entry(due_ms, job_id))
+                    later.append(self._back_in_time(due_ms, job_id))
         if runs:
             with self._lock:
                 self._in_flight += len(runs)
@@ -274,8 +287,14 @@ class Worker:
         return True
 
     def _finish(self, run: Run, result: object) -> None:
-        spread = self._rng.uniform(-1, 1)
-        self._end(run, judge(run, result, self._now_ms(), spread))
+        now_ms = self._now_ms()
+        try:
+            outcome = judge(run, result, now_ms, self._rng.uniform(-1, 1))
+        except Exception as error:
+            # A verdict that cannot be read (a timedelta out of range, say) must not cost the thread.
+            log.exception("the verdict of job %d makes no sense", run.job.job_id)
+            outcome = judge(run, error, now_ms, 0.0)
+        self._end(run, outcome)
 
     def _end(self, run: Run, outcome: Outcome) -> None:
         self._settlers[run.database].put(Ended(run, outcome))
@@ -311,31 +330,34 @@ class Worker:
             metrics.ENDED.labels(biz_type, Kind.BURY.value).inc()
             self._answer_timer(self._topic_of(biz_type), [suspect.job_id], [])
 
-    def take_over(self, suspect: Suspect, done: threading.Event) -> bool:
-        """Claims a job whose lease is over and queues it; False when somebody else has it."""
+    def take_over(self, suspect: Suspect, done: threading.Event) -> Run | None:
+        """Claims a job whose lease is over and queues it; None when somebody else has it."""
         if self._spec(suspect.type_no) is None:
-            return False
+            return None
         found_s = self._clock.monotonic_s()
         token = f"{self._prefix}:{next(self._sequence)}"
         database = self._databases[suspect.database]
         row = self._claims.take_over(database, suspect.shard, suspect.job_id, suspect.token, token)
-        if row is None:
-            return False
-        run = self._run_of(row, found_s, suspect.database, token)
+        run = None if row is None else self._run_of(row, found_s, suspect.database, token)
         if run is None:
-            return False
+            return None
         metrics.TAKEN_OVER.inc()
         run.settled = done
         with self._lock:
             self._in_flight += 1
         self._pool.submit(run)
-        return True
+        return run
 
     # ---- small things
 
     def _now_ms(self) -> int:
         """The server's time, carried on from the last pop (or scan)."""
         return self._server_time.now_ms() if self._server_time.known else self._clock.wall_ms()
+
+    def _back_in_time(self, due_ms: int, job_id: int) -> Entry:
+        """How a reminder goes back: at its due time, or not at all while that is far."""
+        far = due_ms > self._now_ms() + self._near_ms
+        return Entry(None if far else due_ms, job_id)
 
     def _spec(self, type_no: int) -> HandlerSpec | None:
         return self._specs.get(type_no) or self._registry.takes_all

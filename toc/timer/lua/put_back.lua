@@ -4,10 +4,11 @@
 -- KEYS  1  StoreQueue of the slot    2  PrepareQueue of the slot
 -- ARGV  1  now in ms, or '' for this server's TIME
 --       2  channel for the wake-up   3  the slot's number, for its message
---       4… pairs: due ms, job_id     (at most 2,000 pairs)
+--       4… pairs: due ms, job_id     (at most 2,000 pairs); due '': the pop is forgotten, no more
 -- Answer {TIME in ms, 1 when the slot has a new head, else 0}
 --
--- LT as in arm: a reschedule's earlier reminder that came meanwhile stays.
+-- LT as in arm: a reschedule's earlier reminder that came meanwhile stays. For the same reason a job
+-- that is due far from now is taken out of the PrepareQueue only, not acked.
 -- Bound: O(pairs log slot). Allowed when Redis is full: it moves.
 local function time_ms()
     local t = redis.call('TIME')
@@ -17,7 +18,9 @@ local now = tonumber(ARGV[1]) or time_ms()
 local before = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
 for i = 4, #ARGV, 2 do
     redis.call('ZREM', KEYS[2], ARGV[i + 1])
-    redis.call('ZADD', KEYS[1], 'LT', ARGV[i], ARGV[i + 1])
+    if ARGV[i] ~= '' then
+        redis.call('ZADD', KEYS[1], 'LT', ARGV[i], ARGV[i + 1])
+    end
 end
 local head = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
 local is_new = head and (not before or tonumber(head) < tonumber(before))

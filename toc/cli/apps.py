@@ -1,0 +1,73 @@
+"""Importing the modules that hold a business' handlers."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toc.cli.failures import USAGE, CommandError
+
+if TYPE_CHECKING:
+    from toc.handlers.registry import Registry
+
+Apps = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--app",
+        metavar="MODULE",
+        help="A module with handlers, to be imported; may be repeated. "
+        "MODULE:NAME for a Registry of your own.",
+    ),
+]
+
+
+def load_apps(apps: Sequence[str]) -> Registry:
+    """Imports the modules, with the working directory on sys.path; returns the registry to run.
+
+    Raises CommandError when a module cannot be imported and when there are no handlers.
+    """
+    from toc.handlers.registry import Registry, registry  # noqa: PLC0415 - quick start
+
+    if not apps:
+        raise CommandError("no handlers: name their modules with --app", USAGE)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    found = []
+    for app in apps:
+        name, _, attribute = app.partition(":")
+        module = _imported(name)
+        own = getattr(module, attribute, None) if attribute else registry
+        if not isinstance(own, Registry):
+            raise CommandError(f"{app}: {attribute!r} is not a toc Registry in that module", USAGE)
+        found.append(own)
+    if any(own is not found[0] for own in found):
+        raise CommandError("the modules use several registries; a worker runs one", USAGE)
+    if not len(found[0]):
+        raise CommandError(
+            f"no handlers: nothing in {', '.join(apps)} is decorated with @toc.handler", USAGE
+        )
+    return found[0]
+
+
+def _imported(name: str) -> object:
+    try:
+        return importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # What it raises is up to the module: SystemExit too.
+        frames = traceback.extract_tb(error.__traceback__)
+        last = frames[-1] if frames else None
+        inside = last is not None and "importlib" not in last.filename
+        where = f" ({last.filename}, line {last.lineno})" if last and inside else ""
+        text = str(error).splitlines()[0] if str(error) else ""
+        raise CommandError(
+            f"cannot import {name!r}: {type(error).__name__}: {text}{where}", USAGE
+        ) from error

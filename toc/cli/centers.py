@@ -1,0 +1,71 @@
+"""The client that commands use, and jobs as they show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toc.cli.failures import NO, OK, USAGE, CommandError
+from toc.cli.output import Output
+from toc.cli.words import iso
+
+if TYPE_CHECKING:
+    from toc.center.center import TimeoutCenter
+    from toc.domain.job import Answer, Job
+
+BizId = Annotated[int | None, typer.Option("--biz-id", metavar="N", help="The business id.")]
+Type = Annotated[str, typer.Option("--type", metavar="T", help="The biz_type.")]
+AnyType = Annotated[str | None, typer.Option("--type", metavar="T", help="Only this biz_type.")]
+Key = Annotated[str | None, typer.Option("--key", metavar="K", help="The dedup_key.")]
+
+
+@contextmanager
+def opened() -> Iterator[TimeoutCenter]:
+    """A client with the settings in force."""
+    from toc.center.center import TimeoutCenter  # noqa: PLC0415 - quick start
+    from toc.handlers.registry import Registry  # noqa: PLC0415
+
+    with TimeoutCenter(handlers=Registry()) as center:
+        yield center
+
+
+def check_target(job_id: int | None, biz_id: int | None) -> None:
+    """Exactly one of them names the job."""
+    if (job_id is None) == (biz_id is None):
+        raise CommandError("give either a JOB_ID or --biz-id (with --type)", USAGE)
+
+
+def say_answer(output: Output, answer: Answer, wanted: str) -> int:
+    """What cancel, reschedule or redrive answered; exits 0 only for what was wanted."""
+    job = "" if answer.job_id is None else f"job {answer.job_id}: "
+    tried = f" (attempts: {answer.attempts})" if answer.attempts else ""
+    output.answer(answer_of(answer), f"{job}{answer}{tried}")
+    return OK if answer == wanted else NO
+
+
+# 64-bit numbers do not survive every reader of JSON (JavaScript, jq before 1.7): ids are texts.
+
+
+def answer_of(answer: Answer) -> dict[str, Any]:
+    """An answer for JSON."""
+    job_id = None if answer.job_id is None else str(answer.job_id)
+    return {"answer": str(answer), "job_id": job_id, "attempts": answer.attempts}
+
+
+def job_of(job: Job) -> dict[str, Any]:
+    """A job for JSON."""
+    return {
+        "job_id": str(job.job_id),
+        "biz_id": str(job.biz_id),
+        "biz_type": job.biz_type,
+        "status": job.status.name.lower(),
+        "action_time": iso(job.action_ms),
+        "due_time": iso(job.due_ms),
+        "attempts": job.attempts,
+        "attribute": job.attribute,
+        "dedup_key": job.dedup_key,
+        "token": job.token,
+    }

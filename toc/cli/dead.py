@@ -1,0 +1,98 @@
+"""`toc dead list` and `toc dead redrive`."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toc.cli.centers import AnyType, answer_of, opened
+from toc.cli.failures import NO, OK, USAGE, CommandError
+from toc.cli.frame import answers
+from toc.cli.output import Output
+from toc.cli.words import iso, shown
+
+if TYPE_CHECKING:
+    from toc.domain.job import DeadJob
+
+ERROR_COLUMNS = 100
+REDRIVE_MAX = 10_000
+
+Limit = Annotated[
+    int, typer.Option("--limit", min=1, max=REDRIVE_MAX, help="At most so many jobs.")
+]
+
+
+@answers
+def listed(output: Output, biz_type: AnyType = None, limit: Limit = 50) -> None:
+    """List dead jobs, newest first: their attempts are used up, nothing will run them again."""
+    with opened() as center:
+        jobs = center.dead(limit, biz_type)
+    rows = [
+        (job.job_id, job.biz_id, job.biz_type, job.attempts, shown(job.dead_ms), _short(job.error))
+        for job in jobs
+    ]
+    columns = (">job_id", ">biz_id", "biz_type", ">attempts", "dead since", "error")
+    last = f"the newest {limit}: --limit shows more" if len(jobs) == limit else ""
+    output.table(
+        {"dead": [_json(job) for job in jobs]}, columns, rows, empty="no dead jobs", last=last
+    )
+
+
+@answers
+def redrive(
+    output: Output,
+    *,
+    job_ids: Annotated[list[int] | None, typer.Argument(metavar="[JOB_ID]...")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of --type, newest first.")] = False,
+    biz_type: AnyType = None,
+    limit: Limit = 1000,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> int:
+    """Give dead jobs a new life: due now, with all their attempts.
+
+    Either those named, or with --all --type T the dead jobs of a type, at most --limit; that asks
+    first unless --yes. Exits 1 when one of them was not redriven.
+    """
+    if bool(job_ids) == everything or (everything and biz_type is None):
+        raise CommandError("give JOB_IDs, or --all with --type", USAGE)
+    with opened() as center:
+        ids = list(job_ids or [])
+        if everything:
+            ids = [job.job_id for job in center.dead(limit, biz_type)]
+            if ids and not yes:
+                _confirm(f"Redrive {len(ids)} dead jobs of type {biz_type}?")
+        found = [(job_id, center.redrive(job_id)) for job_id in ids]
+    counts = Counter(str(answer) for _, answer in found)
+    output.table(
+        {"counts": counts, "jobs": [answer_of(answer) | {"job_id": str(n)} for n, answer in found]},
+        (">job_id", "answer"),
+        found,
+        empty="no dead jobs",
+        last=", ".join(f"{number} {answer}" for answer, number in counts.items()),
+    )
+    return OK if all(answer == "redriven" for _, answer in found) else NO
+
+
+def _confirm(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise CommandError("this asks first, and there is no terminal: add --yes", USAGE)
+    typer.confirm(question, abort=True, err=True)
+
+
+def _short(error: str) -> str:
+    line = error.strip().splitlines()[0] if error.strip() else ""
+    return line if len(line) <= ERROR_COLUMNS else line[: ERROR_COLUMNS - 3] + "..."
+
+
+def _json(job: DeadJob) -> dict[str, object]:
+    return {
+        "job_id": str(job.job_id),
+        "biz_id": str(job.biz_id),
+        "biz_type": job.biz_type,
+        "attempts": job.attempts,
+        "dead_time": iso(job.dead_ms),
+        "error": job.error,
+    }

@@ -1,0 +1,66 @@
+"""`toc demo`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from toc.demo.audit import Verdict
+from toc.demo.run import Plan, run
+from toc.demo.view import Tally, panel, show
+from toc.errors import TocError
+from toc.trial.child import ends_in_order
+
+PLAIN_EVERY_S = 5.0
+
+
+def demo(
+    orders: Annotated[int, typer.Option(min=1, help="how many orders come in")] = 4000,
+    seconds: Annotated[float, typer.Option(min=3, max=3600, help="how long the story takes")] = 45,
+    seed: Annotated[int, typer.Option(help="another seed is another story")] = 42,
+) -> None:
+    """A shop's order timeouts, live, on servers of its own; then an audit.
+
+    It needs no server and leaves nothing behind. Exits 1 when a promise was broken.
+    """
+    console = Console()
+    plan = Plan(orders, seconds, seed)
+    try:
+        with ends_in_order():
+            verdict = _in_terminal(plan, console) if console.is_terminal else _plain(plan, console)
+    except TocError as error:
+        Console(stderr=True).print(
+            f"{error.code}: {error}", style="red", highlight=False, markup=False
+        )
+        raise typer.Exit(2) from None
+    console.print()
+    show(verdict, console)
+    if not verdict.holds:
+        raise typer.Exit(1)
+
+
+def _in_terminal(plan: Plan, console: Console) -> Verdict:
+    with Live(console=console, auto_refresh=False) as live:
+        return run(
+            plan,
+            lambda tally, passed_s: live.update(panel(tally, passed_s, plan.seconds), refresh=True),
+        )
+
+
+def _plain(plan: Plan, console: Console) -> Verdict:
+    shown_s = 0.0
+
+    def look(tally: Tally, passed_s: float) -> None:
+        nonlocal shown_s
+        if passed_s - shown_s >= PLAIN_EVERY_S:
+            shown_s = passed_s
+            console.print(tally.line(passed_s), highlight=False, markup=False, soft_wrap=True)
+
+    return run(plan, look)
+
+
+if __name__ == "__main__":
+    typer.run(demo)

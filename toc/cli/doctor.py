@@ -1,0 +1,36 @@
+"""`toc doctor`: whether everything that toc stands on is as it must be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+
+from toc.cli.apps import Apps, load_apps
+from toc.cli.failures import NO, OK
+from toc.cli.frame import answers
+from toc.cli.output import Output
+
+
+@answers
+def doctor(output: Output, app: Apps = None) -> int:
+    """Check the databases, Redis, clocks, and with --app the handlers.
+
+    It changes nothing. Each line that is not ok says what to do. Exits 1 when one says fail.
+    """
+    from toc.cli.checks import Doctor, worst  # noqa: PLC0415 - quick start
+    from toc.runtime.settings import load_settings  # noqa: PLC0415
+
+    checks = Doctor(load_settings(), load_apps(app) if app else None).run()
+    counts = Counter(check.level for check in checks)
+    level = worst(checks)
+    output.table(
+        {"level": level, "checks": [asdict(check) for check in checks]},
+        ("", "what", "check", "found", "what to do"),
+        [
+            (c.level, c.subject, c.check, c.found, "" if c.level == "ok" else c.advice)
+            for c in checks
+        ],
+        empty="",
+        last=", ".join(f"{counts[name]} {name}" for name in ("ok", "warn", "fail") if counts[name]),
+    )
+    return NO if level == "fail" else OK

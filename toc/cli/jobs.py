@@ -1,0 +1,163 @@
+"""`toc schedule`, `cancel`, `reschedule` and `job show`."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from toc.cli.centers import (
+    AnyType,
+    BizId,
+    Key,
+    Type,
+    check_target,
+    job_of,
+    opened,
+    say_answer,
+)
+from toc.cli.failures import NO, OK, USAGE, CommandError
+from toc.cli.frame import answers
+from toc.cli.output import Output
+from toc.cli.words import WHEN_HELP, parse_when, shown
+
+
+class OnDuplicate(StrEnum):
+    """What happens when a live job holds the key."""
+
+    KEEP = "keep"
+    REPLACE = "replace"
+    ERROR = "error"
+
+
+When = Annotated[str, typer.Argument(metavar="WHEN", help=WHEN_HELP, show_default=False)]
+JobId = Annotated[int | None, typer.Argument(metavar="[JOB_ID]", show_default=False)]
+Attribute = Annotated[
+    str | None, typer.Option("--attribute", metavar="JSON", help="A JSON object for the handler.")
+]
+Duplicate = Annotated[
+    OnDuplicate, typer.Option("--on-duplicate", help="When a live job holds the --key.")
+]
+
+
+@answers
+def schedule(
+    output: Output,
+    *,
+    biz_id: Annotated[int, typer.Argument(metavar="BIZ_ID", show_default=False)],
+    when: When,
+    biz_type: Type = "default",
+    attribute: Attribute = None,
+    key: Key = None,
+    on_duplicate: Duplicate = OnDuplicate.KEEP,
+) -> None:
+    """Schedule a job: act on BIZ_ID at WHEN.
+
+    When this has answered, the job is as durable as the database's COMMIT. Exits 1 when a live job
+    holds the key and --on-duplicate says error.
+    """
+    moment, value = parse_when(when), _attribute(attribute)
+    with opened() as center:
+        job_id = center.schedule(
+            biz_id,
+            moment,
+            biz_type=biz_type,
+            attribute=value,
+            dedup_key=key,
+            on_duplicate=on_duplicate.value,
+        )
+        job = center.get(job_id)
+    due = None if job is None else job.due_ms  # None: so soon that it is done already
+    value = job_of(job) if job is not None else {"job_id": str(job_id)}
+    output.answer(value, f"job {job_id}: due {shown(due)}" if due else f"job {job_id}")
+
+
+@answers
+def cancel(
+    output: Output,
+    job_id: JobId = None,
+    biz_id: BizId = None,
+    biz_type: Type = "default",
+    key: Key = None,
+) -> int:
+    """Cancel a job by its id, or the live jobs of a business id and type.
+
+    "cancelled" means: no handler has started or will. Anything else is what is the case instead
+    (running, done, already_cancelled, dead, unknown), and exits 1.
+    """
+    check_target(job_id, biz_id)
+    with opened() as center:
+        answer = center.cancel(job_id, biz_id=biz_id, biz_type=biz_type, dedup_key=key)
+    return say_answer(output, answer, "cancelled")
+
+
+@answers
+def reschedule(
+    output: Output,
+    target: Annotated[list[str], typer.Argument(metavar="[JOB_ID] WHEN", help=WHEN_HELP)],
+    biz_id: BizId = None,
+    biz_type: Type = "default",
+    key: Key = None,
+) -> int:
+    """Move a pending job to another time.
+
+    Exits 1 with what is the case when it is not pending.
+    """
+    if len(target) != (1 if biz_id is not None else 2):
+        raise CommandError("give JOB_ID and WHEN, or --biz-id (with --type) and WHEN", USAGE)
+    moment = parse_when(target[-1])
+    job_id = _job_id(target[0]) if biz_id is None else None
+    with opened() as center:
+        answer = center.reschedule(job_id, moment, biz_id=biz_id, biz_type=biz_type, dedup_key=key)
+    return say_answer(output, answer, "rescheduled")
+
+
+@answers
+def show(
+    output: Output, job_id: JobId = None, biz_id: BizId = None, biz_type: AnyType = None
+) -> int:
+    """Show a job, or the jobs of a business id: live and ended, newest first.
+
+    Exits 1 when there is none.
+    """
+    check_target(job_id, biz_id)
+    with opened() as center:
+        if job_id is not None:
+            found = center.get(job_id)
+            jobs = [] if found is None else [found]
+        else:
+            jobs = center.find(biz_id or 0, biz_type)
+    rows = [
+        (job.job_id, job.biz_id, job.biz_type, job.status.name.lower(), shown(job.action_ms),
+         shown(job.due_ms), job.attempts, job.dedup_key if job.dedup_key is not None else "-",
+         json.dumps(job.attribute, ensure_ascii=False))
+        for job in jobs
+    ]  # fmt: skip
+    columns = (
+        ">job_id", ">biz_id", "biz_type", "status", "action_time", "due_time", ">attempts", "key",
+        "attribute",
+    )  # fmt: skip
+    output.table(
+        {"jobs": [job_of(job) for job in jobs]}, columns, rows, empty="there is no such job"
+    )
+    return OK if jobs else NO
+
+
+def _attribute(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CommandError(f"--attribute: not JSON: {error}", USAGE) from error
+    if not isinstance(value, dict):
+        raise CommandError("--attribute: must be a JSON object, like '{\"note\": 1}'", USAGE)
+    return value
+
+
+def _job_id(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise CommandError(f"JOB_ID: must be a number; got {text!r}", USAGE)
+    return int(text)

@@ -1,0 +1,79 @@
+"""`toc slots`: what Redis holds."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from toc.cli.failures import SETTINGS, USAGE, CommandError
+from toc.cli.frame import answers
+from toc.cli.output import Output
+from toc.cli.words import iso, relative, shown
+
+
+@answers
+def slots(
+    output: Output,
+    *,
+    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Empty slots too.")] = False,
+) -> None:
+    """Show the slots in Redis: jobs armed, jobs out with workers, and when the next one is due.
+
+    Redis holds only what is due within timer.horizon_s; the rest is in the databases.
+    """
+    from toc.runtime.clock import SystemClock  # noqa: PLC0415 - quick start
+    from toc.runtime.settings import load_settings  # noqa: PLC0415
+    from toc.timer.slots import Slots  # noqa: PLC0415
+
+    settings = load_settings()
+    if not settings.has_timer:
+        raise CommandError("there are no slots: redis_url is 'none'", SETTINGS)
+    topics = sorted({"default", *settings.topics})
+    if topic is not None and topic not in topics:
+        raise CommandError(f"--topic: there is no {topic!r}; there are: {', '.join(topics)}", USAGE)
+    timer = Slots(
+        settings.redis_url, settings.namespace, SystemClock(), timeout_s=settings.connect_timeout_s
+    )
+    try:
+        now_ms = timer.time_ms()
+        found = [
+            (name, *depth)
+            for name in ([topic] if topic is not None else topics)
+            for depth in timer.depths(name, range(settings.slots_of(name)))
+        ]
+    finally:
+        timer.close()
+    armed, in_flight = sum(row[2] for row in found), sum(row[3] for row in found)
+    due = min((row[4] for row in found if row[4] is not None), default=None)
+    wanted = [row for row in found if everything or row[2] or row[3]]
+    total = f"{armed} armed, {in_flight} in flight, in {len(found)} slots"
+    output.table(
+        {
+            "time": iso(now_ms),
+            "slots": [_json(row, now_ms) for row in wanted],
+            "armed": armed,
+            "in_flight": in_flight,
+            "next_due": iso(due),
+        },
+        ("topic", ">slot", ">armed", ">in flight", "next due", ""),
+        [
+            (*row[:4], shown(row[4]), "" if row[4] is None else relative(row[4], now_ms))
+            for row in wanted
+        ],
+        empty="all slots are empty",
+        last=total if due is None else f"{total}; next due {relative(due, now_ms)}",
+    )
+
+
+def _json(row: tuple[str, int, int, int, int | None], now_ms: int) -> dict[str, object]:
+    topic, slot, armed, in_flight, due_ms = row
+    return {
+        "topic": topic,
+        "slot": slot,
+        "armed": armed,
+        "in_flight": in_flight,
+        "next_due": iso(due_ms),
+        "next_due_in_s": None if due_ms is None else (due_ms - now_ms) / 1000,
+    }

@@ -1,0 +1,133 @@
+"""One demo: a temporary directory, a private Redis, two processes, and the audit."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import func, select
+
+from toc.demo.audit import Verdict, audit
+from toc.demo.journal import Entry, Tail
+from toc.demo.story import MAX_ATTEMPTS
+from toc.demo.view import Tally
+from toc.domain.job import Status
+from toc.node.dev import DevDirectory, PrivateRedis
+from toc.runtime.settings import (
+    LimitSettings,
+    ScannerSettings,
+    Settings,
+    TimerSettings,
+    WorkerSettings,
+    load_settings,
+)
+from toc.store import migrate
+from toc.store.databases import Databases, execute_on
+from toc.store.schema import JOB
+from toc.trial.child import Child
+from toc.trial.rows import all_rows, connected, dead_letters
+from toc.trial.worker import settings_line, wall_ms
+
+DATABASES, SHARDS = 4, 16  # SQLite has one writer per file; with four, processes rarely meet
+TICK_S = 0.25
+START_S = 60.0
+END_S_MAX = 40.0  # what has not ended so long after the client's last deed is lost
+QUIET_S = 0.5  # a start too many would come within this
+
+Look = Callable[[Tally, float], None]
+"""Called every tick with the figures so far and the seconds that have passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    orders: int
+    seconds: float
+    seed: int = 42
+
+
+def run(plan: Plan, look: Look) -> Verdict:
+    """Runs the story and audits it. Raises ChildFailed and DevError; leaves nothing behind."""
+    with (
+        tempfile.TemporaryDirectory(prefix="toc-demo-") as name,
+        DevDirectory(Path(name)) as directory,
+        PrivateRedis(directory.path),
+    ):
+        settings = _settings(directory)
+        migrate.upgrade(settings)
+        with connected(settings) as databases:
+            entries = _live(plan, settings, directory.path, databases, look)
+            return audit(entries, all_rows(databases), dead_letters(databases), MAX_ATTEMPTS)
+
+
+def _settings(directory: DevDirectory) -> Settings:
+    """The embedded default, whatever else the user has set for his own nodes."""
+    parts: dict[str, Any] = {
+        "timer": TimerSettings(),
+        "scanner": ScannerSettings(),
+        "worker": WorkerSettings(),
+        "limits": LimitSettings(),
+    }
+    return load_settings(
+        databases=tuple(f"sqlite:///{directory.path}/toc_{index}.db" for index in range(DATABASES)),
+        redis_url=directory.settings().redis_url,
+        shards=SHARDS,
+        namespace="demo",
+        topics={},
+        **{name: part.model_dump() for name, part in parts.items()},
+    )
+
+
+def _live(
+    plan: Plan, settings: Settings, directory: Path, databases: Databases, look: Look
+) -> list[Entry]:
+    """Lets client and worker live the story; returns all that they wrote down."""
+    journals = {name: directory / f"{name}.journal" for name in ("client", "worker")}
+    tails = [Tail(path) for path in journals.values()]
+    entries: list[Entry] = []
+    tally = Tally(wall_ms())
+
+    def tick(started_s: float) -> None:
+        new = [entry for tail in tails for entry in tail.read()]
+        entries.extend(new)
+        tally.add(new)
+        look(tally, time.monotonic() - started_s)
+
+    first = settings_line(settings)
+    story = {"orders": plan.orders, "seconds": plan.seconds, "seed": plan.seed}
+    with (
+        Child("toc.demo.worker", first | {"journal": str(journals["worker"])}) as worker,
+        Child("toc.demo.client", first | story | {"journal": str(journals["client"])}) as client,
+    ):
+        worker.receive(START_S)
+        client.receive(START_S)
+        started_s, tally.started_ms = time.monotonic(), wall_ms()
+        client.send({"go": True})
+        while not client.answered():
+            time.sleep(TICK_S)
+            tick(started_s)
+        client.receive(START_S)  # raises if it has failed
+        end_s = time.monotonic() + END_S_MAX
+        while _live_rows(databases) and time.monotonic() < end_s:
+            time.sleep(TICK_S)
+            tick(started_s)
+        time.sleep(QUIET_S)
+        tick(started_s)
+    tick(started_s)  # what the worker wrote while it was ending
+    return entries
+
+
+def _live_rows(databases: Databases) -> int:
+    query = (
+        select(func.count())
+        .select_from(JOB)
+        .where(JOB.c.status.in_((int(Status.PENDING), int(Status.RUNNING))))
+    )
+    return sum(
+        database.run(lambda c, shard=shard: execute_on(c, shard, query).scalar_one())  # type: ignore[misc]
+        for database in databases
+        for shard in database.shards
+    )

@@ -1,0 +1,42 @@
+"""The shop's worker process: its handlers write down each start, first of all, and each end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from toc.demo.journal import Ended, Journal, Started
+from toc.demo.story import MAX_ATTEMPTS, RETRY_S
+from toc.domain.job import Job
+from toc.handlers.registry import Registry
+from toc.trial.child import heard
+from toc.trial.worker import serve, settings_of, wall_ms
+
+
+class OutsideTroubleError(Exception):
+    """What a handler meets in the world: a service that is down, a coupon that is gone."""
+
+
+def handlers(journal: Journal) -> Registry:
+    """One handler for all types: the order's attribute says how many attempts fail."""
+    registry = Registry()
+
+    def act(job: Job) -> None:
+        journal.write(Started(job.job_id, job.biz_type, job.attempts, wall_ms()))
+        failed = job.attempts <= int(job.attribute["fails"])
+        journal.write(Ended(job.job_id, job.attempts, failed, wall_ms()))
+        if failed:
+            raise OutsideTroubleError(f"{job.biz_type} of order {job.biz_id} is not possible now")
+
+    for biz_type, attempts in MAX_ATTEMPTS.items():
+        registry.handler(biz_type, max_attempts=attempts, retry=RETRY_S[biz_type])(act)
+    return registry
+
+
+def main() -> None:
+    first = next(heard())
+    with Journal(Path(first["journal"])) as journal:
+        serve(handlers(journal), {}, settings_of(first))
+
+
+if __name__ == "__main__":
+    main()
