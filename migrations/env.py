@@ -28,7 +28,9 @@ def one_runner(connection: Connection) -> Iterator[None]:
         yield
         return
     connection.execute(text("SET SESSION lock_wait_timeout = :s"), {"s": METADATA_LOCK_WAIT_S})
-    got = connection.scalar(text("SELECT GET_LOCK(:name, :s)"), {"name": LOCK_NAME, "s": LOCK_WAIT_S})
+    got = connection.scalar(
+        text("SELECT GET_LOCK(:name, :s)"), {"name": LOCK_NAME, "s": LOCK_WAIT_S}
+    )
     if got != 1:
         raise RuntimeError("another migration is running on this database")
     connection.commit()

@@ -57,7 +57,9 @@ class DuplicateJob(TocError):
 
     code = "duplicate"
 
-    def __init__(self, job_id: int, biz_id: int, biz_type: str, dedup_key: str, *, running: bool) -> None:
+    def __init__(
+        self, job_id: int, biz_id: int, biz_type: str, dedup_key: str, *, running: bool
+    ) -> None:
         self.job_id, self.biz_id, self.biz_type = job_id, biz_id, biz_type
         self.dedup_key, self.running = dedup_key, running
         state = "is running" if running else "is live"
@@ -108,7 +110,9 @@ class StoreUnavailable(TocError):
     def __init__(self, database: int, cause: BaseException) -> None:
         self.database = database
         text = str(getattr(cause, "orig", None) or cause).splitlines()[0]
-        if text == "unable to open database file":  # SQLite's words for a directory that is not there
+        if (
+            text == "unable to open database file"
+        ):  # SQLite's words for a directory that is not there
             text += ": run `toc dev` in this directory, or set TOC_DATABASES and TOC_REDIS_URL"
         super().__init__(f"database {database} does not answer: {text}")
 

@@ -5,7 +5,7 @@ next. So the floor (plain cursors and plain redis-py, on tables of the same sche
 connection options and the same rows) and toc take turns, round by round, and the figure that counts
 is the ratio within a round. Medians and extremes are of all rounds.
 
-    scratch   databases and keys of its own, made and dropped     floor    the bare statements
-    cases     what is measured                                    load     the jobs it is measured with
-    worker    the no-op worker's process                          report   table, histogram, JSON
+    scratch   databases and keys of its own, made and dropped    floor    the bare statements
+    cases     what is measured                                   load     the jobs, for both sides
+    worker    the no-op worker's process                         report   table, histogram, JSON
 """

@@ -36,7 +36,7 @@ LOOKS_QUIET = 4  # looks, half a second apart, between which the loader moved no
 
 @dataclass(frozen=True)
 class Options:
-    """`jobs` per round; a tenth of them one by one, five times as many armed for the idle worker."""
+    """`jobs` a round; a tenth of them one by one, five times as many for the idle worker."""
 
     jobs: int = 20_000
     rate: float = 300.0
@@ -90,7 +90,7 @@ def opened(
 
 
 def schedule_many(bench: Bench) -> None:
-    """Batches through `schedule_many` beside one hand-built INSERT per shard and pipelined ZADDs."""
+    """Batches through `schedule_many` beside hand-built INSERTs and pipelined ZADDs."""
     options, rounds = bench.options, []
     written = 0
     with TimeoutCenter(bench.scratch.ours) as center:
@@ -244,7 +244,7 @@ def _drain_ours(bench: Bench, center: TimeoutCenter, worker: Child, jobs: int) -
             all(at + offset_ms >= action for _, action, at in answer["starts"]),
         ),
     ]
-    return jobs / (answer["settled_ms"] + offset_ms - due_ms) * 1000
+    return jobs / (float(answer["settled_ms"]) + offset_ms - due_ms) * 1000
 
 
 # ---- lateness
@@ -412,7 +412,7 @@ def clock_offset(client: Client) -> tuple[float, float]:
 def _redis_ms(client: Client) -> float:
     answer: Any = client.time()
     seconds, micros = next(iter(answer.values())) if isinstance(answer, dict) else answer
-    return int(seconds) * 1000 + int(micros) / 1000
+    return float(int(seconds) * 1000 + int(micros) / 1000)
 
 
 def _rate(calls_ms: Sequence[float]) -> float | None:
@@ -426,7 +426,7 @@ def _pair(floor: float | None, ours: float) -> str:
 
 
 def _check_statuses(bench: Bench, case: str, expected: dict[Status, int]) -> None:
-    """Compares the databases' rows with what must be there; then clears both sides for the next case."""
+    """Compares the rows with what must be there; then clears both sides for the next case."""
     found = Counter(row.status for row in all_rows(bench.databases).values())
     wanted = ", ".join(f"{n:,} {status.name.lower()}" for status, n in expected.items())
     bench.report.checks.append(

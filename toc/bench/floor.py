@@ -24,7 +24,7 @@ LEASE_S = 60
 STAY_MS = 30_000
 
 COLUMNS = "job_id, biz_id, biz_type, action_time, due_time, attribute, dedup_key"
-READ = "job_id, biz_id, biz_type, status, action_time, attribute, due_time, attempts, worker, dedup_key"
+READ = f"{COLUMNS}, status, attempts, worker"
 
 MOVE = """
 local t = redis.call('TIME')
@@ -124,7 +124,7 @@ class Floor:
         )
         raw.commit()
         cursor.execute(f"SELECT {READ} FROM {table} WHERE job_id IN ({listed})")  # noqa: S608
-        mine = [row[0] for row in cursor.fetchall() if row[8] == token]
+        mine = [row[0] for row in cursor.fetchall() if row[-1] == token]
         listed = ",".join(map(str, mine))
         changed = cursor.execute(
             f"UPDATE {table} SET status = 2, gmt_modified = UTC_TIMESTAMP(3), due_time = NULL "  # noqa: S608

@@ -123,8 +123,8 @@ def _mysql(index: int, url: URL, suffix: str) -> Iterator[str]:
         code = error.orig.args[0] if error.orig is not None and error.orig.args else None
         if code in _NO_RIGHT:
             raise SettingsError(
-                f"databases: toc bench makes databases of its own beside number {index} and its user "
-                f"may not: GRANT ALL ON `{theirs}\\_bench\\_%`.* TO that user"
+                f"databases: toc bench makes databases beside number {index}, which its user may "
+                f"not: GRANT ALL ON `{theirs}\\_bench\\_%`.* TO that user"
             ) from error
         raise StoreUnavailable(index, error) from error
     try:

@@ -46,7 +46,7 @@ class Arms(Service):
     def place(self, jobs: Sequence[tuple[str, Entry]]) -> None:
         """Arms the near ones of (topic, entry). Only after the jobs' commit. Never raises."""
         until_ms = self._time.now_ms() + self._near_ms
-        near = [job for job in jobs if job[1].due_ms <= until_ms]
+        near = [job for job in jobs if job[1].due_ms is not None and job[1].due_ms <= until_ms]
         if not near:
             return
         if not self._down:

@@ -71,7 +71,11 @@ class TimeoutCenter:
     """
 
     def __init__(
-        self, settings: Settings | None = None, *, handlers: Registry | None = None, clock: Clock | None = None
+        self,
+        settings: Settings | None = None,
+        *,
+        handlers: Registry | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
@@ -138,7 +142,11 @@ class TimeoutCenter:
         return inserted.job_id
 
     def schedule_many(
-        self, jobs: Iterable[JobSpec | tuple[int, When]], *, biz_type: str = "default", on_duplicate: OnDuplicate = "keep"
+        self,
+        jobs: Iterable[JobSpec | tuple[int, When]],
+        *,
+        biz_type: str = "default",
+        on_duplicate: OnDuplicate = "keep",
     ) -> list[int]:
         """Schedules many jobs; returns their ids in the order given.
 
@@ -150,7 +158,10 @@ class TimeoutCenter:
         """
         self._check_duplicate(on_duplicate)
         state = self._opened()
-        news = [self._spec_job(state, position, job, biz_type) for position, job in enumerate(self._bounded(jobs))]
+        news = [
+            self._spec_job(state, position, job, biz_type)
+            for position, job in enumerate(self._bounded(jobs))
+        ]
         ids: list[int | None] = [None] * len(news)
         for start in range(0, len(news), BULK_ROWS):
             chunk = range(start, min(start + BULK_ROWS, len(news)))
@@ -174,7 +185,12 @@ class TimeoutCenter:
     # ---- change
 
     def cancel(
-        self, job_id: int | None = None, *, biz_id: int | None = None, biz_type: str = "default", dedup_key: str | None = None
+        self,
+        job_id: int | None = None,
+        *,
+        biz_id: int | None = None,
+        biz_type: str = "default",
+        dedup_key: str | None = None,
     ) -> Answer:
         """Cancels a job, or all live jobs of a business id and type (and key). Final (I3).
 
@@ -183,7 +199,10 @@ class TimeoutCenter:
         "cancelled" only when none of them was out of reach.
         """
         state = self._opened()
-        answers = [state.jobs.cancel(found) for found in self._ids_of(state, job_id, biz_id, biz_type, dedup_key)]
+        answers = [
+            state.jobs.cancel(found)
+            for found in self._ids_of(state, job_id, biz_id, biz_type, dedup_key)
+        ]
         return self._worst(answers, "cancelled")
 
     def reschedule(
@@ -207,7 +226,9 @@ class TimeoutCenter:
         due_ms = action_ms(action_time, self._now_ms(state))
         ids = self._ids_of(state, job_id, biz_id, biz_type, dedup_key)  # type: ignore[arg-type]
         if len(ids) > 1:
-            raise InvalidInput("biz_id", biz_id, f"{len(ids)} live jobs match: give dedup_key or job_id")
+            raise InvalidInput(
+                "biz_id", biz_id, f"{len(ids)} live jobs match: give dedup_key or job_id"
+            )
         if not ids:
             return Answer("unknown")
         answer = state.jobs.reschedule(ids[0], due_ms)
@@ -257,7 +278,9 @@ class TimeoutCenter:
         retry: RetryPolicy | Sequence[float] | None = None,
     ) -> Callable[[F], F]:
         """Registers a handler; see `Registry.handler`."""
-        return self._handlers.handler(biz_type, timeout=timeout, max_attempts=max_attempts, retry=retry)
+        return self._handlers.handler(
+            biz_type, timeout=timeout, max_attempts=max_attempts, retry=retry
+        )
 
     # ---- life
 
@@ -319,7 +342,9 @@ class TimeoutCenter:
         time = ServerTime(clock)
         slots = arms = None
         if settings.has_timer:
-            slots = Slots(settings.redis_url, settings.namespace, clock, timeout_s=settings.connect_timeout_s)
+            slots = Slots(
+                settings.redis_url, settings.namespace, clock, timeout_s=settings.connect_timeout_s
+            )
             near_s = settings.timer.horizon_s + settings.timer.slack_s
             arms = Arms(
                 slots,
@@ -338,7 +363,13 @@ class TimeoutCenter:
         return state.time.now_ms()
 
     def _new_job(
-        self, state: _Open, biz_id: int, action_time: When, biz_type: str, attribute: dict[str, Any] | None, dedup_key: str | None
+        self,
+        state: _Open,
+        biz_id: int,
+        action_time: When,
+        biz_type: str,
+        attribute: dict[str, Any] | None,
+        dedup_key: str | None,
     ) -> NewJob:
         check_biz_id(biz_id)
         check_biz_type(biz_type)
@@ -351,13 +382,14 @@ class TimeoutCenter:
 
     def _spec_job(self, state: _Open, position: int, job: object, biz_type: str) -> NewJob:
         if isinstance(job, Mapping):
-            fields = {"biz_type": biz_type, "attribute": None, "dedup_key": None, **job}
+            given = dict(job)
         elif isinstance(job, tuple) and len(job) == 2:
-            fields = {
-                "biz_id": job[0], "action_time": job[1], "biz_type": biz_type, "attribute": None, "dedup_key": None,
-            }  # fmt: skip
+            given = {"biz_id": job[0], "action_time": job[1]}
         else:
-            raise InvalidInput(f"jobs[{position}]", job, "must be a dict or a pair (biz_id, action_time)")
+            raise InvalidInput(
+                f"jobs[{position}]", job, "must be a dict or a pair (biz_id, action_time)"
+            )
+        fields = {"biz_type": biz_type, "attribute": None, "dedup_key": None, **given}
         unknown = fields.keys() - JobSpec.__annotations__.keys()
         missing = JobSpec.__annotations__.keys() - fields.keys()
         if unknown or missing:
@@ -373,7 +405,9 @@ class TimeoutCenter:
         limit = self.settings.limits.schedule_many
         for position, job in enumerate(jobs):
             if position >= limit:
-                raise InvalidInput("jobs", f"more than {limit}", f"must be at most {limit} jobs per call")
+                raise InvalidInput(
+                    "jobs", f"more than {limit}", f"must be at most {limit} jobs per call"
+                )
             yield job
 
     def _insert_chunk(
@@ -382,7 +416,9 @@ class TimeoutCenter:
         routing = self.settings.routing
         by_database: dict[int, list[int]] = defaultdict(list)
         for position in chunk:
-            by_database[routing.database(routing.shard(gene_of(news[position].job_id)))].append(position)
+            by_database[routing.database(routing.shard(gene_of(news[position].job_id)))].append(
+                position
+            )
         for database in sorted(by_database):
             positions = by_database[database]
             inserted = state.jobs.insert([news[position] for position in positions], on_duplicate)
@@ -390,7 +426,10 @@ class TimeoutCenter:
             if state.arms is not None:
                 state.arms.place(
                     [
-                        (self.settings.topic_of(state.catalogue.name(news[position].type_no)), Entry(one.due_ms, one.job_id))
+                        (
+                            self.settings.topic_of(state.catalogue.name(news[position].type_no)),
+                            Entry(one.due_ms, one.job_id),
+                        )
                         for position, one in zip(positions, inserted, strict=True)
                         if one.written
                     ]
@@ -409,7 +448,12 @@ class TimeoutCenter:
             self._place(state, job.biz_type, Entry(due_ms, job_id))
 
     def _ids_of(
-        self, state: _Open, job_id: int | None, biz_id: int | None, biz_type: str, dedup_key: str | None
+        self,
+        state: _Open,
+        job_id: int | None,
+        biz_id: int | None,
+        biz_type: str,
+        dedup_key: str | None,
     ) -> list[int]:
         """The job asked for: by id, or the live ones of a business key (else its newest ended one)."""
         if job_id is not None and biz_id is not None:

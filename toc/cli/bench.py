@@ -6,15 +6,13 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from toc.bench.cases import CASES, Options
 from toc.bench.run import run
-from toc.errors import TocError
+from toc.cli import failures
+from toc.cli.output import console
 from toc.runtime.settings import load_settings
 from toc.trial.child import ends_in_order
-
-WIDTH = 140
 
 
 def bench(  # noqa: PLR0917 - typer calls it by name
@@ -58,28 +56,18 @@ def bench(  # noqa: PLR0917 - typer calls it by name
         raise typer.BadParameter(
             f"{min(unknown)} is none of: {', '.join(CASES)}", param_hint="--case"
         )
-    console, progress = Console(), Console(stderr=True)
-    if not console.is_terminal:
-        console = Console(width=WIDTH)  # a pipe has no width, and 80 columns would fold every cell
-    try:
-        with ends_in_order():
-            report = run(
-                load_settings(),
-                Options(jobs=jobs, rate=rate, seconds=seconds, batch=batch, rounds=rounds),
-                [name for name in CASES if not case or name in case],
-                lambda line: progress.print(line, highlight=False, markup=False),
-                shards=shards,
-            )
-    except TocError as error:
-        progress.print(f"{error.code}: {error}", style="red", highlight=False, markup=False)
-        raise typer.Exit(2) from None
+    progress = console(stderr=True)
+    with ends_in_order():
+        report = run(
+            load_settings(),
+            Options(jobs=jobs, rate=rate, seconds=seconds, batch=batch, rounds=rounds),
+            [name for name in CASES if not case or name in case],
+            lambda line: progress.print(line, highlight=False, markup=False),
+            shards=shards,
+        )
     if as_json:
         typer.echo(json.dumps(report.as_json(), indent=2))
     else:
-        report.show(console)
+        report.show(console())
     if report.broken:
-        raise typer.Exit(1)
-
-
-if __name__ == "__main__":
-    typer.run(bench)
+        raise typer.Exit(failures.NO)

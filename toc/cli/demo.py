@@ -8,10 +8,11 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from toc.cli import failures
+from toc.cli.output import console
 from toc.demo.audit import Verdict
 from toc.demo.run import Plan, run
 from toc.demo.view import Tally, panel, show
-from toc.errors import TocError
 from toc.trial.child import ends_in_order
 
 PLAIN_EVERY_S = 5.0
@@ -26,41 +27,30 @@ def demo(
 
     It needs no server and leaves nothing behind. Exits 1 when a promise was broken.
     """
-    console = Console()
-    plan = Plan(orders, seconds, seed)
-    try:
-        with ends_in_order():
-            verdict = _in_terminal(plan, console) if console.is_terminal else _plain(plan, console)
-    except TocError as error:
-        Console(stderr=True).print(
-            f"{error.code}: {error}", style="red", highlight=False, markup=False
-        )
-        raise typer.Exit(2) from None
-    console.print()
-    show(verdict, console)
+    screen, plan = console(), Plan(orders, seconds, seed)
+    with ends_in_order():
+        verdict = _in_terminal(plan, screen) if screen.is_terminal else _plain(plan, screen)
+    screen.print()
+    show(verdict, screen)
     if not verdict.holds:
-        raise typer.Exit(1)
+        raise typer.Exit(failures.NO)
 
 
-def _in_terminal(plan: Plan, console: Console) -> Verdict:
-    with Live(console=console, auto_refresh=False) as live:
+def _in_terminal(plan: Plan, screen: Console) -> Verdict:
+    with Live(console=screen, auto_refresh=False) as live:
         return run(
             plan,
             lambda tally, passed_s: live.update(panel(tally, passed_s, plan.seconds), refresh=True),
         )
 
 
-def _plain(plan: Plan, console: Console) -> Verdict:
+def _plain(plan: Plan, screen: Console) -> Verdict:
     shown_s = 0.0
 
     def look(tally: Tally, passed_s: float) -> None:
         nonlocal shown_s
         if passed_s - shown_s >= PLAIN_EVERY_S:
             shown_s = passed_s
-            console.print(tally.line(passed_s), highlight=False, markup=False, soft_wrap=True)
+            screen.print(tally.line(passed_s), highlight=False, markup=False, soft_wrap=True)
 
     return run(plan, look)
-
-
-if __name__ == "__main__":
-    typer.run(demo)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -75,18 +76,20 @@ def _welcome(path: Path, settings: Settings, *, printing: bool) -> str:
 
     client = load_settings()
     same = (client.databases, client.redis_url) == (settings.databases, settings.redis_url)
-    exports = "" if same else (
-        "    export TOC_DATABASES=" + ",".join(settings.databases) + "\n"
-        f"    export TOC_REDIS_URL={settings.redis_url}\n\n"
-    )  # fmt: skip
+    variables = {
+        "TOC_DATABASES": ",".join(settings.databases),
+        "TOC_REDIS_URL": settings.redis_url,
+    }
+    exports = "".join(f"    export {name}={quote(text)}\n" for name, text in variables.items())
+    setup = "" if same else exports + "\n"
     fires = "this shell prints it when it fires" if printing else "your handler gets it"
     return f"""toc runs here. In another shell, in this same directory ({Path.cwd()}):
 
-{exports}    $ python
+{setup}    $ python
     >>> import toc
     >>> from datetime import timedelta
     >>> toc.schedule(42, timedelta(seconds=5))
 
 or `toc schedule 42 5s`; {fires}. Then try `toc job show --biz-id 42`.
-Data: {path}/toc_0.db; delete the directory to begin anew. Stop: Ctrl-C.
+Data: {path}/toc_0.db; delete {path} to begin anew. Stop: Ctrl-C.
 """

@@ -53,6 +53,7 @@ def configure(level: int, *, as_json: bool) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(max(level, logging.INFO))
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of its plugins
     logging.getLogger("toc").setLevel(level)  # debug is for toc: drivers would drown it
 
 

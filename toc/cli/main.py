@@ -70,7 +70,7 @@ def version(output: Output) -> None:
 def _later(name: str, help_text: str) -> None:
     """A command that is imported when it is called: its options cost more than all others."""
 
-    def command(ctx: typer.Context) -> Any:  # noqa: ANN401 - an exit code, or what it returns
+    def command(ctx: typer.Context) -> Any:
         inner = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         inner.command(name, context_settings=_CONTEXT)(
             getattr(import_module(f"toc.cli.{name}"), name)
@@ -109,17 +109,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return failures.NO
     except Exception as error:  # noqa: BLE001 - the last net
         if not is_usage_error(error):
-            return failures.report(error, verbose="-v" in sys.argv)
+            return failures.report(error, verbose="-v" in (arguments or sys.argv))
         failures.say(f"{_usage(error)} (see `{_command(error)} --help`)")
         return failures.USAGE
     return code if isinstance(code, int) else failures.OK
 
 
-def _usage(error: Any) -> str:  # noqa: ANN401 - Click's, or Typer's copy of it
+def _usage(error: Any) -> str:
     return str(error.format_message()).rstrip(".")
 
 
-def _command(error: Any) -> str:  # noqa: ANN401
+def _command(error: Any) -> str:
     context = getattr(error, "ctx", None)
     return "toc" if context is None else str(context.command_path)
 

@@ -48,7 +48,7 @@ def settings(
     output.table(
         {"settings": [line._asdict() for line in lines]},
         ("setting", "value", "default", "meaning"),
-        [(line.name, _text(line.value), _changed(line), line.description) for line in lines],
+        [(line.name, _text(line.value), _text(line.default), line.description) for line in lines],
         empty="",
     )
 
@@ -113,10 +113,6 @@ def _allowed(field: FieldInfo) -> str:
         for bound, word in words.items()
         if hasattr(rule, bound)
     )
-
-
-def _changed(line: Line) -> str:
-    return "" if line.value == line.default else _text(line.default)
 
 
 def _text(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group, RenderableType
@@ -75,8 +75,7 @@ class Tally:
     def lateness(self) -> str:
         if not self.recent_ms:
             return "-"
-        late = list(self.recent_ms)
-        return f"p50 {percentile(late, 50):.1f} ms, p99 {percentile(late, 99):.1f} ms"
+        return _lateness(self.recent_ms)
 
     def facts(self) -> list[tuple[str, str]]:
         """The figures of the moment, by name."""
@@ -119,6 +118,10 @@ def panel(tally: Tally, passed_s: float, total_s: float) -> RenderableType:
     return Panel(Group(*parts), title=title, border_style="blue")
 
 
+def _lateness(late_ms: Sequence[float]) -> str:
+    return f"p50 {percentile(late_ms, 50):.1f} ms, p99 {percentile(late_ms, 99):.1f} ms"
+
+
 def summary(verdict: Verdict) -> list[str]:
     """The audit as text; the last line is the verdict."""
     status = verdict.by_status
@@ -149,10 +152,10 @@ def summary(verdict: Verdict) -> list[str]:
     lines += ["", "What must not happen"]
     lines += [f"  {name:<20} {n:>7,}  {meaning}" for name, n, meaning in promises]
     if late:
+        extremes = f"max {max(late):.1f} ms, min {min(late):.1f} ms"
         lines += [
             "",
-            f"Lateness of first starts: p50 {percentile(late, 50):.1f} ms, "
-            f"p99 {percentile(late, 99):.1f} ms, max {max(late):.1f} ms, min {min(late):.1f} ms",
+            f"Lateness of first starts: {_lateness(late)}, {extremes}",
             *histogram(late),
         ]
     problems = verdict.problems

@@ -61,6 +61,8 @@ class IdFactory:
                     ms, left = ms + 1, SEQUENCE_MASK + 1
                 sequence = (sequence + 1) & SEQUENCE_MASK
                 left -= 1
-                ids.append(ms << (GENE_BITS + SEQUENCE_BITS) | (h & GENE_MASK) << SEQUENCE_BITS | sequence)
+                ids.append(
+                    ms << (GENE_BITS + SEQUENCE_BITS) | (h & GENE_MASK) << SEQUENCE_BITS | sequence
+                )
             self._ms, self._sequence, self._left = ms, sequence, left
         return ids

@@ -56,7 +56,9 @@ def attribute_json(value: object, bytes_max: int) -> str | None:
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput("attribute", value, f"must be JSON: {error}") from None
     if size > bytes_max:
-        raise InvalidInput("attribute", value, f"must be at most {bytes_max} bytes as JSON, is {size}")
+        raise InvalidInput(
+            "attribute", value, f"must be at most {bytes_max} bytes as JSON, is {size}"
+        )
     return text
 
 

@@ -33,7 +33,9 @@ class Exponential:
             ("jitter", self.jitter, 0.0, 1.0),
         ):
             if not (math.isfinite(value) and low <= value <= high):
-                raise InvalidInput(f"retry.{field}", value, f"must lie between {low:g} and {high:g}")
+                raise InvalidInput(
+                    f"retry.{field}", value, f"must lie between {low:g} and {high:g}"
+                )
 
     def delay_s(self, attempt: int, spread: float) -> float:
         """Seconds to wait after the attempt-th attempt (from 1); `spread` lies in [-1, 1]."""
@@ -59,7 +61,9 @@ class Delays:
         for value in self.seconds:
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not number or not (math.isfinite(value) and 0 <= value <= DELAY_S_MAX):
-                raise InvalidInput("retry", value, f"each delay must be 0 to {DELAY_S_MAX:g} seconds")
+                raise InvalidInput(
+                    "retry", value, f"each delay must be 0 to {DELAY_S_MAX:g} seconds"
+                )
 
     def delay_s(self, attempt: int, spread: float) -> float:
         """Seconds to wait after the attempt-th attempt (from 1); a list is not spread."""

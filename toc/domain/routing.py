@@ -12,7 +12,9 @@ from zlib import crc32
 
 from toc.errors import InvalidInput
 
-SHARDS_MAX = 1024  # the gene in a job_id has 10 bits: every shard and slot follows from the id alone
+SHARDS_MAX = (
+    1024  # the gene in a job_id has 10 bits: every shard and slot follows from the id alone
+)
 BIZ_ID_MAX = 2**64 - 1
 
 
@@ -40,7 +42,9 @@ class Routing:
             raise InvalidInput("shards", self.shards, f"must be a power of two up to {SHARDS_MAX}")
         if not is_power_of_two(self.databases) or self.databases > self.shards:
             raise InvalidInput(
-                "databases", self.databases, f"their count must be a power of two up to {self.shards}"
+                "databases",
+                self.databases,
+                f"their count must be a power of two up to {self.shards}",
             )
 
     @property

@@ -58,10 +58,22 @@ class Registry:
         """
         if biz_type != EVERY_TYPE:
             check_biz_type(biz_type)
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout <= TIMEOUT_S_MAX:
-            raise InvalidInput("timeout", timeout, f"must be above 0 and up to {TIMEOUT_S_MAX:g} seconds")
-        if isinstance(max_attempts, bool) or not isinstance(max_attempts, int) or not 1 <= max_attempts <= ATTEMPTS_MAX:
-            raise InvalidInput("max_attempts", max_attempts, f"must be an integer from 1 to {ATTEMPTS_MAX}")
+        if (
+            isinstance(timeout, bool)
+            or not isinstance(timeout, (int, float))
+            or not 0 < timeout <= TIMEOUT_S_MAX
+        ):
+            raise InvalidInput(
+                "timeout", timeout, f"must be above 0 and up to {TIMEOUT_S_MAX:g} seconds"
+            )
+        if (
+            isinstance(max_attempts, bool)
+            or not isinstance(max_attempts, int)
+            or not 1 <= max_attempts <= ATTEMPTS_MAX
+        ):
+            raise InvalidInput(
+                "max_attempts", max_attempts, f"must be an integer from 1 to {ATTEMPTS_MAX}"
+            )
         policy = retry_policy(retry)
 
         def register(function: F) -> F:
@@ -69,7 +81,9 @@ class Registry:
                 raise InvalidInput("handler", function, "must be callable")
             taken = self._specs.get(biz_type)
             if taken is not None and taken.function is not function:
-                raise InvalidInput("biz_type", biz_type, f"has a handler already: {taken.function!r}")
+                raise InvalidInput(
+                    "biz_type", biz_type, f"has a handler already: {taken.function!r}"
+                )
             is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
                 getattr(function, "__call__", None)  # noqa: B004 - an object with async __call__
             )

@@ -9,7 +9,7 @@ from toc.errors import InvalidInput
 REASON_CHARS_MAX = 1000
 
 
-class Verdict(Exception):  # noqa: N818 - not an error: a decision that may be raised
+class Verdict(Exception):
     """The root of all verdicts. A plain return means done, any other exception means retry."""
 
 
@@ -19,9 +19,15 @@ class Retry(Verdict):
     Counts as an attempt: the last one ends dead.
     """
 
-    def __init__(self, after: float | timedelta, reason: str = "retry asked for by the handler") -> None:
+    def __init__(
+        self, after: float | timedelta, reason: str = "retry asked for by the handler"
+    ) -> None:
         seconds = after.total_seconds() if isinstance(after, timedelta) else after
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= 366 * 86_400:
+        if (
+            isinstance(seconds, bool)
+            or not isinstance(seconds, (int, float))
+            or not 0 <= seconds <= 366 * 86_400
+        ):
             raise InvalidInput("after", after, "must be 0 seconds to 366 days, or such a timedelta")
         self.after_s = float(seconds)
         self.reason = str(reason)[:REASON_CHARS_MAX]

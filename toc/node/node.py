@@ -66,7 +66,10 @@ class Node:
         self.slots: Slots | None = None
         if settings.has_timer:
             self.slots = Slots(
-                settings.redis_url, settings.namespace, self._clock, timeout_s=settings.connect_timeout_s
+                settings.redis_url,
+                settings.namespace,
+                self._clock,
+                timeout_s=settings.connect_timeout_s,
             )
         self.worker: Worker | None = None
 
@@ -117,7 +120,9 @@ class Node:
     def facts(self) -> dict[str, str]:
         """What all nodes must agree on: routing and the topics' slot amounts."""
         settings = self.settings
-        topics = {f"topic.{name}.slot_amount": str(settings.slots_of(name)) for name in self.topics()}
+        topics = {
+            f"topic.{name}.slot_amount": str(settings.slots_of(name)) for name in self.topics()
+        }
         return settings.routing.facts() | topics
 
     def topics(self) -> list[str]:
@@ -139,7 +144,9 @@ class Node:
             page_rows=settings.scanner.page,
         )
 
-    def _timer(self, slots: Slots, worker: Worker, pages: Pages, catalogue: Catalogue) -> list[Service]:
+    def _timer(
+        self, slots: Slots, worker: Worker, pages: Pages, catalogue: Catalogue
+    ) -> list[Service]:
         settings, timer = self.settings, self.settings.timer
         watch = ClockWatch(slots, self.databases, skew_s_max=timer.skew_s_max)
         services: list[Service] = [watch]

@@ -9,7 +9,24 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-LATENESS_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 3600)
+LATENESS_BUCKETS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    15,
+    60,
+    300,
+    3600,
+)
 
 SCHEDULED = Counter("toc_jobs_scheduled_total", "Jobs committed by this process")
 FIRED = Counter("toc_jobs_fired_total", "Handler starts", ["biz_type"])

@@ -70,7 +70,7 @@ class Service:
             try:
                 wait_s = self.run_once()
                 pause_s = PAUSE_S_MIN
-            except Exception as error:  # noqa: BLE001 - whatever happens, the service goes on
+            except Exception as error:
                 expected = isinstance(error, TocError) and error.retryable
                 log.log(
                     logging.WARNING if expected else logging.ERROR,
@@ -92,4 +92,5 @@ def stop_all(services: Sequence[Service], timeout_s: float) -> bool:
     """Stops several services side by side; True when all are gone."""
     for service in services:
         service.signal_stop()
-    return all([service.stop(timeout_s) for service in services])
+    gone = [service.stop(timeout_s) for service in services]  # each of them, also after a failure
+    return all(gone)

@@ -40,28 +40,42 @@ class _Part(BaseModel):
 class TopicSettings(_Part):
     """A topic isolates the traffic of its types in Redis."""
 
-    slot_amount: int | None = Field(None, description="slots, a power of two up to `shards` (default: `shards`)")
-    biz_types: tuple[str, ...] = Field((), description="the types of this topic; all others are in 'default'")
+    slot_amount: int | None = Field(
+        None, description="slots, a power of two up to `shards` (default: `shards`)"
+    )
+    biz_types: tuple[str, ...] = Field(
+        (), description="the types of this topic; all others are in 'default'"
+    )
 
 
 class TimerSettings(_Part):
     """The Redis timer."""
 
-    horizon_s: float = Field(900, ge=1, le=86_400, description="only jobs due within this time are in Redis")
-    slack_s: float = Field(300, ge=1, le=3600, description="how far clocks of clients and Redis may differ")
-    stay_s: float = Field(30, ge=1, le=600, description="how long a popped id may stay out before it comes back")
+    horizon_s: float = Field(
+        900, ge=1, le=86_400, description="only jobs due within this time are in Redis"
+    )
+    slack_s: float = Field(
+        300, ge=1, le=3600, description="how far clocks of clients and Redis may differ"
+    )
+    stay_s: float = Field(
+        30, ge=1, le=600, description="how long a popped id may stay out before it comes back"
+    )
     slow_poll_s: float = Field(1.0, ge=0.05, le=10, description="poll that backs up lost wake-ups")
     pop_max: int = Field(500, ge=1, le=2000, description="ids per pop")
     load_tick_s: float = Field(1.0, ge=0.05, le=60, description="the loader's period")
     load_page: int = Field(1000, ge=1, le=2000, description="rows per page of the loader")
-    skew_s_max: float = Field(60, ge=1, description="beyond this skew of Redis and database the timer stops popping")
+    skew_s_max: float = Field(
+        60, ge=1, description="beyond this skew of Redis and database the timer stops popping"
+    )
     arm_retries_max: int = Field(10_000, ge=0, description="failed reminders kept for another try")
 
 
 class ScannerSettings(_Part):
     """The safety net below the timer; the engine where there is no Redis."""
 
-    grace_s: float = Field(30, ge=0, le=3600, description="the scanner takes rows that are overdue by more than this")
+    grace_s: float = Field(
+        30, ge=0, le=3600, description="the scanner takes rows that are overdue by more than this"
+    )
     tick_s: float = Field(10, ge=0.05, le=600, description="its period")
     page: int = Field(500, ge=1, le=2000, description="rows per shard and tick")
 
@@ -71,15 +85,31 @@ class WorkerSettings(_Part):
 
     concurrency: int = Field(32, ge=1, le=1000, description="handler threads")
     async_concurrency: int = Field(200, ge=1, le=10_000, description="running `async def` handlers")
-    queue_max: int = Field(4000, ge=1, le=100_000, description="jobs claimed and not settled, at most")
-    queue_wait_s: float = Field(1.0, gt=0, le=60, description="claims so little that none waits longer than this")
+    queue_max: int = Field(
+        4000, ge=1, le=100_000, description="jobs claimed and not settled, at most"
+    )
+    queue_wait_s: float = Field(
+        1.0, gt=0, le=60, description="claims so little that none waits longer than this"
+    )
     settle_max: int = Field(500, ge=1, le=2000, description="outcomes per settling transaction")
-    settle_wait_ms: int = Field(5, ge=0, le=1000, description="how long an outcome waits for company")
-    lease_allowance_s: float = Field(30, ge=2, le=600, description="a lease is the type's timeout plus this")
-    lease_margin_s: float = Field(5, ge=1, le=600, description="a handler starts only with timeout + this left")
-    stuck_max: int = Field(16, ge=1, le=1000, description="handlers beyond their timeout before a restart is asked for")
-    stop_s: float = Field(30, ge=0, le=3600, description="how long a stop waits for running handlers")
-    shutdown_exit_code: int = Field(75, ge=1, le=255, description="exit code when too many handlers are stuck")
+    settle_wait_ms: int = Field(
+        5, ge=0, le=1000, description="how long an outcome waits for company"
+    )
+    lease_allowance_s: float = Field(
+        30, ge=2, le=600, description="a lease is the type's timeout plus this"
+    )
+    lease_margin_s: float = Field(
+        5, ge=1, le=600, description="a handler starts only with timeout + this left"
+    )
+    stuck_max: int = Field(
+        16, ge=1, le=1000, description="handlers beyond their timeout before a restart is asked for"
+    )
+    stop_s: float = Field(
+        30, ge=0, le=3600, description="how long a stop waits for running handlers"
+    )
+    shutdown_exit_code: int = Field(
+        75, ge=1, le=255, description="exit code when too many handlers are stuck"
+    )
 
     @model_validator(mode="after")
     def _relations(self) -> Self:
@@ -95,7 +125,9 @@ class LimitSettings(_Part):
     """Bounds on what comes from outside."""
 
     attribute_bytes: int = Field(4096, ge=2, le=65_535, description="JSON bytes of an attribute")
-    schedule_many: int = Field(100_000, ge=1, le=1_000_000, description="jobs per call of schedule_many")
+    schedule_many: int = Field(
+        100_000, ge=1, le=1_000_000, description="jobs per call of schedule_many"
+    )
     find: int = Field(1000, ge=1, le=100_000, description="rows that find() gives at most")
 
 
@@ -103,20 +135,30 @@ class Settings(BaseSettings):
     """The whole configuration of a node or client."""
 
     model_config = SettingsConfigDict(
-        env_prefix="TOC_", env_nested_delimiter="__", extra="forbid", frozen=True, validate_default=True
+        env_prefix="TOC_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
     )
 
     databases: Annotated[tuple[str, ...], NoDecode] = Field(
         (f"sqlite:///{DEV_DIR}/toc_0.db",),
         description="SQLAlchemy URLs; their order is part of the routing",
     )
-    shards: int = Field(64, description="job tables in all databases together, a power of two up to 1024")
+    shards: int = Field(
+        64, description="job tables in all databases together, a power of two up to 1024"
+    )
     redis_url: str = Field(
         f"unix://{DEV_DIR}/redis.sock",
         description="redis://, rediss://, unix:// or redis+cluster://; 'none' runs the scanner alone",
     )
-    namespace: str = Field("toc", pattern=r"^[A-Za-z0-9_.-]{1,32}$", description="prefix of all keys in Redis")
-    topics: dict[str, TopicSettings] = Field(default_factory=dict, description="by name; 'default' always exists")
+    namespace: str = Field(
+        "toc", pattern=r"^[A-Za-z0-9_.-]{1,32}$", description="prefix of all keys in Redis"
+    )
+    topics: dict[str, TopicSettings] = Field(
+        default_factory=dict, description="by name; 'default' always exists"
+    )
     pool_size: int = Field(16, ge=1, le=1000, description="connections per database")
     connect_timeout_s: int = Field(3, ge=1, le=60, description="to reach a database or Redis")
     read_timeout_s: int = Field(30, ge=1, le=3600, description="for one answer of a database")
@@ -183,7 +225,9 @@ class Settings(BaseSettings):
                 )
             for biz_type in topic.biz_types:
                 if biz_type in seen:
-                    raise ValueError(f"biz_type {biz_type!r} is in topics {seen[biz_type]} and {name}")
+                    raise ValueError(
+                        f"biz_type {biz_type!r} is in topics {seen[biz_type]} and {name}"
+                    )
                 seen[biz_type] = name
         return self
 
@@ -202,7 +246,9 @@ class Settings(BaseSettings):
 
     def topic_of(self, biz_type: str) -> str:
         """The topic that a type's reminders go to."""
-        return next((name for name, part in self.topics.items() if biz_type in part.biz_types), "default")
+        return next(
+            (name for name, part in self.topics.items() if biz_type in part.biz_types), "default"
+        )
 
     @classmethod
     def settings_customise_sources(
@@ -229,7 +275,9 @@ def load_settings(**overrides: Any) -> Settings:
     try:
         return Settings(**overrides)
     except ValidationError as error:
-        raise SettingsError("\n".join(_fault(fault) for fault in error.errors(include_url=False))) from None
+        raise SettingsError(
+            "\n".join(_fault(fault) for fault in error.errors(include_url=False))
+        ) from None
     except ValueError as error:  # TOML that cannot be parsed
         raise SettingsError(f"{config_file()}: {error}") from None
 
@@ -260,9 +308,15 @@ def unknown_variables(environ: Iterable[str]) -> list[str]:
     names = [variable_of(path) for path in paths if "*" not in path]
     faults = []
     for variable in sorted(environ):
-        if not variable.startswith("TOC_") or variable == "TOC_CONFIG" or variable.startswith("TOC_TEST_"):
+        if (
+            not variable.startswith("TOC_")
+            or variable == "TOC_CONFIG"
+            or variable.startswith("TOC_TEST_")
+        ):
             continue
-        if any(_leads_to(variable.removeprefix("TOC_").lower().split("__"), path) for path in paths):
+        if any(
+            _leads_to(variable.removeprefix("TOC_").lower().split("__"), path) for path in paths
+        ):
             continue
         near = get_close_matches(variable, [*names, "TOC_CONFIG"], n=1)
         hint = f"; did you mean {near[0]}?" if near else ""

@@ -24,7 +24,7 @@ class Catalogue:
         self._lock = threading.Lock()
         self._no: dict[str, int] = {}
         self._name: dict[int, str] = {}
-        self._identity: dict[int, str] = {}
+        self._identity: dict[int, str | None] = {}
 
     def number(self, name: str) -> int:
         """The number of a type; a new name gets one. Needs database 0 the first time a name is seen."""
@@ -65,12 +65,17 @@ class Catalogue:
             expected = facts | {"database": str(database.index)}
 
             def compare(
-                connection: Connection, table: Table = database.meta, expected: dict[str, str] = expected
+                connection: Connection,
+                table: Table = database.meta,
+                expected: dict[str, str] = expected,
             ) -> dict[str, str]:
-                there = {row.name: row.value for row in connection.execute(select(table.c.name, table.c.value))}
+                rows = connection.execute(select(table.c.name, table.c.value))
+                there: dict[str, str] = {str(name): str(value) for name, value in rows}
                 # The identity is made once; check_connection compares it.
                 missing = (expected | {"database_id": str(uuid.uuid4())}).items() - there.items()
-                new = [{"name": name, "value": value} for name, value in missing if name not in there]
+                new = [
+                    {"name": name, "value": value} for name, value in missing if name not in there
+                ]
                 if new:
                     connection.execute(insert(table), new)
                 return there
@@ -92,13 +97,10 @@ class Catalogue:
 
     def check_connection(self, connection: Connection, database: Database) -> None:
         """Raises WrongDatabase unless the caller's connection reaches this very database."""
-        identity = self._identity.get(database.index)
-        if identity is None:
-            identity = self._identity[database.index] = database.read(
-                lambda own: _identity(own, database)
-            )
+        if database.index not in self._identity:
+            self._identity[database.index] = database.read(lambda own: _identity(own, database))
         try:
-            if _identity(connection, database) == identity:
+            if _identity(connection, database) == self._identity[database.index]:
                 return
         except DBAPIError:
             pass
@@ -108,16 +110,16 @@ class Catalogue:
 
     def _load(self) -> None:
         table = self._databases[0].biz_type
-        rows = self._databases[0].read(lambda c: c.execute(select(table.c.type_no, table.c.name)).all())
+        rows = self._databases[0].read(
+            lambda c: c.execute(select(table.c.type_no, table.c.name)).all()
+        )
         for type_no, name in rows:
             self._no[name], self._name[type_no] = type_no, name
 
     def _create(self, name: str) -> None:
         first = self._databases[0]
-        try:
+        with contextlib.suppress(IntegrityError):  # another process was faster: its number counts
             first.read(lambda c: c.execute(insert(first.biz_type), {"name": name}))
-        except IntegrityError:
-            pass  # another process was faster: its number counts
         self._load()
         for database in self._databases.all[1:]:
             self._copy_to(database)
@@ -127,7 +129,9 @@ class Catalogue:
 
         def copy(connection: Connection) -> None:
             there = set(connection.scalars(select(table.c.type_no)))
-            new = [{"type_no": no, "name": name} for no, name in self._name.items() if no not in there]
+            new = [
+                {"type_no": no, "name": name} for no, name in self._name.items() if no not in there
+            ]
             if new:
                 connection.execute(insert(table), new)
 

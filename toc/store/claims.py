@@ -201,9 +201,9 @@ class Claims:
         found: dict[int, Seen] = {}
         for shard, ids in parts:
             for row in self._look.rows(connection, database.job_table_name(shard), ids):
-                found[row[0]] = Seen(
-                    row[0], row[1], row[2], Status(row[3]), *row[4:10], bool(row[10])
-                )
+                facts: list[Any] = [*row]
+                facts[3], facts[-1] = Status(facts[3]), bool(facts[-1])
+                found[facts[0]] = Seen(*facts)
         return found
 
     def _settle_group(

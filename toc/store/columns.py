@@ -74,10 +74,10 @@ def signed64(value: int) -> int:
     return value - _TWO_64 if value >= _TWO_63 else value
 
 
-
-
 def ascii_bin(length: int) -> String:
-    return String(length).with_variant(mysql.VARCHAR(length, charset="ascii", collation="ascii_bin"), "mysql", "mariadb")
+    return String(length).with_variant(
+        mysql.VARCHAR(length, charset="ascii", collation="ascii_bin"), "mysql", "mariadb"
+    )
 
 
 def utf8_text() -> TypeEngine[str]:

@@ -4,9 +4,10 @@ Every connection of toc runs READ COMMITTED: under REPEATABLE READ a locking rea
 gone locks the gap at the end of the table, and all inserts of the shard would wait for it.
 
 Every transaction is `Database.run(work)`: it begins, calls `work(connection)` and commits;
-`Database.read(work)` is for statements that stand for themselves. Deadlocks and lock waits repeat it a few times; so does a connection that was lost, because each of toc's
-verbs can be repeated (its guard or its ids make the second time harmless). A caller's own
-transaction never comes here: a deadlock has rolled it back as a whole, and only he can repeat it.
+`Database.read(work)` is for statements that stand for themselves. Deadlocks and lock waits repeat
+them a few times; so does a connection that was lost, because each of toc's verbs can be repeated (its
+guard or its ids make the second time harmless). A caller's own transaction never comes here: a
+deadlock has rolled it back as a whole, and only he can repeat it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError as PoolTimeout
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from toc.domain.routing import Routing
 from toc.errors import StoreUnavailable
@@ -50,10 +52,13 @@ SHARD = "toc_shard"
 
 
 def execute_on(
-    connection: Connection, shard: int, statement: Executable, values: Mapping[str, Any] | None = None
+    connection: Connection,
+    shard: int,
+    statement: Executable,
+    values: Mapping[str, Any] | None = None,
 ) -> CursorResult[Any]:
     """Runs a statement that is written on `schema.JOB` on one shard."""
-    return connection.execute(statement, values, execution_options={SHARD: shard})  # type: ignore[return-value]
+    return connection.execute(statement, values, execution_options={SHARD: shard})
 
 
 class Database:
@@ -93,7 +98,10 @@ class Database:
             }
             if parsed.get_driver_name() == "pymysql":
                 # DATETIME straight to milliseconds: half the cost of reading a row otherwise.
-                options["connect_args"]["conv"] = {**conversions, FIELD_TYPE.DATETIME: ms_of_sql_time}
+                options["connect_args"]["conv"] = {
+                    **conversions,
+                    FIELD_TYPE.DATETIME: ms_of_sql_time,
+                }
         # Two pools. `engine` is for transactions; every use is a `begin()` block that ends by COMMIT or
         # ROLLBACK, so the pool's own ROLLBACK on return would be a round trip for nothing.
         # `single` is for one statement that commits itself: one round trip where a transaction has two.
@@ -121,7 +129,13 @@ class Database:
         return self._names[shard]
 
     def name_shard(
-        self, connection: Connection, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
+        self,
+        connection: Connection,
+        cursor: Any,
+        statement: str,
+        parameters: Any,
+        context: Any,
+        many: bool,
     ) -> tuple[str, Any]:
         """Puts the shard's name into a statement on `schema.JOB`. Values are bound: it meets names only."""
         shard = context.execution_options.get(SHARD) if context is not None else None
@@ -176,6 +190,7 @@ class Database:
 
     def now_ms(self) -> int:
         """The database's clock, in milliseconds since 1970 UTC."""
+
         def read(connection: Connection) -> int:
             sql = "SELECT toc_now(0)" if self.sqlite else "SELECT UTC_TIMESTAMP(3)"
             value = connection.execute(text(sql)).scalar_one()

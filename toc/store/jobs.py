@@ -44,7 +44,9 @@ class Inserted:
 class Jobs:
     """Client verbs over all shards. `fresh_id(gene)` draws a new id when one is taken."""
 
-    def __init__(self, databases: Databases, catalogue: Catalogue, fresh_id: Callable[[int], int]) -> None:
+    def __init__(
+        self, databases: Databases, catalogue: Catalogue, fresh_id: Callable[[int], int]
+    ) -> None:
         self._databases = databases
         self._catalogue = catalogue
         self._fresh_id = fresh_id
@@ -52,7 +54,10 @@ class Jobs:
     # ---- insert
 
     def insert(
-        self, jobs: Sequence[NewJob], on_duplicate: OnDuplicate, connection: Connection | None = None
+        self,
+        jobs: Sequence[NewJob],
+        on_duplicate: OnDuplicate,
+        connection: Connection | None = None,
     ) -> list[Inserted]:
         """Inserts jobs of *one* database, in one transaction: its own, or the caller's `connection`.
 
@@ -92,7 +97,7 @@ class Jobs:
         shard, database = self._home(job_id)
         query = select(*JOB_COLUMNS).where(c.job_id == job_id)
         row = database.read(lambda connection: execute_on(connection, shard, query).first())
-        return None if row is None else job_of(row, self._catalogue.name(row[2]))
+        return None if row is None else job_of(row, self._catalogue.name(row.biz_type))
 
     def find(
         self, shard: int, biz_id: int, type_no: int | None, limit: int, dedup_key: str | None = None
@@ -106,7 +111,7 @@ class Jobs:
         query = query.order_by(c.job_id.desc()).limit(limit)
         database = self._databases.of_shard(shard)
         rows = database.read(lambda connection: execute_on(connection, shard, query).all())
-        return [job_of(row, self._catalogue.name(row[2])) for row in rows]
+        return [job_of(row, self._catalogue.name(row.biz_type)) for row in rows]
 
     # ---- guarded verbs
 
@@ -138,7 +143,12 @@ class Jobs:
         for database in self._databases:
             table = database.dead
             query = select(
-                table.c.job_id, table.c.biz_id, table.c.biz_type, table.c.attempts, table.c.error, table.c.dead_time
+                table.c.job_id,
+                table.c.biz_id,
+                table.c.biz_type,
+                table.c.attempts,
+                table.c.error,
+                table.c.dead_time,
             )
             if type_no is not None:
                 query = query.where(table.c.biz_type == type_no)
@@ -184,7 +194,13 @@ class _ShardInsert:
     """Inserts rows into one shard: all in one statement, and one by one when a key is in the way."""
 
     def __init__(
-        self, jobs: Jobs, database: Database, shard: int, on_duplicate: OnDuplicate, *, repeated: bool
+        self,
+        jobs: Jobs,
+        database: Database,
+        shard: int,
+        on_duplicate: OnDuplicate,
+        *,
+        repeated: bool,
     ) -> None:
         self._jobs = jobs
         self._database = database
@@ -220,9 +236,13 @@ class _ShardInsert:
         raise AssertionError(f"no row for {job} after {_TRIES_MAX} tries")
 
     def _on_taken(self, connection: Connection, job: NewJob) -> Inserted | NewJob:
-        same = and_(c.biz_id == job.biz_id, c.biz_type == job.type_no, c.action_time == job.action_ms)
+        same = and_(
+            c.biz_id == job.biz_id, c.biz_type == job.type_no, c.action_time == job.action_ms
+        )
         if self._repeated:
-            mine = self._execute(connection, select(c.job_id).where(c.job_id == job.job_id, same)).first()
+            mine = self._execute(
+                connection, select(c.job_id).where(c.job_id == job.job_id, same)
+            ).first()
             if mine:
                 return Inserted(job.job_id, job.action_ms, written=True)
         return replace(job, job_id=self._jobs.draw_like(job.job_id))
@@ -266,7 +286,9 @@ class _ShardInsert:
     def _execute(self, connection: Connection, statement: Executable) -> CursorResult[Any]:
         """Also on a caller's connection, whose engine does not know our shards."""
         if connection.engine is not self._database.engine:
-            event.listen(connection, "before_cursor_execute", self._database.name_shard, retval=True)
+            event.listen(
+                connection, "before_cursor_execute", self._database.name_shard, retval=True
+            )
         try:
             return execute_on(connection, self._shard, statement)
         finally:

@@ -24,7 +24,9 @@ def _scripts() -> Path:
     return packaged if packaged.is_dir() else package.parent / "migrations"
 
 
-def _config(settings: Settings | None = None, step: Callable[[int, str], None] | None = None) -> Config:
+def _config(
+    settings: Settings | None = None, step: Callable[[int, str], None] | None = None
+) -> Config:
     config = Config()
     config.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
     config.attributes.update(settings=settings, step=step)
@@ -39,7 +41,9 @@ def head() -> str:
     return found
 
 
-def upgrade(settings: Settings, step: Callable[[int, str], None] | None = None, sql: bool = False) -> None:
+def upgrade(
+    settings: Settings, step: Callable[[int, str], None] | None = None, *, sql: bool = False
+) -> None:
     """Brings every database to the newest revision. `step(database, table)` is called per table.
 
     With `sql` nothing is run: the statements go to standard output.
@@ -51,7 +55,9 @@ def upgrade(settings: Settings, step: Callable[[int, str], None] | None = None, 
 def revision_of(database: Database) -> str | None:
     """The revision a database stands at; None before the first migration."""
     return database.read(
-        lambda c: MigrationContext.configure(c, opts={"version_table": VERSION_TABLE}).get_current_revision()
+        lambda c: MigrationContext.configure(
+            c, opts={"version_table": VERSION_TABLE}
+        ).get_current_revision()
     )
 
 

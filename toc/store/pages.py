@@ -26,12 +26,19 @@ class Pages:
     def __init__(self, databases: Databases) -> None:
         self._databases = databases
 
-    def due_after(self, shard: int, after: tuple[int, int], until_ms: int, limit: int) -> list[DueRow]:
+    def due_after(
+        self, shard: int, after: tuple[int, int], until_ms: int, limit: int
+    ) -> list[DueRow]:
         """Live rows (running ones too) with (due_time, job_id) > after and due_time <= until_ms."""
         return self._page(shard, after, until_ms, None, limit)
 
     def overdue(
-        self, shard: int, after: tuple[int, int], grace_ms: int, types: Collection[int] | None, limit: int
+        self,
+        shard: int,
+        after: tuple[int, int],
+        grace_ms: int,
+        types: Collection[int] | None,
+        limit: int,
     ) -> list[DueRow]:
         """Live rows that are due for longer than `grace_ms`, by the database's clock, oldest first.
 
@@ -40,7 +47,12 @@ class Pages:
         return self._page(shard, after, db_now_plus(-grace_ms), types, limit)
 
     def _page(
-        self, shard: int, after: tuple[int, int], until: Any, types: Collection[int] | None, limit: int
+        self,
+        shard: int,
+        after: tuple[int, int],
+        until: Any,
+        types: Collection[int] | None,
+        limit: int,
     ) -> list[DueRow]:
         database = self._databases.of_shard(shard)
         after_ms, after_id = after
@@ -53,4 +65,5 @@ class Pages:
         )
         if types is not None:
             query = query.where(c.biz_type.in_(sorted(types)))
-        return [DueRow(*row) for row in database.read(lambda x: execute_on(x, shard, query).all())]
+        rows = database.read(lambda connection: execute_on(connection, shard, query).all())
+        return [DueRow(*(int(value) for value in row)) for row in rows]

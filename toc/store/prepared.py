@@ -24,7 +24,7 @@ class Prepared:
 
     def __init__(self, statement: Update | Select[Any], dialect: Dialect) -> None:
         if not dialect.positional:  # some drivers take names; all of them take positions
-            dialect = type(dialect)(paramstyle="format")
+            dialect = type(dialect)(paramstyle="format")  # type: ignore[call-arg]
         compiled = statement.compile(dialect=dialect)
         names, constants = compiled.positiontup or [], compiled.params
         mark = "?" if dialect.paramstyle == "qmark" else "%s"
@@ -60,7 +60,7 @@ class Prepared:
     def rows(self, connection: Connection, table: str, ids: Sequence[int]) -> list[tuple[Any, ...]]:
         """Runs a select and converts what the driver gives to the columns' Python values."""
         found: list[tuple[Any, ...]] = []
-        for row in self.run(connection, table, ids).cursor.fetchall():  # type: ignore[union-attr]
+        for row in self.run(connection, table, ids).cursor.fetchall():
             found.append(
                 tuple(
                     value if convert is None else convert(value)
@@ -79,7 +79,7 @@ def _filler(parameter: BindParameter[Any], dialect: Dialect) -> Filler:
     key = parameter.key
     if parameter.required:
         return lambda arguments, values: arguments.append(process(values[key]))
-    constants = parameter.value if parameter.expanding else [parameter.value]
+    constants: list[Any] = parameter.value if parameter.expanding else [parameter.value]  # type: ignore[assignment]
     ready = [process(value) for value in constants]
     return lambda arguments, values: arguments.extend(ready)
 

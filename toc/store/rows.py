@@ -10,7 +10,6 @@ from toc.domain.job import Job, Status
 from toc.domain.limits import attribute_of
 from toc.store.schema import JOB
 
-
 c = JOB.c
 JOB_COLUMNS: tuple[ColumnElement[Any], ...] = (
     c.job_id, c.biz_id, c.biz_type, c.status, c.action_time, c.attribute,

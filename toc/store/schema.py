@@ -7,6 +7,8 @@ join) and `toc_dead_job` (dead letters, found without scanning a shard).
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     Column,
     Computed,
@@ -26,7 +28,12 @@ LIVE_INDEX = "uq_live"
 
 LIVE_KEY_SQL = "CASE WHEN status IN (0, 1) THEN dedup_key END"
 
-_TABLE_OPTIONS = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mariadb_engine": "InnoDB", "mariadb_charset": "utf8mb4"}
+_TABLE_OPTIONS: dict[str, Any] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mariadb_engine": "InnoDB",
+    "mariadb_charset": "utf8mb4",
+}
 
 
 def job_table_name(shard: int) -> str:

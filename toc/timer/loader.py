@@ -114,7 +114,9 @@ class Loader(Service):
                 mark = Mark(uuid.uuid4().hex[:12], run_id, 0, 0)
                 text = str(mark)
                 self._slots.begin_mark(self._topic, slot, shard, text)
-            rows = self._pages.due_after(shard, (mark.due_ms, mark.job_id), bound_ms, self._page_rows)
+            rows = self._pages.due_after(
+                shard, (mark.due_ms, mark.job_id), bound_ms, self._page_rows
+            )
             if not rows:
                 break
             page = [Entry(row.due_ms, row.job_id) for row in rows if self._of_topic(row.type_no)]
@@ -125,5 +127,3 @@ class Loader(Service):
             if len(rows) < self._page_rows:
                 break
         return brought
-
-

@@ -67,13 +67,12 @@ class Poller(Service):
         if self._paused():
             return self._slow_poll_s
         slow = now_s >= self._slow_s
-        if slow:
-            due = list(self._due_s)
-        else:
-            due = [slot for slot, due_s in self._due_s.items() if due_s <= now_s]
+        due = [slot for slot, due_s in self._due_s.items() if slow or due_s <= now_s]
         if not due:
             return max(0.0, min(min(self._due_s.values(), default=_NEVER), self._slow_s) - now_s)
-        due.sort(key=self._due_s.__getitem__)  # oldest head first: a busy slot cannot starve the others
+        due.sort(
+            key=self._due_s.__getitem__
+        )  # oldest head first: a busy slot cannot starve the others
         room = self._sink.take_room(sum(self._guess[slot] for slot in due))
         if not room:
             return NO_ROOM_S
@@ -106,7 +105,9 @@ class Poller(Service):
             guess = max(self._guess[slot], n * 2) if full else max(GUESS_MIN, len(answer.ids))
             self._guess[slot] = min(guess, self._pop_max)
             self._due_s[slot] = _NEVER if answer.next_s is None else answered_s + answer.next_s
-            time_ms = max(time_ms, answer.time_ms)  # each job is due by its own server's time, so by this
+            time_ms = max(
+                time_ms, answer.time_ms
+            )  # each job is due by its own server's time, so by this
             for job_id in answer.ids:
                 shard = self._routing.shard(gene_of(job_id))
                 by_database[self._routing.database(shard)][shard].append(job_id)

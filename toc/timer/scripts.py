@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 from redis import Redis
 from redis.cluster import RedisCluster
@@ -14,14 +14,18 @@ from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
     ClusterError,
-    ConnectionError as RedisConnectionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisClusterException,
     ResponseError,
-    TimeoutError as RedisTimeoutError,
     TryAgainError,
+)
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+)
+from redis.exceptions import (
+    TimeoutError as RedisTimeoutError,
 )
 
 Client = Redis | RedisCluster
@@ -41,6 +45,12 @@ def is_refusal(error: ResponseError) -> bool:
     return _REFUSAL.search(str(error)) is not None
 
 
+class _Commands(Protocol):
+    """What we use of a client or its pipeline; redis-py leaves it untyped."""
+
+    def execute_command(self, *args: Any) -> Any: ...
+
+
 class Call(NamedTuple):
     script: str
     keys: Sequence[str]
@@ -56,6 +66,7 @@ class Scripts:
 
     def __init__(self, client: Client, *, flags: bool) -> None:
         self._client = client
+        self._commands = cast("_Commands", client)
         self._text = {name: _read(name, flags) for name in NAMES}
         self._sha = {
             name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
@@ -71,7 +82,9 @@ class Scripts:
             return [self._single(calls[0])]
         pipe = self._client.pipeline(transaction=False)
         for call in calls:
-            pipe.execute_command("EVALSHA", self._sha[call.script], len(call.keys), *call.keys, *call.args)
+            pipe.execute_command(
+                "EVALSHA", self._sha[call.script], len(call.keys), *call.keys, *call.args
+            )
         answers = list(pipe.execute(raise_on_error=False))
         for position, answer in enumerate(answers):
             if isinstance(answer, NoScriptError):  # a new or wiped server: EVAL loads it too
@@ -82,14 +95,16 @@ class Scripts:
 
     def _single(self, call: Call) -> Any:
         try:
-            return self._client.execute_command(
+            return self._commands.execute_command(
                 "EVALSHA", self._sha[call.script], len(call.keys), *call.keys, *call.args
             )
         except NoScriptError:
             return self._eval(call)
 
     def _eval(self, call: Call) -> Any:
-        return self._client.execute_command("EVAL", self._text[call.script], len(call.keys), *call.keys, *call.args)
+        return self._commands.execute_command(
+            "EVAL", self._text[call.script], len(call.keys), *call.keys, *call.args
+        )
 
 
 def _read(name: str, flags: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from redis import Redis
 from redis.backoff import ExponentialWithJitterBackoff
@@ -19,6 +19,7 @@ from toc.timer.scripts import UNAVAILABLE, Call, Client, Scripts, is_refusal
 
 PAIRS_MAX = 1000  # entries per call of a script, well below Lua's limit of about 8,000 values
 VERSION_MIN = (6, 2)
+T = TypeVar("T")
 
 
 class Entry(NamedTuple):
@@ -165,14 +166,21 @@ class Slots:
 
         answers = self._guard(read)
         return [
-            (slot, answers[3 * i], answers[3 * i + 1], int(head[0][1]) if (head := answers[3 * i + 2]) else None)
+            (
+                slot,
+                answers[3 * i],
+                answers[3 * i + 1],
+                int(head[0][1]) if (head := answers[3 * i + 2]) else None,
+            )
             for i, slot in enumerate(wanted)
         ]
 
     def place_of(self, topic: str, slot: int, job_id: int) -> tuple[int | None, int | None]:
         """Where a job stands: its StoreQueue score and its PrepareQueue score, in ms."""
         store, prepare = self._queues(topic, slot)
-        scores = self._guard(lambda c: (c.zscore(store, str(job_id)), c.zscore(prepare, str(job_id))))
+        scores = self._guard(
+            lambda c: (c.zscore(store, str(job_id)), c.zscore(prepare, str(job_id)))
+        )
         return tuple(None if score is None else int(score) for score in scores)  # type: ignore[return-value]
 
     def time_ms(self) -> int:
@@ -182,7 +190,11 @@ class Slots:
             return frozen
 
         def read(client: Client) -> int:
-            answer = client.time(target_nodes=RedisCluster.RANDOM) if isinstance(client, RedisCluster) else client.time()
+            answer = (
+                client.time(target_nodes=RedisCluster.RANDOM)
+                if isinstance(client, RedisCluster)
+                else client.time()
+            )
             seconds, micros = next(iter(answer.values())) if isinstance(answer, dict) else answer
             return int(seconds) * 1000 + int(micros) // 1000
 
@@ -210,7 +222,11 @@ class Slots:
 
         def read(client: Client) -> dict[str, str]:
             cluster = isinstance(client, RedisCluster)
-            node = {"target_nodes": client.get_default_node()} if isinstance(client, RedisCluster) else {}
+            node = (
+                {"target_nodes": client.get_default_node()}
+                if isinstance(client, RedisCluster)
+                else {}
+            )
             server, memory = client.info("server", **node), client.info("memory", **node)
             return {
                 "version": str(server["redis_version"]),
@@ -254,7 +270,7 @@ class Slots:
             self._scripts = Scripts(client, flags=_version(self.facts()["version"]) >= (7, 0))
         return self._scripts
 
-    def _guard(self, use: Callable[[Client], Any]) -> Any:
+    def _guard(self, use: Callable[[Client], T]) -> T:
         """Every use of the client goes through here: translates its errors, keeps `available`."""
         try:
             answer = use(self.client())

@@ -24,14 +24,17 @@ class Wakeup(Service):
     def __init__(self, slots: Slots, namespace: str, hear: Mapping[str, Hear]) -> None:
         super().__init__("toc-wakeup")
         self._slots = slots
-        self._hear = {keys.wake_channel(namespace, topic).encode(): call for topic, call in hear.items()}
+        self._hear = {
+            keys.wake_channel(namespace, topic).encode(): call for topic, call in hear.items()
+        }
         self._subscription: Any = None
 
     def run_once(self) -> float:
         """Waits up to half a second for one message."""
         try:
             if self._subscription is None:
-                subscription = self._slots.client().pubsub(ignore_subscribe_messages=True)
+                client: Any = self._slots.client()  # redis-py leaves its pub/sub untyped
+                subscription = client.pubsub(ignore_subscribe_messages=True)
                 subscription.subscribe(*self._hear)
                 self._subscription = subscription
             message = self._subscription.get_message(timeout=0.5)

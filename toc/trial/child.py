@@ -23,7 +23,7 @@ END_S = 40.0  # a node gives its running handlers 30 s
 STDERR_CHARS_MAX = 4000
 
 
-class ChildFailed(TocError):  # noqa: N818 - as the errors of toc.errors are named
+class ChildFailed(TocError):
     """A process of ours ended or did not answer; the text has the last of what it said."""
 
     code = "child_failed"
@@ -128,14 +128,17 @@ def say(message: dict[str, Any]) -> None:
 
 @contextmanager
 def ends_in_order() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C: `with` blocks drop what they made. Main thread only."""
+    """SIGTERM and SIGHUP unwind like Ctrl-C: `with` blocks drop what they made. Main thread only."""
 
     def interrupt(number: int, frame: object) -> None:
         del number, frame
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -9,6 +9,7 @@ taken over alone (I7).
 States of a claimed job here: queued -> running -> settling -> forgotten. All three count as in
 flight, and their number is bounded (I8): a worker that cannot settle stops taking.
 
-    worker    the sink: room, claim, what to do with each id     pool     threads and event loop
-    settle    outcomes to the database, then to Redis            suspects take-overs, one by one
+    worker    the sink: room, claim, act on each id     fate      what becomes of an id (pure)
+    pool      threads and event loop                    judge     from an answer to an outcome (pure)
+    settle    outcomes to the database, then to Redis   suspects  take-overs, one by one
 """

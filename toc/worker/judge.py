@@ -6,7 +6,7 @@ import traceback
 from datetime import datetime
 
 from toc.domain.times import EPOCH, MS_MAX, ceil_ms
-from toc.handlers.verdicts import Dead, Drop, Retry, Snooze, Verdict
+from toc.handlers.verdicts import Dead, Drop, Retry, Snooze
 from toc.store.claims import ERROR_CHARS_MAX, Kind, Outcome
 from toc.worker.run import Run
 
@@ -24,14 +24,15 @@ def judge(run: Run, result: object, now_ms: int, spread: float) -> Outcome:
         return Outcome(job.job_id, run.token, Kind.BURY, error=result.reason)
     if not isinstance(result, BaseException):
         return Outcome(job.job_id, run.token, Kind.DONE)
-    error = result.reason if isinstance(result, Verdict) and isinstance(result, Retry) else describe(result)
+    error = result.reason if isinstance(result, Retry) else describe(result)
     if job.attempts >= spec.max_attempts:
         return Outcome(job.job_id, run.token, Kind.BURY, error=error)
-    if isinstance(result, Retry):
-        delay_s = result.after_s
-    else:
-        delay_s = spec.retry.delay_s(job.attempts, spread)
-    return Outcome(job.job_id, run.token, Kind.RETRY, due_ms=now_ms + int(delay_s * 1000), error=error)
+    delay_s = (
+        result.after_s if isinstance(result, Retry) else spec.retry.delay_s(job.attempts, spread)
+    )
+    return Outcome(
+        job.job_id, run.token, Kind.RETRY, due_ms=now_ms + int(delay_s * 1000), error=error
+    )
 
 
 def describe(error: BaseException) -> str:

@@ -56,7 +56,7 @@ class HandlerPool(Service):
         self._running: dict[int, tuple[Run, float]] = {}
         self._stuck: set[int] = set()
         self._async_tasks = async_tasks
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event_loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
         self._free: asyncio.Semaphore | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -79,8 +79,8 @@ class HandlerPool(Service):
                 break
             if run is not None:
                 self._may_start(run)
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._waiting])
+        if self._event_loop is not None:
+            self._event_loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._waiting])
 
     @property
     def waiting(self) -> int:
@@ -109,7 +109,7 @@ class HandlerPool(Service):
         for thread in threads:
             if thread.ident not in self._running:
                 thread.join(1.0)
-        loop, loop_thread = self._loop, self._loop_thread
+        loop, loop_thread = self._event_loop, self._loop_thread
         if loop is not None and loop_thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             loop_thread.join(5.0)
@@ -173,14 +173,14 @@ class HandlerPool(Service):
 
     def _ensure_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
-            if self._loop is None:
-                loop = self._loop = asyncio.new_event_loop()
+            if self._event_loop is None:
+                loop = self._event_loop = asyncio.new_event_loop()
                 self._free = asyncio.Semaphore(self._async_tasks)
                 self._loop_thread = threading.Thread(
                     target=self._run_loop, args=(loop,), name="toc-handler-loop", daemon=True
                 )
                 self._loop_thread.start()
-            return self._loop
+            return self._event_loop
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
@@ -212,7 +212,10 @@ class HandlerPool(Service):
             if not self._may_start(run):
                 return
             key = id(run)
-            self._running[key] = (run, self._clock.monotonic_s() + WATCH_S)  # the time-out below comes first
+            self._running[key] = (
+                run,
+                self._clock.monotonic_s() + WATCH_S,
+            )  # the time-out below comes first
             result: object
             try:
                 async with asyncio.timeout(run.spec.timeout_s):

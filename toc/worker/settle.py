@@ -102,7 +102,9 @@ class Settler(Service):
             outcome = ended.outcome
             if (outcome.job_id, outcome.token) not in held:
                 metrics.STALE.inc()
-                log.warning("outcome %s of job %d came too late: refused", outcome.kind, outcome.job_id)
+                log.warning(
+                    "outcome %s of job %d came too late: refused", outcome.kind, outcome.job_id
+                )
                 continue
             kinds[ended.run.job.biz_type, outcome.kind] += 1
             if outcome.kind is Kind.BURY:

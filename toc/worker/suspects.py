@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 
 SUSPECTS_MAX = 10_000
 IDLE_S, LOOK_S, QUIET_S_MAX = 1.0, 0.02, 60.0
-LOST_LEASE = "lease lost: in its last attempt the worker died, or the handler did not return in time"
+LOST_LEASE = (
+    "lease lost: in its last attempt the worker died, or the handler did not return in time"
+)
 
 
 @dataclass(frozen=True, slots=True)

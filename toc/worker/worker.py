@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from toc.domain.ids import gene_of
-from toc.domain.job import Job, Status
+from toc.domain.job import Job
 from toc.domain.limits import attribute_of
 from toc.domain.routing import slot_of
 from toc.errors import NotFound, StoreUnavailable, TimerUnavailable
@@ -24,6 +24,7 @@ from toc.store.catalogue import Catalogue
 from toc.store.claims import Claims, Kind, Outcome, Seen
 from toc.store.databases import Databases
 from toc.timer.slots import Entry, Slots
+from toc.worker.fate import Fate, fate_of
 from toc.worker.judge import judge
 from toc.worker.pool import HandlerPool
 from toc.worker.run import Ended, Run
@@ -216,57 +217,58 @@ class Worker:
         return self._sort_out(database, batch, seen, token)
 
     def _sort_out(self, database: int, batch: Batch, seen: Mapping[int, Seen], token: str) -> int:
-        """What becomes of each id after a claim (design §6)."""
+        """Acts on every id by its fate; returns how many are to be run."""
         gone: list[int] = []
         later: list[Entry] = []
         runs: list[Run] = []
-        now_ms = batch.time_ms if batch.time_ms is not None else 0
+        now_ms = batch.time_ms or 0
         for shard, ids in batch.ids.items():
             for job_id in ids:
                 row = seen.get(job_id)
-                if row is None or not row.status.live or row.due_ms is None:
+                spec = None if row is None else self._spec(row.type_no)
+                fate = fate_of(row, token, now_ms, handled=spec is not None)
+                if row is None or row.due_ms is None or fate is Fate.FORGET:
                     gone.append(job_id)
-                elif row.token == token and row.status is Status.RUNNING:
-                    run = self._run_of(row, batch.found_s, database, token)
-                    if run is not None:
-                        runs.append(run)
-                elif row.status is Status.RUNNING and row.overdue:
+                elif fate is Fate.RUN and spec is not None:
+                    runs.append(self._run_of(row, spec, batch.found_s, database, token))
+                elif fate is Fate.SUSPECT:
+                    # Its reminder stays out and comes back when its stay is over.
                     self._suspects.add(
                         Suspect(database, shard, job_id, row.type_no, row.attempts, row.token or "")
-                    )  # its reminder comes back when its stay is over
-                elif row.status is Status.PENDING and row.due_ms <= now_ms and not self._handles(row.type_no):
+                    )
+                elif fate is Fate.UNHANDLED:
                     self._warn_unhandled(row.type_no)
                     later.append(Entry(now_ms + UNHANDLED_MS, job_id))
                 else:
                     due_ms = row.due_ms if row.due_ms > now_ms else now_ms + PUT_BACK_MS_MIN
                     later.append(self._back_in_time(due_ms, job_id))
-        if runs:
-            with self._lock:
-                self._in_flight += len(runs)
-                self._full = self._full or self._in_flight >= self._limit
-                metrics.JOBS_IN_FLIGHT.set(self._in_flight)
-            if not batch.popped:
-                metrics.RESCUED.inc(len(runs))
-            for run in runs:
-                self._pool.submit(run)
+        self._start(runs, rescued=not batch.popped)
         if batch.popped:
             self._answer_timer(batch.topic, gone, later)
         return len(runs)
 
-    def _run_of(self, row: Seen, found_s: float, database: int, token: str) -> Run | None:
-        spec = self._spec(row.type_no)
-        if spec is None:  # cannot be: the claim takes known types only
-            log.error("claimed job %d of an unknown type %d", row.job_id, row.type_no)
-            return None
+    def _start(self, runs: Sequence[Run], *, rescued: bool) -> None:
+        """Queues claimed jobs for the handlers."""
+        with self._lock:
+            self._in_flight += len(runs)
+            self._full = self._full or self._in_flight >= self._limit
+            metrics.JOBS_IN_FLIGHT.set(self._in_flight)
+        if rescued:
+            metrics.RESCUED.inc(len(runs))
+        for run in runs:
+            self._pool.submit(run)
+
+    def _run_of(
+        self, row: Seen, spec: HandlerSpec, found_s: float, database: int, token: str
+    ) -> Run:
         biz_type = self._type_name(row.type_no)
         job = Job(
             row.job_id, row.biz_id, biz_type, row.status, row.action_ms,
             attribute_of(row.attribute), row.due_ms, row.attempts, row.token, row.dedup_key,
         )  # fmt: skip
-        lease_s = spec.timeout_s + self._settings.lease_allowance_s
-        return Run(
-            job, spec, self._topic_of(biz_type), database, token, found_s + lease_s, self._clock.monotonic_s()
-        )
+        lease_end_s = found_s + spec.timeout_s + self._settings.lease_allowance_s
+        topic = self._topic_of(biz_type)
+        return Run(job, spec, topic, database, token, lease_end_s, self._clock.monotonic_s())
 
     # ---- what the pool asks and tells
 
@@ -280,7 +282,9 @@ class Worker:
         waited_s = now_s - run.queued_s
         if waited_s > self._settings.queue_wait_s:
             # Claimed too much: jobs wait here that another node could run.
-            self._limit = max(min(self._settings.concurrency, self._settings.queue_max), self._limit // 2)
+            self._limit = max(
+                min(self._settings.concurrency, self._settings.queue_max), self._limit // 2
+            )
         metrics.FIRED.labels(run.job.biz_type).inc()
         if run.job.attempts == 1:
             metrics.LATENESS.observe(max(0.0, (self._now_ms() - run.job.action_ms) / 1000))
@@ -324,7 +328,9 @@ class Worker:
     def bury(self, suspect: Suspect) -> None:
         """Ends a job that has lost its last lease."""
         database = self._databases[suspect.database]
-        if self._claims.bury_lost(database, suspect.shard, suspect.job_id, suspect.token, LOST_LEASE):
+        if self._claims.bury_lost(
+            database, suspect.shard, suspect.job_id, suspect.token, LOST_LEASE
+        ):
             log.warning("job %d is dead: %s", suspect.job_id, LOST_LEASE)
             biz_type = self._type_name(suspect.type_no)
             metrics.ENDED.labels(biz_type, Kind.BURY.value).inc()
@@ -332,20 +338,19 @@ class Worker:
 
     def take_over(self, suspect: Suspect, done: threading.Event) -> Run | None:
         """Claims a job whose lease is over and queues it; None when somebody else has it."""
-        if self._spec(suspect.type_no) is None:
+        spec = self._spec(suspect.type_no)
+        if spec is None:
             return None
         found_s = self._clock.monotonic_s()
         token = f"{self._prefix}:{next(self._sequence)}"
         database = self._databases[suspect.database]
         row = self._claims.take_over(database, suspect.shard, suspect.job_id, suspect.token, token)
-        run = None if row is None else self._run_of(row, found_s, suspect.database, token)
-        if run is None:
+        if row is None:
             return None
         metrics.TAKEN_OVER.inc()
+        run = self._run_of(row, spec, found_s, suspect.database, token)
         run.settled = done
-        with self._lock:
-            self._in_flight += 1
-        self._pool.submit(run)
+        self._start([run], rescued=False)
         return run
 
     # ---- small things
@@ -362,9 +367,6 @@ class Worker:
     def _spec(self, type_no: int) -> HandlerSpec | None:
         return self._specs.get(type_no) or self._registry.takes_all
 
-    def _handles(self, type_no: int) -> bool:
-        return self._spec(type_no) is not None
-
     def _type_name(self, type_no: int) -> str:
         try:
             return self._catalogue.name(type_no)
@@ -376,13 +378,18 @@ class Worker:
         now_s = self._clock.monotonic_s()
         if now_s >= self._warned_s.get(type_no, 0.0) + WARN_EVERY_S:
             self._warned_s[type_no] = now_s
-            log.warning("no handler here for jobs of type %s: they wait for another node", self._type_name(type_no))
+            log.warning(
+                "no handler here for jobs of type %s: they wait for another node",
+                self._type_name(type_no),
+            )
 
     def _put_back_all(self, batch: Batch) -> None:
         if batch.popped and batch.time_ms is not None:
             again_ms = batch.time_ms + round(DOWN_S * 1000)
             self._answer_timer(
-                batch.topic, [], [Entry(again_ms, job_id) for ids in batch.ids.values() for job_id in ids]
+                batch.topic,
+                [],
+                [Entry(again_ms, job_id) for ids in batch.ids.values() for job_id in ids],
             )
 
     def _answer_timer(self, topic: str, gone: Sequence[int], later: Sequence[Entry]) -> None:
