@@ -56,7 +56,9 @@ demo: setup  ## show it
 
 .PHONY: bench
 bench: servers  ## measure it, on fresh MySQL and Redis servers
-	@$(BIN)/python -m tests.servers run mysql redis -- $(BIN)/toc bench $(ARGS)
+	@$(BIN)/python -m tests.servers run mysql redis -- bash -c \
+	  'TOC_DATABASES=$$TOC_TEST_MYSQL_URL/toc TOC_REDIS_URL=$$TOC_TEST_REDIS_URL exec "$$@"' \
+	  bench $(BIN)/toc bench $(ARGS)
 
 .PHONY: lock
 lock:  ## resolve the dependencies anew into requirements.lock (needs uv)

@@ -37,7 +37,10 @@ class InvalidInput(TocError, ValueError):
 
     def __init__(self, field: str, value: object, rule: str) -> None:
         self.field, self.value, self.rule = field, value, rule
-        shown = repr(value)
+        try:
+            shown = repr(value)
+        except Exception:  # noqa: BLE001 - it is the caller's object, or too deep
+            shown = f"a {type(value).__name__} that cannot be shown"
         if len(shown) > 120:
             shown = shown[:117] + "..."
         super().__init__(f"{field}: {rule}; got {shown}")

@@ -5,7 +5,9 @@ next. So the floor (plain cursors and plain redis-py, on tables of the same sche
 connection options and the same rows) and toc take turns, round by round, and the figure that counts
 is the ratio within a round. Medians and extremes are of all rounds.
 
-    scratch   databases and keys of its own, made and dropped    floor    the bare statements
-    cases     what is measured                                   load     the jobs, for both sides
-    worker    the no-op worker's process                         report   table, histogram, JSON
+    scratch     databases and keys of its own      floor     the bare statements
+    cases       the cases by name                  load      the jobs, for both sides
+    scheduling  schedule_many, schedule            worker    the no-op worker's process
+    running     drain, lateness                    report    table, histogram, JSON
+    idling      an idle worker                     run       one run from settings to report
 """

@@ -42,15 +42,17 @@ def attribute(biz_id: int) -> dict[str, Any]:
 
 def specs(first: int, count: int, due_ms: int, spread_ms: int = 0) -> list[JobSpec]:
     """Jobs for `schedule_many`: business ids from `first`, due from `due_ms` over `spread_ms`."""
-    return [
-        JobSpec(
-            biz_id=first + i,
-            action_time=datetime_of(due_ms + i * spread_ms // count),
-            biz_type=BIZ_TYPE,
-            attribute=attribute(first + i),
-        )
-        for i in range(count)
-    ]
+    return [spec(first + i, due_ms + i * spread_ms // count) for i in range(count)]
+
+
+def spec(biz_id: int, due_ms: int) -> JobSpec:
+    """One job for toc."""
+    return JobSpec(
+        biz_id=biz_id,
+        action_time=datetime_of(due_ms),
+        biz_type=BIZ_TYPE,
+        attribute=attribute(biz_id),
+    )
 
 
 def planned(ids: IdFactory, first: int, count: int, due_ms: int) -> list[Planned]:

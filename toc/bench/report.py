@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from toc.trial.figures import Spread, spread
 
@@ -141,10 +142,11 @@ class Report:
                 console.print(line, highlight=False, markup=False)
         console.print()
         for check, times in Counter(self.checks).items():
-            verdict = "[green]holds [/]" if check.holds else "[red]BROKEN[/]"
-            console.print(
-                f"{verdict} {check.case}: {check.what}" + (f", {times} times" if times > 1 else "")
+            verdict = Text(
+                "holds  " if check.holds else "BROKEN ", "green" if check.holds else "red"
             )
+            often = f", {times} times" if times > 1 else ""
+            console.print(verdict + Text(f"{check.case}: {check.what}{often}"))
 
 
 _WHOLE = 1000  # from here on a figure has no fraction worth printing

@@ -9,7 +9,8 @@ from dataclasses import asdict
 
 from sqlalchemy import text
 
-from toc.bench.cases import CASES, Options, opened
+from toc.bench.cases import CASES
+from toc.bench.common import Options, opened
 from toc.bench.report import Report
 from toc.bench.scratch import Scratch, scratch
 from toc.runtime.clock import SystemClock

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from toc.errors import SettingsError, StoreUnavailable
-from toc.runtime.settings import Settings, load_settings
+from toc.runtime.settings import Settings, TimerSettings, load_settings
 from toc.store import migrate
 from toc.timer import keys
 from toc.timer.scripts import UNAVAILABLE, Client
@@ -74,7 +74,13 @@ def scratch(settings: Settings, shards: int | None = None) -> Iterator[Scratch]:
     if not settings.has_timer:
         raise SettingsError("redis_url: is 'none', and toc bench measures the timer too")
     word = secrets.token_hex(4)
-    changes = {"shards": shards or settings.shards, "topics": {}}
+    near = TimerSettings()  # the cases' times are made for the default horizon
+    horizon = {"horizon_s": near.horizon_s, "slack_s": near.slack_s}
+    changes = {
+        "shards": shards or settings.shards,
+        "topics": {},
+        "timer": settings.timer.model_dump() | horizon,
+    }
     with ExitStack() as stack:
         client = connect(settings.redis_url, settings.connect_timeout_s)
         stack.callback(client.close)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from toc.bench.cases import CASES, Options
+from toc.bench.cases import CASES
+from toc.bench.common import Options
 from toc.bench.run import run
 from toc.cli import failures
 from toc.cli.output import console
@@ -15,7 +16,7 @@ from toc.runtime.settings import load_settings
 from toc.trial.child import ends_in_order
 
 
-def bench(  # noqa: PLR0917 - typer calls it by name
+def bench(
     case: Annotated[
         list[str] | None, typer.Option(help=f"only this one, may be repeated: {', '.join(CASES)}")
     ] = None,

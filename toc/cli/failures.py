@@ -85,6 +85,8 @@ def _explain_toc(error: Exception) -> tuple[str, int]:
 
     if isinstance(error, errors.TimerUnavailable):
         return _explain_timer(error)
+    if isinstance(error, errors.StoreUnavailable) and _number(error.__cause__) in _MYSQL_SETTINGS:
+        return _explain_sql(error.__cause__)
     codes = (
         (errors.InvalidInput, USAGE),
         ((errors.SettingsError, errors.SchemaMismatch, errors.WrongDatabase), SETTINGS),
@@ -103,11 +105,11 @@ def _explain_timer(error: Exception) -> tuple[str, int]:
     return f"{_first_line(error).rstrip('.')}{hint}", UNAVAILABLE
 
 
-def _explain_sql(error: Exception) -> tuple[str, int]:
+def _explain_sql(error: object) -> tuple[str, int]:
     """Errors that no verb translates: those of a migration, and what a server refuses."""
     original = getattr(error, "orig", None)
     arguments: Sequence[object] = getattr(original, "args", ())
-    number = arguments[0] if arguments else None
+    number = _number(error)
     text = str(arguments[1]) if len(arguments) > 1 else _first_line(error)
     if isinstance(number, int) and number in _MYSQL_SETTINGS:
         return f"the database refuses: {text}", SETTINGS
@@ -119,6 +121,12 @@ def _explain_sql(error: Exception) -> tuple[str, int]:
     if original is None:
         return f"the databases' URLs cannot be used: {text}", SETTINGS
     return f"a database refuses: {text}", FAULT
+
+
+def _number(error: object) -> object:
+    """The driver's own number of an error; of SQLite, its text."""
+    arguments: Sequence[object] = getattr(getattr(error, "orig", None), "args", ())
+    return arguments[0] if arguments else None
 
 
 def _first_line(error: object) -> str:

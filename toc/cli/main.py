@@ -71,7 +71,9 @@ def _later(name: str, help_text: str) -> None:
     """A command that is imported when it is called: its options cost more than all others."""
 
     def command(ctx: typer.Context) -> Any:
-        inner = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        inner = typer.Typer(
+            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+        )
         inner.command(name, context_settings=_CONTEXT)(
             getattr(import_module(f"toc.cli.{name}"), name)
         )

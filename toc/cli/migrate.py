@@ -69,7 +69,7 @@ def _refusals() -> Iterator[None]:
 @contextmanager
 def _progress(settings: Settings) -> Iterator[Callable[[int, str], None]]:
     """A bar per database, on standard error. Yields what is to be called per table."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn  # noqa: PLC0415
 
     total = settings.routing.tables_per_database + SHARED_TABLES
     columns = (
@@ -78,15 +78,20 @@ def _progress(settings: Settings) -> Iterator[Callable[[int, str], None]]:
         MofNCompleteColumn(),
         TextColumn("{task.fields[table]}"),
     )
-    with Progress(*columns, console=console(stderr=True)) as progress:
-        tasks: dict[int, object] = {}
+    progress = Progress(*columns, console=console(stderr=True))
+    tasks: dict[int, TaskID] = {}
 
-        def show(database: int, table: str) -> None:
-            if database not in tasks:  # one that is up to date has no bar
-                tasks[database] = progress.add_task("", total=total, database=database, table="")
-            progress.update(tasks[database], advance=1, table=table)  # type: ignore[arg-type]
+    def show(database: int, table: str) -> None:
+        if database not in tasks:  # one that is up to date has no bar
+            progress.start()
+            tasks[database] = progress.add_task("", total=total, database=database, table="")
+        progress.update(tasks[database], advance=1, table=table)
 
+    try:
         yield show
+    finally:
+        if tasks:  # a display without bars would still write an empty line
+            progress.stop()
 
 
 def _count(number: int, word: str) -> str:

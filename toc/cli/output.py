@@ -81,7 +81,10 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         # Text, not str: rich would take square brackets for its markup.
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    console().print(table)
+    screen = console()
+    with screen.capture() as captured:  # so that a broken pipe is ours to see, not rich's
+        screen.print(table)
+    typer.echo(captured.get(), nl=False)
 
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}

@@ -66,7 +66,7 @@ class _Story:
         return any(not end.failed for end in self.ends)
 
     def action_ms(self, at_ms: float) -> int:
-        """The action_time in force at a moment: from when a successful move was asked for, the new."""
+        """The action_time in force: the new one from when a successful move was asked for."""
         moved = [
             move for move in self.moves if move.answer == "rescheduled" and move.asked_ms < at_ms
         ]

@@ -39,14 +39,11 @@ class Exponential:
 
     def delay_s(self, attempt: int, spread: float) -> float:
         """Seconds to wait after the attempt-th attempt (from 1); `spread` lies in [-1, 1]."""
-        # The exponent is bounded first: factor ** 999 overflows a float.
-        steps = math.log(self.max_s / self.first_s, self.factor) if self._grows else 0
-        delay = self.first_s * self.factor ** min(attempt - 1, math.ceil(steps))
+        try:
+            delay = self.first_s * self.factor ** (attempt - 1)
+        except OverflowError:  # a factor of 1000, say, after 103 attempts
+            delay = self.max_s if self.first_s > 0 else 0.0
         return min(delay, self.max_s) * (1 + self.jitter * spread)
-
-    @property
-    def _grows(self) -> bool:
-        return self.factor > 1 and self.first_s > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ _MS = timedelta(milliseconds=1)
 
 def ceil_ms(delta: timedelta) -> int:
     """A timedelta as whole milliseconds, rounded up."""
-    return -((-delta) // _MS)
+    whole, rest = divmod(delta, _MS)  # no minus sign: timedelta.max has no opposite
+    return whole + bool(rest)
 
 
 def datetime_of(ms: int) -> datetime:

@@ -9,6 +9,11 @@ from toc.errors import InvalidInput
 REASON_CHARS_MAX = 1000
 
 
+def _text(reason: object) -> str:
+    """Bounded, and without lone surrogates, which no database takes."""
+    return str(reason)[:REASON_CHARS_MAX].encode(errors="replace").decode()
+
+
 class Verdict(Exception):
     """The root of all verdicts. A plain return means done, any other exception means retry."""
 
@@ -30,7 +35,7 @@ class Retry(Verdict):
         ):
             raise InvalidInput("after", after, "must be 0 seconds to 366 days, or such a timedelta")
         self.after_s = float(seconds)
-        self.reason = str(reason)[:REASON_CHARS_MAX]
+        self.reason = _text(reason)
         super().__init__(self.reason)
 
 
@@ -53,7 +58,7 @@ class Drop(Verdict):
     """Nothing needs to be done any more: the job ends as cancelled."""
 
     def __init__(self, reason: str) -> None:
-        self.reason = str(reason)[:REASON_CHARS_MAX]
+        self.reason = _text(reason)
         super().__init__(self.reason)
 
 
@@ -61,5 +66,5 @@ class Dead(Verdict):
     """Further tries are pointless: the job ends dead at once, with this reason."""
 
     def __init__(self, reason: str) -> None:
-        self.reason = str(reason)[:REASON_CHARS_MAX]
+        self.reason = _text(reason)
         super().__init__(self.reason)

@@ -57,6 +57,8 @@ class DevDirectory:
         )
 
     def __enter__(self) -> Self:
+        if re.search(r"[\s,?#%]", str(self.path)):  # it becomes part of URLs, and of TOC_DATABASES
+            raise DevError(f"{str(self.path)!r} cannot be used: it has one of space , ? # %")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / "dev.lock").open("a+")

@@ -191,7 +191,7 @@ class Settings(BaseSettings):
         for index, text in enumerate(value):
             try:
                 url = make_url(text)
-            except ArgumentError:  # its text repeats the URL, which may hold a password
+            except (ArgumentError, ValueError):  # their texts repeat parts, which may be a password
                 raise ValueError(f"URL number {index} is not a SQLAlchemy URL") from None
             if url.get_backend_name() not in {"mysql", "mariadb", "sqlite"}:
                 raise ValueError(f"URL number {index} must be mysql, mariadb or sqlite")

@@ -36,6 +36,7 @@ from toc.store.schema import JOB
 
 c = JOB.c
 ERROR_CHARS_MAX = 4000
+_NO_TYPE = 0  # types are numbered from 1; prepared text cannot hold an empty IN ()
 
 
 class Kind(StrEnum):
@@ -264,7 +265,7 @@ def _claimed(lease_end: Any) -> dict[str, Any]:
 
 
 def _claim(due: Any, types: list[int] | None, lease_end: Any) -> Update:
-    ours = [] if types is None else [c.biz_type.in_(types)]
+    ours = [] if types is None else [c.biz_type.in_(types or [_NO_TYPE])]
     return (
         update(JOB)
         .where(

@@ -202,7 +202,12 @@ class Database:
         self.engine.dispose()
         self.single.dispose()
 
-    def _prepare_sqlite(self, raw: Any, record: Any) -> None:
+    def lend_clock(self, connection: Connection) -> None:
+        """Lets a caller's connection run statements that read the database's clock."""
+        if self.sqlite:
+            self._give_clock(connection.connection.driver_connection)
+
+    def _give_clock(self, raw: Any) -> None:
         clock = self._clock
 
         def toc_now(plus_ms: int) -> str:
@@ -210,6 +215,9 @@ class Database:
             return sql_time((clock.wall_ms() if frozen is None else frozen) + plus_ms)
 
         raw.create_function("toc_now", 1, toc_now)
+
+    def _prepare_sqlite(self, raw: Any, record: Any) -> None:
+        self._give_clock(raw)
         cursor = raw.cursor()
         cursor.execute("PRAGMA journal_mode = WAL")
         cursor.execute("PRAGMA synchronous = FULL")  # a COMMIT is as durable as the disk (I1)

@@ -86,6 +86,7 @@ class Jobs:
 
         if connection is not None:
             self._catalogue.check_connection(connection, database)
+            database.lend_clock(connection)
             return work(connection)
         # A single row is a single statement, which commits itself.
         return (database.read if len(jobs) == 1 else database.run)(work)

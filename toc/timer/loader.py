@@ -74,6 +74,7 @@ class Loader(Service):
         self._horizon_ms, self._slack_ms = horizon_ms, slack_ms
         self._tick_s, self._page_rows = tick_s, page_rows
         self._step = 0
+        self._unread: set[int] = set()  # shards whose last read broke off: they go on at once
 
     def run_once(self) -> float:
         """Looks at every mark, reads the shards whose turn it is. Returns the tick in seconds."""
@@ -91,10 +92,12 @@ class Loader(Service):
                 break
             for shard in self._routing.shards_of_slot(slot, self._slot_amount):
                 text = marks[slot].get(shard)
-                if text is not None and (self._step + shard) % READ_EVERY:
+                turn = shard in self._unread or (self._step + shard) % READ_EVERY == 0
+                if text is not None and not turn:
                     mark = Mark.parse(text)
                     if mark is not None and mark.run_id == run_ids[slot]:
                         continue
+                self._unread.add(shard)
                 if self._routing.database(shard) in down:
                     continue
                 try:
@@ -118,6 +121,7 @@ class Loader(Service):
                 shard, (mark.due_ms, mark.job_id), bound_ms, self._page_rows
             )
             if not rows:
+                self._unread.discard(shard)
                 break
             page = [Entry(row.due_ms, row.job_id) for row in rows if self._of_topic(row.type_no)]
             after = str(mark._replace(due_ms=rows[-1].due_ms, job_id=rows[-1].job_id))
@@ -125,5 +129,6 @@ class Loader(Service):
                 break  # wiped, failed over, or another loader: the next step reads the mark anew
             text, brought = after, brought + len(page)
             if len(rows) < self._page_rows:
+                self._unread.discard(shard)
                 break
         return brought

@@ -68,6 +68,7 @@ class Child:
         except queue.Empty:
             raise self._failure(f"did not answer within {timeout_s:g} s") from None
         if answer is None:
+            self._answers.put(None)  # it stays ended, however often one asks
             raise self._failure("ended")
         return answer
 
@@ -128,7 +129,7 @@ def say(message: dict[str, Any]) -> None:
 
 @contextmanager
 def ends_in_order() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind like Ctrl-C: `with` blocks drop what they made. Main thread only."""
+    """SIGTERM and SIGHUP unwind like Ctrl-C, so that `with` blocks clean up. Main thread only."""
 
     def interrupt(number: int, frame: object) -> None:
         del number, frame

@@ -227,6 +227,7 @@ class HandlerPool(Service):
             with self._lock:
                 del self._running[key]
                 self._stuck.discard(key)
+                metrics.HANDLERS_STUCK.set(len(self._stuck))
             self._finish(run, result)
         finally:
             self._free.release()

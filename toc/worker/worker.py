@@ -8,6 +8,8 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from toc.domain.ids import gene_of
 from toc.domain.job import Job
@@ -159,8 +161,8 @@ class Worker:
 
     @property
     def quiet(self) -> bool:
-        """Nothing runs but handlers that hang."""
-        return self._in_flight <= self._pool.stuck
+        """Nothing runs but handlers that hang, and no offer is under way."""
+        return self._in_flight + self._reserved <= self._pool.stuck
 
     @property
     def stuck(self) -> int:
@@ -262,9 +264,15 @@ class Worker:
         self, row: Seen, spec: HandlerSpec, found_s: float, database: int, token: str
     ) -> Run:
         biz_type = self._type_name(row.type_no)
+        attribute: dict[str, Any] = {}
+        try:
+            attribute = attribute_of(row.attribute)
+        except (ValueError, RecursionError) as error:
+            # Written by other hands. This job alone fails, and says why; its batch goes on.
+            spec = replace(spec, function=_unreadable(error), is_async=False)
         job = Job(
             row.job_id, row.biz_id, biz_type, row.status, row.action_ms,
-            attribute_of(row.attribute), row.due_ms, row.attempts, row.token, row.dedup_key,
+            attribute, row.due_ms, row.attempts, row.token, row.dedup_key,
         )  # fmt: skip
         lease_end_s = found_s + spec.timeout_s + self._settings.lease_allowance_s
         topic = self._topic_of(biz_type)
@@ -407,3 +415,13 @@ class Worker:
             self._slots.put_back(topic, backs)
         except TimerUnavailable as error:
             log.warning("popped jobs come back when their stay is over: %s", error)
+
+
+def _unreadable(error: Exception) -> Callable[[Job], None]:
+    """A handler for a job whose attribute is not JSON."""
+
+    def fail(job: Job) -> None:
+        del job
+        raise ValueError(f"the attribute is not JSON: {error}")
+
+    return fail

@@ -1,0 +1,114 @@
+"""schedule_many and schedule, beside INSERTs and ZADDs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from toc.bench.common import (
+    FAR_MS,
+    Bench,
+    check_statuses,
+    pair,
+)
+from toc.bench.load import by_database, planned, specs
+from toc.bench.report import Target
+from toc.center.center import TimeoutCenter
+from toc.domain.job import Status
+from toc.trial.figures import percentile
+from toc.trial.worker import wall_ms
+
+
+def schedule_many(bench: Bench) -> None:
+    """Batches through `schedule_many` beside hand-built INSERTs and pipelined ZADDs."""
+    options, rounds = bench.options, []
+    written = 0
+    with TimeoutCenter(bench.scratch.ours) as center:
+        for number in range(options.rounds + 1):
+            jobs = options.jobs if number else options.batch  # the first is to warm up
+            floor = _floor_many(bench, jobs)
+            first, due_ms = bench.biz_ids(jobs), wall_ms() + FAR_MS
+            batches = [
+                specs(first + at, min(options.batch, jobs - at), int(due_ms))
+                for at in range(0, jobs, options.batch)
+            ]
+            started_s = time.perf_counter()
+            for batch in batches:
+                center.schedule_many(batch)
+            ours = jobs / (time.perf_counter() - started_s)
+            written += jobs
+            if number:
+                rounds.append((floor, ours))
+                bench.tell(f"round {number}: {pair(floor, ours)} jobs/s")
+    name = "schedule_many"
+    bench.report.add_rounds(
+        name, f"{options.batch} a call", "jobs/s", rounds, Target("ratio", ">=", 0.6)
+    )
+    check_statuses(bench, name, {Status.PENDING: written})
+
+
+def _floor_many(bench: Bench, jobs: int) -> float | None:
+    if bench.floor is None or bench.scratch.floor is None:
+        return None
+    rows = planned(bench.ids, bench.biz_ids(jobs), jobs, int(wall_ms()) + FAR_MS)
+    size = bench.options.batch
+    batches = [
+        by_database(bench.scratch.floor, rows[at : at + size]) for at in range(0, jobs, size)
+    ]
+    started_s = time.perf_counter()
+    for batch in batches:
+        bench.floor.insert_many(batch)
+    return jobs / (time.perf_counter() - started_s)
+
+
+def schedule(bench: Bench) -> None:
+    """One job per call beside INSERT, COMMIT, ZADD."""
+    options = bench.options
+    count = max(options.jobs // 10, 1)
+    rates: list[tuple[float | None, float]] = []
+    calls: dict[float, list[tuple[float | None, float]]] = {50: [], 99: []}
+    written = 0
+    with TimeoutCenter(bench.scratch.ours) as center:
+        for number in range(options.rounds + 1):
+            jobs = count if number else min(count, 100)
+            floor_ms = _floor_one_by_one(bench, jobs)
+            load = specs(bench.biz_ids(jobs), jobs, int(wall_ms()) + FAR_MS)
+            ours_ms = _timed([lambda job=job: center.schedule(**job) for job in load])  # type: ignore[misc]
+            written += jobs
+            if number:
+                rates.append((_per_second(floor_ms), jobs / sum(ours_ms) * 1000))
+                for percent, found in calls.items():
+                    found.append(
+                        (
+                            percentile(floor_ms, percent) if floor_ms else None,
+                            percentile(ours_ms, percent),
+                        )
+                    )
+                bench.tell(f"round {number}: {pair(*rates[-1])} jobs/s")
+    report, name = bench.report, "schedule"
+    report.add_rounds(name, "one by one", "jobs/s", rates, Target("ratio", ">=", 0.7))
+    for percent, found in calls.items():
+        report.add_rounds(name, f"one call, p{percent:g}", "ms", found)
+    check_statuses(bench, name, {Status.PENDING: written})
+
+
+def _floor_one_by_one(bench: Bench, jobs: int) -> list[float]:
+    floor = bench.floor
+    if floor is None:
+        return []
+    rows = planned(bench.ids, bench.biz_ids(jobs), jobs, int(wall_ms()) + FAR_MS)
+    return _timed([lambda row=row: floor.insert(row) for row in rows])  # type: ignore[misc]
+
+
+def _timed(calls: Sequence[Callable[[], object]]) -> list[float]:
+    """How long each call took, in ms."""
+    found = []
+    for call in calls:
+        started_s = time.perf_counter()
+        call()
+        found.append((time.perf_counter() - started_s) * 1000)
+    return found
+
+
+def _per_second(calls_ms: Sequence[float]) -> float | None:
+    return len(calls_ms) / sum(calls_ms) * 1000 if calls_ms else None
