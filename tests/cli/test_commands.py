@@ -1,0 +1,257 @@
+"""Every command that answers: for people, as JSON, and with its exit code."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.cli.conftest import Toc
+from tests.cli.processes import wait_until
+from toc.center.center import TimeoutCenter
+from toc.domain.job import Job
+from toc.handlers.registry import Registry
+from toc.handlers.verdicts import Dead
+from toc.node.node import Node
+from toc.runtime.settings import load_settings
+
+pytestmark = pytest.mark.usefixtures("servers")
+
+
+def schedule(toc: Toc, *arguments: object) -> str:
+    result = toc("schedule", *arguments, "--json")
+    assert (result.code, result.err) == (0, "")
+    return str(result.json["job_id"])
+
+
+def status(toc: Toc, job_id: str) -> str:
+    return str(toc("job", "show", job_id, "--json").json["jobs"][0]["status"])
+
+
+def bury(toc: Toc, biz_ids: range, biz_type: str = "doomed") -> list[str]:
+    """Jobs that end dead, by a worker in this process."""
+    ids = [schedule(toc, biz_id, "0s", "--type", biz_type) for biz_id in biz_ids]
+    handlers = Registry()
+
+    @handlers.handler(biz_type)
+    def fail(job: Job) -> None:
+        raise Dead(f"[red]no\x1b[31m way[/red] {job.biz_id}\nsecond line")
+
+    node = Node(load_settings(), handlers=handlers)
+    node.start()
+    try:
+        wait_until(lambda: all(status(toc, job_id) == "dead" for job_id in ids), "all dead")
+    finally:
+        node.stop()
+    return ids
+
+
+def test_schedule_for_people(toc: Toc) -> None:
+    result = toc("schedule", 1, "1h30m")
+    assert result.code == 0
+    assert result.out.startswith("job ")
+    assert ": due 20" in result.out
+    assert result.err == ""
+
+
+def test_schedule_with_everything(toc: Toc) -> None:
+    note = '{"note": "größer"}'
+    job_id = schedule(
+        toc, 2**64 - 1, "2031-02-03T04:05:06.789+08:00", "--type", "order.close",
+        "--attribute", note, "--key", "k",
+    )  # fmt: skip
+    job = toc("job", "show", job_id, "--json").json["jobs"][0]
+    assert job == {
+        "job_id": job_id,
+        "biz_id": str(2**64 - 1),
+        "biz_type": "order.close",
+        "status": "pending",
+        "action_time": "2031-02-02T20:05:06.789Z",
+        "due_time": "2031-02-02T20:05:06.789Z",
+        "attempts": 0,
+        "attribute": json.loads(note),
+        "dedup_key": "k",
+        "token": None,
+    }
+
+
+def test_a_relative_time_counts_from_now(toc: Toc) -> None:
+    job_id = schedule(toc, 1, "90s")
+    due = datetime.fromisoformat(
+        toc("job", "show", job_id, "--json").json["jobs"][0]["action_time"]
+    )
+    assert timedelta(seconds=60) < due - datetime.now(UTC) <= timedelta(seconds=90)
+
+
+def test_a_held_key(toc: Toc) -> None:
+    first = schedule(toc, 1, "1h", "--key", "k")
+    assert schedule(toc, 1, "2h", "--key", "k") == first
+    assert schedule(toc, 1, "2031-01-01T00:00Z", "--key", "k", "--on-duplicate", "replace") == first
+    shown = toc("job", "show", first, "--json").json["jobs"][0]
+    assert shown["action_time"] == "2031-01-01T00:00:00.000Z"
+    refused = toc("schedule", 1, "1h", "--key", "k", "--on-duplicate", "error", "--json")
+    assert (refused.code, refused.out) == (1, "")
+    assert refused.err.startswith(f"toc: job {first} is live for biz_id 1")
+
+
+def test_cancel(toc: Toc) -> None:
+    job_id = schedule(toc, 1, "1h")
+    result = toc("cancel", job_id)
+    assert (result.code, result.out) == (0, f"job {job_id}: cancelled\n")
+    again = toc("cancel", job_id, "--json")
+    assert again.code == 1
+    assert again.json == {"answer": "already_cancelled", "job_id": job_id, "attempts": 0}
+    assert (toc("cancel", 5).code, toc("cancel", 5).out) == (1, "unknown\n")
+
+
+def test_cancel_by_business(toc: Toc) -> None:
+    one = schedule(toc, 1, "1h", "--type", "t", "--key", "a")
+    two = schedule(toc, 1, "1h", "--type", "t", "--key", "b")
+    other = schedule(toc, 1, "1h", "--type", "u")
+    assert toc("cancel", "--biz-id", 1, "--type", "t", "--key", "a").code == 0
+    assert (status(toc, one), status(toc, two)) == ("cancelled", "pending")
+    assert toc("cancel", "--biz-id", 1, "--type", "t").code == 0
+    assert (status(toc, two), status(toc, other)) == ("cancelled", "pending")
+
+
+def test_reschedule(toc: Toc) -> None:
+    job_id = schedule(toc, 1, "1h", "--type", "t")
+    by_id = toc("reschedule", job_id, "2031-01-01T00:00Z")
+    assert (by_id.code, by_id.out) == (0, f"job {job_id}: rescheduled\n")
+    by_business = toc("reschedule", "--biz-id", 1, "--type", "t", "2032-01-01T00:00Z", "--json")
+    assert by_business.code == 0
+    assert by_business.json["answer"] == "rescheduled"
+    shown = toc("job", "show", job_id, "--json").json["jobs"][0]
+    assert shown["action_time"] == "2032-01-01T00:00:00.000Z"
+    toc("cancel", job_id)
+    assert toc("reschedule", job_id, "1h").code == 1
+    assert toc("reschedule", "--biz-id", 77, "1h").code == 1
+
+
+def test_job_show(toc: Toc) -> None:
+    job_id = schedule(toc, 3, "1h", "--attribute", '{"a": "[bold]"}')
+    other = schedule(toc, 3, "1h", "--type", "t")
+    by_id = toc("job", "show", job_id)
+    assert by_id.code == 0
+    assert job_id in by_id.out
+    assert '{"a": "[bold]"}' in by_id.out
+    assert max(map(len, by_id.out.splitlines())) < 250
+    found = toc("job", "show", "--biz-id", 3, "--json").json["jobs"]
+    assert [job["job_id"] for job in found] == [other, job_id]
+    only = toc("job", "show", "--biz-id", 3, "--type", "t", "--json").json["jobs"]
+    assert [job["job_id"] for job in only] == [other]
+    nothing = toc("job", "show", 5)
+    assert (nothing.code, nothing.out) == (1, "there is no such job\n")
+    assert toc("job", "show", 5, "--json").json == {"jobs": []}
+    assert toc("job", "show", "--biz-id", 99).code == 1
+
+
+def test_the_dead_are_listed_and_redriven(toc: Toc) -> None:
+    assert toc("dead", "list").out == "no dead jobs\n"
+    ids = bury(toc, range(3))
+    table = toc("dead", "list")
+    assert table.code == 0
+    assert all(job_id in table.out for job_id in ids)
+    assert "[red]no\\x1b[31m way[/red] 1" in table.out
+    assert "second line" not in table.out
+    listed = toc("dead", "list", "--type", "doomed", "--json").json["dead"]
+    assert {job["job_id"] for job in listed} == set(ids)
+    assert listed[0]["error"].endswith("second line")
+    assert toc("dead", "list", "--type", "other", "--json").json == {"dead": []}
+    assert len(toc("dead", "list", "--limit", 1, "--json").json["dead"]) == 1
+
+    one = toc("dead", "redrive", ids[0])
+    assert one.code == 0
+    assert one.out.splitlines()[-1] == "1 redriven"
+    again = toc("dead", "redrive", ids[0], ids[1], "--json")
+    assert again.code == 1
+    assert again.json["counts"] == {"pending": 1, "redriven": 1}
+    rest = toc("dead", "redrive", "--all", "--type", "doomed")
+    assert rest.code == 2
+    assert rest.err == "toc: this asks first, and there is no terminal: add --yes\n"
+    rest = toc("dead", "redrive", "--all", "--type", "doomed", "--yes", "--json")
+    assert rest.code == 0
+    assert rest.json == {
+        "counts": {"redriven": 1},
+        "jobs": [{"answer": "redriven", "job_id": ids[2], "attempts": 0}],
+    }
+    assert toc("dead", "redrive", "--all", "--type", "doomed", "--yes").out == "no dead jobs\n"
+
+
+def test_redriving_a_type_is_bounded_and_asks(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = bury(toc, range(3))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    asked: list[str] = []
+
+    def refuse(question: str, **_: Callable[..., object]) -> None:
+        asked.append(question)
+        import typer  # noqa: PLC0415
+
+        raise typer.Abort
+
+    monkeypatch.setattr("typer.confirm", refuse)
+    result = toc("dead", "redrive", "--all", "--type", "doomed", "--limit", 2)
+    assert (result.code, result.err) == (1, "toc: aborted\n")
+    assert asked == ["Redrive 2 dead jobs of type doomed?"]
+    result = toc("dead", "redrive", "--all", "--type", "doomed", "--limit", 2, "--yes", "--json")
+    assert result.json["counts"] == {"redriven": 2}
+    assert sorted(status(toc, job_id) for job_id in ids) == ["dead", "pending", "pending"]
+
+
+def test_slots(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOC_TOPICS__ORDERS__BIZ_TYPES", '["order.close"]')
+    assert toc("slots").out.startswith("all slots are empty\n0 armed, 0 in flight, in 8 slots")
+    schedule(toc, 1, "5m")
+    schedule(toc, 1, "6m", "--type", "order.close")
+    schedule(toc, 1, "2d")
+    table = toc("slots")
+    assert table.code == 0
+    assert "in 4m 59s" in table.out or "in 5m" in table.out
+    assert table.out.splitlines()[-1].startswith("2 armed, 0 in flight, in 8 slots; next due in")
+    found = toc("slots", "--json").json
+    assert [(slot["topic"], slot["armed"]) for slot in found["slots"]] == [
+        ("default", 1),
+        ("orders", 1),
+    ]
+    assert 290 < found["slots"][0]["next_due_in_s"] <= 300
+    assert found["next_due"] == found["slots"][0]["next_due"]
+    assert len(toc("slots", "--all", "--json").json["slots"]) == 8
+    assert len(toc("slots", "--topic", "orders", "--json").json["slots"]) == 1
+    wrong = toc("slots", "--topic", "nope")
+    assert (wrong.code, wrong.err) == (
+        2,
+        "toc: --topic: there is no 'nope'; there are: default, orders\n",
+    )
+
+
+def test_migrate_may_be_repeated(toc: Toc) -> None:
+    again = toc("migrate")
+    assert (again.code, again.err) == (0, "")
+    assert again.out == "2 databases at revision 0001: nothing was to be done\n"
+
+
+def test_migrate_shows_its_progress(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOC_DATABASES", "sqlite:///a.db,sqlite:///b.db")
+    result = toc("migrate", "--json")
+    assert result.code == 0
+    assert result.json == {"databases": 2, "tables": 10, "revision": "0001"}
+    assert "database 0" in result.err
+    assert "5/5" in result.err
+
+
+def test_migrate_can_print_its_sql(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOC_DATABASES", "sqlite:///a.db,mysql+pymysql://u:secret@h/toc")
+    result = toc("migrate", "--sql")
+    assert result.code == 0
+    assert "CREATE TABLE IF NOT EXISTS toc_job_0000" in result.out
+    assert "CREATE TABLE IF NOT EXISTS toc_job_0003" in result.out
+    assert "secret" not in result.out + result.err
+    assert toc("migrate", "--sql", "--json").code == 2
+
+
+def test_what_the_command_line_wrote_the_library_reads(toc: Toc) -> None:
+    job_id = int(schedule(toc, 1, "1h", "--key", "k"))
+    with TimeoutCenter(load_settings(), handlers=Registry()) as center:
+        job = center.get(job_id)
+    assert job is not None
+    assert (job.biz_id, job.dedup_key) == (1, "k")

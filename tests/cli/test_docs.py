@@ -1,0 +1,50 @@
+"""docs/cli.md and the program agree on commands, options and exit codes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Toc
+from toc.cli import failures
+
+PAGE = (Path(__file__).parents[2] / "docs/cli.md").read_text()
+COMMON = {"--help", "--json", "--verbose", "--log-json"}
+COMMANDS = ["dev", "worker", "migrate", "schedule", "cancel", "reschedule", "job show", "dead list",
+            "dead redrive", "slots", "doctor", "settings", "version"]  # fmt: skip
+
+
+def test_the_page_names_every_command(toc: Toc) -> None:
+    listed = re.search(r"Commands:\n(.*?)\n\n", toc("--help").out, re.DOTALL)
+    assert listed
+    names = {line.split()[0] for line in listed[1].splitlines() if re.match(r"  \w", line)}
+    assert names == {name.split()[0] for name in COMMANDS} | {"demo", "bench"}
+    assert [name for name in names if f"    toc {name}" not in PAGE] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_page_names_every_option(toc: Toc, command: str) -> None:
+    options = set(
+        re.findall(r"^  (?:-\w, )?(--[a-z-]+)", toc(*command.split(), "-h").out, re.MULTILINE)
+    )
+    used = "\n".join(line for line in PAGE.splitlines() if line.startswith(f"    toc {command}"))
+    assert {option for option in options - COMMON if option not in used} == set()
+
+
+def test_the_page_names_every_exit_code(toc: Toc) -> None:
+    codes = {
+        value for name, value in vars(failures).items() if name.isupper() and type(value) is int
+    }
+    table = PAGE.partition("## Exit codes")[2].partition("##")[0]
+    named = {
+        int(code)
+        for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE)
+        for code in row.split(",")
+    }
+    assert codes - named == {failures._MYSQL_CLIENT_ERRORS}
+    shown = toc("--help").out.partition("Exit codes:")[2]
+    assert {int(code) for code in re.findall(r"^ +(\d+)  ", shown, re.MULTILINE)} == named - {
+        130,
+        141,
+        143,
+    }

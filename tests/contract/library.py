@@ -1,0 +1,219 @@
+"""The store on one engine, as its tests use it, and rows as plain SQL sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import text
+
+from toc.domain.ids import IdFactory, gene_of
+from toc.domain.job import NewJob
+from toc.domain.routing import hash_of
+from toc.domain.times import EPOCH
+from toc.runtime.settings import Settings
+from toc.store import migrate
+from toc.store.catalogue import Catalogue
+from toc.store.claims import Claims, Kind, Outcome, Seen
+from toc.store.databases import Databases
+from toc.store.jobs import Inserted, Jobs, OnDuplicate
+from toc.store.pages import Pages
+from toc.testing import TestClock
+
+SHARDS = 4
+LEASE_MS = 60_000  # of the type "order.close"
+SLOW_LEASE_MS = 3_600_000  # of the type "report"
+NO_KEY = None
+
+
+class Row(NamedTuple):
+    """A row of a job table, by plain SQL. Times in ms since 1970."""
+
+    status: int
+    action_ms: int
+    due_ms: int | None
+    attempts: int
+    worker: str | None
+    attribute: str | None
+    dedup_key: str | None
+    live_key: str | None
+    biz_id: int
+    created_ms: int
+    modified_ms: int
+
+
+class Library:
+    """Migrated databases with `SHARDS` shards, a clock that stands still, and the store's verbs."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self.settings = Settings(databases=tuple(urls), shards=SHARDS, redis_url="none")
+        migrate.upgrade(self.settings)
+        self.clock = TestClock()
+        self.connect()
+
+    def connect(self) -> None:
+        self.databases = Databases(
+            self.settings.databases, self.settings.routing, self.clock, connect_timeout_s=3
+        )
+        self.catalogue = Catalogue(self.databases)
+        self.ids = IdFactory(self.clock.wall_ms, 0)
+        self.jobs = Jobs(self.databases, self.catalogue, lambda gene: self.ids.draw([gene])[0])
+        self.pages = Pages(self.databases)
+        self.close_no = self.catalogue.number("order.close")
+        self.report_no = self.catalogue.number("report")
+        self.claims = Claims(
+            self.databases, {self.close_no: LEASE_MS, self.report_no: SLOW_LEASE_MS}
+        )
+
+    def reset(self) -> None:
+        """Empty job tables, a new clock, new caches. The catalogue's rows stay."""
+        for database in self.databases:
+            with database.engine.begin() as connection:
+                for shard in database.shards:
+                    connection.exec_driver_sql(f"DELETE FROM toc_job_{shard:04d}")
+                connection.exec_driver_sql("DELETE FROM toc_dead_job")
+        self.close()
+        self.clock = TestClock()
+        self.connect()
+
+    def close(self) -> None:
+        self.databases.close()
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.wall_ms()
+
+    @property
+    def sqlite(self) -> bool:
+        return self.databases[0].sqlite
+
+    # ---- jobs
+
+    def new(
+        self,
+        biz_id: int = 42,
+        in_ms: int = 0,
+        *,
+        at_ms: int | None = None,
+        type_no: int | None = None,
+        attribute: str | None = None,
+        key: str | None = NO_KEY,
+    ) -> NewJob:
+        """A job with a fresh id, due `in_ms` from now."""
+        return NewJob(
+            self.ids.draw([hash_of(biz_id)])[0],
+            biz_id,
+            self.close_no if type_no is None else type_no,
+            self.now_ms + in_ms if at_ms is None else at_ms,
+            attribute,
+            key,
+        )
+
+    def insert(self, *jobs: NewJob, on_duplicate: OnDuplicate = "keep") -> list[Inserted]:
+        return self.jobs.insert(jobs, on_duplicate)
+
+    def pending(self, biz_id: int = 42, in_ms: int = 0, **fields: Any) -> int:
+        """The id of a new pending job."""
+        (inserted,) = self.insert(self.new(biz_id, in_ms, **fields))
+        assert inserted.written
+        return inserted.job_id
+
+    def running(self, token: str = "one", **fields: Any) -> int:
+        """The id of a new job that runs under `token`."""
+        job_id = self.pending(**fields)
+        assert self.claim([job_id], token)[job_id].token == token
+        return job_id
+
+    def ended(self, kind: Kind, **fields: Any) -> int:
+        job_id = self.running("ended", **fields)
+        assert self.settle(Outcome(job_id, "ended", kind, error="it failed"))
+        return job_id
+
+    def dead(self, **fields: Any) -> int:
+        return self.ended(Kind.BURY, **fields)
+
+    # ---- claims
+
+    def shard(self, job_id: int) -> int:
+        return self.settings.routing.shard(gene_of(job_id))
+
+    def home(self, job_id: int) -> Any:
+        return self.databases.of_shard(self.shard(job_id))
+
+    def claim(
+        self,
+        job_ids: Sequence[int],
+        token: str,
+        now_ms: int | None = None,
+        claims: Claims | None = None,
+    ) -> dict[int, Seen]:
+        """Claims ids of one database, by its own clock unless `now_ms` is given."""
+        by_shard: dict[int, list[int]] = {}
+        for job_id in job_ids:
+            by_shard.setdefault(self.shard(job_id), []).append(job_id)
+        return (claims or self.claims).claim(self.home(job_ids[0]), by_shard, token, now_ms)
+
+    def take_over(self, job_id: int, seen: str, token: str) -> Seen | None:
+        return self.claims.take_over(self.home(job_id), self.shard(job_id), job_id, seen, token)
+
+    def bury_lost(self, job_id: int, seen: str, error: str = "lost") -> bool:
+        return self.claims.bury_lost(self.home(job_id), self.shard(job_id), job_id, seen, error)
+
+    def settle(self, *outcomes: Outcome) -> set[tuple[int, str]]:
+        return self.claims.settle(self.home(outcomes[0].job_id), outcomes)
+
+    def settle_as(
+        self, kind: Kind, job_id: int, token: str, due_ms: int = 0, error: str = ""
+    ) -> bool:
+        """Settles one outcome; whether it held."""
+        return self.settle(Outcome(job_id, token, kind, due_ms, error)) == {(job_id, token)}
+
+    # ---- plain SQL
+
+    def row(self, job_id: int) -> Row:
+        times = [f"CAST({name} AS CHAR)" for name in _TIMES]  # as text, whatever the driver makes
+        columns = ", ".join([*times, *_PLAIN])
+        table = f"toc_job_{self.shard(job_id):04d}"
+        (found,) = self.sql(
+            job_id, f"SELECT {columns} FROM {table} WHERE job_id = :id", {"id": job_id}
+        )
+        action_ms, due_ms, created_ms, modified_ms = map(_ms, found[:4])
+        status, attempts, worker, attribute, key, live, biz_id = found[4:]
+        assert action_ms is not None
+        assert created_ms is not None
+        assert modified_ms is not None
+        return Row(
+            status, action_ms, due_ms, attempts, worker, attribute, key, live, biz_id % 2**64,
+            created_ms, modified_ms,
+        )  # fmt: skip
+
+    def sql(
+        self, job_id: int, statement: str, values: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Plain SQL on the database of a job."""
+        with self.home(job_id).engine.begin() as connection:
+            result = connection.execute(text(statement), values or {})
+            return list(result) if result.returns_rows else []
+
+    def count(self) -> int:
+        """Rows in all shards."""
+        total = 0
+        for database in self.databases:
+            with database.engine.begin() as connection:
+                for shard in database.shards:
+                    sql = f"SELECT COUNT(*) FROM toc_job_{shard:04d}"
+                    total += connection.exec_driver_sql(sql).scalar_one()
+        return total
+
+
+_TIMES = ("action_time", "due_time", "gmt_create", "gmt_modified")
+_PLAIN = ("status", "attempts", "worker", "attribute", "dedup_key", "live_key", "biz_id")
+
+
+def _ms(value: str | None) -> int | None:
+    if value is None:
+        return None
+    assert len(value) == len("2026-01-01 00:00:00.000")
+    delta = datetime.fromisoformat(value).replace(tzinfo=EPOCH.tzinfo) - EPOCH
+    return (delta.days * 86_400 + delta.seconds) * 1000 + delta.microseconds // 1000

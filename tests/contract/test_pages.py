@@ -1,0 +1,120 @@
+"""Pages of live rows in the order (due_time, job_id): what the loader and the scanner walk."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contract.library import LEASE_MS, Library
+from toc.store.claims import Kind
+from toc.store.pages import DueRow
+
+BEGINNING = (0, 0)
+
+
+def rows_of(library: Library, *jobs: int) -> list[DueRow]:
+    rows = [(library.row(job_id).due_ms, job_id) for job_id in jobs]
+    return [DueRow(due_ms or 0, job_id, library.close_no) for due_ms, job_id in sorted(rows)]
+
+
+def test_due_after_walks_every_row_once(library: Library) -> None:
+    # Many equal due times: a page may end amid them.
+    jobs = [library.new(42, in_ms=n // 7) for n in range(50)]
+    library.insert(*jobs[::-1])
+    shard = library.shard(jobs[0].job_id)
+    walked: list[DueRow] = []
+    after = BEGINNING
+    while page := library.pages.due_after(shard, after, library.now_ms + 3600_000, 4):
+        assert len(page) <= 4
+        walked += page
+        after = (page[-1].due_ms, page[-1].job_id)
+    assert walked == sorted(walked)
+    assert walked == [
+        DueRow(due_ms, job_id, library.close_no)
+        for due_ms, job_id in sorted((job.action_ms, job.job_id) for job in jobs)
+    ]
+
+
+def test_due_after_stops_at_its_bound(library: Library) -> None:
+    jobs = [library.pending(42, in_ms=n) for n in range(5)]
+    shard = library.shard(jobs[0])
+    page = library.pages.due_after(shard, BEGINNING, library.now_ms + 2, 10)
+    assert [row.job_id for row in page] == jobs[:3]
+    # (due_time, job_id) > after: the row itself is not given again.
+    after = (library.now_ms + 1, jobs[1])
+    page = library.pages.due_after(shard, after, library.now_ms + 2, 10)
+    assert [row.job_id for row in page] == [jobs[2]]
+
+
+def test_pages_are_of_one_shard(library: Library) -> None:
+    jobs = [library.pending(biz_id) for biz_id in range(20)]
+    for shard in range(4):
+        mine = [job_id for job_id in jobs if library.shard(job_id) == shard]
+        assert library.pages.due_after(shard, BEGINNING, library.now_ms, 50) == rows_of(
+            library, *mine
+        )
+
+
+@pytest.mark.invariant("I1")
+def test_running_rows_appear_at_the_end_of_their_lease(library: Library) -> None:
+    job_id = library.running("one")
+    shard = library.shard(job_id)
+    lease_end_ms = library.now_ms + LEASE_MS
+    assert library.pages.due_after(shard, BEGINNING, lease_end_ms - 1, 10) == []
+    assert library.pages.due_after(shard, BEGINNING, lease_end_ms, 10) == [
+        DueRow(lease_end_ms, job_id, library.close_no)
+    ]
+    assert library.pages.overdue(shard, BEGINNING, 0, None, 10) == []
+    library.clock.advance(LEASE_MS / 1000)
+    assert [row.job_id for row in library.pages.overdue(shard, BEGINNING, 0, None, 10)] == [job_id]
+
+
+@pytest.mark.parametrize("kind", [Kind.DONE, Kind.DROP, Kind.BURY])
+def test_ended_rows_never_appear(library: Library, kind: Kind) -> None:
+    shard = library.shard(library.ended(kind))
+    library.clock.advance(3600)
+    assert library.pages.due_after(shard, BEGINNING, library.now_ms + 10**9, 10) == []
+    assert library.pages.overdue(shard, BEGINNING, 0, None, 10) == []
+
+
+def test_cancelled_rows_never_appear(library: Library) -> None:
+    job_id = library.pending()
+    library.jobs.cancel(job_id)
+    assert library.pages.overdue(library.shard(job_id), BEGINNING, 0, None, 10) == []
+
+
+def test_overdue_is_by_the_databases_clock_less_the_grace(library: Library) -> None:
+    job_id = library.pending()
+    shard = library.shard(job_id)
+    library.clock.advance(29.999)
+    assert library.pages.overdue(shard, BEGINNING, 30_000, None, 10) == []
+    library.clock.advance(0.001)
+    assert library.pages.overdue(shard, BEGINNING, 30_000, None, 10) == rows_of(library, job_id)
+    early = library.pending(in_ms=1)
+    assert library.pages.overdue(shard, BEGINNING, 0, None, 10) == rows_of(library, job_id)
+    library.clock.advance(0.001)
+    assert library.pages.overdue(shard, BEGINNING, 0, None, 10) == rows_of(library, job_id, early)
+
+
+def test_overdue_pages_oldest_first_and_goes_on_after_a_row(library: Library) -> None:
+    jobs = [library.pending(42, in_ms=-n // 3) for n in range(9)]
+    shard = library.shard(jobs[0])
+    expected = rows_of(library, *jobs)
+    first = library.pages.overdue(shard, BEGINNING, 0, None, 4)
+    assert first == expected[:4]
+    after = (first[-1].due_ms, first[-1].job_id)
+    assert library.pages.overdue(shard, after, 0, None, 10) == expected[4:]
+
+
+def test_overdue_of_some_types(library: Library) -> None:
+    close = library.pending(42)
+    report = library.pending(42, type_no=library.report_no)
+    shard = library.shard(close)
+
+    def overdue(types: list[int] | None) -> list[int]:
+        page = library.pages.overdue(shard, BEGINNING, 0, types, 10)
+        return [row.job_id for row in page]
+
+    assert overdue(None) == [close, report]
+    assert overdue([library.report_no]) == [report]
+    assert overdue([library.report_no, library.close_no]) == [close, report]
+    assert overdue([]) == []

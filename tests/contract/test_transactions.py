@@ -1,0 +1,224 @@
+"""Deadlocks, lock waits, lost connections: what is repeated, and what the caller hears."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, create_engine, event, make_url, text
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.pool import NullPool
+
+from tests.contract.breaks import lose_answers
+from tests.contract.library import Library
+from tests.servers.process import free_port
+from toc.errors import StoreUnavailable
+from toc.store.databases import TRIES_MAX, Databases
+
+
+@pytest.fixture
+def mysql_only(library: Library) -> None:
+    if library.sqlite:
+        pytest.skip("SQLite has one writer and no row locks")
+
+
+def crosswise(library: Library, ids: tuple[int, int], both: threading.Barrier) -> list[int]:
+    """Changes two rows in this order, once the other thread has changed its first."""
+    tries: list[int] = []
+    first, _ = ids
+
+    def work(connection: Connection) -> None:
+        tries.append(first)
+        for job_id in ids:
+            table = f"toc_job_{library.shard(job_id):04d}"
+            connection.execute(
+                text(f"UPDATE {table} SET attempts = attempts + 1 WHERE job_id = :id"),
+                {"id": job_id},
+            )
+            if job_id == first and len(tries) == 1:
+                both.wait(10)
+
+    library.databases[0].run(work)
+    return tries
+
+
+@pytest.mark.usefixtures("mysql_only")
+def test_a_deadlock_is_repeated(library: Library) -> None:
+    one, two = library.pending(1), library.pending(2)
+    both = threading.Barrier(2)
+    tries: list[int] = []
+    threads = [
+        threading.Thread(target=lambda ids=ids: tries.extend(crosswise(library, ids, both)))
+        for ids in ((one, two), (two, one))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(tries) == 3  # one of them was the victim, once
+    assert library.row(one).attempts == library.row(two).attempts == 2
+
+
+@pytest.mark.usefixtures("mysql_only")
+def test_a_lock_wait_is_repeated_until_the_lock_is_free(library: Library) -> None:
+    job_id = library.pending()
+    holder = create_engine(library.settings.databases[0], poolclass=NullPool).connect()
+    table = f"toc_job_{library.shard(job_id):04d}"
+    holder.execute(text(f"SELECT * FROM {table} WHERE job_id = {job_id} FOR UPDATE"))
+    codes: list[int] = []
+
+    def impatient(connection: Any, cursor: Any, *_: Any) -> None:
+        cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
+
+    def free(context: Any) -> None:
+        codes.append(context.original_exception.args[0])
+        if len(codes) == 2:
+            holder.close()
+
+    engines = (library.databases[0].engine, library.databases[0].single)
+    for engine in engines:
+        event.listen(engine, "before_cursor_execute", impatient)
+        event.listen(engine, "handle_error", free)
+    assert library.jobs.cancel(job_id) == "cancelled"
+    for engine in engines:
+        event.remove(engine, "before_cursor_execute", impatient)
+        event.remove(engine, "handle_error", free)
+    assert codes == [1205, 1205]
+
+
+def raiser(error: Exception, times: int) -> tuple[Callable[[Connection], str], list[int]]:
+    tries: list[int] = []
+
+    def work(connection: Connection) -> str:
+        tries.append(1)
+        if len(tries) <= times:
+            raise error
+        return "done"
+
+    return work, tries
+
+
+def lock_error(library: Library) -> OperationalError:
+    cause: Exception = sqlite3.OperationalError("database is locked")
+    if not library.sqlite:
+        import pymysql  # noqa: PLC0415 - only here
+
+        cause = pymysql.err.OperationalError(1213, "Deadlock found")
+    return OperationalError("UPDATE", {}, cause)
+
+
+def test_locks_are_waited_for_only_so_often(library: Library) -> None:
+    work, tries = raiser(lock_error(library), TRIES_MAX - 1)
+    assert library.databases[0].run(work) == "done"
+    assert len(tries) == TRIES_MAX
+    work, tries = raiser(lock_error(library), TRIES_MAX)
+    with pytest.raises(StoreUnavailable) as caught:
+        library.databases[0].run(work)
+    assert caught.value.database == 0
+    assert len(tries) == TRIES_MAX
+
+
+def test_a_lost_connection_is_replaced_once(library: Library) -> None:
+    job_id = library.pending()
+    with lose_answers(library.databases[0], times=1):
+        assert library.jobs.reschedule(job_id, 5) == "rescheduled"
+    with lose_answers(library.databases[0], times=2), pytest.raises(StoreUnavailable) as caught:
+        library.jobs.reschedule(job_id, 5)
+    assert caught.value.retryable
+    assert library.jobs.get(job_id) is not None
+
+
+def test_a_server_that_is_gone_is_unavailable(library: Library) -> None:
+    if library.sqlite:
+        url = "sqlite:////no/such/directory/toc.db"
+    else:
+        there = make_url(library.settings.databases[0])
+        url = there.set(port=free_port()).render_as_string(hide_password=False)
+    gone = Databases([url], library.settings.routing, library.clock, connect_timeout_s=1)
+    for use in (gone[0].now_ms, lambda: gone[0].run(lambda _: 0)):
+        with pytest.raises(StoreUnavailable, match=r"^database 0 does not answer: ") as caught:
+            use()
+        assert caught.value.retryable
+        assert "\n" not in str(caught.value)
+    gone.close()
+
+
+@pytest.mark.usefixtures("mysql_only")
+def test_connections_that_were_killed_while_idle_are_replaced(library: Library) -> None:
+    job_id = library.pending()
+    library.jobs.insert([library.new(), library.new()], "keep")
+    killed = 0
+    killer = create_engine(library.settings.databases[0], poolclass=NullPool)
+    with killer.begin() as connection:
+        sql = "SELECT id FROM information_schema.processlist WHERE db = DATABASE()"
+        mine = connection.scalar(text("SELECT CONNECTION_ID()"))
+        for other in connection.scalars(text(sql)).all():
+            if other != mine:
+                connection.execute(text(f"KILL {other}"))
+                killed += 1
+    assert killed >= 2
+    assert library.jobs.cancel(job_id) == "cancelled"
+    assert len(library.insert(library.new(), library.new())) == 2
+
+
+@pytest.mark.usefixtures("mysql_only")
+def test_a_read_only_server_is_unavailable(library: Library) -> None:
+    # So a primary looks from its demotion until clients have found the new one.
+    import pymysql  # noqa: PLC0415 - only here
+
+    cause = pymysql.err.OperationalError(1290, "The server is running with --read-only")
+    work, tries = raiser(OperationalError("UPDATE", {}, cause), 1)
+    with pytest.raises(StoreUnavailable, match="read-only"):
+        library.databases[0].run(work)
+    assert len(tries) == 1
+
+
+def test_what_is_wrong_with_a_statement_is_said(library: Library) -> None:
+    job_id = library.pending()
+    with pytest.raises(IntegrityError):
+        library.sql(job_id, "INSERT INTO toc_biz_type (type_no, name) VALUES (1, NULL)")
+
+    def nonsense(connection: Connection) -> None:
+        connection.exec_driver_sql("SELEKT 1")
+
+    expected = (ProgrammingError, StoreUnavailable) if library.sqlite else ProgrammingError
+    with pytest.raises(expected, match="SELEKT"):
+        library.databases[0].run(nonsense)
+
+
+def test_a_failed_transaction_leaves_nothing(library: Library) -> None:
+    def work(connection: Connection) -> None:
+        connection.exec_driver_sql("INSERT INTO toc_meta (name, value) VALUES ('x', 'y')")
+        raise RuntimeError("half-way")
+
+    with pytest.raises(RuntimeError):
+        library.databases[0].run(work)
+    rows = library.sql(library.new().job_id, "SELECT * FROM toc_meta WHERE name = 'x'")
+    assert rows == []
+
+
+@pytest.mark.usefixtures("mysql_only")
+def test_a_server_without_a_free_connection_is_unavailable(library: Library) -> None:
+    admin = create_engine(library.settings.databases[0], poolclass=NullPool)
+    account = f"toc_{library.settings.databases[0][-8:]}"
+    with admin.begin() as connection:
+        connection.exec_driver_sql(f"DROP USER IF EXISTS {account}")
+        connection.exec_driver_sql(
+            f"CREATE USER {account} IDENTIFIED BY 'x' WITH MAX_USER_CONNECTIONS 1"
+        )
+        connection.exec_driver_sql(f"GRANT ALL ON {admin.url.database}.* TO {account}")
+    url = admin.url.set(username=account, password="x")
+    databases = Databases([str(url.render_as_string(hide_password=False))],
+                          library.settings.routing, library.clock)  # fmt: skip
+    try:
+        with databases[0].engine.connect(), pytest.raises(StoreUnavailable, match="max_user"):
+            databases[0].now_ms()
+        databases[0].engine.dispose()
+        assert databases[0].now_ms() == library.now_ms
+    finally:
+        databases.close()
+        with admin.begin() as connection:
+            connection.exec_driver_sql(f"DROP USER {account}")

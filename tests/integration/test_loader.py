@@ -1,0 +1,230 @@
+"""The loader: brings rows as their time comes near, and notices whatever it would miss by."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.contract.library import LEASE_MS
+from tests.integration.world import HORIZON_MS, NEAR_MS, SLACK_MS, World
+from toc.timer import loader as module
+from toc.timer.loader import Loader, Mark
+from toc.timer.slots import Entry
+
+MINUTE = timedelta(minutes=1)
+
+
+def turn(loader: Loader) -> int:
+    """So many steps that every shard has had its turn."""
+    return sum(loader.step() for _ in range(module.READ_EVERY))
+
+
+def marks(world: World, shard: int) -> str:
+    slot = shard % world.settings.slots_of("default")
+    return world.slots.marks("default", [slot])[slot][shard]
+
+
+def test_a_far_job_is_brought_when_its_time_comes_near(world: World) -> None:
+    job_id = world.center.schedule(42, timedelta(hours=1))
+    loader = world.loader()
+    assert (turn(loader), world.reminder(job_id)) == (0, None)
+    world.clock.advance(timedelta(hours=1) - timedelta(milliseconds=HORIZON_MS + 1))
+    assert (turn(loader), world.reminder(job_id)) == (0, None)
+    world.clock.advance(0.001)
+    assert (turn(loader), world.reminder(job_id)) == (1, HORIZON_MS)
+    assert turn(loader) == 0  # once
+
+
+def test_pages_meet_without_a_gap(world: World) -> None:
+    # 7 to a millisecond, 5 to a page.
+    jobs = [world.library.new(42, in_ms=n // 7) for n in range(60)]
+    world.library.insert(*jobs)
+    assert world.loader().step() == 60
+    assert all(world.reminder(j.job_id) == j.action_ms - world.now_ms for j in jobs)
+
+
+def test_a_step_is_bounded_and_the_next_ones_go_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAGES_MAX", 2)
+    world.library.insert(*(world.library.new(42, in_ms=n) for n in range(25)))
+    loader = world.loader()
+    assert [loader.step() for _ in range(4)] == [10, 10, 5, 0]
+
+
+def test_a_row_committed_behind_the_mark_is_its_clients(world: World) -> None:
+    loader = world.loader()
+    first = world.library.pending(42, in_ms=5000)
+    loader.step()
+    behind = world.library.pending(42, in_ms=4000)  # its client would arm it now
+    turn(loader)
+    assert (world.reminder(first), world.reminder(behind)) == (5000, None)
+    world.slots.drop_marks("default", [world.slot(behind)])
+    loader.step()
+    assert world.reminder(behind) == 4000
+
+
+def test_running_jobs_are_reminded_of_at_the_end_of_their_lease(world: World) -> None:
+    job_id = world.library.running("one")
+    world.loader().step()
+    assert world.reminder(job_id) == LEASE_MS
+
+
+def test_topics_take_their_own_rows(world: World) -> None:
+    vip_no = world.library.catalogue.number("vip.close")
+    vip = [world.library.pending(n, type_no=vip_no) for n in range(8)]
+    other = [world.library.pending(n) for n in range(8)]
+    assert world.loader("vip").step() == 8
+    assert all(world.reminder(job_id, "vip") == 0 for job_id in vip)
+    assert world.reminders() == 8
+    assert world.loader().step() == 8
+    assert all(world.reminder(job_id) == 0 for job_id in other)
+
+
+# ---- marks that do not count
+
+
+def load_and_drop(world: World, job_id: int) -> Loader:
+    """Loads, and then loses the reminder, as a server with older data would have."""
+    loader = world.loader()
+    loader.step()
+    assert world.reminder(job_id) == 0
+    world.slots.ack("default", {world.slot(job_id): [job_id]})
+    return loader
+
+
+def test_a_mark_that_stands_is_believed(world: World) -> None:
+    job_id = world.library.pending(42)
+    loader = load_and_drop(world, job_id)
+    assert (turn(loader), world.reminder(job_id)) == (0, None)
+
+
+@pytest.mark.invariant("I1")
+@pytest.mark.parametrize("change", ["run_id", "future", "nonsense", "missing"])
+def test_a_mark_that_cannot_be_believed_starts_over(world: World, change: str) -> None:
+    job_id = world.library.pending(42)
+    loader = load_and_drop(world, job_id)
+    shard, slot = world.library.shard(job_id), world.slot(job_id)
+    mark = Mark.parse(marks(world, shard))
+    assert mark is not None
+    beyond = world.now_ms + HORIZON_MS + SLACK_MS + 1
+    texts = {
+        "run_id": str(mark._replace(run_id="another")),
+        "future": str(mark._replace(due_ms=beyond)),
+        "nonsense": "nonsense",
+    }
+    if change == "missing":
+        world.slots.drop_marks("default", [slot])
+    else:
+        world.slots.begin_mark("default", slot, shard, texts[change])
+    # At once, but for one from the future, which is noticed at its turn.
+    brought = turn(loader) if change == "future" else loader.step()
+    assert (brought, world.reminder(job_id)) == (1, 0)
+    found = Mark.parse(marks(world, shard))
+    assert found is not None
+    assert found.load_id != mark.load_id
+    assert (found.run_id, found.due_ms, found.job_id) == (mark.run_id, world.now_ms, job_id)
+
+
+def test_a_mark_just_within_the_slack_is_believed(world: World) -> None:
+    job_id = world.library.pending(42)
+    loader = load_and_drop(world, job_id)
+    shard, slot = world.library.shard(job_id), world.slot(job_id)
+    mark = Mark.parse(marks(world, shard))
+    assert mark is not None
+    edge = str(mark._replace(due_ms=world.now_ms + HORIZON_MS + SLACK_MS))
+    world.slots.begin_mark("default", slot, shard, edge)
+    assert (turn(loader), marks(world, shard)) == (0, edge)
+
+
+@pytest.mark.invariant("I1")
+@pytest.mark.parametrize("event", ["wipe", "other loader"])
+def test_a_change_between_snapshot_and_page_is_noticed(
+    world: World, event: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [world.library.pending(42, in_ms=n) for n in range(3)]
+    slot, shard = world.slot(jobs[0]), world.library.shard(jobs[0])
+    loader = world.loader()
+    due_after = world.library.pages.due_after
+    times: list[int] = []
+
+    def overtaken(*arguments: Any) -> Any:
+        rows = due_after(*arguments)
+        if arguments[0] == shard and not times:
+            times.append(1)
+            if event == "wipe":
+                world.slots.drop_marks("default", [slot])
+            else:
+                run_id = world.slots.run_ids("default", [slot])[slot]
+                other = str(Mark("other", run_id, 0, 0))
+                world.slots.begin_mark("default", slot, shard, other)
+        return rows
+
+    monkeypatch.setattr(world.library.pages, "due_after", overtaken)
+    assert loader.step() == 0
+    assert world.reminders() == 0
+    assert loader.step() == 3
+    assert [world.reminder(job_id) for job_id in jobs] == [0, 1, 2]
+
+
+@pytest.mark.invariant("I1")
+def test_the_bound_is_read_before_the_snapshot(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A job that comes in during the snapshot, due just beyond what its client arms: were the bound
+    # read after it, the mark could pass the job unseen.
+    asked: list[str] = []
+    time_ms, due_after = world.slots.time_ms, world.library.pages.due_after
+
+    def time() -> int:
+        asked.append("time")
+        return time_ms()
+
+    def page(*arguments: Any) -> Any:
+        asked.append("page")
+        return due_after(*arguments)
+
+    monkeypatch.setattr(world.slots, "time_ms", time)
+    monkeypatch.setattr(world.library.pages, "due_after", page)
+    world.loader().step()
+    assert asked == ["time", "page"] * 4
+
+
+@pytest.mark.invariant("I6")
+def test_memory_follows_the_near_future(world: World) -> None:
+    world.library.insert(*(world.library.new(n, in_ms=NEAR_MS * (n + 1)) for n in range(50)))
+    assert (turn(world.loader()), world.reminders()) == (0, 0)
+
+
+def test_one_database_away_leaves_the_others_shards(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from toc.errors import StoreUnavailable  # noqa: PLC0415 - only here
+
+    jobs = {world.library.shard(job_id): job_id for job_id in map(world.library.pending, range(20))}
+    due_after = world.library.pages.due_after
+
+    def away(shard: int, *arguments: Any) -> Any:
+        if shard == 3:
+            raise StoreUnavailable(0, OSError("away"))
+        return due_after(shard, *arguments)
+
+    monkeypatch.setattr(world.library.pages, "due_after", away)
+    loader = world.loader()
+    assert loader.step() > 0
+    assert world.reminder(jobs[3]) is None
+    assert all(world.reminder(jobs[shard]) == 0 for shard in range(3))
+    monkeypatch.setattr(world.library.pages, "due_after", due_after)
+    loader.step()
+    assert world.reminder(jobs[3]) == 0
+
+
+def test_two_loaders_do_no_harm(world: World) -> None:
+    jobs = [world.library.pending(n, in_ms=n) for n in range(40)]
+    one, two = world.loader(), world.loader()
+    assert one.step() + two.step() == 40
+    assert [world.reminder(job_id) for job_id in jobs] == list(range(40))
+    world.slots.arm("default", {0: [Entry(1, 1)]})
+    assert turn(one) + turn(two) == 0

@@ -1,0 +1,233 @@
+"""The poller: pops what is due, as far as there is room, and sleeps until there is more."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.world import World
+from toc.domain.ids import gene_of
+from toc.errors import StoreUnavailable
+from toc.runtime.sink import Batch
+from toc.timer.poller import GUESS_MIN, NO_ROOM_S, Poller
+from toc.timer.slots import Entry
+from toc.timer.wakeup import Wakeup
+
+STAY_MS = 30_000
+SLOW_S = 1.0
+
+
+class Recording:
+    """A sink with so much room; it keeps what it was offered."""
+
+    def __init__(self, room: int = 10_000) -> None:
+        self.room = room
+        self.reserved = 0
+        self.asked: list[int] = []
+        self.offers: list[tuple[int, Batch]] = []
+        self.fails: set[int] = set()
+
+    def take_room(self, wanted: int) -> int:
+        self.asked.append(wanted)
+        taken = max(0, min(wanted, self.room - self.reserved))
+        self.reserved += taken
+        return taken
+
+    def give_room(self, taken: int) -> None:
+        self.reserved -= taken
+
+    def offer(self, database: int, batch: Batch) -> int:
+        ids = [job_id for ids in batch.ids.values() for job_id in ids]
+        assert len(ids) <= self.reserved
+        self.offers.append((database, batch))
+        if database in self.fails:
+            raise StoreUnavailable(database, OSError("away"))
+        self.room -= len(ids)
+        return len(ids)
+
+    @property
+    def ids(self) -> list[int]:
+        return [job_id for _, batch in self.offers for ids in batch.ids.values() for job_id in ids]
+
+
+@pytest.fixture
+def sink() -> Recording:
+    return Recording()
+
+
+def poller(world: World, sink: Recording, **changes: object) -> Poller:
+    return Poller(
+        "toc-poller-test",
+        world.slots,
+        "default",
+        range(4),
+        sink,
+        world.settings.routing,
+        world.clock,
+        **{
+            "pop_max": 500, "stay_ms": STAY_MS, "slow_poll_s": SLOW_S, "paused": lambda: False,
+            **changes,
+        },  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def arm(world: World, slot: int, *in_ms: int) -> list[int]:
+    """Arms jobs of a slot; their ids."""
+    ids = [world.library.ids.draw([slot])[0] for _ in in_ms]
+    entries = [Entry(world.now_ms + ms, job_id) for ms, job_id in zip(in_ms, ids, strict=True)]
+    world.slots.arm("default", {slot: entries})
+    return ids
+
+
+def test_what_is_due_is_offered_with_its_shard_and_time(small: World, sink: Recording) -> None:
+    ids = [*arm(small, 1, -5), *arm(small, 3, 0)]
+    later = arm(small, 2, 700)
+    poll = poller(small, sink)
+    found_s = small.clock.monotonic_s()
+    assert poll.run_once() == 0
+    ((database, batch),) = sink.offers
+    assert (database, batch.topic, batch.popped) == (0, "default", True)
+    assert batch.ids == {1: [ids[0]], 3: [ids[1]]}
+    assert batch.time_ms == small.now_ms
+    assert batch.found_s == found_s
+    assert sink.reserved == 0
+    # Then it sleeps until the next one is due.
+    assert poll.run_once() == pytest.approx(0.7)
+    small.clock.advance(0.699)
+    assert poll.run_once() == pytest.approx(0.001)
+    small.clock.advance(0.001)
+    poll.run_once()
+    assert sink.ids[2:] == later
+
+
+def test_an_empty_timer_is_looked_at_slowly(small: World, sink: Recording) -> None:
+    poll = poller(small, sink)
+    poll.run_once()
+    assert poll.run_once() == SLOW_S
+    lost = arm(small, 0, 0)  # its wake-up never came
+    assert poll.run_once() == SLOW_S
+    assert sink.ids == []
+    small.clock.advance(SLOW_S)
+    assert poll.run_once() == 0
+    assert sink.ids == lost
+
+
+def test_a_wake_up_is_taken_in(small: World, sink: Recording) -> None:
+    poll = poller(small, sink)
+    poll.run_once()
+    ids = arm(small, 2, 0)
+    poll.hear(2, 0.0)
+    poll.hear(77, 0.0)  # of a slot that it does not own
+    assert poll.run_once() == 0
+    assert sink.ids == ids
+    poll.hear(1, 0.25)
+    poll.hear(1, 0.5)  # a later one does not hide the earlier
+    assert poll.run_once() == pytest.approx(0.25)
+
+
+def test_without_room_nothing_is_popped(small: World, sink: Recording) -> None:
+    ids = arm(small, 0, -1, 0)
+    sink.room = 0
+    poll = poller(small, sink)
+    assert poll.run_once() == NO_ROOM_S
+    assert (sink.offers, small.slots.depths("default", [0])) == (
+        [], [(0, 2, 0, small.now_ms - 1)],
+    )  # fmt: skip
+    sink.room = 1
+    assert poll.run_once() == 0
+    assert sink.ids == ids[:1]
+    assert poll.run_once() == NO_ROOM_S
+    sink.room = 5
+    poll.run_once()
+    assert sink.ids == ids
+
+
+@pytest.mark.invariant("I8")
+def test_never_more_than_there_is_room_for(small: World, sink: Recording) -> None:
+    for slot in range(4):
+        arm(small, slot, *range(-100, 0))
+    sink.room = 37
+    poll = poller(small, sink)
+    for _ in range(20):
+        poll.run_once()
+    assert len(sink.ids) == 37
+    assert sum(out for _, _, out, _ in small.slots.depths("default", range(4))) == 37
+    assert sink.reserved == 0
+
+
+def test_the_oldest_slot_comes_first(small: World, sink: Recording) -> None:
+    poll = poller(small, sink)
+    poll.run_once()
+    heads = {0: -10, 1: -40, 2: -20, 3: -30}
+    ids = {slot: arm(small, slot, in_ms)[0] for slot, in_ms in heads.items()}
+    for slot, in_ms in heads.items():
+        poll.hear(slot, in_ms / 1000)
+    sink.room = 1
+    order = []
+    for _ in range(4):
+        sink.room = 1
+        poll.run_once()
+        order.append(sink.ids[-1])
+    assert order == [ids[1], ids[3], ids[2], ids[0]]
+
+
+def test_a_busy_slot_is_asked_for_more_each_time(small: World, sink: Recording) -> None:
+    arm(small, 0, *range(-500, 0))
+    poll = poller(small, sink, pop_max=100)
+    sizes = []
+    for _ in range(5):
+        before = len(sink.ids)
+        poll.run_once()
+        sizes.append(len(sink.ids) - before)
+    assert sizes[:4] == [GUESS_MIN, 2 * GUESS_MIN, 4 * GUESS_MIN, 100]
+
+
+def test_a_paused_poller_leaves_firing_to_the_scanner(small: World, sink: Recording) -> None:
+    arm(small, 0, 0)
+    paused = [True]
+    poll = poller(small, sink, paused=lambda: paused[0])
+    assert poll.run_once() == SLOW_S
+    assert (sink.asked, sink.offers) == ([], [])
+    paused[0] = False
+    poll.run_once()
+    assert len(sink.ids) == 1
+
+
+def test_a_stay_that_is_over_is_offered_again(small: World, sink: Recording) -> None:
+    ids = arm(small, 0, 0)
+    poll = poller(small, sink, slow_poll_s=10_000.0)
+    poll.run_once()
+    assert poll.run_once() == pytest.approx(STAY_MS / 1000)
+    small.clock.advance(STAY_MS / 1000)
+    poll.run_once()
+    assert sink.ids == ids * 2
+
+
+def test_one_database_away_does_not_take_the_others_ids(small: World, sink: Recording) -> None:
+    routing = type(small.settings.routing)(4, 2)
+    near, far = arm(small, 0, 0), arm(small, 3, 0)
+    poll = poller(small, sink)
+    poll._routing = routing
+    sink.fails = {0}
+    with pytest.raises(StoreUnavailable):
+        poll.run_once()
+    assert {database: list(batch.ids) for database, batch in sink.offers} == {0: [0], 1: [3]}
+    assert sorted(sink.ids) == sorted(near + far)
+    assert sink.reserved == 0
+
+
+@pytest.mark.usefixtures("sink")
+def test_a_new_head_is_heard_through_redis(small: World) -> None:
+    heard: list[tuple[int, float]] = []
+    wakeup = Wakeup(
+        small.slots,
+        small.settings.namespace,
+        {"default": lambda slot, in_s: heard.append((slot, in_s))},
+    )
+    wakeup.run_once()  # subscribes
+    (job_id,) = arm(small, 2, 1500)
+    for _ in range(20):
+        wakeup.run_once()
+        if heard:
+            break
+    assert heard == [(gene_of(job_id), 1.5)]
+    assert wakeup.stop()

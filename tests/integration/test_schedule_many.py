@@ -1,0 +1,136 @@
+"""schedule_many: all are checked first; databases are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.library import Library
+from tests.integration.world import World
+from tests.servers.endpoint import Endpoint
+from toc.domain.ids import gene_of
+from toc.domain.routing import hash_of
+from toc.errors import DuplicateJob, InvalidInput, PartlyScheduled, StoreUnavailable
+
+MINUTE = timedelta(minutes=1)
+
+
+def test_ids_come_in_the_order_given(world: World) -> None:
+    jobs = [(biz_id, timedelta(seconds=biz_id)) for biz_id in range(50)]
+    ids = world.center.schedule_many(jobs, biz_type="t.a")
+    for biz_id, job_id in enumerate(ids):
+        assert gene_of(job_id) == hash_of(biz_id) % 1024
+        assert world.reminder(job_id) == biz_id * 1000
+    assert [world.center.get(job_id).biz_id for job_id in ids[:9]] == list(range(9))  # type: ignore[union-attr]
+    assert {world.center.get(job_id).biz_type for job_id in ids[:9]} == {"t.a"}  # type: ignore[union-attr]
+    assert (world.library.count(), world.reminders()) == (50, 50)
+
+
+def test_dicts_pairs_types_and_topics(world: World) -> None:
+    vip = {"biz_id": 1, "action_time": MINUTE, "biz_type": "vip.close", "dedup_key": "k"}
+    far = {"biz_id": 3, "action_time": timedelta(days=30), "attribute": {"a": 1}}
+    jobs: list[Any] = [vip, (2, MINUTE), far, vip]
+    ids = world.center.schedule_many(iter(jobs))
+    assert ids[0] == ids[3]
+    assert world.reminder(ids[0], "vip") == 60_000
+    assert [world.reminder(job_id) for job_id in ids[1:3]] == [60_000, None]
+    assert world.center.get(ids[2]).attribute == {"a": 1}  # type: ignore[union-attr]
+    assert world.center.schedule_many([]) == []
+
+
+GOOD = {"biz_id": 1, "action_time": MINUTE}
+
+
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        ({**GOOD, "biz_id": -1}, "jobs[2].biz_id"),
+        ({**GOOD, "action_time": datetime(2026, 1, 1)}, "jobs[2].action_time"),  # noqa: DTZ001
+        ({**GOOD, "attribute": [1]}, "jobs[2].attribute"),
+        ({**GOOD, "dedup_key": "a b"}, "jobs[2].dedup_key"),
+        ({**GOOD, "biz_type": ""}, "jobs[2].biz_type"),
+        ({"biz_id": 1}, "jobs[2].action_time"),
+        ({"action_time": MINUTE}, "jobs[2].biz_id"),
+        ({**GOOD, "priority": 1}, "jobs[2].priority"),
+        ((1, MINUTE, "t"), "jobs[2]"),
+        (1, "jobs[2]"),
+        (("x", MINUTE), "jobs[2].biz_id"),
+    ],
+)
+def test_a_bad_one_is_named_and_nothing_is_written(world: World, bad: Any, field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        world.center.schedule_many([(1, MINUTE), (2, MINUTE), bad, (4, MINUTE)])
+    assert caught.value.field == field
+    assert (world.library.count(), world.reminders()) == (0, 0)
+
+
+def test_too_many_are_refused_before_any_is_written(small_library: Library) -> None:
+    world = World(small_library, "none", limits={"schedule_many": 10})
+    with pytest.raises(InvalidInput, match=r"^jobs: must be at most 10 jobs per call"):
+        world.center.schedule_many((n, MINUTE) for n in range(10**9))
+    assert small_library.count() == 0
+    assert len(world.center.schedule_many([(n, MINUTE) for n in range(10)])) == 10
+    world.close()
+
+
+def test_a_held_key_stops_all_of_them(world: World) -> None:
+    held = world.center.schedule(2, MINUTE, dedup_key="k")
+    jobs = [{"biz_id": n, "action_time": MINUTE, "dedup_key": "k"} for n in range(5)]
+    with pytest.raises(DuplicateJob) as caught:
+        world.center.schedule_many(jobs, on_duplicate="error")  # type: ignore[arg-type]
+    assert caught.value.job_id == held
+    assert (world.library.count(), world.reminders()) == (1, 1)
+
+
+def test_more_than_one_chunk(small_library: Library) -> None:
+    world = World(small_library, "none")
+    ids = world.center.schedule_many([(n, MINUTE) for n in range(5001)])
+    assert len(set(ids)) == small_library.count() == 5001
+    world.close()
+
+
+# ---- two databases
+
+
+@pytest.fixture
+def two(tmp_path: Path, redis_server: Endpoint) -> Iterator[World]:
+    (tmp_path / "away").mkdir()
+    library = Library([f"sqlite:///{tmp_path}/0.db", f"sqlite:///{tmp_path}/away/1.db"])
+    world = World(library, redis_server.url)
+    yield world
+    world.close()
+    library.close()
+
+
+def test_jobs_of_two_databases_keep_their_order(two: World) -> None:
+    ids = two.center.schedule_many([(n, MINUTE) for n in range(40)])
+    assert [two.center.get(job_id).biz_id for job_id in ids] == list(range(40))  # type: ignore[union-attr]
+    assert two.reminders() == 40
+    assert {two.library.home(job_id).index for job_id in ids} == {0, 1}
+
+
+def test_one_database_away_is_partly_scheduled(two: World, tmp_path: Path) -> None:
+    two.center.schedule_many([(n, MINUTE) for n in range(8)])  # connected to both
+    two.center.close()
+    two.library.close()
+    center = two.center
+    center.find(1)
+    (tmp_path / "away").rename(tmp_path / "elsewhere")
+    center._opened().databases[1].close()
+    with pytest.raises(PartlyScheduled) as caught:
+        center.schedule_many([(n, MINUTE) for n in range(20)])
+    error = caught.value
+    assert error.retryable
+    assert isinstance(error.__cause__, StoreUnavailable)
+    databases = [two.settings.routing.database(hash_of(n) % 4) for n in range(20)]
+    assert [job_id is not None for job_id in error.job_ids] == [n == 0 for n in databases]
+    assert all(center.get(job_id) is not None for job_id in error.job_ids if job_id is not None)
+    away = next(n for n in range(20) if databases[n] == 1)
+    with pytest.raises(StoreUnavailable) as unreached:  # nothing was written at all
+        center.schedule_many([(away, MINUTE)])
+    assert unreached.value.database == 1
+    (tmp_path / "elsewhere").rename(tmp_path / "away")

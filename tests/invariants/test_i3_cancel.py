@@ -1,0 +1,96 @@
+"""I3: after cancel() answered "cancelled" no handler starts."""
+
+from __future__ import annotations
+
+import random
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.invariants.conftest import MakeStack
+from tests.invariants.harness import TYPE
+from tests.worker.waiting import wait_until
+from toc.domain.job import Status
+
+pytestmark = pytest.mark.invariant("I3")
+
+JOBS = 300
+
+
+@pytest.mark.parametrize("engine", ["timer", "scanner"])
+def test_a_job_is_cancelled_or_fired_never_both(make_stack: MakeStack, engine: str) -> None:
+    stack = make_stack(
+        scanner={"grace_s": 0, "tick_s": 0.05},
+        **({} if engine == "timer" else {"redis_url": "none"}),
+    )
+    stack.worker({TYPE: {"timeout": 60}}).wait_ready()
+    first = datetime.now(UTC) + timedelta(seconds=1)
+    due = [first + timedelta(milliseconds=6 * n) for n in range(JOBS)]
+    jobs = stack.center.schedule_many(
+        [{"biz_id": n, "action_time": when} for n, when in enumerate(due)], biz_type=TYPE
+    )
+    answers: dict[int, str] = {}
+    rng = random.Random(3)  # noqa: S311 - where around its time a job is cancelled
+    when = {job_id: due[n].timestamp() + rng.uniform(-0.02, 0.06) for n, job_id in enumerate(jobs)}
+
+    def cancel(mine: list[int]) -> None:
+        pause = threading.Event()
+        for job_id in sorted(mine, key=when.__getitem__):
+            pause.wait(max(0.0, when[job_id] - datetime.now(UTC).timestamp()))
+            answers[job_id] = stack.center.cancel(job_id)
+
+    threads = [threading.Thread(target=cancel, args=(jobs[n::3],)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    wait_until(lambda: not any(status.live for status in stack.statuses()), "every job to end")
+    started = {line.job_id for line in stack.starts}
+    cancelled = {job_id for job_id, answer in answers.items() if answer == "cancelled"}
+    assert len(answers) == JOBS
+    assert set(answers.values()) <= {"cancelled", "running", "done", "pending"}
+    assert cancelled & started == set()
+    assert cancelled | started == set(jobs)
+    assert stack.statuses() == {Status.CANCELLED: len(cancelled), Status.DONE: len(started)}
+    assert cancelled
+    assert started, "no race took place: the test shows nothing"
+
+
+def test_a_claimed_job_that_waited_too_long_does_not_start(
+    make_stack: MakeStack, tmp_path: Path
+) -> None:
+    """A worker stands still with a job in its queue; another fails it; then it is cancelled."""
+    stack = make_stack()
+    gate = tmp_path / "gate"
+    quick: dict[str, dict[str, Any]] = {TYPE: {"timeout": 1, "retry": [600]}}
+    slow = stack.worker(
+        {"long": {"timeout": 60}} | quick, worker={"concurrency": 2, "queue_max": 8}
+    ).wait_ready()
+    for n in range(2):
+        stack.center.schedule(
+            n, timedelta(), biz_type="long", attribute={"gates": [str(gate)] * 16}
+        )
+    wait_until(lambda: len(stack.starts) == 2, "both threads to be taken")
+    job_id = stack.center.schedule(9, timedelta(), biz_type=TYPE, attribute={"fail": 99})
+    wait_until(lambda: stack.row(job_id).status is Status.RUNNING, "the job to be claimed")
+    slow.freeze()
+
+    other = stack.worker(quick)
+    wait_until(lambda: stack.row(job_id)[:2] == (Status.PENDING, 2), "another to fail it", 40)
+    assert stack.center.cancel(job_id) == "cancelled"
+
+    gate.touch()
+    slow.thaw()
+    wait_until(lambda: len(stack.ends) == 2, "the threads to be free")
+    after_ns = stack.ends[-1].wall_ns
+    wait_until(
+        lambda: any(load.wall_ns > after_ns and load.in_flight == 0 for load in stack.loads(slow)),
+        "the queue to be empty",
+    )
+    assert [line.pid for line in stack.starts_of(job_id)] == [other.pid]
+    assert stack.row(job_id).status is Status.CANCELLED
+    assert stack.row(job_id).attempts == 2

@@ -1,0 +1,155 @@
+"""How scripts reach a server: unknown there, many in one pipeline, and a server that is full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+from redis.crc import key_slot
+
+from tests.scripts.rig import NOW, SLOT, TOPIC, Rig, State
+from tests.servers import Server, ServerUnavailableError, start_redis
+from toc.domain.times import datetime_of
+from toc.errors import TimerUnavailable
+from toc.testing import TestClock
+from toc.timer import keys
+from toc.timer.slots import PAIRS_MAX, Entry, Slots
+
+STAY = 30_000
+
+
+@pytest.mark.parametrize("calls", [1, 40])
+def test_a_server_that_forgot_the_scripts_is_given_them_again(rig: Rig, calls: int) -> None:
+    clock = TestClock()
+    slots = rig.slots(clock)
+    now_ms = clock.wall_ms()
+    entries = {
+        slot: [Entry(now_ms, slot * 10), Entry(now_ms, slot * 10 + 1)] for slot in range(calls)
+    }
+    slots.arm(TOPIC, entries)
+    rig.client.script_flush()
+    popped = slots.pop(TOPIC, [(slot, 10) for slot in range(calls)], STAY)
+    assert [pop.ids for pop in popped] == [[slot * 10, slot * 10 + 1] for slot in range(calls)]
+    assert {pop.time_ms for pop in popped} == {now_ms}
+    rig.client.script_flush()
+    slots.ack(TOPIC, {slot: [slot * 10] for slot in range(calls)})
+    back = {slot: [Entry(now_ms + 5, slot * 10 + 1)] for slot in range(calls)}
+    rig.client.script_flush()
+    slots.put_back(TOPIC, back)
+    assert slots.depths(TOPIC, range(calls)) == [(slot, 1, 0, now_ms + 5) for slot in range(calls)]
+    slots.close()
+
+
+def test_more_entries_than_one_call_takes(rig: Rig) -> None:
+    clock = TestClock()
+    slots = rig.slots(clock)
+    now_ms = clock.wall_ms()
+    count = 2 * PAIRS_MAX + 1
+    slots.arm(TOPIC, {SLOT: [Entry(now_ms + n, n) for n in range(count)], 3: [Entry(5, 1)]})
+    assert rig.client.zcard(rig.store) == count
+    assert slots.depths(TOPIC, [SLOT, 3]) == [(SLOT, count, 0, now_ms), (3, 1, 0, 5)]
+    assert slots.place_of(TOPIC, SLOT, count - 1) == (now_ms + count - 1, None)
+    slots.ack(TOPIC, {SLOT: range(count)})
+    assert rig.client.zcard(rig.store) == 0
+    slots.close()
+
+
+def test_all_keys_of_a_slot_lie_on_one_node(rig: Rig) -> None:
+    for slot in range(64):
+        of_slot = {
+            key_slot(spell(rig.namespace, TOPIC, slot).encode())
+            for spell in (keys.store_key, keys.prepare_key, keys.mark_key)
+        }
+        assert len(of_slot) == 1
+
+
+@pytest.fixture(params=["7", "8", "6.2"])
+def full(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """A Redis that has one due job, one that is out, a mark, and no memory left."""
+    try:
+        server: Server = start_redis(tmp_path_factory.mktemp("full"), request.param)
+    except ServerUnavailableError as error:
+        pytest.skip(str(error))
+    with server:
+        rig = Rig(server.url, server.version, is_cluster=False)
+        rig.set(State({1: NOW}, {2: NOW + 1}, {3: "seen"}))
+        rig.client.config_set("maxmemory-policy", "noeviction")
+        rig.client.config_set("maxmemory", 1)
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            rig.client.set("x", "y")
+        yield rig
+        rig.client.config_set("maxmemory", 0)
+        rig.close()
+
+
+def test_a_full_server_still_gives_and_forgets(full: Rig) -> None:
+    assert full.call("pop", NOW, 10, STAY)[2:] == [b"1"]
+    assert full.call("put_back", NOW, full.channel, SLOT, NOW + 5, 1)[1] == 1
+    assert full.state() == State({1: NOW + 5}, {2: NOW + 1}, {3: "seen"})
+    assert full.call("ack", 1, 2) == 2
+    assert full.state() == State(marks={3: "seen"})
+
+
+def test_a_full_server_ends_a_stay(full: Rig) -> None:
+    if full.knows_flags:
+        assert full.call("pop", NOW + 1, 10, STAY)[2:] == [b"1", b"2"]
+        return
+    # 6.2 lets a script grow nothing before it has freed something: the scanner fires meanwhile.
+    slots = Slots(full.url, full.namespace, TestClock(datetime_of(NOW + 1)))
+    with pytest.raises(TimerUnavailable, match="OOM"):
+        slots.pop(TOPIC, [(SLOT, 10)], STAY)
+    slots.close()
+
+
+def test_a_full_server_takes_nothing_new(full: Rig) -> None:
+    before = full.state()
+    slots = Slots(full.url, full.namespace, TestClock())
+    with pytest.raises(TimerUnavailable):
+        slots.arm(TOPIC, {SLOT: [Entry(NOW, 9)]})
+    assert not slots.available
+    with pytest.raises(TimerUnavailable):
+        slots.load_page(TOPIC, SLOT, 3, "seen", "moved", [Entry(NOW, 9)])
+    with pytest.raises(TimerUnavailable):
+        slots.load_page(TOPIC, SLOT, 3, "seen", "moved", [])
+    assert full.state() == before
+    full.client.config_set("maxmemory", 0)
+    slots.arm(TOPIC, {SLOT: [Entry(NOW, 9)]})
+    assert slots.available
+    slots.close()
+
+
+@pytest.fixture(params=["7", "8", "6.2"])
+def lonely(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Rig]:
+    """A Redis that refuses to write because it has no replica."""
+    try:
+        server: Server = start_redis(tmp_path_factory.mktemp("lonely"), request.param)
+    except ServerUnavailableError as error:
+        pytest.skip(str(error))
+    with server:
+        rig = Rig(server.url, server.version, is_cluster=False)
+        rig.client.config_set("min-replicas-to-write", 1)
+        yield rig
+        rig.client.config_set("min-replicas-to-write", 0)
+        rig.close()
+
+
+@pytest.mark.parametrize("amount", [1, 2])
+def test_a_server_that_refuses_to_write_is_unavailable(lonely: Rig, amount: int) -> None:
+    slots = Slots(lonely.url, lonely.namespace, TestClock())
+    with pytest.raises(TimerUnavailable, match="NOREPLICAS"):
+        slots.arm(TOPIC, {slot: [Entry(NOW, 9)] for slot in range(amount)})
+    with pytest.raises(TimerUnavailable, match="NOREPLICAS"):
+        slots.begin_mark(TOPIC, SLOT, 3, "mark")
+    assert not slots.available
+    slots.close()
+
+
+def test_a_fault_in_a_call_is_not_taken_for_an_absent_server(rig: Rig) -> None:
+    slots = rig.slots(TestClock())
+    rig.client.set(rig.store, "not a sorted set")
+    with pytest.raises(redis.exceptions.ResponseError, match="WRONGTYPE"):
+        slots.arm(TOPIC, {SLOT: [Entry(NOW, 9)]})
+    slots.close()

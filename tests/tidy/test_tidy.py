@@ -1,0 +1,242 @@
+"""Rules of the house that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import toc
+from toc import errors
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "toc"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+LUA = sorted((PACKAGE / "timer/lua").glob("*.lua"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    for path in MODULES:
+        yield name_of(path), ast.parse(path.read_text("utf-8"))
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """Every module that is imported, wherever in the file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+# ---- the public names
+
+
+def declared() -> set[str]:
+    """The names that a type checker sees in toc/__init__.py."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text("utf-8"))
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for statement in node.body:
+                if isinstance(statement, ast.ImportFrom):
+                    names |= {alias.name for alias in statement.names}
+                elif isinstance(statement, ast.Assign):
+                    names |= {ast.unparse(target) for target in statement.targets}
+    return {name for name in names if not name.startswith("_")}
+
+
+def test_public_names_are_sorted_and_complete() -> None:
+    assert toc.__all__ == sorted(toc.__all__)
+    assert set(toc.__all__) == declared()
+    assert set(toc.__all__) <= set(dir(toc))
+
+
+def test_every_error_is_public() -> None:
+    raised = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.TocError)
+    }
+    assert raised <= set(toc.__all__)
+    assert all(f" {name} " in (errors.__doc__ or "") for name in raised - {"TocError"})
+
+
+def test_public_names_are_documented() -> None:
+    assert [name for name in toc.__all__ if not getattr(toc, name).__doc__] == []
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = toc.no_such_name  # type: ignore[attr-defined]
+
+
+def test_importing_toc_loads_no_driver_and_connects_to_nothing() -> None:
+    code = (
+        "import sys, toc; print(*{'sqlalchemy', 'redis', 'kazoo', 'pydantic'} & set(sys.modules))"
+    )
+    run = [sys.executable, "-c", code]
+    assert subprocess.run(run, capture_output=True, check=True, cwd=ROOT).stdout == b"\n"
+
+
+# ---- time and chance are passed in
+
+CLOCKS = re.compile(
+    r"time\.(time|time_ns|sleep|monotonic|monotonic_ns|perf_counter|clock_gettime)"
+    r"|datetime\.(now|utcnow|today)|date\.today"
+)
+RANDOM = re.compile(r"random\.\w+|uuid\.uuid[14]|secrets\.\w+")
+
+MAY_READ_CLOCKS = {
+    "toc/runtime/clock.py": "the one place that reads a clock",
+}
+MAY_DRAW = {
+    "toc/center/center.py": "where a process' ids start",
+    "toc/node/node.py": "hands a Random to the worker",
+    "toc/store/databases.py": "spreads retries; may be passed in",
+    "toc/store/catalogue.py": "a database's identity, once in its life",
+    "toc/timer/loader.py": "a load's id: only has to differ",
+}
+WHOLE_PROGRAMS = ("toc/bench/", "toc/demo/", "toc/trial/", "toc/cli/", "toc/node/dev.py")
+"""They start processes and measure them: real time is their subject."""
+
+
+def calls(path: Path) -> set[str]:
+    """What a module calls by a dotted name."""
+    tree = ast.parse(path.read_text("utf-8"))
+    return {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "allowed"), [(CLOCKS, MAY_READ_CLOCKS), (RANDOM, MAY_DRAW)], ids=["time", "chance"]
+)
+def test_time_and_chance_are_passed_in(pattern: re.Pattern[str], allowed: dict[str, str]) -> None:
+    found = {
+        name_of(path)
+        for path in MODULES
+        if not name_of(path).startswith(WHOLE_PROGRAMS)
+        and any(pattern.fullmatch(call) for call in calls(path))
+    }
+    assert found <= set(allowed)
+
+
+# ---- one package for each outside system
+
+OUTSIDE = {
+    "sqlalchemy": (
+        "toc/store/",
+        "toc/center/joined.py",  # listens to a caller's session
+        "toc/center/center.py",  # types of what a caller passes in
+        "toc/runtime/settings.py",  # make_url
+    ),
+    "alembic": ("toc/store/migrate.py", "toc/cli/migrate.py"),  # the latter: its error's name
+    "pymysql": ("toc/store/",),
+    "sqlite3": ("toc/store/",),
+    "redis": ("toc/timer/",),
+    "kazoo": ("toc/cluster/",),
+    "pyspark": ("toc/reconcile/",),
+    "typer": ("toc/cli/",),
+    "pydantic": ("toc/runtime/settings.py", "toc/cli/settings.py"),  # the latter prints the table
+    "pydantic_settings": ("toc/runtime/settings.py",),
+}
+
+
+@pytest.mark.parametrize("system", OUTSIDE)
+def test_each_outside_system_has_one_package(system: str) -> None:
+    allowed = OUTSIDE[system] + tuple(
+        part for part in ("toc/bench/", "toc/demo/", "toc/trial/") if part not in OUTSIDE[system]
+    )
+    found = {
+        name
+        for name, tree in trees()
+        for module in imports(tree)
+        if module.partition(".")[0] == system
+    }
+    assert sorted(name for name in found if not name.startswith(allowed)) == []
+
+
+def test_redis_keys_are_spelled_in_one_place() -> None:
+    spelled = re.compile(r"[\"'](prepare_|mark_|wake_)\{?")
+    found = {name_of(path) for path in MODULES if spelled.search(path.read_text("utf-8"))}
+    assert found == {"toc/timer/keys.py"}
+    for path in LUA:  # and never inside Lua: a cluster must see every key
+        assert not re.search(r"prepare_|mark_|wake_", path.read_text("utf-8")), path.name
+
+
+# ---- Lua
+
+
+def test_every_script_is_known() -> None:
+    from toc.timer.scripts import NAMES  # noqa: PLC0415 - only here
+
+    assert [path.stem for path in LUA] == sorted(NAMES)
+
+
+@pytest.mark.parametrize("path", LUA, ids=lambda path: path.stem)
+def test_every_script_says_its_contract(path: Path) -> None:
+    lines = path.read_text("utf-8").splitlines()
+    assert lines[0] in {"#!lua", "#!lua flags=allow-oom"}
+    assert re.match(rf"-- {path.stem}: .+", lines[1])
+    head = "\n".join(line for line in lines if line.startswith("--"))
+    for word in ("KEYS", "ARGV", "Answer", "Bound"):
+        assert re.search(rf"\b{word}\b", head), word
+    assert "when Redis is full" in head
+
+
+@pytest.mark.parametrize("path", LUA, ids=lambda path: path.stem)
+def test_scripts_return_no_bare_times(path: Path) -> None:
+    # A Lua number in a reply is cut to an integer, and printed with 14 digits: times go as text.
+    code = "\n".join(line.partition("--")[0] for line in path.read_text("utf-8").splitlines())
+    assert not re.search(r"return \{now|tostring\(now\)|\.\. now\b", code)
+    if "time_ms" in code:
+        assert "string.format('%.0f', now)" in code
+    assert "math.random" not in code
+
+
+def test_scripts_are_packed_with_the_package() -> None:
+    from importlib import resources  # noqa: PLC0415 - only here
+
+    for path in LUA:
+        assert resources.files("toc.timer").joinpath("lua", path.name).is_file()
+
+
+# ---- the invariants
+
+INVARIANTS = ("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8")
+
+
+def marked() -> set[str]:
+    found = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        found |= set(re.findall(r"mark\.invariant\(\"(I\d)\"\)", path.read_text("utf-8")))
+    return found
+
+
+@pytest.mark.parametrize("invariant", INVARIANTS)
+def test_every_invariant_has_a_test(invariant: str) -> None:
+    assert invariant in marked()
+
+
+def test_no_test_is_marked_with_an_invariant_that_is_not_there() -> None:
+    assert marked() <= set(INVARIANTS)
+
+
+# ---- nothing of this machine
+
+
+def test_no_file_names_this_machine() -> None:
+    home = str(Path.home())
+    suffixes = {".py", ".lua", ".toml", ".md", ".ini", ".yml", ".yaml", ".mako", ".cfg"}
+    parts = ("toc", "tests", "migrations", "docs", "deploy")
+    files = [p for part in parts for p in (ROOT / part).rglob("*") if p.suffix in suffixes]
+    for path in files:
+        text = path.read_text("utf-8")
+        assert str(ROOT) not in text or len(str(ROOT)) < 6, path
+        assert home == "/" or f"{home}/" not in text, path

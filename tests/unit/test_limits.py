@@ -1,0 +1,135 @@
+"""What callers may pass in. Every refusal names field, value and rule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toc.domain.limits import (
+    attribute_json,
+    attribute_of,
+    check_biz_id,
+    check_biz_type,
+    check_dedup_key,
+)
+from toc.errors import InvalidInput, TocError
+
+NAMES = "must be 1 to 64 letters, digits"
+KEYS = "must be up to 64 printable ASCII characters without spaces"
+IDS = "must be an integer from 0 to 2^64-1"
+
+REFUSED: list[tuple[Callable[[Any], Any], str, Any, str]] = [
+    *((check_biz_id, "biz_id", value, IDS) for value in (-1, 2**64, True, "7", 7.0, None)),
+    *(
+        (check_biz_type, "biz_type", value, NAMES)
+        for value in ("", "a b", ".a", "-a", "a/b", "é", "a\n", "x" * 65, None, 5)
+    ),
+    *(
+        (check_dedup_key, "dedup_key", value, KEYS)
+        for value in ("a b", "é", "a\n", "\t", "x" * 65, 5, b"k", "\x7f")
+    ),
+]
+
+
+@pytest.mark.parametrize(("check", "field", "value", "rule"), REFUSED)
+def test_refusals_name_field_value_and_rule(
+    check: Callable[[Any], Any], field: str, value: Any, rule: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check(value)
+    error = caught.value
+    assert isinstance(error, TocError)
+    assert isinstance(error, ValueError)
+    assert (error.field, error.value, error.code) == (field, value, "invalid_input")
+    assert error.rule.startswith(rule)
+    assert str(error).startswith(f"{field}: {rule}")
+    assert repr(value)[:20] in str(error)
+
+
+@pytest.mark.parametrize("value", [0, 1, 2**64 - 1])
+def test_biz_ids(value: int) -> None:
+    assert check_biz_id(value) == value
+
+
+@pytest.mark.parametrize("value", ["a", "0", "order.close", "A-b_c.9", "x" * 64])
+def test_biz_types(value: str) -> None:
+    assert check_biz_type(value) == value
+
+
+@pytest.mark.parametrize("value", [None, "", "k", "!~", "%s'\"\\`", "x" * 64])
+def test_dedup_keys(value: str | None) -> None:
+    assert check_dedup_key(value) == value
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=4)
+    | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=4),
+    max_leaves=10,
+)  # fmt: skip
+OBJECTS = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), JSON, max_size=5)
+
+
+@given(OBJECTS)
+def test_an_attribute_comes_back_equal(value: dict[str, Any]) -> None:
+    text = attribute_json(value, 10**6)
+    assert text is not None
+    assert attribute_of(text) == value
+    assert "\x00" not in text
+
+
+def test_no_attribute() -> None:
+    assert attribute_json(None, 4096) is None
+    assert attribute_of(None) == {}
+
+
+def test_the_limit_is_of_bytes_and_not_of_characters() -> None:
+    text = attribute_json({"x": "é" * 10}, 28)
+    assert text == '{"x":"' + "é" * 10 + '"}'
+    with pytest.raises(InvalidInput, match="at most 27 bytes as JSON, is 28"):
+        attribute_json({"x": "é" * 10}, 27)
+
+
+def recursive() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    value["self"] = value
+    return value
+
+
+def deep() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(100_000):
+        value = {"x": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [], "{}", 5, {"x": object()}, {"x": {1, 2}}, {"x": b"bytes"}, {"x": float("nan")},
+        {"x": float("-inf")}, {"x": "\ud800"}, {("a", "b"): 1}, recursive(),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_is_not_json_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"^attribute: must be") as caught:
+        attribute_json(value, 4096)
+    assert caught.value.field == "attribute"
+
+
+def test_what_is_too_deep_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"^attribute: must be JSON"):
+        attribute_json(deep(), 4096)
+
+
+def test_a_long_value_is_shown_cut() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_dedup_key("x" * 10_000)
+    assert len(str(caught.value)) < 250
+    assert json.loads(json.dumps(caught.value.value)) == "x" * 10_000

@@ -1,0 +1,167 @@
+"""Settings: one file, the environment over it, all faults at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toc.errors import SettingsError
+from toc.runtime.settings import Settings, TopicSettings, load_settings
+
+TWO = ("sqlite:///a.db", "sqlite:///b.db")
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty working directory, and no TOC_ variable."""
+    import os  # noqa: PLC0415 - only here
+
+    for name in list(os.environ):
+        if name.startswith("TOC_") and not name.startswith("TOC_TEST_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_without_anything_the_embedded_servers_are_used() -> None:
+    settings = load_settings()
+    assert settings.databases == ("sqlite:///.toc/toc_0.db",)
+    assert settings.redis_url == "unix://.toc/redis.sock"
+    assert settings.has_timer
+    assert settings.routing.shards == 64
+
+
+def test_the_environment_wins_over_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "toc.toml").write_text(
+        'shards = 8\nnamespace = "file"\n[worker]\nconcurrency = 5\nstop_s = 7\n'
+        '[topics.vip]\nslot_amount = 2\nbiz_types = ["vip.close"]\n'
+    )
+    monkeypatch.setenv("TOC_NAMESPACE", "env")
+    monkeypatch.setenv("TOC_WORKER__CONCURRENCY", "6")
+    settings = load_settings()
+    assert (settings.shards, settings.namespace) == (8, "env")
+    assert (settings.worker.concurrency, settings.worker.stop_s) == (6, 7)
+    assert settings.topic_of("vip.close") == "vip"
+    assert load_settings(namespace="call").namespace == "call"
+
+
+def test_the_named_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "toc.toml").write_text("shards = 8")
+    (tmp_path / "other.toml").write_text("shards = 16")
+    monkeypatch.setenv("TOC_CONFIG", str(tmp_path / "other.toml"))
+    assert load_settings().shards == 16
+    monkeypatch.setenv("TOC_CONFIG", str(tmp_path / "missing.toml"))
+    with pytest.raises(SettingsError, match=r"TOC_CONFIG: there is no file .*missing\.toml"):
+        load_settings()
+
+
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
+    (tmp_path / "toc.toml").write_text("shards = = 8")
+    with pytest.raises(SettingsError, match=r"toc\.toml: "):
+        load_settings()
+
+
+def test_all_faults_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "toc.toml").write_text(
+        'nonsense = 1\nnamespace = "a b"\n[worker]\nconcurency = 5\n[timer]\nhorizon_s = 0\n'
+    )
+    monkeypatch.setenv("TOC_SHARDS", "many")
+    monkeypatch.setenv("TOC_SCANNER__TICK_S", "-1")
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    lines = str(caught.value).splitlines()
+    assert {line.partition(":")[0] for line in lines} == {
+        "shards", "namespace", "nonsense", "worker.concurency", "timer.horizon_s",
+        "scanner.tick_s",
+    }  # fmt: skip
+    assert any("got 'many'" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"shards": 3}, "shards must be a power of two up to 1024, got 3"),
+        ({"shards": 2048}, "shards must be a power of two up to 1024, got 2048"),
+        ({"databases": ("sqlite:///a", "sqlite:///b", "sqlite:///c")}, "got 3"),
+        ({"databases": TWO, "shards": 1}, "databases must be a power of two up to shards (1)"),
+        ({"databases": ()}, "databases: needs at least one database URL"),
+        ({"databases": TWO[:1] * 2}, "databases: a database is named twice"),
+        ({"databases": ("postgresql://h/d",)}, "URL number 0 must be mysql, mariadb or sqlite"),
+        ({"databases": ("mysql+pymysql://h",)}, "URL number 0 must name a database"),
+        ({"databases": (TWO[0], "rubbish")}, "URL number 1 is not a SQLAlchemy URL"),
+        ({"topics": {"vip": {"slot_amount": 3}}}, "topics.vip.slot_amount must be a power of two"),
+        ({"topics": {"vip": {"slot_amount": 128}}}, "up to shards (64), got 128"),
+        (
+            {"topics": {"a": {"biz_types": ["x"]}, "b": {"biz_types": ["x"]}}},
+            "biz_type 'x' is in topics a and b",
+        ),
+        (
+            {"worker": {"lease_margin_s": 30, "lease_allowance_s": 30}},
+            "lease_margin_s (30) must be below lease_allowance_s (30)",
+        ),
+        ({"limits": {"attribute_bytes": 65_536}}, "limits.attribute_bytes"),
+        ({"namespace": "a{b}"}, "namespace"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(**changes)
+    assert line in str(caught.value)
+
+
+def test_a_password_is_never_shown() -> None:
+    bad = ("mysql://user:secret@host", "nonsense://user:secret@h/d", "user:secret@h")
+    for url in bad:
+        with pytest.raises(SettingsError) as caught:
+            load_settings(databases=(url,))
+        assert "secret" not in str(caught.value)
+        assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "text", ["sqlite:///a.db,sqlite:///b.db", " sqlite:///a.db sqlite:///b.db "]
+)
+def test_databases_from_one_variable(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("TOC_DATABASES", text)
+    settings = load_settings()
+    assert settings.databases == TWO
+    assert settings.routing.tables_per_database == 32
+
+
+def test_topics() -> None:
+    settings = Settings(
+        shards=16,
+        topics={
+            "vip": TopicSettings(slot_amount=4, biz_types=("vip.close", "vip.open")),
+            "bulk": TopicSettings(biz_types=("mail",)),
+            "default": TopicSettings(slot_amount=8),
+        },
+    )
+    names = ["vip.close", "mail", "other"]
+    assert [settings.topic_of(name) for name in names] == ["vip", "bulk", "default"]
+    assert [settings.slots_of(name) for name in ("vip", "bulk", "default")] == [4, 16, 8]
+    assert Settings(shards=16).slots_of("default") == 16
+
+
+def test_without_redis() -> None:
+    assert not Settings(redis_url="none").has_timer
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().shards = 8  # type: ignore[misc]
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().worker.concurrency = 8  # type: ignore[misc]
+
+
+def test_the_defaults_keep_their_relations() -> None:
+    settings = Settings()
+    timer, worker = settings.timer, settings.worker
+    # A popped id must not come back while its job still waits in the queue.
+    assert timer.stay_s > worker.queue_wait_s
+    assert worker.lease_margin_s < worker.lease_allowance_s
+    assert timer.slack_s > timer.skew_s_max
+    assert settings.scanner.grace_s >= timer.load_tick_s

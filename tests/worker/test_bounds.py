@@ -1,0 +1,108 @@
+"""Back-pressure: no more is taken than there is room for."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.worker.conftest import MakeRig
+from tests.worker.rig import LONG_AGO, SOON, TYPE, Gate
+from tests.worker.waiting import remains, wait_until
+from toc.domain.job import Job, Status
+
+QUEUE_MAX = 6
+
+
+@pytest.mark.parametrize("scanner", [{"grace_s": 3600}, {"grace_s": 0}])
+def test_never_more_in_flight_than_the_bound(make_rig: MakeRig, scanner: dict[str, float]) -> None:
+    bounds = {"concurrency": 4, "queue_max": QUEUE_MAX}
+    rig = make_rig(databases=2, worker=bounds, scanner=scanner, timer={"stay_s": 600})
+    gate, claimed = Gate(), []
+    rig.handler()(gate)
+    rig.center.schedule_many([(n, SOON) for n in range(120)], biz_type=TYPE)
+    worker = rig.start()
+
+    start = worker._start
+
+    def counted(runs: list[object], *, rescued: bool) -> None:
+        start(runs, rescued=rescued)  # type: ignore[arg-type]
+        claimed.append(worker.in_flight)
+
+    worker._start = counted  # type: ignore[method-assign,assignment]
+    gate.wait(4)
+    assert remains(lambda: worker.in_flight <= QUEUE_MAX, 0.5)
+    slots = rig.center._opened().slots
+    assert slots is not None
+    out = sum(depth[2] for depth in slots.depths("default", range(4)))
+    assert out <= QUEUE_MAX  # what there is no room for stays in the StoreQueue
+    gate.open.set()
+    wait_until(lambda: len(gate.begun) == 120)
+    wait_until(lambda: worker.in_flight == 0)
+    assert max(claimed) <= QUEUE_MAX
+    assert len({job.job_id for job in gate.begun}) == 120
+
+
+def test_room_is_promised_once(make_rig: MakeRig) -> None:
+    rig = make_rig(worker={"concurrency": 4, "queue_max": QUEUE_MAX})
+    worker = rig.alone()
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(worker.take_room, [3] * 8))
+    assert sum(taken) == 4  # as many as there are threads, to begin with
+    assert worker.take_room(1) == 0
+    for n in taken:
+        worker.give_room(n)
+    assert worker.take_room(100) == 4
+
+
+def test_the_pop_asks_for_no_more_than_there_is_room(make_rig: MakeRig) -> None:
+    rig = make_rig(worker={"concurrency": 2, "queue_max": 2}, timer={"stay_s": 600})
+    gate = Gate()
+    rig.handler()(gate)
+    jobs = rig.center.schedule_many([(rig.biz_id_on(0, n), SOON) for n in range(10)], biz_type=TYPE)
+    rig.start()
+    gate.wait(2)
+    out = [job_id for job_id in jobs if rig.out_ms(job_id)]
+    assert sorted(out) == sorted(job.job_id for job in gate.begun)
+    assert sum(rig.armed_ms(job_id) is not None for job_id in jobs) == 8
+    gate.open.set()
+    rig.wait_for(Status.DONE, *jobs)
+
+
+def test_room_comes_back_when_jobs_are_settled(make_rig: MakeRig) -> None:
+    rig = make_rig(worker={"concurrency": 1, "queue_max": 1})
+    gate, told = Gate(), []
+    rig.handler()(gate)
+    worker = rig.alone()
+    worker.on_room(lambda: told.append(worker.in_flight))
+    job_id = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
+    rig.offer(worker, job_id)
+    assert worker.take_room(1) == 0
+    assert told == []
+    gate.open.set()
+    wait_until(lambda: told)
+    assert told == [0]
+    assert worker.take_room(1) == 1
+
+
+def test_async_handlers_may_be_more_than_threads(make_rig: MakeRig) -> None:
+    rig = make_rig(worker={"concurrency": 2, "async_concurrency": 8, "queue_max": 16})
+    most = now = 0
+
+    @rig.handler()
+    async def handle(job: Job) -> None:
+        nonlocal most, now
+        del job
+        now += 1
+        most = max(most, now)
+        for _ in range(200):
+            if most >= 8:
+                break
+            await asyncio.sleep(0.01)
+        now -= 1
+
+    jobs = rig.center.schedule_many([(n, SOON) for n in range(40)], biz_type=TYPE)
+    rig.start()
+    rig.wait_for(Status.DONE, *jobs)
+    assert most == 8

@@ -1,0 +1,289 @@
+"""Between claim and settle: the look at the lease, late outcomes, what is not ours."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.worker.conftest import MakeRig
+from tests.worker.rig import FAR, LONG_AGO, NOW, SOON, TYPE, Gate, metric, outage
+from tests.worker.waiting import remains, wait_until
+from toc.domain.job import Job, Status
+
+
+def refused() -> float:
+    return metric("toc_settles_refused_total")
+
+
+# ---- the look at the lease
+
+
+@pytest.mark.parametrize("attempts", [0, 2])
+def test_a_run_whose_lease_is_too_short_is_given_back_unstarted(
+    make_rig: MakeRig, attempts: int
+) -> None:
+    rig = make_rig()
+    started: list[Job] = []
+    rig.handler(timeout=30)(started.append)
+    worker = rig.alone()
+    job_id = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
+    rig.sql(job_id, "UPDATE {table} SET attempts = :n WHERE job_id = :id", n=attempts, id=job_id)
+    before = rig.row(job_id)
+
+    # The lease is 32 s, the handler needs 31 of it.
+    assert rig.offer(worker, job_id, found_s=rig.clock.monotonic_s() - 1.5) == 1
+    wait_until(lambda: worker.in_flight == 0)
+    after = rig.row(job_id)
+    assert started == []
+    assert (after.status, after.attempts) == (Status.PENDING, attempts)
+    assert after.action_ms == before.action_ms
+    assert after.due_ms is not None
+    assert before.due_ms is not None
+    assert (after.due_ms == before.due_ms) if attempts == 0 else (after.due_ms > before.due_ms)
+
+    assert rig.offer(worker, job_id) == 1
+    rig.wait_for(Status.DONE, job_id)
+    assert [job.attempts for job in started] == [attempts + 1]
+
+
+def test_waiting_in_the_queue_uses_up_the_lease(make_rig: MakeRig) -> None:
+    rig = make_rig(worker={"concurrency": 1})
+    gate, started = Gate(), []
+    rig.handler("slow", timeout=20)(gate)
+    rig.handler("quick", timeout=0.1)(lambda job: started.append(job.job_id))
+    worker = rig.alone()
+    slow = rig.center.schedule(1, LONG_AGO, biz_type="slow")
+    quick = rig.center.schedule(2, LONG_AGO, biz_type="quick")
+    assert rig.offer(worker, slow) == 1
+    gate.wait()
+    assert rig.offer(worker, quick) == 1
+    lease_end_s = rig.clock.monotonic_s() + 2.1
+    wait_until(lambda: rig.clock.monotonic_s() > lease_end_s - 1)  # less is left than the margin
+    gate.open.set()
+    rig.wait_for(Status.PENDING, quick)
+    assert rig.row(quick).attempts == 0
+    assert started == []
+
+
+# ---- late outcomes
+
+
+def test_a_late_outcome_is_settled_while_its_token_holds(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    gate = Gate()
+    rig.handler(timeout=0.1)(gate)
+    worker = rig.alone()
+    job_id = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
+    rig.offer(worker, job_id)
+    gate.wait()
+    wait_until(lambda: worker.stuck == 1)
+    due_ms = rig.row(job_id).due_ms
+    assert due_ms is not None
+    wait_until(lambda: rig.clock.wall_ms() > due_ms)  # SQLite's clock is this process'
+    assert rig.status(job_id) is Status.RUNNING
+    gate.open.set()
+    rig.wait_for(Status.DONE, job_id)
+    assert rig.row(job_id).attempts == 1
+
+
+@pytest.mark.parametrize("result", ["return", "raise"])
+def test_a_stale_outcome_is_refused_and_counted(make_rig: MakeRig, result: str) -> None:
+    rig = make_rig()
+    gate = Gate()
+
+    @rig.handler(timeout=30, retry=[0], max_attempts=1)
+    def handle(job: Job) -> None:
+        gate(job)
+        if result == "raise":
+            raise ValueError("too late")
+
+    worker = rig.alone()
+    job_id = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
+    rig.offer(worker, job_id)
+    gate.wait()
+    rig.run_elsewhere(job_id, token="another", attempts=2, lease_s=60)
+    before, count = rig.row(job_id), refused()
+    gate.open.set()
+    wait_until(lambda: refused() == count + 1)
+    assert rig.row(job_id) == before
+    assert rig.center.dead() == []
+    assert worker.in_flight == 0
+
+
+def test_one_stale_outcome_of_a_batch_costs_the_others_nothing(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    gate = Gate()
+    rig.handler()(gate)
+    worker = rig.alone()
+    jobs = [rig.center.schedule(rig.biz_id_on(0, n), LONG_AGO, biz_type=TYPE) for n in range(4)]
+    rig.offer(worker, *jobs)
+    gate.wait(4)
+    rig.run_elsewhere(jobs[1], token="another", attempts=2, lease_s=60)
+    count = refused()
+    gate.open.set()
+    rig.wait_for(Status.DONE, jobs[0], jobs[2], jobs[3])
+    wait_until(lambda: worker.in_flight == 0)
+    assert refused() == count + 1
+    assert rig.row(jobs[1])[:2] == (Status.RUNNING, 2)
+
+
+# ---- what is not ours
+
+
+def test_types_without_a_handler_are_left_alone_and_put_back(make_rig: MakeRig) -> None:
+    rig = make_rig(scanner={"grace_s": 0})
+    rig.handler()(lambda _: None)
+    worker = rig.start()
+    before = metric("toc_jobs_unhandled_total")
+    foreign = rig.center.schedule(rig.biz_id_on(0), NOW, biz_type="of.another.node")
+    wait_until(lambda: metric("toc_jobs_unhandled_total") > before)
+    wait_until(lambda: (rig.armed_ms(foreign) or 0) > rig.row(foreign).action_ms + 5000)
+    assert rig.out_ms(foreign) is None
+    row = rig.row(foreign)
+    assert (row.status, row.attempts, row.token) == (Status.PENDING, 0, None)
+    assert worker.in_flight == 0
+    # It holds up nobody, of its own slot neither.
+    ours = rig.center.schedule(rig.biz_id_on(0, 1), NOW, biz_type=TYPE)
+    rig.wait_for(Status.DONE, ours)
+
+
+def test_a_handler_for_every_type_takes_all(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    seen: list[str] = []
+    rig.handler("*")(lambda job: seen.append(job.biz_type))
+    rig.handler("special")(lambda _: seen.append("its own"))
+    rig.start()
+    jobs = [rig.center.schedule(n, NOW, biz_type=name) for n, name in enumerate(["a", "special"])]
+    rig.wait_for(Status.DONE, *jobs)
+    assert sorted(seen) == ["a", "its own"]
+
+
+def test_a_reminder_without_a_row_is_forgotten(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.handler()(lambda _: None)
+    job_id = rig.center.schedule(1, SOON, biz_type=TYPE)
+    rig.sql(job_id, "DELETE FROM {table} WHERE job_id = :id", id=job_id)
+    assert rig.armed_ms(job_id) is not None
+    rig.start()
+    wait_until(lambda: rig.armed_ms(job_id) is None and rig.out_ms(job_id) is None)
+
+
+def test_a_reminder_that_is_too_early_is_put_right(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    started: list[int] = []
+    rig.handler()(lambda job: started.append(job.job_id))
+    job_id = rig.center.schedule(1, SOON, biz_type=TYPE)
+    early_ms = rig.armed_ms(job_id)
+    later = rig.center.reschedule(job_id, FAR / 10)
+    assert later == "rescheduled"
+    assert rig.armed_ms(job_id) == early_ms  # the earliest one wins
+    rig.start()
+    wait_until(lambda: rig.armed_ms(job_id) == rig.row(job_id).due_ms)
+    assert rig.row(job_id)[:2] == (Status.PENDING, 0)
+    assert started == []
+
+
+def test_a_reminder_ahead_of_its_time_stays_where_it_is(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.handler()(lambda _: None)
+    rig.start()
+    due = rig.center.schedule(rig.biz_id_on(0), SOON, biz_type=TYPE)
+    ahead = rig.center.schedule(rig.biz_id_on(0, 1), FAR / 10, biz_type=TYPE)
+    looks: list[int | None] = []
+
+    def fired() -> bool:
+        looks.append(rig.out_ms(ahead))
+        return rig.status(due) is Status.DONE
+
+    wait_until(fired)
+    assert remains(lambda: rig.out_ms(ahead) is None, 0.3)
+    assert set(looks) == {None}
+    slots = rig.center._opened().slots
+    assert slots is not None
+    popped = slots.pop("default", [(slot, 100) for slot in range(4)], 1000)
+    assert [answer.ids for answer in popped] == [[], [], [], []]
+
+
+def test_a_row_that_runs_elsewhere_is_put_back_at_the_end_of_its_lease(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.handler()(lambda _: None)
+    job_id = rig.center.schedule(1, NOW, biz_type=TYPE)
+    rig.run_elsewhere(job_id, token="another", attempts=1, lease_s=60)
+    rig.start()
+    wait_until(lambda: rig.armed_ms(job_id) == rig.row(job_id).due_ms)
+    assert rig.out_ms(job_id) is None
+    assert rig.row(job_id)[:2] == (Status.RUNNING, 1)
+
+
+# ---- servers away
+
+
+def test_a_database_that_is_away_holds_up_no_other(make_rig: MakeRig) -> None:
+    # Two slots over four shards: each slot has jobs of both databases.
+    rig = make_rig(databases=2, topics={"default": {"slot_amount": 2}}, timer={"stay_s": 600})
+    rig.handler()(lambda _: None)
+    worker = rig.start()
+    assert rig.node is not None
+    first = [rig.center.schedule(rig.biz_id_on(0, n), SOON, biz_type=TYPE) for n in range(5)]
+    second = [rig.center.schedule(rig.biz_id_on(2, n), SOON, biz_type=TYPE) for n in range(5)]
+    with outage(rig.node.databases[1]) as broken:
+        rig.wait_for(Status.DONE, *first)
+        wait_until(lambda: broken.refused > 0)
+        # Put back, not left out until their stay is over; not popped in a loop either.
+        wait_until(lambda: all(rig.armed_ms(job_id) for job_id in second))
+        more = rig.center.schedule(rig.biz_id_on(0, 9), NOW, biz_type=TYPE)
+        rig.wait_for(Status.DONE, more)
+        assert {rig.status(job_id) for job_id in second} == {Status.PENDING}
+    rig.wait_for(Status.DONE, *second)
+    wait_until(lambda: worker.in_flight == 0)
+    assert {rig.row(job_id).attempts for job_id in second} == {1}
+
+
+def test_outcomes_wait_for_their_database(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    gate = Gate()
+    rig.handler()(gate)
+    worker = rig.start()
+    assert rig.node is not None
+    jobs = [rig.center.schedule(n, NOW, biz_type=TYPE) for n in range(4)]
+    gate.wait(4)
+    with outage(rig.node.databases[0]) as broken:
+        gate.open.set()
+        wait_until(lambda: broken.refused >= 3)
+        assert worker.in_flight == 4
+        assert {rig.status(job_id) for job_id in jobs} == {Status.RUNNING}
+        assert all(rig.out_ms(job_id) or rig.armed_ms(job_id) for job_id in jobs)  # not acked yet
+    rig.wait_for(Status.DONE, *jobs)
+    wait_until(lambda: worker.in_flight == 0)
+    wait_until(lambda: not any(rig.out_ms(job_id) or rig.armed_ms(job_id) for job_id in jobs))
+    assert len(gate.begun) == 4
+
+
+def test_redis_hears_of_an_outcome_only_after_the_database(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.handler()(lambda _: None)
+    job_id = rig.center.schedule(1, SOON, biz_type=TYPE)
+    worker = rig.start()
+    assert worker._slots is not None
+    answers: list[Status] = []
+    ack = worker._slots.ack
+
+    def watched(topic: str, ids: object) -> None:
+        answers.append(rig.status(job_id))
+        ack(topic, ids)  # type: ignore[arg-type]
+
+    worker._slots.ack = watched  # type: ignore[method-assign]
+    rig.wait_for(Status.DONE, job_id)
+    wait_until(lambda: rig.out_ms(job_id) is None)
+    wait_until(lambda: answers)
+    assert set(answers) == {Status.DONE}
+
+
+def test_two_handlers_run_at_once_on_two_databases(make_rig: MakeRig) -> None:
+    rig = make_rig(databases=2)
+    both = threading.Barrier(2, timeout=20)
+    rig.handler()(lambda _: both.wait())
+    rig.start()
+    jobs = [rig.center.schedule(rig.biz_id_on(shard), NOW, biz_type=TYPE) for shard in (0, 2)]
+    rig.wait_for(Status.DONE, *jobs)

@@ -1,0 +1,225 @@
+"""The net under the timer: what no reminder announced is run all the same."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.worker.conftest import MakeRig
+from tests.worker.rig import FAR, LONG_AGO, NOW, SOON, TYPE, Gate, Rig, metric
+from tests.worker.waiting import remains, wait_until
+from toc.domain.ids import IdFactory
+from toc.domain.job import Job, Status
+from toc.domain.routing import hash_of
+from toc.node.clocks import ClockWatch
+from toc.store.pages import Pages
+
+QUIET = {"load_tick_s": 60.0}  # the loader brings nothing after its first step
+
+
+def insert_by_sql(rig: Rig, biz_id: int, action: datetime, attribute: str | None = None) -> int:
+    """A row that no client of ours made."""
+    job_id = IdFactory(rig.clock.wall_ms, biz_id).draw([hash_of(biz_id)])[0]
+    type_no = rig.center._opened().catalogue.number(TYPE)
+    when = action.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")
+    rig.sql(
+        job_id,
+        "INSERT INTO {table} (job_id, biz_id, biz_type, action_time, due_time, attribute)"
+        " VALUES (:job_id, :biz_id, :type_no, :action, :action, :attribute)",
+        job_id=job_id,
+        biz_id=biz_id,
+        type_no=type_no,
+        action=when,
+        attribute=attribute,
+    )
+    return job_id
+
+
+def test_rows_made_by_plain_sql_are_run(make_rig: MakeRig) -> None:
+    rig = make_rig(timer=QUIET, scanner={"grace_s": 0})
+    seen: list[Job] = []
+    rig.handler()(seen.append)
+    rig.start()
+    before = metric("toc_jobs_rescued_total")
+    job_id = insert_by_sql(rig, 7, LONG_AGO, json.dumps({"by": "hand"}))
+    rig.wait_for(Status.DONE, job_id)
+    assert [(job.biz_id, job.attribute, job.action_time) for job in seen] == [
+        (7, {"by": "hand"}, LONG_AGO)
+    ]
+    assert metric("toc_jobs_rescued_total") == before + 1
+
+
+def test_a_lost_reminder_costs_the_grace(make_rig: MakeRig) -> None:
+    rig = make_rig(timer=QUIET, scanner={"grace_s": 0.3})
+    times: list[int] = []
+    rig.handler()(lambda _: times.append(rig.clock.wall_ms()))
+    rig.start()
+    job_id = rig.center.schedule(2, SOON, biz_type=TYPE)
+    slots = rig.center._opened().slots
+    assert slots is not None
+    slots.ack("default", {slot: [job_id] for slot in range(4)})  # lost
+    rig.wait_for(Status.DONE, job_id)
+    assert times[0] > rig.row(job_id).action_ms + 300
+
+
+def test_the_scanner_leaves_what_is_not_overdue_to_the_timer(make_rig: MakeRig) -> None:
+    rig = make_rig(timer=QUIET, scanner={"grace_s": 30})
+    rig.handler()(lambda _: None)
+    rig.start()
+    before = metric("toc_jobs_rescued_total")
+    jobs = [rig.center.schedule(n, SOON, biz_type=TYPE) for n in range(10)]
+    rig.wait_for(Status.DONE, *jobs)
+    assert metric("toc_jobs_rescued_total") == before
+
+
+def test_without_redis_the_scanner_is_the_engine(make_rig: MakeRig) -> None:
+    rig = make_rig(redis_url="none", scanner={"grace_s": 30, "tick_s": 0.05})
+    attempts: list[tuple[int, int]] = []
+
+    @rig.handler(retry=[0.1], max_attempts=2)
+    def handle(job: Job) -> None:
+        attempts.append((job.biz_id, job.attempts))
+        if job.biz_id % 2:
+            raise ValueError("odd")
+
+    rig.start()
+    jobs = [rig.center.schedule(n, SOON, biz_type=TYPE) for n in range(6)]
+    far = rig.center.schedule(99, FAR, biz_type=TYPE)
+    gone = rig.center.schedule(98, SOON, biz_type=TYPE)
+    assert rig.center.cancel(gone) == "cancelled"
+    rig.wait_for(Status.DONE, *jobs[::2])
+    rig.wait_for(Status.DEAD, *jobs[1::2])
+    assert sorted(attempts) == sorted([(n, 1) for n in range(6)] + [(n, 2) for n in range(1, 6, 2)])
+    assert rig.status(far) is Status.PENDING
+
+
+def test_the_scanner_works_faster_while_redis_is_away(make_rig: MakeRig) -> None:
+    rig = make_rig(redis_url="redis://127.0.0.1:1/0", scanner={"grace_s": 3600, "tick_s": 600})
+    rig.handler()(lambda _: None)
+    rig.start()
+    jobs = [rig.center.schedule(n, SOON, biz_type=TYPE) for n in range(6)]
+    rig.wait_for(Status.DONE, *jobs)
+
+
+@pytest.mark.parametrize("redis", [True, False])
+def test_rows_that_cannot_be_claimed_do_not_starve_those_behind(
+    make_rig: MakeRig, redis: bool
+) -> None:
+    url = {} if redis else {"redis_url": "none"}
+    rig = make_rig(scanner={"grace_s": 0, "page": 3}, timer=QUIET, **url)
+    gate = Gate()
+    rig.handler("hangs", timeout=30)(gate)
+    rig.handler()(lambda _: None)
+    blocked = []
+    for n in range(10):  # all older, and of the same shard: one is taken over, nine wait for it
+        job_id = rig.center.schedule(rig.biz_id_on(0, n), LONG_AGO, biz_type="hangs")
+        rig.run_elsewhere(job_id, token="gone", attempts=1, lease_s=-100)
+        blocked.append(job_id)
+    for n in range(10, 20):  # and types that nobody handles
+        rig.center.schedule(rig.biz_id_on(0, n), LONG_AGO, biz_type="foreign")
+    rig.start()
+    gate.wait(1)
+    behind = [insert_by_sql(rig, rig.biz_id_on(0, 20 + n), datetime.now(UTC)) for n in range(4)]
+    rig.wait_for(Status.DONE, *behind)
+    assert len(gate.begun) == 1
+    gate.open.set()
+    rig.wait_for(Status.DONE, *blocked)
+
+
+def test_a_scan_goes_on_where_it_stopped_for_want_of_room(make_rig: MakeRig) -> None:
+    rig = make_rig(redis_url="none", worker={"concurrency": 2, "queue_max": 2}, scanner={"page": 2})
+    order: list[int] = []
+    rig.handler()(lambda job: order.append(job.biz_id))
+    jobs = [rig.center.schedule(n, LONG_AGO, biz_type=TYPE) for n in range(40)]
+    rig.start()
+    rig.wait_for(Status.DONE, *jobs)
+    assert sorted(order) == list(range(40))
+
+
+def test_one_attribute_that_is_no_json_costs_the_others_nothing(make_rig: MakeRig) -> None:
+    rig = make_rig(redis_url="none")
+    seen: list[int] = []
+    rig.handler(max_attempts=2, retry=[0])(lambda job: seen.append(job.biz_id))
+    ids = [rig.biz_id_on(0, n) for n in range(5)]
+    jobs = [
+        insert_by_sql(rig, biz_id, LONG_AGO, "{no json" if n == 2 else "{}")
+        for n, biz_id in enumerate(ids)
+    ]
+    rig.start()
+    innocent = [job_id for n, job_id in enumerate(jobs) if n != 2]
+    rig.wait_for(Status.DONE, *innocent)
+    assert {rig.row(job_id).attempts for job_id in innocent} == {1}
+    rig.wait_for(Status.DEAD, jobs[2])
+    (letter,) = rig.center.dead()
+    assert "attribute" in letter.error
+    assert ids[2] not in seen
+
+
+# ---- clocks that disagree
+
+
+def test_clocks_too_far_apart_pause_the_pollers(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skew_ms = 3_600_000
+    rig = make_rig(timer=QUIET, scanner={"grace_s": 3600})
+    started: list[int] = []
+    rig.handler()(lambda job: started.append(job.job_id))
+    watches: list[ClockWatch] = []
+    step = ClockWatch.run_once
+
+    def often(watch: ClockWatch) -> float:
+        watches[:] = [watch]
+        step(watch)
+        return 0.02
+
+    monkeypatch.setattr(ClockWatch, "run_once", often)
+    rig.start()
+    assert rig.node is not None
+    first = rig.center.schedule(1, NOW, biz_type=TYPE)
+    rig.wait_for(Status.DONE, first)
+    wait_until(lambda: watches and not watches[0].beyond)
+
+    database = rig.node.databases[0]
+    true_ms = database.now_ms
+    monkeypatch.setattr(database, "now_ms", lambda: true_ms() + skew_ms)
+    wait_until(lambda: watches[0].beyond)
+    assert metric("toc_clock_skew_seconds") == pytest.approx(-3600, abs=5)
+    second = rig.center.schedule(2, NOW, biz_type=TYPE)
+    # A poll that was under way may still pop one; then it is quiet.
+    third = rig.center.schedule(3, SOON, biz_type=TYPE)
+    assert remains(lambda: rig.status(third) is Status.PENDING, 0.6)
+    assert rig.armed_ms(third) is not None
+
+    monkeypatch.setattr(database, "now_ms", true_ms)
+    rig.wait_for(Status.DONE, second, third)
+    assert not watches[0].beyond
+
+
+def test_the_scanner_fires_while_the_timer_is_paused(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def beyond(watch: ClockWatch) -> float:
+        watch.beyond = True
+        return 10.0
+
+    monkeypatch.setattr(ClockWatch, "run_once", beyond)
+    rig = make_rig(timer=QUIET, scanner={"grace_s": 0.1})
+    rig.handler()(lambda _: None)
+    rig.start()
+    before = metric("toc_jobs_rescued_total")
+    job_id = rig.center.schedule(1, SOON, biz_type=TYPE)
+    rig.wait_for(Status.DONE, job_id)
+    assert metric("toc_jobs_rescued_total") == before + 1
+
+
+def test_pages_go_past_rows_that_share_a_due_time(make_rig: MakeRig) -> None:
+    rig = make_rig(redis_url="none")
+    jobs = sorted(insert_by_sql(rig, rig.biz_id_on(0, n), LONG_AGO) for n in range(7))
+    pages, after, seen = Pages(rig.databases()), (0, 0), []
+    while page := pages.overdue(0, after, 0, None, 3):
+        seen += [row.job_id for row in page]
+        after = (page[-1].due_ms, page[-1].job_id)
+    assert seen == jobs

@@ -1,0 +1,135 @@
+"""A graceful stop: what runs finishes, what waits is given back, what hangs is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from tests.worker.conftest import MakeRig
+from tests.worker.rig import NOW, TYPE, Gate, Rig
+from tests.worker.waiting import wait_until
+from toc.domain.job import Job, Status
+
+
+def claim_behind(rig: Rig, gate: Gate, waiting: int) -> tuple[list[int], list[int]]:
+    """Two jobs that run, and so many that are claimed and wait for a thread."""
+    worker = rig.start()
+    worker._limit = 16
+    running = [rig.center.schedule(rig.biz_id_on(1, n), NOW, biz_type=TYPE) for n in range(2)]
+    gate.wait(2)
+    queued = [rig.center.schedule(rig.biz_id_on(0, n), NOW, biz_type=TYPE) for n in range(waiting)]
+    wait_until(lambda: worker.in_flight == 2 + waiting)
+    return running, queued
+
+
+def test_what_runs_finishes_and_what_waits_is_given_back(make_rig: MakeRig) -> None:
+    rig = make_rig(worker={"concurrency": 2})
+    gate = Gate()
+    rig.handler()(gate)
+    running, queued = claim_behind(rig, gate, 5)
+    assert {rig.row(job_id)[:2] for job_id in queued} == {(Status.RUNNING, 1)}
+
+    clean: list[bool] = []
+    stopping = threading.Thread(target=lambda: clean.append(rig.stop()))
+    stopping.start()
+    # Given back at once, not when what runs has ended.
+    wait_until(lambda: {rig.row(job_id)[:2] for job_id in queued} == {(Status.PENDING, 0)})
+    assert {rig.status(job_id) for job_id in running} == {Status.RUNNING}
+    for job_id in queued:
+        row = rig.row(job_id)
+        assert row.due_ms == row.action_ms
+        wait_until(lambda job_id=job_id: rig.armed_ms(job_id) is not None)  # type: ignore[misc]
+        assert rig.out_ms(job_id) is None
+    gate.open.set()
+    stopping.join(20)
+    assert clean == [True]
+    assert {rig.status(job_id) for job_id in running} == {Status.DONE}
+    assert len(gate.begun) == 2
+
+    rig.start()  # the next one goes on
+    rig.wait_for(Status.DONE, *queued)
+    assert {rig.row(job_id).attempts for job_id in queued} == {1}
+
+
+def test_async_jobs_that_wait_are_given_back(make_rig: MakeRig) -> None:
+    rig = make_rig(worker={"async_concurrency": 1, "stop_s": 5})
+    go, begun = threading.Event(), []
+
+    @rig.handler()
+    async def handle(job: Job) -> None:
+        begun.append(job.job_id)
+        while not go.is_set():
+            await asyncio.sleep(0.01)
+
+    worker = rig.start()
+    jobs = [rig.center.schedule(n, NOW, biz_type=TYPE) for n in range(4)]
+    wait_until(lambda: worker.in_flight == 4 and begun)
+    stopping = threading.Thread(target=rig.stop)
+    stopping.start()
+    queued = [job_id for job_id in jobs if job_id not in begun]
+    wait_until(lambda: {rig.row(job_id)[:2] for job_id in queued} == {(Status.PENDING, 0)})
+    go.set()
+    stopping.join(20)
+    assert rig.status(begun[0]) is Status.DONE
+    assert len(begun) == 1
+
+
+def test_what_hangs_is_left_to_its_lease(make_rig: MakeRig) -> None:
+    rig = make_rig(worker={"concurrency": 2, "stop_s": 0.2})
+    gate = Gate()
+    rig.handler()(gate)
+    running, queued = claim_behind(rig, gate, 3)
+    began = time.monotonic()
+    assert rig.stop() is False
+    assert time.monotonic() - began < 15
+    assert {rig.row(job_id)[:2] for job_id in running} == {(Status.RUNNING, 1)}
+    assert {rig.row(job_id)[:2] for job_id in queued} == {(Status.PENDING, 0)}
+    gate.open.set()
+
+
+def test_an_async_handler_that_is_cancelled_by_the_stop_is_tried_again(make_rig: MakeRig) -> None:
+    rig = make_rig(worker={"stop_s": 0.1})
+    begun = threading.Event()
+
+    @rig.handler(retry=[0])
+    async def handle(job: Job) -> None:
+        begun.set()
+        if job.attempts == 1:
+            await asyncio.sleep(3600)
+
+    rig.start()
+    job_id = rig.center.schedule(1, NOW, biz_type=TYPE)
+    assert begun.wait(20)
+    rig.stop()
+    assert rig.row(job_id)[:2] == (Status.PENDING, 1)
+    rig.start()
+    rig.wait_for(Status.DONE, job_id)
+
+
+def test_a_stop_without_work_is_clean_and_leaves_no_thread(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.handler()(lambda _: None)
+    rig.start()
+    rig.wait_for(Status.DONE, rig.center.schedule(1, NOW, biz_type=TYPE))
+    assert rig.stop() is True
+    wait_until(lambda: not [t.name for t in threading.enumerate() if t.name.startswith("toc-")])
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_restart_is_asked_for_when_too_many_handlers_hang(make_rig: MakeRig, hangs: bool) -> None:
+    rig = make_rig(worker={"stuck_max": 2, "stop_s": 0.1})
+    gate = Gate()
+    rig.handler(timeout=0.1 if hangs else 30)(gate)
+    worker = rig.start()
+    for n in range(2):
+        rig.center.schedule(n, NOW, biz_type=TYPE)
+    gate.wait(2)
+    if hangs:
+        assert rig.restart_wanted.wait(20)
+        assert worker.stuck == 2
+    else:
+        assert not rig.restart_wanted.wait(0.6)
+    gate.open.set()

@@ -1,0 +1,239 @@
+"""Rows whose lease was lost: taken over one at a time, the last time with nothing else running."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.worker.conftest import MakeRig
+from tests.worker.rig import LONG_AGO, TYPE, Gate, Rig, metric
+from tests.worker.waiting import remains, wait_until
+from toc.domain.job import Job, Status
+
+
+def lose(rig: Rig, biz_id: int, *, attempts: int = 1, biz_type: str = TYPE) -> int:
+    """A job whose worker died: it runs under another token, and its lease is over."""
+    job_id = rig.center.schedule(biz_id, LONG_AGO, biz_type=biz_type)
+    rig.run_elsewhere(job_id, token=f"gone:{job_id}", attempts=attempts, lease_s=-1)
+    return job_id
+
+
+def test_lost_jobs_are_taken_over_one_at_a_time(make_rig: MakeRig) -> None:
+    rig = make_rig(worker={"concurrency": 8})
+    lock, most, now, seen = threading.Lock(), 0, 0, []
+
+    @rig.handler()
+    def handle(job: Job) -> None:
+        nonlocal most, now
+        with lock:
+            now += 1
+            most = max(most, now)
+        seen.append(job)
+        threading.Event().wait(0.02)
+        with lock:
+            now -= 1
+
+    worker = rig.alone()
+    before = metric("toc_jobs_taken_over_total")
+    lost = [lose(rig, n) for n in range(6)]
+    assert rig.offer(worker, *lost) == 0  # not with the batch
+    rig.wait_for(Status.DONE, *lost)
+    assert most == 1
+    assert sorted(job.job_id for job in seen) == sorted(lost)
+    assert {job.attempts for job in seen} == {2}
+    assert metric("toc_jobs_taken_over_total") == before + 6
+
+
+def test_healthy_jobs_of_the_same_batch_go_on_at_once(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    gate = Gate()
+    rig.handler("suspect")(gate)
+    rig.handler()(lambda _: None)
+    worker = rig.alone()
+    lost = [lose(rig, rig.biz_id_on(0, n), biz_type="suspect") for n in range(2)]
+    healthy = [
+        rig.center.schedule(rig.biz_id_on(0, 2 + n), LONG_AGO, biz_type=TYPE) for n in range(3)
+    ]
+    assert rig.offer(worker, *lost, *healthy) == 3
+    rig.wait_for(Status.DONE, *healthy)
+    gate.wait(1)
+    assert [job.job_id for job in gate.begun] == lost[:1]
+    gate.open.set()
+    rig.wait_for(Status.DONE, *lost)
+
+
+def test_a_lease_that_holds_is_respected(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    started: list[Job] = []
+    rig.handler()(started.append)
+    worker = rig.alone()
+    job_id = lose(rig, 1)
+    rig.run_elsewhere(job_id, token="alive", attempts=1, lease_s=0.4)
+    before = rig.row(job_id)
+    assert rig.offer(worker, job_id) == 0
+    # Also when somebody believes it lost: the statement itself asks the database's clock.
+    databases = rig.databases()
+    taken = worker._claims.take_over(databases[0], rig.shard(job_id), job_id, "alive", "mine")
+    assert taken is None
+    assert not worker._claims.bury_lost(databases[0], rig.shard(job_id), job_id, "alive", "lost")
+    assert rig.row(job_id) == before
+
+    assert before.due_ms is not None
+    end_ms = before.due_ms
+    wait_until(lambda: rig.clock.wall_ms() > end_ms)
+    assert rig.offer(worker, job_id) == 0
+    rig.wait_for(Status.DONE, job_id)
+    assert [job.attempts for job in started] == [2]
+
+
+def test_a_suspect_that_somebody_else_took_is_left_to_him(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    started: list[Job] = []
+    rig.handler()(started.append)
+    worker = rig.alone()
+    job_id = lose(rig, 1)
+    take_over = worker._claims.take_over
+
+    def late(*arguments: object) -> object:
+        rig.run_elsewhere(job_id, token="faster", attempts=2, lease_s=60)
+        return take_over(*arguments)  # type: ignore[arg-type]
+
+    worker._claims.take_over = late  # type: ignore[method-assign,assignment]
+    rig.offer(worker, job_id)
+    wait_until(lambda: rig.row(job_id).token == "faster")
+    wait_until(lambda: not worker._suspects._known)
+    assert rig.row(job_id)[:2] == (Status.RUNNING, 2)
+    assert started == []
+
+
+def test_a_job_that_lost_its_last_lease_is_buried(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    started: list[Job] = []
+    rig.handler(max_attempts=3)(started.append)
+    lost = lose(rig, 2, attempts=3)
+    worker = rig.alone()
+    rig.offer(worker, lost)
+    rig.wait_for(Status.DEAD, lost)
+    assert started == []
+    (letter,) = rig.center.dead()
+    assert (letter.job_id, letter.attempts) == (lost, 3)
+    assert letter.error.startswith("lease lost")
+
+    assert rig.center.redrive(lost) == "redriven"
+    rig.offer(worker, lost)
+    rig.wait_for(Status.DONE, lost)
+
+
+def test_before_a_last_attempt_everything_else_finishes(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    gate, last = Gate(), Gate()
+    rig.handler("slow")(gate)
+    rig.handler("suspect", max_attempts=3)(last)
+    worker = rig.alone()
+    slow = [rig.center.schedule(n, LONG_AGO, biz_type="slow") for n in range(2)]
+    rig.offer(worker, *slow)
+    gate.wait(2)
+    lost = lose(rig, 9, attempts=2, biz_type="suspect")
+    rig.offer(worker, lost)
+    wait_until(lambda: worker._held)
+    assert worker.take_room(1) == 0  # it takes nothing new
+    assert remains(lambda: not last.begun, 0.2)
+    assert rig.row(lost)[:2] == (Status.RUNNING, 2)
+    gate.open.set()
+    last.wait()
+    assert worker.in_flight == 1  # alone
+    assert worker.take_room(1) == 0  # and nothing is taken beside it
+    last.open.set()
+    rig.wait_for(Status.DONE, lost)
+    wait_until(lambda: worker.take_room(1) == 1)
+
+
+def test_before_a_last_attempt_a_claim_under_way_finishes_too(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    last = Gate()
+    rig.handler(max_attempts=3)(last)
+    worker = rig.alone()
+    lost = lose(rig, 9, attempts=2)
+    taken = worker.take_room(2)  # a poller is about to pop and offer
+    assert taken == 2
+    rig.offer(worker, lost)
+    wait_until(lambda: worker._held)
+    assert remains(lambda: not last.begun, 0.2)
+    worker.give_room(taken)
+    last.wait()
+    last.open.set()
+    rig.wait_for(Status.DONE, lost)
+
+
+def test_an_earlier_attempt_waits_for_nobody(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    gate = Gate()
+    rig.handler("slow")(gate)
+    rig.handler("suspect", max_attempts=3)(lambda _: None)
+    worker = rig.alone()
+    slow = rig.center.schedule(1, LONG_AGO, biz_type="slow")
+    rig.offer(worker, slow)
+    gate.wait()
+    lost = lose(rig, 9, attempts=1, biz_type="suspect")
+    rig.offer(worker, lost)
+    rig.wait_for(Status.DONE, lost)
+    gate.open.set()
+
+
+def test_a_hanging_handler_does_not_keep_a_last_attempt_waiting(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    gate = Gate()
+    rig.handler("hangs", timeout=0.1)(gate)
+    rig.handler("suspect", max_attempts=3)(lambda _: None)
+    worker = rig.alone()
+    hangs = rig.center.schedule(1, LONG_AGO, biz_type="hangs")
+    rig.offer(worker, hangs)
+    gate.wait()
+    wait_until(lambda: worker.stuck == 1)
+    lost = lose(rig, 9, attempts=2, biz_type="suspect")
+    rig.offer(worker, lost)
+    rig.wait_for(Status.DONE, lost)
+    gate.open.set()
+
+
+def test_a_suspect_that_hangs_holds_up_the_others_only_for_its_lease(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    gate = Gate()
+    rig.handler("hangs", timeout=0.1)(gate)
+    rig.handler()(lambda _: None)
+    worker = rig.alone()
+    lost = [lose(rig, 1, biz_type="hangs"), lose(rig, 2)]
+    rig.offer(worker, lost[0])
+    gate.wait()
+    rig.offer(worker, lost[1])
+    rig.wait_for(Status.DONE, lost[1])
+    gate.open.set()
+
+
+@pytest.mark.parametrize("timer", [True, False])
+def test_a_node_finds_lost_jobs_by_itself(make_rig: MakeRig, timer: bool) -> None:
+    rig = make_rig(timer={"load_tick_s": 0.1}, **({} if timer else {"redis_url": "none"}))
+    rig.handler()(lambda _: None)
+    lost = [lose(rig, n) for n in range(5)]
+    rig.start()
+    rig.wait_for(Status.DONE, *lost)
+    assert {rig.row(job_id).attempts for job_id in lost} == {2}
+
+
+def test_a_failing_take_over_is_tried_again(make_rig: MakeRig) -> None:
+    rig = make_rig(redis_url="none")
+    rig.handler()(lambda _: None)
+    worker = rig.start()
+    take_over, tries = worker._claims.take_over, []
+
+    def broken(*arguments: object) -> object:
+        tries.append(arguments)
+        if len(tries) == 1:
+            raise RuntimeError("not this time")
+        return take_over(*arguments)  # type: ignore[arg-type]
+
+    worker._claims.take_over = broken  # type: ignore[method-assign,assignment]
+    lost = lose(rig, 1)
+    rig.wait_for(Status.DONE, lost)
+    assert len(tries) == 2
