@@ -59,9 +59,9 @@ class Process:
         """The exit code; None while it runs."""
         return self._process.poll()
 
-    def says(self, text: str) -> None:
+    def says(self, text: str, seconds: float = SECONDS_MAX) -> None:
         """Waits until it has said `text`, on either stream."""
-        deadline = time.monotonic() + SECONDS_MAX
+        deadline = time.monotonic() + seconds
         while text not in self.out + self.err:
             running = self.code is None and time.monotonic() < deadline
             assert running, f"{text!r} was not said (exit code {self.code}):\n{self.out}{self.err}"

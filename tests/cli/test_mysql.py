@@ -74,7 +74,7 @@ def test_what_mysql_refuses_is_a_wrong_setting(
     mysql_database: str, toc: Toc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = make_url(mysql_database)
-    for wrong in (url.set(database="toc_nowhere"), url.set(username="nobody", password="hidden")):  # noqa: S106
+    for wrong in (url.set(database="toc_nowhere"), url.set(username="nobody", password="hidden")):
         monkeypatch.setenv("TOC_DATABASES", wrong.render_as_string(hide_password=False))
         for command in (("cancel", "1"), ("migrate",)):
             result = toc(*command)

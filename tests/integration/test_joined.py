@@ -21,8 +21,9 @@ MINUTE = timedelta(minutes=1)
 @pytest.fixture
 def engine(world: World) -> Iterator[Engine]:
     """The caller's own engine, with a table of his own."""
-    # A type that nobody has named yet is written by toc itself, and SQLite has one writer.
-    world.library.catalogue.number("default")
+    # What is new to the catalogue is written by toc itself, and SQLite has one writer: not while the
+    # caller's transaction is open.
+    world.center._opened().catalogue.number("default")
     engine = create_engine(world.settings.databases[0], poolclass=NullPool)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE IF NOT EXISTS orders (id BIGINT PRIMARY KEY)"))
@@ -158,7 +159,7 @@ def test_another_database_is_refused(world: World, tmp_path: Path) -> None:
 def test_the_other_shards_database_is_refused(tmp_path: Path) -> None:
     library = Library([f"sqlite:///{tmp_path}/0.db", f"sqlite:///{tmp_path}/1.db"])
     world = World(library, "none")
-    library.catalogue.number("default")
+    world.center._opened().catalogue.number("default")
     engines = [create_engine(url, poolclass=NullPool) for url in world.settings.databases]
     for biz_id in range(8):
         home = library.home(library.new(biz_id).job_id).index

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from tests.invariants.conftest import MakeStack
 from tests.invariants.harness import TYPE
 from tests.worker.waiting import wait_until
+from toc.domain.ids import gene_of
 from toc.domain.job import Status
 
 pytestmark = pytest.mark.invariant("I3")
@@ -52,7 +54,7 @@ def test_a_job_is_cancelled_or_fired_never_both(make_stack: MakeStack, engine: s
     started = {line.job_id for line in stack.starts}
     cancelled = {job_id for job_id, answer in answers.items() if answer == "cancelled"}
     assert len(answers) == JOBS
-    assert set(answers.values()) <= {"cancelled", "running", "done", "pending"}
+    assert set(answers.values()) <= {"cancelled", "running", "done"}
     assert cancelled & started == set()
     assert cancelled | started == set(jobs)
     assert stack.statuses() == {Status.CANCELLED: len(cancelled), Status.DONE: len(started)}
@@ -94,3 +96,26 @@ def test_a_claimed_job_that_waited_too_long_does_not_start(
     assert [line.pid for line in stack.starts_of(job_id)] == [other.pid]
     assert stack.row(job_id).status is Status.CANCELLED
     assert stack.row(job_id).attempts == 2
+
+
+def test_a_job_that_comes_back_while_it_is_cancelled_is_cancelled(make_stack: MakeStack) -> None:
+    """It ran when cancel() tried to change it, and waits for a retry when cancel() looks."""
+    stack = make_stack(redis_url="none")
+    job_id = stack.center.schedule(1, timedelta(days=1), biz_type=TYPE)
+    table = f"toc_job_{stack.settings.routing.shard(gene_of(job_id)):04d}"
+    stack.sql(f"UPDATE {table} SET status = 1")
+    database = stack.center._opened().databases[0]
+    tries = 0
+
+    def comes_back(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        nonlocal tries
+        del connection
+        if statement.startswith("UPDATE") and "status" in statement:
+            tries += 1
+            if tries == 1:
+                cursor.connection.cursor().execute(f"UPDATE {table} SET status = 0")
+
+    event.listen(database.single, "after_cursor_execute", comes_back)
+    assert stack.center.cancel(job_id) == "cancelled"
+    assert tries == 2
+    assert stack.row(job_id).status is Status.CANCELLED

@@ -184,6 +184,20 @@ def test_a_reminder_that_is_too_early_is_put_right(make_rig: MakeRig) -> None:
     assert started == []
 
 
+def test_what_a_scan_found_is_not_claimed_once_it_was_moved(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    started: list[Job] = []
+    rig.handler()(started.append)
+    worker = rig.alone()
+    job_id = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
+    rig.center.reschedule(job_id, FAR)  # between the scanner's look and its offer
+    before = rig.row(job_id)
+    assert rig.offer(worker, job_id) == 0
+    assert rig.row(job_id) == before
+    assert worker.in_flight == 0
+    assert started == []
+
+
 def test_a_reminder_ahead_of_its_time_stays_where_it_is(make_rig: MakeRig) -> None:
     rig = make_rig()
     rig.handler()(lambda _: None)

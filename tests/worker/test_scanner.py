@@ -138,6 +138,18 @@ def test_a_scan_goes_on_where_it_stopped_for_want_of_room(make_rig: MakeRig) -> 
     assert sorted(order) == list(range(40))
 
 
+def test_one_broken_shard_holds_up_no_other(make_rig: MakeRig) -> None:
+    rig = make_rig(redis_url="none")
+    rig.handler()(lambda _: None)
+    lost = rig.center.schedule(rig.biz_id_on(0), LONG_AGO, biz_type=TYPE)
+    jobs = [rig.center.schedule(rig.biz_id_on(shard), LONG_AGO, biz_type=TYPE) for shard in (1, 2)]
+    rig.sql(lost, "ALTER TABLE {table} RENAME TO away")
+    rig.start()
+    rig.wait_for(Status.DONE, *jobs)
+    rig.sql(lost, "ALTER TABLE away RENAME TO {table}")
+    rig.wait_for(Status.DONE, lost)
+
+
 def test_one_attribute_that_is_no_json_costs_the_others_nothing(make_rig: MakeRig) -> None:
     rig = make_rig(redis_url="none")
     seen: list[int] = []

@@ -169,15 +169,20 @@ class Jobs:
         look = select(c.status, c.attempts).where(c.job_id == job_id)
 
         def work(connection: Connection) -> Answer:
-            changed = execute_on(connection, shard, change).rowcount
-            if changed and status is Status.DEAD:
-                connection.execute(delete(database.dead).where(database.dead.c.job_id == job_id))
-            if changed:
-                return Answer(answer, job_id)
-            row = execute_on(connection, shard, look).first()
-            if row is None:
-                return Answer("unknown")
-            return Answer(ANSWER_OF_STATUS[Status(row.status)], job_id, row.attempts)
+            for _ in range(_TRIES_MAX):
+                changed = execute_on(connection, shard, change).rowcount
+                if changed and status is Status.DEAD:
+                    letter = database.dead.c.job_id == job_id
+                    connection.execute(delete(database.dead).where(letter))
+                if changed:
+                    return Answer(answer, job_id)
+                row = execute_on(connection, shard, look).first()
+                if row is None:
+                    return Answer("unknown")
+                found = Answer(ANSWER_OF_STATUS[Status(row.status)], job_id, row.attempts)
+                if row.status != status:
+                    break  # else it came back between change and look, by a retry: once more
+            return found
 
         # Only a redrive changes two tables; the others are one statement, and a look when it missed.
         return (database.run if status is Status.DEAD else database.read)(work)
