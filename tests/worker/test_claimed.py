@@ -239,19 +239,20 @@ def test_a_database_that_is_away_holds_up_no_other(make_rig: MakeRig) -> None:
     rig.handler()(lambda _: None)
     worker = rig.start()
     assert rig.node is not None
-    first = [rig.center.schedule(rig.biz_id_on(0, n), SOON, biz_type=TYPE) for n in range(5)]
-    second = [rig.center.schedule(rig.biz_id_on(2, n), SOON, biz_type=TYPE) for n in range(5)]
-    with outage(rig.node.databases[1]) as broken:
-        rig.wait_for(Status.DONE, *first)
+    # Its jobs come first in each pop.
+    away = [rig.center.schedule(rig.biz_id_on(0, n), SOON, biz_type=TYPE) for n in range(5)]
+    here = [rig.center.schedule(rig.biz_id_on(2, n), SOON, biz_type=TYPE) for n in range(5)]
+    with outage(rig.node.databases[0]) as broken:
+        rig.wait_for(Status.DONE, *here)
         wait_until(lambda: broken.refused > 0)
         # Put back, not left out until their stay is over; not popped in a loop either.
-        wait_until(lambda: all(rig.armed_ms(job_id) for job_id in second))
-        more = rig.center.schedule(rig.biz_id_on(0, 9), NOW, biz_type=TYPE)
+        wait_until(lambda: all(rig.armed_ms(job_id) for job_id in away))
+        more = rig.center.schedule(rig.biz_id_on(2, 9), NOW, biz_type=TYPE)
         rig.wait_for(Status.DONE, more)
-        assert {rig.status(job_id) for job_id in second} == {Status.PENDING}
-    rig.wait_for(Status.DONE, *second)
+        assert {rig.status(job_id) for job_id in away} == {Status.PENDING}
+    rig.wait_for(Status.DONE, *away)
     wait_until(lambda: worker.in_flight == 0)
-    assert {rig.row(job_id).attempts for job_id in second} == {1}
+    assert {rig.row(job_id).attempts for job_id in away} == {1}
 
 
 def test_outcomes_wait_for_their_database(make_rig: MakeRig) -> None:

@@ -138,8 +138,8 @@ def test_a_scan_goes_on_where_it_stopped_for_want_of_room(make_rig: MakeRig) -> 
     assert sorted(order) == list(range(40))
 
 
-def test_one_broken_shard_holds_up_no_other(make_rig: MakeRig) -> None:
-    rig = make_rig(redis_url="none")
+def test_one_broken_table_holds_up_no_other(make_rig: MakeRig, mysql_database: str) -> None:
+    rig = make_rig(urls=[mysql_database], redis_url="none")
     rig.handler()(lambda _: None)
     lost = rig.center.schedule(rig.biz_id_on(0), LONG_AGO, biz_type=TYPE)
     jobs = [rig.center.schedule(rig.biz_id_on(shard), LONG_AGO, biz_type=TYPE) for shard in (1, 2)]

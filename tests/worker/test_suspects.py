@@ -96,7 +96,8 @@ def test_a_suspect_that_somebody_else_took_is_left_to_him(make_rig: MakeRig) -> 
     take_over = worker._claims.take_over
 
     def late(*arguments: object) -> object:
-        rig.run_elsewhere(job_id, token="faster", attempts=2, lease_s=60)
+        # His lease is over as well: what counts is that the row is not as it was seen.
+        rig.run_elsewhere(job_id, token="faster", attempts=2, lease_s=-1)
         return take_over(*arguments)  # type: ignore[arg-type]
 
     worker._claims.take_over = late  # type: ignore[method-assign,assignment]

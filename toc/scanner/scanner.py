@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from toc.domain.routing import Routing
 from toc.errors import StoreUnavailable
+from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.runtime.sink import Batch, Sink
@@ -69,6 +70,10 @@ class Scanner(Service):
             except StoreUnavailable as error:  # the other databases' shards go on
                 log.warning("scanner: shard %d: %s", shard, error)
                 self._skipped.add(self._routing.database(shard))
+                more = False
+            except Exception:  # one broken table must not stop the net under all others
+                log.exception("scanner: shard %d is left out of this round", shard)
+                metrics.SERVICE_ERRORS.labels(self.name).inc()
                 more = False
             finally:
                 self._sink.give_room(room)
