@@ -138,12 +138,16 @@ def test_a_scan_goes_on_where_it_stopped_for_want_of_room(make_rig: MakeRig) -> 
     assert sorted(order) == list(range(40))
 
 
-def test_one_broken_table_holds_up_no_other(make_rig: MakeRig, mysql_database: str) -> None:
-    rig = make_rig(urls=[mysql_database], redis_url="none")
+@pytest.mark.parametrize("net", ["scanner", "loader"])
+def test_one_broken_table_holds_up_no_other(
+    make_rig: MakeRig, mysql_database: str, net: str
+) -> None:
+    settings = {"redis_url": "none"} if net == "scanner" else {"timer": {"load_tick_s": 0.05}}
+    rig = make_rig(urls=[mysql_database], **settings)
     rig.handler()(lambda _: None)
-    lost = rig.center.schedule(rig.biz_id_on(0), LONG_AGO, biz_type=TYPE)
-    jobs = [rig.center.schedule(rig.biz_id_on(shard), LONG_AGO, biz_type=TYPE) for shard in (1, 2)]
+    lost = insert_by_sql(rig, rig.biz_id_on(0), LONG_AGO)
     rig.sql(lost, "ALTER TABLE {table} RENAME TO away")
+    jobs = [insert_by_sql(rig, rig.biz_id_on(shard), LONG_AGO) for shard in (1, 2, 3)]
     rig.start()
     rig.wait_for(Status.DONE, *jobs)
     rig.sql(lost, "ALTER TABLE away RENAME TO {table}")

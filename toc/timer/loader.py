@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from toc.domain.routing import Routing
-from toc.errors import StoreUnavailable
+from toc.errors import StoreUnavailable, TimerUnavailable
+from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.store.pages import Pages
@@ -105,6 +106,11 @@ class Loader(Service):
                 except StoreUnavailable as error:  # the other databases' shards go on
                     log.warning("loader: shard %d: %s", shard, error)
                     down.add(self._routing.database(shard))
+                except TimerUnavailable:
+                    raise
+                except Exception:  # one broken table must not keep all others from being loaded
+                    log.exception("loader: shard %d is left out of this step", shard)
+                    metrics.SERVICE_ERRORS.labels(self.name).inc()
         self._step += 1
         return brought
 

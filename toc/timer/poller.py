@@ -66,29 +66,35 @@ class Poller(Service):
         now_s = self._clock.monotonic_s()
         if self._paused():
             return self._slow_poll_s
+        due = [slot for slot, due_s in self._due_s.items() if due_s <= now_s]
         slow = now_s >= self._slow_s
-        due = [slot for slot, due_s in self._due_s.items() if slow or due_s <= now_s]
-        if not due:
+        if not (due or slow):
             return max(0.0, min(min(self._due_s.values(), default=_NEVER), self._slow_s) - now_s)
-        due.sort(
-            key=self._due_s.__getitem__
-        )  # oldest head first: a busy slot cannot starve the others
-        room = self._sink.take_room(sum(self._guess[slot] for slot in due))
-        if not room:
-            return NO_ROOM_S
-        if slow:
-            self._slow_s = now_s + self._slow_poll_s
+        # Oldest head first: a busy slot cannot starve the others.
+        due.sort(key=self._due_s.__getitem__)
+        room = self._sink.take_room(sum(self._guess[slot] for slot in due)) if due else 0
         try:
-            self._pop(self._shares(due, room), now_s)
+            wanted = self._shares(due, room)
+            if slow:
+                # A look (0 ids) needs no room: it only learns when the slot's head is due.
+                self._slow_s = now_s + self._slow_poll_s
+                asked = {slot for slot, _ in wanted}
+                wanted += [(slot, 0) for slot in self._due_s if slot not in asked]
+            if wanted:
+                self._pop(wanted, now_s)
         finally:
             self._sink.give_room(room)
-        return 0
+        return 0 if room or not due else NO_ROOM_S
 
     def _shares(self, due: Sequence[int], room: int) -> list[tuple[int, int]]:
-        """How much to pop of each slot, such that all together fits."""
+        """How much to pop of each slot, such that all together fits.
+
+        Evenly, but in parts of at least an eighth: a few large batches are cheaper than many small.
+        """
+        share = max(1, room // 8, room // max(1, len(due)))
         shares = []
         for slot in due:
-            n = min(self._guess[slot], room)
+            n = min(self._guess[slot], share, room)
             if n <= 0:
                 break
             shares.append((slot, n))
@@ -101,13 +107,13 @@ class Poller(Service):
         by_database: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         time_ms = 0
         for (slot, n), answer in zip(wanted, popped, strict=True):
-            full = len(answer.ids) >= n
-            guess = max(self._guess[slot], n * 2) if full else max(GUESS_MIN, len(answer.ids))
-            self._guess[slot] = min(guess, self._pop_max)
+            if n:
+                full = len(answer.ids) >= n
+                guess = max(self._guess[slot], n * 2) if full else max(GUESS_MIN, len(answer.ids))
+                self._guess[slot] = min(guess, self._pop_max)
             self._due_s[slot] = _NEVER if answer.next_s is None else answered_s + answer.next_s
-            time_ms = max(
-                time_ms, answer.time_ms
-            )  # each job is due by its own server's time, so by this
+            # Each job is due by its own server's time, so by the latest of them.
+            time_ms = max(time_ms, answer.time_ms)
             for job_id in answer.ids:
                 shard = self._routing.shard(gene_of(job_id))
                 by_database[self._routing.database(shard)][shard].append(job_id)

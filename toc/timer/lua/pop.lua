@@ -3,7 +3,7 @@
 --
 -- KEYS  1  StoreQueue of the slot    2  PrepareQueue of the slot (job_id by the end of its stay, ms)
 -- ARGV  1  now in ms, or '' for this server's TIME
---       2  how many at most (1 to 2,000)    3  how long they may stay out, ms
+--       2  how many at most (up to 2,000; 0: only look)    3  how long they may stay out, ms
 -- Answer {TIME in ms, when the next entry of the slot is due in ms or '', job_id, …}
 --
 -- First, entries whose stay is over (their worker died, or lost its answer) become due again; then
