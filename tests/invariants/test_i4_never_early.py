@@ -40,7 +40,9 @@ def test_fractions_of_a_millisecond_are_waited_for(make_stack: MakeStack, engine
     first = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=2)
     due = {n: first + timedelta(milliseconds=5 * n, microseconds=1 + 9 * n) for n in range(100)}
     for n, when in due.items():
-        stack.center.schedule(n, when, biz_type=TYPE)
+        job = stack.center.get(stack.center.schedule(n, when, biz_type=TYPE))
+        assert job is not None
+        assert timedelta() <= job.action_time - when < timedelta(milliseconds=1)  # rounded up
     stack.wait_for({Status.DONE: 100})
     early = [line.biz_id for line in stack.starts if line.wall_ns < us_of(due[line.biz_id]) * 1000]
     assert early == []

@@ -10,6 +10,9 @@ from tests.worker.conftest import MakeRig
 from tests.worker.rig import FAR, LONG_AGO, NOW, SOON, TYPE, Gate, metric, outage
 from tests.worker.waiting import remains, wait_until
 from toc.domain.job import Job, Status
+from toc.errors import StoreUnavailable
+from toc.runtime.sink import Batch
+from toc.timer.poller import Poller
 
 
 def refused() -> float:
@@ -253,6 +256,49 @@ def test_a_database_that_is_away_holds_up_no_other(make_rig: MakeRig) -> None:
     rig.wait_for(Status.DONE, *away)
     wait_until(lambda: worker.in_flight == 0)
     assert {rig.row(job_id).attempts for job_id in away} == {1}
+
+
+class HalfSink:
+    """Database 0 does not answer."""
+
+    def __init__(self) -> None:
+        self.offered: list[int] = []
+
+    def take_room(self, wanted: int) -> int:
+        return wanted
+
+    def give_room(self, taken: int) -> None:
+        pass
+
+    def offer(self, database: int, batch: Batch) -> int:
+        self.offered.append(database)
+        if database == 0:
+            raise StoreUnavailable(0, OSError("away"))
+        return sum(len(ids) for ids in batch.ids.values())
+
+
+def test_one_pop_for_two_databases_reaches_the_one_that_answers(make_rig: MakeRig) -> None:
+    rig = make_rig(databases=2, topics={"default": {"slot_amount": 2}})
+    for shard, when in [(0, LONG_AGO), (2, NOW)]:  # the first one's jobs come first
+        rig.center.schedule(rig.biz_id_on(shard), when, biz_type=TYPE)
+    sink, slots = HalfSink(), rig.slots()
+    assert slots is not None
+    poller = Poller(
+        "toc-poller",
+        slots,
+        "default",
+        [0],
+        sink,
+        rig.settings.routing,
+        rig.clock,
+        pop_max=100,
+        stay_ms=1000,
+        slow_poll_s=1,
+        paused=lambda: False,
+    )
+    with pytest.raises(StoreUnavailable):
+        poller.run_once()
+    assert sink.offered == [0, 1]
 
 
 def test_outcomes_wait_for_their_database(make_rig: MakeRig) -> None:

@@ -2,7 +2,8 @@
 
 The file is `toc.toml` in the working directory, or the one that TOC_CONFIG names. A variable wins
 over the file; nested names are joined by two underscores (`TOC_WORKER__CONCURRENCY=64`). A name that
-is no setting is refused: a typing error must not run with the default. Nothing is read at import. Without any setting toc uses the embedded servers that `toc dev` starts.
+no setting has is refused, with the nearest one that there is. Nothing is read at import. Without any
+setting toc uses the embedded servers that `toc dev` starts.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class WorkerSettings(_Part):
     )
     settle_max: int = Field(500, ge=1, le=2000, description="outcomes per settling transaction")
     settle_wait_ms: int = Field(
-        5, ge=0, le=1000, description="how long an outcome waits for company"
+        20, ge=0, le=1000, description="how long an outcome waits for company"
     )
     lease_allowance_s: float = Field(
         30, ge=2, le=600, description="a lease is the type's timeout plus this"
@@ -221,7 +222,8 @@ class Settings(BaseSettings):
             amount = self.slots_of(name)
             if not is_power_of_two(amount) or amount > self.shards:
                 raise ValueError(
-                    f"topics.{name}.slot_amount must be a power of two up to shards ({self.shards}), got {amount}"
+                    f"topics.{name}.slot_amount must be a power of two up to shards "
+                    f"({self.shards}), got {amount}"
                 )
             for biz_type in topic.biz_types:
                 if biz_type in seen:
