@@ -19,8 +19,8 @@ setup: $(SETUP)  ## make .venv: the locked dependencies, and toc itself, editabl
 $(SETUP): pyproject.toml requirements.lock
 	@if command -v uv >/dev/null; then \
 	  [ -x $(BIN)/python ] || uv venv --quiet --python $(PYTHON) .venv; \
-	  uv pip install --python $(BIN)/python --require-hashes --requirement requirements.lock; \
-	  uv pip install --python $(BIN)/python --no-deps --editable .; \
+	  uv pip install --quiet --python $(BIN)/python --require-hashes --requirement requirements.lock; \
+	  uv pip install --quiet --python $(BIN)/python --no-deps --editable .; \
 	else \
 	  $(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
 	    [ "$$(id -u)" = 0 ] || { echo "python3-venv is missing: install it, as root"; exit 1; }; \
