@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from datetime import UTC, datetime
 
 import pytest
@@ -42,6 +43,7 @@ def test_rows_made_by_plain_sql_are_run(make_rig: MakeRig) -> None:
     seen: list[Job] = []
     rig.handler()(seen.append)
     rig.start()
+    rig.wait_for_loader()
     before = metric("toc_jobs_rescued_total")
     job_id = insert_by_sql(rig, 7, LONG_AGO, json.dumps({"by": "hand"}))
     rig.wait_for(Status.DONE, job_id)
@@ -56,6 +58,7 @@ def test_a_lost_reminder_costs_the_grace(make_rig: MakeRig) -> None:
     times: list[int] = []
     rig.handler()(lambda _: times.append(rig.clock.wall_ms()))
     rig.start()
+    rig.wait_for_loader()
     job_id = rig.center.schedule(2, SOON, biz_type=TYPE)
     slots = rig.center._opened().slots
     assert slots is not None
@@ -217,14 +220,18 @@ def test_clocks_too_far_apart_pause_the_pollers(
 def test_the_scanner_fires_while_the_timer_is_paused(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    paused = threading.Event()
+
     def beyond(watch: ClockWatch) -> float:
         watch.beyond = True
+        paused.set()
         return 10.0
 
     monkeypatch.setattr(ClockWatch, "run_once", beyond)
     rig = make_rig(timer=QUIET, scanner={"grace_s": 0.1})
     rig.handler()(lambda _: None)
     rig.start()
+    assert paused.wait(20)
     before = metric("toc_jobs_rescued_total")
     job_id = rig.center.schedule(1, SOON, biz_type=TYPE)
     rig.wait_for(Status.DONE, job_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -104,6 +105,11 @@ class Node:
         self._feeding.append(scanner)
         if self.slots is not None:
             self._feeding += self._timer(self.slots, worker, pages, catalogue)
+        for database in self.databases:
+            database.warm(singles=min(4, settings.pool_size), transactions=min(2, settings.pool_size))
+        # What start-up has made stays: a full collection over it would stop every thread for 20 ms.
+        gc.collect()
+        gc.freeze()
         worker.start()
         for service in self._feeding:
             service.start()
