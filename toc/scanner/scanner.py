@@ -48,6 +48,8 @@ class Scanner(Service):
         self._position = 0
         self._after = BEGINNING
         self._waits_for_room = False
+        self._claimed = 0  # of the present shard
+        self._paused_s = -tick_s  # when the last shard was done with, by the monotonic clock
         self._skipped: set[int] = set()  # databases that did not answer in this round
 
     def room_again(self) -> None:
@@ -56,32 +58,58 @@ class Scanner(Service):
             self.wake()
 
     def run_once(self) -> float:
-        """Goes through the shards while there is room. Returns the seconds until the next step."""
+        """One page of one shard. Returns the seconds until the next step.
+
+        A round goes through all shards in one tick, evenly: read in one go, they would hold up the
+        firing threads for tens of milliseconds.
+        """
         urgent = not self._timer_available()
-        grace_ms = min(self._grace_ms, round(URGENT_S * 1000)) if urgent else self._grace_ms
-        while self._position < len(self._owned) and not self.stopping:
-            shard = self._owned[self._position]
+        pace_s = (min(self._tick_s, URGENT_S) if urgent else self._tick_s) / max(
+            1, len(self._owned)
+        )
+        now_s = self._clock.monotonic_s()
+        wait_s = self._paused_s + pace_s - now_s
+        if wait_s > 0:
+            return min(wait_s, URGENT_S)  # looks up now and then: the timer may have gone away
+        if self._position >= len(self._owned):
+            self._position = 0
+            self._skipped.clear()
+        if not self._owned or self._is_skipped():
+            more = False
+        else:
             room = self._sink.take_room(self._page_rows)
             self._waits_for_room = not room
             if not room:
                 return NO_ROOM_S
+            grace_ms = min(self._grace_ms, round(URGENT_S * 1000)) if urgent else self._grace_ms
             try:
-                more = self._scan(shard, grace_ms, room)
-            except StoreUnavailable as error:  # the other databases' shards go on
-                log.warning("scanner: shard %d: %s", shard, error)
-                self._skipped.add(self._routing.database(shard))
-                more = False
-            except Exception:  # one broken table must not stop the net under all others
-                log.exception("scanner: shard %d is left out of this round", shard)
-                metrics.SERVICE_ERRORS.labels(self.name).inc()
-                more = False
+                more = self._scan_safely(self._owned[self._position], grace_ms, room)
             finally:
                 self._sink.give_room(room)
-            if not more:
-                self._advance()
-        self._position = 0
-        self._skipped.clear()
-        return min(self._tick_s, URGENT_S) if urgent else self._tick_s
+        if more:
+            return 0
+        self._after = BEGINNING
+        self._position += 1
+        if self._claimed:  # where there was work, there may be more next door: no pause
+            self._claimed = 0
+            return 0
+        self._paused_s = now_s
+        return pace_s
+
+    def _is_skipped(self) -> bool:
+        return self._routing.database(self._owned[self._position]) in self._skipped
+
+    def _scan_safely(self, shard: int, grace_ms: int, rows: int) -> bool:
+        """One broken shard or database must not stop the net under all others."""
+        try:
+            return self._scan(shard, grace_ms, rows)
+        except StoreUnavailable as error:
+            log.warning("scanner: shard %d: %s", shard, error)
+            self._skipped.add(self._routing.database(shard))
+        except Exception:
+            log.exception("scanner: shard %d is left out of this round", shard)
+            metrics.SERVICE_ERRORS.labels(self.name).inc()
+        return False
 
     def _scan(self, shard: int, grace_ms: int, rows: int) -> bool:
         """One page of one shard; True when the shard may have more."""
@@ -90,16 +118,6 @@ class Scanner(Service):
         if not page:
             return False
         batch = Batch("", {shard: [row.job_id for row in page]}, None, found_s, popped=False)
-        self._sink.offer(self._routing.database(shard), batch)
+        self._claimed += self._sink.offer(self._routing.database(shard), batch)
         self._after = (page[-1].due_ms, page[-1].job_id)
         return len(page) == rows
-
-    def _advance(self) -> None:
-        """To the next shard whose database answers."""
-        self._after = BEGINNING
-        self._position += 1
-        while (
-            self._position < len(self._owned)
-            and self._routing.database(self._owned[self._position]) in self._skipped
-        ):
-            self._position += 1
