@@ -106,7 +106,9 @@ class Node:
         if self.slots is not None:
             self._feeding += self._timer(self.slots, worker, pages, catalogue)
         for database in self.databases:
-            database.warm(singles=min(4, settings.pool_size), transactions=min(2, settings.pool_size))
+            database.warm(
+                singles=min(4, settings.pool_size), transactions=min(2, settings.pool_size)
+            )
         # What start-up has made stays: a full collection over it would stop every thread for 20 ms.
         gc.collect()
         gc.freeze()

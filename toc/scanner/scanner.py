@@ -82,10 +82,7 @@ class Scanner(Service):
             if not room:
                 return NO_ROOM_S
             grace_ms = min(self._grace_ms, round(URGENT_S * 1000)) if urgent else self._grace_ms
-            try:
-                more = self._scan_safely(self._owned[self._position], grace_ms, room)
-            finally:
-                self._sink.give_room(room)
+            more = self._scan_safely(self._owned[self._position], grace_ms, room)
         if more:
             return 0
         self._after = BEGINNING
@@ -99,10 +96,10 @@ class Scanner(Service):
     def _is_skipped(self) -> bool:
         return self._routing.database(self._owned[self._position]) in self._skipped
 
-    def _scan_safely(self, shard: int, grace_ms: int, rows: int) -> bool:
+    def _scan_safely(self, shard: int, grace_ms: int, room: int) -> bool:
         """One broken shard or database must not stop the net under all others."""
         try:
-            return self._scan(shard, grace_ms, rows)
+            return self._scan(shard, grace_ms, room)
         except StoreUnavailable as error:
             log.warning("scanner: shard %d: %s", shard, error)
             self._skipped.add(self._routing.database(shard))
@@ -111,13 +108,19 @@ class Scanner(Service):
             metrics.SERVICE_ERRORS.labels(self.name).inc()
         return False
 
-    def _scan(self, shard: int, grace_ms: int, rows: int) -> bool:
-        """One page of one shard; True when the shard may have more."""
-        found_s = self._clock.monotonic_s()
-        page = self._pages.overdue(shard, self._after, grace_ms, self._types(), rows)
-        if not page:
-            return False
-        batch = Batch("", {shard: [row.job_id for row in page]}, None, found_s, popped=False)
-        self._claimed += self._sink.offer(self._routing.database(shard), batch)
+    def _scan(self, shard: int, grace_ms: int, room: int) -> bool:
+        """One page of one shard, of as many rows as room was taken for; True: there may be more."""
+        found_s, rows = self._clock.monotonic_s(), room
+        try:
+            page = self._pages.overdue(shard, self._after, grace_ms, self._types(), rows)
+            # What was reserved in vain is free while the claim goes on.
+            self._sink.give_room(room - len(page))
+            room = len(page)
+            if not page:
+                return False
+            batch = Batch("", {shard: [row.job_id for row in page]}, None, found_s, popped=False)
+            self._claimed += self._sink.offer(self._routing.database(shard), batch)
+        finally:
+            self._sink.give_room(room)
         self._after = (page[-1].due_ms, page[-1].job_id)
         return len(page) == rows

@@ -73,6 +73,7 @@ class Poller(Service):
         # Oldest head first: a busy slot cannot starve the others.
         due.sort(key=self._due_s.__getitem__)
         room = self._sink.take_room(sum(self._guess[slot] for slot in due)) if due else 0
+        wait_s = 0 if room or not due else NO_ROOM_S
         try:
             wanted = self._shares(due, room)
             if slow:
@@ -80,11 +81,14 @@ class Poller(Service):
                 self._slow_s = now_s + self._slow_poll_s
                 asked = {slot for slot, _ in wanted}
                 wanted += [(slot, 0) for slot in self._due_s if slot not in asked]
-            if wanted:
-                self._pop(wanted, now_s)
+            popped = self._pop(wanted)
+            # What was reserved in vain is free while the claim goes on: others may use it.
+            self._sink.give_room(room - len(popped))
+            room = len(popped)
+            self._offer(popped, now_s)
         finally:
             self._sink.give_room(room)
-        return 0 if room or not due else NO_ROOM_S
+        return wait_s
 
     def _shares(self, due: Sequence[int], room: int) -> list[tuple[int, int]]:
         """How much to pop of each slot, such that all together fits.
@@ -101,22 +105,27 @@ class Poller(Service):
             room -= n
         return shares
 
-    def _pop(self, wanted: Sequence[tuple[int, int]], found_s: float) -> None:
+    def _pop(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Pops; learns when each slot's next entry is due. Returns (job_id, Redis' TIME in ms) pairs."""
+        found: list[tuple[int, int]] = []
         popped = self._slots.pop(self._topic, wanted, self._stay_ms)
         answered_s = self._clock.monotonic_s()
-        by_database: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-        time_ms = 0
         for (slot, n), answer in zip(wanted, popped, strict=True):
             if n:
                 full = len(answer.ids) >= n
                 guess = max(self._guess[slot], n * 2) if full else max(GUESS_MIN, len(answer.ids))
                 self._guess[slot] = min(guess, self._pop_max)
             self._due_s[slot] = _NEVER if answer.next_s is None else answered_s + answer.next_s
-            # Each job is due by its own server's time, so by the latest of them.
-            time_ms = max(time_ms, answer.time_ms)
-            for job_id in answer.ids:
-                shard = self._routing.shard(gene_of(job_id))
-                by_database[self._routing.database(shard)][shard].append(job_id)
+            found += [(job_id, answer.time_ms) for job_id in answer.ids]
+        return found
+
+    def _offer(self, popped: Sequence[tuple[int, int]], found_s: float) -> None:
+        by_database: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        # Each job is due by its own server's time, so by the latest of them.
+        time_ms = max((time_ms for _, time_ms in popped), default=0)
+        for job_id, _ in popped:
+            shard = self._routing.shard(gene_of(job_id))
+            by_database[self._routing.database(shard)][shard].append(job_id)
         failed: StoreUnavailable | None = None
         for database, ids in by_database.items():
             try:

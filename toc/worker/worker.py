@@ -199,6 +199,7 @@ class Worker:
     def give_room(self, taken: int) -> None:
         with self._lock:
             self._reserved -= taken
+        self._tell_room()
 
     def offer(self, database: int, batch: Batch) -> int:
         """Claims ids and queues those that are ours. Raises StoreUnavailable after putting them back."""
@@ -318,7 +319,10 @@ class Worker:
         for run in runs:
             if run.settled is not None:
                 run.settled.set()
-        if self._refused:
+        self._tell_room()
+
+    def _tell_room(self) -> None:
+        if self._refused and self._in_flight + self._reserved < self._limit:
             self._refused = False
             for listener in self._room_listeners:
                 listener()
