@@ -10,12 +10,16 @@ from tests.worker.conftest import MakeRig
 from tests.worker.rig import LONG_AGO, TYPE, Gate, Rig, metric
 from tests.worker.waiting import remains, wait_until
 from toc.domain.job import Job, Status
+from toc.worker.suspects import ALONE
 
 
-def lose(rig: Rig, biz_id: int, *, attempts: int = 1, biz_type: str = TYPE) -> int:
+def lose(
+    rig: Rig, biz_id: int, *, attempts: int = 1, biz_type: str = TYPE, alone: bool = False
+) -> int:
     """A job whose worker died: it runs under another token, and its lease is over."""
     job_id = rig.center.schedule(biz_id, LONG_AGO, biz_type=biz_type)
-    rig.run_elsewhere(job_id, token=f"gone:{job_id}", attempts=attempts, lease_s=-1)
+    token = f"gone:{job_id}{ALONE if alone else ''}"
+    rig.run_elsewhere(job_id, token=token, attempts=attempts, lease_s=-1)
     return job_id
 
 
@@ -112,7 +116,7 @@ def test_a_job_that_lost_its_last_lease_is_buried(make_rig: MakeRig) -> None:
     rig = make_rig()
     started: list[Job] = []
     rig.handler(max_attempts=3)(started.append)
-    lost = lose(rig, 2, attempts=3)
+    lost = lose(rig, 2, attempts=3, alone=True)
     worker = rig.alone()
     rig.offer(worker, lost)
     rig.wait_for(Status.DEAD, lost)
@@ -124,6 +128,23 @@ def test_a_job_that_lost_its_last_lease_is_buried(make_rig: MakeRig) -> None:
     assert rig.center.redrive(lost) == "redriven"
     rig.offer(worker, lost)
     rig.wait_for(Status.DONE, lost)
+
+
+@pytest.mark.invariant("I7")
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_last_attempt_that_was_shared_ends_no_job(make_rig: MakeRig, most: int) -> None:
+    rig = make_rig()
+    started: list[Job] = []
+    rig.handler(max_attempts=most)(started.append)
+    innocent = lose(rig, 2, attempts=most)  # its batch had a poison job in it
+    worker = rig.alone()
+    rig.offer(worker, innocent)
+    rig.wait_for(Status.DONE, innocent)
+    (job,) = started
+    assert job.attempts == most + 1
+    assert job.token is not None
+    assert job.token.endswith(ALONE)
+    assert rig.center.dead() == []
 
 
 def test_before_a_last_attempt_everything_else_finishes(make_rig: MakeRig) -> None:

@@ -2,8 +2,9 @@
 
 Whoever claimed them has died or hangs, and one of them may be the reason (I7). So each is taken over
 in a transaction of its own and runs while no other suspect runs in this process: if it kills the
-process, it alone has lost an attempt among the suspects. Before its last attempt the worker first
-lets everything else finish: no job ever ends dead by a lost lease that it shared with another.
+process, it alone has lost an attempt among the suspects. Its last attempt runs while nothing else
+runs here at all, and the token says so; only a lease that was lost by such a run ends a job dead. A
+job whose ordinary last attempt shared the fate of a poison job gets one more, alone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 SUSPECTS_MAX = 10_000
 IDLE_S, LOOK_S, QUIET_S_MAX = 1.0, 0.02, 60.0
+ALONE = ":alone"  # ends the token of a claim that ran while nothing else did
 LOST_LEASE = (
     "lease lost: in its last attempt the worker died, or the handler did not return in time"
 )
@@ -43,7 +45,7 @@ class Undertaker(Protocol):
     """What the lane asks of the worker."""
 
     def bury(self, suspect: Suspect) -> None: ...
-    def take_over(self, suspect: Suspect, done: threading.Event) -> Run | None: ...
+    def take_over(self, suspect: Suspect, done: threading.Event, *, alone: bool) -> Run | None: ...
     def max_attempts(self, suspect: Suspect) -> int: ...
     def hold(self, on: bool) -> None: ...
     @property
@@ -87,20 +89,22 @@ class SuspectLane(Service):
 
     def _handle(self, suspect: Suspect) -> None:
         left = self._worker.max_attempts(suspect) - suspect.attempts
-        if left <= 0:
+        if left <= 0 and suspect.token.endswith(ALONE):
             self._worker.bury(suspect)
             return
+        # A last attempt that was shared (an ordinary claim) proves nothing: one more, alone.
+        alone = left <= 1
         done = threading.Event()
         try:
-            if left == 1 and not self._wait_until_quiet():
+            if alone and not self._wait_until_quiet():
                 return  # its reminder comes back
-            run = None if self.stopping else self._worker.take_over(suspect, done)
+            run = None if self.stopping else self._worker.take_over(suspect, done, alone=alone)
             # One that hangs beyond its lease is nobody's any more: the next suspect goes on.
             while run and not self.stopping and self._clock.monotonic_s() < run.lease_end_s:
                 if done.wait(LOOK_S):
                     break
         finally:
-            if left == 1:
+            if alone:
                 self._worker.hold(False)
 
     def _wait_until_quiet(self) -> bool:

@@ -31,7 +31,7 @@ from toc.worker.judge import judge
 from toc.worker.pool import HandlerPool
 from toc.worker.run import Ended, Run
 from toc.worker.settle import Settler
-from toc.worker.suspects import LOST_LEASE, Suspect, SuspectLane
+from toc.worker.suspects import ALONE, LOST_LEASE, Suspect, SuspectLane
 
 log = logging.getLogger(__name__)
 
@@ -348,13 +348,13 @@ class Worker:
             metrics.ENDED.labels(biz_type, Kind.BURY.value).inc()
             self._answer_timer(self._topic_of(biz_type), [suspect.job_id], [])
 
-    def take_over(self, suspect: Suspect, done: threading.Event) -> Run | None:
+    def take_over(self, suspect: Suspect, done: threading.Event, *, alone: bool) -> Run | None:
         """Claims a job whose lease is over and queues it; None when somebody else has it."""
         spec = self._spec(suspect.type_no)
         if spec is None:
             return None
         found_s = self._clock.monotonic_s()
-        token = f"{self._prefix}:{next(self._sequence)}"
+        token = f"{self._prefix}:{next(self._sequence)}{ALONE if alone else ''}"
         database = self._databases[suspect.database]
         row = self._claims.take_over(database, suspect.shard, suspect.job_id, suspect.token, token)
         if row is None:
