@@ -61,7 +61,7 @@ class Scripts:
     """The five scripts on one Redis or Redis Cluster.
 
     `flags`: whether the server knows the `#!lua flags=` line (Redis 7 and later). Older ones refuse
-    it as Lua, and refuse all writing scripts while they are full.
+    it as Lua; while they are full, they let a script grow nothing before it has freed something.
     """
 
     def __init__(self, client: Client, *, flags: bool) -> None:
