@@ -110,6 +110,7 @@ def test_a_full_server_takes_nothing_new(full: Rig) -> None:
     slots.arm(TOPIC, {SLOT: [Entry(NOW, 9)]})
     assert slots.available
     slots.close()
+    slots.close()
 
 
 @pytest.fixture(params=["7", "8", "6.2"])
