@@ -18,7 +18,7 @@ MINUTE = timedelta(minutes=1)
 
 def turn(loader: Loader) -> int:
     """So many steps that every shard has had its turn."""
-    return sum(loader.step() for _ in range(module.READ_EVERY))
+    return sum(loader.step() for _ in range(module.READ_EVERY_MAX))
 
 
 def marks(world: World, shard: int) -> str:

@@ -26,13 +26,13 @@ class Recording:
         self.offers: list[tuple[int, Batch]] = []
         self.fails: set[int] = set()
 
-    def take_room(self, wanted: int) -> int:
+    def take_room(self, database: int, wanted: int) -> int:
         self.asked.append(wanted)
         taken = max(0, min(wanted, self.room - self.reserved))
         self.reserved += taken
         return taken
 
-    def give_room(self, taken: int) -> None:
+    def give_room(self, database: int, taken: int) -> None:
         self.reserved -= taken
 
     def offer(self, database: int, batch: Batch) -> int:
@@ -60,6 +60,7 @@ def poller(world: World, sink: Recording, **changes: object) -> Poller:
         world.slots,
         "default",
         range(4),
+        0,
         sink,
         world.settings.routing,
         world.clock,

@@ -68,6 +68,7 @@ class World:
         amount = self.settings.slots_of(topic)
         catalogue = self.library.catalogue
         return Loader(
+            "toc-loader-test",
             self.slots,
             self.library.pages,
             topic,

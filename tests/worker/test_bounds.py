@@ -26,8 +26,8 @@ def test_never_more_in_flight_than_the_bound(make_rig: MakeRig, scanner: dict[st
 
     start = worker._start
 
-    def counted(runs: list[object], *, rescued: bool) -> None:
-        start(runs, rescued=rescued)  # type: ignore[arg-type]
+    def counted(database: int, runs: list[object], *, rescued: bool) -> None:
+        start(database, runs, rescued=rescued)  # type: ignore[arg-type]
         claimed.append(worker.in_flight)
 
     worker._start = counted  # type: ignore[method-assign,assignment]
@@ -48,12 +48,12 @@ def test_room_is_promised_once(make_rig: MakeRig) -> None:
     rig = make_rig(worker={"concurrency": 4, "queue_max": QUEUE_MAX})
     worker = rig.alone()
     with ThreadPoolExecutor(8) as pool:
-        taken = list(pool.map(worker.take_room, [3] * 8))
-    assert sum(taken) == 4  # as many as there are threads, to begin with
-    assert worker.take_room(1) == 0
+        taken = list(pool.map(worker.take_room, [0] * 40, [3] * 40))
+    assert sum(taken) == QUEUE_MAX  # it grew with the demand, and not beyond its bound
+    assert worker.take_room(0, 1) == 0
     for n in taken:
-        worker.give_room(n)
-    assert worker.take_room(100) == 4
+        worker.give_room(0, n)
+    assert worker.take_room(0, 100) == QUEUE_MAX
 
 
 def test_the_pop_asks_for_no_more_than_there_is_room(make_rig: MakeRig) -> None:
@@ -78,12 +78,12 @@ def test_room_comes_back_when_jobs_are_settled(make_rig: MakeRig) -> None:
     worker.on_room(lambda: told.append(worker.in_flight))
     job_id = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
     rig.offer(worker, job_id)
-    assert worker.take_room(1) == 0
+    assert worker.take_room(0, 1) == 0
     assert told == []
     gate.open.set()
     wait_until(lambda: told)
     assert told == [0]
-    assert worker.take_room(1) == 1
+    assert worker.take_room(0, 1) == 1
 
 
 def test_async_handlers_may_be_more_than_threads(make_rig: MakeRig) -> None:
@@ -106,3 +106,33 @@ def test_async_handlers_may_be_more_than_threads(make_rig: MakeRig) -> None:
     rig.start()
     rig.wait_for(Status.DONE, *jobs)
     assert most == 8
+
+
+def test_a_database_that_hangs_keeps_no_room_from_the_others(make_rig: MakeRig) -> None:
+    rig = make_rig(databases=2, worker={"concurrency": 4, "queue_max": QUEUE_MAX})
+    worker = rig.alone()
+    while worker.take_room(0, 100):  # promised, and the claim does not come back
+        pass
+    assert worker.take_room(1, 100) > 0
+
+
+def test_the_limit_grows_again_when_more_is_in_flight_than_it_allows(make_rig: MakeRig) -> None:
+    rig = make_rig(worker={"concurrency": 2, "async_concurrency": 50, "queue_max": 64})
+    gate = asyncio.Event()
+
+    @rig.handler()
+    async def handle(job: Job) -> None:
+        del job
+        await gate.wait()
+
+    worker = rig.alone()
+    jobs = rig.center.schedule_many([(n, LONG_AGO) for n in range(8)], biz_type=TYPE)
+    rig.offer(worker, *jobs)
+    wait_until(lambda: worker.in_flight == 8)
+    for _ in range(10):
+        worker._room.narrow()
+    assert worker._room.limit == 2
+    wait_until(lambda: worker.take_room(0, 1) == 1)
+    assert worker._pool._event_loop is not None
+    worker._pool._event_loop.call_soon_threadsafe(gate.set)
+    rig.wait_for(Status.DONE, *jobs)

@@ -264,10 +264,10 @@ class HalfSink:
     def __init__(self) -> None:
         self.offered: list[int] = []
 
-    def take_room(self, wanted: int) -> int:
+    def take_room(self, database: int, wanted: int) -> int:
         return wanted
 
-    def give_room(self, taken: int) -> None:
+    def give_room(self, database: int, taken: int) -> None:
         pass
 
     def offer(self, database: int, batch: Batch) -> int:
@@ -288,6 +288,7 @@ def test_one_pop_for_two_databases_reaches_the_one_that_answers(make_rig: MakeRi
         slots,
         "default",
         [0],
+        0,
         sink,
         rig.settings.routing,
         rig.clock,

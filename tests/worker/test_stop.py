@@ -17,7 +17,7 @@ from toc.domain.job import Job, Status
 def claim_behind(rig: Rig, gate: Gate, waiting: int) -> tuple[list[int], list[int]]:
     """Two jobs that run, and so many that are claimed and wait for a thread."""
     worker = rig.start()
-    worker._limit = 16
+    worker._room._limit = 16
     running = [rig.center.schedule(rig.biz_id_on(1, n), NOW, biz_type=TYPE) for n in range(2)]
     gate.wait(2)
     queued = [rig.center.schedule(rig.biz_id_on(0, n), NOW, biz_type=TYPE) for n in range(waiting)]

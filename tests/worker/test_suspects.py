@@ -10,6 +10,7 @@ from tests.worker.conftest import MakeRig
 from tests.worker.rig import LONG_AGO, TYPE, Gate, Rig, metric
 from tests.worker.waiting import remains, wait_until
 from toc.domain.job import Job, Status
+from toc.worker import suspects
 from toc.worker.suspects import ALONE
 
 
@@ -159,16 +160,16 @@ def test_before_a_last_attempt_everything_else_finishes(make_rig: MakeRig) -> No
     lost = lose(rig, 9, attempts=2, biz_type="suspect")
     rig.offer(worker, lost)
     wait_until(lambda: worker._held)
-    assert worker.take_room(1) == 0  # it takes nothing new
+    assert worker.take_room(0, 1) == 0  # it takes nothing new
     assert remains(lambda: not last.begun, 0.2)
     assert rig.row(lost)[:2] == (Status.RUNNING, 2)
     gate.open.set()
     last.wait()
     assert worker.in_flight == 1  # alone
-    assert worker.take_room(1) == 0  # and nothing is taken beside it
+    assert worker.take_room(0, 1) == 0  # and nothing is taken beside it
     last.open.set()
     rig.wait_for(Status.DONE, lost)
-    wait_until(lambda: worker.take_room(1) == 1)
+    wait_until(lambda: worker.take_room(0, 1) == 1)
 
 
 def test_before_a_last_attempt_a_claim_under_way_finishes_too(make_rig: MakeRig) -> None:
@@ -177,12 +178,12 @@ def test_before_a_last_attempt_a_claim_under_way_finishes_too(make_rig: MakeRig)
     rig.handler(max_attempts=3)(last)
     worker = rig.alone()
     lost = lose(rig, 9, attempts=2)
-    taken = worker.take_room(2)  # a poller is about to pop and offer
+    taken = worker.take_room(0, 2)  # a poller is about to pop and offer
     assert taken == 2
     rig.offer(worker, lost)
     wait_until(lambda: worker._held)
     assert remains(lambda: not last.begun, 0.2)
-    worker.give_room(taken)
+    worker.give_room(0, taken)
     last.wait()
     last.open.set()
     rig.wait_for(Status.DONE, lost)
@@ -201,6 +202,41 @@ def test_an_earlier_attempt_waits_for_nobody(make_rig: MakeRig) -> None:
     rig.offer(worker, lost)
     rig.wait_for(Status.DONE, lost)
     gate.open.set()
+
+
+@pytest.mark.invariant("I8")
+def test_a_worker_that_is_never_quiet_is_not_held_for_long(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suspects, "QUIET_S_MAX", 0.1)
+    monkeypatch.setattr(suspects, "PAUSE_S_MIN", 0.3)
+    rig = make_rig()
+    gate = Gate()
+    rig.handler("long")(gate)
+    rig.handler("suspect", max_attempts=2)(lambda _: None)
+    worker = rig.alone()
+    rig.offer(worker, rig.center.schedule(1, LONG_AGO, biz_type="long"))
+    gate.wait()
+    lost = lose(rig, 9, attempts=1, biz_type="suspect")
+    rig.offer(worker, lost)
+    wait_until(lambda: worker._held)
+    wait_until(lambda: not worker._held)  # it gave up for now, and others are claimed
+    wait_until(lambda: worker.take_room(0, 1) == 1)
+    worker.give_room(0, 1)
+    # In the end it runs beside the long one, rather than never.
+    rig.wait_for(Status.DONE, lost)
+    assert not gate.open.is_set()
+    gate.open.set()
+
+
+def test_a_lost_job_without_a_handler_here_holds_up_nobody(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.handler()(lambda _: None)
+    worker = rig.alone()
+    lost = lose(rig, 3, attempts=1, biz_type="of.another.node")
+    rig.offer(worker, lost)
+    assert not worker._suspects._known
+    assert rig.row(lost)[:2] == (Status.RUNNING, 1)
 
 
 def test_a_hanging_handler_does_not_keep_a_last_attempt_waiting(make_rig: MakeRig) -> None:

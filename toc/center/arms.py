@@ -55,6 +55,9 @@ class Arms(Service):
                 return
             except TimerUnavailable as error:
                 log.warning("reminders are kept for a retry: %s", error)
+            except Exception:
+                # The job is committed: whatever Redis says, the call must not fail now.
+                log.exception("reminders are kept for a retry")
         self._keep(near)
 
     def run_once(self) -> float:
@@ -65,7 +68,9 @@ class Arms(Service):
         batch = [self._kept[position] for position in range(min(BATCH, len(self._kept)))]
         try:
             self._arm(batch)
-        except TimerUnavailable:
+        except Exception as error:
+            if not isinstance(error, TimerUnavailable):
+                log.exception("reminders cannot be armed")
             self._again_s = min(self._again_s * 2, AGAIN_S_MAX)
             return self._again_s
         self._again_s = AGAIN_S_MIN

@@ -194,8 +194,9 @@ class TimeoutCenter:
     ) -> Answer:
         """Cancels a job, or all live jobs of a business id and type (and key). Final (I3).
 
-        Answers "cancelled": no handler has started or will. Else what is the case: "running", "done",
-        "already_cancelled", "dead", "unknown" (with `.job_id` and `.attempts`). For several jobs:
+        Answers "cancelled": no handler runs, and none will start (one may have run before, and failed).
+        Else what is the case: "running", "done", "already_cancelled", "dead", "unknown" (with `.job_id`,
+        and in `.attempts` how often it was tried). For several jobs:
         "cancelled" only when none of them was out of reach.
         """
         state = self._opened()
@@ -254,7 +255,7 @@ class TimeoutCenter:
     def find(self, biz_id: int, biz_type: str | None = None) -> list[Job]:
         """Jobs of a business id, live and ended, newest first (at most `limits.find`)."""
         state = self._opened()
-        check_biz_id(biz_id)
+        biz_id = check_biz_id(biz_id)
         type_no = None
         if biz_type is not None:
             type_no = state.catalogue.known(check_biz_type(biz_type))
@@ -264,7 +265,12 @@ class TimeoutCenter:
         return state.jobs.find(shard, biz_id, type_no, self.settings.limits.find)
 
     def dead(self, limit: int = 100, biz_type: str | None = None) -> list[DeadJob]:
-        """Dead letters, newest first."""
+        """Dead letters, newest first; at most `limit` (up to `limits.find`)."""
+        most = self.settings.limits.find
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= most:
+            raise InvalidInput("limit", limit, f"must be an integer from 1 to {most}")
+        if biz_type is not None:
+            check_biz_type(biz_type)
         return self._opened().jobs.dead(limit, biz_type)
 
     # ---- handlers
@@ -332,7 +338,7 @@ class TimeoutCenter:
         try:
             migrate.check(databases)
             catalogue = Catalogue(databases)
-            catalogue.check(settings.routing.facts())
+            catalogue.check(settings.facts)
         except BaseException:
             databases.close()
             raise
@@ -371,7 +377,7 @@ class TimeoutCenter:
         attribute: dict[str, Any] | None,
         dedup_key: str | None,
     ) -> NewJob:
-        check_biz_id(biz_id)
+        biz_id = check_biz_id(biz_id)
         check_biz_type(biz_type)
         text = attribute_json(attribute, self.settings.limits.attribute_bytes)
         check_dedup_key(dedup_key)
@@ -393,7 +399,7 @@ class TimeoutCenter:
         unknown = fields.keys() - JobSpec.__annotations__.keys()
         missing = JobSpec.__annotations__.keys() - fields.keys()
         if unknown or missing:
-            name = min(unknown or missing)
+            name = min(map(str, unknown or missing))
             rule = "is not a field of a job" if unknown else "is missing"
             raise InvalidInput(f"jobs[{position}].{name}", fields.get(name), rule)
         try:
@@ -462,15 +468,16 @@ class TimeoutCenter:
             return [check_job_id(job_id)]
         if biz_id is None:
             raise InvalidInput("job_id", None, "give job_id, or biz_id and biz_type")
-        check_biz_id(biz_id)
+        biz_id = check_biz_id(biz_id)
         check_dedup_key(dedup_key)
         type_no = state.catalogue.known(check_biz_type(biz_type))
         if type_no is None:
             return []
         shard = self.settings.routing.shard(hash_of(biz_id))
-        found = state.jobs.find(shard, biz_id, type_no, self.settings.limits.find, dedup_key)
-        live = [job.job_id for job in found if job.status.live]
-        return live or [job.job_id for job in found[:1]]
+        live = state.jobs.live_ids(shard, biz_id, type_no, dedup_key)
+        if live:
+            return live
+        return [job.job_id for job in state.jobs.find(shard, biz_id, type_no, 1, dedup_key)]
 
     @staticmethod
     def _worst(answers: Sequence[Answer], wanted: str) -> Answer:

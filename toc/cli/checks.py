@@ -44,11 +44,7 @@ class Doctor:
         self, settings: Settings, handlers: Registry | None = None, clock: Clock | None = None
     ) -> None:
         self._settings, self._handlers, self._clock = settings, handlers, clock or SystemClock()
-        topics = {
-            f"topic.{name}.slot_amount": str(settings.slots_of(name))
-            for name in {"default", *settings.topics}
-        }
-        self._expected = settings.routing.facts() | topics
+        self._expected = settings.facts
         self._skew_ms: dict[str, int] = {}
 
     def run(self) -> list[Check]:

@@ -18,7 +18,7 @@ _KEY = re.compile(r"[!-~]*")  # printable ASCII without spaces: compares the sam
 def check_biz_id(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= BIZ_ID_MAX:
         raise InvalidInput("biz_id", value, "must be an integer from 0 to 2^64-1")
-    return value
+    return int(value)  # a plain one: an IntEnum would be hashed by its name
 
 
 def check_biz_type(value: object) -> str:

@@ -32,7 +32,8 @@ class Exponential:
             ("max_s", self.max_s, self.first_s, DELAY_S_MAX),
             ("jitter", self.jitter, 0.0, 1.0),
         ):
-            if not (math.isfinite(value) and low <= value <= high):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not (math.isfinite(value) and low <= value <= high):
                 raise InvalidInput(
                     f"retry.{field}", value, f"must lie between {low:g} and {high:g}"
                 )

@@ -10,7 +10,7 @@ import socket
 from collections import defaultdict
 from collections.abc import Callable
 
-from toc.errors import NotFound, TimerUnavailable
+from toc.errors import NotFound, StoreUnavailable, TimerUnavailable
 from toc.handlers.registry import Registry, registry
 from toc.node.clocks import ClockWatch
 from toc.runtime.clock import Clock, SystemClock
@@ -28,6 +28,8 @@ from toc.timer.wakeup import Hear, Wakeup
 from toc.worker.worker import Worker
 
 log = logging.getLogger(__name__)
+
+FEEDING_STOP_S = 10.0
 
 
 def node_name() -> str:
@@ -79,7 +81,7 @@ class Node:
         settings = self.settings
         migrate.check(self.databases)
         catalogue = Catalogue(self.databases)
-        catalogue.check(self.facts())
+        catalogue.check(settings.facts)
         if self.slots is not None:
             try:
                 self.slots.check()
@@ -100,11 +102,13 @@ class Node:
             self._restart_wanted,
         )
         pages = Pages(self.databases)
-        scanner = self._scanner(worker, pages)
-        worker.on_room(scanner.room_again)
-        self._feeding.append(scanner)
+        watch: ClockWatch | None = None
         if self.slots is not None:
-            self._feeding += self._timer(self.slots, worker, pages, catalogue)
+            skew_s_max = settings.timer.skew_s_max
+            watch = ClockWatch(self.slots, self.databases, skew_s_max=skew_s_max)
+            self._feeding.append(watch)
+            self._feeding += self._timer(self.slots, worker, pages, catalogue, watch)
+        self._feeding += self._scanners(worker, pages, watch)
         for database in self.databases:
             database.warm(
                 singles=min(4, settings.pool_size), transactions=min(2, settings.pool_size)
@@ -118,48 +122,48 @@ class Node:
 
     def stop(self) -> bool:
         """True when nothing was left behind."""
-        stop_all(self._feeding, 10.0)
-        clean = self.worker.stop(self.settings.worker.stop_s) if self.worker is not None else True
+        clean = stop_all(self._feeding, FEEDING_STOP_S)
+        if self.worker is not None:
+            clean &= self.worker.stop(self.settings.worker.stop_s)
         if self.slots is not None:
             self.slots.close()
         self.databases.close()
         return clean
 
-    def facts(self) -> dict[str, str]:
-        """What all nodes must agree on: routing and the topics' slot amounts."""
-        settings = self.settings
-        topics = {
-            f"topic.{name}.slot_amount": str(settings.slots_of(name)) for name in self.topics()
-        }
-        return settings.routing.facts() | topics
-
-    def topics(self) -> list[str]:
-        return sorted({"default", *self.settings.topics})
-
-    def _scanner(self, worker: Worker, pages: Pages) -> Scanner:
-        settings = self.settings
-        slots = self.slots
-        return Scanner(
-            pages,
-            range(settings.shards),
-            worker,
-            lambda: worker.types,
-            lambda: slots is None or slots.available,
-            settings.routing,
-            self._clock,
-            grace_ms=round(settings.scanner.grace_s * 1000) if slots is not None else 0,
-            tick_s=settings.scanner.tick_s,
-            page_rows=settings.scanner.page,
-        )
+    def _scanners(self, worker: Worker, pages: Pages, watch: ClockWatch | None) -> list[Service]:
+        """One per database: one that hangs must not hold up the net under the others."""
+        settings, slots = self.settings, self.slots
+        services: list[Service] = []
+        for database in self.databases:
+            scanner = Scanner(
+                f"toc-scanner-{database.index}",
+                pages,
+                database.shards,
+                worker,
+                lambda: worker.types,
+                lambda: slots is None or (slots.available and not (watch and watch.beyond)),
+                settings.routing,
+                self._clock,
+                grace_ms=round(settings.scanner.grace_s * 1000) if slots is not None else 0,
+                tick_s=settings.scanner.tick_s,
+                page_rows=settings.scanner.page,
+            )
+            worker.on_room(scanner.room_again)
+            services.append(scanner)
+        return services
 
     def _timer(
-        self, slots: Slots, worker: Worker, pages: Pages, catalogue: Catalogue
+        self,
+        slots: Slots,
+        worker: Worker,
+        pages: Pages,
+        catalogue: Catalogue,
+        watch: ClockWatch,
     ) -> list[Service]:
-        settings, timer = self.settings, self.settings.timer
-        watch = ClockWatch(slots, self.databases, skew_s_max=timer.skew_s_max)
-        services: list[Service] = [watch]
+        settings = self.settings
+        services: list[Service] = []
         hear: dict[str, Hear] = {}
-        for topic in self.topics():
+        for topic in settings.topic_names:
             pollers = self._pollers(slots, topic, worker, watch)
             for poller in pollers.values():
                 worker.on_room(poller.wake)
@@ -168,30 +172,44 @@ class Node:
             hear[topic] = lambda slot, in_s, by_slot=by_slot: (  # type: ignore[misc]
                 by_slot[slot].hear(slot, in_s) if slot in by_slot else None
             )
-            amount = settings.slots_of(topic)
-            services.append(
-                Loader(
-                    slots,
-                    pages,
-                    topic,
-                    range(amount),
-                    amount,
-                    settings.routing,
-                    lambda no, topic=topic: self._topic_of_type(catalogue, no) == topic,  # type: ignore[misc]
-                    self._clock,
-                    horizon_ms=round(timer.horizon_s * 1000),
-                    slack_ms=round(timer.slack_s * 1000),
-                    tick_s=timer.load_tick_s,
-                    page_rows=timer.load_page,
-                )
-            )
+            services += self._loaders(slots, topic, pages, catalogue)
         services.append(Wakeup(slots, settings.namespace, hear))
         return services
+
+    def _loaders(
+        self, slots: Slots, topic: str, pages: Pages, catalogue: Catalogue
+    ) -> list[Service]:
+        """One per database, with the slots whose first shard is there."""
+        settings, timer, routing = self.settings, self.settings.timer, self.settings.routing
+        amount = settings.slots_of(topic)
+        owned: dict[int, list[int]] = defaultdict(list)
+        for slot in range(amount):
+            owned[routing.database(slot)].append(slot)
+        return [
+            Loader(
+                f"toc-loader-{topic}-{database}",
+                slots,
+                pages,
+                topic,
+                owned[database],
+                amount,
+                routing,
+                lambda no: self._topic_of_type(catalogue, no) == topic,
+                self._clock,
+                horizon_ms=round(timer.horizon_s * 1000),
+                slack_ms=round(timer.slack_s * 1000),
+                tick_s=timer.load_tick_s,
+                page_rows=timer.load_page,
+            )
+            for database in owned
+        ]
 
     def _topic_of_type(self, catalogue: Catalogue, type_no: int) -> str:
         try:
             return self.settings.topic_of(catalogue.name(type_no))
-        except NotFound:  # a row that somebody wrote by hand must not stop the loader
+        except (NotFound, StoreUnavailable):
+            # Written by hand, or new while the catalogue's database is away: it must not stop the
+            # loader. In the wrong topic it is only looked at once too often, or left to the scanner.
             return "default"
 
     def _pollers(
@@ -211,6 +229,7 @@ class Node:
                 slots,
                 topic,
                 owned,
+                database,
                 worker,
                 routing,
                 self._clock,

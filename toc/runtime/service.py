@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from toc.errors import TocError
 from toc.runtime import metrics
+from toc.runtime.clock import SystemClock
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +31,17 @@ class Service:
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
+        self._start_lock = threading.Lock()
 
     def run_once(self) -> float:
         """One bounded step. Returns the seconds to wait before the next one (0: at once)."""
         raise NotImplementedError
 
     def start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name=self.name, daemon=True)
-            self._thread.start()
+        with self._start_lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name=self.name, daemon=True)
+                self._thread.start()
 
     def wake(self) -> None:
         """Ends the present wait early."""
@@ -89,8 +92,10 @@ class Service:
 
 
 def stop_all(services: Sequence[Service], timeout_s: float) -> bool:
-    """Stops several services side by side; True when all are gone."""
+    """Stops several services side by side, within `timeout_s` in all; True when all are gone."""
     for service in services:
         service.signal_stop()
-    gone = [service.stop(timeout_s) for service in services]  # each of them, also after a failure
+    clock = SystemClock()
+    deadline_s = clock.monotonic_s() + timeout_s
+    gone = [service.stop(max(0.0, deadline_s - clock.monotonic_s())) for service in services]
     return all(gone)

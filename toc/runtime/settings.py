@@ -70,6 +70,15 @@ class TimerSettings(_Part):
     )
     arm_retries_max: int = Field(10_000, ge=0, description="failed reminders kept for another try")
 
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        if self.load_tick_s > self.horizon_s / 3:
+            raise ValueError(
+                f"load_tick_s ({self.load_tick_s:g}) must be at most a third of horizon_s "
+                f"({self.horizon_s:g}): else jobs come due before they are loaded"
+            )
+        return self
+
 
 class ScannerSettings(_Part):
     """The safety net below the timer; the engine where there is no Redis."""
@@ -238,6 +247,18 @@ class Settings(BaseSettings):
         return Routing(self.shards, len(self.databases))
 
     @property
+    def topic_names(self) -> list[str]:
+        return sorted({"default", *self.topics})
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What all processes must agree on; the catalogue refuses one that differs."""
+        amounts = {
+            f"topic.{name}.slot_amount": str(self.slots_of(name)) for name in self.topic_names
+        }
+        return self.routing.facts() | amounts
+
+    @property
     def has_timer(self) -> bool:
         return self.redis_url != "none"
 
@@ -304,6 +325,10 @@ def setting_paths(model: type[BaseModel] = Settings) -> Iterator[tuple[str, ...]
             yield (name,)
 
 
+# Of the tests, and what Kubernetes puts into each container where a service is called "toc".
+_NOT_OURS = ("TOC_TEST_", "TOC_SERVICE_", "TOC_PORT")
+
+
 def unknown_variables(environ: Iterable[str]) -> list[str]:
     """A line for each variable that begins with TOC_ and is no setting, with the nearest name."""
     paths = list(setting_paths())
@@ -313,7 +338,7 @@ def unknown_variables(environ: Iterable[str]) -> list[str]:
         if (
             not variable.startswith("TOC_")
             or variable == "TOC_CONFIG"
-            or variable.startswith("TOC_TEST_")
+            or variable.startswith(_NOT_OURS)
         ):
             continue
         if any(

@@ -24,10 +24,10 @@ class Batch:
 
 
 class Sink(Protocol):
-    def take_room(self, wanted: int) -> int:
+    def take_room(self, database: int, wanted: int) -> int:
         """Reserves room for up to `wanted` jobs; returns how many, 0 when there is no room now."""
 
-    def give_room(self, taken: int) -> None:
+    def give_room(self, database: int, taken: int) -> None:
         """Ends a reservation, after the offers that it was made for."""
 
     def offer(self, database: int, batch: Batch) -> int:

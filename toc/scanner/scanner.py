@@ -28,6 +28,7 @@ class Scanner(Service):
 
     def __init__(
         self,
+        name: str,
         pages: Pages,
         owned: Sequence[int],
         sink: Sink,
@@ -40,7 +41,7 @@ class Scanner(Service):
         tick_s: float,
         page_rows: int,
     ) -> None:
-        super().__init__("toc-scanner")
+        super().__init__(name)
         self._pages, self._owned, self._sink, self._types = pages, list(owned), sink, types
         self._timer_available, self._routing, self._clock = timer_available, routing, clock
         self._grace_ms, self._tick_s, self._page_rows = grace_ms, tick_s, page_rows
@@ -77,12 +78,13 @@ class Scanner(Service):
         if not self._owned or self._is_skipped():
             more = False
         else:
-            room = self._sink.take_room(self._page_rows)
+            shard = self._owned[self._position]
+            room = self._sink.take_room(self._routing.database(shard), self._page_rows)
             self._waits_for_room = not room
             if not room:
                 return NO_ROOM_S
             grace_ms = min(self._grace_ms, round(URGENT_S * 1000)) if urgent else self._grace_ms
-            more = self._scan_safely(self._owned[self._position], grace_ms, room)
+            more = self._scan_safely(shard, grace_ms, room)
         if more:
             return 0
         self._after = BEGINNING
@@ -111,16 +113,17 @@ class Scanner(Service):
     def _scan(self, shard: int, grace_ms: int, room: int) -> bool:
         """One page of one shard, of as many rows as room was taken for; True: there may be more."""
         found_s, rows = self._clock.monotonic_s(), room
+        database = self._routing.database(shard)
         try:
             page = self._pages.overdue(shard, self._after, grace_ms, self._types(), rows)
             # What was reserved in vain is free while the claim goes on.
-            self._sink.give_room(room - len(page))
+            self._sink.give_room(database, room - len(page))
             room = len(page)
             if not page:
                 return False
             batch = Batch("", {shard: [row.job_id for row in page]}, None, found_s, popped=False)
-            self._claimed += self._sink.offer(self._routing.database(shard), batch)
+            self._claimed += self._sink.offer(database, batch)
         finally:
-            self._sink.give_room(room)
+            self._sink.give_room(database, room)
         self._after = (page[-1].due_ms, page[-1].job_id)
         return len(page) == rows

@@ -9,7 +9,7 @@ import contextlib
 import threading
 import uuid
 
-from sqlalchemy import Connection, Table, insert, select
+from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from toc.errors import NotFound, SchemaMismatch, StoreUnavailable, WrongDatabase
@@ -57,43 +57,33 @@ class Catalogue:
         return found
 
     def check(self, facts: dict[str, str]) -> None:
-        """Compares facts (routing, slot amounts) with what every database keeps; writes what is new.
+        """Compares facts (routing, slot amounts) with what every database keeps; then writes what is new.
 
-        Raises SchemaMismatch when one differs: a node with another routing would take rows for gone.
+        Raises SchemaMismatch when one differs, and has then written nothing: a node with another
+        routing would take rows for gone.
         """
-        for database in self._databases:
-            expected = facts | {"database": str(database.index)}
-
-            def compare(
-                connection: Connection,
-                table: Table = database.meta,
-                expected: dict[str, str] = expected,
-            ) -> dict[str, str]:
-                rows = connection.execute(select(table.c.name, table.c.value))
-                there: dict[str, str] = {str(name): str(value) for name, value in rows}
-                # The identity is made once; check_connection compares it.
-                missing = (expected | {"database_id": str(uuid.uuid4())}).items() - there.items()
-                new = [
-                    {"name": name, "value": value} for name, value in missing if name not in there
-                ]
-                if new:
-                    connection.execute(insert(table), new)
-                return there
-
-            try:
-                there = database.run(compare)
-            except IntegrityError:  # another node wrote them first
-                there = database.run(compare)
-            for name, value in expected.items():
-                if there.get(name, value) != value:
-                    raise SchemaMismatch(
-                        f"database {database.index} was set up with {name} = {there[name]}, "
-                        f"the settings say {value}: this cannot be changed later"
-                    )
+        kept = [self._facts_of(database) for database in self._databases]
+        expected = [facts | {"database": str(database.index)} for database in self._databases]
+        for database, there, wanted in zip(self._databases, kept, expected, strict=True):
+            _compare(database, there, wanted)
+        for database, there, wanted in zip(self._databases, kept, expected, strict=True):
+            # The identity is made once; check_connection compares it.
+            new = {"database_id": str(uuid.uuid4())} | wanted
+            rows = [{"name": k, "value": v} for k, v in new.items() if k not in there]
+            if rows:
+                try:
+                    database.run(lambda c, t=database.meta, r=rows: c.execute(insert(t), r))  # type: ignore[misc]
+                except IntegrityError:  # another process wrote them first: its word counts
+                    _compare(database, self._facts_of(database), wanted)
         with self._lock:
             self._load()
             for database in self._databases.all[1:]:
                 self._copy_to(database)
+
+    def _facts_of(self, database: Database) -> dict[str, str]:
+        query = select(database.meta.c.name, database.meta.c.value)
+        rows = database.read(lambda connection: connection.execute(query).all())
+        return {str(name): str(value) for name, value in rows}
 
     def check_connection(self, connection: Connection, database: Database) -> None:
         """Raises WrongDatabase unless the caller's connection reaches this very database."""
@@ -143,3 +133,12 @@ class Catalogue:
 def _identity(connection: Connection, database: Database) -> str | None:
     table = database.meta
     return connection.execute(select(table.c.value).where(table.c.name == "database_id")).scalar()
+
+
+def _compare(database: Database, there: dict[str, str], wanted: dict[str, str]) -> None:
+    for name, value in wanted.items():
+        if there.get(name, value) != value:
+            raise SchemaMismatch(
+                f"database {database.index} was set up with {name} = {there[name]}, "
+                f"the settings say {value}: this cannot be changed later"
+            )

@@ -31,7 +31,7 @@ from toc.domain.job import Status
 from toc.store.columns import Millis, db_now, db_now_plus
 from toc.store.databases import Database, Databases, execute_on
 from toc.store.prepared import Prepared
-from toc.store.rows import JOB_COLUMNS
+from toc.store.rows import JOB_COLUMNS, status_of
 from toc.store.schema import JOB
 
 c = JOB.c
@@ -203,7 +203,7 @@ class Claims:
         for shard, ids in parts:
             for row in self._look.rows(connection, database.job_table_name(shard), ids):
                 facts: list[Any] = [*row]
-                facts[3], facts[-1] = Status(facts[3]), bool(facts[-1])
+                facts[3], facts[-1] = status_of(facts[3]), bool(facts[-1])
                 found[facts[0]] = Seen(*facts)
         return found
 

@@ -22,13 +22,14 @@ from toc.store.catalogue import Catalogue
 from toc.store.columns import db_now, signed64, sql_time
 from toc.store.databases import Database, Databases, execute_on
 from toc.store.duplicates import is_live_duplicate, is_primary_duplicate
-from toc.store.rows import JOB_COLUMNS, job_of
+from toc.store.rows import JOB_COLUMNS, job_of, status_of
 from toc.store.schema import JOB
 
 c = JOB.c
 OnDuplicate = Literal["keep", "replace", "error"]
 ROWS_MAX = 1000  # per INSERT: well below SQLite's 32,766 variables and MySQL's packet
 _TRIES_MAX = 10
+_LIVE = [int(status) for status in Status if status.live]
 _COLUMNS = ("job_id", "biz_id", "biz_type", "action_time", "due_time", "attribute", "dedup_key")
 
 
@@ -114,6 +115,22 @@ class Jobs:
         rows = database.read(lambda connection: execute_on(connection, shard, query).all())
         return [job_of(row, self._catalogue.name(row.biz_type)) for row in rows]
 
+    def live_ids(self, shard: int, biz_id: int, type_no: int, dedup_key: str | None) -> list[int]:
+        """All live jobs of a business id and type (and key), however many there are, oldest first."""
+        query = select(c.job_id).where(
+            c.biz_id == biz_id, c.biz_type == type_no, c.status.in_(_LIVE)
+        )
+        if dedup_key is not None:
+            query = query.where(c.dedup_key == dedup_key)
+        database, found = self._databases.of_shard(shard), list[int]()
+        while True:
+            after = query.where(c.job_id > found[-1]) if found else query
+            page = after.order_by(c.job_id).limit(ROWS_MAX)
+            ids = database.read(lambda x, page=page: execute_on(x, shard, page).scalars().all())  # type: ignore[misc]
+            found += ids
+            if len(ids) < ROWS_MAX:
+                return found
+
     # ---- guarded verbs
 
     def cancel(self, job_id: int) -> Answer:
@@ -179,7 +196,7 @@ class Jobs:
                 row = execute_on(connection, shard, look).first()
                 if row is None:
                     return Answer("unknown")
-                found = Answer(ANSWER_OF_STATUS[Status(row.status)], job_id, row.attempts)
+                found = Answer(ANSWER_OF_STATUS[status_of(row.status)], job_id, row.attempts)
                 if row.status != status:
                     break  # else it came back between change and look, by a retry: once more
             return found

@@ -24,7 +24,7 @@ def job_of(row: Any, biz_type: str) -> Job:
         job_id=row[0],
         biz_id=row[1],
         biz_type=biz_type,
-        status=Status(row[3]),
+        status=status_of(row[3]),
         action_ms=row[4],
         attribute=_readable(row[5]),
         due_ms=row[6],
@@ -32,6 +32,14 @@ def job_of(row: Any, biz_type: str) -> Job:
         token=row[8],
         dedup_key=row[9],
     )
+
+
+def status_of(number: int) -> Status:
+    """The status of a row. A number that toc does not know, written by other hands, is no live job."""
+    try:
+        return Status(number)
+    except ValueError:
+        return Status.CANCELLED
 
 
 def _readable(text: str | None) -> dict[str, Any]:

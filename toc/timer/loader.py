@@ -29,7 +29,9 @@ from toc.timer.slots import Entry, Slots
 log = logging.getLogger(__name__)
 
 PAGES_MAX = 20  # per shard and step: a step stays bounded, the next one goes on
-READ_EVERY = 30  # steps between two reads of a shard whose mark stands; a lost mark is read at once
+READ_EVERY_MAX = (
+    30  # steps between two reads of a shard whose mark stands; a lost mark is read at once
+)
 
 
 class Mark(NamedTuple):
@@ -54,6 +56,7 @@ class Loader(Service):
 
     def __init__(
         self,
+        name: str,
         slots: Slots,
         pages: Pages,
         topic: str,
@@ -68,13 +71,15 @@ class Loader(Service):
         tick_s: float,
         page_rows: int,
     ) -> None:
-        super().__init__(f"toc-loader-{topic}")
+        super().__init__(name)
         self._slots, self._pages, self._topic, self._owned = slots, pages, topic, list(owned)
         self._slot_amount, self._routing = slot_amount, routing
         self._of_topic, self._clock = of_topic, clock
         self._horizon_ms, self._slack_ms = horizon_ms, slack_ms
         self._tick_s, self._page_rows = tick_s, page_rows
         self._step = 0
+        # Three reads within each horizon at least: nothing may come due unseen.
+        self._read_every = max(1, min(READ_EVERY_MAX, int(horizon_ms / 3000 / tick_s)))
         self._unread: set[int] = set()  # shards whose last read broke off: they go on at once
 
     def run_once(self) -> float:
@@ -93,7 +98,7 @@ class Loader(Service):
                 break
             for shard in self._routing.shards_of_slot(slot, self._slot_amount):
                 text = marks[slot].get(shard)
-                turn = shard in self._unread or (self._step + shard) % READ_EVERY == 0
+                turn = shard in self._unread or (self._step + shard) % self._read_every == 0
                 if text is not None and not turn:
                     mark = Mark.parse(text)
                     if mark is not None and mark.run_id == run_ids[slot]:

@@ -23,7 +23,7 @@ _NEVER = float("inf")
 
 
 class Poller(Service):
-    """`owned` are the slots it pops. `paused()` True: it leaves firing to the scanner."""
+    """`owned` are the slots it pops, of shards in `database`. `paused()` True: the scanner fires."""
 
     def __init__(
         self,
@@ -31,6 +31,7 @@ class Poller(Service):
         slots: Slots,
         topic: str,
         owned: Sequence[int],
+        database: int,
         sink: Sink,
         routing: Routing,
         clock: Clock,
@@ -41,7 +42,7 @@ class Poller(Service):
         paused: Callable[[], bool],
     ) -> None:
         super().__init__(name)
-        self._slots, self._topic, self._sink = slots, topic, sink
+        self._slots, self._topic, self._database, self._sink = slots, topic, database, sink
         self._routing, self._clock, self._paused = routing, clock, paused
         self._pop_max, self._stay_ms, self._slow_poll_s = pop_max, stay_ms, slow_poll_s
         # When the head of each slot is due, by this process' monotonic clock; at first: look now.
@@ -72,7 +73,11 @@ class Poller(Service):
             return max(0.0, min(min(self._due_s.values(), default=_NEVER), self._slow_s) - now_s)
         # Oldest head first: a busy slot cannot starve the others.
         due.sort(key=self._due_s.__getitem__)
-        room = self._sink.take_room(sum(self._guess[slot] for slot in due)) if due else 0
+        room = (
+            self._sink.take_room(self._database, sum(self._guess[slot] for slot in due))
+            if due
+            else 0
+        )
         wait_s = 0 if room or not due else NO_ROOM_S
         try:
             wanted = self._shares(due, room)
@@ -83,11 +88,11 @@ class Poller(Service):
                 wanted += [(slot, 0) for slot in self._due_s if slot not in asked]
             popped = self._pop(wanted)
             # What was reserved in vain is free while the claim goes on: others may use it.
-            self._sink.give_room(room - len(popped))
+            self._sink.give_room(self._database, room - len(popped))
             room = len(popped)
             self._offer(popped, now_s)
         finally:
-            self._sink.give_room(room)
+            self._sink.give_room(self._database, room)
         return wait_s
 
     def _shares(self, due: Sequence[int], room: int) -> list[tuple[int, int]]:
@@ -110,7 +115,11 @@ class Poller(Service):
         found: list[tuple[int, int]] = []
         popped = self._slots.pop(self._topic, wanted, self._stay_ms)
         answered_s = self._clock.monotonic_s()
-        for (slot, n), answer in zip(wanted, popped, strict=True):
+        asked = dict(wanted)
+        for slot in asked.keys() - {answer.slot for answer in popped}:
+            self._due_s[slot] = _NEVER  # refused: the slow poll looks again
+        for answer in popped:
+            slot, n = answer.slot, asked[answer.slot]
             if n:
                 full = len(answer.ids) >= n
                 guess = max(self._guess[slot], n * 2) if full else max(GUESS_MIN, len(answer.ids))

@@ -74,10 +74,18 @@ class Scripts:
         }
 
     def call(self, calls: Sequence[Call]) -> list[Any]:
-        """Runs the calls and gives their answers, in order. Raises what Redis raises.
+        """Runs the calls and gives their answers, in order; the first refusal is raised.
 
         Some calls may have been done when it raises; each script can be repeated.
         """
+        answers = self.call_each(calls)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    def call_each(self, calls: Sequence[Call]) -> list[Any]:
+        """As `call`, but a refused call has its exception in place of an answer."""
         if len(calls) == 1:
             return [self._single(calls[0])]
         pipe = self._client.pipeline(transaction=False)
@@ -89,8 +97,6 @@ class Scripts:
         for position, answer in enumerate(answers):
             if isinstance(answer, NoScriptError):  # a new or wiped server: EVAL loads it too
                 answers[position] = self._eval(calls[position])
-            elif isinstance(answer, Exception):
-                raise answer
         return answers
 
     def _single(self, call: Call) -> Any:

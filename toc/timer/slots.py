@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -16,6 +17,8 @@ from toc.errors import SchemaMismatch, TimerUnavailable
 from toc.runtime.clock import Clock
 from toc.timer import keys
 from toc.timer.scripts import UNAVAILABLE, Call, Client, Scripts, is_refusal
+
+log = logging.getLogger(__name__)
 
 PAIRS_MAX = 1000  # entries per call of a script, well below Lua's limit of about 8,000 values
 VERSION_MIN = (6, 2)
@@ -87,12 +90,21 @@ class Slots:
         return int(answers[-1][0]) if answers else 0
 
     def pop(self, topic: str, wanted: Sequence[tuple[int, int]], stay_ms: int) -> list[Popped]:
-        """Takes due entries out: up to n of each (slot, n). One round trip per node."""
-        answers = self._call(
+        """Takes due entries out: up to n of each (slot, n). One round trip per node.
+
+        A slot that is refused is left out of the answer; raises TimerUnavailable when all are.
+        """
+        calls = [
             Call("pop", self._queues(topic, slot), (self._now(), n, stay_ms)) for slot, n in wanted
-        )
+        ]
+        if not calls:
+            return []
+        answers = self._guard(lambda client: _unless_all_failed(self._scripts_on(client), calls))
         popped = []
         for (slot, _), answer in zip(wanted, answers, strict=True):
+            if isinstance(answer, Exception):  # a broken key, a node that is down: the others count
+                log.warning("slot %d of %s cannot be popped: %s", slot, topic, answer)
+                continue
             time_ms = int(answer[0])
             next_s = (float(answer[1]) - time_ms) / 1000 if answer[1] else None
             popped.append(Popped(slot, [int(job_id) for job_id in answer[2:]], time_ms, next_s))
@@ -310,3 +322,11 @@ def _flat(entries: Sequence[Entry]) -> list[int | str]:
 def _version(text: str) -> tuple[int, int]:
     major, minor = text.split(".")[:2]
     return int(major), int(minor)
+
+
+def _unless_all_failed(scripts: Scripts, calls: Sequence[Call]) -> list[Any]:
+    answers = scripts.call_each(calls)
+    failed = [answer for answer in answers if isinstance(answer, Exception)]
+    if len(failed) == len(answers):
+        raise failed[0]
+    return answers

@@ -13,7 +13,7 @@ class Fate(Enum):
     FORGET = "ended or gone: ack"
     LATER = "live, its time is ahead: put back at due_time"
     SUSPECT = "running, its lease is over: take it over alone"
-    UNHANDLED = "due, but no handler here: put back for a while"
+    UNHANDLED = "due or lost, but no handler here: put back for a while"
 
 
 def fate_of(row: Seen | None, token: str, now_ms: int, *, handled: bool) -> Fate:
@@ -27,5 +27,7 @@ def fate_of(row: Seen | None, token: str, now_ms: int, *, handled: bool) -> Fate
     if row.status is Status.RUNNING:
         if row.token == token:
             return Fate.RUN
-        return Fate.SUSPECT if row.overdue else Fate.LATER
+        if row.overdue:
+            return Fate.SUSPECT if handled else Fate.UNHANDLED
+        return Fate.LATER
     return Fate.UNHANDLED if row.due_ms <= now_ms and not handled else Fate.LATER

@@ -195,7 +195,13 @@ class HandlerPool(Service):
         task = asyncio.get_running_loop().create_task(self._work_async(run))
         self._tasks.add(task)
         self._waiting.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: self._done(task, run))
+
+    def _done(self, task: asyncio.Task[None], run: Run) -> None:
+        self._tasks.discard(task)
+        if task in self._waiting:  # cancelled before its first step, by a drain: given back
+            self._waiting.discard(task)
+            self._may_start(run)
 
     async def _work_async(self, run: Run) -> None:
         assert self._free is not None  # noqa: S101 - made with the loop

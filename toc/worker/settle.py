@@ -29,7 +29,7 @@ _ENDED = (Kind.DONE, Kind.DROP, Kind.BURY)
 
 
 class Settler(Service):
-    """Settles the runs of one database. `released(runs)` is told which are no longer in flight."""
+    """Settles the runs of one database. `released(database, runs)` is told which have left flight."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Settler(Service):
         claims: Claims,
         slots: Slots | None,
         slots_of: Callable[[str], int],
-        released: Callable[[list[Run]], None],
+        released: Callable[[int, list[Run]], None],
         back_in_time: Callable[[int, int], Entry],
         clock: Clock,
         *,
@@ -76,13 +76,14 @@ class Settler(Service):
             held = self._one_by_one()
         batch, self._batch = self._batch, []
         self._count(batch, held)
-        self._released([ended.run for ended in batch])
+        self._released(self._database.index, [ended.run for ended in batch])
         self._tell_redis([e for e in batch if (e.outcome.job_id, e.outcome.token) in held])
         return 0
 
     @property
-    def empty(self) -> bool:
-        return not self._queue and not self._batch
+    def pending(self) -> int:
+        """Outcomes that are not recorded yet."""
+        return len(self._queue) + len(self._batch)
 
     def _one_by_one(self) -> set[tuple[int, str]]:
         """One outcome that cannot be written must not hold up the others: its lease will end."""

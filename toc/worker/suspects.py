@@ -22,7 +22,10 @@ from toc.worker.run import Run
 log = logging.getLogger(__name__)
 
 SUSPECTS_MAX = 10_000
-IDLE_S, LOOK_S, QUIET_S_MAX = 1.0, 0.02, 60.0
+IDLE_S, LOOK_S = 1.0, 0.02
+QUIET_S_MAX = 2.0  # how long a worker is held for one suspect
+QUIET_TRIES_MAX, PAUSE_S_MIN, PAUSE_S_MAX = 5, 10.0, 60.0  # then it runs beside the others
+EXTRA_MAX = 3  # attempts beyond max_attempts that a job may get because it was never alone
 ALONE = ":alone"  # ends the token of a claim that ran while nothing else did
 LOST_LEASE = (
     "lease lost: in its last attempt the worker died, or the handler did not return in time"
@@ -59,7 +62,8 @@ class SuspectLane(Service):
         super().__init__("toc-suspects")
         self._worker, self._clock = worker, clock
         self._queue: deque[Suspect] = deque()
-        self._known: set[int] = set()
+        self._later: list[tuple[float, Suspect]] = []  # those that found no quiet, and when again
+        self._known: dict[int, int] = {}  # job_id -> how often it found no quiet
         self._lock = threading.Lock()
 
     def add(self, suspect: Suspect) -> bool:
@@ -67,45 +71,57 @@ class SuspectLane(Service):
         with self._lock:
             if suspect.job_id in self._known:
                 return True
-            if len(self._queue) >= SUSPECTS_MAX:
+            if len(self._known) >= SUSPECTS_MAX:
                 return False
-            self._known.add(suspect.job_id)
+            self._known[suspect.job_id] = 0
             self._queue.append(suspect)
         self.wake()
         return True
 
     def run_once(self) -> float:
         """Takes over (or buries) one suspect and waits until it is settled."""
+        now_s = self._clock.monotonic_s()
         with self._lock:
+            self._queue += [suspect for due_s, suspect in self._later if due_s <= now_s]
+            self._later = [entry for entry in self._later if entry[0] > now_s]
             if not self._queue:
                 return IDLE_S
             suspect = self._queue.popleft()
+        again = False
         try:
-            self._handle(suspect)
+            again = self._handle(suspect)
         finally:
             with self._lock:
-                self._known.discard(suspect.job_id)
+                tries = self._known.pop(suspect.job_id, 0) + 1
+                if again:
+                    pause_s = min(PAUSE_S_MAX, PAUSE_S_MIN * 2 ** (tries - 1))
+                    self._known[suspect.job_id] = tries
+                    self._later.append((self._clock.monotonic_s() + pause_s, suspect))
         return 0
 
-    def _handle(self, suspect: Suspect) -> None:
+    def _handle(self, suspect: Suspect) -> bool:
+        """True: it needs the worker to itself, and has to come again."""
         left = self._worker.max_attempts(suspect) - suspect.attempts
-        if left <= 0 and suspect.token.endswith(ALONE):
+        if left <= -EXTRA_MAX or (left <= 0 and suspect.token.endswith(ALONE)):
             self._worker.bury(suspect)
-            return
+            return False
         # A last attempt that was shared (an ordinary claim) proves nothing: one more, alone.
         alone = left <= 1
         done = threading.Event()
         try:
             if alone and not self._wait_until_quiet():
-                return  # its reminder comes back
+                if self._known.get(suspect.job_id, 0) < QUIET_TRIES_MAX:
+                    return not self.stopping
+                alone = False  # a worker with long handlers is never quiet: better beside them than never
+                self._worker.hold(False)
             run = None if self.stopping else self._worker.take_over(suspect, done, alone=alone)
             # One that hangs beyond its lease is nobody's any more: the next suspect goes on.
             while run and not self.stopping and self._clock.monotonic_s() < run.lease_end_s:
                 if done.wait(LOOK_S):
                     break
         finally:
-            if alone:
-                self._worker.hold(False)
+            self._worker.hold(False)
+        return False
 
     def _wait_until_quiet(self) -> bool:
         self._worker.hold(True)

@@ -29,6 +29,7 @@ from toc.timer.slots import Entry, Slots
 from toc.worker.fate import Fate, fate_of
 from toc.worker.judge import judge
 from toc.worker.pool import HandlerPool
+from toc.worker.room import Room
 from toc.worker.run import Ended, Run
 from toc.worker.settle import Settler
 from toc.worker.suspects import ALONE, LOST_LEASE, Suspect, SuspectLane
@@ -38,8 +39,8 @@ log = logging.getLogger(__name__)
 PUT_BACK_MS_MIN = 1000  # a row that is not ours is not looked at again sooner (clocks may disagree)
 UNHANDLED_MS = 10_000  # a type without a handler here waits for another node, or a deploy
 WARN_EVERY_S = 60.0
+LAST_RESORT_S = 60.0  # the next try of a job whose verdict or retry policy cannot be read
 DOWN_S = 3.0  # a database that did not answer is not asked for this long
-LIMIT_KEPT_S = 5.0
 TIME_AGE_S_MAX = 60.0
 
 
@@ -83,17 +84,14 @@ class Worker:
         )
         self._server_time = ServerTime(clock)
         self._lock = threading.Lock()
-        self._in_flight = 0
-        self._reserved = 0  # promised to offers under way
-        # How much may be in flight: doubles while everything claimed is started at once, halves when
-        # jobs wait or when so much is not needed.
-        self._limit = min(settings.concurrency, settings.queue_max)
-        self._full = False
-        self._refused = False  # somebody was told that there is no room
-        self._full_s = clock.monotonic_s()
+        self._room = Room(
+            clock,
+            len(databases.all),
+            least=settings.concurrency,
+            most=settings.queue_max,
+        )
         self._held = False
         self._stopping = False
-        self._room_listeners: list[Callable[[], None]] = []
         self._down_until_s: dict[int, float] = {}
         self._warned_s: dict[int, float] = {}  # by type, so bounded by the catalogue
         self._pool = HandlerPool(
@@ -138,31 +136,35 @@ class Worker:
         self._suspects.stop()
         self._pool.drain()
         deadline_s = self._clock.monotonic_s() + timeout_s
-        while self._in_flight and self._clock.monotonic_s() < deadline_s:
+        while self.in_flight and self._clock.monotonic_s() < deadline_s:
             self._clock.sleep_s(0.02)
-        clean = self._in_flight == 0
+        clean = self.in_flight == 0
         if not clean:
-            log.warning("%d jobs are left to their leases", self._in_flight)
+            log.warning("%d jobs are left to their leases", self.in_flight)
         self._pool.close()
         flush_s = self._clock.monotonic_s() + 2.0
-        while not all(s.empty for s in self._settlers) and self._clock.monotonic_s() < flush_s:
+        while any(s.pending for s in self._settlers) and self._clock.monotonic_s() < flush_s:
             self._clock.sleep_s(0.02)
         stop_all(self._settlers, 5.0)
         return clean
 
     def on_room(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` when there is room again after `room` said that there is none."""
-        self._room_listeners.append(listener)
+        """Calls `listener` when there is room again after `take_room` said that there is none."""
+        self._room.on_room(listener)
 
     @property
     def in_flight(self) -> int:
         """Jobs claimed and not settled."""
-        return self._in_flight
+        return self._room.in_flight
 
     @property
     def quiet(self) -> bool:
-        """Nothing runs but handlers that hang, and no offer is under way."""
-        return self._in_flight + self._reserved <= self._pool.stuck
+        """Nothing runs but handlers that hang, and no offer is under way.
+
+        What only waits to be settled has run: a process that dies now takes no start with it.
+        """
+        ended = sum(settler.pending for settler in self._settlers)
+        return self._room.in_flight + self._room.reserved <= self._pool.stuck + ended
 
     @property
     def stuck(self) -> int:
@@ -175,49 +177,53 @@ class Worker:
 
     # ---- the sink
 
-    def take_room(self, wanted: int) -> int:
+    def take_room(self, database: int, wanted: int) -> int:
         """Reserves room: as much as can be claimed such that none waits long for a thread (I8)."""
         if self._stopping or self._held:
             return 0
-        now_s = self._clock.monotonic_s()
-        with self._lock:
-            if self._full and self._pool.waiting == 0:
-                # All that was claimed has been started: more can be claimed at once.
-                self._full = False
-                self._full_s = now_s
-                self._limit = min(self._settings.queue_max, self._limit * 2)
-            elif now_s - self._full_s > LIMIT_KEPT_S:
-                self._full_s = now_s
-                self._limit = max(self._settings.concurrency, self._limit // 2)
-            granted = min(wanted, self._limit - self._in_flight - self._reserved)
-            if granted <= 0:
-                self._refused = True
-                return 0
-            self._reserved += granted
-            return granted
+        return self._room.take(database, wanted, waiting=self._pool.waiting)
 
-    def give_room(self, taken: int) -> None:
-        with self._lock:
-            self._reserved -= taken
-        self._tell_room()
+    def give_room(self, database: int, taken: int) -> None:
+        self._room.give(database, taken)
 
     def offer(self, database: int, batch: Batch) -> int:
         """Claims ids and queues those that are ours. Raises StoreUnavailable after putting them back."""
         if self._clock.monotonic_s() < self._down_until_s.get(database, 0.0):
             self._put_back_all(batch)
             return 0
-        token = f"{self._prefix}:{next(self._sequence)}"
         try:
             if batch.time_ms is not None:
                 self._server_time.heard(batch.time_ms)
             elif not self._server_time.known or self._server_time.age_s > TIME_AGE_S_MAX:
                 self._server_time.heard(self._databases[database].now_ms())
-            seen = self._claims.claim(self._databases[database], batch.ids, token, batch.time_ms)
+            return self._claim(database, batch)
         except StoreUnavailable:
             self._down_until_s[database] = self._clock.monotonic_s() + DOWN_S
             self._put_back_all(batch)
             raise
+        except Exception:
+            # A table that is broken must not cost the other shards of the batch their time.
+            log.exception("claiming %d shards of database %d failed", len(batch.ids), database)
+            return sum(
+                self._claim_alone(database, replace(batch, ids={shard: ids}))
+                for shard, ids in batch.ids.items()
+            )
+
+    def _claim(self, database: int, batch: Batch) -> int:
+        token = f"{self._prefix}:{next(self._sequence)}"
+        seen = self._claims.claim(self._databases[database], batch.ids, token, batch.time_ms)
         return self._sort_out(database, batch, seen, token)
+
+    def _claim_alone(self, database: int, batch: Batch) -> int:
+        """One shard of a batch; its ids stay out, and come back, when it cannot be claimed."""
+        try:
+            return self._claim(database, batch)
+        except StoreUnavailable:
+            raise
+        except Exception:
+            log.exception("claiming shard %s failed", *batch.ids)
+            metrics.SERVICE_ERRORS.labels("toc-worker").inc()
+            return 0
 
     def _sort_out(self, database: int, batch: Batch, seen: Mapping[int, Seen], token: str) -> int:
         """Acts on every id by its fate; returns how many are to be run."""
@@ -225,39 +231,42 @@ class Worker:
         later: list[Entry] = []
         runs: list[Run] = []
         now_ms = batch.time_ms or 0
-        for shard, ids in batch.ids.items():
-            for job_id in ids:
-                row = seen.get(job_id)
-                spec = None if row is None else self._spec(row.type_no)
-                fate = fate_of(row, token, now_ms, handled=spec is not None)
-                if row is None or row.due_ms is None or fate is Fate.FORGET:
-                    gone.append(job_id)
-                elif fate is Fate.RUN and spec is not None:
-                    runs.append(self._run_of(row, spec, batch.found_s, database, token))
-                elif fate is Fate.SUSPECT:
-                    # Its reminder stays out and comes back when its stay is over.
-                    self._suspects.add(
-                        Suspect(database, shard, job_id, row.type_no, row.attempts, row.token or "")
-                    )
-                elif fate is Fate.UNHANDLED:
-                    self._warn_unhandled(row.type_no)
-                    later.append(Entry(now_ms + UNHANDLED_MS, job_id))
-                else:
-                    due_ms = row.due_ms if row.due_ms > now_ms else now_ms + PUT_BACK_MS_MIN
-                    later.append(self._back_in_time(due_ms, job_id))
-        self._start(runs, rescued=not batch.popped)
+        for shard, job_id in (
+            (shard, job_id) for shard, ids in batch.ids.items() for job_id in ids
+        ):
+            row = seen.get(job_id)
+            spec = None if row is None else self._spec(row.type_no)
+            fate = fate_of(row, token, now_ms, handled=spec is not None)
+            if row is None or row.due_ms is None or fate is Fate.FORGET:
+                gone.append(job_id)
+            elif fate is Fate.RUN and spec is not None:
+                runs.append(self._run_of(row, spec, batch.found_s, database, token))
+            elif fate is Fate.SUSPECT:
+                # Its reminder stays out and comes back when its stay is over.
+                self._suspects.add(
+                    Suspect(database, shard, job_id, row.type_no, row.attempts, row.token or "")
+                )
+            elif fate is Fate.UNHANDLED:
+                self._warn_unhandled(row.type_no)
+                later.append(Entry(now_ms + UNHANDLED_MS, job_id))
+            else:
+                due_ms = row.due_ms if row.due_ms > now_ms else now_ms + PUT_BACK_MS_MIN
+                later.append(self._back_in_time(due_ms, job_id))
+        self._start(database, runs, rescued=not batch.popped)
         if batch.popped:
             self._answer_timer(batch.topic, gone, later)
         return len(runs)
 
-    def _start(self, runs: Sequence[Run], *, rescued: bool) -> None:
+    def _start(self, database: int, runs: Sequence[Run], *, rescued: bool) -> None:
         """Queues claimed jobs for the handlers."""
-        with self._lock:
-            self._in_flight += len(runs)
-            self._full = self._full or self._in_flight >= self._limit
-            metrics.JOBS_IN_FLIGHT.set(self._in_flight)
+        self._room.enter(database, len(runs))
+        metrics.JOBS_IN_FLIGHT.set(self.in_flight)
         if rescued:
             metrics.RESCUED.inc(len(runs))
+        if self._stopping:  # an offer that was under way: nobody will run these here
+            for run in runs:
+                self._end(run, Outcome(run.job.job_id, run.token, Kind.GIVE_BACK))
+            return
         for run in runs:
             self._pool.submit(run)
 
@@ -291,9 +300,7 @@ class Worker:
         waited_s = now_s - run.queued_s
         if waited_s > self._settings.queue_wait_s:
             # Claimed too much: jobs wait here that another node could run.
-            self._limit = max(
-                min(self._settings.concurrency, self._settings.queue_max), self._limit // 2
-            )
+            self._room.narrow()
         metrics.FIRED.labels(run.job.biz_type).inc()
         if run.job.attempts == 1:
             metrics.LATENESS.observe(max(0.0, (self._now_ms() - run.job.action_ms) / 1000))
@@ -306,26 +313,21 @@ class Worker:
         except Exception as error:
             # A verdict that cannot be read (a timedelta out of range, say) must not cost the thread.
             log.exception("the verdict of job %d makes no sense", run.job.job_id)
-            outcome = judge(run, error, now_ms, 0.0)
+            again_ms = now_ms + round(LAST_RESORT_S * 1000)
+            outcome = Outcome(
+                run.job.job_id, run.token, Kind.RETRY, due_ms=again_ms, error=str(error)
+            )
         self._end(run, outcome)
 
     def _end(self, run: Run, outcome: Outcome) -> None:
         self._settlers[run.database].put(Ended(run, outcome))
 
-    def _released(self, runs: list[Run]) -> None:
-        with self._lock:
-            self._in_flight -= len(runs)
-            metrics.JOBS_IN_FLIGHT.set(self._in_flight)
+    def _released(self, database: int, runs: list[Run]) -> None:
         for run in runs:
             if run.settled is not None:
                 run.settled.set()
-        self._tell_room()
-
-    def _tell_room(self) -> None:
-        if self._refused and self._in_flight + self._reserved < self._limit:
-            self._refused = False
-            for listener in self._room_listeners:
-                listener()
+        self._room.leave(database, len(runs))
+        metrics.JOBS_IN_FLIGHT.set(self.in_flight)
 
     # ---- suspects
 
@@ -362,7 +364,7 @@ class Worker:
         metrics.TAKEN_OVER.inc()
         run = self._run_of(row, spec, found_s, suspect.database, token)
         run.settled = done
-        self._start([run], rescued=False)
+        self._start(suspect.database, [run], rescued=False)
         return run
 
     # ---- small things
@@ -382,7 +384,7 @@ class Worker:
     def _type_name(self, type_no: int) -> str:
         try:
             return self._catalogue.name(type_no)
-        except NotFound:
+        except (NotFound, StoreUnavailable):  # a new type, while the catalogue's database is away
             return f"#{type_no}"
 
     def _warn_unhandled(self, type_no: int) -> None:
