@@ -135,3 +135,12 @@ def test_a_copy_of_the_database_is_another_database(library: Library) -> None:
         pytest.raises(WrongDatabase),
     ):
         other.check_connection(connection, library.databases[0])
+
+
+@pytest.mark.usefixtures("clean_meta")
+def test_who_is_refused_leaves_nothing_behind(library: Library) -> None:
+    facts = library.settings.routing.facts()
+    library.catalogue.check(facts)
+    with pytest.raises(SchemaMismatch, match="shards"):
+        library.catalogue.check(facts | {"shards": "16", "topic.orders.slot_amount": "16"})
+    library.catalogue.check(facts | {"topic.orders.slot_amount": "8"})

@@ -14,6 +14,7 @@ from tests.servers import Server
 from toc.center import arms
 from toc.errors import TimerUnavailable
 from toc.runtime import metrics
+from toc.timer.keys import store_key
 from toc.timer.slots import Entry
 
 MINUTE = timedelta(minutes=1)
@@ -129,3 +130,23 @@ def test_flushall_between_two_servers_lives(small_library: Library, own_redis: S
     loader.step()
     assert [world.reminder(job_id) for job_id in jobs] == [60_000] * 8
     world.close()
+
+
+@pytest.mark.invariant("I1")
+def test_whatever_redis_answers_the_committed_job_is_returned(small: World) -> None:
+    first = small.center.schedule(1, MINUTE)
+    key = store_key(small.settings.namespace, "default", small.slot(first))
+    client = small.slots.client()
+    client.delete(key)
+    client.set(key, "not a sorted set")  # WRONGTYPE: no refusal that anybody expects
+    again = small.center.schedule(1, MINUTE)
+    assert small.center.get(again) is not None
+
+
+def test_a_slot_that_cannot_be_popped_costs_the_others_nothing(small: World) -> None:
+    good = small.center.schedule(1, timedelta(0))
+    slot = small.slot(good)
+    client = small.slots.client()
+    client.set(store_key(small.settings.namespace, "default", slot ^ 1), "not a sorted set")
+    popped = small.slots.pop("default", [(slot ^ 1, 5), (slot, 5)], 1000)
+    assert [(one.slot, one.ids) for one in popped] == [(slot, [good])]

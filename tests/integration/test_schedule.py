@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import pytest
 import toc
 from tests.contract.library import LEASE_MS
 from tests.integration.world import NEAR_MS, World
+from toc.center.center import TimeoutCenter
 from toc.domain.job import Status
-from toc.errors import DuplicateJob, InvalidInput
+from toc.errors import DuplicateJob, InvalidInput, SchemaMismatch
+from toc.runtime.settings import TopicSettings
+from toc.store import jobs
 from toc.store.claims import Kind
 from toc.store.jobs import Inserted
 
@@ -232,3 +236,51 @@ def test_an_answer_of_the_store_is_what_schedule_returns(world: World) -> None:
     world.library.settle_as(Kind.RETRY, job_id, "one", world.now_ms + 5_000)
     (kept,) = world.library.insert(world.library.new(42, key="k"))
     assert kept == Inserted(job_id, world.now_ms + 5_000, written=False)
+
+
+@pytest.mark.invariant("I3")
+def test_cancel_by_key_reaches_every_live_job(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "ROWS_MAX", 3)  # a page; the look-up takes as many as it needs
+    ended = [world.center.schedule(7, MINUTE) for _ in range(3)]
+    live = [world.center.schedule(7, MINUTE) for _ in range(8)]
+    later = [world.center.schedule(7, MINUTE) for _ in range(3)]
+    for job_id in ended + later:
+        assert world.center.cancel(job_id) == "cancelled"
+    assert world.center.cancel(biz_id=7) == "cancelled"
+    assert {world.center.get(job_id).status for job_id in live} == {Status.CANCELLED}  # type: ignore[union-attr]
+
+
+def test_a_client_with_other_slots_is_refused(small: World) -> None:
+    small.center.schedule(1, MINUTE)
+    topics = {"vip": TopicSettings(slot_amount=1, biz_types=("vip.close",))}
+    other = TimeoutCenter(small.settings.model_copy(update={"topics": topics}), clock=small.clock)
+    with pytest.raises(SchemaMismatch, match=r"topic\.vip\.slot_amount"):
+        other.schedule(1, MINUTE)
+    other.close()
+
+
+def test_an_enumerated_id_is_the_number_that_it_is(world: World) -> None:
+    class Shop(int, Enum):
+        ONE = 42
+
+    world.center.schedule(Shop.ONE, MINUTE)
+    assert world.center.cancel(biz_id=42) == "cancelled"
+
+
+@pytest.mark.parametrize("limit", [-1, 0, "x", True, 10**9])
+def test_dead_takes_a_number_in_bounds(small: World, limit: Any) -> None:
+    with pytest.raises(InvalidInput, match="limit"):
+        small.center.dead(limit)
+
+
+def test_a_row_that_other_hands_have_written_is_shown(world: World) -> None:
+    job_id = world.center.schedule(42, MINUTE)
+    shard = world.settings.routing.shard(world.slot(job_id))
+    table = world.library.databases[0].job_table_name(shard)
+    with world.library.databases[0].engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE {table} SET attribute = 'oops', status = 9")
+    job = world.center.get(job_id)
+    assert job is not None
+    assert (job.status, job.attribute) == (Status.CANCELLED, {"not JSON": "oops"})

@@ -96,7 +96,10 @@ class Scripts:
         answers = list(pipe.execute(raise_on_error=False))
         for position, answer in enumerate(answers):
             if isinstance(answer, NoScriptError):  # a new or wiped server: EVAL loads it too
-                answers[position] = self._eval(calls[position])
+                try:
+                    answers[position] = self._eval(calls[position])
+                except ResponseError as error:
+                    answers[position] = error
         return answers
 
     def _single(self, call: Call) -> Any:
