@@ -1,3 +1,16 @@
-"""Shared by all tests: the servers."""
+"""Shared by all tests: the servers, and signals as a terminal has them."""
+
+from __future__ import annotations
+
+import signal
 
 pytest_plugins = ["tests.servers.fixtures"]
+
+
+def pytest_configure() -> None:
+    """A job in the background of a script ignores some signals, and would hand that on to every
+    process that a test starts and stops."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            default = signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)

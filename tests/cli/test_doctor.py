@@ -48,7 +48,8 @@ def test_another_routing(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOC_SHARDS", "8")
     assert toc("doctor").code == 1
     check = found(toc)["database 0", "routing"]
-    assert (check["level"], check["found"]) == ("fail", "shards is 4, the settings say 8")
+    assert check["level"] == "fail"
+    assert check["found"].startswith("shards is 4, the settings say 8; topic.default.slot_amount")
 
 
 @pytest.mark.usefixtures("servers")
