@@ -430,17 +430,18 @@ class TimeoutCenter:
             inserted = state.jobs.insert([news[position] for position in positions], on_duplicate)
             metrics.SCHEDULED.inc(sum(one.written for one in inserted))
             if state.arms is not None:
+                topics = {no: self._topic_of(state, no) for no in {job.type_no for job in news}}
                 state.arms.place(
                     [
-                        (
-                            self.settings.topic_of(state.catalogue.name(news[position].type_no)),
-                            Entry(one.due_ms, one.job_id),
-                        )
+                        (topics[news[position].type_no], Entry(one.due_ms, one.job_id))
                         for position, one in zip(positions, inserted, strict=True)
                         if one.written
                     ]
                 )
             yield from zip(positions, inserted, strict=True)
+
+    def _topic_of(self, state: _Open, type_no: int) -> str:
+        return self.settings.topic_of(state.catalogue.name(type_no))
 
     def _place(self, state: _Open, biz_type: str, entry: Entry) -> None:
         if state.arms is not None:

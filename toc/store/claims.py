@@ -139,8 +139,13 @@ class Claims:
                 else:
                     self._claim_at.run(connection, table, ids, token=token, now=now_ms)
 
-        # One statement commits itself; several share a commit, which is the dear part.
-        (database.read if len(parts) == 1 else database.run)(take)
+        def take_and_look(connection: Connection) -> dict[int, Seen]:
+            take(connection)
+            return self._rows(connection, database, parts)
+
+        if len(parts) == 1:  # one statement commits itself, and the look follows on its connection
+            return database.read(take_and_look)
+        database.run(take)  # several share a commit, which is the dear part
         return database.read(lambda connection: self._rows(connection, database, parts))
 
     def take_over(

@@ -18,7 +18,7 @@ from toc.runtime.sink import Batch, Sink
 from toc.timer.slots import Slots
 
 NO_ROOM_S = 0.02  # a full sink is looked at again after this, or when it calls `wake`
-GUESS_MIN = 16  # a slot's first pop asks for so many; a full answer doubles it
+GUESS_MIN = 4  # a slot's first pop asks for so many; a full answer doubles it
 _NEVER = float("inf")
 
 

@@ -16,7 +16,7 @@ end
 local now = tonumber(ARGV[1]) or time_ms()
 local upto = string.format('%.0f', now)
 local n = tonumber(ARGV[2])
-local over = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', upto, 'LIMIT', 0, n)
+local over = n > 0 and redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', upto, 'LIMIT', 0, n) or {}
 if #over > 0 then
     -- Freed first: then Redis 6.2, which knows no flags, lets a full server go on too.
     redis.call('ZREM', KEYS[2], unpack(over))
@@ -24,7 +24,7 @@ end
 for _, id in ipairs(over) do
     redis.call('ZADD', KEYS[1], 'LT', upto, id)
 end
-local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', upto, 'LIMIT', 0, n)
+local due = n > 0 and redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', upto, 'LIMIT', 0, n) or {}
 if #due > 0 then
     redis.call('ZREM', KEYS[1], unpack(due))
     local back = string.format('%.0f', now + tonumber(ARGV[3]))
