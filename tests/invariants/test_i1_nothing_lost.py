@@ -32,7 +32,7 @@ NOW = timedelta()
 def test_a_killed_workers_jobs_are_done_by_another(make_stack: MakeStack) -> None:
     stack = make_stack()
     first = stack.worker()
-    jobs = stack.schedule(300, timedelta(seconds=1), sleep_s=0.02)
+    jobs = stack.schedule(300, timedelta(seconds=1), sleep_s=0.2)
     first.wait_ready()
     wait_until(lambda: len(stack.ends) >= 40, "the first worker to be at it", 30)
     first.kill()
