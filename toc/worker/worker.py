@@ -83,7 +83,6 @@ class Worker:
             None if every is None else round(every.timeout_s * 1000) + allowance_ms,
         )
         self._server_time = ServerTime(clock)
-        self._lock = threading.Lock()
         self._room = Room(
             clock,
             len(databases.all),
