@@ -22,18 +22,27 @@ from tests.servers.process import (
     ServerUnavailableError,
 )
 from tests.servers.redis import RedisCluster, start_redis, start_redis_cluster
+from tests.servers.zookeeper import (
+    ZooKeeperEnsemble,
+    start_zookeeper,
+    start_zookeeper_ensemble,
+)
 
 HOME = Path(".servers")
 ENV = HOME / "env"
 
-STARTERS: Mapping[str, Callable[[Path], Server | RedisCluster]] = {
+STARTERS: Mapping[str, Callable[[Path], Server | RedisCluster | ZooKeeperEnsemble]] = {
     "mysql": start_mysql,
     "mariadb": start_mariadb,
     "redis": lambda directory: start_redis(directory, "7"),
     "redis8": lambda directory: start_redis(directory, "8"),
     "redis62": lambda directory: start_redis(directory, "6.2"),
     "redis_cluster": start_redis_cluster,
+    "zookeeper": start_zookeeper,
+    "zookeeper_ensemble": start_zookeeper_ensemble,
 }
+# "java" is not here: "zookeeper" brings one where none is, and nothing else needs it.
+INSTALLED = ("mysql", "mariadb", "redis", "redis8", "redis62", "zookeeper", "faketime")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         match args.command:
             case "install":
-                programs.install(args.names or ["mysql", "mariadb", "redis", "redis8", "redis62"])
+                programs.install(args.names or INSTALLED)
             case "up":
                 _up(args.names or ["mysql", "mariadb", "redis"])
             case "down":
@@ -117,8 +126,8 @@ def _run(names: Sequence[str], command: Sequence[str]) -> int:
         return subprocess.run(command, env=environment, check=False).returncode
 
 
-def _nodes(server: Server | RedisCluster) -> Sequence[Server]:
-    return server.nodes if isinstance(server, RedisCluster) else [server]
+def _nodes(server: Server | RedisCluster | ZooKeeperEnsemble) -> Sequence[Server]:
+    return [server] if isinstance(server, Server) else server.nodes
 
 
 def _pids(line: str) -> list[int]:

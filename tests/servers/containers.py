@@ -24,6 +24,14 @@ class Image:
 
 _MYSQL_URL = "mysql+pymysql://root@{host}:{port}"
 _REDIS_URL = "redis://{host}:{port}/0"
+_ZOOKEEPER = {  # as zookeeper.CONFIG says it to a local one
+    "ZK_SERVER_HEAP": "128",
+    "ZOO_TICK_TIME": "500",
+    "ZOO_CFG_EXTRA": "minSessionTimeout=1000 maxSessionTimeout=40000",
+    "ZOO_MAX_CLIENT_CNXNS": "0",
+    "ZOO_ADMINSERVER_ENABLED": "false",
+    "ZOO_4LW_COMMANDS_WHITELIST": "*",
+}
 
 IMAGES: Mapping[str, Image] = {
     "mysql": Image("mysql:9", 3306, _MYSQL_URL, {"MYSQL_ALLOW_EMPTY_PASSWORD": "yes"}),
@@ -33,6 +41,7 @@ IMAGES: Mapping[str, Image] = {
     "redis": Image("redis:7", 6379, _REDIS_URL),
     "redis8": Image("redis:8", 6379, _REDIS_URL),
     "redis62": Image("redis:6.2", 6379, _REDIS_URL),
+    "zookeeper": Image("zookeeper:3.9", 2181, "{host}:{port}", _ZOOKEEPER),
 }
 
 

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import Protocol
 
-from tests.servers import mysql, redis
+from tests.servers import mysql, redis, zookeeper
 
 
 class Endpoint(Protocol):
@@ -36,6 +36,8 @@ def from_environment(name: str) -> Remote | None:
 
 
 def probe(url: str) -> str:
-    """Connect, and answer the version."""
+    """Connect, and answer the version. Only ZooKeeper's addresses have no scheme."""
+    if "://" not in url:
+        return zookeeper.probe(url)
     probe_engine = redis.probe if url.startswith("redis") else mysql.probe
     return probe_engine(url)

@@ -3,10 +3,13 @@
 Where a server comes from, in this order:
 
 1. TOC_TEST_MYSQL_URL, TOC_TEST_MARIADB_URL, TOC_TEST_REDIS_URL, TOC_TEST_REDIS8_URL,
-   TOC_TEST_REDIS62_URL, TOC_TEST_REDIS_CLUSTER_URL: a server that runs already;
+   TOC_TEST_REDIS62_URL, TOC_TEST_REDIS_CLUSTER_URL, TOC_TEST_ZOOKEEPER_URL: a server that runs
+   already;
 2. a container, where a Docker engine answers and TOC_TEST_LOCAL is not set (not for the cluster:
    its nodes would tell clients addresses that only containers reach);
 3. a process on this machine, of what `python -m tests.servers install` brought.
+
+The ZooKeeper ensemble is always the third: tests ask it who leads, and break that one.
 
 A test whose server cannot be had is skipped on a laptop and fails where CI is set.
 """
@@ -15,9 +18,11 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import pytest
 import redis
+from kazoo.client import KazooClient
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
@@ -26,8 +31,16 @@ from tests.servers.endpoint import Endpoint, from_environment
 from tests.servers.mysql import start_mariadb, start_mysql
 from tests.servers.process import Server, ServerUnavailableError
 from tests.servers.redis import RedisCluster, start_redis, start_redis_cluster
+from tests.servers.zookeeper import (
+    ZooKeeperEnsemble,
+    start_zookeeper,
+    start_zookeeper_ensemble,
+)
 
 REDIS_FIXTURES = ("redis_server", "redis8_server", "redis62_server", "redis_cluster")
+ZOOKEEPER_FIXTURES = ("zookeeper_server", "zookeeper_ensemble")
+
+S = TypeVar("S", bound=Server | RedisCluster | ZooKeeperEnsemble)
 
 
 @contextmanager
@@ -39,16 +52,22 @@ def _served(name: str, start: Callable[[], Server | RedisCluster]) -> Iterator[E
         with containers.run(name) as remote:
             yield remote
     else:
-        try:
-            server = start()
-        except ServerUnavailableError as error:
-            if os.environ.get("CI"):
-                pytest.fail(str(error), pytrace=False)
-            pytest.skip(str(error))
-        try:
+        with _served_here(start) as server:
             yield server
-        finally:
-            server.stop()
+
+
+@contextmanager
+def _served_here(start: Callable[[], S]) -> Iterator[S]:
+    try:
+        server = start()
+    except ServerUnavailableError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 @pytest.fixture(scope="session")
@@ -93,6 +112,23 @@ def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint
     directory = tmp_path_factory.mktemp("redis_cluster")
     with _served("redis_cluster", lambda: start_redis_cluster(directory)) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """One ZooKeeper; `url` is "host:port", as kazoo takes it."""
+    directory = tmp_path_factory.mktemp("zookeeper")
+    with _served("zookeeper", lambda: start_zookeeper(directory)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def zookeeper_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnsemble]:
+    """Three ZooKeepers. A test that breaks one calls `start()` at its end: that starts what is down,
+    and waits until it has joined."""
+    directory = tmp_path_factory.mktemp("zookeeper_ensemble")
+    with _served_here(lambda: start_zookeeper_ensemble(directory)) as ensemble:
+        yield ensemble
 
 
 @pytest.fixture
@@ -141,3 +177,32 @@ def redis_namespace(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def redis_client(url: str, *, is_cluster: bool) -> redis.Redis | redis.RedisCluster:
     return redis.RedisCluster.from_url(url) if is_cluster else redis.Redis.from_url(url)
+
+
+@pytest.fixture
+def zookeeper_root(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A new path for all that a test keeps in ZooKeeper, say as a client's chroot. At the end it is
+    deleted, with all below: on the ZooKeepers that the test asks for, or on the one server if it
+    asks for none."""
+    asked = [name for name in ZOOKEEPER_FIXTURES if name in request.fixturenames]
+    servers = [request.getfixturevalue(name) for name in asked or ["zookeeper_server"]]
+    root = f"/toc-test-{secrets.token_hex(6)}"
+    for server in servers:
+        with zookeeper_client(server.url) as client:
+            client.create(root)  # kazoo warns of a chroot that does not exist
+    yield root
+    for server in servers:
+        with zookeeper_client(server.url) as client:
+            client.delete(root, recursive=True)
+
+
+@contextmanager
+def zookeeper_client(url: str) -> Iterator[KazooClient]:
+    """A connected client, ended with its session."""
+    client = KazooClient(url)
+    try:
+        client.start()
+        yield client
+    finally:
+        client.stop()
+        client.close()

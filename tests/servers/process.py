@@ -62,11 +62,21 @@ class Server:
         return self._process.pid
 
     @property
+    def is_running(self) -> bool:
+        """Whether it was started and not ended since, by these methods; a frozen one is running."""
+        return self._process is not None
+
+    @property
     def log(self) -> Path:
         return self._directory / "server.log"
 
     def start(self) -> Self:
         """Start, on the same port and the same data each time, and wait until it answers."""
+        self.launch()
+        return self.wait()
+
+    def launch(self) -> None:
+        """Start without waiting: for servers that answer only together. `wait` comes next."""
         if self._process is not None:
             raise ServerFailedError(f"{self.name} is running already, as process {self.pid}")
         with self.log.open("ab") as log:
@@ -79,6 +89,11 @@ class Server:
                 stderr=log,
                 start_new_session=True,
             )
+
+    def wait(self) -> Self:
+        """Wait until what was launched answers; kill it if it does not."""
+        if self._process is None:
+            raise ServerFailedError(f"{self.name} is not running")
         try:
             answer = partial(self._answer, self._process)
             self.version = wait_for(answer, f"{self.name}, see {self.log}", START_SECONDS_MAX)
@@ -87,12 +102,18 @@ class Server:
             raise
         return self
 
-    def stop(self) -> None:
-        """End in good order; nothing happens when it is not running."""
+    def terminate(self) -> None:
+        """Ask it to end, without waiting: so that several end together. `stop` comes next."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGTERM)
         self._process.send_signal(signal.SIGCONT)  # a frozen process sees SIGTERM only once thawed
+
+    def stop(self) -> None:
+        """End in good order; nothing happens when it is not running."""
+        self.terminate()
+        if self._process is None:
+            return
         try:
             self._process.wait(STOP_SECONDS_MAX)
         except subprocess.TimeoutExpired:

