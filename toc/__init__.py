@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from toc.domain.job import Answer, DeadJob, Job, Status
     from toc.domain.policy import Exponential
     from toc.errors import (
+        ClusterUnavailable,
         DuplicateJob,
         InvalidInput,
         NotFound,
@@ -93,6 +94,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Answer",
+    "ClusterUnavailable",
     "Dead",
     "DeadJob",
     "Drop",

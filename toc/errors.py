@@ -9,7 +9,8 @@
     ├── WrongDatabase        a caller's connection does not reach the job's shard
     ├── SchemaMismatch       the database's tables or routing are not what this release expects
     ├── StoreUnavailable     a database does not answer                    (retryable)
-    └── TimerUnavailable     Redis does not answer                         (retryable)
+    ├── TimerUnavailable     Redis does not answer                         (retryable)
+    └── ClusterUnavailable   ZooKeeper does not answer                     (retryable)
 
 Each class has a stable `code`, shared by the command line and the logs, and says with `retryable`
 whether the same call may succeed later. Facts are attributes, not only text.
@@ -104,15 +105,25 @@ class SchemaMismatch(TocError):
     code = "schema_mismatch"
 
 
+# What a user has to put right: access denied (database, user, socket), no such database, a statement
+# or table that he may not use.
+MYSQL_REFUSALS = frozenset({1044, 1045, 1049, 1142, 1143, 1227, 1698})
+
+
 class StoreUnavailable(TocError):
-    """A database does not answer. The call may have happened: toc's verbs can be repeated."""
+    """A database does not answer. The call may have happened: toc's verbs can be repeated.
+
+    `refused` is True when it does answer, and says no: the settings are wrong, or its grants.
+    """
 
     code = "store_unavailable"
     retryable = True
 
     def __init__(self, database: int, cause: BaseException) -> None:
         self.database = database
-        text = str(getattr(cause, "orig", None) or cause).splitlines()[0]
+        original = getattr(cause, "orig", None)
+        self.refused = bool(original and original.args and original.args[0] in MYSQL_REFUSALS)
+        text = str(original or cause).splitlines()[0]
         if (
             text == "unable to open database file"
         ):  # SQLite's words for a directory that is not there
@@ -128,3 +139,13 @@ class TimerUnavailable(TocError):
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(f"Redis does not answer: {cause}")
+
+
+class ClusterUnavailable(TocError):
+    """ZooKeeper does not answer. The last assignment stays: jobs go on being fired."""
+
+    code = "cluster_unavailable"
+    retryable = True
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(f"ZooKeeper does not answer: {str(cause) or type(cause).__name__}")

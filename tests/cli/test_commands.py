@@ -240,7 +240,9 @@ def test_migrate_shows_its_progress(toc: Toc, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_migrate_can_print_its_sql(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOC_DATABASES", "sqlite:///a.db,mysql+pymysql://u:secret@h/toc")
+    monkeypatch.setenv(
+        "TOC_DATABASES", "mysql+pymysql://u:secret@g/toc,mysql+pymysql://u:secret@h/toc"
+    )
     result = toc("migrate", "--sql")
     assert result.code == 0
     assert "CREATE TABLE IF NOT EXISTS toc_job_0000" in result.out

@@ -44,7 +44,7 @@ USAGE = [
     ("dead", "redrive", "1", "--all", "--type", "t"),
     ("slots", "--nope"),
     ("settings", "--markdown", "--json"),
-    ("worker", "--metrics-port", "99999"),
+    ("worker", "--http-port", "99999"),
 ]
 SERVED = [  # what only the library finds wrong
     ("schedule", str(2**64), "1s"),

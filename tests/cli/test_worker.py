@@ -118,10 +118,10 @@ def test_too_many_stuck_handlers_want_a_restart(
 
 @pytest.mark.usefixtures("shop")
 def test_metrics_are_served(start: Start, servers: Servers, toc: Toc) -> None:
-    process = begin(start, servers, "--app", "shop.handlers", "--metrics-port", "0")
+    process = begin(start, servers, "--app", "shop.handlers", "--http-port", "0")
     assert toc("schedule", 9, "0s", "--type", "quick").code == 0
     process.says("quick 9")
-    found = re.search(r"metrics on (127\.0\.0\.1:\d+)", process.err)
+    found = re.search(r"metrics and health on http://(127\.0\.0\.1:\d+)", process.err)
     assert found
 
     def is_counted() -> bool:
@@ -131,9 +131,9 @@ def test_metrics_are_served(start: Start, servers: Servers, toc: Toc) -> None:
 
     wait_until(is_counted, "the fired job in the metrics")
     port = found[1].partition(":")[2]
-    second = start(servers, "worker", "--app", "shop.handlers", "--metrics-port", port)
-    assert second.ended() == 2
-    assert f"cannot serve metrics on {found[1]}: Address already in use" in second.err
+    second = start(servers, "worker", "--app", "shop.handlers", "--http-port", port)
+    assert second.ended() == 4
+    assert f"cannot listen on {found[1]}: Address already in use" in second.err
 
 
 @pytest.mark.usefixtures("shop")

@@ -9,6 +9,7 @@ import pytest
 
 from tests.contract.library import LEASE_MS
 from tests.integration.world import HORIZON_MS, NEAR_MS, SLACK_MS, World
+from toc.errors import TimerUnavailable
 from toc.timer import loader as module
 from toc.timer.loader import Loader, Mark
 from toc.timer.slots import Entry
@@ -228,3 +229,96 @@ def test_two_loaders_do_no_harm(world: World) -> None:
     assert [world.reminder(job_id) for job_id in jobs] == list(range(40))
     world.slots.arm("default", {0: [Entry(1, 1)]})
     assert turn(one) + turn(two) == 0
+
+
+# ---- slots whose node of Redis is away or full
+
+
+class Torn:
+    """The world's Redis, as if slot 0 to 3 lay on a node each; some of them fail."""
+
+    def __init__(self, world: World, patch: pytest.MonkeyPatch) -> None:
+        self.gone: set[int] = set()  # that do not answer
+        self.full: set[int] = set()  # that take nothing
+        self.reads: list[int] = []  # the shards that were read from the database
+        slots, pages = world.slots, world.library.pages
+        marks, run_ids, load_page = slots.marks, slots.run_ids, slots.load_page
+        due_after = pages.due_after
+
+        def up(answers: dict[int, Any]) -> dict[int, Any]:
+            return {slot: found for slot, found in answers.items() if slot not in self.gone}
+
+        def load(topic: str, slot: int, *arguments: Any) -> bool:
+            if slot in self.full:
+                raise TimerUnavailable(OSError(f"node {slot} is full"))
+            return load_page(topic, slot, *arguments)
+
+        def read(shard: int, *arguments: Any) -> Any:
+            self.reads.append(shard)
+            return due_after(shard, *arguments)
+
+        def nodes(topic: str, asked: Any) -> dict[int, str]:
+            return up({slot: f"{run_id}-{slot}" for slot, run_id in run_ids(topic, asked).items()})
+
+        patch.setattr(slots, "marks", lambda *arguments: up(marks(*arguments)))
+        patch.setattr(slots, "run_ids", nodes)
+        patch.setattr(slots, "load_page", load)
+        patch.setattr(pages, "due_after", read)
+
+
+@pytest.fixture
+def torn(world: World, monkeypatch: pytest.MonkeyPatch) -> Torn:
+    return Torn(world, monkeypatch)
+
+
+def loaded(world: World, jobs: list[int]) -> set[int]:
+    """The slots whose jobs all have their reminders; of the others none has."""
+    found = {(world.slot(job_id), world.reminder(job_id) is not None) for job_id in jobs}
+    assert len(found) == 4
+    return {slot for slot, there in found if there}
+
+
+def test_a_nodes_failure_leaves_the_other_slots(
+    world: World, torn: Torn, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = [world.library.pending(n) for n in range(40)]
+    loader = world.loader()
+    torn.gone, torn.full = {0}, {2}
+    loader.step()
+    assert loaded(world, jobs) == {1, 3}
+    assert [record.getMessage() for record in caplog.records] == [
+        "loader: slots are left out of this step: Redis does not answer: node 2 is full"
+    ]
+    torn.gone, torn.full = set(), set()
+    loader.step()  # at once, whosever turn it is
+    assert loaded(world, jobs) == {0, 1, 2, 3}
+
+
+def test_a_node_that_was_away_is_read_when_it_is_back(world: World, torn: Torn) -> None:
+    loader = world.loader()
+    turn(loader)
+    world.clock.advance(1)
+    late = [world.library.pending(n, in_ms=HORIZON_MS - 1) for n in range(40)]
+    torn.gone = {0, 1, 2, 3} - {0}
+    turn(loader)  # all had their turn, and one could take it
+    assert loaded(world, late) == {0}
+    torn.gone = set()
+    loader.step()
+    assert loaded(world, late) == {0, 1, 2, 3}
+
+
+def test_a_redis_that_takes_nothing_is_told_and_asked_once_a_step(
+    world: World, torn: Torn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [world.library.pending(n) for n in range(40)]
+    monkeypatch.setattr(world.slots, "run_ids", lambda _, slots: dict.fromkeys(slots, "one"))
+    loader = world.loader()
+    torn.full = {0, 1, 2, 3}
+    for _ in range(3):
+        torn.reads.clear()
+        with pytest.raises(TimerUnavailable, match="node 0 is full"):
+            loader.step()
+        assert torn.reads == [0]
+    torn.full = set()
+    loader.step()
+    assert loaded(world, jobs) == {0, 1, 2, 3}

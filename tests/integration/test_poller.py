@@ -55,11 +55,10 @@ def sink() -> Recording:
 
 
 def poller(world: World, sink: Recording, **changes: object) -> Poller:
-    return Poller(
+    made = Poller(
         "toc-poller-test",
         world.slots,
         "default",
-        range(4),
         0,
         sink,
         world.settings.routing,
@@ -69,6 +68,8 @@ def poller(world: World, sink: Recording, **changes: object) -> Poller:
             **changes,
         },  # type: ignore[arg-type]
     )  # fmt: skip
+    made.own(range(4))
+    return made
 
 
 def arm(world: World, slot: int, *in_ms: int) -> list[int]:

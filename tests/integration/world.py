@@ -67,12 +67,11 @@ class World:
     def loader(self, topic: str = "default", **changes: Any) -> Loader:
         amount = self.settings.slots_of(topic)
         catalogue = self.library.catalogue
-        return Loader(
+        loader = Loader(
             "toc-loader-test",
             self.slots,
             self.library.pages,
             topic,
-            range(amount),
             amount,
             self.settings.routing,
             lambda no: self.settings.topic_of(catalogue.name(no)) == topic,
@@ -82,3 +81,5 @@ class World:
                 **changes,
             },
         )  # fmt: skip
+        loader.own(range(amount))
+        return loader

@@ -42,13 +42,15 @@ def own_mysql(tmp_path: Path) -> Iterator[Server]:
 def make_stack(
     tmp_path: Path, request: pytest.FixtureRequest, own_redis: Server
 ) -> Iterator[MakeStack]:
-    """`make_stack(timer={…}, …)`: settings above the quick ones."""
+    """`make_stack(timer={…}, …)`: settings above the quick ones, on one database or several."""
     stacks: list[Stack] = []
 
     def make(**settings: Any) -> Stack:
-        database = settings.pop("database", None) or request.getfixturevalue("mysql_database")
+        databases = settings.pop("databases", None) or [
+            settings.pop("database", None) or request.getfixturevalue("mysql_database")
+        ]
         redis_url = settings.pop("redis_url", own_redis.url)
-        stacks.append(Stack(tmp_path, database, redis_url, **settings))
+        stacks.append(Stack(tmp_path, databases, redis_url, **settings))
         return stacks[-1]
 
     yield make

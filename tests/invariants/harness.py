@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +74,9 @@ class Row(NamedTuple):
 class WorkerProcess:
     """`toc.node` in a process, with the handlers of `app`."""
 
-    def __init__(self, stack: Stack, name: str, plan: dict[str, Any]) -> None:
+    def __init__(
+        self, stack: Stack, name: str, plan: dict[str, Any], env: Mapping[str, str]
+    ) -> None:
         self._stack, self.name = stack, name
         file = stack.directory / f"{name}.json"
         file.write_text(json.dumps(plan))
@@ -86,7 +88,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={k: v for k, v in os.environ.items() if not k.startswith("TOC_")},
+                env={k: v for k, v in os.environ.items() if not k.startswith("TOC_")} | dict(env),
             )
 
     @property
@@ -124,14 +126,18 @@ class WorkerProcess:
 
 
 class Stack:
-    """MySQL's database and a Redis by URL, clients and workers on them."""
+    """MySQL's databases and a Redis by URL, clients and workers on them."""
 
     def __init__(
-        self, directory: Path, database: str, redis_url: str, **settings: Mapping[str, Any]
+        self,
+        directory: Path,
+        databases: Sequence[str],
+        redis_url: str,
+        **settings: Mapping[str, Any],
     ) -> None:
         self.directory = directory
         self.plan: dict[str, Any] = {
-            "databases": [database],
+            "databases": list(databases),
             "redis_url": redis_url,
             "shards": SHARDS,
             "pool_size": 8,
@@ -157,9 +163,13 @@ class Stack:
         self,
         types: Mapping[str, Mapping[str, Any]] | None = None,
         wrong_by_ms: int = 0,
+        env: Mapping[str, str] | None = None,
         **parts: Any,
     ) -> WorkerProcess:
-        """Starts a worker process. `types`: the terms of each biz_type; `parts`: other settings."""
+        """Starts a worker process.
+
+        `types`: the terms of each biz_type; `env`: above the tests' own; `parts`: other settings.
+        """
         settings = self.plan | {
             name: {**self.plan.get(name, {}), **value} if isinstance(value, dict) else value
             for name, value in parts.items()
@@ -170,7 +180,7 @@ class Stack:
             "types": types or {TYPE: {"timeout": 1, "retry": [0]}},
             "wrong_by_ms": wrong_by_ms,
         }
-        worker = WorkerProcess(self, next(self._names), plan)
+        worker = WorkerProcess(self, next(self._names), plan, env or {})
         self._closing.append(worker.kill)
         return worker
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toc.timer import keys
+from toc.timer.nodes import nodes_of
 from toc.timer.scripts import Call, Scripts
 from toc.timer.slots import Slots, connect
 
@@ -32,7 +33,7 @@ class Rig:
         self.version = version
         self.knows_flags = not version.startswith("6.")
         self.client: Any = connect(self.url, 3)
-        self.scripts = Scripts(self.client, flags=self.knows_flags)
+        self.scripts = Scripts(nodes_of(self.client), flags=self.knows_flags)
         self.store = keys.store_key(self.namespace, TOPIC, SLOT)
         self.prepare = keys.prepare_key(self.namespace, TOPIC, SLOT)
         self.mark = keys.mark_key(self.namespace, TOPIC, SLOT)
@@ -77,7 +78,10 @@ class Rig:
     # ---- calls
 
     def call(self, script: str, *args: Any) -> Any:
-        return self.scripts.call([self.of(script, *args)])[0]
+        (answer,) = self.scripts.call([self.of(script, *args)])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def of(self, script: str, *args: Any) -> Call:
         names: dict[str, Sequence[str]] = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -100,16 +101,74 @@ def test_a_full_server_takes_nothing_new(full: Rig) -> None:
     slots = Slots(full.url, full.namespace, TestClock())
     with pytest.raises(TimerUnavailable):
         slots.arm(TOPIC, {SLOT: [Entry(NOW, 9)]})
-    assert not slots.available
+    assert (slots.accepting, slots.available) == (False, True)
     with pytest.raises(TimerUnavailable):
         slots.load_page(TOPIC, SLOT, 3, "seen", "moved", [Entry(NOW, 9)])
     with pytest.raises(TimerUnavailable):
         slots.load_page(TOPIC, SLOT, 3, "seen", "moved", [])
+    with pytest.raises(TimerUnavailable):
+        slots.begin_mark(TOPIC, SLOT, 3, "moved")
     assert full.state() == before
     full.client.config_set("maxmemory", 0)
     slots.arm(TOPIC, {SLOT: [Entry(NOW, 9)]})
-    assert slots.available
+    assert (slots.accepting, slots.available) == (True, True)
     slots.close()
+    slots.close()
+
+
+def until_full(call: Callable[[int], Any]) -> int:
+    """Calls it with 0, 1, ... until it is refused; answers how often it was not."""
+    for n in range(300):
+        try:
+            call(n)
+        except TimerUnavailable:
+            return n
+    raise AssertionError("it never was full")
+
+
+def test_a_server_fills_up_and_is_emptied_again(full: Rig) -> None:
+    clock = TestClock()
+    now_ms = clock.wall_ms()
+    slots = Slots(full.url, full.namespace, clock)
+    pages = {slot: [Entry(now_ms, slot * 1000 + n) for n in range(200)] for slot in range(100, 400)}
+    full.client.config_set("maxmemory", full.client.info("memory")["used_memory"] + 400_000)
+    amount = until_full(lambda n: slots.arm(TOPIC, {100 + n: pages[100 + n]}))
+    taken = range(100, 100 + amount)
+    assert taken
+    assert (slots.accepting, slots.available) == (False, True)
+    # What it has taken it has whole; it is given out, put back and forgotten.
+    depths = slots.depths(TOPIC, pages)
+    assert depths == [
+        (s, 200 if s in taken else 0, 0, now_ms if s in taken else None) for s in pages
+    ]
+    for _ in range(2):
+        popped = slots.pop(TOPIC, [(slot, 200) for slot in taken], STAY)
+        assert [(p.slot, sorted(p.ids)) for p in popped] == [
+            (slot, [job_id for _, job_id in pages[slot]]) for slot in taken
+        ]
+        slots.put_back(TOPIC, {slot: pages[slot] for slot in taken})
+    assert (slots.accepting, slots.available) == (False, True)
+    slots.ack(TOPIC, {slot: [job_id for _, job_id in pages[slot]] for slot in taken})
+    slots.arm(TOPIC, {slot: pages[slot] for slot in taken[: len(taken) // 2]})
+    assert (slots.accepting, slots.available) == (True, True)
+    slots.close()
+
+
+def test_a_page_is_refused_whole_where_memory_ends(full: Rig) -> None:
+    slots = Slots(full.url, full.namespace, TestClock())
+    full.client.config_set("maxmemory", full.client.info("memory")["used_memory"] + 400_000)
+    slots.begin_mark(TOPIC, SLOT, 3, "page 0")
+
+    def load(page: int) -> None:
+        rows = [Entry(NOW + page, 1000 + page * 100 + n) for n in range(100)]
+        assert slots.load_page(TOPIC, SLOT, 3, f"page {page}", f"page {page + 1}", rows)
+
+    done = until_full(load)
+    assert done
+    state = full.state()
+    assert len(state.store) == 1 + 100 * done
+    assert state.marks == {3: f"page {done}"}
+    assert (slots.accepting, slots.available) == (False, True)
     slots.close()
 
 
@@ -138,6 +197,13 @@ def test_a_server_that_refuses_to_write_is_unavailable(lonely: Rig, amount: int)
     with pytest.raises(TimerUnavailable, match="NOREPLICAS"):
         slots.begin_mark(TOPIC, SLOT, 3, "mark")
     assert not slots.available
+    slots.marks(TOPIC, [SLOT])  # that it still answers does not help those who must write
+    assert not slots.available
+    assert slots.accepting  # it is not full
+    lonely.client.config_set("min-replicas-to-write", 0)
+    slots.pop(TOPIC, [(slot, 0) for slot in range(amount)], STAY)
+    slots.begin_mark(TOPIC, SLOT, 3, "mark")
+    assert slots.available
     slots.close()
 
 

@@ -90,6 +90,11 @@ def test_all_faults_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         ({"databases": ()}, "databases: needs at least one database URL"),
         ({"databases": TWO[:1] * 2}, "databases: a database is named twice"),
         ({"databases": ("postgresql://h/d",)}, "URL number 0 must be mysql, mariadb or sqlite"),
+        ({"databases": ("sqlite:///a", "mysql://h/d")}, "SQLite cannot be mixed"),
+        ({"zookeeper_hosts": "zk1:2181 zk2:2181"}, "must be 'none' or 'host:port,host:port'"),
+        ({"zookeeper_hosts": "http://zk1:2181"}, "must be 'none' or 'host:port,host:port'"),
+        ({"cluster": {"auth": "secret"}}, "cluster.auth: must be 'user:password'"),
+        ({"http": {"port": 70_000}}, "http.port"),
         ({"databases": ("mysql+pymysql://h",)}, "URL number 0 must name a database"),
         ({"databases": (TWO[0], "rubbish")}, "URL number 1 is not a SQLAlchemy URL"),
         ({"topics": {"vip": {"slot_amount": 3}}}, "topics.vip.slot_amount must be a power of two"),
@@ -165,3 +170,17 @@ def test_the_defaults_keep_their_relations() -> None:
     assert worker.lease_margin_s < worker.lease_allowance_s
     assert timer.slack_s > timer.skew_s_max
     assert settings.scanner.grace_s >= timer.load_tick_s
+
+
+@pytest.mark.parametrize("hosts", ["zk1:2181,zk2:2181/toc", "127.0.0.1", "[::1]:2181", "none"])
+def test_zookeeper_hosts_are_kazoos(hosts: str) -> None:
+    settings = Settings(zookeeper_hosts=hosts)
+    assert settings.has_cluster is (hosts != "none")
+
+
+def test_a_secret_is_never_shown() -> None:
+    settings = Settings(cluster={"auth": "toc:hidden"})
+    assert "hidden" not in repr(settings) + str(settings) + settings.model_dump_json()
+    with pytest.raises(SettingsError) as refused:
+        load_settings(cluster={"auth": "hidden"})
+    assert "hidden" not in str(refused.value)

@@ -28,7 +28,6 @@ from toc.runtime.sink import Batch
 from toc.store import migrate
 from toc.store.catalogue import Catalogue
 from toc.store.databases import Database, Databases
-from toc.timer.loader import Loader
 from toc.timer.slots import Slots
 from toc.worker.worker import Worker
 
@@ -125,7 +124,8 @@ class Rig:
     def wait_for_loader(self) -> None:
         """Until the loader has made its first step; the next one is a tick away."""
         assert self.node is not None
-        loaders = [service for service in self.node._feeding if isinstance(service, Loader)]
+        assert self.node.feeding is not None
+        loaders = list(self.node.feeding.loaders.values())
         wait_until(lambda: all(loader._step for loader in loaders), "the loader's first step")
 
     def stop(self) -> bool:

@@ -287,7 +287,6 @@ def test_one_pop_for_two_databases_reaches_the_one_that_answers(make_rig: MakeRi
         "toc-poller",
         slots,
         "default",
-        [0],
         0,
         sink,
         rig.settings.routing,
@@ -297,6 +296,7 @@ def test_one_pop_for_two_databases_reaches_the_one_that_answers(make_rig: MakeRi
         slow_poll_s=1,
         paused=lambda: False,
     )
+    poller.own([0])
     with pytest.raises(StoreUnavailable):
         poller.run_once()
     assert sink.offered == [0, 1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from datetime import UTC, datetime
 
 import pytest
@@ -14,7 +13,7 @@ from tests.worker.waiting import remains, wait_until
 from toc.domain.ids import IdFactory
 from toc.domain.job import Job, Status
 from toc.domain.routing import hash_of
-from toc.node.clocks import ClockWatch
+from toc.node import probes
 from toc.store.pages import Pages
 
 QUIET = {"load_tick_s": 60.0}  # the loader brings nothing after its first step
@@ -186,25 +185,19 @@ def test_clocks_too_far_apart_pause_the_pollers(
     rig = make_rig(timer=QUIET, scanner={"grace_s": 3600})
     started: list[int] = []
     rig.handler()(lambda job: started.append(job.job_id))
-    watches: list[ClockWatch] = []
-    step = ClockWatch.run_once
-
-    def often(watch: ClockWatch) -> float:
-        watches[:] = [watch]
-        step(watch)
-        return 0.02
-
-    monkeypatch.setattr(ClockWatch, "run_once", often)
+    monkeypatch.setattr(probes, "TICK_S", 0.02)
     rig.start()
     assert rig.node is not None
+    clocks = rig.node._clocks
+    assert clocks is not None
     first = rig.center.schedule(1, NOW, biz_type=TYPE)
     rig.wait_for(Status.DONE, first)
-    wait_until(lambda: watches and not watches[0].beyond)
+    assert not clocks.beyond
 
-    database = rig.node.databases[0]
-    true_ms = database.now_ms
-    monkeypatch.setattr(database, "now_ms", lambda: true_ms() + skew_ms)
-    wait_until(lambda: watches[0].beyond)
+    probe = rig.node.probes[0]
+    true_ms = probe._ask_ms
+    monkeypatch.setattr(probe, "_ask_ms", lambda: true_ms() + skew_ms)
+    wait_until(lambda: clocks.beyond)
     assert metric("toc_clock_skew_seconds") == pytest.approx(-3600, abs=5)
     second = rig.center.schedule(2, NOW, biz_type=TYPE)
     # A poll that was under way may still pop one; then it is quiet.
@@ -212,26 +205,24 @@ def test_clocks_too_far_apart_pause_the_pollers(
     assert remains(lambda: rig.status(third) is Status.PENDING, 0.6)
     assert rig.armed_ms(third) is not None
 
-    monkeypatch.setattr(database, "now_ms", true_ms)
+    monkeypatch.setattr(probe, "_ask_ms", true_ms)
     rig.wait_for(Status.DONE, second, third)
-    assert not watches[0].beyond
+    assert not clocks.beyond
 
 
 def test_the_scanner_fires_while_the_timer_is_paused(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paused = threading.Event()
+    compare = probes.Clocks._compare
 
-    def beyond(watch: ClockWatch) -> float:
-        watch.beyond = True
-        paused.set()
-        return 10.0
+    def beyond(clocks: probes.Clocks) -> None:
+        compare(clocks)
+        clocks.beyond = True
 
-    monkeypatch.setattr(ClockWatch, "run_once", beyond)
+    monkeypatch.setattr(probes.Clocks, "_compare", beyond)
     rig = make_rig(timer=QUIET, scanner={"grace_s": 0.1})
     rig.handler()(lambda _: None)
     rig.start()
-    assert paused.wait(20)
     before = metric("toc_jobs_rescued_total")
     job_id = rig.center.schedule(1, SOON, biz_type=TYPE)
     rig.wait_for(Status.DONE, job_id)

@@ -27,7 +27,7 @@ from toc.handlers.registry import Registry, registry
 from toc.runtime import metrics
 from toc.runtime.clock import Clock, ServerTime, SystemClock
 from toc.runtime.settings import Settings, load_settings
-from toc.store import migrate
+from toc.store.admission import admit
 from toc.store.catalogue import Catalogue
 from toc.store.databases import Databases
 from toc.store.jobs import Inserted, Jobs, OnDuplicate
@@ -336,9 +336,8 @@ class TimeoutCenter:
             read_timeout_s=settings.read_timeout_s,
         )
         try:
-            migrate.check(databases)
             catalogue = Catalogue(databases)
-            catalogue.check(settings.facts)
+            admit(databases, catalogue, settings.facts)
         except BaseException:
             databases.close()
             raise
@@ -365,7 +364,7 @@ class TimeoutCenter:
     def _now_ms(self, state: _Open) -> int:
         """The servers' time: Redis' as the last arm told it, else the database's."""
         if not state.time.known or state.time.age_s > TIME_AGE_S_MAX:
-            state.time.heard(state.databases[0].now_ms())
+            state.time.heard(state.databases.now_ms())
         return state.time.now_ms()
 
     def _new_job(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from toc.cli.failures import explain, masked
+from toc.cluster.roster import roster
 from toc.handlers.registry import Registry
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
@@ -54,6 +55,7 @@ class Doctor:
             for checks in pool.map(self._check_database, databases):
                 found += checks
             found += self._check_redis()
+            found.append(self._check_zookeeper())
             found += self._check_skew()
             if self._handlers is not None:
                 found += self._check_handlers(databases[0], self._handlers)
@@ -143,6 +145,16 @@ class Doctor:
             yield _unreachable("redis", error, advice)
         finally:
             slots.close()
+
+    def _check_zookeeper(self) -> Check:
+        if not self._settings.has_cluster:
+            return Check("zookeeper", "reachable", "ok", "none: each node owns everything")
+        try:
+            members = roster(self._settings)
+        except Exception as error:  # noqa: BLE001 - as above
+            advice = "check TOC_ZOOKEEPER_HOSTS and that it runs; until then the last shares stay"
+            return _unreachable("zookeeper", error, advice)
+        return Check("zookeeper", "reachable", "ok", f"{len(members)} nodes there")
 
     # ---- clocks
 

@@ -26,9 +26,6 @@ Exit codes:
   70  a fault in toc itself
   75  restart wanted: too many handlers are stuck (toc worker)"""
 
-# What a user may have to put right himself: access denied (database, user, socket), no such
-# database, a statement or table that he may not use.
-_MYSQL_SETTINGS = {1044, 1045, 1049, 1142, 1143, 1227, 1698}
 _MYSQL_CLIENT_ERRORS = 2000  # from here on: the driver's own, about the connection
 _NO_SERVERS = "run `toc dev` in this directory, or set TOC_DATABASES and TOC_REDIS_URL"
 
@@ -85,12 +82,12 @@ def _explain_toc(error: Exception) -> tuple[str, int]:
 
     if isinstance(error, errors.TimerUnavailable):
         return _explain_timer(error)
-    if isinstance(error, errors.StoreUnavailable) and _number(error.__cause__) in _MYSQL_SETTINGS:
+    if isinstance(error, errors.StoreUnavailable) and error.refused:
         return _explain_sql(error.__cause__)
     codes = (
         (errors.InvalidInput, USAGE),
         ((errors.SettingsError, errors.SchemaMismatch, errors.WrongDatabase), SETTINGS),
-        ((errors.StoreUnavailable, errors.PartlyScheduled), UNAVAILABLE),
+        ((errors.StoreUnavailable, errors.PartlyScheduled, errors.ClusterUnavailable), UNAVAILABLE),
     )
     return str(error), next((code for kind, code in codes if isinstance(error, kind)), NO)
 
@@ -106,12 +103,14 @@ def _explain_timer(error: Exception) -> tuple[str, int]:
 
 
 def _explain_sql(error: object) -> tuple[str, int]:
+    from toc.errors import MYSQL_REFUSALS  # noqa: PLC0415
+
     """Errors that no verb translates: those of a migration, and what a server refuses."""
     original = getattr(error, "orig", None)
     arguments: Sequence[object] = getattr(original, "args", ())
     number = _number(error)
     text = str(arguments[1]) if len(arguments) > 1 else _first_line(error)
-    if isinstance(number, int) and number in _MYSQL_SETTINGS:
+    if isinstance(number, int) and number in MYSQL_REFUSALS:
         return f"the database refuses: {text}", SETTINGS
     if isinstance(number, int) and number >= _MYSQL_CLIENT_ERRORS:
         return f"a database does not answer: {text}", UNAVAILABLE

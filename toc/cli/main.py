@@ -11,7 +11,19 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from toc.cli import dead, dev, doctor, failures, jobs, migrate, settings, slots, worker
+from toc.cli import (
+    dead,
+    dev,
+    doctor,
+    failures,
+    jobs,
+    migrate,
+    nodes,
+    settings,
+    slots,
+    status,
+    worker,
+)
 from toc.cli.frame import answers, is_usage_error
 from toc.cli.output import Output
 
@@ -95,6 +107,8 @@ app.add_typer(dead_app, name="dead")
 dead_app.command("list")(dead.listed)
 dead_app.command("redrive")(dead.redrive)
 app.command("slots")(slots.slots)
+app.command("nodes")(nodes.nodes)
+app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
 app.command("settings")(settings.settings)
 app.command("version")(version)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toc.cli.apps import Apps, load_apps
-from toc.cli.failures import NO, OK, USAGE, CommandError
+from toc.cli.failures import NO, OK
 from toc.cli.frame import serves
 from toc.cli.output import Output
 from toc.cli.signals import StopRequest
@@ -19,21 +19,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-METRICS_HOST = "127.0.0.1"  # whoever scrapes from elsewhere puts something in front
-
-MetricsPort = Annotated[
+HttpPort = Annotated[
     int | None,
     typer.Option(
-        "--metrics-port",
+        "--http-port",
         min=0,
         max=65_535,
-        help=f"Serve Prometheus' metrics on {METRICS_HOST}; 0 takes a free port.",
+        help="Serve /metrics, /health and /live on http.host; 0 takes a free port.",
     ),
 ]
 
 
 @serves
-def worker(output: Output, app: Apps = None, metrics_port: MetricsPort = None) -> int:
+def worker(output: Output, app: Apps = None, http_port: HttpPort = None) -> int:
     """Run the handlers of one or more modules.
 
     The first SIGTERM or SIGINT stops it in good order: nothing new is taken, what runs may finish
@@ -48,19 +46,19 @@ def worker(output: Output, app: Apps = None, metrics_port: MetricsPort = None) -
 
     restart = threading.Event()
     with StopRequest() as stop:
-        settings = load_settings()
+        settings = load_settings(**_http(http_port))
         handlers = load_apps(app or [])
 
         def restart_wanted() -> None:
             restart.set()
             stop.ask()
 
-        if metrics_port is not None:
-            _serve_metrics(metrics_port)
         node = Node(settings, handlers=handlers, restart_wanted=restart_wanted)
         try:
             node.start()
-            log.info("%s runs %s", node.name, _types(handlers))
+            log.info("%s runs %s", node.identity, _types(handlers))
+            if node.http is not None:
+                log.info("metrics and health on %s", node.http.url)
             stop.wait()
             log.info("stopping: handlers that run have %g s", settings.worker.stop_s)
         finally:
@@ -77,12 +75,5 @@ def _types(handlers: Registry) -> str:
     return ", ".join([*names, "every other type"] if handlers.takes_all else names)
 
 
-def _serve_metrics(port: int) -> None:
-    from prometheus_client import start_http_server  # noqa: PLC0415
-
-    try:
-        server, _ = start_http_server(port, addr=METRICS_HOST)
-    except OSError as error:
-        text = f"cannot serve metrics on {METRICS_HOST}:{port}: {error.strerror}"
-        raise CommandError(text, USAGE) from error
-    log.info("metrics on %s:%d", METRICS_HOST, server.server_port)
+def _http(port: int | None) -> dict[str, object]:
+    return {} if port is None else {"http": {"port": port}}

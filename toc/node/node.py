@@ -1,35 +1,42 @@
-"""A node: one process that pops, scans, loads and runs handlers."""
+"""A node: one process that pops, scans, loads and runs handlers. Here its parts are put together."""
 
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import random
 import socket
-from collections import defaultdict
+import threading
 from collections.abc import Callable
+from importlib.metadata import version
 
-from toc.errors import NotFound, StoreUnavailable, TimerUnavailable
+from toc.cluster.holdings import Holding
+from toc.cluster.membership import Membership, View
+from toc.domain.placement import assign
+from toc.errors import TimerUnavailable
 from toc.handlers.registry import Registry, registry
-from toc.node.clocks import ClockWatch
+from toc.node.feeding import Feeding
+from toc.node.gauges import Gauges
+from toc.node.health import Health, Part
+from toc.node.http import HttpServer
+from toc.node.probes import Clocks, Probe
+from toc.runtime import metrics
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.service import Service, stop_all
 from toc.runtime.settings import Settings
-from toc.scanner.scanner import Scanner
-from toc.store import migrate
+from toc.store.admission import admit
 from toc.store.catalogue import Catalogue
 from toc.store.databases import Databases
-from toc.store.pages import Pages
-from toc.timer.loader import Loader
-from toc.timer.poller import Poller
 from toc.timer.slots import Slots
-from toc.timer.wakeup import Hear, Wakeup
 from toc.worker.worker import Worker
 
 log = logging.getLogger(__name__)
 
 FEEDING_STOP_S = 10.0
+JOIN_S_MAX = 5.0  # at start; without ZooKeeper a node then owns everything
+HAND_OVER_S = 0.5  # a node that leaves pops on for so long, while the others take over
 
 
 def node_name() -> str:
@@ -38,10 +45,12 @@ def node_name() -> str:
 
 
 class Node:
-    """Everything of one worker process; owns every slot and shard.
+    """Everything of one worker process.
 
+    It does its share of slots and shards among the members in ZooKeeper; without ZooKeeper, all.
     `start` checks the schema, the routing's fingerprint and Redis, and refuses what does not fit.
-    `stop` ends it gracefully: nothing new is taken, what runs may finish, the rest is given back.
+    `stop` ends it gracefully: its share goes to the others first, nothing new is taken, what runs may
+    finish, the rest is given back.
     """
 
     def __init__(
@@ -57,7 +66,6 @@ class Node:
         self._clock = clock or SystemClock()
         self._handlers = handlers if handlers is not None else registry
         self._restart_wanted = restart_wanted
-        self._feeding: list[Service] = []  # everything that brings work in
         self.databases = Databases(
             settings.databases,
             settings.routing,
@@ -74,19 +82,40 @@ class Node:
                 self._clock,
                 timeout_s=settings.connect_timeout_s,
             )
+        self.probes = [
+            Probe(f"database_{database.index}", database.now_ms, self._clock)
+            for database in self.databases
+        ]
+        self._clocks: Clocks | None = None
+        if self.slots is not None:
+            redis = Probe("redis", self.slots.time_ms, self._clock)
+            self._clocks = Clocks(redis, self.probes, skew_s_max=settings.timer.skew_s_max)
+            self.probes = [*self.probes, redis]
         self.worker: Worker | None = None
+        self.feeding: Feeding | None = None
+        self.membership: Membership | None = None
+        self.http: HttpServer | None = None
+        self._gauges: Gauges | None = None
+        self._stopping, self._stopping_ms = False, 0
+        self._health = Health(settings, self.slots, self.probes, self._clocks)
+        self._sharing = threading.Lock()
+        # What this node owns, and since when: the shards under "", slots under their topic.
+        self._holdings = {name: Holding() for name in ("", *settings.slot_amounts)}
 
     def start(self) -> None:
-        """Raises SchemaMismatch and StoreUnavailable. An absent Redis is no reason not to start."""
+        """Raises SchemaMismatch and StoreUnavailable. Redis and ZooKeeper may be absent."""
         settings = self.settings
-        migrate.check(self.databases)
+        if settings.http.port is not None:
+            self.http = HttpServer(settings.http.host, settings.http.port, self.health)
         catalogue = Catalogue(self.databases)
-        catalogue.check(settings.facts)
+        admit(self.databases, catalogue, settings.facts)
         if self.slots is not None:
             try:
                 self.slots.check()
             except TimerUnavailable as error:
                 log.warning("starting without the timer, the scanner fires: %s", error)
+        for probe in self.probes:
+            probe.run_once()  # the clocks are compared before anything is fired by them
         self.worker = worker = Worker(
             self.name,
             self.databases,
@@ -101,14 +130,10 @@ class Node:
             settings.worker,
             self._restart_wanted,
         )
-        pages = Pages(self.databases)
-        watch: ClockWatch | None = None
-        if self.slots is not None:
-            skew_s_max = settings.timer.skew_s_max
-            watch = ClockWatch(self.slots, self.databases, skew_s_max=skew_s_max)
-            self._feeding.append(watch)
-            self._feeding += self._timer(self.slots, worker, pages, catalogue, watch)
-        self._feeding += self._scanners(worker, pages, watch)
+        self.feeding = Feeding(
+            settings, self.databases, self.slots, worker, catalogue, self._clock, self._fires
+        )
+        self._gauges = Gauges(self.slots, self.feeding)
         for database in self.databases:
             database.warm(
                 singles=min(4, settings.pool_size), transactions=min(2, settings.pool_size)
@@ -117,126 +142,99 @@ class Node:
         gc.collect()
         gc.freeze()
         worker.start()
-        for service in self._feeding:
+        for service in (*self.feeding, *self.probes):
             service.start()
+        self._join()
+        self._gauges.start()
+        if self.http is not None:
+            self.http.start()
 
     def stop(self) -> bool:
         """True when nothing was left behind."""
-        clean = stop_all(self._feeding, FEEDING_STOP_S)
+        self._stopping, self._stopping_ms = True, self._clock.wall_ms()
+        if self.membership is not None:
+            shared = len(self.membership.view.members) > 1
+            self.membership.stop()
+            if shared:
+                self._clock.sleep_s(HAND_OVER_S)
+        services: list[Service] = [*(self.feeding or ()), *self.probes]
+        if self._gauges is not None:
+            services.append(self._gauges)
+        clean = stop_all(services, FEEDING_STOP_S)
         if self.worker is not None:
             clean &= self.worker.stop(self.settings.worker.stop_s)
+        if self.http is not None:
+            self.http.stop()
         if self.slots is not None:
             self.slots.close()
         self.databases.close()
         return clean
 
-    def _scanners(self, worker: Worker, pages: Pages, watch: ClockWatch | None) -> list[Service]:
-        """One per database: one that hangs must not hold up the net under the others."""
-        settings, slots = self.settings, self.slots
-        services: list[Service] = []
-        for database in self.databases:
-            scanner = Scanner(
-                f"toc-scanner-{database.index}",
-                pages,
-                database.shards,
-                worker,
-                lambda: worker.types,
-                lambda: slots is None or (slots.available and not (watch and watch.beyond)),
-                settings.routing,
-                self._clock,
-                grace_ms=round(settings.scanner.grace_s * 1000) if slots is not None else 0,
-                tick_s=settings.scanner.tick_s,
-                page_rows=settings.scanner.page,
+    def health(self) -> list[Part]:
+        """How everything is that this node stands on, and what that means for jobs. Asks nobody."""
+        member = self.membership
+        view, since_ms = (None, None) if member is None else (member.view, member.since_ms)
+        parts = list(self._health.parts(view, since_ms, self.feeding))
+        if self._stopping:
+            parts.append(
+                Part("node", "degraded", self._stopping_ms, "stopping", "the others take over")
             )
-            worker.on_room(scanner.room_again)
-            services.append(scanner)
-        return services
+        return parts
 
-    def _timer(
-        self,
-        slots: Slots,
-        worker: Worker,
-        pages: Pages,
-        catalogue: Catalogue,
-        watch: ClockWatch,
-    ) -> list[Service]:
+    # ---- the cluster
+
+    @property
+    def identity(self) -> str:
+        """This process among the members; the tokens of its claims begin with it."""
+        return self.worker.identity if self.worker is not None else self.name
+
+    def _join(self) -> None:
+        if self.settings.has_cluster:
+            self.membership = Membership(
+                self.settings, self.identity, self._describe, self._share, self._clock
+            )
+            self.membership.start()
+            self.membership.joined.wait(JOIN_S_MAX)
+        with self._sharing:
+            if self.membership is None or not self.membership.joined.is_set():
+                if self.membership is not None:
+                    log.warning("ZooKeeper is not reached: until it is, this node owns everything")
+                self._take(View((self.identity,), connected=self.membership is None))
+
+    def _share(self, view: View) -> None:
+        """Called by the membership, after `joined` was set."""
+        with self._sharing:
+            self._take(view)
+
+    def _take(self, view: View) -> None:
+        """Takes this node's share of a view of the cluster."""
+        if self.feeding is None or self._gauges is None:
+            return
         settings = self.settings
-        services: list[Service] = []
-        hear: dict[str, Hear] = {}
-        for topic in settings.topic_names:
-            pollers = self._pollers(slots, topic, worker, watch)
-            for poller in pollers.values():
-                worker.on_room(poller.wake)
-            services += pollers.values()
-            by_slot = {slot: poller for slots_, poller in pollers.items() for slot in slots_}
-            hear[topic] = lambda slot, in_s, by_slot=by_slot: (  # type: ignore[misc]
-                by_slot[slot].hear(slot, in_s) if slot in by_slot else None
-            )
-            services += self._loaders(slots, topic, pages, catalogue)
-        services.append(Wakeup(slots, settings.namespace, hear))
-        return services
+        assignment = assign(self.identity, view.members, settings.slot_amounts, settings.shards)
+        # While ZooKeeper is away nobody inherits the shards of a node that dies: all scan all, the
+        # more slowly the more they are.
+        self.feeding.own(assignment, scan_all_in=len(view.members) if view.frozen else None)
+        self._gauges.assignment = assignment
+        self._gauges.wake()
+        metrics.MEMBERS.set(len(view.members))
+        metrics.LEADS.set(view.connected and view.leader == self.identity)
+        now_ms = self._clock.wall_ms()
+        self._holdings[""].hold(assignment.shards, now_ms)
+        for topic, owned in assignment.slots.items():
+            self._holdings[topic].hold(owned, now_ms)
 
-    def _loaders(
-        self, slots: Slots, topic: str, pages: Pages, catalogue: Catalogue
-    ) -> list[Service]:
-        """One per database, with the slots whose first shard is there."""
-        settings, timer, routing = self.settings, self.settings.timer, self.settings.routing
-        amount = settings.slots_of(topic)
-        owned: dict[int, list[int]] = defaultdict(list)
-        for slot in range(amount):
-            owned[routing.database(slot)].append(slot)
-        return [
-            Loader(
-                f"toc-loader-{topic}-{database}",
-                slots,
-                pages,
-                topic,
-                owned[database],
-                amount,
-                routing,
-                lambda no: self._topic_of_type(catalogue, no) == topic,
-                self._clock,
-                horizon_ms=round(timer.horizon_s * 1000),
-                slack_ms=round(timer.slack_s * 1000),
-                tick_s=timer.load_tick_s,
-                page_rows=timer.load_page,
-            )
-            for database in owned
-        ]
-
-    def _topic_of_type(self, catalogue: Catalogue, type_no: int) -> str:
-        try:
-            return self.settings.topic_of(catalogue.name(type_no))
-        except (NotFound, StoreUnavailable):
-            # Written by hand, or new while the catalogue's database is away: it must not stop the
-            # loader. In the wrong topic it is only looked at once too often, or left to the scanner.
-            return "default"
-
-    def _pollers(
-        self, slots: Slots, topic: str, worker: Worker, watch: ClockWatch
-    ) -> dict[tuple[int, ...], Poller]:
-        """Pollers by the slots they own: two per database, each with the slots whose first shard is there.
-
-        Two, because one of them works in Python while the other waits for the database.
-        """
-        settings, routing = self.settings, self.settings.routing
-        lanes: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for slot in range(settings.slots_of(topic)):
-            lanes[routing.database(slot), slot % 2].append(slot)
-        return {
-            tuple(owned): Poller(
-                f"toc-poller-{topic}-{database}-{lane}",
-                slots,
-                topic,
-                owned,
-                database,
-                worker,
-                routing,
-                self._clock,
-                pop_max=settings.timer.pop_max,
-                stay_ms=round(settings.timer.stay_s * 1000),
-                slow_poll_s=settings.timer.slow_poll_s,
-                paused=lambda: watch.beyond,
-            )
-            for (database, lane), owned in lanes.items()
+    def _describe(self) -> bytes:
+        """What the member says of itself in ZooKeeper."""
+        shards, *slots = self._holdings.items()
+        text = {
+            "version": version("toc"),
+            "http": self.http.url if self.http is not None else None,
+            "shards": shards[1].as_text(),
+            "slots": {topic: holding.as_text() for topic, holding in slots},
         }
+        return json.dumps(text).encode()
+
+    def _fires(self) -> bool:
+        """Whether the timer may fire."""
+        return self._clocks is None or not self._clocks.beyond

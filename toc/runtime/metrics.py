@@ -34,6 +34,12 @@ ENDED = Counter("toc_jobs_settled_total", "Handler runs settled", ["biz_type", "
 LATENESS = Histogram(
     "toc_job_lateness_seconds", "Handler start minus due time", buckets=LATENESS_BUCKETS_S
 )
+STAGE = Histogram(
+    "toc_job_stage_seconds",
+    "A job's way: timer (due to popped), database (to claimed), queue (to started), handler (to ended)",
+    ["stage"],
+    buckets=LATENESS_BUCKETS_S,
+)
 RESCUED = Counter("toc_jobs_rescued_total", "Jobs claimed by the scanner, not by the timer")
 TAKEN_OVER = Counter("toc_jobs_taken_over_total", "Jobs taken over from a lost lease")
 STALE = Counter("toc_settles_refused_total", "Outcomes of stale workers that the token refused")
@@ -43,4 +49,22 @@ ARMS_DROPPED = Counter("toc_arms_dropped_total", "Failed reminders left to the l
 SERVICE_ERRORS = Counter("toc_service_errors_total", "Failed steps of a service", ["service"])
 HANDLERS_STUCK = Gauge("toc_handlers_stuck", "Handlers running beyond their timeout")
 JOBS_IN_FLIGHT = Gauge("toc_jobs_in_flight", "Claimed jobs not settled yet")
-CLOCK_SKEW = Gauge("toc_clock_skew_seconds", "Redis' time minus the database's")
+CLOCK_SKEW = Gauge("toc_clock_skew_seconds", "Redis' time minus a database's, the worst of them")
+CLOCK_OFFSET = Gauge("toc_clock_offset_seconds", "A server's time minus this machine's", ["server"])
+SERVER_UP = Gauge("toc_server_up", "1 while the server answers, else 0", ["server"])
+MEMBERS = Gauge("toc_cluster_members", "Nodes that are in ZooKeeper, as last seen")
+LEADS = Gauge("toc_cluster_leads", "1 on the node that leads, else 0")
+SLOTS_OWNED = Gauge("toc_slots_owned", "Slots that this node pops and loads", ["topic"])
+SHARDS_OWNED = Gauge("toc_shards_owned", "Shards that this node scans")
+SLOT_ENTRIES = Gauge(
+    "toc_slot_entries",
+    "Jobs in the slots of this node: armed (StoreQueue) or out (PrepareQueue)",
+    ["topic", "queue"],
+)
+SLOT_ENTRIES_MAX = Gauge(
+    "toc_slot_entries_max", "Jobs armed in the fullest slot of this node", ["topic"]
+)
+LOAD_AGE = Gauge(
+    "toc_loader_watermark_age_seconds",
+    "Since all shards of this node had been read to the end of the horizon",
+)

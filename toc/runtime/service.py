@@ -2,7 +2,8 @@
 
 `run_once` does a bounded piece of work, never sleeps, and answers how long to wait before the next
 one. Only the loop here waits. An exception is logged, counted, and followed by a pause that doubles
-up to `PAUSE_S_MAX`: a service does not die of its server.
+up to `PAUSE_S_MAX`: a service does not die of its server. While it goes on failing, it says so once
+a minute: in an outage each process has many services, and somebody has to read their log.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from collections.abc import Sequence
 from toc.errors import TocError
 from toc.runtime import metrics
 from toc.runtime.clock import SystemClock
+from toc.runtime.seldom import Seldom
 
 log = logging.getLogger(__name__)
+
+_clock = SystemClock()  # what services wait for is real, whatever time jobs are told
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 2.0
 
@@ -32,6 +36,7 @@ class Service:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()
+        self._seldom = Seldom(log)
 
     def run_once(self) -> float:
         """One bounded step. Returns the seconds to wait before the next one (0: at once)."""
@@ -73,16 +78,8 @@ class Service:
             try:
                 wait_s = self.run_once()
                 pause_s = PAUSE_S_MIN
-            except Exception as error:
-                expected = isinstance(error, TocError) and error.retryable
-                log.log(
-                    logging.WARNING if expected else logging.ERROR,
-                    "%s: %s; again in %.1f s",
-                    self.name,
-                    error,
-                    pause_s,
-                    exc_info=not expected,
-                )
+            except Exception as error:  # noqa: BLE001 - whatever it is, the service goes on
+                self._log_failure(error)
                 metrics.SERVICE_ERRORS.labels(self.name).inc()
                 self._stopping.wait(pause_s)
                 pause_s = min(pause_s * 2, PAUSE_S_MAX)
@@ -90,12 +87,17 @@ class Service:
             if wait_s > 0:
                 self._wake.wait(wait_s)
 
+    def _log_failure(self, error: Exception) -> None:
+        if isinstance(error, TocError) and error.retryable:
+            self._seldom.warning(error.code, "%s fails, and tries on: %s", self.name, error)
+        else:
+            log.error("%s fails, and tries on: %s", self.name, error, exc_info=error)
+
 
 def stop_all(services: Sequence[Service], timeout_s: float) -> bool:
     """Stops several services side by side, within `timeout_s` in all; True when all are gone."""
     for service in services:
         service.signal_stop()
-    clock = SystemClock()
-    deadline_s = clock.monotonic_s() + timeout_s
-    gone = [service.stop(max(0.0, deadline_s - clock.monotonic_s())) for service in services]
+    deadline_s = _clock.monotonic_s() + timeout_s
+    gone = [service.stop(max(0.0, deadline_s - _clock.monotonic_s())) for service in services]
     return all(gone)

@@ -9,12 +9,21 @@ setting toc uses the embedded servers that `toc dev` starts.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -31,7 +40,14 @@ from toc.errors import SettingsError
 DEV_DIR = Path(".toc")
 """Where `toc dev` keeps its databases and its Redis socket, in the working directory."""
 
-REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
+REDIS_SCHEMES = (
+    *("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://"),
+    *("redis+sentinel://", "rediss+sentinel://"),
+)
+
+
+_HOST = r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:]+\])(?::\d{1,5})?"
+_ZOOKEEPER_HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*(?:/[^\s,]+)?")
 
 
 class _Part(BaseModel):
@@ -131,6 +147,33 @@ class WorkerSettings(_Part):
         return self
 
 
+class ClusterSettings(_Part):
+    """Sharing the work among nodes through ZooKeeper."""
+
+    session_timeout_s: float = Field(
+        10, ge=1, le=120, description="a node not heard of for this long has left"
+    )
+    auth: SecretStr | None = Field(
+        None, description="'user:password' (digest): only who has it may write toc's nodes"
+    )
+
+    @field_validator("auth")
+    @classmethod
+    def _auth(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not re.fullmatch(r"[^:]+:.+", value.get_secret_value()):
+            raise ValueError("must be 'user:password'")
+        return value
+
+
+class HttpSettings(_Part):
+    """The node's own HTTP: metrics and health."""
+
+    host: str = Field("127.0.0.1", min_length=1, description="the address to listen on")
+    port: int | None = Field(
+        None, ge=0, le=65_535, description="0 takes a free one; not set: no HTTP"
+    )
+
+
 class LimitSettings(_Part):
     """Bounds on what comes from outside."""
 
@@ -163,6 +206,10 @@ class Settings(BaseSettings):
         f"unix://{DEV_DIR}/redis.sock",
         description="redis://, rediss://, unix:// or redis+cluster://; 'none' runs the scanner alone",
     )
+    zookeeper_hosts: str = Field(
+        "none",
+        description="'host:port,host:port', with '/path' behind it if wanted; 'none': each node owns all",
+    )
     namespace: str = Field(
         "toc", pattern=r"^[A-Za-z0-9_.-]{1,32}$", description="prefix of all keys in Redis"
     )
@@ -175,6 +222,8 @@ class Settings(BaseSettings):
     timer: TimerSettings = TimerSettings()
     scanner: ScannerSettings = ScannerSettings()
     worker: WorkerSettings = WorkerSettings()
+    cluster: ClusterSettings = ClusterSettings()
+    http: HttpSettings = HttpSettings()
     limits: LimitSettings = LimitSettings()
 
     @model_validator(mode="before")
@@ -207,6 +256,9 @@ class Settings(BaseSettings):
                 raise ValueError(f"URL number {index} must be mysql, mariadb or sqlite")
             if not url.database:
                 raise ValueError(f"URL number {index} must name a database")
+        kinds = {make_url(text).get_backend_name() for text in value}
+        if "sqlite" in kinds and len(kinds) > 1:
+            raise ValueError("SQLite cannot be mixed with other kinds")
         if len(set(value)) != len(value):
             raise ValueError("a database is named twice")
         return value
@@ -216,6 +268,13 @@ class Settings(BaseSettings):
     def _redis(cls, value: str) -> str:
         if value != "none" and not value.startswith(REDIS_SCHEMES):
             raise ValueError(f"must be 'none' or begin with one of: {' '.join(REDIS_SCHEMES)}")
+        return value
+
+    @field_validator("zookeeper_hosts")
+    @classmethod
+    def _zookeeper(cls, value: str) -> str:
+        if value != "none" and not _ZOOKEEPER_HOSTS.fullmatch(value):
+            raise ValueError("must be 'none' or 'host:port,host:port', and may end with '/path'")
         return value
 
     @model_validator(mode="after")
@@ -261,6 +320,15 @@ class Settings(BaseSettings):
     @property
     def has_timer(self) -> bool:
         return self.redis_url != "none"
+
+    @property
+    def has_cluster(self) -> bool:
+        return self.zookeeper_hosts != "none"
+
+    @property
+    def slot_amounts(self) -> dict[str, int]:
+        """The slots of each topic; none where there is no timer."""
+        return {topic: self.slots_of(topic) for topic in self.topic_names} if self.has_timer else {}
 
     def slots_of(self, topic: str) -> int:
         """The slot_amount of a topic."""
@@ -367,5 +435,9 @@ def _fault(fault: Any) -> str:
         return f"{name}: unknown setting" + (f"; did you mean {near[0]}?" if near else "")
     if not name:
         return str(text)
-    given = "" if path[0] in ("databases", "redis_url") else f", got {fault['input']!r}"
+    given = (
+        ""
+        if path[0] in ("databases", "redis_url") or path[-1] == "auth"
+        else f", got {fault['input']!r}"
+    )
     return f"{name}: {text}{given}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from toc.domain.routing import Routing
@@ -21,7 +23,7 @@ URGENT_S = 1.0  # period and grace while the timer is not available
 
 
 class Scanner(Service):
-    """Scans the owned shards. `types()`: type numbers with a handler here, None for all.
+    """Scans shards; none until `own` says which. `types()`: type numbers with a handler here, None for all.
 
     `timer_available()`: False makes it scan every second with a grace of one.
     """
@@ -30,7 +32,6 @@ class Scanner(Service):
         self,
         name: str,
         pages: Pages,
-        owned: Sequence[int],
         sink: Sink,
         types: Callable[[], Collection[int] | None],
         timer_available: Callable[[], bool],
@@ -42,7 +43,10 @@ class Scanner(Service):
         page_rows: int,
     ) -> None:
         super().__init__(name)
-        self._pages, self._owned, self._sink, self._types = pages, list(owned), sink, types
+        self._pages, self._sink, self._types = pages, sink, types
+        self._owned: Sequence[int] = ()
+        self._told: deque[tuple[Sequence[int], float]] = deque(maxlen=1)
+        self._stretch = 1.0
         self._timer_available, self._routing, self._clock = timer_available, routing, clock
         self._grace_ms, self._tick_s, self._page_rows = grace_ms, tick_s, page_rows
         # Where the present round goes on: the shard's position, and the last row that was looked at.
@@ -52,6 +56,11 @@ class Scanner(Service):
         self._claimed = 0  # of the present shard
         self._paused_s = -tick_s  # when the last shard was done with, by the monotonic clock
         self._skipped: set[int] = set()  # databases that did not answer in this round
+
+    def own(self, shards: Sequence[int], stretch: float = 1.0) -> None:
+        """From the next step on it scans these, a round in `stretch` ticks. Any thread."""
+        self._told.append((sorted(shards), stretch))
+        self.wake()
 
     def room_again(self) -> None:
         """Goes on at once if it stopped for want of room; does not shorten the wait for the next round."""
@@ -64,10 +73,10 @@ class Scanner(Service):
         A round goes through all shards in one tick, evenly: read in one go, they would hold up the
         firing threads for tens of milliseconds.
         """
+        self._take_in()
         urgent = not self._timer_available()
-        pace_s = (min(self._tick_s, URGENT_S) if urgent else self._tick_s) / max(
-            1, len(self._owned)
-        )
+        tick_s = (min(self._tick_s, URGENT_S) if urgent else self._tick_s) * self._stretch
+        pace_s = tick_s / max(1, len(self._owned))
         now_s = self._clock.monotonic_s()
         wait_s = self._paused_s + pace_s - now_s
         if wait_s > 0:
@@ -95,6 +104,16 @@ class Scanner(Service):
         self._paused_s = now_s
         return pace_s
 
+    def _take_in(self) -> None:
+        if not self._told:
+            return
+        owned, self._stretch = self._told.popleft()
+        # Goes on where it was: begun anew at each change, the last shards might never be scanned.
+        at = self._owned[self._position] if self._position < len(self._owned) else -1
+        self._owned, self._position = owned, bisect_left(owned, at)
+        if owned[self._position : self._position + 1] != [at]:
+            self._after, self._claimed = BEGINNING, 0
+
     def _is_skipped(self) -> bool:
         return self._routing.database(self._owned[self._position]) in self._skipped
 
@@ -103,8 +122,9 @@ class Scanner(Service):
         try:
             return self._scan(shard, grace_ms, room)
         except StoreUnavailable as error:
-            log.warning("scanner: shard %d: %s", shard, error)
-            self._skipped.add(self._routing.database(shard))
+            database = self._routing.database(shard)
+            self._seldom.warning(database, "scanner: shard %d: %s", shard, error)
+            self._skipped.add(database)
         except Exception:
             log.exception("scanner: shard %d is left out of this round", shard)
             metrics.SERVICE_ERRORS.labels(self.name).inc()

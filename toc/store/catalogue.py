@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import uuid
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -56,17 +57,18 @@ class Catalogue:
                 raise NotFound(f"no biz_type has the number {type_no}")
         return found
 
-    def check(self, facts: dict[str, str]) -> None:
-        """Compares facts (routing, slot amounts) with what every database keeps; then writes what is new.
+    def check(self, facts: Mapping[str, str], databases: Sequence[Database] | None = None) -> None:
+        """Compares facts (routing, slot amounts) with what each database keeps; then writes what is new.
 
         Raises SchemaMismatch when one differs, and has then written nothing: a node with another
         routing would take rows for gone.
         """
-        kept = [self._facts_of(database) for database in self._databases]
-        expected = [facts | {"database": str(database.index)} for database in self._databases]
-        for database, there, wanted in zip(self._databases, kept, expected, strict=True):
+        checked = self._databases.all if databases is None else databases
+        kept = [self._facts_of(database) for database in checked]
+        expected = [{**facts, "database": str(database.index)} for database in checked]
+        for database, there, wanted in zip(checked, kept, expected, strict=True):
             _compare(database, there, wanted)
-        for database, there, wanted in zip(self._databases, kept, expected, strict=True):
+        for database, there, wanted in zip(checked, kept, expected, strict=True):
             # The identity is made once; check_connection compares it.
             new = {"database_id": str(uuid.uuid4())} | wanted
             rows = [{"name": k, "value": v} for k, v in new.items() if k not in there]
@@ -76,9 +78,10 @@ class Catalogue:
                 except IntegrityError:  # another process wrote them first: its word counts
                     _compare(database, self._facts_of(database), wanted)
         with self._lock:
-            self._load()
-            for database in self._databases.all[1:]:
-                self._copy_to(database)
+            self._load_what_answers(checked)
+            for database in checked:
+                if database.index:
+                    self._copy_to(database)
 
     def _facts_of(self, database: Database) -> dict[str, str]:
         query = select(database.meta.c.name, database.meta.c.value)
@@ -98,11 +101,18 @@ class Catalogue:
             f"the given connection does not reach database {database.index}, which holds the job's shard"
         )
 
-    def _load(self) -> None:
-        table = self._databases[0].biz_type
-        rows = self._databases[0].read(
-            lambda c: c.execute(select(table.c.type_no, table.c.name)).all()
-        )
+    def _load_what_answers(self, databases: Sequence[Database]) -> None:
+        """Database 0's word, else a copy of it: what it lacks is asked for when it is needed."""
+        try:
+            self._load()
+        except StoreUnavailable:
+            for database in databases:
+                self._load(database)
+
+    def _load(self, database: Database | None = None) -> None:
+        database = database or self._databases[0]
+        table = database.biz_type
+        rows = database.read(lambda c: c.execute(select(table.c.type_no, table.c.name)).all())
         for type_no, name in rows:
             self._no[name], self._name[type_no] = type_no, name
 
@@ -135,7 +145,7 @@ def _identity(connection: Connection, database: Database) -> str | None:
     return connection.execute(select(table.c.value).where(table.c.name == "database_id")).scalar()
 
 
-def _compare(database: Database, there: dict[str, str], wanted: dict[str, str]) -> None:
+def _compare(database: Database, there: Mapping[str, str], wanted: Mapping[str, str]) -> None:
     for name, value in wanted.items():
         if there.get(name, value) != value:
             raise SchemaMismatch(

@@ -79,6 +79,9 @@ class Database:
         self.index = index
         self.shards = shards
         self._clock, self._rng = clock, rng
+        self._check: Callable[[Database], None] | None = None
+        self._check_lock = threading.RLock()
+        self._checking = False
         parsed = make_url(url)
         self.sqlite = parsed.get_backend_name() == "sqlite"
         # SQLite has one writer. Threads of this process take turns here, fairly and at once; its own
@@ -161,7 +164,25 @@ class Database:
 
         return self._repeated(statements)
 
+    def check_first(self, check: Callable[[Database], None]) -> None:
+        """From now on `check(self)` must have passed once before anything is asked of this database."""
+        self._check = check
+
+    def _be_checked(self) -> None:
+        with self._check_lock:  # the check comes through here again: it holds the lock already
+            check = self._check
+            if check is None or self._checking:
+                return
+            self._checking = True
+            try:
+                check(self)
+                self._check = None
+            finally:
+                self._checking = False
+
     def _repeated(self, attempt: Callable[[], T]) -> T:
+        if self._check is not None:
+            self._be_checked()
         for tries in range(1, TRIES_MAX + 1):
             try:
                 with self._turn:
@@ -281,6 +302,13 @@ class Databases:
 
     def __getitem__(self, index: int) -> Database:
         return self.all[index]
+
+    def now_ms(self) -> int:
+        """The clock of the first database that answers. Raises StoreUnavailable when none does."""
+        for database in self.all[:-1]:
+            with contextlib.suppress(StoreUnavailable):
+                return database.now_ms()
+        return self.all[-1].now_ms()
 
     def of_shard(self, shard: int) -> Database:
         return self.all[self.routing.database(shard)]

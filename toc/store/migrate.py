@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from alembic import command
@@ -13,7 +13,7 @@ from alembic.script import ScriptDirectory
 
 from toc.errors import SchemaMismatch
 from toc.runtime.settings import Settings
-from toc.store.databases import Database, Databases
+from toc.store.databases import Database
 
 VERSION_TABLE = "toc_alembic_version"
 
@@ -61,8 +61,8 @@ def revision_of(database: Database) -> str | None:
     )
 
 
-def check(databases: Databases) -> None:
-    """Raises SchemaMismatch unless every database stands at the newest revision."""
+def check(databases: Iterable[Database]) -> None:
+    """Raises SchemaMismatch unless each database stands at the newest revision."""
     expected = head()
     for database in databases:
         found = revision_of(database)

@@ -8,10 +8,20 @@ Per slot three keys (see `keys`): the StoreQueue (job_id by due ms), the Prepare
 workers, by the end of its stay) and the marks (per shard: how far the loader has come). No decision
 reads the PrepareQueue.
 
-    keys      spells the keys            scripts   loads lua/*.lua and calls them, pipelined
     slots     the verbs in our words: arm, pop, ack, put_back, load_page
-    wakeup    "a slot has a new head"    poller    pops what is due and hands it to a sink
+    standing  whether reminders flow: what the latest calls found
+    scripts   lua/*.lua and how they are called         keys      spells the keys
+    nodes     which node of Redis is told what          batches   one lot of commands for each
+    lookout   what failed is left alone, and looked for refusals  what Redis says when it cannot
+    connect   from a URL to a client                    facts     whether a server is fit
+    wakeup    "a slot has a new head"                   poller    pops what is due into a sink
     loader    brings rows into the slots as their time comes near
+
+Failure: a node of Redis that fails takes its own slots along and no others; one that hangs holds up a
+caller once, for the socket's timeout. A full Redis pops and takes nothing new. A Redis with older
+data, after a fail-over or a restart, is another process: its run_id does not fit the marks, and the
+loader brings everything near again. While a slot is not served, `available` is False and the scanner
+hurries.
 
 Windows: a popped entry comes back after `stay_s` if nobody acks it. A worker learns of a new head by
 a wake-up at once, or by the slow poll within `slow_poll_s`. Rows due within `horizon_s` are loaded;

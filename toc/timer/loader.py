@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -51,8 +52,18 @@ class Mark(NamedTuple):
         return cls(parts[0], parts[1], int(parts[2]), int(parts[3]))
 
 
+class _Away(NamedTuple):
+    """What did not answer in a step: it is not asked again before the next one."""
+
+    databases: set[int]
+    servers: dict[str, TimerUnavailable]  # of Redis, by run_id
+
+
 class Loader(Service):
-    """The loader of some slots of one topic. `of_topic(type_no)` says whether a row is the topic's."""
+    """Loads slots of one topic; none until `own` says which.
+
+    `of_topic(type_no)` says whether a row is the topic's.
+    """
 
     def __init__(
         self,
@@ -60,7 +71,6 @@ class Loader(Service):
         slots: Slots,
         pages: Pages,
         topic: str,
-        owned: Sequence[int],
         slot_amount: int,
         routing: Routing,
         of_topic: Callable[[int], bool],
@@ -72,7 +82,9 @@ class Loader(Service):
         page_rows: int,
     ) -> None:
         super().__init__(name)
-        self._slots, self._pages, self._topic, self._owned = slots, pages, topic, list(owned)
+        self._slots, self._pages, self._topic = slots, pages, topic
+        self._owned: Sequence[int] = ()
+        self._told: deque[Sequence[int]] = deque(maxlen=1)
         self._slot_amount, self._routing = slot_amount, routing
         self._of_topic, self._clock = of_topic, clock
         self._horizon_ms, self._slack_ms = horizon_ms, slack_ms
@@ -81,6 +93,21 @@ class Loader(Service):
         # Three reads within each horizon at least: nothing may come due unseen.
         self._read_every = max(1, min(READ_EVERY_MAX, int(horizon_ms / 3000 / tick_s)))
         self._unread: set[int] = set()  # shards whose last read broke off: they go on at once
+        self._read_s: dict[
+            int, float
+        ] = {}  # when each shard was last read to the end of the horizon
+
+    def own(self, slots: Sequence[int]) -> None:
+        """From the next step on these are its slots. Any thread."""
+        self._told.append(sorted(slots))
+        self.wake()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since every shard had been read to the end of the horizon (0 without any)."""
+        return max(
+            (self._clock.monotonic_s() - at_s for at_s in list(self._read_s.values())), default=0.0
+        )
 
     def run_once(self) -> float:
         """Looks at every mark, reads the shards whose turn it is. Returns the tick in seconds."""
@@ -88,36 +115,74 @@ class Loader(Service):
         return self._tick_s
 
     def step(self) -> int:
-        """One round over all owned slots; returns how many reminders it brought."""
+        """One round over all owned slots; returns how many reminders it brought.
+
+        What a database or a node of Redis cannot do now is left to the next step. Raises
+        TimerUnavailable when Redis took nothing at all.
+        """
+        self._take_in()
+        if not self._owned:
+            return 0
         marks = self._slots.marks(self._topic, self._owned)
         run_ids = self._slots.run_ids(self._topic, self._owned)
-        brought = 0
-        down: set[int] = set()  # databases that did not answer in this step
+        done, away = [], _Away(set(), {})
         for slot in self._owned:
             if self.stopping:
                 break
-            for shard in self._routing.shards_of_slot(slot, self._slot_amount):
+            shards = self._routing.shards_of_slot(slot, self._slot_amount)
+            if slot not in marks or slot not in run_ids:  # its node is away
+                self._unread.update(shards)
+                continue
+            for shard in shards:
                 text = marks[slot].get(shard)
-                turn = shard in self._unread or (self._step + shard) % self._read_every == 0
-                if text is not None and not turn:
-                    mark = Mark.parse(text)
-                    if mark is not None and mark.run_id == run_ids[slot]:
-                        continue
-                self._unread.add(shard)
-                if self._routing.database(shard) in down:
-                    continue
-                try:
-                    brought += self._load(slot, shard, text, run_ids[slot])
-                except StoreUnavailable as error:  # the other databases' shards go on
-                    log.warning("loader: shard %d: %s", shard, error)
-                    down.add(self._routing.database(shard))
-                except TimerUnavailable:
-                    raise
-                except Exception:  # one broken table must not keep all others from being loaded
-                    log.exception("loader: shard %d is left out of this step", shard)
-                    metrics.SERVICE_ERRORS.labels(self.name).inc()
+                if not self._stands(shard, text, run_ids[slot]):
+                    done += self._try_load(slot, shard, text, run_ids[slot], away)
         self._step += 1
-        return brought
+        for error in away.servers.values():
+            if not done:
+                raise error
+            log.warning("loader: slots are left out of this step: %s", error)
+        return sum(done)
+
+    def _stands(self, shard: int, text: str | None, run_id: str) -> bool:
+        """Whether a shard need not be read now: its mark counts, and it is not its turn."""
+        turn = shard in self._unread or (self._step + shard) % self._read_every == 0
+        mark = None if text is None or turn else Mark.parse(text)
+        return mark is not None and mark.run_id == run_id
+
+    def _try_load(
+        self, slot: int, shard: int, text: str | None, run_id: str, away: _Away
+    ) -> list[int]:
+        """How many reminders it brought; [] where something failed: then `away` may know more."""
+        self._unread.add(shard)
+        if self._routing.database(shard) in away.databases or run_id in away.servers:
+            return []
+        try:
+            return [self._load(slot, shard, text, run_id)]
+        except StoreUnavailable as error:  # the other databases' shards go on
+            log.warning("loader: shard %d: %s", shard, error)
+            away.databases.add(self._routing.database(shard))
+        except TimerUnavailable as error:  # full, or gone: the other nodes' slots go on
+            away.servers[run_id] = error
+        except Exception:  # one broken table must not keep all others from being loaded
+            log.exception("loader: shard %d is left out of this step", shard)
+            metrics.SERVICE_ERRORS.labels(self.name).inc()
+        return []
+
+    def _take_in(self) -> None:
+        if not self._told:
+            return
+        self._owned = self._told.popleft()
+        now_s = self._clock.monotonic_s()
+        shards = [
+            s for slot in self._owned for s in self._routing.shards_of_slot(slot, self._slot_amount)
+        ]
+        self._read_s = {shard: self._read_s.get(shard, now_s) for shard in shards}
+        self._unread.intersection_update(shards)
+
+    def _done_with(self, shard: int) -> None:
+        self._unread.discard(shard)
+        self._read_s[shard] = self._clock.monotonic_s()
 
     def _load(self, slot: int, shard: int, text: str | None, run_id: str) -> int:
         brought = 0
@@ -132,7 +197,7 @@ class Loader(Service):
                 shard, (mark.due_ms, mark.job_id), bound_ms, self._page_rows
             )
             if not rows:
-                self._unread.discard(shard)
+                self._done_with(shard)
                 break
             page = [Entry(row.due_ms, row.job_id) for row in rows if self._of_topic(row.type_no)]
             after = str(mark._replace(due_ms=rows[-1].due_ms, job_id=rows[-1].job_id))
@@ -140,6 +205,6 @@ class Loader(Service):
                 break  # wiped, failed over, or another loader: the next step reads the mark anew
             text, brought = after, brought + len(page)
             if len(rows) < self._page_rows:
-                self._unread.discard(shard)
+                self._done_with(shard)
                 break
         return brought

@@ -2,12 +2,17 @@
 
 One poller serves the slots of one topic whose shards lie in one database, so that a database that
 does not answer holds up no other. Back-pressure: it pops only what the sink has room for.
+
+Which slots, is told by `own`, at any time: two pollers at one slot are harmless. Of other nodes'
+slots it may be the deputy: it looks at them at each slow poll, and pops those whose head has been
+overdue for so long that their owner is evidently dead, frozen, cut off from Redis or overloaded. So
+none of that waits for ZooKeeper to notice.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from toc.domain.ids import gene_of
 from toc.domain.routing import Routing
@@ -19,18 +24,18 @@ from toc.timer.slots import Slots
 
 NO_ROOM_S = 0.02  # a full sink is looked at again after this, or when it calls `wake`
 GUESS_MIN = 4  # a slot's first pop asks for so many; a full answer doubles it
+DEPUTY_LATE_S = 0.5  # a head that is overdue by more than this is popped by the slot's deputy too
 _NEVER = float("inf")
 
 
 class Poller(Service):
-    """`owned` are the slots it pops, of shards in `database`. `paused()` True: the scanner fires."""
+    """Pops slots of shards in `database`; none until `own` says which. `paused()` True: the scanner fires."""
 
     def __init__(
         self,
         name: str,
         slots: Slots,
         topic: str,
-        owned: Sequence[int],
         database: int,
         sink: Sink,
         routing: Routing,
@@ -46,14 +51,22 @@ class Poller(Service):
         self._routing, self._clock, self._paused = routing, clock, paused
         self._pop_max, self._stay_ms, self._slow_poll_s = pop_max, stay_ms, slow_poll_s
         # When the head of each slot is due, by this process' monotonic clock; at first: look now.
-        self._due_s: dict[int, float] = dict.fromkeys(owned, 0.0)
-        self._guess: dict[int, int] = dict.fromkeys(owned, GUESS_MIN)
+        # A deputy's slots are never due, until they have been seen to be late.
+        self._due_s: dict[int, float] = {}
+        self._guess: dict[int, int] = {}
+        self._deputised: frozenset[int] = frozenset()
+        self._told: deque[tuple[frozenset[int], frozenset[int]]] = deque(maxlen=1)
         self._heard: deque[tuple[int, float]] = deque(maxlen=100_000)
         self._slow_s = 0.0
 
+    def own(self, owned: Collection[int], deputised: Collection[int] = ()) -> None:
+        """From the next step on these are its slots, and those that it is the deputy of. Any thread."""
+        self._told.append((frozenset(owned), frozenset(deputised)))
+        self.wake()
+
     def hear(self, slot: int, in_s: float) -> None:
         """A wake-up: the slot has a new head, due in so many seconds. Any thread."""
-        if slot in self._due_s:
+        if slot in self._due_s and slot not in self._deputised:
             # Taken in by the next step and not here: a pop under way would overwrite it with what
             # it saw before the arm.
             self._heard.append((slot, self._clock.monotonic_s() + in_s))
@@ -61,9 +74,7 @@ class Poller(Service):
 
     def run_once(self) -> float:
         """Pops due slots once, as far as there is room. Returns the seconds until there is more."""
-        while self._heard:
-            slot, due_s = self._heard.popleft()
-            self._due_s[slot] = min(self._due_s[slot], due_s)
+        self._take_in()
         now_s = self._clock.monotonic_s()
         if self._paused():
             return self._slow_poll_s
@@ -95,6 +106,20 @@ class Poller(Service):
             self._sink.give_room(self._database, room)
         return wait_s
 
+    def _take_in(self) -> None:
+        """What other threads have told since the last step."""
+        if self._told:
+            owned, deputised = self._told.popleft()
+            kept = {s: due_s for s, due_s in self._due_s.items() if s not in self._deputised}
+            self._due_s = {slot: kept.get(slot, 0.0) for slot in sorted(owned)}
+            self._due_s |= dict.fromkeys(sorted(deputised - owned), _NEVER)
+            self._guess = {slot: self._guess.get(slot, GUESS_MIN) for slot in self._due_s}
+            self._deputised = deputised - owned
+        while self._heard:
+            slot, due_s = self._heard.popleft()
+            if slot in self._due_s:  # it may have gone to another node meanwhile
+                self._due_s[slot] = min(self._due_s[slot], due_s)
+
     def _shares(self, due: Sequence[int], room: int) -> list[tuple[int, int]]:
         """How much to pop of each slot, such that all together fits.
 
@@ -124,9 +149,14 @@ class Poller(Service):
                 full = len(answer.ids) >= n
                 guess = max(self._guess[slot], n * 2) if full else max(GUESS_MIN, len(answer.ids))
                 self._guess[slot] = min(guess, self._pop_max)
-            self._due_s[slot] = _NEVER if answer.next_s is None else answered_s + answer.next_s
+            self._due_s[slot] = self._due_again_s(slot, answer.next_s, answered_s)
             found += [(job_id, answer.time_ms) for job_id in answer.ids]
         return found
+
+    def _due_again_s(self, slot: int, next_s: float | None, answered_s: float) -> float:
+        if next_s is None or (slot in self._deputised and next_s > -DEPUTY_LATE_S):
+            return _NEVER
+        return answered_s + next_s
 
     def _offer(self, popped: Sequence[tuple[int, int]], found_s: float) -> None:
         by_database: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))

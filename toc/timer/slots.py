@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from redis import Redis
-from redis.backoff import ExponentialWithJitterBackoff
-from redis.cluster import RedisCluster
-from redis.exceptions import ResponseError
-from redis.retry import Retry
+from redis.client import PubSub
+from redis.exceptions import ResponseError, SlotNotCoveredError
 
 from toc.errors import SchemaMismatch, TimerUnavailable
 from toc.runtime.clock import Clock
-from toc.timer import keys
-from toc.timer.scripts import UNAVAILABLE, Call, Client, Scripts, is_refusal
+from toc.timer import facts, keys
+from toc.timer.batches import Command
+from toc.timer.connect import check_url, connect
+from toc.timer.facts import VERSION_MIN
+from toc.timer.nodes import Client, Nodes, nodes_of
+from toc.timer.refusals import UNAVAILABLE, is_refusal
+from toc.timer.scripts import Call, Scripts
+from toc.timer.standing import Standing
+
+__all__ = ["PAIRS_MAX", "VERSION_MIN", "Entry", "Popped", "Slots", "connect"]
 
 log = logging.getLogger(__name__)
 
 PAIRS_MAX = 1000  # entries per call of a script, well below Lua's limit of about 8,000 values
-VERSION_MIN = (6, 2)
-T = TypeVar("T")
+FACTS_S = 60.0  # the server may be another one by then, or be set otherwise
 
 
 class Entry(NamedTuple):
@@ -42,68 +47,62 @@ class Popped:
     next_s: float | None
 
 
-def connect(url: str, timeout_s: float) -> Client:
-    """A client for redis://, rediss://, unix:// or redis+cluster:// (one node of the cluster)."""
-    retry = Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.2), 2)
-    options: dict[str, Any] = {
-        "socket_timeout": max(timeout_s, 5.0),
-        "socket_connect_timeout": timeout_s,
-        "retry": retry,
-    }
-    if url.startswith(("redis+cluster://", "rediss+cluster://")):
-        try:
-            return RedisCluster.from_url(url.replace("+cluster", "", 1), **options)
-        except UNAVAILABLE as error:
-            raise TimerUnavailable(error) from error
-    path = url.removeprefix("unix://")
-    if path != url and not path.startswith("/") and "@" not in path:
-        # Relative to the working directory: redis-py would take the first folder for a host's name.
-        url = "unix://?path=" + path.replace("?", "&", 1)
-    return Redis.from_url(url, **options)
-
-
 class Slots:
-    """The slots of all topics on one Redis or Redis Cluster. Connects at the first call."""
+    """The slots of all topics on one Redis, or on a Redis Cluster. Connects at the first call.
+
+    Every verb raises TimerUnavailable. On a cluster a node that fails takes only its own slots along:
+    looks leave them out and raise when none is left; verbs that write do all they can, then raise
+    if anything was refused. Each of them can be repeated.
+    """
 
     def __init__(self, url: str, namespace: str, clock: Clock, *, timeout_s: float = 3.0) -> None:
+        check_url(url)
         self._url, self._namespace, self._clock, self._timeout_s = url, namespace, clock, timeout_s
         self._client: Client | None = None
+        self._nodes: Nodes | None = None
         self._scripts: Scripts | None = None
-        self.available = True
-        """Whether the last call was answered."""
+        self._facts_s = 0.0  # when to look at the server's facts again
+        self._standing = Standing(clock)
+
+    @property
+    def available(self) -> bool:
+        """Whether every slot was served when it was last asked, by a Redis that keeps what it has."""
+        return self._standing.available
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the last arm or load was taken; False: Redis is full (it still pops)."""
+        return self._standing.accepting
 
     # ---- verbs
 
     def arm(self, topic: str, entries: Mapping[int, Sequence[Entry]]) -> int:
         """Puts entries (by slot) into their StoreQueues; the earliest reminder of a job wins.
 
-        Returns the server's time in ms. One round trip per node. Raises TimerUnavailable.
+        Returns the server's time in ms.
         """
-        answers = self._call(
-            Call(
-                "arm",
-                (keys.store_key(self._namespace, topic, slot),),
-                (self._now(), keys.wake_channel(self._namespace, topic), slot, *_flat(part)),
-            )
-            for slot, part in _parts(entries)
+        channel = keys.wake_channel(self._namespace, topic)
+        answers = self._all(
+            "arm",
+            topic,
+            [
+                (slot, (self._store(topic, slot),), (self._now(), channel, slot, *_flat(part)))
+                for slot, part in _parts(entries)
+            ],
         )
         return int(answers[-1][0]) if answers else 0
 
     def pop(self, topic: str, wanted: Sequence[tuple[int, int]], stay_ms: int) -> list[Popped]:
-        """Takes due entries out: up to n of each (slot, n). One round trip per node.
-
-        A slot that is refused is left out of the answer; raises TimerUnavailable when all are.
-        """
-        calls = [
-            Call("pop", self._queues(topic, slot), (self._now(), n, stay_ms)) for slot, n in wanted
-        ]
-        if not calls:
-            return []
-        answers = self._guard(lambda client: _unless_all_failed(self._scripts_on(client), calls))
+        """Takes due entries out: up to n of each (slot, n)."""
+        answers = self._run(
+            "pop",
+            topic,
+            [(slot, self._queues(topic, slot), (self._now(), n, stay_ms)) for slot, n in wanted],
+        )
+        _unless_all_failed(answers)
         popped = []
         for (slot, _), answer in zip(wanted, answers, strict=True):
             if isinstance(answer, Exception):  # a broken key, a node that is down: the others count
-                log.warning("slot %d of %s cannot be popped: %s", slot, topic, answer)
                 continue
             time_ms = int(answer[0])
             next_s = (float(answer[1]) - time_ms) / 1000 if answer[1] else None
@@ -112,158 +111,148 @@ class Slots:
 
     def ack(self, topic: str, ids: Mapping[int, Sequence[int]]) -> None:
         """Forgets ids (by slot) that the database has settled or does not have."""
-        self._call(Call("ack", self._queues(topic, slot), part) for slot, part in _parts(ids))
+        self._all(
+            "ack", topic, [(slot, self._queues(topic, slot), part) for slot, part in _parts(ids)]
+        )
 
     def put_back(self, topic: str, entries: Mapping[int, Sequence[Entry]]) -> None:
         """Returns entries (by slot) to their StoreQueues at their due time, or only forgets the pop."""
         channel = keys.wake_channel(self._namespace, topic)
-        self._call(
-            Call("put_back", self._queues(topic, slot), (self._now(), channel, slot, *_flat(part)))
-            for slot, part in _parts(entries)
+        self._all(
+            "put_back",
+            topic,
+            [
+                (slot, self._queues(topic, slot), (self._now(), channel, slot, *_flat(part)))
+                for slot, part in _parts(entries)
+            ],
         )
 
     def load_page(
         self, topic: str, slot: int, shard: int, seen: str, mark: str, page: Sequence[Entry]
     ) -> bool:
         """Arms a page and moves the shard's mark from `seen` to `mark`, or does nothing (False)."""
-        names = (
-            keys.store_key(self._namespace, topic, slot),
-            keys.mark_key(self._namespace, topic, slot),
-        )
+        names = self._store(topic, slot), keys.mark_key(self._namespace, topic, slot)
         channel = keys.wake_channel(self._namespace, topic)
         args = (self._now(), channel, slot, shard, seen, mark, *_flat(page))
-        return bool(self._call([Call("load_page", names, args)])[0][1])
+        return bool(self._all("load_page", topic, [(slot, names, args)])[0][1])
 
     # ---- marks and looks
 
     def marks(self, topic: str, slots: Iterable[int]) -> dict[int, dict[int, str]]:
         """The marks of slots: slot -> shard -> text."""
         wanted = list(slots)
-
-        def read(client: Client) -> list[Any]:
-            pipe = client.pipeline(transaction=False)
-            for slot in wanted:
-                pipe.hgetall(keys.mark_key(self._namespace, topic, slot))
-            return list(pipe.execute())
-
-        answers = self._guard(read)
+        answers = self._send(
+            "marks",
+            topic,
+            wanted,
+            [Command(key, ("HGETALL", key)) for key in (self._mark(topic, s) for s in wanted)],
+        )
+        _unless_all_failed(answers)
         return {
             slot: {int(shard): text.decode() for shard, text in answer.items()}
             for slot, answer in zip(wanted, answers, strict=True)
+            if not isinstance(answer, Exception)
         }
 
     def begin_mark(self, topic: str, slot: int, shard: int, mark: str) -> None:
         """Writes a mark that starts a load from the beginning. Before the snapshot, never after."""
-        key = keys.mark_key(self._namespace, topic, slot)
-        self._guard(lambda client: client.hset(key, str(shard), mark))
+        key = self._mark(topic, slot)
+        command = Command(key, ("HSET", key, shard, mark))
+        _unless_any_failed(self._send("begin_mark", topic, [slot], [command]))
 
     def drop_marks(self, topic: str, slots: Iterable[int]) -> None:
         """Makes the loader start from the beginning."""
-        for slot in slots:
-            key = keys.mark_key(self._namespace, topic, slot)
-            self._guard(lambda client, key=key: client.delete(key))  # type: ignore[misc]
+        wanted = list(slots)
+        commands = [Command(key, ("DEL", key)) for key in (self._mark(topic, s) for s in wanted)]
+        _unless_any_failed(self._send("drop_marks", topic, wanted, commands))
 
     def depths(self, topic: str, slots: Iterable[int]) -> list[tuple[int, int, int, int | None]]:
         """For each slot: (slot, armed, in flight, due ms of the next entry or None)."""
         wanted = list(slots)
-
-        def read(client: Client) -> list[Any]:
-            pipe = client.pipeline(transaction=False)
-            for slot in wanted:
-                store, prepare = self._queues(topic, slot)
-                pipe.zcard(store)
-                pipe.zcard(prepare)
-                pipe.zrange(store, 0, 0, withscores=True)
-            return list(pipe.execute())
-
-        answers = self._guard(read)
+        commands = []
+        for slot in wanted:
+            store, prepare = self._queues(topic, slot)
+            commands += [
+                Command(store, ("ZCARD", store)),
+                Command(prepare, ("ZCARD", prepare)),
+                Command(store, ("ZRANGE", store, 0, 0, "WITHSCORES")),
+            ]
+        answers = self._send("depths", topic, [s for s in wanted for _ in range(3)], commands)
+        _unless_all_failed(answers)
+        threes = zip(wanted, answers[::3], answers[1::3], answers[2::3], strict=True)
         return [
-            (
-                slot,
-                answers[3 * i],
-                answers[3 * i + 1],
-                int(head[0][1]) if (head := answers[3 * i + 2]) else None,
-            )
-            for i, slot in enumerate(wanted)
+            (slot, armed, out, _score(head))
+            for slot, armed, out, head in threes
+            if not any(isinstance(answer, Exception) for answer in (armed, out, head))
         ]
 
     def place_of(self, topic: str, slot: int, job_id: int) -> tuple[int | None, int | None]:
         """Where a job stands: its StoreQueue score and its PrepareQueue score, in ms."""
-        store, prepare = self._queues(topic, slot)
-        scores = self._guard(
-            lambda c: (c.zscore(store, str(job_id)), c.zscore(prepare, str(job_id)))
-        )
-        return tuple(None if score is None else int(score) for score in scores)  # type: ignore[return-value]
+        commands = [Command(key, ("ZSCORE", key, job_id)) for key in self._queues(topic, slot)]
+        scores = self._send("place_of", topic, [slot] * 2, commands)
+        _unless_any_failed(scores)
+        armed, out = (None if score is None else int(float(score)) for score in scores)
+        return armed, out
 
     def time_ms(self) -> int:
         """The server's time (of a cluster: one node's)."""
         frozen = self._clock.frozen_ms()
         if frozen is not None:
             return frozen
-
-        def read(client: Client) -> int:
-            answer = (
-                client.time(target_nodes=RedisCluster.RANDOM)
-                if isinstance(client, RedisCluster)
-                else client.time()
-            )
-            seconds, micros = next(iter(answer.values())) if isinstance(answer, dict) else answer
-            return int(seconds) * 1000 + int(micros) // 1000
-
-        return self._guard(read)
+        try:
+            seconds, micros = self._reach().nodes.ask_any("TIME")
+        except (*UNAVAILABLE, ResponseError) as error:
+            self._standing.away = True
+            raise _error(error) from error
+        self._standing.away = False
+        return int(seconds) * 1000 + int(micros) // 1000
 
     def run_ids(self, topic: str, slots: Iterable[int]) -> dict[int, str]:
-        """The identity of the server process that holds each slot: another one may hold older data."""
+        """The identity of the server process that holds each slot: another one may hold older data.
 
-        def read(client: Client) -> dict[int, str]:
-            if not isinstance(client, RedisCluster):
-                return dict.fromkeys(slots, str(client.info("server")["run_id"]))
-            by_node: dict[str, str] = {}
-            found = {}
-            for slot in slots:
-                node = client.get_node_from_key(keys.store_key(self._namespace, topic, slot))
-                if node.name not in by_node:
-                    by_node[node.name] = str(client.info("server", target_nodes=node)["run_id"])
-                found[slot] = by_node[node.name]
-            return found
+        Asked after the marks, whose answers have put right which node holds what.
+        """
+        nodes = self._reach().nodes
+        answers = nodes.ask_all("INFO", "server")
+        _unless_all_failed(list(answers.values()))
+        found = {}
+        for slot in slots:
+            with suppress(SlotNotCoveredError):
+                answer = answers.get(nodes.holder(self._store(topic, slot)))
+                if isinstance(answer, dict):
+                    found[slot] = str(answer["run_id"])
+        return found
 
-        return self._guard(read)
+    # ---- the server
 
     def facts(self) -> dict[str, str]:
-        """Version, eviction policy and kind of the server, for `toc doctor` and the check at start."""
-
-        def read(client: Client) -> dict[str, str]:
-            cluster = isinstance(client, RedisCluster)
-            node = (
-                {"target_nodes": client.get_default_node()}
-                if isinstance(client, RedisCluster)
-                else {}
-            )
-            server, memory = client.info("server", **node), client.info("memory", **node)
-            return {
-                "version": str(server["redis_version"]),
-                "maxmemory_policy": str(memory["maxmemory_policy"]),
-                "mode": "cluster" if cluster else "single",
-            }
-
-        return self._guard(read)
+        """Version, eviction policy and kind of the server, for `toc doctor`; of the nodes that answer."""
+        answers = list(self._connected().ask_all("INFO").values())
+        self._standing.away = all(isinstance(answer, Exception) for answer in answers)
+        _unless_all_failed(answers)
+        known = [answer for answer in answers if not isinstance(answer, Exception)]
+        kind = self._url.partition("://")[0].partition("+")[2]
+        return {**facts.of_nodes(known), "mode": kind or "single"}
 
     def check(self) -> None:
         """Raises SchemaMismatch unless the server can hold reminders safely."""
-        facts = self.facts()
-        if _version(facts["version"]) < VERSION_MIN:
-            raise SchemaMismatch(f"Redis is {facts['version']}, toc needs 6.2 or later")
-        if facts["maxmemory_policy"] != "noeviction":
-            raise SchemaMismatch(
-                f"Redis' maxmemory-policy is {facts['maxmemory_policy']}: it must be noeviction, "
-                "else Redis throws reminders away and keeps the marks that say they are there"
-            )
+        self._learn()
+        if self._standing.unfit:
+            raise SchemaMismatch(self._standing.unfit)
 
     def client(self) -> Client:
         """The connected client. Raises TimerUnavailable."""
         if self._client is None:
-            self._client = connect(self._url, self._timeout_s)
+            try:
+                self._client = connect(self._url, self._timeout_s)
+            except TimerUnavailable:
+                self._standing.away = True
+                raise
         return self._client
+
+    def subscribe(self, channels: Iterable[str]) -> PubSub:
+        """Hears what is published. Raises UNAVAILABLE."""
+        return self._connected().subscribe(channels)
 
     def close(self) -> None:
         if self._client is not None:
@@ -271,41 +260,87 @@ class Slots:
 
     # ---- inside
 
-    def _call(self, calls: Iterable[Call]) -> list[Any]:
-        batch = list(calls)
-        if not batch:
+    def _all(self, verb: str, topic: str, calls: Sequence[_SlotCall]) -> list[Any]:
+        answers = self._run(verb, topic, calls)
+        _unless_any_failed(answers)
+        return answers
+
+    def _run(self, verb: str, topic: str, calls: Sequence[_SlotCall]) -> list[Any]:
+        """Calls the verb's script for slots; what a call met is in its answer's place."""
+        if not calls:
             return []
-        return self._guard(lambda client: self._scripts_on(client).call(batch))
+        answers = self._reach().call([Call(verb, names, args) for _, names, args in calls])
+        self._standing.heard(verb, topic, [slot for slot, _, _ in calls], answers)
+        return answers
 
-    def _scripts_on(self, client: Client) -> Scripts:
-        if self._scripts is None:
-            self._scripts = Scripts(client, flags=_version(self.facts()["version"]) >= (7, 0))
+    def _send(
+        self, verb: str, topic: str, slots: Sequence[int], commands: Sequence[Command]
+    ) -> list[Any]:
+        if not commands:
+            return []
+        answers = self._reach().nodes.send(commands)
+        self._standing.heard(verb, topic, slots, answers)
+        return answers
+
+    def _connected(self) -> Nodes:
+        if self._nodes is None:
+            self._nodes = nodes_of(self.client())
+        return self._nodes
+
+    def _reach(self) -> Scripts:
+        """What runs scripts, on nodes whose facts are known. Every verb goes through here.
+
+        So a server that was away at the start is checked when it comes, and one that has been
+        replaced or set otherwise within a minute. An unfit one is used, but not relied upon.
+        """
+        scripts = self._scripts
+        if scripts is None or self._clock.monotonic_s() >= self._facts_s:
+            scripts = self._learn()
+            if self._standing.unfit:
+                log.error("%s", self._standing.unfit)
+        return scripts
+
+    def _learn(self) -> Scripts:
+        self._facts_s = self._clock.monotonic_s() + FACTS_S
+        known = self.facts()
+        self._standing.unfit = facts.unfit(known)
+        flags = facts.version(known["version"]) >= (7, 0)
+        if self._scripts is None or self._scripts.flags != flags:
+            self._scripts = Scripts(self._connected(), flags=flags)
         return self._scripts
-
-    def _guard(self, use: Callable[[Client], T]) -> T:
-        """Every use of the client goes through here: translates its errors, keeps `available`."""
-        try:
-            answer = use(self.client())
-        except UNAVAILABLE as error:
-            self.available = False
-            raise TimerUnavailable(error) from error
-        except ResponseError as error:
-            if not is_refusal(error):
-                raise
-            self.available = False
-            raise TimerUnavailable(error) from error
-        self.available = True
-        return answer
 
     def _now(self) -> str:
         frozen = self._clock.frozen_ms()
         return "" if frozen is None else str(frozen)
 
+    def _store(self, topic: str, slot: int) -> str:
+        return keys.store_key(self._namespace, topic, slot)
+
+    def _mark(self, topic: str, slot: int) -> str:
+        return keys.mark_key(self._namespace, topic, slot)
+
     def _queues(self, topic: str, slot: int) -> tuple[str, str]:
-        return (
-            keys.store_key(self._namespace, topic, slot),
-            keys.prepare_key(self._namespace, topic, slot),
-        )
+        return self._store(topic, slot), keys.prepare_key(self._namespace, topic, slot)
+
+
+_SlotCall = tuple[int, Sequence[str], Sequence[Any]]
+"""A script's call for a slot: its keys, its arguments."""
+
+
+def _error(met: Exception) -> Exception:
+    """What a caller is told: only a server that cannot serve now is worth a retry."""
+    return TimerUnavailable(met) if is_refusal(met) else met
+
+
+def _unless_all_failed(answers: Sequence[Any]) -> None:
+    if answers and all(isinstance(answer, Exception) for answer in answers):
+        raise _error(answers[0]) from answers[0]
+
+
+def _unless_any_failed(answers: Sequence[Any]) -> None:
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise _error(answer) from answer
 
 
 def _parts(by_slot: Mapping[int, Sequence[Any]]) -> Iterable[tuple[int, Sequence[Any]]]:
@@ -319,14 +354,8 @@ def _flat(entries: Sequence[Entry]) -> list[int | str]:
     return ["" if value is None else value for entry in entries for value in entry]
 
 
-def _version(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")[:2]
-    return int(major), int(minor)
-
-
-def _unless_all_failed(scripts: Scripts, calls: Sequence[Call]) -> list[Any]:
-    answers = scripts.call_each(calls)
-    failed = [answer for answer in answers if isinstance(answer, Exception)]
-    if len(failed) == len(answers):
-        raise failed[0]
-    return answers
+def _score(head: Sequence[Any]) -> int | None:
+    """Of a ZRANGE of one entry WITHSCORES: RESP3 nests the pair, RESP2 does not."""
+    if not head:
+        return None
+    return int(float(head[0][1] if isinstance(head[0], list) else head[1]))

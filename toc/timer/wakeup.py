@@ -6,13 +6,19 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from redis.client import PubSub
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
 from toc.errors import TimerUnavailable
+from toc.runtime.clock import SystemClock
 from toc.runtime.service import Service
 from toc.timer import keys
-from toc.timer.scripts import UNAVAILABLE
+from toc.timer.refusals import UNAVAILABLE
 from toc.timer.slots import Slots
 
 log = logging.getLogger(__name__)
+
+SILENT_S = 5.0  # then the server is asked whether it is there; after as long again it is not
 
 Hear = Callable[[int, float], None]
 """Called with a slot and the seconds until its new head is due (0 or less: now)."""
@@ -24,27 +30,37 @@ class Wakeup(Service):
     def __init__(self, slots: Slots, namespace: str, hear: Mapping[str, Hear]) -> None:
         super().__init__("toc-wakeup")
         self._slots = slots
-        self._hear = {
-            keys.wake_channel(namespace, topic).encode(): call for topic, call in hear.items()
-        }
-        self._subscription: Any = None
+        self._hear = {keys.wake_channel(namespace, topic): call for topic, call in hear.items()}
+        self._clock = SystemClock()  # a connection is silent in real time
+        self._subscription: PubSub | None = None
+        self._heard_s, self._asked = 0.0, False
 
     def run_once(self) -> float:
         """Waits up to half a second for one message."""
         try:
             if self._subscription is None:
-                client: Any = self._slots.client()  # redis-py leaves its pub/sub untyped
-                subscription = client.pubsub(ignore_subscribe_messages=True)
-                subscription.subscribe(*self._hear)
-                self._subscription = subscription
-            message = self._subscription.get_message(timeout=0.5)
+                self._subscription = self._slots.subscribe(self._hear)
+                self._heard_s, self._asked = self._clock.monotonic_s(), False
+            message: Any = self._subscription.get_message(timeout=0.5)
+            self._listen_on(self._subscription, heard=message is not None)
         except UNAVAILABLE as error:
             self._drop()
             raise TimerUnavailable(error) from error
         if message is not None and message["type"] == "message":
             slot, due_ms, time_ms = (int(float(part)) for part in message["data"].split())
-            self._hear[message["channel"]](slot, (due_ms - time_ms) / 1000)
+            self._hear[message["channel"].decode()](slot, (due_ms - time_ms) / 1000)
         return 0
+
+    def _listen_on(self, subscription: PubSub, *, heard: bool) -> None:
+        """A server that hangs, or a host that is gone, looks like one that has nothing to say."""
+        now_s = self._clock.monotonic_s()
+        if heard:
+            self._heard_s, self._asked = now_s, False
+        elif now_s - self._heard_s >= 2 * SILENT_S:
+            raise RedisTimeoutError("the subscription is dead")
+        elif now_s - self._heard_s >= SILENT_S and not self._asked:
+            self._asked = True
+            subscription.ping()
 
     def stop(self, timeout_s: float = 10.0) -> bool:
         gone = super().stop(timeout_s)

@@ -14,7 +14,9 @@ from toc.store.claims import Outcome
 class Run:
     """`lease_end_s`: when the lease surely holds no more, by this process' monotonic clock.
 
-    `due_ms` is the due time that the claim found (not in the row any more: there it is the lease).
+    Its way, for the metrics: `found_ms`, the server's time that found it due (None: not known);
+    `asked_s`, `queued_s`, `started_s`: when the claim began, when it was over, when the handler was
+    called, by the monotonic clock.
     """
 
     job: Job
@@ -24,6 +26,9 @@ class Run:
     token: str
     lease_end_s: float
     queued_s: float
+    found_ms: int | None = None
+    asked_s: float | None = None
+    started_s: float = 0.0
     settled: threading.Event | None = None  # somebody waits for it
 
 

@@ -132,4 +132,5 @@ class Settler(Service):
             for topic, entries in backs.items():
                 self._slots.put_back(topic, entries)
         except TimerUnavailable as error:
-            log.warning("settled jobs are not acked in Redis, which is harmless: %s", error)
+            text = "settled jobs are not acked in Redis, which is harmless: %s"
+            self._seldom.warning("acks", text, error)

@@ -19,6 +19,7 @@ from toc.errors import NotFound, StoreUnavailable, TimerUnavailable
 from toc.handlers.registry import HandlerSpec, Registry
 from toc.runtime import metrics
 from toc.runtime.clock import Clock, ServerTime
+from toc.runtime.seldom import Seldom
 from toc.runtime.service import stop_all
 from toc.runtime.settings import WorkerSettings
 from toc.runtime.sink import Batch
@@ -38,10 +39,14 @@ log = logging.getLogger(__name__)
 
 PUT_BACK_MS_MIN = 1000  # a row that is not ours is not looked at again sooner (clocks may disagree)
 UNHANDLED_MS = 10_000  # a type without a handler here waits for another node, or a deploy
-WARN_EVERY_S = 60.0
 LAST_RESORT_S = 60.0  # the next try of a job whose verdict or retry policy cannot be read
 DOWN_S = 3.0  # a database that did not answer is not asked for this long
 TIME_AGE_S_MAX = 60.0
+
+_TIMER_STAGE = metrics.STAGE.labels("timer")
+_DATABASE_STAGE = metrics.STAGE.labels("database")
+_QUEUE_STAGE = metrics.STAGE.labels("queue")
+_HANDLER_STAGE = metrics.STAGE.labels("handler")
 
 
 class Worker:
@@ -72,7 +77,8 @@ class Worker:
         self._near_ms = near_ms
         self._slots_of, self._topic_of = slots_of, topic_of
         self._registry, self._clock, self._rng, self._settings = registry, clock, rng, settings
-        self._prefix = f"{name[:60]}:{rng.getrandbits(48):012x}"
+        self.identity = f"{name[:60]}:{rng.getrandbits(48):012x}"
+        """This process, unlike any before and after it: what its tokens and its cluster member begin with."""
         self._sequence = itertools.count(1)
         self._specs = {catalogue.number(spec.biz_type): spec for spec in registry}
         allowance_ms = round(settings.lease_allowance_s * 1000)
@@ -92,7 +98,7 @@ class Worker:
         self._held = False
         self._stopping = False
         self._down_until_s: dict[int, float] = {}
-        self._warned_s: dict[int, float] = {}  # by type, so bounded by the catalogue
+        self._seldom = Seldom(log)
         self._pool = HandlerPool(
             clock,
             self._may_start,
@@ -209,9 +215,10 @@ class Worker:
             )
 
     def _claim(self, database: int, batch: Batch) -> int:
-        token = f"{self._prefix}:{next(self._sequence)}"
+        token = f"{self.identity}:{next(self._sequence)}"
+        asked_s = self._clock.monotonic_s()
         seen = self._claims.claim(self._databases[database], batch.ids, token, batch.time_ms)
-        return self._sort_out(database, batch, seen, token)
+        return self._sort_out(database, batch, seen, token, asked_s)
 
     def _claim_alone(self, database: int, batch: Batch) -> int:
         """One shard of a batch; its ids stay out, and come back, when it cannot be claimed."""
@@ -224,7 +231,9 @@ class Worker:
             metrics.SERVICE_ERRORS.labels("toc-worker").inc()
             return 0
 
-    def _sort_out(self, database: int, batch: Batch, seen: Mapping[int, Seen], token: str) -> int:
+    def _sort_out(
+        self, database: int, batch: Batch, seen: Mapping[int, Seen], token: str, asked_s: float
+    ) -> int:
         """Acts on every id by its fate; returns how many are to be run."""
         gone: list[int] = []
         later: list[Entry] = []
@@ -239,7 +248,9 @@ class Worker:
             if row is None or row.due_ms is None or fate is Fate.FORGET:
                 gone.append(job_id)
             elif fate is Fate.RUN and spec is not None:
-                runs.append(self._run_of(row, spec, batch.found_s, database, token))
+                run = self._run_of(row, spec, batch.found_s, database, token)
+                run.found_ms, run.asked_s = batch.time_ms, asked_s
+                runs.append(run)
             elif fate is Fate.SUSPECT:
                 # Its reminder stays out and comes back when its stay is over.
                 self._suspects.add(
@@ -300,13 +311,20 @@ class Worker:
         if waited_s > self._settings.queue_wait_s:
             # Claimed too much: jobs wait here that another node could run.
             self._room.narrow()
+        run.started_s = now_s
         metrics.FIRED.labels(run.job.biz_type).inc()
         if run.job.attempts == 1:
             metrics.LATENESS.observe(max(0.0, (self._now_ms() - run.job.action_ms) / 1000))
+            if run.found_ms is not None:
+                _TIMER_STAGE.observe(max(0.0, (run.found_ms - run.job.action_ms) / 1000))
+        if run.asked_s is not None:
+            _DATABASE_STAGE.observe(run.queued_s - run.asked_s)
+        _QUEUE_STAGE.observe(waited_s)
         return True
 
     def _finish(self, run: Run, result: object) -> None:
         now_ms = self._now_ms()
+        _HANDLER_STAGE.observe(self._clock.monotonic_s() - run.started_s)
         try:
             outcome = judge(run, result, now_ms, self._rng.uniform(-1, 1))
         except Exception as error:
@@ -355,7 +373,7 @@ class Worker:
         if spec is None:
             return None
         found_s = self._clock.monotonic_s()
-        token = f"{self._prefix}:{next(self._sequence)}{ALONE if alone else ''}"
+        token = f"{self.identity}:{next(self._sequence)}{ALONE if alone else ''}"
         database = self._databases[suspect.database]
         row = self._claims.take_over(database, suspect.shard, suspect.job_id, suspect.token, token)
         if row is None:
@@ -388,13 +406,8 @@ class Worker:
 
     def _warn_unhandled(self, type_no: int) -> None:
         metrics.UNHANDLED.inc()
-        now_s = self._clock.monotonic_s()
-        if now_s >= self._warned_s.get(type_no, 0.0) + WARN_EVERY_S:
-            self._warned_s[type_no] = now_s
-            log.warning(
-                "no handler here for jobs of type %s: they wait for another node",
-                self._type_name(type_no),
-            )
+        text = "no handler here for jobs of type %s: they wait for another node"
+        self._seldom.warning(type_no, text, self._type_name(type_no))
 
     def _put_back_all(self, batch: Batch) -> None:
         if batch.popped and batch.time_ms is not None:
@@ -419,7 +432,7 @@ class Worker:
             self._slots.ack(topic, acks)
             self._slots.put_back(topic, backs)
         except TimerUnavailable as error:
-            log.warning("popped jobs come back when their stay is over: %s", error)
+            self._seldom.warning("acks", "popped jobs come back when their stay is over: %s", error)
 
 
 def _unreadable(error: Exception) -> Callable[[Job], None]:

@@ -1,0 +1,200 @@
+"""`toc nodes` and `toc status`: nodes as processes, a real ZooKeeper."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Result, Toc
+from tests.cli.processes import Process, wait_until
+from tests.servers.endpoint import Endpoint
+from toc.node.dev import PrivateRedis
+
+Start = Callable[..., Process]
+Servers = dict[str, str]
+
+HANDLERS = """
+import toc
+
+@toc.handler("quick", timeout=5)
+def quick(job: toc.Job) -> None:
+    print("quick", job.biz_id, flush=True)
+"""
+
+
+@pytest.fixture
+def cluster(
+    servers: Servers,
+    zookeeper_server: Endpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Servers:
+    """The settings of `servers`, and a ZooKeeper; in force here too."""
+    (tmp_path / "shop.py").write_text(HANDLERS)
+    more = {"TOC_ZOOKEEPER_HOSTS": zookeeper_server.url, "TOC_CLUSTER__SESSION_TIMEOUT_S": "2"}
+    for name, value in more.items():
+        monkeypatch.setenv(name, value)
+    return servers | more
+
+
+def begin(start: Start, settings: Servers, *arguments: str) -> Process:
+    process = start(settings, "worker", "--app", "shop", *arguments)
+    process.says("runs quick")
+    return process
+
+
+def when(toc: Toc, condition: Callable[[Result], object], *arguments: object) -> Result:
+    """The answer of a command once it is as wanted."""
+    answers: list[Result] = []
+
+    def asked() -> object:
+        answers.append(toc(*arguments))
+        return condition(answers[-1])
+
+    wait_until(asked, f"toc {arguments}")
+    return answers[-1]
+
+
+def test_nodes_share_everything_and_say_so(start: Start, cluster: Servers, toc: Toc) -> None:
+    alone = toc("nodes", "--json")
+    assert alone.code == 1  # nobody owns anything
+    assert len(alone.json["without_owner"]) == 8
+    first = begin(start, cluster)
+    second = begin(start, cluster, "--http-port", "0")
+    found = when(
+        toc,
+        lambda result: (
+            [len(n["shards"]) for n in result.json["nodes"]] != [4]
+            and result.code == 0
+            and all(len(owners) == 1 for owners in result.json["owners"].values())
+        ),
+        "nodes",
+        "--json",
+    ).json
+    one, two = found["nodes"]
+    assert [one["leads"], two["leads"]] == [True, False]
+    assert one["http"] is None
+    assert two["http"].startswith("http://127.0.0.1:")
+    assert sorted(one["shards"] + two["shards"]) == [0, 1, 2, 3]
+    assert sorted(one["slots"]["default"] + two["slots"]["default"]) == [0, 1, 2, 3]
+    assert found["owners"].keys() == {
+        *(f"slot of default {n}" for n in range(4)),
+        *(f"shard {n}" for n in range(4)),
+    }
+    assert found["owners"]["shard 0"][0]["since"].endswith("Z")
+    doctor = toc("doctor", "--json").json["checks"]
+    assert [c["found"] for c in doctor if c["subject"] == "zookeeper"] == ["2 nodes there"]
+    table = toc("nodes").out
+    assert one["node"] in table
+    assert "2 nodes; 0 of 8 slots and shards have no owner" in table
+    lines = toc("nodes", "--owners").out.splitlines()
+    assert sum("slot of default" in line or "shard" in line for line in lines) == 8 + 1
+
+    second.send(signal.SIGTERM)  # gives its share away first
+    assert second.ended() == 0
+    when(toc, lambda result: len(result.json["nodes"]) == 1 and result.code == 0, "nodes", "--json")
+    assert first.code is None
+
+
+def test_jobs_of_every_slot_are_fired_by_somebody(start: Start, cluster: Servers, toc: Toc) -> None:
+    processes = [begin(start, cluster) for _ in range(2)]
+    for biz_id in range(12):
+        assert toc("schedule", biz_id, "0s", "--type", "quick").code == 0
+    wait_until(
+        lambda: sum(process.out.count("quick") for process in processes) == 12, "12 jobs to fire"
+    )
+
+
+def test_without_zookeeper_in_the_settings_there_are_no_nodes(servers: Servers, toc: Toc) -> None:
+    result = toc("nodes")
+    assert result.code == 4
+    assert "zookeeper_hosts is 'none', so each node owns everything" in result.err
+
+
+def test_a_zookeeper_that_is_away_is_one_line(
+    servers: Servers, toc: Toc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOC_ZOOKEEPER_HOSTS", "127.0.0.1:1")
+    monkeypatch.setenv("TOC_CONNECT_TIMEOUT_S", "1")
+    result = toc("nodes")
+    assert result.code == 3
+    assert result.err == "toc: ZooKeeper does not answer: no answer within 1 s\n"
+    doctor = toc("doctor", "--json")
+    assert doctor.code == 1
+    (check,) = [c for c in doctor.json["checks"] if c["subject"] == "zookeeper"]
+    assert (check["level"], check["found"]) == (
+        "fail",
+        "ZooKeeper does not answer: no answer within 1 s",
+    )
+    parts = {part["part"]: part for part in toc("status", "--json").json["parts"]}
+    assert parts["zookeeper"]["state"] == "down"
+    assert "deputies fire them" in parts["zookeeper"]["means"]
+
+
+@pytest.fixture
+def own_redis(cluster: Servers, tmp_path: Path) -> Iterator[tuple[PrivateRedis, Servers]]:
+    directory = tmp_path / "redis"
+    directory.mkdir()
+    with PrivateRedis(directory) as redis:
+        yield redis, cluster | {"TOC_REDIS_URL": f"unix://{directory}/redis.sock"}
+
+
+def test_status_asks_the_nodes(
+    start: Start,
+    own_redis: tuple[PrivateRedis, Servers],
+    toc: Toc,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    redis, settings = own_redis
+    monkeypatch.setenv("TOC_REDIS_URL", settings["TOC_REDIS_URL"])
+    for _ in range(2):
+        begin(start, settings, "--http-port", "0")
+    up = when(toc, lambda result: result.code == 0, "status", "--json").json
+    assert up["state"] == "up"
+    assert len(up["nodes"]) == 2
+    parts = {part["part"]: part for part in up["parts"]}
+    assert parts.keys() == {"database_0", "database_1", "redis", "zookeeper", "loader", "jobs"}
+    assert parts["redis"]["seen_by"] == 2
+    assert parts["redis"]["since"].endswith("Z")
+    assert "as seen by 2 nodes" in toc("status").out
+
+    redis.kill()
+    down = when(
+        toc,
+        lambda result: [p["seen_by"] for p in result.json["parts"] if p["state"] == "down"] == [2],
+        "status",
+        "--json",
+    )
+    assert down.code == 1
+    assert down.json["state"] == "down"
+    first = down.json["parts"][0]  # the worst comes first
+    assert (first["part"], first["state"]) == ("redis", "down")
+    assert "the scanner fires from the databases" in first["means"]
+
+
+def test_status_without_nodes_asks_the_servers(servers: Servers, toc: Toc) -> None:
+    result = toc("status", "--json")
+    assert result.code == 0
+    parts = {part["part"]: part for part in result.json["parts"]}
+    assert parts.keys() == {"database_0", "database_1", "redis", "zookeeper", "jobs"}
+    assert all(part["since"] is None for part in parts.values())
+    assert "as seen from here" in toc("status").out
+    assert toc("schedule", 5, "0s", "--type", "quick").code == 0
+    jobs = when(toc, lambda r: "overdue: job" in r.json["parts"][-1]["how"], "status", "--json")
+    assert jobs.code == 0  # not for long enough to mean anything
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "127.0.0.1:9"])
+def test_status_asks_only_http(servers: Servers, toc: Toc, url: str) -> None:
+    result = toc("status", "--node", url)
+    assert result.code == 2
+    assert "is not an http address" in result.err
+
+
+def test_a_node_that_does_not_answer_is_said(servers: Servers, toc: Toc) -> None:
+    result = toc("status", "--node", "http://127.0.0.1:1")
+    assert result.code == 1
+    assert "no answer from http://127.0.0.1:1" in result.out

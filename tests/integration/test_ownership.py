@@ -1,0 +1,232 @@
+"""Pollers, loaders and scanners do what they are told to own, and deputies what an owner leaves undone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contract.library import Library
+from tests.integration.test_poller import SLOW_S, Recording, arm, poller
+from tests.integration.world import World
+from toc.scanner.scanner import Scanner
+from toc.timer.poller import DEPUTY_LATE_S, Poller
+
+
+@pytest.fixture
+def sink() -> Recording:
+    return Recording()
+
+
+def steps(poll: Poller, clock_s: float = 0.0, world: World | None = None) -> None:
+    """Moves time on, and then steps until there is nothing to do at once."""
+    if world is not None:
+        world.clock.advance(clock_s)
+    for _ in range(10):
+        if poll.run_once() > 0:
+            break
+
+
+# ---- pollers
+
+
+def test_a_poller_pops_what_it_owns_now(small: World, sink: Recording) -> None:
+    first, second = arm(small, 0, 0), arm(small, 1, 0)
+    poll = poller(small, sink)
+    poll.own([0])
+    steps(poll)
+    assert sink.ids == first
+    poll.own([1])
+    steps(poll)
+    assert sink.ids == first + second
+    third = arm(small, 0, 0)
+    poll.hear(0, 0.0)  # a wake-up for a slot that has gone to another node
+    steps(poll, SLOW_S, small)
+    assert sink.ids == first + second
+    poll.own([0, 1])
+    steps(poll)
+    assert sink.ids == first + second + third
+
+
+def test_a_wake_up_that_came_before_the_slot_went_is_dropped(small: World, sink: Recording) -> None:
+    poll = poller(small, sink)
+    steps(poll)
+    arm(small, 0, 0)
+    poll.hear(0, 0.0)
+    poll.own([1])
+    steps(poll, SLOW_S, small)
+    assert sink.ids == []
+
+
+def test_what_stays_owned_keeps_its_time(small: World, sink: Recording) -> None:
+    arm(small, 0, 5000)
+    poll = poller(small, sink)
+    poll.own([0])
+    steps(poll)
+    asked = len(sink.asked)
+    poll.own([0, 1])  # slot 0 is not looked at again
+    poll.run_once()
+    assert poll._due_s[0] == pytest.approx(5.0)
+    assert len(sink.asked) == asked + 1
+
+
+def test_a_deputy_leaves_to_the_owner_what_is_not_late(small: World, sink: Recording) -> None:
+    poll = poller(small, sink)
+    poll.own([], [0])
+    arm(small, 0, 0)
+    poll.hear(0, 0.0)
+    steps(poll)
+    assert sink.ids == []
+    small.clock.advance(DEPUTY_LATE_S)
+    steps(poll)  # between two slow polls it does not even look
+    assert sink.asked == []
+
+
+def test_a_deputy_pops_what_its_owner_leaves_undone(small: World, sink: Recording) -> None:
+    poll = poller(small, sink)
+    poll.own([], [0, 2])
+    steps(poll)
+    ids = arm(small, 0, *range(6))  # the owner is dead, and so is the wake-up
+    other = arm(small, 2, round(1000 * (SLOW_S + DEPUTY_LATE_S)))
+    steps(poll, SLOW_S + DEPUTY_LATE_S, small)
+    assert sorted(sink.ids) == sorted(ids)
+    # The backlog is gone: it is a deputy again, until the next slow poll.
+    more = arm(small, 0, 0)
+    steps(poll)
+    assert sorted(sink.ids) == sorted(ids)
+    steps(poll, SLOW_S + DEPUTY_LATE_S, small)
+    assert sorted(sink.ids) == sorted(ids + other + more)
+
+
+def test_a_deputy_that_inherits_looks_at_once(small: World, sink: Recording) -> None:
+    poll = poller(small, sink)
+    poll.own([], [0])
+    steps(poll)
+    ids = arm(small, 0, 0)
+    poll.own([0], [])
+    steps(poll)
+    assert sink.ids == ids
+
+
+def test_who_owns_a_slot_is_not_its_deputy_too(small: World, sink: Recording) -> None:
+    poll = poller(small, sink)
+    poll.own([0], [0])
+    ids = arm(small, 0, 0)
+    steps(poll)
+    assert sink.ids == ids
+
+
+def test_nothing_owned_asks_nothing(small: World, sink: Recording) -> None:
+    poll = poller(small, sink)
+    poll.own([])
+    arm(small, 0, 0)
+    steps(poll, SLOW_S, small)
+    assert (sink.asked, sink.offers) == ([], [])
+
+
+# ---- loaders
+
+
+def test_a_loader_loads_what_it_owns_now(small: World) -> None:
+    jobs = {
+        small.slot(job_id): job_id for job_id in (small.library.pending(biz) for biz in range(20))
+    }
+    assert jobs.keys() == {0, 1, 2, 3}
+    loader = small.loader()
+    loader.own([0, 1])
+    loader.step()
+    assert [small.reminder(jobs[slot]) is not None for slot in range(4)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    loader.own([2, 3])
+    loader.step()
+    assert all(small.reminder(job_id) is not None for job_id in jobs.values())
+
+
+def test_the_age_of_a_loader_is_that_of_its_oldest_shard(small: World) -> None:
+    loader = small.loader()
+    assert loader.age_s == 0
+    loader.step()
+    small.clock.advance(5)
+    assert loader.age_s == 5
+    loader.own([1])  # what it keeps, keeps its age
+    loader._take_in()
+    assert loader.age_s == 5
+    loader.own([])
+    loader._take_in()
+    assert loader.age_s == 0
+
+
+# ---- scanners
+
+
+TICK_S = 10.0
+
+
+@pytest.fixture
+def scanner(small_library: Library, sink: Recording) -> Scanner:
+    return Scanner(
+        "toc-scanner-test",
+        small_library.pages,
+        sink,
+        lambda: None,
+        lambda: True,
+        small_library.settings.routing,
+        small_library.clock,
+        grace_ms=0,
+        tick_s=TICK_S,
+        page_rows=100,
+    )
+
+
+def scanned(scanner: Scanner, library: Library, seconds: float) -> None:
+    """Runs the scanner for so long."""
+    end_s = library.clock.monotonic_s() + seconds
+    while library.clock.monotonic_s() < end_s:
+        library.clock.advance(max(0.05, scanner.run_once()))
+
+
+def shards_offered(sink: Recording) -> set[int]:
+    return {shard for _, batch in sink.offers for shard in batch.ids}
+
+
+def test_a_scanner_scans_what_it_owns_now(
+    small_library: Library, scanner: Scanner, sink: Recording
+) -> None:
+    for biz_id in range(30):
+        small_library.pending(biz_id)
+    every = range(small_library.settings.shards)
+    scanned(scanner, small_library, TICK_S)
+    assert shards_offered(sink) == set()
+    scanner.own(every[1:2])
+    scanned(scanner, small_library, 2 * TICK_S)
+    assert shards_offered(sink) == {1}
+    scanner.own(every)
+    scanned(scanner, small_library, 2 * TICK_S)
+    assert shards_offered(sink) == set(every)
+
+
+def test_a_stretched_round_takes_so_many_ticks(
+    small_library: Library, scanner: Scanner, sink: Recording
+) -> None:
+    count = small_library.settings.shards
+    scanner.own(range(count), stretch=3)
+    scanner.run_once()
+    began_s = small_library.clock.monotonic_s()
+    while scanner._position < count:
+        small_library.clock.advance(max(0.05, scanner.run_once()))
+    took_s = small_library.clock.monotonic_s() - began_s
+    assert took_s == pytest.approx(3 * TICK_S, abs=2.0)
+
+
+def test_a_scanner_that_is_told_again_and_again_still_reaches_its_last_shard(
+    small_library: Library, scanner: Scanner, sink: Recording
+) -> None:
+    for biz_id in range(30):
+        small_library.pending(biz_id)
+    count = small_library.settings.shards
+    for _ in range(4 * count):
+        scanner.own(range(count))  # members come and go
+        scanned(scanner, small_library, TICK_S / count)
+    assert shards_offered(sink) == set(range(count))

@@ -1,0 +1,125 @@
+"""Probes: does a server answer, since when, and what time is it there."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import REGISTRY
+
+from toc.errors import TimerUnavailable
+from toc.node.probes import PATIENCE_S, TICK_S, Clocks, Probe
+from toc.testing import TestClock
+
+
+class Server:
+    """A server's clock: off by so much, silent, or slow. (An answer, not a part of toc.)"""
+
+    def __init__(self, clock: TestClock) -> None:
+        self.clock = clock
+        self.off_ms = 0
+        self.silent = False
+        self.takes_s = 0.0
+
+    def ask_ms(self) -> int:
+        self.clock.advance(self.takes_s)
+        if self.silent:
+            raise TimerUnavailable(OSError("connection refused"))
+        return self.clock.wall_ms() + self.off_ms
+
+
+@pytest.fixture
+def clock() -> TestClock:
+    return TestClock()
+
+
+@pytest.fixture
+def server(clock: TestClock) -> Server:
+    return Server(clock)
+
+
+@pytest.fixture
+def probe(server: Server, clock: TestClock) -> Probe:
+    return Probe("redis", server.ask_ms, clock)
+
+
+def test_since_when_is_when_it_changed(probe: Probe, server: Server, clock: TestClock) -> None:
+    began_ms = clock.wall_ms()
+    assert probe.run_once() == TICK_S
+    clock.advance(60)
+    probe.run_once()
+    assert probe.finding.up
+    assert probe.finding.since_ms == began_ms
+    last_answer_ms = clock.wall_ms()
+    server.silent = True
+    for _ in range(3):
+        clock.advance(5)
+        probe.run_once()
+        finding = probe.finding
+        assert (finding.up, finding.since_ms) == (False, last_answer_ms)
+        assert "connection refused" in finding.error
+        assert REGISTRY.get_sample_value("toc_server_up", {"server": "redis"}) == 0
+    server.silent = False
+    clock.advance(5)
+    probe.run_once()
+    assert (probe.finding.up, probe.finding.since_ms) == (True, clock.wall_ms())
+    assert REGISTRY.get_sample_value("toc_server_up", {"server": "redis"}) == 1
+
+
+def test_a_server_that_keeps_us_waiting_is_not_up(
+    probe: Probe, server: Server, clock: TestClock
+) -> None:
+    probe.run_once()
+    last_answer_ms = clock.wall_ms()
+    seen = []
+    ask_ms = server.ask_ms
+
+    def hang_ms() -> int:
+        for _ in range(5):
+            seen.append((probe.finding.up, probe.finding.since_ms))
+            clock.advance(1)
+        return ask_ms()
+
+    probe._ask_ms = hang_ms
+    probe.run_once()
+    assert seen == [(True, seen[0][1])] * 4 + [(False, last_answer_ms)]
+    assert probe.finding.up
+
+
+def test_the_offset_is_measured_around_the_answer(
+    probe: Probe, server: Server, clock: TestClock
+) -> None:
+    server.off_ms, server.takes_s = 1500, 0.5
+    probe.run_once()
+    # Read at the end of the answer's time here: half of it is the error.
+    assert probe.offset_s == pytest.approx(1.5 + 0.25)
+    assert REGISTRY.get_sample_value(
+        "toc_clock_offset_seconds", {"server": "redis"}
+    ) == pytest.approx(1.75)
+    server.takes_s = PATIENCE_S  # says nothing about its clock
+    server.off_ms = 0
+    probe.run_once()
+    assert probe.offset_s == pytest.approx(1.75)
+
+
+def test_clocks_too_far_apart_are_beyond(clock: TestClock) -> None:
+    servers = [Server(clock) for _ in range(3)]
+    probes = [Probe(f"s{n}", server.ask_ms, clock) for n, server in enumerate(servers)]
+    clocks = Clocks(probes[0], probes[1:], skew_s_max=60)
+
+    def look() -> bool:
+        for probe in probes:
+            probe.run_once()
+        return clocks.beyond
+
+    assert not look()
+    for server in servers:
+        server.off_ms = -3_600_000  # this machine is wrong, not they
+    assert not look()
+    servers[2].off_ms += 60_001  # one database is enough
+    assert look()
+    assert REGISTRY.get_sample_value("toc_clock_skew_seconds") == pytest.approx(-60.001)
+    servers[2].silent = True
+    assert look()  # nobody has heard that it is right now
+    servers[2].silent, servers[2].off_ms = False, -3_600_000
+    assert not look()
+    servers[0].off_ms += 60_001
+    assert look()

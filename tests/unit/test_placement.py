@@ -1,0 +1,88 @@
+"""Rendezvous hashing: the same answer everywhere, and only the share of who comes or goes moves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toc.domain.placement import Assignment, assign, ranking
+
+AMOUNTS = {"default": 64, "vip": 16}
+SHARDS = 64
+Owners = dict[tuple[str, int], str]
+Members = st.lists(
+    st.text("abc:-0189", min_size=1, max_size=12), min_size=1, max_size=6, unique=True
+)
+
+
+def shares(members: list[str]) -> dict[str, Assignment]:
+    return {member: assign(member, members, AMOUNTS, SHARDS) for member in members}
+
+
+def owners(members: list[str]) -> Owners:
+    """Who owns what; fails when something has two owners."""
+    found: Owners = {}
+    for member, share in shares(members).items():
+        things = [(topic, slot) for topic, slots in share.slots.items() for slot in slots]
+        for thing in [*things, *(("", shard) for shard in share.shards)]:
+            assert thing not in found
+            found[thing] = member
+    return found
+
+
+@given(Members)
+def test_everything_has_exactly_one_owner(members: list[str]) -> None:
+    assert len(owners(members)) == 64 + 16 + SHARDS
+
+
+@given(Members, st.randoms())
+def test_the_order_of_the_members_does_not_matter(members: list[str], random: Random) -> None:
+    mixed = list(members)
+    random.shuffle(mixed)
+    assert owners(members) == owners(mixed)
+
+
+@given(Members)
+def test_who_leaves_moves_only_its_own_share_and_that_to_its_deputies(members: list[str]) -> None:
+    before, share = owners(members), shares(members)
+    gone, *rest = members
+    if not rest:
+        return
+    after = owners(rest)
+    for thing, owner in before.items():
+        if owner != gone:
+            assert after[thing] == owner
+        elif thing[0]:
+            heir = after[thing]
+            assert thing[1] in share[heir].deputised[thing[0]]
+
+
+@given(Members)
+def test_each_slot_has_one_deputy_and_never_its_owner(members: list[str]) -> None:
+    deputies: Counter[tuple[str, int]] = Counter()
+    for share in shares(members).values():
+        for topic, slots in share.deputised.items():
+            assert not set(slots) & set(share.slots[topic])
+            deputies.update((topic, slot) for slot in slots)
+    expected = {(topic, slot) for topic, amount in AMOUNTS.items() for slot in range(amount)}
+    assert deputies == (Counter(expected) if len(members) > 1 else Counter())
+
+
+def test_the_work_is_shared_about_evenly() -> None:
+    members = [f"host:{n}:abc" for n in range(8)]
+    held = Counter(ranking(f"t_{slot}", members)[0] for slot in range(1024))
+    # 128 each; the spread of 1024 throws at 8 targets is 10.6.
+    assert min(held.values()) > 128 - 5 * 10.6
+    assert max(held.values()) < 128 + 5 * 10.6
+
+
+def test_the_placement_is_pinned() -> None:
+    """Nodes of two releases must agree while one replaces the other."""
+    members = ["a:1:x", "b:2:y", "c:3:z"]
+    assert [ranking(f"default_{slot}", members) for slot in range(3)] == PINNED
+
+
+PINNED = [["b:2:y", "c:3:z"], ["b:2:y", "c:3:z"], ["c:3:z", "a:1:x"]]

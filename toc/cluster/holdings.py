@@ -1,0 +1,46 @@
+"""What a node owns and since when, as a member carries it: {"0-3,7": since_ms, …}."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+
+def as_ranges(numbers: Iterable[int]) -> str:
+    """Numbers as text: "0-3,7"."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def from_ranges(text: str) -> Iterator[int]:
+    """The numbers of "0-3,7"."""
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+class Holding:
+    """Some numbers (slots of a topic, or shards) and since when each is held."""
+
+    def __init__(self) -> None:
+        self._since_ms: dict[int, int] = {}
+
+    def hold(self, numbers: Iterable[int], now_ms: int) -> None:
+        """These are held now; what was held before keeps its time."""
+        self._since_ms = {number: self._since_ms.get(number, now_ms) for number in numbers}
+
+    def as_text(self) -> dict[str, int]:
+        by_time: dict[int, list[int]] = defaultdict(list)
+        for number, since_ms in self._since_ms.items():
+            by_time[since_ms].append(number)
+        return {as_ranges(numbers): since_ms for since_ms, numbers in sorted(by_time.items())}
+
+
+def held(text: Mapping[str, int]) -> dict[int, int]:
+    """Number by number: since when it is held, in ms."""
+    return {number: since_ms for ranges, since_ms in text.items() for number in from_ranges(ranges)}

@@ -1,0 +1,62 @@
+"""All members, with what they say of themselves. Reads only; joins nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from toc.cluster.holdings import held
+from toc.cluster.membership import MEMBERS, identity_of
+from toc.cluster.zookeeper import ZooKeeper
+from toc.runtime.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node as ZooKeeper has it. `slots` (by topic) and `shards`: number -> held since, in ms.
+
+    Times: `joined_ms` by ZooKeeper's clock, the others by the node's own. `http`: its address, if any.
+    """
+
+    identity: str
+    leads: bool
+    joined_ms: int
+    version: str = "?"
+    http: str | None = None
+    slots: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    shards: Mapping[int, int] = field(default_factory=dict)
+
+
+def roster(settings: Settings) -> list[Member]:
+    """The members in the order in which they joined, the leader first. Raises ClusterUnavailable."""
+    zookeeper = ZooKeeper(settings, lambda: None)
+    try:
+        zookeeper.wait(settings.connect_timeout_s)
+        names = sorted(zookeeper.children(MEMBERS), key=lambda name: name.rpartition("-")[2])
+        found: dict[str, Member] = {}
+        for name in names:
+            child = zookeeper.get(f"{MEMBERS}/{name}")
+            if child is not None:  # it may have left meanwhile
+                member = _member(identity_of(name), not found, child.created_ms, child.data)
+                found[member.identity] = member
+        return list(found.values())
+    finally:
+        zookeeper.close()
+
+
+def _member(identity: str, leads: bool, joined_ms: int, data: bytes) -> Member:
+    try:
+        text: Any = json.loads(data)
+        return Member(
+            identity,
+            leads,
+            joined_ms,
+            str(text["version"]),
+            text["http"],
+            {topic: held(holding) for topic, holding in text["slots"].items()},
+            held(text["shards"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):  # of another release
+        return Member(identity, leads, joined_ms)

@@ -1,0 +1,116 @@
+"""Asks each server, every few seconds, whether it answers and what time it is there.
+
+One thread per server: one that hangs holds up nobody's knowledge of the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from toc.errors import TocError
+from toc.runtime import metrics
+from toc.runtime.clock import Clock
+from toc.runtime.service import Service
+
+log = logging.getLogger(__name__)
+
+TICK_S = 5.0
+PATIENCE_S = 3.0  # a question that has been open for longer counts as not answered
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Whether a server answers, since when (this machine's wall clock, ms), and what it said if not."""
+
+    up: bool
+    since_ms: int
+    error: str = ""
+
+
+class Probe(Service):
+    """Asks one server. `ask_ms()`: its time; raises when it does not answer."""
+
+    def __init__(self, server: str, ask_ms: Callable[[], int], clock: Clock) -> None:
+        super().__init__(f"toc-probe-{server}")
+        self.server = server
+        self._ask_ms, self._clock = ask_ms, clock
+        self._finding = Finding(up=True, since_ms=clock.wall_ms())
+        self._answered_ms = clock.wall_ms()
+        self._asked_s: float | None = None
+        self.offset_s: float | None = None
+        """The server's clock minus this machine's, in seconds, when it last answered; None: never."""
+        self.answered: Callable[[], None] = lambda: None
+        """Called after each answer."""
+
+    def run_once(self) -> float:
+        self._asked_s = before_s = self._clock.monotonic_s()
+        before_ms = self._clock.wall_ms()
+        try:
+            server_ms = self._ask_ms()
+        except TocError as error:
+            self._asked_s = None
+            self._turn(Finding(up=False, since_ms=self._answered_ms, error=str(error)))
+            return TICK_S
+        self._asked_s = None
+        self._answered_ms = self._clock.wall_ms()
+        if self._clock.monotonic_s() - before_s < PATIENCE_S:  # a slow answer would look like skew
+            self.offset_s = (server_ms - (before_ms + self._answered_ms) / 2) / 1000
+            metrics.CLOCK_OFFSET.labels(self.server).set(self.offset_s)
+        self._turn(Finding(up=True, since_ms=self._answered_ms))
+        self.answered()
+        return TICK_S
+
+    @property
+    def finding(self) -> Finding:
+        """As of now: a server that has kept us waiting is not up."""
+        asked_s, finding = self._asked_s, self._finding
+        if finding.up and asked_s is not None:
+            waited_s = self._clock.monotonic_s() - asked_s
+            if waited_s > PATIENCE_S:
+                error = f"no answer for {waited_s:.0f} s"
+                return Finding(up=False, since_ms=self._answered_ms, error=error)
+        return finding
+
+    def _turn(self, finding: Finding) -> None:
+        """Keeps the time of the last change, and tells of it."""
+        metrics.SERVER_UP.labels(self.server).set(finding.up)
+        before = self._finding
+        if finding.up == before.up:
+            return
+        self._finding = finding
+        if finding.up:
+            log.info("%s answers again", self.server)
+        else:
+            log.warning("%s does not answer: %s", self.server, finding.error)
+
+
+class Clocks:
+    """`beyond` is True while a clock of Redis and one of a database are too far apart.
+
+    Then the timer stops and the scanner fires, by the database's clock alone (I4). A server that does
+    not answer keeps the offset that it had.
+    """
+
+    def __init__(self, redis: Probe, databases: Sequence[Probe], *, skew_s_max: float) -> None:
+        self._redis, self._databases, self._skew_s_max = redis, databases, skew_s_max
+        self.beyond = False
+        for probe in (redis, *databases):
+            probe.answered = self._compare
+
+    def _compare(self) -> None:
+        skew_s = max(self._skews(), key=abs, default=0.0)
+        metrics.CLOCK_SKEW.set(skew_s)
+        beyond = abs(skew_s) > self._skew_s_max
+        if beyond != self.beyond:
+            log.error("Redis' clock is %+.1f s from a database's: %s", skew_s,
+                      "the timer stops, the scanner fires" if beyond else "the timer goes on")  # fmt: skip
+        self.beyond = beyond
+
+    def _skews(self) -> Iterator[float]:
+        """Redis' clock minus each database's, as far as both are known."""
+        redis_s = self._redis.offset_s
+        for database in self._databases:
+            if redis_s is not None and database.offset_s is not None:
+                yield redis_s - database.offset_s
