@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 from prometheus_client import REGISTRY
 
+from tests.servers.endpoint import Endpoint
 from toc.errors import TimerUnavailable
 from toc.node.probes import PATIENCE_S, TICK_S, Clocks, Probe
+from toc.runtime.clock import SystemClock
 from toc.testing import TestClock
+from toc.timer.slots import Slots
 
 
 class Server:
@@ -16,14 +19,15 @@ class Server:
     def __init__(self, clock: TestClock) -> None:
         self.clock = clock
         self.off_ms = 0
+        self.more_off_ms: list[int] = []  # of its other nodes
         self.silent = False
         self.takes_s = 0.0
 
-    def ask_ms(self) -> int:
+    def ask_ms(self) -> list[int]:
         self.clock.advance(self.takes_s)
         if self.silent:
             raise TimerUnavailable(OSError("connection refused"))
-        return self.clock.wall_ms() + self.off_ms
+        return [self.clock.wall_ms() + off_ms for off_ms in (self.off_ms, *self.more_off_ms)]
 
 
 @pytest.fixture
@@ -72,7 +76,7 @@ def test_a_server_that_keeps_us_waiting_is_not_up(
     seen = []
     ask_ms = server.ask_ms
 
-    def hang_ms() -> int:
+    def hang_ms() -> list[int]:
         for _ in range(5):
             seen.append((probe.finding.up, probe.finding.since_ms))
             clock.advance(1)
@@ -90,14 +94,14 @@ def test_the_offset_is_measured_around_the_answer(
     server.off_ms, server.takes_s = 1500, 0.5
     probe.run_once()
     # Read at the end of the answer's time here: half of it is the error.
-    assert probe.offset_s == pytest.approx(1.5 + 0.25)
+    assert list(probe.offsets_s) == [pytest.approx(1.5 + 0.25)]
     assert REGISTRY.get_sample_value(
         "toc_clock_offset_seconds", {"server": "redis"}
     ) == pytest.approx(1.75)
     server.takes_s = PATIENCE_S  # says nothing about its clock
     server.off_ms = 0
     probe.run_once()
-    assert probe.offset_s == pytest.approx(1.75)
+    assert list(probe.offsets_s) == [pytest.approx(1.75)]
 
 
 def test_clocks_too_far_apart_are_beyond(clock: TestClock) -> None:
@@ -123,3 +127,17 @@ def test_clocks_too_far_apart_are_beyond(clock: TestClock) -> None:
     assert not look()
     servers[0].off_ms += 60_001
     assert look()
+    servers[0].off_ms -= 60_001
+    assert not look()
+    servers[0].more_off_ms = [-3_600_000, -3_600_000 + 60_001]  # one node of a cluster is enough
+    assert look()
+
+
+def test_every_node_of_a_redis_cluster_says_its_time(redis_cluster: Endpoint) -> None:
+    url = redis_cluster.url.replace("redis://", "redis+cluster://")
+    clock = SystemClock()
+    slots = Slots(url, "t", clock)
+    times_ms = slots.times_ms()
+    slots.close()
+    assert len(times_ms) == 3
+    assert all(abs(time_ms - clock.wall_ms()) < 5000 for time_ms in times_ms)

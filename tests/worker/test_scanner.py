@@ -196,7 +196,7 @@ def test_clocks_too_far_apart_pause_the_pollers(
 
     probe = rig.node.probes[0]
     true_ms = probe._ask_ms
-    monkeypatch.setattr(probe, "_ask_ms", lambda: true_ms() + skew_ms)
+    monkeypatch.setattr(probe, "_ask_ms", lambda: [true_ms()[0] + skew_ms])
     wait_until(lambda: clocks.beyond)
     assert metric("toc_clock_skew_seconds") == pytest.approx(-3600, abs=5)
     second = rig.center.schedule(2, NOW, biz_type=TYPE)

@@ -83,12 +83,12 @@ class Node:
                 timeout_s=settings.connect_timeout_s,
             )
         self.probes = [
-            Probe(f"database_{database.index}", database.now_ms, self._clock)
+            Probe(f"database_{database.index}", lambda d=database: [d.now_ms()], self._clock)  # type: ignore[misc]
             for database in self.databases
         ]
         self._clocks: Clocks | None = None
         if self.slots is not None:
-            redis = Probe("redis", self.slots.time_ms, self._clock)
+            redis = Probe("redis", self.slots.times_ms, self._clock)
             self._clocks = Clocks(redis, self.probes, skew_s_max=settings.timer.skew_s_max)
             self.probes = [*self.probes, redis]
         self.worker: Worker | None = None

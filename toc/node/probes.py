@@ -30,17 +30,17 @@ class Finding:
 
 
 class Probe(Service):
-    """Asks one server. `ask_ms()`: its time; raises when it does not answer."""
+    """Asks one server. `ask_ms()`: its time (of each of its nodes); raises when it does not answer."""
 
-    def __init__(self, server: str, ask_ms: Callable[[], int], clock: Clock) -> None:
+    def __init__(self, server: str, ask_ms: Callable[[], Sequence[int]], clock: Clock) -> None:
         super().__init__(f"toc-probe-{server}")
         self.server = server
         self._ask_ms, self._clock = ask_ms, clock
         self._finding = Finding(up=True, since_ms=clock.wall_ms())
         self._answered_ms = clock.wall_ms()
         self._asked_s: float | None = None
-        self.offset_s: float | None = None
-        """The server's clock minus this machine's, in seconds, when it last answered; None: never."""
+        self.offsets_s: Sequence[float] = ()
+        """Its nodes' clocks minus this machine's, in seconds, when it last answered."""
         self.answered: Callable[[], None] = lambda: None
         """Called after each answer."""
 
@@ -49,15 +49,17 @@ class Probe(Service):
         before_ms = self._clock.wall_ms()
         try:
             server_ms = self._ask_ms()
+            after_ms = self._clock.wall_ms()
         except TocError as error:
             self._asked_s = None
             self._turn(Finding(up=False, since_ms=self._answered_ms, error=str(error)))
             return TICK_S
         self._asked_s = None
-        self._answered_ms = self._clock.wall_ms()
+        self._answered_ms = after_ms
         if self._clock.monotonic_s() - before_s < PATIENCE_S:  # a slow answer would look like skew
-            self.offset_s = (server_ms - (before_ms + self._answered_ms) / 2) / 1000
-            metrics.CLOCK_OFFSET.labels(self.server).set(self.offset_s)
+            asked_ms = (before_ms + after_ms) / 2
+            self.offsets_s = [(time_ms - asked_ms) / 1000 for time_ms in server_ms]
+            metrics.CLOCK_OFFSET.labels(self.server).set(max(self.offsets_s, key=abs))
         self._turn(Finding(up=True, since_ms=self._answered_ms))
         self.answered()
         return TICK_S
@@ -109,8 +111,7 @@ class Clocks:
         self.beyond = beyond
 
     def _skews(self) -> Iterator[float]:
-        """Redis' clock minus each database's, as far as both are known."""
-        redis_s = self._redis.offset_s
+        """The clock of each Redis node minus each database's, as far as both are known."""
         for database in self._databases:
-            if redis_s is not None and database.offset_s is not None:
-                yield redis_s - database.offset_s
+            for database_s in database.offsets_s:
+                yield from (redis_s - database_s for redis_s in self._redis.offsets_s)

@@ -207,6 +207,18 @@ class Slots:
         self._standing.away = False
         return int(seconds) * 1000 + int(micros) // 1000
 
+    def times_ms(self) -> list[int]:
+        """The time of each node that holds keys and answers."""
+        if isinstance(frozen := self._clock.frozen_ms(), int):
+            return [frozen]
+        answers = list(self._reach().nodes.ask_all("TIME").values())
+        _unless_all_failed(answers)
+        return [
+            int(answer[0]) * 1000 + int(answer[1]) // 1000
+            for answer in answers
+            if not isinstance(answer, Exception)
+        ]
+
     def run_ids(self, topic: str, slots: Iterable[int]) -> dict[int, str]:
         """The identity of the server process that holds each slot: another one may hold older data.
 
