@@ -41,9 +41,9 @@ DEV_DIR = Path(".toc")
 """Where `toc dev` keeps its databases and its Redis socket, in the working directory."""
 
 REDIS_SCHEMES = (
-    *("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://"),
-    *("redis+sentinel://", "rediss+sentinel://"),
-)
+    "redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://",
+    "redis+sentinel://", "rediss+sentinel://",
+)  # fmt: skip
 
 
 _HOST = r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:]+\])(?::\d{1,5})?"
@@ -204,7 +204,8 @@ class Settings(BaseSettings):
     )
     redis_url: str = Field(
         f"unix://{DEV_DIR}/redis.sock",
-        description="redis://, rediss://, unix:// or redis+cluster://; 'none' runs the scanner alone",
+        description="redis://, unix://, redis+cluster://host:port,… or redis+sentinel://host:port,…/name "
+        "(rediss for TLS); 'none' runs the scanner alone",
     )
     zookeeper_hosts: str = Field(
         "none",
