@@ -8,10 +8,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/setup.stamp
 ARGS ?=
+MINUTES ?= 30
+SEED ?=
 
 .PHONY: help
 help:  ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: $(SETUP)  ## make .venv: the locked dependencies, and toc itself, editable
@@ -44,11 +46,29 @@ lint: setup  ## check style, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Outside CI a server may be missing: Docker may serve it, and else its tests are skipped.
+# Outside CI a server may be missing: Docker may serve it, and else its tests are skipped. Two processes,
+# each with servers of its own: the tests mostly wait.
 .PHONY: test
 test: setup  ## run the tests, on real servers; ARGS='-k word' goes to pytest
 	@$(BIN)/python -m tests.servers install || [ -z "$${CI:-}" ]
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest $(if $(ARGS),$(ARGS),--numprocesses 2 --dist loadfile --no-loadscope-reorder)
+
+.PHONY: reliability
+reliability: servers  ## break real servers under load, and print what became of the jobs
+	@$(BIN)/pytest tests/reliability -p no:randomly $(ARGS)
+
+.PHONY: model
+model: setup  ## go through every state of the protocols' model, whole and broken; TOC_TEST_MODEL=all: more
+	@$(BIN)/python -m tests.servers install spin
+	@$(BIN)/pytest tests/model -p no:randomly $(ARGS)
+
+.PHONY: simulation
+simulation: servers  ## whole nodes in one process, faults between any two steps: ARGS='--seeds 1-1000'
+	@$(BIN)/python -m tests.simulation $(ARGS)
+
+.PHONY: chaos
+chaos: servers  ## break everything, drawn from a seed, and judge: MINUTES=30 SEED=word TOC_CHAOS_DB=mariadb
+	@$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) --seed "$(SEED)" $(ARGS)
 
 .PHONY: demo
 demo: setup  ## show it
@@ -63,7 +83,7 @@ bench: servers  ## measure it, on fresh MySQL and Redis servers
 
 .PHONY: lock
 lock:  ## resolve the dependencies anew into requirements.lock (needs uv)
-	uv pip compile pyproject.toml --extra embedded --group dev --universal --generate-hashes \
+	uv pip compile pyproject.toml --extra embedded --extra reconcile --group dev --universal --generate-hashes \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --quiet \
 	  $(ARGS) --output-file requirements.lock
 	@! grep -n '://' requirements.lock

@@ -1,62 +1,116 @@
 """Runs the revisions on every database of the settings, one after the other.
 
-`toc migrate` and plain `alembic` both come here. A revision gets the shards of the database it runs
-on and a `step` to call after each table; MySQL commits every DDL by itself, so each step must look
-before it acts: a run that was killed half-way goes on where it stopped.
+`toc migrate` and plain `alembic` both come here. Each revision is given what takes its steps: one that
+runs them, or with `--sql` one that writes a script for each database. Plain `alembic` may say
+`-x directory=DIR`, `-x lock_wait_s=N` and `-x rebuild=yes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import io
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 from alembic import context
-from sqlalchemy import Connection, create_engine, text
-from sqlalchemy.pool import NullPool
+from alembic.util import CommandError
 
+from toc.errors import TocError
 from toc.runtime.settings import Settings, load_settings
-from toc.store.migrate import VERSION_TABLE
+from toc.store import migrate
+from toc.store.migrating import (
+    LOCK_WAIT_S,
+    VERSION_TABLE,
+    Online,
+    Script,
+    keep_fits_since,
+    opened,
+    refuse_others,
+)
 
-LOCK_NAME, LOCK_WAIT_S = "toc_migrate", 10
-METADATA_LOCK_WAIT_S = 5  # a DDL gives up rather than queue up all traffic behind itself
+attributes = context.config.attributes
+arguments = context.get_x_argument(as_dictionary=True)
+settings: Settings = attributes.get("settings") or load_settings()
+lock_wait_s = int(attributes.get("lock_wait_s") or arguments.get("lock_wait_s") or LOCK_WAIT_S)
+only = attributes.get("only")  # the index of one database; None: all
+indexes = range(len(settings.databases)) if only is None else [only]
 
 
-@contextmanager
-def one_runner(connection: Connection) -> Iterator[None]:
-    """MySQL: one migration at a time per database; SQLite locks the file by itself."""
-    if connection.dialect.name == "sqlite":
-        yield
-        return
-    connection.execute(text("SET SESSION lock_wait_timeout = :s"), {"s": METADATA_LOCK_WAIT_S})
-    got = connection.scalar(
-        text("SELECT GET_LOCK(:name, :s)"), {"name": LOCK_NAME, "s": LOCK_WAIT_S}
+def online(index: int) -> None:
+    target = migrate.target_of(settings, index)
+
+    def applied(step: Any, **rest: object) -> None:
+        fits_since = _fits_since(step)
+        if fits_since is not None:
+            keep_fits_since(connection, fits_since)
+
+    url = settings.databases[index]
+    with opened(index, url, lock_wait_s, settings.connect_timeout_s) as connection:
+        refuse_others(index, connection, settings.routing.facts())
+        if not target.sqlite:
+            connection.commit()
+        context.configure(
+            connection=connection,
+            version_table=VERSION_TABLE,
+            on_version_apply=applied,
+        )
+        steps = Online(
+            target,
+            connection,
+            lock_wait_s=lock_wait_s,
+            may_rebuild=bool(attributes.get("may_rebuild") or arguments.get("rebuild")),
+            progress=attributes.get("progress"),
+            total=attributes.get("total", 0),
+        )
+        with context.begin_transaction():
+            context.run_migrations(migration=steps)
+
+
+def offline(index: int, stack: ExitStack) -> None:
+    target = migrate.target_of(settings, index)
+    path, name = _directory(), migrate.database_name(settings, index)
+    if path is None:
+        out = attributes.get("out") or sys.stdout
+    else:
+        out = stack.enter_context((path / migrate.script_name(settings, index)).open("w"))
+    script = Script(target, out, name, lock_wait_s=lock_wait_s)
+
+    def applied(step: Any, **rest: object) -> None:
+        (source,) = step.source_revision_ids or (None,)
+        (destination,) = step.destination_revision_ids or (None,)
+        script.stamp(source, destination, _fits_since(step) or "")
+
+    start, end = context.get_starting_revision_argument(), context.get_revision_argument()
+    migrate.begin_script(script, start, end)
+    context.configure(
+        dialect_name="sqlite" if target.sqlite else "mysql",
+        output_buffer=io.StringIO(),  # Alembic's own statements: they cannot be run twice
+        on_version_apply=applied,
     )
-    if got != 1:
-        raise RuntimeError("another migration is running on this database")
-    connection.commit()
-    try:
-        yield
-    finally:
-        connection.scalar(text("SELECT RELEASE_LOCK(:name)"), {"name": LOCK_NAME})
+    with context.begin_transaction():
+        context.run_migrations(migration=script)
+    script.end()
 
 
-def run() -> None:
-    attributes = context.config.attributes
-    settings: Settings = attributes.get("settings") or load_settings()
-    step: Callable[[int, str], None] = attributes.get("step") or (lambda database, table: None)
-    for index, url in enumerate(settings.databases):
-        shards = settings.routing.shards_of_database(index)
-        arguments = {"shards": shards, "step": lambda table, index=index: step(index, table)}
-        if context.is_offline_mode():
-            context.configure(url=url, literal_binds=True, version_table=VERSION_TABLE)
-            with context.begin_transaction():
-                context.run_migrations(**arguments)
-            continue
-        engine = create_engine(url, poolclass=NullPool)
-        with engine.connect() as connection, one_runner(connection):
-            context.configure(connection=connection, version_table=VERSION_TABLE)
-            with context.begin_transaction():
-                context.run_migrations(**arguments)
+def _directory() -> Path | None:
+    named = attributes.get("directory") or arguments.get("directory")
+    if named is None and len(indexes) > 1:
+        migrate.refuse_one_stream(len(indexes))
+    return None if named is None else Path(named)
 
 
-run()
+def _fits_since(step: Any) -> str | None:
+    """Of the revision that is reached; None at the base, where there is no catalogue."""
+    reached = [revision.module.fits_since for revision in step.destination_revisions if revision]
+    return reached[0] if reached else None
+
+
+try:
+    with ExitStack() as stack:
+        for index in indexes:
+            offline(index, stack) if context.is_offline_mode() else online(index)
+except TocError as error:
+    if context.config.cmd_opts is None:
+        raise
+    raise CommandError(str(error)) from error  # which `alembic` says on one line

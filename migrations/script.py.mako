@@ -1,24 +1,30 @@
 """${message}
 
-Revision: ${up_revision}, after ${down_revision | comma,n}. Phase: pre (runs before the new code) or post.
+Revision: ${up_revision}. Phase: pre (before the new code) or post (when no process needs what it takes).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
-from alembic import op
+from toc.store.migrating import Online, Script
+from toc.store.steps import Step, Target
 
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 branch_labels = None
 depends_on = None
 phase = "pre"
+fits_since = ${repr(down_revision)}  # the oldest release, by its newest revision, whose statements run on it
 
 
-def upgrade(shards: range, step: Callable[[str], None]) -> None:
-    ${upgrades if upgrades else "raise NotImplementedError"}
+def steps(target: Target) -> Iterator[Step]:
+    raise NotImplementedError
 
 
-def downgrade(shards: range, step: Callable[[str], None]) -> None:
-    ${downgrades if downgrades else "raise NotImplementedError"}
+def upgrade(migration: Online | Script) -> None:
+    migration.up(revision, steps)
+
+
+def downgrade(migration: Online | Script) -> None:
+    migration.down(revision, steps)

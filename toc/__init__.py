@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from toc.domain.job import Answer, DeadJob, Job, Status
     from toc.domain.policy import Exponential
     from toc.errors import (
+        ClaimLost,
         ClusterUnavailable,
         DuplicateJob,
         InvalidInput,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     find = _center.find
     dead = _center.dead
     handler = _center.handler
+    once = _center.once
     close = _center.close
 
 _HOMES = {
@@ -62,7 +64,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _VERBS = (
     "schedule", "schedule_many", "place", "cancel", "reschedule", "redrive",
-    "get", "find", "dead", "handler", "close",
+    "get", "find", "dead", "handler", "once", "close",
 )  # fmt: skip
 _one_center = threading.Lock()
 
@@ -94,6 +96,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Answer",
+    "ClaimLost",
     "ClusterUnavailable",
     "Dead",
     "DeadJob",
@@ -123,6 +126,7 @@ __all__ = [
     "get",
     "handler",
     "load_settings",
+    "once",
     "place",
     "redrive",
     "reschedule",

@@ -5,6 +5,7 @@
     ├── SettingsError        the settings are wrong: fix the named setting (also a ValueError)
     ├── DuplicateJob         a live job holds the key and on_duplicate="error" was asked for
     ├── PartlyScheduled      a bulk call reached some databases, not all    (retryable)
+    ├── ClaimLost            a handler's claim is over: its transaction must not commit
     ├── NotFound             no such job, type or table
     ├── WrongDatabase        a caller's connection does not reach the job's shard
     ├── SchemaMismatch       the database's tables or routing are not what this release expects
@@ -87,6 +88,21 @@ class PartlyScheduled(TocError):
         super().__init__(f"{missing} of {len(job_ids)} jobs were not scheduled: {cause}")
 
 
+class ClaimLost(TocError):
+    """`toc.once`: the job does not run under the handler's claim any more. Let it go through, uncommitted.
+
+    `status` is what the job is now ("running": under another claim, `holder`; or pending, cancelled,
+    dead); `token` is the claim that was lost.
+    """
+
+    code = "claim_lost"
+
+    def __init__(self, job_id: int, token: str, status: str, holder: str | None) -> None:
+        self.job_id, self.token, self.status, self.holder = job_id, token, status, holder
+        now = f"running under {holder}" if status == "running" else status
+        super().__init__(f"job {job_id}: claim {token} was lost, it is {now}")
+
+
 class NotFound(TocError):
     """What was asked for does not exist."""
 
@@ -132,12 +148,16 @@ class StoreUnavailable(TocError):
 
 
 class TimerUnavailable(TocError):
-    """Redis does not answer. Jobs are safe: the loader and the scanner bring them."""
+    """Redis does not answer. Jobs are safe: the loader and the scanner bring them.
+
+    `slots` are those of the topic that were refused, where the others were served; None: all.
+    """
 
     code = "timer_unavailable"
     retryable = True
 
-    def __init__(self, cause: BaseException) -> None:
+    def __init__(self, cause: BaseException, slots: frozenset[int] | None = None) -> None:
+        self.slots = slots
         super().__init__(f"Redis does not answer: {cause}")
 
 

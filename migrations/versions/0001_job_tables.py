@@ -1,20 +1,24 @@
 """The job tables of every shard, the catalogue, and the dead letters.
 
-Revision: 0001. Phase: pre. Each statement looks before it acts (IF NOT EXISTS), so a run that was
-killed half-way can be repeated; a table appears with all its indexes or not at all.
+Revision: 0001. Phase: pre. On MySQL a table appears with all its indexes or not at all.
+
+`live_key` is virtual, but stored on MariaDB (which alone reads the comment): that refuses to add a
+column at once to a table with an index on a virtual one, now and in every later revision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
-from alembic import op
+from toc.store.migrating import Online, Script
+from toc.store.steps import MakeTable, Step, Target
 
 revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
 phase = "pre"
+fits_since = "0001"
 
 LIVE_KEY = "CASE WHEN status IN (0, 1) THEN dedup_key END"
 
@@ -33,7 +37,7 @@ CREATE TABLE IF NOT EXISTS {table} (
     worker       VARCHAR(96) CHARACTER SET ascii COLLATE ascii_bin NULL,
     dedup_key    VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NULL,
     live_key     VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin
-                 GENERATED ALWAYS AS ({live_key}) VIRTUAL,
+                 GENERATED ALWAYS AS ({live_key}) /*M! STORED */,
     PRIMARY KEY (job_id),
     KEY ix_due (due_time, job_id),
     UNIQUE KEY uq_live (biz_id, biz_type, live_key)
@@ -118,21 +122,28 @@ CREATE TABLE IF NOT EXISTS toc_dead_job (
 }
 
 
-def upgrade(shards: range, step: Callable[[str], None]) -> None:
-    sqlite = op.get_context().dialect.name == "sqlite"
-    for name, statement in (SHARED_SQLITE if sqlite else SHARED_MYSQL).items():
-        op.execute(statement)
-        step(name)
-    if sqlite:
-        op.execute("CREATE INDEX IF NOT EXISTS ix_dead_time ON toc_dead_job (dead_time, job_id)")
-    for shard in shards:
-        table = f"toc_job_{shard:04d}"
-        for statement in JOB_SQLITE if sqlite else [JOB_MYSQL]:
-            op.execute(statement.format(table=table, live_key=LIVE_KEY))
-        step(table)
+INDEXES_SQLITE = {
+    "toc_dead_job": ["CREATE INDEX IF NOT EXISTS ix_dead_time ON toc_dead_job (dead_time, job_id)"],
+}
 
 
-def downgrade(shards: range, step: Callable[[str], None]) -> None:
-    for table in [*(f"toc_job_{shard:04d}" for shard in shards), *SHARED_MYSQL]:
-        op.execute(f"DROP TABLE IF EXISTS {table}")
-        step(table)
+def steps(target: Target) -> Iterator[Step]:
+    for name, statement in (SHARED_SQLITE if target.sqlite else SHARED_MYSQL).items():
+        yield MakeTable(name, statement, INDEXES_SQLITE.get(name, ()) if target.sqlite else ())
+    made, *indexes = JOB_SQLITE if target.sqlite else [JOB_MYSQL]
+    for table in target.job_tables:
+        names = {"table": table, "live_key": LIVE_KEY}
+        yield MakeTable(
+            table,
+            made.format(**names),
+            [index.format(**names) for index in indexes],
+            holds_jobs=True,
+        )
+
+
+def upgrade(migration: Online | Script) -> None:
+    migration.up(revision, steps)
+
+
+def downgrade(migration: Online | Script) -> None:
+    migration.down(revision, steps)

@@ -11,7 +11,11 @@ import pytest
 from tests.cli.conftest import Result, Toc
 from tests.cli.processes import Process, wait_until
 from tests.servers.endpoint import Endpoint
+from toc.cli.status import _addresses
+from toc.cluster.roster import Member
 from toc.node.dev import PrivateRedis
+from toc.runtime.process import process_name
+from toc.runtime.settings import Settings
 
 Start = Callable[..., Process]
 Servers = dict[str, str]
@@ -99,13 +103,34 @@ def test_nodes_share_everything_and_say_so(start: Start, cluster: Servers, toc: 
     assert first.code is None
 
 
-def test_jobs_of_every_slot_are_fired_by_somebody(start: Start, cluster: Servers, toc: Toc) -> None:
-    processes = [begin(start, cluster) for _ in range(2)]
-    for biz_id in range(12):
-        assert toc("schedule", biz_id, "0s", "--type", "quick").code == 0
-    wait_until(
-        lambda: sum(process.out.count("quick") for process in processes) == 12, "12 jobs to fire"
+def test_jobs_of_every_slot_are_fired_by_somebody(
+    start: Start, cluster: Servers, toc: Toc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So many slots that a node without any is out of the question.
+    more = {
+        "TOC_DATABASES": f"sqlite:///{tmp_path}/many.db",
+        "TOC_SHARDS": "32",
+        "TOC_NAMESPACE": "many",
+    }
+    for name, value in more.items():
+        monkeypatch.setenv(name, value)
+    assert toc("migrate").code == 0
+    processes = [begin(start, cluster | more) for _ in range(2)]
+    when(
+        toc,
+        lambda result: result.code == 0 and all(n["shards"] for n in result.json["nodes"]),
+        "nodes",
+        "--json",
     )
+    amount = 40
+    for biz_id in range(amount):
+        assert toc("schedule", biz_id, "0s", "--type", "quick").code == 0
+
+    def fired() -> list[int]:
+        return [process.out.count("quick") for process in processes]
+
+    wait_until(lambda: sum(fired()) == amount, f"{amount} jobs to fire")
+    assert min(fired()) > 0
 
 
 def test_without_zookeeper_in_the_settings_there_are_no_nodes(servers: Servers, toc: Toc) -> None:
@@ -132,6 +157,9 @@ def test_a_zookeeper_that_is_away_is_one_line(
     parts = {part["part"]: part for part in toc("status", "--json").json["parts"]}
     assert parts["zookeeper"]["state"] == "down"
     assert "deputies fire them" in parts["zookeeper"]["means"]
+    monkeypatch.setenv("TOC_REDIS_URL", "none")
+    parts = {part["part"]: part for part in toc("status", "--json").json["parts"]}
+    assert "the others' scanners take its shards" in parts["zookeeper"]["means"]
 
 
 @pytest.fixture
@@ -156,7 +184,9 @@ def test_status_asks_the_nodes(
     assert up["state"] == "up"
     assert len(up["nodes"]) == 2
     parts = {part["part"]: part for part in up["parts"]}
-    assert parts.keys() == {"database_0", "database_1", "redis", "zookeeper", "loader", "jobs"}
+    assert parts.keys() == {
+        "database_0", "database_1", "redis", "zookeeper", "loader", "watch", "jobs"
+    }  # fmt: skip
     assert parts["redis"]["seen_by"] == 2
     assert parts["redis"]["since"].endswith("Z")
     assert "as seen by 2 nodes" in toc("status").out
@@ -169,7 +199,7 @@ def test_status_asks_the_nodes(
         "--json",
     )
     assert down.code == 1
-    assert down.json["state"] == "down"
+    assert down.json["state"] == "degraded"  # jobs go on
     first = down.json["parts"][0]  # the worst comes first
     assert (first["part"], first["state"]) == ("redis", "down")
     assert "the scanner fires from the databases" in first["means"]
@@ -198,3 +228,47 @@ def test_a_node_that_does_not_answer_is_said(servers: Servers, toc: Toc) -> None
     result = toc("status", "--node", "http://127.0.0.1:1")
     assert result.code == 1
     assert "no answer from http://127.0.0.1:1" in result.out
+
+
+def test_what_is_not_known_of_jobs_is_said(
+    servers: Servers, toc: Toc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, away = f"sqlite:///{tmp_path}/0.db", f"sqlite:///{tmp_path}/nowhere/{{}}.db"
+    monkeypatch.setenv("TOC_DATABASES", f"{there},{away.format(1)}")
+    result = toc("status", "--json")
+    assert (result.code, result.json["state"]) == (1, "degraded")
+    parts = {part["part"]: part for part in result.json["parts"]}
+    assert parts["database_1"]["means"].endswith("all others go on")
+    assert parts["jobs"]["state"] == "degraded"
+    assert parts["jobs"]["how"] == "not known: database_1 does not answer"
+
+    monkeypatch.setenv("TOC_DATABASES", f"{away.format(0)},{away.format(1)}")
+    result = toc("status", "--json")
+    assert (result.code, result.json["state"]) == (1, "down")
+    parts = {part["part"]: part for part in result.json["parts"]}
+    assert "no job is fired" in parts["database_0"]["means"]
+    assert parts["jobs"]["how"] == "not known: database_0, database_1 do not answer"
+
+
+@pytest.mark.parametrize(
+    ("host", "http", "asked"),
+    [
+        ("elsewhere", "http://127.0.0.1:80", False),
+        ("elsewhere", "http://[::1]:80", False),
+        ("elsewhere", "http://localhost:80", False),
+        ("elsewhere", "http://elsewhere:80", True),
+        ("elsewhere", "http://10.0.0.1:80", True),
+        ("elsewhere", "file:///etc/passwd", False),
+        (None, "http://127.0.0.1:80", True),
+        (None, "http://[::1]:80", True),
+    ],
+)
+def test_a_loopback_address_is_asked_only_at_home(host: str | None, http: str, asked: bool) -> None:
+    host = host or process_name().partition(":")[0]
+    member = Member(f"{host}:7:abc", leads=True, joined_ms=0, http=http)
+    assert _addresses(Settings(), [member]) == ([http] if asked else [])
+
+
+def test_an_address_is_asked_once(servers: Servers, toc: Toc) -> None:
+    same = ["--node", "http://127.0.0.1:1", "--node", "http://127.0.0.1:1/"]
+    assert toc("status", "--json", *same).json["silent"] == ["http://127.0.0.1:1"]

@@ -224,33 +224,6 @@ def test_slots(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_migrate_may_be_repeated(toc: Toc) -> None:
-    again = toc("migrate")
-    assert (again.code, again.err) == (0, "")
-    assert again.out == "2 databases at revision 0001: nothing was to be done\n"
-
-
-def test_migrate_shows_its_progress(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOC_DATABASES", "sqlite:///a.db,sqlite:///b.db")
-    result = toc("migrate", "--json")
-    assert result.code == 0
-    assert result.json == {"databases": 2, "tables": 10, "revision": "0001"}
-    assert "database 0" in result.err
-    assert "5/5" in result.err
-
-
-def test_migrate_can_print_its_sql(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(
-        "TOC_DATABASES", "mysql+pymysql://u:secret@g/toc,mysql+pymysql://u:secret@h/toc"
-    )
-    result = toc("migrate", "--sql")
-    assert result.code == 0
-    assert "CREATE TABLE IF NOT EXISTS toc_job_0000" in result.out
-    assert "CREATE TABLE IF NOT EXISTS toc_job_0003" in result.out
-    assert "secret" not in result.out + result.err
-    assert toc("migrate", "--sql", "--json").code == 2
-
-
 def test_what_the_command_line_wrote_the_library_reads(toc: Toc) -> None:
     job_id = int(schedule(toc, 1, "1h", "--key", "k"))
     with TimeoutCenter(load_settings(), handlers=Registry()) as center:

@@ -11,7 +11,9 @@ from toc.cli import failures
 PAGE = (Path(__file__).parents[2] / "docs/cli.md").read_text()
 COMMON = {"--help", "--json", "--verbose", "--log-json"}
 COMMANDS = ["dev", "worker", "migrate", "schedule", "cancel", "reschedule", "job show", "dead list",
-            "dead redrive", "slots", "nodes", "status", "doctor", "settings", "version"]  # fmt: skip
+            "dead redrive", "explain", "admin cancel", "admin postpone", "admin redrive", "sql",
+            "reconcile", "nightly", "slots", "nodes", "status", "doctor", "move", "settings",
+            "version", "check"]  # fmt: skip
 
 
 def test_the_page_names_every_command(toc: Toc) -> None:

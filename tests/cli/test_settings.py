@@ -30,10 +30,12 @@ def test_those_in_force_are_shown_without_passwords(
     monkeypatch.setenv("TOC_DATABASES", "mysql+pymysql://u:hidden@h/a mysql+pymysql://u:hidden@h/b")
     monkeypatch.setenv("TOC_REDIS_URL", "redis://:hidden@h/0?password=hidden")
     monkeypatch.setenv("TOC_TOPICS__ORDERS__SLOT_AMOUNT", "16")
+    monkeypatch.setenv("TOC_RETENTION__REPLICAS", '{"1": ["mysql+pymysql://u:hidden@r/b"]}')
     table = toc("settings")
     assert table.code == 0
     assert "hidden" not in table.out
     assert "mysql+pymysql://u:***@h/a, mysql+pymysql://u:***@h/b" in table.out
+    assert "1: mysql+pymysql://u:***@r/b" in table.out
     answer = toc("settings", "--json")
     assert "hidden" not in answer.out
     lines = {line["name"]: line for line in answer.json["settings"]}
@@ -65,6 +67,33 @@ def test_a_name_that_is_no_setting_is_refused(
     with pytest.raises(SettingsError) as refused:
         load_settings()
     assert str(refused.value) == line
+
+
+@pytest.mark.parametrize("given", ["-1", "0", "x", "inf", "nan", "true"])
+def test_days_are_a_number_or_none(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv("TOC_RETENTION__DAYS", given)
+    with pytest.raises(SettingsError, match=f"above 0, or 'none', got '{given}'"):
+        load_settings()
+    monkeypatch.setenv("TOC_RETENTION__DAYS", "none")
+    assert load_settings().retention.days == "none"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ('{"0": ["mysql://u:hidden@h:port/d"]}', "a URL of database 0 is not a SQLAlchemy URL"),
+        ('{"0": ["sqlite:///hidden"]}', "a URL of database 0 must be mysql or mariadb"),
+        ('{"1": ["mysql://u:hidden@h/d"]}', "there is no database 1"),
+        ('["mysql://u:hidden@h/d"]', "valid dictionary"),
+    ],
+)
+def test_a_replica_is_a_url_of_a_database(
+    monkeypatch: pytest.MonkeyPatch, given: str, says: str
+) -> None:
+    monkeypatch.setenv("TOC_RETENTION__REPLICAS", given)
+    with pytest.raises(SettingsError, match=says) as refused:
+        load_settings()
+    assert "hidden" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

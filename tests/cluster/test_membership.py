@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from kazoo.exceptions import NoAuthError
 
@@ -110,7 +112,8 @@ def test_who_starts_without_zookeeper_joins_when_it_comes(
 def test_what_a_member_says_is_read_by_the_roster(make_node: MakeNode) -> None:
     one, two = make_node("one"), make_node("two")
     one.text = (
-        b'{"version": "1", "http": null, "shards": {"0-3": 5}, "slots": {"default": {"1": 6}}}'
+        b'{"version": "1", "handles": ["a"], "http": null,'
+        b' "shards": {"0-3": 5}, "slots": {"default": {"1": 6}}}'
     )
     two.text = b"of another release"
     one.start()
@@ -138,3 +141,43 @@ def test_with_auth_only_who_has_it_may_write(make_node: MakeNode) -> None:
     client = zookeeper._client
     with pytest.raises(NoAuthError):
         client.delete(zookeeper._path(f"{MEMBERS}/{node}"))
+
+
+def test_a_zookeeper_that_lost_its_data_is_joined_again(
+    make_node: MakeNode, zookeeper: Server
+) -> None:
+    """A client refuses a server that has seen less than itself, and would do so for ever."""
+    one, two = make_node("one").start(), make_node("two")
+    wait_until(lambda: one.members == ["one"])
+    two.start()
+    all_see([one, two], "one", "two")
+    zookeeper.kill()
+    shutil.rmtree(zookeeper.log.parent / "data")
+    (zookeeper.log.parent / "data").mkdir()
+    wait_until(lambda: one.membership.view.frozen and two.membership.view.frozen)
+    zookeeper.start()
+    for node in (one, two):
+        wait_until(lambda node=node: node.membership.view.connected)  # type: ignore[misc]
+    wait_until(lambda: sorted(one.members) == sorted(two.members) == ["one", "two"])
+
+
+@pytest.mark.parametrize("wrong", ["toc:wrong", None])
+def test_who_may_not_write_says_so(
+    make_node: MakeNode, caplog: pytest.LogCaptureFixture, wrong: str | None
+) -> None:
+    one = make_node("one", auth="toc:secret").start()
+    wait_until(lambda: one.members == ["one"])
+    stranger = make_node("stranger", auth=wrong).start()
+    wait_until(lambda: stranger.membership.trouble)
+    assert "is cluster.auth what its nodes were made with?" in stranger.membership.trouble
+    assert sum("is no member" in record.getMessage() for record in caplog.records) == 1
+    assert one.members == ["one"]
+    assert not stranger.membership.joined.is_set()
+
+
+def test_a_path_that_is_not_there_is_made_or_named(make_node: MakeNode, zookeeper: Server) -> None:
+    one = make_node("one", hosts=f"{zookeeper.url}/a").start()
+    two = make_node("two", hosts=f"{zookeeper.url}/b/c").start()
+    for node in (one, two):
+        wait_until(lambda node=node: node.membership.trouble or node.members)  # type: ignore[misc]
+        assert node.members or "does not exist there: create it" in node.membership.trouble

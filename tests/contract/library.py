@@ -25,6 +25,7 @@ SHARDS = 4
 LEASE_MS = 60_000  # of the type "order.close"
 SLOW_LEASE_MS = 3_600_000  # of the type "report"
 NO_KEY = None
+ACTOR = "somebody"
 
 
 class Row(NamedTuple):
@@ -58,7 +59,9 @@ class Library:
         )
         self.catalogue = Catalogue(self.databases)
         self.ids = IdFactory(self.clock.wall_ms, 0)
-        self.jobs = Jobs(self.databases, self.catalogue, lambda gene: self.ids.draw([gene])[0])
+        self.jobs = Jobs(
+            self.databases, self.catalogue, lambda gene: self.ids.draw([gene])[0], ACTOR
+        )
         self.pages = Pages(self.databases)
         self.close_no = self.catalogue.number("order.close")
         self.report_no = self.catalogue.number("report")
@@ -73,6 +76,7 @@ class Library:
                 for shard in database.shards:
                     connection.exec_driver_sql(f"DELETE FROM toc_job_{shard:04d}")
                 connection.exec_driver_sql("DELETE FROM toc_dead_job")
+                connection.exec_driver_sql("DELETE FROM toc_event")
         self.close()
         self.clock = TestClock()
         self.connect()
@@ -158,7 +162,8 @@ class Library:
         return self.claims.take_over(self.home(job_id), self.shard(job_id), job_id, seen, token)
 
     def bury_lost(self, job_id: int, seen: str, error: str = "lost") -> bool:
-        return self.claims.bury_lost(self.home(job_id), self.shard(job_id), job_id, seen, error)
+        home, shard = self.home(job_id), self.shard(job_id)
+        return self.claims.bury_lost(home, shard, job_id, seen, error, ACTOR)
 
     def settle(self, *outcomes: Outcome) -> set[tuple[int, str]]:
         return self.claims.settle(self.home(outcomes[0].job_id), outcomes)

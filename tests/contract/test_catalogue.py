@@ -95,6 +95,7 @@ def test_a_new_fact_is_kept(library: Library) -> None:
 @pytest.mark.usefixtures("clean_meta")
 def test_a_database_at_another_place_is_refused(library: Library) -> None:
     library.catalogue.check({})
+    library.catalogue.load(library.databases.all)
     with library.databases[0].engine.begin() as connection:
         connection.exec_driver_sql("UPDATE toc_meta SET value = '1' WHERE name = 'database'")
     with pytest.raises(SchemaMismatch, match="database"):
@@ -111,6 +112,7 @@ def callers_connection(url: str) -> Iterator[Connection]:
 @pytest.mark.usefixtures("clean_meta")
 def test_a_connection_to_this_database_is_accepted(library: Library) -> None:
     library.catalogue.check({})
+    library.catalogue.load(library.databases.all)
     with callers_connection(library.settings.databases[0]) as connection:
         library.catalogue.check_connection(connection, library.databases[0])
 
@@ -118,6 +120,7 @@ def test_a_connection_to_this_database_is_accepted(library: Library) -> None:
 @pytest.mark.usefixtures("clean_meta")
 def test_a_connection_without_the_tables_is_refused(library: Library, tmp_path: Path) -> None:
     library.catalogue.check({})
+    library.catalogue.load(library.databases.all)
     with (
         callers_connection(f"sqlite:///{tmp_path}/other.db") as connection,
         pytest.raises(WrongDatabase, match="database 0"),
@@ -128,13 +131,12 @@ def test_a_connection_without_the_tables_is_refused(library: Library, tmp_path: 
 @pytest.mark.usefixtures("clean_meta")
 def test_a_copy_of_the_database_is_another_database(library: Library) -> None:
     library.catalogue.check({})
-    other = Catalogue(library.databases)
-    other._identity[0] = "another identity"
-    with (
-        callers_connection(library.settings.databases[0]) as connection,
-        pytest.raises(WrongDatabase),
-    ):
-        other.check_connection(connection, library.databases[0])
+    library.catalogue.load(library.databases.all)
+    another = "UPDATE toc_meta SET value = 'another' WHERE name = 'database_id'"
+    with callers_connection(library.settings.databases[0]) as connection:
+        connection.exec_driver_sql(another)  # only he sees it
+        with pytest.raises(WrongDatabase):
+            library.catalogue.check_connection(connection, library.databases[0])
 
 
 @pytest.mark.usefixtures("clean_meta")

@@ -173,6 +173,22 @@ def test_only_one_takes_a_lost_lease_over(library: Library) -> None:
     assert library.take_over(job_id, "two", "three") is not None
 
 
+def test_a_lost_job_whose_row_is_locked_is_left_to_who_has_it(library: Library) -> None:
+    if library.sqlite:
+        pytest.skip("SQLite has one writer and no row locks")
+    job_id = library.running("one")
+    library.clock.advance(LEASE_MS / 1000)
+    before = library.row(job_id)
+    with library.databases[0].engine.begin() as connection:
+        table = f"toc_job_{library.shard(job_id):04d}"
+        connection.exec_driver_sql(f"SELECT * FROM {table} WHERE job_id = {job_id} FOR UPDATE")
+        # Who waits for the lock hears of a database that does not answer, after 25 s.
+        assert library.take_over(job_id, "one", "two") is None
+        assert not library.bury_lost(job_id, "one")
+    assert library.row(job_id) == before
+    assert library.take_over(job_id, "one", "two") is not None
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_a_settled_job_is_not_taken_over(library: Library, kind: Kind) -> None:
     job_id = library.running("one")
@@ -232,3 +248,24 @@ def test_a_settled_job_is_not_buried(library: Library, kind: Kind) -> None:
     before = library.row(job_id)
     assert not library.bury_lost(job_id, "one")
     assert (library.row(job_id), library.jobs.dead(10, None)) == (before, [])
+
+
+def test_the_row_says_when_it_was_last_claimed(library: Library) -> None:
+    def claimed_ms() -> int | None:
+        job = library.jobs.get(job_id)
+        assert job is not None
+        return job.claimed_ms
+
+    job_id = library.pending()
+    assert claimed_ms() is None
+    library.clock.advance(3)
+    first_ms = library.now_ms
+    assert library.claim([job_id], "one", first_ms)[job_id].claimed_ms == first_ms
+    library.clock.advance(LEASE_MS / 1000)
+    library.claim([job_id], "two")  # runs still: no claim
+    assert claimed_ms() == first_ms
+    assert library.take_over(job_id, "one", "two") is not None
+    assert claimed_ms() == first_ms + LEASE_MS
+    library.clock.advance(1)
+    assert library.settle_as(Kind.DONE, job_id, "two")
+    assert claimed_ms() == first_ms + LEASE_MS

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.pool import NullPool
 
-from tests.contract.breaks import lose_answers
+from tests.contract.breaks import lose_answers, statements_of
 from tests.contract.library import Library
 from toc.domain.ids import gene_of
 from toc.domain.job import Status
 from toc.errors import DuplicateJob
 from toc.store.claims import Kind
 from toc.store.jobs import ROWS_MAX, Inserted
+from toc.store.packets import Answer, NotTogetherError, send_together
 
 
 def test_a_new_row_is_pending_and_due_at_its_action_time(library: Library) -> None:
@@ -46,6 +49,74 @@ def test_more_rows_than_one_statement_takes(library: Library) -> None:
     answers = library.insert(*jobs)
     assert [answer.job_id for answer in answers] == [job.job_id for job in jobs]
     assert library.count() == ROWS_MAX + 1
+
+
+def test_the_rows_of_many_shards_go_in_one_packet(library: Library) -> None:
+    jobs = [library.new(biz_id) for biz_id in range(20)]
+    with statements_of(library.databases[0]) as seen:
+        library.insert(*jobs)
+    inserts = [statement.count("INSERT") for statement in seen if "INSERT" in statement]
+    assert inserts == ([1] * 4 if library.sqlite else [4])
+    assert library.count() == 20
+
+
+@pytest.mark.parametrize("position", [0, 10, 19])
+def test_a_taken_id_amid_a_packet_costs_nobody_his_row(library: Library, position: int) -> None:
+    taken = library.pending(position)
+    jobs = [library.new(biz_id, in_ms=biz_id) for biz_id in range(20)]
+    jobs[position] = jobs[position]._replace(job_id=taken)
+    answers = library.insert(*jobs)
+    assert library.count() == 21
+    assert all(library.row(answer.job_id).due_ms == answer.due_ms for answer in answers)
+    assert [n for n in range(20) if answers[n].job_id != jobs[n].job_id] == [position]
+
+
+@pytest.mark.parametrize(
+    "failing",
+    # The last one swallows what comes after it, and nobody complains.
+    ["KILL CONNECTION_ID()", "SELEKT 1", "INSERT INTO {} () VALUES ()", "SELECT 1 -- "],
+)
+def test_a_packet_that_fails_anywhere_leaves_nothing(library: Library, failing: str) -> None:
+    if library.sqlite:
+        pytest.skip("it has no packets")
+    database, job_id = library.databases[0], library.pending()
+    table = database.job_table_name(library.shard(job_id))
+    move = f"UPDATE {table} SET attempts = attempts + %s WHERE job_id = %s"
+
+    def work(connection: Connection) -> list[Answer]:
+        changes = [(move, (1, job_id)), (move, (2, job_id)), (failing.format(table), ())]
+        return send_together(connection, [changes[0], changes[2], changes[1]])
+
+    with pytest.raises(NotTogetherError):
+        database.run(work)
+    assert library.row(job_id).attempts == 0
+    answers = database.run(lambda c: send_together(c, [(move, (1, job_id)), (move, (5, 1))]))
+    assert [answer.rowcount for answer in answers] == [1, 0]
+    assert library.row(job_id).attempts == 1
+
+
+def test_a_server_that_refuses_packets_is_not_sent_any(library: Library) -> None:
+    if library.sqlite:
+        pytest.skip("it has no packets")
+    library.close()
+    library.connect()  # whatever it learns is forgotten with it
+    database = library.databases[0]
+    database.engine = create_engine(library.settings.databases[0], poolclass=NullPool)
+    for packets in (1, 0):
+        with statements_of(database) as seen:
+            library.insert(*(library.new(biz_id) for biz_id in range(20)))
+        assert sum(statement.startswith("SELECT 1; ") for statement in seen) == packets
+    assert library.count() == 40
+    library.close()
+    library.connect()
+
+
+def test_attributes_that_are_too_large_for_one_packet(library: Library) -> None:
+    text = json.dumps({"%s;": "x" * 60_000})
+    jobs = [library.new(biz_id, attribute=text) for biz_id in range(300)]
+    library.insert(*jobs)
+    assert library.count() == 300
+    assert library.row(jobs[-1].job_id).attribute == text
 
 
 # ---- keys
@@ -150,7 +221,7 @@ def test_a_cancelled_job_frees_its_key(library: Library) -> None:
 
 def test_a_taken_id_is_drawn_again_for_the_same_shard_and_slot(library: Library) -> None:
     taken = library.pending(42)
-    job = replace(library.new(42, in_ms=77), job_id=taken)
+    job = library.new(42, in_ms=77)._replace(job_id=taken)
     (answer,) = library.insert(job)
     assert answer.written
     assert answer.job_id != taken
@@ -162,7 +233,7 @@ def test_a_taken_id_is_drawn_again_for_the_same_shard_and_slot(library: Library)
 def test_a_taken_id_holds_up_nobody_else_in_the_batch(library: Library) -> None:
     taken = library.pending(42)
     jobs = [library.new(42, in_ms=n) for n in range(5)]
-    jobs[2] = replace(jobs[2], job_id=taken)
+    jobs[2] = jobs[2]._replace(job_id=taken)
     answers = library.insert(*jobs)
     assert [a.job_id == j.job_id for a, j in zip(answers, jobs, strict=True)] == [
         True, True, False, True, True,
@@ -197,7 +268,7 @@ def test_a_lost_commit_answer_writes_once(
 
 def test_a_lost_commit_answer_beside_a_taken_id(library: Library) -> None:
     taken = library.pending(42)
-    jobs = [replace(library.new(42, in_ms=5), job_id=taken), library.new(42, in_ms=6)]
+    jobs = [library.new(42, in_ms=5)._replace(job_id=taken), library.new(42, in_ms=6)]
     with lose_answers(library.databases[0]):
         answers = library.insert(*jobs)
     # The first one cannot be recognised: its new id died with the answer. It is there twice, which

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tests.contract.breaks import lose_answers
 from tests.contract.library import Library
 from tests.servers.process import free_port
 from toc.errors import StoreUnavailable
-from toc.store.databases import TRIES_MAX, Databases
+from toc.store.databases import TRIES_MAX, Database, Databases
 
 
 @pytest.fixture
@@ -87,6 +88,63 @@ def test_a_lock_wait_is_repeated_until_the_lock_is_free(library: Library) -> Non
         event.remove(engine, "before_cursor_execute", impatient)
         event.remove(engine, "handle_error", free)
     assert codes == [1205, 1205]
+
+
+def lock(connection: Connection, library: Library, job_id: int) -> None:
+    table = f"toc_job_{library.shard(job_id):04d}"
+    connection.execute(text(f"SELECT * FROM {table} WHERE job_id = {job_id} FOR UPDATE"))
+
+
+@pytest.fixture
+def impatient(library: Library) -> Iterator[Database]:
+    """The same database with sessions that end when they stand still for a second."""
+    databases = Databases(
+        library.settings.databases, library.settings.routing, library.clock, idle_transaction_s=1
+    )
+    yield databases[0]
+    databases.close()
+
+
+@pytest.mark.usefixtures("mysql_only")
+def test_who_stands_still_in_a_transaction_loses_it(library: Library, impatient: Database) -> None:
+    job_id = library.pending()
+    still = impatient.engine.connect()
+    lock(still, library, job_id)
+    assert library.jobs.cancel(job_id) == "cancelled"  # it waits for the lock for 25 s at most
+    with pytest.raises(OperationalError):
+        still.execute(text("SELECT 1"))
+    still.close()
+
+
+@pytest.mark.usefixtures("mysql_only")
+def test_a_transaction_that_was_lost_by_standing_still_is_repeated(
+    library: Library, impatient: Database
+) -> None:
+    job_id, tries = library.pending(), list[int]()
+
+    def work(connection: Connection) -> None:
+        tries.append(1)
+        lock(connection, library, job_id)
+        if len(tries) == 1:
+            time.sleep(3)
+        lock(connection, library, job_id)
+
+    impatient.run(work)
+    assert len(tries) == 2
+
+
+@pytest.mark.usefixtures("mysql_only")
+def test_a_session_that_was_idle_for_long_is_not_used(
+    library: Library, impatient: Database
+) -> None:
+    def session() -> int:
+        return impatient.run(lambda c: c.scalar(text("SELECT CONNECTION_ID()")) or 0)
+
+    first = session()
+    library.clock.advance(0.5)
+    assert session() == first
+    library.clock.advance(0.6)
+    assert session() != first
 
 
 def raiser(error: Exception, times: int) -> tuple[Callable[[Connection], str], list[int]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from datetime import timedelta
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,14 @@ def database_of(settings: Settings, biz_id: int) -> int:
     return settings.routing.database(settings.routing.shard(hash_of(biz_id)))
 
 
+def answers(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except StoreUnavailable:
+        return False
+    return True
+
+
 def both(settings: Settings) -> tuple[int, int]:
     """A biz_id whose database stays, and one whose database goes away."""
     here = next(n for n in BIZ_IDS if database_of(settings, n) != away(settings))
@@ -86,12 +95,18 @@ def test_what_answers_works_and_the_rest_when_it_comes_back(
             node.start()
             with pytest.raises(StoreUnavailable):
                 center.schedule(there, timedelta(), biz_type="t")
+            if away(settings) == 0:
+                with pytest.raises(StoreUnavailable):  # database 0 gives out the numbers
+                    center.schedule(here, timedelta(), biz_type="new")
             job_id = center.schedule(here, timedelta(), biz_type="t")
             wait_until(lambda: center.get(job_id).status is Status.DONE)
             assert started == [here]
             own_mysql.start()
             wait_until(lambda: started == [here, there], "the other database's job")
             assert center.get(waiting).biz_id == there
+            wait_until(
+                lambda: answers(lambda: center.schedule(there, timedelta(1), biz_type="new"))
+            )
     finally:
         if own_mysql._process is None:
             own_mysql.start()
@@ -109,7 +124,9 @@ def test_one_that_does_not_fit_is_not_used_when_it_comes_back(
     engine = create_engine(settings.databases[1], poolclass=NullPool)
     with engine.begin() as connection:
         if fault == "revision":
-            connection.execute(text("UPDATE toc_alembic_version SET version_num = '0000'"))
+            connection.execute(text("UPDATE toc_alembic_version SET version_num = '9999'"))
+            fits = "UPDATE toc_meta SET value = '9999' WHERE name = 'schema_fits_since'"
+            connection.execute(text(fits))
         else:
             connection.execute(text("UPDATE toc_meta SET value = '8' WHERE name = 'shards'"))
     own_mysql.stop()
@@ -150,3 +167,28 @@ def test_a_wrong_name_is_not_an_outage(settings: Settings) -> None:
     )
     with TimeoutCenter(wrong) as center, pytest.raises(StoreUnavailable, match="Unknown database"):
         center.schedule(both(settings)[0], timedelta(days=1))
+
+
+@pytest.mark.parametrize("settings", ["first", "second"], indirect=True)
+def test_one_that_hangs_holds_up_neither_start_nor_the_others(
+    settings: Settings, own_mysql: Server
+) -> None:
+    """It takes connections and says nothing: each answer would be waited for for 30 s."""
+    here, _ = both(settings)
+    with TimeoutCenter(settings) as center:
+        center.schedule(here, timedelta(days=1))  # the type exists
+    started: list[int] = []
+    handlers = Registry()
+    handlers.handler("default")(lambda job: started.append(job.biz_id))
+    own_mysql.freeze()
+    node = Node(settings, handlers=handlers)
+    began_s = time.monotonic()
+    try:
+        node.start()
+        with TimeoutCenter(settings) as center:
+            center.schedule(here, datetime.now(UTC))
+            wait_until(lambda: started == [here])
+        assert time.monotonic() - began_s < 25
+    finally:
+        own_mysql.thaw()
+        node.stop()

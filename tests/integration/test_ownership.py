@@ -207,6 +207,19 @@ def test_a_scanner_scans_what_it_owns_now(
     assert shards_offered(sink) == set(every)
 
 
+def test_a_deputy_scans_only_what_its_owner_leaves_undone(
+    small_library: Library, scanner: Scanner, sink: Recording
+) -> None:
+    for biz_id in range(30):
+        small_library.pending(biz_id)
+    count = small_library.settings.shards
+    scanner.own([0], range(count))
+    scanned(scanner, small_library, TICK_S)
+    assert shards_offered(sink) == {0}
+    scanned(scanner, small_library, 2 * TICK_S)  # they are overdue by more than the tick now
+    assert shards_offered(sink) == set(range(count))
+
+
 def test_a_stretched_round_takes_so_many_ticks(
     small_library: Library, scanner: Scanner, sink: Recording
 ) -> None:

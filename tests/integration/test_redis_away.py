@@ -5,17 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.contract.library import Library
 from tests.integration.world import NEAR_MS, World
-from tests.servers import Server
+from tests.servers import Server, ServerUnavailableError
+from tests.servers.redis import start_redis_cluster
 from toc.center import arms
 from toc.errors import TimerUnavailable
 from toc.runtime import metrics
 from toc.timer.keys import store_key
-from toc.timer.slots import Entry
+from toc.timer.slots import Entry, Slots
 
 MINUTE = timedelta(minutes=1)
 
@@ -150,3 +153,124 @@ def test_a_slot_that_cannot_be_popped_costs_the_others_nothing(small: World) -> 
     client.set(store_key(small.settings.namespace, "default", slot ^ 1), "not a sorted set")
     popped = small.slots.pop("default", [(slot ^ 1, 5), (slot, 5)], 1000)
     assert [(one.slot, one.ids) for one in popped] == [(slot, [good])]
+
+
+# ---- a part of Redis is away
+
+
+class Away:
+    """Slots that are refused, as those of a cluster's node that is down; the others are served."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.slots: frozenset[int] = frozenset()
+        self.calls: list[frozenset[int]] = []
+        arm = Slots.arm
+
+        def armed(slots: Slots, topic: str, entries: Any) -> int:
+            self.calls.append(frozenset(entries))
+            out = self.slots & entries.keys()
+            time_ms = arm(slots, topic, {s: entries[s] for s in entries if s not in out})
+            if out:
+                raise TimerUnavailable(OSError("node is down"), frozenset(out))
+            return time_ms
+
+        monkeypatch.setattr(Slots, "arm", armed)
+
+
+@pytest.fixture
+def part(
+    small_library: Library, redis_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[World, Away]]:
+    """A world whose retries are made by the test."""
+    monkeypatch.setattr(arms.Arms, "start", lambda self: None)
+    world = World(small_library, redis_server.url)
+    yield world, Away(monkeypatch)
+    world.close()
+
+
+@pytest.mark.invariant("I1")
+def test_a_node_that_is_down_costs_only_its_own_slots(
+    part: tuple[World, Away], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arms, "BATCH", 4)
+    world, away = part
+    away.slots = frozenset({0})
+    ids = world.center.schedule_many([(n, MINUTE) for n in range(40)])
+    held = [job_id for job_id in ids if world.slot(job_id) == 0]
+    assert 4 < len(held) < 40  # more than a batch
+    served = {job_id: 60_000 for job_id in ids if job_id not in held}
+    assert {job_id: world.reminder(job_id) for job_id in served} == served
+    retry = world.center._opened().arms
+    assert retry is not None
+    assert [entry.job_id for _, entry in retry._kept] == held
+    # The healthy ones are armed in line, before and after retries; the refused one is not asked.
+    for n in range(50, 70):
+        away.calls.clear()
+        job_id = world.center.schedule(n, MINUTE)
+        if world.slot(job_id) == 0:
+            held.append(job_id)
+            assert away.calls == []
+        else:
+            assert world.reminder(job_id) == 60_000
+        if n == 60:
+            while retry.run_once() == 0:
+                pass
+    # Another node fails, and comes back: the first one's at the head do not keep its from their slots.
+    away.slots = frozenset({0, 1})
+    late = next(
+        job_id
+        for job_id in (world.center.schedule(n, MINUTE) for n in range(100, 200))
+        if world.slot(job_id) == 1
+    )
+    assert world.reminder(late) is None
+    away.slots = frozenset({0})
+    away.calls.clear()
+    while retry.run_once() == 0:
+        pass
+    assert world.reminder(late) == 60_000
+    assert sum(0 in call for call in away.calls) == 1  # once in a pass
+    away.slots = frozenset()
+    while retry.run_once() == 0:
+        pass
+    assert (len(retry._kept), retry._refused, retry._down) == (0, set(), False)
+    assert [world.reminder(job_id) for job_id in held] == [60_000] * len(held)
+
+
+def test_a_broken_slot_keeps_no_other_from_being_armed(part: tuple[World, Away]) -> None:
+    world, _ = part
+    key = store_key(world.settings.namespace, "default", 0)
+    world.slots.client().set(key, "not a sorted set")
+    ids = world.center.schedule_many([(n, MINUTE) for n in range(20)])
+    retry = world.center._opened().arms
+    assert retry is not None
+    assert {world.slot(entry.job_id) for _, entry in retry._kept} == {0}
+    good = [job_id for job_id in ids if world.slot(job_id) != 0]
+    assert [world.reminder(job_id) for job_id in good] == [60_000] * len(good)
+
+
+def test_a_cluster_says_which_slots_were_refused(small: World, tmp_path: Path) -> None:
+    alone = ("--cluster-node-timeout", "60000", "--cluster-require-full-coverage", "no")
+    try:
+        cluster = start_redis_cluster(tmp_path / "cluster", *alone)
+    except ServerUnavailableError as error:
+        pytest.skip(str(error))
+    url = cluster.url.replace("redis://", "redis+cluster://")
+    with cluster:
+        slots = Slots(url, "toc-test-refused", small.clock, timeout_s=0.5)
+        entries = {slot: [Entry(1, slot)] for slot in range(24)}
+        slots.arm("default", entries)
+        client: Any = slots.client()
+        lost = client.get_node_from_key(store_key("toc-test-refused", "default", 0)).port
+        mine = {
+            slot
+            for slot in entries
+            if client.get_node_from_key(store_key("toc-test-refused", "default", slot)).port == lost
+        }
+        (node,) = [node for node in cluster.nodes if f":{lost}/" in f"{node.url}/"]
+        node.kill()
+        with pytest.raises(TimerUnavailable) as caught:
+            slots.arm("default", entries)
+        assert caught.value.slots == mine
+        assert 0 < len(mine) < 24
+        node.start()
+        slots.close()

@@ -17,7 +17,9 @@ from toc.errors import DuplicateJob, InvalidInput, SchemaMismatch
 from toc.runtime.settings import TopicSettings
 from toc.store import jobs
 from toc.store.claims import Kind
+from toc.store.databases import Databases
 from toc.store.jobs import Inserted
+from toc.timer.slots import Slots
 
 MINUTE = timedelta(minutes=1)
 
@@ -225,6 +227,39 @@ def test_time_is_the_servers_and_not_this_machines(small: World) -> None:
         job = center.get(center.schedule(42, timedelta(0)))
         assert job is not None
         assert abs(job.action_time - datetime.now(UTC)) < timedelta(seconds=30)
+    finally:
+        center.close()
+
+
+@pytest.mark.invariant("I4")
+@pytest.mark.parametrize("wrong_ms", [-3_600_000, 3_600_000])
+def test_a_redis_with_a_wrong_clock_moves_no_job(
+    small: World, monkeypatch: pytest.MonkeyPatch, wrong_ms: int
+) -> None:
+    asked = 0
+    arm, now_ms = Slots.arm, Databases.now_ms
+
+    def arm_elsewhen(self: Slots, topic: str, entries: Any) -> int:
+        return arm(self, topic, entries) + wrong_ms
+
+    def counted(self: Databases) -> int:
+        nonlocal asked
+        asked += 1
+        return now_ms(self)
+
+    monkeypatch.setattr(Slots, "arm", arm_elsewhen)
+    monkeypatch.setattr(Databases, "now_ms", counted)
+    center = toc.TimeoutCenter(small.settings)  # its clock is not frozen
+    try:
+        for n in range(5):
+            job = center.get(center.schedule(n, MINUTE))
+            assert job is not None
+            off = job.action_time - datetime.now(UTC) - MINUTE
+            assert abs(off) < timedelta(seconds=30)
+        state = center._opened()
+        assert state.arms is not None
+        assert abs(state.time.now_ms() - state.now.now_ms() - wrong_ms) < 30_000
+        assert asked == 1
     finally:
         center.close()
 

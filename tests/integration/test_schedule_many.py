@@ -12,6 +12,7 @@ import pytest
 from tests.contract.library import Library
 from tests.integration.world import World
 from tests.servers.endpoint import Endpoint
+from toc.center import center as center_module
 from toc.domain.ids import gene_of
 from toc.domain.routing import hash_of
 from toc.errors import DuplicateJob, InvalidInput, PartlyScheduled, StoreUnavailable
@@ -134,3 +135,37 @@ def test_one_database_away_is_partly_scheduled(two: World, tmp_path: Path) -> No
         center.schedule_many([(away, MINUTE)])
     assert unreached.value.database == 1
     (tmp_path / "elsewhere").rename(tmp_path / "away")
+
+
+def test_a_database_that_is_away_does_not_stop_the_others(
+    two: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(center_module, "BULK_ROWS", 5)
+    center = two.center
+    databases = [two.settings.routing.database(hash_of(n) % 4) for n in range(20)]
+    assert all(set(databases[start : start + 5]) == {0, 1} for start in range(0, 20, 5))
+    center.schedule_many([(n, timedelta(days=9)) for n in range(8)])  # connected to both
+    state = center._opened()
+    asked: list[int] = []
+    insert = state.jobs.insert
+
+    def failing(jobs: Any, on_duplicate: Any) -> Any:
+        database = two.settings.routing.database(
+            two.settings.routing.shard(gene_of(jobs[0].job_id))
+        )
+        asked.append(database)
+        if database == 0:  # the first in the order in which they are asked
+            raise StoreUnavailable(0, OSError("away"))
+        return insert(jobs, on_duplicate)
+
+    monkeypatch.setattr(state.jobs, "insert", failing)
+    with pytest.raises(PartlyScheduled) as caught:
+        center.schedule_many([(n, MINUTE) for n in range(20)])
+    ids = caught.value.job_ids
+    assert [job_id is not None for job_id in ids] == [n == 1 for n in databases]
+    assert [two.reminder(job_id) for job_id in ids if job_id is not None] == [
+        60_000
+    ] * databases.count(1)
+    assert asked == [0, 1, 1, 1, 1]  # once it has failed, it is left alone
+    with pytest.raises(StoreUnavailable):
+        center.schedule_many([(n, MINUTE) for n in range(20) if databases[n] == 0])

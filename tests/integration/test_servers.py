@@ -22,6 +22,7 @@ from tests.servers import (
     ServerUnavailableError,
     ZooKeeperEnsemble,
     expire_session,
+    process,
     start_mariadb,
     start_mysql,
     start_redis,
@@ -349,3 +350,10 @@ def test_a_server_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
 
 def test_free_ports_are_below_the_ephemeral_range() -> None:
     assert free_port() < 32_768
+
+
+def test_a_free_port_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setattr(process, "PORTS", range(port, port + 1))
+    with pytest.raises(ServerFailedError, match="no free port"):
+        free_port()

@@ -115,7 +115,7 @@ def test_a_job_that_comes_back_while_it_is_cancelled_is_cancelled(make_stack: Ma
             if tries == 1:
                 cursor.connection.cursor().execute(f"UPDATE {table} SET status = 0")
 
-    event.listen(database.single, "after_cursor_execute", comes_back)
+    event.listen(database.engine, "after_cursor_execute", comes_back)
     assert stack.center.cancel(job_id) == "cancelled"
     assert tries == 2
     assert stack.row(job_id).status is Status.CANCELLED

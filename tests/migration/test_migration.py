@@ -3,58 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command
 from sqlalchemy import Engine, MetaData, create_engine, inspect
 from sqlalchemy.pool import NullPool
 
-from tests.servers.fixtures import _database as temporary_database
-from toc.errors import SchemaMismatch
+from tests.migration.conftest import (
+    JOB_TABLES,
+    SHARDS,
+    SHARED,
+    TABLES,
+    VIEWS,
+    databases_of,
+    dump,
+    settings_of,
+    tables,
+    views,
+)
+from toc.errors import InvalidInput, SchemaMismatch
 from toc.runtime.settings import Settings
 from toc.store import migrate, schema
 from toc.store.databases import Databases
-from toc.testing import TestClock
+from toc.store.migrating import Stepped
 
-SHARDS = 2
-SHARED = {"toc_meta", "toc_biz_type", "toc_dead_job"}
-TABLES = SHARED | {"toc_job_0000", "toc_job_0001"}
-
-
-@pytest.fixture(params=["sqlite", "mariadb", "mysql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database on each engine."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/toc.db"
-        return
-    with temporary_database(request.getfixturevalue(f"{request.param}_server")) as url:
-        yield url
-
-
-@pytest.fixture
-def settings(url: str) -> Settings:
-    return Settings(databases=(url,), shards=SHARDS, redis_url="none")
-
-
-@pytest.fixture
-def engine(url: str) -> Iterator[Engine]:
-    engine = create_engine(url, poolclass=NullPool)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def databases(settings: Settings) -> Iterator[Databases]:
-    databases = Databases(settings.databases, settings.routing, TestClock())
-    yield databases
-    databases.close()
-
-
-def tables(engine: Engine) -> set[str]:
-    return set(inspect(engine).get_table_names()) - {migrate.VERSION_TABLE}
+FILLED = {"gmt_create", "gmt_modified", "event_time"}  # with the database's clock
 
 
 def shape(engine: Engine, table: str) -> dict[str, Any]:
@@ -81,7 +56,7 @@ def shape(engine: Engine, table: str) -> dict[str, Any]:
         "default": {
             column["name"]: str(column["default"]).strip("'()")
             for column in found.get_columns(table)
-            if not column["name"].startswith("gmt_")
+            if column["name"] not in FILLED
         },
         "collation": {
             column["name"]: getattr(column["type"], "collation", None)
@@ -97,9 +72,12 @@ def test_what_the_revisions_make_is_what_is_declared(settings: Settings, engine:
         "toc_meta": schema.meta_table,
         "toc_biz_type": schema.biz_type_table,
         "toc_dead_job": schema.dead_table,
+        "toc_event": schema.event_table,
     }
     migrated = {name: shape(engine, name) for name in TABLES}
     with engine.begin() as connection:
+        for name in VIEWS:  # SQLite looks at them before it drops what they stand on
+            connection.exec_driver_sql(f"DROP VIEW {name}")
         for name in TABLES:
             connection.exec_driver_sql(f"DROP TABLE {name}")
     for make in makers.values():
@@ -111,7 +89,7 @@ def test_what_the_revisions_make_is_what_is_declared(settings: Settings, engine:
                 index.name = f"{index.name}_{shard}"  # type: ignore[assignment]
     for table in metadata.tables.values():
         for column in table.columns:  # filled by the database, as the migration says it
-            if column.name.startswith("gmt_"):
+            if column.name in FILLED:
                 column.server_default = None
     metadata.create_all(engine)
     assert {name: shape(engine, name) for name in TABLES} == migrated
@@ -120,6 +98,7 @@ def test_what_the_revisions_make_is_what_is_declared(settings: Settings, engine:
 def test_the_tables_of_the_seed(settings: Settings, engine: Engine) -> None:
     migrate.upgrade(settings)
     assert tables(engine) == TABLES
+    assert views(engine) == VIEWS
     columns = [column["name"] for column in inspect(engine).get_columns("toc_job_0000")]
     assert columns[:8] == [
         "job_id", "gmt_create", "gmt_modified", "biz_id", "biz_type", "status", "action_time",
@@ -129,36 +108,66 @@ def test_the_tables_of_the_seed(settings: Settings, engine: Engine) -> None:
 
 def test_each_database_gets_its_own_shards(tmp_path: Path) -> None:
     urls = tuple(f"sqlite:///{tmp_path}/{index}.db" for index in range(2))
-    steps: list[tuple[int, str]] = []
-    migrate.upgrade(
-        Settings(databases=urls, shards=4, redis_url="none"),
-        lambda database, table: steps.append((database, table)),
-    )
+    steps: list[Stepped] = []
+    migrate.upgrade(settings_of(*urls, shards=4), steps.append)
     for index, shards in enumerate([(0, 1), (2, 3)]):
         expected = SHARED | {f"toc_job_{shard:04d}" for shard in shards}
         assert tables(create_engine(urls[index], poolclass=NullPool)) == expected
-        assert {table for database, table in steps if database == index} == expected
+        own = [step for step in steps if step.database == index]
+        assert {step.table for step in own if not step.is_view} == expected
+        assert {step.table for step in own if step.is_view} == VIEWS
+
+
+def test_progress_counts_the_steps_of_every_revision(settings: Settings) -> None:
+    steps: list[Stepped] = []
+    migrate.upgrade(settings, steps.append, to="0001")
+    assert [(step.done, step.total) for step in steps] == [(n, 3 + SHARDS) for n in range(1, 6)]
+    steps.clear()
+    migrate.upgrade(settings, steps.append)
+    expected = 1 + SHARDS + len(VIEWS)  # the events, a column in each shard, the views
+    assert [(step.done, step.total) for step in steps] == [
+        (number, expected) for number in range(1, expected + 1)
+    ]
+    assert [step.revision for step in steps] == ["0002"] * (1 + SHARDS) + ["0003"] * len(VIEWS)
+    steps.clear()
+    migrate.downgrade(settings, "0001", steps.append)
+    assert [step.done for step in steps] == list(range(1, expected + 1))
+    assert {step.total for step in steps} == {expected}
 
 
 def test_twice_is_once(settings: Settings, engine: Engine) -> None:
-    steps: list[str] = []
-    migrate.upgrade(settings, lambda _, table: steps.append(table))
-    assert set(steps) == TABLES
+    steps: list[Stepped] = []
+    migrate.upgrade(settings, steps.append)
+    assert {step.table for step in steps} == TABLES | VIEWS
     with engine.begin() as connection:
         connection.exec_driver_sql("INSERT INTO toc_meta (name, value) VALUES ('kept', '1')")
-    migrate.upgrade(settings, lambda _, table: steps.append(table))
-    assert len(steps) == len(TABLES)
-    with engine.begin() as connection:
-        sql = "SELECT COUNT(*) FROM toc_meta WHERE name = 'kept'"
-        assert connection.exec_driver_sql(sql).scalar() == 1
+    before = dump(engine)
+    steps.clear()
+    migrate.upgrade(settings, steps.append)
+    assert steps == []
+    assert dump(engine) == before
+    assert "'kept'" in before["rows of toc_meta"]
 
 
-@pytest.mark.parametrize("after", ["toc_meta", "toc_dead_job", "toc_job_0000", "toc_job_0001"])
+@pytest.mark.parametrize(
+    ("revision", "after"),
+    [
+        ("0001", "toc_meta"),
+        ("0001", "toc_dead_job"),
+        ("0001", "toc_job_0000"),
+        ("0001", "toc_job_0001"),
+        ("0002", "toc_event"),
+        ("0002", "toc_job_0000"),
+        ("0002", "toc_job_0001"),
+        ("0003", "toc_jobs"),
+        ("0003", "toc_events"),
+    ],
+)
 def test_broken_off_and_run_again(
-    settings: Settings, engine: Engine, databases: Databases, after: str
+    settings: Settings, engine: Engine, databases: Databases, revision: str, after: str
 ) -> None:
-    def killed(_: int, table: str) -> None:
-        if table == after:
+    def killed(step: Stepped) -> None:
+        if (step.revision, step.table) == (revision, after):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -167,76 +176,158 @@ def test_broken_off_and_run_again(
         migrate.check(databases)
     migrate.upgrade(settings)
     migrate.check(databases)
-    assert tables(engine) == TABLES
+    assert (tables(engine), views(engine)) == (TABLES, VIEWS)
     assert len(inspect(engine).get_indexes("toc_job_0000")) == 2
+    unbroken = dump(engine)
+
+    with pytest.raises(KeyboardInterrupt):
+        migrate.downgrade(settings, "base", killed)
+    migrate.downgrade(settings, "base")
+    assert (tables(engine), views(engine)) == (set(), set())
+    migrate.upgrade(settings)
+    assert dump(engine) == unbroken
 
 
 def test_down_and_up_again(settings: Settings, engine: Engine, databases: Databases) -> None:
-    migrate.upgrade(settings)
-    command.downgrade(migrate._config(settings), "base")
-    assert tables(engine) == set()
+    dumps = {}
+    for revision in migrate.revisions():
+        migrate.upgrade(settings, to=revision.name)
+        dumps[revision.name] = dump(engine)
+    migrate.check(databases)
+    for revision in reversed(migrate.revisions()[:-1]):
+        (reached,) = migrate.downgrade(settings, revision.name)
+        assert reached.revision == revision.name
+        assert dump(engine) == dumps[revision.name], f"down to {revision.name}"
+        with pytest.raises(SchemaMismatch):
+            migrate.check(databases)
+    migrate.downgrade(settings, "base")
+    assert (tables(engine), views(engine)) == (set(), set())
     with pytest.raises(SchemaMismatch):
         migrate.check(databases)
     migrate.upgrade(settings)
-    assert tables(engine) == TABLES
+    assert dump(engine) == dumps[migrate.head()]
     migrate.check(databases)
 
 
-def test_an_empty_database_is_refused(databases: Databases) -> None:
-    with pytest.raises(
-        SchemaMismatch, match=rf"revision none, this release needs {migrate.head()}"
-    ):
-        migrate.check(databases)
-
-
-def test_an_old_or_unknown_schema_is_refused(
-    settings: Settings, engine: Engine, databases: Databases
+@pytest.mark.invariant("I1")
+@pytest.mark.parametrize("way", ["toc", "alembic"])
+def test_tables_that_hold_jobs_are_never_dropped(
+    settings: Settings, engine: Engine, way: str
 ) -> None:
+    """Not one, while any holds some: it is the last that would go that does."""
     migrate.upgrade(settings)
     with engine.begin() as connection:
-        table = migrate.VERSION_TABLE
-        connection.exec_driver_sql(f"UPDATE {table} SET version_num = '0000'")
-    with pytest.raises(SchemaMismatch, match=f"revision 0000, this release needs {migrate.head()}"):
-        migrate.check(databases)
+        connection.exec_driver_sql(
+            "INSERT INTO toc_job_0000 (job_id, biz_id, biz_type, action_time) "
+            "VALUES (1, 1, 1, '2030-01-01')"
+        )
+    if way == "alembic":  # without the look that comes before everything
+        migrate.downgrade(settings, "0001")
+    before = dump(engine)
+    ways: dict[str, Callable[[], object]] = {
+        "toc": lambda: migrate.downgrade(settings, "base"),
+        "alembic": lambda: migrate.command.downgrade(migrate._config(settings), "base"),
+    }
+    with pytest.raises(migrate.MigrationFailed, match="database 0, table toc_job_0000: it holds"):
+        ways[way]()
+    assert dump(engine) == before
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM toc_job_0000")
+    migrate.downgrade(settings, "base")
+    assert tables(engine) == set()
+
+
+@pytest.mark.invariant("I1")
+def test_a_job_that_comes_between_the_look_and_the_drop_is_kept(server_url: str) -> None:
+    """The first look finds all tables empty; the second, under the table's lock, does not."""
+    settings = settings_of(server_url)
+    migrate.upgrade(settings, to="0001")
+    engine = create_engine(server_url, poolclass=NullPool)
+
+    def schedule(step: Stepped) -> None:
+        if step.table == "toc_job_0001":  # the first that goes
+            with engine.begin() as connection:
+                connection.exec_driver_sql(
+                    "INSERT INTO toc_job_0000 (job_id, biz_id, biz_type, action_time) "
+                    "VALUES (1, 1, 1, '2030-01-01')"
+                )
+
+    with pytest.raises(migrate.MigrationFailed, match="toc_job_0000: it holds jobs"):
+        migrate.downgrade(settings, "base", schedule)
+    assert tables(engine) == TABLES - {"toc_job_0001", "toc_event"}
+
+
+def test_a_database_that_lost_a_table_says_so(settings: Settings, engine: Engine) -> None:
+    migrate.upgrade(settings, to="0001")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE toc_job_0001")
+    with pytest.raises(migrate.MigrationFailed, match="database 0, table toc_job_0001: ") as met:
+        migrate.upgrade(settings)
+    assert "\n" not in str(met.value)
+
+
+def test_urls_in_another_order_are_refused(tmp_path: Path) -> None:
+    """Else each database would get the tables of the other's shards."""
+    urls = [f"sqlite:///{tmp_path}/{index}.db" for index in range(2)]
+    settings = settings_of(*urls, shards=4)
+    migrate.upgrade(settings, to="0001")
+    for index, url in enumerate(urls):
+        engine = create_engine(url, poolclass=NullPool)
+        with engine.begin() as connection:
+            connection.exec_driver_sql(
+                f"INSERT INTO toc_meta (name, value) VALUES ('database', '{index}'), ('shards', '4')"
+            )
+    swapped = settings_of(*reversed(urls), shards=4)
+    with pytest.raises(SchemaMismatch, match=r"database 0 was set up with database = 1"):
+        migrate.upgrade(swapped)
+    with pytest.raises(SchemaMismatch, match=r"database 0 was set up with shards = 4"):
+        migrate.upgrade(settings_of(*urls, shards=8))
+    assert (
+        tables(create_engine(urls[0], poolclass=NullPool)) == (SHARED - {"toc_event"}) | JOB_TABLES
+    )
+    migrate.upgrade(settings)
+
+
+def test_a_revision_that_nobody_knows(settings: Settings, engine: Engine) -> None:
+    with pytest.raises(InvalidInput, match="must be one of 0001, 0002"):
+        migrate.upgrade(settings, to="9999")
+    with pytest.raises(InvalidInput, match="must be one of 0001, 0002"):
+        migrate.downgrade(settings, "9999")
+    migrate.upgrade(settings)
+    with pytest.raises(migrate.MigrationFailed, match="--down-to 0001"):
+        migrate.upgrade(settings, to="0001")
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE {migrate.VERSION_TABLE} SET version_num = '9999'")
+    for change in (lambda: migrate.upgrade(settings), lambda: migrate.downgrade(settings, "0001")):
+        with pytest.raises(
+            SchemaMismatch, match="database 0 is at revision 9999, which this release"
+        ):
+            change()
 
 
 def test_one_old_database_among_others_is_refused(tmp_path: Path) -> None:
     urls = tuple(f"sqlite:///{tmp_path}/{index}.db" for index in range(2))
-    settings = Settings(databases=urls, shards=4, redis_url="none")
-    databases = Databases(urls, settings.routing, TestClock())
+    settings = settings_of(*urls, shards=4)
 
-    def killed(database: int, _: str) -> None:
-        if database == 1:
+    def killed(step: Stepped) -> None:
+        if step.database == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         migrate.upgrade(settings, killed)
-    with pytest.raises(SchemaMismatch, match="database 1"):
+    with databases_of(settings) as databases, pytest.raises(SchemaMismatch, match="database 1"):
         migrate.check(databases)
-    databases.close()
 
 
-def test_as_sql_it_names_every_table_and_runs_nothing(
-    settings: Settings, engine: Engine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    migrate.upgrade(settings, sql=True)
-    sql = capsys.readouterr().out
-    for table in TABLES:
-        assert f"CREATE TABLE IF NOT EXISTS {table} " in sql
-    assert f"INSERT INTO {migrate.VERSION_TABLE}" in sql
-    assert tables(engine) == set()
-
-
-def test_a_second_runner_waits_for_the_first(settings: Settings, engine: Engine) -> None:
-    if engine.dialect.name == "sqlite":
-        pytest.skip("SQLite locks the file by itself")
-    with engine.connect() as first:
-        seen: list[object] = []
-
-        def look(_: int, table: str) -> None:
-            sql = "SELECT GET_LOCK('toc_migrate', 0)"
-            seen.append(first.exec_driver_sql(sql).scalar())
-
-        migrate.upgrade(settings, look)
-        assert set(seen) == {0}
-        assert first.exec_driver_sql("SELECT GET_LOCK('toc_migrate', 0)").scalar() == 1
+def test_more_shards_than_one_union_takes(tmp_path: Path) -> None:
+    """SQLite refuses 500 SELECTs in one UNION: the view is made of several."""
+    url = f"sqlite:///{tmp_path}/toc.db"
+    migrate.upgrade(settings_of(url, shards=512))
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO toc_job_0511 (job_id, biz_id, biz_type, action_time) "
+            "VALUES (5, 7, 1, '2030-01-01')"
+        )
+        found = connection.exec_driver_sql("SELECT shard, job_id FROM toc_jobs WHERE biz_id = 7")
+        assert [tuple(row) for row in found] == [(511, 5)]

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from tests.servers.endpoint import Endpoint
-from toc.errors import TimerUnavailable
+from toc.errors import SchemaMismatch, TimerUnavailable, TocError
 from toc.node.probes import PATIENCE_S, TICK_S, Clocks, Probe
 from toc.runtime.clock import SystemClock
 from toc.testing import TestClock
@@ -22,11 +22,12 @@ class Server:
         self.more_off_ms: list[int] = []  # of its other nodes
         self.silent = False
         self.takes_s = 0.0
+        self.error: TocError = TimerUnavailable(OSError("connection refused"))
 
     def ask_ms(self) -> list[int]:
         self.clock.advance(self.takes_s)
         if self.silent:
-            raise TimerUnavailable(OSError("connection refused"))
+            raise self.error
         return [self.clock.wall_ms() + off_ms for off_ms in (self.off_ms, *self.more_off_ms)]
 
 
@@ -73,19 +74,37 @@ def test_a_server_that_keeps_us_waiting_is_not_up(
 ) -> None:
     probe.run_once()
     last_answer_ms = clock.wall_ms()
-    seen = []
+    seen, shown = [], []
     ask_ms = server.ask_ms
 
     def hang_ms() -> list[int]:
         for _ in range(5):
             seen.append((probe.finding.up, probe.finding.since_ms))
+            shown.append(REGISTRY.get_sample_value("toc_server_up", {"server": "redis"}))
             clock.advance(1)
         return ask_ms()
 
     probe._ask_ms = hang_ms
     probe.run_once()
     assert seen == [(True, seen[0][1])] * 4 + [(False, last_answer_ms)]
+    assert shown == [1, 1, 1, 1, 0]
     assert probe.finding.up
+
+
+def test_it_says_why_as_of_now(
+    probe: Probe, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.silent = True
+    probe.run_once()
+    since_ms = probe.finding.since_ms
+    server.error = TimerUnavailable(OSError("no route"))
+    probe.run_once()
+    assert (probe.finding.error, probe.finding.since_ms) == (str(server.error), since_ms)
+    server.error = SchemaMismatch("the schema is at 3, not at 4")
+    probe.run_once()
+    assert probe.finding.error == "answers, and does not fit: the schema is at 3, not at 4"
+    assert not probe.finding.up
+    assert len(caplog.records) == 1
 
 
 def test_the_offset_is_measured_around_the_answer(

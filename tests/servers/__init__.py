@@ -11,7 +11,12 @@ A Redis Cluster and a ZooKeeper ensemble have such Servers as their `nodes`.
 the keyboard.
 """
 
-from tests.servers.mysql import start_mariadb, start_mysql
+from tests.servers.mysql import (
+    start_mariadb,
+    start_mysql,
+    start_mysql_replica,
+    start_mysql_source,
+)
 from tests.servers.process import Server, ServerFailedError, ServerUnavailableError
 from tests.servers.redis import (
     RedisCluster,
@@ -37,6 +42,8 @@ __all__ = [
     "expire_session",
     "start_mariadb",
     "start_mysql",
+    "start_mysql_replica",
+    "start_mysql_source",
     "start_redis",
     "start_redis_cluster",
     "start_redis_replica",

@@ -4,18 +4,28 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pymysql
 from sqlalchemy import make_url
 
 from tests.servers import programs
-from tests.servers.process import Server, free_port, run_to_end
+from tests.servers.process import (
+    START_SECONDS_MAX,
+    Server,
+    ServerFailedError,
+    free_port,
+    run_to_end,
+    tail,
+)
 
 # Names are not resolved, so the root@localhost that MySQL makes would match only the socket.
 ACCOUNT_SQL = """\
 CREATE USER root@'127.0.0.1';
 GRANT ALL PRIVILEGES ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;
 """
+
+GTID = ("--gtid-mode=ON", "--enforce-gtid-consistency=ON")
 
 
 def start_mysql(directory: Path, *args: str, port: int = 0) -> Server:
@@ -39,6 +49,56 @@ def start_mysql(directory: Path, *args: str, port: int = 0) -> Server:
     return _start(
         "MySQL", [*mysqld, "--mysqlx=0", "--performance-schema=OFF"], directory, args, port
     )
+
+
+def start_mysql_source(directory: Path, *args: str, port: int = 0) -> Server:
+    """Start a MySQL that others can replicate by GTID, with a server_id of its own."""
+    port = port or free_port()
+    return start_mysql(directory, *GTID, f"--server-id={port}", *args, port=port)
+
+
+def start_mysql_replica(directory: Path, source: Server, *args: str) -> Server:
+    """Start an empty MySQL that replicates `source` by GTID, all that it ever logged.
+
+    Only replication writes there (super_read_only); that is not kept over a restart.
+    """
+    replica = start_mysql_source(directory, *args)
+    try:
+        replicate(source, replica)
+        execute(replica, "SET GLOBAL super_read_only = 1")
+    except BaseException:
+        replica.kill()
+        raise
+    return replica
+
+
+def replicate(source: Server, replica: Server) -> None:
+    """Make it a replica, and wait until it has all that the source has executed by now."""
+    execute(
+        replica,
+        f"CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_PORT = {_port(source)}, "
+        "SOURCE_USER = 'root', SOURCE_AUTO_POSITION = 1, GET_SOURCE_PUBLIC_KEY = 1, "
+        "SOURCE_CONNECT_RETRY = 1",
+    )
+    execute(replica, "START REPLICA")
+    wait_for_replica(source, replica)
+
+
+def wait_for_replica(source: Server, replica: Server) -> None:
+    """Wait until a replica has all that the source has executed by now."""
+    ((executed,),) = execute(source, "SELECT @@GLOBAL.gtid_executed")
+    wait = f"SELECT WAIT_FOR_EXECUTED_GTID_SET('{executed}', {START_SECONDS_MAX:.0f})"
+    if execute(replica, wait) != [(0,)]:
+        raise ServerFailedError(f"{replica} does not replicate:\n{tail(replica.log)}")
+
+
+def execute(server: Server, sql: str) -> list[tuple[object, ...]]:
+    """Run one statement as root, in no database."""
+    with _connect(server.url, read_timeout=START_SECONDS_MAX + 5) as connection:
+        connection.autocommit(True)
+        with connection.cursor() as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall())
 
 
 def start_mariadb(directory: Path, *args: str, port: int = 0) -> Server:
@@ -83,16 +143,23 @@ def _start(name: str, argv: list[str], directory: Path, args: tuple[str, ...], p
 
 def probe(url: str) -> str:
     """Connect; answer the version."""
+    with _connect(url, read_timeout=5) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT VERSION()")
+        (version,) = cursor.fetchone()
+    return str(version)
+
+
+def _connect(url: str, *, read_timeout: float) -> Any:
     to = make_url(url)
-    connection = pymysql.connect(
+    return pymysql.connect(
         host=to.host,
         port=to.port or 3306,
         user=to.username,
         password=to.password or "",
         connect_timeout=2,
-        read_timeout=5,
+        read_timeout=read_timeout,
     )
-    with connection, connection.cursor() as cursor:
-        cursor.execute("SELECT VERSION()")
-        (version,) = cursor.fetchone()
-    return str(version)
+
+
+def _port(server: Server) -> int:
+    return make_url(server.url).port or 3306

@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 # Below Linux's ephemeral range (32768 on). A port from that range can be taken, while its server is
 # down, by any outgoing connection: even by a client that keeps trying to reach that very server.
 PORTS = range(20_000, 30_000)
+_claims: list[socket.socket] = []  # for as long as this process lives
 
 T = TypeVar("T")
 
@@ -179,14 +180,23 @@ def tail(log: Path, lines: int = 30) -> str:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now."""
+    """A port of 127.0.0.1 that nobody listens on, and that no other caller gets while this lives.
+
+    Between the answer and the server's start lies time, more when a server is down on purpose. So
+    the port's UDP twin, which no server here wants, stays bound until this process ends: for all
+    processes that ask here, that is the claim.
+    """
     for _ in range(100):
         port = secrets.choice(PORTS)  # not `random`: pytest-randomly gives every run the same seed
+        claim = socket.socket(type=socket.SOCK_DGRAM)
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
+                claim.bind(("127.0.0.1", port))
                 probe.bind(("127.0.0.1", port))
             except OSError:
+                claim.close()
                 continue
-            return port
+        _claims.append(claim)
+        return port
     raise ServerFailedError(f"no free port in {PORTS}")

@@ -243,5 +243,6 @@ PACKAGES = {
         "apt: libzookeeper-java, and default-jre-headless where there is no java",
     ),
     "faketime": _from_apt("faketime", ("faketime",), "faketime"),
+    "spin": _from_apt("spin", ("spin", "gcc"), "spin", "gcc", "libc6-dev"),
     "java": _from_apt("java", ("java",), "default-jre-headless"),
 }

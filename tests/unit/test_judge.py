@@ -22,7 +22,7 @@ NOW = 1_795_000_000_000
 def judged(result: object, attempts: int = 1, max_attempts: int = 3) -> Any:
     job = Job(7, 42, "a", Status.RUNNING, NOW - 5, {}, NOW + 60_000, attempts, "one")
     spec = HandlerSpec("a", print, 30.0, max_attempts, Delays((10, 20)))
-    run = Run(job, spec, "default", 0, "one", 100.0, 0.0)
+    run = Run(job, spec, "default", 0, "one", 0, 100.0, 0.0)
     outcome = judge(run, result, NOW, 0.5)
     assert (outcome.job_id, outcome.token) == (7, "one")
     return outcome

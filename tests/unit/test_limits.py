@@ -112,8 +112,8 @@ def deep() -> dict[str, Any]:
 @pytest.mark.parametrize(
     "value",
     [
-        [], "{}", 5, {"x": object()}, {"x": {1, 2}}, {"x": b"bytes"}, {"x": float("nan")},
-        {"x": float("-inf")}, {"x": "\ud800"}, {("a", "b"): 1}, recursive(),
+        [], "{}", 5, pytest.param({"x": object()}, id="object"), {"x": {1, 2}}, {"x": b"bytes"},
+        {"x": float("nan")}, {"x": float("-inf")}, {"x": "\ud800"}, {("a", "b"): 1}, recursive(),
     ],
     ids=repr,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.domain.placement import Assignment, assign, ranking
+from toc.domain.placement import Assignment, assign, group_of, identity_of, in_group, ranking
 
 AMOUNTS = {"default": 64, "vip": 16}
 SHARDS = 64
@@ -55,9 +55,10 @@ def test_who_leaves_moves_only_its_own_share_and_that_to_its_deputies(members: l
     for thing, owner in before.items():
         if owner != gone:
             assert after[thing] == owner
-        elif thing[0]:
-            heir = after[thing]
-            assert thing[1] in share[heir].deputised[thing[0]]
+        else:
+            heir = share[after[thing]]
+            deputised = heir.deputised[thing[0]] if thing[0] else heir.deputised_shards
+            assert thing[1] in deputised
 
 
 @given(Members)
@@ -77,6 +78,29 @@ def test_the_work_is_shared_about_evenly() -> None:
     # 128 each; the spread of 1024 throws at 8 targets is 10.6.
     assert min(held.values()) > 128 - 5 * 10.6
     assert max(held.values()) < 128 + 5 * 10.6
+
+
+def test_each_group_owns_everything() -> None:
+    """Nodes that run other handlers cannot stand in for each other."""
+    orders = [in_group(f"o:{n}", ["close", "remind"]) for n in range(2)]
+    stock = [in_group("s:1", ["release"])]
+    members = orders + stock
+    for group in (orders, stock):
+        for topic, amount in AMOUNTS.items():
+            owned = [
+                slot
+                for member in group
+                for slot in assign(member, members, AMOUNTS, SHARDS).slots[topic]
+            ]
+            assert sorted(owned) == list(range(amount))
+        shards = [s for m in group for s in assign(m, members, AMOUNTS, SHARDS).shards]
+        assert sorted(shards) == list(range(SHARDS))
+
+
+def test_the_order_of_types_makes_no_group() -> None:
+    one, two = in_group("h:1:a", ["x", "y"]), in_group("h:2:b", ["y", "x"])
+    assert group_of(one) == group_of(two) != group_of(in_group("h:3:c", ["x"]))
+    assert identity_of(one) == "h:1:a"
 
 
 def test_the_placement_is_pinned() -> None:

@@ -108,6 +108,10 @@ def test_all_faults_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
             "lease_margin_s (30) must be below lease_allowance_s (30)",
         ),
         ({"limits": {"attribute_bytes": 65_536}}, "limits.attribute_bytes"),
+        (
+            {"scanner": {"grace_s": 100, "tick_s": 10.5}, "reconcile": {"overdue_s": 120}},
+            "reconcile.overdue_s (120) must be at least scanner.grace_s (100) + 2 x scanner.tick_s (10.5)",
+        ),
         ({"namespace": "a{b}"}, "namespace"),
     ],
 )  # fmt: skip
@@ -153,6 +157,15 @@ def test_topics() -> None:
 
 def test_without_redis() -> None:
     assert not Settings(redis_url="none").has_timer
+
+
+def test_what_is_overdue_is_beyond_what_the_scanner_takes_in_its_time() -> None:
+    assert Settings().overdue_s == 120
+    assert Settings(scanner={"grace_s": 100, "tick_s": 10.5}).overdue_s == 121
+    Settings(scanner={"grace_s": 100, "tick_s": 10.5}, reconcile={"overdue_s": 121})
+    Settings(
+        scanner={"grace_s": 3600}, redis_url="none", reconcile={"overdue_s": 1}
+    )  # nothing is compared
 
 
 def test_settings_do_not_change() -> None:

@@ -192,6 +192,10 @@ class Rig:
     def shard(self, job_id: int) -> int:
         return self.settings.routing.shard(gene_of(job_id))
 
+    def now_ms(self, job_id: int) -> int:
+        """By the clock of the job's database."""
+        return self.center._opened().databases.of_shard(self.shard(job_id)).now_ms()
+
     def row(self, job_id: int) -> Row:
         columns = "status, attempts, CAST(due_time AS CHAR), CAST(action_time AS CHAR), worker"
         ((status, attempts, due, action, token),) = self.sql(
@@ -243,7 +247,7 @@ class Rig:
 
     def run_elsewhere(self, job_id: int, *, token: str, attempts: int, lease_s: float) -> None:
         """Makes the row run under a token of another process, with a lease that ends so late."""
-        now_ms = self.center._opened().databases.of_shard(self.shard(job_id)).now_ms()
+        now_ms = self.now_ms(job_id)
         due = EPOCH + timedelta(milliseconds=now_ms + round(lease_s * 1000))
         self.sql(
             job_id,

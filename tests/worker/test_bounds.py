@@ -60,8 +60,9 @@ def test_the_pop_asks_for_no_more_than_there_is_room(make_rig: MakeRig) -> None:
     rig = make_rig(worker={"concurrency": 2, "queue_max": 2}, timer={"stay_s": 600})
     gate = Gate()
     rig.handler()(gate)
-    jobs = rig.center.schedule_many([(rig.biz_id_on(0, n), SOON) for n in range(10)], biz_type=TYPE)
     rig.start()
+    rig.wait_for_loader()  # which might remind again of what is out already
+    jobs = rig.center.schedule_many([(rig.biz_id_on(0, n), SOON) for n in range(10)], biz_type=TYPE)
     gate.wait(2)
     out = [job_id for job_id in jobs if rig.out_ms(job_id)]
     assert sorted(out) == sorted(job.job_id for job in gate.begun)
@@ -136,3 +137,16 @@ def test_the_limit_grows_again_when_more_is_in_flight_than_it_allows(make_rig: M
     assert worker._pool._event_loop is not None
     worker._pool._event_loop.call_soon_threadsafe(gate.set)
     rig.wait_for(Status.DONE, *jobs)
+
+
+def test_who_was_refused_is_not_told_of_room_by_himself(make_rig: MakeRig) -> None:
+    """Found by the simulation (seed 1): pollers without room woke themselves, round and round."""
+    worker = make_rig(worker={"concurrency": 1, "queue_max": 1}).alone()
+    told: list[str] = []
+    worker.on_room(lambda: told.append("room"))
+    assert worker.take_room(0, 1) == 1
+    assert worker.take_room(0, 1) == 0
+    worker.give_room(0, 0)  # as a poller ends each step
+    assert told == []
+    worker.give_room(0, 1)
+    assert told == ["room"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 
 import pytest
 
@@ -11,6 +12,9 @@ from tests.worker.rig import LONG_AGO, TYPE, Gate, Rig, metric
 from tests.worker.waiting import remains, wait_until
 from toc.domain.job import Job, Status
 from toc.worker import suspects
+from toc.worker.room import Room
+from toc.worker.run import Ended
+from toc.worker.settle import Settler
 from toc.worker.suspects import ALONE
 
 
@@ -81,7 +85,9 @@ def test_a_lease_that_holds_is_respected(make_rig: MakeRig) -> None:
     databases = rig.databases()
     taken = worker._claims.take_over(databases[0], rig.shard(job_id), job_id, "alive", "mine")
     assert taken is None
-    assert not worker._claims.bury_lost(databases[0], rig.shard(job_id), job_id, "alive", "lost")
+    assert not worker._claims.bury_lost(
+        databases[0], rig.shard(job_id), job_id, "alive", "lost", "me"
+    )
     assert rig.row(job_id) == before
 
     assert before.due_ms is not None
@@ -189,6 +195,75 @@ def test_before_a_last_attempt_a_claim_under_way_finishes_too(make_rig: MakeRig)
     rig.wait_for(Status.DONE, lost)
 
 
+# The model found these (tests/model/poison.pml): a job that runs must not be overlooked between two looks.
+
+
+def test_who_reserves_while_the_worker_is_being_held_gets_no_room(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make_rig().alone()
+    take = worker._room.take
+
+    def held_meanwhile(*args: int, **waiting: int) -> int:
+        worker.hold(True)
+        return take(*args, **waiting)
+
+    monkeypatch.setattr(worker._room, "take", held_meanwhile)
+    assert worker.take_room(0, 2) == 0
+    assert worker._room.reserved == 0
+
+
+def test_what_is_settled_between_two_looks_hides_no_job_that_runs(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make_rig().alone()
+    worker._room.enter(0, 2)  # one has ended, one runs
+
+    def settled_meanwhile(settler: Settler) -> int:
+        worker._room.leave(0, 1)
+        return 1
+
+    monkeypatch.setattr(Settler, "pending", property(settled_meanwhile))
+    assert not worker.quiet
+    monkeypatch.undo()
+    worker._room.leave(0, 1)
+
+
+def test_what_is_claimed_between_two_looks_is_not_overlooked(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make_rig().alone()
+    assert worker.take_room(0, 1) == 1
+
+    def claimed_meanwhile(room: Room) -> int:
+        found = sum(room._used.values())
+        room.enter(0, 1)
+        room.give(0, 1)
+        return found
+
+    monkeypatch.setattr(Room, "in_flight", property(claimed_meanwhile))
+    assert not worker.quiet
+    monkeypatch.undo()
+    worker._room.leave(0, 1)
+
+
+def test_an_outcome_that_moves_into_a_batch_is_counted_once(make_rig: MakeRig) -> None:
+    worker = make_rig().alone()
+    settler = worker._settlers[0]
+    settler.stop(5.0)
+
+    class Moving(deque[Ended]):
+        def __len__(self) -> int:
+            found = super().__len__()
+            if found:
+                settler._batch.append(self.popleft())
+            return found
+
+    settler._queue = Moving([None])  # type: ignore[list-item]
+    assert settler.pending == 1
+    settler._batch.clear()
+
+
 def test_an_earlier_attempt_waits_for_nobody(make_rig: MakeRig) -> None:
     rig = make_rig()
     gate = Gate()
@@ -252,6 +327,23 @@ def test_a_hanging_handler_does_not_keep_a_last_attempt_waiting(make_rig: MakeRi
     lost = lose(rig, 9, attempts=2, biz_type="suspect")
     rig.offer(worker, lost)
     rig.wait_for(Status.DONE, lost)
+    # The one that hangs may yet end the process: a lease lost by that would end nobody's job.
+    assert not (rig.row(lost).token or "").endswith(ALONE)
+    gate.open.set()
+
+
+def test_its_own_run_that_hangs_still_proves_something(make_rig: MakeRig) -> None:
+    """Else a job that never returns would have more attempts than it may."""
+    rig = make_rig()
+    gate = Gate()
+    rig.handler("hangs", timeout=0.1, max_attempts=3)(gate)
+    worker = rig.alone()
+    lost = lose(rig, 1, attempts=1, biz_type="hangs")
+    rig.offer(worker, lost)
+    gate.wait()
+    wait_until(lambda: worker.stuck == 1)
+    assert not worker.stuck_beside(lost)
+    assert worker.stuck_beside(lost + 1)
     gate.open.set()
 
 

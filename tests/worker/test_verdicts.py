@@ -6,13 +6,16 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
 
 from tests.worker.conftest import MakeRig
-from tests.worker.rig import FAR, LATER, NOW, TYPE, LyingClock, Rig, metric
+from tests.worker.rig import FAR, LATER, LONG_AGO, NOW, TYPE, LyingClock, Rig, metric
 from tests.worker.waiting import wait_until
 from toc.domain.job import Job, Status
 from toc.domain.times import EPOCH
 from toc.handlers.verdicts import Dead, Drop, Retry, Snooze, Verdict
+from toc.runtime.sink import Batch
 
 
 def fire(rig: Rig, verdict: Verdict | None, how: str) -> int:
@@ -79,6 +82,25 @@ def test_retry_waits_as_it_says_and_counts(make_rig: MakeRig, how: str) -> None:
     waits_s = (row.due_ms - row.action_ms) / 1000
     assert 600 <= waits_s < 630
     wait_until(lambda: rig.armed_ms(job_id) == row.due_ms and rig.out_ms(job_id) is None)
+
+
+@pytest.mark.parametrize("wrong_s", [-3600, 3600])
+@pytest.mark.parametrize("verdict", [Retry(after=LATER), Snooze(LATER)])
+def test_redis_clock_does_not_say_until_when_a_job_waits(
+    make_rig: MakeRig, verdict: Verdict, wrong_s: int
+) -> None:
+    rig = make_rig()
+    rig.handler()(lambda job: verdict)
+    worker = rig.alone()
+    job_id = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
+    shard, before_ms = rig.shard(job_id), rig.now_ms(job_id)
+    popped_ms = before_ms + wrong_s * 1000
+    batch = Batch("default", {shard: [job_id]}, popped_ms, rig.clock.monotonic_s(), popped=True)
+    assert worker.offer(0, batch) == 1
+    wait_until(lambda: rig.status(job_id) is Status.PENDING)
+    due_ms = rig.row(job_id).due_ms
+    assert due_ms is not None
+    assert before_ms + 600_000 <= due_ms <= rig.now_ms(job_id) + 600_000
 
 
 @HOWS
@@ -201,3 +223,27 @@ def test_retries_follow_the_servers_clock(
     assert row.due_ms is not None
     assert 600 <= (row.due_ms - row.action_ms) / 1000 < 630
     wait_until(lambda: rig.armed_ms(job_id) == row.due_ms)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_what_ended_in_its_handlers_transaction_has_ended(make_rig: MakeRig, raises: bool) -> None:
+    rig = make_rig()
+    stale, said = metric("toc_settles_refused_total"), []
+
+    @rig.handler()
+    def handle(job: Job) -> None:
+        engine = create_engine(rig.settings.databases[0], poolclass=NullPool)
+        with engine.begin() as connection:
+            said.append(rig.center.once(job, connection))
+        if raises:
+            raise RuntimeError("after its commit")
+
+    rig.start()
+    job_id = rig.center.schedule(1, NOW, biz_type=TYPE)
+    wait_until(lambda: rig.status(job_id) is Status.DONE)
+    if raises:  # what it says after its commit is refused
+        wait_until(lambda: metric("toc_settles_refused_total") > stale)
+    else:
+        wait_until(lambda: rig.armed_ms(job_id) is None and rig.out_ms(job_id) is None)
+        assert metric("toc_settles_refused_total") == stale
+    assert (said, rig.row(job_id).attempts) == ([True], 1)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from toc.bench.common import Bench
 from toc.bench.idling import idle
+from toc.bench.purging import purge
+from toc.bench.reconciling import reconcile
 from toc.bench.running import drain, lateness
 from toc.bench.scheduling import schedule, schedule_many
 
@@ -15,4 +17,6 @@ CASES: dict[str, Callable[[Bench], None]] = {
     "drain": drain,
     "lateness": lateness,
     "idle": idle,
+    "purge": purge,
+    "reconcile": reconcile,
 }

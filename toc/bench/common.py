@@ -16,9 +16,10 @@ from toc.domain.ids import IdFactory
 from toc.domain.job import Status
 from toc.runtime.clock import SystemClock
 from toc.store.databases import Databases
+from toc.store.finals import final_rows
 from toc.timer.scripts import Client
 from toc.trial.child import Child
-from toc.trial.rows import all_rows, connected
+from toc.trial.connected import connected
 from toc.trial.worker import settings_line, wall_ms
 
 FAR_MS = 600_000  # armed (below horizon + slack), and not due while a case runs
@@ -102,9 +103,10 @@ def start_checks(
 
 
 @contextmanager
-def worker_process(bench: Bench) -> Iterator[Child]:
-    """A worker that is up; see `toc.bench.worker` for what it answers to."""
-    with Child("toc.bench.worker", settings_line(bench.scratch.ours)) as worker:
+def worker_process(bench: Bench, **changes: Any) -> Iterator[Child]:
+    """A worker that is up, with these settings changed; see `toc.bench.worker` for what it answers to."""
+    settings = bench.scratch.ours.model_copy(update=changes)
+    with Child("toc.bench.worker", settings_line(settings)) as worker:
         worker.receive(START_S)
         yield worker
 
@@ -139,7 +141,7 @@ def pair(floor: float | None, ours: float) -> str:
 
 def check_statuses(bench: Bench, case: str, expected: dict[Status, int]) -> None:
     """Compares the rows with what must be there; then clears both sides for the next case."""
-    found = Counter(row.status for row in all_rows(bench.databases).values())
+    found = Counter(row.status for row in final_rows(bench.databases))
     wanted = ", ".join(f"{n:,} {status.name.lower()}" for status, n in expected.items())
     bench.report.checks.append(
         Check(case, f"the database has {wanted} and nothing else", found == Counter(expected))

@@ -16,7 +16,7 @@ from toc.bench.scratch import Scratch, scratch
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.timer.slots import Slots
-from toc.trial.rows import connected
+from toc.trial.connected import connected
 
 NO_FLOOR = "SQLite: there is no floor to compare with, it is made of MySQL's statements"
 

@@ -34,7 +34,7 @@ def drain(bench: Bench) -> None:
     options, name = bench.options, "drain"
     rounds = []
     with TimeoutCenter(bench.scratch.ours) as center, worker_process(bench) as worker:
-        race = _Race(bench, center, worker)
+        race = Race(bench, center, worker)
         # A warm-up: the first jobs of a process connect, compile and load scripts.
         race.run(min(options.jobs, options.batch))
         for number in range(1, options.rounds + 1):
@@ -69,7 +69,7 @@ def _drain_floor(bench: Bench) -> float | None:
     return rate
 
 
-class _Race:
+class Race:
     """Drains of one worker process. `done`: how many jobs it was given in all."""
 
     def __init__(self, bench: Bench, center: TimeoutCenter, worker: Child) -> None:

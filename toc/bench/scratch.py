@@ -23,7 +23,7 @@ from toc.store import migrate
 from toc.timer import keys
 from toc.timer.scripts import UNAVAILABLE, Client
 from toc.timer.slots import connect
-from toc.trial.rows import connected
+from toc.trial.connected import connected
 
 TOPIC = "default"
 NAME_CHARS_MAX = 40  # of 64: the rest is for what is appended

@@ -18,19 +18,28 @@ from toc.center.arms import Arms
 from toc.center.joined import after_commit
 from toc.domain.ids import IdFactory, check_job_id, gene_of
 from toc.domain.job import Answer, DeadJob, Job, NewJob
-from toc.domain.limits import attribute_json, check_biz_id, check_biz_type, check_dedup_key
+from toc.domain.limits import (
+    attribute_json,
+    check_actor,
+    check_biz_id,
+    check_biz_type,
+    check_dedup_key,
+    check_reason,
+)
 from toc.domain.policy import RetryPolicy
 from toc.domain.routing import hash_of
 from toc.domain.times import action_ms
-from toc.errors import InvalidInput, PartlyScheduled, TocError
+from toc.errors import InvalidInput, PartlyScheduled, SchemaMismatch, StoreUnavailable, TocError
 from toc.handlers.registry import Registry, registry
 from toc.runtime import metrics
 from toc.runtime.clock import Clock, ServerTime, SystemClock
+from toc.runtime.process import process_name
 from toc.runtime.settings import Settings, load_settings
 from toc.store.admission import admit
 from toc.store.catalogue import Catalogue
 from toc.store.databases import Databases
 from toc.store.jobs import Inserted, Jobs, OnDuplicate
+from toc.store.once import once
 from toc.timer.slots import Entry, Slots
 
 When = datetime | timedelta
@@ -51,6 +60,19 @@ class JobSpec(TypedDict, total=False):
     dedup_key: str | None
 
 
+_FIELDS = JobSpec.__annotations__.keys()
+
+
+class _Wanted(NamedTuple):
+    """A job as a caller wants it, checked."""
+
+    biz_id: int
+    biz_type: str
+    due_ms: int
+    attribute: str | None  # JSON text
+    dedup_key: str | None
+
+
 class _Open(NamedTuple):
     """What a center holds while it is connected."""
 
@@ -58,7 +80,8 @@ class _Open(NamedTuple):
     catalogue: Catalogue
     jobs: Jobs
     ids: IdFactory
-    time: ServerTime
+    now: ServerTime  # the databases': what jobs' times are counted from
+    time: ServerTime  # Redis': what is near by it is armed
     slots: Slots | None
     arms: Arms | None
 
@@ -67,7 +90,8 @@ class TimeoutCenter:
     """A client of toc. Thread-safe; connects at the first call; survives a fork.
 
     `settings`: default from toc.toml and TOC_… variables. `handlers`: the registry that `handler`
-    fills (default: the one that `toc worker` runs).
+    fills (default: the one that `toc worker` runs). `actor`: in whose name jobs are changed (default:
+    host:pid); it stands in their events.
     """
 
     def __init__(
@@ -76,8 +100,10 @@ class TimeoutCenter:
         *,
         handlers: Registry | None = None,
         clock: Clock | None = None,
+        actor: str | None = None,
     ) -> None:
         self._settings = settings
+        self._actor = None if actor is None else check_actor(actor)
         self._clock = clock or SystemClock()
         self._handlers = handlers if handlers is not None else registry
         self._lock = threading.RLock()
@@ -111,7 +137,7 @@ class TimeoutCenter:
         When it has returned, the job is as durable as the database's COMMIT.
 
         biz_id: 0 to 2^64-1; decides the shard. action_time: an aware datetime, or a timedelta from
-        now by the servers' clock; rounded up to milliseconds; the past means at once. attribute: a
+        now by the databases' clock; rounded up to milliseconds; the past means at once. attribute: a
         dict that is JSON, at most `limits.attribute_bytes`. dedup_key: with a key ("" is one) there is
         one live job per (biz_id, biz_type, key); None (default): no such rule. on_duplicate says what
         happens when a live job holds the key: "keep" returns the holder's id, "replace" gives the
@@ -126,11 +152,14 @@ class TimeoutCenter:
         """
         self._check_duplicate(on_duplicate)
         state = self._opened()
-        new = self._new_job(state, biz_id, action_time, biz_type, attribute, dedup_key)
+        wanted = self._wanted(
+            self._now_ms(state), biz_id, action_time, biz_type, attribute, dedup_key
+        )
+        new = self._new_jobs(state, [wanted])
         if session is not None and connection is not None:
             raise InvalidInput("connection", connection, "give a session or a connection, not both")
         joined = session.connection() if session is not None else connection
-        inserted = state.jobs.insert([new], on_duplicate, joined)[0]
+        inserted = state.jobs.insert(new, on_duplicate, joined)[0]
         metrics.SCHEDULED.inc(inserted.written)
         if inserted.written and state.arms is not None:
             topic = self.settings.topic_of(biz_type)
@@ -154,24 +183,32 @@ class TimeoutCenter:
         `biz_type` is for those that name none. All are checked before any is written. One INSERT per
         shard and one transaction per database for every 5,000 jobs, one reminder per slot.
 
-        Raises as `schedule` does; PartlyScheduled (with the ids) when some were written and others not.
+        A database that does not answer costs only its own jobs. Raises as `schedule` does;
+        PartlyScheduled (with the ids) when some were written and others not.
         """
         self._check_duplicate(on_duplicate)
         state = self._opened()
-        news = [
-            self._spec_job(state, position, job, biz_type)
+        now_ms = self._now_ms(state)
+        wanted = [
+            self._wanted_as(now_ms, position, job, biz_type)
             for position, job in enumerate(self._bounded(jobs))
         ]
+        news = self._new_jobs(state, wanted)
         ids: list[int | None] = [None] * len(news)
-        for start in range(0, len(news), BULK_ROWS):
-            chunk = range(start, min(start + BULK_ROWS, len(news)))
-            try:
-                for position, inserted in self._insert_chunk(state, news, chunk, on_duplicate):
+        failed: dict[int, TocError] = {}
+        try:
+            for start in range(0, len(news), BULK_ROWS):
+                chunk = range(start, min(start + BULK_ROWS, len(news)))
+                for position, inserted in self._insert_chunk(
+                    state, news, chunk, on_duplicate, failed
+                ):
                     ids[position] = inserted.job_id
-            except TocError as error:
-                if all(job_id is None for job_id in ids):
-                    raise
-                raise PartlyScheduled(ids, error) from error
+            if failed:
+                raise next(iter(failed.values()))
+        except TocError as error:
+            if all(job_id is None for job_id in ids):
+                raise
+            raise PartlyScheduled(ids, error) from error
         return [job_id for job_id in ids if job_id is not None]
 
     def place(self, *job_ids: int) -> None:
@@ -191,17 +228,19 @@ class TimeoutCenter:
         biz_id: int | None = None,
         biz_type: str = "default",
         dedup_key: str | None = None,
+        reason: str | None = None,
     ) -> Answer:
         """Cancels a job, or all live jobs of a business id and type (and key). Final (I3).
 
         Answers "cancelled": no handler runs, and none will start (one may have run before, and failed).
         Else what is the case: "running", "done", "already_cancelled", "dead", "unknown" (with `.job_id`,
         and in `.attempts` how often it was tried). For several jobs:
-        "cancelled" only when none of them was out of reach.
+        "cancelled" only when none of them was out of reach. `reason`: for the job's events.
         """
+        check_reason(reason)
         state = self._opened()
         answers = [
-            state.jobs.cancel(found)
+            state.jobs.cancel(found, reason)
             for found in self._ids_of(state, job_id, biz_id, biz_type, dedup_key)
         ]
         return self._worst(answers, "cancelled")
@@ -214,11 +253,14 @@ class TimeoutCenter:
         biz_id: int | None = None,
         biz_type: str = "default",
         dedup_key: str | None = None,
+        reason: str | None = None,
     ) -> Answer:
         """Moves a pending job to another time. By id, or by business key (one live job must match).
 
         Answers "rescheduled", or what is the case instead (see `cancel`). Attempts start anew.
+        `reason`: for the job's events.
         """
+        check_reason(reason)
         if isinstance(job_id, (datetime, timedelta)) and action_time is None:
             job_id, action_time = None, job_id
         state = self._opened()
@@ -232,16 +274,17 @@ class TimeoutCenter:
             )
         if not ids:
             return Answer("unknown")
-        answer = state.jobs.reschedule(ids[0], due_ms)
+        answer = state.jobs.reschedule(ids[0], due_ms, reason)
         if answer == "rescheduled":
             self._place_again(state, ids[0], due_ms)
         return answer
 
-    def redrive(self, job_id: int) -> Answer:
+    def redrive(self, job_id: int, *, reason: str | None = None) -> Answer:
         """Gives a dead job a new life, due now. "redriven", "superseded", or what is the case."""
+        check_reason(reason)
         state = self._opened()
         now_ms = self._now_ms(state)
-        answer = state.jobs.redrive(check_job_id(job_id), now_ms)
+        answer = state.jobs.redrive(check_job_id(job_id), now_ms, reason)
         if answer == "redriven":
             self._place_again(state, job_id, now_ms)
         return answer
@@ -274,6 +317,28 @@ class TimeoutCenter:
         return self._opened().jobs.dead(limit, biz_type)
 
     # ---- handlers
+
+    def once(self, job: Job, transaction: Session | Connection) -> bool:
+        """For handlers: ends the job in the handler's own transaction, so that its effect happens once.
+
+        True: the job is done when this transaction commits; write the effect in it. False: an earlier
+        run has committed already, or this one has; write nothing. `job` is what the handler was given.
+        `transaction`: an ORM session or a Core connection that reaches the job's database and does not
+        commit by itself. From here to its end the job's row is locked, and a claim that meets it waits:
+        nothing slow in between.
+
+        Raises ClaimLost when the job has been taken from this run (let it go through: nothing must be
+        committed), NotFound when it has been deleted, InvalidInput, WrongDatabase, StoreUnavailable.
+        """
+        if job.token is None:
+            raise InvalidInput("job", job, "must be a job that a handler was given")
+        connection = transaction.connection() if isinstance(transaction, Session) else transaction
+        if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+            raise InvalidInput(
+                "transaction", transaction, "must not commit each statement by itself"
+            )
+        state = self._opened()
+        return once(state.databases, state.catalogue, job, connection)
 
     def handler(
         self,
@@ -327,14 +392,7 @@ class TimeoutCenter:
 
     def _open(self) -> _Open:
         settings, clock = self.settings, self._clock
-        databases = Databases(
-            settings.databases,
-            settings.routing,
-            clock,
-            pool_size=settings.pool_size,
-            connect_timeout_s=settings.connect_timeout_s,
-            read_timeout_s=settings.read_timeout_s,
-        )
+        databases = Databases.of(settings, clock)
         try:
             catalogue = Catalogue(databases)
             admit(databases, catalogue, settings.facts)
@@ -343,7 +401,8 @@ class TimeoutCenter:
             raise
         # Random, not secret: two processes should start apart.
         ids = IdFactory(clock.wall_ms, random.randrange(4096))  # noqa: S311
-        jobs = Jobs(databases, catalogue, lambda gene: ids.draw([gene])[0])
+        actor = self._actor or process_name()
+        jobs = Jobs(databases, catalogue, lambda gene: ids.draw([gene])[0], actor)
         time = ServerTime(clock)
         slots = arms = None
         if settings.has_timer:
@@ -359,52 +418,71 @@ class TimeoutCenter:
                 near_ms=round(near_s * 1000),
                 kept_max=settings.timer.arm_retries_max,
             )
-        return _Open(databases, catalogue, jobs, ids, time, slots, arms)
+        return _Open(databases, catalogue, jobs, ids, ServerTime(clock), time, slots, arms)
 
     def _now_ms(self, state: _Open) -> int:
-        """The servers' time: Redis' as the last arm told it, else the database's."""
+        """The databases' time, as they told it lately. Redis' is theirs until an arm tells it."""
+        if not state.now.known or state.now.age_s > TIME_AGE_S_MAX:
+            state.now.heard(state.databases.now_ms())
+        now_ms = state.now.now_ms()
         if not state.time.known or state.time.age_s > TIME_AGE_S_MAX:
-            state.time.heard(state.databases.now_ms())
-        return state.time.now_ms()
+            state.time.heard(now_ms)
+        return now_ms
 
-    def _new_job(
+    def _wanted(
         self,
-        state: _Open,
-        biz_id: int,
-        action_time: When,
-        biz_type: str,
-        attribute: dict[str, Any] | None,
-        dedup_key: str | None,
-    ) -> NewJob:
-        biz_id = check_biz_id(biz_id)
-        check_biz_type(biz_type)
-        text = attribute_json(attribute, self.settings.limits.attribute_bytes)
-        check_dedup_key(dedup_key)
-        due_ms = action_ms(action_time, self._now_ms(state))
-        type_no = state.catalogue.number(biz_type)
-        job_id = state.ids.draw([hash_of(biz_id)])[0]
-        return NewJob(job_id, biz_id, type_no, due_ms, text, dedup_key)
+        now_ms: int,
+        biz_id: object,
+        action_time: Any,
+        biz_type: object,
+        attribute: object,
+        dedup_key: object,
+    ) -> _Wanted:
+        return _Wanted(
+            check_biz_id(biz_id),
+            check_biz_type(biz_type),
+            action_ms(action_time, now_ms),
+            attribute_json(attribute, self.settings.limits.attribute_bytes),
+            check_dedup_key(dedup_key),
+        )
 
-    def _spec_job(self, state: _Open, position: int, job: object, biz_type: str) -> NewJob:
-        if isinstance(job, Mapping):
-            given = dict(job)
-        elif isinstance(job, tuple) and len(job) == 2:
-            given = {"biz_id": job[0], "action_time": job[1]}
-        else:
+    def _wanted_as(self, now_ms: int, position: int, job: object, biz_type: str) -> _Wanted:
+        """What one of many says, as a pair or as a mapping of fields."""
+        if isinstance(job, tuple) and len(job) == 2:
+            job = {"biz_id": job[0], "action_time": job[1]}
+        if not isinstance(job, Mapping):
             raise InvalidInput(
                 f"jobs[{position}]", job, "must be a dict or a pair (biz_id, action_time)"
             )
-        fields = {"biz_type": biz_type, "attribute": None, "dedup_key": None, **given}
-        unknown = fields.keys() - JobSpec.__annotations__.keys()
-        missing = JobSpec.__annotations__.keys() - fields.keys()
+        unknown = job.keys() - _FIELDS
+        missing = {"biz_id", "action_time"} - job.keys()
         if unknown or missing:
             name = min(map(str, unknown or missing))
             rule = "is not a field of a job" if unknown else "is missing"
-            raise InvalidInput(f"jobs[{position}].{name}", fields.get(name), rule)
+            raise InvalidInput(f"jobs[{position}].{name}", job.get(name), rule)
         try:
-            return self._new_job(state, **fields)
+            return self._wanted(
+                now_ms,
+                job["biz_id"],
+                job["action_time"],
+                job.get("biz_type", biz_type),
+                job.get("attribute"),
+                job.get("dedup_key"),
+            )
         except InvalidInput as error:
             raise InvalidInput(f"jobs[{position}].{error.field}", error.value, error.rule) from None
+
+    def _new_jobs(self, state: _Open, wanted: Sequence[_Wanted]) -> list[NewJob]:
+        """With an id and a type's number each."""
+        names = dict.fromkeys(job.biz_type for job in wanted)
+        number = {name: state.catalogue.number(name) for name in names}
+        ids = state.ids.draw([hash_of(job.biz_id) for job in wanted])
+        return [
+            NewJob(job_id, biz_id, number[biz_type], due_ms, attribute, dedup_key)
+            for job_id, (biz_id, biz_type, due_ms, attribute, dedup_key) in zip(
+                ids, wanted, strict=True
+            )
+        ]
 
     def _bounded(self, jobs: Iterable[object]) -> Iterable[object]:
         limit = self.settings.limits.schedule_many
@@ -416,17 +494,29 @@ class TimeoutCenter:
             yield job
 
     def _insert_chunk(
-        self, state: _Open, news: Sequence[NewJob], chunk: range, on_duplicate: OnDuplicate
+        self,
+        state: _Open,
+        news: Sequence[NewJob],
+        chunk: range,
+        on_duplicate: OnDuplicate,
+        failed: dict[int, TocError],
     ) -> Iterable[tuple[int, Inserted]]:
+        """What was inserted, database by database. One that fails joins `failed`: not asked again."""
         routing = self.settings.routing
         by_database: dict[int, list[int]] = defaultdict(list)
         for position in chunk:
             by_database[routing.database(routing.shard(gene_of(news[position].job_id)))].append(
                 position
             )
-        for database in sorted(by_database):
+        for database in sorted(by_database.keys() - failed.keys()):
             positions = by_database[database]
-            inserted = state.jobs.insert([news[position] for position in positions], on_duplicate)
+            try:
+                inserted = state.jobs.insert(
+                    [news[position] for position in positions], on_duplicate
+                )
+            except (StoreUnavailable, SchemaMismatch) as error:
+                failed[database] = error
+                continue
             metrics.SCHEDULED.inc(sum(one.written for one in inserted))
             if state.arms is not None:
                 topics = {no: self._topic_of(state, no) for no in {job.type_no for job in news}}

@@ -20,16 +20,34 @@ BizId = Annotated[int | None, typer.Option("--biz-id", metavar="N", help="The bu
 Type = Annotated[str, typer.Option("--type", metavar="T", help="The biz_type.")]
 AnyType = Annotated[str | None, typer.Option("--type", metavar="T", help="Only this biz_type.")]
 Key = Annotated[str | None, typer.Option("--key", metavar="K", help="The dedup_key.")]
+Reason = Annotated[
+    str | None, typer.Option("--reason", metavar="TEXT", help="Why; it stands in the job's events.")
+]
 
 
 @contextmanager
 def opened() -> Iterator[TimeoutCenter]:
-    """A client with the settings in force."""
+    """A client with the settings in force, in the name of the person at the keyboard."""
     from toc.center.center import TimeoutCenter  # noqa: PLC0415 - quick start
     from toc.handlers.registry import Registry  # noqa: PLC0415
 
-    with TimeoutCenter(handlers=Registry()) as center:
+    with TimeoutCenter(handlers=Registry(), actor=person()) as center:
         yield center
+
+
+def person() -> str:
+    """Who gives commands here: user@host."""
+    import getpass  # noqa: PLC0415 - quick start
+    import socket  # noqa: PLC0415
+
+    from toc.domain.limits import ACTOR_CHARS_MAX  # noqa: PLC0415
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # nobody's name: a container that runs under a bare number
+        user = "unknown"
+    name = f"{user[:50]}@{socket.gethostname()[:40]}"[:ACTOR_CHARS_MAX]
+    return "".join(ch if ch.isprintable() else "?" for ch in name)
 
 
 def check_target(job_id: int | None, biz_id: int | None) -> None:

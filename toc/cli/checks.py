@@ -12,11 +12,14 @@ from typing import Literal
 from toc.cli.failures import explain, masked
 from toc.cluster.roster import roster
 from toc.handlers.registry import Registry
+from toc.node.health import of_reconciled
+from toc.reconcile.nightly import lacking
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.store.databases import Database, Databases
 from toc.store.facts import ServerFacts, recorded_facts, server_facts, type_names
+from toc.store.reconciled import last
 from toc.timer.slots import VERSION_MIN as REDIS_MIN
 from toc.timer.slots import Slots
 
@@ -57,6 +60,7 @@ class Doctor:
             found += self._check_redis()
             found.append(self._check_zookeeper())
             found += self._check_skew()
+            found += self._check_reconciled(databases)
             if self._handlers is not None:
                 found += self._check_handlers(databases[0], self._handlers)
         return found
@@ -91,11 +95,12 @@ class Doctor:
 
     def _check_schema(self, name: str, database: Database) -> Iterator[Check]:
         revision, head = migrate.revision_of(database), migrate.head()
-        current = revision == head
-        found = f"revision {revision or 'none'}" + ("" if current else f", needs {head}")
-        yield Check(name, "schema", "ok" if current else "fail", found, "run `toc migrate`")
-        if not current:
+        misfit = migrate.misfit(database)
+        found = f"revision {revision or 'none'}"
+        if misfit is not None:
+            yield Check(name, "schema", "fail", f"{found}, needs {head}", "run `toc migrate`")
             return
+        yield Check(name, "schema", "ok", found)
         kept = recorded_facts(database)
         expected = self._expected | {"database": str(database.index)}
         wrong = [
@@ -156,6 +161,22 @@ class Doctor:
             return _unreachable("zookeeper", error, advice)
         return Check("zookeeper", "reachable", "ok", f"{len(members)} nodes there")
 
+    # ---- reconciliation
+
+    def _check_reconciled(self, databases: Databases) -> Iterator[Check]:
+        if self._settings.reconcile.nightly != "none":
+            lack = lacking()
+            yield Check("nightly", "installed here", "fail" if lack else "ok", lack or "all", lack)
+        try:
+            part = of_reconciled(self._settings, last(databases), databases[0].now_ms())
+        except Exception:  # noqa: BLE001 - said above already
+            return
+        if part is not None:
+            level: Level = "warn" if part.means else "ok"
+            if part.state != "up":
+                level = "fail"
+            yield Check("reconciled", "last run", level, part.how, part.means)
+
     # ---- clocks
 
     def _check_clock(self, name: str, ask_ms: Callable[[], int]) -> Check:
@@ -209,14 +230,7 @@ class Doctor:
     @contextmanager
     def _databases(self) -> Iterator[Databases]:
         settings = self._settings
-        databases = Databases(
-            settings.databases,
-            settings.routing,
-            self._clock,
-            pool_size=1,
-            connect_timeout_s=settings.connect_timeout_s,
-            read_timeout_s=settings.read_timeout_s,
-        )
+        databases = Databases.of(settings, self._clock, pool_size=1)
         try:
             yield databases
         finally:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toc.cli.centers import AnyType, answer_of, opened
+from toc.cli.centers import AnyType, Reason, answer_of, opened
 from toc.cli.failures import NO, OK, USAGE, CommandError
 from toc.cli.frame import answers
 from toc.cli.output import Output
@@ -50,6 +50,7 @@ def redrive(
     biz_type: AnyType = None,
     limit: Limit = 1000,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    reason: Reason = None,
 ) -> int:
     """Give dead jobs a new life: due now, with all their attempts.
 
@@ -64,7 +65,7 @@ def redrive(
             ids = [job.job_id for job in center.dead(limit, biz_type)]
             if ids and not yes:
                 _confirm(f"Redrive {len(ids)} dead jobs of type {biz_type}?")
-        found = [(job_id, center.redrive(job_id)) for job_id in ids]
+        found = [(job_id, center.redrive(job_id, reason=reason)) for job_id in ids]
     counts = Counter(str(answer) for _, answer in found)
     output.table(
         {"counts": counts, "jobs": [answer_of(answer) | {"job_id": str(n)} for n, answer in found]},

@@ -10,9 +10,9 @@ from rich.live import Live
 
 from toc.cli import failures
 from toc.cli.output import console
-from toc.demo.audit import Verdict
 from toc.demo.run import Plan, run
 from toc.demo.view import Tally, panel, show
+from toc.testing.report import Report
 from toc.trial.child import ends_in_order
 
 PLAIN_EVERY_S = 5.0
@@ -23,20 +23,20 @@ def demo(
     seconds: Annotated[float, typer.Option(min=3, max=3600, help="how long the story takes")] = 45,
     seed: Annotated[int, typer.Option(help="another seed is another story")] = 42,
 ) -> None:
-    """A shop's order timeouts, live, on servers of its own; then an audit.
+    """A shop's order timeouts, live, on servers of its own; then a check of what happened.
 
     It needs no server and leaves nothing behind. Exits 1 when a promise was broken.
     """
     screen, plan = console(), Plan(orders, seconds, seed)
     with ends_in_order():
-        verdict = _in_terminal(plan, screen) if screen.is_terminal else _plain(plan, screen)
+        report = _in_terminal(plan, screen) if screen.is_terminal else _plain(plan, screen)
     screen.print()
-    show(verdict, screen)
-    if not verdict.holds:
+    show(report, screen)
+    if not report.holds:
         raise typer.Exit(failures.NO)
 
 
-def _in_terminal(plan: Plan, screen: Console) -> Verdict:
+def _in_terminal(plan: Plan, screen: Console) -> Report:
     with Live(console=screen, auto_refresh=False) as live:
         return run(
             plan,
@@ -44,7 +44,7 @@ def _in_terminal(plan: Plan, screen: Console) -> Verdict:
         )
 
 
-def _plain(plan: Plan, screen: Console) -> Verdict:
+def _plain(plan: Plan, screen: Console) -> Report:
     shown_s = 0.0
 
     def look(tally: Tally, passed_s: float) -> None:

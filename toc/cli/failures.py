@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import typer
 
-OK, NO, USAGE, UNAVAILABLE, SETTINGS, FAULT, RESTART = 0, 1, 2, 3, 4, 70, 75
+OK, NO, USAGE, UNAVAILABLE, SETTINGS, REPAIRED, FAULT, RESTART = 0, 1, 2, 3, 4, 5, 70, 75
 INTERRUPTED, BROKEN_PIPE = 130, 141  # as a shell reports SIGINT and SIGPIPE
 
 EXIT_CODES = """\b
@@ -23,6 +23,7 @@ Exit codes:
   2   wrong usage or bad input
   3   a server does not answer
   4   settings or schema are wrong
+  5   there were disagreements, and all are repaired (toc reconcile)
   70  a fault in toc itself
   75  restart wanted: too many handlers are stuck (toc worker)"""
 

@@ -12,6 +12,7 @@ from toc.cli.centers import (
     AnyType,
     BizId,
     Key,
+    Reason,
     Type,
     check_target,
     job_of,
@@ -81,6 +82,7 @@ def cancel(
     biz_id: BizId = None,
     biz_type: Type = "default",
     key: Key = None,
+    reason: Reason = None,
 ) -> int:
     """Cancel a job by its id, or the live jobs of a business id and type.
 
@@ -89,7 +91,9 @@ def cancel(
     """
     check_target(job_id, biz_id)
     with opened() as center:
-        answer = center.cancel(job_id, biz_id=biz_id, biz_type=biz_type, dedup_key=key)
+        answer = center.cancel(
+            job_id, biz_id=biz_id, biz_type=biz_type, dedup_key=key, reason=reason
+        )
     return say_answer(output, answer, "cancelled")
 
 
@@ -100,6 +104,7 @@ def reschedule(
     biz_id: BizId = None,
     biz_type: Type = "default",
     key: Key = None,
+    reason: Reason = None,
 ) -> int:
     """Move a pending job to another time.
 
@@ -110,7 +115,9 @@ def reschedule(
     moment = parse_when(target[-1])
     job_id = _job_id(target[0]) if biz_id is None else None
     with opened() as center:
-        answer = center.reschedule(job_id, moment, biz_id=biz_id, biz_type=biz_type, dedup_key=key)
+        answer = center.reschedule(
+            job_id, moment, biz_id=biz_id, biz_type=biz_type, dedup_key=key, reason=reason
+        )
     return say_answer(output, answer, "rescheduled")
 
 
@@ -120,7 +127,7 @@ def show(
 ) -> int:
     """Show a job, or the jobs of a business id: live and ended, newest first.
 
-    Exits 1 when there is none.
+    All there is to know about one: `toc explain JOB_ID`. Exits 1 when there is none.
     """
     check_target(job_id, biz_id)
     with opened() as center:

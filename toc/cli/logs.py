@@ -54,6 +54,7 @@ def configure(level: int, *, as_json: bool) -> None:
     root.addHandler(handler)
     root.setLevel(max(level, logging.INFO))
     logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of its plugins
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)  # it tells of its jobs
     logging.getLogger("toc").setLevel(level)  # debug is for toc: drivers would drown it
 
 

@@ -12,9 +12,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from toc.cli import (
+    admin,
     dead,
     dev,
     doctor,
+    explain,
     failures,
     jobs,
     migrate,
@@ -45,6 +47,7 @@ def _group(help_text: str) -> typer.Typer:
 app = _group("A timeout center: durable jobs in sharded MySQL, timed by Redis, never lost.")
 job_app = _group("Look at jobs.")
 dead_app = _group("Jobs whose attempts are used up.")
+admin_app = _group("Change sets of jobs: a dry run first, a bounded rate, an audit trail.")
 
 
 @app.callback(epilog=failures.EXIT_CODES)
@@ -65,6 +68,7 @@ def _root(
 
 @job_app.callback()
 @dead_app.callback()
+@admin_app.callback()
 def _help_alone(ctx: typer.Context) -> None:
     """A group without a command shows its help."""
     if ctx.invoked_subcommand is None:
@@ -103,16 +107,26 @@ app.command("cancel")(jobs.cancel)
 app.command("reschedule")(jobs.reschedule)
 app.add_typer(job_app, name="job")
 job_app.command("show")(jobs.show)
+app.command("explain")(explain.explain)
 app.add_typer(dead_app, name="dead")
 dead_app.command("list")(dead.listed)
 dead_app.command("redrive")(dead.redrive)
+app.add_typer(admin_app, name="admin")
+admin_app.command("cancel")(admin.cancel)
+admin_app.command("postpone")(admin.postpone)
+admin_app.command("redrive")(admin.redrive)
 app.command("slots")(slots.slots)
 app.command("nodes")(nodes.nodes)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
 app.command("settings")(settings.settings)
 app.command("version")(version)
-_later("demo", "Show it: a shop's order timeouts, live, and an audit at the end.")
+_later("reconcile", "Compare the databases with Redis, all of it; repair and report.")
+_later("nightly", "What the leader does every night: reconcile, measure lateness, archive.")
+_later("sql", "Run one SELECT over all shards, as if they were one table; read-only.")
+_later("demo", "Show it: a shop's order timeouts, live, and a check at the end.")
+_later("move", "Move a database to another MySQL server beside live traffic.")
+_later("check", "Say whether toc kept its promises: check a history of calls and handlers.")
 _later("bench", "Measure it, on the servers of the settings.")
 
 

@@ -1,97 +1,369 @@
-"""`toc migrate`: brings every database to the schema of this release."""
+"""`toc migrate`: brings every database to the schema of this release, and says where each stands."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from toc.cli.failures import NO, SETTINGS, USAGE, CommandError
+from toc.cli.failures import NO, OK, SETTINGS, UNAVAILABLE, USAGE, CommandError
 from toc.cli.frame import answers
-from toc.cli.output import Output, console
+from toc.cli.output import Output, console, printable
 
 if TYPE_CHECKING:
     from toc.runtime.settings import Settings
+    from toc.store.drift import Finding
+    from toc.store.migrate import Reached, Stepped
+    from toc.store.standings import Standing
 
-SHARED_TABLES = 3  # meta, biz_type, dead_job: per database
+_CLIENT_ERRORS = 2000  # from here on the driver's own: the connection was lost
+_LOCK_WAIT_S_MAX = 3600
+FAULTS_SHOWN = 5
 
+PhaseOption = Annotated[
+    Literal["pre", "post", "all"],
+    typer.Option(
+        "--phase",
+        help="pre: what the new release needs, before it is deployed; post: what only older "
+        "releases needed, after; all.",
+    ),
+]
+To = Annotated[str | None, typer.Option("--to", metavar="REVISION", help="Not beyond this one.")]
+DownTo = Annotated[
+    str | None,
+    typer.Option(
+        "--down-to", metavar="REVISION", help="Take back what came after it; 'base' takes back all."
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="With --down-to: really.")]
+Status = Annotated[
+    bool, typer.Option("--status", help="Change nothing: say where each database stands.")
+]
 Sql = Annotated[bool, typer.Option("--sql", help="Run nothing; print the statements instead.")]
+Directory = Annotated[
+    Path | None,
+    typer.Option("--directory", help="With --sql: write a script for each database there."),
+]
+Start = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="REVISION",
+        help="With --sql: where the databases stand; from a newer to an older one it is the way back.",
+    ),
+]
+LockWait = Annotated[
+    int,
+    typer.Option(
+        "--lock-wait",
+        min=1,
+        max=_LOCK_WAIT_S_MAX,
+        help="Seconds to wait for a table that a transaction holds, or for another migration.",
+    ),
+]
+Rebuild = Annotated[
+    bool,
+    typer.Option(
+        "--rebuild", help="Rebuild a table that the server cannot change at once; writes may wait."
+    ),
+]
 
 
 @answers
-def migrate(output: Output, *, sql: Sql = False) -> None:
-    """Create or update the tables of every database.
+def migrate(
+    output: Output,
+    *,
+    status: Status = False,
+    phase: PhaseOption = "pre",
+    to: To = None,
+    down_to: DownTo = None,
+    yes: Yes = False,
+    sql: Sql = False,
+    directory: Directory = None,
+    start: Start = "base",
+    lock_wait: LockWait = 5,
+    rebuild: Rebuild = False,
+) -> int:
+    """Create or change the tables of every database.
 
     May be repeated: what is there is left alone, and a run that was killed goes on where it
-    stopped. It shows its progress on standard error.
+    stopped. It shows its progress on standard error. docs/migrations.md is for DBAs.
     """
     from toc.runtime.settings import load_settings  # noqa: PLC0415 - quick start
+
+    _refuse_mixtures(
+        {"--status": status, "--sql": sql, "--down-to": down_to, "--to": to and not sql},
+        {"--directory": directory, "--from": start != "base"} if not sql else {},
+    )
+    settings = load_settings()
+    if status:
+        return _say_standings(output, settings)
+    if sql:
+        if output.as_json and directory is None:
+            raise CommandError("--sql prints SQL: it does not go with --json", USAGE)
+        return _write_scripts(output, settings, directory, start, to, lock_wait)
+    with _refusals(), _progress() as show:
+        if down_to is not None:
+            return _go_down(output, settings, down_to, show, lock_wait, sure=yes)
+        return _go_up(
+            output, settings, show, phase=phase, to=to, lock_wait_s=lock_wait, may_rebuild=rebuild
+        )
+
+
+def _refuse_mixtures(alone: dict[str, Any], only_with_sql: dict[str, Any]) -> None:
+    given = [name for name, value in alone.items() if value]
+    if len(given) > 1:
+        raise CommandError(f"{' and '.join(given)} do not go together", USAGE)
+    for name, value in only_with_sql.items():
+        if value:
+            raise CommandError(f"{name} goes with --sql only", USAGE)
+
+
+# ---- up and down
+
+
+def _go_up(output: Output, settings: Settings, show: _Show, **how: Any) -> int:
     from toc.store import migrate as store  # noqa: PLC0415
 
-    settings = load_settings()
-    if sql:
-        if output.as_json:
-            raise CommandError("--sql prints SQL: it does not go with --json", USAGE)
-        store.upgrade(settings, sql=True)
-        return
-    tables: Counter[int] = Counter()
-    with _refusals(), _progress(settings) as show:
+    reached = store.upgrade(settings, show, **how)
+    waiting = [revision for database in reached for revision in database.pending]
+    last = ""
+    if waiting and how["to"] is None:
+        last = (
+            f"; {waiting[0].name} ({waiting[0].phase}) is pending: run `toc migrate --phase "
+            f"{waiting[0].phase}` when no process of a release before it runs any more"
+        )
+    _say_reached(output, reached, show, "brought up to date", last)
+    return _say_faults(settings)
 
-        def step(database: int, table: str) -> None:
-            tables[database] += 1
-            show(database, table)
 
-        store.upgrade(settings, step)
-    revision, made = store.head(), tables.total()
-    output.answer(
-        {"databases": len(settings.databases), "tables": made, "revision": revision},
-        f"{_count(len(settings.databases), 'database')} at revision {revision}: "
-        + (f"{_count(made, 'table')} brought up to date" if made else "nothing was to be done"),
-    )
+def _say_faults(settings: Settings) -> int:
+    """At the right revision, and yet not as declared: somebody has changed or dropped something."""
+    from toc.store.standings import standings  # noqa: PLC0415
+
+    lines = [
+        f"database {standing.database}: {line}"
+        for standing in standings(settings)
+        for line in _grouped(standing.faults)
+    ]
+    if not lines:
+        return OK
+    text = "; ".join(lines[:FAULTS_SHOWN])
+    raise CommandError(f"{text}: `toc migrate --status` shows all", NO)
+
+
+def _go_down(
+    output: Output, settings: Settings, to: str, show: _Show, lock_wait_s: int, *, sure: bool
+) -> int:
+    from toc.store import migrate as store  # noqa: PLC0415
+
+    if not sure:
+        lost = store.taken_back(settings, to)
+        raise CommandError(
+            f"--down-to {to} drops, in each database and with all they hold: {', '.join(lost) or 'nothing'}; "
+            "repeat it with --yes",
+            USAGE,
+        )
+    reached = store.downgrade(settings, to, show, lock_wait_s=lock_wait_s)
+    _say_reached(output, reached, show, "taken back")
+    return OK
+
+
+def _say_reached(
+    output: Output, reached: Sequence[Reached], show: _Show, done: str, last: str = ""
+) -> None:
+    where = sorted({database.revision or "" for database in reached})  # "" is before all
+    value = {
+        "databases": len(reached),
+        "revision": where[0] or None,
+        "tables": len(show.tables),
+        "views": len(show.views),
+        "steps": show.steps,
+        "pending": sorted({r.name for database in reached for r in database.pending}),
+    }
+    kinds = ((len(show.tables), "table"), (len(show.views), "view"))
+    what = " and ".join(_count(number, word) for number, word in kinds if number)
+    text = f"{what} {done}" if what else "nothing was to be done"
+    at = " and ".join(name or "none" for name in where)
+    output.answer(value, f"{_count(len(reached), 'database')} at revision {at}: {text}{last}")
 
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    from alembic.util.exc import CommandError as AlembicError  # noqa: PLC0415
+    from toc.errors import MYSQL_REFUSALS, StoreUnavailable  # noqa: PLC0415
+    from toc.store.migrating import MigrationFailed, text_of  # noqa: PLC0415
 
     try:
         yield
-    except AlembicError as error:
-        text = f"{error}: these databases were migrated by a newer release"
-        raise CommandError(text, SETTINGS) from error
-    except RuntimeError as error:  # another migration is running
-        raise CommandError(str(error), NO) from error
+    except MigrationFailed as error:
+        code = NO
+        if error.number in MYSQL_REFUSALS:
+            code = SETTINGS
+        elif error.number is not None and error.number >= _CLIENT_ERRORS and error.number < 3000:
+            code = UNAVAILABLE
+        raise CommandError(str(error), code) from error
+    except StoreUnavailable as error:
+        if not error.refused:
+            raise
+        text = text_of(error.__cause__ or error)
+        raise CommandError(f"database {error.database} refuses: {text}", SETTINGS) from error
+
+
+class _Show:
+    """What was done so far, and a bar for each database on standard error."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn  # noqa: PLC0415
+
+        self.steps = 0
+        self.tables: set[tuple[int, str]] = set()
+        self.views: set[tuple[int, str]] = set()
+        self._tasks: dict[int, TaskID] = {}
+        self._bars = Progress(
+            TextColumn("database {task.fields[database]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[table]}"),
+            console=console(stderr=True),
+        )
+
+    def __call__(self, step: Stepped) -> None:
+        self.steps += 1
+        (self.views if step.is_view else self.tables).add((step.database, step.table))
+        if step.database not in self._tasks:  # one that is up to date has no bar
+            self._bars.start()
+            self._tasks[step.database] = self._bars.add_task(
+                "", total=step.total, database=step.database, table=""
+            )
+        task = self._tasks[step.database]
+        self._bars.update(task, completed=step.done, table=f"{step.revision} {step.table}")
+
+    def stop(self) -> None:
+        if self._tasks:  # a display without bars would still write an empty line
+            self._bars.stop()
 
 
 @contextmanager
-def _progress(settings: Settings) -> Iterator[Callable[[int, str], None]]:
-    """A bar per database, on standard error. Yields what is to be called per table."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn  # noqa: PLC0415
-
-    total = settings.routing.tables_per_database + SHARED_TABLES
-    columns = (
-        TextColumn("database {task.fields[database]}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[table]}"),
-    )
-    progress = Progress(*columns, console=console(stderr=True))
-    tasks: dict[int, TaskID] = {}
-
-    def show(database: int, table: str) -> None:
-        if database not in tasks:  # one that is up to date has no bar
-            progress.start()
-            tasks[database] = progress.add_task("", total=total, database=database, table="")
-        progress.update(tasks[database], advance=1, table=table)
-
+def _progress() -> Iterator[_Show]:
+    show = _Show()
     try:
         yield show
     finally:
-        if tasks:  # a display without bars would still write an empty line
-            progress.stop()
+        show.stop()
+
+
+# ---- scripts
+
+
+def _write_scripts(
+    output: Output,
+    settings: Settings,
+    directory: Path | None,
+    start: str,
+    end: str | None,
+    lock_wait_s: int,
+) -> int:
+    from toc.store import migrate as store  # noqa: PLC0415
+
+    with _refusals():
+        paths = store.write_script(
+            settings, sys.stdout, directory, start=start, end=end, lock_wait_s=lock_wait_s
+        )
+    if directory is not None:
+        output.answer({"scripts": [str(path) for path in paths]}, "\n".join(map(str, paths)))
+    return OK
+
+
+# ---- status
+
+
+def _say_standings(output: Output, settings: Settings) -> int:
+    from toc.store.migrate import head  # noqa: PLC0415
+    from toc.store.standings import standings  # noqa: PLC0415
+
+    found = standings(settings)
+    well = sum(standing.is_well for standing in found)
+    value = {"head": head(), "databases": [_as_json(standing) for standing in found]}
+    last = f"this release brings {head()}; {well} of {_count(len(found), 'database')} as declared"
+    output.answer(value, "\n".join([*(line for s in found for line in _lines(s)), last]))
+    return OK if well == len(found) else NO
+
+
+def _as_json(standing: Standing) -> dict[str, Any]:
+    return {
+        "database": standing.database,
+        "ok": standing.is_well,
+        "revision": standing.revision,
+        "pending": [
+            {
+                "revision": pending.revision,
+                "phase": pending.phase,
+                "title": pending.title,
+                "steps": pending.steps,
+                "open": list(pending.open),
+            }
+            for pending in standing.pending
+        ],
+        "faults": [{"table": f.table, "text": f.text} for f in standing.faults],
+        "notes": [{"table": f.table, "text": f.text} for f in standing.notes],
+        "misfit": standing.misfit,
+        "error": standing.error,
+    }
+
+
+def _lines(standing: Standing) -> Iterator[str]:
+    if standing.error is not None:
+        yield printable(standing.error)
+        return
+    at = f"database {standing.database}: revision {standing.revision or 'none'}"
+    yield f"{at}, as declared" if standing.is_well else at
+    for pending in standing.pending:
+        left = len(pending.open)
+        begun = (
+            "not begun"
+            if left == pending.steps
+            else f"{pending.steps - left} of {pending.steps} steps done"
+        )
+        rest = f", open: {ranges(pending.open)}" if 0 < left < pending.steps else ""
+        yield f"  pending {pending.revision} ({pending.phase}), {pending.title}: {begun}{rest}"
+    if standing.misfit is not None and not standing.pending:
+        yield f"  it {standing.misfit}"
+    for word, findings in (("fault", standing.faults), ("note", standing.notes)):
+        yield from (f"  {word}: {line}" for line in _grouped(findings))
+
+
+def _grouped(findings: Iterable[Finding]) -> Iterator[str]:
+    """One line per text, with all tables that it is said of."""
+    tables: dict[str, list[str]] = {}
+    for finding in findings:
+        tables.setdefault(finding.text, []).append(finding.table)
+    for text, names in tables.items():
+        yield printable(f"{ranges(names)}: {text}")
+
+
+def ranges(names: Sequence[str]) -> str:
+    """Names of tables on one line; runs of shards as their first and last."""
+    parts: list[list[str]] = []
+    for name in sorted(names):
+        follows = (
+            parts and _number(name) is not None and _number(parts[-1][-1]) == _number(name, -1)
+        )
+        if follows:
+            parts[-1].append(name)
+        else:
+            parts.append([name])
+    shown = [part[0] if len(part) == 1 else f"{part[0]} … {part[-1]}" for part in parts]
+    total = f" ({len(names)} tables)" if len(shown) < len(names) else ""
+    return ", ".join(shown) + total
+
+
+def _number(name: str, plus: int = 0) -> int | None:
+    shard = name.removeprefix("toc_job_")
+    return int(shard) + plus if shard.isascii() and shard.isdigit() else None
 
 
 def _count(number: int, word: str) -> str:

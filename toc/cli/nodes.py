@@ -68,7 +68,7 @@ def nodes(
     else:
         output.table(
             value,
-            ("node", "leads", "joined", ">slots", ">shards", "version", "http"),
+            ("node", "leads", "joined", ">slots", ">shards", "handles", "version", "http"),
             [
                 (
                     member.identity,
@@ -76,6 +76,7 @@ def nodes(
                     shown(member.joined_ms),
                     sum(len(slots) for slots in member.slots.values()),
                     len(member.shards),
+                    ", ".join(member.handles),
                     member.version,
                     member.http or "",
                 )
@@ -114,6 +115,7 @@ def _json(member: Member) -> dict[str, object]:
         "node": member.identity,
         "leads": member.leads,
         "joined": iso(member.joined_ms),
+        "handles": list(member.handles),
         "version": member.version,
         "http": member.http,
         "slots": {topic: sorted(slots) for topic, slots in member.slots.items()},

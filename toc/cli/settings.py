@@ -102,6 +102,8 @@ def _lines(
 def _masked(value: object) -> object:
     if isinstance(value, str):
         return masked(value)
+    if isinstance(value, dict):
+        return {str(key): _masked(part) for key, part in value.items()}
     return [_masked(part) for part in value] if isinstance(value, (tuple, list)) else value
 
 
@@ -119,12 +121,14 @@ def _text(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, list):
-        return ", ".join(value) or "-"
+        return ", ".join(map(_text, value)) or "-"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {_text(part)}" for key, part in value.items()) or "-"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _cell(value: object) -> str:
-    return "" if value is None or value == [] else f"`{_text(value)}`"
+    return "" if value is None or value in ([], {}) else f"`{_text(value)}`"
 
 
 _HEAD = """<!-- Made by `toc settings --markdown`. Do not edit: change toc/runtime/settings.py. -->

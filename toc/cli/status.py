@@ -6,7 +6,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +17,7 @@ from toc.cli.output import Output
 from toc.cli.words import duration, iso, shown
 
 if TYPE_CHECKING:
+    from toc.cluster.roster import Member
     from toc.runtime.settings import Settings
 
 ANSWER_S_MAX = 3.0
@@ -38,24 +38,25 @@ def status(output: Output, node: Url = None) -> int:
     http.port, else this machine's. Where none answers it asks the servers itself. Exits 1 when
     something is not up.
     """
-    from toc.node.health import RANK  # noqa: PLC0415 - quick start
+    from toc.node.health import Part, worst  # noqa: PLC0415 - quick start
     from toc.node.look import Look  # noqa: PLC0415
     from toc.runtime.clock import SystemClock  # noqa: PLC0415
     from toc.runtime.settings import load_settings  # noqa: PLC0415
 
     settings = load_settings()
     now_ms = SystemClock().wall_ms()
-    found = _from_nodes(node or _addresses(settings))
-    silent = [url for url, parts in found.items() if parts is None]
-    views = [parts for parts in found.values() if parts is not None]
-    last = f"as seen by {len(views)} nodes"
     with Look(settings) as here:
+        found = _from_nodes(node or _addresses(settings, here.members))
+        silent = [url for url, parts in found.items() if parts is None]
+        views = [parts for parts in found.values() if parts is not None]
+        last = f"as seen by {len(views)} nodes"
         if not views:
             views = [[asdict(part) for part in here.servers()]]
             last = "no node answered: as seen from here, and since when is not known"
-        jobs = asdict(here.jobs())
-    lines = [*_merged(views), *_merged([[jobs]])]
-    state = max((line["state"] for line in lines), key=RANK.__getitem__)
+        reconciled = here.reconciled()
+        whole = [asdict(part) for part in (here.jobs(), reconciled) if part is not None]
+    lines = [*_merged(views), *_merged([whole])]
+    state = worst([Part(line["part"], line["state"], None, line["how"]) for line in lines])
     if silent:
         last += f"; no answer from {', '.join(silent)}"
     output.table(
@@ -81,19 +82,44 @@ def status(output: Output, node: Url = None) -> int:
     return OK if state == "up" and not silent else NO
 
 
-def _addresses(settings: Settings) -> list[str]:
-    """Where nodes serve HTTP, as far as it is known."""
-    from toc.cluster.roster import roster  # noqa: PLC0415
-    from toc.errors import ClusterUnavailable  # noqa: PLC0415
+def _addresses(settings: Settings, members: Sequence[Member] | None) -> list[str]:
+    """Where nodes serve HTTP, as far as it is known and can be reached from here."""
+    from toc.node.http import WILDCARDS, url_of  # noqa: PLC0415
 
-    if settings.has_cluster:
-        with suppress(ClusterUnavailable):  # the status will say so
-            return [member.http for member in roster(settings) if member.http]
-    return [f"http://{settings.http.host}:{settings.http.port}"] if settings.http.port else []
+    if members is not None:
+        return [member.http for member in members if member.http and _reachable(member)]
+    if not settings.http.port:
+        return []
+    return [url_of(WILDCARDS.get(settings.http.host, settings.http.host), settings.http.port)]
+
+
+def _reachable(member: Member) -> bool:
+    """Not when it is the loopback address of another machine: here somebody else has it, or nobody."""
+    from ipaddress import ip_address  # noqa: PLC0415
+    from urllib.parse import urlsplit  # noqa: PLC0415
+
+    from toc.runtime.process import process_name  # noqa: PLC0415
+
+    url = str(member.http)
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    if not url.startswith("http://"):  # of another release, or not ours
+        return False
+    try:
+        address = ip_address(host)
+        local = address.is_loopback or address.is_unspecified
+    except ValueError:  # a name
+        local = host == "localhost"
+    return not local or member.identity.partition(":")[0] == process_name().partition(":")[0]
 
 
 def _from_nodes(urls: Sequence[str]) -> dict[str, list[dict[str, Any]] | None]:
     """The parts of each node, by its address; None: it does not answer."""
+    urls = list(
+        dict.fromkeys(url.rstrip("/") for url in urls)
+    )  # each is one node, and is asked once
     if not urls:
         return {}
     with ThreadPoolExecutor(PARALLEL_MAX) as pool:
@@ -109,7 +135,7 @@ def _ask(url: str) -> list[dict[str, Any]] | None:
         raise CommandError(f"--node: {url!r} is not an http address", USAGE)
     try:
         try:
-            answer = urlopen(f"{url.rstrip('/')}/health", timeout=ANSWER_S_MAX)  # noqa: S310 - http, see above
+            answer = urlopen(f"{url}/health", timeout=ANSWER_S_MAX)  # noqa: S310 - http, see above
         except HTTPError as error:  # 503: it answers, and says that it can fire nothing
             answer = error
         with answer:

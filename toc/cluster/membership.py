@@ -1,6 +1,6 @@
 """This process as a member of the cluster, and its view of the others.
 
-A member is an ephemeral, sequential node "IDENTITY-0000000007" whose data says what it owns. The
+A member is an ephemeral, sequential node "MEMBER-0000000007" whose data says what it owns. The
 member with the lowest number leads: so the leader stays when others come and go.
 
 - A create can succeed while its answer is lost: each look finds our own nodes by their name, keeps the
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from toc.cluster.zookeeper import ZooKeeper
-from toc.errors import ClusterUnavailable
+from toc.errors import ClusterUnavailable, SettingsError
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.runtime.settings import Settings
@@ -49,22 +49,22 @@ class View:
 
 
 class Membership(Service):
-    """Joins as `identity` and calls `changed(view)`, from its own thread, when the view has changed.
+    """Joins as `member` and calls `changed(view)`, from its own thread, when the view has changed.
 
-    `describe()` is what the member says of itself, at most `DATA_BYTES_MAX` long; asked at each look.
+    `describe()` is what the member says of itself; asked at each look.
     """
 
     def __init__(
         self,
         settings: Settings,
-        identity: str,
+        member: str,
         describe: Callable[[], bytes],
         changed: Callable[[View], None],
         clock: Clock,
     ) -> None:
         super().__init__("toc-membership")
         self._zookeeper = ZooKeeper(settings, self.wake)
-        self._identity, self._describe, self._changed = identity, describe, changed
+        self._member, self._describe, self._changed = member, describe, changed
         self._clock, self._session_s = clock, settings.cluster.session_timeout_s
         self.joined = threading.Event()
         """Set with the first view that this process is part of."""
@@ -73,6 +73,8 @@ class Membership(Service):
         self._said = b""
         self.view = View((), connected=False)
         self._connected_s = clock.monotonic_s()
+        self.trouble = ""
+        """Why this node is no member though ZooKeeper answers; empty: it is one, or there is no answer."""
         self.since_ms = clock.wall_ms()
         """When ZooKeeper was reached, or lost: this machine's wall clock."""
 
@@ -80,7 +82,7 @@ class Membership(Service):
     def leads(self) -> bool:
         """Whether this process is the one that does what must run once."""
         return self._zookeeper.session is not None and (
-            self.view.connected and self.view.leader == self._identity
+            self.view.connected and self.view.leader == self._member
         )
 
     def run_once(self) -> float:
@@ -88,16 +90,25 @@ class Membership(Service):
         self._zookeeper.connect()
         session = self._zookeeper.session
         if session is None:
+            self.trouble = ""
             self._tell_away()
+            if self.view.frozen or not self.view.members:
+                self._zookeeper.start_over()
             return AWAY_S
         try:
             members = self._look(session)
+            self.trouble = ""
             self._tell(View(members, connected=True))
             self._say()
         except ClusterUnavailable as error:
             log.debug("a look at ZooKeeper failed: %s", error)
             self._tell_away()
             return AGAIN_S
+        except SettingsError as error:
+            self._seldom.warning("settings", "this node is no member: %s", error)
+            self.trouble = str(error)
+            self._tell_away()
+            return AWAY_S
         return LOOK_S
 
     def stop(self, timeout_s: float = 10.0) -> bool:
@@ -110,7 +121,7 @@ class Membership(Service):
         names = self._zookeeper.children(MEMBERS, watch=True)
         if self._session != session or self._node not in names:
             for name in names:
-                if identity_of(name) == self._identity:
+                if member_of(name) == self._member:
                     self._zookeeper.delete(f"{MEMBERS}/{name}")
             self._join(session)
             names = self._zookeeper.children(MEMBERS, watch=True)
@@ -119,9 +130,9 @@ class Membership(Service):
     def _join(self, session: int) -> None:
         self._zookeeper.make_directory(MEMBERS)
         self._said = self._describe()
-        self._node = self._zookeeper.create_member(f"{MEMBERS}/{self._identity}-", self._said)
+        self._node = self._zookeeper.create_member(f"{MEMBERS}/{self._member}-", self._said)
         self._session = session
-        log.info("joined the cluster as %s", self._identity)
+        log.info("joined the cluster as %s", self._member)
 
     def _say(self) -> None:
         """Brings our node's data up to date."""
@@ -153,12 +164,12 @@ _CONNECTION = {
 }
 
 
-def identity_of(name: str) -> str:
+def member_of(name: str) -> str:
     """The member behind a node's name."""
     return name.rpartition("-")[0]
 
 
 def members_of(names: Sequence[str]) -> list[str]:
-    """Identities in the order in which they joined; each once."""
+    """Members in the order in which they joined; each once."""
     ordered = sorted(names, key=lambda name: name.rpartition("-")[2])
-    return list(dict.fromkeys(identity_of(name) for name in ordered))
+    return list(dict.fromkeys(member_of(name) for name in ordered))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from toc.cluster.holdings import held
-from toc.cluster.membership import MEMBERS, identity_of
+from toc.cluster.membership import MEMBERS, member_of
 from toc.cluster.zookeeper import ZooKeeper
+from toc.domain.placement import identity_of
 from toc.runtime.settings import Settings
 
 
@@ -25,8 +26,12 @@ class Member:
     joined_ms: int
     version: str = "?"
     http: str | None = None
+    handles: Sequence[str] = ()
     slots: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     shards: Mapping[int, int] = field(default_factory=dict)
+    moving: Sequence[int] | None = (
+        None  # databases that it knows to be moving; None: it does not say
+    )
 
 
 def roster(settings: Settings) -> list[Member]:
@@ -39,7 +44,9 @@ def roster(settings: Settings) -> list[Member]:
         for name in names:
             child = zookeeper.get(f"{MEMBERS}/{name}")
             if child is not None:  # it may have left meanwhile
-                member = _member(identity_of(name), not found, child.created_ms, child.data)
+                member = _member(
+                    identity_of(member_of(name)), not found, child.created_ms, child.data
+                )
                 found[member.identity] = member
         return list(found.values())
     finally:
@@ -55,8 +62,10 @@ def _member(identity: str, leads: bool, joined_ms: int, data: bytes) -> Member:
             joined_ms,
             str(text["version"]),
             text["http"],
+            [str(name) for name in text["handles"]],
             {topic: held(holding) for topic, holding in text["slots"].items()},
             held(text["shards"]),
+            [int(index) for index in text["moving"]] if "moving" in text else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError):  # of another release
         return Member(identity, leads, joined_ms)

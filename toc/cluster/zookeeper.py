@@ -9,12 +9,18 @@ from threading import Event
 from typing import Any, NamedTuple
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
+from kazoo.exceptions import (
+    AuthFailedError,
+    InvalidACLError,
+    KazooException,
+    NoAuthError,
+    NoNodeError,
+)
 from kazoo.interfaces import IHandler
 from kazoo.retry import KazooRetry
 from kazoo.security import make_acl, make_digest_acl
 
-from toc.errors import ClusterUnavailable
+from toc.errors import ClusterUnavailable, SettingsError
 from toc.runtime.settings import Settings
 
 ANSWER_S_MAX = 5.0  # for one answer; a client that has lost its server would wait for ever
@@ -76,8 +82,22 @@ class ZooKeeper:
         identity = self._client.client_id if self._client.connected else None
         return None if identity is None else int(identity[0])
 
+    def start_over(self) -> None:
+        """Lets a server be joined that knows less than the one before.
+
+        A client refuses a server that has seen fewer transactions than itself, and one whose data was
+        lost or rolled back would be refused for ever.
+        """
+        self._client.last_zxid = 0
+
     def make_directory(self, path: str) -> None:
-        self._ask(lambda client: client.ensure_path_async(self._path(path)))
+        """Raises SettingsError when the path behind the hosts does not exist and cannot be made."""
+        try:
+            self._ask(lambda client: client.ensure_path_async(self._path(path)))
+        except NoNodeError as error:
+            raise SettingsError(
+                f"zookeeper_hosts: the path {self._client.chroot!r} does not exist there: create it"
+            ) from error
 
     def children(self, path: str, *, watch: bool = False) -> list[str]:
         """Names below a path, in no order; [] when there is none. `watch`: tell of the next change."""
@@ -128,8 +148,11 @@ class ZooKeeper:
         handler: IHandler = self._client.handler
         try:
             return request(self._client).get(timeout=ANSWER_S_MAX)
-        except (NoNodeError, NodeExistsError):
+        except NoNodeError:
             raise
+        except (NoAuthError, AuthFailedError, InvalidACLError) as error:
+            text = "ZooKeeper refuses: is cluster.auth what its nodes were made with?"
+            raise SettingsError(f"{text} ({type(error).__name__})") from error
         except (KazooException, handler.timeout_exception, OSError) as error:
             raise ClusterUnavailable(error) from error
 

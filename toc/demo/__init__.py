@@ -1,12 +1,13 @@
-"""`toc demo`: a shop's order timeouts on the embedded servers, for a minute, then an audit.
+"""`toc demo`: a shop's order timeouts on the embedded servers, for a minute, then a check.
 
 A client process schedules orders, pays some (which cancels their timeout) and moves others; a
 worker process runs the handlers. Both write down what really happened, each in its own journal. The
-audit believes neither toc's counters nor the view: it compares the journals with the databases'
+check believes neither toc's counters nor the view: it compares the journals with the databases'
 final rows, and says what was lost, early, double, or fired after it had been cancelled.
 
-    story     which orders come when            journal   what happened, one JSON line each
-    client    lives the story                   worker    the handlers: well, flaky, hopeless
-    audit     journals + rows -> verdict        view      live panel, plain lines, summary
-    run       puts it together, in a temporary directory
+    story     which orders come when            client    lives the story
+    worker    the handlers: well, flaky, hopeless
+    view      live panel, plain lines, summary  run       puts it together, in a temporary directory
+
+The journals and the verdict are toc.testing's, for everybody (docs/testing.md).
 """

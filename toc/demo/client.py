@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from toc.center.center import TimeoutCenter
-from toc.demo.journal import CancelAnswered, Journal, MoveAnswered, Scheduled
 from toc.demo.story import Order, story
 from toc.domain.times import EPOCH, ceil_ms
+from toc.testing.history import CancelAnswered, Journal, RescheduleAnswered, Scheduled
 from toc.trial.child import heard, say
 from toc.trial.worker import settings_of, wall_ms
 
@@ -54,13 +54,16 @@ class Clerk:
     def _come(self, order: Order) -> None:
         now_s = time.monotonic() - self._started_s
         action_time = datetime.now(UTC) + timedelta(seconds=order.timeout_s)
+        asked_ms = wall_ms()
         job_id = self._center.schedule(
             order.number,
             action_time,
             biz_type=order.biz_type,
             attribute={"order": order.number, "fails": order.fails},
         )
-        self._journal.write(Scheduled(job_id, order.biz_type, _ms(action_time), wall_ms()))
+        self._journal.write(
+            Scheduled(job_id, order.biz_type, _ms(action_time), asked_ms, wall_ms())
+        )
         if order.paid_s is not None:
             step = _Next(now_s + order.paid_s, order.number, order, job_id, "pay")
             heapq.heappush(self._next, step)
@@ -79,7 +82,7 @@ class Clerk:
         action_time = datetime.now(UTC) + timedelta(seconds=left_s + order.more_s)
         answer = self._center.reschedule(job_id, action_time)
         self._journal.write(
-            MoveAnswered(job_id, str(answer), _ms(action_time), asked_ms, wall_ms())
+            RescheduleAnswered(job_id, str(answer), _ms(action_time), asked_ms, wall_ms())
         )
 
 

@@ -1,4 +1,4 @@
-"""One demo: a temporary directory, a private Redis, two processes, and the audit."""
+"""One demo: a temporary directory, a private Redis, two processes, and the check."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from toc.demo.audit import Verdict, audit
-from toc.demo.journal import Entry, Tail
 from toc.demo.story import MAX_ATTEMPTS
 from toc.demo.view import Tally
 from toc.domain.job import Status
@@ -28,8 +26,13 @@ from toc.runtime.settings import (
 from toc.store import migrate
 from toc.store.databases import Databases, execute_on
 from toc.store.schema import JOB
+from toc.testing.checker import check
+from toc.testing.history import Entry, Tail
+from toc.testing.judge import Rules
+from toc.testing.report import Report
+from toc.testing.rows import rows
 from toc.trial.child import Child
-from toc.trial.rows import all_rows, connected, dead_letters
+from toc.trial.connected import connected
 from toc.trial.worker import settings_line, wall_ms
 
 DATABASES, SHARDS = 4, 16  # SQLite has one writer per file; with four, processes rarely meet
@@ -49,8 +52,8 @@ class Plan:
     seed: int = 42
 
 
-def run(plan: Plan, look: Look) -> Verdict:
-    """Runs the story and audits it. Raises ChildFailed and DevError; leaves nothing behind."""
+def run(plan: Plan, look: Look) -> Report:
+    """Runs the story and checks it. Raises ChildFailed and DevError; leaves nothing behind."""
     with (
         tempfile.TemporaryDirectory(prefix="toc-demo-") as name,
         DevDirectory(Path(name)) as directory,
@@ -60,7 +63,7 @@ def run(plan: Plan, look: Look) -> Verdict:
         migrate.upgrade(settings)
         with connected(settings) as databases:
             entries = _live(plan, settings, directory.path, databases, look)
-            return audit(entries, all_rows(databases), dead_letters(databases), MAX_ATTEMPTS)
+            return check([entries, rows(settings)], Rules(max_attempts=MAX_ATTEMPTS))
 
 
 def _settings(directory: DevDirectory) -> Settings:

@@ -11,11 +11,19 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from toc.demo.audit import Verdict
-from toc.demo.journal import CancelAnswered, Ended, Entry, MoveAnswered, Scheduled, Started
 from toc.demo.story import ABOUT, MAX_ATTEMPTS
-from toc.domain.job import Status
-from toc.trial.figures import histogram, percentile, sparkline
+from toc.testing.history import (
+    CancelAnswered,
+    Ended,
+    Entry,
+    Fault,
+    RescheduleAnswered,
+    Row,
+    Scheduled,
+    Started,
+)
+from toc.testing.report import MEANING, Kind, Lateness, Report
+from toc.trial.figures import LATENESS_EDGES_MS, bars, histogram, percentile, sparkline
 
 RECENT = 500  # starts that "now" looks at
 SECONDS_SHOWN = 60
@@ -26,7 +34,7 @@ HELD = "Every promise held: nothing lost, early, double, or fired after a cancel
 
 @dataclass(slots=True)
 class Tally:
-    """Running figures from the journals, for the view only: the audit does not look at them."""
+    """Running figures from the journals, for the view only: the check does not look at them."""
 
     started_ms: float
     scheduled: Counter[str] = field(default_factory=Counter)
@@ -42,7 +50,8 @@ class Tally:
     by_second: Counter[int] = field(default_factory=Counter)
 
     def add(self, entries: Iterable[Entry]) -> None:
-        for entry in sorted(entries, key=lambda entry: entry.at_ms):
+        happened = (entry for entry in entries if not isinstance(entry, Fault | Row))
+        for entry in sorted(happened, key=lambda entry: entry.at_ms):
             match entry:
                 case Scheduled():
                     self.scheduled[entry.biz_type] += 1
@@ -50,7 +59,7 @@ class Tally:
                     self.types[entry.job_id] = entry.biz_type
                 case CancelAnswered():
                     self.cancelled += entry.answer == "cancelled"
-                case MoveAnswered():
+                case RescheduleAnswered():
                     if entry.answer == "rescheduled":
                         self.moved += 1
                         self.action_ms[entry.job_id] = entry.action_ms
@@ -122,54 +131,55 @@ def _lateness(late_ms: Sequence[float]) -> str:
     return f"p50 {percentile(late_ms, 50):.1f} ms, p99 {percentile(late_ms, 99):.1f} ms"
 
 
-def summary(verdict: Verdict) -> list[str]:
-    """The audit as text; the last line is the verdict."""
-    status = verdict.by_status
-    late = verdict.late_ms
+def summary(report: Report) -> list[str]:
+    """The check as text; the last line is the verdict."""
+    status, late, broken = report.by_status, report.lateness, report.problems_by_kind
     facts: list[tuple[str, int, str]] = [
-        ("scheduled", verdict.scheduled, "schedule() had returned"),
-        ("handler starts", verdict.starts, "from the worker's journal"),
-        ("retries", verdict.retries, "starts after a failed attempt"),
-        ("rescheduled", verdict.moved, "buyers who asked for more time"),
-        ("done", status[Status.DONE], "rows with status 2"),
-        ("cancelled", status[Status.CANCELLED], "rows with status 3: paid in time"),
-        ("dead", status[Status.DEAD], "rows with status 4: attempts used up, with a dead letter"),
-        ("paid too late", verdict.paid_too_late, "cancel() said that the handler was faster"),
+        ("scheduled", report.scheduled, "schedule() had returned"),
+        ("handler starts", report.starts, "from the worker's journal"),
+        ("retries", report.retries, "starts after a failed attempt"),
+        ("rescheduled", report.rescheduled, "buyers who asked for more time"),
+        ("done", status["done"], "rows with status 2"),
+        ("cancelled", status["cancelled"], "rows with status 3: paid in time"),
+        ("dead", status["dead"], "rows with status 4: attempts used up, with a dead letter"),
+        ("paid too late", report.cancelled_too_late, "cancel() said that the handler was faster"),
     ]
     promises: list[tuple[str, int, str]] = [
-        ("lost", len(verdict.lost), "scheduled, and not ended as done, cancelled or dead"),
-        ("early", len(verdict.early), "started before the action_time in force"),
-        (
-            "fired after cancel",
-            len(verdict.after_cancel),
-            'started after cancel() had answered "cancelled"',
-        ),
-        ("duplicates", len(verdict.duplicates), "started again without a failure before"),
-        ("wrong endings", len(verdict.wrong), "answers, journals and rows that disagree"),
+        ("lost", broken[Kind.LOST], MEANING[Kind.LOST]),
+        ("early", broken[Kind.EARLY], MEANING[Kind.EARLY]),
+        ("at the old time", broken[Kind.OLD_TIME], MEANING[Kind.OLD_TIME]),
+        ("fired after cancel", broken[Kind.AFTER_CANCEL], MEANING[Kind.AFTER_CANCEL]),
+        ("duplicates", report.duplicates.total(), "started again without a failure before"),
+        ("stale writes", broken[Kind.STALE], MEANING[Kind.STALE]),
+        ("wrong endings", broken[Kind.WRONG], MEANING[Kind.WRONG]),
     ]
     lines = ["What happened (by both journals, and by the databases' rows at the end)"]
     lines += [f"  {name:<20} {n:>7,}  {meaning}" for name, n, meaning in facts]
     lines += ["", "What must not happen"]
     lines += [f"  {name:<20} {n:>7,}  {meaning}" for name, n, meaning in promises]
-    if late:
-        extremes = f"max {max(late):.1f} ms, min {min(late):.1f} ms"
+    if late.count:
         lines += [
             "",
-            f"Lateness of first starts: {_lateness(late)}, {extremes}",
-            *histogram(late),
+            f"Lateness of first starts: {_spread(late)}",
+            *bars(late.counts(LATENESS_EDGES_MS)),
         ]
-    problems = verdict.problems
-    lines += ["", *problems[:PROBLEMS_SHOWN]]
-    if len(problems) > PROBLEMS_SHOWN:
-        lines.append(f"… and {len(problems) - PROBLEMS_SHOWN:,} more")
-    lines.append(BROKEN if problems else HELD)
+    lines += ["", *(str(problem) for problem in report.problems[:PROBLEMS_SHOWN])]
+    more = broken.total() - PROBLEMS_SHOWN
+    if more > 0:
+        lines.append(f"… and {more:,} more")
+    lines.append(HELD if report.holds else BROKEN)
     return lines
 
 
-def show(verdict: Verdict, console: Console) -> None:
+def _spread(late: Lateness) -> str:
+    percentiles = f"p50 {late.percentile(50):.1f} ms, p99 {late.percentile(99):.1f} ms"
+    return f"{percentiles}, max {late.max_ms:.1f} ms, min {late.min_ms:.1f} ms"
+
+
+def show(report: Report, console: Console) -> None:
     """Prints the summary; the verdict in its colour."""
-    *lines, last = summary(verdict)
+    *lines, last = summary(report)
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    style = "bold green" if verdict.holds else "bold red"
+    style = "bold green" if report.holds else "bold red"
     console.print(last, style=style, highlight=False, markup=False, soft_wrap=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toc.demo.journal import Ended, Journal, Started
 from toc.demo.story import MAX_ATTEMPTS, RETRY_S
 from toc.domain.job import Job
 from toc.handlers.registry import Registry
+from toc.testing.history import Ended, Journal, Started
 from toc.trial.child import heard
 from toc.trial.worker import serve, settings_of, wall_ms
+
+PROCESS = "worker"
 
 
 class OutsideTroubleError(Exception):
@@ -21,9 +23,10 @@ def handlers(journal: Journal) -> Registry:
     registry = Registry()
 
     def act(job: Job) -> None:
-        journal.write(Started(job.job_id, job.biz_type, job.attempts, wall_ms()))
-        failed = job.attempts <= int(job.attribute["fails"])
-        journal.write(Ended(job.job_id, job.attempts, failed, wall_ms()))
+        attempt, token = job.attempts, job.token or ""
+        journal.write(Started(job.job_id, job.biz_type, attempt, wall_ms(), PROCESS, token))
+        failed = attempt <= int(job.attribute["fails"])
+        journal.write(Ended(job.job_id, attempt, failed, wall_ms(), PROCESS, token))
         if failed:
             raise OutsideTroubleError(f"{job.biz_type} of order {job.biz_id} is not possible now")
 

@@ -31,6 +31,11 @@ def created_ms_of(job_id: int) -> int:
     return (job_id >> (GENE_BITS + SEQUENCE_BITS)) + ID_EPOCH_MS
 
 
+def first_id_of(ms: int) -> int:
+    """The lowest id that can be drawn at a moment: all that were drawn before are below it."""
+    return max(0, ms - ID_EPOCH_MS) << (GENE_BITS + SEQUENCE_BITS)
+
+
 def check_job_id(value: object) -> int:
     """Returns a well-formed job_id, raises InvalidInput for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= JOB_ID_MAX:

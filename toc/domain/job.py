@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from toc.domain.times import datetime_of
 
@@ -30,6 +30,7 @@ TRANSITIONS: dict[Status, dict[str, Status]] = {
         "claim": Status.RUNNING,
         "cancel": Status.CANCELLED,
         "reschedule": Status.PENDING,
+        "repair": Status.PENDING,  # due at its action_time again (reconciliation)
     },
     Status.RUNNING: {
         "done": Status.DONE,
@@ -83,8 +84,8 @@ class Job:
 
     `due_ms` is when toc looks at the row next: action_time while pending, the retry's time after a
     failure, the end of the lease while running, None once ended. `token` names the claim that runs
-    the job (or ran it last): a handler that must exclude a stale start compares it inside its own
-    transaction with the row's `worker` column.
+    the job (or ran it last): `toc.once` compares it with the row's, inside the handler's
+    own transaction. `claimed_ms` is when it was last taken.
     """
 
     job_id: int
@@ -97,6 +98,7 @@ class Job:
     attempts: int
     token: str | None
     dedup_key: str | None = None
+    claimed_ms: int | None = None
 
     @property
     def action_time(self) -> datetime:
@@ -110,7 +112,23 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class NewJob:
+class Event:
+    """What a person or an unhappy path did to a job.
+
+    what: the verb. attempts: how often the job has been tried, after the event. actor: who did it, a
+    person's name or a process (host:pid…). reason: why, where something is known.
+    """
+
+    at_ms: int
+    what: str
+    from_status: Status
+    to_status: Status
+    attempts: int
+    actor: str
+    reason: str | None
+
+
+class NewJob(NamedTuple):
     """A job that is about to be inserted; `type_no` is the catalogue's number of its biz_type."""
 
     job_id: int

@@ -11,6 +11,8 @@ from toc.errors import InvalidInput
 
 BIZ_TYPE_CHARS_MAX = 64
 DEDUP_KEY_CHARS_MAX = 64
+ACTOR_CHARS_MAX = 96
+REASON_CHARS_MAX = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _KEY = re.compile(r"[!-~]*")  # printable ASCII without spaces: compares the same on every engine
 
@@ -44,6 +46,32 @@ def check_dedup_key(value: object) -> str | None:
     return value
 
 
+def check_actor(value: object) -> str:
+    if (
+        not isinstance(value, str)
+        or not 1 <= len(value) <= ACTOR_CHARS_MAX
+        or not value.isprintable()
+    ):
+        raise InvalidInput("actor", value, f"must be 1 to {ACTOR_CHARS_MAX} printable characters")
+    return value
+
+
+def check_reason(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or len(value) > REASON_CHARS_MAX or not _is_unicode(value):
+        raise InvalidInput("reason", value, f"must be text of up to {REASON_CHARS_MAX} characters")
+    return value
+
+
+def _is_unicode(text: str) -> bool:
+    """A lone surrogate can be written nowhere."""
+    return text.encode(errors="replace").decode() == text
+
+
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def attribute_json(value: object, bytes_max: int) -> str | None:
     """The JSON text of an attribute: an object of at most `bytes_max` bytes; None for no attribute."""
     if value is None:
@@ -51,8 +79,8 @@ def attribute_json(value: object, bytes_max: int) -> str | None:
     if not isinstance(value, dict):
         raise InvalidInput("attribute", value, "must be a dict (a JSON object) or None")
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        size = len(text.encode())
+        text = _JSON.encode(value)
+        size = len(text) if text.isascii() else len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput("attribute", value, f"must be JSON: {error}") from None
     if size > bytes_max:

@@ -4,6 +4,9 @@ Every node computes the same answer from the same members, so nobody has to hand
 thing, each member has a score; the highest owns it. A member that joins or leaves changes no score of
 the others, so only its own share moves (Thaler and Ravishankar, "Using Name-Based Mappings to
 Increase Hit Rates", 1998). The second highest is its deputy: exactly the one that would inherit it.
+
+Only members of one group are compared: those that run handlers of the same types. Each group owns
+everything once, so that each type has somebody for each slot and shard.
 """
 
 from __future__ import annotations
@@ -16,11 +19,12 @@ from heapq import nlargest
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one node does: slots by topic that it owns or is the deputy of, and the shards it scans."""
+    """What one node does: slots by topic, and shards, that it owns, and those that it is the deputy of."""
 
     slots: Mapping[str, Sequence[int]]
     deputised: Mapping[str, Sequence[int]]
     shards: Sequence[int]
+    deputised_shards: Sequence[int]
 
 
 def ranking(thing: str, members: Iterable[str]) -> list[str]:
@@ -31,18 +35,46 @@ def ranking(thing: str, members: Iterable[str]) -> list[str]:
 def assign(
     member: str, members: Sequence[str], slot_amounts: Mapping[str, int], shards: int
 ) -> Assignment:
-    """The share of `member` among `members` (itself too). `slot_amounts` by topic."""
-    slots: dict[str, list[int]] = {topic: [] for topic in slot_amounts}
-    deputised: dict[str, list[int]] = {topic: [] for topic in slot_amounts}
-    for topic, amount in slot_amounts.items():
-        for slot in range(amount):
-            first, *second = ranking(slot_name(topic, slot), members)
-            if first == member:
-                slots[topic].append(slot)
-            elif member in second:
-                deputised[topic].append(slot)
-    scanned = [shard for shard in range(shards) if ranking(shard_name(shard), members)[0] == member]
-    return Assignment(slots, deputised, scanned)
+    """The share of `member` among those of `members` that are of its group. `slot_amounts` by topic."""
+    peers = [peer for peer in members if group_of(peer) == group_of(member)]
+    shares = {
+        topic: _share(member, peers, [slot_name(topic, slot) for slot in range(amount)])
+        for topic, amount in slot_amounts.items()
+    }
+    owned, deputised = _share(member, peers, [shard_name(shard) for shard in range(shards)])
+    return Assignment(
+        {topic: share[0] for topic, share in shares.items()},
+        {topic: share[1] for topic, share in shares.items()},
+        owned,
+        deputised,
+    )
+
+
+def _share(member: str, peers: Sequence[str], things: Sequence[str]) -> tuple[list[int], list[int]]:
+    """The positions of the things that the member owns, and of those that it is the deputy of."""
+    owned, deputised = [], []
+    for position, thing in enumerate(things):
+        first, *second = ranking(thing, peers)
+        if first == member:
+            owned.append(position)
+        elif member in second:
+            deputised.append(position)
+    return owned, deputised
+
+
+def in_group(identity: str, biz_types: Iterable[str]) -> str:
+    """The name of a member that runs handlers of these types."""
+    types = "\n".join(sorted(biz_types))
+    return f"{identity}~{blake2b(types.encode(), digest_size=4).hexdigest()}"
+
+
+def group_of(member: str) -> str:
+    return member.partition("~")[2]
+
+
+def identity_of(member: str) -> str:
+    """The process behind a member's name: what the tokens of its claims begin with."""
+    return member.partition("~")[0]
 
 
 def slot_name(topic: str, slot: int) -> str:

@@ -10,6 +10,7 @@ from toc.errors import InvalidInput
 
 ATTEMPTS_MAX = 1000  # upper bound of max_attempts; the column is a SMALLINT
 DELAY_S_MAX = 365 * 86_400.0
+UNHANDLED_MS = 10_000  # a job without a handler here waits so long for another node, or a deploy
 
 
 @dataclass(frozen=True, slots=True)

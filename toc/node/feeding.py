@@ -69,21 +69,28 @@ class Feeding:
     def own(self, assignment: Assignment, *, scan_all_in: int | None = None) -> None:
         """Hands out what this node does from now on.
 
-        `scan_all_in`: it scans all shards, in so many ticks, because some may have lost their owner.
+        `scan_all_in`: some nodes may have died, and nobody has inherited theirs. Then it scans all shards,
+        in so many ticks, and loads the slots that it is the deputy of as well.
         """
         for (topic, database, lane), poller in self.pollers.items():
             poller.own(
-                self._of(assignment.slots[topic], database, lane),
-                self._of(assignment.deputised[topic], database, lane),
+                self._of(assignment.slots.get(topic, ()), database, lane),
+                self._of(assignment.deputised.get(topic, ()), database, lane),
             )
         for (topic, database), loader in self.loaders.items():
-            loader.own(self._of(assignment.slots[topic], database))
+            slots = [*assignment.slots.get(topic, ())]
+            if scan_all_in is not None:
+                slots += assignment.deputised.get(topic, ())
+            loader.own(self._of(slots, database))
         for database, scanner in enumerate(self.scanners):
-            shards = self._databases[database].shards
+            here = self._databases[database].shards
             if scan_all_in is None:
-                scanner.own([shard for shard in shards if shard in set(assignment.shards)])
+                scanner.own(
+                    [shard for shard in assignment.shards if shard in here],
+                    [shard for shard in assignment.deputised_shards if shard in here],
+                )
             else:
-                scanner.own(shards, stretch=scan_all_in)
+                scanner.own(here, stretch=scan_all_in)
 
     @property
     def load_age_s(self) -> float:

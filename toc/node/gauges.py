@@ -17,7 +17,7 @@ class Gauges(Service):
     def __init__(self, slots: Slots | None, feeding: Feeding) -> None:
         super().__init__("toc-gauges")
         self._slots, self._feeding = slots, feeding
-        self.assignment = Assignment({}, {}, ())
+        self.assignment = Assignment({}, {}, (), ())
 
     def run_once(self) -> float:
         assignment = self.assignment

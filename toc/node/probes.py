@@ -6,8 +6,9 @@ One thread per server: one that hangs holds up nobody's knowledge of the others.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from toc.errors import TocError
 from toc.runtime import metrics
@@ -22,7 +23,10 @@ PATIENCE_S = 3.0  # a question that has been open for longer counts as not answe
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Whether a server answers, since when (this machine's wall clock, ms), and what it said if not."""
+    """Whether a server answers as it should, since when, and what it said if not.
+
+    Since when: by this machine's wall clock, in ms.
+    """
 
     up: bool
     since_ms: int
@@ -41,10 +45,20 @@ class Probe(Service):
         self._asked_s: float | None = None
         self.offsets_s: Sequence[float] = ()
         """Its nodes' clocks minus this machine's, in seconds, when it last answered."""
+        self.first = threading.Event()
+        """Set when it has asked for the first time, whatever came of it."""
         self.answered: Callable[[], None] = lambda: None
         """Called after each answer."""
 
     def run_once(self) -> float:
+        try:
+            return self._ask()
+        finally:
+            self.first.set()
+
+    def _ask(self) -> float:
+        # Read when it is scraped: a question that hangs sets nothing.
+        metrics.SERVER_UP.labels(self.server).set_function(lambda: self.finding.up)
         self._asked_s = before_s = self._clock.monotonic_s()
         before_ms = self._clock.wall_ms()
         try:
@@ -52,7 +66,9 @@ class Probe(Service):
             after_ms = self._clock.wall_ms()
         except TocError as error:
             self._asked_s = None
-            self._turn(Finding(up=False, since_ms=self._answered_ms, error=str(error)))
+            # A schema or a release that is not ours is not a server that keeps silent.
+            text = str(error) if error.retryable else f"answers, and does not fit: {error}"
+            self._turn(Finding(up=False, since_ms=self._answered_ms, error=text))
             return TICK_S
         self._asked_s = None
         self._answered_ms = after_ms
@@ -77,15 +93,15 @@ class Probe(Service):
 
     def _turn(self, finding: Finding) -> None:
         """Keeps the time of the last change, and tells of it."""
-        metrics.SERVER_UP.labels(self.server).set(finding.up)
         before = self._finding
         if finding.up == before.up:
+            self._finding = replace(before, error=finding.error)
             return
         self._finding = finding
         if finding.up:
             log.info("%s answers again", self.server)
         else:
-            log.warning("%s does not answer: %s", self.server, finding.error)
+            log.warning("%s is down: %s", self.server, finding.error)
 
 
 class Clocks:

@@ -47,6 +47,7 @@ UNHANDLED = Counter("toc_jobs_unhandled_total", "Popped jobs of a type without a
 ARMS_FAILED = Counter("toc_arms_failed_total", "Reminders that did not reach Redis at first")
 ARMS_DROPPED = Counter("toc_arms_dropped_total", "Failed reminders left to the loader and scanner")
 SERVICE_ERRORS = Counter("toc_service_errors_total", "Failed steps of a service", ["service"])
+PURGED = Counter("toc_rows_purged_total", "Rows that were deleted for their age", ["kind"])
 HANDLERS_STUCK = Gauge("toc_handlers_stuck", "Handlers running beyond their timeout")
 JOBS_IN_FLIGHT = Gauge("toc_jobs_in_flight", "Claimed jobs not settled yet")
 CLOCK_SKEW = Gauge("toc_clock_skew_seconds", "Redis' time minus a database's, the worst of them")
@@ -67,4 +68,21 @@ SLOT_ENTRIES_MAX = Gauge(
 LOAD_AGE = Gauge(
     "toc_loader_watermark_age_seconds",
     "Since all shards of this node had been read to the end of the horizon",
+)
+SHARDS_COMPARED = Counter("toc_shards_compared_total", "Shards that were compared with Redis")
+DISAGREEMENTS = Counter(
+    "toc_disagreements_total", "Disagreements of database and Redis that stood twice", ["kind"]
+)
+REPAIRED = Counter(
+    "toc_disagreements_repaired_total", "Disagreements that this node's watch repaired", ["kind"]
+)
+DISAGREEMENTS_LEFT = Gauge(
+    "toc_disagreements_left",
+    "Those of the last look at each shard of this node that were not repaired",
+    ["server", "kind"],
+)
+WATCH_AGE = Gauge(
+    "toc_watch_age_seconds",
+    "Since all shards of this node in a database had been compared with Redis",
+    ["server"],
 )

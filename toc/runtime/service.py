@@ -88,7 +88,7 @@ class Service:
                 self._wake.wait(wait_s)
 
     def _log_failure(self, error: Exception) -> None:
-        if isinstance(error, TocError) and error.retryable:
+        if isinstance(error, TocError):
             self._seldom.warning(error.code, "%s fails, and tries on: %s", self.name, error)
         else:
             log.error("%s fails, and tries on: %s", self.name, error, exc_info=error)

@@ -8,15 +8,17 @@ setting toc uses the embedded servers that `toc dev` starts.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
@@ -34,6 +36,7 @@ from pydantic_settings import (
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from toc.domain.limits import check_biz_type
 from toc.domain.routing import SHARDS_MAX, Routing, is_power_of_two
 from toc.errors import SettingsError
 
@@ -174,6 +177,122 @@ class HttpSettings(_Part):
     )
 
 
+def _days(value: object) -> object:
+    try:
+        days = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        days = math.nan
+    if value != "none" and not 0 < days < math.inf:
+        raise ValueError("must be a number of days above 0, or 'none'")
+    return "none" if value == "none" else days
+
+
+Days = Annotated[float | Literal["none"], BeforeValidator(_days)]
+
+
+class RetentionSettings(_Part):
+    """How long what has ended is kept, in days; 'none' keeps it for good."""
+
+    days: Days = Field(
+        30, description="done and cancelled jobs are deleted so many days after they ended"
+    )
+    types: dict[str, Days] = Field(
+        default_factory=dict, description="the same by biz_type, where it differs"
+    )
+    dead_days: Days = Field(90, description="dead jobs and their letters")
+    event_days: Days = Field(90, description="events (the audit trail)")
+    pass_s: float = Field(3600, ge=1, le=86_400, description="from one pass to the next")
+    page: int = Field(500, ge=1, le=5000, description="rows per transaction")
+    share: float = Field(
+        0.1, gt=0, le=1, description="part of the time that it may keep a database busy"
+    )
+    replicas: dict[int, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="URLs of the replicas of each database, by its index: none may lag because of it",
+    )
+    lag_s_max: float = Field(5, ge=0, le=3600, description="it waits while a replica lags by more")
+
+    @field_validator("types")
+    @classmethod
+    def _types(cls, value: dict[str, float]) -> dict[str, float]:
+        for name in value:
+            check_biz_type(name)
+        return value
+
+    @field_validator("replicas")
+    @classmethod
+    def _replicas(cls, value: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
+        for index, urls in value.items():
+            for text in urls:
+                try:
+                    url = make_url(text)
+                except (
+                    ArgumentError,
+                    ValueError,
+                ):  # their texts repeat parts, as may be a password
+                    raise ValueError(f"a URL of database {index} is not a SQLAlchemy URL") from None
+                if url.get_backend_name() not in {"mysql", "mariadb"}:
+                    raise ValueError(f"a URL of database {index} must be mysql or mariadb")
+        return value
+
+    @property
+    def days_min(self) -> Days:
+        """What has ended later than so many days ago is kept, whatever it is."""
+        every = [d for d in (self.days, self.dead_days, *self.types.values()) if d != "none"]
+        return min(every, default="none")
+
+
+OVERDUE_S = 120.0
+
+
+class ReconcileSettings(_Part):
+    """Comparing the databases with Redis, and the other work of the night (docs/reconcile.md)."""
+
+    watch_s: Annotated[float, Field(ge=1, le=86_400)] | Literal["none"] = Field(
+        300, description="a node compares each of its shards once in so long; 'none': never"
+    )
+    nightly: str = Field(
+        "none",
+        pattern=r"^(none|([01]\d|2[0-3]):[0-5]\d)$",
+        description="when the leader runs `toc nightly`, 'HH:MM' in UTC; needs toc[reconcile] and Java there",
+    )
+    nightly_s_max: Annotated[float, Field(ge=1, le=86_400)] | Literal["none"] = Field(
+        21_600, description="a nightly run of the leader that takes longer is ended; 'none': never"
+    )
+    repair: bool = Field(
+        default=False, description="the watch and the nightly run repair what they find"
+    )
+    repairs_per_s: float = Field(500, gt=0, le=100_000, description="repairs go no faster")
+    grace_s: float = Field(
+        10, ge=0, le=600, description="what disagrees must do so again, so much later, to count"
+    )
+    overdue_s: Annotated[float, Field(ge=1, le=86_400)] | None = Field(
+        None,
+        description="jobs that are due for longer than this are overdue; not set: 120, or what the scanner "
+        "takes in its own time (grace_s + 2 x tick_s) if that is more",
+    )
+    page: int = Field(50_000, ge=1, le=200_000, description="rows, and reminders, read at once")
+    findings_max: int = Field(
+        200_000,
+        ge=1,
+        le=10_000_000,
+        description="findings of each kind kept, shared out among the shards; all are counted",
+    )
+    directory: str = Field(
+        "reports", min_length=1, description="the reports: a folder for each run"
+    )
+    reports_max: int = Field(60, ge=2, le=10_000, description="reports kept, newest first")
+    archive: str = Field(
+        "none",
+        min_length=1,
+        description="where ended jobs go as Parquet before they are purged: a directory, or a URL that "
+        "Spark knows; 'none': nowhere",
+    )
+    spark: dict[str, str] = Field(
+        default_factory=dict, description="properties for Spark, as 'spark.driver.memory' = '2g'"
+    )
+
+
 class LimitSettings(_Part):
     """Bounds on what comes from outside."""
 
@@ -199,6 +318,10 @@ class Settings(BaseSettings):
         (f"sqlite:///{DEV_DIR}/toc_0.db",),
         description="SQLAlchemy URLs; their order is part of the routing",
     )
+    moving: dict[int, str] = Field(
+        default_factory=dict,
+        description="where databases move to: URLs by index, TOC_MOVING__0 for the first (docs/moving.md)",
+    )
     shards: int = Field(
         64, description="job tables in all databases together, a power of two up to 1024"
     )
@@ -220,11 +343,17 @@ class Settings(BaseSettings):
     pool_size: int = Field(16, ge=1, le=1000, description="connections per database")
     connect_timeout_s: int = Field(3, ge=1, le=60, description="to reach a database or Redis")
     read_timeout_s: int = Field(30, ge=1, le=3600, description="for one answer of a database")
+    idle_transaction_s: int = Field(
+        10, ge=1, le=3600,
+        description="who stands still in a transaction for so long loses it, and its locks",
+    )  # fmt: skip
     timer: TimerSettings = TimerSettings()
     scanner: ScannerSettings = ScannerSettings()
     worker: WorkerSettings = WorkerSettings()
     cluster: ClusterSettings = ClusterSettings()
     http: HttpSettings = HttpSettings()
+    retention: RetentionSettings = RetentionSettings()
+    reconcile: ReconcileSettings = ReconcileSettings()
     limits: LimitSettings = LimitSettings()
 
     @model_validator(mode="before")
@@ -264,6 +393,20 @@ class Settings(BaseSettings):
             raise ValueError("a database is named twice")
         return value
 
+    @field_validator("moving")
+    @classmethod
+    def _moving(cls, value: dict[int, str]) -> dict[int, str]:
+        for index, text in value.items():
+            try:
+                url = make_url(text)
+            except (ArgumentError, ValueError):  # as above
+                raise ValueError(f"the URL of database {index} is not a SQLAlchemy URL") from None
+            if url.get_backend_name() != "mysql":
+                raise ValueError(
+                    f"the URL of database {index} must be mysql: no other can be moved"
+                )
+        return value
+
     @field_validator("redis_url")
     @classmethod
     def _redis(cls, value: str) -> str:
@@ -286,6 +429,16 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"databases must be a power of two up to shards ({self.shards}), got {len(self.databases)}"
             )
+        for index in self.retention.replicas:
+            if not 0 <= index < len(self.databases):
+                raise ValueError(f"retention.replicas: there is no database {index}")
+        scanner, overdue_s = self.scanner, self.reconcile.overdue_s
+        if overdue_s is not None and self.has_timer and overdue_s < self._scanned_s:
+            raise ValueError(
+                f"reconcile.overdue_s ({overdue_s:g}) must be at least scanner.grace_s "
+                f"({scanner.grace_s:g}) + 2 x scanner.tick_s ({scanner.tick_s:g}): else it counts "
+                "what the scanner would still take in its own time"
+            )
         seen: dict[str, str] = {}
         for name, topic in self.topics.items():
             amount = self.slots_of(name)
@@ -300,6 +453,22 @@ class Settings(BaseSettings):
                         f"biz_type {biz_type!r} is in topics {seen[biz_type]} and {name}"
                     )
                 seen[biz_type] = name
+        return self
+
+    @model_validator(mode="after")
+    def _moves(self) -> Self:
+        for index, text in self.moving.items():
+            if not 0 <= index < len(self.databases):
+                raise ValueError(f"moving: there is no database {index}")
+            old, new = make_url(self.databases[index]), make_url(text)
+            if (old.drivername, old.database) != (new.drivername, new.database):
+                # Statements name the schema, and both servers are spoken to by one driver.
+                raise ValueError(
+                    f"moving.{index} must have the driver and the database name of databases[{index}]: "
+                    f"{old.drivername} and {old.database}"
+                )
+            if old.host and (old.host, old.port or 3306) == (new.host, new.port or 3306):
+                raise ValueError(f"moving.{index} must name another server than databases[{index}]")
         return self
 
     @property
@@ -323,6 +492,17 @@ class Settings(BaseSettings):
         return self.redis_url != "none"
 
     @property
+    def overdue_s(self) -> float:
+        """From when on a job that is due counts as overdue, in seconds."""
+        given = self.reconcile.overdue_s
+        return given if given is not None else max(OVERDUE_S, self._scanned_s)
+
+    @property
+    def _scanned_s(self) -> float:
+        """So late at most is what the scanner takes in its own time."""
+        return self.scanner.grace_s + 2 * self.scanner.tick_s
+
+    @property
     def has_cluster(self) -> bool:
         return self.zookeeper_hosts != "none"
 
@@ -330,6 +510,11 @@ class Settings(BaseSettings):
     def slot_amounts(self) -> dict[str, int]:
         """The slots of each topic; none where there is no timer."""
         return {topic: self.slots_of(topic) for topic in self.topic_names} if self.has_timer else {}
+
+    @property
+    def findings_kept(self) -> int:
+        """How many findings of each kind a shard keeps."""
+        return max(1, self.reconcile.findings_max // self.shards)
 
     def slots_of(self, topic: str) -> int:
         """The slot_amount of a topic."""
@@ -383,11 +568,13 @@ def variable_of(path: Iterable[str]) -> str:
 
 
 def setting_paths(model: type[BaseModel] = Settings) -> Iterator[tuple[str, ...]]:
-    """Every single setting, as the names that lead to it; "*" stands for the name of a topic."""
+    """Every single setting, as the names that lead to it; "*" stands for the name of a topic, or an index."""
     for name, field in model.model_fields.items():
         part = field.annotation
         if part == dict[str, TopicSettings]:
             yield from ((name, "*", *rest) for rest in setting_paths(TopicSettings))
+        elif part == dict[int, str]:
+            yield (name, "*")
         elif isinstance(part, type) and issubclass(part, BaseModel):
             yield from ((name, *rest) for rest in setting_paths(part))
         else:
@@ -396,6 +583,8 @@ def setting_paths(model: type[BaseModel] = Settings) -> Iterator[tuple[str, ...]
 
 # Of the tests, and what Kubernetes puts into each container where a service is called "toc".
 _NOT_OURS = ("TOC_TEST_", "TOC_SERVICE_", "TOC_PORT")
+MOVE_OLD_URL, MOVE_NEW_URL = "TOC_MOVE_OLD_URL", "TOC_MOVE_NEW_URL"
+"""Of `toc move`: accounts that may do it. No setting, so that nothing else ever gets to know them."""
 
 
 def unknown_variables(environ: Iterable[str]) -> list[str]:
@@ -406,7 +595,7 @@ def unknown_variables(environ: Iterable[str]) -> list[str]:
     for variable in sorted(environ):
         if (
             not variable.startswith("TOC_")
-            or variable == "TOC_CONFIG"
+            or variable in ("TOC_CONFIG", MOVE_OLD_URL, MOVE_NEW_URL)
             or variable.startswith(_NOT_OURS)
         ):
             continue
@@ -438,7 +627,9 @@ def _fault(fault: Any) -> str:
         return str(text)
     given = (
         ""
-        if path[0] in ("databases", "redis_url") or path[-1] == "auth"
+        if path[0] in ("databases", "moving", "redis_url")
+        or path[:2] == ("retention", "replicas")
+        or path[-1] == "auth"
         else f", got {fault['input']!r}"
     )
     return f"{name}: {text}{given}"

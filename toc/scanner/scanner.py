@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 from toc.domain.routing import Routing
-from toc.errors import StoreUnavailable
+from toc.errors import SchemaMismatch, StoreUnavailable
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
@@ -45,7 +45,8 @@ class Scanner(Service):
         super().__init__(name)
         self._pages, self._sink, self._types = pages, sink, types
         self._owned: Sequence[int] = ()
-        self._told: deque[tuple[Sequence[int], float]] = deque(maxlen=1)
+        self._deputised: frozenset[int] = frozenset()
+        self._told: deque[tuple[Sequence[int], frozenset[int], float]] = deque(maxlen=1)
         self._stretch = 1.0
         self._timer_available, self._routing, self._clock = timer_available, routing, clock
         self._grace_ms, self._tick_s, self._page_rows = grace_ms, tick_s, page_rows
@@ -57,9 +58,15 @@ class Scanner(Service):
         self._paused_s = -tick_s  # when the last shard was done with, by the monotonic clock
         self._skipped: set[int] = set()  # databases that did not answer in this round
 
-    def own(self, shards: Sequence[int], stretch: float = 1.0) -> None:
-        """From the next step on it scans these, a round in `stretch` ticks. Any thread."""
-        self._told.append((sorted(shards), stretch))
+    def own(
+        self, shards: Sequence[int], deputised: Sequence[int] = (), stretch: float = 1.0
+    ) -> None:
+        """From the next step on it scans these, a round in `stretch` ticks. Any thread.
+
+        Of the `deputised` ones it takes only what their owner has left undone in its own time.
+        """
+        deputy = frozenset(deputised) - set(shards)
+        self._told.append((sorted({*shards, *deputy}), deputy, stretch))
         self.wake()
 
     def room_again(self) -> None:
@@ -93,6 +100,8 @@ class Scanner(Service):
             if not room:
                 return NO_ROOM_S
             grace_ms = min(self._grace_ms, round(URGENT_S * 1000)) if urgent else self._grace_ms
+            if shard in self._deputised:
+                grace_ms = 2 * grace_ms + round(tick_s * 1000)
             more = self._scan_safely(shard, grace_ms, room)
         if more:
             return 0
@@ -107,7 +116,7 @@ class Scanner(Service):
     def _take_in(self) -> None:
         if not self._told:
             return
-        owned, self._stretch = self._told.popleft()
+        owned, self._deputised, self._stretch = self._told.popleft()
         # Goes on where it was: begun anew at each change, the last shards might never be scanned.
         at = self._owned[self._position] if self._position < len(self._owned) else -1
         self._owned, self._position = owned, bisect_left(owned, at)
@@ -121,7 +130,7 @@ class Scanner(Service):
         """One broken shard or database must not stop the net under all others."""
         try:
             return self._scan(shard, grace_ms, room)
-        except StoreUnavailable as error:
+        except (StoreUnavailable, SchemaMismatch) as error:
             database = self._routing.database(shard)
             self._seldom.warning(database, "scanner: shard %d: %s", shard, error)
             self._skipped.add(database)

@@ -9,9 +9,10 @@ clock: `due_time` of a running row is the moment from which anybody may take it 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -30,6 +31,8 @@ from toc.domain.ids import gene_of
 from toc.domain.job import Status
 from toc.store.columns import Millis, db_now, db_now_plus
 from toc.store.databases import Database, Databases, execute_on
+from toc.store.events import Move, record
+from toc.store.packets import NotTogetherError, Statement, send_together
 from toc.store.prepared import Prepared
 from toc.store.rows import JOB_COLUMNS, status_of
 from toc.store.schema import JOB
@@ -68,7 +71,7 @@ class Outcome:
     token: str
     kind: Kind
     due_ms: int = 0  # retry and snooze: when next
-    error: str = ""  # bury: the dead letter's text
+    error: str = ""  # retry, drop, bury: why; the dead letter's text
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ class Seen:
     attempts: int
     token: str | None
     dedup_key: str | None
+    claimed_ms: int | None
     overdue: bool  # due_time has passed, by the database's clock
 
 
@@ -131,13 +135,17 @@ class Claims:
         """
         parts = [(shard, sorted(ids_by_shard[shard])) for shard in sorted(ids_by_shard)]
 
+        claims: list[Statement] = []
+        for shard, ids in parts:
+            table = database.job_table_name(shard)
+            if now_ms is None:
+                claims.append(self._claim_now.on(table, ids, token=token))
+            else:
+                claims.append(self._claim_at.on(table, ids, token=token, now=now_ms))
+
         def take(connection: Connection) -> None:
-            for shard, ids in parts:
-                table = database.job_table_name(shard)
-                if now_ms is None:
-                    self._claim_now.run(connection, table, ids, token=token)
-                else:
-                    self._claim_at.run(connection, table, ids, token=token, now=now_ms)
+            for text, values in claims:
+                connection.exec_driver_sql(text, values)
 
         def take_and_look(connection: Connection) -> dict[int, Seen]:
             take(connection)
@@ -145,32 +153,56 @@ class Claims:
 
         if len(parts) == 1:  # one statement commits itself, and the look follows on its connection
             return database.read(take_and_look)
-        database.run(take)  # several share a commit, which is the dear part
-        return database.read(lambda connection: self._rows(connection, database, parts))
+        # Several share a commit, which is the dear part.
+        database.run(take, together=lambda connection: send_together(connection, claims))
+        looks = [self._look.on(database.job_table_name(shard), ids) for shard, ids in parts]
+
+        def look_together(connection: Connection) -> dict[int, Seen]:
+            answers = send_together(connection, looks)
+            return self._seen(row for answer in answers for row in answer.rows)
+
+        return database.read(
+            lambda connection: self._rows(connection, database, parts), together=look_together
+        )
 
     def take_over(
         self, database: Database, shard: int, job_id: int, seen: str, token: str
     ) -> Seen | None:
-        """Claims one running job whose lease is over, as it was seen. None: somebody else was faster."""
+        """Claims one running job whose lease is over, as it was seen. None: somebody else was faster.
+
+        One whose row is locked by another transaction is left to it.
+        """
+
+        reason = f"the lease of {seen} was over"
+        move = Move("take_over", Status.RUNNING, Status.RUNNING, _process_of(token), reason)
 
         def take(connection: Connection) -> None:
             values = {"id": job_id, "seen": seen, "token": token}
-            execute_on(connection, shard, self._take_over, values)
+            if not _is_free(connection, shard, job_id):
+                return
+            if execute_on(connection, shard, self._take_over, values).rowcount:
+                record(connection, database, shard, [job_id], move)
 
-        database.read(take)
+        database.run(take)
         parts = [(shard, [job_id])]
         row = database.read(lambda connection: self._rows(connection, database, parts)).get(job_id)
         return (
             row if row is not None and row.status is Status.RUNNING and row.token == token else None
         )
 
-    def bury_lost(self, database: Database, shard: int, job_id: int, seen: str, error: str) -> bool:
-        """Ends a running job whose lease is over and whose attempts are used up."""
+    def bury_lost(
+        self, database: Database, shard: int, job_id: int, seen: str, error: str, actor: str
+    ) -> bool:
+        """Ends a running job whose lease is over and whose attempts are used up; not a locked one."""
+        move = Move(Kind.BURY, Status.RUNNING, Status.DEAD, _process_of(actor), error)
 
         def work(connection: Connection) -> bool:
+            if not _is_free(connection, shard, job_id):
+                return False
             if not execute_on(connection, shard, _BURY_LOST, {"id": job_id, "seen": seen}).rowcount:
                 return False
             _write_dead_letter(connection, database, shard, job_id, error)
+            record(connection, database, shard, [job_id], move)
             return True
 
         return database.run(work)
@@ -198,18 +230,47 @@ class Claims:
                 held.update((job_id, token) for job_id in ids)
             return held
 
-        alone = len(ordered) == 1 and ordered[0][0][1] in _ONE_STATEMENT
-        return (database.read if alone else database.run)(work)
+        kinds = {kind for _, kind, _ in groups}
+        if len(ordered) == 1 and kinds <= _ONE_STATEMENT:
+            return database.read(work)
+        together = partial(self._done_together, database=database, groups=ordered)
+        return database.run(work, together if kinds == {Kind.DONE} else None)
+
+    def _done_together(
+        self,
+        connection: Connection,
+        database: Database,
+        groups: Sequence[tuple[tuple[int, Kind, str], list[Outcome]]],
+    ) -> set[tuple[int, str]]:
+        ids = [[outcome.job_id for outcome in group] for _, group in groups]
+        answers = send_together(
+            connection,
+            [
+                self._done.on(database.job_table_name(shard), some, token=token)
+                for ((shard, _, token), _), some in zip(groups, ids, strict=True)
+            ],
+        )
+        if any(answer.rowcount != len(some) for answer, some in zip(answers, ids, strict=True)):
+            raise NotTogetherError  # some are stale, or this repeats it
+        return {(outcome.job_id, outcome.token) for _, group in groups for outcome in group}
 
     def _rows(
         self, connection: Connection, database: Database, parts: list[tuple[int, list[int]]]
     ) -> dict[int, Seen]:
+        return self._seen(
+            row
+            for shard, ids in parts
+            for row in self._look.run(
+                connection, database.job_table_name(shard), ids
+            ).cursor.fetchall()
+        )
+
+    def _seen(self, rows: Iterable[tuple[Any, ...]]) -> dict[int, Seen]:
+        """By id. `rows`: as the driver gives them."""
         found: dict[int, Seen] = {}
-        for shard, ids in parts:
-            for row in self._look.rows(connection, database.job_table_name(shard), ids):
-                facts: list[Any] = [*row]
-                facts[3], facts[-1] = status_of(facts[3]), bool(facts[-1])
-                found[facts[0]] = Seen(*facts)
+        for facts in self._look.converted(rows):
+            facts[3], facts[-1] = status_of(facts[3]), bool(facts[-1])
+            found[facts[0]] = Seen(*facts)
         return found
 
     def _settle_group(
@@ -222,19 +283,17 @@ class Claims:
         group: list[Outcome],
     ) -> set[int]:
         ids = [outcome.job_id for outcome in group]
-        if kind in (Kind.RETRY, Kind.SNOOZE):  # each has a time of its own
-            changed = 0
-            for outcome in group:
-                values = {"ids": [outcome.job_id], "token": token, "due": outcome.due_ms}
-                changed += execute_on(connection, shard, _SETTLE[kind], values).rowcount
-        elif kind is Kind.DONE:
+        if kind is Kind.DONE:
             changed = self._done.run(
                 connection, database.job_table_name(shard), ids, token=token
             ).rowcount
-        else:
-            changed = execute_on(
-                connection, shard, _SETTLE[kind], {"ids": ids, "token": token}
-            ).rowcount
+        elif kind is Kind.GIVE_BACK:
+            values = {"ids": ids, "token": token}
+            changed = execute_on(connection, shard, _SETTLE[kind], values).rowcount
+        else:  # each has a time, a reason and an event of its own
+            changed = 0
+            for outcome in group:
+                changed += self._settle_one(connection, database, shard, outcome)
         if changed == len(ids):
             held = set(ids)
         else:
@@ -242,11 +301,30 @@ class Claims:
             # left it, still under our token.
             mine = and_(c.job_id.in_(ids), c.worker == token, c.status == int(_STATUS_AFTER[kind]))
             held = set(execute_on(connection, shard, select(c.job_id).where(mine)).scalars())
-        if kind is Kind.BURY:
-            for outcome in group:
-                if outcome.job_id in held:
-                    _write_dead_letter(connection, database, shard, outcome.job_id, outcome.error)
         return held
+
+    def _settle_one(
+        self, connection: Connection, database: Database, shard: int, outcome: Outcome
+    ) -> int:
+        """How many rows it changed: 1, or 0."""
+        job_id, kind = outcome.job_id, outcome.kind
+        values: dict[str, Any] = {"ids": [job_id], "token": outcome.token}
+        if kind in (Kind.RETRY, Kind.SNOOZE):
+            values["due"] = outcome.due_ms
+        changed = execute_on(connection, shard, _SETTLE[kind], values).rowcount
+        if not changed or kind is Kind.SNOOZE:
+            return changed
+        if kind is Kind.BURY:
+            _write_dead_letter(connection, database, shard, job_id, outcome.error)
+        actor = _process_of(outcome.token)
+        move = Move(kind, Status.RUNNING, _STATUS_AFTER[kind], actor, outcome.error)
+        record(connection, database, shard, [job_id], move)
+        return changed
+
+
+def _process_of(token: str) -> str:
+    """host:pid, which a claim's token begins with: the actor of its events."""
+    return ":".join(token.split(":", 2)[:2])
 
 
 # ---- statements on any shard
@@ -265,6 +343,7 @@ def _claimed(lease_end: Any) -> dict[str, Any]:
         "worker": bindparam("token"),
         "attempts": c.attempts + 1,
         "due_time": lease_end,
+        "claim_time": db_now(),
         "gmt_modified": db_now(),
     }
 
@@ -308,7 +387,7 @@ _SETTLE = {
     ),
     Kind.GIVE_BACK: _settle(Kind.GIVE_BACK, (c.due_time, _UNTRIED), (c.attempts, c.attempts - 1)),
 }
-_ONE_STATEMENT = (Kind.DONE, Kind.DROP, Kind.GIVE_BACK)
+_ONE_STATEMENT = {Kind.DONE, Kind.GIVE_BACK}
 """Kinds whose group is settled by a single statement, which needs no transaction around it."""
 
 _BURY_LOST = (
@@ -316,9 +395,19 @@ _BURY_LOST = (
     .where(*_STILL, c.due_time <= db_now())
     .values(status=int(Status.DEAD), due_time=None, gmt_modified=db_now())
 )
+_FREE = select(c.job_id).where(c.job_id == bindparam("id")).with_for_update(skip_locked=True)
 _LOOK = select(*JOB_COLUMNS, c.due_time <= db_now()).where(
     c.job_id.in_(bindparam("ids", expanding=True))
 )
+
+
+def _is_free(connection: Connection, shard: int, job_id: int) -> bool:
+    """Locks a row unless another transaction has; what may be done to it is the caller's guard.
+
+    It may be of the process that is the reason why the lease was lost, and stand still: whoever
+    waits for it keeps the suspects behind this one waiting too.
+    """
+    return execute_on(connection, shard, _FREE, {"id": job_id}).first() is not None
 
 
 def _write_dead_letter(

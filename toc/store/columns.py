@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import BigInteger, Dialect, String, Text
@@ -21,7 +22,13 @@ _MS = timedelta(milliseconds=1)
 
 def sql_time(ms: int) -> str:
     """Milliseconds since 1970 as DATETIME(3) text, UTC: exact on every engine, sorts as text in SQLite."""
-    return datetime_of(ms).replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")
+    seconds, rest = divmod(ms, 1000)
+    return f"{_second(seconds)}.{rest:03d}"
+
+
+@lru_cache(maxsize=1024)  # jobs that are scheduled together are due together
+def _second(seconds: int) -> str:
+    return datetime_of(seconds * 1000).replace(tzinfo=None).isoformat(sep=" ")
 
 
 def ms_of_sql_time(value: datetime | str) -> int:
@@ -49,6 +56,42 @@ class Millis(TypeDecorator[int]):
         if value is None or isinstance(value, int):  # an int: the driver has converted it already
             return value
         return ms_of_sql_time(value)
+
+
+class millis_of(FunctionElement[int]):  # noqa: N801 - reads as the SQL function that it is
+    """A time column as milliseconds since 1970, a number."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(millis_of)
+def _millis_mysql(element: millis_of, compiler: SQLCompiler, **kw: Any) -> str:
+    column = compiler.process(element.clauses, **kw)
+    return f"(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {column}) DIV 1000)"
+
+
+@compiles(millis_of, "sqlite")
+def _millis_sqlite(element: millis_of, compiler: SQLCompiler, **kw: Any) -> str:
+    column = compiler.process(element.clauses, **kw)
+    return f"(strftime('%s', {column}) * 1000 + substr({column}, 21, 3))"
+
+
+class hash_of(FunctionElement[int]):  # noqa: N801 - as above
+    """The routing hash of a biz_id column (see `domain.routing`)."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(hash_of)
+def _hash_mysql(element: hash_of, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"CRC32({compiler.process(element.clauses, **kw)})"
+
+
+@compiles(hash_of, "sqlite")
+def _hash_sqlite(element: hash_of, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"toc_hash({compiler.process(element.clauses, **kw)})"
 
 
 class UInt64(TypeDecorator[int]):
@@ -84,6 +127,13 @@ def utf8_text() -> TypeEngine[str]:
     """TEXT that keeps every character (utf8mb4), byte for byte as it was given."""
     return Text().with_variant(
         mysql.TEXT(charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb"
+    )
+
+
+def utf8_varchar(length: int) -> String:
+    """At most so many characters, byte for byte as they were given."""
+    return String(length).with_variant(
+        mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb"
     )
 
 

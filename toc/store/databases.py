@@ -16,9 +16,10 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
-from pymysql.constants import FIELD_TYPE
+from pymysql.constants import CLIENT, FIELD_TYPE
 from pymysql.converters import conversions
 from sqlalchemy import (
     Connection,
@@ -34,18 +35,27 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from toc.domain.routing import Routing
-from toc.errors import StoreUnavailable
+from toc.domain.routing import Routing, hash_of
+from toc.errors import StoreUnavailable, TocError
 from toc.runtime.clock import Clock
+from toc.runtime.settings import Settings
 from toc.store import schema
 from toc.store.columns import ms_of_sql_time, sql_time
+from toc.store.idle import end_idle_sessions
+from toc.store.moving import Home
+from toc.store.packets import NotTogetherError
 
 T = TypeVar("T")
 
 TRIES_MAX = 5
 _LOCK_ERRORS = {1205, 1213}  # lock wait timeout, deadlock
-_LOST_ERRORS = {2006, 2013, 2055, 1053, 1927}  # gone away, lost during query, shutdown, killed
+# gone away, lost during query, shutdown, killed, ended for being idle
+_LOST_ERRORS = {2006, 2013, 2055, 1053, 1927, 4031}
 
+
+CHECK_AGAIN_S_MAX = (
+    3.0  # a check that failed is not made again for as long as it took, at most this
+)
 
 SHARD = "toc_shard"
 """The execution option that says which shard a statement on `schema.JOB` means."""
@@ -72,18 +82,24 @@ class Database:
         clock: Clock,
         rng: random.Random,
         *,
+        moving: str | None,
         pool_size: int,
         connect_timeout_s: int,
         read_timeout_s: int,
+        idle_transaction_s: int,
     ) -> None:
         self.index = index
         self.shards = shards
         self._clock, self._rng = clock, rng
         self._check: Callable[[Database], None] | None = None
-        self._check_lock = threading.RLock()
-        self._checking = False
+        self._check_lock = threading.Lock()
+        self._checker: int | None = None  # the thread that checks
+        self._met: tuple[TocError, float] | None = (
+            None  # by the last check, and until when it counts
+        )
         parsed = make_url(url)
         self.sqlite = parsed.get_backend_name() == "sqlite"
+        self._takes_packets = parsed.get_driver_name() == "pymysql"
         # SQLite has one writer. Threads of this process take turns here, fairly and at once; its own
         # way is to sleep and try again, up to 100 ms at a time.
         self._turn: contextlib.AbstractContextManager[Any] = (
@@ -99,24 +115,39 @@ class Database:
                 "read_timeout": read_timeout_s,
                 "write_timeout": read_timeout_s,
             }
-            if parsed.get_driver_name() == "pymysql":
+            if self._takes_packets:
                 # DATETIME straight to milliseconds: half the cost of reading a row otherwise.
                 options["connect_args"]["conv"] = {
                     **conversions,
                     FIELD_TYPE.DATETIME: ms_of_sql_time,
                 }
+                # Rows that a guard finds count as changed, as SQLAlchemy has it; see `packets`.
+                flags = CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS
+                options["connect_args"]["client_flag"] = flags
         # Two pools. `engine` is for transactions; every use is a `begin()` block that ends by COMMIT or
         # ROLLBACK, so the pool's own ROLLBACK on return would be a round trip for nothing.
         # `single` is for one statement that commits itself: one round trip where a transaction has two.
-        self.engine: Engine = create_engine(parsed, pool_reset_on_return=None, **options)
+        self.engine: Engine = create_engine(
+            parsed,
+            pool_reset_on_return=None,
+            pool_use_lifo=True,  # few that are busy, rather than many that have been idle for long
+            **options,
+        )
         self.single: Engine = create_engine(
             parsed, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True, **options
         )
+        self._home: Home | None = None
+        if not self.sqlite:
+            new = None if moving is None else make_url(moving)
+            self._home = Home(index, parsed, new, options["connect_args"], clock)
+            for engine in (self.engine, self.single):
+                self._home.serve(engine)
         # Qualified names: a caller's connection to the same server may stand in another schema.
         metadata = MetaData(schema=None if self.sqlite else parsed.database)
         self.meta = schema.meta_table(metadata)
         self.biz_type = schema.biz_type_table(metadata)
         self.dead = schema.dead_table(metadata)
+        self.event = schema.event_table(metadata)
         quote = self.engine.dialect.identifier_preparer.quote_identifier
         prefix = "" if self.sqlite else f"{quote(str(parsed.database))}."
         self._any_shard = quote(schema.ANY_SHARD)
@@ -126,6 +157,8 @@ class Database:
             event.listen(engine, "connect", self._prepare_sqlite if self.sqlite else _prepare_mysql)
             if clock.frozen_ms() is not None and not self.sqlite:
                 event.listen(engine, "before_cursor_execute", self._freeze_mysql)
+        if not self.sqlite:
+            end_idle_sessions(self.engine, idle_transaction_s, clock)
 
     def job_table_name(self, shard: int) -> str:
         """The quoted, qualified name of a shard's table."""
@@ -146,39 +179,75 @@ class Database:
             statement = statement.replace(self._any_shard, self._names[shard])
         return statement, parameters
 
-    def run(self, work: Callable[[Connection], T]) -> T:
-        """One transaction: `work(connection)`, then COMMIT. Raises StoreUnavailable when it cannot be had."""
+    def run(
+        self, work: Callable[[Connection], T], together: Callable[[Connection], T] | None = None
+    ) -> T:
+        """One transaction: `work(connection)`, then COMMIT. Raises StoreUnavailable when it cannot be had.
 
-        def transaction() -> T:
-            with self.engine.begin() as connection:
-                return work(connection)
+        `together`: the same in packets, which is tried first where the driver has them.
+        """
+        return self._first_together(self.engine.begin, work, together)
 
-        return self._repeated(transaction)
-
-    def read(self, work: Callable[[Connection], T]) -> T:
+    def read(
+        self, work: Callable[[Connection], T], together: Callable[[Connection], T] | None = None
+    ) -> T:
         """`work(connection)` where each statement stands for itself: reads, or one single change."""
+        return self._first_together(self.single.connect, work, together)
 
-        def statements() -> T:
-            with self.single.connect() as connection:
+    def _first_together(
+        self,
+        connect: Callable[[], contextlib.AbstractContextManager[Connection]],
+        work: Callable[[Connection], T],
+        together: Callable[[Connection], T] | None,
+    ) -> T:
+        def attempt(work: Callable[[Connection], T]) -> T:
+            with connect() as connection:
                 return work(connection)
 
-        return self._repeated(statements)
+        if together is not None and self._takes_packets:
+            try:
+                return self._repeated(partial(attempt, together))
+            except NotTogetherError as error:
+                self._takes_packets = not error.refused
+        return self._repeated(partial(attempt, work))
 
     def check_first(self, check: Callable[[Database], None]) -> None:
         """From now on `check(self)` must have passed once before anything is asked of this database."""
         self._check = check
 
+    @property
+    def is_unchecked(self) -> bool:
+        """It has not answered since this process started."""
+        return self._check is not None
+
     def _be_checked(self) -> None:
-        with self._check_lock:  # the check comes through here again: it holds the lock already
+        if self._checker == threading.get_ident():  # the check itself asks
+            return
+        self._raise_what_was_met()
+        with self._check_lock:
+            self._raise_what_was_met()
             check = self._check
-            if check is None or self._checking:
+            if check is None:
                 return
-            self._checking = True
+            self._checker, began_s = threading.get_ident(), self._clock.monotonic_s()
             try:
                 check(self)
                 self._check = None
+            except TocError as error:
+                # One that hangs must not keep each of those who wait for as long as the first.
+                now_s = self._clock.monotonic_s()
+                self._met = error, now_s + min(now_s - began_s, CHECK_AGAIN_S_MAX)
+                raise
             finally:
-                self._checking = False
+                self._checker = None
+
+    def _raise_what_was_met(self) -> None:
+        """The error of the last check, for a while."""
+        if self._met is not None:
+            error, until_s = self._met
+            if self._clock.monotonic_s() < until_s:
+                raise error.with_traceback(None)
+            self._met = None
 
     def _repeated(self, attempt: Callable[[], T]) -> T:
         if self._check is not None:
@@ -229,6 +298,8 @@ class Database:
                 held.enter_context(self.engine.connect())
 
     def close(self) -> None:
+        if self._home is not None:
+            self._home.close()
         self.engine.dispose()
         self.single.dispose()
 
@@ -245,6 +316,8 @@ class Database:
             return sql_time((clock.wall_ms() if frozen is None else frozen) + plus_ms)
 
         raw.create_function("toc_now", 1, toc_now)
+        # biz_ids are unsigned; SQLite has the signed number with the same 64 bits.
+        raw.create_function("toc_hash", 1, lambda n: hash_of(n % 2**64), deterministic=True)
 
     def _prepare_sqlite(self, raw: Any, record: Any) -> None:
         self._give_clock(raw)
@@ -275,10 +348,12 @@ class Databases:
         routing: Routing,
         clock: Clock,
         *,
+        moving: Mapping[int, str] | None = None,
         rng: random.Random | None = None,
         pool_size: int = 16,
         connect_timeout_s: int = 3,
         read_timeout_s: int = 30,
+        idle_transaction_s: int = 10,
     ) -> None:
         self.routing = routing
         self.clock = clock
@@ -290,12 +365,28 @@ class Databases:
                 routing.shards_of_database(index),
                 clock,
                 rng,
+                moving=(moving or {}).get(index),
                 pool_size=pool_size,
                 connect_timeout_s=connect_timeout_s,
                 read_timeout_s=read_timeout_s,
+                idle_transaction_s=idle_transaction_s,
             )
             for index, url in enumerate(urls)
         ]
+
+    @classmethod
+    def of(cls, settings: Settings, clock: Clock, *, pool_size: int | None = None) -> Databases:
+        """Those of the settings; with another pool_size if one is given."""
+        return cls(
+            settings.databases,
+            settings.routing,
+            clock,
+            moving=settings.moving,
+            pool_size=pool_size or settings.pool_size,
+            connect_timeout_s=settings.connect_timeout_s,
+            read_timeout_s=settings.read_timeout_s,
+            idle_transaction_s=settings.idle_transaction_s,
+        )
 
     def __iter__(self) -> Iterator[Database]:
         return iter(self.all)
@@ -305,10 +396,11 @@ class Databases:
 
     def now_ms(self) -> int:
         """The clock of the first database that answers. Raises StoreUnavailable when none does."""
-        for database in self.all[:-1]:
+        *others, last = sorted(self.all, key=lambda database: database.is_unchecked)
+        for database in others:
             with contextlib.suppress(StoreUnavailable):
                 return database.now_ms()
-        return self.all[-1].now_ms()
+        return last.now_ms()
 
     def of_shard(self, shard: int) -> Database:
         return self.all[self.routing.database(shard)]

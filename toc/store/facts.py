@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, select, text
 
+from toc.store.archived import ARCHIVED
 from toc.store.databases import Database
+from toc.store.reconciled import RECONCILED
+from toc.store.schema import FITS_SINCE
 
 _DURABILITY = ("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog")
 
@@ -40,9 +43,10 @@ def server_facts(database: Database) -> ServerFacts:
 def recorded_facts(database: Database) -> dict[str, str]:
     """What the catalogue keeps: the routing's fingerprint and the database's own index."""
     table = database.meta
-    return database.run(
-        lambda c: {row.name: row.value for row in c.execute(select(table.c.name, table.c.value))}
-    )
+    # What the schema says of itself is none of them, nor what the nights came to.
+    others = FITS_SINCE, RECONCILED, ARCHIVED
+    query = select(table.c.name, table.c.value).where(table.c.name.not_in(others))
+    return database.run(lambda c: {row.name: row.value for row in c.execute(query)})
 
 
 def type_names(database: Database) -> list[str]:

@@ -8,11 +8,10 @@ primary key, so that no statement locks the unique index before the row.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Connection, CursorResult, Executable, and_, delete, event, select, update
+from sqlalchemy import Connection, CursorResult, Executable, and_, delete, select, update
 from sqlalchemy.exc import IntegrityError
 
 from toc.domain.ids import gene_of
@@ -22,19 +21,21 @@ from toc.store.catalogue import Catalogue
 from toc.store.columns import db_now, signed64, sql_time
 from toc.store.databases import Database, Databases, execute_on
 from toc.store.duplicates import is_live_duplicate, is_primary_duplicate
+from toc.store.events import Move, record, successor_of
+from toc.store.lent import lent
+from toc.store.packets import BYTES_MAX, Statement, send_together
 from toc.store.rows import JOB_COLUMNS, job_of, status_of
 from toc.store.schema import JOB
 
 c = JOB.c
 OnDuplicate = Literal["keep", "replace", "error"]
-ROWS_MAX = 1000  # per INSERT: well below SQLite's 32,766 variables and MySQL's packet
+ROWS_MAX = 1000  # per INSERT: well below SQLite's 32,766 variables
 _TRIES_MAX = 10
 _LIVE = [int(status) for status in Status if status.live]
 _COLUMNS = ("job_id", "biz_id", "biz_type", "action_time", "due_time", "attribute", "dedup_key")
 
 
-@dataclass(frozen=True, slots=True)
-class Inserted:
+class Inserted(NamedTuple):
     """What became of one new job: `job_id` is the row that stands for it now."""
 
     job_id: int
@@ -43,14 +44,22 @@ class Inserted:
 
 
 class Jobs:
-    """Client verbs over all shards. `fresh_id(gene)` draws a new id when one is taken."""
+    """Client verbs over all shards. `fresh_id(gene)` draws a new id when one is taken.
+
+    `actor`: in whose name jobs are changed; it stands in their events.
+    """
 
     def __init__(
-        self, databases: Databases, catalogue: Catalogue, fresh_id: Callable[[int], int]
+        self,
+        databases: Databases,
+        catalogue: Catalogue,
+        fresh_id: Callable[[int], int],
+        actor: str,
     ) -> None:
         self._databases = databases
         self._catalogue = catalogue
         self._fresh_id = fresh_id
+        self.actor = actor
 
     # ---- insert
 
@@ -70,27 +79,38 @@ class Jobs:
         by_shard: dict[int, list[int]] = defaultdict(list)
         for position, job in enumerate(jobs):
             by_shard[routing.shard(gene_of(job.job_id))].append(position)
-        runs = 0
+        parts = [
+            (shard, part) for shard in sorted(by_shard) for part in _parts(jobs, by_shard[shard])
+        ]
+        written = False  # perhaps: a run had come to its COMMIT
 
         def work(connection: Connection) -> list[Inserted]:
-            nonlocal runs
-            runs += 1
+            nonlocal written
             answers: dict[int, Inserted] = {}
-            for shard in sorted(by_shard):
-                positions = by_shard[shard]
-                writer = _ShardInsert(self, database, shard, on_duplicate, repeated=runs > 1)
-                for start in range(0, len(positions), ROWS_MAX):
-                    part = positions[start : start + ROWS_MAX]
-                    found = writer.insert(connection, [jobs[position] for position in part])
-                    answers.update(zip(part, found, strict=True))
+            for shard, positions in parts:
+                writer = _ShardInsert(self, database, shard, on_duplicate, repeated=written)
+                found = writer.insert(connection, [jobs[position] for position in positions])
+                answers.update(zip(positions, found, strict=True))
+            written = True
             return [answers[position] for position in range(len(jobs))]
 
+        def together(connection: Connection) -> list[Inserted]:
+            nonlocal written
+            for packet in _packets(database, jobs, parts):
+                send_together(connection, packet)
+            written = True
+            return [Inserted(job.job_id, job.action_ms, written=True) for job in jobs]
+
         if connection is not None:
-            self._catalogue.check_connection(connection, database)
-            database.lend_clock(connection)
-            return work(connection)
-        # A single row is a single statement, which commits itself.
-        return (database.read if len(jobs) == 1 else database.run)(work)
+            with lent(connection, database, self._catalogue):
+                return work(connection)
+        # A single row is a single statement, which commits itself; to replace one takes two.
+        alone = len(jobs) == 1 and on_duplicate != "replace"
+        if alone:
+            return database.read(work)
+        # A key is often held already, and then a packet would have been for nothing.
+        keyless = all(job.dedup_key is None for job in jobs)
+        return database.run(work, together if keyless and len(parts) > 1 else None)
 
     # ---- look
 
@@ -133,20 +153,22 @@ class Jobs:
 
     # ---- guarded verbs
 
-    def cancel(self, job_id: int) -> Answer:
+    def cancel(self, job_id: int, reason: str | None = None) -> Answer:
         """Pending -> cancelled. After "cancelled" no handler starts (I3)."""
-        return self._guarded(job_id, Status.PENDING, "cancelled", {"status": 3, "due_time": None})
+        move = Move("cancel", Status.PENDING, Status.CANCELLED, self.actor, reason)
+        return self._guarded(job_id, move, "cancelled", {"due_time": None})
 
-    def reschedule(self, job_id: int, action_ms: int) -> Answer:
+    def reschedule(self, job_id: int, action_ms: int, reason: str | None = None) -> Answer:
         """Moves a pending job to another time; its attempts start anew."""
         values = {"action_time": action_ms, "due_time": action_ms, "attempts": 0}
-        return self._guarded(job_id, Status.PENDING, "rescheduled", values)
+        return self._guarded(job_id, self._move_to(action_ms, reason), "rescheduled", values)
 
-    def redrive(self, job_id: int, action_ms: int) -> Answer:
+    def redrive(self, job_id: int, action_ms: int, reason: str | None = None) -> Answer:
         """Dead -> pending at `action_ms`. "superseded" when a newer live job holds its key."""
-        values = {"status": 0, "action_time": action_ms, "due_time": action_ms, "attempts": 0}
+        values = {"action_time": action_ms, "due_time": action_ms, "attempts": 0}
+        move = Move("redrive", Status.DEAD, Status.PENDING, self.actor, reason)
         try:
-            return self._guarded(job_id, Status.DEAD, "redriven", values)
+            return self._guarded(job_id, move, "redriven", values)
         except IntegrityError as error:
             if is_live_duplicate(error):
                 return Answer("superseded", job_id)
@@ -176,22 +198,28 @@ class Jobs:
         found.sort(key=lambda job: (job.dead_ms, job.job_id), reverse=True)
         return found[:limit]
 
-    def _guarded(self, job_id: int, status: Status, answer: str, values: dict[str, Any]) -> Answer:
+    def _move_to(self, action_ms: int, reason: str | None) -> Move:
+        to = f"to {sql_time(action_ms)} UTC"
+        text = to if reason is None else f"{to}: {reason}"
+        return Move("reschedule", Status.PENDING, Status.PENDING, self.actor, text)
+
+    def _guarded(self, job_id: int, move: Move, answer: str, values: dict[str, Any]) -> Answer:
         shard, database = self._home(job_id)
+        status = move.from_status
         change = (
             update(JOB)
             .where(c.job_id == job_id, c.status == int(status))
-            .values(gmt_modified=db_now(), **values)
+            .values(status=int(move.to_status), gmt_modified=db_now(), **values)
         )
         look = select(c.status, c.attempts).where(c.job_id == job_id)
 
         def work(connection: Connection) -> Answer:
             for _ in range(_TRIES_MAX):
-                changed = execute_on(connection, shard, change).rowcount
-                if changed and status is Status.DEAD:
-                    letter = database.dead.c.job_id == job_id
-                    connection.execute(delete(database.dead).where(letter))
-                if changed:
+                if execute_on(connection, shard, change).rowcount:
+                    if status is Status.DEAD:
+                        letter = database.dead.c.job_id == job_id
+                        connection.execute(delete(database.dead).where(letter))
+                    record(connection, database, shard, [job_id], move)
                     return Answer(answer, job_id)
                 row = execute_on(connection, shard, look).first()
                 if row is None:
@@ -201,8 +229,13 @@ class Jobs:
                     break  # else it came back between change and look, by a retry: once more
             return found
 
-        # Only a redrive changes two tables; the others are one statement, and a look when it missed.
-        return (database.run if status is Status.DEAD else database.read)(work)
+        answered = database.run(work)
+        if answered == "already_cancelled" and status is Status.PENDING:
+            # Its id did not fit, and a copy stands for it: who has the old id means the copy.
+            successor = successor_of(database, job_id)
+            if successor is not None:
+                return self._guarded(successor, move, answer, values)
+        return answered
 
     def _home(self, job_id: int) -> tuple[int, Database]:
         shard = self._databases.routing.shard(gene_of(job_id))
@@ -268,7 +301,7 @@ class _ShardInsert:
             ).first()
             if mine:
                 return Inserted(job.job_id, job.action_ms, written=True)
-        return replace(job, job_id=self._jobs.draw_like(job.job_id))
+        return job._replace(job_id=self._jobs.draw_like(job.job_id))
 
     def _on_live(self, connection: Connection, job: NewJob) -> Inserted | NewJob:
         holder = self._execute(
@@ -297,7 +330,11 @@ class _ShardInsert:
                     gmt_modified=db_now(),
                 ),
             ).rowcount
-            return Inserted(holder.job_id, job.action_ms, written=True) if changed else job
+            if not changed:
+                return job
+            move = self._jobs._move_to(job.action_ms, "replaced by schedule()")  # noqa: SLF001 - same module
+            record(connection, self._database, self._shard, [holder.job_id], move)
+            return Inserted(holder.job_id, job.action_ms, written=True)
         raise DuplicateJob(
             holder.job_id,
             job.biz_id,
@@ -307,30 +344,60 @@ class _ShardInsert:
         )
 
     def _execute(self, connection: Connection, statement: Executable) -> CursorResult[Any]:
-        """Also on a caller's connection, whose engine does not know our shards."""
-        if connection.engine is not self._database.engine:
-            event.listen(
-                connection, "before_cursor_execute", self._database.name_shard, retval=True
-            )
-        try:
-            return execute_on(connection, self._shard, statement)
-        finally:
-            if connection.engine is not self._database.engine:
-                event.remove(connection, "before_cursor_execute", self._database.name_shard)
+        return execute_on(connection, self._shard, statement)
 
     def _write(self, connection: Connection, jobs: list[NewJob]) -> None:
-        sqlite = self._database.sqlite
-        values: list[Any] = []
-        for job in jobs:
-            when = sql_time(job.action_ms)
-            biz_id = signed64(job.biz_id) if sqlite else job.biz_id
-            values += (job.job_id, biz_id, job.type_no, when, when, job.attribute, job.dedup_key)
-        connection.exec_driver_sql(self._statement(len(jobs)), tuple(values))
+        text, values = _insertion(self._database, self._shard, jobs)
+        connection.exec_driver_sql(text, values)
 
-    def _statement(self, rows: int) -> str:
-        # Written out, not built by insert(): SQLAlchemy would go through executemany and its row by
-        # row rendering, which costs a third of the speed (docs/performance.md). Values are bound.
-        mark = "?" if self._database.sqlite else "%s"
-        row = f"({', '.join([mark] * len(_COLUMNS))})"
-        name = self._database.job_table_name(self._shard)
-        return f"INSERT INTO {name} ({', '.join(_COLUMNS)}) VALUES {', '.join([row] * rows)}"  # noqa: S608
+
+def _insertion(database: Database, shard: int, jobs: Sequence[NewJob]) -> Statement:
+    """An INSERT into one shard, and its values."""
+    # Written out, not built by insert(): SQLAlchemy would go through executemany and its row by
+    # row rendering, which costs a third of the speed (docs/performance.md). Values are bound.
+    values: list[Any] = []
+    for job in jobs:
+        when = sql_time(job.action_ms)
+        biz_id = signed64(job.biz_id) if database.sqlite else job.biz_id
+        values += (job.job_id, biz_id, job.type_no, when, when, job.attribute, job.dedup_key)
+    mark = "?" if database.sqlite else "%s"
+    row = f"({', '.join([mark] * len(_COLUMNS))})"
+    name = database.job_table_name(shard)
+    text = f"INSERT INTO {name} ({', '.join(_COLUMNS)}) VALUES {', '.join([row] * len(jobs))}"  # noqa: S608
+    return text, tuple(values)
+
+
+def _bytes(job: NewJob) -> int:
+    """Of its row in an INSERT, about."""
+    return 150 + len(job.attribute or "")
+
+
+def _parts(jobs: Sequence[NewJob], positions: Sequence[int]) -> Iterator[list[int]]:
+    """As many of these jobs as one INSERT takes, and so on."""
+    part: list[int] = []
+    size = 0
+    for position in positions:
+        part.append(position)
+        size += _bytes(jobs[position])
+        if len(part) == ROWS_MAX or size >= BYTES_MAX:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _packets(
+    database: Database, jobs: Sequence[NewJob], parts: Sequence[tuple[int, list[int]]]
+) -> Iterator[list[Statement]]:
+    """The INSERTs of all parts, as many to a packet as fit."""
+    packet: list[Statement] = []
+    size = 0
+    for shard, positions in parts:
+        part = [jobs[position] for position in positions]
+        packet.append(_insertion(database, shard, part))
+        size += sum(map(_bytes, part))
+        if size >= BYTES_MAX:
+            yield packet
+            packet, size = [], 0
+    if packet:
+        yield packet

@@ -8,11 +8,12 @@ name, as many marks as there are ids, and the bound values.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import BindParameter, Connection, CursorResult, Dialect, Select, Update
 
+from toc.store.packets import Statement
 from toc.store.schema import ANY_SHARD
 
 _EXPANDING = re.compile(r"__\[POSTCOMPILE_(\w+)\]")
@@ -48,6 +49,10 @@ class Prepared:
         self, connection: Connection, table: str, ids: Sequence[int], **values: Any
     ) -> CursorResult[Any]:
         """Executes on the table (a quoted name) for some ids."""
+        return connection.exec_driver_sql(*self.on(table, ids, **values))
+
+    def on(self, table: str, ids: Sequence[int], **values: Any) -> Statement:
+        """The text for this table and so many ids, and its arguments."""
         text = self._text.replace("\0", table).replace("\1", ", ".join([self._mark] * len(ids)))
         arguments: list[Any] = []
         for fill in self._before:
@@ -55,19 +60,15 @@ class Prepared:
         arguments += ids
         for fill in self._after:
             fill(arguments, values)
-        return connection.exec_driver_sql(text, tuple(arguments))
+        return text, tuple(arguments)
 
-    def rows(self, connection: Connection, table: str, ids: Sequence[int]) -> list[tuple[Any, ...]]:
-        """Runs a select and converts what the driver gives to the columns' Python values."""
-        found: list[tuple[Any, ...]] = []
-        for row in self.run(connection, table, ids).cursor.fetchall():
-            found.append(
-                tuple(
-                    value if convert is None else convert(value)
-                    for value, convert in zip(row, self._results, strict=True)
-                )
-            )
-        return found
+    def converted(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[list[Any]]:
+        """What the driver gave for a select, as the columns' Python values."""
+        for row in rows:
+            yield [
+                value if convert is None else convert(value)
+                for value, convert in zip(row, self._results, strict=True)
+            ]
 
 
 Filler = Callable[[list[Any], dict[str, Any]], None]

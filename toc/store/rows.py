@@ -13,7 +13,7 @@ from toc.store.schema import JOB
 c = JOB.c
 JOB_COLUMNS: tuple[ColumnElement[Any], ...] = (
     c.job_id, c.biz_id, c.biz_type, c.status, c.action_time, c.attribute,
-    c.due_time, c.attempts, c.worker, c.dedup_key,
+    c.due_time, c.attempts, c.worker, c.dedup_key, c.claim_time,
 )  # fmt: skip
 """The columns that `job_of` reads, in its order."""
 
@@ -31,6 +31,7 @@ def job_of(row: Any, biz_type: str) -> Job:
         attempts=row[7],
         token=row[8],
         dedup_key=row[9],
+        claimed_ms=row[10],
     )
 
 

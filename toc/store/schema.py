@@ -2,7 +2,8 @@
 
 Per shard a job table `toc_job_0000` …, numbered over all databases. Per database: `toc_meta` (the
 routing's fingerprint and the database's identity), `toc_biz_type` (number <-> name, so that DBAs
-join) and `toc_dead_job` (dead letters, found without scanning a shard).
+join), `toc_dead_job` (dead letters, found without scanning a shard) and `toc_event` (what people and
+unhappy paths did to jobs).
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.schema import FetchedValue
 
-from toc.store.columns import Millis, UInt64, ascii_bin, utf8_text
+from toc.store.columns import Millis, UInt64, ascii_bin, utf8_text, utf8_varchar
 
 LIVE_INDEX = "uq_live"
 """Unique: one live job per (biz_id, biz_type, dedup_key). Also finds a business' jobs."""
+
+FITS_SINCE = "schema_fits_since"
+"""The name in `toc_meta` of the oldest release (its newest revision) whose statements run on the schema."""
 
 LIVE_KEY_SQL = "CASE WHEN status IN (0, 1) THEN dedup_key END"
 
@@ -58,6 +62,7 @@ def job_table(metadata: MetaData, name: str) -> Table:
         Column("worker", ascii_bin(96)),
         Column("dedup_key", ascii_bin(64)),
         Column("live_key", ascii_bin(64), Computed(LIVE_KEY_SQL, persisted=False)),
+        Column("claim_time", Millis),
         Index("ix_due", "due_time", "job_id"),
         Index(LIVE_INDEX, "biz_id", "biz_type", "live_key", unique=True),
         **_TABLE_OPTIONS,
@@ -95,6 +100,25 @@ def dead_table(metadata: MetaData) -> Table:
         Column("error", utf8_text(), nullable=False),
         Column("dead_time", Millis, nullable=False),
         Index("ix_dead_time", "dead_time", "job_id"),
+        **_TABLE_OPTIONS,
+    )
+
+
+def event_table(metadata: MetaData) -> Table:
+    return Table(
+        "toc_event",
+        metadata,
+        # SQLite numbers only what is called INTEGER.
+        Column("event_id", UInt64().with_variant(Integer(), "sqlite"), primary_key=True),
+        Column("event_time", Millis, nullable=False, server_default=FetchedValue()),
+        Column("job_id", UInt64, nullable=False),
+        Column("what", ascii_bin(16), nullable=False),
+        Column("from_status", SmallInteger, nullable=False),
+        Column("to_status", SmallInteger, nullable=False),
+        Column("attempts", SmallInteger, nullable=False),
+        Column("actor", utf8_varchar(96), nullable=False),
+        Column("reason", utf8_text()),
+        Index("ix_job", "job_id", "event_id"),
         **_TABLE_OPTIONS,
     )
 

@@ -1,11 +1,56 @@
-"""For the tests of whoever uses toc: a clock that stands still.
+"""For the tests of whoever uses toc: a clock that stands still, and a judge of what really happened.
 
 clock = TestClock()
 center = toc.TimeoutCenter(settings, clock=clock)
 center.schedule(42, timedelta(minutes=30))
 clock.advance(timedelta(minutes=30))     # now it is due, for MySQL and Redis too
+
+Calls and handlers write what they did to a Journal each, and `check` says whether toc has kept its
+promises (docs/testing.md).
 """
 
+from toc.testing.checker import check
 from toc.testing.clock import TestClock
+from toc.testing.history import (
+    CancelAnswered,
+    Ended,
+    Entry,
+    Fault,
+    Journal,
+    Redriven,
+    RescheduleAnswered,
+    Row,
+    Scheduled,
+    ScheduleUnanswered,
+    Started,
+    Tail,
+    read,
+)
+from toc.testing.judge import Rules
+from toc.testing.report import FaultFigures, Kind, Lateness, Problem, Report
+from toc.testing.rows import rows
 
-__all__ = ["TestClock"]
+__all__ = [
+    "CancelAnswered",
+    "Ended",
+    "Entry",
+    "Fault",
+    "FaultFigures",
+    "Journal",
+    "Kind",
+    "Lateness",
+    "Problem",
+    "Redriven",
+    "Report",
+    "RescheduleAnswered",
+    "Row",
+    "Rules",
+    "ScheduleUnanswered",
+    "Scheduled",
+    "Started",
+    "Tail",
+    "TestClock",
+    "check",
+    "read",
+    "rows",
+]

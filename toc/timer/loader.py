@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from toc.domain.routing import Routing
-from toc.errors import StoreUnavailable, TimerUnavailable
+from toc.errors import SchemaMismatch, StoreUnavailable, TimerUnavailable
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
@@ -50,6 +50,16 @@ class Mark(NamedTuple):
         if len(parts) != 4 or not (parts[2].isdigit() and parts[3].isdigit()):
             return None
         return cls(parts[0], parts[1], int(parts[2]), int(parts[3]))
+
+
+def read_period_s(horizon_s: float, tick_s: float) -> float:
+    """How long a shard whose mark stands is not read: what comes near meanwhile has no reminder yet."""
+    return _read_every(horizon_s, tick_s) * tick_s
+
+
+def _read_every(horizon_s: float, tick_s: float) -> int:
+    # Three reads within each horizon at least: nothing may come due unseen.
+    return max(1, min(READ_EVERY_MAX, int(horizon_s / 3 / tick_s)))
 
 
 class _Away(NamedTuple):
@@ -90,8 +100,7 @@ class Loader(Service):
         self._horizon_ms, self._slack_ms = horizon_ms, slack_ms
         self._tick_s, self._page_rows = tick_s, page_rows
         self._step = 0
-        # Three reads within each horizon at least: nothing may come due unseen.
-        self._read_every = max(1, min(READ_EVERY_MAX, int(horizon_ms / 3000 / tick_s)))
+        self._read_every = _read_every(horizon_ms / 1000, tick_s)
         self._unread: set[int] = set()  # shards whose last read broke off: they go on at once
         self._read_s: dict[
             int, float
@@ -141,7 +150,7 @@ class Loader(Service):
         for error in away.servers.values():
             if not done:
                 raise error
-            log.warning("loader: slots are left out of this step: %s", error)
+            self._seldom.warning("slots", "loader: slots are left out of this step: %s", error)
         return sum(done)
 
     def _stands(self, shard: int, text: str | None, run_id: str) -> bool:
@@ -159,9 +168,10 @@ class Loader(Service):
             return []
         try:
             return [self._load(slot, shard, text, run_id)]
-        except StoreUnavailable as error:  # the other databases' shards go on
-            log.warning("loader: shard %d: %s", shard, error)
-            away.databases.add(self._routing.database(shard))
+        except (StoreUnavailable, SchemaMismatch) as error:  # the other databases' shards go on
+            database = self._routing.database(shard)
+            self._seldom.warning(database, "loader: shard %d: %s", shard, error)
+            away.databases.add(database)
         except TimerUnavailable as error:  # full, or gone: the other nodes' slots go on
             away.servers[run_id] = error
         except Exception:  # one broken table must not keep all others from being loaded
@@ -174,11 +184,13 @@ class Loader(Service):
             return
         self._owned = self._told.popleft()
         now_s = self._clock.monotonic_s()
-        shards = [
+        shards = {
             s for slot in self._owned for s in self._routing.shards_of_slot(slot, self._slot_amount)
-        ]
-        self._read_s = {shard: self._read_s.get(shard, now_s) for shard in shards}
+        }
+        # What it gains may not have been read for long: whoever had it is gone.
         self._unread.intersection_update(shards)
+        self._unread.update(shards - self._read_s.keys())
+        self._read_s = {shard: self._read_s.get(shard, now_s) for shard in shards}
 
     def _done_with(self, shard: int) -> None:
         self._unread.discard(shard)

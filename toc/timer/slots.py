@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import copysign, isfinite
 from typing import Any, NamedTuple
 
 from redis.client import PubSub
+from redis.cluster import RedisCluster
 from redis.exceptions import ResponseError, SlotNotCoveredError
 
+from toc.domain.ids import JOB_ID_MAX
 from toc.errors import SchemaMismatch, TimerUnavailable
 from toc.runtime.clock import Clock
 from toc.timer import facts, keys
@@ -47,6 +50,13 @@ class Popped:
     next_s: float | None
 
 
+class Reminders(NamedTuple):
+    """A page of a queue: job_id -> ms. `foreign`: members that are no job_id."""
+
+    by_id: dict[int, int]
+    foreign: int
+
+
 class Slots:
     """The slots of all topics on one Redis, or on a Redis Cluster. Connects at the first call.
 
@@ -79,17 +89,25 @@ class Slots:
     def arm(self, topic: str, entries: Mapping[int, Sequence[Entry]]) -> int:
         """Puts entries (by slot) into their StoreQueues; the earliest reminder of a job wins.
 
-        Returns the server's time in ms.
+        Returns the server's time in ms. The TimerUnavailable of a cluster names the slots that were
+        refused; the others are armed.
         """
         channel = keys.wake_channel(self._namespace, topic)
-        answers = self._all(
-            "arm",
-            topic,
-            [
-                (slot, (self._store(topic, slot),), (self._now(), channel, slot, *_flat(part)))
-                for slot, part in _parts(entries)
-            ],
-        )
+        calls = [
+            (slot, (self._store(topic, slot),), (self._now(), channel, slot, *_flat(part)))
+            for slot, part in _parts(entries)
+        ]
+        answers = self._run("arm", topic, calls)
+        failed = {
+            call[0]: answer
+            for call, answer in zip(calls, answers, strict=True)
+            if isinstance(answer, Exception)
+        }
+        for met in failed.values():
+            if is_refusal(met):
+                is_cluster = isinstance(self._client, RedisCluster)
+                raise TimerUnavailable(met, frozenset(failed) if is_cluster else None) from met
+        _unless_any_failed(answers)
         return int(answers[-1][0]) if answers else 0
 
     def pop(self, topic: str, wanted: Sequence[tuple[int, int]], stay_ms: int) -> list[Popped]:
@@ -193,6 +211,64 @@ class Slots:
         _unless_any_failed(scores)
         armed, out = (None if score is None else int(float(score)) for score in scores)
         return armed, out
+
+    def entries(
+        self, topic: str, slot: int, after_ms: int | None, until_ms: int | None, page: int
+    ) -> Iterator[Reminders]:
+        """What stands in a StoreQueue after one moment until another (None: no bound), page by page.
+
+        Entries that move meanwhile may be met twice, or not at all.
+        """
+        return self._walk(topic, self._store(topic, slot), slot, after_ms, until_ms, page)
+
+    def out(self, topic: str, slot: int, page: int) -> Iterator[Reminders]:
+        """What stands in a PrepareQueue, with the end of its stay, as `entries`."""
+        key = keys.prepare_key(self._namespace, topic, slot)
+        return self._walk(topic, key, slot, None, None, page)
+
+    def _walk(
+        self,
+        topic: str,
+        key: str,
+        slot: int,
+        after_ms: int | None,
+        until_ms: int | None,
+        page: int,
+    ) -> Iterator[Reminders]:
+        low = "-inf" if after_ms is None else f"({after_ms}"
+        high = "+inf" if until_ms is None else str(until_ms)
+        skip = 0  # those with the score of `low` that were given already
+        while True:
+            args = ("ZRANGE", key, low, high, "BYSCORE", "LIMIT", skip, page, "WITHSCORES")
+            (answer,) = self._send("entries", topic, [slot], [Command(key, args)])
+            _unless_any_failed([answer])
+            members, scores = _pairs(answer)
+            yield _reminders(members, scores)
+            if len(scores) < page:
+                return
+            last = _text(scores[-1])
+            skip = (skip if last == low else 0) + scores.count(scores[-1])
+            low = last
+
+    def places(
+        self, topic: str, ids: Mapping[int, Sequence[int]]
+    ) -> dict[tuple[int, int], tuple[int | None, int | None]]:
+        """Where ids (by slot) stand: (slot, id) -> (StoreQueue, PrepareQueue) in ms; only those that do."""
+        parts = list(_parts(ids))
+        commands = [
+            Command(key, ("ZMSCORE", key, *part))
+            for slot, part in parts
+            for key in self._queues(topic, slot)
+        ]
+        slots = [slot for slot, _ in parts for _ in range(2)]
+        answers = self._send("places", topic, slots, commands)
+        _unless_any_failed(answers)
+        found = {}
+        for (slot, part), armed, out in zip(parts, answers[::2], answers[1::2], strict=True):
+            for job_id, one, other in zip(part, armed, out, strict=True):
+                if one is not None or other is not None:
+                    found[slot, job_id] = _ms_or_none(one), _ms_or_none(other)
+        return found
 
     def time_ms(self) -> int:
         """The server's time (of a cluster: one node's)."""
@@ -367,7 +443,40 @@ def _flat(entries: Sequence[Entry]) -> list[int | str]:
 
 
 def _score(head: Sequence[Any]) -> int | None:
-    """Of a ZRANGE of one entry WITHSCORES: RESP3 nests the pair, RESP2 does not."""
-    if not head:
-        return None
-    return int(float(head[0][1] if isinstance(head[0], list) else head[1]))
+    """Of a ZRANGE of one entry WITHSCORES."""
+    scores = _pairs(head)[1]
+    return _ms(scores[0]) if scores else None
+
+
+def _pairs(answer: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Members and scores of a ZRANGE WITHSCORES: RESP3 nests the pairs, RESP2 does not."""
+    if answer and isinstance(answer[0], list):
+        return [pair[0] for pair in answer], [pair[1] for pair in answer]
+    return answer[::2], answer[1::2]
+
+
+def _reminders(members: Sequence[Any], scores: Sequence[Any]) -> Reminders:
+    found: dict[int, int] = {}
+    with suppress(ValueError, OverflowError):  # what toc writes: integers, on both sides
+        found = dict(zip(map(int, members), map(int, scores), strict=True))
+    if not found or min(found) < 0 or max(found) > JOB_ID_MAX:
+        found = {
+            int(member): _ms(score)
+            for member, score in zip(members, scores, strict=True)
+            if member.isdigit() and int(member) <= JOB_ID_MAX
+        }
+    return Reminders(found, len(members) - len(found))
+
+
+def _text(score: Any) -> str:
+    return score.decode() if isinstance(score, bytes) else repr(score)
+
+
+def _ms_or_none(score: Any) -> int | None:
+    return None if score is None else _ms(score)
+
+
+def _ms(score: Any) -> int:
+    """A score in whole ms; one that is infinite, by whoever's hand, is beyond all times."""
+    value = float(score)
+    return int(value) if isfinite(value) else int(copysign(2**53, value))

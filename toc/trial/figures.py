@@ -51,7 +51,16 @@ def histogram(
     width: int = 40,
 ) -> list[str]:
     """One line per bucket between the first and the last that hold something."""
-    found = counts(values, edges)
+    return bars(counts(values, edges), edges, unit, width)
+
+
+def bars(
+    found: Sequence[int],
+    edges: Sequence[float] = LATENESS_EDGES_MS,
+    unit: str = "ms",
+    width: int = 40,
+) -> list[str]:
+    """The same for values that are counted already: one count per edge, and one for what is above."""
     held = [position for position, n in enumerate(found) if n]
     if not held:
         return []

@@ -89,7 +89,14 @@ class HandlerPool(Service):
 
     @property
     def stuck(self) -> int:
-        return len(self._stuck)
+        with self._lock:  # what it says and what the metric says are one
+            return len(self._stuck)
+
+    @property
+    def stuck_jobs(self) -> set[int]:
+        """Whose handlers run beyond their timeout."""
+        with self._lock:
+            return {self._running[key][0].job.job_id for key in self._stuck}
 
     # ---- life
 
@@ -162,11 +169,11 @@ class HandlerPool(Service):
                 del self._running[key]
                 substituted = key in self._stuck
                 self._stuck.discard(key)
+                metrics.HANDLERS_STUCK.set(len(self._stuck))
             self._finish(run, result)
             if substituted:  # a substitute does this thread's work since
                 with self._lock:
                     self._threads.discard(threading.current_thread())
-                metrics.HANDLERS_STUCK.set(len(self._stuck))
                 return
 
     # ---- event loop

@@ -57,6 +57,10 @@ class Room:
 
     def give(self, database: int, taken: int) -> None:
         """Ends a reservation."""
+        if (
+            not taken
+        ):  # who was refused gives nothing back: told of room, he would ask again at once
+            return
         with self._lock:
             self._reserved[database] -= taken
         self._tell()

@@ -38,7 +38,7 @@ class Settler(Service):
         slots: Slots | None,
         slots_of: Callable[[str], int],
         released: Callable[[int, list[Run]], None],
-        back_in_time: Callable[[int, int], Entry],
+        back_in_time: Callable[[int, int, int], Entry],
         clock: Clock,
         *,
         batch_max: int,
@@ -63,7 +63,8 @@ class Settler(Service):
         if not self._batch:
             if not self._queue:
                 return IDLE_S
-            if len(self._queue) < self._batch_max and self._wait_s and not self.stopping:
+            awaited = self._queue[0].run.settled is not None  # the next suspect waits for it
+            if len(self._queue) < self._batch_max and not (awaited or self.stopping):
                 self._stopping.wait(self._wait_s)  # a little company makes a commit cheaper for all
             while self._queue and len(self._batch) < self._batch_max:
                 self._batch.append(self._queue.popleft())
@@ -83,7 +84,8 @@ class Settler(Service):
     @property
     def pending(self) -> int:
         """Outcomes that are not recorded yet."""
-        return len(self._queue) + len(self._batch)
+        # The batch first: what moves into it meanwhile must not be counted twice (see Worker.quiet).
+        return len(self._batch) + len(self._queue)
 
     def _one_by_one(self) -> set[tuple[int, str]]:
         """One outcome that cannot be written must not hold up the others: its lease will end."""
@@ -124,8 +126,9 @@ class Settler(Service):
             if outcome.kind in _ENDED:
                 acks[topic][slot].append(outcome.job_id)
             else:
+                now_ms = ended.run.now_ms(self._clock.monotonic_s())
                 due_ms = outcome.due_ms or ended.run.job.action_ms
-                backs[topic][slot].append(self._back_in_time(due_ms, outcome.job_id))
+                backs[topic][slot].append(self._back_in_time(now_ms, due_ms, outcome.job_id))
         try:
             for topic, ids in acks.items():
                 self._slots.ack(topic, ids)

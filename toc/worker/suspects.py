@@ -53,6 +53,7 @@ class Undertaker(Protocol):
     def hold(self, on: bool) -> None: ...
     @property
     def quiet(self) -> bool: ...
+    def stuck_beside(self, job_id: int) -> bool: ...
 
 
 class SuspectLane(Service):
@@ -114,6 +115,9 @@ class SuspectLane(Service):
                     return not self.stopping
                 alone = False  # a worker with long handlers is never quiet: better beside them than never
                 self._worker.hold(False)
+            # Another job's handler that hangs is not waited for, but may yet end the process: that would
+            # prove nothing against this one.
+            alone = alone and not self._worker.stuck_beside(suspect.job_id)
             run = None if self.stopping else self._worker.take_over(suspect, done, alone=alone)
             # One that hangs beyond its lease is nobody's any more: the next suspect goes on.
             while run and not self.stopping and self._clock.monotonic_s() < run.lease_end_s:

@@ -14,11 +14,12 @@ from typing import Any
 from toc.domain.ids import gene_of
 from toc.domain.job import Job
 from toc.domain.limits import attribute_of
+from toc.domain.policy import UNHANDLED_MS
 from toc.domain.routing import slot_of
-from toc.errors import NotFound, StoreUnavailable, TimerUnavailable
+from toc.errors import NotFound, SchemaMismatch, StoreUnavailable, TimerUnavailable
 from toc.handlers.registry import HandlerSpec, Registry
 from toc.runtime import metrics
-from toc.runtime.clock import Clock, ServerTime
+from toc.runtime.clock import Clock
 from toc.runtime.seldom import Seldom
 from toc.runtime.service import stop_all
 from toc.runtime.settings import WorkerSettings
@@ -38,10 +39,8 @@ from toc.worker.suspects import ALONE, LOST_LEASE, Suspect, SuspectLane
 log = logging.getLogger(__name__)
 
 PUT_BACK_MS_MIN = 1000  # a row that is not ours is not looked at again sooner (clocks may disagree)
-UNHANDLED_MS = 10_000  # a type without a handler here waits for another node, or a deploy
 LAST_RESORT_S = 60.0  # the next try of a job whose verdict or retry policy cannot be read
 DOWN_S = 3.0  # a database that did not answer is not asked for this long
-TIME_AGE_S_MAX = 60.0
 
 _TIMER_STAGE = metrics.STAGE.labels("timer")
 _DATABASE_STAGE = metrics.STAGE.labels("database")
@@ -88,7 +87,6 @@ class Worker:
             {no: round(spec.timeout_s * 1000) + allowance_ms for no, spec in self._specs.items()},
             None if every is None else round(every.timeout_s * 1000) + allowance_ms,
         )
-        self._server_time = ServerTime(clock)
         self._room = Room(
             clock,
             len(databases.all),
@@ -168,12 +166,20 @@ class Worker:
 
         What only waits to be settled has run: a process that dies now takes no start with it.
         """
+        # In this order: what moves on between two looks (reserved, in flight, ended) is seen twice or
+        # taken for running, never overlooked.
+        busy = self._room.reserved
+        busy += self._room.in_flight
         ended = sum(settler.pending for settler in self._settlers)
-        return self._room.in_flight + self._room.reserved <= self._pool.stuck + ended
+        return busy <= ended + self._pool.stuck
 
     @property
     def stuck(self) -> int:
         return self._pool.stuck
+
+    def stuck_beside(self, job_id: int) -> bool:
+        """Whether a handler of another job hangs."""
+        return not self._pool.stuck_jobs <= {job_id}
 
     @property
     def types(self) -> Sequence[int] | None:
@@ -184,25 +190,26 @@ class Worker:
 
     def take_room(self, database: int, wanted: int) -> int:
         """Reserves room: as much as can be claimed such that none waits long for a thread (I8)."""
-        if self._stopping or self._held:
+        if self._stopping or self._held or self._is_down(database):
             return 0
-        return self._room.take(database, wanted, waiting=self._pool.waiting)
+        taken = self._room.take(database, wanted, waiting=self._pool.waiting)
+        if taken and self._held:
+            # Held since the look above: `quiet` may have been asked before the reservation.
+            self._room.give(database, taken)
+            return 0
+        return taken
 
     def give_room(self, database: int, taken: int) -> None:
         self._room.give(database, taken)
 
     def offer(self, database: int, batch: Batch) -> int:
         """Claims ids and queues those that are ours. Raises StoreUnavailable after putting them back."""
-        if self._clock.monotonic_s() < self._down_until_s.get(database, 0.0):
+        if self._is_down(database):
             self._put_back_all(batch)
             return 0
         try:
-            if batch.time_ms is not None:
-                self._server_time.heard(batch.time_ms)
-            elif not self._server_time.known or self._server_time.age_s > TIME_AGE_S_MAX:
-                self._server_time.heard(self._databases[database].now_ms())
             return self._claim(database, batch)
-        except StoreUnavailable:
+        except (StoreUnavailable, SchemaMismatch):
             self._down_until_s[database] = self._clock.monotonic_s() + DOWN_S
             self._put_back_all(batch)
             raise
@@ -261,7 +268,7 @@ class Worker:
                 later.append(Entry(now_ms + UNHANDLED_MS, job_id))
             else:
                 due_ms = row.due_ms if row.due_ms > now_ms else now_ms + PUT_BACK_MS_MIN
-                later.append(self._back_in_time(due_ms, job_id))
+                later.append(self._back_in_time(now_ms, due_ms, job_id))
         self._start(database, runs, rescued=not batch.popped)
         if batch.popped:
             self._answer_timer(batch.topic, gone, later)
@@ -296,7 +303,17 @@ class Worker:
         )  # fmt: skip
         lease_end_s = found_s + spec.timeout_s + self._settings.lease_allowance_s
         topic = self._topic_of(biz_type)
-        return Run(job, spec, topic, database, token, lease_end_s, self._clock.monotonic_s())
+        assert row.claimed_ms is not None  # noqa: S101 - its claim has set it
+        return Run(
+            job,
+            spec,
+            topic,
+            database,
+            token,
+            row.claimed_ms,
+            lease_end_s,
+            self._clock.monotonic_s(),
+        )
 
     # ---- what the pool asks and tells
 
@@ -314,7 +331,7 @@ class Worker:
         run.started_s = now_s
         metrics.FIRED.labels(run.job.biz_type).inc()
         if run.job.attempts == 1:
-            metrics.LATENESS.observe(max(0.0, (self._now_ms() - run.job.action_ms) / 1000))
+            metrics.LATENESS.observe(max(0.0, (run.now_ms(now_s) - run.job.action_ms) / 1000))
             if run.found_ms is not None:
                 _TIMER_STAGE.observe(max(0.0, (run.found_ms - run.job.action_ms) / 1000))
         if run.asked_s is not None:
@@ -323,8 +340,9 @@ class Worker:
         return True
 
     def _finish(self, run: Run, result: object) -> None:
-        now_ms = self._now_ms()
-        _HANDLER_STAGE.observe(self._clock.monotonic_s() - run.started_s)
+        now_s = self._clock.monotonic_s()
+        now_ms = run.now_ms(now_s)
+        _HANDLER_STAGE.observe(now_s - run.started_s)
         try:
             outcome = judge(run, result, now_ms, self._rng.uniform(-1, 1))
         except Exception as error:
@@ -360,7 +378,7 @@ class Worker:
         """Ends a job that has lost its last lease."""
         database = self._databases[suspect.database]
         if self._claims.bury_lost(
-            database, suspect.shard, suspect.job_id, suspect.token, LOST_LEASE
+            database, suspect.shard, suspect.job_id, suspect.token, LOST_LEASE, self.identity
         ):
             log.warning("job %d is dead: %s", suspect.job_id, LOST_LEASE)
             biz_type = self._type_name(suspect.type_no)
@@ -386,13 +404,12 @@ class Worker:
 
     # ---- small things
 
-    def _now_ms(self) -> int:
-        """The server's time, carried on from the last pop (or scan)."""
-        return self._server_time.now_ms() if self._server_time.known else self._clock.wall_ms()
+    def _is_down(self, database: int) -> bool:
+        return self._clock.monotonic_s() < self._down_until_s.get(database, 0.0)
 
-    def _back_in_time(self, due_ms: int, job_id: int) -> Entry:
+    def _back_in_time(self, now_ms: int, due_ms: int, job_id: int) -> Entry:
         """How a reminder goes back: at its due time, or not at all while that is far."""
-        far = due_ms > self._now_ms() + self._near_ms
+        far = due_ms > now_ms + self._near_ms
         return Entry(None if far else due_ms, job_id)
 
     def _spec(self, type_no: int) -> HandlerSpec | None:
@@ -410,13 +427,11 @@ class Worker:
         self._seldom.warning(type_no, text, self._type_name(type_no))
 
     def _put_back_all(self, batch: Batch) -> None:
+        # Due as they were. This process does not pop for this database for a while, but perhaps the way
+        # to it is only closed from here: then a deputy sees that they are late.
         if batch.popped and batch.time_ms is not None:
-            again_ms = batch.time_ms + round(DOWN_S * 1000)
-            self._answer_timer(
-                batch.topic,
-                [],
-                [Entry(again_ms, job_id) for ids in batch.ids.values() for job_id in ids],
-            )
+            ids = [job_id for ids in batch.ids.values() for job_id in ids]
+            self._answer_timer(batch.topic, [], [Entry(batch.time_ms, job_id) for job_id in ids])
 
     def _answer_timer(self, topic: str, gone: Sequence[int], later: Sequence[Entry]) -> None:
         if self._slots is None or not (gone or later):

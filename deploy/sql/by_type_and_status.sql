@@ -1,0 +1,11 @@
+-- How many rows there are of each type and status.
+--
+-- Costs: reads every row of every shard: about a second per million rows and database, and what else lives in
+-- the buffer pool makes room. Mind the time limit of `toc sql` (--timeout), or ask a replica.
+-- Index: none.
+SELECT type_name,
+       status_name,
+       COUNT(*) AS jobs
+  FROM toc_jobs
+ GROUP BY type_name, status_name
+ ORDER BY type_name, status_name;

@@ -1,0 +1,19 @@
+-- What is stuck: pending jobs that nobody took, and running ones whose lease is over; the oldest first.
+--
+-- A minute is more than any of them should wait: the scanner takes what is overdue by scanner.grace_s (30 s).
+--
+-- Costs: reads the live jobs that are overdue; on a healthy system there are few.
+-- Index: ix_due (due_time, job_id) of each shard. Ended jobs have no due_time.
+SELECT shard,
+       job_id,
+       biz_id,
+       type_name,
+       status_name,
+       due_time,
+       TIMESTAMPDIFF(SECOND, due_time, UTC_TIMESTAMP()) AS overdue_s,
+       attempts,
+       worker
+  FROM toc_jobs
+ WHERE due_time < UTC_TIMESTAMP() - INTERVAL 1 MINUTE
+ ORDER BY due_time, job_id
+ LIMIT 100;

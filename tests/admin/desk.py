@@ -1,0 +1,94 @@
+"""A person at the admin's desk: orders, runs, and everything that a run could have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import text
+
+from tests.integration.world import World
+from toc.admin.changes import Account, Changes, Found, opened
+from toc.admin.orders import Order, Verb
+from toc.admin.where import Where
+from toc.domain.job import Event
+from toc.store.events import events_of
+
+ANN, WHY, RUN = "ann@desk", "nobody wants it", "0123abcd"
+MARK = f" [run {RUN}]"
+
+
+def order(verb: str, where: str = "TRUE", **fields: Any) -> Order:
+    signed = {"actor": ANN, "reason": WHY, "run": RUN}
+    return Order(Verb(verb), Where(where), **signed | fields)
+
+
+class Desk:
+    """A world (databases, Redis, one clock for all), and runs in it."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.library = world, world.library
+
+    @contextmanager
+    def changes(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Changes]:
+        with opened(self.world.settings, self.world.clock, stop) as changes:
+            yield changes
+
+    def count(self, wanted: Order, database: int | None = None) -> Found:
+        with self.changes() as changes:
+            return changes.count(wanted, changes.databases(database), lambda: None)
+
+    def run(
+        self,
+        wanted: Order,
+        *,
+        per_second: int = 500,
+        limit: int = 1000,
+        database: int | None = None,
+        account: Account | None = None,
+        stop: Callable[[], bool] = lambda: False,
+        chosen: Callable[[], object] = lambda: None,
+        page: Callable[[int], object] = lambda jobs: None,
+    ) -> Account:
+        """A whole run. `chosen()` is called when the ids are known, `page(jobs)` after each page."""
+        account = Account() if account is None else account
+        with self.changes(stop) as changes:
+            ids = changes.choose(wanted, changes.databases(database), limit, lambda: None)
+            chosen()
+            changes.apply(wanted, ids, per_second, account, lambda jobs: page(jobs) and None)
+        return account
+
+    # ---- looking
+
+    def events(self, job_id: int) -> list[Event]:
+        return events_of(self.library.home(job_id), job_id, 100)
+
+    def everything(self) -> list[Any]:
+        """All rows of all tables, and all of Redis."""
+        found: list[Any] = []
+        for database in self.library.databases:
+            tables = [f"toc_job_{shard:04d}" for shard in database.shards]
+            for table in [*tables, "toc_dead_job", "toc_event", "toc_meta", "toc_biz_type"]:
+                with database.engine.begin() as connection:
+                    rows = connection.execute(text(f"SELECT * FROM {table} ORDER BY 1"))
+                    found += [(table, *row) for row in rows]
+        if self.world.settings.has_timer:
+            client = self.world.slots.client()
+            for key in sorted(client.scan_iter(match=f"*{self.world.settings.namespace}*")):
+                found.append((key, client.dump(key)))
+        return found
+
+    def statuses(self, ids: Sequence[int]) -> list[int]:
+        return [self.library.row(job_id).status for job_id in ids]
+
+
+def totals(account: Account) -> tuple[int, int, int, int]:
+    """Changed, before, superseded, meanwhile: of all databases."""
+    parts = account.databases.values()
+    return (
+        sum(part.changed for part in parts),
+        sum(part.before for part in parts),
+        sum(part.superseded for part in parts),
+        sum(part.meanwhile for part in parts),
+    )

@@ -1,0 +1,462 @@
+"""A person's WHERE: what is taken and how it is understood, what is refused, and that servers agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from sqlalchemy import text
+
+from tests.contract.library import Library
+from toc.admin.where import CHARS_MAX, VALUES_MAX, Where
+from toc.domain.job import Status
+from toc.domain.routing import BIZ_ID_MAX
+from toc.errors import InvalidInput
+from toc.store.claims import Kind
+from toc.store.conditions import (
+    KINDS,
+    Bounds,
+    Column,
+    Compare,
+    Condition,
+    Constant,
+    Every,
+    IsNull,
+    Like,
+    Negation,
+    OneOf,
+    Some,
+    bounds_of,
+)
+from toc.store.sets import Sets, names_of
+from toc.store.views import COLUMNS, JOBS, jobs_of_shard
+
+NOW_MS = 1_773_490_000_123  # 2026-03-14 12:06:40.123
+SECOND, HOUR, DAY = 1000, 3_600_000, 86_400_000
+TODAY_MS = NOW_MS - NOW_MS % DAY
+
+
+def read(where: str) -> Condition:
+    return Where(where).condition(NOW_MS)
+
+
+def refusal(where: str) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        read(where)
+    assert caught.value.field == "where"
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_columns_are_those_of_the_view() -> None:
+    assert tuple(KINDS) == COLUMNS[JOBS]
+
+
+# ---- what is taken
+
+
+def compare(name: str, operator: str, value: object) -> Compare:
+    return Compare(Column(name), operator, value)  # type: ignore[arg-type]
+
+
+TAKEN: Mapping[str, Condition] = {
+    "status = 0": compare("status", "=", 0),
+    "STATUS <> 0": compare("status", "<>", 0),
+    "0 < `attempts`": compare("attempts", ">", 0),
+    "3 >= attempts": compare("attempts", "<=", 3),
+    "late_ms > -5": compare("late_ms", ">", -5),
+    "toc_jobs.status != 2": compare("status", "<>", 2),
+    "biz_id = '42'": compare("biz_id", "=", 42),
+    f"biz_id = {BIZ_ID_MAX}": compare("biz_id", "=", BIZ_ID_MAX),
+    "due_time < action_time": compare("due_time", "<", Column("action_time")),
+    'type_name = "order.close"': compare("type_name", "=", "order.close"),
+    r"worker = 'it''s \'x\' 100%'": compare("worker", "=", "it's 'x' 100%"),
+    "worker = ';-- /* x */ #'": compare("worker", "=", ";-- /* x */ #"),
+    "(status = 0)": compare("status", "=", 0),
+    "status = 0 AND (attempts > 1 AND shard = 2)": Every(
+        (
+            compare("status", "=", 0),
+            Every((compare("attempts", ">", 1), compare("shard", "=", 2))),
+        )
+    ),
+    "status = 0 OR status = 1 AND shard = 2": Some(
+        (
+            compare("status", "=", 0),
+            Every((compare("status", "=", 1), compare("shard", "=", 2))),
+        )
+    ),
+    "status = 0 || status = 1 && shard = 2": Some(
+        (
+            compare("status", "=", 0),
+            Every((compare("status", "=", 1), compare("shard", "=", 2))),
+        )
+    ),
+    "NOT status = 0": Negation(compare("status", "=", 0)),
+    "biz_id IN (1, '2', (3))": OneOf(Column("biz_id"), (1, 2, 3)),
+    "biz_id NOT IN (1)": Negation(OneOf(Column("biz_id"), (1,))),
+    "attempts BETWEEN 1 AND 3": Every((compare("attempts", ">=", 1), compare("attempts", "<=", 3))),
+    "2 BETWEEN attempts AND 3": Every((compare("attempts", "<=", 2), Constant(True))),
+    r"worker LIKE 'h\_1%'": Like(Column("worker"), r"h\_1%", "\\"),
+    "worker LIKE 'h|_1%' ESCAPE '|'": Like(Column("worker"), "h|_1%", "|"),
+    "worker NOT LIKE 'h%' ESCAPE ''": Negation(Like(Column("worker"), "h%", "")),
+    "dedup_key IS NULL": IsNull(Column("dedup_key")),
+    "dedup_key IS NOT NULL": Negation(IsNull(Column("dedup_key"))),
+    "TRUE": Constant(True),
+    "1 = 1": Constant(True),
+    "'a' > 'b'": Constant(False),
+    "NOW() > NOW() - INTERVAL 1 DAY": Constant(True),
+}
+
+
+@pytest.mark.parametrize("where", TAKEN)
+def test_what_is_taken(where: str) -> None:
+    assert read(where) == TAKEN[where]
+
+
+MOMENTS = {
+    "NOW()": NOW_MS,
+    "now(3)": NOW_MS,
+    "UTC_TIMESTAMP()": NOW_MS,
+    "UTC_TIMESTAMP": NOW_MS,
+    "CURRENT_TIMESTAMP": NOW_MS,
+    "CURDATE()": TODAY_MS,
+    "UTC_DATE()": TODAY_MS,
+    "NOW() - INTERVAL 1 HOUR": NOW_MS - HOUR,
+    "NOW() + INTERVAL '90' SECOND - INTERVAL 2 MINUTE": NOW_MS - 30 * SECOND,
+    "NOW() + INTERVAL -1 DAY": NOW_MS - DAY,
+    "INTERVAL 1 WEEK + CURRENT_DATE": TODAY_MS + 7 * DAY,
+    "(DATE_SUB(NOW(), INTERVAL 2 DAY))": NOW_MS - 2 * DAY,
+    "DATE_ADD(CURDATE(), INTERVAL 1 MONTH)": TODAY_MS + 31 * DAY,
+    "DATE'2026-03-31' - INTERVAL 1 MONTH": TODAY_MS - 14 * DAY,  # 28 February: the last there is
+    "DATE'2024-02-29' + INTERVAL 1 YEAR": TODAY_MS - 379 * DAY,
+    "NOW() - INTERVAL 1 QUARTER": NOW_MS - 90 * DAY,
+    "'2026-03-14'": TODAY_MS,
+    "'2026-03-14 12:06:40.123'": NOW_MS,
+    "'2026-03-14T12:06:40.123Z'": NOW_MS,
+    "'2026-03-14 20:06:40.123+08:00'": NOW_MS,
+    "TIMESTAMP'2026-03-14 00:00:01'": TODAY_MS + SECOND,
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_moments(moment: str) -> None:
+    assert read(f"due_time < {moment}") == compare("due_time", "<", MOMENTS[moment])
+    assert read(f"{moment} < due_time") == compare("due_time", ">", MOMENTS[moment])
+    between = read(f"due_time BETWEEN {moment} AND NOW()")
+    assert isinstance(between, Every)
+    assert between.parts[0] == compare("due_time", ">=", MOMENTS[moment])
+
+
+# ---- what is refused
+
+REFUSED = {
+    # other statements, and what hides them
+    "status = 0; DROP TABLE toc_job_0000": "must be one expression",
+    "status = 0;": "must be one expression",
+    "status = 0 -- and more": "no comments",
+    "status = 0 # and more": "no comments",
+    "status = 0 /* and more */": "no comments",
+    "/* first */ status = 0": "no comments",
+    "status /*+ hint */ = 0": "no comments",
+    "status = 0 /*!50000 OR 1=1 */": "no comments",
+    "/* nothing else */": "must say which jobs",
+    "": "must say which jobs",
+    "  \n": "must say which jobs",
+    "status = 0 /* unclosed": "no expression of MySQL",
+    "worker = 'unclosed": "no expression of MySQL",
+    "UPDATE toc_job_0000 SET status = 3": "no expression of MySQL",
+    "DELETE FROM toc_job_0000": "no expression of MySQL",
+    "status = 0 UNION SELECT 1": "no expression of MySQL: wrong at 'UNION'",
+    "status = 0 ORDER BY 1": "no expression of MySQL",
+    "status = 0 LIMIT 3": "no expression of MySQL",
+    "status = 0 FOR UPDATE": "no expression of MySQL",
+    "status = 0 INTO OUTFILE '/tmp/x'": "no expression of MySQL",
+    "(status = 0": "no expression of MySQL",
+    "status = 0)": "no expression of MySQL",
+    "status =": "no expression of MySQL",
+    # subqueries, functions, variables
+    "job_id IN (SELECT job_id FROM toc_event)": "a subquery is not allowed",
+    "status = (SELECT 1)": "a subquery is not allowed",
+    "EXISTS (SELECT 1)": "a subquery is not allowed",
+    "status = ALL (SELECT 1)": "a subquery is not allowed",
+    "due_time < NOW() - INTERVAL (SELECT 1) DAY": "whole number",
+    "SLEEP(5)": "the function SLEEP is not allowed",
+    "status = SLEEP(5)": "the function SLEEP is not allowed",
+    "due_time < SYSDATE()": "the function SYSDATE is not allowed",
+    "worker = LOAD_FILE('/etc/passwd')": "the function LOAD_FILE is not allowed",
+    "GET_LOCK('x', 1) = 1": "the function GET_LOCK is not allowed",
+    "LOWER(worker) = 'x'": "the function LOWER is not allowed",
+    "COUNT(*) > 1": "the function COUNT is not allowed",
+    "worker REGEXP 'x'": "REGEXP_LIKE is not allowed",
+    "attribute->'$.x' = 1": "JSON_EXTRACT is not allowed",
+    "CASE WHEN TRUE THEN TRUE END": "CASE is not allowed",
+    "CAST(worker AS CHAR) = 'x'": "not allowed",
+    "BINARY worker = 'x'": "not allowed",
+    "worker = 'x' 'y'": "not allowed",
+    "worker COLLATE utf8mb4_bin = 'x'": "not allowed",
+    "status = @x": "a variable or parameter is not allowed",
+    "status = @@version": "not allowed",
+    "status = ?": "a variable or parameter is not allowed",
+    "status = :x": "a variable or parameter is not allowed",
+    "worker = _utf8'x'": "not allowed",
+    "worker = N'x'": "not allowed",
+    "worker = X'41'": "not allowed",
+    "status = 0x1": "not allowed",
+    "status = b'1'": "not allowed",
+    # operators
+    "status & 1": "not allowed",
+    "attempts + 1 > 2": "not allowed",
+    "attempts DIV 2 = 1": "not allowed",
+    "status = 0 XOR status = 1": "XOR",
+    "status <=> 0": "not allowed",
+    "status = 0 = 0": "not allowed",
+    "(status, shard) = (0, 1)": "not allowed",
+    "status IS TRUE": "IS goes with NULL only",
+    "due_time = action_time + INTERVAL 1 DAY": "not allowed",
+    # no condition
+    "status": "is no condition",
+    "1": "is no condition",
+    "NOT status": "is no condition",
+    "'x' AND TRUE": "is no condition",
+    # columns
+    "statsu = 0": "no such column in toc_jobs; did you mean status?",
+    "duetime < NOW()": "did you mean due_time?",
+    "password = 'x'": "no such column in toc_jobs; got 'password'",
+    "live_key = 'x'": "no such column",
+    "toc_event.status = 0": "the only table is toc_jobs",
+    "mysql.user.worker = 'x'": "the only table is toc_jobs",
+    # kinds
+    "status = 'pending'": "status is a number: status_name has the word",
+    "attempts > 'many'": "attempts is a number",
+    "attempts > 1.5": "whole number",
+    "attempts > 1e3": "whole number",
+    "biz_id = -1": "biz_id lies from 0",
+    f"biz_id = {BIZ_ID_MAX + 1}": "biz_id lies from 0",
+    f"attempts = {2**63}": "attempts lies from",
+    "biz_id = 99999999999999999999999": "whole number",
+    "worker = 5": "worker is a text",
+    "worker = NOW()": "worker is a text",
+    "worker = biz_id": "one is a text, the other a number",
+    "1 = '1'": "compares unlike things",
+    "due_time < 20260101": "due_time is a time",
+    "due_time < 'tomorrow'": "is no time",
+    "due_time < '2026-02-30'": "is no time",
+    "due_time < '1969-12-31'": "must lie between",
+    "due_time < '2026-01-01 00:00:00.0005'": "to the millisecond",
+    "due_time < NOW() + INTERVAL 9000 YEAR": "must lie between",
+    "due_time < NOW() + INTERVAL 999999999999 WEEK": "must lie between",
+    "due_time < NOW() + INTERVAL 1.5 HOUR": "whole number",
+    "due_time < NOW() + INTERVAL '1:30' MINUTE_SECOND": "whole number",
+    "due_time < NOW() + INTERVAL 1 FORTNIGHT": "the unit must be one of",
+    "status_name = 'pendin'": "status_name is one of",
+    "status_name IN ('done', 'Dead')": "status_name is one of",
+    "due_time = NULL": "IS NULL",
+    "dedup_key IN ('x', NULL)": "IS NULL",
+    "status IN ()": "a list must have",
+    "status IN (attempts)": "not a column",
+    "'x' LIKE worker": "a column must stand before LIKE",
+    "action_time LIKE '2026%'": "LIKE is for texts",
+    "biz_id LIKE '4%'": "LIKE is for texts",
+    "worker LIKE 'x' ESCAPE 'xx'": "ESCAPE is one character",
+    "worker LIKE dedup_key": "not a column",
+    # sizes
+    f"biz_id IN ({', '.join(['1'] * (VALUES_MAX + 1))})": "a list must have",
+    "(" * 100 + "status = 0" + ")" * 100: "nested deeper",
+    "NOT " * 3000 + "status = 0": "nested deeper",
+    "status = 0" + " " * CHARS_MAX: "must be at most",
+    "worker = '\ud83d'": "must be text",
+    "worker = '\0'": "must be text",
+}
+
+
+@pytest.mark.parametrize("where", REFUSED, ids=lambda where: where[:60])
+def test_what_is_refused(where: str) -> None:
+    assert REFUSED[where] in refusal(where)
+
+
+def test_much_is_not_too_much() -> None:
+    assert isinstance(read(" OR ".join(["biz_id = 42"] * 3000)), Some)
+    ids = read(f"biz_id IN ({', '.join(map(str, range(VALUES_MAX)))})")
+    assert isinstance(ids, OneOf)
+    assert len(ids.values) == VALUES_MAX
+
+
+def test_it_says_how_it_was_understood() -> None:
+    assert (
+        Where("status=0||status=1&&shard in(2)").text == "status = 0 OR status = 1 AND shard IN (2)"
+    )
+
+
+def test_an_unknown_type_is_refused() -> None:
+    names = {1: "order.close", 2: "report"}
+    Where("type_name IN ('order.close', 'report') OR type_name LIKE 'x%'").check_types(names)
+    where = Where("status = 0 AND NOT (type_name = 'order.clsoe' OR shard = 1)")
+    with pytest.raises(InvalidInput, match=r"no such biz_type; did you mean order\.close\?"):
+        where.check_types(names)
+
+
+# ---- which index
+
+
+BOUNDS = {
+    "TRUE": Bounds(),
+    "status = 0 OR biz_id = 42": Bounds(),
+    "NOT biz_id = 42": Bounds(),
+    "biz_id <> 42": Bounds(),
+    "biz_id = 42 AND attempts > 1": Bounds(biz_ids=frozenset({42})),
+    "biz_id IN (42, 43) AND (biz_id IN (43, 44))": Bounds(biz_ids=frozenset({43})),
+    "job_id IN (1, 2)": Bounds(job_ids=frozenset({1, 2})),
+    "shard = 3 AND status IN (0, 1)": Bounds(shards=frozenset({3}), statuses=frozenset({0, 1})),
+    "status_name = 'dead'": Bounds(statuses=frozenset({4})),
+    "status_name IN ('dead', 'done') AND status = 4": Bounds(statuses=frozenset({4})),
+    "due_time IS NOT NULL": Bounds(is_due=True),
+    "due_time < NOW()": Bounds(is_due=True, due_until_ms=NOW_MS),
+    "due_time BETWEEN CURDATE() AND NOW() AND due_time > '2026-01-01'": Bounds(
+        is_due=True, due_from_ms=TODAY_MS, due_until_ms=NOW_MS
+    ),
+    "due_time = NOW()": Bounds(is_due=True, due_from_ms=NOW_MS, due_until_ms=NOW_MS),
+    "due_time IN (NOW(), CURDATE())": Bounds(
+        is_due=True, due_from_ms=TODAY_MS, due_until_ms=NOW_MS
+    ),
+    "due_time <> NOW()": Bounds(is_due=True),
+    "due_time < action_time": Bounds(),
+}
+
+
+@pytest.mark.parametrize("where", BOUNDS)
+def test_what_follows_from_a_condition(where: str) -> None:
+    assert bounds_of(read(where)) == BOUNDS[where]
+
+
+# ---- servers agree
+
+SAME = [
+    "TRUE",
+    "1 = 2",
+    "status = 0",
+    "status_name = 'pending' OR status_name > 'e'",
+    "status IN (2, 3, 4) AND NOT status_name LIKE 'd%'",
+    "biz_id = 18446744073709551615",
+    "biz_id > 42",
+    "biz_id <= 9223372036854775808",
+    "biz_id BETWEEN 43 AND 9223372036854775807",
+    "NOT biz_id < 18446744073709551615",
+    "biz_id IN (42, 18446744073709551614, 18446744073709551615)",
+    "job_id > biz_id",
+    "shard = 2 OR shard > 2",
+    "shard IN (0, 1)",
+    "NOT shard = 0",
+    "type_name = 'order.close'",
+    "type_name <> 'report' AND status <> 0",
+    "type_name LIKE 'ORDER%'",
+    "type_name LIKE '_eport'",
+    "type_name IN ('report') AND attempts >= 1",
+    "dedup_key IS NULL",
+    "dedup_key = 'K'",
+    "dedup_key > 'k'",
+    "NOT dedup_key = 'k'",
+    "dedup_key IN ('k', 'a%b')",
+    r"dedup_key LIKE 'a\%%'",
+    "dedup_key LIKE 'a%b'",
+    "dedup_key LIKE 'a|%b' ESCAPE '|'",
+    "dedup_key LIKE '_' ESCAPE ''",
+    "dedup_key LIKE '*'",
+    "dedup_key LIKE '[k]'",
+    "dedup_key LIKE '%?%'",
+    "attribute LIKE '%Größe%'",
+    "attribute LIKE '%GRÖSSE%'",
+    "attribute IS NULL OR attribute = '{\"a\":1}'",
+    "worker IS NOT NULL AND worker <> 'ended'",
+    "action_time < '2026-01-01 00:00:10'",
+    "action_time >= '2026-01-01 00:00:10.005'",
+    "due_time = action_time",
+    "due_time <> action_time OR due_time IS NULL",
+    "due_time BETWEEN '2026-01-01' AND '2026-01-01 00:00:05.000'",
+    "claim_time IS NULL AND late_ms IS NULL",
+    "late_ms = 0",
+    "late_ms > 0 AND late_ms < 1000",
+    "late_ms >= 1500 OR late_ms < 0",
+    "gmt_create <= '2026-01-01' AND gmt_modified > '2026-01-01'",
+    "attempts < 1 AND (status = 0 OR status = 3) AND NOT (dedup_key = 'k' OR shard = 1)",
+]
+
+
+@pytest.fixture
+def various(library: Library) -> Library:
+    """Jobs of all states, with odd ids, keys and attributes."""
+    for number, biz_id in enumerate((0, 42, 43, 2**63 - 1, 2**63, BIZ_ID_MAX)):
+        library.pending(biz_id, in_ms=5000 * number)
+        library.pending(biz_id, in_ms=10_005, type_no=library.report_no, key="k")
+    keys = ("", "K", "a%b", "axb", "*", "[k]", "a?b", "_")
+    for number, key in enumerate(keys):
+        library.pending(number, key=key, attribute='{"n":"Größe"}' if number % 2 else '{"a":1}')
+    for kind in Kind:
+        job_id = library.pending(1, in_ms=-1500)
+        library.claim([job_id], "ended")
+        library.clock.advance(0.25)
+        library.settle_as(kind, job_id, "ended", library.now_ms + 4000, "x")
+    library.running("one", biz_id=3)
+    library.jobs.cancel(library.pending(4))
+    return library
+
+
+def by_hand(library: Library, where: str) -> set[int]:
+    """What the server itself finds in the view."""
+    found: set[int] = set()
+    for shard in range(4):
+        view = jobs_of_shard(shard, sqlite=library.sqlite)
+        with library.databases[0].engine.connect() as connection:
+            sql = f"SELECT job_id FROM ({view}) AS toc_jobs WHERE {where}"
+            found |= set(connection.exec_driver_sql(sql.replace("%", "%%")).scalars())
+    return found
+
+
+def by_us(library: Library, where: str) -> set[int]:
+    condition = read(where)
+    names = names_of(library.databases)
+    sets = Sets(library.databases, names, condition, Constant(True))
+    found: list[int] = []
+    for window in sets.walk(library.databases[0], bounds_of(condition), lambda: None):
+        ids = sets.ids(window)
+        tallies = sets.tally(window)
+        assert sum(tally.matched for tally in tallies) == len(ids)
+        found += ids
+    assert len(found) == len(set(found))
+    return set(found)
+
+
+@pytest.mark.parametrize("where", SAME)
+def test_it_means_what_it_means_to_the_server(various: Library, where: str) -> None:
+    if various.sqlite:
+        pytest.skip("MySQL's dialect: SQLite is compared with it below")
+    assert by_us(various, where) == by_hand(various, where)
+
+
+EXPECTED_OF_SQLITE = {
+    "TRUE": 28,
+    "biz_id > 42": 8,
+    "biz_id <= 9223372036854775808": 26,
+    "NOT biz_id < 18446744073709551615": 2,
+    "type_name LIKE 'ORDER%'": 0,
+    r"dedup_key LIKE 'a\%%'": 1,
+    "dedup_key LIKE 'a%b'": 3,
+    "dedup_key LIKE '*'": 1,
+    "dedup_key LIKE '[k]'": 1,
+    "dedup_key LIKE '_' ESCAPE ''": 9,
+    "attribute LIKE '%Größe%'": 4,
+    "late_ms >= 1500 OR late_ms < 0": 6,
+}
+
+
+@pytest.mark.parametrize("where", EXPECTED_OF_SQLITE)
+def test_the_same_number_of_jobs_on_every_engine(various: Library, where: str) -> None:
+    assert len(by_us(various, where)) == EXPECTED_OF_SQLITE[where]
+
+
+def test_a_status_of_other_hands_has_no_name(library: Library) -> None:
+    job_id = library.pending()
+    table = f"toc_job_{library.shard(job_id):04d}"
+    with library.databases[0].engine.begin() as connection:
+        connection.execute(text(f"UPDATE {table} SET status = 9 WHERE job_id = {job_id}"))
+    assert by_us(library, "status = 9 AND status_name IS NULL") == {job_id}
+    assert by_us(library, f"NOT status_name = '{Status.DONE.name.lower()}'") == set()

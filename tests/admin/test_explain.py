@@ -1,0 +1,527 @@
+"""`toc explain`: what it says must be what is the case, on every engine and with a real Redis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.admin.desk import ANN, MARK, WHY, Desk, order
+from tests.contract.library import LEASE_MS, Library
+from tests.integration.world import World
+from tests.servers.endpoint import Endpoint
+from tests.servers.process import free_port
+from tests.worker.conftest import make_rig
+from tests.worker.rig import TYPE, Gate, Rig
+from tests.worker.waiting import wait_until
+from toc.admin.story import Meaning, Story, lateness, meaning, story
+from toc.cli.explain import _json, _text
+from toc.cli.words import duration
+from toc.domain.ids import JOB_ID_MAX, gene_of
+from toc.domain.job import Status
+from toc.errors import InvalidInput, SchemaMismatch
+from toc.node.node import Node
+from toc.runtime.settings import Settings, TopicSettings
+from toc.store.claims import Kind
+from toc.timer.slots import Entry
+
+__all__ = ["make_rig"]
+
+SECOND, MINUTE, HOUR = 1000, 60_000, 3_600_000
+TOKEN = "shop7:4711:00c0ffee0000:12"
+
+
+@pytest.fixture
+def desk(library: Library, redis_server: Endpoint) -> Iterator[Desk]:
+    world = World(library, redis_server.url)
+    yield Desk(world)
+    world.close()
+
+
+def look(desk: Desk, job_id: int, **changes: Any) -> tuple[Story, Meaning]:
+    settings = desk.world.settings.model_copy(update=changes)
+    found = story(settings, job_id, desk.world.clock)
+    means = meaning(found, settings, duration)
+    # However it is shown, nothing is missing and nothing fails.
+    late = None if found.record is None else lateness(found.record)
+    assert str(job_id) in _text(found, means, late)
+    assert json.loads(json.dumps(_json(found, means, late)))["job_id"] == str(job_id)
+    return found, means
+
+
+def says(desk: Desk, job_id: int, agrees: bool | None, words: str, **changes: Any) -> Story:
+    found, means = look(desk, job_id, **changes)
+    assert means == Meaning(agrees, words)
+    return found
+
+
+def schedule(desk: Desk, in_ms: int, **fields: Any) -> int:
+    wanted = {"biz_type": "order.close"} | fields
+    return desk.world.center.schedule(42, timedelta(milliseconds=in_ms), **wanted)
+
+
+def pop(desk: Desk, job_id: int) -> None:
+    (popped,) = desk.world.slots.pop("default", [(desk.world.slot(job_id), 9)], 30_000)
+    assert job_id in popped.ids
+
+
+def forget(desk: Desk, job_id: int) -> None:
+    desk.world.slots.ack("default", {desk.world.slot(job_id): [job_id]})
+
+
+# ---- the row
+
+
+def test_the_whole_row_is_told(desk: Desk) -> None:
+    library = desk.library
+    note = {"note": "größer", "n": [1, None]}
+    job_id = schedule(desk, 5 * MINUTE, attribute=note, dedup_key="k")
+    found, _ = look(desk, job_id)
+    assert found.record is not None
+    assert found.record.job == library.jobs.get(job_id)
+    row = library.row(job_id)
+    assert (found.record.created_ms, found.record.modified_ms) == (row.created_ms, row.modified_ms)
+    assert found.now_ms == library.now_ms
+    shard = library.shard(job_id)
+    home = found.home
+    assert (home.shard, home.database, home.table) == (shard, 0, f"toc_job_{shard:04d}")
+    assert home.created_ms == library.now_ms
+    shown = _text(found, meaning(found, desk.world.settings, duration), lateness(found.record))
+    for word in ("order.close", '{"note": "größer", "n": [1, null]}', "'k'", home.table,
+                 "action_time   2026-01-01 00:05:00.000Z (in 5m 0s)", "0 (pending)"):  # fmt: skip
+        assert word in shown
+    value = _json(found, Meaning(True, ""), lateness(found.record))
+    assert value["row"]["attribute"] == note
+    assert value["row"]["due_time"] == "2026-01-01T00:05:00.000Z"
+    assert value["found"] is True
+
+
+def test_texts_of_others_do_not_command_the_terminal(desk: Desk) -> None:
+    job_id = schedule(desk, 5 * MINUTE, attribute={"x": "\x1b[31m"})
+    desk.library.jobs.cancel(job_id, "red \x1b[31m [bold]")
+    found, means = look(desk, job_id)
+    assert found.record is not None
+    shown = _text(found, means, lateness(found.record))
+    assert "\x1b" not in shown
+    assert "red \\x1b[31m [bold]" in shown
+
+
+def test_a_type_without_a_name(desk: Desk) -> None:
+    job_id = desk.library.pending()
+    table = f"toc_job_{desk.library.shard(job_id):04d}"
+    desk.library.sql(job_id, f"UPDATE {table} SET biz_type = 999, attribute = 'no json'")
+    found, _ = look(desk, job_id)
+    assert found.record is not None
+    assert found.record.job.biz_type == "number 999, which has no name"
+
+
+# ---- pending
+
+
+def test_pending_far(desk: Desk) -> None:
+    job_id = schedule(desk, HOUR)
+    found = says(desk, job_id, True, "due in 1h 0m, not in Redis yet: beyond the horizon of 15m 0s")
+    assert found.place is not None
+    assert found.place.is_empty
+
+
+def test_pending_and_armed(desk: Desk) -> None:
+    job_id = schedule(desk, 5 * MINUTE)
+    found = says(desk, job_id, True, "due in 5m 0s, and armed for that moment")
+    place, slot = found.place, desk.world.slot(job_id)
+    assert place is not None
+    assert (place.topic, place.slot, place.out_ms) == ("default", slot, None)
+    assert place.armed_ms == desk.library.now_ms + 5 * MINUTE
+    client = desk.world.slots.client()
+    assert client.zscore(place.store_key, job_id) == place.armed_ms  # by the name that is told
+    pop_at = desk.library.clock
+    pop_at.advance(5 * 60)
+    pop(desk, job_id)
+    place = look(desk, job_id)[0].place
+    assert place is not None
+    assert client.zscore(place.prepare_key, job_id) == place.out_ms
+
+
+def test_pending_near_and_not_in_redis(desk: Desk) -> None:
+    job_id = desk.library.pending(in_ms=5 * MINUTE)
+    says(
+        desk,
+        job_id,
+        False,
+        "due in 5m 0s, and not in Redis: the loader brings it within moments, else the scanner "
+        "takes it within 40s after its time",
+    )
+
+
+def test_armed_too_early_and_too_late(desk: Desk) -> None:
+    job_id = schedule(desk, 5 * MINUTE)
+    desk.library.jobs.reschedule(job_id, desk.library.now_ms + 9 * MINUTE)
+    early = "due in 9m 0s, but armed 4m 0s earlier: it was moved; the claim puts it right"
+    says(desk, job_id, False, early)
+    desk.library.jobs.reschedule(job_id, desk.library.now_ms + 2 * MINUTE)
+    late = "due in 2m 0s, but armed 3m 0s later: the scanner takes it within 40s after its time"
+    says(desk, job_id, False, late)
+    desk.library.clock.advance(125)
+    overdue = "overdue by 5s, but armed for later: the scanner takes it within 35s"
+    says(desk, job_id, False, overdue)
+
+
+def test_popped_before_its_time(desk: Desk) -> None:
+    job_id = schedule(desk, 0)
+    desk.library.jobs.reschedule(job_id, desk.library.now_ms + 9 * MINUTE)
+    pop(desk, job_id)
+    says(desk, job_id, False, "due in 9m 0s, but popped already: the claim puts it back")
+
+
+def test_overdue(desk: Desk) -> None:
+    job_id = schedule(desk, 0)
+    desk.library.clock.advance(2)
+    says(
+        desk, job_id, True, "overdue by 2s, and armed: a worker takes it at once, if it handles the type"
+    )  # fmt: skip
+    pop(desk, job_id)
+    popped = "overdue by 2s; popped, and on its way to a worker: it comes back in 30s"
+    says(desk, job_id, True, popped)
+    forget(desk, job_id)
+    desk.library.clock.advance(28)
+    alone = "overdue by 30s and in no queue: the scanner takes it within 10s"
+    says(desk, job_id, False, alone)
+    desk.library.clock.advance(30)
+    nobody = (
+        "overdue by 1m 0s and in no queue: the scanner should have taken it: is there a worker with "
+        "a handler for order.close? (`toc status`)"
+    )
+    says(desk, job_id, False, nobody)
+
+
+# ---- running
+
+
+def test_running_under_a_lease(desk: Desk) -> None:
+    job_id = schedule(desk, 0)
+    pop(desk, job_id)
+    desk.library.clock.advance(1.5)
+    desk.library.claim([job_id], TOKEN)
+    desk.library.clock.advance(2)
+    words = "running under the lease of shop7:4711 until 2026-01-01 00:01:01.500 UTC, 58s left"
+    assert LEASE_MS == 60_000
+    found = says(desk, job_id, True, words)
+    assert found.record is not None
+    assert lateness(found.record).claimed_after_ms == 1500
+    assert lateness(found.record).ended_after_ms is None
+    desk.library.clock.advance(LEASE_MS / 1000)
+    over = (
+        "the lease of shop7:4711 was over 2s ago: it died, or its handler hangs; who pops or scans "
+        "the job next takes it over"
+    )
+    says(desk, job_id, True, over)
+    desk.library.take_over(job_id, TOKEN, "shop8:1:00c0ffee0001:1")
+    found, means = look(desk, job_id)
+    assert (
+        means.text
+        == "running under the lease of shop8:1 until 2026-01-01 00:02:03.500 UTC, 1m 0s left"
+    )
+    (event,) = found.events
+    assert (event.what, event.attempts) == ("take_over", 2)
+    assert TOKEN in str(event.reason)
+
+
+# ---- retried, dead, redriven, done
+
+
+def test_retried(desk: Desk) -> None:
+    job_id = schedule(desk, 0)
+    desk.library.claim([job_id], TOKEN)
+    due_ms = desk.library.now_ms + 90 * SECOND
+    desk.library.settle_as(Kind.RETRY, job_id, TOKEN, due_ms, "boom")
+    desk.world.slots.put_back("default", {desk.world.slot(job_id): [Entry(due_ms, job_id)]})
+    words = "due in 1m 30s, after 1 attempt, but armed 1m 30s earlier: it was moved; the claim puts it right"
+    says(desk, job_id, False, words)  # put_back never makes a reminder later: the earliest wins
+    forget(desk, job_id)
+    desk.world.slots.put_back("default", {desk.world.slot(job_id): [Entry(due_ms, job_id)]})
+    found = says(desk, job_id, True, "due in 1m 30s, after 1 attempt, and armed for that moment")
+    (event,) = found.events
+    assert (event.what, event.actor, event.reason) == ("retry", "shop7:4711", "boom")
+
+
+def test_dead_and_redriven(desk: Desk) -> None:
+    job_id = schedule(desk, -2 * SECOND)
+    pop(desk, job_id)
+    desk.library.claim([job_id], TOKEN)
+    desk.library.clock.advance(3)
+    desk.library.settle_as(Kind.BURY, job_id, TOKEN, error="no luck\nat line 5")
+    forget(desk, job_id)
+    desk.library.clock.advance(60)
+    words = "dead 1m 0s ago, after 1 attempt; `toc dead redrive` gives it a new life"
+    found = says(desk, job_id, True, words)
+    assert found.record is not None
+    assert found.record.letter is not None
+    assert found.record.letter.error == "no luck\nat line 5"
+    assert lateness(found.record).claimed_after_ms == 2000
+    assert lateness(found.record).ended_after_ms == 3000
+    desk.run(order("redrive"))
+    found, means = look(desk, job_id)
+    assert means.agrees is True
+    assert "armed: a worker takes it at once" in means.text
+    assert [event.what for event in found.events] == ["bury", "redrive"]
+    assert found.record is not None
+    assert found.record.letter is None
+    assert lateness(found.record).claimed_after_ms is None  # that claim was an earlier life's
+
+
+def test_done(desk: Desk) -> None:
+    job_id = schedule(desk, 0)
+    desk.library.clock.advance(0.25)
+    pop(desk, job_id)
+    desk.library.claim([job_id], TOKEN)
+    desk.library.clock.advance(1)
+    desk.library.settle_as(Kind.DONE, job_id, TOKEN)
+    left = (
+        "done 0s ago, after 1 attempt; Redis still reminds of it, and forgets it at the next claim"
+    )
+    says(desk, job_id, False, left)
+    forget(desk, job_id)
+    found = says(desk, job_id, True, "done 0s ago, after 1 attempt")
+    assert found.record is not None
+    late = lateness(found.record)
+    assert (late.claimed_after_ms, late.ended_after_ms) == (250, 1000)
+    shown = _text(found, Meaning(True, ""), late)
+    assert "claimed  0.25s after its action_time" in shown
+    assert "ended    1s after that" in shown
+
+
+# ---- by a person
+
+
+def test_cancelled_by_a_person(desk: Desk) -> None:
+    job_id = schedule(desk, 5 * MINUTE)
+    desk.library.jobs.actor = "bob@laptop"
+    desk.library.jobs.cancel(job_id, "asked to")
+    left = "cancelled 0s ago; Redis still reminds of it, and forgets it at the next claim"
+    found = says(desk, job_id, False, left)
+    (event,) = found.events
+    assert (event.what, event.actor, event.reason) == ("cancel", "bob@laptop", "asked to")
+
+
+def test_cancelled_and_postponed_by_the_admin(desk: Desk) -> None:
+    one, two = schedule(desk, 5 * MINUTE), schedule(desk, 5 * MINUTE)
+    desk.run(order("cancel", f"job_id = {one}"))
+    found, means = look(desk, one)
+    assert means.agrees is True
+    assert [(e.actor, e.reason) for e in found.events] == [(ANN, WHY + MARK)]
+    desk.run(order("postpone", f"job_id = {two}", to_ms=desk.library.now_ms + HOUR))
+    found, means = look(desk, two)
+    assert "but armed 55m 0s earlier: it was moved; the claim puts it right" in means.text
+    assert [(e.what, e.actor) for e in found.events] == [("reschedule", ANN)]
+    shown = _text(found, means, None)
+    assert f"reschedule (pending -> pending) by {ANN}: to 2026-01-01 01:00:00" in shown
+
+
+# ---- topics
+
+
+def test_a_topic_of_its_own(desk: Desk) -> None:
+    job_id = desk.world.center.schedule(42, timedelta(minutes=5), biz_type="vip.close")
+    found, means = look(desk, job_id)
+    assert means.agrees is True
+    (place,) = found.places
+    assert (place.topic, place.slot) == ("vip", gene_of(job_id) & 1)
+    assert ":vip_" in place.store_key
+
+
+def test_a_reminder_that_was_left_in_another_topic(desk: Desk) -> None:
+    job_id = schedule(desk, 5 * MINUTE)
+    moved = {"vip": TopicSettings(slot_amount=2, biz_types=("order.close",))}
+    found, means = look(desk, job_id, topics=moved)
+    assert [place.topic for place in found.places] == ["vip", "default"]
+    assert means.agrees is False
+    assert "and not in Redis" in means.text
+
+
+# ---- no such job
+
+
+def test_a_job_that_is_not_there(desk: Desk) -> None:
+    gone = desk.library.new().job_id
+    desk.library.clock.advance(90)
+    purged = "there is no such job: it was made 1m 30s ago and purged since, or never existed"
+    found = says(desk, gone, True, purged)
+    assert (found.record, found.events) == (None, [])
+    assert [place.topic for place in found.places] == ["default", "vip"]
+    slot = desk.world.slot(gone)
+    desk.world.slots.arm("default", {slot: [Entry(desk.library.now_ms, gone)]})
+    says(desk, gone, False, f"{purged}; its reminder goes with the next claim")
+    never = "there is no such job: by its id it would be made in"
+    assert look(desk, JOB_ID_MAX)[1].text.startswith(never)
+    assert look(desk, 0)[1].text.startswith("there is no such job: it was made 731d")
+
+
+def test_events_outlive_their_job(desk: Desk) -> None:
+    job_id = schedule(desk, 5 * MINUTE)
+    desk.library.jobs.cancel(job_id)
+    table = f"toc_job_{desk.library.shard(job_id):04d}"
+    desk.library.sql(job_id, f"DELETE FROM {table}")
+    found, means = look(desk, job_id)
+    assert means.text.startswith("there is no such job: it was made 0s ago and purged since")
+    assert [event.what for event in found.events] == ["cancel"]
+
+
+@pytest.mark.parametrize("job_id", [-1, JOB_ID_MAX + 1])
+def test_what_is_no_id(desk: Desk, job_id: int) -> None:
+    with pytest.raises(InvalidInput, match="job_id"):
+        story(desk.world.settings, job_id, desk.world.clock)
+
+
+# ---- servers that are away
+
+
+def test_without_redis(desk: Desk) -> None:
+    job_id = schedule(desk, 5 * MINUTE)
+    none = "due in 5m 0s; there is no Redis: the scanner takes it within 10s after its time"
+    says(desk, job_id, None, none, redis_url="none")
+    away = f"redis://127.0.0.1:{free_port()}/0"
+    unknown = (
+        "due in 5m 0s; where its reminder is is not known; without Redis the scanner takes it, "
+        "1 to 3 s late"
+    )
+    found = says(desk, job_id, None, unknown, redis_url=away)
+    assert list(found.troubles) == ["redis"]
+    assert found.troubles["redis"].startswith("Redis does not answer: ")
+    assert found.record is not None
+
+
+def test_without_zookeeper(desk: Desk) -> None:
+    job_id = schedule(desk, 5 * MINUTE)
+    found, means = look(desk, job_id, zookeeper_hosts=f"127.0.0.1:{free_port()}")
+    assert means.text == "due in 5m 0s, and armed for that moment"
+    assert list(found.troubles) == ["zookeeper"]
+    found, _ = look(desk, job_id)
+    assert found.troubles == {}
+    assert "every node: there is no ZooKeeper" in _text(found, means, None)
+
+
+def test_without_its_database(desk: Desk) -> None:
+    job_id = schedule(desk, 5 * MINUTE)
+    url = "sqlite:////no/such/directory/toc.db"
+    if not desk.library.sqlite:
+        url = f"mysql+pymysql://root:hidden@127.0.0.1:{free_port()}/toc"
+    found, means = look(desk, job_id, databases=(url,))
+    assert means.text == "its database does not answer: what has become of it is not known"
+    assert list(found.troubles) == ["database 0"]
+    assert found.database_error is not None
+    assert found.record is None
+    place = next(place for place in found.places if place.topic == "default")
+    assert place.armed_ms is not None  # Redis has it all the same
+    shown = _text(found, means, None)
+    assert "hidden" not in shown
+    assert "missing: database 0 does not answer" in shown
+
+
+@pytest.mark.parametrize("table", ["toc_job_#", "toc_event", "toc_dead_job", "toc_meta"])
+def test_a_dropped_table_is_named(desk: Desk, table: str) -> None:
+    job_id = schedule(desk, 5 * MINUTE)
+    name = table.replace("#", f"{desk.library.shard(job_id):04d}")
+    desk.library.sql(job_id, f"ALTER TABLE {name} RENAME TO away")
+    try:
+        found, _ = look(desk, job_id)
+    finally:
+        desk.library.sql(job_id, f"ALTER TABLE away RENAME TO {name}")
+    assert isinstance(found.database_error, SchemaMismatch)
+    assert found.troubles["database 0"].startswith("database 0, table toc_")
+    assert name in found.troubles["database 0"]
+
+
+def test_other_settings_than_the_databases_are_refused(desk: Desk) -> None:
+    job_id = schedule(desk, 5 * MINUTE)
+    wrong = desk.world.settings.model_copy(update={"shards": 8, "topics": {}})
+    with pytest.raises(SchemaMismatch, match="database 0 was set up with shards = 4"):
+        story(wrong, job_id, desk.world.clock)
+
+
+# ---- real nodes
+
+
+def tell(settings: Settings, job_id: int) -> tuple[Story, str]:
+    found = story(settings, job_id)
+    return found, meaning(found, settings, duration).text
+
+
+def test_what_a_worker_does_is_what_is_told(make_rig: Any) -> None:
+    rig: Rig = make_rig()
+    gate = Gate()
+    rig.handler(timeout=5)(gate)
+    rig.start()
+    rig.wait_for_loader()
+    job_id = rig.center.schedule(42, timedelta(), biz_type=TYPE)
+    gate.wait()
+    found, words = tell(rig.settings, job_id)
+    assert rig.node is not None
+    holder = ":".join(rig.node.identity.split(":")[:2])
+    assert words.startswith(f"running under the lease of {holder} until ")
+    assert words.endswith("s left")
+    assert found.record is not None
+    assert found.record.job.token is not None
+    assert found.record.job.token.startswith(rig.node.identity)
+    gate.open.set()
+    rig.wait_for(Status.DONE, job_id)
+    wait_until(lambda: tell(rig.settings, job_id)[0].place.is_empty, "the ack")  # type: ignore[union-attr]
+    found, words = tell(rig.settings, job_id)
+    assert words.startswith("done ")
+    assert found.record is not None
+    late = lateness(found.record)
+    assert late.claimed_after_ms is not None
+    assert late.ended_after_ms is not None
+    assert late.claimed_after_ms >= 0
+
+
+def test_owners_and_deputies(
+    make_rig: Any, zookeeper_server: Endpoint, zookeeper_root: str, tmp_path: Path
+) -> None:
+    rig: Rig = make_rig(
+        zookeeper_hosts=f"{zookeeper_server.url}{zookeeper_root}", cluster={"session_timeout_s": 2}
+    )
+    rig.handler()(lambda job: None)
+    job_id = rig.center.schedule(42, timedelta(minutes=5), biz_type=TYPE)
+    nobody, _ = tell(rig.settings, job_id)
+    assert nobody.members == []
+    assert nobody.owners == {"": [], "default": []}
+    nodes = [Node(rig.settings, handlers=rig.registry) for _ in range(2)]
+    try:
+        for node in nodes:
+            node.start()
+        names = {node.identity for node in nodes}
+
+        def shared() -> Story | None:
+            found, _ = tell(rig.settings, job_id)
+            owners = [owner for of_thing in found.owners.values() for owner in of_thing]
+            whole = len(owners) == 2 and all(owner.deputy for owner in owners)
+            return found if whole else None
+
+        found = wait_until(shared, "each thing to have an owner and a deputy")
+        assert found is not None
+        for owners in found.owners.values():
+            (owner,) = owners
+            assert {owner.node, owner.deputy} == names
+            assert owner.handles == [TYPE]
+        (slot_owner,) = found.owners["default"]
+        shown = _text(found, Meaning(True, ""), None)
+        assert f"slot of default  {slot_owner.node}, since" in shown
+        owner = next(node for node in nodes if node.identity == slot_owner.node)
+        owner.stop()
+        nodes.remove(owner)
+
+        def inherited() -> bool:
+            found, _ = tell(rig.settings, job_id)
+            return [one.node for one in found.owners["default"]] == [slot_owner.deputy]
+
+        assert wait_until(inherited, "the deputy to own the slot")
+        rig.run_elsewhere(job_id, token=TOKEN, attempts=1, lease_s=60)
+        left = "the lease of shop7:4711 (which has left ZooKeeper) until"
+        assert left in tell(rig.settings, job_id)[1]
+    finally:
+        for node in nodes:
+            node.stop()

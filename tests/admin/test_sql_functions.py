@@ -1,0 +1,105 @@
+"""Every function that is taken: MySQL's own, and the same on SQLite."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
+
+from tests.admin.world import World, prepare, same_rows
+from toc.admin.functions import ALIASES, FUNCTIONS, SPELLED, UNITS
+from toc.admin.lite import functions
+
+EXPRESSIONS = [
+    "CONCAT(shard, '-', type_name)", "CONCAT(due_time, '|', status)", "LENGTH(attribute)",
+    "CHAR_LENGTH(attribute)", "LOWER(attribute)", "UPPER(attribute)",
+    *(f"SUBSTRING(attribute, {n})" for n in (-3, -1, 0, 1, 2, 9)),
+    *(f"SUBSTRING(attribute, {n}, {k})" for n in (-2, 0, 1, 3) for k in (-1, 0, 1, 5)),
+    *(f"SUBSTRING_INDEX(worker, '-', {n})" for n in (-3, -1, 0, 1, 3)),
+    "SUBSTRING_INDEX(worker, '', 1)", "SUBSTRING_INDEX(worker, ':1', 1)",
+    *(f"LEFT(attribute, {n})" for n in (-1, 0, 2, 99)),
+    *(f"RIGHT(attribute, {n})" for n in (-1, 0, 2, 99)),
+    "LOCATE('e', worker)", "LOCATE('e', worker, 5)", "LOCATE('E', worker)", "LOCATE('', worker)",
+    "LOCATE('e', worker, 0)", "INSTR(worker, ':')", "REPLACE(worker, ':', '--')",
+    "REPLACE(worker, '', 'x')", "TRIM(CONCAT('  ', worker, '  '))", "LTRIM(CONCAT('  ', worker))",
+    "RTRIM(CONCAT(worker, '  '))", "ABS(attempts - 3)", "SIGN(attempts - 3)",
+    *(f"ROUND(attempts * 1.25 - 3.5{digits})" for digits in ("", ", 1", ", 0", ", -1", ", 5")),
+    *(f"TRUNCATE(attempts * 1.25 - 3.5, {n})" for n in (0, 1, -1)),
+    "ROUND(late_ms, -2)", "TRUNCATE(late_ms, -2)", "FLOOR(attempts * 1.5 - 3)",
+    "CEILING(attempts * 1.5 - 3)", "MOD(attempts - 3, 2)", "attempts % 0", "MOD(attempts, 1.5)",
+    "COALESCE(due_time, claim_time)", "COALESCE(worker, dedup_key, 'none')", "COALESCE(status)",
+    "COALESCE(due_time, 'never')", "COALESCE(attempts, 'none')",
+    "NULLIF(worker, 'node-a:1:1')", "NULLIF(due_time, claim_time)", "GREATEST(attempts, status, 2)",
+    "GREATEST(due_time, claim_time)", "GREATEST(due_time, '2026-01-01 10:00')", "LEAST(worker, 'node-b')",
+    "LEAST(attempts, NULL)", "NOW()", "NOW(1)", "NOW(2)", "NOW(3)", "UTC_TIMESTAMP()",
+    "UTC_TIMESTAMP(3)", "CURDATE()", "UTC_DATE()",
+    "DATE(due_time)", "DATE('2026-02-03 04:05:06')", "LAST_DAY(due_time)",
+    *(f"{name}(due_time)" for name in ("YEAR", "QUARTER", "MONTH", "DAY", "HOUR", "MINUTE", "SECOND",
+                                       "MICROSECOND", "DAYOFWEEK", "WEEKDAY", "DAYOFYEAR")),
+    "DATEDIFF(due_time, action_time)", "DATEDIFF(NOW(), due_time)", "DATEDIFF('2026-03-01', due_time)",
+    "DATE_FORMAT(due_time, '%Y %y %m %c %M %b %d %e %D %j %H %k %h %I %l %i %s %S %f %p %T %r')",
+    "DATE_FORMAT(due_time, '%W %a %w %v %x %% %q')", "DATE_FORMAT('2021-01-03', '%x-%v')",
+    "UNIX_TIMESTAMP(due_time)", "UNIX_TIMESTAMP(DATE(due_time))", "UNIX_TIMESTAMP()",
+    "FROM_UNIXTIME(1767225600)", "FROM_UNIXTIME(attempts)",
+    *(f"due_time + INTERVAL attempts {unit}" for unit in UNITS[1:]),
+    *(f"due_time - INTERVAL 700 {unit}" for unit in UNITS[1:]),
+    *(f"DATE(due_time) + INTERVAL 5 {unit}" for unit in UNITS[1:]),
+    "DATE_SUB('2024-03-31', INTERVAL 1 MONTH) < due_time", "DATE_ADD(due_time, INTERVAL 250000 MICROSECOND)",
+    "due_time + INTERVAL 9000 YEAR", "TIMESTAMPADD(DAY, 3, due_time)",
+    *(f"TIMESTAMPDIFF({unit}, action_time, NOW())" for unit in UNITS),
+    *(f"TIMESTAMPDIFF({unit}, '2024-02-29 13:00:00', due_time)" for unit in UNITS),
+    *(f"TIMESTAMPDIFF({unit}, due_time, '2024-02-29')" for unit in UNITS),
+    "IF(status = 1, 'one', 'other')", "ISNULL(due_time)", "IFNULL(late_ms, -1)",
+    "CASE WHEN due_time < NOW() THEN 'past' WHEN due_time IS NULL THEN 'ended' ELSE 'ahead' END",
+    "CASE status WHEN 0 THEN due_time ELSE DATE(action_time) END", "CASE status WHEN 9 THEN 1 END",
+    "CAST(attempts AS CHAR)", "CAST(worker AS CHAR(4))", "CAST('12abc' AS SIGNED)",
+    "CAST(attempts * 0.5 AS SIGNED)", "CAST(attempts * 0.5 AS UNSIGNED)",
+    "CAST(attempts / 3 AS DECIMAL(6, 2))", "CAST('2.345' AS DECIMAL(6, 2))", "CAST(attempts AS DECIMAL)",
+    "CAST(due_time AS DATE)", "CAST(due_time AS DATETIME)", "CAST(due_time AS DATETIME(3))",
+    "CAST('2026-01-02 03:04' AS DATETIME)", "CAST(attempts AS DOUBLE)", "CAST('x' AS DATETIME)",
+    "attempts / 4", "attempts / 0", "attempts DIV 2", "(attempts - 3) DIV 2", "attempts DIV 0",
+    "-attempts", "- -attempts", "NOT attempts", "NOT (due_time > NOW())", "TRUE + TRUE",
+    "due_time LIKE '2026-01-%'", "worker LIKE '%:_'", "worker LIKE 'NODE%'", "attribute LIKE '%\\\\\\\\%'",
+    "due_time IN ('2026-01-01', '2026-01-02 00:00')", "DATE(due_time) = '2026-01-01 00:00:00'",
+    "DATE(due_time) < '2026-01-01 10:00:00'", "due_time <= CURDATE()", "due_time BETWEEN CURDATE() AND NOW()",
+    "status = '1'", "biz_id > '20'", "worker <=> NULL", "NULL IS TRUE", "(attempts > 2) IS FALSE",
+]  # fmt: skip
+
+
+def test_every_function_is_here() -> None:
+    text = " ".join(EXPRESSIONS)
+    called = {ALIASES.get(name, name) for name in re.findall(r"(\w+)\(", text)}
+    assert (FUNCTIONS.keys() | {*SPELLED}) - called == {"DATE_ADD"} - called
+    assert {f"my_{name.lower()}" for name in FUNCTIONS} - functions(0).keys() == {
+        "my_coalesce", "my_nullif", "my_greatest", "my_least"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+@pytest.mark.parametrize("world", ["mysql"], indirect=True)
+def test_it_means_the_same(sqlite_rows: World, world: World, expression: str) -> None:
+    sql = f"SELECT job_id, {expression} AS x FROM toc_jobs ORDER BY job_id"
+    truth = world.truth(sql)
+    assert same_rows(world.rows(sql), truth)
+    ours = sqlite_rows.rows(sql)
+    wrong = [
+        (a, b) for a, b in zip(ours, truth, strict=True) if not same_rows([a], [b], nearly=True)
+    ]
+    assert not wrong, wrong[:3]
+
+
+@pytest.mark.parametrize("world", ["mysql", "mariadb"], indirect=True)
+def test_texts_compare_byte_for_byte_whatever_made_them(world: World) -> None:
+    """Merging relies on it."""
+    with create_engine(world.truth_url, poolclass=NullPool).connect() as connection:
+        prepare(connection)
+        for expression in EXPRESSIONS:
+            sql = f"SELECT COLLATION({expression}) FROM toc_jobs LIMIT 1".replace("%", "%%")
+            found = connection.exec_driver_sql(sql).scalar_one()
+            assert found in ("utf8mb4_bin", "ascii_bin", "binary"), expression
+            if found == "binary":  # numbers and times
+                sql = f"SELECT {expression} FROM toc_jobs".replace("%", "%%")
+                kinds = {type(row[0]) for row in connection.exec_driver_sql(sql)}
+                assert not kinds & {str, bytes}, expression

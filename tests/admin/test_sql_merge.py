@@ -1,0 +1,280 @@
+"""Merging: exact numbers, the server's way to compare, and the bounds."""
+
+from __future__ import annotations
+
+import random
+from decimal import Decimal
+from functools import cmp_to_key
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.admin.world import World
+from toc.admin import merge
+from toc.admin.ask import Unanswered
+from toc.admin.merge import GroupMerge, Rows, key_of
+from toc.admin.query import plan
+
+TEXT = st.text(alphabet="\t\x01 aAäz~\U0001f600", max_size=6)
+
+
+def padded_order(one: str, other: str) -> int:
+    """PAD SPACE, as it is defined: the shorter text is filled up with spaces."""
+    width = max(len(one), len(other))
+    a, b = one.ljust(width), other.ljust(width)
+    return (a > b) - (a < b)
+
+
+@given(TEXT, TEXT)
+def test_keys_compare_texts_as_if_spaces_followed(one: str, other: str) -> None:
+    key = key_of(pads=True)
+    a, b = key(one), key(other)
+    assert (a > b) - (a < b) == padded_order(one, other)
+
+
+@given(st.lists(TEXT, max_size=8))
+def test_sorting_by_keys_is_sorting_as_the_server_does(texts: list[str]) -> None:
+    assert sorted(texts, key=key_of(pads=True)) == sorted(texts, key=cmp_to_key(padded_order))
+    assert sorted(texts, key=key_of(pads=False)) == sorted(texts)
+
+
+def test_null_is_the_smallest() -> None:
+    key = key_of(pads=True)
+    values = [None, "", "a", None, "b"]
+    assert sorted(values, key=key) == [None, None, "", "a", "b"]
+    assert sorted([3, None, Decimal("-1.5"), 2.5], key=key) == [None, Decimal("-1.5"), 2.5, 3]
+
+
+# ---- groups
+
+
+def grouped(sql: str, *shards: list[tuple[Any, ...]]) -> list[list[Any]]:
+    made = plan(sql)
+    assert made.groups is not None
+    groups = GroupMerge(made, made.groups, key_of(pads=True))
+    for place, rows in enumerate(shards):
+        groups.add(place, rows)
+    return groups.finish()
+
+
+def test_whole_numbers_are_added_exactly() -> None:
+    big = 2**62 + 1
+    assert grouped("SELECT SUM(attempts) FROM toc_jobs", [(big,)], [(big,)], [(big,)]) == [
+        [3 * big]
+    ]
+    huge = (2**64 - 1) * 10**20
+    ((total,),) = grouped("SELECT SUM(attempts) FROM toc_jobs", *[[(Decimal(huge),)]] * 2)
+    assert int(total) == 2 * huge
+    assert grouped("SELECT COUNT(*) FROM toc_jobs", [(2**53,)], [(1,)]) == [[2**53 + 1]]
+
+
+def test_decimals_are_added_exactly_and_keep_their_digits() -> None:
+    sql = "SELECT SUM(attempts) FROM toc_jobs"
+    parts = [[(Decimal("0.10"),)], [(Decimal("99999999999999999999999999999999999.95"),)]]
+    ((total,),) = grouped(sql, *parts)
+    assert str(total) == "100000000000000000000000000000000000.05"
+
+
+def test_floats_are_rounded_once() -> None:
+    sql = "SELECT SUM(attempts) FROM toc_jobs"
+    parts = [[(0.1,)]] * 10
+    assert grouped(sql, *parts) == [[1.0]]  # one after the other: 0.9999999999999999
+    assert grouped(sql, [(1e16,)], [(1.0,)], [(-1e16,)]) == [[1.0]]
+    assert grouped(sql, [(2,)], [(0.5,)], [(None,)]) == [[2.5]]
+
+
+def test_an_average_is_rounded_as_mysql_rounds_it() -> None:
+    sql = "SELECT AVG(attempts) FROM toc_jobs"
+
+    def average(*parts: tuple[Any, int]) -> str:
+        return str(grouped(sql, *([part] for part in parts))[0][0])
+
+    assert average((Decimal(1), 1), (Decimal(0), 2)) == "0.3333"
+    assert average((Decimal(2), 2), (Decimal(0), 1)) == "0.6667"
+    assert average((Decimal(-2), 2), (Decimal(0), 1)) == "-0.6667"
+    assert average((Decimal("0.005"), 4), (Decimal("0.000"), 4)) == "0.0006250"
+    assert average((Decimal(1), 20_000), (None, 0)) == "0.0001"  # 0.00005: up
+    assert average((None, 0), (None, 0)) == "None"
+    assert average((Decimal(2**64), 1), (Decimal(2**64), 2)) == "12297829382473034410.6667"
+
+
+def test_no_rows_are_a_group_where_nothing_is_grouped() -> None:
+    sql = "SELECT COUNT(*), COUNT(DISTINCT worker), SUM(attempts), MAX(attempts), AVG(attempts) FROM toc_jobs"
+    ((count, distinct, *rest),) = grouped(sql)
+    assert (count, distinct, rest) == (0, 0, [None, None, None])
+    assert grouped("SELECT COUNT(*) FROM toc_jobs GROUP BY status") == []
+
+
+def test_what_is_equal_for_the_server_is_one_group() -> None:
+    sql = "SELECT worker, COUNT(*), COUNT(DISTINCT dedup_key) FROM toc_jobs GROUP BY worker"
+    found = grouped(
+        sql,
+        [("a ", "x", 1), ("b", "x", 1), (None, None, 4)],
+        [("a", "x  ", 2), ("A", "y", 1), (None, "y", 1)],
+    )
+    assert found == [["a ", 3, 1], ["b", 1, 1], [None, 5, 1], ["A", 1, 1]]
+
+
+def test_the_order_of_answers_changes_nothing() -> None:
+    made = plan("SELECT status, worker FROM toc_jobs ORDER BY status DESC, worker LIMIT 6")
+    rng = random.Random(7)  # noqa: S311
+    shards = [
+        sorted(
+            ((rng.randrange(3), rng.choice((None, "a", "b"))) for _ in range(9)),
+            key=lambda row: (-row[0], row[1] or ""),
+        )
+        for _ in range(5)
+    ]
+    results = set()
+    for _ in range(20):
+        rows = Rows(made, 6, key_of(pads=True))
+        for place in rng.sample(range(5), 5):
+            rows.add(place, shards[place])
+        results.add(tuple(map(tuple, rows.finish())))
+    assert len(results) == 1
+
+
+def test_the_order_of_answers_changes_no_group() -> None:
+    made = plan("SELECT worker, COUNT(*) FROM toc_jobs GROUP BY worker")
+    assert made.groups is not None
+    shards = [[("b", 1), ("a ", 1)], [("a", 1), ("c", 1)], [("c ", 1), ("b ", 1)]]
+    for places in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        groups = GroupMerge(made, made.groups, key_of(pads=True))
+        for place in places:
+            groups.add(place, shards[place])
+        assert groups.finish() == [["b", 2], ["a ", 2], ["c", 2]]
+
+
+def test_only_what_can_be_shown_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plan("SELECT job_id FROM toc_jobs ORDER BY job_id DESC LIMIT 3")
+    rows = Rows(made, 3, key_of(pads=True))
+    for place in range(100):
+        rows.add(place, [(place * 1000 + i,) for i in range(1000)])
+        assert len(rows._kept) <= 11_006
+    assert rows.finish() == [(99_999,), (99_998,), (99_997,)]
+
+
+# ---- on servers
+
+
+def test_numbers_beyond_a_double_are_exact(own_world: World) -> None:
+    """Sums of ids: 2^53 is passed by each."""
+    big = 2**62 + 1
+    for database, shard in ((0, 0), (0, 2), (1, 6)):
+        own_world.execute(f"UPDATE toc_job_{shard:04d} SET biz_id = 0, dedup_key = NULL", database)
+        own_world.execute(
+            f"UPDATE toc_job_{shard:04d} SET biz_id = {big} WHERE job_id = "
+            f"(SELECT * FROM (SELECT MIN(job_id) FROM toc_job_{shard:04d}) AS first)",
+            database,
+        )
+    (row,) = own_world.rows(
+        "SELECT SUM(biz_id), MAX(biz_id), SUM(biz_id) + 1, COUNT(DISTINCT biz_id) FROM toc_jobs "
+        "WHERE shard IN (0, 2, 6)"
+    )
+    if own_world.sqlite:  # its own sum of merged values passes 64 bits
+        assert row[:2] == (3 * big, big)
+    else:
+        assert row == (3 * big, big, 3 * big + 1, 2)
+
+
+@pytest.mark.parametrize("own_world", ["mysql", "mariadb"], indirect=True)
+def test_the_largest_ids_and_decimals(own_world: World) -> None:
+    top = 2**64 - 1
+    for shard, database in ((1, 0), (7, 1)):
+        own_world.execute(
+            f"UPDATE toc_job_{shard:04d} SET biz_id = {top} - attempts * 4 - status, dedup_key = NULL",
+            database,
+        )
+    selected = (
+        "SELECT MAX(biz_id), MIN(biz_id), SUM(biz_id * 0.1), AVG(biz_id), MAX(biz_id) - 1 FROM"
+    )
+    ((most, least, tenth, average, less),) = own_world.rows(
+        f"{selected} toc_jobs WHERE shard IN (1, 7)"
+    )
+    source = " UNION ALL ".join(
+        f"SELECT biz_id FROM {own_world.schema(database)}.toc_job_{shard:04d}"
+        for shard, database in ((1, 0), (7, 1))
+    )
+    expected = own_world.truth(f"{selected} ({source}) x")[0]
+    assert (most, least, tenth, less) == (expected[0], expected[1], expected[2], expected[4])
+    assert str(average) == str(expected[3])
+
+
+@pytest.mark.parametrize("own_world", ["mysql", "mariadb"], indirect=True)
+def test_texts_that_differ_in_spaces_at_the_end_are_one(own_world: World) -> None:
+    for shard, database, text in ((0, 0, "pad"), (2, 0, "pad  "), (6, 1, "pad "), (7, 1, " pad")):
+        own_world.execute(f"UPDATE toc_job_{shard:04d} SET attribute = '{text}'", database)
+    where = "WHERE shard IN (0, 2, 6, 7)"
+    rows = own_world.rows(
+        f"SELECT attribute, COUNT(DISTINCT shard) FROM toc_jobs {where} GROUP BY attribute"
+    )
+    assert sorted((text.rstrip(), count) for text, count in rows) == [(" pad", 1), ("pad", 3)]
+    assert own_world.rows(f"SELECT COUNT(DISTINCT attribute) FROM toc_jobs {where}") == [(2,)]
+    assert len(own_world.rows(f"SELECT DISTINCT attribute FROM toc_jobs {where}")) == 2
+
+
+@pytest.mark.parametrize("own_world", ["sqlite"], indirect=True)
+def test_for_sqlite_spaces_at_the_end_count(own_world: World) -> None:
+    for shard, database, text in ((0, 0, "pad"), (2, 0, "pad  ")):
+        own_world.execute(f"UPDATE toc_job_{shard:04d} SET attribute = '{text}'", database)
+    assert own_world.rows(
+        "SELECT COUNT(DISTINCT attribute) FROM toc_jobs WHERE shard IN (0, 2)"
+    ) == [(2,)]
+
+
+def test_expressions_of_averages_have_the_digits_of_averages(world: World) -> None:
+    if world.sqlite:
+        pytest.skip("its averages are floats")
+    sql = (
+        "SELECT ROUND(AVG(late_ms) / 1000, 3), ROUND(AVG(attempts) * 1000), AVG(attempts) * 1000 "
+        "FROM toc_jobs"
+    )
+    (ours,), (truth,) = world.rows(sql), world.truth(sql)
+    assert ours[:2] == truth[:2]
+    assert abs(ours[2] - truth[2]) < Decimal("0.0001")
+
+
+def test_types_are_those_of_one_table(world: World) -> None:
+    if world.sqlite:
+        pytest.skip("it has none")
+    sql = (
+        "SELECT SUM(attempts), AVG(attempts), AVG(late_ms * 0.25), COUNT(*), MIN(due_time), SUM(1.50), "
+        "SUM(attempts) / COUNT(*), SUM(1.50) + 1, MIN(due_time) + INTERVAL 1 SECOND, "
+        "CONCAT(MIN(due_time)), CONCAT(SUM(attempts) / 7) FROM toc_jobs"
+    )
+    assert list(map(repr, world.rows(sql)[0])) == list(map(repr, world.truth(sql)[0]))
+
+
+@pytest.mark.usefixtures("small_bounds")
+def test_too_many_groups_are_an_error_and_no_answer(world: World) -> None:
+    with pytest.raises(
+        Unanswered, match=r"^database \d, table toc_job_000\d: has more than 5 groups"
+    ):
+        world.rows("SELECT job_id, COUNT(*) FROM toc_jobs GROUP BY job_id")
+    with pytest.raises(Unanswered, match="has more than 5 groups"):
+        world.rows("SELECT COUNT(DISTINCT job_id) FROM toc_jobs")
+    with pytest.raises(Unanswered, match="the groups of all shards to more than 12"):
+        world.rows("SELECT shard, status = 0, COUNT(*) FROM toc_jobs GROUP BY 1, 2")
+    assert (
+        len(world.rows("SELECT status, COUNT(*) FROM toc_jobs WHERE shard < 2 GROUP BY 1 LIMIT 2"))
+        == 2
+    )
+
+
+@pytest.fixture
+def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge, "GROUPS_MAX", 5)
+    monkeypatch.setattr(merge, "PARTIALS_MAX", 12)
+
+
+def test_groups_go_to_the_server_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    sql = (
+        "SELECT job_id, attribute, CONCAT(SUM(attempts), '!') FROM toc_jobs GROUP BY 1, 2 "
+        "HAVING SUM(attempts) < 5 ORDER BY 1"
+    )
+    whole = world.rows(sql)
+    monkeypatch.setattr("toc.admin.computing.GROUP_BYTES", 500)
+    assert world.rows(sql) == whole
+    assert len(whole) > 100

@@ -1,0 +1,351 @@
+"""What `toc sql` takes and what it refuses, before any server is asked; and which shards it asks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.admin.queries import Maker
+from toc.admin.functions import ALIASES, FUNCTIONS
+from toc.admin.pieces import pieces_of, statements
+from toc.admin.query import TABLES, WINDOW_MAX, plan
+from toc.admin.writing import Writer
+from toc.domain.ids import IdFactory
+from toc.domain.routing import Routing, hash_of
+from toc.errors import InvalidInput
+
+ROUTING = Routing(8, 2)
+
+
+def refusal(sql: str, **values: str) -> str:
+    with pytest.raises(InvalidInput) as caught:
+        plan(sql, values)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def written(sql: str, *, sqlite: bool = False, **values: str) -> str:
+    """What one table is asked, without its source."""
+    made = plan(sql, values)
+    return Writer(sqlite=sqlite, bind=False).select(made, "x", 9)
+
+
+REFUSED = {
+    # no change, nothing beside the answer
+    "UPDATE toc_jobs SET status = 3": "only a SELECT is taken",
+    "DELETE FROM toc_jobs": "only a SELECT is taken",
+    "INSERT INTO toc_jobs VALUES (1)": "only a SELECT is taken",
+    "REPLACE INTO toc_jobs VALUES (1)": "only a SELECT is taken",
+    "DROP TABLE toc_job_0000": "only a SELECT is taken",
+    "SET GLOBAL read_only = 1": "only a SELECT is taken",
+    "CALL p()": "only a SELECT is taken",
+    "DO SLEEP(1)": "only a SELECT is taken",
+    "SHOW TABLES": "only a SELECT is taken",
+    "HANDLER toc_jobs OPEN": "only a SELECT is taken",
+    "LOAD DATA INFILE 'x' INTO TABLE toc_jobs": "only a SELECT is taken",
+    "EXPLAIN SELECT 1": "only a SELECT is taken",
+    "WITH x AS (SELECT 1) SELECT * FROM x": "only a SELECT is taken",
+    "TABLE toc_jobs": "only a SELECT is taken",
+    "VALUES ROW(1)": "only a SELECT is taken",
+    "(SELECT job_id FROM toc_jobs)": "only a SELECT is taken",
+    "SELECT 1; DROP TABLE toc_jobs": "must be one statement",
+    "SELECT job_id FROM toc_jobs; SELECT 2": "must be one statement",
+    "SELECT job_id FROM toc_jobs INTO OUTFILE '/tmp/x'": "INTO",
+    "SELECT job_id FROM toc_jobs INTO @x": "INTO",
+    "SELECT job_id INTO @x FROM toc_jobs": "INTO",
+    "SELECT job_id FROM toc_jobs INTO DUMPFILE '/tmp/x'": "INTO",
+    "SELECT job_id FROM toc_jobs FOR UPDATE": "a locking read",
+    "SELECT job_id FROM toc_jobs FOR SHARE": "a locking read",
+    "SELECT job_id FROM toc_jobs LOCK IN SHARE MODE": "a locking read",
+    "SELECT @a := 1 FROM toc_jobs": "an assignment",
+    "SELECT @@version FROM toc_jobs": "a system variable",
+    "SELECT SLEEP(5) FROM toc_jobs": "this function is not taken; got 'SLEEP'",
+    "SELECT job_id FROM toc_jobs WHERE SLEEP(5)": "got 'SLEEP'",
+    "SELECT GET_LOCK('a', 1) FROM toc_jobs": "got 'GET_LOCK'",
+    "SELECT LOAD_FILE('/etc/passwd') FROM toc_jobs": "got 'LOAD_FILE'",
+    "SELECT BENCHMARK(1000000000, 1 + 1) FROM toc_jobs": "got 'BENCHMARK'",
+    "SELECT RAND() FROM toc_jobs": "got 'RAND'",
+    "SELECT UUID() FROM toc_jobs": "got 'UUID'",
+    "SELECT SYSDATE() FROM toc_jobs": "got 'SYSDATE'",
+    "SELECT CONNECTION_ID() FROM toc_jobs": "got 'CONNECTION_ID'",
+    "SELECT toc.my_function(1) FROM toc_jobs": "not taken",
+    "SELECT job_id /*! , status */ FROM toc_jobs": "MySQL would run this comment",
+    "SELECT job_id /*!80000 , status */ FROM toc_jobs": "MySQL would run this comment",
+    "SELECT job_id /*M! , status */ FROM toc_jobs": "MySQL would run this comment",
+    "SELECT /*+ SET_VAR(max_execution_time = 0) */ job_id FROM toc_jobs": "an optimizer hint",
+    "SELECT SQL_CALC_FOUND_ROWS job_id FROM toc_jobs": "OPERATION MODIFIERS",
+    "SELECT HIGH_PRIORITY job_id FROM toc_jobs": "OPERATION MODIFIERS",
+    # what cannot be merged
+    "SELECT j.job_id FROM toc_jobs j JOIN toc_biz_type t ON t.type_no = j.biz_type": "a join",
+    "SELECT job_id FROM toc_jobs, toc_dead_jobs": "a join",
+    "SELECT job_id FROM toc_jobs NATURAL JOIN toc_dead_jobs": "a join",
+    "SELECT job_id FROM (SELECT job_id FROM toc_jobs) x": "a subquery",
+    "SELECT job_id FROM toc_jobs WHERE job_id IN (SELECT job_id FROM toc_dead_jobs)": "a subquery",
+    "SELECT job_id FROM toc_jobs WHERE EXISTS (SELECT 1)": "a subquery",
+    "SELECT (SELECT COUNT(*) FROM toc_dead_jobs) FROM toc_jobs": "a subquery",
+    "SELECT job_id FROM toc_jobs WHERE job_id > ALL (SELECT 1)": "not taken",
+    "SELECT ROW_NUMBER() OVER (ORDER BY job_id) FROM toc_jobs": "a window function",
+    "SELECT COUNT(*) OVER () FROM toc_jobs": "a window function",
+    "SELECT job_id FROM toc_jobs UNION SELECT job_id FROM toc_dead_jobs": "UNION",
+    "SELECT job_id FROM toc_jobs EXCEPT SELECT job_id FROM toc_dead_jobs": "not taken",
+    "SELECT GROUP_CONCAT(job_id) FROM toc_jobs": "got 'GROUP_CONCAT'",
+    "SELECT STDDEV(attempts) FROM toc_jobs": "got 'STDDEV'",
+    "SELECT BIT_OR(status) FROM toc_jobs": "got 'BIT_OR'",
+    "SELECT JSON_ARRAYAGG(job_id) FROM toc_jobs": "got 'JSON_ARRAYAGG'",
+    "SELECT ANY_VALUE(job_id) FROM toc_jobs": "got 'ANY_VALUE'",
+    "SELECT SUM(DISTINCT attempts) FROM toc_jobs": "SUM(DISTINCT",
+    "SELECT AVG(DISTINCT attempts) FROM toc_jobs": "AVG(DISTINCT",
+    "SELECT COUNT(*) FROM toc_jobs GROUP BY status WITH ROLLUP": "ROLLUP",
+    "SELECT status, job_id FROM toc_jobs GROUP BY status": "neither in GROUP BY nor in an aggregate",
+    "SELECT COUNT(*), job_id FROM toc_jobs": "neither in GROUP BY nor in an aggregate",
+    "SELECT COUNT(*) FROM toc_jobs ORDER BY job_id": "neither in GROUP BY nor in an aggregate",
+    "SELECT COUNT(*) FROM toc_jobs HAVING job_id = 1": "neither in GROUP BY nor in an aggregate",
+    "SELECT job_id FROM toc_jobs HAVING job_id = 1": "this belongs in WHERE",
+    "SELECT job_id FROM toc_jobs WHERE COUNT(*) > 1": "put this in HAVING",
+    "SELECT SUM(COUNT(*)) FROM toc_jobs": "an aggregate of an aggregate",
+    "SELECT COUNT(*) AS n FROM toc_jobs GROUP BY n": "cannot be by an aggregate",
+    "SELECT DISTINCT status FROM toc_jobs ORDER BY job_id": "only by what is selected",
+    "SELECT job_id FROM toc_jobs PARTITION (p0)": "PARTITION",
+    "SELECT job_id FROM toc_jobs TABLESAMPLE (10)": "SAMPLE",
+    "SELECT job_id FROM toc_jobs USE INDEX (ix_due)": "an index hint",
+    "SELECT job_id FROM toc_jobs IGNORE INDEX (ix_due)": "an index hint",
+    "SELECT job_id FROM toc_jobs WINDOW w AS (ORDER BY job_id)": "not taken",
+    "SELECT job_id FROM toc_jobs ORDER BY dedup_key COLLATE utf8mb4_general_ci": "COLLATE",
+    "SELECT _latin1'x' FROM toc_jobs": "a character set",
+    "SELECT N'x' FROM toc_jobs": "a character set",
+    "SELECT BINARY dedup_key FROM toc_jobs": "CAST goes to one of",
+    "SELECT CAST(attribute AS JSON) FROM toc_jobs": "CAST goes to one of",
+    "SELECT INTERVAL 1 HOUR + due_time FROM toc_jobs": "put the INTERVAL behind the time",
+    "SELECT CONVERT(attribute USING latin1) FROM toc_jobs": "cannot be read from here on",
+    "SELECT attribute->'$.x' FROM toc_jobs": "not taken",
+    "SELECT attribute REGEXP '(a+)+$' FROM toc_jobs": "REGEXP",
+    "SELECT attribute SOUNDS LIKE 'x' FROM toc_jobs": "not taken",
+    "SELECT job_id FROM toc_jobs WHERE MATCH (attribute) AGAINST ('x')": "cannot be read from here on",
+    "SELECT (status, attempts) = (1, 2) FROM toc_jobs": "a row of values",
+    "SELECT status XOR attempts FROM toc_jobs": "XOR",
+    "SELECT status & 1 FROM toc_jobs": "bitwise and",
+    "SELECT x'41' FROM toc_jobs": "not taken",
+    "SELECT job_id FROM toc_jobs WHERE attribute LIKE 'a' ESCAPE '|'": "ESCAPE",
+    "SELECT EXTRACT(HOUR FROM due_time) FROM toc_jobs": "cannot be read from here on",
+    "SELECT DATE_FORMAT(due_time, '%U') FROM toc_jobs": "%v and %x",
+    "SELECT DATE_FORMAT(due_time, attribute) FROM toc_jobs": "takes its pattern as a text",
+    "SELECT due_time + INTERVAL 1 MINUTE_SECOND FROM toc_jobs": "a unit is one of",
+    "SELECT due_time + INTERVAL 1.5 HOUR FROM toc_jobs": "a whole number",
+    # names
+    "SELECT job_id": "needs a table",
+    "SELECT job_id FROM toc_job": "did you mean toc_jobs?",
+    "SELECT job_id FROM toc_job_0000": "did you mean toc_jobs?",
+    "SELECT user FROM mysql.user": "DB is not taken",
+    "SELECT due_tme FROM toc_jobs": "no such column; did you mean due_time?; got 'due_tme'",
+    "SELECT job_id FROM toc_jobs WHERE statsu = 1": "did you mean status?",
+    "SELECT job_id FROM toc_jobs GROUP BY statu": "did you mean status?",
+    "SELECT job_id FROM toc_jobs ORDER BY statu": "did you mean status?",
+    "SELECT COUNT(*) FROM toc_jobs HAVING SUM(attempt) > 1": "did you mean attempts?",
+    "SELECT error FROM toc_jobs": "toc_jobs has no such column",
+    "SELECT live_key FROM toc_jobs": "toc_jobs has no such column",
+    "SELECT t.job_id FROM toc_jobs j": "the table here is j",
+    "SELECT toc_jobs.job_id FROM toc_jobs j": "the table here is j",
+    "SELECT COUTN(*) FROM toc_jobs": "did you mean COUNT?",
+    "SELECT attempts AS a FROM toc_jobs WHERE a = 1": "WHERE knows columns only",
+    "SELECT DATE(due_time) AS due_time FROM toc_jobs ORDER BY due_time": "another column's alias",
+    "SELECT job_id, job_id FROM toc_jobs": "two columns have this name",
+    "SELECT *, job_id FROM toc_jobs": "two columns have this name",
+    "SELECT status AS n, attempts AS N FROM toc_jobs": "two columns have this name",
+    "SELECT job_id FROM toc_jobs ORDER BY 2": "from 1 to 1",
+    "SELECT job_id FROM toc_jobs ORDER BY 0": "from 1 to 1",
+    # kinds
+    "SELECT job_id FROM toc_jobs WHERE status = 'pending'": "status_name has the word; got 'pending'",
+    "SELECT job_id FROM toc_jobs WHERE 'done' = status": "status_name has the word",
+    "SELECT job_id FROM toc_jobs WHERE status IN (1, 'done')": "got 'done'",
+    "SELECT job_id FROM toc_jobs WHERE due_time > 'yesterday'": "is no time like",
+    "SELECT job_id FROM toc_jobs WHERE due_time > '2026-02-30'": "is no time like",
+    "SELECT job_id FROM toc_jobs WHERE due_time > 20260101": "meets a number and a time",
+    "SELECT job_id FROM toc_jobs WHERE due_time = '2026-01-01 00:00:00.0005'": "to the millisecond",
+    "SELECT job_id FROM toc_jobs WHERE dedup_key = 5": "meets a number and a text",
+    "SELECT job_id FROM toc_jobs WHERE due_time = attribute": "meets a text and a time",
+    "SELECT job_id FROM toc_jobs WHERE attribute": "is a condition, and this is a text",
+    "SELECT job_id FROM toc_jobs WHERE attribute AND status = 1": "AND is for numbers",
+    "SELECT SUM(due_time) FROM toc_jobs": "SUM is for numbers, and this is a time",
+    "SELECT due_time - action_time FROM toc_jobs": "TIMESTAMPDIFF",
+    "SELECT attribute + 1 FROM toc_jobs": "+ is for numbers",
+    "SELECT HOUR(attempts) FROM toc_jobs": "is no time",
+    "SELECT job_id FROM toc_jobs WHERE attempts LIKE '1%'": "is for texts; got 'LIKE'",
+    "SELECT IF(status, due_time, 1) FROM toc_jobs": "a number or a time",
+    "SELECT job_id FROM toc_jobs WHERE status = 1 = 1": "put it in parentheses",
+    "SELECT job_id FROM toc_jobs WHERE status IN (1) IS TRUE": "put it in parentheses",
+    "SELECT job_id FROM toc_jobs WHERE attempts > NOT status": "put it in parentheses",
+    # limits
+    "SELECT job_id FROM toc_jobs LIMIT 1000000": "may be 100000 at most",
+    "SELECT job_id FROM toc_jobs LIMIT 1, 100000": "may be 100000 at most",
+    "SELECT job_id FROM toc_jobs LIMIT -1": "a whole number",
+    "SELECT job_id FROM toc_jobs LIMIT 1 + 1": "a whole number",
+    "SELECT job_id FROM toc_jobs WHERE " + "(" * 60 + "1" + ")" * 60: "is nested too deep",
+    "SELECT " + "1 + " * 3000 + "1 AS n FROM toc_jobs": "is nested too deep",
+    "SELECT '" + "x" * 70_000 + "' FROM toc_jobs": "at most 65536 characters",
+    "SELECT 'a\0b' FROM toc_jobs": "must be text",
+    "SELECT 1e9999 FROM toc_jobs": "is no number",
+    "": "must be a SELECT",
+    ";": "must be a SELECT",
+    "-- nothing": "must be a SELECT",
+    "SELECT": "needs a table",
+    "SELECT job_id frm toc_jobs": "cannot be read from here on, line 1; got 'toc_jobs'",
+    "SELECT job_id\nFROM toc_jobs\nWHERE (": "line 3",
+    "SELECT 'open FROM toc_jobs": "is no SELECT of MySQL",
+    "SELECT job_id FROM toc_jobs WHERE biz_id = @biz": "has no value: --set biz=VALUE",
+    "SELECT job_id FROM toc_jobs WHERE biz_id = :biz": "other than @name",
+    "SELECT job_id FROM toc_jobs WHERE biz_id = ?": "other than @name",
+}
+
+
+@pytest.mark.parametrize("sql", REFUSED, ids=lambda sql: sql[:70])
+def test_what_is_refused(sql: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert REFUSED[sql] in refusal(sql)
+    assert not caplog.records  # the error is all that is said
+
+
+def test_a_value_that_is_not_in_the_statement_is_a_mistake() -> None:
+    text = refusal("SELECT job_id FROM toc_jobs WHERE biz_id = @biz_id", biz_id="1", bizid="2")
+    assert "@bizid" in text
+
+
+def test_much_is_not_too_much() -> None:
+    ids = ", ".join(map(str, range(4000)))
+    assert len(plan(f"SELECT job_id FROM toc_jobs WHERE job_id IN ({ids})").columns) == 1
+    plan(f"SELECT job_id FROM toc_jobs LIMIT {WINDOW_MAX}")
+
+
+def test_comments_are_passed_over() -> None:
+    sql = "-- a head\n# another\nSELECT job_id, /* one */ status FROM toc_jobs -- tail\n;\n"
+    assert written(sql) == "SELECT job_id AS c0, status AS c1 FROM x LIMIT 9"
+    assert "5 - (-3)" in written("SELECT 5--3 AS n FROM toc_jobs")  # no comment without a space
+
+
+# ---- what is sent
+
+
+def test_no_text_of_the_statement_reaches_a_server() -> None:
+    made = plan("SELECT 'one' AS `a ``quoted`` name`, job_id FROM toc_jobs WHERE attribute = 'two\\'\"' "
+                "AND attribute LIKE 'th%:x' GROUP BY 1, job_id")  # fmt: skip
+    for sqlite in (False, True):
+        writer = Writer(sqlite=sqlite)
+        sql = writer.select(made, "x", 9)
+        assert not {word for word in ("one", "two", "quoted", "th%") if word in sql}
+        assert set(writer.values.values()) == {"one", "two'\"", "th%:x"}
+
+
+def test_a_random_statement_is_made_of_names_numbers_and_bound_values() -> None:
+    for number in range(300):
+        made = plan(Maker(random.Random(number)).statement())  # noqa: S311
+        for sqlite in (False, True):
+            writer = Writer(sqlite=sqlite)
+            sql = writer.select(made, "x", 9).replace("ESCAPE '\\'", "")
+            for unit in ("SECOND", "MINUTE", "HOUR", "DAY", "MONTH", "SIGNED", "CHAR", "DATETIME"):
+                sql = sql.replace(f"'{unit}'", "")
+            assert not set(sql) & set("'\"`\\;#@")
+            assert "--" not in sql
+            assert "/*" not in sql
+
+
+def test_texts_are_written_out_for_people_as_the_server_reads_them() -> None:
+    sql = r"SELECT 'it''s', 'a\\b', 'c\nd', 'e\_f' FROM toc_jobs"
+    assert written(sql).startswith(
+        "SELECT 'it''s' AS c0, 'a\\\\b' AS c1, 'c\nd' AS c2, 'e\\\\_f' AS c3"
+    )
+    assert written(sql, sqlite=True).startswith(
+        "SELECT 'it''s' AS c0, 'a\\b' AS c1, 'c\nd' AS c2, 'e\\_f' AS c3"
+    )
+
+
+def test_limits_are_pushed_down() -> None:
+    def asked(sql: str, rows_max: int = 1000) -> str:
+        made = plan(sql)
+        pieces = pieces_of(made, ROUTING, None, sqlite=False)
+        return {
+            text.rpartition(" LIMIT ")[2]
+            for _, text, _ in statements(made, pieces, rows_max, sqlite=False)
+        }.pop()
+
+    assert asked("SELECT job_id FROM toc_jobs ORDER BY due_time LIMIT 10") == "10"
+    assert asked("SELECT job_id FROM toc_jobs ORDER BY due_time LIMIT 10 OFFSET 5") == "15"
+    assert asked("SELECT job_id FROM toc_jobs LIMIT 5000", 1000) == "1001"  # one more tells of more
+    assert asked("SELECT job_id FROM toc_jobs LIMIT 20, 5000", 1000) == "1021"
+    assert asked("SELECT job_id FROM toc_jobs", 7) == "8"
+    assert asked("SELECT DISTINCT status FROM toc_jobs LIMIT 3") == "3"
+    assert asked("SELECT status, COUNT(*) FROM toc_jobs GROUP BY status LIMIT 3") == "100001"
+
+
+def test_values_are_given_by_name() -> None:
+    sql = (
+        "SELECT job_id FROM toc_jobs WHERE biz_id = @biz_id AND dedup_key = @key AND attempts > @n"
+    )
+    where = written(sql, biz_id="42", key="it's", n="-1").partition("WHERE ")[2]
+    assert where.startswith("(biz_id = 42) AND (dedup_key = 'it''s') AND (attempts > (-1))")
+    sql = "SELECT job_id FROM toc_jobs WHERE dedup_key = @key LIMIT 3"
+    assert "dedup_key = '5' LIMIT" in written(sql, key="'5'")
+    assert "meets a number and a text" in refusal(sql, key="5")
+    sql = "SELECT job_id FROM toc_jobs WHERE due_time < NOW() + INTERVAL @n HOUR LIMIT @n"
+    assert plan(sql, {"n": "7"}).limit == 7
+
+
+# ---- whom to ask
+
+
+def shards(sql: str, database: int | None = None, **values: str) -> list[int | None]:
+    return [piece.shard for piece in pieces_of(plan(sql, values), ROUTING, database, sqlite=False)]
+
+
+def test_an_id_says_the_shard() -> None:
+    home = ROUTING.shard(hash_of(42))
+    job_id = IdFactory(lambda: 1_800_000_000_000, 0).draw([hash_of(42)])[0]
+    every = list(range(8))
+    where = {
+        "biz_id = 42": [home],
+        "42 = biz_id": [home],
+        "biz_id = @biz_id": [home],
+        "biz_id IN (42, 43)": sorted({home, ROUTING.shard(hash_of(43))}),
+        f"job_id = {job_id}": [home],
+        "shard = 3": [3],
+        "shard IN (3, 5, 99)": [3, 5],
+        "biz_id = 42 AND status = 0 AND attempts > 1": [home],
+        "biz_id = 42 OR status = 0": every,
+        "NOT biz_id = 42": every,
+        "biz_id > 42": every,
+        "biz_id = attempts": every,
+        "biz_id IN (42, attempts)": every,
+        "biz_id = 42 + 0": every,
+        "(biz_id = 42) IS TRUE": every,
+        "shard = 3 AND shard = 4": [0],  # somebody has to say that there is nothing
+    }
+    for condition, expected in where.items():
+        values = {"biz_id": "42"} if "@" in condition else {}
+        found = shards(f"SELECT COUNT(*) FROM toc_jobs WHERE {condition}", **values)
+        assert found == expected, condition
+
+
+def test_one_database_can_be_asked_alone() -> None:
+    assert shards("SELECT COUNT(*) FROM toc_jobs", 1) == [4, 5, 6, 7]
+    for table, count in (("toc_dead_jobs", 2), ("toc_events", 2), ("toc_biz_type", 1)):
+        made = plan(f"SELECT COUNT(*) FROM {table}")
+        assert len(pieces_of(made, ROUTING, None, sqlite=False)) == count
+        assert [p.database for p in pieces_of(made, ROUTING, 1, sqlite=False)] == [1]
+
+
+def test_names_of_types_are_looked_up_only_if_wanted() -> None:
+    def source(sql: str) -> str:
+        return pieces_of(plan(sql), ROUTING, 0, sqlite=False)[0].source
+
+    for table in ("toc_jobs", "toc_dead_jobs"):
+        assert "JOIN" not in source(f"SELECT COUNT(*) FROM {table}")
+        assert "type_name" not in source(f"SELECT COUNT(*) FROM {table}")
+        for sql in ("SELECT type_name FROM {}", "SELECT COUNT(*) FROM {} WHERE type_name = 'a'",
+                    "SELECT * FROM {}", "SELECT job_id FROM {} ORDER BY type_name"):  # fmt: skip
+            assert "LEFT JOIN toc_biz_type" in source(sql.format(table))
+
+
+def test_all_that_there_is_can_be_asked() -> None:
+    for table, columns in TABLES.items():
+        assert len(plan(f"SELECT * FROM {table}").outputs) == len(columns)
+    assert not ALIASES.keys() & FUNCTIONS.keys()
+    assert set(ALIASES.values()) <= FUNCTIONS.keys()

@@ -1,0 +1,333 @@
+"""Shards full of awkward rows, and the truth: the same rows in ONE table of the same kind of server."""
+
+from __future__ import annotations
+
+import math
+import random
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, make_url, text
+from sqlalchemy.pool import NullPool
+
+from tests.servers.endpoint import Endpoint
+from toc.admin.ask import Result, ask
+from toc.admin.expressions import Expr
+from toc.admin.lite import functions
+from toc.admin.pieces import pieces_of
+from toc.admin.query import _Planner, plan
+from toc.admin.reading import read
+from toc.admin.writing import Writer
+from toc.domain.ids import IdFactory
+from toc.domain.routing import hash_of
+from toc.domain.times import datetime_of
+from toc.runtime.settings import Settings
+from toc.store import migrate
+from toc.store.asking import Asking, Limits
+from toc.store.catalogue import Catalogue
+from toc.store.columns import sql_time
+from toc.store.databases import Databases
+from toc.store.views import DEAD_JOBS, DEAD_JOBS_SELECT, EVENTS, EVENTS_SELECT, JOBS, jobs_of_shard
+from toc.testing import TestClock
+
+SHARDS = 8
+ROWS = 400
+NOW_MS = 1_767_225_600_000 + 12 * 3_600_000 + 34_567  # 2026-01-01 12:00:34.567
+DAY_MS = 86_400_000
+LIMITS = Limits(timeout_s=20, whole_s=60, parallel=2, connect_timeout_s=5)
+TYPES = {1: "order.close", 2: "order.confirm", 3: "Report"}  # 4 has no name
+
+# Without spaces at an end: MySQL and MariaDB pass over them when they compare, see test_sql_merge.
+TEXTS = (None, "", "a", "a-b", "a\tb", "A", "b", "ä", "z", "中", "😀", '{"n":5}', "it's", 'say"x"',
+         "back\\slash", "50%", "under_score", "two\nlines", "a\x01")  # fmt: skip
+KEYS = (None, None, None, "", "a", "A", "b", "k-1", "k-2")
+ERRORS = ("ValueError: no\n  File x, line 1", "ValueError: no\nelsewhere", "Timeout", "é\n")
+
+
+@dataclass
+class World:
+    """Databases with rows, as `toc sql` reaches them."""
+
+    settings: Settings
+    truth_url: str
+    clock: TestClock
+
+    @property
+    def sqlite(self) -> bool:
+        return self.settings.databases[0].startswith("sqlite")
+
+    def ask(
+        self,
+        sql: str,
+        values: Mapping[str, str] | None = None,
+        *,
+        rows_max: int = 100_000,
+        **more: Any,
+    ) -> Result:
+        made = plan(sql, values)
+        pieces = pieces_of(
+            made, self.settings.routing, more.pop("database", None), sqlite=self.sqlite
+        )
+        asking = Asking(
+            self.settings.databases,
+            self.settings.routing,
+            self.clock,
+            more.pop("limits", LIMITS),
+            functions,
+        )
+        return ask(made, pieces, asking, rows_max=rows_max, **more)
+
+    def rows(self, sql: str, **more: Any) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in self.ask(sql, **more).rows]
+
+    def engine(self, database: int = 0) -> Engine:
+        return create_engine(self.settings.databases[database], poolclass=NullPool)
+
+    def execute(self, sql: str, database: int = 0) -> None:
+        with self.engine(database).begin() as connection:
+            connection.exec_driver_sql(sql)
+
+    def schema(self, database: int) -> str:
+        return make_url(self.settings.databases[database]).database or ""
+
+    def truth(self, sql: str) -> list[tuple[Any, ...]]:
+        """What one table answers: to the same text (MySQL, MariaDB), or to its translation."""
+        if self.sqlite:
+            return _truth_of_sqlite(make_url(self.truth_url).database or "", sql)
+        with create_engine(self.truth_url, poolclass=NullPool).connect() as connection:
+            prepare(connection)
+            return [tuple(row) for row in connection.exec_driver_sql(sql.replace("%", "%%"))]
+
+
+def _truth_of_sqlite(path: str, sql: str) -> list[tuple[Any, ...]]:
+    text_, values = one_table_statement(sql)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA case_sensitive_like = ON")
+        for name, call in functions(NOW_MS).items():
+            connection.create_function(name, -1, call, deterministic=True)
+        return connection.execute(text_, values).fetchall()
+
+
+def one_table_statement(sql: str) -> tuple[str, dict[str, object]]:
+    """The statement as a whole in SQLite's dialect, with nothing split."""
+    statement = read(sql, {})
+    planner, writer = _Planner(statement), Writer(sqlite=True)
+    select = [expr for expr, _ in planner._select]
+
+    def place(expr: Expr) -> str:
+        return str(select.index(expr) + 1) if expr in select else writer.write(expr)
+
+    parts = ["SELECT DISTINCT" if statement.distinct else "SELECT"]
+    parts.append(", ".join(map(writer.write, select)))
+    parts.append(f"FROM {statement.table}")
+    if planner._where is not None:
+        parts.append(f"WHERE {writer.write(planner._where)}")
+    if planner._group:
+        parts.append(f"GROUP BY {', '.join(map(place, planner._group))}")
+    if planner._having is not None:
+        parts.append(f"HAVING {writer.write(planner._having)}")
+    if planner._order:
+        order = [f"{place(expr)} {'DESC' if desc else 'ASC'}" for expr, desc in planner._order]
+        parts.append(f"ORDER BY {', '.join(order)}")
+    parts.append(
+        f"LIMIT {-1 if statement.limit is None else statement.limit} OFFSET {statement.offset}"
+    )
+    return " ".join(parts), writer.values
+
+
+def prepare(connection: Connection) -> None:
+    """A session as `toc sql` has it."""
+    connection.exec_driver_sql("SET NAMES utf8mb4 COLLATE utf8mb4_bin")
+    connection.exec_driver_sql("SET SESSION time_zone = '+00:00', sql_mode = 'STRICT_TRANS_TABLES'")
+    connection.exec_driver_sql(f"SET SESSION timestamp = {NOW_MS / 1000:.3f}")
+
+
+def fill(world: World, seed: int = 1) -> None:
+    """Random rows, the same ones in every kind of database."""
+    rng = random.Random(seed)  # noqa: S311 - the same rows each time
+    ids = IdFactory(lambda: NOW_MS - DAY_MS, 0)
+    jobs: dict[int, list[dict[str, Any]]] = {shard: [] for shard in range(SHARDS)}
+    live = set()
+    for number in range(ROWS):
+        biz_id = rng.choice((number, rng.randrange(40), 2**53 + number, 2**62 + rng.randrange(9)))
+        job_id = ids.draw([hash_of(biz_id)])[0]
+        row = _job(rng, job_id, biz_id)
+        key = (biz_id, row["biz_type"], row["dedup_key"])
+        if row["status"] < 2 and row["dedup_key"] is not None:
+            if key in live:
+                continue
+            live.add(key)
+        jobs[world.settings.routing.shard(hash_of(biz_id))].append(row)
+    for index in range(len(world.settings.databases)):
+        with world.engine(index).begin() as connection:
+            for shard in world.settings.routing.shards_of_database(index):
+                if shard != 5:  # one stays empty
+                    _insert(connection, f"toc_job_{shard:04d}", jobs[shard])
+            types = [{"type_no": no, "name": name} for no, name in TYPES.items()]
+            _insert(connection, "toc_biz_type", types)
+            _insert(connection, "toc_dead_job", [_dead(rng, index * 100 + n) for n in range(25)])
+            _insert(connection, "toc_event", [_event(rng, index * 100 + n) for n in range(25)])
+
+
+def _job(rng: random.Random, job_id: int, biz_id: int) -> dict[str, Any]:
+    status = rng.choice((0, 0, 0, 1, 2, 2, 3, 4))
+    action_ms = NOW_MS + rng.randrange(-3 * DAY_MS, 3 * DAY_MS) // 250 * 250
+    claimed = rng.random() < 0.5
+    return {
+        "job_id": job_id,
+        "biz_id": biz_id,
+        "biz_type": rng.choice((1, 1, 2, 3, 4)),
+        "status": status,
+        "action_time": sql_time(action_ms),
+        "due_time": sql_time(action_ms + rng.randrange(3) * 60_000) if status < 2 else None,
+        "claim_time": sql_time(action_ms + rng.randrange(-50, 5000)) if claimed else None,
+        "attempts": rng.randrange(6),
+        "worker": rng.choice((None, "node-a:1:1", "node-b:1:2")),
+        "dedup_key": rng.choice(KEYS),
+        "attribute": rng.choice(TEXTS),
+        "gmt_create": sql_time(NOW_MS - DAY_MS),
+        "gmt_modified": sql_time(NOW_MS - rng.randrange(DAY_MS)),
+    }
+
+
+def _dead(rng: random.Random, number: int) -> dict[str, Any]:
+    return {
+        "job_id": 10_000 + number,
+        "biz_id": number,
+        "biz_type": rng.choice((1, 2, 4)),
+        "attempts": rng.randrange(1, 17),
+        "error": rng.choice(ERRORS),
+        "dead_time": sql_time(NOW_MS - rng.randrange(3 * DAY_MS)),
+    }
+
+
+def _event(rng: random.Random, number: int) -> dict[str, Any]:
+    return {
+        "event_id": number + 1,
+        "event_time": sql_time(NOW_MS - rng.randrange(DAY_MS)),
+        "job_id": 10_000 + number % 7,
+        "what": rng.choice(("cancel", "retry", "bury")),
+        "from_status": rng.randrange(2),
+        "to_status": rng.randrange(5),
+        "attempts": rng.randrange(5),
+        "actor": rng.choice(("alice", "node-a:1", "Bob")),
+        "reason": rng.choice((None, "because", "a")),
+    }
+
+
+def _insert(connection: Connection, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    if rows:
+        names = list(rows[0])
+        marks = ", ".join(f":{name}" for name in names)
+        connection.execute(text(f"INSERT INTO {table} ({', '.join(names)}) VALUES ({marks})"), rows)
+
+
+def make_truth(world: World) -> None:
+    """All rows of all shards in one table each, in a database of its own."""
+    sqlite = world.sqlite
+    selects = {
+        JOBS: [jobs_of_shard(shard, sqlite=sqlite) for shard in range(SHARDS)],
+        DEAD_JOBS: [DEAD_JOBS_SELECT] * 2,
+        EVENTS: [EVENTS_SELECT] * 2,
+        "toc_biz_type": ["SELECT type_no, name FROM toc_biz_type"],
+    }
+    with create_engine(world.truth_url, poolclass=NullPool).connect() as truth:
+        if not sqlite:
+            prepare(truth)
+        for table, parts in selects.items():
+            each = len(parts) // 2 if len(parts) > 1 else 1
+            for number, part in enumerate(parts):
+                _copy(world, truth, table, part, number // each)
+
+
+def _copy(world: World, truth: Connection, table: str, select: str, database: int) -> None:
+    if world.sqlite:
+        path = make_url(world.settings.databases[database]).database
+        truth.exec_driver_sql(f"ATTACH '{path}' AS source")
+        exists = truth.exec_driver_sql(
+            f"SELECT 1 FROM main.sqlite_master WHERE name = '{table}'"
+        ).all()
+        inner = _in_source(select, "source")
+    else:
+        name = make_url(world.settings.databases[database]).database or ""
+        exists = truth.exec_driver_sql(f"SHOW TABLES LIKE '{table}'").all()
+        inner = _in_source(select, name)
+    start = f"INSERT INTO main.{table}" if world.sqlite else f"INSERT INTO {table}"
+    if not exists:
+        start = f"CREATE TABLE {'main.' if world.sqlite else ''}{table} AS"
+    truth.exec_driver_sql(f"{start} {inner}")
+    truth.commit()
+    if world.sqlite:
+        truth.exec_driver_sql("DETACH source")
+
+
+def _in_source(select: str, schema: str) -> str:
+    for word in ("FROM ", "JOIN "):
+        select = select.replace(f"{word}toc_", f"{word}{schema}.toc_")
+    return select
+
+
+def sqlite_world(directory: Path) -> World:
+    directory.mkdir(parents=True, exist_ok=True)
+    urls = tuple(f"sqlite:///{directory}/{index}.db" for index in range(2))
+    return _world(urls, f"sqlite:///{directory}/truth.db")
+
+
+def server_world(server: Endpoint, names: Callable[[str], str]) -> World:
+    base = make_url(server.url)
+    urls = [
+        base.set(database=names(part)).render_as_string(hide_password=False)
+        for part in ("zero", "one", "truth")
+    ]
+    return _world((urls[0], urls[1]), urls[2])
+
+
+def _world(urls: tuple[str, ...], truth_url: str) -> World:
+    settings = Settings(databases=urls, shards=SHARDS, redis_url="none")
+    migrate.upgrade(settings)
+    with closing(Databases(urls, settings.routing, TestClock())) as databases:
+        Catalogue(databases).check(settings.facts)
+    world = World(settings, truth_url, TestClock(datetime_of(NOW_MS)))
+    fill(world)
+    make_truth(world)
+    return world
+
+
+# ---- comparing answers
+
+
+def same(ours: Any, truth: Any, *, nearly: bool = False) -> bool:
+    """Whether two values are one. `nearly`: numbers to four digits, as far as MySQL computes an AVG."""
+    ours, truth = _plain(ours), _plain(truth)
+    if isinstance(ours, (int, float, Decimal)) and isinstance(truth, (int, float, Decimal)):
+        if nearly:
+            return math.isclose(ours, truth, rel_tol=1e-4, abs_tol=1e-4)
+        if isinstance(ours, float) or isinstance(truth, float):
+            return math.isclose(ours, truth, rel_tol=1e-12)
+    return bool(ours == truth)
+
+
+def same_rows(
+    ours: Sequence[Sequence[Any]], truth: Sequence[Sequence[Any]], *, nearly: bool = False
+) -> bool:
+    return len(ours) == len(truth) and all(
+        len(a) == len(b) and all(same(x, y, nearly=nearly) for x, y in zip(a, b, strict=True))
+        for a, b in zip(ours, truth, strict=True)
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="milliseconds")
+    return str(value) if isinstance(value, date) else value
+
+
+def sorted_rows(rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """Rows in an order of their own, where a statement asks for none."""
+    return sorted((tuple(map(_plain, row)) for row in rows), key=repr)

@@ -1,0 +1,239 @@
+"""A client process of the rig: `python -m tests.chaos.client FILE`, its plan as JSON.
+
+One thread schedules in bulk, some others live small stories: schedule, think, cancel, postpone. What
+they ask and what is answered goes into the journal. What was asked and not yet answered stands in the
+file `asked`, so that the rig knows what a client that was killed may have done.
+
+Commands, a JSON line each: {"do": "die"}: at the next schedule(), between commit and reminder.
+{"do": "stop"}: asks no more and ends.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import logging
+import os
+import queue
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.chaos.calls import Calls
+from tests.chaos.plan import ASYNC, BULK, MOODY, SLOW, STUBBORN, Lines, chance, true_clock
+from tests.invariants.app import wait_otherwise
+from toc.center.arms import Arms
+from toc.center.center import TimeoutCenter
+from toc.errors import StoreUnavailable
+from toc.runtime.settings import Settings
+from toc.testing import Journal
+from toc.timer.slots import Entry as Reminder
+
+PERIOD_S = 0.2
+BULK_MAX = 2000
+BURST = 2.5  # times the rate
+TOUCHED = 0.02  # of the jobs in bulk somebody cancels or postpones so many
+REDRIVE_S = 3.0
+CLERKS = 3
+
+log = logging.getLogger(__name__)
+
+
+class Step(NamedTuple):
+    at_ms: float
+    number: int
+    act: Callable[[], object]
+
+
+class Clerk:
+    """Lives stories in a thread, one step after the other by time."""
+
+    def __init__(self, calls: Calls, rng: random.Random, first_biz: int, rate: float) -> None:
+        self._calls, self._rng, self._rate = calls, rng, rate
+        self._biz, self._numbers = itertools.count(first_biz), itertools.count()
+        self._steps: list[Step] = []
+        self.touched: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+
+    def run(self, ended: threading.Event) -> None:
+        now = self._calls.now
+        next_ms = now()
+        while not ended.is_set():
+            with_bulk = self._take_touched()
+            if self._steps and self._steps[0].at_ms <= now():
+                heapq.heappop(self._steps).act()
+            elif next_ms <= now():
+                next_ms = max(next_ms + self._rng.expovariate(self._rate) * 1000, now() - 1000)
+                self._begin()
+            elif not with_bulk:
+                ended.wait(0.01)
+
+    def _take_touched(self) -> bool:
+        try:
+            job_id, action_ms = self.touched.get_nowait()
+        except queue.Empty:
+            return False
+        if self._rng.random() < 0.5:
+            self._cancel_about(job_id, action_ms)
+        else:
+            self._move_before(job_id, action_ms)
+        return True
+
+    def _later(self, at_ms: float, act: Callable[[], object]) -> None:
+        heapq.heappush(self._steps, Step(at_ms, next(self._numbers), act))
+
+    def _begin(self) -> None:
+        rng, calls = self._rng, self._calls
+        biz_id, action_ms = next(self._biz), round(calls.now() + rng.uniform(300, 5000))
+        draw = rng.random()
+        if draw < 0.10:
+            calls.schedule(biz_id, ASYNC, action_ms, {"sleep_s": 60})
+        elif draw < 0.15:
+            calls.schedule(biz_id, SLOW, action_ms, {"sleep_s": 1.5})
+        elif draw < 0.20:
+            calls.schedule(biz_id, STUBBORN, action_ms, {"fail_until_ms": action_ms + 6000})
+        elif draw < 0.45:
+            calls.schedule(biz_id, MOODY, action_ms, {"fail": rng.randint(1, 3)})
+        elif draw < 0.65:
+            wants = {"sleep_s": rng.choice([0, 0.05]), "fail": rng.choice([0, 0, 1])}
+            job_id = calls.schedule(biz_id, MOODY, action_ms, wants)
+            if job_id is not None:
+                self._cancel_about(job_id, action_ms)
+        elif draw < 0.85:
+            job_id = calls.schedule(biz_id, MOODY, action_ms, {"fail": rng.choice([0, 0, 1])})
+            if job_id is not None:
+                self._move_before(job_id, action_ms)
+        else:
+            job_id = calls.schedule_once(biz_id, MOODY, action_ms, "once")
+            if job_id is not None:
+                again_ms = action_ms + rng.randint(-2000, 3000)
+                act = rng.choice([calls.schedule_again, calls.replace])
+                self._later(
+                    action_ms - rng.uniform(-500, 2000),
+                    lambda: act(job_id, biz_id, MOODY, again_ms, "once"),
+                )
+
+    def _cancel_about(self, job_id: int, action_ms: int) -> None:
+        self._later(
+            action_ms + self._rng.choice([self._rng.uniform(-2000, 300), self._rng.uniform(-30, 60)]),
+            lambda: self._calls.cancel(job_id),
+        )  # fmt: skip
+
+    def _move_before(self, job_id: int, action_ms: int) -> None:
+        to_ms = action_ms + self._rng.randint(-1500, 4000)
+
+        def move() -> None:
+            self._calls.reschedule(job_id, to_ms)
+            if self._rng.random() < 0.2:
+                self._cancel_about(job_id, to_ms)
+
+        self._later(action_ms - self._rng.uniform(-50, 2000), move)
+
+
+def run_bulk(
+    calls: Calls, rng: random.Random, rate: float, first_biz: int, clerks: Sequence[Clerk],
+    ended: threading.Event,
+) -> None:  # fmt: skip
+    """At a steady rate, with bursts of a second now and then."""
+    timer = calls.center.settings.timer
+    near_s = timer.horizon_s + timer.slack_s
+    biz, owed, last_s = itertools.count(first_biz), 0.0, time.monotonic()
+    burst_s, next_burst_s = 0.0, last_s + 5
+    while not ended.wait(PERIOD_S):
+        now_s = time.monotonic()
+        if now_s > next_burst_s:
+            burst_s, next_burst_s = now_s + 1, now_s + rng.uniform(6, 12)
+        owed = min(owed + (now_s - last_s) * rate * (BURST if now_s < burst_s else 1), BULK_MAX)
+        last_s = now_s
+        count = int(owed)
+        if not count:
+            continue
+        owed -= count
+        now_ms = calls.now()
+        jobs = [(next(biz), round(now_ms + 1000 * ahead_s(rng, near_s))) for _ in range(count)]
+        ids = calls.schedule_many(jobs, BULK)
+        if len(ids) == len(jobs):
+            for job_id, (_, action_ms) in zip(ids, jobs, strict=True):
+                if rng.random() < TOUCHED:
+                    rng.choice(clerks).touched.put((job_id, action_ms))
+
+
+def ahead_s(rng: random.Random, near_s: float) -> float:
+    """One in ten is due beyond horizon and slack: it is not armed, the loader brings it."""
+    return rng.uniform(0.2, 4) if rng.random() < 0.9 else near_s + rng.uniform(-1, 2)
+
+
+def run_redrives(calls: Calls, rng: random.Random, ended: threading.Event) -> None:
+    while not ended.wait(REDRIVE_S):
+        try:
+            dead = calls.center.dead(50, STUBBORN)
+        except StoreUnavailable:
+            continue
+        for job in rng.sample(dead, min(2, len(dead))):
+            calls.redrive(job.job_id)
+
+
+def guarded(act: Callable[[], None]) -> Callable[[], None]:
+    """A call that raised what it never should is the rig's to know: the process dies of it, and says so."""
+
+    def run() -> None:
+        try:
+            act()
+        except BaseException:
+            log.exception("a client's call raised what it never should")
+            os._exit(3)
+
+    return run
+
+
+def main(plan: dict[str, Any]) -> None:
+    if "FAKETIME" in os.environ:
+        wait_otherwise()
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    center = TimeoutCenter(Settings(**plan["settings"]))
+    now = true_clock(plan["wrong_by_s"])
+    calls = Calls(center, Journal(Path(plan["journal"])), Lines(Path(plan["asked"])), now)
+    place = Arms.place
+
+    def place_or_die(arms: Arms, jobs: Sequence[tuple[str, Reminder]]) -> None:
+        calls.before_place(jobs)
+        place(arms, jobs)
+
+    setattr(Arms, "place", place_or_die)  # noqa: B010 - to a type checker, no method changes
+    ended = threading.Event()
+    first = plan["first_biz"]
+    rngs = [chance(f"{plan['seed']}:{n}") for n in range(CLERKS + 2)]
+    span = 10_000_000
+    clerks = [
+        Clerk(calls, rngs[n], first + n * span, plan["singles"] / CLERKS) for n in range(CLERKS)
+    ]
+    acts = [
+        *(lambda clerk=clerk: clerk.run(ended) for clerk in clerks),
+        lambda: run_bulk(calls, rngs[-1], plan["bulk"], first + CLERKS * span, clerks, ended),
+        lambda: run_redrives(calls, rngs[-2], ended),
+    ]
+    threads = [threading.Thread(target=guarded(act), daemon=True) for act in acts]
+    for thread in threads:
+        thread.start()
+    Path(plan["ready"]).touch()
+    for line in sys.stdin:
+        command = json.loads(line)["do"]
+        if command == "die":
+            calls.dying.set()
+        elif command == "stop":
+            ended.set()
+            for thread in threads:
+                thread.join()
+            center.close()
+            return
+    os._exit(1)  # the rig was killed
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,382 @@
+"""What is done to the rig. Each fault breaks something, holds it so, heals it, and says whom it hit.
+
+A fault that hits NOBODY explains no duplicate: all of Redis and ZooKeeper may go, and every clock of
+a worker may be wrong, and no handler may start twice for it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tests.chaos.plan import NOBODY
+from tests.chaos.world import Host, World, saved_by
+from tests.reliability.wire import Wire
+from tests.worker.waiting import wait_until
+from toc.domain.job import Status
+from toc.errors import StoreUnavailable
+
+EVERYBODY: Sequence[str] = ()
+POISON_S_MAX = 120.0
+LAG_S_MAX = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What a fault is given: its own chance, and the worker and the client that are its to break."""
+
+    world: World
+    rng: random.Random
+    worker: Host
+    client: Host
+
+    def hold(self, *, lease: bool = False) -> None:
+        """As long as most faults last; or well beyond a lease."""
+        scale = self.world.scale
+        time.sleep(self.rng.uniform(*scale.hold_s) + (scale.lease_s if lease else 0))
+
+    def breath(self, seconds: float = 1.0) -> None:
+        time.sleep(self.rng.uniform(0, seconds))
+
+
+Deed = Callable[[Act], Sequence[str]]
+"""Answers the processes that may have lost a lease by it, named as in histories."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`hits`: what it breaks. Two that break the same are not combined.
+
+    rest_s: how long it is left alone afterwards, in a long run: what was in flight comes back when its
+    lease is over.
+    """
+
+    name: str
+    hits: str
+    rest_s: float
+    do: Deed
+
+
+FAULTS: list[Fault] = []
+
+
+def fault(name: str, hits: str, rest_s: float = 0.0) -> Callable[[Deed], Deed]:
+    def add(deed: Deed) -> Deed:
+        FAULTS.append(Fault(name, hits, rest_s, deed))
+        return deed
+
+    return add
+
+
+@fault("nothing", "nothing")
+def nothing(act: Act) -> Sequence[str]:
+    act.hold()
+    return NOBODY
+
+
+# ---- workers
+
+
+@fault("worker killed", "worker", 30)
+def worker_killed(act: Act) -> Sequence[str]:
+    process = act.worker.process
+    act.worker.kill()
+    act.breath(3)
+    act.worker.start()
+    act.worker.wait_ready()
+    return [process]
+
+
+@fault("all workers killed", "worker", 100)
+def workers_killed(act: Act) -> Sequence[str]:
+    workers = act.world.workers
+    processes = [worker.process for worker in workers]
+    for worker in workers:
+        worker.kill()
+    act.breath()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.wait_ready()
+    return processes
+
+
+@fault("worker frozen past its lease", "worker", 12)
+def worker_frozen(act: Act) -> Sequence[str]:
+    act.worker.freeze()
+    act.hold(lease=True)
+    act.worker.thaw()
+    return [act.worker.process]
+
+
+@fault("worker frozen within its lease", "worker")
+def worker_paused(act: Act) -> Sequence[str]:
+    act.worker.freeze()
+    act.breath(act.world.scale.lease_s / 3)
+    act.worker.thaw()
+    return NOBODY
+
+
+@fault("rolling restart", "worker")
+def rolling_restart(act: Act) -> Sequence[str]:
+    for worker in act.world.workers:
+        restart(worker)
+    return NOBODY
+
+
+@fault("poison job", "worker", 40)
+def poison(act: Act) -> Sequence[str]:
+    world = act.world
+    with world.expecting_deaths(world.workers) as died:
+        # Another fault may have the database away meanwhile.
+        biz_id = act.rng.randrange(10**6)
+        job_id = wait_until(lambda: world.schedule_poison(biz_id), "a poison job", POISON_S_MAX)
+        assert job_id is not None
+
+        def is_dead() -> bool:
+            try:
+                job = world.stack.center.get(job_id)
+            except StoreUnavailable:
+                return False
+            return job is not None and job.status is Status.DEAD
+
+        wait_until(is_dead, "the poison job to be dead", POISON_S_MAX)
+        for worker in world.workers:
+            worker.wait_ready()
+    return died
+
+
+@fault("worker's clock wrong", "worker")
+def worker_elsewhen(act: Act) -> Sequence[str]:
+    return elsewhen(act, act.worker)
+
+
+# ---- clients
+
+
+@fault("client killed between commit and reminder", "client")
+def client_dies(act: Act) -> Sequence[str]:
+    with act.world.expecting_deaths([act.client]):
+        before = act.client.process
+        act.client.send("die")
+        wait_until(lambda: act.client.process != before, "the client to die", 60)
+        act.client.wait_ready()
+    return NOBODY
+
+
+@fault("client killed", "client")
+def client_killed(act: Act) -> Sequence[str]:
+    act.client.kill()
+    act.breath()
+    act.client.start()
+    act.client.wait_ready()
+    return NOBODY
+
+
+@fault("client's clock wrong", "client")
+def client_elsewhen(act: Act) -> Sequence[str]:
+    return elsewhen(act, act.client)
+
+
+def elsewhen(act: Act, host: Host) -> Sequence[str]:
+    """It runs for a while on a machine whose clock is wrong."""
+    restart(host, act.rng.choice((-1, 1)) * act.rng.choice((2, 60, 3600)))
+    act.hold()
+    restart(host)
+    return NOBODY
+
+
+def restart(host: Host, wrong_by_s: int = 0) -> None:
+    host.stop()
+    host.start(wrong_by_s)
+    host.wait_ready()
+
+
+# ---- MySQL
+
+
+@fault("MySQL killed", "mysql")
+def mysql_killed(act: Act) -> Sequence[str]:
+    act.world.mysql.kill()
+    act.breath(2)
+    act.world.mysql.start()
+    return EVERYBODY
+
+
+@fault("MySQL frozen", "mysql")
+def mysql_frozen(act: Act) -> Sequence[str]:
+    act.world.mysql.freeze()
+    act.hold()
+    act.world.mysql.thaw()
+    return EVERYBODY
+
+
+# ---- Redis
+
+
+@fault("Redis wiped", "redis")
+def redis_wiped(act: Act) -> Sequence[str]:
+    for _ in range(act.rng.randint(1, 3)):
+        with act.world.to_redis() as client:
+            client.flushall()
+        act.breath()
+    return NOBODY
+
+
+@fault("Redis rolled back", "redis")
+def redis_rolled_back(act: Act) -> Sequence[str]:
+    """It comes back with what it had a second or two before it was killed."""
+    with act.world.to_redis() as client:
+        client.save()
+    time.sleep(act.rng.uniform(0.5, 2))
+    act.world.redis.kill()
+    act.breath()
+    act.world.redis_back(empty=False)
+    saved_by(act.world.redis).unlink(missing_ok=True)
+    return NOBODY
+
+
+@fault("Redis killed and empty", "redis")
+def redis_killed(act: Act) -> Sequence[str]:
+    act.world.redis.kill()
+    act.hold()
+    act.world.redis_back(empty=True)
+    return NOBODY
+
+
+@fault("Redis fails over to a replica that lags", "redis")
+def redis_fails_over(act: Act) -> Sequence[str]:
+    """It has heard nothing for a while when its master dies: what was armed meanwhile is gone."""
+    world = act.world
+    with world.to_redis(world.replica) as replica:
+        replica.replicaof("NO", "ONE")
+        heard = replica.info("replication")["master_repl_offset"]
+    time.sleep(act.rng.uniform(0.5, 2))
+    with world.to_redis() as master:
+        wait_until(
+            lambda: master.info("replication")["master_repl_offset"] > heard,
+            "the master to have written what its replica has not heard",
+            LAG_S_MAX,
+        )
+    world.redis.kill()
+    world.promote()
+    return NOBODY
+
+
+@fault("two masters for a while", "redis")
+def redis_split(act: Act) -> Sequence[str]:
+    """The replica is promoted while the old master lives, and the machines learn of it one by one."""
+    act.world.promote(lambda: act.breath(0.8))
+    return NOBODY
+
+
+@fault("Redis full", "redis")
+def redis_full(act: Act) -> Sequence[str]:
+    with act.world.to_redis() as client:
+        client.config_set("maxmemory", max(1, client.info("memory")["used_memory"] // 2))
+        act.hold()
+        client.config_set("maxmemory", 0)
+    return NOBODY
+
+
+@fault("Redis frozen", "redis")
+def redis_frozen(act: Act) -> Sequence[str]:
+    act.world.redis.freeze()
+    act.hold()
+    act.world.redis.thaw()
+    return NOBODY
+
+
+# ---- ZooKeeper
+
+
+@fault("a ZooKeeper killed", "zookeeper")
+def zookeeper_killed(act: Act) -> Sequence[str]:
+    act.rng.choice(act.world.zookeepers.nodes).kill()
+    act.hold()
+    act.world.zookeepers.start()
+    return NOBODY
+
+
+@fault("all ZooKeepers killed", "zookeeper")
+def zookeepers_killed(act: Act) -> Sequence[str]:
+    """Longer than a session."""
+    for node in act.world.zookeepers.nodes:
+        node.kill()
+    time.sleep(act.world.scale.session_s)
+    act.hold()
+    act.world.zookeepers.start()
+    return NOBODY
+
+
+@fault("ZooKeeper's leader frozen", "zookeeper")
+def zookeeper_frozen(act: Act) -> Sequence[str]:
+    leader = act.world.zookeepers.leader()
+    leader.freeze()
+    act.hold()
+    leader.thaw()
+    act.world.zookeepers.start()  # waits until they are one again
+    return NOBODY
+
+
+# ---- links
+
+
+@fault("a worker's link to MySQL", "worker")
+def worker_without_mysql(act: Act) -> Sequence[str]:
+    disturb(act, act.worker.links.to("mysql"))
+    return [act.worker.process]
+
+
+@fault("a worker's link to MySQL, past its lease", "worker", 15)
+def worker_without_mysql_long(act: Act) -> Sequence[str]:
+    disturb(act, act.worker.links.to("mysql"), lease=True)
+    return [act.worker.process]
+
+
+@fault("a worker's link to Redis", "worker")
+def worker_without_redis(act: Act) -> Sequence[str]:
+    disturb(act, act.worker.links.to("redis"))
+    return NOBODY
+
+
+@fault("a worker's links to ZooKeeper", "worker")
+def worker_without_zookeeper(act: Act) -> Sequence[str]:
+    disturb(act, act.worker.links.to("zookeeper"))
+    return NOBODY
+
+
+@fault("a client's link to MySQL", "client")
+def client_without_mysql(act: Act) -> Sequence[str]:
+    disturb(act, act.client.links.to("mysql"))
+    return NOBODY
+
+
+@fault("a client's link to Redis", "client")
+def client_without_redis(act: Act) -> Sequence[str]:
+    disturb(act, act.client.links.to("redis"))
+    return NOBODY
+
+
+def disturb(act: Act, wires: Sequence[Wire], *, lease: bool = False) -> None:
+    """Nothing gets through, or no answer does, or all connections are reset: once, or all the time."""
+    how = act.rng.choice(("nothing", "no answer", "severed", "reset"))
+    if how == "reset":
+        for _ in range(act.rng.randint(2, 6)):
+            for wire in wires:
+                wire.reset()
+            act.breath()
+        return
+    for wire in wires:
+        if how == "severed":
+            wire.sever()
+        else:
+            wire.cut(answers_only=how == "no answer")
+    act.hold(lease=lease)
+    for wire in wires:
+        wire.mend()
+
+
+NAMES = [each.name for each in FAULTS]

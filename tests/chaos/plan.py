@@ -1,0 +1,113 @@
+"""What every part of the rig must agree on: job types, settings, how long things take."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NO_DATABASE = 69
+"""A worker's exit code when it finds no database as it starts: it is to be started again."""
+
+NOBODY = ("nobody",)
+"""Whom a fault hits that must not make any handler start twice: what it does explains no duplicate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A long run's or a short one's times in seconds, and rates per client and second.
+
+    lease_s: of all types. hold_s: how long most faults last, from … to. calm_s: between two faults.
+    rest: this part of a fault's own rest.
+    """
+
+    timeout_s: float
+    allowance_s: float
+    hold_s: tuple[float, float]
+    calm_s: float
+    rest: float
+    bulk: float
+    singles: float
+    session_s: int
+    horizon_s: float
+    slack_s: float
+
+    @property
+    def lease_s(self) -> float:
+        return self.timeout_s + self.allowance_s
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """A horizon of seconds: what is due later than that is the loader's, all the time."""
+        return {
+            "shards": 8,
+            "pool_size": 10,
+            "connect_timeout_s": 2,
+            "read_timeout_s": 4,
+            "timer": {
+                "horizon_s": self.horizon_s,
+                "slack_s": self.slack_s,
+                "stay_s": 5,
+                "slow_poll_s": 1,
+                "load_tick_s": 1,
+            },
+            "scanner": {"grace_s": 3, "tick_s": 2},
+            "worker": {
+                "concurrency": 12,
+                "queue_max": 400,
+                "queue_wait_s": 1,
+                "lease_allowance_s": self.allowance_s,
+                "lease_margin_s": 1,
+                "stop_s": 10,
+            },
+            "cluster": {"session_timeout_s": self.session_s},
+            "reconcile": {"watch_s": 20, "grace_s": 5, "overdue_s": 60, "repair": True},
+        }
+
+
+LONG = Scale(1, 9, (2, 6), 3, 1, bulk=370, singles=20, session_s=3, horizon_s=8, slack_s=4)
+SHORT = Scale(1, 3, (1, 2.5), 0.5, 0.1, bulk=120, singles=15, session_s=1, horizon_s=3, slack_s=1)
+
+BULK = "chaos.bulk"
+MOODY = "chaos.moody"  # fails in its first attempts
+STUBBORN = "chaos.stubborn"  # fails until a moment, and is dead before that; somebody redrives it
+SLOW = "chaos.slow"  # returns beyond its timeout, within its lease
+ASYNC = "chaos.async"  # its first attempt is cut short by its timeout
+POISON = "chaos.poison"  # kills its process each time
+
+TYPES: dict[str, dict[str, Any]] = {
+    BULK: {"retry": [1.0]},
+    MOODY: {"retry": [0.5, 1.0], "max_attempts": 16},
+    STUBBORN: {"retry": [0.3], "max_attempts": 2},
+    SLOW: {"retry": [1.0]},
+    ASYNC: {"retry": [0.5], "max_attempts": 16},
+    POISON: {"retry": [0.5], "max_attempts": 2},
+}
+
+
+def chance(seed: object) -> random.Random:
+    """The same seed, the same draws."""
+    return random.Random(str(seed))  # noqa: S311 - to be replayed, not to be secret
+
+
+Now = Callable[[], float]
+
+
+def true_clock(wrong_by_s: float) -> Now:
+    """The machine's time in ms, in a process whose own clock is wrong."""
+    return lambda: time.time_ns() / 1e6 - wrong_by_s * 1000
+
+
+class Lines:
+    """JSON lines of a process of its own, unbuffered: what was written survives kill -9."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write(self, value: Mapping[str, Any]) -> None:
+        os.write(self._file, json.dumps(value, separators=(",", ":")).encode() + b"\n")

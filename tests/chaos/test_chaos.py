@@ -1,0 +1,83 @@
+"""A short run of the rig: every fault once. And the rig itself: it must see a toc that is broken.
+
+`make chaos MINUTES=30` is the long one (docs/chaos.md).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.nemesis import FAULTS
+from tests.chaos.plan import SHORT, chance
+from tests.chaos.run import Outcome, chaos, combined, drawn, packed
+from tests.servers import ServerUnavailableError
+from tests.simulation.broken import VARIANTS, copy_with
+from toc.testing import Kind
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+SEED = "ci-1"
+SEED_MARIADB, MARIADB_S = "ci-2", 15
+BROKEN_S = 6
+
+
+def run(directory: Path, seed: str, seconds: float, **how: Any) -> Outcome:
+    try:
+        return chaos(directory, seed, seconds, SHORT, **how)
+    except ServerUnavailableError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
+def assert_holds(outcome: Outcome) -> None:
+    text = "\n".join([*outcome.lines, *outcome.troubles, *map(str, outcome.report.problems)])
+    assert outcome.holds, f"seed {outcome.seed}, in {outcome.directory}:\n{text}"
+
+
+def test_every_fault_once(tmp_path: Path) -> None:
+    rng = chance(SEED)
+    outcome = run(tmp_path, SEED, 600, acts=packed(rng, FAULTS, 3))
+    assert_holds(outcome)
+    assert {one.name for one in FAULTS} <= outcome.report.by_fault.keys()
+    assert outcome.report.starts > 5000
+
+
+def test_a_seed_on_mariadb(tmp_path: Path) -> None:
+    outcome = run(tmp_path, SEED_MARIADB, MARIADB_S, mariadb=True)
+    assert_holds(outcome)
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [("cancel-without-status", Kind.AFTER_CANCEL), ("claim-without-time", Kind.OLD_TIME)],
+)
+def test_a_broken_variant_is_caught(tmp_path: Path, name: str, seen: Kind) -> None:
+    variant = next(variant for variant in VARIANTS if variant.name == name)
+    root = copy_with(variant, tmp_path / "broken")
+    outcome = run(tmp_path / "run", SEED, BROKEN_S, faults=["nothing"], root=root)
+    assert outcome.report.of(seen)
+    assert not outcome.holds
+
+
+def test_a_seed_draws_the_same_run() -> None:
+    def names(seed: str) -> list[list[str]]:
+        acts = drawn(chance(seed), FAULTS)
+        return [[one.name for one in next(acts)] for _ in range(100)]
+
+    assert names("a") == names("a") != names("b")
+    assert {one.name for one in FAULTS} <= {name for act in names("a") for name in act}
+
+
+def test_only_what_breaks_different_things_is_combined() -> None:
+    for seed in range(20):
+        rng = chance(seed)
+        for together in (combined(rng, FAULTS, 3), *packed(rng, FAULTS, 3)):
+            hits = [one.hits for one in together]
+            assert len(hits) == len(set(hits))
+            assert len(together) <= 3
+    assert not combined(chance(1), FAULTS[:1], 2)

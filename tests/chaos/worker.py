@@ -1,0 +1,121 @@
+"""A worker process of the rig: `python -m tests.chaos.worker FILE`, its plan as JSON.
+
+It ends in good order on SIGTERM, and at once when its standard input does: when the rig was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.plan import ASYNC, NO_DATABASE, TYPES, Now, true_clock
+from tests.invariants.app import wait_otherwise
+from toc.domain.job import Job
+from toc.errors import StoreUnavailable
+from toc.handlers.registry import Registry
+from toc.node.node import Node
+from toc.runtime.process import process_name
+from toc.runtime.settings import Settings
+from toc.testing import Ended, Journal, Started
+
+
+class Handlers:
+    """They write down each start, first of all, and each end; between them, what the attribute says."""
+
+    def __init__(self, journal: Journal, now: Now) -> None:
+        self._journal, self._now = journal, now
+        self._process = process_name()
+
+    def registry(self, timeout_s: float) -> Registry:
+        found = Registry()
+        for name, terms in TYPES.items():
+            function = self.act_async if name == ASYNC else self.act
+            found.handler(name, timeout=timeout_s, **terms)(function)
+        return found
+
+    def act(self, job: Job) -> None:
+        self._started(job)
+        failed = True
+        try:
+            wants = job.attribute
+            if wants.get("kill"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if "sleep_s" in wants:
+                time.sleep(wants["sleep_s"])
+            self._fail(job)
+            failed = False
+        finally:
+            self._ended(job, failed=failed)
+
+    async def act_async(self, job: Job) -> None:
+        self._started(job)
+        failed = True
+        try:
+            await asyncio.sleep(job.attribute["sleep_s"] if job.attempts == 1 else 0)
+            failed = False
+        finally:
+            self._ended(job, failed=failed)
+
+    def _fail(self, job: Job) -> None:
+        wants = job.attribute
+        if job.attempts <= wants.get("fail", 0) or self._now() < wants.get("fail_until_ms", 0):
+            raise RuntimeError(f"attempt {job.attempts} fails")
+
+    def _started(self, job: Job) -> None:
+        self._journal.write(
+            Started(job.job_id, job.biz_type, job.attempts, self._now(), self._process, job.token or "")
+        )  # fmt: skip
+
+    def _ended(self, job: Job, *, failed: bool) -> None:
+        self._journal.write(
+            Ended(job.job_id, job.attempts, failed, self._now(), self._process, job.token or "")
+        )
+
+
+def end_with_the_rig() -> None:
+    """Waits for the end of standard input."""
+    while sys.stdin.readline():
+        pass
+    os._exit(1)
+
+
+def main(plan: dict[str, Any]) -> int:
+    if "FAKETIME" in os.environ:
+        wait_otherwise()
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    ended, restart = threading.Event(), threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=end_with_the_rig, daemon=True).start()
+
+    def restart_wanted() -> None:
+        restart.set()
+        ended.set()
+
+    journal = Journal(Path(plan["journal"]))
+    handlers = Handlers(journal, true_clock(plan["wrong_by_s"]))
+    settings = Settings(**plan["settings"])
+    node = Node(
+        settings, handlers=handlers.registry(plan["timeout_s"]), restart_wanted=restart_wanted
+    )
+    try:
+        node.start()
+    except StoreUnavailable as error:
+        logging.getLogger(__name__).warning("not started: %s", error)
+        os._exit(NO_DATABASE)
+    Path(plan["ready"]).touch()
+    ended.wait()
+    node.stop()
+    return settings.worker.shutdown_exit_code if restart.is_set() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(Path(sys.argv[1]).read_text())))

@@ -1,0 +1,266 @@
+"""What has ended, read and summed up by every engine, against the same in Python."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.contract.ended_rows import hostile, made_at, write
+from tests.contract.library import Library
+from toc.domain.ids import first_id_of
+from toc.domain.job import Status
+from toc.errors import SchemaMismatch
+from toc.store.archived import AHEAD_MS, Window
+from toc.store.claims import Kind
+from toc.store.columns import sql_time
+from toc.store.ended import (
+    BOUNDS_MS,
+    COLUMNS,
+    DAY_MS,
+    HOUR_MS,
+    Ended,
+    Ids,
+    Made,
+    Sum,
+    Tally,
+    ended_ids,
+    made_ids,
+)
+
+
+@pytest.fixture
+def ended(library: Library) -> Ended:
+    return Ended(library.databases)
+
+
+def crc_of(row: Sequence[Any]) -> int:
+    """The checksum's text, spelled out once more."""
+    parts = []
+    for name, value in zip(COLUMNS, row, strict=True):
+        if value is None:
+            parts.append("-")
+        elif name in ("worker", "dedup_key", "attribute", "error"):
+            parts.append(f"{len(value.encode())}={value}")
+        else:
+            parts.append(str(value))
+    return zlib.crc32("|".join(parts).encode())
+
+
+def test_pieces_cover_all_ids_once(library: Library, ended: Ended) -> None:
+    jobs = [library.pending() for _ in range(10)]
+    shard, ids = library.shard(jobs[0]), Ids(0, jobs[-1])
+    pieces = list(ended.pieces(shard, ids, 4))
+    assert pieces == [Ids(0, jobs[4]), Ids(jobs[4], jobs[8]), Ids(jobs[8], jobs[9])]
+    assert list(ended.pieces(shard, Ids(jobs[3], jobs[7]), 4)) == [Ids(jobs[3], jobs[7])]
+    assert list(ended.pieces(shard, Ids(jobs[3], jobs[8]), 4)) == [
+        Ids(jobs[3], jobs[7]),
+        Ids(jobs[7], jobs[8]),
+    ]
+    assert list(ended.pieces((shard + 1) % 4, ids, 4)) == [ids]
+
+
+def test_only_what_ended_within_is_read(library: Library, ended: Ended) -> None:
+    before = library.ended(Kind.DONE)
+    library.clock.advance(10)
+    since_ms = library.now_ms
+    within = [library.ended(Kind.DONE), library.ended(Kind.DROP), library.dead()]
+    within += [library.running(), library.pending()]
+    library.clock.advance(10)
+    after = library.ended(Kind.DONE)
+    window, shard = Window(since_ms, library.now_ms), library.shard(before)
+    rows = ended.rows(shard, ended_ids(window), window)
+    assert [row[0] for row in rows] == within[:3]
+    assert ended.sums(shard, ended_ids(window), window) == [
+        Sum(since_ms // DAY_MS, 3, sum(map(crc_of, rows)))
+    ]
+    assert after not in {row[0] for row in rows}
+    assert [row[0] for row in ended.rows(shard, Ids(within[1], within[2]), window)] == within[1:2]
+
+
+def test_rows_have_all_columns_and_the_letter(library: Library, ended: Ended) -> None:
+    biz_id = 2**64 - 1
+    job_id = library.pending(biz_id, attribute='{"a":"é"}', key="k")
+    library.clock.advance(0.007)
+    library.claim([job_id], "host:1:2:3")
+    library.clock.advance(0.001)
+    assert library.settle_as(Kind.BURY, job_id, "host:1:2:3", error="it broke: \N{FIRE}")
+    made_at(library, job_id, library.now_ms - 8)
+    window = Window(library.now_ms, library.now_ms + 1)
+    ((*row,),) = ended.rows(library.shard(job_id), ended_ids(window), window)
+    row[1] = int(row[1])
+    now = library.now_ms
+    assert row == [
+        job_id, biz_id, library.close_no, Status.DEAD, now - 8, now, now - 8, None, now - 1, 1,
+        "host:1:2:3", "k", '{"a":"é"}', "it broke: \N{FIRE}", now,
+    ]  # fmt: skip
+
+
+def test_a_letter_is_only_of_the_dead(library: Library, ended: Ended) -> None:
+    job_id = library.dead()
+    shard = library.shard(job_id)
+    table = f"toc_job_{shard:04d}"
+    library.sql(job_id, f"UPDATE {table} SET status = 2 WHERE job_id = :id", {"id": job_id})
+    window = Window(library.now_ms, library.now_ms + 1)
+    ((*row,),) = ended.rows(shard, ended_ids(window), window)
+    assert row[-2:] == [None, None]
+
+
+def test_checksums_of_hostile_rows(library: Library, ended: Ended) -> None:
+    rows = list(hostile(library, 400, random.Random(7)))  # noqa: S311 - a test
+    write(library, 1, rows)
+    window = Window(library.now_ms, library.now_ms + 400)
+    found = ended.rows(1, ended_ids(window), window)
+    assert len(found) == 400
+    for row, written in zip(found, rows, strict=True):
+        for name in (
+            "job_id",
+            "biz_type",
+            "status",
+            "attempts",
+            "worker",
+            "dedup_key",
+            "attribute",
+        ):
+            assert row[COLUMNS.index(name)] == written[name]
+        assert int(row[1]) == written["biz_id"] % 2**64
+        for name in ("gmt_create", "gmt_modified", "action_time", "due_time", "claim_time"):
+            value = row[COLUMNS.index(name)]
+            assert (value if value is None else sql_time(value)) == written[name]
+    total = sum(map(crc_of, found))
+    assert ended.sums(1, ended_ids(window), window) == [Sum(window.since_ms // DAY_MS, 400, total)]
+    middle = rows[200]["job_id"]
+    halves = [Ids(0, middle), Ids(middle, window.id_end)]
+    sums = [one for ids in halves for one in ended.sums(1, ids, window)]
+    assert [one.rows for one in sums] == [200, 200]
+    assert sum(one.crc for one in sums) == total
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("dedup_key", [None, "", "-", "0="]),
+        ("worker", [None, "", "a|0=", "a"]),
+        ("attribute", [None, "", "-", "a", "A", "a ", "\u00e9", "e\u0301", "ß", "ss"]),
+        ("biz_id", [0, 1, 2**63 - 1]),
+        ("attempts", [0, 1]),
+        ("biz_type", [1, 2]),
+        ("due_time", [None, "2026-01-01 00:00:00.000", "2026-01-01 00:00:00.001"]),
+        ("claim_time", [None, "2026-01-01 00:00:00.000", "2026-01-01 00:00:00.001"]),
+        ("action_time", ["2026-01-01 00:00:00.000", "2026-01-01 00:00:00.001"]),
+        ("gmt_create", ["2026-01-01 00:00:00.000", "2026-01-01 00:00:00.001"]),
+    ],
+)
+def test_no_change_of_a_row_leaves_its_checksum(
+    library: Library, ended: Ended, column: str, values: Sequence[Any]
+) -> None:
+    job_id = library.ended(Kind.DONE)
+    shard, window = library.shard(job_id), Window(library.now_ms, library.now_ms + 1)
+    seen = set()
+    for value in values:
+        table = f"toc_job_{shard:04d}"
+        library.sql(job_id, f"UPDATE {table} SET {column} = :value", {"value": value})
+        ((_, rows, crc),) = ended.sums(shard, ended_ids(window), window)
+        assert rows == 1
+        seen.add(crc)
+    assert len(seen) == len(values)
+
+
+def test_jobs_of_a_clock_too_far_ahead_are_out_of_reach(library: Library, ended: Ended) -> None:
+    until_ms = library.now_ms + 1000
+    (row,) = hostile(library, 1, random.Random(1))  # noqa: S311 - a test
+    near = {**row, "job_id": first_id_of(until_ms + AHEAD_MS) - 1}
+    far = {**row, "job_id": first_id_of(until_ms + AHEAD_MS)}
+    write(library, 0, [near, far])
+    window = Window(until_ms - 1000, until_ms)
+    assert [row[0] for row in ended.rows(0, ended_ids(window), window)] == [near["job_id"]]
+
+
+def test_tallies_are_what_counting_gives(library: Library, ended: Ended) -> None:
+    rng = random.Random(3)  # noqa: S311 - a test
+    rows, base_ms = [], library.now_ms // DAY_MS * DAY_MS
+    for n in range(500):
+        action_ms = base_ms + rng.randrange(3 * HOUR_MS)
+        late_ms = rng.choice([-5, 0, 7_000_000, *BOUNDS_MS, *(bound + 1 for bound in BOUNDS_MS)])
+        rows.append(
+            {
+                "job_id": first_id_of(base_ms) + n,
+                "biz_id": n,
+                "biz_type": rng.choice([1, 2]),
+                "status": rng.choice([0, 2, 2, 2, 3, 4]),
+                "action_time": sql_time(action_ms),
+                "gmt_modified": sql_time(base_ms + rng.randrange(2 * DAY_MS)),
+                "attempts": rng.choice([0, 1, 1, 1, 2]),
+                "claim_time": rng.choice([None, *[sql_time(action_ms + late_ms)] * 4]),
+            }
+        )
+    write(library, 2, rows)
+    window = Window(base_ms, base_ms + 2 * DAY_MS)
+    found = ended.tallies(2, ended_ids(window), window)
+    assert Counter(found) == Counter(tallies_of(rows))
+
+
+def tallies_of(rows: Sequence[dict[str, Any]]) -> list[Tally]:
+    from toc.store.columns import ms_of_sql_time  # noqa: PLC0415
+
+    groups: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+    for row in rows:
+        if row["status"] < 2:
+            continue
+        action_ms, late = ms_of_sql_time(row["action_time"]), None
+        if row["status"] == 2 and row["attempts"] == 1 and row["claim_time"] is not None:
+            late = max(0, ms_of_sql_time(row["claim_time"]) - action_ms)
+        key = (
+            ms_of_sql_time(row["gmt_modified"]) // DAY_MS,
+            action_ms // HOUR_MS,
+            row["biz_type"],
+            row["status"],
+            None if late is None else sum(late > bound for bound in BOUNDS_MS),
+        )
+        groups.setdefault(key, []).append((row["attempts"], late or 0))
+    return [
+        Tally(
+            *key, len(each), sum(a > 1 for a, _ in each), sum(x for _, x in each),
+            max(x for _, x in each),
+        )
+        for key, each in groups.items()
+    ]  # fmt: skip
+
+
+def test_jobs_are_counted_by_the_hour_in_which_they_were_made(
+    library: Library, ended: Ended
+) -> None:
+    since_ms = library.now_ms
+    for after_ms, type_no in [
+        (0, library.close_no),
+        (HOUR_MS - 1, library.close_no),
+        (HOUR_MS, library.report_no),
+        (2 * HOUR_MS, library.close_no),
+        (-1, library.close_no),
+    ]:
+        shard = library.shard(
+            made_at(library, library.pending(type_no=type_no), since_ms + after_ms)
+        )
+    window = Window(since_ms, since_ms + 2 * HOUR_MS)
+    hour = since_ms // HOUR_MS
+    assert sorted(ended.made(shard, made_ids(window), window)) == [
+        Made(hour, library.close_no, 2),
+        Made(hour + 1, library.report_no, 1),
+    ]
+
+
+def test_a_table_that_is_gone_is_named(library: Library, ended: Ended) -> None:
+    window = Window(0, library.now_ms)
+    job_id = next(j for j in (library.pending(n) for n in range(100)) if library.shard(j) == 3)
+    library.sql(job_id, "ALTER TABLE toc_job_0003 RENAME TO toc_job_away")
+    try:
+        with pytest.raises(SchemaMismatch, match="toc_job_0003"):
+            ended.sums(3, ended_ids(window), window)
+        with pytest.raises(SchemaMismatch, match="toc_job_0003"):
+            list(ended.pieces(3, ended_ids(window), 10))
+    finally:
+        library.sql(job_id, "ALTER TABLE toc_job_away RENAME TO toc_job_0003")

@@ -1,0 +1,268 @@
+"""`once`: a handler's effect and its job's end in one transaction of the handler's own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from tests.contract.library import LEASE_MS, Library
+from toc.center.center import TimeoutCenter
+from toc.domain.job import Job, Status
+from toc.errors import ClaimLost, InvalidInput, NotFound, WrongDatabase
+from toc.store.claims import Kind, Outcome
+from toc.store.once import once
+
+
+@pytest.fixture
+def engine(library: Library) -> Iterator[Engine]:
+    """The handler's own, on the job's database; it knows nothing of toc."""
+    library.catalogue.check(library.settings.routing.facts())  # gives the database its identity
+    engine = create_engine(library.settings.databases[0], poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE IF NOT EXISTS effects (job_id BIGINT, who CHAR(9))"))
+        connection.execute(text("DELETE FROM effects"))
+    yield engine
+    engine.dispose()
+
+
+def effects(engine: Engine) -> list[str]:
+    with engine.begin() as connection:
+        return list(connection.execute(text("SELECT who FROM effects")).scalars())
+
+
+def job_of(library: Library, job_id: int, token: str) -> Job:
+    """What the handler of this claim was given."""
+    job = library.jobs.get(job_id)
+    assert job is not None
+    return replace(job, token=token, status=Status.RUNNING)
+
+
+def act(library: Library, connection: Connection, job: Job) -> bool:
+    """A handler's transaction, without its end."""
+    first = once(library.databases, library.catalogue, job, connection)
+    if first:
+        statement = text("INSERT INTO effects VALUES (:job_id, :who)")
+        connection.execute(statement, {"job_id": job.job_id, "who": job.token})
+    return first
+
+
+def expire(library: Library) -> None:
+    """The lease is over: whoever looks may take the job over."""
+    library.clock.advance(LEASE_MS / 1000 + 1)
+
+
+def test_effect_and_end_are_one_commit(library: Library, engine: Engine) -> None:
+    job_id = library.running("one")
+    with engine.begin() as connection:
+        assert act(library, connection, job_of(library, job_id, "one"))
+        assert act(library, connection, job_of(library, job_id, "one")) is False
+    row = library.row(job_id)
+    assert (row.status, row.due_ms, row.attempts, row.worker) == (Status.DONE, None, 1, "one")
+    assert effects(engine) == ["one"]
+    # What the worker records afterwards stands already, and is no stale write.
+    assert library.settle(Outcome(job_id, "one", Kind.DONE)) == {(job_id, "one")}
+
+
+def test_a_commit_without_an_answer_is_repeated(library: Library, engine: Engine) -> None:
+    job_id = library.running("one")
+    with engine.begin() as connection:
+        assert act(library, connection, job_of(library, job_id, "one"))
+    with engine.begin() as connection:
+        assert act(library, connection, job_of(library, job_id, "one")) is False
+    assert effects(engine) == ["one"]
+
+
+@pytest.mark.parametrize("end", ["rollback", "crash"])
+def test_a_run_that_did_not_commit_leaves_nothing(
+    library: Library, engine: Engine, end: str
+) -> None:
+    job_id = library.running("one")
+    connection = engine.connect()
+    assert act(library, connection, job_of(library, job_id, "one"))
+    connection.rollback() if end == "rollback" else connection.invalidate()
+    connection.close()
+    assert library.row(job_id)[:1] == (Status.RUNNING,)
+    assert effects(engine) == []
+    expire(library)
+    assert library.take_over(job_id, "one", "two")
+    with engine.begin() as connection:
+        assert act(library, connection, job_of(library, job_id, "two"))
+    assert effects(engine) == ["two"]
+
+
+def test_a_failure_after_the_commit_changes_nothing(library: Library, engine: Engine) -> None:
+    job_id = library.running("one")
+    with engine.begin() as connection:
+        act(library, connection, job_of(library, job_id, "one"))
+    for kind in (Kind.RETRY, Kind.SNOOZE, Kind.DROP, Kind.BURY, Kind.GIVE_BACK):
+        assert library.settle(Outcome(job_id, "one", kind, library.now_ms, "it raised")) == set()
+    assert library.row(job_id).status == Status.DONE
+
+
+@pytest.mark.invariant("I5")
+def test_a_stale_run_commits_nothing(library: Library, engine: Engine) -> None:
+    job_id = library.running("one")
+    expire(library)
+    assert library.take_over(job_id, "one", "two")
+    with engine.connect() as connection:
+        connection.execute(text("INSERT INTO effects VALUES (1, 'before')"))
+        with pytest.raises(ClaimLost, match="running under two") as lost:
+            act(library, connection, job_of(library, job_id, "one"))
+    assert (lost.value.job_id, lost.value.token, lost.value.holder) == (job_id, "one", "two")
+    with engine.begin() as connection:
+        assert act(library, connection, job_of(library, job_id, "two"))
+    with engine.begin() as connection:
+        assert act(library, connection, job_of(library, job_id, "one")) is False
+    assert effects(engine) == ["two"]
+
+
+@pytest.mark.invariant("I3")
+def test_after_a_cancel_nothing_is_committed(library: Library, engine: Engine) -> None:
+    job_id = library.running("one")  # frozen before its first instruction
+    expire(library)
+    assert library.take_over(job_id, "one", "two")
+    assert library.settle(Outcome(job_id, "two", Kind.RETRY, library.now_ms, "it raised"))
+    for status, verb in (("pending", None), ("cancelled", library.jobs.cancel)):
+        if verb is not None:
+            assert verb(job_id) == "cancelled"
+        for token in ("one", "two"):
+            with pytest.raises(ClaimLost, match=status), engine.begin() as connection:
+                act(library, connection, job_of(library, job_id, token))
+    assert effects(engine) == []
+
+
+def test_what_is_dead_or_gone(library: Library, engine: Engine) -> None:
+    dead = library.dead()
+    with pytest.raises(ClaimLost, match="dead"), engine.begin() as connection:
+        act(library, connection, job_of(library, dead, "ended"))
+    job = job_of(library, dead, "ended")
+    library.sql(dead, f"DELETE FROM toc_job_{library.shard(dead):04d}")
+    with pytest.raises(NotFound), engine.begin() as connection:
+        act(library, connection, job)
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_who_would_take_it_over_waits_for_the_end(
+    library: Library, engine: Engine, end: str
+) -> None:
+    job_id = library.running("one")
+    expire(library)
+    taken: list[object] = []
+    asked = threading.Event()
+
+    def take_over() -> None:
+        asked.set()
+        taken.append(library.take_over(job_id, "one", "two"))
+
+    with engine.connect() as connection:
+        assert act(library, connection, job_of(library, job_id, "one"))
+        other = threading.Thread(target=take_over)
+        other.start()
+        asked.wait(10)
+        getattr(connection, end)()
+    other.join(30)
+    assert [row is None for row in taken] == [end == "commit"]
+    if end == "rollback":
+        with engine.begin() as connection:
+            assert act(library, connection, job_of(library, job_id, "two"))
+    assert effects(engine) == ["one" if end == "commit" else "two"]
+
+
+def test_two_runs_of_one_claim_at_the_same_time(library: Library, engine: Engine) -> None:
+    """As after a commit whose answer was lost: the second one waits, and finds it done."""
+    job_id = library.running("one")
+    asked = threading.Event()
+    said: list[bool] = []
+
+    def again() -> None:
+        with engine.begin() as connection:
+            asked.set()
+            said.append(act(library, connection, job_of(library, job_id, "one")))
+
+    with engine.connect() as connection:
+        assert act(library, connection, job_of(library, job_id, "one"))
+        other = threading.Thread(target=again)
+        other.start()
+        asked.wait(10)
+        connection.commit()
+    other.join(30)
+    assert said == [False]
+    assert effects(engine) == ["one"]
+
+
+def test_an_old_snapshot_does_not_deceive(library: Library, engine: Engine) -> None:
+    if library.sqlite:
+        pytest.skip("SQLite refuses to write on an old snapshot")
+    job_id = library.running("one")
+    job = job_of(library, job_id, "one")
+    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+        table = f"toc_job_{library.shard(job_id):04d}"
+        read = text(f"SELECT status FROM {table} WHERE job_id = {job_id}")
+        assert connection.execute(read).scalar_one() == Status.RUNNING
+        with engine.begin() as other:
+            assert act(library, other, job)
+        assert connection.execute(read).scalar_one() == Status.RUNNING
+        assert act(library, connection, job) is False
+
+
+def test_a_claim_that_meets_it_waits_and_takes_the_others(library: Library, engine: Engine) -> None:
+    job_id, due = library.running("one"), library.pending()
+    found: list[str | None] = []
+    asked = threading.Event()
+
+    def claim() -> None:
+        asked.set()
+        seen = library.claim([job_id, due], "two")
+        found.extend([seen[job_id].token, seen[due].token])
+
+    with engine.connect() as connection:
+        assert act(library, connection, job_of(library, job_id, "one"))
+        other = threading.Thread(target=claim)
+        other.start()
+        asked.wait(10)
+        connection.commit()
+    other.join(30)
+    assert found == ["one", "two"]
+
+
+# ---- the verb itself
+
+
+@pytest.fixture
+def center(library: Library) -> Iterator[TimeoutCenter]:
+    with TimeoutCenter(library.settings, clock=library.clock) as center:
+        yield center
+
+
+def test_a_session_or_a_connection(library: Library, engine: Engine, center: TimeoutCenter) -> None:
+    first, second = library.running("one"), library.running("one")
+    with Session(engine) as session:
+        assert center.once(job_of(library, first, "one"), session)
+        session.commit()
+        assert center.once(job_of(library, first, "one"), session) is False
+    with engine.begin() as connection:
+        assert center.once(job_of(library, second, "one"), connection)
+    assert library.row(first).status == library.row(second).status == Status.DONE
+
+
+def test_what_is_refused(
+    library: Library, engine: Engine, center: TimeoutCenter, tmp_path: Path
+) -> None:
+    job_id = library.running("one")
+    job = job_of(library, job_id, "one")
+    with engine.connect() as connection, pytest.raises(InvalidInput, match="was given"):
+        center.once(replace(job, token=None), connection)
+    alone = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with alone.connect() as connection, pytest.raises(InvalidInput, match="by itself"):
+        center.once(job, connection)
+    elsewhere = create_engine(f"sqlite:///{tmp_path}/other.db", poolclass=NullPool)
+    with elsewhere.connect() as connection, pytest.raises(WrongDatabase):
+        center.once(job, connection)
+    assert library.row(job_id).status == Status.RUNNING

@@ -1,0 +1,91 @@
+"""Plain `alembic`, as a process in the checkout: it does what `toc migrate` does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.processes import clean_environment
+from tests.migration.conftest import dump, engine_of, run, settings_of, tables, views
+from toc.store import migrate
+
+ROOT = Path(__file__).parents[2]
+
+Alembic = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def alembic(url: str) -> Alembic:
+    def call(*arguments: str, urls: str = url) -> subprocess.CompletedProcess[str]:
+        settings = {"TOC_DATABASES": urls, "TOC_SHARDS": "2", "TOC_REDIS_URL": "none"}
+        # The checkout's code, and not one that is installed.
+        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        return subprocess.run(
+            [sys.executable, "-m", "alembic", *arguments],
+            cwd=ROOT,
+            env=clean_environment() | settings | {"PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    return call
+
+
+def test_up_down_and_where(alembic: Alembic, url: str) -> None:
+    history = alembic("history")
+    assert [line.split(",")[0] for line in history.stdout.splitlines()] == [
+        "0002 -> 0003 (head)",
+        "0001 -> 0002",
+        "<base> -> 0001",
+    ]
+    assert alembic("upgrade", "head").returncode == 0
+    assert alembic("current").stdout == "0003 (head)\n"
+    with engine_of(url) as engine:
+        found = dump(engine)
+        assert len(views(engine)) == 3
+        assert alembic("downgrade", "-1").returncode == 0
+        assert alembic("current").stdout == "0002\n"
+        assert views(engine) == set()
+        assert alembic("downgrade", "base").returncode == 0
+        assert tables(engine) == set()
+        migrate.upgrade(settings_of(url))
+        assert dump(engine) == found
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_its_sql_is_toc_s_script(alembic: Alembic, tmp_path: Path) -> None:
+    shown = alembic("upgrade", "head", "--sql")
+    assert shown.returncode == 0, shown.stderr
+    assert "CREATE TABLE IF NOT EXISTS toc_job_0001" in shown.stdout
+    assert "VIEW toc_jobs AS SELECT" in shown.stdout
+    two = f"sqlite:///{tmp_path}/0.db,sqlite:///{tmp_path}/1.db"
+    refused = alembic("upgrade", "head", "--sql", urls=two)
+    assert refused.returncode != 0
+    assert "--directory DIR writes a script for each" in refused.stdout + refused.stderr
+    assert "Traceback" not in refused.stderr
+    written = alembic("-x", f"directory={tmp_path}", "upgrade", "0001:head", "--sql", urls=two)
+    assert written.returncode == 0, written.stderr
+    texts = [(tmp_path / f"toc_{index}_{index}.db.sql").read_text() for index in range(2)]
+    assert ["toc_job_0000" in text for text in texts] == [True, False]
+    assert "CREATE TABLE IF NOT EXISTS toc_job" not in texts[0]
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_what_it_refuses_is_one_line(alembic: Alembic, url: str) -> None:
+    assert alembic("upgrade", "head").returncode == 0
+    assert alembic("downgrade", "0001").returncode == 0
+    run(
+        url,
+        "INSERT INTO toc_job_0001 (job_id, biz_id, biz_type, action_time) VALUES (1, 1, 1, '2030-01-01')",
+    )
+    refused = alembic("downgrade", "base")
+    assert refused.returncode != 0
+    assert "database 0, table toc_job_0001: it holds jobs" in refused.stdout + refused.stderr
+    assert "Traceback" not in refused.stderr

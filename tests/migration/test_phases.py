@@ -1,0 +1,272 @@
+"""Expand, deploy, contract: what a run does by default, and which schema a process may run on.
+
+Releases after this one are made up here: 0004 adds, 0005 takes away what releases before 0004 need,
+0006 adds again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.migration.conftest import databases_of, run, scalar
+from toc.errors import SchemaMismatch
+from toc.runtime.settings import Settings
+from toc.store import migrate, schema
+from toc.store.admission import admit
+from toc.store.catalogue import Catalogue
+from toc.store.databases import Databases
+from toc.store.facts import recorded_facts
+from toc.store.migrating import Stepped
+
+HEAD = "0003"  # of this release
+
+REVISION = '''"""{title}."""
+
+from toc.store.steps import AddColumn, AddIndex, TakeBack
+
+revision = "{name}"
+down_revision = "{before}"
+branch_labels = None
+depends_on = None
+phase = "{phase}"
+fits_since = "{fits_since}"
+
+
+def steps(target):
+    for table in target.job_tables:
+        yield {step}
+
+
+def upgrade(migration):
+    migration.up(revision, steps)
+
+
+def downgrade(migration):
+    migration.down(revision, steps)
+'''
+
+LATER = [
+    ("0004", "pre", "0001", "A note", 'AddColumn(table, "note", "VARCHAR(20)")'),
+    ("0005", "post", "0004", "No note", 'TakeBack(AddColumn(table, "note", "VARCHAR(20)"))'),
+    ("0006", "pre", "0004", "An index", 'AddIndex(table, "ix_action", ["action_time"])'),
+]
+
+Release = Callable[[str], None]
+
+
+@pytest.fixture
+def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Release]:
+    """release("0005"): from now on this process is of the release whose newest revision that is."""
+    own = migrate._scripts()
+    made: dict[str, Path] = {HEAD: own}
+
+    def become(head: str) -> None:
+        if head not in made:
+            made[head] = Path(shutil.copytree(own, tmp_path / f"release-{head}"))
+            before = HEAD
+            for name, phase, fits_since, title, step in LATER:
+                if name <= head:
+                    text = REVISION.format(
+                        name=name,
+                        before=before,
+                        phase=phase,
+                        fits_since=fits_since,
+                        title=title,
+                        step=step,
+                    )
+                    (made[head] / "versions" / f"{name}.py").write_text(text)
+                before = name
+        monkeypatch.setattr(migrate, "_scripts", lambda: made[head])
+
+    assert migrate.head() == HEAD
+    yield become
+    become(HEAD)
+
+
+def revision_of(settings: Settings) -> str | None:
+    with databases_of(settings) as databases:
+        return migrate.revision_of(databases[0])
+
+
+def fits(settings: Settings) -> str | None:
+    with databases_of(settings) as databases:
+        return migrate.misfit(databases[0])
+
+
+def test_every_revision_says_its_phase_and_what_it_fits() -> None:
+    names = [revision.name for revision in migrate.revisions()]
+    assert names == sorted(names)
+    for at, revision in enumerate(migrate.revisions()):
+        assert revision.phase in ("pre", "post")
+        assert revision.title
+        assert revision.fits_since in names[: at + 1]
+    assert [revision.phase for revision in migrate.revisions()[:3]] == ["pre"] * 3
+
+
+def test_a_run_stops_before_what_an_older_release_needs(
+    settings: Settings, release: Release
+) -> None:
+    migrate.upgrade(settings)
+    release("0006")
+    steps: list[Stepped] = []
+    (reached,) = migrate.upgrade(settings, steps.append, phase="pre")
+    assert reached.revision == revision_of(settings) == "0004"
+    assert {step.total for step in steps} == {2}
+    assert [revision.name for revision in reached.pending] == ["0005", "0006"]
+    (again,) = migrate.upgrade(settings, phase="pre")  # 0006 waits behind 0005
+    assert again == reached
+    assert "needs 0006" in str(fits(settings))
+    (reached,) = migrate.upgrade(settings, phase="post")
+    assert reached.revision == "0005"
+    (reached,) = migrate.upgrade(settings, phase="pre")
+    assert reached == migrate.Reached(0, "0006", ())
+    assert fits(settings) is None
+    migrate.downgrade(settings, HEAD)
+    migrate.upgrade(settings, phase="all")
+    assert revision_of(settings) == "0006"
+
+
+def test_the_contract_does_not_come_before_the_deployment(
+    settings: Settings, release: Release
+) -> None:
+    migrate.upgrade(settings)
+    release("0005")
+    with pytest.raises(
+        migrate.MigrationFailed, match="revision 0004 is of phase pre and comes first"
+    ):
+        migrate.upgrade(settings, phase="post")
+    assert revision_of(settings) == HEAD
+
+
+def test_an_empty_database_gets_everything(settings: Settings, release: Release) -> None:
+    release("0006")
+    (reached,) = migrate.upgrade(settings, phase="pre")
+    assert reached.revision == "0006"
+    assert fits(settings) is None
+
+
+def test_an_index_is_added_and_taken_back_and_may_be_there(
+    settings: Settings, release: Release, url: str
+) -> None:
+    release("0006")
+    migrate.upgrade(settings)
+    migrate.downgrade(settings, "0005")
+    name = "ix_action_toc_job_0000" if url.startswith("sqlite") else "ix_action"
+    run(url, f"CREATE INDEX {name} ON toc_job_0000 (action_time)")
+    migrate.upgrade(settings)
+    assert fits(settings) is None
+
+
+# ---- which schema a process may run on
+
+
+def test_a_release_runs_while_only_its_contract_is_pending(
+    settings: Settings, release: Release
+) -> None:
+    release("0005")
+    migrate.upgrade(settings)
+    for revision in ("0005", "0004"):
+        migrate.downgrade(settings, revision)
+        assert fits(settings) is None, revision
+    migrate.downgrade(settings, HEAD)
+    assert fits(settings) == "is at revision 0003, this release needs 0004: run `toc migrate`"
+
+
+def test_the_release_before_runs_on_a_newer_schema_that_says_so(
+    settings: Settings, release: Release
+) -> None:
+    release("0005")
+    migrate.upgrade(settings, to="0004")
+    release(HEAD)
+    assert fits(settings) is None
+    release("0005")
+    migrate.upgrade(settings)
+    assert fits(settings) is None
+    release(HEAD)
+    assert fits(settings) == (
+        "is at revision 0005, which fits releases from 0004 on; this one brings 0003: "
+        "deploy a newer release"
+    )
+    release("0005")
+    migrate.downgrade(settings, "0004")
+    release(HEAD)
+    assert fits(settings) is None
+
+
+def test_a_newer_schema_that_says_nothing_is_refused(
+    settings: Settings, release: Release, url: str
+) -> None:
+    release("0005")
+    migrate.upgrade(settings, to="0004")
+    run(url, f"DELETE FROM toc_meta WHERE name = '{schema.FITS_SINCE}'")
+    release(HEAD)
+    assert fits(settings) == (
+        "is at revision 0004, which this release does not know (its newest is 0003) and which does not "
+        "say that it fits: deploy the release that brought it"
+    )
+
+
+def test_an_old_schema_is_refused_whatever_it_says(settings: Settings) -> None:
+    migrate.upgrade(settings, to="0001")
+    assert fits(settings) == "is at revision 0001, this release needs 0003: run `toc migrate`"
+
+
+def test_an_empty_database_is_refused(databases: Databases) -> None:
+    match = (
+        f"database 0 is at revision none, this release needs {migrate.needed()}: run `toc migrate`"
+    )
+    with pytest.raises(SchemaMismatch, match=match):
+        migrate.check(databases)
+
+
+@contextmanager
+def admitted(settings: Settings) -> Iterator[Databases]:
+    with databases_of(settings) as databases:
+        admit(databases, Catalogue(databases), settings.facts)
+        yield databases
+
+
+def test_a_process_starts_by_this_rule(settings: Settings, release: Release) -> None:
+    release("0005")
+    migrate.upgrade(settings, to="0004")
+    release(HEAD)
+    with admitted(settings) as databases:
+        assert recorded_facts(databases[0])["shards"] == "2"
+    release("0005")
+    migrate.upgrade(settings)
+    release(HEAD)
+    match = "database 0 is at revision 0005, which fits releases"
+    with databases_of(settings) as databases, pytest.raises(SchemaMismatch, match=match):
+        admit(databases, Catalogue(databases), settings.facts)
+
+
+def test_the_catalogue_keeps_its_facts(settings: Settings, release: Release, url: str) -> None:
+    look = "SELECT value FROM toc_meta WHERE name = '{}'"
+    migrate.upgrade(settings)
+    with databases_of(settings) as databases:
+        assert recorded_facts(databases[0]) == {}  # what the schema says of itself is none of them
+    with admitted(settings) as databases:
+        facts = recorded_facts(databases[0])
+    assert facts.items() >= (settings.facts | {"database": "0"}).items()
+    assert schema.FITS_SINCE not in facts
+    release("0005")
+    migrate.upgrade(settings)
+    assert scalar(url, look.format(schema.FITS_SINCE)) == "0004"
+    with admitted(settings) as databases:
+        assert recorded_facts(databases[0]) == facts
+
+
+def test_downgrades_say_again_what_they_fit(settings: Settings, release: Release, url: str) -> None:
+    look = f"SELECT value FROM toc_meta WHERE name = '{schema.FITS_SINCE}'"
+    release("0006")
+    migrate.upgrade(settings)
+    assert scalar(url, look) == "0004"
+    migrate.downgrade(settings, "0004")
+    assert scalar(url, look) == "0001"
+    migrate.downgrade(settings, "0001")
+    assert scalar(url, look) == "0001"

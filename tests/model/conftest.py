@@ -1,0 +1,58 @@
+"""spin and gcc, and the table of what was gone through."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.model.spin import Found
+from tests.model.variants import Variant
+from tests.servers import programs
+from tests.servers.process import ServerUnavailableError
+from tests.table import add_line, write_table
+
+COLUMNS = ("variant", "result", "states", "transitions", "seconds", "MB")
+LINE = "model"
+
+Report = Callable[[Variant, Found], None]
+
+
+@pytest.fixture(scope="session")
+def checker() -> None:
+    """spin and gcc are here. As with servers: without them skipped on a laptop, failed in CI."""
+    try:
+        for program in ("spin", "gcc"):
+            programs.find(program, "spin")
+    except ServerUnavailableError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
+
+
+def line_of(variant: Variant, found: Found) -> tuple[str, ...]:
+    """A run as the table has it."""
+    return (
+        variant.name,
+        found.result,
+        f"{found.states:,}",
+        f"{found.transitions:,}",
+        f"{found.seconds:.2f}",
+        f"{found.memory_mb:.0f}",
+    )
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> Report:
+    """Adds a line to the table."""
+
+    def add(variant: Variant, found: Found) -> None:
+        add_line(request, LINE, line_of(variant, found))
+
+    return add
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    write_table(terminalreporter, LINE, "what the model went through", COLUMNS)

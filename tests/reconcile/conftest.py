@@ -1,0 +1,73 @@
+"""Towns: a world on SQLite or MySQL, and Redis, that repairs put right. `own_redis` may be stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.contract.library import Library
+from tests.integration.world import World
+from tests.reconcile.damage import Town
+from tests.servers import Server, ServerUnavailableError, start_redis
+from tests.servers.endpoint import Endpoint
+from tests.servers.fixtures import _database as temporary_database
+from toc.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module", params=["sqlite", "mysql"])
+def _library(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Library]:
+    if request.param == "sqlite":
+        library = Library([f"sqlite:///{tmp_path_factory.mktemp('repair')}/toc.db"])
+        yield library
+        library.close()
+        return
+    with temporary_database(request.getfixturevalue("mysql_server")) as url:
+        library = Library([url])
+        yield library
+        library.close()
+
+
+@pytest.fixture
+def town(_library: Library, redis_server: Endpoint) -> Iterator[Town]:
+    _library.reset()
+    town = Town(World(_library, redis_server.url))
+    yield town
+    town.world.close()
+
+
+@pytest.fixture
+def small(tmp_path: Path, redis_server: Endpoint) -> Iterator[Town]:
+    """SQLite, for tests that are not about the database."""
+    library = Library([f"sqlite:///{tmp_path}/toc.db"])
+    town = Town(World(library, redis_server.url))
+    yield town
+    town.world.close()
+    library.close()
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[Server]:
+    try:
+        server = start_redis(tmp_path / "redis", "7")
+    except ServerUnavailableError as error:
+        pytest.skip(str(error))
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One for all tests: it takes seconds to start."""
+    pytest.importorskip("pyspark")
+    from toc.reconcile.spark import session  # noqa: PLC0415 - an extra
+
+    with session(Settings(), "local[2]") as spark:
+        yield spark

@@ -1,0 +1,807 @@
+"""The archive: what comes back from Parquet, what may be purged then, and how it bears disturbance."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy.engine import make_url
+
+from tests.contract.ended_rows import hostile, write
+from tests.contract.library import SHARDS, Library
+from tests.servers.fixtures import _database as temporary_database
+from toc.domain.ids import first_id_of
+from toc.domain.times import datetime_of
+from toc.errors import SettingsError
+from toc.reconcile import archive as archive_module
+from toc.reconcile.archive import (
+    LEAD_DAYS,
+    TRIES,
+    Archived,
+    ArchivedDatabase,
+    archive,
+    cutoff_ms,
+)
+from toc.reconcile.archiving import page_rows
+from toc.reconcile.folders import Folders
+from toc.reconcile.troubles import spark_errors
+from toc.retention.purger import Purger
+from toc.retention.replicas import Replicas
+from toc.runtime.clock import SystemClock
+from toc.runtime.settings import LimitSettings, ReconcileSettings, RetentionSettings, Settings
+from toc.store.archived import ARCHIVED, Standing, Window, standing
+from toc.store.claims import Kind
+from toc.store.columns import sql_time
+from toc.store.ended import COLUMNS, DAY_MS, TIMES, Ended, ended_ids
+from toc.store.purges import Purges
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.slow
+
+DAY_S = 86_400
+DAYS = 30  # of retention
+RETENTION = RetentionSettings(days=DAYS, dead_days=DAYS + 60)
+
+
+class KilledError(BaseException):
+    """As if the process were gone."""
+
+
+@dataclass
+class Place:
+    """A library, and a directory that its ended jobs are archived in."""
+
+    library: Library
+    spark: SparkSession
+    directory: Path
+    retention: RetentionSettings = RETENTION
+    heard: list[str] = field(default_factory=list)
+
+    def settings(self, **changes: Any) -> Settings:
+        reconcile = ReconcileSettings(archive=str(self.directory), page=37)
+        values = {"retention": self.retention, "reconcile": reconcile, **changes}
+        return self.library.settings.model_copy(update=values)
+
+    def archive(self, **changes: Any) -> Archived:
+        return archive(self.spark, self.settings(**changes), self.library.clock, self.heard.append)
+
+    def alone(self, **changes: Any) -> ArchivedDatabase:
+        """What became of the only database."""
+        (done,) = self.archive(**changes).databases
+        return done
+
+    def age(self, days: float = DAYS + 1) -> None:
+        """By default so long that what has ended is old enough to go."""
+        self.library.clock.advance(days * DAY_S)
+
+    @property
+    def mark(self) -> Standing | None:
+        return standing(self.library.databases[0])
+
+    def files(self) -> dict[str, int]:
+        """Of the archive, as its readers see them, and when each was made."""
+        found = (self.directory / "jobs").rglob("*.parquet")
+        return {str(path.relative_to(self.directory)): path.stat().st_mtime_ns for path in found}
+
+    def staged(self) -> list[str]:
+        return sorted(path.name for path in (self.directory / "_staging").rglob("*.parquet"))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All that is in the archive, with `day` and `database` of the path."""
+        from pyarrow import parquet  # noqa: PLC0415 - an extra
+
+        found = []
+        for file in self.files():
+            _, day, database, _ = file.split("/")
+            for row in parquet.ParquetFile(self.directory / file).read().to_pylist():
+                found.append({**row, "path": (day, database)})
+        return found
+
+    def ids(self) -> list[int]:
+        return sorted(row["job_id"] for row in self.rows())
+
+    def ended(self) -> list[tuple[Any, ...]]:
+        """The ended rows of the databases."""
+        ended, window = Ended(self.library.databases), Window(0, self.library.now_ms)
+        return [
+            (shard, *row)
+            for shard in range(SHARDS)
+            for row in ended.rows(shard, ended_ids(window), window)
+        ]
+
+    def purge(self) -> None:
+        for database in self.library.databases:
+            purger = Purger(
+                database,
+                Purges(self.library.databases),
+                self.retention,
+                self.library.catalogue.name,
+                Replicas([], self.library.clock),
+                self.library.clock,
+                archives=True,
+            )
+            purger.own(database.shards, 1)
+            purger.run_once()
+            while purger._shards or purger._events_left:
+                purger.run_once()
+
+
+@pytest.fixture(scope="module", params=["sqlite", "mysql"])
+def engines(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Library]:
+    if request.param == "sqlite":
+        library = Library([f"sqlite:///{tmp_path_factory.mktemp('archive')}/toc.db"])
+        yield library
+        library.close()
+        return
+    with temporary_database(request.getfixturevalue(f"{request.param}_server")) as url:
+        library = Library([url])
+        yield library
+        library.close()
+
+
+@pytest.fixture(scope="module")
+def lite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
+    library = Library([f"sqlite:///{tmp_path_factory.mktemp('archive')}/toc.db"])
+    yield library
+    library.close()
+
+
+def emptied(library: Library) -> Library:
+    library.reset()
+    for database in library.databases:
+        with database.engine.begin() as connection:
+            connection.exec_driver_sql(f"DELETE FROM toc_meta WHERE name = '{ARCHIVED}'")
+    return library
+
+
+@pytest.fixture
+def place(engines: Library, spark: SparkSession, tmp_path: Path) -> Place:
+    """On SQLite and on MySQL."""
+    return Place(emptied(engines), spark, tmp_path / "archive")
+
+
+@pytest.fixture
+def small(lite: Library, spark: SparkSession, tmp_path: Path) -> Place:
+    """On SQLite, for what is not about the database."""
+    return Place(emptied(lite), spark, tmp_path / "archive")
+
+
+# ---- what comes back
+
+
+def as_read(row: Sequence[Any]) -> tuple[Any, ...]:
+    """A row of the database as Parquet should give it back."""
+    values = dict(zip(COLUMNS, row, strict=True))
+    values["biz_id"] = int(values["biz_id"])
+    for name in TIMES:
+        if values[name] is not None:
+            values[name] = datetime_of(values[name])
+    return tuple(values.values())
+
+
+@pytest.mark.parametrize("engines", ["sqlite", "mysql", "mariadb"], indirect=True)
+def test_hostile_rows_come_back_whole(place: Place) -> None:
+    library = place.library
+    rng = random.Random(5)  # noqa: S311 - a test
+    for shard in range(SHARDS):
+        write(library, shard, list(hostile(library, 200, rng)))
+        library.clock.advance(DAY_S / 2)
+    letter = library.dead(attribute='{"a":1}')
+    place.age()
+    ended = place.ended()
+    assert len(ended) == 4 * 200 + 1
+    done = place.alone()
+    assert (done.is_good, done.rows, done.differing) == (True, 801, [])
+    rows = place.rows()
+    found = {(row["shard"], row["job_id"]): row for row in rows}
+    assert len(found) == len(rows) == 801
+    for shard, *row in ended:
+        read = found[shard, row[0]]
+        assert tuple(read[name] for name in COLUMNS) == as_read(row)
+        day = sql_time(row[COLUMNS.index("gmt_modified")])[:10]
+        assert read["path"] == (f"day={day}", "database=0")
+        names = {library.close_no: "order.close", library.report_no: "report", 99: None}
+        assert read["type_name"] == names[read["biz_type"]]
+        assert read["status_name"] == {2: "done", 3: "cancelled", 4: "dead"}[read["status"]]
+    assert found[library.shard(letter), letter]["error"] == "it failed"
+    assert len({row["path"] for row in rows}) == 3
+
+
+def test_nothing_is_purged_before_and_everything_after(place: Place) -> None:
+    library = place.library
+    old = [library.ended(Kind.DONE, biz_id=n) for n in range(40)] + [library.ended(Kind.DROP)]
+    live = [library.pending(in_ms=1000 * DAY_S * 1000)]
+    library.clock.advance(DAY_S)
+    dead = library.dead()
+    place.age()
+    place.purge()
+    assert library.count() == 43
+    assert place.alone().rows == 42
+    place.purge()
+    left = [job_id for job_id in [*old, dead, *live] if library.jobs.get(job_id)]
+    assert left == [dead, *live]  # the dead are kept longer
+    assert place.ids() == sorted([*old, dead])
+
+
+def test_spark_and_pandas_read_it_as_one_table(small: Place) -> None:
+    import pandas  # noqa: ICN001, PLC0415 - an extra
+
+    small.library.ended(Kind.DONE, biz_id=2**64 - 1)
+    small.library.clock.advance(DAY_S)
+    small.library.ended(Kind.DROP)
+    small.age()
+    small.archive()
+    frame = pandas.read_parquet(small.directory / "jobs").sort_values("job_id")
+    assert list(frame.biz_id.map(int)) == [2**64 - 1, 42]
+    assert list(frame.day.astype(str)) == ["2026-01-01", "2026-01-02"]
+    table = small.spark.read.parquet(f"{small.directory}/jobs")
+    assert [(str(r.day), r.database, r.type_name) for r in table.orderBy("day").collect()] == [
+        ("2026-01-01", 0, "order.close"),
+        ("2026-01-02", 0, "order.close"),
+    ]
+
+
+def test_the_larger_attributes_may_be_the_fewer_rows_are_read_at_once() -> None:
+    def rows(attribute_bytes: int, page: int = 50_000) -> int:
+        limits, reconcile = LimitSettings(attribute_bytes=attribute_bytes), {"page": page}
+        return page_rows(Settings(limits=limits, reconcile=reconcile))
+
+    assert (rows(2), rows(4096), rows(65_535), rows(2, 7)) == (5000, 4096, 256, 7)
+
+
+@pytest.mark.parametrize("engines", ["mysql"], indirect=True)
+def test_a_job_comes_back_as_the_page_says(place: Place) -> None:
+    library = place.library
+    job_id = library.ended(Kind.DONE, biz_id=2**64 - 1, attribute='{"a":"é"}', key="k")
+    before = library.row(job_id)
+    place.age()
+    place.archive()
+    place.purge()
+    assert library.jobs.get(job_id) is None
+    page = (Path(__file__).parents[2] / "docs/archive.md").read_text("utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    given = {
+        "archive": place.directory, "day": "2026-01-01", "database": 0, "job_id": job_id,
+        "url": library.settings.databases[0],
+    }  # fmt: skip
+    exec(compile(code, "docs/archive.md", "exec"), given)  # noqa: S102 - it is ours
+    after = library.row(job_id)
+    assert after._replace(modified_ms=before.modified_ms) == before
+    assert after.modified_ms > library.now_ms
+
+
+# ---- night after night
+
+
+def test_each_run_adds_days_and_touches_no_other(small: Place) -> None:
+    first = small.library.ended(Kind.DONE)
+    small.library.clock.advance(DAY_S)
+    second = small.library.ended(Kind.DONE)
+    small.age(DAYS - LEAD_DAYS)
+    assert small.alone().rows == 1
+    before = small.files()
+    assert small.ids() == [first]
+    assert small.alone().rows == 0  # nothing is due
+    assert small.files() == before
+    small.library.clock.advance(DAY_S)
+    assert small.alone().rows == 1
+    assert small.ids() == [first, second]
+    assert before.items() <= small.files().items()
+    small.library.clock.advance(DAY_S)
+    done = small.alone()  # a day without jobs moves the mark all the same
+    assert (done.rows, done.files, done.until_ms - done.since_ms) == (0, 0, DAY_MS)
+    assert small.staged() == []
+
+
+def test_a_dead_job_that_ends_again_is_archived_again(small: Place) -> None:
+    library = small.library
+    job_id = library.dead()
+    small.age()
+    small.archive()
+    assert library.jobs.redrive(job_id, library.now_ms) == "redriven"
+    library.claim([job_id], "again")
+    assert library.settle_as(Kind.DONE, job_id, "again")
+    small.age()
+    assert small.alone().rows == 1
+    rows = sorted(small.rows(), key=lambda row: row["gmt_modified"])
+    assert [(row["job_id"], row["status_name"]) for row in rows] == [
+        (job_id, "dead"),
+        (job_id, "done"),
+    ]
+
+
+def test_what_is_kept_for_good_is_not_archived(small: Place) -> None:
+    small.library.ended(Kind.DONE)
+    small.retention = RetentionSettings(days="none", dead_days="none")
+    small.age(1000)
+    assert small.alone() == ArchivedDatabase(0)
+    assert "nothing is ever purged" in small.heard[-1]
+    assert small.mark is None
+
+
+@pytest.mark.parametrize("days", [0.01, 0.9, 1, 1.5, 3, 3.2, 7, 30])
+@pytest.mark.parametrize("hour", [0, 1, 2, 13, 23.99])
+def test_the_cutoff_is_a_midnight_in_time(days: float, hour: float) -> None:
+    """Whatever the hour of the nightly run, what is purged by then was archived the nights before."""
+    first_ms = 20_000 * DAY_MS + round(hour * 3_600_000)
+    for night in range(3):
+        now_ms = first_ms + night * DAY_MS
+        cutoff = cutoff_ms(now_ms, days)
+        assert cutoff % DAY_MS == 0
+        assert cutoff <= now_ms - 3_600_000
+        if days >= LEAD_DAYS:  # until the night after the next one nothing is old enough to go
+            assert cutoff >= now_ms + 2 * DAY_MS - days * DAY_MS
+        else:  # held back, but never for long
+            assert cutoff > now_ms - 2 * DAY_MS - 3_600_000
+
+
+# ---- the check
+
+
+def rewrite(change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    """Another hand's change of one staged file."""
+
+    def damage(staging: Path) -> None:
+        from pyarrow import parquet  # noqa: PLC0415 - an extra
+
+        file = max(staging.rglob("*.parquet"))
+        table = change(parquet.ParquetFile(file).read())
+        file.with_name(f".{file.name}.crc").unlink()
+        parquet.write_table(table, file)
+
+    return damage
+
+
+def changed(name: str, value: Any) -> Callable[[Path], None]:
+    """The value of the first row."""
+
+    def change(table: Any) -> Any:
+        import pyarrow as pa  # noqa: PLC0415 - an extra
+
+        column = table.column(name)
+        values = pa.array([value, *column.to_pylist()[1:]], column.type)
+        return table.set_column(table.schema.names.index(name), name, values)
+
+    return rewrite(change)
+
+
+def twice(table: Any) -> Any:
+    import pyarrow as pa  # noqa: PLC0415 - an extra
+
+    return pa.concat_tables([table, table.slice(0, 1)])
+
+
+def to_another_day(staging: Path) -> None:
+    day = next(staging.rglob("day=2026-01-01"))
+    day.rename(day.with_name("day=2026-01-02"))
+
+
+DAMAGES = {
+    "an attribute": changed("attribute", "{}"),
+    "'' for NULL": changed("dedup_key", ""),
+    "a millisecond": changed("action_time", datetime_of(1_767_225_600_001)),
+    "a name of a type": changed("type_name", "report"),
+    "a name of a status": changed("status_name", "dead"),
+    "a missing row": rewrite(lambda table: table.slice(1)),
+    "a row twice": rewrite(twice),
+    "a missing file": lambda staging: max(staging.rglob("*.parquet")).unlink(),
+    "another day": to_another_day,
+}
+
+
+def damaged(small: Place, monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """From now on what is written is damaged at once. The list gets longer each time."""
+    real, times = archive_module.write, []
+
+    def write_and_damage(*args: Any) -> None:
+        real(*args)
+        DAMAGES[name](small.directory / "_staging")
+        times.append(name)
+
+    monkeypatch.setattr(archive_module, "write", write_and_damage)
+    return times
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_the_check_catches(small: Place, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for n in range(20):
+        small.library.ended(Kind.DONE, biz_id=n)
+    small.age()
+    monkeypatch.setattr(archive_module, "TRIES", 1)
+    damaged(small, monkeypatch, name)
+    result = small.archive()
+    assert (result.is_good, result.differs, result.rows) == (False, True, 0)
+    assert "2026-01-01: the archive has" in result.databases[0].differing[0]
+    assert small.mark == Standing(0, 0, 1)
+    assert small.files() == {}
+    small.purge()
+    assert small.library.count() == 20
+
+
+def test_what_differs_is_tried_again_and_the_next_night_too(
+    small: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = small.library.ended(Kind.DONE)
+    small.age()
+    with monkeypatch.context() as patch:
+        times = damaged(small, patch, "an attribute")
+        shard = small.library.shard(job_id)
+        assert small.alone().differing[0].startswith(f"shard {shard}, 2026-01-01")
+    assert len(times) == TRIES
+    assert small.alone().rows == 1
+    assert small.ids() == [job_id]
+
+
+def test_the_check_catches_a_row_that_the_database_got_meanwhile(
+    small: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction that was open for days."""
+    library = small.library
+    library.ended(Kind.DONE)
+    (late,) = hostile(library, 1, random.Random(1))  # noqa: S311 - a test
+    small.age()
+    real, numbers = archive_module.write, iter(range(10))
+
+    def overtaken(*args: Any) -> None:
+        real(*args)
+        write(library, 2, [{**late, "job_id": late["job_id"] + next(numbers)}])
+
+    monkeypatch.setattr(archive_module, "write", overtaken)
+    (line,) = small.alone().differing
+    assert line.startswith("shard 2, 2026-01-01: the archive has 1 rows")
+    assert "the database 2 rows" in line
+
+
+def test_a_job_that_is_redriven_meanwhile_is_no_trouble(
+    small: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = small.library
+    done, dead = library.ended(Kind.DONE), library.dead()
+    small.age()
+    real = archive_module.write
+
+    def overtaken(*args: Any) -> None:
+        real(*args)
+        library.jobs.redrive(dead, library.now_ms)
+
+    monkeypatch.setattr(archive_module, "write", overtaken)
+    assert small.alone().is_good
+    assert small.ids() == [done]
+    assert "once more" in "".join(small.heard)
+
+
+# ---- killed, and run again
+
+
+class Fault:
+    """Lets the first few calls of a function through, and kills at the next."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self._real, self._left = getattr(owner, name), 0
+        # A function, so that a class binds it.
+        monkeypatch.setattr(owner, name, lambda *args: self._call(*args))  # noqa: PLW0108
+
+    def after(self, calls: int) -> None:
+        self._left = calls
+
+    def _call(self, *args: Any) -> Any:
+        if self._left == 0:
+            raise KilledError
+        self._left -= 1
+        return self._real(*args)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "calls"),
+    [
+        (archive_module, "write", 0),
+        (archive_module, "sums_of_parquet", 0),
+        (archive_module, "differences", 0),
+        (archive_module.archived, "advance", 0),
+        (Folders, "move", 0),
+        (Folders, "move", 2),
+        (Folders, "delete", 0),
+    ],
+)
+def test_killed_and_run_again(
+    small: Place, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: int
+) -> None:
+    library = small.library
+    jobs = [library.ended(Kind.DONE, biz_id=n) for n in range(20)]
+    library.clock.advance(DAY_S)
+    jobs += [library.ended(Kind.DROP, biz_id=n) for n in range(20)]
+    small.age()
+    with monkeypatch.context() as patch:
+        fault = Fault(patch, owner, name)
+        fault.after(calls)
+        with pytest.raises(KilledError):
+            small.archive()
+    assert small.mark is not None
+    small.purge()
+    left = {job_id for job_id in jobs if library.jobs.get(job_id)}
+    if small.mark.until_ms == 0:
+        assert left == set(jobs)
+    assert small.archive().is_good
+    assert small.ids() == sorted(jobs)  # and each of them once
+    assert small.staged() == []
+
+
+def test_a_shard_that_fails_half_way_leaves_nothing(small: Place) -> None:
+    library = small.library
+    jobs = [library.ended(Kind.DONE, biz_id=n) for n in range(40)]
+    small.age()
+    library.sql(jobs[0], "ALTER TABLE toc_job_0003 RENAME TO toc_job_away")
+    try:
+        done = small.alone()
+    finally:
+        library.sql(jobs[0], "ALTER TABLE toc_job_away RENAME TO toc_job_0003")
+    assert done.trouble == "database 0, table toc_job_0003: no such table: toc_job_0003"
+    assert small.files() == {}
+    assert small.alone().rows == 40
+    assert small.ids() == sorted(jobs)
+
+
+def test_what_a_killed_run_left_is_cleared_away(small: Place) -> None:
+    small.library.ended(Kind.DONE)
+    small.age()
+    left = small.directory / "_staging/database=0/run=0/day=2026-01-01/part-0.parquet"
+    later = small.directory / "_staging/database=0/run=9/day=2026-01-01/part-0.parquet"
+    for file in (left, later):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    assert small.alone().rows == 1
+    assert not left.exists()
+    assert later.exists()  # of a run that has begun since, as far as this one knows
+
+
+def test_a_file_is_moved_once_whoever_else_moves_it(spark: SparkSession, tmp_path: Path) -> None:
+    folders = Folders(spark, str(tmp_path))
+    (tmp_path / "from").mkdir()
+    source, target = tmp_path / "from/a", tmp_path / "to/there/a"
+    source.write_text("it")
+    for _ in range(2):
+        folders.move("from/a", "to/there/a")
+        assert (source.exists(), target.read_text()) == (False, "it")
+    source.write_text("IT")  # a store that copies was interrupted before it deleted this
+    folders.move("from/a", "to/there/a")
+    assert (source.exists(), target.read_text()) == (False, "it")
+    source.write_text("this is whole")  # and here before it had copied all of it
+    folders.move("from/a", "to/there/a")
+    assert (source.exists(), target.read_text()) == (False, "this is whole")
+    for mark in ("_SUCCESS", ".hidden"):
+        (tmp_path / "to/there" / mark).touch()
+    assert (folders.files("to/there"), folders.folders("to")) == (["a"], ["there"])
+    assert (folders.files("from"), folders.files("nowhere")) == ([], [])
+    with pytest.raises((OSError, *spark_errors())):
+        folders.move("from/b", "to/there/b")
+
+
+# ---- two at once, two lives, two systems
+
+
+def test_of_two_runs_at_once_the_later_one_counts(
+    small: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [small.library.ended(Kind.DONE, biz_id=n) for n in range(20)]
+    small.age()
+    real = archive_module.sums_of_parquet
+    inner: list[ArchivedDatabase] = []
+
+    def overtaken(*args: Any) -> Any:
+        found = real(*args)
+        if not inner:
+            inner.append(ArchivedDatabase(-1))
+            inner[0] = small.alone()
+        return found
+
+    monkeypatch.setattr(archive_module, "sums_of_parquet", overtaken)
+    outer = small.alone()
+    assert inner[0].rows == 20
+    assert "another run of the archive has begun" in outer.trouble
+    assert small.ids() == sorted(jobs)
+    assert small.mark is not None
+    assert (small.mark.run, small.mark.begun) == (2, 2)
+    assert small.alone().is_good
+    assert small.ids() == sorted(jobs)
+
+
+def test_what_another_run_has_just_declared_archived_is_not_cleared_away(
+    small: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed between its mark and its files, and this run had looked at the mark before."""
+    jobs = [small.library.ended(Kind.DONE, biz_id=n) for n in range(20)]
+    small.age()
+    real, runs = archive_module.archived.begin, []
+
+    def overtaken(database: Any) -> Any:
+        runs.append(database)
+        if len(runs) == 1:
+            with monkeypatch.context() as patch:
+                Fault(patch, Folders, "move").after(1)
+                with pytest.raises(KilledError):
+                    small.archive()
+        return real(database)
+
+    monkeypatch.setattr(archive_module.archived, "begin", overtaken)
+    assert small.archive().is_good
+    assert len(runs) == 2
+    small.purge()
+    assert small.library.count() == 0
+    assert small.ids() == sorted(jobs)
+
+
+@pytest.fixture
+def machines(small: Place, tmp_path: Path) -> tuple[Place, Place]:
+    """Two that lead by turns. The archive's directory is each one's own."""
+    return small, replace(small, directory=tmp_path / "other", heard=[])
+
+
+def test_what_another_machine_wrote_and_never_checked_is_cleared_away_there(
+    machines: tuple[Place, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = machines
+    jobs = [here.library.ended(Kind.DONE, biz_id=n) for n in range(20)]
+    here.age()
+    with monkeypatch.context() as patch:
+        Fault(patch, archive_module.archived, "advance").after(0)
+        with pytest.raises(KilledError):
+            here.archive()
+    half = here.staged()
+    assert half
+    done = there.alone()  # all of it, not what is left of it
+    assert (done.is_good, done.rows, there.ids()) == (True, 20, sorted(jobs))
+    assert here.staged() == half
+    assert here.alone().rows == 0  # it is not brought in: those rows are in the archive there
+    here.library.ended(Kind.DONE)
+    here.library.clock.advance((DAYS + 1) * DAY_S)
+    assert here.alone().rows == 1
+    assert not set(jobs) & set(here.ids())
+    assert here.staged() == []
+
+
+def test_what_another_machine_declared_archived_and_never_moved_is_waited_for(
+    machines: tuple[Place, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows may be purged, and nobody else has them."""
+    here, there = machines
+    jobs = [here.library.ended(Kind.DONE, biz_id=n) for n in range(20)]
+    here.age()
+    with monkeypatch.context() as patch:
+        Fault(patch, Folders, "move").after(0)
+        with pytest.raises(KilledError):
+            here.archive()
+    here.purge()
+    assert here.library.count() == 0
+    before, later = here.mark, here.library.ended(Kind.DONE)
+    here.library.clock.advance((DAYS + 1) * DAY_S)
+    assert "is the archive a directory of another machine?" in there.alone().trouble
+    assert there.mark == before
+    assert here.alone().rows == 1
+    assert here.ids() == sorted([*jobs, later])
+    assert there.alone().is_good
+
+
+def test_a_number_that_another_machine_used_too_mistakes_nothing(
+    machines: tuple[Place, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database was restored from a backup: its runs are counted from there on again."""
+    here, there = machines
+    job_id = here.library.ended(Kind.DONE)
+    here.age()
+    with monkeypatch.context() as patch:
+        Fault(patch, archive_module, "sums_of_parquet").after(0)
+        with pytest.raises(KilledError):
+            here.archive()
+    sql = f"DELETE FROM toc_meta WHERE name = '{ARCHIVED}'"
+    here.library.sql(job_id, sql)
+    assert there.alone().rows == 1
+    assert here.mark is not None
+    assert here.mark.run == 1
+    assert here.alone().is_good
+    assert here.files() == {}  # never checked
+
+
+def test_a_database_that_was_restored_writes_no_day_twice(small: Place) -> None:
+    library = small.library
+    jobs = [library.ended(Kind.DONE)]
+    small.age()
+    assert small.archive().is_good
+    before = small.files()
+    sql = f"UPDATE toc_meta SET value = '{Standing(0, 0, 1)}' WHERE name = '{ARCHIVED}'"
+    library.sql(jobs[0], sql)
+    done = small.alone()
+    assert "day=2026-01-01/database=0 is there" in done.trouble
+    assert "restored from a backup" in done.trouble
+    assert small.files() == before
+    small.purge()
+    assert library.count() == 1
+
+
+def test_other_shards_than_the_databases_are_refused(small: Place) -> None:
+    """It would archive some of the tables, and declare archived all of them."""
+    small.library.catalogue.check(small.library.settings.facts)
+    small.library.ended(Kind.DONE)
+    small.age()
+    done = small.alone(shards=SHARDS // 2)
+    assert "was set up with shards = 4, the settings say 2" in done.trouble
+    assert small.mark is None
+
+
+def test_one_database_in_trouble_does_not_keep_the_others(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    library = Library([f"sqlite:///{tmp_path}/{n}.db" for n in range(2)])
+    place = Place(library, spark, tmp_path / "archive")
+    jobs = [library.ended(Kind.DONE, biz_id=n) for n in range(20)]
+    place.age()
+    library.databases[1].read(lambda c: c.exec_driver_sql("DROP TABLE toc_job_0002"))
+    first, second = place.archive().databases
+    assert (first.is_good, first.rows > 0) == (True, True)
+    assert "database 1, table toc_job_0002" in second.trouble
+    assert place.ids() == sorted(j for j in jobs if library.shard(j) < 2)
+    assert standing(library.databases[1]) == Standing(0, 0, 1)
+    library.close()
+
+
+def test_one_that_does_not_answer_is_said_so_without_its_password(
+    small: Place, tmp_path: Path
+) -> None:
+    url = make_url("mysql+pymysql://root:hunter2@127.0.0.1:9/toc")
+    settings = small.settings(databases=(url.render_as_string(hide_password=False),))
+    result = archive(small.spark, settings, SystemClock(), small.heard.append)
+    assert "database 0 does not answer" in result.databases[0].trouble
+    assert "hunter2" not in repr(result) + "".join(small.heard)
+
+
+def test_a_folder_that_cannot_be_written_is_said_so(small: Place) -> None:
+    small.library.ended(Kind.DONE)
+    small.age()
+    small.directory.write_text("a file")
+    done = small.alone()
+    assert done.trouble
+    assert "Traceback" not in done.trouble
+    assert small.mark is not None
+    assert small.mark.until_ms == 0
+
+
+def test_a_store_that_spark_has_no_driver_for_is_said_so(small: Place) -> None:
+    with pytest.raises(
+        SettingsError, match=r"Spark cannot write to nowhere://bucket/toc: .*nowhere"
+    ):
+        small.archive(reconcile=ReconcileSettings(archive="nowhere://bucket/toc"))
+
+
+def test_a_job_whose_clock_was_days_ahead_stays_where_it_is(small: Place) -> None:
+    library = small.library
+    (row,) = hostile(library, 1, random.Random(1))  # noqa: S311 - a test
+    small.age()
+    write(library, 0, [{**row, "job_id": first_id_of(library.now_ms)}])
+    for _ in range(2):
+        assert small.alone().rows == 0
+        small.age()
+        small.purge()
+    assert library.count() == 1
+
+
+def test_many_days_at_once(small: Place) -> None:
+    """More than a task keeps open at a time."""
+    jobs = []
+    for n in range(12):
+        jobs += [small.library.ended(Kind.DONE, biz_id=biz_id) for biz_id in (n, n + 1)]
+        small.library.clock.advance(DAY_S)
+    small.age()
+    done = small.alone()
+    assert done.rows == 24
+    assert Counter(row["path"][0] for row in small.rows()) == {
+        f"day=2026-01-{n:02d}": 2 for n in range(1, 13)
+    }
+    assert small.ids() == sorted(jobs)

@@ -1,0 +1,263 @@
+"""A whole run: in Spark as in one process, and when a part does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from redis.exceptions import ResponseError
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
+
+from tests.cli.conftest import Toc, no_settings, redis, servers, toc
+from tests.invariants.conftest import own_mysql
+from tests.servers import Server, start_redis
+from tests.servers.fixtures import _database as temporary_database
+from toc.center.center import TimeoutCenter
+from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
+from toc.domain.ids import gene_of
+from toc.errors import SchemaMismatch
+from toc.reconcile.findings import Outcome, Verdict
+from toc.reconcile.run import Reconciliation
+from toc.runtime.clock import SystemClock
+from toc.runtime.settings import ReconcileSettings, Settings
+from toc.store import migrate
+from toc.timer.slots import Slots
+
+__all__ = ["no_settings", "own_mysql", "redis", "servers", "toc"]
+
+SHARDS = 8
+QUICK = ReconcileSettings(grace_s=0.05, page=7, repairs_per_s=100_000)
+
+
+class Damaged:
+    """Two databases with 400 armed jobs; each fourth reminder is lost."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        migrate.upgrade(settings)
+        with TimeoutCenter(settings) as center:
+            soon = timedelta(seconds=300)
+            ids = center.schedule_many([(n, soon) for n in range(400)], biz_type="order.close")
+        self.lost = ids[::4]
+        with closing(self.slots()) as slots:
+            for job_id in self.lost:
+                slots.ack("default", {gene_of(job_id) % SHARDS: [job_id]})
+
+    def slots(self) -> Slots:
+        return Slots(self.settings.redis_url, self.settings.namespace, SystemClock())
+
+    def run(self, spark: Any = None, *, repair: bool = False, tell: Any = None) -> Outcome:
+        more = {} if tell is None else {"tell": tell}
+        return Reconciliation(self.settings, spark, repair=repair, actor="test", **more).run()
+
+    def lost_of(self, database: int) -> set[int]:
+        per = SHARDS // 2
+        return {job_id for job_id in self.lost if gene_of(job_id) % SHARDS // per == database}
+
+
+@pytest.fixture
+def own_redis_url(tmp_path: Path) -> Iterator[tuple[Server, str]]:
+    with start_redis(tmp_path / "redis", "7") as server:
+        yield server, server.url
+
+
+def settings_of(urls: tuple[str, ...], redis_url: str) -> Settings:
+    return Settings(
+        databases=urls, shards=SHARDS, redis_url=redis_url, connect_timeout_s=1, reconcile=QUICK
+    )
+
+
+@pytest.fixture
+def damaged(tmp_path: Path, own_redis_url: tuple[Server, str]) -> Damaged:
+    urls = tuple(f"sqlite:///{tmp_path}/{n}.db" for n in range(2))
+    return Damaged(settings_of(urls, own_redis_url[1]))
+
+
+def found(outcome: Outcome) -> set[int]:
+    assert {finding.kind for finding in outcome.findings} <= {D.MISSING}
+    return {finding.job_id for finding in outcome.findings}
+
+
+@pytest.mark.parametrize("where", ["here", "spark"])
+def test_all_is_found_repaired_and_then_agreed(
+    damaged: Damaged, where: str, request: pytest.FixtureRequest
+) -> None:
+    spark = request.getfixturevalue("spark") if where == "spark" else None
+    phases: list[str] = []
+    outcome = damaged.run(spark, tell=lambda phase, done, of: phases.append(phase))
+    assert (outcome.verdict, found(outcome)) == (Verdict.LEFT, set(damaged.lost))
+    assert (outcome.compared, outcome.counts["rows"]) == (SHARDS, 400)
+    assert {"comparing", "looking again"} <= set(phases)
+    assert min(outcome.work.values()) > 0
+    repaired = damaged.run(spark, repair=True)
+    assert (repaired.verdict, found(repaired)) == (Verdict.REPAIRED, set(damaged.lost))
+    assert len(repaired.mends) == 100
+    assert damaged.run(spark, repair=True).verdict == Verdict.AGREED
+
+
+def test_a_dropped_table_is_not_compared_and_nothing_is_repaired(damaged: Damaged) -> None:
+    engine = create_engine(damaged.settings.databases[1], poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE toc_job_0007 RENAME TO away"))
+    outcome = damaged.run(repair=True)
+    assert [failure.shard for failure in outcome.failures] == [7]
+    assert "toc_job_0007" in outcome.failures[0].text
+    assert (outcome.verdict, outcome.compared) == (Verdict.UNABLE, SHARDS - 1)
+    assert found(outcome) == {j for j in damaged.lost if gene_of(j) % SHARDS != 7}
+    assert outcome.mends == []
+
+
+@pytest.mark.parametrize("where", ["here", "spark"])
+@pytest.mark.parametrize("phase", ["comparing", "looking again"])
+def test_redis_goes_away_in_the_middle(
+    damaged: Damaged,
+    own_redis_url: tuple[Server, str],
+    phase: str,
+    where: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Nothing is repaired, and the run says so; when it is back, the next one does all."""
+    spark = request.getfixturevalue("spark") if where == "spark" else None
+    if spark is not None and phase == "comparing":
+        pytest.skip("all of it may be compared before the first task's end is told")
+    server = own_redis_url[0]
+
+    def break_it(now: str, done: int, of: int) -> None:
+        if now == phase and done in (0, 2):
+            server.stop()
+
+    outcome = damaged.run(spark, repair=True, tell=break_it)
+    assert outcome.verdict == Verdict.UNABLE
+    assert outcome.mends == []
+    assert outcome.failures
+    assert all("Redis does not answer" in failure.text for failure in outcome.failures)
+    assert outcome.compared + len({failure.shard for failure in outcome.failures}) == SHARDS
+    server.start()
+
+
+def test_redis_goes_away_while_it_is_repaired(
+    damaged: Damaged, own_redis_url: tuple[Server, str]
+) -> None:
+    server = own_redis_url[0]
+
+    def break_it(phase: str, done: int, of: int) -> None:
+        if phase == "repairing":
+            server.stop()
+
+    outcome = damaged.run(repair=True, tell=break_it)
+    assert outcome.verdict == Verdict.UNABLE
+    assert "Redis does not answer" in outcome.broken_off
+    server.start()
+
+
+def test_a_database_goes_away_in_the_middle(
+    own_mysql: Server, mysql_server: Any, own_redis_url: tuple[Server, str]
+) -> None:
+    with temporary_database(mysql_server) as url:
+        engine = create_engine(own_mysql.url, poolclass=NullPool)
+        with engine.begin() as connection:
+            connection.execute(text("CREATE DATABASE toc"))
+        damaged = Damaged(settings_of((url, f"{own_mysql.url}/toc"), own_redis_url[1]))
+
+        def break_it(phase: str, done: int, of: int) -> None:
+            if phase == "comparing" and done == 3:
+                own_mysql.stop()
+
+        outcome = damaged.run(repair=True, tell=break_it)
+        own_mysql.start()
+        assert (outcome.verdict, outcome.mends) == (Verdict.UNABLE, [])
+        gone = {failure.shard for failure in outcome.failures}
+        assert gone
+        assert gone <= {4, 5, 6, 7}
+        assert outcome.compared == SHARDS - len(gone)
+        assert all(failure.text.startswith("database 1") for failure in outcome.failures)
+        assert damaged.lost_of(0) <= found(outcome)
+        assert damaged.run(repair=True).verdict == Verdict.REPAIRED
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"shards": 4}, {"topics": {"vip": {"slot_amount": 2}}, "shards": 16}]
+)
+def test_settings_that_do_not_fit_are_refused(damaged: Damaged, wrong: dict[str, Any]) -> None:
+    """With other shards or slots every job would look misplaced, and a repair would misplace it."""
+    settings = Settings(
+        databases=damaged.settings.databases,
+        redis_url=damaged.settings.redis_url,
+        reconcile=QUICK,
+        **wrong,
+    )
+    with pytest.raises(SchemaMismatch, match="shards"):
+        Reconciliation(settings, None, repair=True, actor="test").run()
+
+
+def test_what_cannot_be_looked_at_again_is_no_disagreement(
+    damaged: Damaged, own_redis_url: tuple[Server, str]
+) -> None:
+    server = own_redis_url[0]
+
+    def break_it(phase: str, done: int, of: int) -> None:
+        if phase == "looking again":
+            server.stop()
+
+    outcome = damaged.run(tell=break_it)
+    assert (outcome.findings, outcome.found.total()) == ([], 0)
+    assert len(outcome.failures) == SHARDS
+    server.start()
+
+
+def test_an_unexpected_error_in_a_repair_is_told(
+    damaged: Damaged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Slots, *_: object) -> None:
+        raise ResponseError("WRONGTYPE")
+
+    monkeypatch.setattr(Slots, "arm", refuse)
+    outcome = damaged.run(repair=True)
+    assert outcome.verdict == Verdict.UNABLE
+    assert outcome.broken_off == "ResponseError: WRONGTYPE"
+
+
+# ---- the command
+
+
+@pytest.mark.usefixtures("servers")
+def test_the_command_says_it_by_its_exit_code(toc: Toc) -> None:
+    job_id = toc("schedule", "42", "5m", "--json").json["job_id"]
+    agreed = toc("reconcile", "--master", "none", "--json")
+    assert (agreed.code, agreed.json["verdict"]) == (0, "agreed")
+    settings = Settings()
+    with closing(Slots(settings.redis_url, settings.namespace, SystemClock())) as slots:
+        slots.ack("default", {gene_of(int(job_id)) % 4: [int(job_id)]})
+    left = toc("reconcile", "--master", "none")
+    assert left.code == 1
+    assert "missing" in left.out
+    repaired = toc("reconcile", "--master", "none", "--repair", "--json")
+    assert (repaired.code, repaired.json["verdict"]) == (5, "repaired")
+    rows = pq.read_table(Path(repaired.json["report"]) / "findings.parquet").to_pylist()
+    assert [(row["job_id"], row["mended"]) for row in rows] == [(int(job_id), True)]
+    assert toc("reconcile", "--master", "none").code == 0
+    shown = toc("explain", job_id)
+    assert "repair" in shown.out
+
+
+@pytest.mark.usefixtures("servers", "spark")
+def test_the_command_through_spark(toc: Toc) -> None:
+    toc("schedule", "42", "5m")
+    answer = toc("reconcile", "--json")
+    assert (answer.code, answer.json["verdict"]) == (0, "agreed")
+
+
+@pytest.mark.usefixtures("servers")
+def test_without_redis_there_is_nothing_to_compare(
+    toc: Toc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOC_REDIS_URL", "none")
+    answer = toc("reconcile", "--master", "none")
+    assert answer.code == 4
+    assert answer.err == "toc: redis_url: is 'none': there is nothing to compare with\n"

@@ -1,0 +1,195 @@
+"""Workers die, freeze, come and go, and live in another time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+from datetime import timedelta
+
+import pytest
+
+from tests.invariants.harness import TYPE, Stack, WorkerProcess
+from tests.reliability.conftest import MakeFleet, Report
+from tests.reliability.faketime import faked
+from tests.worker.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(240)
+
+LEASE_S = 3.0  # the type's timeout of 1 s and an allowance of 2
+IDLE_TRANSACTION_S = 2
+HOUR_S = 3600.0
+CHURN_S = float(os.environ.get("TOC_TEST_CHURN_S", "60"))
+
+
+def test_one_of_three_is_killed(make_fleet: MakeFleet, report: Report) -> None:
+    fleet = make_fleet()
+    victim = fleet.busiest()
+    with fleet.load(200, sleep_s=0.05) as load:
+        wait_until(lambda: fleet.started() >= 400, "load")
+        wait_until(lambda: len(fleet.in_flight_of(victim)) >= 3, "the victim to be at it")
+        victim.kill()
+        killed_s = time.time()
+        cut = fleet.cut_off(victim)
+        time.sleep(6)
+    fleet.wait_until_all_ended()
+    account = fleet.account()
+    whole = account.figures(load.ids)
+    others = account.figures(set(load.ids) - cut)
+    again_s = max((max(account.starts.get(j, [0])) / 1000 - killed_s for j in cut), default=0.0)
+    report(
+        "kill -9 of one of three workers, 200 jobs/s",
+        whole,
+        f"{len(cut)} in flight again within {again_s:.1f} s; others late at most {others.late_max_s:.2f} s",
+    )
+    assert (whole.lost, whole.early) == (0, 0)
+    assert cut, "nothing was in flight: the test shows nothing"
+    assert again_s <= LEASE_S + 5
+    assert account.twice(load.ids) <= cut
+    # Its slots' deputies need no word of ZooKeeper, whose session lasts 3 s, and 10 s by default.
+    assert others.late_max_s < 3
+
+
+@pytest.mark.parametrize("rounds", [3])
+def test_a_rolling_restart(make_fleet: MakeFleet, report: Report, rounds: int) -> None:
+    fleet = make_fleet()
+    with fleet.load(200, sleep_s=0.02) as load:
+        wait_until(lambda: fleet.started() >= 400, "load")
+        for n in range(rounds):
+            assert fleet.workers[n].stop() == 0
+            fleet.workers[n] = fleet.add().wait_ready()
+        time.sleep(1)
+    fleet.wait_until_all_ended()
+    figures = fleet.figures(load.ids)
+    report("rolling restart of three workers, 200 jobs/s", figures)
+    assert (figures.lost, figures.early, figures.twice) == (0, 0, 0)
+    assert figures.late_max_s < 1
+
+
+def refused_by(stack: Stack, worker: WorkerProcess) -> int:
+    return max((load.refused for load in stack.loads(worker)), default=0)
+
+
+@pytest.mark.parametrize("amid", [False, True], ids=["at any moment", "amid a transaction"])
+def test_one_is_frozen_past_its_lease(make_fleet: MakeFleet, report: Report, amid: bool) -> None:
+    """SIGSTOP: it is not dead, knows nothing of the time that has passed, and settles what it had."""
+    types = {TYPE: {"timeout": 2, "retry": [0]}}
+    fleet = make_fleet(types=types, idle_transaction_s=IDLE_TRANSACTION_S)
+    stack, victim = fleet.stack, fleet.busiest()
+    with fleet.load(100, sleep_s=[0.1, 1.5]) as load:  # a second run lasts
+        wait_until(lambda: fleet.started() >= 200, "load")
+        wait_until(lambda: len(fleet.in_flight_of(victim)) >= 4, "the victim to be at it")
+        fleet.freeze(victim, amid_transaction=amid)
+        frozen_s = time.time()
+        cut = fleet.cut_off(victim)
+        began = {line.job_id for line in stack.starts if line.pid == victim.pid} & cut
+
+        def waiting() -> set[int]:
+            others = {line.job_id for line in stack.starts if line.pid != victim.pid}
+            return began - others
+
+        wait_until(lambda: not waiting(), "others to run what it had begun", 40)
+        again_s = time.time() - frozen_s
+        running = fleet.running() & began
+        victim.thaw()
+        wait_until(lambda: refused_by(stack, victim), "its late outcomes to be refused")
+        still = fleet.running() & running
+        fleet.wait_until_shared(fleet.workers)
+        mark = fleet.by_pid()[victim.pid]
+        wait_until(lambda: fleet.by_pid()[victim.pid] >= mark + 20, "it to work again")
+    fleet.wait_until_all_ended()
+    refused = refused_by(stack, victim)
+    account = fleet.account()
+    figures = account.figures(load.ids)
+    others = account.figures(set(load.ids) - cut)
+    report(
+        f"one of three workers frozen {'amid a transaction ' if amid else ''}for {again_s:.0f} s, "
+        "a lease being 4 s; 100 jobs/s",
+        figures,
+        f"{len(began)} of {len(cut)} in flight had begun and were run by others within {again_s:.1f} s; "
+        f"{refused} of its outcomes refused; all others late at most {others.late_max_s:.2f} s",
+    )
+    assert (figures.lost, figures.early) == (0, 0)
+    assert began, "nothing was running when it was frozen: the test shows nothing"
+    one_by_one_s = 2 * len(began)
+    assert again_s < LEASE_S + 1 + IDLE_TRANSACTION_S + 5 + one_by_one_s
+    assert still, "its late outcome ended what another was running"
+    assert refused >= len(began)
+    assert account.twice(load.ids) <= cut
+    assert others.late_max_s < 3
+
+
+def test_clocks_are_an_hour_off(make_fleet: MakeFleet, report: Report) -> None:
+    """One worker's is ahead, one's is behind, one's is right."""
+    terms = {TYPE: {"timeout": 1, "retry": [1]}}
+    fleet = make_fleet(1, types=terms)
+    for sign in ("+", "-"):
+        off = fleet.add(env=faked(f"{sign}{HOUR_S:.0f}s"))
+        fleet.wrong_by_s[off.pid] = float(f"{sign}{HOUR_S:.0f}")
+        fleet.workers.append(off.wait_ready())
+    fleet.wait_until_shared(fleet.workers)
+    with fleet.load(100, sleep_s=0.02) as load:
+        failing = fleet.stack.schedule(100, timedelta(seconds=1), fail=1)
+        wait_until(lambda: fleet.started() >= 1000, "load", 40)
+    fleet.wait_until_all_ended()
+    account = fleet.account()
+    figures = account.figures({*load.ids, *failing})
+    ran = [fleet.by_pid()[worker.pid] for worker in fleet.workers]
+    waited_s = [(starts[1] - starts[0]) / 1000 for starts in (account.starts[j] for j in failing)]
+    report(
+        "one worker's clock an hour ahead, one's an hour behind; 100 jobs/s",
+        figures._replace(twice=len(account.twice(load.ids))),
+        f"they ran {ran[1]} and {ran[2]}, the third {ran[0]}; retries wanted after 1 s came "
+        f"after {min(waited_s):.2f} to {max(waited_s):.2f} s",
+    )
+    assert (figures.lost, figures.early) == (0, 0)
+    assert not account.twice(load.ids)
+    assert min(ran) > 50, "one did nothing: the test shows nothing"
+    assert figures.late_max_s < 3
+    assert min(waited_s) > 0.85  # a retry's delay has a jitter of a tenth
+    assert max(waited_s) < 5
+
+
+def test_nodes_join_and_leave_in_turn(make_fleet: MakeFleet, report: Report) -> None:
+    fleet = make_fleet()
+    rng = random.Random()  # noqa: S311 - when, not what
+    cut: set[int] = set()
+    leaving = itertools.cycle(("killed", "stopped"))
+    done = {"killed": 0, "stopped": 0, "joined": 0}
+    with fleet.load(100, sleep_s=0.05) as load:
+        wait_until(lambda: fleet.started() >= 200, "load")
+        end_s = time.monotonic() + CHURN_S
+        while time.monotonic() < end_s:
+            worker, way = fleet.workers.pop(0), next(leaving)
+            if way == "killed":
+                worker.kill()
+                cut |= fleet.cut_off(worker)
+            else:
+                assert worker.stop() == 0
+            done[way] += 1
+            time.sleep(rng.uniform(0, 2))
+            fleet.workers.append(fleet.add().wait_ready())
+            done["joined"] += 1
+            time.sleep(rng.uniform(0, 1))
+        shares = fleet.wait_until_shared(fleet.workers)
+        ran = fleet.by_pid()
+        time.sleep(3)
+        ran = fleet.by_pid() - ran
+    fleet.wait_until_all_ended()
+    account = fleet.account()
+    figures = account.figures(load.ids)
+    others = account.figures(set(load.ids) - cut)
+    report(
+        f"three nodes, one leaving and one joining in turn for {CHURN_S:.0f} s, 100 jobs/s",
+        figures,
+        f"{done['killed']} killed, {done['stopped']} stopped, {done['joined']} joined; "
+        f"{len(cut)} cut off in flight, all others late at most {others.late_max_s:.2f} s; "
+        "every slot and shard has one owner at the end",
+    )
+    assert (figures.lost, figures.early) == (0, 0)
+    assert account.twice(load.ids) <= cut
+    assert figures.late_max_s < LEASE_S + 10
+    assert others.late_max_s < 4
+    assert all(share.slots and share.shards for share in shares.values())
+    assert ran.keys() == shares.keys(), "somebody starves"

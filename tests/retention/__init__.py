@@ -1,0 +1,1 @@
+"""Retention on real servers."""

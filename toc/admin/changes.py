@@ -1,0 +1,335 @@
+"""Cancelling, postponing and redriving many jobs: what a dry run counts, and how the real one goes.
+
+A run first finds the ids of all jobs that match and are in reach, reading only, so it knows before the
+first change how many there are; what comes to match later is left alone. Then it takes them shard by
+shard and page by page, each page one transaction with its events, at a bounded rate. After each commit
+Redis is told; what it does not hear, the claim finds in the row.
+
+What is reported is committed, and what is committed is reported. Only where the answer to a COMMIT was
+lost and could not be asked for again, a page is reported as one that may have been changed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from toc.admin.orders import Order
+from toc.admin.reminders import Reminders
+from toc.domain.job import Job, Status
+from toc.errors import InvalidInput, NotFound, TocError
+from toc.runtime.clock import Clock, ServerTime, SystemClock
+from toc.runtime.settings import Settings
+from toc.store.admission import admit
+from toc.store.catalogue import Catalogue
+from toc.store.conditions import Condition, Every, bounds_of
+from toc.store.databases import Database, Databases
+from toc.store.jobs import Jobs
+from toc.store.schema import job_table_name
+from toc.store.sets import IDS_MAX, Attempt, Changed, Sets, names_of, parts_of
+
+EXAMPLES = 5
+PARALLEL_MAX = 8
+PAUSE_S_MIN = 0.001  # less is kept, and waited for with the next page
+NAP_S = 0.2  # how soon a wait is ended by whoever interrupts
+
+
+@dataclass(slots=True)
+class Count:
+    matched: int = 0
+    reached: int = 0
+
+    def add(self, matched: int, reached: int) -> None:
+        self.matched += matched
+        self.reached += reached
+
+
+@dataclass(slots=True)
+class Found:
+    """What a dry run has counted. `examples` are jobs in reach."""
+
+    databases: dict[int, Count]
+    shards: dict[int, Count] = field(default_factory=lambda: defaultdict(Count))
+    kinds: dict[tuple[str, str], Count] = field(default_factory=lambda: defaultdict(Count))
+    """By biz_type and status."""
+    total: Count = field(default_factory=Count)
+    examples: list[Job] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsure:
+    """A page whose COMMIT was not answered: at most `jobs` of these ids may have been changed."""
+
+    table: str
+    first_id: int
+    last_id: int
+    jobs: int
+
+
+@dataclass(slots=True)
+class Part:
+    """What was done in one database. `chosen` = all others together, once the run is complete.
+
+    changed: committed, by this process. before: by an earlier process of the same run. superseded: dead
+    jobs whose key a newer one holds. meanwhile: jobs that had changed, and do not match any more.
+    """
+
+    chosen: int = 0
+    changed: int = 0
+    before: int = 0
+    superseded: int = 0
+    meanwhile: int = 0
+    unsure: list[Unsure] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Account:
+    """The exact account of a run; whole at any moment, also after an error. `at`: the table in work."""
+
+    databases: dict[int, Part] = field(default_factory=lambda: defaultdict(Part))
+    complete: bool = False
+    at: str = ""
+
+    @property
+    def changed(self) -> int:
+        return sum(part.changed for part in self.databases.values())
+
+
+class Interrupted(TocError):
+    """A person has stopped it."""
+
+    code = "interrupted"
+
+
+class Changes:
+    """Changes of sets of jobs. `stop()`: whether to stop as soon as possible; asked often.
+
+    Raises StoreUnavailable, SchemaMismatch, Interrupted and InvalidInput.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        databases: Databases,
+        catalogue: Catalogue,
+        reminders: Reminders | None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._settings, self._clock, self._databases = settings, clock, databases
+        self._catalogue, self._reminders = catalogue, reminders
+        self._stop = stop
+        self.names = names_of(databases)
+        """The biz_types by number."""
+        self.now_ms = databases.now_ms()
+        """NOW() in a WHERE: one moment for the whole run, by the databases' clock."""
+
+    def databases(self, index: int | None) -> list[Database]:
+        """One of them, or all."""
+        if index is None:
+            return list(self._databases)
+        if not 0 <= index < len(self._databases.all):
+            rule = f"must be from 0 to {len(self._databases.all) - 1}"
+            raise InvalidInput("database", index, rule)
+        return [self._databases[index]]
+
+    # ---- looking
+
+    def count(
+        self, order: Order, databases: Sequence[Database], passed: Callable[[], None]
+    ) -> Found:
+        """What matches and what is in reach. Changes nothing. `passed()` is called after each shard."""
+        where, sets = self._sets(order)
+        bounds = bounds_of(where)
+        found, lock = Found({database.index: Count() for database in databases}), threading.Lock()
+        examples: list[int] = []
+
+        def look(database: Database, stop: Callable[[], None]) -> None:
+            for window in sets.walk(database, bounds, passed):
+                stop()
+                tallies = sets.tally(window)
+                with lock:
+                    for tally in tallies:
+                        kind = self.names.get(tally.type_no, "?"), _status_name(tally.status)
+                        for count in (found.total, found.databases[database.index],
+                                      found.shards[window.shard], found.kinds[kind]):  # fmt: skip
+                            count.add(tally.matched, tally.reached)
+                        if tally.example is not None and len(examples) < EXAMPLES:
+                            examples.append(tally.example)
+
+        self._beside_each_other(databases, look)
+        jobs = Jobs(self._databases, self._catalogue, lambda gene: gene, "nobody")
+        for job_id in examples:
+            with suppress(NotFound):  # a type that nobody knows
+                job = jobs.get(job_id)
+                found.examples += [] if job is None else [job]
+        return found
+
+    def choose(
+        self,
+        order: Order,
+        databases: Sequence[Database],
+        limit: int,
+        passed: Callable[[], None],
+    ) -> dict[int, list[int]]:
+        """The ids in reach by shard, at most `limit`. Raises InvalidInput when there are more."""
+        where, sets = self._sets(order)
+        bounds = bounds_of(Every((where, order.reach)))
+        chosen: dict[int, set[int]] = defaultdict(set)  # a row that moves may be met twice
+        counts = Counter({database.index: 0 for database in databases})
+
+        def look(database: Database, stop: Callable[[], None]) -> None:
+            for window in sets.walk(database, bounds, passed):
+                stop()
+                ids = chosen[window.shard]
+                before = len(ids)
+                ids.update(sets.ids(window))
+                counts[database.index] += len(ids) - before
+                if sum(counts.values()) > limit:
+                    rule = f"more than {limit} jobs are in reach, so nothing was changed"
+                    raise InvalidInput("limit", limit, f"{rule}: narrow --where, or raise --limit")
+
+        self._beside_each_other(databases, look)
+        return {shard: sorted(ids) for shard, ids in sorted(chosen.items()) if ids}
+
+    def _sets(self, order: Order) -> tuple[Condition, Sets]:
+        order.where.check_types(self.names)
+        where = order.where.condition(self.now_ms)
+        return where, Sets(self._databases, self.names, where, order.reach)
+
+    def _beside_each_other(
+        self,
+        databases: Sequence[Database],
+        look: Callable[[Database, Callable[[], None]], None],
+    ) -> None:
+        """Each database in a thread of its own; the first error ends them all."""
+        failed = threading.Event()
+
+        def stop() -> None:
+            if failed.is_set() or self._stop():
+                raise Interrupted("interrupted: nothing was changed")
+
+        def guarded(database: Database) -> None:
+            try:
+                look(database, stop)
+            except BaseException:
+                failed.set()
+                raise
+
+        with ThreadPoolExecutor(PARALLEL_MAX) as pool:
+            futures = [pool.submit(guarded, database) for database in databases]
+            try:
+                errors = [error for error in (f.exception() for f in futures) if error is not None]
+            except BaseException:
+                failed.set()
+                raise
+        # The others were only stopped by the one that has a reason.
+        for error in sorted(errors, key=lambda error: isinstance(error, Interrupted)):
+            raise error
+
+    # ---- changing
+
+    def apply(
+        self,
+        order: Order,
+        chosen: Mapping[int, Sequence[int]],
+        per_second: int,
+        account: Account,
+        passed: Callable[[int], None],
+    ) -> None:
+        """Changes the chosen ids (by shard), at most `per_second`; keeps `account`, which outlives errors.
+
+        `passed(jobs)` is called after each page.
+        """
+        order.check_signed()
+        _, sets = self._sets(order)
+        pace = _Pace(self._clock, per_second, self._stop)
+        routing = self._databases.routing
+        for shard, ids in chosen.items():
+            account.databases[routing.database(shard)].chosen += len(ids)
+        for shard, ids in chosen.items():
+            database = self._databases.of_shard(shard)
+            account.at = f"database {database.index}, table {job_table_name(shard)}"
+            for page in parts_of(ids, min(IDS_MAX, per_second)):
+                pace.wait()
+                if self._stop():
+                    raise Interrupted("interrupted")
+                changed = self._page(sets, order, shard, page, account)
+                pace.done(len(changed.done))
+                if self._reminders is not None:
+                    self._reminders.tell(changed.done, self.names)
+                passed(len(page))
+        account.complete = True
+
+    def _page(
+        self, sets: Sets, order: Order, shard: int, page: Sequence[int], account: Account
+    ) -> Changed:
+        database = self._databases.of_shard(shard)
+        part, attempt = account.databases[database.index], Attempt()
+        try:
+            act = order.act(database.now_ms() if order.counts_from_now else 0)
+            changed = sets.change(shard, page, act, attempt, again=order.again)
+            part.changed += len(changed.done)
+            part.before += changed.before
+            part.superseded += changed.superseded
+            part.meanwhile += len(page) - len(changed.done) - changed.before - changed.superseded
+        except BaseException:
+            if attempt.committing:
+                table = job_table_name(shard)
+                part.unsure.append(Unsure(table, page[0], page[-1], len(page)))
+            raise
+        return changed
+
+
+class _Pace:
+    """At most so many jobs per second, counted from the first on."""
+
+    def __init__(self, clock: Clock, per_second: int, stop: Callable[[], bool]) -> None:
+        self._clock, self._per_second, self._stop = clock, per_second, stop
+        self._free_s = clock.monotonic_s()
+
+    def done(self, jobs: int) -> None:
+        # From now, not from when it was free: a page that took long is not made up for.
+        now_s = max(self._free_s, self._clock.monotonic_s())
+        self._free_s = now_s + jobs / self._per_second
+
+    def wait(self) -> None:
+        while not self._stop():
+            left_s = self._free_s - self._clock.monotonic_s()
+            if left_s < PAUSE_S_MIN:
+                return
+            self._clock.sleep_s(min(left_s, NAP_S))
+
+
+def _status_name(number: int) -> str:
+    try:
+        return Status(number).name.lower()
+    except ValueError:
+        return str(number)
+
+
+@contextmanager
+def opened(
+    settings: Settings, clock: Clock | None = None, stop: Callable[[], bool] = lambda: False
+) -> Iterator[Changes]:
+    """Connected as a client is. Raises StoreUnavailable and SchemaMismatch; Redis may be absent."""
+    clock = clock or SystemClock()
+    databases = Databases.of(settings, clock)
+    reminders = None
+    try:
+        catalogue = Catalogue(databases)
+        admit(databases, catalogue, settings.facts)
+        time = ServerTime(clock)
+        if settings.has_timer:
+            reminders = Reminders(settings, clock, time)
+        changes = Changes(settings, clock, databases, catalogue, reminders, stop)
+        time.heard(changes.now_ms)
+        yield changes
+    finally:
+        if reminders is not None:
+            reminders.close()
+        databases.close()

@@ -1,0 +1,327 @@
+"""MySQL's functions for SQLite: what `toc sql` takes means the same on an embedded database.
+
+Times are texts there, as DATETIME(3) is written; dates are the first ten characters. A function that gets
+NULL answers NULL.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from calendar import monthrange
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, timedelta
+from decimal import ROUND_CEILING, ROUND_DOWN, ROUND_FLOOR, ROUND_HALF_UP, Decimal
+from typing import Any
+
+from toc.admin.functions import DAY_UNITS
+from toc.domain.times import EPOCH
+
+Value = int | float | str
+_MS = timedelta(milliseconds=1)
+_STEP_MS = {
+    "SECOND": 1000, "MINUTE": 60_000, "HOUR": 3_600_000, "DAY": 86_400_000, "WEEK": 604_800_000,
+}  # fmt: skip
+_MONTHS = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
+_LEADING_NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)", re.ASCII)
+
+
+def functions(now_ms: int) -> dict[str, Callable[..., Any]]:
+    """By the names that `writing` gives them. `now_ms`: the moment that the whole statement has."""
+    now = _text_of(EPOCH.replace(tzinfo=None) + timedelta(milliseconds=now_ms))
+
+    def clock(digits: int = 0) -> str:
+        return now[:19] + (now[19 : 20 + digits] if digits else ".").ljust(4, "0")
+
+    moments: dict[str, Callable[..., Any]] = {
+        "now": clock,
+        "utc_timestamp": clock,
+        "curdate": lambda: now[:10],
+        "utc_date": lambda: now[:10],
+        "unix_timestamp": lambda *given: _unix(*given) if given else _unix(now[:19]),
+    }
+    return {
+        f"my_{name}": _null_in_null_out(call) for name, call in {**_FUNCTIONS, **moments}.items()
+    }
+
+
+def _null_in_null_out(call: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*args: Any) -> Any:
+        try:
+            return None if None in args else call(*args)
+        except (OverflowError, ValueError):  # beyond what a time or a number can be
+            return None
+
+    return called
+
+
+# ---- texts and numbers
+
+
+def _str(value: Value) -> str:
+    return str(value)
+
+
+def _substring(value: Value, start: int, length: int | None = None) -> str:
+    text = _str(value)
+    begin = start - 1 if start > 0 else len(text) + start
+    if start == 0 or begin < 0 or (length is not None and length < 1):
+        return ""
+    return text[begin:] if length is None else text[begin : begin + length]
+
+
+def _substring_index(value: Value, mark: Value, count: int) -> str:
+    text, mark = _str(value), _str(mark)
+    if not mark or not count:
+        return ""
+    if count > 0:
+        return mark.join(text.split(mark)[:count])
+    return mark.join(text.rsplit(mark)[count:])
+
+
+def _locate(part: Value, value: Value, start: int = 1) -> int:
+    return 0 if start < 1 else _str(value).find(_str(part), start - 1) + 1
+
+
+def _replace(value: Value, old: Value, new: Value) -> str:
+    return _str(value).replace(_str(old), _str(new)) if _str(old) else _str(value)
+
+
+def _rounding(how: str) -> Callable[..., Value]:
+    def rounded(value: Value, digits: int = 0) -> Value:
+        number = _number(value)
+        if isinstance(number, int) and digits >= 0:
+            return number
+        if not math.isfinite(number):
+            return number
+        step = Decimal(1).scaleb(-digits)
+        exact = (Decimal(repr(number)) / step).to_integral_value(how) * step
+        return float(exact) if isinstance(number, float) else int(exact)
+
+    return rounded
+
+
+def _whole(how: str) -> Callable[[Value], Value]:
+    def whole(value: Value) -> Value:
+        number = _number(value)
+        return (
+            number if isinstance(number, int) else int(Decimal(repr(number)).to_integral_value(how))
+        )
+
+    return whole
+
+
+def _number(value: Value) -> int | float:
+    """What MySQL makes of a text: the number that it begins with."""
+    if not isinstance(value, str):
+        return value
+    match = _LEADING_NUMBER.match(value)
+    if match is None:
+        return 0
+    return int(match[1]) if match[1].lstrip("+-").isdigit() else float(match[1])
+
+
+def _mod(value: Value, by: Value) -> Value | None:
+    left, right = _number(value), _number(by)
+    if not right:
+        return None
+    if isinstance(left, int) and isinstance(right, int):
+        return int(math.copysign(1, left)) * (abs(left) % abs(right))
+    return math.fmod(left, right)
+
+
+def _cast(value: Value, to: str, *sizes: int) -> Value | None:
+    match to:
+        case "SIGNED" | "UNSIGNED":
+            number = _number(value.split(".")[0] if isinstance(value, str) else value)
+            return _whole(ROUND_HALF_UP)(number)
+        case "DECIMAL":
+            return _rounding(ROUND_HALF_UP)(_number(value), sizes[1] if len(sizes) > 1 else 0)
+        case "DOUBLE":
+            return float(_number(value))
+        case "CHAR":
+            return _str(value)[: sizes[0]] if sizes else _str(value)
+    moment = _moment(value)
+    if moment is None:
+        return None
+    return _text_of(moment)[:10] if to == "DATE" else _text_of(_to_digits(moment, *sizes))
+
+
+# ---- times
+
+
+def _moment(value: Value) -> datetime | None:
+    """A text as a moment; None where it is none, as MySQL has it."""
+    try:
+        return datetime.fromisoformat(str(value).strip()).replace(tzinfo=None)
+    except ValueError:
+        return None
+
+
+def _text_of(moment: datetime) -> str:
+    return moment.isoformat(sep=" ", timespec="milliseconds")
+
+
+def _to_digits(moment: datetime, digits: int = 0) -> datetime:
+    step_us = 10 ** (6 - min(digits, 6))
+    rest_us = moment.microsecond % step_us
+    up = rest_us * 2 >= step_us > 1
+    return moment - timedelta(microseconds=rest_us) + timedelta(microseconds=step_us * up)
+
+
+def _of_time(read: Callable[[datetime], Value]) -> Callable[[Value], Value | None]:
+    def of(value: Value) -> Value | None:
+        moment = _moment(value)
+        return None if moment is None else read(moment)
+
+    return of
+
+
+def _shift(value: Value, amount: Value, unit: str) -> str | None:
+    moment, count = _moment(value), int(_whole(ROUND_HALF_UP)(amount))
+    if moment is None:
+        return None
+    if unit == "MICROSECOND":
+        moved = moment + timedelta(microseconds=count)
+    elif unit in _MONTHS:
+        moved = _months_on(moment, count * _MONTHS[unit])
+    else:
+        moved = moment + timedelta(milliseconds=count * _STEP_MS[unit])
+    text = _text_of(moved)
+    return text[:10] if len(str(value)) == 10 and unit in DAY_UNITS else text
+
+
+def _months_on(moment: datetime, months: int) -> datetime:
+    year, month = divmod(moment.year * 12 + moment.month - 1 + months, 12)
+    day = min(moment.day, monthrange(year, month + 1)[1])
+    return moment.replace(year=year, month=month + 1, day=day)
+
+
+def _span(unit: str, first: Value, last: Value) -> int | None:
+    start, end = _moment(first), _moment(last)
+    if start is None or end is None:
+        return None
+    if start > end:
+        return -_units(unit, end, start)
+    return _units(unit, start, end)
+
+
+def _units(unit: str, start: datetime, end: datetime) -> int:
+    if unit == "MICROSECOND":
+        return (end - start) // timedelta(microseconds=1)
+    if unit in _STEP_MS:
+        return (end - start) // timedelta(milliseconds=_STEP_MS[unit])
+    months = (end.year - start.year) * 12 + end.month - start.month
+    unfinished = (end.day, end.time()) < (start.day, start.time())
+    return (months - unfinished) // _MONTHS[unit]
+
+
+def _datediff(last: Value, first: Value) -> int | None:
+    end, start = _moment(last), _moment(first)
+    return None if end is None or start is None else (end.date() - start.date()).days
+
+
+def _unix(value: Value) -> Value | None:
+    moment = _moment(value)
+    if moment is None:
+        return None
+    ms = (moment.replace(tzinfo=UTC) - EPOCH) // _MS
+    return ms / 1000 if ms % 1000 else ms // 1000
+
+
+def _from_unix(value: Value) -> str:
+    seconds = timedelta(seconds=_number(value))
+    return _text_of((EPOCH + seconds).replace(tzinfo=None))
+
+
+def _last_day(moment: datetime) -> str:
+    last = monthrange(moment.year, moment.month)[1]
+    return date(moment.year, moment.month, last).isoformat()
+
+
+_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_MONTH_NAMES = ("January", "February", "March", "April", "May", "June", "July", "August",
+                "September", "October", "November", "December")  # fmt: skip
+
+
+def _hour12(t: datetime) -> int:
+    return t.hour % 12 or 12
+
+
+def _ordinal(day: int) -> str:
+    return "th" if 10 < day < 14 else {1: "st", 2: "nd", 3: "rd"}.get(day % 10, "th")
+
+
+_CODES: Mapping[str, Callable[[datetime], str]] = {
+    "Y": lambda t: f"{t.year:04d}", "y": lambda t: f"{t.year % 100:02d}",
+    "m": lambda t: f"{t.month:02d}", "c": lambda t: str(t.month),
+    "M": lambda t: _MONTH_NAMES[t.month - 1], "b": lambda t: _MONTH_NAMES[t.month - 1][:3],
+    "D": lambda t: f"{t.day}{_ordinal(t.day)}", "d": lambda t: f"{t.day:02d}", "e": lambda t: str(t.day),
+    "j": lambda t: f"{t.timetuple().tm_yday:03d}", "H": lambda t: f"{t.hour:02d}",
+    "k": lambda t: str(t.hour), "h": lambda t: f"{_hour12(t):02d}",
+    "I": lambda t: f"{_hour12(t):02d}", "l": lambda t: str(_hour12(t)),
+    "i": lambda t: f"{t.minute:02d}", "s": lambda t: f"{t.second:02d}",
+    "S": lambda t: f"{t.second:02d}", "f": lambda t: f"{t.microsecond:06d}",
+    "p": lambda t: "PM" if t.hour >= 12 else "AM", "T": lambda t: f"{t:%H:%M:%S}",
+    "r": lambda t: f"{_hour12(t):02d}:{t:%M:%S} {'PM' if t.hour >= 12 else 'AM'}",
+    "W": lambda t: _WEEKDAYS[t.weekday()], "a": lambda t: _WEEKDAYS[t.weekday()][:3],
+    "w": lambda t: str((t.weekday() + 1) % 7), "v": lambda t: f"{t.isocalendar().week:02d}",
+    "x": lambda t: f"{t.isocalendar().year:04d}",
+}  # fmt: skip
+
+
+def _date_format(value: Value, pattern: Value) -> str | None:
+    moment = _moment(value)
+    if moment is None:
+        return None
+
+    def code(match: re.Match[str]) -> str:
+        write = _CODES.get(match[1])
+        return match[1] if write is None else write(moment)
+
+    return re.sub(r"%(.)", code, _str(pattern), flags=re.DOTALL)
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "concat": lambda *values: "".join(map(_str, values)),
+    "length": lambda value: len(_str(value).encode()),
+    "char_length": lambda value: len(_str(value)),
+    "lower": lambda value: _str(value).lower(),
+    "upper": lambda value: _str(value).upper(),
+    "substring": _substring,
+    "substring_index": _substring_index,
+    "left": lambda value, count: _str(value)[: max(count, 0)],
+    "right": lambda value, count: _str(value)[-count:] if count > 0 else "",
+    "locate": _locate,
+    "instr": lambda value, part: _locate(part, value),
+    "replace": _replace,
+    "trim": lambda value: _str(value).strip(" "),
+    "ltrim": lambda value: _str(value).lstrip(" "),
+    "rtrim": lambda value: _str(value).rstrip(" "),
+    "abs": lambda value: abs(_number(value)),
+    "sign": lambda value: (_number(value) > 0) - (_number(value) < 0),
+    "round": _rounding(ROUND_HALF_UP),
+    "truncate": _rounding(ROUND_DOWN),
+    "floor": _whole(ROUND_FLOOR),
+    "ceiling": _whole(ROUND_CEILING),
+    "mod": _mod,
+    "cast": _cast,
+    "shift": _shift,
+    "span": _span,
+    "date": _of_time(lambda t: _text_of(t)[:10]),
+    "last_day": _of_time(_last_day),
+    "year": _of_time(lambda t: t.year),
+    "quarter": _of_time(lambda t: (t.month + 2) // 3),
+    "month": _of_time(lambda t: t.month),
+    "day": _of_time(lambda t: t.day),
+    "hour": _of_time(lambda t: t.hour),
+    "minute": _of_time(lambda t: t.minute),
+    "second": _of_time(lambda t: t.second),
+    "microsecond": _of_time(lambda t: t.microsecond),
+    "dayofweek": _of_time(lambda t: (t.weekday() + 1) % 7 + 1),
+    "weekday": _of_time(lambda t: t.weekday()),
+    "dayofyear": _of_time(lambda t: t.timetuple().tm_yday),
+    "datediff": _datediff,
+    "date_format": _date_format,
+    "from_unixtime": _from_unix,
+}

@@ -1,0 +1,110 @@
+"""What the purger costs the fire path: the same drain with and without one at full speed beside it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import func, insert, select
+
+from toc.bench.common import Bench, check_statuses, pair, worker_process
+from toc.bench.report import Check, Target
+from toc.bench.running import Race
+from toc.center.center import TimeoutCenter
+from toc.domain.ids import IdFactory, first_id_of
+from toc.domain.job import Status
+from toc.domain.routing import hash_of
+from toc.retention.purger import DAY_MS
+from toc.runtime.settings import RetentionSettings
+from toc.store.databases import SHARD, execute_on
+from toc.store.schema import JOB
+
+OLD_DAYS = 100
+OLD, OLD_PER_JOB = 50_000, 5  # what is left over shows that the purger always had work
+PURGING = RetentionSettings(days=OLD_DAYS / 2, pass_s=1)
+KEEPING = RetentionSettings(days="none", dead_days="none", event_days="none")
+
+
+def purge(bench: Bench) -> None:
+    """Drains by one worker process. Floor: nothing is purged. toc: the purger has always work."""
+    options, name = bench.options, "purge"
+    rounds: list[tuple[float | None, float]] = []
+    speeds: list[tuple[float | None, float]] = []
+    jobs = 0
+    old = _OldJobs(bench)
+    with TimeoutCenter(bench.scratch.ours) as center:
+        for number in range(1, options.rounds + 1):
+            rates = []
+            for retention in (KEEPING, PURGING):
+                old.fill(OLD + OLD_PER_JOB * options.jobs)
+                with worker_process(bench, retention=retention) as worker:
+                    race = Race(bench, center, worker)
+                    race.run(min(options.jobs, options.batch))
+                    before = old.count()
+                    rates.append(race.run(options.jobs))
+                    left = old.count()
+                    jobs += race.done
+            floor, ours = rates
+            rounds.append((floor, ours))
+            speeds.append((None, (before - left) / (options.jobs / ours)))
+            bench.report.checks.append(Check(name, "it purged meanwhile", left < before))
+            rest = "" if left else "; it ran out of work before the end, so the ratio says less"
+            bench.tell(f"round {number}: {pair(floor, ours)} jobs/s{rest}")
+    report = bench.report
+    beside = "drain beside a purge, and without one"
+    report.add_rounds(name, beside, "jobs/s", rounds, Target("ratio", ">=", 0.9))
+    report.add_rounds(name, "purged meanwhile", "rows/s", speeds)
+    old.clear()
+    check_statuses(bench, name, {Status.DONE: jobs})
+
+
+class _OldJobs:
+    """Rows of jobs that ended long ago, on toc's side."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench, self._databases = bench, bench.databases
+        self._made_ms = int(bench.redis_ms()) - OLD_DAYS * DAY_MS
+        self._ids = IdFactory(lambda: self._made_ms, 0)
+        self._old = JOB.c.job_id < first_id_of(self._made_ms + DAY_MS)
+
+    def fill(self, jobs: int) -> None:
+        """Adds to them until there are so many."""
+        missing = max(0, jobs - self.count())
+        first = self._bench.biz_ids(missing)
+        by_shard: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        for biz_id in range(first, first + missing):
+            by_shard[self._databases.routing.shard(hash_of(biz_id))].append(self._row(biz_id))
+        for shard, rows in by_shard.items():
+            self._insert(shard, rows)
+
+    def count(self) -> int:
+        return sum(
+            database.read(
+                lambda c, s=shard: execute_on(
+                    c, s, select(func.count()).where(self._old)
+                ).scalar_one()  # type: ignore[misc]
+            )
+            for database in self._databases
+            for shard in database.shards
+        )
+
+    def clear(self) -> None:
+        for database in self._databases:
+            for shard in database.shards:
+                database.run(lambda c, s=shard: execute_on(c, s, JOB.delete().where(self._old)))  # type: ignore[misc]
+
+    def _row(self, biz_id: int) -> dict[str, Any]:
+        return {
+            "job_id": self._ids.draw([hash_of(biz_id)])[0],
+            "biz_id": biz_id,
+            "biz_type": 1,
+            "status": int(Status.DONE),
+            "action_time": self._made_ms,
+            "gmt_modified": self._made_ms,
+        }
+
+    def _insert(self, shard: int, rows: Sequence[dict[str, Any]]) -> None:
+        database = self._databases.of_shard(shard)
+        options = {SHARD: shard}
+        database.run(lambda c: c.execute(insert(JOB), rows, execution_options=options))

@@ -1,0 +1,51 @@
+"""A reconciliation in a process of its own, as `toc reconcile` is one; it tells each pass as it is done."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from toc.bench.naive import disagreements
+from toc.reconcile.run import Reconciliation
+from toc.reconcile.spark import session
+from toc.runtime.settings import Settings
+from toc.trial.child import heard, say
+from toc.trial.worker import settings_of
+
+
+def main() -> None:
+    lines = heard()
+    first = next(lines)
+    settings = settings_of(first)
+    if first["naive"]:
+        for _ in range(first["passes"]):
+            say(_naive(settings))
+        return
+    began_s = time.monotonic()
+    with session(settings, first["master"], Path(first["log"])) as spark:
+        start_s = time.monotonic() - began_s
+        for _ in range(first["passes"]):
+            say(_pass(settings, spark) | {"start_s": start_s})
+        next(lines, None)  # the parent looks at our memory meanwhile, and says when it is done
+
+
+def _naive(settings: Settings) -> dict[str, Any]:
+    began_s = time.monotonic()
+    rows, found = disagreements(settings)
+    return {"seconds": time.monotonic() - began_s, "rows": rows, "found": found}
+
+
+def _pass(settings: Settings, spark: Any) -> dict[str, Any]:
+    began_s = time.monotonic()
+    outcome = Reconciliation(settings, spark, repair=False, actor="bench").run()
+    return {
+        "seconds": time.monotonic() - began_s,
+        "rows": outcome.counts["rows"],
+        "found": outcome.found.total() + len(outcome.failures),
+        "work": dict(outcome.work),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""`toc check`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from toc.cli.failures import NO, OK, USAGE, CommandError
+from toc.cli.frame import answers
+from toc.cli.output import Output, printable
+from toc.testing.checker import History
+from toc.testing.checker import check as check_all
+from toc.testing.judge import Rules
+from toc.testing.report import MEANING, Lateness, Report
+from toc.testing.rows import rows
+
+KEPT_MAX = 100_000
+
+
+@answers
+def check(
+    output: Output,
+    *,
+    histories: Annotated[
+        list[Path], typer.Argument(metavar="HISTORY...", exists=True, dir_okay=False)
+    ],
+    with_rows: Annotated[
+        bool, typer.Option("--rows", help="Read the rows from the databases, now.")
+    ] = False,
+    tolerance_ms: Annotated[
+        float, typer.Option(min=0, metavar="MS", help="How far clocks may differ.")
+    ] = 0.0,
+    late_ms: Annotated[
+        float, typer.Option(min=0, metavar="MS", help="From here a start counts as late.")
+    ] = 1000.0,
+    limit: Annotated[
+        int, typer.Option(min=0, max=KEPT_MAX, help="Show so many problems of each kind.")
+    ] = 20,
+) -> int:
+    """Say whether toc kept its promises: check what clients and handlers wrote down.
+
+    Exits 1 when it did not.
+    """
+    given: list[History] = list(histories)
+    if with_rows:
+        given.append(rows())
+    rules = Rules(tolerance_ms=tolerance_ms, late_ms=late_ms, problems_max=limit)
+    try:
+        report = check_all(given, rules)
+    except ValueError as error:
+        raise CommandError(printable(error), USAGE) from error
+    output.answer(report.facts(), "\n".join(_lines(report)))
+    return OK if report.holds else NO
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield f"{report.entries:,} entries: {report.scheduled:,} jobs, {report.starts:,} starts"
+    yield f"{'rows':<14}{_counted(report.by_status)}"
+    yield f"{'duplicates':<14}{_counted(report.duplicates)}"
+    yield f"{'unanswered':<14}{report.unanswered:,} calls: both outcomes are legal"
+    yield f"{'lateness':<14}{_spread(report.lateness)}"
+    for biz_type, late in sorted(report.by_type.items()):
+        yield f"  {printable(biz_type)}: {_spread(late)}"
+    yield from _faults(report)
+    yield ""
+    for kind, meaning in MEANING.items():
+        yield f"{kind:<14}{report.problems_by_kind[kind]:>10,}  {meaning}"
+    yield ""
+    yield from (printable(problem) for problem in report.problems)
+    more = report.problems_by_kind.total() - len(report.problems)
+    if more:
+        yield f"and {more:,} more: --limit shows them"
+    yield "HOLDS" if report.holds else "BROKEN"
+
+
+def _faults(report: Report) -> Iterator[str]:
+    if not report.by_fault:
+        return
+    yield ""
+    titles = ("times", "jobs", "broken", "duplicates", "worst ms", "recovery ms")
+    yield f"{'fault':<30}" + "".join(f"{title:>13}" for title in titles)
+    for name, found in sorted(report.by_fault.items()):
+        figures = (found.times, found.jobs, found.problems.total(), found.duplicates)
+        yield f"{printable(name):<30}" + "".join(
+            f"{figure:>13,.0f}" for figure in (*figures, found.worst_ms, found.recovery_ms)
+        )
+
+
+def _counted(counts: dict[str, int]) -> str:
+    found = [f"{n:,} {printable(name)}" for name, n in sorted(counts.items()) if n]
+    return ", ".join(found) or "none"
+
+
+def _spread(late: Lateness) -> str:
+    if not late.count:
+        return "no starts"
+    shown = {"p50": 50, "p99": 99, "p99.9": 99.9}
+    percentiles = [f"{name} {late.percentile(percent):,.1f} ms" for name, percent in shown.items()]
+    return ", ".join([*percentiles, f"max {late.max_ms:,.1f} ms"])

@@ -1,0 +1,209 @@
+"""`toc move`: a database goes to another MySQL server beside live traffic (docs/moving.md)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toc.cli.failures import NO, OK, SETTINGS, USAGE, CommandError, masked
+from toc.cli.frame import answers
+from toc.cli.output import Output
+
+if TYPE_CHECKING:
+    from toc.runtime.settings import Settings
+    from toc.store.mover import Mover, Server
+
+Number = Annotated[int, typer.Argument(metavar="N", min=0, help="The database's index.")]
+Check = Annotated[bool, typer.Option("--check", help="Whether it may be moved now.")]
+Go = Annotated[bool, typer.Option("--go", help="Move it, or finish a move that broke off.")]
+Undo = Annotated[bool, typer.Option("--undo", help="Take back a move that broke off.")]
+PauseMax = Annotated[
+    float, typer.Option("--pause-max", min=1, max=50, help="Seconds without writes, at most.")
+]
+
+
+@answers
+def move(
+    output: Output,
+    *,
+    number: Number,
+    check: Check = False,
+    go: Go = False,
+    undo: Undo = False,
+    pause_max: PauseMax = 10.0,
+) -> int:
+    """Move a database to another MySQL server beside live traffic: docs/moving.md is the drill.
+
+    Without options it shows how far the move is and what comes next, and changes nothing. The servers
+    are those of the settings (databases and moving). Accounts that may do it are named by the variables
+    TOC_MOVE_OLD_URL and TOC_MOVE_NEW_URL; without them it is the application's.
+    """
+    if check + go + undo > 1:
+        raise CommandError("give one of --check, --go and --undo", USAGE)
+    from toc.runtime.settings import load_settings  # noqa: PLC0415 - quick start
+
+    settings = load_settings()
+    if number >= len(settings.databases):
+        text = f"there is no database {number}: the settings name {len(settings.databases)}"
+        raise CommandError(text, USAGE)
+    if number not in settings.moving:
+        if check or go or undo:
+            raise CommandError(f"the settings lack moving.{number}: where it moves to", SETTINGS)
+        return _show_resting(output, settings, number)
+    with _Servers(settings, number) as servers:
+        if check:
+            return _check(output, servers)
+        if go:
+            return _go(output, servers, pause_max)
+        if undo:
+            servers.mover(_tell).undo()
+            text = f"database {number} stays: the old server takes writes"
+            output.answer({"database": number, "answer": "undone"}, text)
+            return OK
+        return _show(output, servers)
+
+
+class _Servers:
+    """Sessions on both servers, of the accounts that may move the database."""
+
+    def __init__(self, settings: Settings, index: int) -> None:
+        from toc.runtime.settings import MOVE_NEW_URL, MOVE_OLD_URL  # noqa: PLC0415
+
+        self._settings, self.index = settings, index
+        self._urls = {"old": settings.databases[index], "new": settings.moving[index]}
+        self._admins = {
+            "old": os.environ.get(MOVE_OLD_URL) or self._urls["old"],
+            "new": os.environ.get(MOVE_NEW_URL) or self._urls["new"],
+        }
+        self.old: Server
+        self.new: Server
+
+    def __enter__(self) -> _Servers:
+        self.old = _open(self._settings, self.index, "old", self._admins["old"])
+        try:
+            self.new = _open(self._settings, self.index, "new", self._admins["new"])
+        except BaseException:
+            self.old.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.old.close()
+        self.new.close()
+
+    def probe(self, server: Server) -> Server:
+        """The application's account on the same server."""
+        return _open(self._settings, self.index, server.role, self._urls[server.role])
+
+    def members(self) -> Mapping[str, bool | None]:
+        """Which nodes in ZooKeeper know of the move."""
+        if not self._settings.has_cluster:
+            return {}
+        from toc.cluster.roster import roster  # noqa: PLC0415
+
+        return {
+            member.identity: None if member.moving is None else self.index in member.moving
+            for member in roster(self._settings)
+        }
+
+    def mover(self, tell: Callable[[str, str], None]) -> Mover:
+        from toc.store.mover import Mover  # noqa: PLC0415
+
+        return Mover(self.old, self.new, self.probe, tell)
+
+
+def _open(settings: Settings, index: int, role: str, url: str) -> Server:
+    from toc.store.mover import Server, schema_of  # noqa: PLC0415
+
+    return Server(index, role, url, schema_of(settings.databases[index]))
+
+
+def _tell(step: str, text: str) -> None:
+    typer.echo(f"{step}: {text}", err=True)
+
+
+def _show_resting(output: Output, settings: Settings, index: int) -> int:
+    """A database that does not move, as far as the settings know."""
+    url = settings.databases[index]
+    todo = f"to move it, seed a new server and set moving.{index}: docs/moving.md"
+    if not url.startswith("mysql"):
+        raise CommandError(f"database {index}: only MySQL databases can be moved", SETTINGS)
+    server = _open(settings, index, "old", url)
+    try:
+        fenced, declared = server.is_fenced(), server.is_declared()
+    finally:
+        server.close()
+    state, text = "resting", f"database {index} does not move; {todo}"
+    if declared:
+        text = f"database {index} is at home on {server.at}, where it was moved to; {todo}"
+    if fenced:
+        state = "fenced"
+        text = (
+            f"database {index} has moved, or is moving, away from {server.at}: it is read-only there, and "
+            f"these settings lack moving.{index} (or databases[{index}] should be its new server)"
+        )
+    output.answer({"database": index, "state": state, "declared": declared}, text)
+    return NO if fenced else OK
+
+
+def _show(output: Output, servers: _Servers) -> int:
+    from toc.store.move_checks import plan  # noqa: PLC0415
+
+    steps = plan(servers.old, servers.new, servers.members())
+    coming = next((step for step in steps if step.state == "next"), None)
+    output.table(
+        {"database": servers.index, "steps": [asdict(step) for step in steps]},
+        ("step", "", "found"),
+        [(step.step, step.state, step.found) for step in steps],
+        empty="",
+        last="" if coming is None else f"next: {coming.todo}",
+    )
+    return OK
+
+
+def _check(output: Output, servers: _Servers) -> int:
+    from toc.store.move_checks import Checks  # noqa: PLC0415
+
+    found = Checks(servers.old, servers.new, servers.probe, servers.members()).run()
+    failed = [finding for finding in found if finding.level == "fail"]
+    output.table(
+        {"database": servers.index, "ready": not failed, "checks": [asdict(f) for f in found]},
+        ("", "check", "found", "what to do"),
+        [(f.level, f.check, masked(f.found), "" if f.level == "ok" else f.advice) for f in found],
+        empty="",
+        last=f"database {servers.index} may {'not ' if failed else ''}be moved now",
+    )
+    return NO if failed else OK
+
+
+def _go(output: Output, servers: _Servers, pause_max_s: float) -> int:
+    from toc.store.move_checks import Checks  # noqa: PLC0415
+
+    checks = Checks(servers.old, servers.new, servers.probe, servers.members())
+    with _said(servers.index):
+        moved = servers.mover(_tell).go(checks.demand, pause_max_s)
+    pause = "an earlier run made the switch"
+    if moved.pause_ms is not None:
+        pause = f"writes paused for {moved.pause_ms} ms"
+    output.answer(
+        {"database": servers.index, "answer": "moved", **asdict(moved)},
+        f"database {servers.index} is at home on {servers.new.at}: {pause}; "
+        f"{moved.killed} sessions ended; {'; '.join(moved.verified)}",
+    )
+    return OK
+
+
+@contextmanager
+def _said(index: int) -> Iterator[None]:
+    """Ctrl-C takes the move back like a failure; then it says so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise CommandError(
+            f"interrupted: `toc move {index}` shows where the move stands", NO
+        ) from None

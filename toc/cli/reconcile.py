@@ -1,0 +1,95 @@
+"""`toc reconcile`: every disagreement between MySQL and Redis, found, repaired if wanted, and reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from toc.cli.centers import person
+from toc.cli.frame import answers
+from toc.cli.output import Output, console
+from toc.reconcile.remember import remember
+from toc.reconcile.report import report
+from toc.reconcile.run import Reconciliation, Tell
+from toc.reconcile.spark import session
+from toc.runtime.clock import SystemClock
+from toc.runtime.settings import Settings, load_settings
+
+HERE = "none"
+
+
+@answers
+def reconcile(
+    output: Output,
+    *,
+    repair: Annotated[
+        bool | None,
+        typer.Option(
+            "--repair/--dry-run", help="Repair what is found, or only report it (reconcile.repair)."
+        ),
+    ] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Spark's master, such as local[4]; 'none': in this process, without Spark.",
+        ),
+    ] = None,
+) -> int:
+    """Compare the databases with Redis, all of it, and write a report.
+
+    Exits 0 when they agree, 5 when they disagreed and all is repaired, 1 when disagreements are left,
+    3 when not everything could be compared (then nothing is repaired).
+    """
+    settings, clock = load_settings(), SystemClock()
+    report.check(settings)
+    began_s = clock.monotonic_s()
+    with spark(settings, master) as running, progress() as tell:
+        run = Reconciliation(
+            settings,
+            running,
+            repair=settings.reconcile.repair if repair is None else repair,
+            actor=person(),
+            clock=clock,
+            tell=tell,
+        )
+        run.outcome.seconds["start"] = clock.monotonic_s() - began_s
+        outcome = run.run()
+        remember(outcome, settings, clock)
+        where = report.write(outcome, settings)
+    output.answer(report.as_json(outcome, where), "\n".join(report.lines(outcome, where)))
+    return int(outcome.verdict)
+
+
+def spark(settings: Settings, master: str | None) -> Any:
+    """A Spark session, or None for `master` none. Its own words go to spark.log beside the reports."""
+    if master == HERE:
+        return nullcontext(None)
+    return session(settings, master, Path(settings.reconcile.directory) / "spark.log")
+
+
+@contextmanager
+def progress() -> Iterator[Tell]:
+    """What a person at a terminal sees meanwhile; elsewhere nothing."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield lambda phase, done, of: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def tell(phase: str, done: int, of: int) -> None:
+            bar.update(task, description=phase, completed=done, total=of)
+
+        yield tell

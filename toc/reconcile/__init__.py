@@ -1,0 +1,1 @@
+"""Reconciliation: the nightly compare, its repairs and reports."""

@@ -1,0 +1,281 @@
+"""How late jobs were, and how many there are: per day, type and hour, as Parquet for analysts.
+
+Each shard adds up its own jobs (GROUP BY, a piece of the primary key at a time); Spark merges what the
+shards say. No job's row travels. Two tables, a folder for each day and in it one file:
+
+- `lateness/day=2026-01-05`: jobs that *ended* that day, by type, hour of their action_time, and outcome;
+- `scheduled/day=2026-01-05`: jobs that were *made* that day, by type and hour.
+
+A day is written once it is over, and again if its folder has no `_SUCCESS`: what a killed run leaves.
+It is written in a staging folder of the run and its file then moves to its place, where it always has
+the same name: of two runs at once, either's file is the day's, and never both.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from toc.domain.job import Status
+from toc.errors import TocError
+from toc.reconcile.archiving import batches_of, computed, session_for_parquet, shared
+from toc.reconcile.folders import Folders
+from toc.reconcile.troubles import reason_of, spark_errors
+from toc.runtime.clock import Clock, SystemClock
+from toc.runtime.settings import Days, Settings
+from toc.store.archived import Window
+from toc.store.columns import sql_time
+from toc.store.databases import Databases
+from toc.store.ended import (
+    BOUNDS_MS,
+    DAY_MS,
+    Ended,
+    Made,
+    Tally,
+    ended_ids,
+    made_ids,
+    type_names,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+LATENESS, SCHEDULED = "lateness", "scheduled"
+DAYS_MAX = 7
+"""So many days back a run makes up for nights without one; of older days jobs may be purged already."""
+
+SETTLED_MS = 60_000
+"""A day is over so long after midnight: what ended before it has been committed by then."""
+
+DONE_MARK, FILE = "_SUCCESS", "part-0.parquet"
+STAGING = "_staging/days"
+LEFT_MS = 2 * DAY_MS
+"""A staging folder of this age is one of a run that was killed."""
+
+BUCKETS = (*(f"ms_{bound}" for bound in BOUNDS_MS), "ms_more")
+"""Columns of `lateness`: jobs whose lateness is at most so many ms, and above the column before."""
+
+PER_MILLE = {"p50_ms": 500, "p90_ms": 900, "p99_ms": 990, "p999_ms": 999}
+
+_TALLIES = (
+    "day INT, hour INT, biz_type INT, status INT, bucket INT, jobs BIGINT, retried BIGINT, "
+    "late_ms BIGINT, late_ms_max BIGINT, type_name STRING"
+)
+_MADE = "hour INT, biz_type INT, jobs BIGINT, type_name STRING"
+_OUTCOMES = {int(status): status.name.lower() for status in Status if not status.live}
+
+
+@dataclass(slots=True)
+class Lateness:
+    """What a run wrote. days: as '2026-01-05', oldest first; jobs: that ended, and scheduled: that were made.
+
+    trouble: why not all of it could be done; then `days` has those that were.
+    """
+
+    root: str
+    days: list[str] = field(default_factory=list)
+    jobs: int = 0
+    scheduled: int = 0
+    seconds: float = 0.0
+    trouble: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        return not self.trouble
+
+
+def lateness(
+    spark: SparkSession, settings: Settings, clock: Clock, tell: Callable[[str], None]
+) -> Lateness:
+    """Writes the days that are over and not written yet. `tell` hears a line.
+
+    What servers and stores do stands in the result. Raises SettingsError for a URL that Spark does not know.
+    """
+    reconcile = settings.reconcile
+    where = reconcile.directory if reconcile.archive == "none" else reconcile.archive
+    folders, began_s = Folders(spark, where), clock.monotonic_s()
+    result = Lateness(folders.root)
+    try:
+        _write_all(session_for_parquet(spark), folders, settings, clock, result)
+    except (TocError, OSError) as error:
+        result.trouble = str(error)
+    except spark_errors() as error:
+        result.trouble = reason_of(error)
+    result.seconds = clock.monotonic_s() - began_s
+    tell(f"lateness: {result.trouble or _words(result)}")
+    return result
+
+
+def _words(result: Lateness) -> str:
+    if not result.days:
+        return "all days that are over are written"
+    days = result.days[0] if len(result.days) == 1 else f"{result.days[0]} to {result.days[-1]}"
+    return f"{days}: {result.jobs:,} jobs ended, {result.scheduled:,} were made"
+
+
+def days_to_write(now_ms: int, days_min: Days, is_written: Callable[[int], bool]) -> list[int]:
+    """The starts of the days that are over, whose jobs are all there still, and that are not written."""
+    today_ms = (now_ms - SETTLED_MS) // DAY_MS * DAY_MS
+    kept_ms = 0 if days_min == "none" else now_ms - round(days_min * DAY_MS)
+    days = [today_ms - n * DAY_MS for n in range(DAYS_MAX, 0, -1)]
+    yesterday = days[-1]  # better with what is left of it than not at all
+    return [day for day in days if (day >= kept_ms or day == yesterday) and not is_written(day)]
+
+
+def _write_all(
+    spark: SparkSession, folders: Folders, settings: Settings, clock: Clock, result: Lateness
+) -> None:
+    with closing(Databases.of(settings, clock, pool_size=2)) as databases:
+        now_ms, names = databases.now_ms(), type_names(databases)
+
+    def is_written(day_ms: int) -> bool:
+        marks = (f"{table}/{_folder(day_ms)}/{DONE_MARK}" for table in (SCHEDULED, LATENESS))
+        return all(map(folders.is_there, marks))
+
+    days = days_to_write(now_ms, settings.retention.days_min, is_written)
+    if not days:
+        return
+    window = Window(days[0], days[-1] + DAY_MS)
+    staging = f"{STAGING}/{now_ms}-{secrets.token_hex(4)}"
+    _clear(folders, now_ms)
+    made = _made(_read(spark, Reading(settings, window, names), _MADE)).persist()
+    ended = _ended(_read(spark, Reading(settings, window, names, ended=True), _TALLIES)).persist()
+    try:
+        totals = _totals(made), _totals(ended)
+        for day_ms in days:
+            number = day_ms // DAY_MS
+            for table, name in ((made, SCHEDULED), (ended, LATENESS)):
+                place = f"{name}/{_folder(day_ms)}"
+                _write(table.where(f"day = {number}"), folders.url(f"{staging}/{place}"))
+                _publish(folders, f"{staging}/{place}", place)
+            result.days.append(sql_time(day_ms)[:10])
+            result.scheduled += totals[0].get(number, 0)
+            result.jobs += totals[1].get(number, 0)
+    finally:
+        made.unpersist()
+        ended.unpersist()
+    folders.delete(staging)
+
+
+def _folder(day_ms: int) -> str:
+    return f"day={sql_time(day_ms)[:10]}"
+
+
+def _write(day: DataFrame, url: str) -> None:
+    keys = [name for name in ("hour", "biz_type", "outcome") if name in day.columns]
+    # The same bytes whoever writes it: two runs may move their files at the same moment.
+    day.drop("day").coalesce(1).sortWithinPartitions(*keys).write.parquet(url)
+
+
+def _publish(folders: Folders, staged: str, place: str) -> None:
+    (file,) = folders.files(staged)
+    for left in folders.files(place):
+        if left != FILE:
+            folders.delete(f"{place}/{left}")
+    folders.move(f"{staged}/{file}", f"{place}/{FILE}")
+    folders.move(f"{staged}/{DONE_MARK}", f"{place}/{DONE_MARK}")
+
+
+def _clear(folders: Folders, now_ms: int) -> None:
+    """What killed runs left. One that goes on for longer than LEFT_MS fails; it harms nothing."""
+    for name in folders.folders(STAGING):
+        began_ms = name.partition("-")[0]
+        if began_ms.isdecimal() and int(began_ms) < now_ms - LEFT_MS:
+            folders.delete(f"{STAGING}/{name}")
+
+
+def _totals(table: DataFrame) -> dict[int, int]:
+    """Jobs by day."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as all the world writes it
+
+    return {
+        row.day: row.jobs for row in table.groupBy("day").agg(F.sum("jobs").alias("jobs")).collect()
+    }
+
+
+# ---- on the executors
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The work of the tasks: the tallies of what ended within, or what was made within."""
+
+    settings: Settings
+    window: Window
+    names: dict[int, str]
+    ended: bool = False
+
+    def rows(self, shards: Iterable[int]) -> Iterator[Sequence[Any]]:
+        """In the order of _TALLIES or _MADE."""
+        window, step = self.window, self.settings.reconcile.page
+        with closing(Databases.of(self.settings, SystemClock(), pool_size=1)) as databases:
+            ended = Ended(databases)
+            for shard in shards:
+                ids = ended_ids(window) if self.ended else made_ids(window)
+                for piece in ended.pieces(shard, ids, step):
+                    found: Sequence[Tally | Made] = (
+                        ended.tallies(shard, piece, window)
+                        if self.ended
+                        else ended.made(shard, piece, window)
+                    )
+                    for one in found:
+                        yield *one, self.names.get(one.type_no)
+
+
+def _read(spark: SparkSession, reading: Reading, schema: str) -> DataFrame:
+    tasks = shared(range(reading.settings.shards), spark.sparkContext.defaultParallelism)
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from batches_of(reading.rows(tasks[number]), schema)
+
+    return computed(spark, len(tasks), read, schema)
+
+
+# ---- merged by Spark; in its SQL, because a thousand small calls into Java take a second
+
+
+def _made(made: DataFrame) -> DataFrame:
+    from pyspark.sql.functions import expr  # noqa: PLC0415 - an extra
+
+    day = expr("hour div 24 AS day")
+    return made.groupBy(day, expr(_HOUR), "biz_type", "type_name").agg(expr("SUM(jobs) AS jobs"))
+
+
+def _ended(tallies: DataFrame) -> DataFrame:
+    from pyspark.sql.functions import expr  # noqa: PLC0415 - an extra
+
+    outcome = " ".join(f"WHEN {number} THEN '{name}'" for number, name in _OUTCOMES.items())
+    counts = [f"SUM(IF(bucket = {n}, jobs, 0)) AS {name}" for n, name in enumerate(BUCKETS)]
+    sums = [
+        "SUM(jobs) AS jobs", "SUM(retried) AS retried", "SUM(IF(bucket IS NULL, 0, jobs)) AS measured",
+        "SUM(late_ms) AS late_ms_sum", "MAX(IF(bucket IS NULL, NULL, late_ms_max)) AS late_ms_max",
+    ]  # fmt: skip
+    outcome = f"CASE status {outcome} END AS outcome"
+    keys = [expr(key) for key in ("day", _HOUR, "biz_type", "type_name", outcome)]
+    merged = tallies.groupBy(*keys).agg(*map(expr, (*sums, *counts)))
+    columns = ["day", "hour", "biz_type", "type_name", "outcome", "jobs", "retried", "measured",
+               "late_ms_sum", "late_ms_max"]  # fmt: skip
+    percentiles = [f"{_percentile(n)} AS {name}" for name, n in PER_MILLE.items()]
+    return merged.selectExpr(*columns, *percentiles, *BUCKETS)
+
+
+_HOUR = "timestamp_seconds(hour * 3600L) AS hour"
+
+
+def _percentile(per_mille: int) -> str:
+    """The upper bound of the bucket in which the job lies that so many per mille are not later than.
+
+    The greatest lateness where that is less, and for the last bucket. NULL where nothing was measured.
+    """
+    rank, at_most = f"(measured * {per_mille} + 999) div 1000", ""
+    cases = []
+    for name, bound in zip(BUCKETS, BOUNDS_MS, strict=False):
+        at_most = f"{at_most} + {name}" if at_most else name
+        cases.append(f"WHEN {at_most} >= {rank} THEN LEAST({bound}, late_ms_max)")
+    return f"CASE WHEN measured = 0 THEN NULL {' '.join(cases)} ELSE late_ms_max END"

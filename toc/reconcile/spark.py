@@ -1,0 +1,161 @@
+"""Spark: a quiet session, and work spread over its executors.
+
+The work is plain functions over a few small items (shards); what they read never passes through Spark.
+So this is the RDD interface and not DataFrames with mapInArrow: measured on `local[2]`, the first
+answer is there after half the time, and a worker's process takes a third of the memory, for want of
+Arrow and of the SQL engine's start. DataFrames are for what is written as Parquet.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from toc.errors import SettingsError
+from toc.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+APP = "toc"
+TASK_ITEMS_MAX = 32  # a task costs tens of ms by itself; progress is told after each
+LOOK_S = 0.2
+
+_DEFAULTS = {
+    "spark.app.name": APP,
+    "spark.log.level": "ERROR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+_LOCAL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "512m",
+    "spark.sql.shuffle.partitions": "8",
+    # A short run: a quick start and a small heap are worth more than the last of its speed.
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData",
+}
+"""For Spark in this process; on a cluster its own settings decide."""
+
+
+@contextmanager
+def session(
+    settings: Settings, master: str | None = None, log_file: Path | None = None
+) -> Iterator[SparkSession]:
+    """A Spark session. What Spark and Java say goes to `log_file` (default: nowhere).
+
+    `master`: default that of spark-submit, of `reconcile.spark`, else all cores of this machine. An
+    active session is used as it is, and stays. Raises SettingsError without the extra, or Java.
+    """
+    try:
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise SettingsError("pyspark is not installed: pip install 'toc[reconcile]'") from None
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    conf = _conf(settings, master)
+    if str(conf.get("spark.master")).startswith("local"):
+        # Its workers are this Python, whatever PATH says.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    try:
+        with _silent(log_file):
+            spark = SparkSession.builder.config(conf=conf).getOrCreate()
+    except Exception as error:
+        raise SettingsError(_why(error)) from error
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def spread(
+    spark: SparkSession,
+    function: Callable[[Iterable[T]], Iterable[R]],
+    items: Sequence[T],
+    tell: Callable[[int, int], None] = lambda done, of: None,
+) -> list[R]:
+    """`function` over all items on the executors: once for each task, with the task's items.
+
+    `tell(done, of)`: tasks, now and then.
+    """
+    context = spark.sparkContext
+    if not items:
+        return []
+    tasks = max(2 * context.defaultParallelism, -(-len(items) // TASK_ITEMS_MAX))
+    rdd = context.parallelize(items, min(tasks, len(items))).mapPartitions(function)
+    stop = threading.Event()
+    watcher = threading.Thread(
+        target=_tell_progress, args=(spark, tell, stop), daemon=True, name="toc-progress"
+    )
+    watcher.start()
+    try:
+        return list(rdd.collect())
+    finally:
+        stop.set()
+        watcher.join()
+
+
+def _tell_progress(
+    spark: SparkSession, tell: Callable[[int, int], None], stop: threading.Event
+) -> None:
+    tracker = spark.sparkContext.statusTracker()
+    while not stop.wait(LOOK_S):
+        for stage in tracker.getActiveStageIds():
+            info = tracker.getStageInfo(stage)
+            if info is not None:
+                tell(info.numCompletedTasks, info.numTasks)
+
+
+def _conf(settings: Settings, master: str | None) -> SparkConf:
+    from pyspark import SparkConf  # noqa: PLC0415 - an extra
+
+    conf = SparkConf()  # with what spark-submit was given
+    for name, value in settings.reconcile.spark.items():
+        conf.set(name, value)
+    if master is not None:
+        conf.set("spark.master", master)
+    conf.setIfMissing("spark.master", "local[*]")
+    defaults = dict(_DEFAULTS)
+    if str(conf.get("spark.master")).startswith("local"):
+        defaults |= _LOCAL
+    for name, value in defaults.items():
+        conf.setIfMissing(name, value)
+    return conf
+
+
+@contextmanager
+def _silent(log_file: Path | None) -> Iterator[None]:
+    """Java inherits the error output that this process has meanwhile, and keeps it."""
+    where = log_file or Path(os.devnull)
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with where.open(
+            "wb"
+        ) as log:  # of the last run only: it is for looking up why that one failed
+            os.dup2(log.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _why(error: Exception) -> str:
+    first = str(error).strip().splitlines()[:1]
+    if "JAVA_GATEWAY_EXITED" in str(error) or isinstance(error, FileNotFoundError):
+        return "Spark does not start: is Java 17 or later installed (java on PATH, or JAVA_HOME)?"
+    return f"Spark does not start: {first[0] if first else type(error).__name__}"

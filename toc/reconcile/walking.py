@@ -1,0 +1,209 @@
+"""Both sides of a shard, side by side in the order of due_time, a page at a time.
+
+Rows and reminders pair off by id and ms; what does not is a suspect, and is looked up before the next
+page is read. So memory is that of a page, and of what is due in one and the same millisecond.
+
+A slot that several shards share is read by each of them, which keeps its own ids. Ids that belong in
+another slot are the business of the first shard.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from toc.domain.disagreements import Disagreement, Tolerances
+from toc.domain.ids import SEQUENCE_BITS, gene_of
+from toc.domain.routing import slot_of
+from toc.reconcile.findings import Compared, Marked
+from toc.reconcile.looking import Looker, Suspects
+from toc.runtime.clock import Clock
+from toc.runtime.settings import Settings
+from toc.store.comparing import Comparing, LivePage
+from toc.timer.loader import Mark
+from toc.timer.slots import Slots
+
+
+class _Window(NamedTuple):
+    """The times of a page: after one moment until another; None: no bound."""
+
+    after_ms: int | None
+    until_ms: int | None
+
+
+class Walk:
+    """One compare of one shard; what it finds goes into `compared`."""
+
+    def __init__(
+        self,
+        rows: Comparing,
+        slots: Slots,
+        settings: Settings,
+        limits: Tolerances,
+        looker: Looker,
+        clock: Clock,
+        compared: Compared,
+    ) -> None:
+        self._clock, self._at_s = clock, clock.monotonic_s()
+        self._rows, self._slots, self._settings = rows, slots, settings
+        self._limits, self._looker, self._compared = limits, looker, compared
+        self._shard, self._shards = compared.shard, settings.shards
+        self._page, self._kept_max = settings.reconcile.page, settings.findings_kept
+        self._amounts = settings.slot_amounts
+        self._slot = {topic: slot_of(self._shard, n) for topic, n in self._amounts.items()}
+        self._now_ms = slots.time_ms()
+        timer = settings.timer
+        self.until_ms = self._now_ms + round((timer.horizon_s + timer.slack_s) * 1000)
+        self._out: dict[str, set[int]] = {topic: set() for topic in self._slot}
+        self._marks: dict[str, Mark] = {}
+        self._covered: Counter[str] = Counter()
+        # Reminders of the last ms of a page: their rows may be in the next one.
+        self._carried: dict[str, dict[int, int]] = {topic: {} for topic in self._slot}
+        self._suspects = Suspects()
+        self._kept: set[tuple[Disagreement, int, str, int]] = set()
+
+    def run(self) -> None:
+        """Raises StoreUnavailable and TimerUnavailable."""
+        self._read_marks()
+        for topic in self._slot:
+            self._read_out(topic)
+        self._worked("reminders")
+        met = next(iter(self._slot.items()))
+        odd = self._rows.odd(self._shard, self.until_ms, self._kept_max)
+        self._suspects[met].update(odd.moved, odd.misfits)
+        after_ms: int | None = None
+        pages = self._rows.live(self._shard, self.until_ms, self._page, typed=len(self._slot) > 1)
+        for page in pages:
+            self._worked("rows")
+            is_last = len(page.ids) < self._page
+            until_ms = None if is_last else max(page.due_ms)
+            self._pair(page, _Window(after_ms, until_ms))
+            self._look(after_ms)
+            self._worked("verify")
+            after_ms = until_ms
+        # What was not looked at is counted as most of the kept ones are judged (`Compare.again`).
+        for kind, number in (
+            (Disagreement.MOVED, odd.moved_count - len(odd.moved)),
+            (Disagreement.MISFIT, odd.misfit_count - len(odd.misfits)),
+        ):
+            if number:
+                self._compared.found[kind] += number
+        for topic, mark in self._marks.items():
+            self._compared.marks.append(
+                Marked(topic, self._slot[topic], mark.due_ms, self._covered[topic])
+            )
+
+    def _read_marks(self) -> None:
+        for topic, slot in self._slot.items():
+            text = self._slots.marks(topic, [slot])[slot].get(self._shard)
+            mark = None if text is None else Mark.parse(text)
+            # One of another server's life is about to be written anew.
+            if mark is not None and self._slots.run_ids(topic, [slot]).get(slot) == mark.run_id:
+                self._marks[topic] = mark
+
+    def _read_out(self, topic: str) -> None:
+        slot, stuck_ms = self._slot[topic], self._now_ms - self._limits.stuck_ms
+        for page in self._slots.out(topic, slot, self._page):
+            mine = self._mine(topic, page.by_id)
+            self._compared.counts["out"] += len(mine)
+            self._compared.counts["foreign"] += page.foreign
+            self._out[topic].update(mine)
+            self._suspects[topic, slot].update(
+                job_id for job_id, until_ms in mine.items() if until_ms < stuck_ms
+            )
+
+    def _pair(self, page: LivePage, window: _Window) -> None:
+        """Pairs off a page of rows with the reminders of the same time."""
+        self._compared.counts["rows"] += len(page.ids)
+        by_topic = self._by_topic(page)
+        self._worked("pair")
+        for topic, rows in by_topic.items():
+            armed = self._armed(topic, window)
+            self._worked("reminders")
+            suspects = self._suspects[topic, self._slot[topic]]
+            suspects.update(self._of_rows(topic, rows, armed))
+            rest = armed.keys() - rows.keys()
+            if window.until_ms is not None:
+                last = {job_id for job_id in rest if armed[job_id] == window.until_ms}
+                self._carried[topic] = dict.fromkeys(last, window.until_ms)
+                rest -= last
+            suspects.update(rest)
+            self._worked("pair")
+
+    def _worked(self, on: str) -> None:
+        """Puts the time since it was last called down to something."""
+        now_s = self._clock.monotonic_s()
+        self._compared.work[on] += now_s - self._at_s
+        self._at_s = now_s
+
+    def _of_rows(self, topic: str, rows: dict[int, int], armed: dict[int, int]) -> list[int]:
+        """The rows that are overdue, have no reminder, or a late one."""
+        out = self._out[topic]
+        near_ms = self._now_ms + self._limits.near_ms
+        overdue_ms = self._now_ms - self._limits.overdue_ms
+        if topic in self._marks:
+            self._covered[topic] += sum(map(self._marks[topic].due_ms.__ge__, rows.values()))
+        found = []
+        if rows and min(rows.values()) < overdue_ms:
+            found += [job_id for job_id, due_ms in rows.items() if due_ms < overdue_ms]
+        for job_id in [i for i, due_ms in rows.items() if armed.get(i) != due_ms]:
+            armed_ms, due_ms = armed.get(job_id), rows[job_id]
+            if armed_ms is None:
+                # Its reminder may stand at another time. Beyond what must be armed, that is met there.
+                if due_ms <= near_ms and job_id not in out:
+                    found.append(job_id)
+            elif armed_ms > due_ms:
+                found.append(job_id)
+            else:
+                self._compared.counts["early"] += 1
+        return found
+
+    def _by_topic(self, page: LivePage) -> dict[str, dict[int, int]]:
+        rows = zip(page.ids, page.due_ms, strict=True)
+        if len(self._slot) == 1:
+            return {topic: dict(rows) for topic in self._slot}
+        found: dict[str, dict[int, int]] = {topic: {} for topic in self._slot}
+        topics = {
+            n: self._settings.topic_of(self._looker.name(n)) for n in set(page.types)
+        }  # each is looked up once
+        for (job_id, due_ms), type_no in zip(rows, page.types, strict=True):
+            found[topics[type_no]][job_id] = due_ms
+        return found
+
+    def _armed(self, topic: str, window: _Window) -> dict[int, int]:
+        found, self._carried[topic] = self._carried[topic], {}
+        for page in self._slots.entries(topic, self._slot[topic], *window, self._page):
+            mine = self._mine(topic, page.by_id)
+            self._compared.counts["armed"] += len(mine)
+            self._compared.counts["foreign"] += page.foreign
+            found |= mine
+        return found
+
+    def _mine(self, topic: str, entries: dict[int, int]) -> dict[int, int]:
+        """Those of this shard; strangers of the slot become suspects."""
+        shard, mask, slot = self._shard, self._shards - 1, self._slot[topic]
+        mine = {i: ms for i, ms in entries.items() if (i >> SEQUENCE_BITS) & mask == shard}
+        if len(mine) < len(entries) and shard == slot:
+            amount = self._amounts[topic]
+            self._suspects[topic, slot].update(
+                i for i in entries.keys() - mine.keys() if slot_of(gene_of(i), amount) != slot
+            )
+        return mine
+
+    def _look(self, after_ms: int | None) -> None:
+        """Looks up the suspects of the page after a moment."""
+        compared, suspects = self._compared, self._suspects
+        number = sum(map(len, suspects.values()))
+        if not number:
+            return
+        compared.counts["suspects"] += number
+        # A job whose reminder stands at another time is met twice: as a row, and as a reminder.
+        for looked in self._looker.look(self._shard, suspects):
+            is_known = after_ms is not None and (looked.armed_ms or 0) <= after_ms
+            if looked.legal and not (looked.legal == "early" and is_known):
+                compared.counts[looked.legal] += 1
+            for finding in looked.findings:
+                known = finding.kind, finding.job_id, finding.topic, finding.slot
+                if known not in self._kept and compared.keep(finding, self._kept_max):
+                    self._kept.add(known)
+        suspects.clear()

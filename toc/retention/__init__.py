@@ -1,0 +1,1 @@
+"""Retention: ended jobs and old events are deleted, gently."""

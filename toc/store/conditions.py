@@ -1,0 +1,291 @@
+"""A condition on the rows of `toc_jobs`, as a tree: what a person wrote, once it has been read and checked.
+
+`toc.admin` builds it, `Renderer` makes SQL of it, every value bound, and `bounds_of` says which index
+can find its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import eq, ge, gt, le, lt, ne
+from typing import Any, Literal
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Integer,
+    and_,
+    case,
+    cast,
+    false,
+    func,
+    literal,
+    not_,
+    null,
+    or_,
+    text,
+    true,
+    tuple_,
+)
+
+from toc.domain.job import Status
+from toc.domain.times import MS_MAX
+from toc.store.columns import UInt64
+from toc.store.schema import JOB
+
+Kind = Literal["number", "time", "text"]
+KINDS: Mapping[str, Kind] = {
+    "shard": "number", "job_id": "number", "biz_id": "number", "biz_type": "number",
+    "type_name": "text", "status": "number", "status_name": "text", "action_time": "time",
+    "due_time": "time", "claim_time": "time", "late_ms": "number", "attempts": "number",
+    "worker": "text", "dedup_key": "text", "attribute": "text", "gmt_create": "time",
+    "gmt_modified": "time",
+}  # fmt: skip
+"""The columns of `toc_jobs` (see `views`). Times are milliseconds since 1970 UTC."""
+
+Scalar = int | str
+Operator = Literal["=", "<>", "<", "<=", ">", ">="]
+OPERATORS: Mapping[Operator, Callable[[Any, Any], Any]] = {
+    "=": eq, "<>": ne, "<": lt, "<=": le, ">": gt, ">=": ge,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """A column with a value of its kind, or with another column of its kind."""
+
+    column: Column
+    operator: Operator
+    other: Column | Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    column: Column
+    values: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """`escape`: the one character that takes the meaning from the next; '' for none."""
+
+    column: Column
+    pattern: str
+    escape: str
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    column: Column
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    parts: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Some:
+    parts: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Negation:
+    part: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    truth: bool
+
+
+Condition = Compare | OneOf | Like | IsNull | Every | Some | Negation | Constant
+
+
+# ---- which index
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a row must have if it is to match; None: it may be anything.
+
+    `is_due`: its due_time is known, and lies from `due_from_ms` to `due_until_ms`.
+    """
+
+    job_ids: frozenset[int] | None = None
+    biz_ids: frozenset[int] | None = None
+    shards: frozenset[int] | None = None
+    statuses: frozenset[int] | None = None
+    is_due: bool = False
+    due_from_ms: int = 0
+    due_until_ms: int = MS_MAX
+
+    @property
+    def only_live(self) -> bool:
+        """Rows that live, and so have a due_time."""
+        return self.statuses is not None and all(
+            number in (Status.PENDING, Status.RUNNING) for number in self.statuses
+        )
+
+    @property
+    def only_dead(self) -> bool:
+        return self.statuses is not None and self.statuses <= {Status.DEAD}
+
+
+def bounds_of(condition: Condition) -> Bounds:
+    """What follows from those parts of a condition that must all hold. Never too narrow."""
+    sets: dict[str, frozenset[int]] = {}
+    due: list[tuple[Operator, int]] = []
+    is_due = False
+    for part in _conjuncts(condition):
+        match part:
+            case Compare(Column("due_time"), operator, int(value)):
+                is_due = True
+                due.append((operator, value))
+            case Negation(IsNull(Column("due_time"))):
+                is_due = True
+            case Compare(Column(name), "=", value) if not isinstance(value, Column):
+                _narrow(sets, name, (value,))
+            case OneOf(Column("due_time"), values):
+                times = [value for value in values if isinstance(value, int)]
+                is_due = True
+                due += [(">=", min(times)), ("<=", max(times))]
+            case OneOf(Column(name), values):
+                _narrow(sets, name, values)
+    return Bounds(
+        sets.get("job_id"),
+        sets.get("biz_id"),
+        sets.get("shard"),
+        sets.get("status"),
+        is_due,
+        max((value for operator, value in due if operator in ("=", ">", ">=")), default=0),
+        min((value for operator, value in due if operator in ("=", "<", "<=")), default=MS_MAX),
+    )
+
+
+def _conjuncts(condition: Condition) -> Iterator[Condition]:
+    if isinstance(condition, Every):
+        for part in condition.parts:
+            yield from _conjuncts(part)
+    else:
+        yield condition
+
+
+def _narrow(sets: dict[str, frozenset[int]], name: str, values: tuple[Scalar, ...]) -> None:
+    if name == "status_name":
+        name = "status"
+        numbers = frozenset(int(s) for s in Status if s.name.lower() in values)
+    else:
+        numbers = frozenset(value for value in values if isinstance(value, int))
+    if name in ("job_id", "biz_id", "shard", "status"):
+        sets[name] = sets.get(name, numbers) & numbers
+
+
+# ---- SQL
+
+c = JOB.c
+_GLOB = str.maketrans({"*": "[*]", "?": "[?]", "[": "[[]"})
+
+
+class Renderer:
+    """SQL on `schema.JOB` for one kind of server. `names`: the biz_types by number."""
+
+    def __init__(self, names: Mapping[int, str], *, sqlite: bool) -> None:
+        self._sqlite = sqlite
+        self._computed: dict[str, ColumnElement[Any]] = {
+            "type_name": self._word(dict(names), c.biz_type),
+            "status_name": self._word({int(s): s.name.lower() for s in Status}, c.status),
+            "late_ms": self._late_ms(),
+        }
+
+    def render(self, condition: Condition, shard: int) -> ColumnElement[bool]:
+        """The condition in the table of a shard."""
+        match condition:
+            case Every(parts):
+                return and_(true(), *(self.render(part, shard) for part in parts))
+            case Some(parts):
+                return or_(false(), *(self.render(part, shard) for part in parts))
+            case Negation(part):
+                return not_(self.render(part, shard))
+            case Constant(truth):
+                return true() if truth else false()
+            case _:
+                return self._about_one(condition, self._of(condition.column, shard), shard)
+
+    def _about_one(
+        self, condition: Compare | OneOf | Like | IsNull, left: Any, shard: int
+    ) -> ColumnElement[bool]:
+        found: ColumnElement[bool]
+        match condition:
+            case IsNull():
+                found = left.is_(null())
+            case OneOf(_, values):
+                found = left.in_(values)
+            case Like(_, pattern, escape):
+                found = self._like(left, pattern, escape)
+            case Compare(_, operator, Column() as other):
+                found = self._compare(left, operator, self._of(other, shard))
+            case Compare(_, operator, value):
+                found = self._compare(left, operator, literal(value, left.type))
+        return found
+
+    def _of(self, column: Column, shard: int) -> ColumnElement[Any]:
+        if column.name == "shard":
+            return literal(shard, Integer)
+        found = self._computed.get(column.name)
+        return c[column.name] if found is None else found
+
+    def _compare(self, left: Any, operator: Operator, right: Any) -> ColumnElement[bool]:
+        if self._sqlite and operator not in ("=", "<>") and isinstance(left.type, UInt64):
+            # It keeps numbers from 2^63 on as negative ones: those are the large ones.
+            left, right = tuple_(left < 0, left), tuple_(right < 0, right)
+        return OPERATORS[operator](left, right)  # type: ignore[no-any-return]
+
+    def _like(self, left: ColumnElement[Any], pattern: str, escape: str) -> ColumnElement[bool]:
+        if not self._sqlite:
+            return left.like(_escaped(pattern, escape), escape="|")
+        # The LIKE of SQLite takes capitals for small letters; these columns do not.
+        return left.op("GLOB", is_comparison=True)(_as_glob(pattern, escape))
+
+    def _word(self, words: Mapping[int, str], number: ColumnElement[Any]) -> ColumnElement[Any]:
+        if not words:
+            return null()
+        word: ColumnElement[Any] = case(dict(words), value=number)
+        return word if self._sqlite else word.collate("utf8mb4_bin")
+
+    def _late_ms(self) -> ColumnElement[Any]:
+        if self._sqlite:
+            days = func.julianday(c.claim_time) - func.julianday(c.action_time)
+            return cast(func.round(days * 86_400_000), Integer)
+        micros = func.timestampdiff(text("MICROSECOND"), c.action_time, c.claim_time)
+        return micros.op("DIV", return_type=BigInteger())(1000)
+
+
+def _tokens(pattern: str, escape: str) -> Iterator[tuple[str, bool]]:
+    """The characters of a pattern, and whether each means itself."""
+    characters = iter(pattern)
+    for character in characters:
+        if escape and character == escape:
+            yield next(characters, character), True
+        else:
+            yield character, character not in "%_"
+
+
+def _escaped(pattern: str, escape: str) -> str:
+    return "".join(
+        f"|{character}" if itself and character in "%_|" else character
+        for character, itself in _tokens(pattern, escape)
+    )
+
+
+def _as_glob(pattern: str, escape: str) -> str:
+    return "".join(
+        character.translate(_GLOB) if itself else "*" if character == "%" else "?"
+        for character, itself in _tokens(pattern, escape)
+    )

@@ -1,0 +1,122 @@
+"""The audit trail: what a person or an unhappy path did to a job, written in the transaction that did it.
+
+One row in `toc_event` per transition, named by its verb in `domain.job.TRANSITIONS`. What happy jobs
+do (claim, done, snooze, give_back) leaves none: there would be billions. "repair" may also stand for no
+transition: then reconciliation has put a reminder right, and the row is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, String, bindparam, case, insert, literal, select
+
+from toc.domain.job import Event, Status
+from toc.domain.limits import REASON_CHARS_MAX
+from toc.store.columns import db_now
+from toc.store.databases import Database, execute_on
+from toc.store.rows import status_of
+from toc.store.schema import JOB
+
+c = JOB.c
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A transition, by whom and why. `reason` is cut at `limits.REASON_CHARS_MAX`."""
+
+    what: str
+    from_status: Status
+    to_status: Status
+    actor: str
+    reason: str | None = None
+
+
+def record(
+    connection: Connection, database: Database, shard: int, ids: Sequence[int], move: Move
+) -> None:
+    """Writes one event for each of some jobs of a shard, with the attempts of its row as it is now."""
+    statuses = literal(int(move.from_status)), literal(int(move.to_status))
+    reason: ColumnElement[Any] = bindparam("reason", _short(move.reason))
+    _write(connection, database, shard, ids, move.what, statuses, move.actor, reason)
+
+
+def remark(
+    connection: Connection,
+    database: Database,
+    shard: int,
+    reasons: Mapping[int, str],
+    what: str,
+    actor: str,
+) -> None:
+    """Writes one event for each of some jobs of a shard whose status stays as it is. `reasons`: by job_id."""
+    short = {job_id: _short(text) for job_id, text in reasons.items()}
+    texts = set(short.values())
+    reason: ColumnElement[Any] = (
+        bindparam("reason", texts.pop())
+        if len(texts) == 1
+        else case(
+            {job_id: literal(text, String()) for job_id, text in short.items()}, value=c.job_id
+        )
+    )
+    _write(connection, database, shard, list(short), what, (c.status, c.status), actor, reason)
+
+
+def _write(
+    connection: Connection,
+    database: Database,
+    shard: int,
+    ids: Sequence[int],
+    what: str,
+    statuses: tuple[ColumnElement[int], ColumnElement[int]],
+    actor: str,
+    reason: ColumnElement[Any],
+) -> None:
+    event = database.event.c
+    names = (event.event_time, event.job_id, event.what, event.from_status, event.to_status,
+             event.attempts, event.actor, event.reason)  # fmt: skip
+    rows = select(
+        db_now(), c.job_id, literal(what), *statuses, c.attempts, literal(actor), reason
+    ).where(c.job_id.in_(sorted(ids)))
+    execute_on(connection, shard, insert(database.event).from_select(names, rows))
+
+
+def events_of(database: Database, job_id: int, limit: int) -> list[Event]:
+    """What happened to a job, oldest first; the newest `limit` of it."""
+    event = database.event.c
+    query = (
+        select(event.event_time, event.what, event.from_status, event.to_status, event.attempts,
+               event.actor, event.reason)
+        .where(event.job_id == job_id)
+        .order_by(event.event_id.desc())
+        .limit(limit)
+    )  # fmt: skip
+    rows = database.read(lambda connection: connection.execute(query).all())
+    return [
+        Event(row[0], row[1], status_of(row[2]), status_of(row[3]), *row[4:])
+        for row in reversed(rows)
+    ]
+
+
+STANDS = "misfit: job "
+"""So begins the reason of the `cancel` of a row that a copy stands for; the copy's id comes next."""
+
+
+def successor_of(database: Database, job_id: int) -> int | None:
+    """The job that stands for a cancelled one since it was repaired; None: it was simply cancelled."""
+    event = database.event.c
+    query = (
+        select(event.reason)
+        .where(event.job_id == job_id, event.what == "cancel", event.reason.startswith(STANDS))
+        .order_by(event.event_id.desc())
+        .limit(1)
+    )
+    reason = database.read(lambda connection: connection.execute(query).scalar())
+    number = "" if reason is None else reason.removeprefix(STANDS).partition(" ")[0]
+    return int(number) if number.isdigit() else None
+
+
+def _short(reason: str | None) -> str | None:
+    return None if reason is None else reason[:REASON_CHARS_MAX]

@@ -1,0 +1,589 @@
+"""Moves a database to another MySQL server beside live traffic: the steps, for `toc move`.
+
+The new server replicates the old one (by GTID) all along. Then, in this order:
+
+1. *guard*: nobody but replication writes on the new server (super_read_only, or its schema is READ ONLY);
+   *note*: `moving_to = <the new server's uuid>` in the old server's `toc_meta` says what the fence is for;
+2. *fence*: the old server's schema becomes READ ONLY. It waits for open transactions, for a while;
+3. *end*: sessions that the application had there are killed: new ones meet the fence, readers too;
+4. *wait*: until the new server has executed all that the old one had when it was fenced;
+5. *stop*: replication from the old one stops;
+6. *open*: the new server takes writes. Nobody comes: it is not home yet;
+7. *home*: one row in its `toc_meta`, `home = its server_uuid`. This is the switch (`store.moving`);
+8. *forget*: it forgets the old server as its source.
+
+Every step looks before it acts, so after a death between any two of them `go` finishes what was
+begun and `undo` takes it back. Up to the seventh step everything can be taken back, and is, when a
+step fails: guard the new one, *then* lift the fence of the old one. From the seventh on nothing is taken
+back. `go` and `undo` hold a lock on both servers, and what opens the new one runs in the very session
+that holds the lock there: whoever lost it cannot go on, so a mover that was thought dead cannot open
+the new server after somebody else has lifted the fence.
+
+The fence is a fact of one server: the binary log does not get it (sql_log_bin = 0). Logged, it would
+fence the new server and all replicas; and lifting it there would later lift it on the old one.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.engine import URL, Dialect, make_url
+from sqlalchemy.exc import ArgumentError
+
+from toc.errors import MYSQL_REFUSALS, SettingsError, StoreUnavailable, TocError
+from toc.runtime.clock import Clock, SystemClock
+from toc.store.archived import ARCHIVED
+from toc.store.moving import FENCED_SQL, HOME, MOVING_TO
+from toc.store.reconciled import RECONCILED
+
+CONNECT_S, ANSWER_S = 5, 60
+LOCK_WAIT_S = 1  # of one try to fence; meanwhile writes to the schema may wait
+LAG_S_MAX = 1.0
+GUARD_S = 10.0
+PAUSE_S_MAX = 10.0
+
+_LOCK_WAIT, _INTERRUPTED, _NO_SUCH_THREAD = 1205, 1317, 1094
+
+MOVED_ROWS = frozenset({HOME, MOVING_TO, RECONCILED, ARCHIVED})
+"""What differs between the two catalogues."""
+
+
+class MoveStopped(TocError):
+    """A move was refused, or was begun and taken back; where it was not, the text says so."""
+
+    code = "move_stopped"
+
+
+Tell = Callable[[str, str], None]
+"""Is told each step when it is done: its name, and what came of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """How the new server replicates the old one. `error`: the last one of either thread."""
+
+    name: str
+    receives: bool
+    applies: bool
+    error: str
+
+    @property
+    def runs(self) -> bool:
+        return self.receives and self.applies
+
+
+Probe = Callable[["Server"], "Server"]
+"""Opens a session of the application's own account on a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What `go` did. `pause_ms`: from the fence to the declaration; None: an earlier run did that."""
+
+    pause_ms: int | None
+    killed: int
+    verified: Sequence[str]
+
+
+class Server:
+    """One session on one of the two servers, kept for the whole command: the lock is in it.
+
+    `role`: "old" or "new". Never connects again by itself. Raises StoreUnavailable, SettingsError
+    (a login that is refused) and MoveStopped, with the database's index and the role in the text.
+    """
+
+    def __init__(
+        self, index: int, role: str, url: str, schema: str, clock: Clock | None = None
+    ) -> None:
+        parsed = _parsed(url)
+        if parsed is None or parsed.get_backend_name() != "mysql":
+            raise SettingsError(
+                f"database {index}: the URL of the {role} server must be one of SQLAlchemy, for mysql"
+            )
+        self.index, self.role, self.schema = index, role, schema
+        self.clock = clock or SystemClock()
+        self.at = f"{parsed.host}:{parsed.port or 3306}"
+        # Not in the schema: its own sessions are not the application's.
+        self._url = parsed._replace(database=None)
+        kind: Any = parsed.get_dialect()
+        self.dialect: Dialect = kind(dbapi=kind.import_dbapi())
+        self._raw = self._connect()
+        try:
+            self._look()
+        except BaseException:
+            self.close()
+            raise
+
+    def _look(self) -> None:
+        version = str(self.value("SELECT VERSION()"))
+        if "mariadb" in version.lower():
+            raise MoveStopped(
+                f"database {self.index}: the {self.role} server is MariaDB {version}, which cannot make "
+                f"one schema read-only: only MySQL databases can be moved like this"
+            )
+        self.session: int = self.value("SELECT CONNECTION_ID()")
+        self.uuid = str(self.value("SELECT @@server_uuid"))
+        self.version = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+    # ---- talking
+
+    def _connect(self) -> Any:
+        arguments, named = self.dialect.create_connect_args(self._url)
+        times = {"connect_timeout": CONNECT_S, "read_timeout": ANSWER_S, "write_timeout": ANSWER_S}
+        try:
+            raw = self.dialect.connect(*arguments, **{**named, **times})
+        except self._errors as error:
+            text = f"the {self.role} server, {self.at}: {error}"
+            if error.args and error.args[0] in MYSQL_REFUSALS:
+                raise SettingsError(f"database {self.index}: {text}") from error
+            raise StoreUnavailable(self.index, ConnectionError(text)) from error
+        self.dialect.set_isolation_level(raw, "AUTOCOMMIT")
+        return raw
+
+    @property
+    def _errors(self) -> type[Exception]:
+        found: type[Exception] = self.dialect.loaded_dbapi.Error
+        return found
+
+    def rows(self, sql: str, *values: object) -> list[dict[str, Any]]:
+        """Runs one statement; its rows by the columns' names."""
+        try:
+            cursor = self._raw.cursor()
+            try:
+                cursor.execute(sql, values or None)
+                names = [column[0] for column in cursor.description or ()]
+                return [dict(zip(names, row, strict=True)) for row in cursor.fetchall() if names]
+            finally:
+                cursor.close()
+        except self._errors as error:
+            raise _Refused(self, error) from error
+
+    def value(self, sql: str, *values: object) -> Any:
+        """The only value of the only row."""
+        (row,) = self.rows(sql, *values)
+        (found,) = row.values()
+        return found
+
+    def run(self, sql: str, *values: object) -> None:
+        self.rows(sql, *values)
+
+    def close(self) -> None:
+        with suppress(Exception):
+            self._raw.close()
+
+    # ---- looking
+
+    @property
+    def quoted(self) -> str:
+        return self.dialect.identifier_preparer.quote_identifier(self.schema)
+
+    def is_fenced(self) -> bool:
+        """Whether its schema is READ ONLY."""
+        return bool(self.value(FENCED_SQL.replace("DATABASE()", "%s"), self.schema))
+
+    def is_declared(self) -> bool:
+        """Whether it has been declared home: once it was, and may be still."""
+        return self.meta().get(HOME) == self.uuid
+
+    def meta(self) -> dict[str, str]:
+        """What the catalogue keeps; nothing where the schema is not there."""
+        there = "SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
+        if not self.value(there, self.schema, "toc_meta"):
+            return {}
+        rows = self.rows(f"SELECT name, value FROM {self.quoted}.toc_meta")  # noqa: S608
+        return {row["name"]: row["value"] for row in rows}
+
+    def variables(self, *names: str) -> dict[str, str]:
+        """Global variables; those that this version does not have are missing."""
+        marks = ", ".join(["%s"] * len(names))
+        found = self.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", *names)
+        return {row["Variable_name"]: row["Value"] for row in found}
+
+    def is_on(self, variable: str) -> bool:
+        return self.variables(variable).get(variable) == "ON"
+
+    def executed(self) -> str:
+        """The transactions that it has executed: a GTID set."""
+        return str(self.value("SELECT @@GLOBAL.gtid_executed")).replace("\n", "")
+
+    def channel(self, source_uuid: str) -> Channel | None:
+        """How it replicates that server; None: it does not."""
+        for row in self.rows("SHOW REPLICA STATUS"):
+            if row["Source_UUID"] == source_uuid:
+                error = str(row["Last_IO_Error"] or row["Last_SQL_Error"]).partition("\n")[0]
+                running = row["Replica_IO_Running"] == "Yes", row["Replica_SQL_Running"] == "Yes"
+                return Channel(row["Channel_Name"], *running, error)
+        return None
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """Other people's sessions in the schema."""
+        return [
+            row
+            for row in self.rows("SHOW FULL PROCESSLIST")
+            if row["db"] == self.schema and row["Id"] != self.session
+        ]
+
+    # ---- acting
+
+    @contextmanager
+    def unlogged(self) -> Iterator[None]:
+        """What is done here stays on this server."""
+        self.run("SET SESSION sql_log_bin = 0")
+        try:
+            yield
+        finally:
+            self.run("SET SESSION sql_log_bin = 1")
+
+    def set_fence(self, on: bool) -> None:
+        """One try. Its lock waits are short."""
+        with self.unlogged():
+            self.run(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")
+            self.run(f"ALTER DATABASE {self.quoted} READ ONLY = {int(on)}")
+
+    @contextmanager
+    def interrupted_after(self, seconds: float) -> Iterator[None]:
+        """A statement of this session that still runs then is interrupted, from another one."""
+
+        def interrupt() -> None:
+            with suppress(Exception):
+                raw = self._connect()
+                raw.cursor().execute(f"KILL QUERY {self.session}")
+                raw.close()
+
+        timer = threading.Timer(max(0.0, seconds), interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join(CONNECT_S + ANSWER_S)  # a late one must not hit the next statement
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One mover at a time. The lock goes with the session, whatever ends that."""
+        name = f"toc_move_{self.index}_{self.schema}"[:64]
+        if self.value("SELECT GET_LOCK(%s, 0)", name) != 1:
+            raise MoveStopped(
+                f"database {self.index}: another `toc move` holds the lock {name} on the {self.role} server"
+            )
+        try:
+            yield
+        finally:
+            with suppress(_Refused):
+                self.run("DO RELEASE_LOCK(%s)", name)
+
+
+class Mover:
+    """The steps, on two open sessions. `tell` is told of each step (and may raise: tests do).
+
+    `probe(server)`: a session of the application's own account there.
+    """
+
+    def __init__(
+        self, old: Server, new: Server, probe: Probe, tell: Tell = lambda step, text: None
+    ) -> None:
+        self._old, self._new, self._probe, self._tell = old, new, probe, tell
+        self._clock = old.clock
+        self.index = old.index
+
+    def go(self, check: Callable[[], None], pause_max_s: float = PAUSE_S_MAX) -> Moved:
+        """Moves it, or finishes a move that was begun. `check` raises MoveStopped where it may not begin.
+
+        Raises MoveStopped, and has then taken everything back unless the text says otherwise.
+        """
+        with self._alone():
+            pause_ms, killed = None, 0
+            if not self._new.is_declared():
+                if not self._old.is_fenced():
+                    check()
+                    self._prepare()
+                pause_ms, killed = self._switch(pause_max_s)
+            return self._finish(pause_ms, killed)
+
+    def undo(self) -> None:
+        """Takes back what was begun. Refuses once the new server has been declared home."""
+        with self._alone():
+            if self._new.is_declared():
+                raise MoveStopped(
+                    f"database {self.index}: the new server was declared home: jobs are written there. "
+                    f"To go back, move it back: the old server becomes a replica of the new one"
+                )
+            self._step_back()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The only mover, and nothing speaks against it."""
+        old, new = self._old, self._new
+        if old.uuid == new.uuid:
+            raise MoveStopped(f"database {self.index}: databases and moving name the same server")
+        with old.locked(), new.locked():
+            self._refuse_others()
+            yield
+
+    def _refuse_others(self) -> None:
+        """A fence, or a home, that another move has left behind."""
+        old, new = self._old, self._new
+        if new.is_declared() and new.is_fenced():
+            raise MoveStopped(
+                f"database {self.index}: the new server was its home once, and it has moved on from there: "
+                f"make it a replica of the old one first"
+            )
+        if old.is_fenced() and old.meta().get(MOVING_TO) != new.uuid:
+            raise MoveStopped(
+                f"database {self.index}: the old server is fenced, and not for a move to this new server: "
+                f"the database has moved, or is moving, to another one"
+            )
+
+    # ---- up to the switch
+
+    def _prepare(self) -> None:
+        """All that may be done beside the traffic."""
+        self._guard()
+        self._note()
+        began_s = self._clock.monotonic_s()
+        if not self._waited(self._old.executed(), LAG_S_MAX):
+            raise MoveStopped(
+                f"database {self.index}: the new server is more than {LAG_S_MAX:g} s behind: wait until it "
+                f"has caught up, or until there is less load"
+            )
+        behind_ms = round((self._clock.monotonic_s() - began_s) * 1000)
+        self._tell("catch_up", f"the new server is {behind_ms} ms behind")
+
+    def _guard(self) -> None:
+        """Only replication writes on the new server."""
+        if not is_guarded(self._new):
+            self._fence_within(self._new, True, self._clock.monotonic_s() + GUARD_S)
+        self._tell("guard", "only replication writes on the new server")
+
+    def _note(self) -> None:
+        """What the fence will be for: whoever finds it must not lift it, or go on, for another move."""
+        table = f"{self._old.quoted}.toc_meta"
+        sql = f"REPLACE INTO {table} (name, value) VALUES (%s, %s)"  # noqa: S608
+        self._old.run(sql, MOVING_TO, self._new.uuid)
+        self._tell("note", "the old server's catalogue names the new one")
+
+    def _switch(self, pause_max_s: float) -> tuple[int, int]:
+        """From the fence to the declaration; the pause in ms, and how many sessions were killed."""
+        began_s = self._clock.monotonic_s()
+        until_s = began_s + pause_max_s
+        try:
+            self._fence(began_s + pause_max_s / 2)
+            killed = self._end_sessions()
+            self._wait(until_s)
+            self._stop()
+            self._open(until_s)
+            self._declare()
+        except BaseException as error:
+            self._take_back(error)
+            raise
+        pause_ms = round((self._clock.monotonic_s() - began_s) * 1000)
+        self._tell("home", f"declared after {pause_ms} ms")
+        return pause_ms, killed
+
+    def _fence(self, until_s: float) -> None:
+        if not self._old.is_fenced():
+            self._fence_within(self._old, True, until_s)
+        self._tell("fence", "the old server takes no more writes")
+
+    def _fence_within(self, server: Server, on: bool, until_s: float) -> None:
+        """Tries until then. Between two tries those go on who had to wait for this."""
+        while True:
+            left_s = until_s - self._clock.monotonic_s()
+            try:
+                with server.interrupted_after(left_s):
+                    server.set_fence(on)
+                return
+            except _Refused as error:
+                if error.number not in (_LOCK_WAIT, _INTERRUPTED):
+                    raise
+                if self._clock.monotonic_s() >= until_s:
+                    raise MoveStopped(
+                        f"database {self.index}: transactions on the {server.role} server stay open: "
+                        f"{open_transactions(server) or 'ended just now'}"
+                    ) from error
+
+    def _end_sessions(self) -> int:
+        """Kills what the application has open on the old server; it comes back, to the fence."""
+        killed = 0
+        for session in self._old.sessions():
+            try:
+                self._old.run(f"KILL {session['Id']}")
+                killed += 1
+            except _Refused as error:
+                if error.number != _NO_SUCH_THREAD:
+                    self._tell("end", f"session {session['Id']} stays: {error}")
+        self._tell("end", f"{killed} sessions on the old server killed")
+        return killed
+
+    def _wait(self, until_s: float) -> None:
+        wanted = self._old.executed()
+        channel = self._new.channel(self._old.uuid)
+        if channel is not None and not channel.runs:  # an earlier run had stopped it
+            self._new.run("START REPLICA FOR CHANNEL %s", channel.name)
+        if not self._waited(wanted, until_s - self._clock.monotonic_s()):
+            raise MoveStopped(
+                f"database {self.index}: the new server did not catch up within the longest pause allowed"
+            )
+        self._tell("wait", "the new server has everything")
+
+    def _waited(self, wanted: str, seconds: float) -> bool:
+        sql = "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)"
+        return bool(self._new.value(sql, wanted, round(max(0.001, seconds), 3)) == 0)
+
+    def _stop(self) -> None:
+        channel = self._new.channel(self._old.uuid)
+        if channel is not None:
+            self._new.run("STOP REPLICA FOR CHANNEL %s", channel.name)
+        self._tell("stop", "replication is stopped")
+
+    def _open(self, until_s: float) -> None:
+        for variable in ("super_read_only", "read_only"):
+            if self._new.is_on(variable):
+                self._new.run(f"SET GLOBAL {variable} = 0")
+        if self._new.is_fenced():
+            self._fence_within(self._new, False, until_s)
+        self._tell("open", "the new server takes writes")
+
+    def _declare(self) -> None:
+        """The switch. Its answer may be lost: then nothing is taken back before it is known."""
+        # Had the old server died since, a replica of it might have been promoted, without the fence.
+        if not self._old.is_fenced():
+            raise MoveStopped(f"database {self.index}: somebody has lifted the fence")
+        table = f"{self._new.quoted}.toc_meta"
+        sql = f"REPLACE INTO {table} (name, value) VALUES (%s, @@server_uuid)"  # noqa: S608
+        self._new.run(sql, HOME)
+
+    # ---- back
+
+    def _take_back(self, error: BaseException) -> None:
+        try:
+            declared = self._new.is_declared()
+            if not declared:
+                self._step_back()
+        except TocError as another:
+            raise MoveStopped(
+                f"{error}; and it could not be taken back: {another}. The old server may be fenced: "
+                f"run `toc move {self.index} --go` again, or --undo"
+            ) from error
+        if declared:  # only the answer was lost
+            raise MoveStopped(
+                f"{error}; but the new server is home: `toc move {self.index} --go` again finishes it"
+            ) from error
+
+    def _step_back(self) -> None:
+        self._guard()
+        channel = self._new.channel(self._old.uuid)
+        if channel is not None and not channel.runs:
+            self._new.run("START REPLICA FOR CHANNEL %s", channel.name)
+        if self._old.is_fenced():
+            # Readers may hold it up for a moment; nobody writes.
+            self._fence_within(self._old, False, self._clock.monotonic_s() + ANSWER_S)
+        self._tell("undo", "the old server takes writes again")
+
+    # ---- after the switch
+
+    def _finish(self, pause_ms: int | None, killed: int) -> Moved:
+        channel = self._new.channel(self._old.uuid)
+        if channel is not None:
+            if channel.receives or channel.applies:
+                self._new.run("STOP REPLICA FOR CHANNEL %s", channel.name)
+            self._new.run("RESET REPLICA ALL FOR CHANNEL %s", channel.name)
+            self._tell("forget", "the new server has forgotten the old one")
+        killed += self._end_sessions()
+        return Moved(pause_ms, killed, list(self._verified()))
+
+    def _verified(self) -> Iterator[str]:
+        """With the application's account. Raises MoveStopped."""
+        old, new = self._probe(self._old), self._probe(self._new)
+        try:
+            self._verify_writes(old, new)
+            yield "writes go to the new server, the old one refuses them"
+            yield self._compared(old, new)
+        finally:
+            old.close()
+            new.close()
+
+    def _verify_writes(self, old: Server, new: Server) -> None:
+        # It changes nothing anywhere, and is refused where nothing may be changed.
+        sql = f"UPDATE {new.quoted}.toc_meta SET value = value WHERE name = '-'"  # noqa: S608
+        new.run(sql)
+        with suppress(_Refused):
+            old.run(sql)
+            raise MoveStopped(
+                f"database {self.index}: the old server takes writes, and the new one is home: "
+                f"ALTER DATABASE {old.quoted} READ ONLY = 1 there, at once"
+            )
+
+    def _compared(self, old: Server, new: Server) -> str:
+        """The newest row of each table that the old server has is there; nothing deletes so soon."""
+        there, compared = tables_of(new), 0
+        for table, key in tables_of(old).items():
+            newest = old.value(f"SELECT MAX({key}) FROM {old.quoted}.{table}")  # noqa: S608
+            found = there.get(table) == key and (
+                newest is None
+                or new.value(
+                    f"SELECT COUNT(*) FROM {new.quoted}.{table} WHERE {key} = %s",  # noqa: S608
+                    newest,
+                )
+            )
+            if not found:
+                raise MoveStopped(
+                    f"database {self.index}: {table}: the new server lacks {key} {newest}"
+                )
+            compared += 1
+        return f"the newest row of each of {compared} tables is there"
+
+
+class _Refused(MoveStopped):
+    """A statement that one of the servers did not carry out. `number`: the server's, or the driver's."""
+
+    def __init__(self, server: Server, error: Exception) -> None:
+        self.number = error.args[0] if error.args else None
+        hint = ""
+        if self.number in MYSQL_REFUSALS:
+            hint = f"; TOC_MOVE_{server.role.upper()}_URL may name another account"
+        super().__init__(f"database {server.index}: the {server.role} server: {error}{hint}")
+
+
+def _parsed(url: str) -> URL | None:
+    try:
+        return make_url(url)
+    except (ArgumentError, ValueError):  # their texts repeat parts, which may be a password
+        return None
+
+
+def schema_of(url: str) -> str:
+    """The schema that a URL of the settings names."""
+    return make_url(url).database or ""
+
+
+def is_guarded(new: Server) -> bool:
+    """Whether only replication may write there."""
+    return new.is_on("super_read_only") or new.is_fenced()
+
+
+def open_transactions(server: Server) -> str:
+    """The oldest transaction of the server, in words; nothing where none is older than a second."""
+    sql = (
+        "SELECT trx_mysql_thread_id AS session, TIMESTAMPDIFF(SECOND, trx_started, NOW()) AS age_s "
+        "FROM information_schema.INNODB_TRX ORDER BY trx_started LIMIT 1"
+    )
+    for row in server.rows(sql):
+        if row["age_s"] >= 1:
+            return f"the oldest is open for {row['age_s']} s, in session {row['session']}"
+    return ""
+
+
+def tables_of(server: Server) -> Mapping[str, str]:
+    """The tables of the schema, and the first column of the primary key of each."""
+    sql = (
+        "SELECT TABLE_NAME AS name, COLUMN_NAME AS first FROM information_schema.STATISTICS "
+        "WHERE TABLE_SCHEMA = %s AND INDEX_NAME = 'PRIMARY' AND SEQ_IN_INDEX = 1"
+    )
+    return {row["name"]: row["first"] for row in server.rows(sql, server.schema)}

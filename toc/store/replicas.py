@@ -1,0 +1,37 @@
+"""A replica of a database, asked how far it is behind."""
+
+from __future__ import annotations
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
+
+_ASK = {
+    False: ("SHOW REPLICA STATUS", "Seconds_Behind_Source"),
+    True: ("SHOW SLAVE STATUS", "Seconds_Behind_Master"),
+}
+"""The statement and its column; True: on MariaDB."""
+
+
+class Replica:
+    """`url`: of any account that may ask for the replica's status (REPLICATION CLIENT)."""
+
+    def __init__(self, url: str, timeout_s: int) -> None:
+        parsed = make_url(url)
+        self.name = f"replica {parsed.host}:{parsed.port or 3306}"
+        timeouts = {"connect_timeout": timeout_s, "read_timeout": timeout_s}
+        # Asked once a second while a purge runs, which is seldom: no connection is kept in between.
+        self._engine = create_engine(parsed, poolclass=NullPool, connect_args=timeouts)
+
+    def lag_s(self) -> float | None:
+        """How far it is behind, in seconds; None: it does not replicate. Raises DBAPIError."""
+        with self._engine.connect() as connection:
+            statement, column = _ASK[getattr(connection.dialect, "is_mariadb", False)]
+            row = connection.execute(text(statement)).mappings().first()
+        lag = None if row is None else row[column]
+        return None if lag is None else float(lag)
+
+
+Silent = DBAPIError
+"""What `lag_s` raises when the replica cannot be asked."""

@@ -1,0 +1,66 @@
+"""What people query: `toc_jobs`, `toc_dead_jobs` and `toc_events`, with the names beside the numbers.
+
+In each database they are views over its own shards (a migration makes them, for any SQL client);
+`toc sql` asks the same SELECTs of every shard and merges the answers.
+
+late_ms: how long after its action_time a job was last claimed, in milliseconds; NULL before its first
+claim. For a job that was retried it contains the retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from toc.domain.job import Status
+from toc.store.schema import job_table_name
+
+JOBS, DEAD_JOBS, EVENTS = "toc_jobs", "toc_dead_jobs", "toc_events"
+
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    JOBS: (
+        "shard", "job_id", "biz_id", "biz_type", "type_name", "status", "status_name", "action_time",
+        "due_time", "claim_time", "late_ms", "attempts", "worker", "dedup_key", "attribute",
+        "gmt_create", "gmt_modified",
+    ),
+    DEAD_JOBS: ("job_id", "biz_id", "biz_type", "type_name", "attempts", "error", "dead_time"),
+    EVENTS: (
+        "event_id", "event_time", "job_id", "what", "from_status", "from_name", "to_status", "to_name",
+        "attempts", "actor", "reason",
+    ),
+}  # fmt: skip
+"""The columns of each view, in order."""
+
+
+def jobs_of_shard(shard: int, *, sqlite: bool = False) -> str:
+    """The part of `toc_jobs` that is in one shard, as a SELECT."""
+    late_ms = (
+        "CAST(ROUND((julianday(j.claim_time) - julianday(j.action_time)) * 86400000) AS INTEGER)"
+        if sqlite
+        else "TIMESTAMPDIFF(MICROSECOND, j.action_time, j.claim_time) DIV 1000"
+    )
+    return (
+        f"SELECT {shard} AS shard, j.job_id, j.biz_id, j.biz_type, t.name AS type_name, j.status, "
+        f"{_name_of('j.status')} AS status_name, j.action_time, j.due_time, j.claim_time, "
+        f"{late_ms} AS late_ms, j.attempts, j.worker, j.dedup_key, j.attribute, "
+        f"j.gmt_create, j.gmt_modified "
+        f"FROM {job_table_name(shard)} AS j LEFT JOIN toc_biz_type AS t ON t.type_no = j.biz_type"
+    )
+
+
+DEAD_JOBS_SELECT = (
+    "SELECT d.job_id, d.biz_id, d.biz_type, t.name AS type_name, d.attempts, d.error, d.dead_time "
+    "FROM toc_dead_job AS d LEFT JOIN toc_biz_type AS t ON t.type_no = d.biz_type"
+)
+
+
+def _name_of(column: str) -> str:
+    whens = " ".join(f"WHEN {int(status)} THEN '{status.name.lower()}'" for status in Status)
+    return f"CASE {column} {whens} END"
+
+
+EVENTS_SELECT = (
+    "SELECT e.event_id, e.event_time, e.job_id, e.what, "
+    f"e.from_status, {_name_of('e.from_status')} AS from_name, "
+    f"e.to_status, {_name_of('e.to_status')} AS to_name, e.attempts, e.actor, e.reason "
+    "FROM toc_event AS e"
+)

@@ -1,0 +1,90 @@
+"""Did toc keep its promises? Reads what really happened and what the databases say; believes no counter.
+
+In the manner of Jepsen's checker for Chronos, for jobs that are due once: each job's calls, handler
+runs and final row are one story (`judge`); a duplicate needs a reason, and a fault is one (`faults`).
+What can be found is `report.Kind`. Time and memory grow with the largest part, not with the history.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from toc.testing.history import Entry, Fault, Journal, ScheduleUnanswered
+from toc.testing.judge import Rules
+from toc.testing.parts import (
+    PART_BYTES,
+    add_file,
+    check_files,
+    judge_all,
+    processors,
+)
+from toc.testing.report import FaultFigures, Kind, Problem, Report
+from toc.testing.stories import Stories
+
+WHOLE_BYTES = 2 * PART_BYTES
+"""Journals of so many bytes in all are checked in memory, by this process."""
+
+History = str | os.PathLike[str] | Iterable[Entry]
+"""The path of a journal, or entries."""
+
+
+def check(
+    histories: Iterable[History], rules: Rules | None = None, *, processes: int | None = None
+) -> Report:
+    """The verdict on one run; the entries may stand in any order, in any of the histories.
+
+    It is complete only with a Row for each job (`toc.testing.rows`), read after everything has ended.
+    Large journals are checked in `processes` (default: one per processor) with files in the temporary
+    directory as large as they; a script that calls this needs the usual `if __name__ == "__main__"`.
+    Raises OSError for a file that cannot be read, ValueError for one that is no journal.
+    """
+    rules = rules or Rules()
+    paths: list[Path] = []
+    stories = Stories()
+    given: list[Iterable[Entry]] = []
+    for history in histories:
+        if isinstance(history, str | os.PathLike):
+            paths.append(Path(history))
+        else:
+            given.append(history)
+    if sum(path.stat().st_size for path in paths) > WHOLE_BYTES:
+        return _check_large(paths, given, rules, processes or processors())
+    for entries in given:
+        stories.add_all(entries)
+    for path in paths:
+        add_file(stories, path)
+    report = judge_all(stories, rules, stories.faults, stories.unanswered)
+    return _finished(report, stories.faults, stories.unanswered)
+
+
+def _check_large(
+    paths: list[Path], given: list[Iterable[Entry]], rules: Rules, processes: int
+) -> Report:
+    with TemporaryDirectory(prefix="toc-check-") as name:
+        extra = Path(name) / "given"
+        with Journal(extra) as journal:
+            for entries in given:
+                for entry in entries:
+                    journal.write(entry)
+        report, common = check_files([*paths, extra], rules, processes)
+    return _finished(report, common.faults, common.unanswered)
+
+
+def _finished(report: Report, faults: list[Fault], unanswered: list[ScheduleUnanswered]) -> Report:
+    """With what no single job can say."""
+    for fault in faults:
+        figures = report.by_fault.setdefault(fault.name, FaultFigures())
+        figures.times += 1
+        figures.lasted_ms += fault.to_ms - fault.from_ms
+    report.unanswered += len(unanswered)
+    most = sum(call.jobs for call in unanswered)
+    if unanswered and report.strangers > most:
+        text = f"{report.strangers} jobs that nobody scheduled, and only {most} calls without an answer"
+        report.problems_by_kind[Kind.WRONG] += 1
+        report.problems.append(Problem(Kind.WRONG, 0, text))
+    order = {kind: position for position, kind in enumerate(Kind)}
+    report.problems.sort(key=lambda problem: (order[problem.kind], problem.job_id))
+    return report

@@ -1,0 +1,90 @@
+"""The faults of a run: which one explains a duplicate, and when each was on, or just over. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import NamedTuple
+
+from toc.testing.history import Fault
+
+
+class Moment(NamedTuple):
+    """`during`: names of the faults that are on. `after`: name and end of those that ended last."""
+
+    during: tuple[str, ...]
+    after: tuple[tuple[str, float], ...]
+
+
+QUIET = Moment((), ())
+
+
+class Faults:
+    """`linger_ms`: how long after its end a fault may still explain something."""
+
+    def __init__(self, faults: Iterable[Fault], linger_ms: float = 0.0) -> None:
+        self.all = sorted(faults, key=lambda fault: fault.from_ms)
+        by_process: dict[str, list[Fault]] = defaultdict(list)
+        for fault in self.all:
+            for process in fault.processes or ("",):
+                by_process[process].append(fault)
+        self._by_process = {name: _Line(found, linger_ms) for name, found in by_process.items()}
+        self._anything = _Line(self.all, linger_ms)
+        self._edges, self._moments = _timeline(self.all)
+
+    def explaining(self, process: str, from_ms: float, to_ms: float) -> str | None:
+        """The name of a fault that hit the process between these times, else of one that hit all."""
+        for name in (process, ""):
+            line = self._by_process.get(name)
+            if line is not None and (fault := line.within(from_ms, to_ms)) is not None:
+                return fault.name
+        return None
+
+    def any_within(self, from_ms: float, to_ms: float) -> bool:
+        """Whether any fault was on between these times, whomever it hit."""
+        return self._anything.within(from_ms, to_ms) is not None
+
+    def at(self, at_ms: float) -> Moment:
+        position = bisect_right(self._edges, at_ms) - 1
+        return self._moments[position] if position >= 0 else QUIET
+
+
+class _Line:
+    """Faults by their beginning, with the latest end of all up to each: finds an overlap by bisection."""
+
+    def __init__(self, faults: list[Fault], linger_ms: float) -> None:
+        self._faults = faults
+        self._linger_ms = linger_ms
+        self._from_ms = [fault.from_ms for fault in faults]
+        self._last_ms = list(accumulate((fault.to_ms for fault in faults), max))
+
+    def within(self, from_ms: float, to_ms: float) -> Fault | None:
+        position = bisect_right(self._from_ms, to_ms) - 1
+        while position >= 0 and self._last_ms[position] + self._linger_ms >= from_ms:
+            if self._faults[position].to_ms + self._linger_ms >= from_ms:
+                return self._faults[position]
+            position -= 1
+        return None
+
+
+def _timeline(faults: list[Fault]) -> tuple[list[float], list[Moment]]:
+    """Edges in time, and what is the case from each edge on."""
+    begins, ends = defaultdict(list), defaultdict(list)
+    for fault in faults:
+        begins[fault.from_ms].append(fault.name)
+        ends[fault.to_ms].append(fault.name)
+    edges = sorted({*begins, *ends})
+    on: Counter[str] = Counter()
+    after: dict[str, float] = {}
+    moments = []
+    for edge in edges:
+        if begins[edge]:
+            after.clear()
+        on.update(begins[edge])
+        on.subtract(ends[edge])
+        after.update(dict.fromkeys(ends[edge], edge))
+        during = tuple(sorted(name for name, n in on.items() if n > 0))
+        moments.append(Moment(during, tuple(sorted(after.items()))))
+    return edges, moments

@@ -1,0 +1,207 @@
+"""What really happened, written down by those who did it: one JSON line `[kind, values]` per entry.
+
+Each process has a file of its own. Times are milliseconds since 1970 UTC, with fractions, of one clock
+that all share: the servers'. Answers are the words of `toc.Answer`; "" where the call has raised, so
+that nobody knows its outcome. `toc.testing.check` reads it all and says whether toc kept its promises.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """schedule() was called at `asked_ms` and has returned `job_id` at `at_ms`: it must not get lost."""
+
+    job_id: int
+    biz_type: str
+    action_ms: int
+    asked_ms: float
+    at_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleUnanswered:
+    """schedule() or schedule_many() has raised at `at_ms`: up to `jobs` jobs may be there, or not."""
+
+    biz_type: str
+    jobs: int
+    asked_ms: float
+    at_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAnswered:
+    """cancel() was called at `asked_ms` and has answered, or raised (""), at `at_ms`."""
+
+    job_id: int
+    answer: str
+    asked_ms: float
+    at_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class RescheduleAnswered:
+    """reschedule() to `action_ms` was called at `asked_ms` and has answered, or raised, at `at_ms`."""
+
+    job_id: int
+    answer: str
+    action_ms: int
+    asked_ms: float
+    at_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """redrive() was called at `asked_ms` and has answered, or raised, at `at_ms`."""
+
+    job_id: int
+    answer: str
+    asked_ms: float
+    at_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first thing that a handler did. `attempt`, `token`: its job's `attempts` and `token`."""
+
+    job_id: int
+    biz_type: str
+    attempt: int
+    at_ms: float
+    process: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last thing it did. `failed`: it raised.
+
+    `verdict`: "retry", "snooze", "drop" or "dead", where it returned one of these in place of success.
+    """
+
+    job_id: int
+    attempt: int
+    failed: bool
+    at_ms: float
+    process: str
+    token: str
+    verdict: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What was done to whom, and how long: it explains duplicates and lateness.
+
+    `processes`: those that were killed, frozen or cut off, named as in `Started`. Empty: a server or
+    the whole network, and so everybody.
+    """
+
+    name: str
+    from_ms: float
+    to_ms: float
+    processes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The end: what the database says. `status`: the word, "pending" to "dead".
+
+    `token`: the row's column `worker`; "": not looked at. `dead_letter`: None: not looked at.
+    """
+
+    job_id: int
+    status: str
+    attempts: int
+    action_ms: int
+    token: str = ""
+    dead_letter: bool | None = None
+
+
+Entry = (
+    Scheduled
+    | ScheduleUnanswered
+    | CancelAnswered
+    | RescheduleAnswered
+    | Redriven
+    | Started
+    | Ended
+    | Fault
+    | Row
+)
+KINDS: dict[str, type[Entry]] = {
+    kind.__name__: kind
+    for kind in (
+        Scheduled,
+        ScheduleUnanswered,
+        CancelAnswered,
+        RescheduleAnswered,
+        Redriven,
+        Started,
+        Ended,
+        Fault,
+        Row,
+    )
+}
+
+
+class Journal:
+    """Appends entries. Thread-safe and unbuffered: one write call per line, so no kill cuts one."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write(self, entry: Entry) -> None:
+        line = json.dumps([type(entry).__name__, asdict(entry)], separators=(",", ":"))
+        os.write(self._file, line.encode() + b"\n")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Tail:
+    """Reads a journal that somebody else is writing; each entry once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[Entry]:
+        """What has come since the last call; nothing while there is no file."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [entry_of(line) for line in whole.splitlines()]
+
+
+def read(path: Path) -> Iterator[Entry]:
+    """All entries of a journal, without its last line where that was cut off."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield entry_of(line)
+
+
+def entry_of(line: bytes) -> Entry:
+    """One line of a journal."""
+    kind, values = json.loads(line)
+    if kind == "Fault":
+        values["processes"] = tuple(values.get("processes", ()))
+    return KINDS[kind](**values)

@@ -1,0 +1,159 @@
+"""What a history says of each job, sorted by job. Pure.
+
+An entry comes as its kind and its values, as a journal has them: no object is made of what is only
+to be sorted in. Tuples begin with their time, so that they sort by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from toc.testing.history import Entry, Fault, ScheduleUnanswered
+
+SUCCESS, AGAIN, SNOOZED, DROPPED, BURIED = "", "again", "snooze", "drop", "dead"
+"""How a handler's run ended: AGAIN is a failure or a retry that it asked for."""
+
+
+class Call(NamedTuple):
+    """A client's verb and its answer. `action_ms`: of schedule and reschedule, else 0."""
+
+    at_ms: float
+    asked_ms: float
+    answer: str
+    action_ms: int
+
+
+class Start(NamedTuple):
+    at_ms: float
+    attempt: int
+    process: str
+    token: str
+    biz_type: str
+
+
+class End(NamedTuple):
+    at_ms: float
+    attempt: int
+    token: str
+    how: str
+
+
+class Final(NamedTuple):
+    status: str
+    attempts: int
+    action_ms: int
+    token: str
+    dead_letter: bool | None
+
+
+class Story:
+    """All that is known of one job. `sort` puts each list in the order of time."""
+
+    __slots__ = ("biz_type", "cancels", "ends", "moves", "redrives", "row", "schedules", "starts")
+
+    def __init__(self) -> None:
+        self.biz_type = ""
+        self.schedules: list[Call] = []
+        self.cancels: list[Call] = []
+        self.moves: list[Call] = []
+        self.redrives: list[Call] = []
+        self.starts: list[Start] = []
+        self.ends: list[End] = []
+        self.row: Final | None = None
+
+    def sort(self) -> None:
+        for entries in (
+            self.schedules,
+            self.cancels,
+            self.moves,
+            self.redrives,
+            self.starts,
+            self.ends,
+        ):
+            if len(entries) > 1:
+                entries.sort()
+
+    def end_of(self, start: Start, until_ms: float) -> End | None:
+        """How a start ended, if it did by then."""
+        for end in self.ends:
+            if (
+                end.token == start.token
+                and end.attempt == start.attempt
+                and end.at_ms >= start.at_ms
+            ):
+                return end if end.at_ms <= until_ms else None
+        return None
+
+
+class Stories:
+    """Collects entries, in any order."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, Story] = {}
+        self.faults: list[Fault] = []
+        self.unanswered: list[ScheduleUnanswered] = []
+        self.entries = 0
+
+    def add_all(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self.add(type(entry).__name__, {name: getattr(entry, name) for name in entry.__slots__})
+
+    def add(self, kind: str, values: dict[str, Any]) -> None:
+        """One entry; raises KeyError for a kind or a value that is not there."""
+        self.entries += 1
+        if kind == "Fault":
+            self.faults.append(Fault(**values | {"processes": tuple(values.get("processes", ()))}))
+            return
+        if kind == "ScheduleUnanswered":
+            self.unanswered.append(ScheduleUnanswered(**values))
+            return
+        job_id = values["job_id"]
+        story = self.jobs.get(job_id)
+        if story is None:
+            story = self.jobs[job_id] = Story()
+        _ADD[kind](story, values)
+
+
+def _scheduled(story: Story, v: dict[str, Any]) -> None:
+    story.biz_type = v["biz_type"]
+    story.schedules.append(Call(v["at_ms"], v["asked_ms"], "scheduled", v["action_ms"]))
+
+
+def _cancel(story: Story, v: dict[str, Any]) -> None:
+    story.cancels.append(Call(v["at_ms"], v["asked_ms"], v["answer"], 0))
+
+
+def _reschedule(story: Story, v: dict[str, Any]) -> None:
+    story.moves.append(Call(v["at_ms"], v["asked_ms"], v["answer"], v["action_ms"]))
+
+
+def _redriven(story: Story, v: dict[str, Any]) -> None:
+    story.redrives.append(Call(v["at_ms"], v["asked_ms"], v["answer"], 0))
+
+
+def _started(story: Story, v: dict[str, Any]) -> None:
+    story.starts.append(Start(v["at_ms"], v["attempt"], v["process"], v["token"], v["biz_type"]))
+
+
+def _ended(story: Story, v: dict[str, Any]) -> None:
+    how = AGAIN if v["failed"] else _HOW[v.get("verdict", "")]
+    story.ends.append(End(v["at_ms"], v["attempt"], v["token"], how))
+
+
+def _row(story: Story, v: dict[str, Any]) -> None:
+    story.row = Final(
+        v["status"], v["attempts"], v["action_ms"], v.get("token", ""), v.get("dead_letter")
+    )
+
+
+_HOW = {"": SUCCESS, "retry": AGAIN, "snooze": SNOOZED, "drop": DROPPED, "dead": BURIED}
+_ADD = {
+    "Scheduled": _scheduled,
+    "CancelAnswered": _cancel,
+    "RescheduleAnswered": _reschedule,
+    "Redriven": _redriven,
+    "Started": _started,
+    "Ended": _ended,
+    "Row": _row,
+}

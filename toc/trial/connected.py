@@ -1,0 +1,20 @@
+"""The databases of a run, for as long as it lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from toc.runtime.clock import SystemClock
+from toc.runtime.settings import Settings
+from toc.store.databases import Databases
+
+
+@contextmanager
+def connected(settings: Settings) -> Iterator[Databases]:
+    """The databases of the settings, with toc's own connection options."""
+    databases = Databases.of(settings, SystemClock())
+    try:
+        yield databases
+    finally:
+        databases.close()
