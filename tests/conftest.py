@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-pytest_plugins = ["tests.servers.fixtures"]
+pytest_plugins = ["tests.alone", "tests.servers.fixtures"]
 
 
 def pytest_configure() -> None:

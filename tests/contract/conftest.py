@@ -1,4 +1,4 @@
-"""One suite, three engines: `library` is the store on SQLite, MariaDB and MySQL in turn."""
+"""One suite, several engines: `library` is the store on SQLite, MariaDB and MySQL in turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from tests.contract.library import Library
 from tests.servers.fixtures import _database as temporary_database
 
-ENGINES = ["sqlite", "mariadb", "mysql"]
+ENGINES = ["sqlite", "mariadb", "mysql", "mysql behind a proxy"]
+"""The proxy lets one statement through at a time."""
 
 
 @pytest.fixture(scope="session", params=ENGINES)
@@ -22,9 +23,10 @@ def migrated(
         yield library
         library.close()
         return
-    server = request.getfixturevalue(f"{request.param}_server")
+    engine, *apart = request.param.split()
+    server = request.getfixturevalue(f"{engine}_server")
     with temporary_database(server) as url:
-        library = Library([url])
+        library = Library([url], packets=not apart)
         yield library
         library.close()
 

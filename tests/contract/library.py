@@ -45,9 +45,13 @@ class Row(NamedTuple):
 
 
 class Library:
-    """Migrated databases with `SHARDS` shards, a clock that stands still, and the store's verbs."""
+    """Migrated databases with `SHARDS` shards, a clock that stands still, and the store's verbs.
 
-    def __init__(self, urls: Sequence[str]) -> None:
+    `packets`: whether several statements may go in one (on SQLite they never do).
+    """
+
+    def __init__(self, urls: Sequence[str], *, packets: bool = True) -> None:
+        self._packets = packets
         self.settings = Settings(databases=tuple(urls), shards=SHARDS, redis_url="none")
         migrate.upgrade(self.settings)
         self.clock = TestClock()
@@ -57,6 +61,8 @@ class Library:
         self.databases = Databases(
             self.settings.databases, self.settings.routing, self.clock, connect_timeout_s=3
         )
+        for database in self.databases:
+            database._takes_packets &= self._packets
         self.catalogue = Catalogue(self.databases)
         self.ids = IdFactory(self.clock.wall_ms, 0)
         self.jobs = Jobs(
@@ -91,6 +97,10 @@ class Library:
     @property
     def sqlite(self) -> bool:
         return self.databases[0].sqlite
+
+    @property
+    def packets(self) -> bool:
+        return self.databases[0]._takes_packets
 
     # ---- jobs
 

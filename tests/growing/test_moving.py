@@ -23,7 +23,7 @@ from tests.servers.mysql import execute, wait_for_replica
 from tests.worker.waiting import wait_until
 from toc.store.moving import FENCED_S_MAX
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
 
 MOVES = 1  # the index of the database that moves
 SCHEMA = "toc_own"
@@ -127,8 +127,9 @@ def test_it_moves_under_load(
     assert (figures.lost, figures.early, figures.twice) == (0, 0, 0)
     assert min(here.jobs, there.jobs) > 100
     # As long as the pause, and what connecting anew takes three workers on this machine.
-    assert here.late_max_s < moved["pause_ms"] / 1000 + 5
-    assert there.late_max_s < 2
+    calm_s = account.late_before_s(load.ids, began_s)
+    assert here.late_max_s < moved["pause_ms"] / 1000 + 5 + calm_s
+    assert there.late_max_s < 2 + calm_s
     assert not load.refused or moved["pause_ms"] > FENCED_S_MAX * 1000
     check_that_nothing_went_astray(servers, frozen)
 
@@ -174,7 +175,7 @@ def test_the_mover_dies_under_load_and_is_run_again(
     # Only the first calls wait.
     assert load.slowest_call_s < 2 * FENCED_S_MAX
     assert there.jobs > 100
-    assert there.late_max_s < 2
+    assert there.late_max_s < 2 + account.late_before_s(load.ids, began_s)
     check_that_nothing_went_astray(servers, frozen)
 
 

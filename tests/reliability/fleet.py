@@ -28,6 +28,12 @@ CLAIMED_S = 0.5  # a living worker has claimed by then what it has popped
 ON_TIME_S = 0.5
 BURST = 1000
 
+RATE = int(os.environ.get("TOC_TEST_RATE", "100"))
+"""Jobs a second. What three workers and all servers on two processors do with time to spare."""
+
+CALM_S = 3
+"""How long all goes well before something is broken: what is late then is the machine's doing."""
+
 OUTAGE_S = float(os.environ.get("TOC_TEST_OUTAGE_S", "15"))
 """How long Redis and ZooKeeper are stopped. Nothing changes with a longer one but the number of jobs."""
 
@@ -115,6 +121,13 @@ class Account:
 
     def late_s(self, job_id: int) -> float:
         return (min(self.starts[job_id]) - self.rows[job_id].action_ms) / 1000
+
+    def late_before_s(self, ids: Iterable[int], moment_s: float) -> float:
+        """How late jobs were at most that came due before this moment.
+
+        Before the first fault: how late this machine makes them, which is no fault's doing.
+        """
+        return self.figures(self.due(ids, to_s=moment_s)).late_max_s
 
     def late_until_s(self, ids: Iterable[int], since_s: float) -> float:
         """How long after this moment jobs came due that were started late."""

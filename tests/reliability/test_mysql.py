@@ -12,13 +12,13 @@ from sqlalchemy.pool import NullPool
 
 from tests.invariants.conftest import _started
 from tests.reliability.conftest import MakeFleet, Report
-from tests.reliability.fleet import Account, Fleet, Load, shard_of
+from tests.reliability.fleet import CALM_S, RATE, Account, Fleet, Load, shard_of
 from tests.reliability.wire import Wire
 from tests.servers import Server, start_mysql_replica, start_mysql_source
 from tests.servers.mysql import execute, wait_for_replica
 from tests.worker.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
 
 DOWN_S = 6
 LEASE_S = 7.0
@@ -62,7 +62,7 @@ def judge(
     assert (figures.lost, figures.early) == (0, 0)
     # What ran meanwhile is settled afterwards, as long as its lease lasts.
     assert account.twice(load.ids) <= (in_flight if away_s > LEASE_S - 3 else set())
-    assert figures.late_max_s < away_s + LEASE_S + 8
+    assert figures.late_max_s < away_s + LEASE_S + 8 + account.late_before_s(load.ids, began_s)
     assert on_time_s < 10
 
 
@@ -70,8 +70,8 @@ def test_mysql_is_killed_and_started(
     make_fleet: MakeFleet, own_mysql: Server, report: Report
 ) -> None:
     fleet = make_fleet(database=database_on(own_mysql), worker={"lease_allowance_s": LEASE_S - 1})
-    with fleet.load(200, sleep_s=0.05) as load:
-        wait_until(lambda: fleet.started() >= 400, "load")
+    with fleet.load(RATE, sleep_s=0.05) as load:
+        wait_until(lambda: fleet.started() >= CALM_S * RATE, "load")
         own_mysql.kill()
         killed_s = time.time()
         own_mysql.start()
@@ -83,7 +83,7 @@ def test_mysql_is_killed_and_started(
     fleet.wait_until_all_ended()
     account = fleet.account()
     end(own_mysql, fleet)
-    what = "the only MySQL killed (kill -9) and started, three workers, 200 jobs/s"
+    what = f"the only MySQL killed (kill -9) and started, three workers, {RATE} jobs/s"
     judge(report, what, account, load, in_flight, killed_s, back_s)
 
 
@@ -105,8 +105,8 @@ def test_mysql_fails_over_to_its_replica(
         host, _, port = wire.url.rpartition(":")
         moved = url.set(host=host, port=int(port)).render_as_string(hide_password=False)
         fleet = make_fleet(database=moved, worker={"lease_allowance_s": LEASE_S - 1})
-        with fleet.load(200, sleep_s=0.05) as load:
-            wait_until(lambda: fleet.started() >= 400, "load")
+        with fleet.load(RATE, sleep_s=0.05) as load:
+            wait_until(lambda: fleet.started() >= CALM_S * RATE, "load")
             execute(source, "SET GLOBAL super_read_only = 1")
             began_s = time.time()
             time.sleep(1)
@@ -124,7 +124,7 @@ def test_mysql_fails_over_to_its_replica(
         account = fleet.account()
         for worker in fleet.workers:
             worker.kill()
-    what = "MySQL fails over to its replica, three workers, 200 jobs/s"
+    what = f"MySQL fails over to its replica, three workers, {RATE} jobs/s"
     judge(report, what, account, load, in_flight, began_s, back_s)
     assert load.refused > 0  # it was met
 
@@ -141,8 +141,8 @@ def test_one_of_two_databases_is_away(
     def lies_there(job_id: int) -> bool:
         return routing.database(shard_of(fleet.stack, job_id)) == dead
 
-    with fleet.load(200, sleep_s=0.02) as load:
-        wait_until(lambda: fleet.started() >= 400, "load")
+    with fleet.load(RATE, sleep_s=0.02) as load:
+        wait_until(lambda: fleet.started() >= CALM_S * RATE, "load")
         own_mysql.kill()
         killed_s = time.time()
         time.sleep(DOWN_S)
@@ -159,7 +159,7 @@ def test_one_of_two_databases_is_away(
     last_s = max((min(account.starts[j]) / 1000 for j in of_dead if j in account.starts), default=0)
     on_time_s = account.late_until_s(its, back_s)
     report(
-        f"one of two databases (number {dead}) killed, and back after {back_s - killed_s:.0f} s; 200 jobs/s",
+        f"one of two databases (number {dead}) killed, back after {back_s - killed_s:.0f} s; {RATE} jobs/s",
         figures,
         f"{others.jobs} jobs of the other meanwhile: p99 {others.late_p99_s:.2f} s late, "
         f"{others.late_max_s:.2f} s at most; {len(of_dead)} of the dead one, the last of them "
@@ -169,7 +169,7 @@ def test_one_of_two_databases_is_away(
     assert (figures.lost, figures.early) == (0, 0)
     assert not account.twice(set(load.ids) - its)
     assert others.jobs >= DOWN_S * 50
-    assert others.late_max_s < 1.5
+    assert others.late_max_s < 1 + account.late_before_s(load.ids, killed_s)
     assert of_dead
     assert last_s - back_s < 10
     assert on_time_s < 10

@@ -55,7 +55,7 @@ VARIANTS = (
     ),
     Variant(
         "cancel-without-status", "toc/store/jobs.py",
-        ".where(c.job_id == job_id, c.status == int(status))\n", ".where(c.job_id == job_id)\n",
+        ".where(c.job_id.in_(ids), c.status == int(from_status))\n", ".where(c.job_id.in_(ids))\n",
         "I2 I3 I5", "",
     ),
     Variant(

@@ -11,12 +11,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, String, bindparam, case, insert, literal, select
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    String,
+    bindparam,
+    case,
+    func,
+    insert,
+    literal,
+    select,
+)
 
 from toc.domain.job import Event, Status
 from toc.domain.limits import REASON_CHARS_MAX
 from toc.store.columns import db_now
 from toc.store.databases import Database, execute_on
+from toc.store.packets import Statement
+from toc.store.prepared import Prepared
 from toc.store.rows import status_of
 from toc.store.schema import JOB
 
@@ -41,6 +54,32 @@ def record(
     statuses = literal(int(move.from_status)), literal(int(move.to_status))
     reason: ColumnElement[Any] = bindparam("reason", _short(move.reason))
     _write(connection, database, shard, ids, move.what, statuses, move.actor, reason)
+
+
+class Record:
+    """`record` as a statement for a packet: for one job, if the statement before it has changed a row."""
+
+    def __init__(self, database: Database) -> None:
+        before: list[BindParameter[Any]] = [*map(bindparam, ("what", "from_status", "to_status"))]
+        after: list[BindParameter[Any]] = [*map(bindparam, ("actor", "reason"))]
+        its = c.job_id.in_(bindparam("ids", expanding=True))
+        rows = select(db_now(), c.job_id, *before, c.attempts, *after).where(
+            its, func.row_count() > 0
+        )
+        statement = insert(database.event).from_select(_columns(database), rows)
+        self._prepared = Prepared(statement, database.engine.dialect)
+
+    def on(self, table: str, job_id: int, move: Move) -> Statement:
+        """The statement for a row of this table."""
+        return self._prepared.on(
+            table,
+            [job_id],
+            what=move.what,
+            from_status=int(move.from_status),
+            to_status=int(move.to_status),
+            actor=move.actor,
+            reason=_short(move.reason),
+        )
 
 
 def remark(
@@ -74,13 +113,16 @@ def _write(
     actor: str,
     reason: ColumnElement[Any],
 ) -> None:
-    event = database.event.c
-    names = (event.event_time, event.job_id, event.what, event.from_status, event.to_status,
-             event.attempts, event.actor, event.reason)  # fmt: skip
     rows = select(
         db_now(), c.job_id, literal(what), *statuses, c.attempts, literal(actor), reason
     ).where(c.job_id.in_(sorted(ids)))
-    execute_on(connection, shard, insert(database.event).from_select(names, rows))
+    execute_on(connection, shard, insert(database.event).from_select(_columns(database), rows))
+
+
+def _columns(database: Database) -> list[ColumnElement[Any]]:
+    event = database.event.c
+    return [event.event_time, event.job_id, event.what, event.from_status, event.to_status,
+            event.attempts, event.actor, event.reason]  # fmt: skip
 
 
 def events_of(database: Database, job_id: int, limit: int) -> list[Event]:

@@ -8,22 +8,34 @@ primary key, so that no statement locks the unique index before the row.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Connection, CursorResult, Executable, and_, delete, select, update
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    CursorResult,
+    Executable,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 
 from toc.domain.ids import gene_of
 from toc.domain.job import ANSWER_OF_STATUS, Answer, DeadJob, Job, NewJob, Status
 from toc.errors import DuplicateJob
 from toc.store.catalogue import Catalogue
-from toc.store.columns import db_now, signed64, sql_time
+from toc.store.columns import Millis, db_now, signed64, sql_time
 from toc.store.databases import Database, Databases, execute_on
 from toc.store.duplicates import is_live_duplicate, is_primary_duplicate
-from toc.store.events import Move, record, successor_of
+from toc.store.events import Move, Record, record, successor_of
 from toc.store.lent import lent
-from toc.store.packets import BYTES_MAX, Statement, send_together
+from toc.store.packets import BYTES_MAX, NotTogetherError, Statement, send_together
+from toc.store.prepared import Prepared
 from toc.store.rows import JOB_COLUMNS, job_of, status_of
 from toc.store.schema import JOB
 
@@ -60,6 +72,7 @@ class Jobs:
         self._catalogue = catalogue
         self._fresh_id = fresh_id
         self.actor = actor
+        self._packets = {each.index: _ChangePacket(each) for each in databases if not each.sqlite}
 
     # ---- insert
 
@@ -156,19 +169,18 @@ class Jobs:
     def cancel(self, job_id: int, reason: str | None = None) -> Answer:
         """Pending -> cancelled. After "cancelled" no handler starts (I3)."""
         move = Move("cancel", Status.PENDING, Status.CANCELLED, self.actor, reason)
-        return self._guarded(job_id, move, "cancelled", {"due_time": None})
+        return self._guarded(job_id, move, "cancelled", {})
 
     def reschedule(self, job_id: int, action_ms: int, reason: str | None = None) -> Answer:
         """Moves a pending job to another time; its attempts start anew."""
-        values = {"action_time": action_ms, "due_time": action_ms, "attempts": 0}
-        return self._guarded(job_id, self._move_to(action_ms, reason), "rescheduled", values)
+        move = self._move_to(action_ms, reason)
+        return self._guarded(job_id, move, "rescheduled", {"at": action_ms})
 
     def redrive(self, job_id: int, action_ms: int, reason: str | None = None) -> Answer:
         """Dead -> pending at `action_ms`. "superseded" when a newer live job holds its key."""
-        values = {"action_time": action_ms, "due_time": action_ms, "attempts": 0}
         move = Move("redrive", Status.DEAD, Status.PENDING, self.actor, reason)
         try:
-            return self._guarded(job_id, move, "redriven", values)
+            return self._guarded(job_id, move, "redriven", {"at": action_ms})
         except IntegrityError as error:
             if is_live_duplicate(error):
                 return Answer("superseded", job_id)
@@ -204,38 +216,41 @@ class Jobs:
         return Move("reschedule", Status.PENDING, Status.PENDING, self.actor, text)
 
     def _guarded(self, job_id: int, move: Move, answer: str, values: dict[str, Any]) -> Answer:
+        answered = self._changed(job_id, move, answer, values)
+        if answered == "already_cancelled" and move.from_status is Status.PENDING:
+            # Its id did not fit, and a copy stands for it: who has the old id means the copy.
+            successor = successor_of(self._home(job_id)[1], job_id)
+            if successor is not None:
+                return self._guarded(successor, move, answer, values)
+        return answered
+
+    def _changed(self, job_id: int, move: Move, answer: str, values: dict[str, Any]) -> Answer:
         shard, database = self._home(job_id)
-        status = move.from_status
-        change = (
-            update(JOB)
-            .where(c.job_id == job_id, c.status == int(status))
-            .values(status=int(move.to_status), gmt_modified=db_now(), **values)
-        )
-        look = select(c.status, c.attempts).where(c.job_id == job_id)
+        status, given = move.from_status, {"ids": [job_id], **values}
 
         def work(connection: Connection) -> Answer:
             for _ in range(_TRIES_MAX):
-                if execute_on(connection, shard, change).rowcount:
+                if execute_on(connection, shard, _CHANGE[move.what], given).rowcount:
                     if status is Status.DEAD:
                         letter = database.dead.c.job_id == job_id
                         connection.execute(delete(database.dead).where(letter))
                     record(connection, database, shard, [job_id], move)
                     return Answer(answer, job_id)
-                row = execute_on(connection, shard, look).first()
-                if row is None:
-                    return Answer("unknown")
-                found = Answer(ANSWER_OF_STATUS[status_of(row.status)], job_id, row.attempts)
-                if row.status != status:
+                row = execute_on(connection, shard, _LOOK, given).first()
+                if row is None or row.status != status:
                     break  # else it came back between change and look, by a retry: once more
-            return found
+            return _answer(job_id, row)
 
-        answered = database.run(work)
-        if answered == "already_cancelled" and status is Status.PENDING:
-            # Its id did not fit, and a copy stands for it: who has the old id means the copy.
-            successor = successor_of(database, job_id)
-            if successor is not None:
-                return self._guarded(successor, move, answer, values)
-        return answered
+        def together(connection: Connection) -> Answer:
+            packet = self._packets[database.index]
+            changed, row = packet.send(connection, shard, job_id, move, values)
+            if changed:
+                return Answer(answer, job_id)
+            if row is not None and row[0] == status:
+                raise NotTogetherError  # as above
+            return _answer(job_id, row)
+
+        return database.run(work, together if status is Status.PENDING else None)
 
     def _home(self, job_id: int) -> tuple[int, Database]:
         shard = self._databases.routing.shard(gene_of(job_id))
@@ -244,6 +259,60 @@ class Jobs:
     def draw_like(self, job_id: int) -> int:
         """A new id of the same shard and slot."""
         return self._fresh_id(gene_of(job_id))
+
+
+def _change(from_status: Status, to_status: Status, *values: tuple[Any, Any]) -> Update:
+    ids: BindParameter[Any] = bindparam("ids", expanding=True)
+    return (
+        update(JOB)
+        .where(c.job_id.in_(ids), c.status == int(from_status))
+        .values(dict([(c.status, int(to_status)), (c.gmt_modified, db_now()), *values]))
+    )
+
+
+_AT = bindparam("at", type_=Millis())
+_ANEW = ((c.action_time, _AT), (c.due_time, _AT), (c.attempts, 0))
+_CHANGE = {
+    "cancel": _change(Status.PENDING, Status.CANCELLED, (c.due_time, None)),
+    "reschedule": _change(Status.PENDING, Status.PENDING, *_ANEW),
+    "redrive": _change(Status.DEAD, Status.PENDING, *_ANEW),
+}
+_LOOK = select(c.status, c.attempts).where(c.job_id.in_(bindparam("ids", expanding=True)))
+
+
+class _ChangePacket:
+    """A guarded change, its event, and a look at the row, as one packet for a database."""
+
+    def __init__(self, database: Database) -> None:
+        dialect = database.engine.dialect
+        self._database, self._record = database, Record(database)
+        self._change = {what: Prepared(change, dialect) for what, change in _CHANGE.items()}
+        self._look = Prepared(_LOOK, dialect)
+
+    def send(
+        self,
+        connection: Connection,
+        shard: int,
+        job_id: int,
+        move: Move,
+        values: Mapping[str, Any],
+    ) -> tuple[bool, Sequence[Any] | None]:
+        """Whether it was changed; and (status, attempts) as they are then, None where there is no row."""
+        table = self._database.job_table_name(shard)
+        statements = [
+            self._change[move.what].on(table, [job_id], **values),
+            self._record.on(table, job_id, move),
+            self._look.on(table, [job_id]),
+        ]
+        changed, _, looked = send_together(connection, statements)
+        return bool(changed.rowcount), next(iter(looked.rows), None)
+
+
+def _answer(job_id: int, row: Sequence[Any] | None) -> Answer:
+    """What is the case, by (status, attempts)."""
+    if row is None:
+        return Answer("unknown")
+    return Answer(ANSWER_OF_STATUS[status_of(row[0])], job_id, row[1])
 
 
 class _ShardInsert:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, CursorResult, Dialect, Select, Update
+from sqlalchemy import BindParameter, Connection, CursorResult, Dialect, Insert, Select, Update
 
 from toc.store.packets import Statement
 from toc.store.schema import ANY_SHARD
@@ -23,7 +23,7 @@ _IDS = "ids"
 class Prepared:
     """A statement on `schema.JOB` with one expanding parameter `ids`."""
 
-    def __init__(self, statement: Update | Select[Any], dialect: Dialect) -> None:
+    def __init__(self, statement: Update | Insert | Select[Any], dialect: Dialect) -> None:
         if not dialect.positional:  # some drivers take names; all of them take positions
             dialect = type(dialect)(paramstyle="format")  # type: ignore[call-arg]
         compiled = statement.compile(dialect=dialect)

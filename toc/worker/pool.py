@@ -166,15 +166,21 @@ class HandlerPool(Service):
             except BaseException as error:  # noqa: BLE001 - a handler's SystemExit must not end the thread
                 result = error
             with self._lock:
-                del self._running[key]
-                substituted = key in self._stuck
-                self._stuck.discard(key)
-                metrics.HANDLERS_STUCK.set(len(self._stuck))
+                substituted = self._ended(key)
             self._finish(run, result)
             if substituted:  # a substitute does this thread's work since
                 with self._lock:
                     self._threads.discard(threading.current_thread())
                 return
+
+    def _ended(self, key: int) -> bool:
+        """Under the lock: a handler has ended. Whether it was stuck."""
+        del self._running[key]
+        stuck = key in self._stuck
+        if stuck:
+            self._stuck.discard(key)
+            metrics.HANDLERS_STUCK.set(len(self._stuck))
+        return stuck
 
     # ---- event loop
 
@@ -238,9 +244,7 @@ class HandlerPool(Service):
             except BaseException as error:  # noqa: BLE001 - also the cancellation at close
                 result = error
             with self._lock:
-                del self._running[key]
-                self._stuck.discard(key)
-                metrics.HANDLERS_STUCK.set(len(self._stuck))
+                self._ended(key)
             self._finish(run, result)
         finally:
             self._free.release()

@@ -9,6 +9,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from toc.domain.ids import gene_of
@@ -42,6 +43,7 @@ PUT_BACK_MS_MIN = 1000  # a row that is not ours is not looked at again sooner (
 LAST_RESORT_S = 60.0  # the next try of a job whose verdict or retry policy cannot be read
 DOWN_S = 3.0  # a database that did not answer is not asked for this long
 
+_fired = cache(metrics.FIRED.labels)
 _TIMER_STAGE = metrics.STAGE.labels("timer")
 _DATABASE_STAGE = metrics.STAGE.labels("database")
 _QUEUE_STAGE = metrics.STAGE.labels("queue")
@@ -329,7 +331,7 @@ class Worker:
             # Claimed too much: jobs wait here that another node could run.
             self._room.narrow()
         run.started_s = now_s
-        metrics.FIRED.labels(run.job.biz_type).inc()
+        _fired(run.job.biz_type).inc()
         if run.job.attempts == 1:
             metrics.LATENESS.observe(max(0.0, (run.now_ms(now_s) - run.job.action_ms) / 1000))
             if run.found_ms is not None:
