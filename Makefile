@@ -83,7 +83,7 @@ bench: servers  ## measure it, on fresh MySQL and Redis servers
 
 .PHONY: lock
 lock:  ## resolve the dependencies anew into requirements.lock (needs uv)
-	uv pip compile pyproject.toml --extra embedded --extra reconcile --group dev --universal --generate-hashes \
+	uv pip compile pyproject.toml --extra embedded --extra reconcile --extra plot --group dev --universal --generate-hashes \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --quiet \
 	  $(ARGS) --output-file requirements.lock
 	@! grep -n '://' requirements.lock

@@ -3,6 +3,9 @@
 import json
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice, pairwise
+from pathlib import Path
 
 import pytest
 import redis
@@ -11,15 +14,19 @@ from sqlalchemy.pool import NullPool
 
 from tests.servers.endpoint import Endpoint
 from toc.bench import reconciling
+from toc.bench.bottleneck import Use, bottleneck
 from toc.bench.cases import CASES
 from toc.bench.common import Options
+from toc.bench.lateness import due_times_s
+from toc.bench.plot import plot
+from toc.bench.report import Report
 from toc.bench.run import run
 from toc.cli.main import main
 from toc.errors import SettingsError
 from toc.runtime.settings import Settings
 
-SMALL = Options(jobs=300, rate=100, seconds=2, batch=50, rounds=1)
-FLOOR_CASES = {"schedule_many", "schedule", "drain", "purge"}
+SMALL = Options(jobs=300, rates=(100,), seconds=2, batch=50, rounds=1, clients=2)
+FLOOR_CASES = {"schedule_many", "schedule", "cancel", "purge"}
 
 
 def settings_on(database: str, server: Endpoint) -> Settings:
@@ -50,6 +57,7 @@ def test_every_case_beside_the_floor(
     redis_server: Endpoint,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(reconciling, "SIZES", (2,))
     server: Endpoint = request.getfixturevalue(f"{engine}_server")
@@ -67,7 +75,10 @@ def test_every_case_beside_the_floor(
     late = next(figure for figure in report.figures if figure.what.startswith("min"))
     assert late.toc.low >= 0
     assert report.about["shards"] == 4
-    assert report.pictures["Lateness: handler start minus action_time"]
+    assert report.pictures["Lateness at 100 jobs/s: handler start minus action_time"]
+    assert any("drain is bounded by" in note for note in report.notes)
+    plot(report, tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
     assert databases_of(server, name) == []
     json.dumps(report.as_json())
 
@@ -88,8 +99,12 @@ def test_on_sqlite_there_is_no_floor(
     assert "SQLite: there is no floor" in said.err
     found = json.loads(said.out)
     assert found["about"]["shards"] == 2
-    assert [figure["case"] for figure in found["figures"]] == ["schedule_many", "drain"]
-    assert all(figure["floor"] is None and figure["toc"][0] > 0 for figure in found["figures"])
+    assert {figure["case"] for figure in found["figures"]} == {"schedule_many", "drain"}
+    assert all(figure["toc"][0] > 0 for figure in found["figures"])
+    assert {figure["what"] for figure in found["figures"] if figure["floor"]} == {
+        "2 workers beside one",
+        "without Redis beside with",
+    }
     assert all(check["holds"] for check in found["checks"])
 
 
@@ -120,6 +135,52 @@ def test_without_redis(redis_url: str, fault: str) -> None:
         run(settings, SMALL, ["schedule"], print)
 
 
+def test_rows_that_only_stand_there(mysql_server: Endpoint, redis_server: Endpoint) -> None:
+    """They are there while a case runs, on both sides, and no figure of it counts them."""
+    said: list[str] = []
+    options = replace(SMALL, pending=1000)
+    settings = settings_on(f"{mysql_server.url}/shop{secrets.token_hex(4)}", redis_server)
+    report = run(settings, options, ["cancel", "schedule"], said.append)
+    assert not report.broken
+    assert "2,000 of 2,000 pending rows, for both sides" in said
+
+
+@pytest.mark.parametrize("kind", ["even", "random", "whole"])
+def test_due_times_come_at_their_rate(kind: str) -> None:
+    times_s = list(islice(due_times_s(kind, 50), 5000))
+    assert all(a <= b for a, b in pairwise(times_s))
+    assert times_s[-1] == pytest.approx(100, rel=0.1)
+    assert list(islice(due_times_s(kind, 50), 5000)) == times_s
+    distances = {round(b - a, 6) for a, b in pairwise(times_s)}
+    assert (len(distances) == 1) == (kind == "even")
+    assert all(second == int(second) for second in times_s) == (kind == "whole")
+
+
+def test_a_picture_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="nothing to draw"):
+        plot(Report({}), tmp_path / "bench.png")
+
+
+def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
+    report = Report({}, samples={"Lateness": [1.0, 2.0]})
+    with pytest.raises(SettingsError, match="cannot be written"):
+        plot(report, tmp_path / "none" / "bench.png")
+
+
+@pytest.mark.parametrize(
+    ("use", "part"),
+    [
+        (Use(0.95, 0.2, 0.9), "the worker's Python (95%"),
+        (Use(0.5, 0.9, 0.9), "Redis (90%"),
+        (Use(0.5, 0.2, 0.99), "this machine (99%"),
+        (Use(0.4, 0.2, 0.5), "the databases: workers wait for them, 60%"),
+        (Use(0.4, 0.2, None), "the databases"),
+    ],
+)
+def test_the_part_at_its_limit_is_named(use: Use, part: str) -> None:
+    assert part in bottleneck(use)
+
+
 def test_an_unknown_case_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--case", "drian"]) == 2
-    assert "drian is none of: schedule_many, schedule, drain" in capsys.readouterr().err
+    assert "drian is none of: schedule_many, schedule, cancel, drain" in capsys.readouterr().err

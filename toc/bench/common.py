@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+from sqlalchemy import func, select
 
 from toc.bench.floor import Floor
 from toc.bench.report import Check, Report
-from toc.bench.scratch import Scratch
+from toc.bench.scratch import STOCK_FROM, Scratch
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.domain.ids import IdFactory
 from toc.domain.job import Status
 from toc.runtime.clock import SystemClock
-from toc.store.databases import Databases
-from toc.store.finals import final_rows
+from toc.store.databases import Database, Databases, execute_on
+from toc.store.schema import JOB
 from toc.timer.scripts import Client
 from toc.trial.child import Child
 from toc.trial.connected import connected
@@ -25,31 +29,48 @@ from toc.trial.worker import settings_line, wall_ms
 FAR_MS = 600_000  # armed (below horizon + slack), and not due while a case runs
 START_S = 60.0
 CALL_JOBS = 5000
+LOOK_S = 0.01  # often enough for a drain of seconds, rarely enough not to disturb it
+QUIET_S = 0.3  # a job too many would come within this
+DRAINERS = 2  # threads of the drain's floor: one works in Python while the other waits for a server
 
 
 @dataclass(frozen=True)
 class Options:
-    """`jobs` a round; a tenth of them one by one, five times as many for the idle worker."""
+    """`jobs` a round; a tenth of them one by one, five times as many armed, ten times as many in the crowd.
+
+    `rates`: jobs per second of the lateness case. `due`: their spread (`lateness.due_times_s`).
+    `clients`: threads that schedule. `workers`: processes (None: what each case takes by itself).
+    `pending`: rows that stand in the tables before anything is measured, due next year.
+    """
 
     jobs: int = 20_000
-    rate: float = 300.0
+    rates: tuple[float, ...] = (300.0, 2000.0)
+    due: str = "even"
     seconds: float = 20.0
     batch: int = 500
     rounds: int = 3
+    clients: int = 8
+    workers: int | None = None
+    pending: int = 0
 
 
 @dataclass(slots=True)
 class Bench:
-    """What all cases share. `tell` hears what is going on."""
+    """What all cases share. `tell` hears what is going on. `floors`: one for each thread; none on SQLite."""
 
     scratch: Scratch
     databases: Databases  # toc's side, to look into
-    floor: Floor | None
+    floors: Sequence[Floor]
     options: Options
     report: Report
     tell: Callable[[str], None]
     ids: IdFactory = field(default_factory=lambda: IdFactory(SystemClock().wall_ms, 0))
     next_biz_id: int = 1
+
+    @property
+    def floor(self) -> Floor | None:
+        """The one of a single thread."""
+        return next(iter(self.floors), None)
 
     def biz_ids(self, count: int) -> int:
         """The first of so many new business ids."""
@@ -69,14 +90,14 @@ def opened(
     """The two sides, connected."""
     with connected(scratch.ours) as databases:
         if scratch.floor is None:
-            yield Bench(scratch, databases, None, options, report, tell)
+            yield Bench(scratch, databases, (), options, report, tell)
             return
-        with connected(scratch.floor) as bare:
-            floor = Floor(scratch.floor, bare, scratch.client)
-            try:
-                yield Bench(scratch, databases, floor, options, report, tell)
-            finally:
-                floor.close()
+        with connected(scratch.floor) as bare, ExitStack() as stack:
+            floors = [
+                stack.enter_context(closing(Floor(scratch.floor, bare, scratch.client)))
+                for _ in range(max(DRAINERS, options.clients))
+            ]
+            yield Bench(scratch, databases, floors, options, report, tell)
 
 
 def schedule_all(center: TimeoutCenter, jobs: Sequence[JobSpec]) -> list[int]:
@@ -89,12 +110,11 @@ def schedule_all(center: TimeoutCenter, jobs: Sequence[JobSpec]) -> list[int]:
 
 
 def start_checks(
-    case: str, ids: Sequence[int], answer: dict[str, Any], offset_ms: float, unsure_ms: float
+    case: str, ids: Sequence[int], ran: Ran, offset_ms: float, unsure_ms: float
 ) -> list[Check]:
-    """What must hold of the handler starts that a worker has told."""
-    starts = answer["starts"]
-    once = Counter(start[0] for start in starts) == Counter(ids)
-    least_ms = min((at + offset_ms - action_ms for _, action_ms, at in starts), default=0.0)
+    """What must hold of the handler starts that workers have told."""
+    once = Counter(job_id for job_id, *_ in ran.starts) == Counter(ids)
+    least_ms = min((at + offset_ms - action_ms for _, action_ms, at in ran.starts), default=0.0)
     how = f", as far as the clocks are known: {unsure_ms:.2f} ms" if unsure_ms else ""
     return [
         Check(case, f"each of {len(ids):,} jobs reached the handler once", once),
@@ -102,13 +122,59 @@ def start_checks(
     ]
 
 
+class Ran(NamedTuple):
+    """What workers have done. `starts`: job_id, action_time, handler start; all times in ms."""
+
+    settled_ms: float
+    starts: list[tuple[int, int, float]]
+    memory_mb: float  # of the largest, and the most that it ever had
+
+
+class Workers:
+    """Worker processes that are up, to be asked all at once."""
+
+    def __init__(self, children: Sequence[Child]) -> None:
+        self._children = children
+
+    def finish(self, count: int, timeout_s: float, then: Callable[[], None] = lambda: None) -> Ran:
+        """Waits until so many handlers have started and all is settled, or for so long; then calls it."""
+        end_s = time.monotonic() + timeout_s
+        while time.monotonic() < end_s:
+            answers = self._ask({"do": "look"})
+            started = sum(answer["started"] for answer in answers)
+            if started >= count and not any(answer["in_flight"] for answer in answers):
+                break
+            time.sleep(LOOK_S)
+        settled_ms = wall_ms()
+        then()
+        time.sleep(QUIET_S)
+        answers = self._ask({"do": "take"})
+        starts = [(*start,) for answer in answers for start in answer["starts"]]
+        memory_mb = max(answer["memory_kb"] for answer in answers) / 1000
+        return Ran(settled_ms, starts, memory_mb)
+
+    def cpu_s(self) -> list[float]:
+        """The CPU time of each so far."""
+        return [answer["cpu_s"] for answer in self._ask({"do": "cpu"})]
+
+    def _ask(self, line: dict[str, Any]) -> list[dict[str, Any]]:
+        for child in self._children:
+            child.send(line)
+        return [child.receive(START_S) for child in self._children]
+
+
 @contextmanager
-def worker_process(bench: Bench, **changes: Any) -> Iterator[Child]:
-    """A worker that is up, with these settings changed; see `toc.bench.worker` for what it answers to."""
+def worker_processes(bench: Bench, count: int, **changes: Any) -> Iterator[Workers]:
+    """Workers with these settings changed; see `toc.bench.worker` for what each answers to."""
     settings = bench.scratch.ours.model_copy(update=changes)
-    with Child("toc.bench.worker", settings_line(settings)) as worker:
-        worker.receive(START_S)
-        yield worker
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(Child("toc.bench.worker", settings_line(settings)))
+            for _ in range(count)
+        ]
+        for child in children:
+            child.receive(START_S)
+        yield Workers(children)
 
 
 def clock_offset(client: Client) -> tuple[float, float]:
@@ -132,6 +198,37 @@ def _redis_ms(client: Client) -> float:
     return float(int(seconds) * 1000 + int(micros) / 1000)
 
 
+class Rates:
+    """Rounds of (floor, toc) in jobs per second, told as they come."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.rounds: list[tuple[float | None, float]] = []
+
+    def add(self, floor: float | None, ours: float) -> None:
+        self.rounds.append((floor, ours))
+        self._bench.tell(f"round {len(self.rounds)}: {pair(floor, ours)} jobs/s")
+
+
+def timed(calls: Iterable[Callable[[], object]]) -> list[float]:
+    """How long each call took, in ms."""
+    found = []
+    for call in calls:
+        started_s = time.perf_counter()
+        call()
+        found.append((time.perf_counter() - started_s) * 1000)
+    return found
+
+
+def together(works: Sequence[Callable[[], object]]) -> float:
+    """Each in a thread of its own; how long all took, in seconds."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        started_s = time.perf_counter()
+        for future in [pool.submit(work) for work in works]:
+            future.result()
+        return time.perf_counter() - started_s
+
+
 def pair(floor: float | None, ours: float) -> str:
     """Both sides of a round, to tell."""
     if floor is None:
@@ -141,9 +238,20 @@ def pair(floor: float | None, ours: float) -> str:
 
 def check_statuses(bench: Bench, case: str, expected: dict[Status, int]) -> None:
     """Compares the rows with what must be there; then clears both sides for the next case."""
-    found = Counter(row.status for row in final_rows(bench.databases))
+    found: Counter[Status] = Counter()
+    for database in bench.databases:
+        for shard in database.shards:
+            found.update(_statuses(database, shard))
     wanted = ", ".join(f"{n:,} {status.name.lower()}" for status, n in expected.items())
     bench.report.checks.append(
         Check(case, f"the database has {wanted} and nothing else", found == Counter(expected))
     )
     bench.scratch.clear()
+
+
+def _statuses(database: Database, shard: int) -> dict[Status, int]:
+    """How many jobs of the benchmark a table has, by status."""
+    ours = JOB.c.biz_id < STOCK_FROM
+    query = select(JOB.c.status, func.count()).where(ours).group_by(JOB.c.status)
+    rows: Any = database.read(lambda connection: execute_on(connection, shard, query).all())
+    return {Status(status): count for status, count in rows}

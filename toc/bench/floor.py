@@ -1,4 +1,4 @@
-"""The floor: the least that drivers must do for the same work, by hand, in one thread.
+"""The floor: the least that drivers must do for the same work, by hand, in one thread each.
 
 pymysql's cursors and redis-py directly. The connections come out of toc's own engine and Redis
 factory, so TLS, isolation level and time-outs are alike on both sides by construction.
@@ -7,7 +7,7 @@ factory, so TLS, isolation level and time-outs are alike on both sides by constr
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from toc.bench.load import FLOOR_TYPE_NO, Planned
@@ -61,13 +61,7 @@ class Floor:
 
     def insert_many(self, batch: Mapping[int, Mapping[int, Sequence[Planned]]]) -> None:
         """One INSERT per shard, one transaction per database, then a ZADD per slot, pipelined."""
-        for index, shards in batch.items():
-            execute = self._cursors[index].execute
-            for shard, jobs in shards.items():
-                rows = ",".join([_values(job) for job in jobs])
-                table = self._databases[index].job_table_name(shard)
-                execute(f"INSERT INTO {table} ({COLUMNS}) VALUES {rows}")  # noqa: S608 - our own rows
-            self._raw[index].commit()
+        self.insert_rows(batch)
         entries: dict[str, dict[str, int]] = defaultdict(dict)
         for shards in batch.values():
             for jobs in shards.values():
@@ -78,6 +72,16 @@ class Floor:
             pipe.zadd(key, scores)
         pipe.execute()
 
+    def insert_rows(self, batch: Mapping[int, Mapping[int, Sequence[Planned]]]) -> None:
+        """The same without reminders."""
+        for index, shards in batch.items():
+            execute = self._cursors[index].execute
+            for shard, jobs in shards.items():
+                rows = ",".join([_values(job) for job in jobs])
+                table = self._databases[index].job_table_name(shard)
+                execute(f"INSERT INTO {table} ({COLUMNS}) VALUES {rows}")  # noqa: S608 - our own rows
+            self._raw[index].commit()
+
     def insert(self, job: Planned) -> None:
         """One-row INSERT, COMMIT, ZADD."""
         database, shard = self._home(job.job_id)
@@ -87,12 +91,41 @@ class Floor:
         self._raw[database.index].commit()
         self._client.zadd(self._store(job.job_id), {str(job.job_id): job.due_ms})
 
+    # ---- cancel
+
+    def parts(self, ids: Sequence[int], size: int) -> Iterator[list[int]]:
+        """At most `size` ids of one shard each."""
+        by_shard: dict[int, list[int]] = defaultdict(list)
+        for job_id in ids:
+            by_shard[self._home(job_id)[1]].append(job_id)
+        for its in by_shard.values():
+            for at in range(0, len(its), size):
+                yield its[at : at + size]
+
+    def cancel(self, ids: Sequence[int]) -> int:
+        """The guarded UPDATE of ids of one shard, COMMIT, and a ZREM per slot, pipelined."""
+        database, shard = self._home(ids[0])
+        table, listed = database.job_table_name(shard), ",".join(map(str, ids))
+        changed = self._cursors[database.index].execute(
+            f"UPDATE {table} SET status = 3, due_time = NULL, gmt_modified = UTC_TIMESTAMP(3) "  # noqa: S608
+            f"WHERE job_id IN ({listed}) AND status = 0"
+        )
+        self._raw[database.index].commit()
+        by_key: dict[str, list[int]] = defaultdict(list)
+        for job_id in ids:
+            by_key[self._store(job_id)].append(job_id)
+        pipe = self._client.pipeline(transaction=False)
+        for key, its in by_key.items():
+            pipe.zrem(key, *its)
+        pipe.execute()
+        return int(changed)
+
     # ---- drain
 
-    def drain(self, n: int) -> int:
-        """Runs all that is due, slot by slot, `n` at a time. Returns how many rows it settled."""
+    def drain(self, n: int, part: int = 0, parts: int = 1) -> int:
+        """Runs all that is due in every `parts`th slot, `n` at a time. Returns how many rows it settled."""
         settled = 0
-        for slot in range(self._settings.slots_of(TOPIC)):
+        for slot in range(part, self._settings.slots_of(TOPIC), parts):
             while ids := self._pop(slot, n):
                 settled += self._run(slot, ids)
         return settled

@@ -16,6 +16,7 @@ from toc.runtime.settings import Settings
 from toc.store.columns import sql_time
 
 BIZ_TYPE = "bench.noop"
+ASIDE_TYPE = "bench.aside"
 FLOOR_TYPE_NO = 1
 
 
@@ -45,12 +46,12 @@ def specs(first: int, count: int, due_ms: int, spread_ms: int = 0) -> list[JobSp
     return [spec(first + i, due_ms + i * spread_ms // count) for i in range(count)]
 
 
-def spec(biz_id: int, due_ms: int) -> JobSpec:
+def spec(biz_id: int, due_ms: int, biz_type: str = BIZ_TYPE) -> JobSpec:
     """One job for toc."""
     return JobSpec(
         biz_id=biz_id,
         action_time=datetime_of(due_ms),
-        biz_type=BIZ_TYPE,
+        biz_type=biz_type,
         attribute=attribute(biz_id),
     )
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from sqlalchemy import func, insert, select
 
-from toc.bench.common import Bench, check_statuses, pair, worker_process
+from toc.bench.common import Bench, check_statuses, pair, worker_processes
+from toc.bench.draining import Race
 from toc.bench.report import Check, Target
-from toc.bench.running import Race
 from toc.center.center import TimeoutCenter
 from toc.domain.ids import IdFactory, first_id_of
 from toc.domain.job import Status
@@ -38,8 +38,8 @@ def purge(bench: Bench) -> None:
             rates = []
             for retention in (KEEPING, PURGING):
                 old.fill(OLD + OLD_PER_JOB * options.jobs)
-                with worker_process(bench, retention=retention) as worker:
-                    race = Race(bench, center, worker)
+                with worker_processes(bench, 1, retention=retention) as workers:
+                    race = Race(bench, center, workers)
                     race.run(min(options.jobs, options.batch))
                     before = old.count()
                     rates.append(race.run(options.jobs))

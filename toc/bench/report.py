@@ -66,6 +66,10 @@ class Report:
     figures: list[Figure] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     pictures: dict[str, list[str]] = field(default_factory=dict)  # histograms, by title
+    notes: list[str] = field(default_factory=list)
+    samples: dict[str, list[float]] = field(
+        default_factory=dict
+    )  # what they are of, in ms, to plot
 
     @property
     def broken(self) -> list[Check]:
@@ -111,6 +115,7 @@ class Report:
             "figures": figures,
             "checks": [asdict(check) for check in self.checks],
             "histograms": self.pictures,
+            "notes": self.notes,
         }
 
     def show(self, console: Console) -> None:
@@ -141,6 +146,8 @@ class Report:
             for line in lines:
                 console.print(line, highlight=False, markup=False)
         console.print()
+        for note in self.notes:
+            console.print(note, highlight=False, markup=False)
         for check, times in Counter(self.checks).items():
             verdict = Text(
                 "holds  " if check.holds else "BROKEN ", "green" if check.holds else "red"

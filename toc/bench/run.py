@@ -10,14 +10,16 @@ from dataclasses import asdict
 from sqlalchemy import text
 
 from toc.bench.cases import CASES
-from toc.bench.common import Options, opened
+from toc.bench.common import Bench, Options, opened
 from toc.bench.report import Report
 from toc.bench.scratch import Scratch, scratch
+from toc.bench.stock import fill
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.timer.slots import Slots
 from toc.trial.connected import connected
 
+TELLS = 20
 NO_FLOOR = "SQLite: there is no floor to compare with, it is made of MySQL's statements"
 
 
@@ -30,17 +32,32 @@ def run(
     shards: int | None = None,
 ) -> Report:
     """Runs the cases on the servers of the settings. Raises SettingsError and StoreUnavailable."""
-    with scratch(settings, shards) as made:
+    with scratch(settings, shards, stocked=options.pending > 0) as made:
         report = Report(_about(made, options))
         if made.floor is None:
             report.about["floor"] = NO_FLOOR
             tell(NO_FLOOR)
         tell(", ".join(f"{name} {value}" for name, value in report.about["servers"].items()))
         with opened(made, options, report, tell) as bench:
+            if options.pending:
+                _stock(bench)
             for name in cases:
                 tell(f"{name} …")
                 CASES[name](bench)
         return report
+
+
+def _stock(bench: Bench) -> None:
+    rows, done = bench.options.pending, 0
+    total = rows * len(bench.scratch.sides())
+
+    def passed(count: int) -> None:
+        nonlocal done
+        before, done = done, done + count
+        if before * TELLS // total != done * TELLS // total:
+            bench.tell(f"{done:,} of {total:,} pending rows, for both sides")
+
+    fill(bench, rows, passed)
 
 
 def _about(made: Scratch, options: Options) -> dict[str, object]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import URL, create_engine, text
 from sqlalchemy.engine import make_url
@@ -26,6 +27,8 @@ from toc.timer.slots import connect
 from toc.trial.connected import connected
 
 TOPIC = "default"
+STOCK_FROM = 2**40
+"""Business ids from here on are of rows that only stand there."""
 NAME_CHARS_MAX = 40  # of 64: the rest is for what is appended
 LOCK_WAIT_S = 10
 _NO_RIGHT = {
@@ -42,15 +45,18 @@ class Scratch:
     ours: Settings
     floor: Settings | None
     client: Client
+    stocked: bool = False
 
     def clear(self) -> None:
         """Empties all job tables and queues, on both sides alike."""
         for settings in self.sides():
             with connected(settings) as databases:
                 for database in databases:
-                    verb = "DELETE FROM" if database.sqlite else "TRUNCATE TABLE"
                     for shard in database.shards:
-                        sql = f"{verb} {database.job_table_name(shard)}"
+                        table = database.job_table_name(shard)
+                        sql = f"DELETE FROM {table} WHERE biz_id < {STOCK_FROM}"  # noqa: S608
+                        if not (self.stocked or database.sqlite):
+                            sql = f"TRUNCATE TABLE {table}"
                         database.run(lambda c, sql=sql: c.exec_driver_sql(sql))  # type: ignore[misc]
             self.delete_keys(settings)
 
@@ -60,14 +66,23 @@ class Scratch:
 
     def delete_keys(self, settings: Settings) -> None:
         """Deletes every key that a side has."""
-        for slot in range(settings.slots_of(TOPIC)):
-            for spell in (keys.store_key, keys.prepare_key, keys.mark_key):
-                self.client.delete(spell(settings.namespace, TOPIC, slot))
+        for topic in settings.topic_names:
+            for slot in range(settings.slots_of(topic)):
+                for spell in (keys.store_key, keys.prepare_key, keys.mark_key):
+                    self.client.delete(spell(settings.namespace, topic, slot))
 
 
 @contextmanager
-def scratch(settings: Settings, shards: int | None = None) -> Iterator[Scratch]:
+def scratch(
+    settings: Settings,
+    shards: int | None = None,
+    *,
+    topics: Mapping[str, Any] | None = None,
+    stocked: bool = False,
+) -> Iterator[Scratch]:
     """Creates `<name>_bench_…` databases beside those of the settings, with all tables; drops them.
+
+    `stocked`: rows from `STOCK_FROM` on stay when the tables are cleared.
 
     Raises SettingsError where there is no Redis or no right to create a database.
     """
@@ -78,7 +93,7 @@ def scratch(settings: Settings, shards: int | None = None) -> Iterator[Scratch]:
     horizon = {"horizon_s": near.horizon_s, "slack_s": near.slack_s}
     changes = {
         "shards": shards or settings.shards,
-        "topics": {},
+        "topics": topics or {},
         "timer": settings.timer.model_dump() | horizon,
     }
     with ExitStack() as stack:
@@ -107,7 +122,7 @@ def scratch(settings: Settings, shards: int | None = None) -> Iterator[Scratch]:
             sides[side] = own
         ours = sides["toc"]
         assert ours is not None  # noqa: S101 - just made
-        made_all = Scratch(ours, sides.get("floor"), client)
+        made_all = Scratch(ours, sides.get("floor"), client, stocked)
         try:
             yield made_all
         finally:

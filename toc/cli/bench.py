@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from toc.bench.cases import CASES
 from toc.bench.common import Options
+from toc.bench.plot import plot
 from toc.bench.run import run
 from toc.cli import failures
 from toc.cli.output import console
 from toc.runtime.settings import load_settings
 from toc.trial.child import ends_in_order
+
+
+class Due(StrEnum):
+    """Of `toc.bench.lateness.due_times_s`."""
+
+    EVEN = "even"
+    RANDOM = "random"
+    WHOLE = "whole"
 
 
 def bench(
@@ -27,8 +38,16 @@ def bench(
         ),
     ] = Options.jobs,
     rate: Annotated[
-        float, typer.Option(min=1, help="jobs per second of the lateness case")
-    ] = Options.rate,
+        list[float] | None,
+        typer.Option(min=1, help="jobs per second of the lateness case, may be repeated"),
+    ] = None,
+    due: Annotated[
+        Due,
+        typer.Option(
+            help="how due times are spread there: even, random (a Poisson process), whole (all of a "
+            "second at its beginning)"
+        ),
+    ] = Due.EVEN,
     seconds: Annotated[
         float,
         typer.Option(min=1, help="how long that lasts; the idle worker is watched half as long"),
@@ -42,8 +61,23 @@ def bench(
     rounds: Annotated[
         int, typer.Option(min=1, help="how often floor and toc take turns")
     ] = Options.rounds,
+    clients: Annotated[
+        int, typer.Option(min=1, max=1000, help="threads that schedule at the same time")
+    ] = Options.clients,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=100, help="worker processes (default: 1, and 2 for the drain of several)"
+        ),
+    ] = None,
     shards: Annotated[
-        int | None, typer.Option(help="job tables (default: as in the settings)")
+        int | None, typer.Option(help="job tables, and slots (default: as in the settings)")
+    ] = None,
+    pending: Annotated[
+        int, typer.Option(min=0, help="rows that stand in the tables from the start, due next year")
+    ] = 0,
+    picture: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="write a picture too")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,  # noqa: FBT002
 ) -> None:
@@ -61,11 +95,23 @@ def bench(
     with ends_in_order():
         report = run(
             load_settings(),
-            Options(jobs=jobs, rate=rate, seconds=seconds, batch=batch, rounds=rounds),
+            Options(
+                jobs=jobs,
+                rates=tuple(rate or Options.rates),
+                due=due.value,
+                seconds=seconds,
+                batch=batch,
+                rounds=rounds,
+                clients=clients,
+                workers=workers,
+                pending=pending,
+            ),
             [name for name in CASES if not case or name in case],
             lambda line: progress.print(line, highlight=False, markup=False),
             shards=shards,
         )
+    if picture is not None:
+        plot(report, picture)
     if as_json:
         typer.echo(json.dumps(report.as_json(), indent=2))
     else:

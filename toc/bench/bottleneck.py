@@ -1,0 +1,86 @@
+"""Which part was at its limit while workers drained."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from redis.cluster import RedisCluster
+
+from toc.bench.common import Workers
+from toc.timer.scripts import Client
+
+BUSY = 0.85  # of what a part can give: more is not to be had from it
+_PROCESSORS = Path("/proc/stat")
+
+
+class Use(NamedTuple):
+    """How busy each was, from 0 to 1. `machine`: all processors of this one; None where it is not known."""
+
+    worker: float  # the busiest process, of the one processor that Python uses
+    redis: float  # the busiest node, of its one thread
+    machine: float | None
+
+
+class Meter:
+    """Reads the clocks of all parts when it is made, and again at `stop`."""
+
+    def __init__(self, client: Client, workers: Workers) -> None:
+        self._client, self._workers = client, workers
+        self._before = self._read()
+
+    def stop(self) -> Use:
+        """The shares since it was made."""
+        at_s, workers, redis, machine = self._read()
+        at_0, workers_0, redis_0, machine_0 = self._before
+        passed_s = max(at_s - at_0, 1e-6)
+        share = None
+        if machine is not None and machine_0 is not None:
+            share = (machine - machine_0) / passed_s / (os.cpu_count() or 1)
+        return Use(
+            max(now - then for now, then in zip(workers, workers_0, strict=True)) / passed_s,
+            max(redis[name] - redis_0.get(name, 0.0) for name in redis) / passed_s,
+            share,
+        )
+
+    def _read(self) -> tuple[float, list[float], dict[str, float], float | None]:
+        return time.monotonic(), self._workers.cpu_s(), _redis_s(self._client), _machine_s()
+
+
+def bottleneck(use: Use) -> str:
+    """In words, with what helps. By elimination: what a database's processors do is not for us to see."""
+    if use.worker >= BUSY:
+        return f"the worker's Python ({use.worker:.0%} of a processor): more workers"
+    if use.redis >= BUSY:
+        return f"Redis ({use.redis:.0%} of its thread): a Redis Cluster"
+    if use.machine is not None and use.machine >= BUSY:
+        return f"this machine ({use.machine:.0%} of its processors): the servers elsewhere, or more of it"
+    return (
+        f"the databases: workers wait for them, {1 - use.worker:.0%} of the time "
+        "(faster commits, more databases)"
+    )
+
+
+def _redis_s(client: Client) -> dict[str, float]:
+    """CPU seconds so far, by node."""
+    cluster = isinstance(client, RedisCluster)
+    where = {"target_nodes": RedisCluster.PRIMARIES} if cluster else {}
+    info: dict[str, Any] = client.info("cpu", **where)
+    nodes = {"": info} if "used_cpu_user" in info else info
+    return {
+        name: float(node["used_cpu_user"]) + float(node["used_cpu_sys"])
+        for name, node in nodes.items()
+    }
+
+
+def _machine_s() -> float | None:
+    """CPU seconds of everything on this machine so far (Linux)."""
+    try:
+        first = _PROCESSORS.read_text().partition("\n")[0].split()
+    except OSError:
+        return None
+    user, nice, system, _idle, _wait, *others = map(int, first[1:8])
+    ticks: int = os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + sum(others)) / ticks

@@ -1,0 +1,165 @@
+"""How late handlers start: at a steady rate, and beside a crowd that is due at one instant."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from toc.bench.common import (
+    Bench,
+    Ran,
+    check_statuses,
+    clock_offset,
+    schedule_all,
+    start_checks,
+    together,
+    worker_processes,
+)
+from toc.bench.load import ASIDE_TYPE, BIZ_TYPE, spec, specs
+from toc.bench.report import Target
+from toc.bench.scratch import scratch
+from toc.center.center import JobSpec, TimeoutCenter
+from toc.domain.job import Status
+from toc.trial.figures import histogram, percentile
+from toc.trial.worker import wall_ms
+
+AHEAD_S = 2.0  # scheduled so long before it is due
+JOBS_PER_CLIENT = 1000  # a second: about what one thread schedules one by one
+TIMEOUT_S = 60.0
+TARGETS_MS = {300: (3, 10), 2000: (None, 50)}
+"""p50 and p99 by rate."""
+CROWD = 10  # times `jobs` are due at once
+ASIDE_RATE = 50.0
+
+
+def lateness(bench: Bench) -> None:
+    """A steady rate from this process to workers: handler start minus action_time."""
+    for rate in bench.options.rates:
+        _at(bench, rate)
+
+
+def _at(bench: Bench, rate: float) -> None:
+    options, report, name = bench.options, bench.report, "lateness"
+    offset_ms, unsure_ms = clock_offset(bench.scratch.client)
+    jobs = round(rate * options.seconds)
+    with (
+        TimeoutCenter(bench.scratch.ours) as center,
+        worker_processes(bench, options.workers or 1) as workers,
+    ):
+        center.dead(1)  # connected before the clock runs
+        due = list(itertools.islice(due_times_s(options.due, rate), jobs))
+        ids, took_s = Clients(bench, center, offset_ms).run(due, BIZ_TYPE, rate)
+        ran = workers.finish(jobs, TIMEOUT_S)
+    report.checks += start_checks(name, ids, ran, offset_ms, unsure_ms)
+    check_statuses(bench, name, {Status.DONE: jobs})
+    late_ms = [at + offset_ms - action for _, action, at in ran.starts]
+    if not late_ms:
+        return
+    p50_ms, p99_ms = TARGETS_MS.get(int(rate), (None, None))
+    for what, value, most in (
+        ("p50", percentile(late_ms, 50), p50_ms),
+        ("p99", percentile(late_ms, 99), p99_ms),
+        ("max", max(late_ms), None),
+        ("min", min(late_ms), None),
+    ):
+        targets = () if most is None else (Target("toc", "<=", most),)
+        report.add_rounds(name, f"{what} at {rate:g} jobs/s", "ms", [(None, value)], *targets)
+    asked = f"clients' rate, asked {rate:g}"
+    report.add_rounds(name, asked, "jobs/s", [(None, jobs / took_s)])
+    bench.tell(f"p50 {percentile(late_ms, 50):.1f} ms, p99 {percentile(late_ms, 99):.1f} ms")
+    title = f"Lateness at {rate:g} jobs/s: handler start minus action_time"
+    report.pictures[title] = histogram(late_ms)
+    report.samples[title] = late_ms
+
+
+def due_times_s(kind: str, rate: float) -> Iterator[float]:
+    """When jobs are due, in seconds from some moment, ascending; `rate` a second in the mean.
+
+    "even": at equal distances. "random": as customers come who know nothing of each other (a Poisson
+    process; the same in each run). "whole": all of a second at its beginning, as people choose times.
+    """
+    if kind == "random":
+        rng, at_s = random.Random(0), 0.0  # noqa: S311 - a load, no secret
+        while True:
+            at_s += rng.expovariate(rate)
+            yield at_s
+    for n in itertools.count():
+        yield math.floor(n / rate) if kind == "whole" else n / rate
+
+
+class Clients:
+    """Threads that schedule at a rate: one by one, and in one call what they are behind with."""
+
+    def __init__(self, bench: Bench, center: TimeoutCenter, offset_ms: float) -> None:
+        self._bench, self._center, self._offset_ms = bench, center, offset_ms
+
+    def run(self, due_s: Sequence[float], biz_type: str, rate: float) -> tuple[list[int], float]:
+        """Jobs that are due AHEAD_S later. Their ids, and how many seconds scheduling took."""
+        count = max(1, min(self._bench.options.clients, math.ceil(rate / JOBS_PER_CLIENT)))
+        first, ids = self._bench.biz_ids(len(due_s)), list[int]()
+        began_s, began_ms = time.perf_counter(), wall_ms() + self._offset_ms
+
+        def job(n: int) -> JobSpec:
+            return spec(first + n, round(began_ms + (due_s[n] + AHEAD_S) * 1000), biz_type)
+
+        def client(number: int) -> None:
+            mine = range(number, len(due_s), count)
+            done = 0
+            while done < len(mine):
+                now_s = time.perf_counter() - began_s
+                wait_s = due_s[mine[done]] - now_s
+                if wait_s > 0:
+                    time.sleep(wait_s)
+                    continue
+                some = mine[done : bisect_right(mine, now_s, done, key=due_s.__getitem__)]
+                done += len(some)
+                if len(some) == 1:
+                    ids.append(self._center.schedule(**job(some[0])))
+                else:
+                    ids.extend(schedule_all(self._center, [job(n) for n in some]))
+
+        return ids, together([lambda n=n: client(n) for n in range(count)])  # type: ignore[misc]
+
+
+def crowd(bench: Bench) -> None:
+    """Many jobs that are due at one instant, and beside them a few of another topic, all the time."""
+    options, report, name = bench.options, bench.report, "crowd"
+    jobs = options.jobs * CROWD
+    # The topics are a fact of the database: so these are its own.
+    with scratch(bench.scratch.ours, topics={"aside": {"biz_types": [ASIDE_TYPE]}}) as made:
+        own = replace(bench, scratch=made)
+        offset_ms, unsure_ms = clock_offset(made.client)
+        with TimeoutCenter(made.ours) as center, worker_processes(own, 1) as workers:
+            due_ms = int(bench.redis_ms() + jobs * 0.1 + 5000)
+            bench.tell(f"scheduling {jobs:,} jobs")
+            many = schedule_all(center, specs(bench.biz_ids(jobs), jobs, due_ms))
+            time.sleep(max(0.0, (due_ms - bench.redis_ms()) / 1000 - 2 * AHEAD_S))
+            seconds = 3 * AHEAD_S + jobs / 10_000
+            due = list(
+                itertools.islice(due_times_s("even", ASIDE_RATE), round(seconds * ASIDE_RATE))
+            )
+            few, _ = Clients(own, center, offset_ms).run(due, ASIDE_TYPE, ASIDE_RATE)
+            ran = workers.finish(len(many) + len(few), TIMEOUT_S + jobs / 1000)
+    report.checks += start_checks(name, [*many, *few], ran, offset_ms, unsure_ms)
+    _tell_crowd(bench, ran, set(few), due_ms, offset_ms)
+
+
+def _tell_crowd(bench: Bench, ran: Ran, few: set[int], due_ms: int, offset_ms: float) -> None:
+    starts = [(job_id, action_ms, at + offset_ms) for job_id, action_ms, at in ran.starts]
+    last_ms = max((at for job_id, _, at in starts if job_id not in few), default=float(due_ms))
+    rate = (len(starts) - len(few)) / max(1.0, last_ms - due_ms) * 1000
+    beside = [
+        at - action for job_id, action, at in starts if job_id in few and due_ms <= at <= last_ms
+    ]
+    add = bench.report.add_rounds
+    add("crowd", "drained", "jobs/s", [(None, rate)])
+    if beside:
+        what = f"of {len(beside)} others meanwhile"
+        add("crowd", f"p50 {what}", "ms", [(None, percentile(beside, 50))])
+        add("crowd", f"max {what}", "ms", [(None, max(beside))], Target("toc", "<=", 1000))
+    bench.tell(f"{rate:,.0f} jobs/s")

@@ -1,0 +1,55 @@
+"""A picture of a report: each lateness histogram, and the ratios to the floor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toc.bench.report import Report
+from toc.errors import SettingsError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BINS = 60
+INCHES = (9.0, 3.2)  # of each part
+
+
+def plot(report: Report, path: Path) -> None:
+    """Writes a PNG. Raises SettingsError where matplotlib is not installed or the file cannot be written."""
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise SettingsError("--plot needs matplotlib: pip install 'toc[plot]'") from error
+    with_floor = [figure for figure in report.figures if figure.ratio is not None]
+    parts = len(report.samples) + bool(with_floor)
+    if not parts:
+        raise SettingsError("--plot: these cases have nothing to draw")
+    picture = Figure(figsize=(INCHES[0], INCHES[1] * parts), layout="constrained")
+    axes = list(picture.subplots(parts, squeeze=False)[:, 0])
+    for title, late_ms in report.samples.items():
+        _lateness(axes.pop(0), title, late_ms)
+    if with_floor:
+        _ratios(axes.pop(0), report)
+    try:
+        picture.savefig(path, format="png", dpi=120)
+    except OSError as error:
+        raise SettingsError(f"--plot: {path} cannot be written: {error.strerror}") from error
+
+
+def _lateness(axes: Axes, title: str, late_ms: list[float]) -> None:
+    axes.hist(late_ms, bins=BINS)
+    axes.set_yscale("log")
+    axes.set(title=title, xlabel="milliseconds", ylabel="jobs")
+
+
+def _ratios(axes: Axes, report: Report) -> None:
+    rows = [(f"{f.case}: {f.what}", f.ratio) for f in report.figures if f.ratio is not None][::-1]
+    middles = [ratio.middle for _, ratio in rows]
+    errors = [
+        [ratio.middle - ratio.low for _, ratio in rows],
+        [ratio.high - ratio.middle for _, ratio in rows],
+    ]
+    axes.barh([name for name, _ in rows], middles, xerr=errors)
+    axes.axvline(1.0, linestyle="--", linewidth=1)
+    axes.set(title="Beside the floor (1: as fast)", xlabel="ratio")
