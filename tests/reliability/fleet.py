@@ -15,8 +15,9 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
 from tests.invariants.harness import TYPE, Stack, WorkerProcess
+from tests.reliability.wire import Wire
 from tests.servers.fixtures import redis_client
-from tests.worker.waiting import wait_until
+from tests.worker.waiting import remains, wait_until
 from toc.cluster.roster import Member, roster
 from toc.domain.ids import gene_of
 from toc.domain.job import Status
@@ -200,13 +201,20 @@ class Fleet:
     ) -> Load:
         return Load(self.stack, rate, ahead_s, wants, absolute=absolute)
 
-    def freeze(self, worker: WorkerProcess, *, amid_transaction: bool = False) -> None:
-        """SIGSTOP; if asked, at a moment at which it holds the locks of rows."""
+    def freeze_amid_transaction(self, worker: WorkerProcess, wire: Wire) -> None:
+        """SIGSTOP when it holds the locks of rows. `wire`: its way to the database."""
+
+        def stands_still() -> bool:
+            wire.cut(answers_only=True)  # what it begins now does not come to its COMMIT
+            found = not remains(lambda: not self._someone_stands_still(), 0.5)
+            if not found:  # it only asks what needs no transaction
+                wire.mend()
+                time.sleep(0.05)
+            return found
+
+        wait_until(stands_still, "a transaction to stand still", 60)
         worker.freeze()
-        while amid_transaction and not self._someone_stands_still():
-            worker.thaw()
-            time.sleep(0.01)
-            worker.freeze()
+        wire.mend()
 
     def _someone_stands_still(self) -> bool:
         """Whether a transaction that has changed rows is idle, and stays so."""

@@ -6,14 +6,17 @@ import itertools
 import os
 import random
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import make_url
 
 from tests.invariants.harness import TYPE, Stack, WorkerProcess
 from tests.reliability.conftest import MakeFleet, Report
 from tests.reliability.faketime import faked
 from tests.reliability.fleet import CALM_S, RATE
+from tests.reliability.wire import Wire, address
 from tests.worker.waiting import wait_until
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
@@ -75,16 +78,35 @@ def refused_by(stack: Stack, worker: WorkerProcess) -> int:
     return max((load.refused for load in stack.loads(worker)), default=0)
 
 
+@pytest.fixture
+def wire(mysql_database: str) -> Iterator[Wire]:
+    """A way to the database."""
+    url = make_url(mysql_database)
+    with Wire(f"{url.host}:{url.port}") as found:
+        yield found
+
+
 @pytest.mark.parametrize("amid", [False, True], ids=["at any moment", "amid a transaction"])
-def test_one_is_frozen_past_its_lease(make_fleet: MakeFleet, report: Report, amid: bool) -> None:
+def test_one_is_frozen_past_its_lease(
+    wire: Wire, make_fleet: MakeFleet, report: Report, amid: bool
+) -> None:
     """SIGSTOP: it is not dead, knows nothing of the time that has passed, and settles what it had."""
     types = {TYPE: {"timeout": 2, "retry": [0]}}
-    fleet = make_fleet(types=types, idle_transaction_s=IDLE_TRANSACTION_S)
-    stack, victim = fleet.stack, fleet.busiest()
+    fleet = make_fleet(2, types=types, idle_transaction_s=IDLE_TRANSACTION_S)
+    stack = fleet.stack
+    host, port = address(wire.url)
+    url = make_url(stack.settings.databases[0]).set(host=host, port=port)
+    databases = [url.render_as_string(hide_password=False)]
+    victim = fleet.add(types=types, databases=databases).wait_ready()
+    fleet.workers.append(victim)
+    fleet.wait_until_shared(fleet.workers)
     with fleet.load(RATE, sleep_s=[0.1, 1.5]) as load:  # a second run lasts
         wait_until(lambda: fleet.started() >= CALM_S * RATE, "load")
         wait_until(lambda: len(fleet.in_flight_of(victim)) >= 4, "the victim to be at it")
-        fleet.freeze(victim, amid_transaction=amid)
+        if amid:
+            fleet.freeze_amid_transaction(victim, wire)
+        else:
+            victim.freeze()
         frozen_s = time.time()
         cut = fleet.cut_off(victim)
         began = {line.job_id for line in stack.starts if line.pid == victim.pid} & cut
