@@ -51,7 +51,7 @@ lint: setup  ## check style, types and layers
 .PHONY: test
 test: setup  ## run the tests, on real servers; ARGS='-k word' goes to pytest
 	@$(BIN)/python -m tests.servers install || [ -z "$${CI:-}" ]
-	@$(BIN)/pytest $(if $(ARGS),$(ARGS),--numprocesses 2 --dist loadfile --no-loadscope-reorder)
+	@$(BIN)/pytest $(if $(ARGS),$(ARGS),--numprocesses 3 --dist loadfile --no-loadscope-reorder)
 
 .PHONY: reliability
 reliability: servers  ## break real servers under load, and print what became of the jobs

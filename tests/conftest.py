@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 pytest_plugins = ["tests.alone", "tests.servers.fixtures"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first: a file is one process' (--dist loadfile)."""
+    items.sort(key=lambda item: "tests/simulation/" not in item.nodeid)
 
 
 def pytest_configure() -> None:
