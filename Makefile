@@ -46,7 +46,7 @@ lint: setup  ## check style, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Outside CI a server may be missing: Docker may serve it, and else its tests are skipped. Two processes,
+# Outside CI a server may be missing: Docker may serve it, and else its tests are skipped. Three processes,
 # each with servers of its own: the tests mostly wait.
 .PHONY: test
 test: setup  ## run the tests, on real servers; ARGS='-k word' goes to pytest
