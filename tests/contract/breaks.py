@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pymysql
@@ -26,27 +27,21 @@ def lose_answers(database: Database, times: int = 1) -> Iterator[Lost]:
     So it goes for the COMMIT of a transaction and for a change that commits itself, `times` times.
     """
     lost = Lost()
+    losing = partial(_lose, database, lost, times)
     # Every engine has a dialect of its own.
     dialects = (database.engine.dialect, database.single.dialect)
     do_commit, is_disconnect = dialects[0].do_commit, dialects[0].is_disconnect
 
-    def lose(connection: Any) -> None:
-        if lost.times >= times:
-            return
-        lost.times += 1
-        if database.sqlite:
-            raise sqlite3.OperationalError("lost on purpose")
-        raw = getattr(connection, "driver_connection", connection)
-        raw._force_close()  # as after a reset by the peer
-        raise pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query")
-
     def commit_and_lose(connection: Any) -> None:
         do_commit(connection)
-        lose(connection)
+        losing(connection)
 
     def change_and_lose(connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
         if not statement.startswith("SELECT"):
-            lose(connection.connection)
+            losing(connection.connection)
+        elif "; COMMIT; " in statement:
+            _get_through(cursor)
+            losing(connection.connection)
 
     def is_lost(error: Exception, *args: Any) -> bool:
         return "lost on purpose" in str(error) or is_disconnect(error, *args)  # type: ignore[arg-type]
@@ -61,6 +56,23 @@ def lose_answers(database: Database, times: int = 1) -> Iterator[Lost]:
         event.remove(database.single, "after_cursor_execute", change_and_lose)
         for dialect in dialects:
             del dialect.do_commit, dialect.is_disconnect
+
+
+def _lose(database: Database, lost: Lost, times: int, connection: Any) -> None:
+    if lost.times >= times:
+        return
+    lost.times += 1
+    if database.sqlite:
+        raise sqlite3.OperationalError("lost on purpose")
+    raw = getattr(connection, "driver_connection", connection)
+    raw._force_close()  # as after a reset by the peer
+    raise pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query")
+
+
+def _get_through(cursor: Any) -> None:
+    """Until the server has done all of a packet."""
+    while cursor.nextset():
+        pass
 
 
 @contextmanager

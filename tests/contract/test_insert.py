@@ -13,7 +13,7 @@ from tests.contract.breaks import lose_answers, statements_of
 from tests.contract.library import Library
 from toc.domain.ids import gene_of
 from toc.domain.job import Status
-from toc.errors import DuplicateJob
+from toc.errors import DuplicateJob, StoreUnavailable
 from toc.store.claims import Kind
 from toc.store.jobs import ROWS_MAX, Inserted
 from toc.store.packets import Answer, NotTogetherError, send_together
@@ -87,7 +87,9 @@ def test_a_packet_that_fails_anywhere_leaves_nothing(library: Library, failing: 
         changes = [(move, (1, job_id)), (move, (2, job_id)), (failing.format(table), ())]
         return send_together(connection, [changes[0], changes[2], changes[1]])
 
-    with pytest.raises(NotTogetherError):
+    with pytest.raises(
+        (NotTogetherError, StoreUnavailable)
+    ):  # the latter of a connection that is lost
         database.run(work)
     assert library.row(job_id).attempts == 0
     answers = database.run(lambda c: send_together(c, [(move, (1, job_id)), (move, (5, 1))]))

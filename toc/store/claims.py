@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Connection,
@@ -32,7 +31,7 @@ from toc.domain.job import Status
 from toc.store.columns import Millis, db_now, db_now_plus
 from toc.store.databases import Database, Databases, execute_on
 from toc.store.events import Move, record
-from toc.store.packets import NotTogetherError, Statement, send_together
+from toc.store.packets import NotTogetherError, Statement, send_together, send_transaction
 from toc.store.prepared import Prepared
 from toc.store.rows import JOB_COLUMNS, status_of
 from toc.store.schema import JOB
@@ -63,8 +62,7 @@ _STATUS_AFTER = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What one claimed job came to, to be settled under `token`."""
 
     job_id: int
@@ -74,8 +72,7 @@ class Outcome:
     error: str = ""  # retry, drop, bury: why; the dead letter's text
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """A row as the read after the claim found it. Times in milliseconds since 1970 UTC."""
 
     job_id: int
@@ -153,17 +150,18 @@ class Claims:
 
         if len(parts) == 1:  # one statement commits itself, and the look follows on its connection
             return database.read(take_and_look)
-        # Several share a commit, which is the dear part.
-        database.run(take, together=lambda connection: send_together(connection, claims))
         looks = [self._look.on(database.job_table_name(shard), ids) for shard, ids in parts]
 
-        def look_together(connection: Connection) -> dict[int, Seen]:
-            answers = send_together(connection, looks)
+        def take_and_look_together(connection: Connection) -> dict[int, Seen]:
+            answers = send_transaction(connection, claims, looks)[len(claims) :]
             return self._seen(row for answer in answers for row in answer.rows)
 
-        return database.read(
-            lambda connection: self._rows(connection, database, parts), together=look_together
-        )
+        found = database.packet(take_and_look_together)
+        if found is not None:
+            return found
+        # Several share a commit, which is the dear part.
+        database.run(take)
+        return database.read(lambda connection: self._rows(connection, database, parts))
 
     def take_over(
         self, database: Database, shard: int, job_id: int, seen: str, token: str
@@ -270,7 +268,7 @@ class Claims:
         found: dict[int, Seen] = {}
         for facts in self._look.converted(rows):
             facts[3], facts[-1] = status_of(facts[3]), bool(facts[-1])
-            found[facts[0]] = Seen(*facts)
+            found[facts[0]] = Seen._make(facts)
         return found
 
     def _settle_group(

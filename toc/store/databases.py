@@ -158,7 +158,7 @@ class Database:
             if clock.frozen_ms() is not None and not self.sqlite:
                 event.listen(engine, "before_cursor_execute", self._freeze_mysql)
         if not self.sqlite:
-            end_idle_sessions(self.engine, idle_transaction_s, clock)
+            end_idle_sessions(self.engine, idle_transaction_s)
 
     def job_table_name(self, shard: int) -> str:
         """The quoted, qualified name of a shard's table."""
@@ -200,16 +200,31 @@ class Database:
         work: Callable[[Connection], T],
         together: Callable[[Connection], T] | None,
     ) -> T:
-        def attempt(work: Callable[[Connection], T]) -> T:
-            with connect() as connection:
-                return work(connection)
+        if together is not None:
+            found = self._packet(connect, together)
+            if found is not None:
+                return found
+        return self._repeated(partial(_attempt, connect, work))
 
-        if together is not None and self._takes_packets:
-            try:
-                return self._repeated(partial(attempt, together))
-            except NotTogetherError as error:
-                self._takes_packets = not error.refused
-        return self._repeated(partial(attempt, work))
+    def packet(self, together: Callable[[Connection], T]) -> T | None:
+        """`together(connection)` where each statement stands for itself.
+
+        None when it did not go together, or the driver has no packets: then it has to be done otherwise.
+        """
+        return self._packet(self.single.connect, together)
+
+    def _packet(
+        self,
+        connect: Callable[[], contextlib.AbstractContextManager[Connection]],
+        together: Callable[[Connection], T],
+    ) -> T | None:
+        if not self._takes_packets:
+            return None
+        try:
+            return self._repeated(partial(_attempt, connect, together))
+        except NotTogetherError as error:
+            self._takes_packets = not error.refused
+            return None
 
     def check_first(self, check: Callable[[Database], None]) -> None:
         """From now on `check(self)` must have passed once before anything is asked of this database."""
@@ -337,6 +352,14 @@ def _prepare_mysql(raw: Any, record: Any) -> None:
     cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
     cursor.execute("SET SESSION time_zone = '+00:00', innodb_lock_wait_timeout = 5")
     cursor.close()
+
+
+def _attempt(
+    connect: Callable[[], contextlib.AbstractContextManager[Connection]],
+    work: Callable[[Connection], T],
+) -> T:
+    with connect() as connection:
+        return work(connection)
 
 
 class Databases:

@@ -13,12 +13,13 @@ from typing import Any
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import DisconnectionError
 
-from toc.runtime.clock import Clock
+from toc.runtime.clock import SystemClock
 
 _SINCE_S = "toc_idle_since_s"
+_SERVERS = SystemClock()  # the server waits by real time, also where a test lets time stand still
 
 
-def end_idle_sessions(engine: Engine, seconds: int, clock: Clock) -> None:
+def end_idle_sessions(engine: Engine, seconds: int) -> None:
     """Sessions of this engine end, and are rolled back, after `seconds` without a statement."""
 
     def connected(raw: Any, record: Any) -> None:
@@ -27,11 +28,11 @@ def end_idle_sessions(engine: Engine, seconds: int, clock: Clock) -> None:
         cursor.close()
 
     def given_back(raw: Any, record: Any) -> None:
-        record.info[_SINCE_S] = clock.monotonic_s()
+        record.info[_SINCE_S] = _SERVERS.monotonic_s()
 
     def taken(raw: Any, record: Any, proxy: Any) -> None:
         since_s = record.info.get(_SINCE_S)
-        if since_s is not None and clock.monotonic_s() - since_s > seconds / 2:
+        if since_s is not None and _SERVERS.monotonic_s() - since_s > seconds / 2:
             raise DisconnectionError("idle for too long")  # the pool makes another one
 
     event.listen(engine, "connect", connected)

@@ -34,7 +34,13 @@ from toc.store.databases import Database, Databases, execute_on
 from toc.store.duplicates import is_live_duplicate, is_primary_duplicate
 from toc.store.events import Move, Record, record, successor_of
 from toc.store.lent import lent
-from toc.store.packets import BYTES_MAX, NotTogetherError, Statement, send_together
+from toc.store.packets import (
+    BYTES_MAX,
+    NotTogetherError,
+    Statement,
+    send_together,
+    send_transaction,
+)
 from toc.store.prepared import Prepared
 from toc.store.rows import JOB_COLUMNS, job_of, status_of
 from toc.store.schema import JOB
@@ -44,7 +50,13 @@ OnDuplicate = Literal["keep", "replace", "error"]
 ROWS_MAX = 1000  # per INSERT: well below SQLite's 32,766 variables
 _TRIES_MAX = 10
 _LIVE = [int(status) for status in Status if status.live]
-_COLUMNS = ("job_id", "biz_id", "biz_type", "action_time", "due_time", "attribute", "dedup_key")
+_COLUMNS = "job_id, biz_id, biz_type, action_time, due_time, attribute, dedup_key"
+# A row without a key, and one with. MySQL lets a value be a column to the left of it.
+_MYSQL_ROWS = (
+    "(%s, %s, %s, %s, action_time, %s, NULL)",
+    "(%s, %s, %s, %s, action_time, %s, %s)",
+)
+_SQLITE_ROWS = ("(?, ?, ?, ?, ?, ?, NULL)", "(?, ?, ?, ?, ?, ?, ?)")
 
 
 class Inserted(NamedTuple):
@@ -242,15 +254,12 @@ class Jobs:
             return _answer(job_id, row)
 
         def together(connection: Connection) -> Answer:
-            packet = self._packets[database.index]
-            changed, row = packet.send(connection, shard, job_id, move, values)
-            if changed:
-                return Answer(answer, job_id)
-            if row is not None and row[0] == status:
-                raise NotTogetherError  # as above
-            return _answer(job_id, row)
+            return self._packets[database.index].send(
+                connection, shard, job_id, move, answer, values
+            )
 
-        return database.run(work, together if status is Status.PENDING else None)
+        found = database.packet(together) if status is Status.PENDING else None
+        return database.run(work) if found is None else found
 
     def _home(self, job_id: int) -> tuple[int, Database]:
         shard = self._databases.routing.shard(gene_of(job_id))
@@ -295,17 +304,23 @@ class _ChangePacket:
         shard: int,
         job_id: int,
         move: Move,
+        answer: str,
         values: Mapping[str, Any],
-    ) -> tuple[bool, Sequence[Any] | None]:
-        """Whether it was changed; and (status, attempts) as they are then, None where there is no row."""
+    ) -> Answer:
+        """`answer` when it was changed, else what is the case."""
         table = self._database.job_table_name(shard)
-        statements = [
+        changes = [
             self._change[move.what].on(table, [job_id], **values),
             self._record.on(table, job_id, move),
-            self._look.on(table, [job_id]),
         ]
-        changed, _, looked = send_together(connection, statements)
-        return bool(changed.rowcount), next(iter(looked.rows), None)
+        looks = [self._look.on(table, [job_id])]
+        changed, _, looked = send_transaction(connection, changes, looks)
+        if changed.rowcount:
+            return Answer(answer, job_id)
+        row = next(iter(looked.rows), None)
+        if row is not None and row[0] == move.from_status:
+            raise NotTogetherError  # it came back between change and look, by a retry
+        return _answer(job_id, row)
 
 
 def _answer(job_id: int, row: Sequence[Any] | None) -> Answer:
@@ -424,15 +439,23 @@ def _insertion(database: Database, shard: int, jobs: Sequence[NewJob]) -> Statem
     """An INSERT into one shard, and its values."""
     # Written out, not built by insert(): SQLAlchemy would go through executemany and its row by
     # row rendering, which costs a third of the speed (docs/performance.md). Values are bound.
+    # What need not be bound is not: the driver escapes each value in Python.
     values: list[Any] = []
+    rows: list[str] = []
+    keyless, keyed = _SQLITE_ROWS if database.sqlite else _MYSQL_ROWS
     for job in jobs:
         when = sql_time(job.action_ms)
-        biz_id = signed64(job.biz_id) if database.sqlite else job.biz_id
-        values += (job.job_id, biz_id, job.type_no, when, when, job.attribute, job.dedup_key)
-    mark = "?" if database.sqlite else "%s"
-    row = f"({', '.join([mark] * len(_COLUMNS))})"
+        if database.sqlite:
+            values += (job.job_id, signed64(job.biz_id), job.type_no, when, when, job.attribute)
+        else:
+            values += (job.job_id, job.biz_id, job.type_no, when, job.attribute)
+        if job.dedup_key is None:
+            rows.append(keyless)
+        else:
+            rows.append(keyed)
+            values.append(job.dedup_key)
     name = database.job_table_name(shard)
-    text = f"INSERT INTO {name} ({', '.join(_COLUMNS)}) VALUES {', '.join([row] * len(jobs))}"  # noqa: S608
+    text = f"INSERT INTO {name} ({_COLUMNS}) VALUES {', '.join(rows)}"  # noqa: S608
     return text, tuple(values)
 
 

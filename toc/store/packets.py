@@ -10,9 +10,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 
 BYTES_MAX = 1_000_000  # of values in a packet: far below any server's max_allowed_packet
+
+
+_REST = "the rest of a packet"
 
 
 class NotTogetherError(Exception):
@@ -40,7 +43,8 @@ Statement = tuple[str, tuple[Any, ...]]
 def send_together(connection: Connection, statements: Sequence[Statement]) -> list[Answer]:
     """Answers in order.
 
-    Within the caller's transaction, which must end when NotTogetherError is raised.
+    Within the caller's transaction, which must end when NotTogetherError is raised. Raises SQLAlchemy's
+    errors only for a connection that is lost.
     """
     # A first one that gives rows keeps the cursor open.
     text = "; ".join(["SELECT 1", *(text for text, _ in statements)])
@@ -49,13 +53,37 @@ def send_together(connection: Connection, statements: Sequence[Statement]) -> li
         cursor = connection.exec_driver_sql(text, values).cursor
     except ProgrammingError as error:
         raise NotTogetherError(refused=True) from error
-    except DBAPIError as error:  # one by one it will be met again, and dealt with
-        raise NotTogetherError from error
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise
+        raise NotTogetherError from error  # one by one it will be met again, and dealt with
     answers = [*_answers(connection, cursor)]
     if len(answers) != len(statements):  # whoever swallowed one, it must not count as done
         connection.invalidate()
         raise NotTogetherError
     return answers
+
+
+def send_transaction(
+    connection: Connection, changes: Sequence[Statement], looks: Sequence[Statement]
+) -> list[Answer]:
+    """Changes with their COMMIT, and looks after it: all in one round trip. Answers in order.
+
+    On a connection whose statements commit themselves. What is changed is locked for no longer than the
+    server takes, also when this process stands still meanwhile.
+    """
+    statements = [_BEGIN, *changes, _COMMIT, *looks]
+    try:
+        _, *answers = send_together(connection, statements)
+    except NotTogetherError:
+        connection.invalidate()  # it may stand amid the transaction
+        raise
+    del answers[len(changes)]
+    return answers
+
+
+_BEGIN: Statement = ("BEGIN", ())
+_COMMIT: Statement = ("COMMIT", ())
 
 
 def _answers(connection: Connection, cursor: Any) -> Iterator[Answer]:
@@ -66,5 +94,8 @@ def _answers(connection: Connection, cursor: Any) -> Iterator[Answer]:
     except dbapi.IntegrityError as error:  # the server has said all that it will say
         raise NotTogetherError from error
     except dbapi.Error as error:
+        lost = connection.dialect.is_disconnect(error, connection.connection, cursor)
         connection.invalidate()
+        if lost:
+            raise OperationalError(_REST, None, error, connection_invalidated=True) from error
         raise NotTogetherError from error

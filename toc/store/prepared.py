@@ -40,9 +40,12 @@ class Prepared:
         at = names.index(_IDS)
         self._before = [_filler(compiled.binds[name], dialect) for name in names[:at]]
         self._after = [_filler(compiled.binds[name], dialect) for name in names[at + 1 :]]
+        columns = statement.selected_columns if isinstance(statement, Select) else ()
+        processors = [column.type.result_processor(dialect, None) for column in columns]
         self._results = [
-            column.type.result_processor(dialect, None)
-            for column in (statement.selected_columns if isinstance(statement, Select) else ())
+            (position, convert)
+            for position, convert in enumerate(processors)
+            if convert is not None
         ]
 
     def run(
@@ -65,10 +68,10 @@ class Prepared:
     def converted(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[list[Any]]:
         """What the driver gave for a select, as the columns' Python values."""
         for row in rows:
-            yield [
-                value if convert is None else convert(value)
-                for value, convert in zip(row, self._results, strict=True)
-            ]
+            values = list(row)
+            for position, convert in self._results:
+                values[position] = convert(values[position])
+            yield values
 
 
 Filler = Callable[[list[Any], dict[str, Any]], None]

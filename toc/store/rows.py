@@ -18,6 +18,9 @@ JOB_COLUMNS: tuple[ColumnElement[Any], ...] = (
 """The columns that `job_of` reads, in its order."""
 
 
+_STATUS = {int(status): status for status in Status}
+
+
 def job_of(row: Any, biz_type: str) -> Job:
     """A Job from `JOB_COLUMNS` and the name of its type."""
     return Job(
@@ -37,10 +40,7 @@ def job_of(row: Any, biz_type: str) -> Job:
 
 def status_of(number: int) -> Status:
     """The status of a row. A number that toc does not know, written by other hands, is no live job."""
-    try:
-        return Status(number)
-    except ValueError:
-        return Status.CANCELLED
+    return _STATUS.get(number, Status.CANCELLED)
 
 
 def _readable(text: str | None) -> dict[str, Any]:

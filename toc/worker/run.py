@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from toc.domain.job import Job
 from toc.handlers.registry import HandlerSpec
@@ -42,8 +43,7 @@ class Run:
         return self.claimed_ms + int((now_s - self.queued_s) * 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """A run and what it came to."""
 
     run: Run
