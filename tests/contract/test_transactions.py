@@ -17,6 +17,7 @@ from tests.contract.breaks import lose_answers
 from tests.contract.library import Library
 from tests.servers.process import free_port
 from toc.errors import StoreUnavailable
+from toc.store import idle
 from toc.store.databases import TRIES_MAX, Database, Databases
 
 
@@ -135,8 +136,10 @@ def test_a_transaction_that_was_lost_by_standing_still_is_repeated(
 
 @pytest.mark.usefixtures("mysql_only")
 def test_a_session_that_was_idle_for_long_is_not_used(
-    library: Library, impatient: Database
+    library: Library, impatient: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(idle, "_SERVERS", library.clock)
+
     def session() -> int:
         return impatient.run(lambda c: c.scalar(text("SELECT CONNECTION_ID()")) or 0)
 
