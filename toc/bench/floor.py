@@ -51,6 +51,8 @@ class Floor:
         self._pooled = [database.engine.raw_connection() for database in databases]
         self._raw: list[Any] = [pooled.driver_connection for pooled in self._pooled]
         self._cursors: list[Any] = [raw.cursor() for raw in self._raw]
+        for cursor in self._cursors:  # it stands idle while toc has its turn
+            cursor.execute("SET SESSION wait_timeout = 28800")
         self._move = client.register_script(MOVE)
 
     def close(self) -> None:
