@@ -120,7 +120,7 @@ class WorkerSettings(_Part):
     queue_wait_s: float = Field(
         1.0, gt=0, le=60, description="claims so little that none waits longer than this"
     )
-    settle_max: int = Field(500, ge=1, le=2000, description="outcomes per settling transaction")
+    settle_max: int = Field(1000, ge=1, le=2000, description="outcomes per settling transaction")
     settle_wait_ms: int = Field(
         20, ge=0, le=1000, description="how long an outcome waits for company"
     )
