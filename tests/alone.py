@@ -24,11 +24,28 @@ def locked(path: Path, how: int) -> Iterator[None]:
         yield
 
 
+def is_alone(item: pytest.Item | None) -> bool:
+    return item is not None and item.get_closest_marker("alone") is not None
+
+
+_inside = ExitStack()
+_held: list[int] = []  # how the room is held: not at all, or in one way
+
+
 # Around all of a test's life, and so outside its time limit.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    alone = item.get_closest_marker("alone") is not None
-    with ExitStack() as inside:
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    how = fcntl.LOCK_EX if is_alone(item) else fcntl.LOCK_SH
+    if _held != [how]:
         with locked(DOOR, fcntl.LOCK_EX):
-            inside.enter_context(locked(ROOM, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+            _inside.enter_context(locked(ROOM, how))
+        _held.append(how)
+    try:
         return (yield)
+    finally:
+        # The room is emptied once for all that follow each other: that takes as long as the others' tests.
+        if not (is_alone(item) and is_alone(nextitem)):
+            _inside.close()
+            _held.clear()

@@ -39,7 +39,7 @@ def lose_answers(database: Database, times: int = 1) -> Iterator[Lost]:
     def change_and_lose(connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
         if not statement.startswith("SELECT"):
             losing(connection.connection)
-        elif "; COMMIT; " in statement:
+        elif "; COMMIT " in statement and lost.times < times:
             _get_through(cursor)
             losing(connection.connection)
 

@@ -6,6 +6,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from sqlalchemy.pool import NullPool
 from tests.contract.breaks import lose_answers
 from tests.contract.library import Library
 from tests.servers.process import free_port
+from tests.worker.waiting import wait_until
+from toc.domain.job import Status
 from toc.errors import StoreUnavailable
 from toc.store import idle
 from toc.store.databases import TRIES_MAX, Database, Databases
@@ -70,25 +74,21 @@ def test_a_lock_wait_is_repeated_until_the_lock_is_free(library: Library) -> Non
     holder = create_engine(library.settings.databases[0], poolclass=NullPool).connect()
     table = f"toc_job_{library.shard(job_id):04d}"
     holder.execute(text(f"SELECT * FROM {table} WHERE job_id = {job_id} FOR UPDATE"))
-    codes: list[int] = []
 
     def impatient(connection: Any, cursor: Any, *_: Any) -> None:
         cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
 
-    def free(context: Any) -> None:
-        codes.append(context.original_exception.args[0])
-        if len(codes) == 2:
-            holder.close()
-
     engines = (library.databases[0].engine, library.databases[0].single)
     for engine in engines:
         event.listen(engine, "before_cursor_execute", impatient)
-        event.listen(engine, "handle_error", free)
-    assert library.jobs.cancel(job_id) == "cancelled"
-    for engine in engines:
-        event.remove(engine, "before_cursor_execute", impatient)
-        event.remove(engine, "handle_error", free)
-    assert codes == [1205, 1205]
+    held = threading.Timer(2.5, holder.close)  # longer than one try waits, and than two
+    held.start()
+    try:
+        assert library.jobs.cancel(job_id) == "cancelled"
+    finally:
+        held.join()
+        for engine in engines:
+            event.remove(engine, "before_cursor_execute", impatient)
 
 
 def lock(connection: Connection, library: Library, job_id: int) -> None:
@@ -148,6 +148,34 @@ def test_a_session_that_was_idle_for_long_is_not_used(
     assert session() == first
     library.clock.advance(0.6)
     assert session() != first
+
+
+@pytest.mark.usefixtures("mysql_only")
+def test_all_sessions_are_lost_while_a_statement_is_under_way(library: Library) -> None:
+    """As when a server fails over: whoever tries again must not try it on a session that is as dead."""
+    database, job_id = library.databases[0], library.pending()
+    with database.single.connect(), database.single.connect(), database.single.connect():
+        pass  # so many are in the pool
+    other = create_engine(library.settings.databases[0], poolclass=NullPool)
+    waiting = text(
+        "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND info LIKE 'UPDATE%'"
+    )
+    theirs = text(
+        "SELECT id FROM information_schema.processlist"
+        " WHERE db = DATABASE() AND id NOT IN (CONNECTION_ID(), :holder)"
+    )
+    with other.connect() as holder, other.connect() as killer, ThreadPoolExecutor(1) as pool:
+        table = database.job_table_name(library.shard(job_id))
+        holder.execute(text(f"SELECT 1 FROM {table} WHERE job_id = {job_id} FOR UPDATE"))
+        holder_id = holder.scalar(text("SELECT CONNECTION_ID()"))
+        answer = pool.submit(library.jobs.cancel, job_id)
+        wait_until(lambda: list(killer.execute(waiting)), "the change to wait for the row")
+        for (session,) in killer.execute(theirs, {"holder": holder_id}).all():
+            with suppress(OperationalError):  # it has ended by itself
+                killer.execute(text(f"KILL {session}"))
+        holder.rollback()
+        assert answer.result(30) == "cancelled"
+    assert library.row(job_id).status == Status.CANCELLED
 
 
 def raiser(error: Exception, times: int) -> tuple[Callable[[Connection], str], list[int]]:

@@ -124,11 +124,12 @@ class Account:
         return (min(self.starts[job_id]) - self.rows[job_id].action_ms) / 1000
 
     def late_before_s(self, ids: Iterable[int], moment_s: float) -> float:
-        """How late jobs were at most that came due before this moment.
+        """How late jobs were at most that were started before this moment.
 
         Before the first fault: how late this machine makes them, which is no fault's doing.
         """
-        return self.figures(self.due(ids, to_s=moment_s)).late_max_s
+        started = {j for j in self._ran(ids) if min(self.starts[j]) / 1000 < moment_s}
+        return self.figures(started).late_max_s
 
     def late_until_s(self, ids: Iterable[int], since_s: float) -> float:
         """How long after this moment jobs came due that were started late."""

@@ -153,7 +153,8 @@ class Claims:
         looks = [self._look.on(database.job_table_name(shard), ids) for shard, ids in parts]
 
         def take_and_look_together(connection: Connection) -> dict[int, Seen]:
-            answers = send_transaction(connection, claims, looks)[len(claims) :]
+            answers = send_transaction(connection, claims, looks, database.idle_transaction_s)
+            answers = answers[len(claims) :]
             return self._seen(row for answer in answers for row in answer.rows)
 
         found = database.packet(take_and_look_together)

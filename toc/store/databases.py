@@ -43,12 +43,11 @@ from toc.store import schema
 from toc.store.columns import ms_of_sql_time, sql_time
 from toc.store.idle import end_idle_sessions
 from toc.store.moving import Home
-from toc.store.packets import NotTogetherError
+from toc.store.packets import LOCK_ERRORS, NotTogetherError
 
 T = TypeVar("T")
 
 TRIES_MAX = 5
-_LOCK_ERRORS = {1205, 1213}  # lock wait timeout, deadlock
 # gone away, lost during query, shutdown, killed, ended for being idle
 _LOST_ERRORS = {2006, 2013, 2055, 1053, 1927, 4031}
 
@@ -90,6 +89,7 @@ class Database:
     ) -> None:
         self.index = index
         self.shards = shards
+        self.idle_transaction_s = idle_transaction_s
         self._clock, self._rng = clock, rng
         self._check: Callable[[Database], None] | None = None
         self._check_lock = threading.Lock()
@@ -223,7 +223,8 @@ class Database:
         try:
             return self._repeated(partial(_attempt, connect, together))
         except NotTogetherError as error:
-            self._takes_packets = not error.refused
+            if error.refused:
+                self._takes_packets = False
             return None
 
     def check_first(self, check: Callable[[Database], None]) -> None:
@@ -287,7 +288,7 @@ class Database:
 
     def _may_repeat(self, error: DBAPIError, tries: int) -> str:
         code = error.orig.args[0] if error.orig is not None and error.orig.args else None
-        if code in _LOCK_ERRORS or (self.sqlite and "locked" in str(code)):
+        if code in LOCK_ERRORS or (self.sqlite and "locked" in str(code)):
             return "lock" if tries < TRIES_MAX else ""
         # A pooled connection that died while idle: the pool is emptied by now, the next one is new.
         lost = error.connection_invalidated or code in _LOST_ERRORS

@@ -314,7 +314,8 @@ class _ChangePacket:
             self._record.on(table, job_id, move),
         ]
         looks = [self._look.on(table, [job_id])]
-        changed, _, looked = send_transaction(connection, changes, looks)
+        idle_s = self._database.idle_transaction_s
+        changed, _, looked = send_transaction(connection, changes, looks, idle_s)
         if changed.rowcount:
             return Answer(answer, job_id)
         row = next(iter(looked.rows), None)

@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 BYTES_MAX = 1_000_000  # of values in a packet: far below any server's max_allowed_packet
 
 
+LOCK_ERRORS = {1205, 1213}  # lock wait timeout, deadlock
 _REST = "the rest of a packet"
 
 
@@ -44,7 +45,7 @@ def send_together(connection: Connection, statements: Sequence[Statement]) -> li
     """Answers in order.
 
     Within the caller's transaction, which must end when NotTogetherError is raised. Raises SQLAlchemy's
-    errors only for a connection that is lost.
+    errors only for a connection that is lost, and for a lock that was not to be had.
     """
     # A first one that gives rows keeps the cursor open.
     text = "; ".join(["SELECT 1", *(text for text, _ in statements)])
@@ -65,25 +66,31 @@ def send_together(connection: Connection, statements: Sequence[Statement]) -> li
 
 
 def send_transaction(
-    connection: Connection, changes: Sequence[Statement], looks: Sequence[Statement]
+    connection: Connection,
+    changes: Sequence[Statement],
+    looks: Sequence[Statement],
+    idle_s: int,
 ) -> list[Answer]:
     """Changes with their COMMIT, and looks after it: all in one round trip. Answers in order.
 
-    On a connection whose statements commit themselves. What is changed is locked for no longer than the
-    server takes, also when this process stands still meanwhile.
+    On a connection whose statements commit themselves. Where a change fails, the transaction stays open
+    until this process hears of it: so the server ends the session after `idle_s` (see `idle`).
     """
-    statements = [_BEGIN, *changes, _COMMIT, *looks]
+    before: list[Statement] = [(f"SET SESSION wait_timeout = {idle_s:d}", ()), ("BEGIN", ())]
     try:
-        _, *answers = send_together(connection, statements)
-    except NotTogetherError:
+        answers = send_together(connection, [*before, *changes, *_COMMIT, *looks])
+    except (NotTogetherError, OperationalError):
         connection.invalidate()  # it may stand amid the transaction
         raise
-    del answers[len(changes)]
-    return answers
+    first = len(before) + len(changes)
+    return answers[len(before) : first] + answers[first + len(_COMMIT) :]
 
 
-_BEGIN: Statement = ("BEGIN", ())
-_COMMIT: Statement = ("COMMIT", ())
+# Not what the server's completion_type says: it would open the next one.
+_COMMIT: list[Statement] = [
+    ("COMMIT AND NO CHAIN NO RELEASE", ()),
+    ("SET SESSION wait_timeout = DEFAULT", ()),
+]
 
 
 def _answers(connection: Connection, cursor: Any) -> Iterator[Answer]:
@@ -95,7 +102,9 @@ def _answers(connection: Connection, cursor: Any) -> Iterator[Answer]:
         raise NotTogetherError from error
     except dbapi.Error as error:
         lost = connection.dialect.is_disconnect(error, connection.connection, cursor)
+        if lost:  # as SQLAlchemy has it: what took this one has taken the others in the pool too
+            connection.engine.dispose()
         connection.invalidate()
-        if lost:
-            raise OperationalError(_REST, None, error, connection_invalidated=True) from error
+        if lost or error.args[0] in LOCK_ERRORS:
+            raise OperationalError(_REST, None, error, connection_invalidated=lost) from error
         raise NotTogetherError from error
