@@ -15,7 +15,7 @@ from tests.chaos.nemesis import FAULTS
 from tests.chaos.plan import SHORT, chance
 from tests.chaos.run import Outcome, chaos, combined, drawn, packed
 from tests.servers import ServerUnavailableError
-from tests.simulation.broken import VARIANTS, copy_with
+from tests.simulation.broken import copy_with, variant_of
 from toc.testing import Kind
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -57,7 +57,7 @@ def test_a_seed_on_mariadb(tmp_path: Path) -> None:
     [("cancel-without-status", Kind.AFTER_CANCEL), ("claim-without-time", Kind.OLD_TIME)],
 )
 def test_a_broken_variant_is_caught(tmp_path: Path, name: str, seen: Kind) -> None:
-    variant = next(variant for variant in VARIANTS if variant.name == name)
+    variant = variant_of(name)
     root = copy_with(variant, tmp_path / "broken")
     outcome = run(tmp_path / "run", SEED, BROKEN_S, faults=["nothing"], root=root)
     assert outcome.report.of(seen)

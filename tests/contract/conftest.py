@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.contract.engines import library_on
 from tests.contract.library import Library
-from tests.servers.fixtures import _database as temporary_database
 
 ENGINES = ["sqlite", "mariadb", "mysql", "mysql behind a proxy"]
 """The proxy lets one statement through at a time."""
@@ -18,17 +18,10 @@ def migrated(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Library]:
     """The databases, made once for all tests: tables cost more than the tests do."""
-    if request.param == "sqlite":
-        library = Library([f"sqlite:///{tmp_path_factory.mktemp('contract')}/toc.db"])
-        yield library
-        library.close()
-        return
     engine, *apart = request.param.split()
-    server = request.getfixturevalue(f"{engine}_server")
-    with temporary_database(server) as url:
-        library = Library([url], packets=not apart)
+    folder = tmp_path_factory.mktemp("contract")
+    with library_on(engine, request, folder, packets=not apart) as library:
         yield library
-        library.close()
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import event, text
 
 from tests.contract.breaks import lose_answers
+from tests.contract.engines import library_on
 from tests.contract.library import Library
 from tests.contract.test_events import no_event_table
-from tests.servers.fixtures import _database as temporary_database
 from toc.domain.ids import GENE_MASK, SEQUENCE_BITS, SEQUENCE_MASK, gene_of
 from toc.domain.job import TRANSITIONS, Event, NewJob, Status
 from toc.domain.routing import hash_of
@@ -30,16 +30,8 @@ Row = dict[str, Any]
 @pytest.fixture(params=["sqlite", "mysql"])
 def two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Library]:
     """Two databases: shards 0 and 1 in one, 2 and 3 in the other."""
-    if request.param == "sqlite":
-        library = Library([f"sqlite:///{tmp_path}/{index}.db" for index in range(2)])
+    with library_on(request.param, request, tmp_path, databases=2) as library:
         yield library
-        library.close()
-        return
-    server = request.getfixturevalue("mysql_server")
-    with temporary_database(server) as first, temporary_database(server) as second:
-        library = Library([first, second])
-        yield library
-        library.close()
 
 
 def mending(library: Library) -> Mending:

@@ -23,6 +23,7 @@ from toc.domain.job import Status
 from toc.errors import StoreUnavailable
 from toc.store import idle
 from toc.store.databases import TRIES_MAX, Database, Databases
+from toc.store.packets import Answer, send_transaction
 
 
 @pytest.fixture
@@ -176,6 +177,41 @@ def test_all_sessions_are_lost_while_a_statement_is_under_way(library: Library) 
         holder.rollback()
         assert answer.result(30) == "cancelled"
     assert library.row(job_id).status == Status.CANCELLED
+
+
+@pytest.mark.usefixtures("mysql_only")
+def test_a_server_that_chains_transactions_swallows_none(library: Library) -> None:
+    """completion_type = CHAIN: a plain COMMIT begins the next transaction, which nobody would end."""
+    database = library.databases[0]
+
+    def chains(raw: Any, record: Any) -> None:
+        raw.cursor().execute("SET SESSION completion_type = 'CHAIN'")
+
+    event.listen(database.single, "connect", chains)
+    database.single.dispose()
+    first, second = library.pending(1), library.pending(2)
+    assert library.jobs.cancel(first) == "cancelled"
+    third = library.pending(3)  # by one statement, on a session that has just committed a packet
+    assert [library.row(job_id).status for job_id in (first, second, third)] == [
+        Status.CANCELLED,
+        Status.PENDING,
+        Status.PENDING,
+    ]
+
+
+@pytest.mark.usefixtures("mysql_only")
+def test_a_session_amid_a_packet_ends_when_it_stands_still(library: Library) -> None:
+    """And has its own patience again afterwards."""
+    read = "SELECT @@SESSION.wait_timeout"
+
+    def work(connection: Connection) -> list[Answer]:
+        return send_transaction(connection, [(read, ())], [(read, ())], idle_s=7)
+
+    amid, after = library.databases[0].read(work)
+    assert amid.rows[0][0] == 7
+    assert after.rows[0][0] == library.databases[0].read(
+        lambda c: c.exec_driver_sql("SELECT @@GLOBAL.wait_timeout").scalar()
+    )
 
 
 def raiser(error: Exception, times: int) -> tuple[Callable[[Connection], str], list[int]]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.engines import library_on
 from tests.contract.library import Library
-from tests.servers.fixtures import _database as temporary_database
 from toc.domain.routing import hash_of
 from toc.errors import StoreUnavailable
 from toc.store.claims import Kind, Outcome
@@ -16,16 +16,8 @@ from toc.store.claims import Kind, Outcome
 
 @pytest.fixture(params=["sqlite", "mysql"])
 def two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Library]:
-    if request.param == "sqlite":
-        library = Library([f"sqlite:///{tmp_path}/{index}.db" for index in range(2)])
+    with library_on(request.param, request, tmp_path, databases=2) as library:
         yield library
-        library.close()
-        return
-    server = request.getfixturevalue("mysql_server")
-    with temporary_database(server) as first, temporary_database(server) as second:
-        library = Library([first, second])
-        yield library
-        library.close()
 
 
 def test_jobs_live_in_the_database_of_their_shard(two: Library) -> None:

@@ -7,26 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.engines import library_on
 from tests.contract.library import Library
 from tests.integration.world import World
 from tests.servers import Server, ServerUnavailableError, start_redis
 from tests.servers.endpoint import Endpoint
-from tests.servers.fixtures import _database as temporary_database
 
 
 @pytest.fixture(scope="session", params=["sqlite", "mysql"])
 def _migrated(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Library]:
-    if request.param == "sqlite":
-        library = Library([f"sqlite:///{tmp_path_factory.mktemp('integration')}/toc.db"])
+    with library_on(request.param, request, tmp_path_factory.mktemp("integration")) as library:
         yield library
-        library.close()
-        return
-    with temporary_database(request.getfixturevalue("mysql_server")) as url:
-        library = Library([url])
-        yield library
-        library.close()
 
 
 @pytest.fixture

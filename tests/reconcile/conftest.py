@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.contract.engines import library_on
 from tests.contract.library import Library
 from tests.integration.world import World
 from tests.reconcile.damage import Town
 from tests.servers import Server, ServerUnavailableError, start_redis
 from tests.servers.endpoint import Endpoint
-from tests.servers.fixtures import _database as temporary_database
 from toc.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,15 +24,8 @@ if TYPE_CHECKING:
 def _library(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Library]:
-    if request.param == "sqlite":
-        library = Library([f"sqlite:///{tmp_path_factory.mktemp('repair')}/toc.db"])
+    with library_on(request.param, request, tmp_path_factory.mktemp("repair")) as library:
         yield library
-        library.close()
-        return
-    with temporary_database(request.getfixturevalue("mysql_server")) as url:
-        library = Library([url])
-        yield library
-        library.close()
 
 
 @pytest.fixture

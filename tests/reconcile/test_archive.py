@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from tests.contract.ended_rows import hostile, write
+from tests.contract.engines import library_on
 from tests.contract.library import SHARDS, Library
-from tests.servers.fixtures import _database as temporary_database
 from toc.domain.ids import first_id_of
 from toc.domain.times import datetime_of
 from toc.errors import SettingsError
@@ -137,15 +137,8 @@ class Place:
 def engines(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Library]:
-    if request.param == "sqlite":
-        library = Library([f"sqlite:///{tmp_path_factory.mktemp('archive')}/toc.db"])
+    with library_on(request.param, request, tmp_path_factory.mktemp("archive")) as library:
         yield library
-        library.close()
-        return
-    with temporary_database(request.getfixturevalue(f"{request.param}_server")) as url:
-        library = Library([url])
-        yield library
-        library.close()
 
 
 @pytest.fixture(scope="module")

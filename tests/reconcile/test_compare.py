@@ -9,10 +9,10 @@ from itertools import chain
 
 import pytest
 
+from tests.contract.engines import library_on
 from tests.contract.library import SLOW_LEASE_MS, Library
 from tests.integration.world import HORIZON_MS, NEAR_MS, World
 from tests.servers.endpoint import Endpoint
-from tests.servers.fixtures import _database as temporary_database
 from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
 from toc.domain.ids import GENE_BITS, SEQUENCE_BITS
 from toc.reconcile.compare import Compare
@@ -33,15 +33,8 @@ LOADED_MS = (
 def _migrated(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Library]:
-    if request.param == "sqlite":
-        library = Library([f"sqlite:///{tmp_path_factory.mktemp('compare')}/toc.db"])
+    with library_on(request.param, request, tmp_path_factory.mktemp("compare")) as library:
         yield library
-        library.close()
-        return
-    with temporary_database(request.getfixturevalue(f"{request.param}_server")) as url:
-        library = Library([url])
-        yield library
-        library.close()
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.contract.ended_rows import made_at, write
+from tests.contract.engines import library_on
 from tests.contract.library import SHARDS, Library
-from tests.servers.fixtures import _database as temporary_database
 from toc.domain.ids import first_id_of
 from toc.domain.times import datetime_of
 from toc.reconcile import lateness as lateness_module
@@ -84,15 +84,8 @@ class Office:
 def engines(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Library]:
-    if request.param == "sqlite":
-        library = Library([f"sqlite:///{tmp_path_factory.mktemp('lateness')}/toc.db"])
+    with library_on(request.param, request, tmp_path_factory.mktemp("lateness")) as library:
         yield library
-        library.close()
-        return
-    with temporary_database(request.getfixturevalue("mysql_server")) as url:
-        library = Library([url])
-        yield library
-        library.close()
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Toc, no_settings, redis, servers, toc
+from tests.contract.engines import library_on
 from tests.contract.library import Library
-from tests.servers.fixtures import _database as temporary_database
 from toc.domain.disagreements import Disagreement
 from toc.reconcile.findings import Failure, Finding, Mend, Outcome
 from toc.reconcile.remember import remember
@@ -32,15 +32,8 @@ HOUR_MS = 3_600_000
 def library(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Library]:
-    if request.param == "sqlite":
-        library = Library([f"sqlite:///{tmp_path_factory.mktemp('reconciled')}/toc.db"])
+    with library_on(request.param, request, tmp_path_factory.mktemp("reconciled")) as library:
         yield library
-        library.close()
-        return
-    with temporary_database(request.getfixturevalue(f"{request.param}_server")) as url:
-        library = Library([url])
-        yield library
-        library.close()
 
 
 def keep(library: Library, value: str) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.servers.redis import start_redis
-from tests.simulation.broken import VARIANTS, copy_with
+from tests.simulation.broken import copy_with, variant_of
 
 if TYPE_CHECKING:
     from tests.simulation.world import Workshop
@@ -121,7 +121,7 @@ def again(seed: int, kind: str, faults: frozenset[str] | None) -> str:
 
 def search(name: str, seeds: str, minutes: float) -> int:
     """Runs a broken variant until it breaks an invariant. 0: it did, and so was caught."""
-    variant = next(variant for variant in VARIANTS if variant.name == name)
+    variant = variant_of(name)
     with tempfile.TemporaryDirectory() as directory:
         path = copy_with(variant, Path(directory))
         command = [

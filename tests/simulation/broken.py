@@ -144,6 +144,10 @@ VARIANTS = (
 )  # fmt: skip
 
 
+def variant_of(name: str) -> Variant:
+    return next(variant for variant in VARIANTS if variant.name == name)
+
+
 def copy_with(variant: Variant, directory: Path) -> Path:
     """A root directory whose toc lacks the guard; all else is the project's own."""
     shutil.copytree(ROOT / "toc", directory / "toc", ignore=shutil.ignore_patterns("__pycache__"))

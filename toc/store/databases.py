@@ -186,25 +186,14 @@ class Database:
 
         `together`: the same in packets, which is tried first where the driver has them.
         """
-        return self._first_together(self.engine.begin, work, together)
+        found = None if together is None else self._packet(self.engine.begin, together)
+        return (
+            self._repeated(partial(_attempt, self.engine.begin, work)) if found is None else found
+        )
 
-    def read(
-        self, work: Callable[[Connection], T], together: Callable[[Connection], T] | None = None
-    ) -> T:
+    def read(self, work: Callable[[Connection], T]) -> T:
         """`work(connection)` where each statement stands for itself: reads, or one single change."""
-        return self._first_together(self.single.connect, work, together)
-
-    def _first_together(
-        self,
-        connect: Callable[[], contextlib.AbstractContextManager[Connection]],
-        work: Callable[[Connection], T],
-        together: Callable[[Connection], T] | None,
-    ) -> T:
-        if together is not None:
-            found = self._packet(connect, together)
-            if found is not None:
-                return found
-        return self._repeated(partial(_attempt, connect, work))
+        return self._repeated(partial(_attempt, self.single.connect, work))
 
     def packet(self, together: Callable[[Connection], T]) -> T | None:
         """`together(connection)` where each statement stands for itself.
