@@ -6,7 +6,7 @@ import pytest
 
 from tests.contract.library import LEASE_MS, Library
 from toc.store.claims import Kind
-from toc.store.pages import DueRow
+from toc.store.pages import AT_ONCE, DueRow
 
 BEGINNING = (0, 0)
 
@@ -118,3 +118,82 @@ def test_overdue_of_some_types(library: Library) -> None:
     assert overdue([library.report_no]) == [report]
     assert overdue([library.report_no, library.close_no]) == [close, report]
     assert overdue([]) == []
+
+
+# ---- the question before a page, of many shards at once
+
+
+def one_on_each(library: Library, **more: int) -> dict[int, int]:
+    """A pending job on each shard: shard -> job_id."""
+    found: dict[int, int] = {}
+    for biz_id in range(200):
+        shard = library.shard(library.new(biz_id).job_id)
+        if shard not in found:
+            found[shard] = library.pending(biz_id, **more)
+    assert len(found) == library.settings.shards
+    return found
+
+
+def test_any_after_says_what_due_after_would_find(library: Library) -> None:
+    jobs = one_on_each(library, in_ms=5)
+    due_ms, shards = library.now_ms + 5, sorted(jobs)
+    cases = {
+        "all": dict.fromkeys(shards, (BEGINNING, due_ms)),
+        "too early": dict.fromkeys(shards, (BEGINNING, due_ms - 1)),
+        "the row itself": {shard: ((due_ms, jobs[shard]), due_ms) for shard in shards},
+        "the row before": {shard: ((due_ms, jobs[shard] - 1), due_ms) for shard in shards},
+        "each its own": {
+            shard: ((due_ms, jobs[shard] - shard % 2), due_ms + shard) for shard in shards
+        },
+        "some": {shards[1]: (BEGINNING, due_ms)},
+        "none": {},
+    }
+    by_database = library.settings.routing.database
+    for what, wanted in cases.items():
+        for database in library.databases:
+            mine = {s: w for s, w in wanted.items() if by_database(s) == database.index}
+            expected = {
+                s
+                for s, (after, until) in mine.items()
+                if library.pages.due_after(s, after, until, 1)
+            }
+            assert library.pages.any_after(mine) == expected, what
+
+
+def test_any_overdue_is_by_the_databases_clock_less_each_shards_grace(library: Library) -> None:
+    jobs = one_on_each(library)
+    grace_ms = {shard: 1000 + shard for shard in jobs}
+    mine = {s: ms for s, ms in grace_ms.items() if library.settings.routing.database(s) == 0}
+    library.clock.advance(0.999)
+    assert library.pages.any_overdue(mine, None) == set()
+    for shard in sorted(mine):
+        library.clock.advance(0.001)
+        assert library.pages.any_overdue(mine, None) == {s for s in mine if s <= shard}
+
+
+def test_any_overdue_of_some_types(library: Library) -> None:
+    close = library.shard(library.pending(1))
+    other = next(n for n in range(99) if library.shard(library.new(n).job_id) == close ^ 1)
+    report = library.shard(library.pending(other, type_no=library.report_no))
+    grace_ms = {close: 0, report: 0}
+    assert library.pages.any_overdue(grace_ms, None) == {close, report}
+    assert library.pages.any_overdue(grace_ms, [library.report_no]) == {report}
+    both = [library.report_no, library.close_no]
+    assert library.pages.any_overdue(grace_ms, both) == {close, report}
+    assert library.pages.any_overdue(grace_ms, []) == set()
+
+
+def test_as_many_shards_as_fit_a_number_are_asked_about_at_once(library: Library) -> None:
+    # The last one is the highest bit of what every engine has for a whole number.
+    job_id = library.pending()
+    shard, database = library.shard(job_id), library.databases.of_shard(library.shard(job_id))
+    far = [10_000 + n for n in range(AT_ONCE - 1)]
+    for number in far:  # names of the same, empty table
+        database._names[number] = database.job_table_name(shard ^ 1)
+    wanted = dict.fromkeys((*far, shard), (BEGINNING, library.now_ms))
+    first, *_ = wanted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library.databases, "of_shard", lambda _: database)
+        assert library.pages.any_after(wanted) == {shard}
+        database._names[first] = database.job_table_name(shard)
+        assert library.pages.any_after(wanted) == {first, shard}

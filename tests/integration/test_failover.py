@@ -41,6 +41,12 @@ def port_of(server: Server) -> int:
     return int(server.url.rpartition(":")[2].partition("/")[0])
 
 
+def texts(world: World) -> dict[int, dict[int, str]]:
+    """All marks: slot -> shard -> text."""
+    found = world.slots.marks("default", range(4))
+    return {slot: marks.by_shard for slot, marks in found.items()}
+
+
 def goes_on(world: World, loader: Loader, jobs: Mapping[int, int]) -> None:
     """Steps, as ticks would, until every job has its reminder."""
 
@@ -131,15 +137,15 @@ def test_a_replica_that_lagged_is_filled_up(small_library: Library, pair: Pair) 
     jobs = scheduled(world, 0)
     far = world.library.pending(999, in_ms=1_000_000)  # the loader's, when it comes near
     goes_on(world, loader, jobs)
-    before = world.slots.marks("default", range(4))
+    before = texts(world)
     pair.lag()
     jobs |= scheduled(world, MANY)
     world.clock.advance(200)
     jobs = {job_id: in_ms - 200_000 for job_id, in_ms in jobs.items()} | {far: 800_000}
     goes_on(world, loader, jobs)
-    assert world.slots.marks("default", range(4)) != before
+    assert texts(world) != before
     pair.fail_over()
-    assert world.slots.marks("default", range(4)) == before  # older data, and marks that agree
+    assert texts(world) == before  # older data, and marks that agree
     assert world.reminders() == MANY
     loader.step()
     assert {job_id: world.reminder(job_id) for job_id in jobs} == jobs
@@ -291,13 +297,13 @@ def test_a_restarted_node_of_a_cluster_is_filled_up(spread: World, cluster: Redi
     loader = spread.loader()
     jobs = scheduled(spread, 0)
     loader.step()
-    run_ids = spread.slots.run_ids("default", range(4))
+    before = spread.slots.marks("default", [0])[0].run_id
     master = node_of(spread, cluster, 0)
     replica_of(cluster, master).kill()  # nobody takes over
     master.kill()
     master.start()
     goes_on(spread, loader, jobs)
-    assert spread.slots.run_ids("default", range(4))[0] != run_ids[0]
+    assert spread.slots.marks("default", [0])[0].run_id != before
 
 
 def test_loading_goes_on_beside_a_node_that_is_down(spread: World, cluster: RedisCluster) -> None:
@@ -347,7 +353,7 @@ def test_loading_stops_where_memory_ends_and_goes_on_by_itself(
         wait_until(refused, "Redis is full")
         assert (world.slots.accepting, world.slots.available) == (False, True)
         # Nothing was lost or done by half: what the marks say has been loaded is there, no more.
-        marks = world.slots.marks("default", range(4))
+        marks = texts(world)
         for row in rows:
             slot = world.slot(row.job_id)
             shard = world.library.shard(row.job_id)
@@ -372,7 +378,7 @@ def test_no_load_begins_without_memory(small_library: Library, tmp_path: Path) -
         for _ in range(2):
             with pytest.raises(TimerUnavailable):
                 loader.step()
-        assert world.slots.marks("default", range(4)) == {slot: {} for slot in range(4)}
+        assert texts(world) == {slot: {} for slot in range(4)}
         client.config_set("maxmemory", 0)
         assert loader.step() == 1
         assert world.reminder(job_id) == 0

@@ -10,9 +10,10 @@ import pytest
 from tests.contract.library import LEASE_MS
 from tests.integration.world import HORIZON_MS, NEAR_MS, SLACK_MS, World
 from toc.errors import TimerUnavailable
+from toc.timer import keys
 from toc.timer import loader as module
 from toc.timer.loader import Loader, Mark
-from toc.timer.slots import Entry
+from toc.timer.slots import Entry, Marks
 
 MINUTE = timedelta(minutes=1)
 
@@ -24,7 +25,7 @@ def turn(loader: Loader) -> int:
 
 def marks(world: World, shard: int) -> str:
     slot = shard % world.settings.slots_of("default")
-    return world.slots.marks("default", [slot])[slot][shard]
+    return world.slots.marks("default", [slot])[slot].by_shard[shard]
 
 
 def test_a_far_job_is_brought_when_its_time_comes_near(world: World) -> None:
@@ -63,7 +64,7 @@ def test_a_row_committed_behind_the_mark_is_its_clients(world: World) -> None:
     turn(loader)
     assert (world.reminder(first), world.reminder(behind)) == (5000, None)
     world.slots.drop_marks("default", [world.slot(behind)])
-    loader.step()
+    turn(loader)
     assert world.reminder(behind) == 4000
 
 
@@ -120,13 +121,35 @@ def test_a_mark_that_cannot_be_believed_starts_over(world: World, change: str) -
         world.slots.drop_marks("default", [slot])
     else:
         world.slots.begin_mark("default", slot, shard, texts[change])
-    # At once, but for one from the future, which is noticed at its turn.
-    brought = turn(loader) if change == "future" else loader.step()
-    assert (brought, world.reminder(job_id)) == (1, 0)
+    assert (turn(loader), world.reminder(job_id)) == (1, 0)
     found = Mark.parse(marks(world, shard))
     assert found is not None
     assert found.load_id != mark.load_id
     assert (found.run_id, found.due_ms, found.job_id) == (mark.run_id, world.now_ms, job_id)
+
+
+@pytest.mark.invariant("I1")
+def test_what_a_server_has_lost_is_noticed_at_once(world: World) -> None:
+    # Whosever turn it is: all of a server's marks are gone, or are another's, and one of them is read.
+    jobs = [world.library.pending(n) for n in range(40)]
+    loader = world.loader()
+    for _ in range(5):
+        assert loader.step() == len(jobs)
+        assert loader.step() == 0
+        world.slots.client().flushdb()
+    assert loader.step() == len(jobs)
+    client, namespace = world.slots.client(), world.settings.namespace
+    for slot in range(4):  # as a fail-over to a replica, with the marks of who was there before
+        world.slots.ack(
+            "default", {slot: [job_id for job_id in jobs if world.slot(job_id) == slot]}
+        )
+        key = keys.mark_key(namespace, "default", slot)
+        for shard, text in client.hgetall(key).items():
+            mark = Mark.parse(text.decode())
+            assert mark is not None
+            client.hset(key, shard, str(mark._replace(run_id="before")))
+    assert loader.step() == len(jobs)
+    assert all(world.reminder(job_id) == 0 for job_id in jobs)
 
 
 def test_a_mark_just_within_the_slack_is_believed(world: World) -> None:
@@ -158,7 +181,7 @@ def test_a_change_between_snapshot_and_page_is_noticed(
             if event == "wipe":
                 world.slots.drop_marks("default", [slot])
             else:
-                run_id = world.slots.run_ids("default", [slot])[slot]
+                run_id = world.slots.marks("default", [slot])[slot].run_id
                 other = str(Mark("other", run_id, 0, 0))
                 world.slots.begin_mark("default", slot, shard, other)
         return rows
@@ -177,20 +200,33 @@ def test_the_bound_is_read_before_the_snapshot(
     # A job that comes in during the snapshot, due just beyond what its client arms: were the bound
     # read after it, the mark could pass the job unseen.
     asked: list[str] = []
-    time_ms, due_after = world.slots.time_ms, world.library.pages.due_after
+    slots, pages = world.slots, world.library.pages
 
-    def time() -> int:
-        asked.append("time")
-        return time_ms()
+    def noted(owner: Any, name: str) -> None:
+        call = getattr(owner, name)
 
-    def page(*arguments: Any) -> Any:
-        asked.append("page")
-        return due_after(*arguments)
+        def note(*arguments: Any) -> Any:
+            asked.append(name)
+            return call(*arguments)
 
-    monkeypatch.setattr(world.slots, "time_ms", time)
-    monkeypatch.setattr(world.library.pages, "due_after", page)
-    world.loader().step()
-    assert asked == ["time", "page"] * 4
+        monkeypatch.setattr(owner, name, note)
+
+    for owner, name in (
+        (slots, "marks"), (slots, "time_ms"), (pages, "due_after"), (pages, "any_after"),
+    ):  # fmt: skip
+        noted(owner, name)
+    loader = world.loader()
+    monkeypatch.setattr(loader, "_read_every", 1)  # at every step it is the turn of all
+    loader.step()
+    assert asked == ["marks"] + ["time_ms", "due_after"] * 4
+    asked.clear()
+    loader.step()
+    assert asked == ["marks", "any_after"]  # the marks' answer tells the time
+    asked.clear()
+    job_id = world.library.pending(42)
+    assert loader.step() == 1
+    assert asked == ["marks", "any_after", "time_ms", "due_after"]
+    assert world.reminder(job_id) == 0
 
 
 @pytest.mark.invariant("I6")
@@ -242,11 +278,14 @@ class Torn:
         self.full: set[int] = set()  # that take nothing
         self.reads: list[int] = []  # the shards that were read from the database
         slots, pages = world.slots, world.library.pages
-        marks, run_ids, load_page = slots.marks, slots.run_ids, slots.load_page
-        due_after = pages.due_after
+        marks, load_page, due_after = slots.marks, slots.load_page, pages.due_after
 
-        def up(answers: dict[int, Any]) -> dict[int, Any]:
-            return {slot: found for slot, found in answers.items() if slot not in self.gone}
+        def up(topic: str, asked: Any) -> dict[int, Marks]:
+            return {
+                slot: found._replace(run_id=self.node(found.run_id, slot))
+                for slot, found in marks(topic, asked).items()
+                if slot not in self.gone
+            }
 
         def load(topic: str, slot: int, *arguments: Any) -> bool:
             if slot in self.full:
@@ -257,13 +296,13 @@ class Torn:
             self.reads.append(shard)
             return due_after(shard, *arguments)
 
-        def nodes(topic: str, asked: Any) -> dict[int, str]:
-            return up({slot: f"{run_id}-{slot}" for slot, run_id in run_ids(topic, asked).items()})
-
-        patch.setattr(slots, "marks", lambda *arguments: up(marks(*arguments)))
-        patch.setattr(slots, "run_ids", nodes)
+        patch.setattr(slots, "marks", up)
+        patch.setattr(slots, "one_of_each_node", lambda topic, asked: asked)
         patch.setattr(slots, "load_page", load)
         patch.setattr(pages, "due_after", read)
+
+    def node(self, run_id: str, slot: int) -> str:
+        return f"{run_id}-{slot}"
 
 
 @pytest.fixture
@@ -311,7 +350,7 @@ def test_a_redis_that_takes_nothing_is_told_and_asked_once_a_step(
     world: World, torn: Torn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [world.library.pending(n) for n in range(40)]
-    monkeypatch.setattr(world.slots, "run_ids", lambda _, slots: dict.fromkeys(slots, "one"))
+    monkeypatch.setattr(torn, "node", lambda run_id, _: run_id)
     loader = world.loader()
     torn.full = {0, 1, 2, 3}
     for _ in range(3):

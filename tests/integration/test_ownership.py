@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
 from tests.contract.library import Library
-from tests.integration.test_poller import SLOW_S, Recording, arm, poller
+from tests.integration.test_poller import SLOW_S, Recording, arm, look, poller
 from tests.integration.world import World
+from toc.scanner import scanner as module
 from toc.scanner.scanner import Scanner
 from toc.timer.poller import DEPUTY_LATE_S, Poller
 
@@ -17,9 +21,10 @@ def sink() -> Recording:
 
 
 def steps(poll: Poller, clock_s: float = 0.0, world: World | None = None) -> None:
-    """Moves time on, and then steps until there is nothing to do at once."""
+    """Moves time on and looks, and then steps until there is nothing to do at once."""
     if world is not None:
         world.clock.advance(clock_s)
+        look(world, poll)
     for _ in range(10):
         if poll.run_once() > 0:
             break
@@ -76,7 +81,7 @@ def test_a_deputy_leaves_to_the_owner_what_is_not_late(small: World, sink: Recor
     steps(poll)
     assert sink.ids == []
     small.clock.advance(DEPUTY_LATE_S)
-    steps(poll)  # between two slow polls it does not even look
+    steps(poll)  # between two looks it does not even ask
     assert sink.asked == []
 
 
@@ -88,7 +93,7 @@ def test_a_deputy_pops_what_its_owner_leaves_undone(small: World, sink: Recordin
     other = arm(small, 2, round(1000 * (SLOW_S + DEPUTY_LATE_S)))
     steps(poll, SLOW_S + DEPUTY_LATE_S, small)
     assert sorted(sink.ids) == sorted(ids)
-    # The backlog is gone: it is a deputy again, until the next slow poll.
+    # The backlog is gone: it is a deputy again, until the next look.
     more = arm(small, 0, 0)
     steps(poll)
     assert sorted(sink.ids) == sorted(ids)
@@ -220,17 +225,52 @@ def test_a_deputy_scans_only_what_its_owner_leaves_undone(
     assert shards_offered(sink) == set(range(count))
 
 
+def looked_at(
+    library: Library, monkeypatch: pytest.MonkeyPatch, at_once: int = 2
+) -> list[tuple[float, list[int]]]:
+    """Which shards are looked at together, and when; at most two."""
+    found: list[tuple[float, list[int]]] = []
+    any_overdue = library.pages.any_overdue
+
+    def noted(grace_ms: Mapping[int, int], types: Any) -> set[int]:
+        found.append((library.clock.monotonic_s(), [*grace_ms]))
+        return any_overdue(grace_ms, types)
+
+    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    monkeypatch.setattr(library.pages, "any_overdue", noted)
+    return found
+
+
 def test_a_stretched_round_takes_so_many_ticks(
-    small_library: Library, scanner: Scanner, sink: Recording
+    small_library: Library, scanner: Scanner, sink: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = small_library.settings.shards
-    scanner.own(range(count), stretch=3)
-    scanner.run_once()
-    began_s = small_library.clock.monotonic_s()
-    while scanner._position < count:
-        small_library.clock.advance(max(0.05, scanner.run_once()))
-    took_s = small_library.clock.monotonic_s() - began_s
-    assert took_s == pytest.approx(3 * TICK_S, abs=2.0)
+    looks = looked_at(small_library, monkeypatch)
+    scanner.own(range(small_library.settings.shards), stretch=3)
+    scanned(scanner, small_library, 9 * TICK_S + 1)
+    assert [shards for _, shards in looks] == [[0, 1], [2, 3]] * 3 + [[0, 1]]
+    assert [at_s - looks[0][0] for at_s, _ in looks] == pytest.approx(
+        [n * 3 * TICK_S / 2 for n in range(7)], abs=0.5
+    )
+
+
+def test_only_shards_with_work_are_read(
+    small_library: Library, scanner: Scanner, sink: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = looked_at(small_library, monkeypatch)
+    pages: list[int] = []
+    overdue = small_library.pages.overdue
+    monkeypatch.setattr(
+        small_library.pages,
+        "overdue",
+        lambda shard, *rest: pages.append(shard) or overdue(shard, *rest),  # type: ignore[func-returns-value]
+    )
+    job_id = small_library.pending()
+    shard = small_library.shard(job_id)
+    scanner.own(range(small_library.settings.shards))
+    scanned(scanner, small_library, TICK_S / 2)
+    assert len(looks) > len(pages) > 0
+    assert set(pages) == {shard}
+    assert set(sink.ids) == {job_id}
 
 
 def test_a_scanner_that_is_told_again_and_again_still_reaches_its_last_shard(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from redis.exceptions import ResponseError
 
 from tests.integration.world import World
 from toc.domain.ids import gene_of
 from toc.errors import StoreUnavailable
 from toc.runtime.sink import Batch
-from toc.timer.poller import GUESS_MIN, NO_ROOM_S, Poller
+from toc.timer import keys
+from toc.timer.heads import Heads
+from toc.timer.poller import GUESS_MIN, NO_ROOM_S, PAUSED_S, WAIT_S_MAX, Poller
 from toc.timer.slots import Entry
 from toc.timer.wakeup import Wakeup
 
@@ -64,12 +67,18 @@ def poller(world: World, sink: Recording, **changes: object) -> Poller:
         world.settings.routing,
         world.clock,
         **{
-            "pop_max": 500, "stay_ms": STAY_MS, "slow_poll_s": SLOW_S, "paused": lambda: False,
-            **changes,
+            "pop_max": 500, "stay_ms": STAY_MS, "paused": lambda: False, **changes,
         },  # type: ignore[arg-type]
     )  # fmt: skip
     made.own(range(4))
     return made
+
+
+def look(world: World, poll: Poller) -> None:
+    """What a node does once a period: all slots' heads are looked at, and the poller is told."""
+    heads = Heads(world.slots, {"default": poll.see}, period_s=SLOW_S)
+    heads.own({"default": range(4)})
+    assert heads.run_once() == SLOW_S
 
 
 def arm(world: World, slot: int, *in_ms: int) -> list[int]:
@@ -101,28 +110,28 @@ def test_what_is_due_is_offered_with_its_shard_and_time(small: World, sink: Reco
     assert sink.ids[2:] == later
 
 
-def test_an_empty_timer_is_looked_at_slowly(small: World, sink: Recording) -> None:
+def test_an_empty_timer_is_left_alone_until_a_look_shows_something(
+    small: World, sink: Recording
+) -> None:
     poll = poller(small, sink)
     poll.run_once()
-    assert poll.run_once() == SLOW_S
+    assert poll.run_once() == WAIT_S_MAX
     lost = arm(small, 0, 0)  # its wake-up never came
-    assert poll.run_once() == SLOW_S
+    assert poll.run_once() == WAIT_S_MAX
     assert sink.ids == []
-    small.clock.advance(SLOW_S)
-    assert poll.run_once() == 0  # looks at all slots ...
-    assert poll.run_once() == 0  # ... and pops what it saw
+    look(small, poll)
+    assert poll.run_once() == 0
     assert sink.ids == lost
 
 
-def test_a_slow_poll_reaches_every_slot_however_little_room_there_is(
+def test_a_look_reaches_every_slot_however_little_room_there_is(
     small: World, sink: Recording
 ) -> None:
     poll = poller(small, sink)
     poll.run_once()
     lost = [arm(small, slot, 0)[0] for slot in range(4)]  # no wake-up came
-    small.clock.advance(SLOW_S)
     sink.room = 0
-    poll.run_once()  # a look needs no room
+    look(small, poll)
     for _ in lost:
         sink.room = 1
         poll.run_once()
@@ -203,7 +212,7 @@ def test_a_paused_poller_leaves_firing_to_the_scanner(small: World, sink: Record
     arm(small, 0, 0)
     paused = [True]
     poll = poller(small, sink, paused=lambda: paused[0])
-    assert poll.run_once() == SLOW_S
+    assert poll.run_once() == PAUSED_S
     assert (sink.asked, sink.offers) == ([], [])
     paused[0] = False
     poll.run_once()
@@ -212,7 +221,7 @@ def test_a_paused_poller_leaves_firing_to_the_scanner(small: World, sink: Record
 
 def test_a_stay_that_is_over_is_offered_again(small: World, sink: Recording) -> None:
     ids = arm(small, 0, 0)
-    poll = poller(small, sink, slow_poll_s=10_000.0)
+    poll = poller(small, sink)
     poll.run_once()
     assert poll.run_once() == pytest.approx(STAY_MS / 1000)
     small.clock.advance(STAY_MS / 1000)
@@ -231,6 +240,47 @@ def test_one_database_away_does_not_take_the_others_ids(small: World, sink: Reco
     assert {database: list(batch.ids) for database, batch in sink.offers} == {0: [0], 1: [3]}
     assert sorted(sink.ids) == sorted(near + far)
     assert sink.reserved == 0
+
+
+# ---- looks at the heads of slots
+
+
+def seen(world: World, slots: range = range(4)) -> dict[int, float]:
+    found: dict[int, float] = {}
+    heads = Heads(world.slots, {"default": found.__setitem__}, period_s=SLOW_S)
+    heads.own({"default": slots})
+    heads.run_once()
+    return found
+
+
+def test_a_look_tells_of_what_is_due_before_the_next_one(small: World) -> None:
+    arm(small, 0, -1500, 700)
+    arm(small, 1, 1000)
+    arm(small, 3, round(1000 * (2 * SLOW_S + 1)) + 1)  # the next look is early enough
+    assert seen(small) == {0: -1.5, 1: 1.0}
+    assert seen(small, range(1, 4)) == {1: 1.0}
+
+
+def test_a_look_sees_what_comes_back(small: World) -> None:
+    arm(small, 2, 0)
+    small.slots.pop("default", [(2, 1)], 2500)
+    assert seen(small) == {2: 2.5}
+    arm(small, 2, 100)
+    assert seen(small) == {2: 0.1}
+
+
+def test_a_slot_whose_key_is_broken_is_told_of_alone(small: World) -> None:
+    arm(small, 0, 0)
+    arm(small, 1, 0)
+    client = small.slots.client()
+    client.set(keys.store_key(small.settings.namespace, "default", 1), "broken")
+    assert seen(small) == {0: 0.0}
+    assert not small.slots.available
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        seen(small, range(1, 2))
+    client.delete(keys.store_key(small.settings.namespace, "default", 1))
+    assert seen(small) == {0: 0.0}
+    assert small.slots.available
 
 
 @pytest.mark.usefixtures("sink")

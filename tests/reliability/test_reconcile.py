@@ -185,7 +185,7 @@ class Damage:
 
         def loaded() -> bool:
             marks = [self._slots.marks(topic, range(n)) for topic, n in slots.items()]
-            texts = [t for one in marks for some in one.values() for t in some.values()]
+            texts = [t for one in marks for some in one.values() for t in some.by_shard.values()]
             found = [mark.due_ms for mark in map(Mark.parse, texts) if mark is not None]
             return len(found) == SHARDS * len(slots) and min(found) > last_ms
 

@@ -155,7 +155,7 @@ def test_the_slots_go_on_at_the_master_that_sentinels_name(watched: Watched, how
     assert slots.facts()["mode"] == "sentinel"
     slots.arm(TOPIC, {0: [Entry(clock.wall_ms(), 1)]})
     slots.client().wait(1, 10_000)  # the replica has it
-    before = slots.run_ids(TOPIC, [0])
+    before = slots.marks(TOPIC, [0])[0].run_id
     how(watched.master)
 
     errors = []
@@ -172,7 +172,7 @@ def test_the_slots_go_on_at_the_master_that_sentinels_name(watched: Watched, how
     assert not slots.available
     wait_until(armed, "the promoted master takes reminders")
     assert slots.available
-    assert slots.run_ids(TOPIC, [0]) != before
+    assert slots.marks(TOPIC, [0])[0].run_id != before
     popped = slots.pop(TOPIC, [(0, 5), (1, 5)], 1000)
     assert [answer.ids for answer in popped] == [[1], [2]]
     assert not any("ss,word" in text for text in errors)

@@ -128,16 +128,22 @@ def test_looks_leave_out_what_is_on_a_node_that(broken: Broken, how: str) -> Non
     slots, node = broken.slots, broken.cluster.nodes[1]
     for slot in SLOTS:
         slots.begin_mark(TOPIC, slot, 3, f"mark of {slot}")
-    run_ids = slots.run_ids(TOPIC, SLOTS)
-    assert len(set(run_ids.values())) == 3
+    marks = slots.marks(TOPIC, SLOTS)
+    assert len({found.run_id for found in marks.values()}) == 3
+    assert {slot: found.by_shard for slot, found in marks.items()} == {
+        slot: {3: f"mark of {slot}"} for slot in SLOTS
+    }
+    (one, two, three) = slots.one_of_each_node(TOPIC, SLOTS)
+    assert len({marks[slot].run_id for slot in (one, two, three)}) == 3
     BREAK[how](node)
     assert slots.available
     well = broken.off(node)
     assert broken.popped() == well
     assert not slots.available
-    assert slots.marks(TOPIC, SLOTS) == {slot: {3: f"mark of {slot}"} for slot in well}
+    assert slots.marks(TOPIC, SLOTS) == {slot: marks[slot] for slot in well}
+    assert slots.heads(TOPIC, SLOTS, 1.0) == dict.fromkeys(well, 1.0)
+    assert slots.sizes(TOPIC, SLOTS) == (0, 0, len(well))
     assert slots.depths(TOPIC, SLOTS) == [(slot, 0, 1, None) for slot in well]
-    assert slots.run_ids(TOPIC, SLOTS) == {slot: run_ids[slot] for slot in well}
     with pytest.raises(TimerUnavailable):
         slots.marks(TOPIC, broken.on(node))
     with pytest.raises(TimerUnavailable):
@@ -204,7 +210,9 @@ def test_all_nodes_away(broken: Broken) -> None:
         with pytest.raises(TimerUnavailable):
             broken.popped()
         with pytest.raises(TimerUnavailable):
-            broken.slots.run_ids(TOPIC, SLOTS)
+            broken.slots.marks(TOPIC, SLOTS)
+        with pytest.raises(TimerUnavailable):
+            broken.slots.heads(TOPIC, SLOTS, 1.0)
         with pytest.raises(TimerUnavailable):
             broken.slots.facts()
     for node in broken.cluster.nodes:
@@ -352,7 +360,7 @@ def test_a_hash_slot_that_has_moved_is_followed_and_then_known(
         lookout.Lookout, "look_if_due", lambda _: None
     )  # the answer itself is enough
     slots, now_ms = broken.slots, broken.now_ms
-    run_ids = slots.run_ids(TOPIC, SLOTS)
+    marks = slots.marks(TOPIC, SLOTS)
     target = next(slot for slot in SLOTS if broken.node_of[slot] is moving.target)
     moving.end()
     asked.clear()
@@ -361,7 +369,7 @@ def test_a_hash_slot_that_has_moved_is_followed_and_then_known(
     asked.clear()
     (popped,) = slots.pop(TOPIC, [(5, 5)], 1000)
     assert (popped.ids, asked) == ([5], [redis_port(moving.target)])
-    assert slots.run_ids(TOPIC, [5]) == {5: run_ids[target]}
+    assert slots.marks(TOPIC, [5])[5].run_id == marks[target].run_id
     assert slots.available
 
 

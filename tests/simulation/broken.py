@@ -122,9 +122,9 @@ VARIANTS = (
         "I1", "kill,lost", "bare",
     ),
     Variant(
-        "fail-over-unseen", "toc/timer/loader.py",
-        "run_ids = self._slots.run_ids(self._topic, self._owned)",
-        "run_ids = dict.fromkeys(marks, 'same')",
+        "fail-over-unseen", "toc/timer/slots.py",
+        "found[slot] = Marks(by_shard, run_id.decode(), int(time_ms))",
+        "found[slot] = Marks(by_shard, 'same', int(time_ms))",
         "I1", "back", "bare",
     ),
     Variant(

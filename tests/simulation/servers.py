@@ -53,6 +53,7 @@ class Servers:
         self.redis.flushall()
         self.redis.script_flush()
         self.weather = Weather()
+        self._run_id = str(self.redis.info("server")["run_id"]).encode()
         self.run = 1  # of Redis: it is another process after a restart or a fail-over
         self.ahead_ms = {REDIS: 0, "database": 0}
 
@@ -60,6 +61,12 @@ class Servers:
         """Redis is another process now: it knows no scripts."""
         self.run += 1
         self.redis.script_flush()
+
+    def as_of_this_run(self, answer: Any) -> Any:
+        """What a script has said, with the identity of the process that Redis is said to be."""
+        if not isinstance(answer, list):
+            return answer
+        return [f"run{self.run}".encode() if item == self._run_id else item for item in answer]
 
     def now_ms(self, server: str) -> int:
         return START_MS + int(self.kernel.now_s * 1000) + self.ahead_ms[server]
@@ -106,12 +113,10 @@ class SimulatedRedis(Redis):
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         def work() -> Any:
-            return super(SimulatedRedis, self).execute_command(*args, **options)
+            answer = super(SimulatedRedis, self).execute_command(*args, **options)
+            return self.servers.as_of_this_run(answer)
 
-        answer = self.servers.ask(REDIS, work, self._refused)
-        if args[0] == "INFO" and isinstance(answer, dict):
-            answer["run_id"] = f"run{self.servers.run}"
-        return answer
+        return self.servers.ask(REDIS, work, self._refused)
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
         return SimulatedPipeline(self)
@@ -138,7 +143,7 @@ class SimulatedPipeline(Pipeline):
             pipe = Redis.pipeline(self._client, transaction=False)
             for args, options in stack:
                 pipe.execute_command(*args, **options)
-            return pipe.execute(raise_on_error=False)
+            return [servers.as_of_this_run(answer) for answer in pipe.execute(raise_on_error=False)]
 
         if whole:
             return list(servers.ask(REDIS, work, self._client._refused))

@@ -185,7 +185,7 @@ def test_every_script_is_known() -> None:
 @pytest.mark.parametrize("path", LUA, ids=lambda path: path.stem)
 def test_every_script_says_its_contract(path: Path) -> None:
     lines = path.read_text("utf-8").splitlines()
-    assert lines[0] in {"#!lua", "#!lua flags=allow-oom"}
+    assert lines[0] in {"#!lua", "#!lua flags=allow-oom", "#!lua flags=no-writes"}
     assert re.match(rf"-- {path.stem}: .+", lines[1])
     head = "\n".join(line for line in lines if line.startswith("--"))
     for word in ("KEYS", "ARGV", "Answer", "Bound"):

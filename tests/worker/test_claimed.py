@@ -293,7 +293,6 @@ def test_one_pop_for_two_databases_reaches_the_one_that_answers(make_rig: MakeRi
         rig.clock,
         pop_max=100,
         stay_ms=1000,
-        slow_poll_s=1,
         paused=lambda: False,
     )
     poller.own([0])

@@ -17,6 +17,7 @@ from toc.scanner.scanner import Scanner
 from toc.store.catalogue import Catalogue
 from toc.store.databases import Databases
 from toc.store.pages import Pages
+from toc.timer.heads import Heads, See
 from toc.timer.loader import Loader
 from toc.timer.poller import Poller
 from toc.timer.slots import Slots
@@ -47,7 +48,8 @@ class Feeding:
         self.scanners = [self._scanner(database.index) for database in databases]
         self.loaders: dict[tuple[str, int], Loader] = {}
         self.pollers: dict[tuple[str, int, int], Poller] = {}
-        self._wakeups: list[Wakeup] = []
+        self._heads: Heads | None = None
+        self._wakeup: Wakeup | None = None
         if slots is None:
             return
         for topic in settings.topic_names:
@@ -57,13 +59,15 @@ class Feeding:
                 self.loaders[topic, database] = self._loader(slots, topic, database)
                 for lane in range(LANES):
                     self.pollers[topic, database, lane] = self._poller(slots, topic, database, lane)
+        see: Mapping[str, See] = {topic: self._see(topic) for topic in settings.topic_names}
+        self._heads = Heads(slots, see, period_s=settings.timer.slow_poll_s)
         hear: Mapping[str, Hear] = {topic: self._hear(topic) for topic in settings.topic_names}
-        self._wakeups.append(Wakeup(slots, settings.namespace, hear))
+        self._wakeup = Wakeup(slots, settings.namespace, hear)
 
     def __iter__(self) -> Iterator[Service]:
         yield from self.pollers.values()
         yield from self.loaders.values()
-        yield from self._wakeups
+        yield from (service for service in (self._heads, self._wakeup) if service is not None)
         yield from self.scanners
 
     def own(self, assignment: Assignment, *, scan_all_in: int | None = None) -> None:
@@ -76,6 +80,15 @@ class Feeding:
             poller.own(
                 self._of(assignment.slots.get(topic, ()), database, lane),
                 self._of(assignment.deputised.get(topic, ()), database, lane),
+            )
+        if self._heads is not None:
+            self._heads.own(
+                {
+                    topic: sorted(
+                        {*assignment.slots.get(topic, ()), *assignment.deputised.get(topic, ())}
+                    )
+                    for topic in self._settings.topic_names
+                }
             )
         for (topic, database), loader in self.loaders.items():
             slots = [*assignment.slots.get(topic, ())]
@@ -113,10 +126,16 @@ class Feeding:
     def _hear(self, topic: str) -> Hear:
         def hear(slot: int, in_s: float) -> None:
             poller = self.pollers.get((topic, self._database(slot), slot % LANES))
-            if poller is not None:
+            if poller is not None:  # wake-ups are of every slot
                 poller.hear(slot, in_s)
 
         return hear
+
+    def _see(self, topic: str) -> See:
+        def see(slot: int, in_s: float) -> None:
+            self.pollers[topic, self._database(slot), slot % LANES].see(slot, in_s)
+
+        return see
 
     def _scanner(self, database: int) -> Scanner:
         settings, slots, worker = self._settings, self._slots, self._worker
@@ -172,7 +191,6 @@ class Feeding:
             self._clock,
             pop_max=timer.pop_max,
             stay_ms=round(timer.stay_s * 1000),
-            slow_poll_s=timer.slow_poll_s,
             paused=lambda: not self._fires(),
         )
         self._worker.on_room(poller.wake)

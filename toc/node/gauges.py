@@ -26,9 +26,8 @@ class Gauges(Service):
         for topic, owned in assignment.slots.items():
             metrics.SLOTS_OWNED.labels(topic).set(len(owned))
             if self._slots is not None:
-                depths = self._slots.depths(topic, owned)
-                armed = [depth[1] for depth in depths]
-                metrics.SLOT_ENTRIES.labels(topic, "store").set(sum(armed))
-                metrics.SLOT_ENTRIES.labels(topic, "prepare").set(sum(depth[2] for depth in depths))
-                metrics.SLOT_ENTRIES_MAX.labels(topic).set(max(armed, default=0))
+                sizes = self._slots.sizes(topic, owned)
+                metrics.SLOT_ENTRIES.labels(topic, "store").set(sizes.armed)
+                metrics.SLOT_ENTRIES.labels(topic, "prepare").set(sizes.out)
+                metrics.SLOT_ENTRIES_MAX.labels(topic).set(sizes.fullest)
         return TICK_S

@@ -338,7 +338,7 @@ class Repairs:
 
     def _drop_mark(self, finding: Finding) -> Mend:
         topic, slot = finding.topic, finding.slot
-        if finding.shard not in self._slots.marks(topic, [slot]).get(slot, {}):
+        if finding.shard not in self._slots.marks(topic, [slot])[slot].by_shard:
             return Mend(finding, True, "it was dropped meanwhile")
         log.info("repair: %s: dropped the mark of %s slot %d", finding.kind, topic, slot)
         self._slots.drop_marks(topic, [slot])

@@ -95,10 +95,9 @@ class Walk:
 
     def _read_marks(self) -> None:
         for topic, slot in self._slot.items():
-            text = self._slots.marks(topic, [slot])[slot].get(self._shard)
-            mark = None if text is None else Mark.parse(text)
-            # One of another server's life is about to be written anew.
-            if mark is not None and self._slots.run_ids(topic, [slot]).get(slot) == mark.run_id:
+            marks = self._slots.marks(topic, [slot])[slot]
+            mark = Mark.of(marks.by_shard.get(self._shard), marks.run_id)
+            if mark is not None:  # one of another server's life is about to be written anew
                 self._marks[topic] = mark
 
     def _read_out(self, topic: str) -> None:

@@ -80,7 +80,9 @@ class TimerSettings(_Part):
     stay_s: float = Field(
         30, ge=1, le=600, description="how long a popped id may stay out before it comes back"
     )
-    slow_poll_s: float = Field(1.0, ge=0.05, le=10, description="poll that backs up lost wake-ups")
+    slow_poll_s: float = Field(
+        1.0, ge=0.05, le=10, description="looks at all slots so often, should wake-ups be lost"
+    )
     pop_max: int = Field(500, ge=1, le=2000, description="ids per pop")
     load_tick_s: float = Field(1.0, ge=0.05, le=60, description="the loader's period")
     load_page: int = Field(1000, ge=1, le=2000, description="rows per page of the loader")
@@ -249,7 +251,7 @@ class ReconcileSettings(_Part):
     """Comparing the databases with Redis, and the other work of the night (docs/reconcile.md)."""
 
     watch_s: Annotated[float, Field(ge=1, le=86_400)] | Literal["none"] = Field(
-        300, description="a node compares each of its shards once in so long; 'none': never"
+        600, description="a node compares each of its shards once in so long; 'none': never"
     )
     nightly: str = Field(
         "none",

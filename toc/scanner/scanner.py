@@ -1,4 +1,8 @@
-"""The scanner's service: shard by shard, a page at a time, only what there is room for."""
+"""The scanner's service: looks at many shards at once, then goes through those that have work.
+
+Of most shards there is nothing overdue; one statement tells for a block of them. Those in which there
+is something it scans a page at a time, only what there is room for.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.runtime.sink import Batch, Sink
-from toc.store.pages import Pages
+from toc.store.pages import AT_ONCE, Pages
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +27,10 @@ URGENT_S = 1.0  # period and grace while the timer is not available
 
 
 class Scanner(Service):
-    """Scans shards; none until `own` says which. `types()`: type numbers with a handler here, None for all.
+    """Scans shards of one database; none until `own` says which.
 
-    `timer_available()`: False makes it scan every second with a grace of one.
+    `types()`: type numbers with a handler here, None for all. `timer_available()`: False makes it scan
+    every second with a grace of one.
     """
 
     def __init__(
@@ -50,13 +55,15 @@ class Scanner(Service):
         self._stretch = 1.0
         self._timer_available, self._routing, self._clock = timer_available, routing, clock
         self._grace_ms, self._tick_s, self._page_rows = grace_ms, tick_s, page_rows
-        # Where the present round goes on: the shard's position, and the last row that was looked at.
-        self._position = 0
+        # Where the present round goes on: the next shard to look at; those of the last look that have
+        # work, each with its grace; and the last row that was seen of the first of them.
+        self._next = 0
+        self._found: deque[tuple[int, int]] = deque()
         self._after = BEGINNING
         self._waits_for_room = False
-        self._claimed = 0  # of the present shard
-        self._paused_s = -tick_s  # when the last shard was done with, by the monotonic clock
-        self._skipped: set[int] = set()  # databases that did not answer in this round
+        self._claimed = 0  # since the last look
+        # When that was done with, by the monotonic clock, and which share of the tick is to pass then.
+        self._done_s, self._share = float("-inf"), 0.0
 
     def own(
         self, shards: Sequence[int], deputised: Sequence[int] = (), stretch: float = 1.0
@@ -75,7 +82,7 @@ class Scanner(Service):
             self.wake()
 
     def run_once(self) -> float:
-        """One page of one shard. Returns the seconds until the next step.
+        """One page of one shard, or a look at the next ones. Returns the seconds until the next step.
 
         A round goes through all shards in one tick, evenly: read in one go, they would hold up the
         firing threads for tens of milliseconds.
@@ -83,57 +90,70 @@ class Scanner(Service):
         self._take_in()
         urgent = not self._timer_available()
         tick_s = (min(self._tick_s, URGENT_S) if urgent else self._tick_s) * self._stretch
-        pace_s = tick_s / max(1, len(self._owned))
-        now_s = self._clock.monotonic_s()
-        wait_s = self._paused_s + pace_s - now_s
+        if self._found:
+            return self._scan_first()
+        wait_s = self._done_s + tick_s * self._share - self._clock.monotonic_s()
         if wait_s > 0:
             return min(wait_s, URGENT_S)  # looks up now and then: the timer may have gone away
-        if self._position >= len(self._owned):
-            self._position = 0
-            self._skipped.clear()
-        if not self._owned or self._is_skipped():
-            more = False
-        else:
-            shard = self._owned[self._position]
-            room = self._sink.take_room(self._routing.database(shard), self._page_rows)
-            self._waits_for_room = not room
-            if not room:
-                return NO_ROOM_S
-            grace_ms = min(self._grace_ms, round(URGENT_S * 1000)) if urgent else self._grace_ms
-            if shard in self._deputised:
-                grace_ms = 2 * grace_ms + round(tick_s * 1000)
-            more = self._scan_safely(shard, grace_ms, room)
-        if more:
-            return 0
-        self._after = BEGINNING
-        self._position += 1
-        if self._claimed:  # where there was work, there may be more next door: no pause
-            self._claimed = 0
-            return 0
-        self._paused_s = now_s
-        return pace_s
+        grace_ms = min(self._grace_ms, round(URGENT_S * 1000)) if urgent else self._grace_ms
+        self._look(grace_ms, 2 * grace_ms + round(tick_s * 1000))
+        return 0
 
     def _take_in(self) -> None:
         if not self._told:
             return
-        owned, self._deputised, self._stretch = self._told.popleft()
         # Goes on where it was: begun anew at each change, the last shards might never be scanned.
-        at = self._owned[self._position] if self._position < len(self._owned) else -1
-        self._owned, self._position = owned, bisect_left(owned, at)
-        if owned[self._position : self._position + 1] != [at]:
-            self._after, self._claimed = BEGINNING, 0
+        at = self._owned[self._next] if self._next < len(self._owned) else -1
+        first = self._found[0] if self._found else None
+        self._owned, self._deputised, self._stretch = self._told.popleft()
+        self._next = bisect_left(self._owned, at)
+        still = set(self._owned)
+        self._found = deque(found for found in self._found if found[0] in still)
+        if first not in self._found:
+            self._after = BEGINNING
 
-    def _is_skipped(self) -> bool:
-        return self._routing.database(self._owned[self._position]) in self._skipped
+    def _look(self, grace_ms: int, deputy_grace_ms: int) -> None:
+        """Which of the next shards have work."""
+        if self._next >= len(self._owned):
+            self._next = 0
+        block = self._owned[self._next : self._next + AT_ONCE]
+        self._next += len(block)
+        grace = {s: deputy_grace_ms if s in self._deputised else grace_ms for s in block}
+        try:
+            found = self._pages.any_overdue(grace, self._types())
+        except (StoreUnavailable, SchemaMismatch) as error:
+            self._seldom.warning("look", "scanner: shards %s: %s", block, error)
+            found = set()
+        except Exception as error:  # noqa: BLE001 - one by one they will show which it is
+            log.debug("scanner: shards %s: %s", block, error)
+            found = set(block)
+        self._found.extend((shard, grace[shard]) for shard in block if shard in found)
+        self._rest(len(block) / len(self._owned) if block else 1.0)
+
+    def _rest(self, share: float) -> None:
+        self._done_s, self._share = self._clock.monotonic_s(), share
+
+    def _scan_first(self) -> float:
+        """One page of the first shard that has work."""
+        shard, grace_ms = self._found[0]
+        room = self._sink.take_room(self._routing.database(shard), self._page_rows)
+        self._waits_for_room = not room
+        if not room:
+            return NO_ROOM_S
+        if not self._scan_safely(shard, grace_ms, room):
+            self._after = BEGINNING
+            self._found.popleft()
+            if not self._found:  # where there was work, there may be more next door: no pause
+                self._rest(0.0 if self._claimed else self._share)
+                self._claimed = 0
+        return 0
 
     def _scan_safely(self, shard: int, grace_ms: int, room: int) -> bool:
-        """One broken shard or database must not stop the net under all others."""
+        """One broken shard must not stop the net under all others."""
         try:
             return self._scan(shard, grace_ms, room)
         except (StoreUnavailable, SchemaMismatch) as error:
-            database = self._routing.database(shard)
-            self._seldom.warning(database, "scanner: shard %d: %s", shard, error)
-            self._skipped.add(database)
+            self._seldom.warning("scan", "scanner: shard %d: %s", shard, error)
         except Exception:
             log.exception("scanner: shard %d is left out of this round", shard)
             metrics.SERVICE_ERRORS.labels(self.name).inc()

@@ -1,15 +1,32 @@
-"""Pages of live rows for the loader and the scanner, by (due_time, job_id): they never walk ended rows."""
+"""Pages of live rows for the loader and the scanner, by (due_time, job_id): they never walk ended rows.
+
+And the question before it, whether there is any such row: of many shards at once, since of most there
+is none, and a round trip for each is what an idle worker would cost.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Dialect,
+    Integer,
+    Select,
+    bindparam,
+    literal_column,
+    or_,
+    select,
+)
 
-from toc.store.columns import db_now_plus
+from toc.store.columns import Millis, UInt64, db_now_plus
 from toc.store.databases import Databases, execute_on
+from toc.store.prepared import Prepared
 from toc.store.schema import JOB
+
+AT_ONCE = 60  # shards that one statement asks about: each is a bit of its answer, of 63 in SQLite
 
 c = JOB.c
 
@@ -32,6 +49,19 @@ class Pages:
         """Live rows (running ones too) with (due_time, job_id) > after and due_time <= until_ms."""
         return self._page(shard, after, until_ms, None, limit)
 
+    def any_after(self, wanted: Mapping[int, tuple[tuple[int, int], int]]) -> set[int]:
+        """Of shards of one database (-> after, until_ms) those in which `due_after` finds a row.
+
+        At most AT_ONCE of them.
+        """
+        return self._any(
+            _AFTER,
+            {
+                shard: {"after_ms": after[0], "after_id": after[1], "until_ms": until_ms}
+                for shard, (after, until_ms) in wanted.items()
+            },
+        )
+
     def overdue(
         self,
         shard: int,
@@ -46,6 +76,16 @@ class Pages:
         """
         return self._page(shard, after, db_now_plus(-grace_ms), types, limit)
 
+    def any_overdue(self, grace_ms: Mapping[int, int], types: Collection[int] | None) -> set[int]:
+        """Of shards of one database (-> grace_ms) those in which `overdue` finds a row from the beginning.
+
+        At most AT_ONCE of them.
+        """
+        if types is not None and not types:
+            return set()
+        query = _overdue(None if types is None else tuple(sorted(types)))
+        return self._any(query, {shard: {"plus_ms": -ms} for shard, ms in grace_ms.items()})
+
     def _page(
         self,
         shard: int,
@@ -55,11 +95,9 @@ class Pages:
         limit: int,
     ) -> list[DueRow]:
         database = self._databases.of_shard(shard)
-        after_ms, after_id = after
         query = (
             select(c.due_time, c.job_id, c.biz_type)
-            .where(c.due_time >= after_ms, c.due_time <= until)
-            .where(or_(c.due_time > after_ms, c.job_id > after_id))
+            .where(*_between(*after, until))
             .order_by(c.due_time, c.job_id)
             .limit(limit)
         )
@@ -67,3 +105,50 @@ class Pages:
             query = query.where(c.biz_type.in_(sorted(types)))
         rows = database.read(lambda connection: execute_on(connection, shard, query).all())
         return [DueRow(*(int(value) for value in row)) for row in rows]
+
+    def _any(self, query: Select[Any], values: Mapping[int, Mapping[str, Any]]) -> set[int]:
+        """The shards in which the query, run with their values, finds a row."""
+        if not values:
+            return set()
+        database = self._databases.of_shard(next(iter(values)))
+        prepared = _prepared(query, database.engine.dialect)
+        bits: list[str] = []
+        arguments: list[Any] = []
+        for position, (shard, given) in enumerate(values.items()):
+            text, filled = prepared.on(database.job_table_name(shard), **given)
+            bits.append(f"(EXISTS ({text}) << {position})")
+            arguments += filled
+        statement = f"SELECT {' | '.join(bits)}"
+        found = database.read(
+            lambda connection: connection.exec_driver_sql(statement, tuple(arguments)).scalar_one()
+        )
+        return {shard for position, shard in enumerate(values) if int(found) >> position & 1}
+
+
+def _between(after_ms: Any, after_id: Any, until: Any) -> list[ColumnElement[bool]]:
+    return [
+        c.due_time >= after_ms,
+        c.due_time <= until,
+        or_(c.due_time > after_ms, c.job_id > after_id),
+    ]
+
+
+_ONE: Select[Any] = select(literal_column("1"))
+_AFTER = _ONE.where(
+    *_between(
+        bindparam("after_ms", type_=Millis),
+        bindparam("after_id", type_=UInt64),
+        bindparam("until_ms", type_=Millis),
+    )
+)
+
+
+@lru_cache(maxsize=64)  # sets of types that workers of this process serve
+def _overdue(types: tuple[int, ...] | None) -> Select[Any]:
+    query = _ONE.where(c.due_time <= db_now_plus(bindparam("plus_ms", type_=Integer)))
+    return query if types is None else query.where(c.biz_type.in_(types))
+
+
+@lru_cache(maxsize=64)
+def _prepared(query: Select[Any], dialect: Dialect) -> Prepared:
+    return Prepared(query, dialect)

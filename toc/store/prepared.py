@@ -1,4 +1,4 @@
-"""The statements of the fire path, compiled once and handed to the driver as text and values.
+"""Statements of the busiest paths, compiled once and handed to the driver as text and values.
 
 SQLAlchemy's execution of a Core statement costs about 0.3 ms of Python each time, mostly for its
 expanding IN; a job needs three. Here Core writes the text once, and a run only fills in the shard's
@@ -21,7 +21,7 @@ _IDS = "ids"
 
 
 class Prepared:
-    """A statement on `schema.JOB` with one expanding parameter `ids`."""
+    """A statement on `schema.JOB`, with one expanding parameter `ids` or none."""
 
     def __init__(self, statement: Update | Insert | Select[Any], dialect: Dialect) -> None:
         if not dialect.positional:  # some drivers take names; all of them take positions
@@ -37,7 +37,7 @@ class Prepared:
             text += marks + after
         self._text, self._mark = text, mark
         # What goes in before and after the ids, in order: a value, or the name of one that a run gives.
-        at = names.index(_IDS)
+        at = names.index(_IDS) if _IDS in names else len(names)
         self._before = [_filler(compiled.binds[name], dialect) for name in names[:at]]
         self._after = [_filler(compiled.binds[name], dialect) for name in names[at + 1 :]]
         columns = statement.selected_columns if isinstance(statement, Select) else ()
@@ -54,7 +54,7 @@ class Prepared:
         """Executes on the table (a quoted name) for some ids."""
         return connection.exec_driver_sql(*self.on(table, ids, **values))
 
-    def on(self, table: str, ids: Sequence[int], **values: Any) -> Statement:
+    def on(self, table: str, ids: Sequence[int] = (), **values: Any) -> Statement:
         """The text for this table and so many ids, and its arguments."""
         text = self._text.replace("\0", table).replace("\1", ", ".join([self._mark] * len(ids)))
         arguments: list[Any] = []

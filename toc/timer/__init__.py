@@ -8,13 +8,14 @@ Per slot three keys (see `keys`): the StoreQueue (job_id by due ms), the Prepare
 workers, by the end of its stay) and the marks (per shard: how far the loader has come). No decision
 reads the PrepareQueue.
 
-    slots     the verbs in our words: arm, pop, ack, put_back, load_page
+    slots     the verbs in our words (arm, pop, ack, put_back, load_page), and questions
     standing  whether reminders flow: what the latest calls found
     scripts   lua/*.lua and how they are called         keys      spells the keys
     nodes     which node of Redis is told what          batches   one lot of commands for each
     lookout   what failed is left alone, and looked for refusals  what Redis says when it cannot
     connect   from a URL to a client                    facts     whether a server is fit
-    wakeup    "a slot has a new head"                   poller    pops what is due into a sink
+    heads     looks at the heads of all slots           wakeup    "a slot has a new head"
+    poller    pops what is due into a sink
     loader    brings rows into the slots as their time comes near
 
 Failure: a node of Redis that fails takes its own slots along and no others; one that hangs holds up a
@@ -24,6 +25,6 @@ loader brings everything near again. While a slot is not served, `available` is 
 hurries.
 
 Windows: a popped entry comes back after `stay_s` if nobody acks it. A worker learns of a new head by
-a wake-up at once, or by the slow poll within `slow_poll_s`. Rows due within `horizon_s` are loaded;
+a wake-up at once, or by a look at all heads within `slow_poll_s`. Rows due within `horizon_s` are loaded;
 clients arm what is due within horizon + slack, so that loader and clients overlap by `slack_s`.
 """

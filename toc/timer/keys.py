@@ -6,15 +6,20 @@ so all three lie on one node of a Redis Cluster.
 
 from __future__ import annotations
 
+from functools import cache
 
+
+@cache  # as many as there are slots; a look needs all of them, once a second
 def store_key(namespace: str, topic: str, slot: int) -> str:
     return f"{namespace}:{topic}_{slot}"
 
 
+@cache
 def prepare_key(namespace: str, topic: str, slot: int) -> str:
     return f"prepare_{{{store_key(namespace, topic, slot)}}}"
 
 
+@cache
 def mark_key(namespace: str, topic: str, slot: int) -> str:
     return f"mark_{{{store_key(namespace, topic, slot)}}}"
 

@@ -41,7 +41,12 @@ HOPS_MAX = 4  # redirections that a command follows in one call
 
 
 class Nodes(Protocol):
-    """What can be asked of Redis, whatever it consists of. Answers are redis-py's."""
+    """What can be asked of Redis, whatever it consists of. Answers are redis-py's.
+
+    `is_one`: a single server holds all keys, so that a script may have those of several slots.
+    """
+
+    is_one: bool
 
     def send(self, commands: Sequence[Command]) -> list[Any]:
         """The answers, in order; what a command met (UNAVAILABLE, ResponseError) is in its place."""
@@ -70,6 +75,7 @@ class One:
     """
 
     NAME = "server"
+    is_one = True
 
     def __init__(self, client: Redis) -> None:
         self._client = client
@@ -119,6 +125,8 @@ class One:
 
 class Cluster:
     """A Redis Cluster."""
+
+    is_one = False
 
     def __init__(self, client: RedisCluster) -> None:
         self._client = client

@@ -1,12 +1,12 @@
-"""Pops what is due and hands it to the sink. Sleeps until the next due time or a wake-up.
+"""Pops what is due and hands it to the sink. Sleeps until the next due time, or until it is told of one.
 
 One poller serves the slots of one topic whose shards lie in one database, so that a database that
 does not answer holds up no other. Back-pressure: it pops only what the sink has room for.
 
 Which slots, is told by `own`, at any time: two pollers at one slot are harmless. Of other nodes'
-slots it may be the deputy: it looks at them at each slow poll, and pops those whose head has been
-overdue for so long that their owner is evidently dead, frozen, cut off from Redis or overloaded. So
-none of that waits for ZooKeeper to notice.
+slots it may be the deputy: it pops those whose head has been seen (`see`) to be overdue for so long
+that their owner is evidently dead, frozen, cut off from Redis or overloaded. So none of that waits for
+ZooKeeper to notice.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from toc.timer.slots import Slots
 NO_ROOM_S = 0.02  # a full sink is looked at again after this, or when it calls `wake`
 GUESS_MIN = 4  # a slot's first pop asks for so many; a full answer doubles it
 DEPUTY_LATE_S = 0.5  # a head that is overdue by more than this is popped by the slot's deputy too
+PAUSED_S = 1.0  # a paused one looks so often whether it may go on
+WAIT_S_MAX = 60.0  # nothing needs it: who knows of a new head says so
 _NEVER = float("inf")
 
 
@@ -43,13 +45,12 @@ class Poller(Service):
         *,
         pop_max: int,
         stay_ms: int,
-        slow_poll_s: float,
         paused: Callable[[], bool],
     ) -> None:
         super().__init__(name)
         self._slots, self._topic, self._database, self._sink = slots, topic, database, sink
         self._routing, self._clock, self._paused = routing, clock, paused
-        self._pop_max, self._stay_ms, self._slow_poll_s = pop_max, stay_ms, slow_poll_s
+        self._pop_max, self._stay_ms = pop_max, stay_ms
         # When the head of each slot is due, by this process' monotonic clock; at first: look now.
         # A deputy's slots are never due, until they have been seen to be late.
         self._due_s: dict[int, float] = {}
@@ -57,7 +58,6 @@ class Poller(Service):
         self._deputised: frozenset[int] = frozenset()
         self._told: deque[tuple[frozenset[int], frozenset[int]]] = deque(maxlen=1)
         self._heard: deque[tuple[int, float]] = deque(maxlen=100_000)
-        self._slow_s = 0.0
 
     def own(self, owned: Collection[int], deputised: Collection[int] = ()) -> None:
         """From the next step on these are its slots, and those that it is the deputy of. Any thread."""
@@ -66,7 +66,16 @@ class Poller(Service):
 
     def hear(self, slot: int, in_s: float) -> None:
         """A wake-up: the slot has a new head, due in so many seconds. Any thread."""
-        if slot in self._due_s and slot not in self._deputised:
+        if slot not in self._deputised:
+            self._learn(slot, in_s)
+
+    def see(self, slot: int, in_s: float) -> None:
+        """A look: the slot's head is due in so many seconds. Any thread."""
+        if slot not in self._deputised or in_s <= -DEPUTY_LATE_S:
+            self._learn(slot, in_s)
+
+    def _learn(self, slot: int, in_s: float) -> None:
+        if slot in self._due_s:
             # Taken in by the next step and not here: a pop under way would overwrite it with what
             # it saw before the arm.
             self._heard.append((slot, self._clock.monotonic_s() + in_s))
@@ -77,34 +86,25 @@ class Poller(Service):
         self._take_in()
         now_s = self._clock.monotonic_s()
         if self._paused():
-            return self._slow_poll_s
+            return PAUSED_S
         due = [slot for slot, due_s in self._due_s.items() if due_s <= now_s]
-        slow = now_s >= self._slow_s
-        if not (due or slow):
-            return max(0.0, min(min(self._due_s.values(), default=_NEVER), self._slow_s) - now_s)
+        if not due:
+            next_s = min(self._due_s.values(), default=_NEVER)
+            return max(0.0, min(next_s - now_s, WAIT_S_MAX))
         # Oldest head first: a busy slot cannot starve the others.
         due.sort(key=self._due_s.__getitem__)
-        room = (
-            self._sink.take_room(self._database, sum(self._guess[slot] for slot in due))
-            if due
-            else 0
-        )
-        wait_s = 0 if room or not due else NO_ROOM_S
+        room = self._sink.take_room(self._database, sum(self._guess[slot] for slot in due))
+        if not room:
+            return NO_ROOM_S
         try:
-            wanted = self._shares(due, room)
-            if slow:
-                # A look (0 ids) needs no room: it only learns when the slot's head is due.
-                self._slow_s = now_s + self._slow_poll_s
-                asked = {slot for slot, _ in wanted}
-                wanted += [(slot, 0) for slot in self._due_s if slot not in asked]
-            popped = self._pop(wanted)
+            popped = self._pop(self._shares(due, room))
             # What was reserved in vain is free while the claim goes on: others may use it.
             self._sink.give_room(self._database, room - len(popped))
             room = len(popped)
             self._offer(popped, now_s)
         finally:
             self._sink.give_room(self._database, room)
-        return wait_s
+        return 0
 
     def _take_in(self) -> None:
         """What other threads have told since the last step."""
@@ -142,13 +142,12 @@ class Poller(Service):
         answered_s = self._clock.monotonic_s()
         asked = dict(wanted)
         for slot in asked.keys() - {answer.slot for answer in popped}:
-            self._due_s[slot] = _NEVER  # refused: the slow poll looks again
+            self._due_s[slot] = _NEVER  # refused: it is seen when its node answers again
         for answer in popped:
             slot, n = answer.slot, asked[answer.slot]
-            if n:
-                full = len(answer.ids) >= n
-                guess = max(self._guess[slot], n * 2) if full else max(GUESS_MIN, len(answer.ids))
-                self._guess[slot] = min(guess, self._pop_max)
+            full = len(answer.ids) >= n
+            guess = max(self._guess[slot], n * 2) if full else max(GUESS_MIN, len(answer.ids))
+            self._guess[slot] = min(guess, self._pop_max)
             self._due_s[slot] = self._due_again_s(slot, answer.next_s, answered_s)
             found += [(job_id, answer.time_ms) for job_id in answer.ids]
         return found

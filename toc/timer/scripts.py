@@ -15,7 +15,7 @@ from toc.timer.refusals import UNAVAILABLE
 
 __all__ = ["NAMES", "UNAVAILABLE", "Call", "Client", "Scripts"]
 
-NAMES = ("arm", "load_page", "pop", "ack", "put_back")
+NAMES = ("arm", "load_page", "pop", "ack", "put_back", "heads", "marks", "sizes")
 
 
 class Call(NamedTuple):
@@ -25,7 +25,7 @@ class Call(NamedTuple):
 
 
 class Scripts:
-    """The five scripts on all nodes of one Redis.
+    """The scripts on all nodes of one Redis.
 
     `flags`: whether the server knows the `#!lua flags=` line (Redis 7 and later). Older ones refuse
     it as Lua; while they are full, they let a script grow nothing before it has freed something.

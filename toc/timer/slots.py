@@ -1,9 +1,9 @@
-"""The timer's verbs: arm, pop, ack, put_back, load_page, in our words and units."""
+"""The timer's verbs (arm, pop, ack, put_back, load_page) and questions, in our words and units."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import copysign, isfinite
@@ -30,6 +30,9 @@ __all__ = ["PAIRS_MAX", "VERSION_MIN", "Entry", "Popped", "Slots", "connect"]
 log = logging.getLogger(__name__)
 
 PAIRS_MAX = 1000  # entries per call of a script, well below Lua's limit of about 8,000 values
+SLOTS_MAX = (
+    1024  # per call of a script that looks at many: Redis does nothing else for a millisecond
+)
 FACTS_S = 60.0  # the server may be another one by then, or be set otherwise
 
 
@@ -48,6 +51,22 @@ class Popped:
     ids: list[int]
     time_ms: int
     next_s: float | None
+
+
+class Marks(NamedTuple):
+    """The marks of a slot: shard -> text. They lie in the memory of the process `run_id`."""
+
+    by_shard: dict[int, str]
+    run_id: str
+    time_ms: int
+
+
+class Sizes(NamedTuple):
+    """Of some slots together: entries in StoreQueues, in the fullest of them, in PrepareQueues."""
+
+    armed: int
+    fullest: int
+    out: int
 
 
 class Reminders(NamedTuple):
@@ -156,21 +175,64 @@ class Slots:
 
     # ---- marks and looks
 
-    def marks(self, topic: str, slots: Iterable[int]) -> dict[int, dict[int, str]]:
-        """The marks of slots: slot -> shard -> text."""
-        wanted = list(slots)
-        answers = self._send(
-            "marks",
-            topic,
-            wanted,
-            [Command(key, ("HGETALL", key)) for key in (self._mark(topic, s) for s in wanted)],
+    def heads(self, topic: str, slots: Iterable[int], within_s: float) -> dict[int, float]:
+        """The slots whose next entry is due within so many seconds -> seconds until then (< 0: overdue)."""
+        near_ms = round(within_s * 1000)
+        found: dict[int, float] = {}
+
+        def sort_out(part: Sequence[int], answer: Sequence[Any]) -> list[Any]:
+            time_ms, met = int(answer[0]), dict(zip(answer[1::2], answer[2::2], strict=True))
+            for position, head in met.items():
+                if not isinstance(head, Exception):
+                    found[part[position]] = (float(head) - time_ms) / 1000
+            return [met.get(position) for position in range(len(part))]
+
+        self._look("heads", topic, slots, self._queues, (self._now(), near_ms), sort_out)
+        return found
+
+    def sizes(self, topic: str, slots: Iterable[int]) -> Sizes:
+        """How much is in slots, as far as their nodes answer."""
+        found: list[Sizes] = []
+
+        def sort_out(part: Sequence[int], answer: Sequence[Any]) -> list[Any]:
+            found.append(Sizes(*answer))
+            return [None] * len(part)
+
+        self._look("sizes", topic, slots, self._queues, (), sort_out)
+        return Sizes(
+            sum(size.armed for size in found),
+            max((size.fullest for size in found), default=0),
+            sum(size.out for size in found),
         )
-        _unless_all_failed(answers)
-        return {
-            slot: {int(shard): text.decode() for shard, text in answer.items()}
-            for slot, answer in zip(wanted, answers, strict=True)
-            if not isinstance(answer, Exception)
-        }
+
+    def marks(self, topic: str, slots: Iterable[int]) -> dict[int, Marks]:
+        """The marks of slots, as far as their nodes answer."""
+        found: dict[int, Marks] = {}
+
+        def sort_out(part: Sequence[int], answer: Sequence[Any]) -> list[Any]:
+            time_ms, run_id, *hashes = answer
+            for slot, fields in zip(part, hashes, strict=True):
+                if not isinstance(fields, Exception):
+                    texts = zip(fields[::2], fields[1::2], strict=True)
+                    by_shard = {int(shard): text.decode() for shard, text in texts}
+                    found[slot] = Marks(by_shard, run_id.decode(), int(time_ms))
+            return hashes
+
+        self._look(
+            "marks", topic, slots, lambda t, s: (self._mark(t, s),), (self._now(),), sort_out
+        )
+        return found
+
+    def one_of_each_node(self, topic: str, slots: Sequence[int]) -> list[int]:
+        """Of these slots one on each node that holds any."""
+        nodes = self._reach().nodes
+        if nodes.is_one:
+            return list(slots[:1])
+        found: dict[str, int] = {}
+        for slot in slots:
+            with suppress(SlotNotCoveredError):
+                found.setdefault(nodes.holder(self._store(topic, slot)), slot)
+        return list(found.values())
 
     def begin_mark(self, topic: str, slot: int, shard: int, mark: str) -> None:
         """Writes a mark that starts a load from the beginning. Before the snapshot, never after."""
@@ -295,22 +357,6 @@ class Slots:
             if not isinstance(answer, Exception)
         ]
 
-    def run_ids(self, topic: str, slots: Iterable[int]) -> dict[int, str]:
-        """The identity of the server process that holds each slot: another one may hold older data.
-
-        Asked after the marks, whose answers have put right which node holds what.
-        """
-        nodes = self._reach().nodes
-        answers = nodes.ask_all("INFO", "server")
-        _unless_all_failed(list(answers.values()))
-        found = {}
-        for slot in slots:
-            with suppress(SlotNotCoveredError):
-                answer = answers.get(nodes.holder(self._store(topic, slot)))
-                if isinstance(answer, dict):
-                    found[slot] = str(answer["run_id"])
-        return found
-
     # ---- the server
 
     def facts(self) -> dict[str, str]:
@@ -352,6 +398,35 @@ class Slots:
         answers = self._run(verb, topic, calls)
         _unless_any_failed(answers)
         return answers
+
+    def _look(
+        self,
+        verb: str,
+        topic: str,
+        slots: Iterable[int],
+        keys_of: Callable[[str, int], Sequence[str]],
+        args: Sequence[Any],
+        sort_out: Callable[[Sequence[int], Sequence[Any]], list[Any]],
+    ) -> None:
+        """Calls a script that looks at many slots, with as many in a call as one server can be asked for.
+
+        `sort_out(slots, answer)` gives for each slot what was found; an exception means that it was refused.
+        """
+        wanted, scripts = list(slots), self._reach()
+        if not wanted:
+            return
+        many = SLOTS_MAX if scripts.nodes.is_one else 1
+        parts = [wanted[at : at + many] for at in range(0, len(wanted), many)]
+        calls = [
+            Call(verb, [key for slot in part for key in keys_of(topic, slot)], args)
+            for part in parts
+        ]
+        answers: list[Any] = []
+        for part, answer in zip(parts, scripts.call(calls), strict=True):
+            refused = isinstance(answer, Exception)
+            answers += [answer] * len(part) if refused else sort_out(part, answer)
+        self._standing.heard(verb, topic, wanted, answers)
+        _unless_all_failed(answers)
 
     def _run(self, verb: str, topic: str, calls: Sequence[_SlotCall]) -> list[Any]:
         """Calls the verb's script for slots; what a call met is in its answer's place."""

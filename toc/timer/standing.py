@@ -69,13 +69,13 @@ class Standing:
             log.log(level, text, len(new), topic, verb, new[0], refused[new[0]])
 
     def _serve(self, verb: str, topic: str, slots: set[int]) -> None:
-        """A slot that pops does all it must; what else was refused is cleared by the same verb only.
+        """A slot that pops, or could, does all it must; other refusals are cleared by the same verb only.
 
-        So a server that answers reads and refuses writes stays refused.
+        So a server that answers reads and refuses writes stays refused (see heads.lua).
         """
         for slot in slots:
             kept = self._refused.get((topic, slot))
-            if kept is not None and verb in ("pop", kept[0]):
+            if kept is not None and verb in ("pop", "heads", kept[0]):
                 self._refused.pop((topic, slot), None)
         if not self._refused:
             log.info("all slots are served again")

@@ -1,4 +1,4 @@
-"""Wake-ups: a subscription that tells pollers of new heads. Lost ones cost one slow poll."""
+"""Wake-ups: a subscription that tells pollers of new heads. A lost one costs until the next look."""
 
 from __future__ import annotations
 
