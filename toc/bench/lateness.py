@@ -17,7 +17,6 @@ from toc.bench.common import (
     clock_offset,
     schedule_all,
     start_checks,
-    together,
     worker_processes,
 )
 from toc.bench.load import ASIDE_TYPE, BIZ_TYPE, spec, specs
@@ -29,7 +28,8 @@ from toc.trial.figures import histogram, percentile
 from toc.trial.worker import wall_ms
 
 AHEAD_S = 2.0  # scheduled so long before it is due
-JOBS_PER_CLIENT = 1000  # a second: about what one thread schedules one by one
+ONE_BY_ONE = 1000  # jobs a second: about what one thread can do so
+GATHER_S = 0.05  # beyond that, one call has what has come up in so long
 TIMEOUT_S = 60.0
 TARGETS_MS = {300: (3, 10), 2000: (None, 50)}
 """p50 and p99 by rate."""
@@ -53,7 +53,7 @@ def _at(bench: Bench, rate: float) -> None:
     ):
         center.dead(1)  # connected before the clock runs
         due = list(itertools.islice(due_times_s(options.due, rate), jobs))
-        ids, took_s = Clients(bench, center, offset_ms).run(due, BIZ_TYPE, rate)
+        ids, took_s = Client(bench, center, offset_ms).run(due, BIZ_TYPE, rate)
         ran = workers.finish(jobs, TIMEOUT_S)
     report.checks += start_checks(name, ids, ran, offset_ms, unsure_ms)
     check_statuses(bench, name, {Status.DONE: jobs})
@@ -92,38 +92,37 @@ def due_times_s(kind: str, rate: float) -> Iterator[float]:
         yield math.floor(n / rate) if kind == "whole" else n / rate
 
 
-class Clients:
-    """Threads that schedule at a rate: one by one, and in one call what they are behind with."""
+class Client:
+    """Schedules at a rate: one by one, and in one call what it is behind with.
+
+    Beyond what one thread can do one by one, its calls gather jobs: in reality a few machines schedule
+    so many. Here all sit beside the worker, whose processors whoever schedules must not use up.
+    """
 
     def __init__(self, bench: Bench, center: TimeoutCenter, offset_ms: float) -> None:
         self._bench, self._center, self._offset_ms = bench, center, offset_ms
 
     def run(self, due_s: Sequence[float], biz_type: str, rate: float) -> tuple[list[int], float]:
         """Jobs that are due AHEAD_S later. Their ids, and how many seconds scheduling took."""
-        count = max(1, min(self._bench.options.clients, math.ceil(rate / JOBS_PER_CLIENT)))
+        gather_s = GATHER_S if rate > ONE_BY_ONE else 0.0
         first, ids = self._bench.biz_ids(len(due_s)), list[int]()
         began_s, began_ms = time.perf_counter(), wall_ms() + self._offset_ms
 
         def job(n: int) -> JobSpec:
             return spec(first + n, round(began_ms + (due_s[n] + AHEAD_S) * 1000), biz_type)
 
-        def client(number: int) -> None:
-            mine = range(number, len(due_s), count)
-            done = 0
-            while done < len(mine):
-                now_s = time.perf_counter() - began_s
-                wait_s = due_s[mine[done]] - now_s
-                if wait_s > 0:
-                    time.sleep(wait_s)
-                    continue
-                some = mine[done : bisect_right(mine, now_s, done, key=due_s.__getitem__)]
-                done += len(some)
-                if len(some) == 1:
-                    ids.append(self._center.schedule(**job(some[0])))
-                else:
-                    ids.extend(schedule_all(self._center, [job(n) for n in some]))
-
-        return ids, together([lambda n=n: client(n) for n in range(count)])  # type: ignore[misc]
+        while len(ids) < len(due_s):
+            done, now_s = len(ids), time.perf_counter() - began_s
+            wait_s = due_s[done] - now_s
+            if wait_s > 0:
+                time.sleep(wait_s + gather_s)
+                continue
+            some = range(done, bisect_right(due_s, now_s, done))
+            if len(some) == 1:
+                ids.append(self._center.schedule(**job(done)))
+            else:
+                ids.extend(schedule_all(self._center, [job(n) for n in some]))
+        return ids, time.perf_counter() - began_s
 
 
 def crowd(bench: Bench) -> None:
@@ -143,7 +142,7 @@ def crowd(bench: Bench) -> None:
             due = list(
                 itertools.islice(due_times_s("even", ASIDE_RATE), round(seconds * ASIDE_RATE))
             )
-            few, _ = Clients(own, center, offset_ms).run(due, ASIDE_TYPE, ASIDE_RATE)
+            few, _ = Client(own, center, offset_ms).run(due, ASIDE_TYPE, ASIDE_RATE)
             ran = workers.finish(len(many) + len(few), TIMEOUT_S + jobs / 1000)
     report.checks += start_checks(name, [*many, *few], ran, offset_ms, unsure_ms)
     _tell_crowd(bench, ran, set(few), due_ms, offset_ms)
