@@ -20,30 +20,43 @@ NAME = "cancel"
 
 
 def cancel(bench: Bench) -> None:
-    """Jobs that are armed are cancelled by id; then as many as a round has, by one `toc admin cancel`."""
+    """Jobs that are armed are cancelled by id; then as many as a round has, by one `toc admin cancel`.
+
+    Beside two floors: one that only cancels, and one that writes the events that toc writes, too.
+    """
     options = bench.options
     count = max(options.jobs // 10, 1)
-    rates = Rates(bench)
+    rates, like = Rates(bench), Rates(bench)
     with TimeoutCenter(bench.scratch.ours) as center:
         for number in range(options.rounds + 1):
             jobs = count if number else min(count, 100)  # the first is to warm up
-            floor = _floor_one_by_one(bench, jobs)
+            floors = [_floor_one_by_one(bench, jobs, events=events) for events in (False, True)]
             ids = _armed(bench, center, jobs)
             ours_ms = timed([lambda job_id=job_id: center.cancel(job_id) for job_id in ids])  # type: ignore[misc]
             if number:
-                rates.add(floor, jobs / sum(ours_ms) * 1000)
-    bench.report.add_rounds(NAME, "one by one", "jobs/s", rates.rounds, Target("ratio", ">=", 0.9))
+                for found, floor in zip((rates, like), floors, strict=True):
+                    found.add(floor, jobs / sum(ours_ms) * 1000)
+    _report(bench, "one by one", rates, like)
     cancelled = count * options.rounds + min(count, 100)
-    rates = Rates(bench)
+    rates, like = Rates(bench), Rates(bench)
     with TimeoutCenter(bench.scratch.ours) as center:
         for _ in range(options.rounds):
-            floor = _floor_in_bulk(bench, options.jobs)
+            floors = [
+                _floor_in_bulk(bench, options.jobs, events=events) for events in (False, True)
+            ]
             _armed(bench, center, options.jobs)
-            rates.add(floor, _in_bulk(bench))
+            ours = _in_bulk(bench)
+            for found, floor in zip((rates, like), floors, strict=True):
+                found.add(floor, ours)
             cancelled += options.jobs
-    what = "by a WHERE, with events"
-    bench.report.add_rounds(NAME, what, "jobs/s", rates.rounds, Target("ratio", ">=", 0.9))
+    _report(bench, "by a WHERE", rates, like)
     check_statuses(bench, NAME, {Status.CANCELLED: cancelled})
+
+
+def _report(bench: Bench, what: str, rates: Rates, like: Rates) -> None:
+    bench.report.add_rounds(NAME, what, "jobs/s", rates.rounds, Target("ratio", ">=", 0.9))
+    if bench.floor is not None:
+        bench.report.add_rounds(NAME, f"{what}, floor with events", "jobs/s", like.rounds)
 
 
 def _armed(bench: Bench, center: TimeoutCenter, jobs: int) -> list[int]:
@@ -63,22 +76,24 @@ def _in_bulk(bench: Bench) -> float:
         return account.changed / (time.perf_counter() - started_s)
 
 
-def _floor_one_by_one(bench: Bench, jobs: int) -> float | None:
+def _floor_one_by_one(bench: Bench, jobs: int, *, events: bool) -> float | None:
     floor = bench.floor
     if floor is None:
         return None
     ids = _floor_armed(bench, jobs)
-    calls_ms = timed([lambda job_id=job_id: floor.cancel([job_id]) for job_id in ids])  # type: ignore[misc]
+    calls = [lambda job_id=job_id: floor.cancel([job_id], events=events) for job_id in ids]  # type: ignore[misc]
+    calls_ms = timed(calls)
     return jobs / sum(calls_ms) * 1000
 
 
-def _floor_in_bulk(bench: Bench, jobs: int) -> float | None:
+def _floor_in_bulk(bench: Bench, jobs: int, *, events: bool) -> float | None:
     floor = bench.floor
     if floor is None:
         return None
     ids = _floor_armed(bench, jobs)
     started_s = time.perf_counter()
-    cancelled = sum(floor.cancel(part) for part in floor.parts(ids, bench.options.batch))
+    parts = floor.parts(ids, bench.options.batch)
+    cancelled = sum(floor.cancel(part, events=events) for part in parts)
     return cancelled / (time.perf_counter() - started_s)
 
 

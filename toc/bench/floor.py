@@ -25,6 +25,7 @@ STAY_MS = 30_000
 
 COLUMNS = "job_id, biz_id, biz_type, action_time, due_time, attribute, dedup_key"
 READ = f"{COLUMNS}, status, attempts, worker"
+EVENT = "event_time, job_id, what, from_status, to_status, attempts, actor, reason"
 
 MOVE = """
 local t = redis.call('TIME')
@@ -104,14 +105,22 @@ class Floor:
             for at in range(0, len(its), size):
                 yield its[at : at + size]
 
-    def cancel(self, ids: Sequence[int]) -> int:
-        """The guarded UPDATE of ids of one shard, COMMIT, and a ZREM per slot, pipelined."""
+    def cancel(self, ids: Sequence[int], *, events: bool) -> int:
+        """The guarded UPDATE of ids of one shard, COMMIT, and a ZREM per slot, pipelined.
+
+        `events`: it also writes, in the same transaction, who cancelled which and why, as toc does.
+        """
         database, shard = self._home(ids[0])
         table, listed = database.job_table_name(shard), ",".join(map(str, ids))
         changed = self._cursors[database.index].execute(
             f"UPDATE {table} SET status = 3, due_time = NULL, gmt_modified = UTC_TIMESTAMP(3) "  # noqa: S608
             f"WHERE job_id IN ({listed}) AND status = 0"
         )
+        if events:
+            self._cursors[database.index].execute(
+                f"INSERT INTO toc_event ({EVENT}) SELECT UTC_TIMESTAMP(3), job_id, 'cancel', 0, 3, "  # noqa: S608
+                f"attempts, 'toc bench', 'measured' FROM {table} WHERE job_id IN ({listed})"
+            )
         self._raw[database.index].commit()
         by_key: dict[str, list[int]] = defaultdict(list)
         for job_id in ids:
