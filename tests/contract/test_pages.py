@@ -6,7 +6,7 @@ import pytest
 
 from tests.contract.library import LEASE_MS, Library
 from toc.store.claims import Kind
-from toc.store.pages import AT_ONCE, DueRow
+from toc.store.pages import AT_ONCE, BITS, DueRow
 
 BEGINNING = (0, 0)
 
@@ -183,17 +183,19 @@ def test_any_overdue_of_some_types(library: Library) -> None:
     assert library.pages.any_overdue(grace_ms, []) == set()
 
 
-def test_as_many_shards_as_fit_a_number_are_asked_about_at_once(library: Library) -> None:
-    # The last one is the highest bit of what every engine has for a whole number.
+def test_as_many_shards_as_can_be_are_asked_about_at_once(library: Library) -> None:
+    # Among them the lowest and the highest bit of the numbers that they are told in.
     job_id = library.pending()
     shard, database = library.shard(job_id), library.databases.of_shard(library.shard(job_id))
     far = [10_000 + n for n in range(AT_ONCE - 1)]
     for number in far:  # names of the same, empty table
         database._names[number] = database.job_table_name(shard ^ 1)
     wanted = dict.fromkeys((*far, shard), (BEGINNING, library.now_ms))
-    first, *_ = wanted
+    names = [*wanted]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library.databases, "of_shard", lambda _: database)
         assert library.pages.any_after(wanted) == {shard}
-        database._names[first] = database.job_table_name(shard)
-        assert library.pages.any_after(wanted) == {first, shard}
+        busy = {names[n] for n in (0, BITS - 1, BITS, 2 * BITS)}
+        for number in busy:
+            database._names[number] = database.job_table_name(shard)
+        assert library.pages.any_after(wanted) == {*busy, shard}

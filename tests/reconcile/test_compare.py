@@ -25,8 +25,8 @@ from toc.timer.slots import Entry
 
 OVERDUE_MS = 120_000
 LOADED_MS = (
-    HORIZON_MS - 40_000
-)  # what must be armed: the loader reads every 30 s, and a grace of 10
+    HORIZON_MS - 70_000
+)  # must be armed: the loader reads once a minute, and a grace of 10 s
 
 
 @pytest.fixture(scope="session", params=["sqlite", "mariadb", "mysql"])

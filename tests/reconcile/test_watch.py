@@ -346,13 +346,16 @@ def test_a_round_is_spread_evenly(small: World) -> None:
     assert {round(later - sooner, 3) for sooner, later in pairwise(times)} == {PACE_S}
 
 
-@pytest.mark.parametrize(("nodes", "watches", "rest_s"), [(1, 1, 27), (3, 1, 87), (2, 2, 117)])
+@pytest.mark.parametrize(
+    ("nodes", "watches", "rest_s"),
+    [(1, 1, 59.7), (3, 1, 59.7), (30, 1, 89.7), (1, 2, 119.7), (30, 2, 179.7)],
+)
 def test_it_rests_in_proportion_to_its_work(
     small: World, nodes: int, watches: int, rest_s: float
 ) -> None:
     compare = Spied(small)
     watch = watching(small, compare, watch_s=1, watches=watches)
-    compare.takes_s = 3
+    compare.takes_s = 0.3
     watch.own(range(SHARDS), nodes)
     small.clock.advance(1)
     assert watch.run_once() == pytest.approx(rest_s)
@@ -367,13 +370,13 @@ def test_it_rests_after_a_second_look_and_after_silence(small: World) -> None:
     watch = watching(small, compare, watch_s=1, grace_s=0)
     while not watch._seconds:
         small.clock.advance(watch.run_once())
-    compare.takes_s = 1
-    assert watch.run_once() == pytest.approx(9)
+    compare.takes_s = 0.1
+    assert watch.run_once() == pytest.approx(19.9)
     assert len(compare.second_looks) == 1
-    small.clock.advance(9)
-    compare.takes_s = 2
+    small.clock.advance(19.9)
+    compare.takes_s = 0.2
     compare.raises = dict.fromkeys(range(SHARDS), StoreUnavailable(0, OSError("gone")))
-    assert watch.run_once() == pytest.approx(18)
+    assert watch.run_once() == pytest.approx(39.8)
 
 
 def test_it_reads_small_pages_and_keeps_little() -> None:

@@ -81,7 +81,7 @@ def _floor_one_by_one(bench: Bench, jobs: int, *, events: bool) -> float | None:
     if floor is None:
         return None
     ids = _floor_armed(bench, jobs)
-    calls = [lambda job_id=job_id: floor.cancel([job_id], events=events) for job_id in ids]  # type: ignore[misc]
+    calls = [lambda job_id=job_id: floor.cancel([job_id], events=events) for job_id in ids]
     calls_ms = timed(calls)
     return jobs / sum(calls_ms) * 1000
 

@@ -32,7 +32,7 @@ class _Window(NamedTuple):
 
 
 class Walk:
-    """One compare of one shard; what it finds goes into `compared`."""
+    """One compare of one shard, from now on; what it finds goes into `compared`."""
 
     def __init__(
         self,
@@ -51,11 +51,17 @@ class Walk:
         self._page, self._kept_max = settings.reconcile.page, settings.findings_kept
         self._amounts = settings.slot_amounts
         self._slot = {topic: slot_of(self._shard, n) for topic, n in self._amounts.items()}
-        self._now_ms = slots.time_ms()
+        found = {topic: slots.marks(topic, [slot])[slot] for topic, slot in self._slot.items()}
+        self._now_ms = min(marks.time_ms for marks in found.values())
+        # One of another server's life is none: it is about to be written anew.
+        self._marks = {
+            topic: mark
+            for topic, marks in found.items()
+            if (mark := Mark.of(marks.by_shard.get(self._shard), marks.run_id)) is not None
+        }
         timer = settings.timer
         self.until_ms = self._now_ms + round((timer.horizon_s + timer.slack_s) * 1000)
         self._out: dict[str, set[int]] = {topic: set() for topic in self._slot}
-        self._marks: dict[str, Mark] = {}
         self._covered: Counter[str] = Counter()
         # Reminders of the last ms of a page: their rows may be in the next one.
         self._carried: dict[str, dict[int, int]] = {topic: {} for topic in self._slot}
@@ -64,7 +70,6 @@ class Walk:
 
     def run(self) -> None:
         """Raises StoreUnavailable and TimerUnavailable."""
-        self._read_marks()
         for topic in self._slot:
             self._read_out(topic)
         self._worked("reminders")
@@ -92,13 +97,6 @@ class Walk:
             self._compared.marks.append(
                 Marked(topic, self._slot[topic], mark.due_ms, self._covered[topic])
             )
-
-    def _read_marks(self) -> None:
-        for topic, slot in self._slot.items():
-            marks = self._slots.marks(topic, [slot])[slot]
-            mark = Mark.of(marks.by_shard.get(self._shard), marks.run_id)
-            if mark is not None:  # one of another server's life is about to be written anew
-                self._marks[topic] = mark
 
     def _read_out(self, topic: str) -> None:
         slot, stuck_ms = self._slot[topic], self._now_ms - self._limits.stuck_ms

@@ -5,8 +5,9 @@ The protocol:
 1. A shard is compared. What disagrees there waits for `grace_s`, and is looked up again; only what
    still stands then counts: it is logged, counted, and repaired where the settings say so.
 2. The shard that was looked at longest ago is next, so that a round over all of them takes `watch_s`.
-   After each piece of work it rests long enough that all nodes together keep a database, and Redis,
-   busy for `SHARE` of the time at most: where there is much to compare, a round takes longer.
+   After each piece of work it rests long enough that it works for `OWN_SHARE` of the time at most, and
+   that all nodes together keep a database, and Redis, busy for `SHARE` of it: where there is much to
+   compare, a round takes longer.
 3. A shard whose database, or Redis, does not answer is left out until its next turn: nothing is
    counted, and nothing repaired, on half knowledge. The age of the oldest look grows meanwhile.
 """
@@ -32,6 +33,9 @@ from toc.runtime.settings import Settings
 
 log = logging.getLogger(__name__)
 
+OWN_SHARE = (
+    0.005  # of the time that the watches of a node may work: else idle nodes would not be idle
+)
 SHARE = 0.1  # of the time that all nodes together may keep a database, or Redis, busy
 REST_S_MAX = 600.0  # after one slow piece of work
 IDLE_S = 60.0  # without shards; `own` wakes it
@@ -186,7 +190,8 @@ class Watch(Service):
             return work()
         finally:
             now_s = self._clock.monotonic_s()
-            rest_s = (now_s - began_s) * (self._nodes * self._watches / SHARE - 1)
+            times = self._watches * max(1 / OWN_SHARE, self._nodes / SHARE)
+            rest_s = (now_s - began_s) * (times - 1)
             self._rest_until_s = now_s + min(REST_S_MAX, rest_s)
 
     def _conclude(self, compared: Compared) -> None:

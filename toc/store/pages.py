@@ -26,7 +26,8 @@ from toc.store.databases import Databases, execute_on
 from toc.store.prepared import Prepared
 from toc.store.schema import JOB
 
-AT_ONCE = 60  # shards that one statement asks about: each is a bit of its answer, of 63 in SQLite
+AT_ONCE = 240  # shards that one statement asks about
+BITS = 60  # each is a bit of its answer's numbers; of the 63 that all engines have
 
 c = JOB.c
 
@@ -116,13 +117,18 @@ class Pages:
         arguments: list[Any] = []
         for position, (shard, given) in enumerate(values.items()):
             text, filled = prepared.on(database.job_table_name(shard), **given)
-            bits.append(f"(EXISTS ({text}) << {position})")
+            bits.append(f"(EXISTS ({text}) << {position % BITS})")
             arguments += filled
-        statement = f"SELECT {' | '.join(bits)}"
+        numbers = [" | ".join(bits[at : at + BITS]) for at in range(0, len(bits), BITS)]
+        statement = f"SELECT {', '.join(numbers)}"
         found = database.read(
-            lambda connection: connection.exec_driver_sql(statement, tuple(arguments)).scalar_one()
+            lambda connection: connection.exec_driver_sql(statement, tuple(arguments)).one()
         )
-        return {shard for position, shard in enumerate(values) if int(found) >> position & 1}
+        return {
+            shard
+            for position, shard in enumerate(values)
+            if int(found[position // BITS]) >> position % BITS & 1
+        }
 
 
 def _between(after_ms: Any, after_id: Any, until: Any) -> list[ColumnElement[bool]]:
