@@ -165,22 +165,10 @@ def test_any_overdue_is_by_the_databases_clock_less_each_shards_grace(library: L
     grace_ms = {shard: 1000 + shard for shard in jobs}
     mine = {s: ms for s, ms in grace_ms.items() if library.settings.routing.database(s) == 0}
     library.clock.advance(0.999)
-    assert library.pages.any_overdue(mine, None) == set()
+    assert library.pages.any_overdue(mine) == set()
     for shard in sorted(mine):
         library.clock.advance(0.001)
-        assert library.pages.any_overdue(mine, None) == {s for s in mine if s <= shard}
-
-
-def test_any_overdue_of_some_types(library: Library) -> None:
-    close = library.shard(library.pending(1))
-    other = next(n for n in range(99) if library.shard(library.new(n).job_id) == close ^ 1)
-    report = library.shard(library.pending(other, type_no=library.report_no))
-    grace_ms = {close: 0, report: 0}
-    assert library.pages.any_overdue(grace_ms, None) == {close, report}
-    assert library.pages.any_overdue(grace_ms, [library.report_no]) == {report}
-    both = [library.report_no, library.close_no]
-    assert library.pages.any_overdue(grace_ms, both) == {close, report}
-    assert library.pages.any_overdue(grace_ms, []) == set()
+        assert library.pages.any_overdue(mine) == {s for s in mine if s <= shard}
 
 
 def test_as_many_shards_as_can_be_are_asked_about_at_once(library: Library) -> None:

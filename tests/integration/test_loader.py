@@ -9,7 +9,7 @@ import pytest
 
 from tests.contract.library import LEASE_MS
 from tests.integration.world import HORIZON_MS, NEAR_MS, SLACK_MS, World
-from toc.errors import TimerUnavailable
+from toc.errors import StoreUnavailable, TimerUnavailable
 from toc.timer import keys
 from toc.timer import loader as module
 from toc.timer.loader import Loader, Mark
@@ -152,6 +152,36 @@ def test_what_a_server_has_lost_is_noticed_at_once(world: World) -> None:
     assert all(world.reminder(job_id) == 0 for job_id in jobs)
 
 
+@pytest.mark.invariant("I1")
+def test_what_another_loader_began_to_bring_again_is_brought_to_the_end(world: World) -> None:
+    jobs = [world.library.pending(n) for n in range(40)]
+    loader, other = world.loader(), world.loader()
+    loader.step()
+    other.own([0])
+    world.slots.client().flushdb()
+    other.step()  # and dies there
+    assert 0 < world.reminders() < len(jobs)
+    loader.step()
+    assert all(world.reminder(job_id) == 0 for job_id in jobs)
+
+
+@pytest.mark.parametrize("slot", range(4))
+def test_a_key_of_marks_that_is_broken_costs_its_slot_only(world: World, slot: int) -> None:
+    loader = world.loader()
+    turn(loader)
+    client = world.slots.client()
+    key = keys.mark_key(world.settings.namespace, "default", slot)
+    client.delete(key)
+    client.set(key, "no marks")
+    world.clock.advance(1)
+    jobs = [world.library.pending(n, in_ms=HORIZON_MS - 1) for n in range(40)]
+    turn(loader)
+    assert loaded(world, jobs) == {0, 1, 2, 3} - {slot}
+    client.delete(key)
+    loader.step()
+    assert loaded(world, jobs) == {0, 1, 2, 3}
+
+
 def test_a_mark_just_within_the_slack_is_believed(world: World) -> None:
     job_id = world.library.pending(42)
     loader = load_and_drop(world, job_id)
@@ -235,27 +265,73 @@ def test_memory_follows_the_near_future(world: World) -> None:
     assert (turn(world.loader()), world.reminders()) == (0, 0)
 
 
-def test_one_database_away_leaves_the_others_shards(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_shard_that_cannot_be_read_costs_its_database_only_if_that_is_away(
+    world: World, answers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from toc.errors import StoreUnavailable  # noqa: PLC0415 - only here
-
     jobs = {world.library.shard(job_id): job_id for job_id in map(world.library.pending, range(20))}
     due_after = world.library.pages.due_after
 
     def away(shard: int, *arguments: Any) -> Any:
-        if shard == 3:
+        if shard == 1:
             raise StoreUnavailable(0, OSError("away"))
         return due_after(shard, *arguments)
 
     monkeypatch.setattr(world.library.pages, "due_after", away)
+    monkeypatch.setattr(world.library.pages, "answers", lambda shard: answers)
     loader = world.loader()
     assert loader.step() > 0
-    assert world.reminder(jobs[3]) is None
-    assert all(world.reminder(jobs[shard]) == 0 for shard in range(3))
+    assert world.reminder(jobs[1]) is None
+    assert world.reminder(jobs[0]) == 0
+    assert [world.reminder(jobs[shard]) for shard in (2, 3)] == [0 if answers else None] * 2
     monkeypatch.setattr(world.library.pages, "due_after", due_after)
     loader.step()
-    assert world.reminder(jobs[3]) == 0
+    assert all(world.reminder(job_id) == 0 for job_id in jobs.values())
+
+
+@pytest.mark.invariant("I1")
+def test_a_table_that_breaks_leaves_those_that_are_asked_about_with_it(world: World) -> None:
+    loader = world.loader()
+    turn(loader)
+    lost, *jobs = (world.library.pending(n, in_ms=HORIZON_MS + 1) for n in range(40))
+    shard = world.library.shard(lost)
+    name = f"toc_job_{shard:04d}"
+    world.library.sql(lost, f"ALTER TABLE {name} RENAME TO away")
+    world.clock.advance(0.001)
+    turn(loader)
+    world.library.sql(lost, f"ALTER TABLE away RENAME TO {name}")
+    others = [job_id for job_id in jobs if world.library.shard(job_id) != shard]
+    assert all(world.reminder(job_id) == HORIZON_MS for job_id in others)
+    assert world.reminder(lost) is None
+    loader.step()
+    assert world.reminder(lost) == HORIZON_MS
+
+
+def test_a_database_that_is_away_is_not_asked_shard_by_shard(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = world.loader()
+    monkeypatch.setattr(loader, "_read_every", 1)  # at every step it is the turn of all
+    monkeypatch.setattr(module, "AT_ONCE", 2)
+    loader.step()
+    job_id = world.library.pending()
+    asked: list[str] = []
+
+    def away(what: str) -> Any:
+        def ask(*_: Any) -> Any:
+            asked.append(what)
+            raise StoreUnavailable(0, OSError("away"))
+
+        return ask
+
+    with monkeypatch.context() as patch:
+        for what in ("any_after", "due_after"):
+            patch.setattr(world.library.pages, what, away(what))
+        patch.setattr(world.library.pages, "answers", lambda _: False)
+        loader.step()
+    assert asked == ["any_after"]
+    loader.step()
+    assert world.reminder(job_id) == 0
 
 
 def test_two_loaders_do_no_harm(world: World) -> None:
@@ -297,7 +373,7 @@ class Torn:
             return due_after(shard, *arguments)
 
         patch.setattr(slots, "marks", up)
-        patch.setattr(slots, "one_of_each_node", lambda topic, asked: asked)
+        patch.setattr(slots, "ends_on_each_node", lambda topic, asked: set(asked))
         patch.setattr(slots, "load_page", load)
         patch.setattr(pages, "due_after", read)
 

@@ -10,6 +10,7 @@ import pytest
 from tests.contract.library import Library
 from tests.integration.test_poller import SLOW_S, Recording, arm, look, poller
 from tests.integration.world import World
+from toc.errors import StoreUnavailable
 from toc.scanner import scanner as module
 from toc.scanner.scanner import Scanner
 from toc.timer.poller import DEPUTY_LATE_S, Poller
@@ -232,9 +233,9 @@ def looked_at(
     found: list[tuple[float, list[int]]] = []
     any_overdue = library.pages.any_overdue
 
-    def noted(grace_ms: Mapping[int, int], types: Any) -> set[int]:
+    def noted(grace_ms: Mapping[int, int]) -> set[int]:
         found.append((library.clock.monotonic_s(), [*grace_ms]))
-        return any_overdue(grace_ms, types)
+        return any_overdue(grace_ms)
 
     monkeypatch.setattr(module, "AT_ONCE", at_once)
     monkeypatch.setattr(library.pages, "any_overdue", noted)
@@ -283,3 +284,41 @@ def test_a_scanner_that_is_told_again_and_again_still_reaches_its_last_shard(
         scanner.own(range(count))  # members come and go
         scanned(scanner, small_library, TICK_S / count)
     assert shards_offered(sink) == set(range(count))
+
+
+def test_a_table_that_breaks_is_left_out_of_the_looks_until_it_is_whole(
+    small_library: Library, scanner: Scanner, sink: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = small_library.settings.shards
+    looks = looked_at(small_library, monkeypatch, count)
+    jobs = [small_library.pending(biz_id) for biz_id in range(30)]
+    lost = next(job_id for job_id in jobs if small_library.shard(job_id) == 1)
+    scanner.own(range(count))
+    small_library.sql(lost, "ALTER TABLE toc_job_0001 RENAME TO away")
+    scanned(scanner, small_library, 2 * TICK_S)
+    assert shards_offered(sink) == set(range(count)) - {1}
+    first, *others = [shards for _, shards in looks]
+    assert (first, {*map(tuple, others)}) == ([*range(count)], {(0, 2, 3)})
+    small_library.sql(lost, "ALTER TABLE away RENAME TO toc_job_0001")
+    scanned(scanner, small_library, TICK_S)
+    assert shards_offered(sink) == set(range(count))
+    looks.clear()
+    scanned(scanner, small_library, 2 * TICK_S)
+    assert [*range(count)] in [shards for _, shards in looks]
+
+
+def test_a_database_that_is_away_is_not_asked_shard_by_shard(
+    small_library: Library, scanner: Scanner, sink: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: Any) -> Any:
+        raise StoreUnavailable(0, OSError("away"))
+
+    for biz_id in range(30):
+        small_library.pending(biz_id)
+    scanner.own(range(small_library.settings.shards))
+    with monkeypatch.context() as patch:
+        patch.setattr(small_library.databases[0], "read", away)
+        scanned(scanner, small_library, TICK_S)
+    assert (sink.asked, sink.offers) == ([], [])
+    scanned(scanner, small_library, 2 * TICK_S)
+    assert shards_offered(sink) == set(range(small_library.settings.shards))

@@ -347,19 +347,23 @@ def test_a_round_is_spread_evenly(small: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "watches", "rest_s"),
-    [(1, 1, 59.7), (3, 1, 59.7), (30, 1, 89.7), (1, 2, 119.7), (30, 2, 179.7)],
-)
+    ("nodes", "watches", "takes_s", "rest_s"),
+    [
+        (1, 1, 0.3, 59.7), (3, 1, 0.3, 59.7), (30, 1, 0.3, 89.7), (1, 2, 0.3, 119.7), (30, 2, 0.3, 179.7),
+        # Its own idleness stretches a round to six times its length, what it costs others without end.
+        (1, 1, 3.0, 297.0), (1, 8, 3.0, 297.0), (2, 8, 3.0, 477.0), (3, 8, 3.0, 600.0),
+    ],
+)  # fmt: skip
 def test_it_rests_in_proportion_to_its_work(
-    small: World, nodes: int, watches: int, rest_s: float
+    small: World, nodes: int, watches: int, takes_s: float, rest_s: float
 ) -> None:
     compare = Spied(small)
-    watch = watching(small, compare, watch_s=1, watches=watches)
-    compare.takes_s = 0.3
+    watch = watching(small, compare, watch_s=200, watches=watches)
+    compare.takes_s = takes_s
     watch.own(range(SHARDS), nodes)
-    small.clock.advance(1)
+    small.clock.advance(50)
     assert watch.run_once() == pytest.approx(rest_s)
-    watch.own(range(1), nodes)  # whoever wakes it does not shorten the rest
+    watch.own(range(SHARDS), 1)  # whoever wakes it does not shorten the rest
     assert watch.run_once() == pytest.approx(rest_s)
     assert len(compare.looks) == 1
 
@@ -367,7 +371,7 @@ def test_it_rests_in_proportion_to_its_work(
 def test_it_rests_after_a_second_look_and_after_silence(small: World) -> None:
     lose(small, schedule(small, 800_000, ONE_SHARD))
     compare = Spied(small)
-    watch = watching(small, compare, watch_s=1, grace_s=0)
+    watch = watching(small, compare, watch_s=40, grace_s=0)
     while not watch._seconds:
         small.clock.advance(watch.run_once())
     compare.takes_s = 0.1

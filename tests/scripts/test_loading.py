@@ -200,8 +200,11 @@ def test_a_server_that_refuses_to_write_is_unavailable(lonely: Rig, amount: int)
     slots.marks(TOPIC, [SLOT])  # that it still answers does not help those who must write
     assert not slots.available
     assert slots.accepting  # it is not full
+    if lonely.knows_flags:  # who only waits for what is due must notice it too
+        with pytest.raises(TimerUnavailable, match="NOREPLICAS"):
+            slots.heads(TOPIC, range(amount), 1.0)
     lonely.client.config_set("min-replicas-to-write", 0)
-    slots.pop(TOPIC, [(slot, 0) for slot in range(amount)], STAY)
+    slots.heads(TOPIC, range(amount), 1.0)
     slots.begin_mark(TOPIC, SLOT, 3, "mark")
     assert slots.available
     slots.close()

@@ -151,10 +151,10 @@ def test_a_policy_that_was_not_seen_at_the_start_is_seen_later(
         with redis.Redis(port=port) as client:
             client.config_set("maxmemory-policy", "noeviction")
         clock.advance(59)
-        slots.pop(TOPIC, [(1, 0)], 1000)
+        slots.heads(TOPIC, [1], 1.0)
         assert not slots.available
         clock.advance(1)
-        slots.pop(TOPIC, [(1, 0)], 1000)
+        slots.heads(TOPIC, [1], 1.0)
         assert slots.available
     slots.close()
 
@@ -169,7 +169,7 @@ def test_a_server_of_another_version_is_learned(rig: Rig, monkeypatch: pytest.Mo
     assert slots._scripts is not None
     assert not slots._scripts.flags
     clock.advance(60)
-    slots.pop(TOPIC, [(1, 0)], 1000)
+    slots.heads(TOPIC, [1], 1.0)
     assert slots._scripts.flags == rig.knows_flags
     slots.close()
 

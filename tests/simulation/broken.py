@@ -135,7 +135,7 @@ VARIANTS = (
     ),
     Variant(
         "popped-never-come-back", "toc/timer/lua/pop.lua",
-        "local over = n > 0 and", "local over = false and", "I1 I8", "kill", "bare",
+        "local over = redis.call(", "local over = {} -- redis.call(", "I1 I8", "kill", "bare",
     ),
     Variant(
         "a-step-that-raises", "toc/timer/loader.py",

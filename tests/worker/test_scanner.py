@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime
 
 import pytest
+from sqlalchemy import text
 
 from tests.worker.conftest import MakeRig
 from tests.worker.rig import FAR, LONG_AGO, NOW, SOON, TYPE, Gate, Rig, metric
@@ -14,6 +17,7 @@ from toc.domain.ids import IdFactory
 from toc.domain.job import Job, Status
 from toc.domain.routing import hash_of
 from toc.node import probes
+from toc.store import databases
 from toc.store.pages import Pages
 
 QUIET = {"load_tick_s": 60.0}  # the loader brings nothing after its first step
@@ -140,20 +144,62 @@ def test_a_scan_goes_on_where_it_stopped_for_want_of_room(make_rig: MakeRig) -> 
     assert sorted(order) == list(range(40))
 
 
+def renamed(rig: Rig, job_id: int, stack: ExitStack) -> None:
+    rig.sql(job_id, "ALTER TABLE {table} RENAME TO away")
+    stack.callback(rig.sql, job_id, "ALTER TABLE away RENAME TO {table}")
+
+
+def without_its_file(rig: Rig, job_id: int, stack: ExitStack) -> None:
+    columns = "job_id, biz_id, biz_type, action_time, due_time, attribute"
+    rig.sql(job_id, "CREATE TABLE kept LIKE {table}")
+    rig.sql(job_id, f"INSERT INTO kept ({columns}) SELECT {columns} FROM {{table}}")
+    rig.sql(job_id, "ALTER TABLE {table} DISCARD TABLESPACE")
+    stack.callback(rig.sql, job_id, "ALTER TABLE kept RENAME TO {table}")
+    stack.callback(rig.sql, job_id, "DROP TABLE {table}")
+
+
+def changed_by_somebody(rig: Rig, job_id: int, stack: ExitStack) -> None:
+    database = rig.center._opened().databases.of_shard(rig.shard(job_id))
+    connection = stack.enter_context(database.engine.connect())
+    connection.execute(text("SET SESSION wait_timeout = 600"))
+    connection.execute(text(f"LOCK TABLES {database.job_table_name(rig.shard(job_id))} WRITE"))
+    stack.callback(connection.invalidate)
+
+
+@pytest.mark.invariant("I1")
+@pytest.mark.parametrize("broken", [renamed, without_its_file, changed_by_somebody])
 @pytest.mark.parametrize("net", ["scanner", "loader"])
 def test_one_broken_table_holds_up_no_other(
-    make_rig: MakeRig, mysql_database: str, net: str
+    make_rig: MakeRig,
+    mysql_database: str,
+    net: str,
+    broken: Callable[[Rig, int, ExitStack], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(databases, "LOCK_WAIT_S", 1)
     settings = {"redis_url": "none"} if net == "scanner" else {"timer": {"load_tick_s": 0.05}}
     rig = make_rig(urls=[mysql_database], **settings)
     rig.handler()(lambda _: None)
     lost = insert_by_sql(rig, rig.biz_id_on(0), LONG_AGO)
-    rig.sql(lost, "ALTER TABLE {table} RENAME TO away")
-    jobs = [insert_by_sql(rig, rig.biz_id_on(shard), LONG_AGO) for shard in (1, 2, 3)]
-    rig.start()
-    rig.wait_for(Status.DONE, *jobs)
-    rig.sql(lost, "ALTER TABLE away RENAME TO {table}")
+    with ExitStack() as stack:
+        broken(rig, lost, stack)
+        jobs = [insert_by_sql(rig, rig.biz_id_on(shard), LONG_AGO) for shard in (1, 2, 3)]
+        rig.start()
+        rig.wait_for(Status.DONE, *jobs)
     rig.wait_for(Status.DONE, lost)
+
+
+@pytest.mark.parametrize("broken", [renamed, without_its_file])
+def test_one_broken_table_costs_those_that_are_due_with_it_nothing(
+    make_rig: MakeRig, mysql_database: str, broken: Callable[[Rig, int, ExitStack], None]
+) -> None:
+    rig = make_rig(urls=[mysql_database], timer=QUIET, scanner={"grace_s": 3600})
+    rig.handler()(lambda _: None)
+    lost, *jobs = (rig.center.schedule(rig.biz_id_on(n), NOW, biz_type=TYPE) for n in range(4))
+    with ExitStack() as stack:
+        broken(rig, lost, stack)
+        rig.start()
+        rig.wait_for(Status.DONE, *jobs)
 
 
 def test_one_attribute_that_is_no_json_costs_the_others_nothing(make_rig: MakeRig) -> None:

@@ -5,9 +5,10 @@ The protocol:
 1. A shard is compared. What disagrees there waits for `grace_s`, and is looked up again; only what
    still stands then counts: it is logged, counted, and repaired where the settings say so.
 2. The shard that was looked at longest ago is next, so that a round over all of them takes `watch_s`.
-   After each piece of work it rests long enough that it works for `OWN_SHARE` of the time at most, and
-   that all nodes together keep a database, and Redis, busy for `SHARE` of it: where there is much to
-   compare, a round takes longer.
+   Where there is much to compare it takes longer: after each piece of work the watch rests, such that it
+   works for `OWN_SHARE` of the time, but for that no round takes more than `STRETCH` times `watch_s`; and
+   such that all nodes together keep a database, and Redis, busy for `SHARE` of the time, however long
+   a round takes then.
 3. A shard whose database, or Redis, does not answer is left out until its next turn: nothing is
    counted, and nothing repaired, on half knowledge. The age of the oldest look grows meanwhile.
 """
@@ -33,9 +34,8 @@ from toc.runtime.settings import Settings
 
 log = logging.getLogger(__name__)
 
-OWN_SHARE = (
-    0.005  # of the time that the watches of a node may work: else idle nodes would not be idle
-)
+OWN_SHARE = 0.005  # of the time that the watches of a node work: else idle nodes would not be idle
+STRETCH = 6.0  # what is wrong must be found within an hour where it can be
 SHARE = 0.1  # of the time that all nodes together may keep a database, or Redis, busy
 REST_S_MAX = 600.0  # after one slow piece of work
 IDLE_S = 60.0  # without shards; `own` wakes it
@@ -190,9 +190,12 @@ class Watch(Service):
             return work()
         finally:
             now_s = self._clock.monotonic_s()
-            times = self._watches * max(1 / OWN_SHARE, self._nodes / SHARE)
-            rest_s = (now_s - began_s) * (times - 1)
-            self._rest_until_s = now_s + min(REST_S_MAX, rest_s)
+            self._rest_until_s = now_s + self._rest_s(now_s - began_s)
+
+    def _rest_s(self, worked_s: float) -> float:
+        busy_s = worked_s * self._watches
+        own_s = min(busy_s / OWN_SHARE, STRETCH * self._watch_s / max(1, len(self._shards)))
+        return min(REST_S_MAX, max(own_s, busy_s * self._nodes / SHARE) - worked_s)
 
     def _conclude(self, compared: Compared) -> None:
         """What was found now counts."""

@@ -251,7 +251,8 @@ class ReconcileSettings(_Part):
     """Comparing the databases with Redis, and the other work of the night (docs/reconcile.md)."""
 
     watch_s: Annotated[float, Field(ge=1, le=86_400)] | Literal["none"] = Field(
-        600, description="a node compares each of its shards once in so long; 'none': never"
+        600,
+        description="a node compares each of its shards once in this time, or up to six; 'none': never",
     )
     nightly: str = Field(
         "none",

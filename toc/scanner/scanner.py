@@ -61,6 +61,7 @@ class Scanner(Service):
         self._found: deque[tuple[int, int]] = deque()
         self._after = BEGINNING
         self._waits_for_room = False
+        self._broken: set[int] = set()  # shards that could not be scanned: a look leaves them out
         self._claimed = 0  # since the last look
         # When that was done with, by the monotonic clock, and which share of the tick is to pass then.
         self._done_s, self._share = float("-inf"), 0.0
@@ -108,6 +109,7 @@ class Scanner(Service):
         self._owned, self._deputised, self._stretch = self._told.popleft()
         self._next = bisect_left(self._owned, at)
         still = set(self._owned)
+        self._broken &= still
         self._found = deque(found for found in self._found if found[0] in still)
         if first not in self._found:
             self._after = BEGINNING
@@ -119,14 +121,14 @@ class Scanner(Service):
         block = self._owned[self._next : self._next + AT_ONCE]
         self._next += len(block)
         grace = {s: deputy_grace_ms if s in self._deputised else grace_ms for s in block}
+        asked = {shard: ms for shard, ms in grace.items() if shard not in self._broken}
+        found = grace.keys() - asked.keys()
         try:
-            found = self._pages.any_overdue(grace, self._types())
-        except (StoreUnavailable, SchemaMismatch) as error:
-            self._seldom.warning("look", "scanner: shards %s: %s", block, error)
-            found = set()
-        except Exception as error:  # noqa: BLE001 - one by one they will show which it is
-            log.debug("scanner: shards %s: %s", block, error)
-            found = set(block)
+            found |= self._pages.any_overdue(asked)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the database's, or one table's
+            self._seldom.warning("look", "scanner: shards %s: %s", [*asked], error)
+            # One by one they will show which it is.
+            found = set(grace) if self._pages.answers(block[0]) else set()
         self._found.extend((shard, grace[shard]) for shard in block if shard in found)
         self._rest(len(block) / len(self._owned) if block else 1.0)
 
@@ -150,13 +152,17 @@ class Scanner(Service):
 
     def _scan_safely(self, shard: int, grace_ms: int, room: int) -> bool:
         """One broken shard must not stop the net under all others."""
+        self._broken.add(shard)
         try:
-            return self._scan(shard, grace_ms, room)
+            more = self._scan(shard, grace_ms, room)
         except (StoreUnavailable, SchemaMismatch) as error:
             self._seldom.warning("scan", "scanner: shard %d: %s", shard, error)
         except Exception:
             log.exception("scanner: shard %d is left out of this round", shard)
             metrics.SERVICE_ERRORS.labels(self.name).inc()
+        else:
+            self._broken.discard(shard)
+            return more
         return False
 
     def _scan(self, shard: int, grace_ms: int, room: int) -> bool:

@@ -36,7 +36,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from toc.domain.routing import Routing, hash_of
-from toc.errors import StoreUnavailable, TocError
+from toc.errors import SchemaMismatch, StoreUnavailable, TocError
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
 from toc.store import schema
@@ -50,6 +50,9 @@ T = TypeVar("T")
 TRIES_MAX = 5
 # gone away, lost during query, shutdown, killed, ended for being idle
 _LOST_ERRORS = {2006, 2013, 2055, 1053, 1927, 4031}
+# A table whose file is missing, unreadable, discarded or corrupt. The server is there, and so are the others.
+_TABLE_ERRORS = {1016, 1017, 1033, 1034, 1194, 1195, 1712, 1812, 1814, 1932}
+LOCK_WAIT_S = 5  # for a row, and for a table that somebody changes
 
 
 CHECK_AGAIN_S_MAX = (
@@ -191,6 +194,14 @@ class Database:
             self._repeated(partial(_attempt, self.engine.begin, work)) if found is None else found
         )
 
+    def answers(self) -> bool:
+        """Whether it can be asked: then what has failed there is one table's."""
+        try:
+            self.now_ms()
+        except (StoreUnavailable, SchemaMismatch):
+            return False
+        return True
+
     def read(self, work: Callable[[Connection], T]) -> T:
         """`work(connection)` where each statement stands for itself: reads, or one single change."""
         return self._repeated(partial(_attempt, self.single.connect, work))
@@ -263,6 +274,8 @@ class Database:
                     return attempt()
             except (OperationalError, InterfaceError) as error:
                 repeat = self._may_repeat(error, tries)
+                if not repeat and _number(error) in _TABLE_ERRORS:
+                    raise
                 if not repeat:
                     raise StoreUnavailable(self.index, error) from error
                 if repeat == "lock":
@@ -276,7 +289,7 @@ class Database:
         raise AssertionError("unreachable")
 
     def _may_repeat(self, error: DBAPIError, tries: int) -> str:
-        code = error.orig.args[0] if error.orig is not None and error.orig.args else None
+        code = _number(error)
         if code in LOCK_ERRORS or (self.sqlite and "locked" in str(code)):
             return "lock" if tries < TRIES_MAX else ""
         # A pooled connection that died while idle: the pool is emptied by now, the next one is new.
@@ -340,8 +353,16 @@ class Database:
 def _prepare_mysql(raw: Any, record: Any) -> None:
     cursor = raw.cursor()
     cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-    cursor.execute("SET SESSION time_zone = '+00:00', innodb_lock_wait_timeout = 5")
+    cursor.execute(
+        f"SET SESSION time_zone = '+00:00', lock_wait_timeout = {LOCK_WAIT_S}, "
+        f"innodb_lock_wait_timeout = {LOCK_WAIT_S}"
+    )
     cursor.close()
+
+
+def _number(error: DBAPIError) -> Any:
+    """The server's number of the error; SQLite has a text."""
+    return error.orig.args[0] if error.orig is not None and error.orig.args else None
 
 
 def _attempt(

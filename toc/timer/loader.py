@@ -6,9 +6,10 @@ ahead of everything that may be loaded counts as lost: then a fresh one is writt
 snapshot, so that a wipe in between makes the page script refuse.
 
 What a step costs follows what there is to do, not how many shards there are. It reads the marks of the
-shards whose turn it is, and one more of each server: what a server loses it loses for all its slots, so
-that one is enough to tell, and then all are read. Of the shards whose turn it is most have nothing new:
-one statement tells for many at once.
+shards whose turn it is, and those of two slots of each server: what a server loses it loses for all its
+slots, and then all are read. Two, the first and the last, since somebody else may have begun to bring
+everything again, from the first on, and died. Of the shards whose turn it is most have nothing new: one
+statement tells for many at once.
 
 Why nothing is skipped (design §6): a row committed before a snapshot is seen by it. One committed
 later is decided on by its client later still, who arms it unless it is due beyond its clock + horizon
@@ -184,9 +185,9 @@ class Loader(Service):
         return sum(done)
 
     def _marks(self, due: Collection[int]) -> dict[int, Marks]:
-        """The marks of some shards' slots and of one slot of each server; of all, if any is lost."""
+        """The marks of some shards' slots and of two slots of each server; of all, if any is lost."""
         asked = {self._slot_of[shard] for shard in due}
-        asked.update(self._slots.one_of_each_node(self._topic, self._owned))
+        asked.update(self._slots.ends_on_each_node(self._topic, self._owned))
         marks = self._slots.marks(self._topic, sorted(asked))
         others = [slot for slot in self._owned if slot not in asked]
         if others and any(self._lost(slot, found) for slot, found in marks.items()):
@@ -218,19 +219,18 @@ class Loader(Service):
         quiet: set[int] = set()
         for database, shards in wanted.items():
             for some in _parts(shards, AT_ONCE):
-                if len(some) > 1:
+                if len(some) > 1 and database not in away.databases:
                     quiet.update(self._nothing_in(database, some, away))
         return quiet
 
     def _nothing_in(self, database: int, wanted: _Wanted, away: _Away) -> set[int]:
         try:
             return wanted.keys() - self._pages.any_after(wanted)
-        except (StoreUnavailable, SchemaMismatch) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the database's, or one table's
             self._seldom.warning(database, "loader: shards %s: %s", [*wanted], error)
-            away.databases.add(database)
-        except Exception as error:  # noqa: BLE001 - one by one they will show which it is
-            log.debug("loader: shards %s: %s", [*wanted], error)
-        return set()
+            if not self._pages.answers(next(iter(wanted))):
+                away.databases.add(database)
+        return set()  # one by one they will show which it is
 
     def _try_load(self, one: _Work, away: _Away) -> list[int]:
         """How many reminders it brought; [] where something failed: then `away` may know more."""
@@ -240,10 +240,11 @@ class Loader(Service):
             return []
         try:
             return [self._load(one.slot, shard, one.text, run_id)]
-        except (StoreUnavailable, SchemaMismatch) as error:  # the other databases' shards go on
+        except (StoreUnavailable, SchemaMismatch) as error:
             database = self._routing.database(shard)
             self._seldom.warning(database, "loader: shard %d: %s", shard, error)
-            away.databases.add(database)
+            if not self._pages.answers(shard):  # then the other databases' shards go on
+                away.databases.add(database)
         except TimerUnavailable as error:  # full, or gone: the other nodes' slots go on
             away.servers[run_id] = error
         except Exception:  # one broken table must not keep all others from being loaded

@@ -223,16 +223,19 @@ class Slots:
         )
         return found
 
-    def one_of_each_node(self, topic: str, slots: Sequence[int]) -> list[int]:
-        """Of these slots one on each node that holds any."""
+    def ends_on_each_node(self, topic: str, slots: Sequence[int]) -> set[int]:
+        """Of these slots the first and the last on each node that holds any."""
         nodes = self._reach().nodes
         if nodes.is_one:
-            return list(slots[:1])
-        found: dict[str, int] = {}
+            return {*slots[:1], *slots[-1:]}
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
         for slot in slots:
             with suppress(SlotNotCoveredError):
-                found.setdefault(nodes.holder(self._store(topic, slot)), slot)
-        return list(found.values())
+                node = nodes.holder(self._store(topic, slot))
+                last[node] = slot
+                first.setdefault(node, slot)
+        return {*first.values(), *last.values()}
 
     def begin_mark(self, topic: str, slot: int, shard: int, mark: str) -> None:
         """Writes a mark that starts a load from the beginning. Before the snapshot, never after."""
@@ -421,12 +424,12 @@ class Slots:
             Call(verb, [key for slot in part for key in keys_of(topic, slot)], args)
             for part in parts
         ]
-        answers: list[Any] = []
-        for part, answer in zip(parts, scripts.call(calls), strict=True):
+        answers, of_slots = scripts.call(calls), list[Any]()
+        for part, answer in zip(parts, answers, strict=True):
             refused = isinstance(answer, Exception)
-            answers += [answer] * len(part) if refused else sort_out(part, answer)
-        self._standing.heard(verb, topic, wanted, answers)
-        _unless_all_failed(answers)
+            of_slots += [answer] * len(part) if refused else sort_out(part, answer)
+        self._standing.heard(verb, topic, wanted, of_slots)
+        _unless_all_failed(answers)  # a slot's broken key is that slot's
 
     def _run(self, verb: str, topic: str, calls: Sequence[_SlotCall]) -> list[Any]:
         """Calls the verb's script for slots; what a call met is in its answer's place."""

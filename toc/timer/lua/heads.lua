@@ -8,7 +8,8 @@
 -- of a time what the slot's keys met
 --
 -- Many slots in one call, where one server holds them all: who waits for nothing must cost nothing.
--- Not flagged no-writes: a server that refuses to write must refuse this too, and so be noticed.
+-- Not flagged no-writes: a server that refuses to write must refuse this too, and so be noticed (not by
+-- Redis 6.2, which knows no flags: there the next write tells).
 -- Allowed when Redis is full. Bound: O(slots).
 local function time_ms()
     local t = redis.call('TIME')

@@ -3,7 +3,7 @@
 --
 -- KEYS  1  StoreQueue of the slot    2  PrepareQueue of the slot (job_id by the end of its stay, ms)
 -- ARGV  1  now in ms, or '' for this server's TIME
---       2  how many at most (up to 2,000; 0: only look)    3  how long they may stay out, ms
+--       2  how many at most (1 to 2,000)    3  how long they may stay out, ms
 -- Answer {TIME in ms, when the next entry of the slot is due in ms or '', job_id, …}
 --
 -- First, entries whose stay is over (their worker died, or lost its answer) become due again; then
@@ -16,7 +16,7 @@ end
 local now = tonumber(ARGV[1]) or time_ms()
 local upto = string.format('%.0f', now)
 local n = tonumber(ARGV[2])
-local over = n > 0 and redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', upto, 'LIMIT', 0, n) or {}
+local over = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', upto, 'LIMIT', 0, n)
 if #over > 0 then
     -- Freed first: then Redis 6.2, which knows no flags, lets a full server go on too.
     redis.call('ZREM', KEYS[2], unpack(over))
@@ -24,7 +24,7 @@ end
 for _, id in ipairs(over) do
     redis.call('ZADD', KEYS[1], 'LT', upto, id)
 end
-local due = n > 0 and redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', upto, 'LIMIT', 0, n) or {}
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', upto, 'LIMIT', 0, n)
 if #due > 0 then
     redis.call('ZREM', KEYS[1], unpack(due))
     local back = string.format('%.0f', now + tonumber(ARGV[3]))
