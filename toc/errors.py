@@ -124,12 +124,15 @@ class SchemaMismatch(TocError):
 # What a user has to put right: access denied (database, user, socket), no such database, a statement
 # or table that he may not use.
 MYSQL_REFUSALS = frozenset({1044, 1045, 1049, 1142, 1143, 1227, 1698})
+# A table whose file is missing, unreadable, discarded or corrupt.
+MYSQL_TABLE_FAULTS = frozenset({1016, 1017, 1033, 1034, 1194, 1195, 1712, 1812, 1814, 1932})
 
 
 class StoreUnavailable(TocError):
     """A database does not answer. The call may have happened: toc's verbs can be repeated.
 
-    `refused` is True when it does answer, and says no: the settings are wrong, or its grants.
+    `refused` is True when it does answer, and says no: the settings are wrong, or its grants. `one_table`
+    is True when it does answer, and one table is broken: the others can be used.
     """
 
     code = "store_unavailable"
@@ -138,13 +141,20 @@ class StoreUnavailable(TocError):
     def __init__(self, database: int, cause: BaseException) -> None:
         self.database = database
         original = getattr(cause, "orig", None)
-        self.refused = bool(original and original.args and original.args[0] in MYSQL_REFUSALS)
+        number = original.args[0] if original and original.args else None
+        self.refused, self.one_table = number in MYSQL_REFUSALS, number in MYSQL_TABLE_FAULTS
         text = str(original or cause).splitlines()[0]
         if (
             text == "unable to open database file"
         ):  # SQLite's words for a directory that is not there
             text += ": run `toc dev` in this directory, or set TOC_DATABASES and TOC_REDIS_URL"
-        super().__init__(f"database {database} does not answer: {text}")
+        what = "has a broken table" if self.one_table else "does not answer"
+        super().__init__(f"database {database} {what}: {text}")
+
+
+def is_away(error: Exception) -> bool:
+    """Whether it says that a database cannot be used at all."""
+    return isinstance(error, StoreUnavailable) and not error.one_table
 
 
 class TimerUnavailable(TocError):

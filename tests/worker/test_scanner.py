@@ -202,6 +202,21 @@ def test_one_broken_table_costs_those_that_are_due_with_it_nothing(
         rig.wait_for(Status.DONE, *jobs)
 
 
+def test_one_broken_table_costs_the_outcomes_of_others_nothing(
+    make_rig: MakeRig, mysql_database: str
+) -> None:
+    rig = make_rig(urls=[mysql_database], timer=QUIET)
+    gate = Gate()
+    rig.handler(timeout=30)(gate)
+    lost, *jobs = (rig.center.schedule(rig.biz_id_on(n), NOW, biz_type=TYPE) for n in range(4))
+    rig.start()
+    gate.wait(4)
+    with ExitStack() as stack:
+        without_its_file(rig, lost, stack)
+        gate.open.set()
+        rig.wait_for(Status.DONE, *jobs)
+
+
 def test_one_attribute_that_is_no_json_costs_the_others_nothing(make_rig: MakeRig) -> None:
     rig = make_rig(redis_url="none")
     seen: list[int] = []

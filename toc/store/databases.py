@@ -50,8 +50,6 @@ T = TypeVar("T")
 TRIES_MAX = 5
 # gone away, lost during query, shutdown, killed, ended for being idle
 _LOST_ERRORS = {2006, 2013, 2055, 1053, 1927, 4031}
-# A table whose file is missing, unreadable, discarded or corrupt. The server is there, and so are the others.
-_TABLE_ERRORS = {1016, 1017, 1033, 1034, 1194, 1195, 1712, 1812, 1814, 1932}
 LOCK_WAIT_S = 5  # for a row, and for a table that somebody changes
 
 
@@ -274,8 +272,6 @@ class Database:
                     return attempt()
             except (OperationalError, InterfaceError) as error:
                 repeat = self._may_repeat(error, tries)
-                if not repeat and _number(error) in _TABLE_ERRORS:
-                    raise
                 if not repeat:
                     raise StoreUnavailable(self.index, error) from error
                 if repeat == "lock":

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from toc.domain.ids import gene_of
 from toc.domain.routing import slot_of
-from toc.errors import StoreUnavailable, TimerUnavailable
+from toc.errors import TimerUnavailable, is_away
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
@@ -70,9 +70,9 @@ class Settler(Service):
                 self._batch.append(self._queue.popleft())
         try:
             held = self._claims.settle(self._database, [ended.outcome for ended in self._batch])
-        except StoreUnavailable:
-            raise
-        except Exception:
+        except Exception as error:
+            if is_away(error):
+                raise
             log.exception("settling %d outcomes failed: one by one now", len(self._batch))
             held = self._one_by_one()
         batch, self._batch = self._batch, []
@@ -93,9 +93,9 @@ class Settler(Service):
         for ended in self._batch:
             try:
                 held |= self._claims.settle(self._database, [ended.outcome])
-            except StoreUnavailable:
-                raise
-            except Exception:
+            except Exception as error:
+                if is_away(error):
+                    raise
                 log.exception("outcome of job %d cannot be recorded", ended.outcome.job_id)
         return held
 

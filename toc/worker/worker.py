@@ -17,7 +17,7 @@ from toc.domain.job import Job
 from toc.domain.limits import attribute_of
 from toc.domain.policy import UNHANDLED_MS
 from toc.domain.routing import slot_of
-from toc.errors import NotFound, SchemaMismatch, StoreUnavailable, TimerUnavailable
+from toc.errors import NotFound, SchemaMismatch, StoreUnavailable, TimerUnavailable, is_away
 from toc.handlers.registry import HandlerSpec, Registry
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
@@ -211,11 +211,11 @@ class Worker:
             return 0
         try:
             return self._claim(database, batch)
-        except (StoreUnavailable, SchemaMismatch):
-            self._down_until_s[database] = self._clock.monotonic_s() + DOWN_S
-            self._put_back_all(batch)
-            raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, SchemaMismatch) or is_away(error):
+                self._down_until_s[database] = self._clock.monotonic_s() + DOWN_S
+                self._put_back_all(batch)
+                raise
             # A table that is broken must not cost the other shards of the batch their time.
             log.exception("claiming %d shards of database %d failed", len(batch.ids), database)
             return sum(
@@ -233,9 +233,9 @@ class Worker:
         """One shard of a batch; its ids stay out, and come back, when it cannot be claimed."""
         try:
             return self._claim(database, batch)
-        except StoreUnavailable:
-            raise
-        except Exception:
+        except Exception as error:
+            if is_away(error):
+                raise
             log.exception("claiming shard %s failed", *batch.ids)
             metrics.SERVICE_ERRORS.labels("toc-worker").inc()
             return 0
