@@ -1,7 +1,7 @@
 """Everything that brings work in: pollers, loaders and scanners, and which of it is this node's.
 
-There is one of each per database (and topic), whatever the node owns: an assignment only tells them
-their slots and shards. A database that hangs holds up its own, and no other.
+There are so many of each per database (and topic), whatever the node owns: an assignment only tells
+them their slots and shards. A database that hangs holds up its own, and no other.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from toc.timer.slots import Slots
 from toc.timer.wakeup import Hear, Wakeup
 from toc.worker.worker import Worker
 
-LANES = (
-    2  # pollers per topic and database: one works in Python while the other waits for the database
-)
+LANES = 2  # pollers, and scanners, beside each other: one works in Python while the other waits
 
 
 class Feeding:
@@ -45,7 +43,11 @@ class Feeding:
         self._settings, self._databases, self._slots = settings, databases, slots
         self._worker, self._catalogue, self._clock, self._fires = worker, catalogue, clock, fires
         self._pages = Pages(databases)
-        self.scanners = [self._scanner(database.index) for database in databases]
+        self.scanners = {
+            (database.index, lane): self._scanner(database.index, lane)
+            for database in databases
+            for lane in range(LANES)
+        }
         self.loaders: dict[tuple[str, int], Loader] = {}
         self.pollers: dict[tuple[str, int, int], Poller] = {}
         self._heads: Heads | None = None
@@ -68,7 +70,7 @@ class Feeding:
         yield from self.pollers.values()
         yield from self.loaders.values()
         yield from (service for service in (self._heads, self._wakeup) if service is not None)
-        yield from self.scanners
+        yield from self.scanners.values()
 
     def own(self, assignment: Assignment, *, scan_all_in: int | None = None) -> None:
         """Hands out what this node does from now on.
@@ -95,8 +97,8 @@ class Feeding:
             if scan_all_in is not None:
                 slots += assignment.deputised.get(topic, ())
             loader.own(self._of(slots, database))
-        for database, scanner in enumerate(self.scanners):
-            here = self._databases[database].shards
+        for (database, lane), scanner in self.scanners.items():
+            here = self._databases[database].shards[lane::LANES]  # a range: cheap to look up in
             if scan_all_in is None:
                 scanner.own(
                     [shard for shard in assignment.shards if shard in here],
@@ -137,10 +139,10 @@ class Feeding:
 
         return see
 
-    def _scanner(self, database: int) -> Scanner:
+    def _scanner(self, database: int, lane: int) -> Scanner:
         settings, slots, worker = self._settings, self._slots, self._worker
         scanner = Scanner(
-            f"toc-scanner-{database}",
+            f"toc-scanner-{database}-{lane}",
             self._pages,
             worker,
             lambda: worker.types,
