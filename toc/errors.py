@@ -9,7 +9,7 @@
     ├── NotFound             no such job, type or table
     ├── WrongDatabase        a caller's connection does not reach the job's shard
     ├── SchemaMismatch       the database's tables or routing are not what this release expects
-    ├── StoreUnavailable     a database does not answer                    (retryable)
+    ├── StoreUnavailable     a database cannot be used now                 (retryable)
     ├── TimerUnavailable     Redis does not answer                         (retryable)
     └── ClusterUnavailable   ZooKeeper does not answer                     (retryable)
 
@@ -125,11 +125,11 @@ class SchemaMismatch(TocError):
 # or table that he may not use.
 MYSQL_REFUSALS = frozenset({1044, 1045, 1049, 1142, 1143, 1227, 1698})
 # A table whose file is missing, unreadable, discarded or corrupt.
-MYSQL_TABLE_FAULTS = frozenset({1016, 1017, 1033, 1034, 1194, 1195, 1712, 1812, 1814, 1932})
+MYSQL_TABLE_FAULTS = frozenset({1017, 1033, 1034, 1194, 1195, 1712, 1812, 1814, 1877, 1932})
 
 
 class StoreUnavailable(TocError):
-    """A database does not answer. The call may have happened: toc's verbs can be repeated.
+    """A database cannot be used now. The call may have happened: toc's verbs can be repeated.
 
     `refused` is True when it does answer, and says no: the settings are wrong, or its grants. `one_table`
     is True when it does answer, and one table is broken: the others can be used.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -287,6 +288,28 @@ def test_a_shard_that_cannot_be_read_costs_its_database_only_if_that_is_away(
     monkeypatch.setattr(world.library.pages, "due_after", due_after)
     loader.step()
     assert all(world.reminder(job_id) == 0 for job_id in jobs.values())
+
+
+def test_a_table_that_is_locked_does_not_take_all_the_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = world.loader()
+    due_after = world.library.pages.due_after
+    tries_s: list[float] = []
+
+    def locked(shard: int, *arguments: Any) -> Any:
+        if shard != 1:
+            return due_after(shard, *arguments)
+        tries_s.append(world.clock.monotonic_s())
+        world.clock.advance(25.0)
+        raise StoreUnavailable(0, OSError("lock wait timeout"))
+
+    monkeypatch.setattr(world.library.pages, "due_after", locked)
+    for _ in range(300):
+        loader.step()
+        world.clock.advance(1.0)
+    assert {later - sooner >= 5 * 25.0 for sooner, later in pairwise(tries_s)} == {True}
+    assert loader.age_s >= 300
 
 
 @pytest.mark.invariant("I1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -322,3 +323,27 @@ def test_a_database_that_is_away_is_not_asked_shard_by_shard(
     assert (sink.asked, sink.offers) == ([], [])
     scanned(scanner, small_library, 2 * TICK_S)
     assert shards_offered(sink) == set(range(small_library.settings.shards))
+
+
+def test_a_table_that_is_locked_does_not_take_all_the_time(
+    small_library: Library, scanner: Scanner, sink: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = {small_library.shard(small_library.new(n).job_id): n for n in range(30)}
+    small_library.pending(ids[1])
+    tries_s: list[float] = []
+    overdue = small_library.pages.overdue
+
+    def locked(shard: int, *rest: Any) -> Any:
+        if shard != 1:
+            return overdue(shard, *rest)
+        tries_s.append(small_library.clock.monotonic_s())
+        small_library.clock.advance(25.0)
+        raise StoreUnavailable(0, OSError("lock wait timeout"))
+
+    monkeypatch.setattr(small_library.pages, "overdue", locked)
+    scanner.own(range(4))
+    scanned(scanner, small_library, 400.0)
+    assert {later - sooner >= 5 * 25.0 for sooner, later in pairwise(tries_s)} == {True}
+    small_library.pending(ids[2])
+    scanned(scanner, small_library, 2 * TICK_S)
+    assert shards_offered(sink) == {2}

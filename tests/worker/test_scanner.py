@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -144,6 +145,10 @@ def test_a_scan_goes_on_where_it_stopped_for_want_of_room(make_rig: MakeRig) -> 
     assert sorted(order) == list(range(40))
 
 
+def refuse(*_: Any) -> Any:
+    raise ValueError("no such row can be written")
+
+
 def renamed(rig: Rig, job_id: int, stack: ExitStack) -> None:
     rig.sql(job_id, "ALTER TABLE {table} RENAME TO away")
     stack.callback(rig.sql, job_id, "ALTER TABLE away RENAME TO {table}")
@@ -177,13 +182,16 @@ def test_one_broken_table_holds_up_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(databases, "LOCK_WAIT_S", 1)
-    settings = {"redis_url": "none"} if net == "scanner" else {"timer": {"load_tick_s": 0.05}}
+    by_loader = {"timer": {"load_tick_s": 0.05}, "scanner": {"grace_s": 3600}}
+    settings: dict[str, Any] = {"redis_url": "none"} if net == "scanner" else by_loader
     rig = make_rig(urls=[mysql_database], **settings)
     rig.handler()(lambda _: None)
     lost = insert_by_sql(rig, rig.biz_id_on(0), LONG_AGO)
     with ExitStack() as stack:
         broken(rig, lost, stack)
-        jobs = [insert_by_sql(rig, rig.biz_id_on(shard), LONG_AGO) for shard in (1, 2, 3)]
+        # For the loader's, the scanner has an hour of grace.
+        due = datetime.now(UTC) - timedelta(minutes=1)
+        jobs = [insert_by_sql(rig, rig.biz_id_on(shard), due) for shard in (1, 2, 3)]
         rig.start()
         rig.wait_for(Status.DONE, *jobs)
     rig.wait_for(Status.DONE, lost)
@@ -202,8 +210,9 @@ def test_one_broken_table_costs_those_that_are_due_with_it_nothing(
         rig.wait_for(Status.DONE, *jobs)
 
 
+@pytest.mark.parametrize("broken", [renamed, without_its_file])
 def test_one_broken_table_costs_the_outcomes_of_others_nothing(
-    make_rig: MakeRig, mysql_database: str
+    make_rig: MakeRig, mysql_database: str, broken: Callable[[Rig, int, ExitStack], None]
 ) -> None:
     rig = make_rig(urls=[mysql_database], timer=QUIET)
     gate = Gate()
@@ -212,9 +221,27 @@ def test_one_broken_table_costs_the_outcomes_of_others_nothing(
     rig.start()
     gate.wait(4)
     with ExitStack() as stack:
-        without_its_file(rig, lost, stack)
+        broken(rig, lost, stack)
         gate.open.set()
         rig.wait_for(Status.DONE, *jobs)
+    if broken is renamed:  # the row is there again, and its outcome was kept
+        rig.wait_for(Status.DONE, lost)
+        assert len(gate.begun) == 4
+
+
+def test_an_outcome_that_cannot_be_recorded_is_kept_until_its_lease_is_over(
+    make_rig: MakeRig, mysql_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig(urls=[mysql_database], timer=QUIET, worker={"lease_allowance_s": 3})
+    rig.handler(timeout=1)(lambda _: None)
+    worker = rig.alone()
+    monkeypatch.setattr(worker._claims, "settle", refuse)
+    refused = metric("toc_settles_refused_total")
+    rig.offer(worker, rig.center.schedule(1, LONG_AGO, biz_type=TYPE))
+    assert remains(lambda: worker.in_flight == 1, 2.0)
+    wait_until(lambda: worker.in_flight == 0, "the lease to be over")
+    assert worker._settlers[0].pending == 0
+    assert metric("toc_settles_refused_total") == refused  # nobody has refused it
 
 
 def test_one_attribute_that_is_no_json_costs_the_others_nothing(make_rig: MakeRig) -> None:

@@ -22,6 +22,7 @@ from toc.store.pages import AT_ONCE, Pages
 log = logging.getLogger(__name__)
 
 NO_ROOM_S = 0.05
+REST = 4  # times as long as it took is a shard left alone that could not be scanned
 BEGINNING = (0, 0)
 URGENT_S = 1.0  # period and grace while the timer is not available
 
@@ -61,7 +62,8 @@ class Scanner(Service):
         self._found: deque[tuple[int, int]] = deque()
         self._after = BEGINNING
         self._waits_for_room = False
-        self._broken: set[int] = set()  # shards that could not be scanned: a look leaves them out
+        # Shards that could not be scanned: a look leaves them out, and they rest until then.
+        self._broken: dict[int, float] = {}
         self._claimed = 0  # since the last look
         # When that was done with, by the monotonic clock, and which share of the tick is to pass then.
         self._done_s, self._share = float("-inf"), 0.0
@@ -109,7 +111,7 @@ class Scanner(Service):
         self._owned, self._deputised, self._stretch = self._told.popleft()
         self._next = bisect_left(self._owned, at)
         still = set(self._owned)
-        self._broken &= still
+        self._broken = {s: until_s for s, until_s in self._broken.items() if s in still}
         self._found = deque(found for found in self._found if found[0] in still)
         if first not in self._found:
             self._after = BEGINNING
@@ -122,13 +124,14 @@ class Scanner(Service):
         self._next += len(block)
         grace = {s: deputy_grace_ms if s in self._deputised else grace_ms for s in block}
         asked = {shard: ms for shard, ms in grace.items() if shard not in self._broken}
-        found = grace.keys() - asked.keys()
+        now_s = self._clock.monotonic_s()
+        found = {shard for shard in grace if self._broken.get(shard, now_s + 1) <= now_s}
         try:
             found |= self._pages.any_overdue(asked)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the database's, or one table's
             self._seldom.warning("look", "scanner: shards %s: %s", [*asked], error)
             # One by one they will show which it is.
-            found = set(grace) if self._pages.answers(block[0]) else set()
+            found = found.union(asked) if self._pages.answers(block[0]) else set()
         self._found.extend((shard, grace[shard]) for shard in block if shard in found)
         self._rest(len(block) / len(self._owned) if block else 1.0)
 
@@ -152,7 +155,7 @@ class Scanner(Service):
 
     def _scan_safely(self, shard: int, grace_ms: int, room: int) -> bool:
         """One broken shard must not stop the net under all others."""
-        self._broken.add(shard)
+        began_s = self._clock.monotonic_s()
         try:
             more = self._scan(shard, grace_ms, room)
         except (StoreUnavailable, SchemaMismatch) as error:
@@ -161,8 +164,11 @@ class Scanner(Service):
             log.exception("scanner: shard %d is left out of this round", shard)
             metrics.SERVICE_ERRORS.labels(self.name).inc()
         else:
-            self._broken.discard(shard)
+            self._broken.pop(shard, None)
             return more
+        # One that takes long to fail, as a table that is locked does, must not take all the time.
+        now_s = self._clock.monotonic_s()
+        self._broken[shard] = now_s + REST * (now_s - began_s)
         return False
 
     def _scan(self, shard: int, grace_ms: int, room: int) -> bool:

@@ -38,6 +38,7 @@ from toc.timer.slots import Entry, Marks, Slots
 log = logging.getLogger(__name__)
 
 PAGES_MAX = 20  # per shard and step: a step stays bounded, the next one goes on
+REST = 4  # times as long as it took is a shard left alone that could not be read
 READ_EVERY_MAX = 60  # steps between two reads of a shard whose mark stands
 
 
@@ -129,6 +130,7 @@ class Loader(Service):
         self._step = 0
         self._read_every = _read_every(horizon_ms / 1000, tick_s)
         self._unread: set[int] = set()  # shards whose last read broke off: they go on at once
+        self._rests_until_s: dict[int, float] = {}  # those that could not be read
         self._read_s: dict[
             int, float
         ] = {}  # when each shard was last read to the end of the horizon
@@ -159,7 +161,7 @@ class Loader(Service):
         self._take_in()
         if not self._owned:
             return 0
-        due = self._unread.union(self._turns[self._step % self._read_every])
+        due = self._unread.union(self._turns[self._step % self._read_every]) - self._resting()
         done, away = [], _Away(set(), {})
         marks = self._marks(due)
         due.update(*(self._lost(slot, found) for slot, found in marks.items()))
@@ -234,7 +236,7 @@ class Loader(Service):
 
     def _try_load(self, one: _Work, away: _Away) -> list[int]:
         """How many reminders it brought; [] where something failed: then `away` may know more."""
-        shard, run_id = one.shard, one.marks.run_id
+        shard, run_id, began_s = one.shard, one.marks.run_id, self._clock.monotonic_s()
         self._unread.add(shard)
         if self._routing.database(shard) in away.databases or run_id in away.servers:
             return []
@@ -243,7 +245,10 @@ class Loader(Service):
         except (StoreUnavailable, SchemaMismatch) as error:
             database = self._routing.database(shard)
             self._seldom.warning(database, "loader: shard %d: %s", shard, error)
-            if not self._pages.answers(shard):  # then the other databases' shards go on
+            if self._pages.answers(shard):  # a table that is locked: it must not take all the time
+                now_s = self._clock.monotonic_s()
+                self._rests_until_s[shard] = now_s + REST * (now_s - began_s)
+            else:  # the other databases' shards go on
                 away.databases.add(database)
         except TimerUnavailable as error:  # full, or gone: the other nodes' slots go on
             away.servers[run_id] = error
@@ -265,6 +270,14 @@ class Loader(Service):
         self._unread.intersection_update(shards)
         self._unread.update(shards - self._read_s.keys())
         self._read_s = {shard: self._read_s.get(shard, now_s) for shard in shards}
+
+    def _resting(self) -> set[int]:
+        if self._rests_until_s:
+            now_s = self._clock.monotonic_s()
+            for shard, until_s in [*self._rests_until_s.items()]:
+                if until_s <= now_s:
+                    del self._rests_until_s[shard]
+        return set(self._rests_until_s)
 
     def _shards(self, slot: int) -> Iterator[int]:
         return self._routing.shards_of_slot(slot, self._slot_amount)

@@ -8,6 +8,7 @@ back when its stay is over, and the claim sees that the row has ended.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 
@@ -25,6 +26,9 @@ from toc.worker.run import Ended, Run
 log = logging.getLogger(__name__)
 
 IDLE_S = 1.0
+AGAIN_S = (
+    1.0  # an outcome that could not be written is tried again after this, until its lease is over
+)
 _ENDED = (Kind.DONE, Kind.DROP, Kind.BURY)
 
 
@@ -51,6 +55,9 @@ class Settler(Service):
         self._batch_max, self._wait_s = batch_max, wait_ms / 1000
         self._queue: deque[Ended] = deque()
         self._batch: list[Ended] = []  # taken from the queue, not settled yet
+        self._failed: list[Ended] = []  # could not be written, and will be tried again
+        self._failed_s = 0.0
+        self._moving = threading.Lock()  # between those two: seen in one of them, never in both
 
     def put(self, ended: Ended) -> None:
         """Takes an outcome. Any thread; never blocks."""
@@ -61,23 +68,23 @@ class Settler(Service):
     def run_once(self) -> float:
         """Settles one batch. Raises StoreUnavailable and keeps the batch when the database is away."""
         if not self._batch:
-            if not self._queue:
-                return IDLE_S
-            awaited = self._queue[0].run.settled is not None  # the next suspect waits for it
-            if len(self._queue) < self._batch_max and not (awaited or self.stopping):
-                self._stopping.wait(self._wait_s)  # a little company makes a commit cheaper for all
-            while self._queue and len(self._batch) < self._batch_max:
-                self._batch.append(self._queue.popleft())
+            self._fill_batch()
+        if not self._batch:
+            return IDLE_S
+        failed: list[Ended] = []
         try:
             held = self._claims.settle(self._database, [ended.outcome for ended in self._batch])
         except Exception as error:
             if is_away(error):
                 raise
-            log.exception("settling %d outcomes failed: one by one now", len(self._batch))
-            held = self._one_by_one()
-        batch, self._batch = self._batch, []
+            text = "settling %d outcomes of database %d failed, one by one now: %s"
+            self._seldom.warning("batch", text, len(self._batch), self._database.index, error)
+            held, failed = self._one_by_one()
+        lost = {id(ended) for ended in failed}
+        batch = [ended for ended in self._batch if id(ended) not in lost]
+        gone = self._put_off(failed)
         self._count(batch, held)
-        self._released(self._database.index, [ended.run for ended in batch])
+        self._released(self._database.index, [ended.run for ended in [*batch, *gone]])
         self._tell_redis([e for e in batch if (e.outcome.job_id, e.outcome.token) in held])
         return 0
 
@@ -85,19 +92,47 @@ class Settler(Service):
     def pending(self) -> int:
         """Outcomes that are not recorded yet."""
         # The batch first: what moves into it meanwhile must not be counted twice (see Worker.quiet).
-        return len(self._batch) + len(self._queue)
+        with self._moving:
+            written = len(self._batch) + len(self._failed)
+        return written + len(self._queue)
 
-    def _one_by_one(self) -> set[tuple[int, str]]:
-        """One outcome that cannot be written must not hold up the others: its lease will end."""
+    def _fill_batch(self) -> None:
+        if self._failed and self._clock.monotonic_s() >= self._failed_s + AGAIN_S:
+            with self._moving:  # by themselves: they may fail again
+                self._batch, self._failed = self._failed, []
+            return
+        if not self._queue:
+            return
+        awaited = self._queue[0].run.settled is not None  # the next suspect waits for it
+        if len(self._queue) < self._batch_max and not (awaited or self.stopping):
+            self._stopping.wait(self._wait_s)  # a little company makes a commit cheaper for all
+        while self._queue and len(self._batch) < self._batch_max:
+            self._batch.append(self._queue.popleft())
+
+    def _put_off(self, failed: list[Ended]) -> list[Ended]:
+        """Ends the batch; those of it that failed are kept, but for those whose lease is over: these."""
+        now_s = self._clock.monotonic_s()
+        with self._moving:
+            self._batch = []
+            self._failed += [ended for ended in failed if now_s < ended.run.lease_end_s]
+        self._failed_s = now_s
+        return [ended for ended in failed if now_s >= ended.run.lease_end_s]
+
+    def _one_by_one(self) -> tuple[set[tuple[int, str]], list[Ended]]:
+        """One outcome that cannot be written must not hold up the others. Those that held, and those."""
         held: set[tuple[int, str]] = set()
+        failed: list[Ended] = []
         for ended in self._batch:
             try:
                 held |= self._claims.settle(self._database, [ended.outcome])
             except Exception as error:
                 if is_away(error):
                     raise
-                log.exception("outcome of job %d cannot be recorded", ended.outcome.job_id)
-        return held
+                text = "outcome %s of job %d cannot be recorded: %s"
+                job_id = ended.outcome.job_id
+                self._seldom.warning("outcome", text, ended.outcome.kind, job_id, error)
+                failed.append(ended)
+        return held, failed
 
     def _count(self, batch: list[Ended], held: set[tuple[int, str]]) -> None:
         kinds: Counter[tuple[str, Kind]] = Counter()
