@@ -318,6 +318,18 @@ def test_a_database_that_is_away_is_not_asked_shard_by_shard(
         small_library.pending(biz_id)
     scanner.own(range(small_library.settings.shards))
     with monkeypatch.context() as patch:
+        scanner._found.append((0, 0))  # it was found before, and takes long to fail
+
+        def hangs(*_: Any) -> Any:
+            small_library.clock.advance(60.0)
+            away(_)
+
+        patch.setattr(small_library.pages, "overdue", hangs)
+        patch.setattr(small_library.pages, "answers", lambda _: False)
+        scanner.run_once()
+        assert scanner._broken[0] <= small_library.clock.monotonic_s()  # it does not rest
+    sink.asked.clear()
+    with monkeypatch.context() as patch:
         patch.setattr(small_library.databases[0], "read", away)
         scanned(scanner, small_library, TICK_S)
     assert (sink.asked, sink.offers) == ([], [])

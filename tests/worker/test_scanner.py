@@ -244,6 +244,34 @@ def test_an_outcome_that_cannot_be_recorded_is_kept_until_its_lease_is_over(
     assert metric("toc_settles_refused_total") == refused  # nobody has refused it
 
 
+def test_an_outcome_that_failed_is_tried_again_beside_a_steady_flow(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig(timer=QUIET)
+    rig.handler(timeout=30)(lambda _: None)
+    worker = rig.alone()
+    bad = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
+    settle, alone = worker._claims.settle, list[int]()
+
+    def refusing(database: Any, outcomes: Any) -> Any:
+        ids = [outcome.job_id for outcome in outcomes]
+        if bad not in ids:
+            return settle(database, outcomes)
+        alone.extend(ids)
+        raise ValueError("no such row can be written")
+
+    monkeypatch.setattr(worker._claims, "settle", refusing)
+    rig.offer(worker, bad)
+    wait_until(lambda: bad in alone, "the first try")
+    first = len(alone)
+    for n in range(12):
+        rig.offer(worker, rig.center.schedule(2 + n, LONG_AGO, biz_type=TYPE))
+        assert remains(lambda: True, 0.2)
+    assert len(alone) > first
+    monkeypatch.undo()
+    rig.wait_for(Status.DONE, bad)
+
+
 def test_one_attribute_that_is_no_json_costs_the_others_nothing(make_rig: MakeRig) -> None:
     rig = make_rig(redis_url="none")
     seen: list[int] = []

@@ -17,12 +17,11 @@ from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.runtime.sink import Batch, Sink
-from toc.store.pages import AT_ONCE, Pages
+from toc.store.pages import AT_ONCE, REST, Pages
 
 log = logging.getLogger(__name__)
 
 NO_ROOM_S = 0.05
-REST = 4  # times as long as it took is a shard left alone that could not be scanned
 BEGINNING = (0, 0)
 URGENT_S = 1.0  # period and grace while the timer is not available
 
@@ -168,7 +167,8 @@ class Scanner(Service):
             return more
         # One that takes long to fail, as a table that is locked does, must not take all the time.
         now_s = self._clock.monotonic_s()
-        self._broken[shard] = now_s + REST * (now_s - began_s)
+        rest = REST if self._pages.answers(shard) else 0
+        self._broken[shard] = now_s + rest * (now_s - began_s)
         return False
 
     def _scan(self, shard: int, grace_ms: int, room: int) -> bool:

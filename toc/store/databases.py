@@ -36,7 +36,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from toc.domain.routing import Routing, hash_of
-from toc.errors import SchemaMismatch, StoreUnavailable, TocError
+from toc.errors import StoreUnavailable, TocError
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
 from toc.store import schema
@@ -191,14 +191,6 @@ class Database:
         return (
             self._repeated(partial(_attempt, self.engine.begin, work)) if found is None else found
         )
-
-    def answers(self) -> bool:
-        """Whether it can be asked: then what has failed there is one table's."""
-        try:
-            self.now_ms()
-        except (StoreUnavailable, SchemaMismatch):
-            return False
-        return True
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """`work(connection)` where each statement stands for itself: reads, or one single change."""

@@ -21,11 +21,13 @@ from sqlalchemy import (
     select,
 )
 
+from toc.errors import SchemaMismatch, StoreUnavailable
 from toc.store.columns import Millis, UInt64, db_now_plus
 from toc.store.databases import Databases, execute_on
 from toc.store.prepared import Prepared
 from toc.store.schema import JOB
 
+REST = 4  # times as long as it took is a shard left alone that could not be read, as one that is locked
 AT_ONCE = 240  # shards that one statement asks about
 BITS = 60  # each is a bit of its answer's numbers; of the 63 that all engines have
 
@@ -88,7 +90,11 @@ class Pages:
 
     def answers(self, shard: int) -> bool:
         """Whether the shard's database can be asked: then what has failed there is one table's."""
-        return self._databases.of_shard(shard).answers()
+        try:
+            self._databases.of_shard(shard).now_ms()
+        except (StoreUnavailable, SchemaMismatch):
+            return False
+        return True
 
     def _page(
         self,

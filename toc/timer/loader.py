@@ -32,13 +32,12 @@ from toc.errors import SchemaMismatch, StoreUnavailable, TimerUnavailable
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
-from toc.store.pages import AT_ONCE, Pages
+from toc.store.pages import AT_ONCE, REST, Pages
 from toc.timer.slots import Entry, Marks, Slots
 
 log = logging.getLogger(__name__)
 
 PAGES_MAX = 20  # per shard and step: a step stays bounded, the next one goes on
-REST = 4  # times as long as it took is a shard left alone that could not be read
 READ_EVERY_MAX = 60  # steps between two reads of a shard whose mark stands
 
 

@@ -26,9 +26,7 @@ from toc.worker.run import Ended, Run
 log = logging.getLogger(__name__)
 
 IDLE_S = 1.0
-AGAIN_S = (
-    1.0  # an outcome that could not be written is tried again after this, until its lease is over
-)
+AGAIN_S = 1.0  # after which an outcome that could not be written is tried again, within its lease
 _ENDED = (Kind.DONE, Kind.DROP, Kind.BURY)
 
 
@@ -112,10 +110,11 @@ class Settler(Service):
     def _put_off(self, failed: list[Ended]) -> list[Ended]:
         """Ends the batch; those of it that failed are kept, but for those whose lease is over: these."""
         now_s = self._clock.monotonic_s()
+        if not self._failed:  # what fails later does not put off what has waited already
+            self._failed_s = now_s
         with self._moving:
             self._batch = []
             self._failed += [ended for ended in failed if now_s < ended.run.lease_end_s]
-        self._failed_s = now_s
         return [ended for ended in failed if now_s >= ended.run.lease_end_s]
 
     def _one_by_one(self) -> tuple[set[tuple[int, str]], list[Ended]]:
