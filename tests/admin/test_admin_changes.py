@@ -469,7 +469,9 @@ def test_a_page_that_nobody_answers_for_is_unsure_and_can_be_repeated(
     monkeypatch.setattr(changes_module, "IDS_MAX", 4)
     fields = {"by_ms": HOUR} if verb == "postpone" else {}
     account = Account()
-    with losing(monkeypatch, times=2), pytest.raises(StoreUnavailable):
+    # One more, where all are tried at once first.
+    times = 3 if verb == "cancel" else 2
+    with losing(monkeypatch, times), pytest.raises(StoreUnavailable):
         desk.run(order(verb, **fields), account=account)
     (part,) = account.databases.values()
     (unsure,) = part.unsure
@@ -624,9 +626,11 @@ def test_a_broken_slot_does_not_stop_it(desk: Desk) -> None:
 
 
 @pytest.mark.invariant("I3")
-def test_nobody_takes_a_job_between_the_look_and_the_change(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("verb", "after"), [("postpone", "SELECT"), ("cancel", "UPDATE")])
+def test_nobody_takes_a_job_once_it_is_looked_at(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, verb: str, after: str
 ) -> None:
+    """A cancel changes it at once, without a look."""
     library = desk.library
     job_id = library.pending()
     other = create_engine(
@@ -637,7 +641,7 @@ def test_nobody_takes_a_job_between_the_look_and_the_change(
     refused: list[str] = []
 
     def take(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        if refused or not statement.startswith("SELECT") or "toc_job_" not in statement:
+        if refused or not statement.startswith(after) or "toc_job_" not in statement:
             return
         table = f"toc_job_{library.shard(job_id):04d}"
         with other.begin() as rival:
@@ -655,9 +659,49 @@ def test_nobody_takes_a_job_between_the_look_and_the_change(
         return change(self, *args, **kwargs)
 
     monkeypatch.setattr(changes_module.Sets, "change", watched)
-    account = desk.run(order("cancel"))
+    fields = {"by_ms": HOUR} if verb == "postpone" else {}
+    account = desk.run(order(verb, **fields))
     assert ("locked" in refused[0]) if library.sqlite else ("1205" in refused[0])
-    assert (totals(account), library.row(job_id).status) == ((1, 0, 0, 0), C)
+    status = C if verb == "cancel" else P
+    assert (totals(account), library.row(job_id).status) == ((1, 0, 0, 0), status)
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "a claim", "a reschedule"])
+def test_a_page_is_read_only_where_some_do_not_match_any_more(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    """Where all match a cancel is one UPDATE; where one does not, what that did is taken back."""
+    library = desk.library
+    ids = [library.pending() for _ in range(3)]  # of one shard
+    others, seen = int(meanwhile != "nothing"), list[str]()
+
+    def happens() -> None:
+        if meanwhile == "a claim":
+            library.claim(ids[:1], "one")
+        elif meanwhile == "a reschedule":
+            library.jobs.reschedule(ids[0], library.now_ms + HOUR)
+
+    def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        seen.append(statement)
+
+    change = changes_module.Sets.change
+
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        listen(self._databases[0].engine, "after_cursor_execute", note)
+        return change(self, *args, **kwargs)
+
+    monkeypatch.setattr(changes_module.Sets, "change", watched)
+    soon = "action_time < NOW() + INTERVAL 1 MINUTE"
+    account = desk.run(order("cancel", soon), chosen=happens)
+    assert totals(account) == (3 - others, 0, 0, others)
+    first = {"nothing": C, "a claim": Status.RUNNING, "a reschedule": P}[meanwhile]
+    assert desk.statuses(ids) == [first, C, C]
+    cancels = [[e.what for e in desk.events(i)].count("cancel") for i in ids]
+    assert cancels == [1 - others, 1, 1]
+    if not library.sqlite:
+        assert any("FOR UPDATE" in statement for statement in seen) == bool(others)
+        tried = next(statement for statement in seen if statement.startswith("UPDATE"))
+        assert "FORCE INDEX (PRIMARY)" in tried  # else it may lock what it walks over
 
 
 class Crew:

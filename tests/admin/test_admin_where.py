@@ -417,7 +417,7 @@ def by_us(library: Library, where: str) -> set[int]:
     sets = Sets(library.databases, names, condition, Constant(True))
     found: list[int] = []
     for window in sets.walk(library.databases[0], bounds_of(condition), lambda: None):
-        ids = sets.ids(window)
+        ids = sets.found(window)
         tallies = sets.tally(window)
         assert sum(tally.matched for tally in tallies) == len(ids)
         found += ids

@@ -127,7 +127,8 @@ def test_values_are_set_by_name(sql: Sql) -> None:
 
 def test_explain_asks_nobody(sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(
-        "TOC_DATABASES", "mysql+pymysql://nobody@127.0.0.1:1/a mysql://nobody@127.0.0.1:1/b"
+        "TOC_DATABASES",
+        "mysql+pymysql://nobody@127.0.0.1:1/a mariadb+pymysql://nobody@127.0.0.1:1/b",
     )
     text = "SELECT type_name, COUNT(*) FROM toc_jobs WHERE attribute = 'it''s' GROUP BY 1"
     code, out, err = sql(text, "--explain")

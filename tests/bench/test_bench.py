@@ -156,6 +156,13 @@ def test_due_times_come_at_their_rate(kind: str) -> None:
     assert all(second == int(second) for second in times_s) == (kind == "whole")
 
 
+def test_where_no_picture_can_be_drawn_nothing_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--plot", str(tmp_path / "none" / "bench.png")]) == 4
+    assert "there is no folder" in capsys.readouterr().err
+
+
 def test_a_picture_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="nothing to draw"):
         plot(Report({}), tmp_path / "bench.png")

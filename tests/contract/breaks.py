@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pymysql
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, Engine, event
 
 from toc.store.databases import Database
+from toc.store.packets import Answer, Line, Statement
 
 
 @dataclass
@@ -39,14 +40,19 @@ def lose_answers(database: Database, times: int = 1) -> Iterator[Lost]:
     def change_and_lose(connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
         if not statement.startswith("SELECT"):
             losing(connection.connection)
-        elif "; COMMIT " in statement and lost.times < times:
-            _get_through(cursor)
-            losing(connection.connection)
+
+    begin = Line.__init__
+
+    def begin_and_lose(line: Line, engine: Engine) -> None:
+        begin(line, engine)
+        if engine is database.single:
+            line._pooled = _Losing(line._pooled, losing, lambda: lost.times < times)  # type: ignore[assignment]
 
     def is_lost(error: Exception, *args: Any) -> bool:
         return "lost on purpose" in str(error) or is_disconnect(error, *args)  # type: ignore[arg-type]
 
     event.listen(database.single, "after_cursor_execute", change_and_lose)
+    Line.__init__ = begin_and_lose  # type: ignore[method-assign]
     for dialect in dialects:
         dialect.do_commit = commit_and_lose  # type: ignore[method-assign, assignment]
         dialect.is_disconnect = is_lost  # type: ignore[method-assign, assignment]
@@ -54,6 +60,7 @@ def lose_answers(database: Database, times: int = 1) -> Iterator[Lost]:
         yield lost
     finally:
         event.remove(database.single, "after_cursor_execute", change_and_lose)
+        Line.__init__ = begin  # type: ignore[method-assign]
         for dialect in dialects:
             del dialect.do_commit, dialect.is_disconnect
 
@@ -69,10 +76,30 @@ def _lose(database: Database, lost: Lost, times: int, connection: Any) -> None:
     raise pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query")
 
 
-def _get_through(cursor: Any) -> None:
-    """Until the server has done all of a packet."""
-    while cursor.nextset():
-        pass
+class _Losing:
+    """A pooled connection that loses the answer of a packet that commits."""
+
+    def __init__(
+        self, pooled: Any, losing: Callable[[Any], None], loses: Callable[[], bool]
+    ) -> None:
+        self._pooled, self._losing, self._loses = pooled, losing, loses
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pooled, name)
+
+    def cursor(self) -> Any:
+        cursor = self._pooled.cursor()
+        execute = cursor.execute
+
+        def execute_and_lose(text: str, values: Any) -> None:
+            execute(text, values)
+            if self._loses() and ("; COMMIT " in text or text.startswith(("INSERT", "UPDATE"))):
+                while cursor.nextset():  # until the server has done all of it
+                    pass
+                self._losing(self._pooled)
+
+        cursor.execute = execute_and_lose
+        return cursor
 
 
 @contextmanager
@@ -85,10 +112,19 @@ def statements_of(database: Database) -> Iterator[list[str]]:
     ) -> None:
         seen.append(statement)
 
+    send = Line.send
+
+    def send_and_note(line: Line, statements: Sequence[Statement]) -> list[Answer]:
+        if line._engine is database.single:
+            seen.append("; ".join(text for text, _ in statements))
+        return send(line, statements)
+
     for engine in (database.engine, database.single):
         event.listen(engine, "before_cursor_execute", note)
+    Line.send = send_and_note  # type: ignore[method-assign]
     try:
         yield seen
     finally:
+        Line.send = send  # type: ignore[method-assign]
         for engine in (database.engine, database.single):
             event.remove(engine, "before_cursor_execute", note)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
+import pymysql
 import pytest
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 from tests.contract.breaks import lose_answers, statements_of
@@ -14,9 +16,10 @@ from tests.contract.library import Library
 from toc.domain.ids import gene_of
 from toc.domain.job import Status
 from toc.errors import DuplicateJob, StoreUnavailable
+from toc.store import packets
 from toc.store.claims import Kind
 from toc.store.jobs import ROWS_MAX, Inserted
-from toc.store.packets import Answer, NotTogetherError, send_together
+from toc.store.packets import Answer, Statement
 
 
 def test_a_new_row_is_pending_and_due_at_its_action_time(library: Library) -> None:
@@ -83,16 +86,17 @@ def test_a_packet_that_fails_anywhere_leaves_nothing(library: Library, failing: 
     table = database.job_table_name(library.shard(job_id))
     move = f"UPDATE {table} SET attempts = attempts + %s WHERE job_id = %s"
 
-    def work(connection: Connection) -> list[Answer]:
-        changes = [(move, (1, job_id)), (move, (2, job_id)), (failing.format(table), ())]
-        return send_together(connection, [changes[0], changes[2], changes[1]])
+    def sent(*changes: Statement) -> list[Answer] | None:
+        return database.packet(lambda line: line.send_transaction([changes], [], 10))
 
-    with pytest.raises(
-        (NotTogetherError, StoreUnavailable)
-    ):  # the latter of a connection that is lost
-        database.run(work)
+    one, two, fails = (move, (1, job_id)), (move, (2, job_id)), (failing.format(table), ())
+    try:
+        assert sent(one, fails, two) is None
+    except StoreUnavailable:
+        assert failing.startswith("KILL")  # the connection is lost
     assert library.row(job_id).attempts == 0
-    answers = database.run(lambda c: send_together(c, [(move, (1, job_id)), (move, (5, 1))]))
+    answers = sent((move, (1, job_id)), (move, (5, 1)))
+    assert answers is not None
     assert [answer.rowcount for answer in answers] == [1, 0]
     assert library.row(job_id).attempts == 1
 
@@ -103,11 +107,11 @@ def test_a_server_that_refuses_packets_is_not_sent_any(library: Library) -> None
     library.close()
     library.connect()  # whatever it learns is forgotten with it
     database = library.databases[0]
-    database.engine = create_engine(library.settings.databases[0], poolclass=NullPool)
-    for packets in (1, 0):
+    database.single = create_engine(library.settings.databases[0], poolclass=NullPool)
+    for joined in (1, 0):
         with statements_of(database) as seen:
             library.insert(*(library.new(biz_id) for biz_id in range(20)))
-        assert sum(statement.startswith("SELECT 1; ") for statement in seen) == packets
+        assert sum("; INSERT " in statement for statement in seen) == joined
     assert library.count() == 40
     library.close()
     library.connect()
@@ -266,6 +270,46 @@ def test_a_lost_commit_answer_writes_once(
     assert lost.times == 1
     assert answers == [Inserted(job.job_id, job.action_ms, written=True) for job in jobs]
     assert library.count() == 10
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("on_duplicate", ["keep", "replace", "error"])
+def test_a_single_job_whose_answer_is_lost_is_written_once(
+    library: Library, key: str | None, on_duplicate: Any
+) -> None:
+    """Its INSERT commits itself."""
+    job = library.new(42, in_ms=5, key=key)
+    with lose_answers(library.databases[0]) as lost:
+        answers = library.jobs.insert([job], on_duplicate)
+    assert lost.times == 1
+    assert answers == [Inserted(job.job_id, job.action_ms, written=True)]
+    assert library.count() == 1
+
+
+@pytest.mark.parametrize("how", ["kept", "unread"])
+@pytest.mark.parametrize("count", [1, 10])
+def test_a_packet_whose_answers_make_no_sense_writes_once(
+    library: Library, monkeypatch: pytest.MonkeyPatch, count: int, how: str
+) -> None:
+    """A proxy, say, that keeps one of them for itself; or a stream that the driver cannot read."""
+    read, kept = packets._answers, list[int]()
+
+    def keep_last(cursor: Any) -> Iterator[Answer]:
+        answers = list(read(cursor))
+        if not kept and "INSERT" in cursor._executed:
+            kept.append(1)
+            answers.pop()
+            if how == "unread":
+                raise pymysql.err.InternalError("Packet sequence number wrong - got 7 expected 8")
+        yield from answers
+
+    monkeypatch.setattr(packets, "_answers", keep_last)
+    jobs = [library.new(n, in_ms=n) for n in range(count)]
+    assert library.insert(*jobs) == [
+        Inserted(job.job_id, job.action_ms, written=True) for job in jobs
+    ]
+    assert library.count() == count
+    assert bool(kept) == library.packets
 
 
 def test_a_lost_commit_answer_beside_a_taken_id(library: Library) -> None:

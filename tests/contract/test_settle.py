@@ -144,6 +144,25 @@ def test_a_mixed_batch_with_stale_pairs(library: Library) -> None:
     }
 
 
+@pytest.mark.parametrize("times", [0, 1])
+def test_many_that_are_done_and_some_that_are_stale(library: Library, times: int) -> None:
+    """Those that hold are recorded, and told, also where the answer was lost."""
+    current = [library.running("new", biz_id=n) for n in range(24)]
+    stale = [library.running("newer", biz_id=n) for n in range(24)]
+    before = [library.row(job_id) for job_id in stale]
+    for tokens in (
+        ("new", "old"),
+        ("new", "new"),
+    ):  # the second time all hold, and repeat the first
+        good = [Outcome(job_id, tokens[0], Kind.DONE) for job_id in current]
+        bad = [Outcome(job_id, tokens[1], Kind.DONE) for job_id in stale]
+        with lose_answers(library.databases[0], times) as lost:
+            assert library.settle(*good, *bad) == {(job_id, "new") for job_id in current}
+        assert lost.times == times
+        assert [library.row(job_id) for job_id in stale] == before
+        assert {library.row(job_id).status for job_id in current} == {Status.DONE}
+
+
 @pytest.mark.parametrize("tokens", [("old", "one"), ("one", "old"), ("one", "zzz"), ("zzz", "one")])
 @pytest.mark.parametrize("kind", [Kind.DONE, Kind.BURY, Kind.RETRY])
 def test_one_job_twice_in_a_batch_under_two_tokens(

@@ -23,7 +23,7 @@ from toc.domain.job import Status
 from toc.errors import StoreUnavailable
 from toc.store import idle
 from toc.store.databases import TRIES_MAX, Database, Databases
-from toc.store.packets import Answer, send_transaction
+from toc.store.packets import Line
 
 
 @pytest.fixture
@@ -76,12 +76,12 @@ def test_a_lock_wait_is_repeated_until_the_lock_is_free(library: Library) -> Non
     table = f"toc_job_{library.shard(job_id):04d}"
     holder.execute(text(f"SELECT * FROM {table} WHERE job_id = {job_id} FOR UPDATE"))
 
-    def impatient(connection: Any, cursor: Any, *_: Any) -> None:
-        cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
+    def impatient(raw: Any, *_: Any) -> None:
+        raw.cursor().execute("SET SESSION innodb_lock_wait_timeout = 1")
 
     engines = (library.databases[0].engine, library.databases[0].single)
     for engine in engines:
-        event.listen(engine, "before_cursor_execute", impatient)
+        event.listen(engine, "checkout", impatient)
     held = threading.Timer(2.5, holder.close)  # longer than one try waits, and than two
     held.start()
     try:
@@ -89,7 +89,7 @@ def test_a_lock_wait_is_repeated_until_the_lock_is_free(library: Library) -> Non
     finally:
         held.join()
         for engine in engines:
-            event.remove(engine, "before_cursor_execute", impatient)
+            event.remove(engine, "checkout", impatient)
 
 
 def lock(connection: Connection, library: Library, job_id: int) -> None:
@@ -199,15 +199,47 @@ def test_a_server_that_chains_transactions_swallows_none(library: Library) -> No
     ]
 
 
+def test_a_packet_that_is_broken_off_leaves_no_connection_behind(library: Library) -> None:
+    """Who comes next must not read its answers."""
+    if not library.packets:
+        pytest.skip("it has no packets")
+    database = library.databases[0]
+    asked = [("SELECT CONNECTION_ID()", ())]
+
+    def broken_off(line: Line) -> None:
+        cursor = line._pooled.driver_connection.cursor  # type: ignore[union-attr]
+        ids.append(line.send(asked)[0].rows[0][0])
+
+        class Interrupted(cursor().__class__):  # type: ignore[misc, valid-type]
+            def nextset(self) -> bool:
+                if self._executed:  # some are read, and some are not
+                    raise KeyboardInterrupt
+                return bool(super().nextset())
+
+        line._pooled.driver_connection.cursorclass = Interrupted  # type: ignore[union-attr]
+        line.send([*asked, *asked])
+
+    ids: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        database.packet(broken_off)
+    answers = database.packet(lambda line: line.send([*asked, *asked]))
+    assert answers is not None
+    assert answers[0].rows == answers[1].rows
+    assert answers[0].rows[0][0] not in ids
+
+
 @pytest.mark.usefixtures("mysql_only")
 def test_a_session_amid_a_packet_ends_when_it_stands_still(library: Library) -> None:
     """And has its own patience again afterwards."""
     read = "SELECT @@SESSION.wait_timeout"
 
-    def work(connection: Connection) -> list[Answer]:
-        return send_transaction(connection, [(read, ())], [(read, ())], idle_s=7)
-
-    amid, after = library.databases[0].read(work)
+    if not library.packets:
+        pytest.skip("it has no packets")
+    answers = library.databases[0].packet(
+        lambda line: line.send_transaction([[(read, ())] * 2], [(read, ())], idle_s=7)
+    )
+    assert answers is not None
+    amid, _, after = answers
     assert amid.rows[0][0] == 7
     assert after.rows[0][0] == library.databases[0].read(
         lambda c: c.exec_driver_sql("SELECT @@GLOBAL.wait_timeout").scalar()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
@@ -282,29 +282,63 @@ def test_a_callers_session_on_the_old_server_is_refused(town: Town) -> None:
     assert job_id in town.ids("new")
 
 
-def test_a_read_only_server_is_left_and_tried_again(town: Town) -> None:
+WRITES: dict[str, Callable[[TimeoutCenter], object]] = {
+    "a packet of one": lambda center: center.schedule(2, LATER),
+    "a packet of several": lambda center: center.schedule_many(
+        [{"biz_id": n, "action_time": LATER} for n in range(2, 200)]
+    ),
+    "one by one": lambda center: center.schedule(2, LATER, dedup_key="k"),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_read_only_server_is_left_and_tried_again(town: Town, write: str) -> None:
     """Where a fail-over, not a move, makes it so: new connections may reach the new primary."""
-    center = town.center(town.ignorant)
-    center.schedule(1, LATER)
-    opened: list[int] = []
+    center = ordinary(town)
     database = center._opened().databases[0]
+    before = sessions_of(database.engine, database.single)
+    with read_only(town), pytest.raises(StoreUnavailable, match="read-only"):
+        WRITES[write](center)
+    # None is left to read what is old.
+    assert not before & sessions_of(database.engine, database.single)
+    assert center.schedule(3, LATER) in town.ids("old")
+
+
+def test_a_packet_that_is_refused_leaves_no_session_behind(town: Town) -> None:
+    """What is done one by one then may reach the new primary at once: a look after it has to, too."""
+    database = ordinary(town)._opened().databases[0]
+    before = sessions_of(database.single)
+    with read_only(town):
+        assert database.packet(lambda line: line.send([("DELETE FROM toc_event", ())])) is None
+    assert not before & sessions_of(database.single)
+
+
+def ordinary(town: Town) -> TimeoutCenter:
+    """A client whose account may not write where a server is read-only. It has connected."""
     account = f"a{town.schema}"
     execute(town.pair.old, f"CREATE USER {account}@'127.0.0.1'")
     execute(town.pair.old, f"GRANT ALL ON {town.schema}.* TO {account}@'127.0.0.1'")
     plain = town.plan | {"databases": [town.urls["old"].replace("root@", f"{account}@")]}
     center = town.center(Settings(**plain))
     center.schedule(1, timedelta(hours=2))
-    database = center._opened().databases[0]
-    pools = [database.engine.pool, database.single.pool]
+    return center
+
+
+@contextmanager
+def read_only(town: Town) -> Iterator[None]:
     execute(town.pair.old, "SET GLOBAL read_only = 1")
     try:
-        with pytest.raises(StoreUnavailable, match="read-only"):
-            center.schedule(2, LATER)
-        opened = [pool._invalidate_time for pool in pools]
+        yield
     finally:
         execute(town.pair.old, "SET GLOBAL read_only = 0")
-    assert any(opened)
-    assert center.schedule(3, LATER) in town.ids("old")
+
+
+def sessions_of(*engines: Engine) -> set[int]:
+    """Three of each pool, by the server's number."""
+    with ExitStack() as held:
+        connections = [held.enter_context(engine.connect()) for engine in engines for _ in range(3)]
+        sql = "SELECT CONNECTION_ID()"
+        return {connection.exec_driver_sql(sql).scalar_one() for connection in connections}
 
 
 def _port(url: str) -> str:

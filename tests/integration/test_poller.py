@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from tests.integration.world import World
 from toc.domain.ids import gene_of
+from toc.domain.routing import slot_of
 from toc.errors import StoreUnavailable
 from toc.runtime.sink import Batch
 from toc.timer import keys
@@ -178,6 +181,19 @@ def test_never_more_than_there_is_room_for(small: World, sink: Recording) -> Non
     assert len(sink.ids) == 37
     assert sum(out for _, _, out, _ in small.slots.depths("default", range(4))) == 37
     assert sink.reserved == 0
+
+
+def test_what_room_there_is_goes_to_two_slots(small: World, sink: Recording) -> None:
+    """Few large batches are cheaper than many small ones; one slot alone would have the others wait."""
+    poll = poller(small, sink)
+    for slot in range(4):
+        arm(small, slot, *range(-100, 0))
+    while max(poll._guess.values(), default=0) < 40:  # more than there will be room for
+        poll.run_once()
+    sink.offers, sink.room = [], 40
+    poll.run_once()
+    shares = Counter(slot_of(gene_of(job_id), 4) for job_id in sink.ids)
+    assert sorted(shares.values()) == [20, 20]
 
 
 def test_the_oldest_slot_comes_first(small: World, sink: Recording) -> None:

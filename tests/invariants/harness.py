@@ -201,7 +201,9 @@ class Stack:
     # ---- the journal
 
     def words(self) -> list[list[str]]:
-        return [line.split() for line in self._journal.read_text().splitlines()]
+        # What is being written may be there in part.
+        *whole, _ = self._journal.read_text().split("\n")
+        return [line.split() for line in whole]
 
     def lines(self, what: str) -> list[Line]:
         return [Line(words[0], *map(int, words[1:])) for words in self.words() if words[0] == what]

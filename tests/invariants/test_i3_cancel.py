@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.invariants.harness import TYPE
 from tests.worker.waiting import wait_until
 from toc.domain.ids import gene_of
 from toc.domain.job import Status
+from toc.store.packets import Answer, Line, Statement
 
 pytestmark = pytest.mark.invariant("I3")
 
@@ -98,17 +100,18 @@ def test_a_claimed_job_that_waited_too_long_does_not_start(
     assert stack.row(job_id).attempts == 2
 
 
-def test_a_job_that_comes_back_while_it_is_cancelled_is_cancelled(make_stack: MakeStack) -> None:
+@pytest.mark.parametrize("packets", [True, False])
+def test_a_job_that_comes_back_while_it_is_cancelled_is_cancelled(
+    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch, *, packets: bool
+) -> None:
     """It ran when cancel() tried to change it, and waits for a retry when cancel() looks."""
     stack = make_stack(redis_url="none")
     job_id = stack.center.schedule(1, timedelta(days=1), biz_type=TYPE)
     table = f"toc_job_{stack.settings.routing.shard(gene_of(job_id)):04d}"
     stack.sql(f"UPDATE {table} SET status = 1")
     database = stack.center._opened().databases[0]
-    database._takes_packets = (
-        False  # in a packet there is no moment between the two that a test can meet
-    )
-    tries = 0
+    database._takes_packets = packets
+    tries, send = 0, Line.send
 
     def comes_back(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         nonlocal tries
@@ -118,7 +121,16 @@ def test_a_job_that_comes_back_while_it_is_cancelled_is_cancelled(make_stack: Ma
             if tries == 1:
                 cursor.connection.cursor().execute(f"UPDATE {table} SET status = 0")
 
+    def send_and_come_back(line: Line, statements: Sequence[Statement]) -> list[Answer]:
+        nonlocal tries
+        answers = send(line, statements)
+        if any(text.startswith("UPDATE") for text, _ in statements):
+            tries += 1
+            stack.sql(f"UPDATE {table} SET status = 0")
+        return answers
+
     event.listen(database.engine, "after_cursor_execute", comes_back)
+    monkeypatch.setattr(Line, "send", send_and_come_back)
     assert stack.center.cancel(job_id) == "cancelled"
     assert tries == 2
     assert stack.row(job_id).status is Status.CANCELLED

@@ -414,7 +414,7 @@ idle: skip;
     CRASH
     fi;
 tell:
-    if                            /* settle.py _tell_redis(): after the database, never before */
+    if                            /* acks.py tell(): after the database, never before */
     :: atomic { fate == DONE || fate == BURIED -> ack(); REST }
     :: atomic { fate == BACK -> put_back(t); REST }
     CRASH

@@ -83,7 +83,7 @@ VARIANTS = (
     Variant(
         "ack-before-settle", "toc/worker/settle.py",
         "        try:\n            held = self._claims.settle(self._database,",
-        "        self._tell_redis(self._batch)\n        try:\n            held = self._claims.settle(self._database,",
+        "        self._acks.put([self._ack_of(ended) for ended in self._batch])\n        try:\n            held = self._claims.settle(self._database,",
         "I1", "kill", "bare",
     ),
     Variant(

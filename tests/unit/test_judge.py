@@ -22,7 +22,7 @@ NOW = 1_795_000_000_000
 def judged(result: object, attempts: int = 1, max_attempts: int = 3) -> Any:
     job = Job(7, 42, "a", Status.RUNNING, NOW - 5, {}, NOW + 60_000, attempts, "one")
     spec = HandlerSpec("a", print, 30.0, max_attempts, Delays((10, 20)))
-    run = Run(job, spec, "default", 0, "one", 0, 100.0, 0.0)
+    run = Run(job, spec, "default", 0, "one", 0, 100.0, 0.0, 0.0)
     outcome = judge(run, result, NOW, 0.5)
     assert (outcome.job_id, outcome.token) == (7, "one")
     return outcome
@@ -54,6 +54,7 @@ def test_the_last_attempt_ends_dead(result: BaseException) -> None:
 def test_retry_says_when() -> None:
     outcome = judged(toc.Retry(1.5, "not yet"))
     assert (outcome.kind, outcome.due_ms, outcome.error) == (Kind.RETRY, NOW + 1500, "not yet")
+    assert judged(toc.Retry(0.0005)).due_ms == NOW + 1  # never before
 
 
 @pytest.mark.parametrize("attempts", [1, 3, 99])

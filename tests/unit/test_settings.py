@@ -91,6 +91,10 @@ def test_all_faults_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         ({"databases": TWO[:1] * 2}, "databases: a database is named twice"),
         ({"databases": ("postgresql://h/d",)}, "URL number 0 must be mysql, mariadb or sqlite"),
         ({"databases": ("sqlite:///a", "mysql://h/d")}, "SQLite cannot be mixed"),
+        (
+            {"databases": ("mysql+pymysql://h/d", "mysql+mysqldb://h/d")},
+            "all databases need the same driver",
+        ),
         ({"zookeeper_hosts": "zk1:2181 zk2:2181"}, "must be 'none' or 'host:port,host:port'"),
         ({"zookeeper_hosts": "http://zk1:2181"}, "must be 'none' or 'host:port,host:port'"),
         ({"cluster": {"auth": "secret"}}, "cluster.auth: must be 'user:password'"),

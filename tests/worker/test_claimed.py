@@ -326,15 +326,16 @@ def test_redis_hears_of_an_outcome_only_after_the_database(make_rig: MakeRig) ->
     rig.handler()(lambda _: None)
     job_id = rig.center.schedule(1, SOON, biz_type=TYPE)
     worker = rig.start()
-    assert worker._slots is not None
+    slots = worker._acks._slots
+    assert slots is not None
     answers: list[Status] = []
-    ack = worker._slots.ack
+    ack = slots.ack
 
     def watched(topic: str, ids: object) -> None:
         answers.append(rig.status(job_id))
         ack(topic, ids)  # type: ignore[arg-type]
 
-    worker._slots.ack = watched  # type: ignore[method-assign]
+    slots.ack = watched  # type: ignore[method-assign]
     rig.wait_for(Status.DONE, job_id)
     wait_until(lambda: rig.out_ms(job_id) is None)
     wait_until(lambda: answers)

@@ -60,7 +60,7 @@ class Harness:
         for job_id in job_ids:
             job = Job(job_id, 1, "t", Status.RUNNING, 0, {}, 0, 1, "token")
             now_s = self.clock.monotonic_s()
-            self.pool.submit(Run(job, spec, "default", 0, "token", 0, now_s + AGE, now_s))
+            self.pool.submit(Run(job, spec, "default", 0, "token", 0, now_s + AGE, now_s, now_s))
 
     def result(self, job_id: int) -> object:
         (result,) = wait_until(

@@ -175,26 +175,29 @@ class Changes:
         databases: Sequence[Database],
         limit: int,
         passed: Callable[[], None],
-    ) -> dict[int, list[int]]:
-        """The ids in reach by shard, at most `limit`. Raises InvalidInput when there are more."""
+    ) -> dict[int, dict[int, int]]:
+        """The jobs in reach by shard, with their type numbers; at most `limit`.
+
+        Raises InvalidInput when there are more.
+        """
         where, sets = self._sets(order)
         bounds = bounds_of(Every((where, order.reach)))
-        chosen: dict[int, set[int]] = defaultdict(set)  # a row that moves may be met twice
+        chosen: dict[int, dict[int, int]] = defaultdict(dict)  # a row that moves may be met twice
         counts = Counter({database.index: 0 for database in databases})
 
         def look(database: Database, stop: Callable[[], None]) -> None:
             for window in sets.walk(database, bounds, passed):
                 stop()
-                ids = chosen[window.shard]
-                before = len(ids)
-                ids.update(sets.ids(window))
-                counts[database.index] += len(ids) - before
+                jobs = chosen[window.shard]
+                before = len(jobs)
+                jobs.update(sets.found(window))
+                counts[database.index] += len(jobs) - before
                 if sum(counts.values()) > limit:
                     rule = f"more than {limit} jobs are in reach, so nothing was changed"
                     raise InvalidInput("limit", limit, f"{rule}: narrow --where, or raise --limit")
 
         self._beside_each_other(databases, look)
-        return {shard: sorted(ids) for shard, ids in sorted(chosen.items()) if ids}
+        return {shard: jobs for shard, jobs in sorted(chosen.items()) if jobs}
 
     def _sets(self, order: Order) -> tuple[Condition, Sets]:
         order.where.check_types(self.names)
@@ -236,12 +239,12 @@ class Changes:
     def apply(
         self,
         order: Order,
-        chosen: Mapping[int, Sequence[int]],
+        chosen: Mapping[int, Mapping[int, int]],
         per_second: int,
         account: Account,
         passed: Callable[[int], None],
     ) -> None:
-        """Changes the chosen ids (by shard), at most `per_second`; keeps `account`, which outlives errors.
+        """Changes the chosen jobs, at most `per_second`; keeps `account`, which outlives errors.
 
         `passed(jobs)` is called after each page.
         """
@@ -249,12 +252,13 @@ class Changes:
         _, sets = self._sets(order)
         pace = _Pace(self._clock, per_second, self._stop)
         routing = self._databases.routing
-        for shard, ids in chosen.items():
-            account.databases[routing.database(shard)].chosen += len(ids)
-        for shard, ids in chosen.items():
+        for shard, jobs in chosen.items():
+            account.databases[routing.database(shard)].chosen += len(jobs)
+        for shard, jobs in chosen.items():
             database = self._databases.of_shard(shard)
             account.at = f"database {database.index}, table {job_table_name(shard)}"
-            for page in parts_of(ids, min(IDS_MAX, per_second)):
+            for ids in parts_of(sorted(jobs), min(IDS_MAX, per_second)):
+                page = {job_id: jobs[job_id] for job_id in ids}
                 pace.wait()
                 if self._stop():
                     raise Interrupted("interrupted")
@@ -266,7 +270,7 @@ class Changes:
         account.complete = True
 
     def _page(
-        self, sets: Sets, order: Order, shard: int, page: Sequence[int], account: Account
+        self, sets: Sets, order: Order, shard: int, page: Mapping[int, int], account: Account
     ) -> Changed:
         database = self._databases.of_shard(shard)
         part, attempt = account.databases[database.index], Attempt()
@@ -280,7 +284,7 @@ class Changes:
         except BaseException:
             if attempt.committing:
                 table = job_table_name(shard)
-                part.unsure.append(Unsure(table, page[0], page[-1], len(page)))
+                part.unsure.append(Unsure(table, min(page), max(page), len(page)))
             raise
         return changed
 

@@ -31,6 +31,7 @@ START_S = 60.0
 CALL_JOBS = 5000
 LOOK_S = 0.01  # often enough for a drain of seconds, rarely enough not to disturb it
 QUIET_S = 0.3  # a job too many would come within this
+CLIENTS = 8  # threads that schedule at once, where that is measured
 DRAINERS = 2  # threads of the drain's floor: one works in Python while the other waits for a server
 
 
@@ -39,7 +40,7 @@ class Options:
     """`jobs` a round; a tenth of them one by one, five times as many armed, ten times as many in the crowd.
 
     `rates`: jobs per second of the lateness case. `due`: their spread (`lateness.due_times_s`).
-    `clients`: threads that schedule. `workers`: processes (None: what each case takes by itself).
+    `clients`: threads that schedule; `workers`: processes (None: what each case takes by itself).
     `pending`: rows that stand in the tables before anything is measured, due next year.
     """
 
@@ -49,7 +50,7 @@ class Options:
     seconds: float = 20.0
     batch: int = 500
     rounds: int = 3
-    clients: int = 8
+    clients: int | None = None
     workers: int | None = None
     pending: int = 0
 
@@ -95,7 +96,7 @@ def opened(
         with connected(scratch.floor) as bare, ExitStack() as stack:
             floors = [
                 stack.enter_context(closing(Floor(scratch.floor, bare, scratch.client)))
-                for _ in range(max(DRAINERS, options.clients))
+                for _ in range(max(DRAINERS, options.clients or CLIENTS))
             ]
             yield Bench(scratch, databases, floors, options, report, tell)
 

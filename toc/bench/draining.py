@@ -59,6 +59,8 @@ def drain(bench: Bench) -> None:
             for _, one in alone.rounds:
                 several.add(one, race.run(options.jobs))
             done += race.done
+        assert race.use is not None  # noqa: S101 - it ran
+        report.notes.append(f"that of {count} workers by {bottleneck(race.use)}")
         what = f"{count} workers beside one"
         report.add_rounds(NAME, what, "jobs/s", several.rounds, Target("ratio", ">=", 1))
     without = Rates(bench)

@@ -9,6 +9,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from toc.bench.common import (
     Bench,
@@ -17,6 +18,7 @@ from toc.bench.common import (
     clock_offset,
     schedule_all,
     start_checks,
+    together,
     worker_processes,
 )
 from toc.bench.load import ASIDE_TYPE, BIZ_TYPE, spec, specs
@@ -24,6 +26,7 @@ from toc.bench.report import Target
 from toc.bench.scratch import scratch
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.domain.job import Status
+from toc.trial.connected import connected
 from toc.trial.figures import histogram, percentile
 from toc.trial.worker import wall_ms
 
@@ -53,7 +56,7 @@ def _at(bench: Bench, rate: float) -> None:
     ):
         center.dead(1)  # connected before the clock runs
         due = list(itertools.islice(due_times_s(options.due, rate), jobs))
-        ids, took_s = Client(bench, center, offset_ms).run(due, BIZ_TYPE, rate)
+        ids, took_s = _scheduled(bench, center, offset_ms, due, rate)
         ran = workers.finish(jobs, TIMEOUT_S)
     report.checks += start_checks(name, ids, ran, offset_ms, unsure_ms)
     check_statuses(bench, name, {Status.DONE: jobs})
@@ -75,6 +78,23 @@ def _at(bench: Bench, rate: float) -> None:
     title = f"Lateness at {rate:g} jobs/s: handler start minus action_time"
     report.pictures[title] = histogram(late_ms)
     report.samples[title] = late_ms
+
+
+def _scheduled(
+    bench: Bench, center: TimeoutCenter, offset_ms: float, due_s: Sequence[float], rate: float
+) -> tuple[list[int], float]:
+    """By all clients together: the ids, and how many seconds it took."""
+    clients = bench.options.clients or 1
+    loads = [due_s[n::clients] for n in range(clients)]
+    runs = [
+        partial(
+            Client(center, offset_ms).run, its, bench.biz_ids(len(its)), BIZ_TYPE, rate / clients
+        )
+        for its in loads
+    ]
+    ids: list[int] = []
+    took_s = together([lambda run=run: ids.extend(run()) for run in runs])  # type: ignore[misc]
+    return ids, took_s
 
 
 def due_times_s(kind: str, rate: float) -> Iterator[float]:
@@ -99,13 +119,13 @@ class Client:
     so many. Here all sit beside the worker, whose processors whoever schedules must not use up.
     """
 
-    def __init__(self, bench: Bench, center: TimeoutCenter, offset_ms: float) -> None:
-        self._bench, self._center, self._offset_ms = bench, center, offset_ms
+    def __init__(self, center: TimeoutCenter, offset_ms: float) -> None:
+        self._center, self._offset_ms = center, offset_ms
 
-    def run(self, due_s: Sequence[float], biz_type: str, rate: float) -> tuple[list[int], float]:
-        """Jobs that are due AHEAD_S later. Their ids, and how many seconds scheduling took."""
+    def run(self, due_s: Sequence[float], first: int, biz_type: str, rate: float) -> list[int]:
+        """Jobs that are due AHEAD_S later, of as many business ids from `first` on. Returns their ids."""
         gather_s = GATHER_S if rate > ONE_BY_ONE else 0.0
-        first, ids = self._bench.biz_ids(len(due_s)), list[int]()
+        ids: list[int] = []
         began_s, began_ms = time.perf_counter(), wall_ms() + self._offset_ms
 
         def job(n: int) -> JobSpec:
@@ -122,7 +142,7 @@ class Client:
                 ids.append(self._center.schedule(**job(done)))
             else:
                 ids.extend(schedule_all(self._center, [job(n) for n in some]))
-        return ids, time.perf_counter() - began_s
+        return ids
 
 
 def crowd(bench: Bench) -> None:
@@ -130,8 +150,11 @@ def crowd(bench: Bench) -> None:
     options, report, name = bench.options, bench.report, "crowd"
     jobs = options.jobs * CROWD
     # The topics are a fact of the database: so these are its own.
-    with scratch(bench.scratch.ours, topics={"aside": {"biz_types": [ASIDE_TYPE]}}) as made:
-        own = replace(bench, scratch=made)
+    with (
+        scratch(bench.scratch.ours, topics={"aside": {"biz_types": [ASIDE_TYPE]}}) as made,
+        connected(made.ours) as databases,
+    ):
+        own = replace(bench, scratch=made, databases=databases)
         offset_ms, unsure_ms = clock_offset(made.client)
         with TimeoutCenter(made.ours) as center, worker_processes(own, 1) as workers:
             due_ms = int(bench.redis_ms() + jobs * 0.1 + 5000)
@@ -142,8 +165,10 @@ def crowd(bench: Bench) -> None:
             due = list(
                 itertools.islice(due_times_s("even", ASIDE_RATE), round(seconds * ASIDE_RATE))
             )
-            few, _ = Client(own, center, offset_ms).run(due, ASIDE_TYPE, ASIDE_RATE)
+            first = bench.biz_ids(len(due))
+            few = Client(center, offset_ms).run(due, first, ASIDE_TYPE, ASIDE_RATE)
             ran = workers.finish(len(many) + len(few), TIMEOUT_S + jobs / 1000)
+        check_statuses(own, name, {Status.DONE: len(many) + len(few)})
     report.checks += start_checks(name, [*many, *few], ran, offset_ms, unsure_ms)
     _tell_crowd(bench, ran, set(few), due_ms, offset_ms)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,18 @@ BINS = 60
 INCHES = (9.0, 3.2)  # of each part
 
 
+def check_plot(path: Path) -> None:
+    """Before anything is measured. Raises SettingsError for what `plot` would say in the end."""
+    if find_spec("matplotlib") is None:
+        raise SettingsError("--plot needs matplotlib: pip install 'toc[plot]'")
+    if not path.parent.is_dir():
+        raise SettingsError(f"--plot: {path} cannot be written: there is no folder {path.parent}")
+
+
 def plot(report: Report, path: Path) -> None:
-    """Writes a PNG. Raises SettingsError where matplotlib is not installed or the file cannot be written."""
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise SettingsError("--plot needs matplotlib: pip install 'toc[plot]'") from error
+    """Writes a PNG. Raises SettingsError where the file cannot be written, or there is nothing to draw."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+
     with_floor = [figure for figure in report.figures if figure.ratio is not None]
     parts = len(report.samples) + bool(with_floor)
     if not parts:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from toc.bench.common import (
+    CLIENTS,
     FAR_MS,
     Bench,
     Rates,
@@ -91,22 +92,24 @@ def schedule(bench: Bench) -> None:
         report.add_rounds(name, "one by one", "jobs/s", rates.rounds, Target("ratio", ">=", 0.9))
         for percent, found in calls.items():
             report.add_rounds(name, f"one call, p{percent:g}", "ms", found)
-        each = max(count // options.clients, 1)
-        jobs = each * options.clients
+        clients = options.clients or CLIENTS
+        each = max(count // clients, 1)
+        jobs = each * clients
         rates = Rates(bench)
         for number in range(options.rounds + 1):  # again: each thread has a connection to make
-            rate = _threads(bench, center, each)
+            rate = _threads(bench, center, clients, each)
             written += jobs
             if number:
                 rates.add(*rate)
-        what = f"{options.clients} threads"
+        what = f"{clients} threads"
         report.add_rounds(name, what, "jobs/s", rates.rounds, Target("ratio", ">=", 0.9))
     check_statuses(bench, name, {Status.PENDING: written})
 
 
-def _threads(bench: Bench, center: TimeoutCenter, each: int) -> tuple[float | None, float]:
+def _threads(
+    bench: Bench, center: TimeoutCenter, clients: int, each: int
+) -> tuple[float | None, float]:
     """Jobs per second of the floor's and of toc's clients."""
-    clients = bench.options.clients
     due_ms = int(wall_ms()) + FAR_MS
 
     loads = [specs(bench.biz_ids(each), each, due_ms) for _ in range(clients)]

@@ -11,7 +11,7 @@ import typer
 
 from toc.bench.cases import CASES
 from toc.bench.common import Options
-from toc.bench.plot import plot
+from toc.bench.plot import check_plot, plot
 from toc.bench.run import run
 from toc.cli import failures
 from toc.cli.output import console
@@ -62,8 +62,13 @@ def bench(
         int, typer.Option(min=1, help="how often floor and toc take turns")
     ] = Options.rounds,
     clients: Annotated[
-        int, typer.Option(min=1, max=1000, help="threads that schedule at the same time")
-    ] = Options.clients,
+        int | None,
+        typer.Option(
+            min=1,
+            max=1000,
+            help="threads that schedule (default: 1, and 8 where as many do so one by one)",
+        ),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -91,6 +96,8 @@ def bench(
         raise typer.BadParameter(
             f"{min(unknown)} is none of: {', '.join(CASES)}", param_hint="--case"
         )
+    if picture is not None:
+        check_plot(picture)
     progress = console(stderr=True)
     with ends_in_order():
         report = run(
@@ -110,11 +117,11 @@ def bench(
             lambda line: progress.print(line, highlight=False, markup=False),
             shards=shards,
         )
-    if picture is not None:
-        plot(report, picture)
     if as_json:
         typer.echo(json.dumps(report.as_json(), indent=2))
     else:
         report.show(console())
+    if picture is not None:  # last: what cannot be drawn has been told then
+        plot(report, picture)
     if report.broken:
         raise typer.Exit(failures.NO)

@@ -117,7 +117,10 @@ class WorkerSettings(_Part):
     concurrency: int = Field(32, ge=1, le=1000, description="handler threads")
     async_concurrency: int = Field(200, ge=1, le=10_000, description="running `async def` handlers")
     queue_max: int = Field(
-        4000, ge=1, le=100_000, description="jobs claimed and not settled, at most"
+        4000,
+        ge=1,
+        le=100_000,
+        description="jobs claimed and not settled, at most; and settled, while Redis is not told",
     )
     queue_wait_s: float = Field(
         1.0, gt=0, le=60, description="claims so little that none waits longer than this"
@@ -392,6 +395,8 @@ class Settings(BaseSettings):
         kinds = {make_url(text).get_backend_name() for text in value}
         if "sqlite" in kinds and len(kinds) > 1:
             raise ValueError("SQLite cannot be mixed with other kinds")
+        if len({make_url(text).get_driver_name() for text in value}) > 1:
+            raise ValueError("all databases need the same driver")
         if len(set(value)) != len(value):
             raise ValueError("a database is named twice")
         return value

@@ -31,7 +31,7 @@ from toc.domain.job import Status
 from toc.store.columns import Millis, db_now, db_now_plus
 from toc.store.databases import Database, Databases, execute_on
 from toc.store.events import Move, record
-from toc.store.packets import NotTogetherError, Statement, send_together, send_transaction
+from toc.store.packets import Line, NotTogetherError, Statement
 from toc.store.prepared import Prepared
 from toc.store.rows import JOB_COLUMNS, status_of
 from toc.store.schema import JOB
@@ -148,18 +148,18 @@ class Claims:
             take(connection)
             return self._rows(connection, database, parts)
 
-        if len(parts) == 1:  # one statement commits itself, and the look follows on its connection
-            return database.read(take_and_look)
         looks = [self._look.on(database.job_table_name(shard), ids) for shard, ids in parts]
 
-        def take_and_look_together(connection: Connection) -> dict[int, Seen]:
-            answers = send_transaction(connection, claims, looks, database.idle_transaction_s)
+        def take_and_look_together(line: Line) -> dict[int, Seen]:
+            answers = line.send_transaction([claims], looks, database.idle_transaction_s)
             answers = answers[len(claims) :]
             return self._seen(row for answer in answers for row in answer.rows)
 
         found = database.packet(take_and_look_together)
         if found is not None:
             return found
+        if len(parts) == 1:  # one statement commits itself, and the look follows on its connection
+            return database.read(take_and_look)
         # Several share a commit, which is the dear part.
         database.run(take)
         return database.read(lambda connection: self._rows(connection, database, parts))
@@ -180,7 +180,7 @@ class Claims:
             if not _is_free(connection, shard, job_id):
                 return
             if execute_on(connection, shard, self._take_over, values).rowcount:
-                record(connection, database, shard, [job_id], move)
+                record(connection, database, shard, c.job_id == job_id, move)
 
         database.run(take)
         parts = [(shard, [job_id])]
@@ -201,7 +201,7 @@ class Claims:
             if not execute_on(connection, shard, _BURY_LOST, {"id": job_id, "seen": seen}).rowcount:
                 return False
             _write_dead_letter(connection, database, shard, job_id, error)
-            record(connection, database, shard, [job_id], move)
+            record(connection, database, shard, c.job_id == job_id, move)
             return True
 
         return database.run(work)
@@ -230,27 +230,29 @@ class Claims:
             return held
 
         kinds = {kind for _, kind, _ in groups}
-        if len(ordered) == 1 and kinds <= _ONE_STATEMENT:
-            return database.read(work)
-        together = partial(self._done_together, database=database, groups=ordered)
-        return database.run(work, together if kinds == {Kind.DONE} else None)
+        if kinds == {Kind.DONE}:
+            together = partial(self._done_together, database=database, groups=ordered)
+            found = database.packet(together)
+            if found is not None:
+                return found
+        alone = len(ordered) == 1 and kinds <= _ONE_STATEMENT
+        return database.read(work) if alone else database.run(work)
 
     def _done_together(
         self,
-        connection: Connection,
+        line: Line,
         database: Database,
         groups: Sequence[tuple[tuple[int, Kind, str], list[Outcome]]],
     ) -> set[tuple[int, str]]:
         ids = [[outcome.job_id for outcome in group] for _, group in groups]
-        answers = send_together(
-            connection,
-            [
-                self._done.on(database.job_table_name(shard), some, token=token)
-                for ((shard, _, token), _), some in zip(groups, ids, strict=True)
-            ],
-        )
+        changes = [
+            self._done.on(database.job_table_name(shard), some, token=token)
+            for ((shard, _, token), _), some in zip(groups, ids, strict=True)
+        ]
+        answers = line.send_transaction([changes], [], database.idle_transaction_s)
         if any(answer.rowcount != len(some) for answer, some in zip(answers, ids, strict=True)):
-            raise NotTogetherError  # some are stale, or this repeats it
+            # Some are stale, or this repeats it. One by one it is seen which are as we left them.
+            raise NotTogetherError
         return {(outcome.job_id, outcome.token) for _, group in groups for outcome in group}
 
     def _rows(
@@ -317,7 +319,7 @@ class Claims:
             _write_dead_letter(connection, database, shard, job_id, outcome.error)
         actor = _process_of(outcome.token)
         move = Move(kind, Status.RUNNING, _STATUS_AFTER[kind], actor, outcome.error)
-        record(connection, database, shard, [job_id], move)
+        record(connection, database, shard, c.job_id == job_id, move)
         return changed
 
 

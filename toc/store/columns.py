@@ -31,6 +31,7 @@ def _second(seconds: int) -> str:
     return datetime_of(seconds * 1000).replace(tzinfo=None).isoformat(sep=" ")
 
 
+@lru_cache(maxsize=4096)  # jobs that are claimed together have the same times, but for one
 def ms_of_sql_time(value: datetime | str) -> int:
     """The inverse of `sql_time`, for what drivers give back (naive datetimes or text)."""
     if isinstance(value, str):

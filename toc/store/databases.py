@@ -4,7 +4,8 @@ Every connection of toc runs READ COMMITTED: under REPEATABLE READ a locking rea
 gone locks the gap at the end of the table, and all inserts of the shard would wait for it.
 
 Every transaction is `Database.run(work)`: it begins, calls `work(connection)` and commits;
-`Database.read(work)` is for statements that stand for themselves. Deadlocks and lock waits repeat
+`Database.read(work)` is for statements that stand for themselves; `Database.packet(together)` is the fast
+way for either, and what does not go that way goes the other. Deadlocks and lock waits repeat
 them a few times; so does a connection that was lost, because each of toc's verbs can be repeated (its
 guard or its ids make the second time harmless). A caller's own transaction never comes here: a
 deadlock has rolled it back as a whole, and only he can repeat it.
@@ -22,11 +23,14 @@ from typing import Any, TypeVar
 from pymysql.constants import CLIENT, FIELD_TYPE
 from pymysql.converters import conversions
 from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
     Connection,
     CursorResult,
     Engine,
     Executable,
     MetaData,
+    bindparam,
     create_engine,
     event,
     text,
@@ -43,13 +47,14 @@ from toc.store import schema
 from toc.store.columns import ms_of_sql_time, sql_time
 from toc.store.idle import end_idle_sessions
 from toc.store.moving import Home
-from toc.store.packets import LOCK_ERRORS, NotTogetherError
+from toc.store.packets import LOST_ERRORS, Line, NotTogetherError
+from toc.store.prepared import Ids, text_of_ids
 
+C = TypeVar("C")
 T = TypeVar("T")
 
 TRIES_MAX = 5
-# gone away, lost during query, shutdown, killed, ended for being idle
-_LOST_ERRORS = {2006, 2013, 2055, 1053, 1927, 4031}
+_LOCK_ERRORS = {1205, 1213}  # lock wait timeout, deadlock
 LOCK_WAIT_S = 5  # for a row, and for a table that somebody changes
 
 
@@ -100,7 +105,7 @@ class Database:
         )
         parsed = make_url(url)
         self.sqlite = parsed.get_backend_name() == "sqlite"
-        self._takes_packets = parsed.get_driver_name() == "pymysql"
+        self._takes_packets = self._takes_ids = parsed.get_driver_name() == "pymysql"
         # SQLite has one writer. Threads of this process take turns here, fairly and at once; its own
         # way is to sleep and try again, up to 100 ms at a time.
         self._turn: contextlib.AbstractContextManager[Any] = (
@@ -121,13 +126,15 @@ class Database:
                 options["connect_args"]["conv"] = {
                     **conversions,
                     FIELD_TYPE.DATETIME: ms_of_sql_time,
+                    Ids: text_of_ids,
                 }
                 # Rows that a guard finds count as changed, as SQLAlchemy has it; see `packets`.
                 flags = CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS
                 options["connect_args"]["client_flag"] = flags
         # Two pools. `engine` is for transactions; every use is a `begin()` block that ends by COMMIT or
         # ROLLBACK, so the pool's own ROLLBACK on return would be a round trip for nothing.
-        # `single` is for one statement that commits itself: one round trip where a transaction has two.
+        # `single` is for one statement that commits itself: one round trip where a transaction has two;
+        # and for packets, which bring their own BEGIN and COMMIT.
         self.engine: Engine = create_engine(
             parsed,
             pool_reset_on_return=None,
@@ -165,6 +172,15 @@ class Database:
         """The quoted, qualified name of a shard's table."""
         return self._names[shard]
 
+    def among(self, column: ColumnElement[int], ids: Sequence[int]) -> ColumnElement[bool]:
+        """`column IN (ids)`, for this database's own connections; at least one.
+
+        Bound one by one, many ids cost SQLAlchemy and the driver four times as much.
+        """
+        if not self._takes_ids:
+            return column.in_(ids)
+        return column.in_([bindparam(None, Ids(ids), type_=BigInteger)])
+
     def name_shard(
         self,
         connection: Connection,
@@ -180,42 +196,33 @@ class Database:
             statement = statement.replace(self._any_shard, self._names[shard])
         return statement, parameters
 
-    def run(
-        self, work: Callable[[Connection], T], together: Callable[[Connection], T] | None = None
-    ) -> T:
-        """One transaction: `work(connection)`, then COMMIT. Raises StoreUnavailable when it cannot be had.
-
-        `together`: the same in packets, which is tried first where the driver has them.
-        """
-        found = None if together is None else self._packet(self.engine.begin, together)
-        return (
-            self._repeated(partial(_attempt, self.engine.begin, work)) if found is None else found
-        )
+    def run(self, work: Callable[[Connection], T]) -> T:
+        """One transaction: `work(connection)`, then COMMIT. Raises StoreUnavailable when it cannot be had."""
+        return self._repeated(partial(_attempt, self.engine.begin, work))
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """`work(connection)` where each statement stands for itself: reads, or one single change."""
         return self._repeated(partial(_attempt, self.single.connect, work))
 
-    def packet(self, together: Callable[[Connection], T]) -> T | None:
-        """`together(connection)` where each statement stands for itself.
+    def packet(self, together: Callable[[Line], T]) -> T | None:
+        """`together(line)`: in packets.
 
         None when it did not go together, or the driver has no packets: then it has to be done otherwise.
         """
-        return self._packet(self.single.connect, together)
-
-    def _packet(
-        self,
-        connect: Callable[[], contextlib.AbstractContextManager[Connection]],
-        together: Callable[[Connection], T],
-    ) -> T | None:
         if not self._takes_packets:
             return None
         try:
-            return self._repeated(partial(_attempt, connect, together))
+            return self._repeated(partial(_attempt, self._line, together))
         except NotTogetherError as error:
             if error.refused:
                 self._takes_packets = False
             return None
+
+    def _line(self) -> Line:
+        line, frozen = Line(self.single), self._clock.frozen_ms()
+        if frozen is not None:  # tests only
+            line.send([(_timestamp_sql(frozen), ())])
+        return line
 
     def check_first(self, check: Callable[[Database], None]) -> None:
         """From now on `check(self)` must have passed once before anything is asked of this database."""
@@ -278,10 +285,10 @@ class Database:
 
     def _may_repeat(self, error: DBAPIError, tries: int) -> str:
         code = _number(error)
-        if code in LOCK_ERRORS or (self.sqlite and "locked" in str(code)):
+        if code in _LOCK_ERRORS or (self.sqlite and "locked" in str(code)):
             return "lock" if tries < TRIES_MAX else ""
         # A pooled connection that died while idle: the pool is emptied by now, the next one is new.
-        lost = error.connection_invalidated or code in _LOST_ERRORS
+        lost = error.connection_invalidated or code in LOST_ERRORS
         return "lost" if lost and tries < 2 else ""
 
     def now_ms(self) -> int:
@@ -335,7 +342,7 @@ class Database:
     def _freeze_mysql(self, connection: Any, cursor: Any, *statement: Any) -> None:
         frozen = self._clock.frozen_ms()
         if frozen is not None:  # tests only: UTC_TIMESTAMP follows the session's TIMESTAMP
-            cursor.execute(f"SET TIMESTAMP = {frozen / 1000:.3f}")
+            cursor.execute(_timestamp_sql(frozen))
 
 
 def _prepare_mysql(raw: Any, record: Any) -> None:
@@ -353,9 +360,12 @@ def _number(error: DBAPIError) -> Any:
     return error.orig.args[0] if error.orig is not None and error.orig.args else None
 
 
+def _timestamp_sql(ms: int) -> str:
+    return f"SET TIMESTAMP = {ms / 1000:.3f}"
+
+
 def _attempt(
-    connect: Callable[[], contextlib.AbstractContextManager[Connection]],
-    work: Callable[[Connection], T],
+    connect: Callable[[], contextlib.AbstractContextManager[C]], work: Callable[[C], T]
 ) -> T:
     with connect() as connection:
         return work(connection)

@@ -7,7 +7,7 @@ transition: then reconciliation has put a reminder right, and the row is as it w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,12 +48,16 @@ class Move:
 
 
 def record(
-    connection: Connection, database: Database, shard: int, ids: Sequence[int], move: Move
+    connection: Connection,
+    database: Database,
+    shard: int,
+    which: ColumnElement[bool],
+    move: Move,
 ) -> None:
-    """Writes one event for each of some jobs of a shard, with the attempts of its row as it is now."""
+    """Writes one event for each job of a shard that `which` names, with its attempts as they are now."""
     statuses = literal(int(move.from_status)), literal(int(move.to_status))
     reason: ColumnElement[Any] = bindparam("reason", _short(move.reason))
-    _write(connection, database, shard, ids, move.what, statuses, move.actor, reason)
+    _write(connection, database, shard, which, move.what, statuses, move.actor, reason)
 
 
 class Record:
@@ -100,14 +104,15 @@ def remark(
             {job_id: literal(text, String()) for job_id, text in short.items()}, value=c.job_id
         )
     )
-    _write(connection, database, shard, list(short), what, (c.status, c.status), actor, reason)
+    which = c.job_id.in_(sorted(short))
+    _write(connection, database, shard, which, what, (c.status, c.status), actor, reason)
 
 
 def _write(
     connection: Connection,
     database: Database,
     shard: int,
-    ids: Sequence[int],
+    which: ColumnElement[bool],
     what: str,
     statuses: tuple[ColumnElement[int], ColumnElement[int]],
     actor: str,
@@ -115,7 +120,7 @@ def _write(
 ) -> None:
     rows = select(
         db_now(), c.job_id, literal(what), *statuses, c.attempts, literal(actor), reason
-    ).where(c.job_id.in_(sorted(ids)))
+    ).where(which)
     execute_on(connection, shard, insert(database.event).from_select(_columns(database), rows))
 
 

@@ -36,10 +36,9 @@ from toc.store.events import Move, Record, record, successor_of
 from toc.store.lent import lent
 from toc.store.packets import (
     BYTES_MAX,
+    Line,
     NotTogetherError,
     Statement,
-    send_together,
-    send_transaction,
 )
 from toc.store.prepared import Prepared
 from toc.store.rows import JOB_COLUMNS, job_of, status_of
@@ -107,6 +106,8 @@ class Jobs:
         parts = [
             (shard, part) for shard in sorted(by_shard) for part in _parts(jobs, by_shard[shard])
         ]
+        # A single row is a single statement, which commits itself; to replace one takes two.
+        alone = connection is None and len(jobs) == 1 and on_duplicate != "replace"
         written = False  # perhaps: a run had come to its COMMIT
 
         def work(connection: Connection) -> list[Inserted]:
@@ -114,28 +115,32 @@ class Jobs:
             answers: dict[int, Inserted] = {}
             for shard, positions in parts:
                 writer = _ShardInsert(self, database, shard, on_duplicate, repeated=written)
+                written = written or alone
                 found = writer.insert(connection, [jobs[position] for position in positions])
                 answers.update(zip(positions, found, strict=True))
             written = True
             return [answers[position] for position in range(len(jobs))]
 
-        def together(connection: Connection) -> list[Inserted]:
+        def together(line: Line) -> list[Inserted]:
             nonlocal written
-            for packet in _packets(database, jobs, parts):
-                send_together(connection, packet)
-            written = True
+            before, written = written, True
+            packets = list(_packets(database, jobs, parts))
+            try:
+                line.send_transaction(packets, [], database.idle_transaction_s)
+            except NotTogetherError as error:
+                written = before or not error.undone
+                raise
             return [Inserted(job.job_id, job.action_ms, written=True) for job in jobs]
 
         if connection is not None:
             with lent(connection, database, self._catalogue):
                 return work(connection)
-        # A single row is a single statement, which commits itself; to replace one takes two.
-        alone = len(jobs) == 1 and on_duplicate != "replace"
-        if alone:
-            return database.read(work)
         # A key is often held already, and then a packet would have been for nothing.
         keyless = all(job.dedup_key is None for job in jobs)
-        return database.run(work, together if keyless and len(parts) > 1 else None)
+        found = database.packet(together) if keyless and (alone or len(parts) > 1) else None
+        if found is not None:
+            return found
+        return database.read(work) if alone else database.run(work)
 
     # ---- look
 
@@ -246,17 +251,15 @@ class Jobs:
                     if status is Status.DEAD:
                         letter = database.dead.c.job_id == job_id
                         connection.execute(delete(database.dead).where(letter))
-                    record(connection, database, shard, [job_id], move)
+                    record(connection, database, shard, c.job_id == job_id, move)
                     return Answer(answer, job_id)
                 row = execute_on(connection, shard, _LOOK, given).first()
                 if row is None or row.status != status:
                     break  # else it came back between change and look, by a retry: once more
             return _answer(job_id, row)
 
-        def together(connection: Connection) -> Answer:
-            return self._packets[database.index].send(
-                connection, shard, job_id, move, answer, values
-            )
+        def together(line: Line) -> Answer:
+            return self._packets[database.index].send(line, shard, job_id, move, answer, values)
 
         found = database.packet(together) if status is Status.PENDING else None
         return database.run(work) if found is None else found
@@ -290,7 +293,7 @@ _LOOK = select(c.status, c.attempts).where(c.job_id.in_(bindparam("ids", expandi
 
 
 class _ChangePacket:
-    """A guarded change, its event, and a look at the row, as one packet for a database."""
+    """A guarded change and its event, as one packet for a database."""
 
     def __init__(self, database: Database) -> None:
         dialect = database.engine.dialect
@@ -300,7 +303,7 @@ class _ChangePacket:
 
     def send(
         self,
-        connection: Connection,
+        line: Line,
         shard: int,
         job_id: int,
         move: Move,
@@ -313,14 +316,14 @@ class _ChangePacket:
             self._change[move.what].on(table, [job_id], **values),
             self._record.on(table, job_id, move),
         ]
-        looks = [self._look.on(table, [job_id])]
         idle_s = self._database.idle_transaction_s
-        changed, _, looked = send_transaction(connection, changes, looks, idle_s)
+        changed, _ = line.send_transaction([changes], [], idle_s)
         if changed.rowcount:
             return Answer(answer, job_id)
+        (looked,) = line.send([self._look.on(table, [job_id])])
         row = next(iter(looked.rows), None)
         if row is not None and row[0] == move.from_status:
-            raise NotTogetherError  # it came back between change and look, by a retry
+            raise NotTogetherError  # it came back between change and look, by a retry: once more
         return _answer(job_id, row)
 
 
@@ -418,7 +421,8 @@ class _ShardInsert:
             if not changed:
                 return job
             move = self._jobs._move_to(job.action_ms, "replaced by schedule()")  # noqa: SLF001 - same module
-            record(connection, self._database, self._shard, [holder.job_id], move)
+            its = c.job_id == holder.job_id
+            record(connection, self._database, self._shard, its, move)
             return Inserted(holder.job_id, job.action_ms, written=True)
         raise DuplicateJob(
             holder.job_id,

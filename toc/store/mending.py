@@ -157,7 +157,7 @@ class _Rehoming:
         new_id = self._copy(connection, home, shard, gene, row, due_ms)
         self._words = f"{STANDS}{new_id} in {job_table_name(shard)} stands for it now"
         move = Move("cancel", Status.PENDING, Status.CANCELLED, self._actor, self._words)
-        record(connection, self._database, self._shard, [self._job_id], move)
+        record(connection, self._database, self._shard, c.job_id == self._job_id, move)
         self._rehomed = Rehomed(new_id, row.biz_type, due_ms)
         return self._rehomed
 

@@ -9,7 +9,9 @@ Processes whose settings say `moving.N` watch for that row, in a thread of their
 a connection ever waits for the new server before the move. Each new connection to a MySQL server is
 asked whether its schema is fenced. If it is, there is nothing to be had there, not even a read, which
 could be stale: whoever asked waits a little for the end of the move, then gets a retryable error. A
-statement that the fence refuses empties the pool, as a lost connection does, and is repeated as one.
+statement that the fence refuses empties the database's pools, as a lost connection does its own, and is
+repeated as one: after a fail-over the old server may stand there still, read-only, and a session that
+is left to it would not see what is written on the new one.
 """
 
 from __future__ import annotations
@@ -67,11 +69,13 @@ class Home:
     ) -> None:
         self._index, self._old, self._new, self._arguments = index, old, new, arguments
         self._watch = None if new is None else Watch(index, self._reach, clock)
+        self._served: list[Engine] = []
 
     def serve(self, engine: Engine) -> None:
         """From now on the engine's connections come from here."""
+        self._served.append(engine)
         event.listen(engine, "do_connect", self._connect)
-        event.listen(engine, "handle_error", _fence_is_loss)
+        event.listen(engine, "handle_error", self._hear)
         if self._watch is not None:
             # What is in use is given back to the pool that was, and forgotten with it.
             self._watch.on_moved(engine.dispose)
@@ -79,6 +83,14 @@ class Home:
     def close(self) -> None:
         if self._watch is not None:
             self._watch.signal_stop()
+
+    def _hear(self, context: ExceptionContext) -> None:
+        """The pools of a fenced server are as good as lost."""
+        if is_fence(context.original_exception):
+            context.is_disconnect = True  # empties the pool that it came from
+            for engine in self._served:
+                if engine is not context.engine:
+                    engine.dispose()
 
     def _connect(
         self, dialect: Dialect, record: Any, arguments: list[Any], named: dict[str, Any]
@@ -245,9 +257,3 @@ def _ask(raw: Any, sql: str) -> bool:
     finally:
         cursor.close()
     return bool(answer)
-
-
-def _fence_is_loss(context: ExceptionContext) -> None:
-    """The pool of a fenced server is as good as lost."""
-    if is_fence(context.original_exception):
-        context.is_disconnect = True

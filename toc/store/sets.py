@@ -6,8 +6,10 @@ condition decides: its ids or business ids, the live rows (`ix_due` has no other
 (`toc_dead_job` has no others), else the primary key.
 
 A change takes a page of ids and locks those that still match before it touches any, so that it knows
-which rows it changed, whatever workers do meanwhile; their events are in the same transaction. These
-end with the run's mark: a change whose COMMIT was not answered finds by it what it has done already.
+which rows it changed, whatever workers do meanwhile; their events are in the same transaction. Mostly all
+of a page match still: a cancel, which need not know what it ends, takes that for granted, and back where
+it is not so. Events end with the run's mark: a change whose COMMIT was not answered finds by it what it
+has done already.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Select,
+    Update,
     and_,
     case,
     delete,
@@ -108,6 +111,10 @@ class Attempt:
     """Whether the change of a page went as far as its COMMIT: then it may have happened."""
 
     committing: bool = False
+
+
+class _NotAllError(Exception):
+    """Some of a page do not match any more; or none, since its COMMIT was not answered."""
 
 
 class Sets:
@@ -237,11 +244,11 @@ class Sets:
         found = self._read(shard, query)
         return [Tally(row[0], row[1], row[2], int(row[3]), row[4]) for row in found]
 
-    def ids(self, window: Window) -> list[int]:
-        """The jobs of a window that can be changed, ascending."""
+    def found(self, window: Window) -> dict[int, int]:
+        """The jobs of a window that can be changed, with the numbers of their types."""
         shard, rows, key = window
-        query = _hinted(select(c.job_id), key).where(rows, *self._wanted(shard))
-        return sorted(row[0] for row in self._read(shard, query))
+        query = _hinted(select(c.job_id, c.biz_type), key).where(rows, *self._wanted(shard))
+        return {row[0]: row[1] for row in self._read(shard, query)}
 
     def _read(self, shard: int, query: Select[Any]) -> Sequence[Any]:
         database = self._databases.of_shard(shard)
@@ -257,29 +264,41 @@ class Sets:
     # ---- changing
 
     def change(
-        self, shard: int, ids: Sequence[int], act: Act, attempt: Attempt, *, again: bool
+        self, shard: int, jobs: Mapping[int, int], act: Act, attempt: Attempt, *, again: bool
     ) -> Changed:
-        """Changes those of `ids` (of one shard) that still match and are in reach, in one transaction.
+        """Changes those of `jobs` (of one shard) that still match and are in reach, in one transaction.
 
-        `again`: this run may have been here before, in another process.
+        `jobs`: as `found`. `again`: this run may have been here before, in another process.
         """
         database = self._databases.of_shard(shard)
-        ids = sorted(ids)
+        ids = sorted(jobs)
+        its = database.among(c.job_id, ids)
         tries = 0
         before: list[set[int]] = [] if again else [set()]  # what was changed before this call
+
+        def cancel_all(connection: Connection) -> Changed:
+            """No row is read: what is to be known of them is known, if all of them are changed."""
+            nonlocal tries
+            tries += 1
+            _begin(connection, database)
+            change = _guarded(act.move, its, due_time=None).where(*self._wanted(shard))
+            if execute_on(connection, shard, _by_key(change)).rowcount != len(ids):
+                raise _NotAllError
+            record(connection, database, shard, its, act.move)
+            attempt.committing = True
+            return Changed([Moved(job_id, jobs[job_id], None) for job_id in ids], 0, 0)
 
         def work(connection: Connection) -> Changed:
             nonlocal tries
             tries += 1
-            if database.sqlite:  # it has no locks on rows; this is what BEGIN means elsewhere
-                connection.exec_driver_sql("BEGIN IMMEDIATE")
+            _begin(connection, database)
             marked: set[int] = set()
             if again or tries > 1:
                 # A transaction whose client has gone may be at its COMMIT still: wait for its locks.
-                execute_on(connection, shard, _lock(c.job_id.in_(ids)))
+                execute_on(connection, shard, _lock(its))
                 marked = _marked(connection, database, ids, act)
                 before[:] = before or [marked]
-            wanted = _lock(c.job_id.in_(ids), *self._wanted(shard))
+            wanted = _lock(its, *self._wanted(shard))
             rows: Sequence[Any] = execute_on(connection, shard, wanted).all()
             todo = {row[0]: act.due_ms(row[2]) for row in rows if row[0] not in marked}
             done = _update(connection, shard, act.move, todo)
@@ -287,7 +306,7 @@ class Sets:
                 if act.move.from_status is Status.DEAD:
                     letters = database.dead
                     connection.execute(delete(letters).where(letters.c.job_id.in_(done)))
-                record(connection, database, shard, done, act.move)
+                record(connection, database, shard, database.among(c.job_id, done), act.move)
             types = {row[0]: row[1] for row in rows}
             moved = [Moved(job_id, types[job_id], todo[job_id]) for job_id in done]
             moved += _as_they_are(connection, shard, sorted(marked - before[0]))
@@ -295,6 +314,9 @@ class Sets:
             return Changed(sorted(moved), len(before[0]), len(todo) - len(done))
 
         with naming(database, job_table_name(shard)):
+            if act.move.to_status is Status.CANCELLED and not again:
+                with suppress(_NotAllError):
+                    return database.run(cancel_all)
             return database.run(work)
 
 
@@ -324,6 +346,23 @@ def _hinted(query: Select[Any], key: str) -> Select[Any]:
     for dialect in ("mysql", "mariadb"):
         query = query.with_hint(JOB, f"FORCE INDEX ({key})", dialect)
     return query
+
+
+def _by_key(change: Update) -> Update:
+    """The same as `_hinted` by job_id."""
+    for dialect in ("mysql", "mariadb"):
+        change = change.with_hint(f"FORCE INDEX ({_BY_ID})", JOB, dialect)
+    return change
+
+
+def _begin(connection: Connection, database: Database) -> None:
+    if database.sqlite:  # it has no locks on rows; this is what BEGIN means elsewhere
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _guarded(move: Move, which: ColumnElement[bool], **values: Any) -> Update:
+    given = {"status": int(move.to_status), "gmt_modified": db_now(), **values}
+    return update(JOB).where(which, c.status == int(move.from_status)).values(given)
 
 
 def _lock(*wanted: ColumnElement[bool]) -> Select[Any]:
@@ -376,12 +415,10 @@ def _update_all(
     if times:
         whens = {job_id: literal(due_ms, Millis()) for job_id, due_ms in due.items()}
         when = case(whens, value=c.job_id)
-    values = {"status": int(move.to_status), "due_time": when, "gmt_modified": db_now()}
+    values = {"due_time": when}
     if move.to_status is Status.PENDING:
         values |= {"action_time": when, "attempts": 0}
-    change = (
-        update(JOB).where(c.job_id.in_(ids), c.status == int(move.from_status)).values(**values)
-    )
+    change = _guarded(move, c.job_id.in_(ids), **values)
     changed = execute_on(connection, shard, change).rowcount
     if changed != len(ids):
         raise AssertionError(f"{changed} of {len(ids)} locked rows were changed")

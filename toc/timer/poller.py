@@ -123,9 +123,9 @@ class Poller(Service):
     def _shares(self, due: Sequence[int], room: int) -> list[tuple[int, int]]:
         """How much to pop of each slot, such that all together fits.
 
-        Evenly, but in parts of at least an eighth: a few large batches are cheaper than many small.
+        Evenly, but in parts of at least a half: a few large batches are cheaper than many small.
         """
-        share = max(1, room // 8, room // max(1, len(due)))
+        share = max(1, room // 2, room // max(1, len(due)))
         shares = []
         for slot in due:
             n = min(self._guess[slot], share, room)

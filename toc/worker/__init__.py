@@ -11,5 +11,6 @@ flight, and their number is bounded (I8): a worker that cannot settle stops taki
 
     worker    the sink: room, claim, act on each id     fate      what becomes of an id (pure)
     pool      threads and event loop                    judge     from an answer to an outcome (pure)
-    settle    outcomes to the database, then to Redis   suspects  take-overs, one by one
+    settle    outcomes to the database                  acks      and then to Redis
+    suspects  take-overs, one by one
 """

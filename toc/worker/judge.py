@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from datetime import datetime
 
@@ -14,6 +15,8 @@ from toc.worker.run import Run
 def judge(run: Run, result: object, now_ms: int, spread: float) -> Outcome:
     """`result`: what the handler returned, or the exception it raised. `spread` in [-1, 1]."""
     job, spec = run.job, run.spec
+    if not isinstance(result, BaseException):  # a verdict is one as well
+        return Outcome(job.job_id, run.token, Kind.DONE)
     if isinstance(result, Snooze):
         until = result.until
         ms = ceil_ms(until - EPOCH) if isinstance(until, datetime) else now_ms + ceil_ms(until)
@@ -22,8 +25,6 @@ def judge(run: Run, result: object, now_ms: int, spread: float) -> Outcome:
         return Outcome(job.job_id, run.token, Kind.DROP, error=result.reason)
     if isinstance(result, Dead):
         return Outcome(job.job_id, run.token, Kind.BURY, error=result.reason)
-    if not isinstance(result, BaseException):
-        return Outcome(job.job_id, run.token, Kind.DONE)
     error = result.reason if isinstance(result, Retry) else describe(result)
     if job.attempts >= spec.max_attempts:
         return Outcome(job.job_id, run.token, Kind.BURY, error=error)
@@ -31,7 +32,7 @@ def judge(run: Run, result: object, now_ms: int, spread: float) -> Outcome:
         result.after_s if isinstance(result, Retry) else spec.retry.delay_s(job.attempts, spread)
     )
     return Outcome(
-        job.job_id, run.token, Kind.RETRY, due_ms=now_ms + int(delay_s * 1000), error=error
+        job.job_id, run.token, Kind.RETRY, due_ms=now_ms + math.ceil(delay_s * 1000), error=error
     )
 
 

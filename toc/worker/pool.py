@@ -161,7 +161,7 @@ class HandlerPool(Service):
             result: object
             try:
                 result = run.spec.function(run.job)
-                if inspect.isawaitable(result):
+                if result is not None and inspect.isawaitable(result):
                     result = TypeError("the handler gave an awaitable: declare it with `async def`")
             except BaseException as error:  # noqa: BLE001 - a handler's SystemExit must not end the thread
                 result = error

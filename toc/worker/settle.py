@@ -1,26 +1,24 @@
-"""Outcomes to the database, then to Redis. Never the other way round.
+"""Outcomes to the database, then to Redis (see `acks`). Never the other way round.
 
 One settler per database: one that does not answer holds up no other. Its queue is bounded by the
-worker's bound on jobs in flight. What Redis does not hear (it is down, the process dies here) comes
-back when its stay is over, and the claim sees that the row has ended.
+worker's bound on jobs in flight.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable
 
-from toc.domain.ids import gene_of
-from toc.domain.routing import slot_of
-from toc.errors import TimerUnavailable, is_away
+from toc.errors import is_away
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.store.claims import Claims, Kind
 from toc.store.databases import Database
-from toc.timer.slots import Entry, Slots
+from toc.timer.slots import Entry
+from toc.worker.acks import Ack, Acks
 from toc.worker.run import Ended, Run
 
 log = logging.getLogger(__name__)
@@ -37,8 +35,7 @@ class Settler(Service):
         self,
         database: Database,
         claims: Claims,
-        slots: Slots | None,
-        slots_of: Callable[[str], int],
+        acks: Acks,
         released: Callable[[int, list[Run]], None],
         back_in_time: Callable[[int, int, int], Entry],
         clock: Clock,
@@ -47,9 +44,8 @@ class Settler(Service):
         wait_ms: int,
     ) -> None:
         super().__init__(f"toc-settler-{database.index}")
-        self._database, self._claims, self._slots = database, claims, slots
-        self._slots_of, self._released, self._clock = slots_of, released, clock
-        self._back_in_time = back_in_time
+        self._database, self._claims, self._acks = database, claims, acks
+        self._released, self._back_in_time, self._clock = released, back_in_time, clock
         self._batch_max, self._wait_s = batch_max, wait_ms / 1000
         self._queue: deque[Ended] = deque()
         self._batch: list[Ended] = []  # taken from the queue, not settled yet
@@ -83,7 +79,8 @@ class Settler(Service):
         gone = self._put_off(failed)
         self._count(batch, held)
         self._released(self._database.index, [ended.run for ended in [*batch, *gone]])
-        self._tell_redis([e for e in batch if (e.outcome.job_id, e.outcome.token) in held])
+        settled = [e for e in batch if (e.outcome.job_id, e.outcome.token) in held]
+        self._acks.put([self._ack_of(ended) for ended in settled])
         return 0
 
     @property
@@ -149,25 +146,10 @@ class Settler(Service):
         for (biz_type, kind), n in kinds.items():
             metrics.ENDED.labels(biz_type, kind.value).inc(n)
 
-    def _tell_redis(self, settled: list[Ended]) -> None:
-        if self._slots is None:
-            return
-        acks: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-        backs: dict[str, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
-        for ended in settled:
-            outcome, topic = ended.outcome, ended.run.topic
-            slot = slot_of(gene_of(outcome.job_id), self._slots_of(topic))
-            if outcome.kind in _ENDED:
-                acks[topic][slot].append(outcome.job_id)
-            else:
-                now_ms = ended.run.now_ms(self._clock.monotonic_s())
-                due_ms = outcome.due_ms or ended.run.job.action_ms
-                backs[topic][slot].append(self._back_in_time(now_ms, due_ms, outcome.job_id))
-        try:
-            for topic, ids in acks.items():
-                self._slots.ack(topic, ids)
-            for topic, entries in backs.items():
-                self._slots.put_back(topic, entries)
-        except TimerUnavailable as error:
-            text = "settled jobs are not acked in Redis, which is harmless: %s"
-            self._seldom.warning("acks", text, error)
+    def _ack_of(self, ended: Ended) -> Ack:
+        run, outcome = ended
+        if outcome.kind in _ENDED:
+            return Ack(run.topic, outcome.job_id, None)
+        now_ms = run.now_ms(self._clock.monotonic_s())
+        back = self._back_in_time(now_ms, outcome.due_ms or run.job.action_ms, outcome.job_id)
+        return Ack(run.topic, outcome.job_id, back)

@@ -6,18 +6,15 @@ import itertools
 import logging
 import random
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from toc.domain.ids import gene_of
 from toc.domain.job import Job
 from toc.domain.limits import attribute_of
 from toc.domain.policy import UNHANDLED_MS
-from toc.domain.routing import slot_of
-from toc.errors import NotFound, SchemaMismatch, StoreUnavailable, TimerUnavailable, is_away
+from toc.errors import NotFound, SchemaMismatch, StoreUnavailable, is_away
 from toc.handlers.registry import HandlerSpec, Registry
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
@@ -29,6 +26,7 @@ from toc.store.catalogue import Catalogue
 from toc.store.claims import Claims, Kind, Outcome, Seen
 from toc.store.databases import Databases
 from toc.timer.slots import Entry, Slots
+from toc.worker.acks import Acks
 from toc.worker.fate import Fate, fate_of
 from toc.worker.judge import judge
 from toc.worker.pool import HandlerPool
@@ -74,9 +72,9 @@ class Worker:
         settings: WorkerSettings,
         restart_wanted: Callable[[], None],
     ) -> None:
-        self._databases, self._catalogue, self._slots = databases, catalogue, slots
+        self._databases, self._catalogue = databases, catalogue
         self._near_ms = near_ms
-        self._slots_of, self._topic_of = slots_of, topic_of
+        self._topic_of = topic_of
         self._registry, self._clock, self._rng, self._settings = registry, clock, rng, settings
         self.identity = f"{name[:60]}:{rng.getrandbits(48):012x}"
         """This process, unlike any before and after it: what its tokens and its cluster member begin with."""
@@ -108,12 +106,14 @@ class Worker:
             async_tasks=settings.async_concurrency,
             stuck_max=settings.stuck_max,
         )
+        self._acks = Acks(
+            slots, slots_of, clock, batch_max=settings.settle_max, queue_max=settings.queue_max
+        )
         self._settlers = [
             Settler(
                 database,
                 self._claims,
-                slots,
-                slots_of,
+                self._acks,
                 self._released,
                 self._back_in_time,
                 clock,
@@ -128,6 +128,7 @@ class Worker:
 
     def start(self) -> None:
         self._pool.start()
+        self._acks.start()
         for settler in self._settlers:
             settler.start()
         self._suspects.start()
@@ -151,6 +152,7 @@ class Worker:
         while any(s.pending for s in self._settlers) and self._clock.monotonic_s() < flush_s:
             self._clock.sleep_s(0.02)
         stop_all(self._settlers, 5.0)
+        self._acks.stop(5.0)
         return clean
 
     def on_room(self, listener: Callable[[], None]) -> None:
@@ -257,8 +259,8 @@ class Worker:
             if row is None or row.due_ms is None or fate is Fate.FORGET:
                 gone.append(job_id)
             elif fate is Fate.RUN and spec is not None:
-                run = self._run_of(row, spec, batch.found_s, database, token)
-                run.found_ms, run.asked_s = batch.time_ms, asked_s
+                run = self._run_of(row, spec, batch.found_s, asked_s, database, token)
+                run.found_ms = batch.time_ms
                 runs.append(run)
             elif fate is Fate.SUSPECT:
                 # Its reminder stays out and comes back when its stay is over.
@@ -273,7 +275,7 @@ class Worker:
                 later.append(self._back_in_time(now_ms, due_ms, job_id))
         self._start(database, runs, rescued=not batch.popped)
         if batch.popped:
-            self._answer_timer(batch.topic, gone, later)
+            self._acks.tell(batch.topic, gone, later)
         return len(runs)
 
     def _start(self, database: int, runs: Sequence[Run], *, rescued: bool) -> None:
@@ -290,7 +292,13 @@ class Worker:
             self._pool.submit(run)
 
     def _run_of(
-        self, row: Seen, spec: HandlerSpec, found_s: float, database: int, token: str
+        self,
+        row: Seen,
+        spec: HandlerSpec,
+        found_s: float,
+        asked_s: float,
+        database: int,
+        token: str,
     ) -> Run:
         biz_type = self._type_name(row.type_no)
         attribute: dict[str, Any] = {}
@@ -314,7 +322,8 @@ class Worker:
             token,
             row.claimed_ms,
             lease_end_s,
-            self._clock.monotonic_s(),
+            asked_s=asked_s,
+            queued_s=self._clock.monotonic_s(),
         )
 
     # ---- what the pool asks and tells
@@ -333,11 +342,10 @@ class Worker:
         run.started_s = now_s
         _fired(run.job.biz_type).inc()
         if run.job.attempts == 1:
-            metrics.LATENESS.observe(max(0.0, (run.now_ms(now_s) - run.job.action_ms) / 1000))
+            metrics.LATENESS.observe(run.late_s(now_s))
             if run.found_ms is not None:
                 _TIMER_STAGE.observe(max(0.0, (run.found_ms - run.job.action_ms) / 1000))
-        if run.asked_s is not None:
-            _DATABASE_STAGE.observe(run.queued_s - run.asked_s)
+        _DATABASE_STAGE.observe(run.queued_s - run.asked_s)
         _QUEUE_STAGE.observe(waited_s)
         return True
 
@@ -385,21 +393,21 @@ class Worker:
             log.warning("job %d is dead: %s", suspect.job_id, LOST_LEASE)
             biz_type = self._type_name(suspect.type_no)
             metrics.ENDED.labels(biz_type, Kind.BURY.value).inc()
-            self._answer_timer(self._topic_of(biz_type), [suspect.job_id], [])
+            self._acks.tell(self._topic_of(biz_type), [suspect.job_id], [])
 
     def take_over(self, suspect: Suspect, done: threading.Event, *, alone: bool) -> Run | None:
         """Claims a job whose lease is over and queues it; None when somebody else has it."""
         spec = self._spec(suspect.type_no)
         if spec is None:
             return None
-        found_s = self._clock.monotonic_s()
+        asked_s = self._clock.monotonic_s()
         token = f"{self.identity}:{next(self._sequence)}{ALONE if alone else ''}"
         database = self._databases[suspect.database]
         row = self._claims.take_over(database, suspect.shard, suspect.job_id, suspect.token, token)
         if row is None:
             return None
         metrics.TAKEN_OVER.inc()
-        run = self._run_of(row, spec, found_s, suspect.database, token)
+        run = self._run_of(row, spec, asked_s, asked_s, suspect.database, token)
         run.settled = done
         self._start(suspect.database, [run], rescued=False)
         return run
@@ -433,23 +441,7 @@ class Worker:
         # to it is only closed from here: then a deputy sees that they are late.
         if batch.popped and batch.time_ms is not None:
             ids = [job_id for ids in batch.ids.values() for job_id in ids]
-            self._answer_timer(batch.topic, [], [Entry(batch.time_ms, job_id) for job_id in ids])
-
-    def _answer_timer(self, topic: str, gone: Sequence[int], later: Sequence[Entry]) -> None:
-        if self._slots is None or not (gone or later):
-            return
-        slots = self._slots_of(topic)
-        acks: dict[int, list[int]] = defaultdict(list)
-        backs: dict[int, list[Entry]] = defaultdict(list)
-        for job_id in gone:
-            acks[slot_of(gene_of(job_id), slots)].append(job_id)
-        for entry in later:
-            backs[slot_of(gene_of(entry.job_id), slots)].append(entry)
-        try:
-            self._slots.ack(topic, acks)
-            self._slots.put_back(topic, backs)
-        except TimerUnavailable as error:
-            self._seldom.warning("acks", "popped jobs come back when their stay is over: %s", error)
+            self._acks.tell(batch.topic, [], [Entry(batch.time_ms, job_id) for job_id in ids])
 
 
 def _unreadable(error: Exception) -> Callable[[Job], None]:
