@@ -25,7 +25,7 @@ from toc.store import migrate
 
 __all__ = ["zookeeper"]
 
-SHARDS = 8
+SHARDS = 32  # so many that no member is left without any: with 8, one of 128 pairs had one
 
 
 @pytest.fixture
