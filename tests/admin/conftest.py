@@ -1,4 +1,4 @@
-"""`world`: shards with rows on SQLite, MariaDB and MySQL in turn, made once."""
+"""`world`: shards with rows on SQLite, MariaDB and MySQL in turn, made once; `desk`: empty ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from contextlib import ExitStack
 import pytest
 from sqlalchemy import make_url
 
+from tests.admin.desk import Desk
 from tests.admin.world import World, server_world, sqlite_world
 from tests.contract.conftest import library, migrated
+from tests.contract.library import Library
+from tests.integration import world as integration
+from tests.servers.endpoint import Endpoint
 from tests.servers.fixtures import _database as temporary_database
 
 __all__ = ["library", "migrated"]  # the store on three engines, for the tests of sets
@@ -53,3 +57,11 @@ def own_world(
     """For a test that breaks it."""
     with ExitStack() as stack:
         yield world_on(request.param, request, stack, tmp_path_factory)
+
+
+@pytest.fixture
+def desk(library: Library, redis_server: Endpoint) -> Iterator[Desk]:
+    world = integration.World(library, redis_server.url)
+    world.center.find(42)  # the first one who connects writes the routing's fingerprint
+    yield Desk(world)
+    world.close()

@@ -9,8 +9,9 @@ from typing import Any
 from sqlalchemy import text
 
 from tests.integration.world import World
-from toc.admin.changes import Account, Changes, Found, opened
+from toc.admin.changes import Changes, Found, opened
 from toc.admin.orders import Order, Verb
+from toc.admin.pages import Account
 from toc.admin.where import Where
 from toc.domain.job import Event
 from toc.store.events import events_of

@@ -18,26 +18,18 @@ from tests.admin.desk import ANN, MARK, WHY, Desk, order, totals
 from tests.contract.breaks import lose_answers
 from tests.contract.library import ACTOR, Library
 from tests.integration.world import World
-from tests.servers.endpoint import Endpoint
 from tests.servers.process import free_port
 from tests.worker.waiting import wait_until
 from toc.admin import changes as changes_module
-from toc.admin.changes import PAUSE_S_MIN, Account, Interrupted
+from toc.admin.pages import PAUSE_S_MIN, Account, Interrupted
 from toc.domain.job import Event, Status
 from toc.domain.routing import hash_of
 from toc.errors import InvalidInput, SchemaMismatch, StoreUnavailable
 from toc.store.claims import Kind
 
 MINUTE, HOUR = 60_000, 3_600_000
+FAST = 1_000_000  # a second: no page waits for another
 P, C, D = Status.PENDING, Status.CANCELLED, Status.DEAD
-
-
-@pytest.fixture
-def desk(library: Library, redis_server: Endpoint) -> Iterator[Desk]:
-    world = World(library, redis_server.url)
-    world.center.find(42)  # the first one who connects writes the routing's fingerprint
-    yield Desk(world)
-    world.close()
 
 
 def schedule(desk: Desk, count: int, in_ms: int = 10 * MINUTE, **fields: Any) -> list[int]:
@@ -437,9 +429,10 @@ def test_it_stops_while_it_looks(desk: Desk) -> None:
 # ---- connections
 
 
+@pytest.mark.parametrize("per_second", [500, FAST])
 @pytest.mark.parametrize("verb", ["cancel", "postpone", "redrive"])
 def test_a_commit_whose_answer_was_lost_is_counted_once(
-    desk: Desk, verb: str, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, verb: str, per_second: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = desk.library
     make = library.dead if verb == "redrive" else library.pending
@@ -448,7 +441,7 @@ def test_a_commit_whose_answer_was_lost_is_counted_once(
     monkeypatch.setattr(changes_module, "IDS_MAX", 4)
     fields = {"by_ms": HOUR} if verb == "postpone" else {}
     with losing(monkeypatch, times=1) as lost:
-        account = desk.run(order(verb, **fields))
+        account = desk.run(order(verb, **fields), per_second=per_second)
     assert lost.times == 1
     assert (totals(account), account.complete) == ((10, 0, 0, 0), True)
     assert [len([e for e in desk.events(i) if e.actor == ANN]) for i in ids] == [1] * 10
@@ -758,7 +751,11 @@ def test_beside_workers_a_job_is_cancelled_or_run_never_both(library: Library) -
     ids = [library.pending(biz_id=number) for number in range(60 if library.sqlite else 200)]
     accounts: list[Account] = []
     people = [
-        threading.Thread(target=lambda run=run: accounts.append(desk.run(order("cancel", run=run))))
+        threading.Thread(
+            target=lambda run=run: accounts.append(
+                desk.run(order("cancel", run=run), per_second=FAST)
+            )
+        )
         for run in ("aaaaaaaa", "bbbbbbbb")
     ]
     with Crew(library, ids) as crew:

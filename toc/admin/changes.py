@@ -2,11 +2,8 @@
 
 A run first finds the ids of all jobs that match and are in reach, reading only, so it knows before the
 first change how many there are; what comes to match later is left alone. Then it takes them shard by
-shard and page by page, each page one transaction with its events, at a bounded rate. After each commit
-Redis is told; what it does not hear, the claim finds in the row.
-
-What is reported is committed, and what is committed is reported. Only where the answer to a COMMIT was
-lost and could not be asked for again, a page is reported as one that may have been changed.
+shard and page by page, each page one transaction with its events. After each commit Redis is told; what it
+does not hear, the claim finds in the row.
 """
 
 from __future__ import annotations
@@ -19,9 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from toc.admin.orders import Order
+from toc.admin.pages import AHEAD, Account, Interrupted, Page, Pages
 from toc.admin.reminders import Reminders
 from toc.domain.job import Job, Status
-from toc.errors import InvalidInput, NotFound, TocError
+from toc.errors import InvalidInput, NotFound
 from toc.runtime.clock import Clock, ServerTime, SystemClock
 from toc.runtime.settings import Settings
 from toc.store.admission import admit
@@ -29,13 +27,10 @@ from toc.store.catalogue import Catalogue
 from toc.store.conditions import Condition, Every, bounds_of
 from toc.store.databases import Database, Databases
 from toc.store.jobs import Jobs
-from toc.store.schema import job_table_name
-from toc.store.sets import IDS_MAX, Attempt, Changed, Sets, names_of, parts_of
+from toc.store.sets import IDS_MAX, Changed, Sets, names_of, parts_of
 
 EXAMPLES = 5
 PARALLEL_MAX = 8
-PAUSE_S_MIN = 0.001  # less is kept, and waited for with the next page
-NAP_S = 0.2  # how soon a wait is ended by whoever interrupts
 
 
 @dataclass(slots=True)
@@ -58,51 +53,6 @@ class Found:
     """By biz_type and status."""
     total: Count = field(default_factory=Count)
     examples: list[Job] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Unsure:
-    """A page whose COMMIT was not answered: at most `jobs` of these ids may have been changed."""
-
-    table: str
-    first_id: int
-    last_id: int
-    jobs: int
-
-
-@dataclass(slots=True)
-class Part:
-    """What was done in one database. `chosen` = all others together, once the run is complete.
-
-    changed: committed, by this process. before: by an earlier process of the same run. superseded: dead
-    jobs whose key a newer one holds. meanwhile: jobs that had changed, and do not match any more.
-    """
-
-    chosen: int = 0
-    changed: int = 0
-    before: int = 0
-    superseded: int = 0
-    meanwhile: int = 0
-    unsure: list[Unsure] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Account:
-    """The exact account of a run; whole at any moment, also after an error. `at`: the table in work."""
-
-    databases: dict[int, Part] = field(default_factory=lambda: defaultdict(Part))
-    complete: bool = False
-    at: str = ""
-
-    @property
-    def changed(self) -> int:
-        return sum(part.changed for part in self.databases.values())
-
-
-class Interrupted(TocError):
-    """A person has stopped it."""
-
-    code = "interrupted"
 
 
 class Changes:
@@ -250,63 +200,27 @@ class Changes:
         """
         order.check_signed()
         _, sets = self._sets(order)
-        pace = _Pace(self._clock, per_second, self._stop)
-        routing = self._databases.routing
+
+        def change(page: Page) -> Changed:
+            act = order.act(page.database.now_ms() if order.counts_from_now else 0)
+            return sets.change(page.shard, page.jobs, act, page.attempt, again=order.again)
+
+        def ended(page: Page, changed: Changed) -> None:
+            if self._reminders is not None:
+                self._reminders.tell(changed.done, self.names)
+            passed(len(page.jobs))
+
         for shard, jobs in chosen.items():
-            account.databases[routing.database(shard)].chosen += len(jobs)
-        for shard, jobs in chosen.items():
-            database = self._databases.of_shard(shard)
-            account.at = f"database {database.index}, table {job_table_name(shard)}"
-            for ids in parts_of(sorted(jobs), min(IDS_MAX, per_second)):
-                page = {job_id: jobs[job_id] for job_id in ids}
-                pace.wait()
-                if self._stop():
-                    raise Interrupted("interrupted")
-                changed = self._page(sets, order, shard, page, account)
-                pace.done(len(changed.done))
-                if self._reminders is not None:
-                    self._reminders.tell(changed.done, self.names)
-                passed(len(page))
+            index = self._databases.routing.database(shard)
+            account.databases[index].chosen += len(jobs)
+        ahead = min(AHEAD, self._settings.pool_size)
+        with Pages(account, self._clock, per_second, ahead, change, ended, self._stop) as pages:
+            for shard, jobs in chosen.items():
+                database = self._databases.of_shard(shard)
+                for ids in parts_of(sorted(jobs), min(IDS_MAX, per_second)):
+                    pages.begin(Page(database, shard, {job_id: jobs[job_id] for job_id in ids}))
+            pages.end_all()
         account.complete = True
-
-    def _page(
-        self, sets: Sets, order: Order, shard: int, page: Mapping[int, int], account: Account
-    ) -> Changed:
-        database = self._databases.of_shard(shard)
-        part, attempt = account.databases[database.index], Attempt()
-        try:
-            act = order.act(database.now_ms() if order.counts_from_now else 0)
-            changed = sets.change(shard, page, act, attempt, again=order.again)
-            part.changed += len(changed.done)
-            part.before += changed.before
-            part.superseded += changed.superseded
-            part.meanwhile += len(page) - len(changed.done) - changed.before - changed.superseded
-        except BaseException:
-            if attempt.committing:
-                table = job_table_name(shard)
-                part.unsure.append(Unsure(table, min(page), max(page), len(page)))
-            raise
-        return changed
-
-
-class _Pace:
-    """At most so many jobs per second, counted from the first on."""
-
-    def __init__(self, clock: Clock, per_second: int, stop: Callable[[], bool]) -> None:
-        self._clock, self._per_second, self._stop = clock, per_second, stop
-        self._free_s = clock.monotonic_s()
-
-    def done(self, jobs: int) -> None:
-        # From now, not from when it was free: a page that took long is not made up for.
-        now_s = max(self._free_s, self._clock.monotonic_s())
-        self._free_s = now_s + jobs / self._per_second
-
-    def wait(self) -> None:
-        while not self._stop():
-            left_s = self._free_s - self._clock.monotonic_s()
-            if left_s < PAUSE_S_MIN:
-                return
-            self._clock.sleep_s(min(left_s, NAP_S))
 
 
 def _status_name(number: int) -> str:

@@ -22,8 +22,9 @@ from toc.cli.words import WHEN_HELP, parse_when, shown
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from toc.admin.changes import Account, Changes, Count, Found, Part
+    from toc.admin.changes import Changes, Count, Found
     from toc.admin.orders import Order
+    from toc.admin.pages import Account, Part
     from toc.domain.job import Job
     from toc.runtime.settings import Settings
     from toc.store.databases import Database
@@ -147,8 +148,9 @@ def redrive(
 
 
 def _do(output: Output, word: str, wish: _Wish) -> int:
-    from toc.admin.changes import Interrupted, opened  # noqa: PLC0415 - quick start
+    from toc.admin.changes import opened  # noqa: PLC0415 - quick start
     from toc.admin.orders import Order, Verb  # noqa: PLC0415
+    from toc.admin.pages import Interrupted  # noqa: PLC0415
     from toc.admin.where import Where  # noqa: PLC0415
     from toc.runtime.settings import load_settings  # noqa: PLC0415
 
@@ -187,7 +189,7 @@ def _count(output: Output, changes: Changes, order: Order, wish: _Wish, settings
 def _change(
     output: Output, changes: Changes, order: Order, wish: _Wish, settings: Settings
 ) -> None:
-    from toc.admin.changes import Account  # noqa: PLC0415 - quick start
+    from toc.admin.pages import Account  # noqa: PLC0415 - quick start
 
     order.check_signed()
     databases = changes.databases(wish.database)
@@ -206,7 +208,7 @@ def _change(
 
 def _stopped(error: BaseException, order: Order, account: Account) -> tuple[str, int]:
     """What a run says that did not come to its end: one line, and its exit code."""
-    from toc.admin.changes import Interrupted  # noqa: PLC0415 - quick start
+    from toc.admin.pages import Interrupted  # noqa: PLC0415 - quick start
 
     text, code = "interrupted", INTERRUPTED
     if isinstance(error, Exception) and not isinstance(error, Interrupted):

@@ -1,0 +1,189 @@
+"""Runs with two pages under way at a time: the account is as exact as with one, whatever goes wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.admin.desk import ANN, Desk, order, totals
+from tests.worker.waiting import wait_until
+from toc.admin.pages import Account, Interrupted, Unsure
+from toc.domain.job import Status
+from toc.errors import SchemaMismatch
+from toc.store.schema import job_table_name
+from toc.store.sets import Sets
+
+FAST = 1_000_000  # a second: no page waits for another
+HOUR = 3_600_000
+DEADLINE_S = 20.0
+JOBS = 20
+
+
+class Watch:
+    """Sees each page in its thread: calls `before(shard)` and `after(shard)`, and counts them."""
+
+    def __init__(self) -> None:
+        self.before: Callable[[int], object] = lambda shard: None
+        self.after: Callable[[int], object] = lambda shard: None
+        self.begun: list[int] = []
+        self.now = self.most = 0
+        self._lock = threading.Lock()
+
+    def change(
+        self, change: Callable[..., Any], sets: Sets, shard: int, *args: Any, **more: Any
+    ) -> Any:
+        with self._lock:
+            self.begun.append(shard)
+            self.now += 1
+            self.most = max(self.most, self.now)
+        try:
+            self.before(shard)
+            return change(sets, shard, *args, **more)
+        finally:
+            self.after(shard)
+            with self._lock:
+                self.now -= 1
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    watch, change = Watch(), Sets.change
+    monkeypatch.setattr(Sets, "change", lambda *args, **more: watch.change(change, *args, **more))
+    return watch
+
+
+@pytest.fixture
+def ids(desk: Desk) -> list[int]:
+    """Jobs over all shards, armed as a client leaves them. Each shard has some."""
+    ids = [
+        desk.world.center.schedule(n, timedelta(minutes=10), biz_type="order.close")
+        for n in range(JOBS)
+    ]
+    assert len({desk.library.shard(job_id) for job_id in ids}) == 4
+    return ids
+
+
+def unsure(account: Account) -> list[Unsure]:
+    return [one for part in account.databases.values() for one in part.unsure]
+
+
+def test_two_pages_are_under_way_at_once(desk: Desk, watch: Watch, ids: list[int]) -> None:
+    both = threading.Barrier(2, timeout=DEADLINE_S)
+    watch.before = lambda _: both.wait() if len(watch.begun) <= 2 else None
+    seen: list[int] = []
+    account = desk.run(order("cancel"), per_second=FAST, page=seen.append)
+    assert watch.most == 2
+    assert (totals(account), account.complete, unsure(account)) == ((JOBS, 0, 0, 0), True, [])
+    assert sum(seen) == JOBS
+    assert set(desk.statuses(ids)) == {Status.CANCELLED}
+    assert [desk.world.reminder(job_id) for job_id in ids] == [None] * JOBS
+
+
+@pytest.mark.parametrize("scarce", ["the rate", "connections"])
+def test_a_page_waits_where_there_is_no_room_for_two(
+    desk: Desk, watch: Watch, ids: list[int], scarce: str
+) -> None:
+    watch.before = lambda _: time.sleep(0.05)
+    if scarce == "connections":
+        settings = desk.world.settings
+        desk.world.settings = settings.model_copy(update={"pool_size": 1})
+    account = desk.run(order("cancel"), per_second=500 if scarce == "the rate" else FAST)
+    assert (account.changed, watch.most) == (len(ids), 1)
+
+
+def test_what_was_changed_before_takes_no_time(desk: Desk, ids: list[int]) -> None:
+    """The clock stands still but for the waits of the throttle."""
+    clock = desk.library.clock
+    desk.run(order("postpone", by_ms=HOUR), per_second=FAST)
+    began_s = clock.monotonic_s()
+    again = desk.run(order("postpone", by_ms=HOUR, again=True), per_second=1)
+    assert totals(again) == (0, len(ids), 0, 0)
+    assert clock.monotonic_s() == began_s
+
+
+def test_who_stops_it_has_what_was_under_way(desk: Desk, watch: Watch, ids: list[int]) -> None:
+    both = threading.Barrier(2, timeout=DEADLINE_S)
+    watch.before = lambda _: both.wait()
+    account = Account()
+    with pytest.raises(Interrupted):
+        desk.run(
+            order("cancel"), per_second=FAST, account=account, stop=lambda: len(watch.begun) >= 2
+        )
+    first, second = sorted(watch.begun)
+    done = [i for i in ids if desk.library.shard(i) in (first, second)]
+    assert account.changed == len(done) < len(ids)
+    assert (account.complete, unsure(account)) == (False, [])
+    assert [i for i in ids if desk.library.row(i).status == Status.CANCELLED] == done
+    assert [i for i in ids if desk.world.reminder(i) is None] == done  # Redis was told
+
+
+def test_one_fails_while_another_is_under_way(desk: Desk, watch: Watch, ids: list[int]) -> None:
+    library = desk.library
+    good, bad = sorted({library.shard(i) for i in ids})[-2:]
+    table, some_id = job_table_name(bad), next(i for i in ids if library.shard(i) == bad)
+    both, failed = threading.Barrier(2, timeout=DEADLINE_S), threading.Event()
+
+    def before(shard: int) -> None:
+        if shard in (good, bad):
+            both.wait()
+        if shard == good:
+            failed.wait(DEADLINE_S)
+
+    watch.before = before
+    watch.after = lambda shard: failed.set() if shard == bad else None
+    account = Account()
+
+    def drop() -> None:
+        library.sql(some_id, f"ALTER TABLE {table} RENAME TO away")
+
+    try:
+        with pytest.raises(SchemaMismatch, match=rf"^database 0, table {table}: "):
+            desk.run(order("cancel"), per_second=FAST, account=account, chosen=drop)
+    finally:
+        library.sql(some_id, f"ALTER TABLE away RENAME TO {table}")
+    done = [i for i in ids if library.row(i).status == Status.CANCELLED]
+    assert account.changed == len(done) == len([i for i in ids if library.shard(i) != bad])
+    assert (account.at, unsure(account)) == (f"database 0, table {table}", [])
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+def test_who_is_in_a_hurry_does_not_wait(
+    desk: Desk, watch: Watch, ids: list[int], gate: threading.Event
+) -> None:
+    """A second Ctrl-C: what is under way may come to its end, and the account says so."""
+    watch.before = lambda _: gate.wait(DEADLINE_S)
+
+    def stop() -> bool:
+        if len(watch.begun) >= 2:
+            raise KeyboardInterrupt
+        return False
+
+    account = Account()
+    with pytest.raises(KeyboardInterrupt):
+        desk.run(order("postpone", by_ms=HOUR), per_second=FAST, account=account, stop=stop)
+    assert not gate.is_set()
+    assert watch.now == 2
+    assert (account.changed, account.complete) == (0, False)
+    of = {shard: [i for i in ids if desk.library.shard(i) == shard] for shard in watch.begun}
+    assert sorted(unsure(account), key=lambda one: one.table) == [
+        Unsure(job_table_name(shard), min(of[shard]), max(of[shard]), len(of[shard]))
+        for shard in sorted(of)
+    ]
+    gate.set()
+    wait_until(lambda: watch.now == 0)
+    changed = [i for i in ids if desk.events(i)]
+    assert {desk.library.shard(i) for i in changed} <= set(of)
+    again = desk.run(order("postpone", by_ms=HOUR, again=True), per_second=FAST)
+    assert totals(again) == (JOBS - len(changed), len(changed), 0, 0)
+    assert [[event.actor for event in desk.events(i)] for i in ids] == [[ANN]] * JOBS
