@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from toc.store.databases import Database
 
 LIMIT, LIMIT_MAX = 100_000, 1_000_000
-PER_SECOND, PER_SECOND_MAX = 500, 100_000
+PER_SECOND, PER_SECOND_MAX = 500, 1_000_000
 WHERE_COLUMNS = 200  # of its text that are shown
 
 WhereText = Annotated[
