@@ -11,7 +11,7 @@ from sqlalchemy import text
 from tests.integration.world import World
 from toc.admin.changes import Changes, Found, opened
 from toc.admin.orders import Order, Verb
-from toc.admin.pages import Account
+from toc.admin.run import Account
 from toc.admin.where import Where
 from toc.domain.job import Event
 from toc.store.events import events_of

@@ -21,7 +21,7 @@ from tests.integration.world import World
 from tests.servers.process import free_port
 from tests.worker.waiting import wait_until
 from toc.admin import changes as changes_module
-from toc.admin.pages import PAUSE_S_MIN, Account, Interrupted
+from toc.admin.run import PAUSE_S_MIN, Account, Interrupted
 from toc.domain.job import Event, Status
 from toc.domain.routing import hash_of
 from toc.errors import InvalidInput, SchemaMismatch, StoreUnavailable
@@ -239,7 +239,11 @@ def test_redrive_gives_the_dead_a_new_life_now(desk: Desk) -> None:
     assert [letter.job_id for letter in library.jobs.dead(10)] == [report]
 
 
-def test_superseded_jobs_stay_dead_and_do_not_stop_their_page(desk: Desk) -> None:
+@pytest.mark.parametrize("page", [500, 1])
+def test_superseded_jobs_stay_dead_and_do_not_stop_their_page(
+    desk: Desk, page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes_module, "IDS_MAX", page)
     library = desk.library
     free = [library.dead(biz_id=4 * number) for number in range(3)]
     held = library.dead(biz_id=4, key="k")
@@ -247,7 +251,7 @@ def test_superseded_jobs_stay_dead_and_do_not_stop_their_page(desk: Desk) -> Non
     older = library.dead(biz_id=8, key="k")
     newer = library.dead(biz_id=8, key="k")
     before = [library.row(job_id) for job_id in (held, holder, older)]
-    account = desk.run(order("redrive"))
+    account = desk.run(order("redrive"), per_second=FAST)
     assert totals(account) == (4, 0, 2, 0)
     assert desk.statuses([*free, newer]) == [P] * 4
     assert [library.row(job_id) for job_id in (held, holder, older)] == before

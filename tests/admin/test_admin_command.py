@@ -8,6 +8,8 @@ import re
 import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Toc, no_settings, redis, servers, start, toc
-from tests.cli.processes import Process, wait_until
+from tests.cli.processes import Process, clean_environment, wait_until
 from toc.cli.centers import person
 
 __all__ = ["no_settings", "redis", "servers", "start", "toc"]
@@ -275,6 +277,45 @@ def test_an_interrupted_run_says_exactly_what_it_did(
     assert again["changed"] == 40 - done
     assert cancelled(tmp_path) == 40
     assert len(set(rows(tmp_path, "SELECT job_id FROM toc_event"))) == 40
+
+
+HANGING = """
+import sys, time
+from toc.store.sets import Sets
+def change(*args, **more):
+    print("under way", flush=True, file=sys.stderr)
+    time.sleep(600)
+Sets.change = change
+from toc.cli.main import run
+run()
+"""
+
+
+def test_a_second_signal_ends_it_whatever_hangs(toc: Toc, servers: dict[str, str]) -> None:
+    schedule(toc, 8)
+    where = ("--where", "biz_id < 40", "--reason", "x", "--yes", "--json")
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGING, "admin", "cancel", *where],
+        env=clean_environment() | servers,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stderr is not None
+            assert process.stderr.readline() == "under way\n"
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)  # another: two of a kind may be heard as one
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    account = json.loads(out)
+    assert (process.returncode, account["changed"], account["complete"]) == (130, 0, False)
+    assert is_one_line(err), err
+    assert "0 of 8 jobs were changed, " in err
+    (unsure,) = account["databases"][0]["unsure"]
+    assert f"{unsure['jobs']} may have been" in err
 
 
 # ---- who and why, of the other commands

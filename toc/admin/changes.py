@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from toc.admin.orders import Order
-from toc.admin.pages import AHEAD, Account, Interrupted, Page, Pages
+from toc.admin.orders import Order, Verb
 from toc.admin.reminders import Reminders
+from toc.admin.run import Account, Interrupted, Page, Run
 from toc.domain.job import Job, Status
 from toc.errors import InvalidInput, NotFound
 from toc.runtime.clock import Clock, ServerTime, SystemClock
@@ -31,6 +31,9 @@ from toc.store.sets import IDS_MAX, Changed, Sets, names_of, parts_of
 
 EXAMPLES = 5
 PARALLEL_MAX = 8
+AHEAD = 2  # pages under way: while a server changes one, the client has to do with the other
+# Two may end together: so much of what may be changed in a second.
+AHEAD_SHARE_MAX = 0.1
 
 
 @dataclass(slots=True)
@@ -205,7 +208,7 @@ class Changes:
             act = order.act(page.database.now_ms() if order.counts_from_now else 0)
             return sets.change(page.shard, page.jobs, act, page.attempt, again=order.again)
 
-        def ended(page: Page, changed: Changed) -> None:
+        def told(page: Page, changed: Changed) -> None:
             if self._reminders is not None:
                 self._reminders.tell(changed.done, self.names)
             passed(len(page.jobs))
@@ -213,13 +216,18 @@ class Changes:
         for shard, jobs in chosen.items():
             index = self._databases.routing.database(shard)
             account.databases[index].chosen += len(jobs)
+        # Of several dead jobs with one key the newest comes to life.
+        newest_first = order.verb is Verb.REDRIVE
         ahead = min(AHEAD, self._settings.pool_size)
-        with Pages(account, self._clock, per_second, ahead, change, ended, self._stop) as pages:
+        if newest_first or ahead * IDS_MAX > AHEAD_SHARE_MAX * per_second:
+            ahead = 1
+        with Run(account, self._clock, per_second, ahead, change, told, self._stop) as run:
             for shard, jobs in chosen.items():
                 database = self._databases.of_shard(shard)
-                for ids in parts_of(sorted(jobs), min(IDS_MAX, per_second)):
-                    pages.begin(Page(database, shard, {job_id: jobs[job_id] for job_id in ids}))
-            pages.end_all()
+                ids = sorted(jobs, reverse=newest_first)
+                for part in parts_of(ids, min(IDS_MAX, per_second)):
+                    run.begin(Page(database, shard, {job_id: jobs[job_id] for job_id in part}))
+            run.end_all()
         account.complete = True
 
 

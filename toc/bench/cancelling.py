@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from toc.admin.changes import opened
 from toc.admin.orders import Order, Verb
-from toc.admin.pages import Account
+from toc.admin.run import Account
 from toc.admin.where import Where
 from toc.bench.common import FAR_MS, Bench, Rates, check_statuses, schedule_all, timed
 from toc.bench.load import by_database, planned, specs

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from toc.admin.changes import Changes, Count, Found
     from toc.admin.orders import Order
-    from toc.admin.pages import Account, Part
+    from toc.admin.run import Account, Part
     from toc.domain.job import Job
     from toc.runtime.settings import Settings
     from toc.store.databases import Database
@@ -150,7 +150,7 @@ def redrive(
 def _do(output: Output, word: str, wish: _Wish) -> int:
     from toc.admin.changes import opened  # noqa: PLC0415 - quick start
     from toc.admin.orders import Order, Verb  # noqa: PLC0415
-    from toc.admin.pages import Interrupted  # noqa: PLC0415
+    from toc.admin.run import Interrupted  # noqa: PLC0415
     from toc.admin.where import Where  # noqa: PLC0415
     from toc.runtime.settings import load_settings  # noqa: PLC0415
 
@@ -189,7 +189,7 @@ def _count(output: Output, changes: Changes, order: Order, wish: _Wish, settings
 def _change(
     output: Output, changes: Changes, order: Order, wish: _Wish, settings: Settings
 ) -> None:
-    from toc.admin.pages import Account  # noqa: PLC0415 - quick start
+    from toc.admin.run import Account  # noqa: PLC0415 - quick start
 
     order.check_signed()
     databases = changes.databases(wish.database)
@@ -208,7 +208,7 @@ def _change(
 
 def _stopped(error: BaseException, order: Order, account: Account) -> tuple[str, int]:
     """What a run says that did not come to its end: one line, and its exit code."""
-    from toc.admin.pages import Interrupted  # noqa: PLC0415 - quick start
+    from toc.admin.run import Interrupted  # noqa: PLC0415 - quick start
 
     text, code = "interrupted", INTERRUPTED
     if isinstance(error, Exception) and not isinstance(error, Interrupted):
@@ -249,7 +249,7 @@ def _shards(databases: Sequence[Database]) -> int:
 
 
 class Interrupts:
-    """The first SIGINT, SIGTERM or SIGHUP asks for an end after the present page; the second is at once."""
+    """The first SIGINT, SIGTERM or SIGHUP waits for the pages under way; the second ends it at once."""
 
     def __init__(self) -> None:
         self._asked = False

@@ -12,11 +12,11 @@ import pytest
 
 from tests.admin.desk import ANN, Desk, order, totals
 from tests.worker.waiting import wait_until
-from toc.admin.pages import Account, Interrupted, Unsure
+from toc.admin.run import Account, Interrupted, Unsure
 from toc.domain.job import Status
 from toc.errors import SchemaMismatch
 from toc.store.schema import job_table_name
-from toc.store.sets import Sets
+from toc.store.sets import IDS_MAX, Sets
 
 FAST = 1_000_000  # a second: no page waits for another
 HOUR = 3_600_000
@@ -84,7 +84,7 @@ def test_two_pages_are_under_way_at_once(desk: Desk, watch: Watch, ids: list[int
     assert [desk.world.reminder(job_id) for job_id in ids] == [None] * JOBS
 
 
-@pytest.mark.parametrize("scarce", ["the rate", "connections"])
+@pytest.mark.parametrize("scarce", ["the rate", "connections", "order"])
 def test_a_page_waits_where_there_is_no_room_for_two(
     desk: Desk, watch: Watch, ids: list[int], scarce: str
 ) -> None:
@@ -92,8 +92,22 @@ def test_a_page_waits_where_there_is_no_room_for_two(
     if scarce == "connections":
         settings = desk.world.settings
         desk.world.settings = settings.model_copy(update={"pool_size": 1})
-    account = desk.run(order("cancel"), per_second=500 if scarce == "the rate" else FAST)
+    verb, per_second = "cancel", FAST
+    if scarce == "the rate":  # two that end together are more than a tenth of it
+        per_second = 2 * IDS_MAX * 10 - 1
+    elif scarce == "order":  # the newest of a key is the first
+        verb = "redrive"
+        for job_id in ids:
+            desk.library.dead(biz_id=desk.library.row(job_id).biz_id)
+    account = desk.run(order(verb), per_second=per_second)
     assert (account.changed, watch.most) == (len(ids), 1)
+
+
+def test_from_what_rate_on_there_is_room_for_two(desk: Desk, watch: Watch, ids: list[int]) -> None:
+    both = threading.Barrier(2, timeout=DEADLINE_S)
+    watch.before = lambda _: both.wait() if len(watch.begun) <= 2 else None
+    account = desk.run(order("cancel"), per_second=2 * IDS_MAX * 10)
+    assert (account.changed, watch.most) == (len(ids), 2)
 
 
 def test_what_was_changed_before_takes_no_time(desk: Desk, ids: list[int]) -> None:
@@ -120,6 +134,36 @@ def test_who_stops_it_has_what_was_under_way(desk: Desk, watch: Watch, ids: list
     assert (account.complete, unsure(account)) == (False, [])
     assert [i for i in ids if desk.library.row(i).status == Status.CANCELLED] == done
     assert [i for i in ids if desk.world.reminder(i) is None] == done  # Redis was told
+
+
+def test_who_stops_it_is_told_what_fails_then(desk: Desk, watch: Watch, ids: list[int]) -> None:
+    """It is the better reason than that it was stopped."""
+    library = desk.library
+    bad = min(library.shard(i) for i in ids)
+    table, some_id = job_table_name(bad), next(i for i in ids if library.shard(i) == bad)
+    both = threading.Barrier(2, timeout=DEADLINE_S)
+    watch.before = lambda _: both.wait()
+    account = Account()
+
+    def drop() -> None:
+        library.sql(some_id, f"ALTER TABLE {table} RENAME TO away")
+
+    try:
+        with pytest.raises(SchemaMismatch, match=rf"^database 0, table {table}: "):
+            desk.run(
+                order("cancel"),
+                per_second=FAST,
+                account=account,
+                chosen=drop,
+                stop=lambda: len(watch.begun) >= 2,
+            )
+    finally:
+        library.sql(some_id, f"ALTER TABLE away RENAME TO {table}")
+    good = max(watch.begun)
+    done = [i for i in ids if library.row(i).status == Status.CANCELLED]
+    assert done == [i for i in ids if library.shard(i) == good]
+    assert (account.changed, unsure(account)) == (len(done), [])
+    assert account.at == f"database 0, table {table}"
 
 
 def test_one_fails_while_another_is_under_way(desk: Desk, watch: Watch, ids: list[int]) -> None:

@@ -1,16 +1,17 @@
-"""Changing many jobs page by page: two pages at a time, at a bounded rate, with an exact account.
+"""A run: many jobs are changed page by page, at a bounded rate, and an exact account is kept.
 
 What is reported is committed, and what is committed is reported. Only a page whose COMMIT was not answered
 for, or not waited for, is reported as one that may have been changed.
 
-The pages are changed in threads; all else, the account first of all, is the caller's own thread.
+The pages are changed in threads; all else, the account first of all, is done in the caller's.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -22,7 +23,6 @@ from toc.store.databases import Database
 from toc.store.schema import job_table_name
 from toc.store.sets import Attempt, Changed
 
-AHEAD = 2  # pages under way: while a server changes one, the client has to do with the other
 PAUSE_S_MIN = 0.001  # less is kept, and waited for with the next page
 NAP_S = 0.2  # how soon a wait is ended by whoever interrupts
 
@@ -57,7 +57,7 @@ class Part:
 class Account:
     """The exact account of a run; whole at any moment, also after an error.
 
-    `at`: the table in work, or in which it ended.
+    `at`: the table of the page that has ended last, or has failed.
     """
 
     databases: dict[int, Part] = field(default_factory=lambda: defaultdict(Part))
@@ -89,12 +89,14 @@ class Page:
         return Unsure(job_table_name(self.shard), min(self.jobs), max(self.jobs), len(self.jobs))
 
 
-class Pages:
-    """A run. `change(page)` is called in a thread, `ended(page, changed)` in the caller's, and so often
-    `stop()`: whether to stop.
+class Run:
+    """Changes pages, up to `ahead` of them at a time, each in a thread of its own.
 
-    From its begin to its end a page stands in the account as unsure. A run that fails or is stopped ends
-    the pages that are under way; at a KeyboardInterrupt they stay unsure.
+    `change(page)` is called there; `told(page, changed)` in the caller's thread after each page, and
+    `stop()` often: whether to stop.
+
+    From its begin to its end a page stands in the account as unsure. A run that fails or is stopped waits
+    for the pages under way; at a KeyboardInterrupt it does not, and they stay unsure.
     """
 
     def __init__(
@@ -104,14 +106,13 @@ class Pages:
         per_second: int,
         ahead: int,
         change: Callable[[Page], Changed],
-        ended: Callable[[Page, Changed], None],
+        told: Callable[[Page, Changed], None],
         stop: Callable[[], bool],
     ) -> None:
         self._account, self._clock, self._ahead = account, clock, ahead
-        self._change, self._ended, self._stop = change, ended, stop
+        self._change, self._told, self._stop = change, told, stop
         self._pace = _Pace(clock, per_second)
-        self._pool = ThreadPoolExecutor(ahead, "toc-changes")
-        self._under_way: dict[Future[Changed], Page] = {}
+        self._under_way: dict[Future[Changed], Page] = {}  # in the order in which they began
 
     def __enter__(self) -> Self:
         return self
@@ -122,7 +123,6 @@ class Pages:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._pool.shutdown(wait=False)
         if error is None or isinstance(error, Exception):
             for future, page in self._under_way.items():
                 with suppress(Exception):  # the first error is the one to be told
@@ -130,53 +130,68 @@ class Pages:
 
     def begin(self, page: Page) -> None:
         """Waits until it may. Raises Interrupted, and what a page has raised that ended meanwhile."""
-        while not self._stop() and (self._pace.left_s or len(self._under_way) == self._ahead):
-            nap_s = min(self._pace.left_s or NAP_S, NAP_S)
+        while not self._stop():
+            left_s = self._pace.left_s
+            if not left_s and len(self._under_way) < self._ahead:
+                break
+            nap_s = min(left_s or NAP_S, NAP_S)
             if self._under_way:
-                self._end_some(nap_s)
+                self._collect(nap_s)
             else:
                 self._clock.sleep_s(nap_s)
-        if self._stop():
+        else:
+            self.end_all()  # one that fails is the better reason
             raise Interrupted("interrupted")
         self._pace.begun(len(page.jobs))
         self._account.databases[page.database.index].unsure.append(page.unsure)
-        self._under_way[self._pool.submit(self._change, page)] = page
+        future = Future[Changed]()
+        self._under_way[future] = page
+        # No pool: the interpreter would wait for its threads at its exit.
+        threading.Thread(
+            target=self._work, args=(page, future), name="toc-run", daemon=True
+        ).start()
 
     def end_all(self) -> None:
-        """Raises what a page has raised."""
+        """Waits for all pages under way. Raises what one has raised."""
         while self._under_way:
-            self._end_some(NAP_S)
+            self._collect(NAP_S)
 
-    def _end_some(self, within_s: float) -> None:
-        for future in wait(self._under_way, within_s, FIRST_COMPLETED).done:
+    def _work(self, page: Page, future: Future[Changed]) -> None:
+        try:
+            future.set_result(self._change(page))
+        except BaseException as error:  # noqa: BLE001 - it is raised where the page is ended
+            future.set_exception(error)
+
+    def _collect(self, within_s: float) -> None:
+        done = wait(self._under_way, within_s, FIRST_COMPLETED).done
+        for future in [future for future in self._under_way if future in done]:
             page = self._under_way.pop(future)
             self._account.at = f"database {page.database.index}, table {job_table_name(page.shard)}"
             self._end(future, page)
 
     def _end(self, future: Future[Changed], page: Page) -> None:
-        changed = self._entered(future, page)
-        self._pace.ended(len(page.jobs), len(changed.done))
-        self._ended(page, changed)
-
-    def _entered(self, future: Future[Changed], page: Page) -> Changed:
-        """Waits for a page, and enters it in the account. Raises what it raised."""
         part = self._account.databases[page.database.index]
-        error = future.exception()
-        if error is None:
+        try:
             changed = future.result()
-            part.changed += len(changed.done)
-            part.before += changed.before
-            part.superseded += changed.superseded
-            known = len(changed.done) + changed.before + changed.superseded
-            part.meanwhile += len(page.jobs) - known
-        if error is None or not page.attempt.committing:
-            part.unsure.remove(page.unsure)
-        return future.result()
+        except Exception:  # and not the KeyboardInterrupt of who waits here
+            if not page.attempt.committing:
+                part.unsure.remove(page.unsure)
+            raise
+        part.changed += len(changed.done)
+        part.before += changed.before
+        part.superseded += changed.superseded
+        known = len(changed.done) + changed.before + changed.superseded
+        part.meanwhile += len(page.jobs) - known
+        part.unsure.remove(
+            page.unsure
+        )  # last: who interrupts here finds it rather twice than never
+        self._pace.ended(len(page.jobs), len(changed.done), alone=not self._under_way)
+        self._told(page, changed)
 
 
 class _Pace:
-    """At most so many jobs per second: a page waits for those that were begun before, and for those
-    that have ended. So what one that took long has missed is not made up for."""
+    """At most so many jobs per second: a page waits for those that have begun before, and for one that
+    was alone until it ended. So what such a one has missed by taking long is not made up for."""
 
     def __init__(self, clock: Clock, per_second: int) -> None:
         self._clock, self._per_second = clock, per_second
@@ -186,10 +201,12 @@ class _Pace:
         now_s = max(self._free_s, self._clock.monotonic_s())
         self._free_s = now_s + jobs / self._per_second
 
-    def ended(self, jobs: int, done: int) -> None:
+    def ended(self, jobs: int, done: int, *, alone: bool) -> None:
         """`done` of its `jobs` were changed; the others count for nothing."""
-        free_s = self._free_s - (jobs - done) / self._per_second
-        self._free_s = max(free_s, self._clock.monotonic_s() + done / self._per_second)
+        self._free_s -= (jobs - done) / self._per_second
+        if alone:
+            now_s = self._clock.monotonic_s()
+            self._free_s = max(self._free_s, now_s + done / self._per_second)
 
     @property
     def left_s(self) -> float:
