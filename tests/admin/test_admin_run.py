@@ -12,7 +12,7 @@ import pytest
 
 from tests.admin.desk import ANN, Desk, order, totals
 from tests.worker.waiting import wait_until
-from toc.admin.run import Account, Interrupted, Unsure
+from toc.admin.run import PAUSE_S_MIN, Account, Interrupted, Unsure
 from toc.domain.job import Status
 from toc.errors import SchemaMismatch
 from toc.store.schema import job_table_name
@@ -82,6 +82,26 @@ def test_two_pages_are_under_way_at_once(desk: Desk, watch: Watch, ids: list[int
     assert sum(seen) == JOBS
     assert set(desk.statuses(ids)) == {Status.CANCELLED}
     assert [desk.world.reminder(job_id) for job_id in ids] == [None] * JOBS
+
+
+def test_a_page_that_takes_long_keeps_the_next_one_waiting(desk: Desk, watch: Watch) -> None:
+    """So that no second sees more than its share, whatever was missed before."""
+    for number in range(12):
+        desk.library.pending(number)
+    clock = desk.library.clock
+    times: list[float] = []
+    watch.after = lambda _: times.append(clock.monotonic_s())
+    took = iter([3.0, 0.0, 5.0])
+
+    def slow(shard: int) -> None:
+        times.append(clock.monotonic_s())
+        clock.advance(next(took, 0.0))
+
+    watch.before = slow
+    desk.run(order("cancel"), per_second=2)
+    ends, begins = times[1:-1:2], times[2::2]
+    assert len(begins) > 4
+    assert min(begin - end for end, begin in zip(ends, begins, strict=True)) >= 1 - PAUSE_S_MIN
 
 
 @pytest.mark.parametrize("scarce", ["the rate", "connections", "order"])

@@ -344,6 +344,16 @@ def test_a_frozen_server_can_be_stopped(own_server: Server) -> None:
     own_server.stop()
 
 
+@pytest.mark.parametrize("start", [start_mysql, start_mariadb])
+def test_a_server_has_a_temporary_directory_of_its_own(
+    start: Callable[[Path], Server], tmp_path: Path
+) -> None:
+    """Another one that starts would delete its temporary tables in a common one."""
+    with start(tmp_path / "one") as server:
+        (found,) = fetch_row(server.url, "SELECT @@tmpdir")
+    assert found == str(tmp_path / "one" / "tmp")
+
+
 def test_a_server_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
     with pytest.raises(ServerFailedError, match="nonsense"):
         start_redis(tmp_path, "6.2", "--nonsense", "yes")

@@ -85,6 +85,7 @@ class Server:
             self._process = subprocess.Popen(
                 self._argv,
                 cwd=self._directory,
+                env=_environment(self._directory),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -165,6 +166,7 @@ def run_to_end(argv: Sequence[str], directory: Path) -> None:
         status = subprocess.run(
             argv,
             cwd=directory,
+            env=_environment(directory),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
@@ -173,6 +175,14 @@ def run_to_end(argv: Sequence[str], directory: Path) -> None:
         ).returncode
     if status != 0:
         raise ServerFailedError(f"{argv[0]} ended with status {status}:\n{tail(log)}")
+
+
+def _environment(directory: Path) -> dict[str, str]:
+    """Ours, with a temporary directory of its own: MariaDB, when it starts, deletes there what it takes for
+    the temporary tables of an earlier run, and so those of any other server."""
+    temporary = directory.absolute() / "tmp"
+    temporary.mkdir(exist_ok=True)
+    return os.environ | {"TMPDIR": str(temporary)}
 
 
 def tail(log: Path, lines: int = 30) -> str:
