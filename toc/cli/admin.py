@@ -173,7 +173,10 @@ def _do(output: Output, word: str, wish: _Wish) -> int:
             again=wish.run is not None,
         )
         try:
-            (_change if wish.yes else _count)(output, changes, order, wish, settings)
+            if wish.yes:
+                _change(output, changes, order, wish, stop)
+            else:
+                _count(output, changes, order, wish, settings)
         except Interrupted as error:
             raise CommandError(str(error), INTERRUPTED) from error
     return OK
@@ -187,7 +190,7 @@ def _count(output: Output, changes: Changes, order: Order, wish: _Wish, settings
 
 
 def _change(
-    output: Output, changes: Changes, order: Order, wish: _Wish, settings: Settings
+    output: Output, changes: Changes, order: Order, wish: _Wish, interrupts: Interrupts
 ) -> None:
     from toc.admin.run import Account  # noqa: PLC0415 - quick start
 
@@ -197,8 +200,11 @@ def _change(
         chosen = changes.choose(order, databases, wish.limit, step)
     account = Account()
     try:
-        with _progress(sum(map(len, chosen.values())), f"{order.verb.value} jobs") as step:
-            changes.apply(order, chosen, wish.per_second, account, step)
+        try:
+            with _progress(sum(map(len, chosen.values())), f"{order.verb.value} jobs") as step:
+                changes.apply(order, chosen, wish.per_second, account, step)
+        finally:
+            interrupts.deaf = True  # from here on, or it would be the account that is interrupted
     except (Exception, KeyboardInterrupt) as error:
         text, code = _stopped(error, order, account)
         _show_account(output, order, account, text)
@@ -249,9 +255,13 @@ def _shards(databases: Sequence[Database]) -> int:
 
 
 class Interrupts:
-    """The first SIGINT, SIGTERM or SIGHUP waits for the pages under way; the second ends it at once."""
+    """The first SIGINT, SIGTERM or SIGHUP waits for the pages under way; the second ends it at once.
+
+    Once `deaf`, and after a first one until the process has ended, no other is heard.
+    """
 
     def __init__(self) -> None:
+        self.deaf = False
         self._asked = False
         self._before: dict[int, Any] = {}
 
@@ -265,11 +275,14 @@ class Interrupts:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        if self._asked:
+            self.deaf = True
+            return
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
+        if self._asked and not self.deaf:
             raise KeyboardInterrupt
         self._asked = True
 

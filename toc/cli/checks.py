@@ -75,7 +75,8 @@ class Doctor:
             checks += self._check_schema(name, database)
             checks.append(self._check_clock(name, database.now_ms))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
-            return [_unreachable(name, error, "check TOC_DATABASES and that the server runs")]
+            advice = "check TOC_DATABASES, that the server runs, and that it has this schema"
+            return [_unreachable(name, error, advice)]
         return [
             Check(name, "reachable", "ok", masked(self._settings.databases[database.index])),
             *checks,

@@ -49,10 +49,13 @@ def status(output: Output, node: Url = None) -> int:
         found = _from_nodes(node or _addresses(settings, here.members))
         silent = [url for url, parts in found.items() if parts is None]
         views = [parts for parts in found.values() if parts is not None]
-        last = f"as seen by {len(views)} nodes"
+        last = f"as seen by {len(views)} node{'s' if len(views) > 1 else ''}"
         if not views:
             views = [[asdict(part) for part in here.servers()]]
-            last = "no node answered: as seen from here, and since when is not known"
+            last = (
+                "no node answered (http.port lets one, --node URL asks it):"
+                " as seen from here, and since when is not known"
+            )
         reconciled = here.reconciled()
         whole = [asdict(part) for part in (here.jobs(), reconciled) if part is not None]
     lines = [*_merged(views), *_merged([whole])]
