@@ -2,10 +2,11 @@
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -17,13 +18,16 @@ from toc.bench import reconciling
 from toc.bench.bottleneck import Use, bottleneck
 from toc.bench.cases import CASES
 from toc.bench.common import Options
-from toc.bench.lateness import due_times_s
+from toc.bench.lateness import GATHER_S, Client, due_times_s
+from toc.bench.load import BIZ_TYPE
 from toc.bench.plot import plot
 from toc.bench.report import Report
 from toc.bench.run import run
+from toc.center.center import JobSpec, TimeoutCenter
 from toc.cli.main import main
 from toc.errors import SettingsError
 from toc.runtime.settings import Settings
+from toc.store.migrate import upgrade
 
 SMALL = Options(jobs=300, rates=(100,), seconds=2, batch=50, rounds=1, clients=2)
 FLOOR_CASES = {"schedule_many", "schedule", "cancel", "purge"}
@@ -154,6 +158,31 @@ def test_due_times_come_at_their_rate(kind: str) -> None:
     distances = {round(b - a, 6) for a, b in pairwise(times_s)}
     assert (len(distances) == 1) == (kind == "even")
     assert all(second == int(second) for second in times_s) == (kind == "whole")
+
+
+def test_a_client_that_gathers_calls_no_more_often_than_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(databases=(f"sqlite:///{tmp_path / 'toc.db'}",), redis_url="none", shards=4)
+    upgrade(settings)
+    sizes: list[int] = []
+    with TimeoutCenter(settings) as center:
+        schedule, schedule_many = center.schedule, center.schedule_many
+
+        def count_one(**job: Any) -> int:
+            sizes.append(1)
+            return schedule(**job)
+
+        def count(jobs: Sequence[JobSpec]) -> list[int]:
+            sizes.append(len(jobs))
+            return schedule_many(jobs)
+
+        monkeypatch.setattr(center, "schedule", count_one)
+        monkeypatch.setattr(center, "schedule_many", count)
+        due_s = list(islice(due_times_s("even", 2000), 1000))  # half a second
+        ids = Client(center, 0.0).run(due_s, 1, BIZ_TYPE, 2000)
+    assert len(set(ids)) == sum(sizes) == 1000
+    assert len(sizes) <= 0.5 / GATHER_S + 1
 
 
 def test_where_no_picture_can_be_drawn_nothing_is_measured(

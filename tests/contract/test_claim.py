@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.contract.breaks import lose_answers
 from tests.contract.library import LEASE_MS, SLOW_LEASE_MS, Library
 from toc.domain.job import Status
+from toc.store import claims
 from toc.store.claims import Claims, Kind
+from toc.store.packets import Answer, Line
 
 
 def test_a_claim_takes_a_due_job(library: Library) -> None:
@@ -269,3 +273,36 @@ def test_the_row_says_when_it_was_last_claimed(library: Library) -> None:
     library.clock.advance(1)
     assert library.settle_as(Kind.DONE, job_id, "two")
     assert claimed_ms() == first_ms + LEASE_MS
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 4])
+def test_one_look_sees_the_rows_of_many_shards(
+    library: Library, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they would be seen one by one."""
+    monkeypatch.setattr(claims, "LOOK_AT_ONCE", at_once)
+    jobs = [
+        library.new(
+            biz_id,
+            in_ms=biz_id % 3 - 1,
+            attribute=None if biz_id % 2 else f'{{"n":{biz_id}}}',
+            key=f"k{biz_id}" if biz_id % 5 else "",
+        )
+        for biz_id in range(2**64 - 20, 2**64)
+    ]
+    library.insert(*jobs)
+    ids = [job.job_id for job in jobs]
+    sent: list[int] = []
+    send = Line.send_transaction
+
+    def send_and_count(line: Line, changes: Any, looks: Any, idle_s: int) -> list[Answer]:
+        sent.append(len(looks))
+        return send(line, changes, looks, idle_s)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Line, "send_transaction", send_and_count)
+        seen = library.claim(ids, "one")
+    assert sent == ([{1: 4, 3: 2, 4: 1}[at_once]] if library.packets else [])
+    assert seen == {job_id: library.claim([job_id], "two")[job_id] for job_id in ids}
+    assert {row.token for row in seen.values()} == {None, "one"}
+    assert {row.attribute is None for row in seen.values()} == {True, False}

@@ -133,9 +133,9 @@ class Client:
 
         while len(ids) < len(due_s):
             done, now_s = len(ids), time.perf_counter() - began_s
-            wait_s = due_s[done] - now_s
+            wait_s = due_s[done] + gather_s - now_s
             if wait_s > 0:
-                time.sleep(wait_s + gather_s)
+                time.sleep(wait_s)
                 continue
             some = range(done, bisect_right(due_s, now_s, done))
             if len(some) == 1:

@@ -38,6 +38,7 @@ from toc.store.schema import JOB
 
 c = JOB.c
 ERROR_CHARS_MAX = 4000
+LOOK_AT_ONCE = 240  # shards, by one statement
 _NO_TYPE = 0  # types are numbered from 1; prepared text cannot hold an empty IN ()
 
 
@@ -148,7 +149,11 @@ class Claims:
             take(connection)
             return self._rows(connection, database, parts)
 
-        looks = [self._look.on(database.job_table_name(shard), ids) for shard, ids in parts]
+        tables = [(database.job_table_name(shard), ids) for shard, ids in parts]
+        looks = [
+            self._look.on_all(tables[at : at + LOOK_AT_ONCE])
+            for at in range(0, len(tables), LOOK_AT_ONCE)
+        ]
 
         def take_and_look_together(line: Line) -> dict[int, Seen]:
             answers = line.send_transaction([claims], looks, database.idle_transaction_s)

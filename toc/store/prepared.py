@@ -81,6 +81,12 @@ class Prepared:
             fill(arguments, values)
         return text, tuple(arguments)
 
+    def on_all(self, parts: Sequence[tuple[str, Sequence[int]]]) -> Statement:
+        """A SELECT of these ids of these tables as one statement: their rows in no order."""
+        each = [self.on(table, ids) for table, ids in parts]
+        text = " UNION ALL ".join([text for text, _ in each])
+        return text, tuple([value for _, values in each for value in values])
+
     def converted(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[list[Any]]:
         """What the driver gave for a select, as the columns' Python values."""
         for row in rows:
