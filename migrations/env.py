@@ -17,16 +17,17 @@ from alembic import context
 from alembic.util import CommandError
 
 from toc.errors import TocError
+from toc.runtime.files import open_file
 from toc.runtime.settings import Settings, load_settings
 from toc.store import migrate
-from toc.store.migrating import (
+from toc.store.identity import refuse_other_database
+from toc.store.migration_connections import open_migration_connection
+from toc.store.schema_executor import (
     LOCK_WAIT_S,
     VERSION_TABLE,
-    Online,
-    Script,
-    keep_fits_since,
-    opened,
-    refuse_others,
+    OnlineExecutor,
+    ScriptExecutor,
+    write_fits_since,
 )
 
 attributes = context.config.attributes
@@ -38,16 +39,15 @@ indexes = range(len(settings.databases)) if only is None else [only]
 
 
 def online(index: int) -> None:
-    target = migrate.target_of(settings, index)
+    target = migrate.schema_target(settings, index)
 
     def applied(step: Any, **rest: object) -> None:
         fits_since = _fits_since(step)
         if fits_since is not None:
-            keep_fits_since(connection, fits_since)
+            write_fits_since(connection, fits_since)
 
-    url = settings.databases[index]
-    with opened(index, url, lock_wait_s, settings.connect_timeout_s) as connection:
-        refuse_others(index, connection, settings.routing.facts())
+    with open_migration_connection(index, settings, lock_wait_s) as connection:
+        refuse_other_database(target, connection, settings.routing.facts())
         if not target.sqlite:
             connection.commit()
         context.configure(
@@ -55,7 +55,7 @@ def online(index: int) -> None:
             version_table=VERSION_TABLE,
             on_version_apply=applied,
         )
-        steps = Online(
+        steps = OnlineExecutor(
             target,
             connection,
             lock_wait_s=lock_wait_s,
@@ -68,13 +68,13 @@ def online(index: int) -> None:
 
 
 def offline(index: int, stack: ExitStack) -> None:
-    target = migrate.target_of(settings, index)
+    target = migrate.schema_target(settings, index)
     path, name = _directory(), migrate.database_name(settings, index)
     if path is None:
         out = attributes.get("out") or sys.stdout
     else:
-        out = stack.enter_context((path / migrate.script_name(settings, index)).open("w"))
-    script = Script(target, out, name, lock_wait_s=lock_wait_s)
+        out = stack.enter_context(open_file(path / migrate.script_name(settings, index), "w"))
+    script = ScriptExecutor(target, out, name, settings.routing.facts(), lock_wait_s=lock_wait_s)
 
     def applied(step: Any, **rest: object) -> None:
         (source,) = step.source_revision_ids or (None,)
@@ -82,7 +82,7 @@ def offline(index: int, stack: ExitStack) -> None:
         script.stamp(source, destination, _fits_since(step) or "")
 
     start, end = context.get_starting_revision_argument(), context.get_revision_argument()
-    migrate.begin_script(script, start, end)
+    migrate.write_script_head(script, start, end)
     context.configure(
         dialect_name="sqlite" if target.sqlite else "mysql",
         output_buffer=io.StringIO(),  # Alembic's own statements: they cannot be run twice
@@ -90,13 +90,13 @@ def offline(index: int, stack: ExitStack) -> None:
     )
     with context.begin_transaction():
         context.run_migrations(migration=script)
-    script.end()
+    script.write_end()
 
 
 def _directory() -> Path | None:
     named = attributes.get("directory") or arguments.get("directory")
     if named is None and len(indexes) > 1:
-        migrate.refuse_one_stream(len(indexes))
+        migrate.refuse_single_output(len(indexes))
     return None if named is None else Path(named)
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
+
+from tests.simulation import FIRST_SEED, SEEDS
+from tests.table import write_table
 
 pytest_plugins = ["tests.alone", "tests.servers.fixtures"]
 
@@ -12,6 +16,20 @@ pytest_plugins = ["tests.alone", "tests.servers.fixtures"]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first: a file is one process' (--dist loadfile)."""
     items.sort(key=lambda item: "tests/simulation/" not in item.nodeid)
+
+
+def pytest_report_header() -> str:
+    return (
+        f"simulation: seeds {FIRST_SEED}-{FIRST_SEED + SEEDS - 1}; on another day "
+        f"TOC_TEST_FIRST_SEED={FIRST_SEED} takes the same"
+    )
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    title = (
+        "the first seeds that catch broken variants: write them down in tests/simulation/broken.py"
+    )
+    write_table(terminalreporter, "variants", title, ("variant", "known seed", "seed"))
 
 
 def pytest_configure() -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from toc.center.center import JobSpec, TimeoutCenter
-    from toc.domain.job import Answer, DeadJob, Job, Status
+    from toc.domain.job import Answer, AnswerKind, DeadJob, Job, Scheduled, Status
     from toc.domain.policy import Exponential
     from toc.errors import (
         ClaimLost,
@@ -31,11 +31,13 @@ if TYPE_CHECKING:
         PartlyScheduled,
         SchemaMismatch,
         SettingsError,
+        StatementFailed,
         StoreUnavailable,
         TimerUnavailable,
         TocError,
         WrongDatabase,
     )
+    from toc.handlers.current import JobFilter, current_job
     from toc.handlers.verdicts import Dead, Drop, Retry, Snooze
     from toc.runtime.settings import Settings, load_settings
 
@@ -51,20 +53,21 @@ if TYPE_CHECKING:
     find = _center.find
     dead = _center.dead
     handler = _center.handler
-    once = _center.once
+    complete = _center.complete
     close = _center.close
 
 _HOMES = {
     "toc.center.center": ("JobSpec", "TimeoutCenter"),
-    "toc.domain.job": ("Answer", "DeadJob", "Job", "Status"),
+    "toc.domain.job": ("Answer", "AnswerKind", "DeadJob", "Job", "Scheduled", "Status"),
     "toc.domain.policy": ("Exponential",),
+    "toc.handlers.current": ("JobFilter", "current_job"),
     "toc.handlers.verdicts": ("Dead", "Drop", "Retry", "Snooze"),
     "toc.runtime.settings": ("Settings", "load_settings"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _VERBS = (
     "schedule", "schedule_many", "place", "cancel", "reschedule", "redrive",
-    "get", "find", "dead", "handler", "once", "close",
+    "get", "find", "dead", "handler", "complete", "close",
 )  # fmt: skip
 _one_center = threading.Lock()
 
@@ -96,6 +99,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Answer",
+    "AnswerKind",
     "ClaimLost",
     "ClusterUnavailable",
     "Dead",
@@ -105,14 +109,17 @@ __all__ = [
     "Exponential",
     "InvalidInput",
     "Job",
+    "JobFilter",
     "JobSpec",
     "NotFound",
     "PartlyScheduled",
     "Retry",
+    "Scheduled",
     "SchemaMismatch",
     "Settings",
     "SettingsError",
     "Snooze",
+    "StatementFailed",
     "Status",
     "StoreUnavailable",
     "TimeoutCenter",
@@ -121,12 +128,13 @@ __all__ = [
     "WrongDatabase",
     "cancel",
     "close",
+    "complete",
+    "current_job",
     "dead",
     "find",
     "get",
     "handler",
     "load_settings",
-    "once",
     "place",
     "redrive",
     "reschedule",

@@ -9,6 +9,7 @@
     ├── NotFound             no such job, type or table
     ├── WrongDatabase        a caller's connection does not reach the job's shard
     ├── SchemaMismatch       the database's tables or routing are not what this release expects
+    ├── StatementFailed      a database refuses a statement: its tables differ from toc's
     ├── StoreUnavailable     a database cannot be used now                 (retryable)
     ├── TimerUnavailable     Redis does not answer                         (retryable)
     └── ClusterUnavailable   ZooKeeper does not answer                     (retryable)
@@ -89,7 +90,7 @@ class PartlyScheduled(TocError):
 
 
 class ClaimLost(TocError):
-    """`toc.once`: the job does not run under the handler's claim any more. Let it go through, uncommitted.
+    """`toc.complete`: the job no longer runs under the handler's claim. Let it go through, uncommitted.
 
     `status` is what the job is now ("running": under another claim, `holder`; or pending, cancelled,
     dead); `token` is the claim that was lost.
@@ -121,18 +122,44 @@ class SchemaMismatch(TocError):
     code = "schema_mismatch"
 
 
+class StatementFailed(TocError):
+    """A database answers and refuses a statement: `toc migrate --status` shows how its tables differ.
+
+    `table`: the first table of toc that the statement names; None: it names none. `number`: the server's
+    number of the error, None of SQLite.
+    """
+
+    code = "statement_failed"
+
+    def __init__(self, database: int, table: str | None, number: int | None, text: str) -> None:
+        self.database, self.table, self.number = database, table, number
+        place = f"database {database}" + (f", table {table}" if table else "")
+        error = "" if number is None else f"error {number}: "
+        super().__init__(
+            f"{place}: the server refuses a statement: {error}{text} "
+            "(`toc migrate --status` shows whether the tables are as toc made them)"
+        )
+
+
 # What a user has to put right: access denied (database, user, socket), no such database, a statement
-# or table that he may not use.
-MYSQL_REFUSALS = frozenset({1044, 1045, 1049, 1142, 1143, 1227, 1698})
+# or table that he may not use; a way to log in that the driver does not have, or that toc refuses.
+MYSQL_REFUSALS = frozenset({1044, 1045, 1049, 1142, 1143, 1227, 1698, 2059, 2061})
+# Of these: a table or column that the account may not use so.
+MYSQL_DENIED = frozenset({1142, 1143})
+GRANTS_HINT = " (`toc grants` prints what the account of each role needs)"
 # A table whose file is missing, unreadable, discarded or corrupt.
 MYSQL_TABLE_FAULTS = frozenset({1017, 1033, 1034, 1194, 1195, 1712, 1812, 1814, 1877, 1932})
+
+MYSQL_LOCKS = frozenset({1205, 1213, 3572})  # a lock wait that took too long, a deadlock, no wait
 
 
 class StoreUnavailable(TocError):
     """A database cannot be used now. The call may have happened: toc's verbs can be repeated.
 
-    `refused` is True when it does answer, and says no: the settings are wrong, or its grants. `one_table`
-    is True when it does answer, and one table is broken: the others can be used.
+    `refused` is True when it does answer, and says no: the settings are wrong, or its grants; `denied`, when
+    that is about one table: the account lacks a right (`toc grants`). `one_table`
+    is True when it does answer, and one table is broken: the others can be used. `locked` is True when
+    it does answer, and another transaction has locked what was asked for.
     """
 
     code = "store_unavailable"
@@ -143,12 +170,18 @@ class StoreUnavailable(TocError):
         original = getattr(cause, "orig", None)
         number = original.args[0] if original and original.args else None
         self.refused, self.one_table = number in MYSQL_REFUSALS, number in MYSQL_TABLE_FAULTS
+        self.denied = number in MYSQL_DENIED
+        self.locked = number in MYSQL_LOCKS
         text = str(original or cause).splitlines()[0]
         if (
             text == "unable to open database file"
         ):  # SQLite's words for a directory that is not there
             text += ": run `toc dev` in this directory, or set TOC_DATABASES and TOC_REDIS_URL"
         what = "has a broken table" if self.one_table else "does not answer"
+        if self.refused:
+            what = "refuses"
+        if self.denied:
+            text += GRANTS_HINT
         super().__init__(f"database {database} {what}: {text}")
 
 

@@ -11,6 +11,7 @@ SELECT event_time,
        to_name,
        attempts,
        actor,
+       account,
        reason
   FROM toc_events
  WHERE job_id = @job_id

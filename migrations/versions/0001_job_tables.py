@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from toc.store.migrating import Online, Script
-from toc.store.steps import MakeTable, Step, Target
+from toc.store.schema_executor import OnlineExecutor, ScriptExecutor
+from toc.store.schema_steps import MakeTable, SchemaStep, SchemaTarget
 
 revision = "0001"
 down_revision = None
@@ -127,7 +127,7 @@ INDEXES_SQLITE = {
 }
 
 
-def steps(target: Target) -> Iterator[Step]:
+def steps(target: SchemaTarget) -> Iterator[SchemaStep]:
     for name, statement in (SHARED_SQLITE if target.sqlite else SHARED_MYSQL).items():
         yield MakeTable(name, statement, INDEXES_SQLITE.get(name, ()) if target.sqlite else ())
     made, *indexes = JOB_SQLITE if target.sqlite else [JOB_MYSQL]
@@ -141,9 +141,9 @@ def steps(target: Target) -> Iterator[Step]:
         )
 
 
-def upgrade(migration: Online | Script) -> None:
+def upgrade(migration: OnlineExecutor | ScriptExecutor) -> None:
     migration.up(revision, steps)
 
 
-def downgrade(migration: Online | Script) -> None:
+def downgrade(migration: OnlineExecutor | ScriptExecutor) -> None:
     migration.down(revision, steps)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from toc.store.migrating import Online, Script
-from toc.store.steps import AddColumn, MakeTable, Step, Target
+from toc.store.schema_executor import OnlineExecutor, ScriptExecutor
+from toc.store.schema_steps import AddColumn, MakeTable, SchemaStep, SchemaTarget
 
 revision = "0002"
 down_revision = "0001"
@@ -53,7 +53,7 @@ CREATE TABLE IF NOT EXISTS toc_event (
 EVENT_INDEX_SQLITE = "CREATE INDEX IF NOT EXISTS ix_job ON toc_event (job_id, event_id)"
 
 
-def steps(target: Target) -> Iterator[Step]:
+def steps(target: SchemaTarget) -> Iterator[SchemaStep]:
     if target.sqlite:
         yield MakeTable("toc_event", EVENT_SQLITE, [EVENT_INDEX_SQLITE])
     else:
@@ -62,9 +62,9 @@ def steps(target: Target) -> Iterator[Step]:
         yield AddColumn(table, "claim_time", "VARCHAR(23)" if target.sqlite else "DATETIME(3)")
 
 
-def upgrade(migration: Online | Script) -> None:
+def upgrade(migration: OnlineExecutor | ScriptExecutor) -> None:
     migration.up(revision, steps)
 
 
-def downgrade(migration: Online | Script) -> None:
+def downgrade(migration: OnlineExecutor | ScriptExecutor) -> None:
     migration.down(revision, steps)

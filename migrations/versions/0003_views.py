@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from toc.store.migrating import Online, Script
-from toc.store.steps import MakeView, Step, Target, union_all
+from toc.store.schema_executor import OnlineExecutor, ScriptExecutor
+from toc.store.schema_steps import MakeView, SchemaStep, SchemaTarget, union_all
 
 revision = "0003"
 down_revision = "0002"
@@ -66,7 +66,7 @@ EVENTS = (
 )
 
 
-def steps(target: Target) -> Iterator[Step]:
+def steps(target: SchemaTarget) -> Iterator[SchemaStep]:
     late_ms = LATE_MS_SQLITE if target.sqlite else LATE_MS_MYSQL
     shards = [JOBS.format(shard=shard, late_ms=late_ms) for shard in target.shards]
     jobs = union_all(shards, JOBS_COLUMNS)
@@ -75,9 +75,9 @@ def steps(target: Target) -> Iterator[Step]:
     yield MakeView("toc_events", EVENTS_COLUMNS, EVENTS)
 
 
-def upgrade(migration: Online | Script) -> None:
+def upgrade(migration: OnlineExecutor | ScriptExecutor) -> None:
     migration.up(revision, steps)
 
 
-def downgrade(migration: Online | Script) -> None:
+def downgrade(migration: OnlineExecutor | ScriptExecutor) -> None:
     migration.down(revision, steps)

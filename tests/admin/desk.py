@@ -9,20 +9,20 @@ from typing import Any
 from sqlalchemy import text
 
 from tests.integration.world import World
-from toc.admin.changes import Changes, Found, opened
-from toc.admin.orders import Order, Verb
-from toc.admin.run import Account
+from toc.admin.changes import BulkChanges, DryRunResult, open_bulk_changes
+from toc.admin.orders import BulkOrder, Verb
+from toc.admin.run import RunAccount
 from toc.admin.where import Where
 from toc.domain.job import Event
-from toc.store.events import events_of
+from toc.store.events import read_events
 
 ANN, WHY, RUN = "ann@desk", "nobody wants it", "0123abcd"
 MARK = f" [run {RUN}]"
 
 
-def order(verb: str, where: str = "TRUE", **fields: Any) -> Order:
+def order(verb: str, where: str = "TRUE", **fields: Any) -> BulkOrder:
     signed = {"actor": ANN, "reason": WHY, "run": RUN}
-    return Order(Verb(verb), Where(where), **signed | fields)
+    return BulkOrder(Verb(verb), Where(where), **signed | fields)
 
 
 class Desk:
@@ -32,28 +32,28 @@ class Desk:
         self.world, self.library = world, world.library
 
     @contextmanager
-    def changes(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Changes]:
-        with opened(self.world.settings, self.world.clock, stop) as changes:
+    def changes(self, stop: Callable[[], bool] = lambda: False) -> Iterator[BulkChanges]:
+        with open_bulk_changes(self.world.settings, self.world.clock, stop) as changes:
             yield changes
 
-    def count(self, wanted: Order, database: int | None = None) -> Found:
+    def count(self, wanted: BulkOrder, database: int | None = None) -> DryRunResult:
         with self.changes() as changes:
             return changes.count(wanted, changes.databases(database), lambda: None)
 
     def run(
         self,
-        wanted: Order,
+        wanted: BulkOrder,
         *,
         per_second: int = 500,
         limit: int = 1000,
         database: int | None = None,
-        account: Account | None = None,
+        account: RunAccount | None = None,
         stop: Callable[[], bool] = lambda: False,
         chosen: Callable[[], object] = lambda: None,
         page: Callable[[int], object] = lambda jobs: None,
-    ) -> Account:
+    ) -> RunAccount:
         """A whole run. `chosen()` is called when the ids are known, `page(jobs)` after each page."""
-        account = Account() if account is None else account
+        account = RunAccount() if account is None else account
         with self.changes(stop) as changes:
             ids = changes.choose(wanted, changes.databases(database), limit, lambda: None)
             chosen()
@@ -63,7 +63,7 @@ class Desk:
     # ---- looking
 
     def events(self, job_id: int) -> list[Event]:
-        return events_of(self.library.home(job_id), job_id, 100)
+        return read_events(self.library.home(job_id), job_id, 100)
 
     def everything(self) -> list[Any]:
         """All rows of all tables, and all of Redis."""
@@ -84,7 +84,7 @@ class Desk:
         return [self.library.row(job_id).status for job_id in ids]
 
 
-def totals(account: Account) -> tuple[int, int, int, int]:
+def totals(account: RunAccount) -> tuple[int, int, int, int]:
     """Changed, before, superseded, meanwhile: of all databases."""
     parts = account.databases.values()
     return (

@@ -21,11 +21,11 @@ from tests.integration.world import World
 from tests.servers.process import free_port
 from tests.worker.waiting import wait_until
 from toc.admin import changes as changes_module
-from toc.admin.run import PAUSE_S_MIN, Account, Interrupted
+from toc.admin.run import PAUSE_S_MIN, Interrupted, RunAccount
 from toc.domain.job import Event, Status
 from toc.domain.routing import hash_of
 from toc.errors import InvalidInput, SchemaMismatch, StoreUnavailable
-from toc.store.claims import Kind
+from toc.store.claims import OutcomeKind
 
 MINUTE, HOUR = 60_000, 3_600_000
 FAST = 1_000_000  # a second: no page waits for another
@@ -55,7 +55,7 @@ def test_a_dry_run_counts_and_changes_nothing(desk: Desk) -> None:
     near = schedule(desk, 8)
     schedule(desk, 3, biz_type="vip.close")
     dead = [library.dead(biz_id=number) for number in range(2)]
-    library.ended(Kind.DONE, biz_id=1)
+    library.ended(OutcomeKind.DONE, biz_id=1)
     library.running("one", biz_id=1)
     before = desk.everything()
     found = desk.count(order("cancel", "type_name = 'order.close'"))
@@ -90,7 +90,7 @@ def test_cancel_leaves_one_event_for_each_and_redis_follows(desk: Desk) -> None:
     library = desk.library
     mine = schedule(desk, 9)
     others = schedule(desk, 4, biz_type="vip.close")
-    running, done = library.running("one", biz_id=2), library.ended(Kind.DONE, biz_id=2)
+    running, done = library.running("one", biz_id=2), library.ended(OutcomeKind.DONE, biz_id=2)
     kept = {job_id: library.row(job_id) for job_id in (*others, running, done)}
     assert desk.world.reminders() == 13
     library.clock.advance(1)
@@ -113,7 +113,7 @@ def test_what_is_out_with_a_worker_is_forgotten_too(desk: Desk) -> None:
     (popped,) = desk.world.slots.pop("default", [(slot, 5)], 30_000)
     assert popped.ids == [job_id]
     assert totals(desk.run(order("cancel"))) == (1, 0, 0, 0)
-    assert desk.world.slots.place_of("default", slot, job_id) == (None, None)
+    assert desk.world.slots.find_reminder("default", slot, job_id) == (None, None)
 
 
 # ---- postpone
@@ -124,7 +124,7 @@ def test_postpone_by_counts_from_when_a_job_is_due_or_from_now(desk: Desk) -> No
     near, far = schedule(desk, 1, 5 * MINUTE)[0], schedule(desk, 1, 50 * MINUTE)[0]
     overdue = schedule(desk, 1, -50 * MINUTE)[0]
     retried = library.running("one", biz_id=5)
-    library.settle_as(Kind.RETRY, retried, "one", library.now_ms + 2 * MINUTE, "x")
+    library.settle_as(OutcomeKind.RETRY, retried, "one", library.now_ms + 2 * MINUTE, "x")
     due = {job_id: library.row(job_id).due_ms or 0 for job_id in (near, far, overdue, retried)}
     account = desk.run(order("postpone", by_ms=7 * MINUTE))
     assert totals(account) == (4, 0, 0, 0)
@@ -178,9 +178,9 @@ def test_what_redis_did_not_know_is_armed_when_it_is_near(desk: Desk) -> None:
 def test_a_job_is_postponed_once_though_it_moves_on_in_the_index(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from toc.store import sets  # noqa: PLC0415 - only here
+    from toc.store import bulk_update  # noqa: PLC0415 - only here
 
-    monkeypatch.setattr(sets, "WINDOW_ROWS", 2)
+    monkeypatch.setattr(bulk_update, "WINDOW_ROWS", 2)
     monkeypatch.setattr(changes_module, "IDS_MAX", 3)
     ids = [desk.library.pending(4 * number, in_ms=number * 1000) for number in range(12)]
     due = {job_id: desk.library.row(job_id).due_ms or 0 for job_id in ids}
@@ -196,9 +196,9 @@ def test_a_job_that_somebody_moves_while_it_is_looked_for_is_postponed_once(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The walk meets it twice: where it was, and where it is then."""
-    from toc.store import sets  # noqa: PLC0415 - only here
+    from toc.store import bulk_update  # noqa: PLC0415 - only here
 
-    monkeypatch.setattr(sets, "WINDOW_ROWS", 2)
+    monkeypatch.setattr(bulk_update, "WINDOW_ROWS", 2)
     library, looks = desk.library, []
     ids = [library.pending(biz_id, in_ms=n * 1000) for n, biz_id in enumerate(of_one_shard(12))]
 
@@ -236,7 +236,7 @@ def test_redrive_gives_the_dead_a_new_life_now(desk: Desk) -> None:
         assert [event.what for event in desk.events(job_id)] == ["bury", "redrive"]
         assert desk.events(job_id)[1].actor == ANN
         assert desk.world.reminder(job_id) == now_ms - library.now_ms
-    assert [letter.job_id for letter in library.jobs.dead(10)] == [report]
+    assert [letter.job_id for letter in library.jobs.dead_letters(10)] == [report]
 
 
 @pytest.mark.parametrize("page", [500, 1])
@@ -255,7 +255,7 @@ def test_superseded_jobs_stay_dead_and_do_not_stop_their_page(
     assert totals(account) == (4, 0, 2, 0)
     assert desk.statuses([*free, newer]) == [P] * 4
     assert [library.row(job_id) for job_id in (held, holder, older)] == before
-    assert {letter.job_id for letter in library.jobs.dead(10)} == {held, older}
+    assert {letter.job_id for letter in library.jobs.dead_letters(10)} == {held, older}
     assert [event.what for event in desk.events(held)] == ["bury"]
 
 
@@ -384,7 +384,7 @@ def test_an_interrupted_run_has_an_exact_account_and_goes_on(desk: Desk, verb: s
     fields = {"by_ms": HOUR} if verb == "postpone" else {}
     wanted = order(verb, **fields)
     stop, page = stopping_after(2)
-    account = Account()
+    account = RunAccount()
     with pytest.raises(Interrupted):
         desk.run(wanted, per_second=3, stop=stop, page=page, account=account)
     done = [i for i in ids if [e for e in desk.events(i) if e.actor == ANN]]
@@ -410,7 +410,7 @@ def test_it_stops_while_it_waits_for_the_throttle(desk: Desk) -> None:
         desk.library.pending(number)
     clock = desk.library.clock
     start_s = clock.monotonic_s()
-    account = Account()
+    account = RunAccount()
     with pytest.raises(Interrupted):
         desk.run(
             order("cancel"),
@@ -465,7 +465,7 @@ def test_a_page_that_nobody_answers_for_is_unsure_and_can_be_repeated(
     ids = sorted(library.pending(biz_id=4 * number) for number in range(10))
     monkeypatch.setattr(changes_module, "IDS_MAX", 4)
     fields = {"by_ms": HOUR} if verb == "postpone" else {}
-    account = Account()
+    account = RunAccount()
     # One more, where all are tried at once first.
     times = 3 if verb == "cancel" else 2
     with losing(monkeypatch, times), pytest.raises(StoreUnavailable):
@@ -491,7 +491,7 @@ def losing(monkeypatch: pytest.MonkeyPatch, times: int) -> Any:
     @contextmanager
     def lose() -> Iterator[Any]:
         made: list[Any] = []
-        apply = changes_module.Changes.apply
+        apply = changes_module.BulkChanges.apply
 
         def applied(self: Any, *args: Any, **kwargs: Any) -> None:
             with lose_answers(self._databases[0], times) as lost:
@@ -503,11 +503,11 @@ def losing(monkeypatch: pytest.MonkeyPatch, times: int) -> Any:
             def times(self) -> int:
                 return sum(lost.times for lost in made)
 
-        monkeypatch.setattr(changes_module.Changes, "apply", applied)
+        monkeypatch.setattr(changes_module.BulkChanges, "apply", applied)
         try:
             yield Sum()
         finally:
-            monkeypatch.setattr(changes_module.Changes, "apply", apply)
+            monkeypatch.setattr(changes_module.BulkChanges, "apply", apply)
 
     return lose()
 
@@ -519,7 +519,7 @@ def test_killed_connections(desk: Desk, kills: int, monkeypatch: pytest.MonkeyPa
     if library.sqlite:
         pytest.skip("it has no connections to kill")
     ids = [library.pending(biz_id=number) for number in range(30)]
-    change = changes_module.Sets.change
+    change = changes_module.BulkUpdate.change_page
     pages: list[int] = []
 
     def kill(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
@@ -537,8 +537,8 @@ def test_killed_connections(desk: Desk, kills: int, monkeypatch: pytest.MonkeyPa
         return change(self, shard, *args, **kwargs)
 
     killer = create_engine(library.settings.databases[0], poolclass=NullPool)
-    monkeypatch.setattr(changes_module.Sets, "change", watched)
-    for_ever, account = kills > 1, Account()
+    monkeypatch.setattr(changes_module.BulkUpdate, "change_page", watched)
+    for_ever, account = kills > 1, RunAccount()
     if for_ever:
         with pytest.raises(StoreUnavailable, match="database 0 does not answer"):
             desk.run(order("cancel"), per_second=4, account=account)
@@ -559,7 +559,7 @@ def test_a_dropped_table(desk: Desk, moment: str) -> None:
     ids = [library.pending(biz_id=number) for number in range(16)]
     last = max(library.shard(i) for i in ids)
     table, some_id = f"toc_job_{last:04d}", next(i for i in ids if library.shard(i) == last)
-    account = Account()
+    account = RunAccount()
 
     def drop() -> None:
         library.sql(some_id, f"ALTER TABLE {table} RENAME TO away")
@@ -649,13 +649,13 @@ def test_nobody_takes_a_job_once_it_is_looked_at(
             except OperationalError as error:
                 refused.append(str(error.orig))
 
-    change = changes_module.Sets.change
+    change = changes_module.BulkUpdate.change_page
 
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
         listen(self._databases[0].engine, "after_cursor_execute", take)
         return change(self, *args, **kwargs)
 
-    monkeypatch.setattr(changes_module.Sets, "change", watched)
+    monkeypatch.setattr(changes_module.BulkUpdate, "change_page", watched)
     fields = {"by_ms": HOUR} if verb == "postpone" else {}
     account = desk.run(order(verb, **fields))
     assert ("locked" in refused[0]) if library.sqlite else ("1205" in refused[0])
@@ -681,13 +681,13 @@ def test_a_page_is_read_only_where_some_do_not_match_any_more(
     def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         seen.append(statement)
 
-    change = changes_module.Sets.change
+    change = changes_module.BulkUpdate.change_page
 
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
         listen(self._databases[0].engine, "after_cursor_execute", note)
         return change(self, *args, **kwargs)
 
-    monkeypatch.setattr(changes_module.Sets, "change", watched)
+    monkeypatch.setattr(changes_module.BulkUpdate, "change_page", watched)
     soon = "action_time < NOW() + INTERVAL 1 MINUTE"
     account = desk.run(order("cancel", soon), chosen=happens)
     assert totals(account) == (3 - others, 0, 0, others)
@@ -743,7 +743,7 @@ class Crew:
         library = self._library
         for job_id, row in library.claim(ids, token).items():
             if row.token == token and row.status is Status.RUNNING:
-                kind = Kind.DONE if job_id % 7 == 0 else Kind.RETRY
+                kind = OutcomeKind.DONE if job_id % 7 == 0 else OutcomeKind.RETRY
                 library.settle_as(kind, job_id, token, library.now_ms, "again")
 
 
@@ -753,7 +753,7 @@ def test_beside_workers_a_job_is_cancelled_or_run_never_both(library: Library) -
     world = World(library, "none", topics={})
     desk = Desk(world)
     ids = [library.pending(biz_id=number) for number in range(60 if library.sqlite else 200)]
-    accounts: list[Account] = []
+    accounts: list[RunAccount] = []
     people = [
         threading.Thread(
             target=lambda run=run: accounts.append(

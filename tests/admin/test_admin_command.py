@@ -20,7 +20,7 @@ import pytest
 
 from tests.cli.conftest import Toc, no_settings, redis, servers, start, toc
 from tests.cli.processes import Process, clean_environment, wait_until
-from toc.cli.centers import person
+from toc.cli.clients import current_person
 
 __all__ = ["no_settings", "redis", "servers", "start", "toc"]
 
@@ -88,8 +88,9 @@ def test_a_real_run_leaves_its_account_and_events(toc: Toc, tmp_path: Path) -> N
     ids = schedule(toc, 6)
     assert toc("slots", "--json").json["armed"] == 6
     result = toc("admin", "cancel", "--where", "biz_id < 4", "--reason", "INC-1", "--yes", "--json")
-    assert (result.code, result.err) == (0, "")
     account = result.json
+    assert result.code == 0
+    assert begins_with_its_name(result.err, account["run"]) == ""
     assert (account["changed"], account["complete"], account["error"]) == (4, True, None)
     assert sum(part["changed"] for part in account["databases"]) == 4
     assert (account["actor"], account["reason"], account["dry_run"]) == (ME, "INC-1", False)
@@ -130,6 +131,13 @@ def test_the_bar_on_a_terminal(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "reading shards" in result.err
     assert "cancel jobs" in result.err
     assert "3/3" in result.err
+
+
+def begins_with_its_name(err: str, run: str) -> str:
+    """What a real run says on standard error after the name that it can be continued by."""
+    first, _, rest = err.partition("\n")
+    assert first == f"run {run}: if it is interrupted, --run {run} continues it"
+    return rest
 
 
 # ---- wrong input
@@ -233,17 +241,18 @@ def test_what_fails_half_way_has_its_account(toc: Toc, tmp_path: Path) -> None:
     drop(tmp_path, 1, "toc_event")
     result = toc("admin", "cancel", "--where", "TRUE", *SIGNED, "--json")
     assert result.code == 4
-    assert is_one_line(result.err), result.err
     account = result.json
+    error = begins_with_its_name(result.err, account["run"])
+    assert is_one_line(error), error
     done = cancelled(tmp_path)
     assert 0 < done < 12
     assert (account["changed"], account["complete"]) == (done, False)
     assert [part["changed"] for part in account["databases"]] == [done, 0]
     assert account["databases"][1]["in_reach"] == 12 - done
-    assert account["error"] in result.err
-    assert "database 1, table toc_job_000" in result.err
-    assert f"{done} of 12 jobs were changed" in result.err
-    assert f"--run {account['run']}" in result.err
+    assert account["error"] in error
+    assert "database 1, table toc_job_000" in error
+    assert f"{done} of 12 jobs were changed" in error
+    assert f"--run {account['run']}" in error
     table = toc("admin", "cancel", "--where", "TRUE", *SIGNED)
     assert table.code == 4
     assert "0 of " in table.err
@@ -270,9 +279,10 @@ def test_an_interrupted_run_says_exactly_what_it_did(
     assert 4 <= done < 40
     account = json.loads(process.out)
     assert (account["changed"], account["complete"]) == (done, False)
-    assert is_one_line(process.err), process.err
-    assert process.err.startswith("toc: interrupted at database ")
-    assert f"{done} of 40 jobs were changed; to go on: the same command with --run" in process.err
+    error = begins_with_its_name(process.err, account["run"])
+    assert is_one_line(error), error
+    assert error.startswith("toc: interrupted at database ")
+    assert f"{done} of 40 jobs were changed; to go on: the same command with --run" in error
     events = rows(tmp_path, "SELECT job_id FROM toc_event")
     assert len(events) == len(set(events)) == done
     again = toc("admin", "cancel", *where, "--run", account["run"]).json
@@ -283,11 +293,11 @@ def test_an_interrupted_run_says_exactly_what_it_did(
 
 HANGING = """
 import sys, time
-from toc.store.sets import Sets
+from toc.store.bulk_update import BulkUpdate
 def change(*args, **more):
     print("under way", flush=True, file=sys.stderr)
     time.sleep(600)
-Sets.change = change
+BulkUpdate.change_page = change
 from toc.cli.main import run
 run()
 """
@@ -310,6 +320,7 @@ def test_a_second_signal_ends_it_whatever_hangs(
     with process:
         try:
             assert process.stderr is not None
+            name = process.stderr.readline()
             assert process.stderr.readline() == "under way\n"
             kinds = cycle([signal.SIGINT, signal.SIGTERM])  # two of a kind may be heard as one
             for kind in islice(kinds, patience):
@@ -321,6 +332,7 @@ def test_a_second_signal_ends_it_whatever_hangs(
         finally:
             process.kill()
     account = json.loads(out)
+    assert begins_with_its_name(name, account["run"]) == ""
     # The interpreter hears signals again when it has nothing left to do.
     ends = {130} if patience == 2 else {130, -signal.SIGINT, -signal.SIGTERM}
     assert process.returncode in ends
@@ -368,10 +380,10 @@ def test_a_person_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyError("getpwuid(): uid not found: 4711")
 
     monkeypatch.setattr(getpass, "getuser", nobody)
-    assert person() == f"unknown@{socket.gethostname()}"
+    assert current_person() == f"unknown@{socket.gethostname()}"
     monkeypatch.setattr(getpass, "getuser", lambda: "a\x1bb" * 90)
-    assert len(person()) <= 96
-    assert person().isprintable()
+    assert len(current_person()) <= 96
+    assert current_person().isprintable()
 
 
 # ---- explain
@@ -403,7 +415,7 @@ def test_explain_of_what_is_not_there(toc: Toc) -> None:
     (job_id,) = schedule(toc, 1)
     gone = toc("explain", int(job_id) + 1)
     assert (gone.code, gone.err) == (1, "")
-    assert "there is no such job: it was made" in gone.out
+    assert "there is no such job: by its id it was made" in gone.out
     assert "table toc_job_000" in gone.out
     value = toc("explain", int(job_id) + 1, "--json").json
     assert (value["found"], value["row"]) == (False, None)

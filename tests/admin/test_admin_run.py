@@ -12,11 +12,11 @@ import pytest
 
 from tests.admin.desk import ANN, Desk, order, totals
 from tests.worker.waiting import wait_until
-from toc.admin.run import PAUSE_S_MIN, Account, Interrupted, Unsure
+from toc.admin.run import PAUSE_S_MIN, Interrupted, RunAccount, UnsurePage
 from toc.domain.job import Status
 from toc.errors import SchemaMismatch
+from toc.store.bulk_update import IDS_MAX, BulkUpdate
 from toc.store.schema import job_table_name
-from toc.store.sets import IDS_MAX, Sets
 
 FAST = 1_000_000  # a second: no page waits for another
 HOUR = 3_600_000
@@ -35,7 +35,7 @@ class Watch:
         self._lock = threading.Lock()
 
     def change(
-        self, change: Callable[..., Any], sets: Sets, shard: int, *args: Any, **more: Any
+        self, change: Callable[..., Any], sets: BulkUpdate, shard: int, *args: Any, **more: Any
     ) -> Any:
         with self._lock:
             self.begun.append(shard)
@@ -52,8 +52,10 @@ class Watch:
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
-    watch, change = Watch(), Sets.change
-    monkeypatch.setattr(Sets, "change", lambda *args, **more: watch.change(change, *args, **more))
+    watch, change = Watch(), BulkUpdate.change_page
+    monkeypatch.setattr(
+        BulkUpdate, "change_page", lambda *args, **more: watch.change(change, *args, **more)
+    )
     return watch
 
 
@@ -68,7 +70,7 @@ def ids(desk: Desk) -> list[int]:
     return ids
 
 
-def unsure(account: Account) -> list[Unsure]:
+def unsure(account: RunAccount) -> list[UnsurePage]:
     return [one for part in account.databases.values() for one in part.unsure]
 
 
@@ -143,7 +145,7 @@ def test_what_was_changed_before_takes_no_time(desk: Desk, ids: list[int]) -> No
 def test_who_stops_it_has_what_was_under_way(desk: Desk, watch: Watch, ids: list[int]) -> None:
     both = threading.Barrier(2, timeout=DEADLINE_S)
     watch.before = lambda _: both.wait()
-    account = Account()
+    account = RunAccount()
     with pytest.raises(Interrupted):
         desk.run(
             order("cancel"), per_second=FAST, account=account, stop=lambda: len(watch.begun) >= 2
@@ -163,7 +165,7 @@ def test_who_stops_it_is_told_what_fails_then(desk: Desk, watch: Watch, ids: lis
     table, some_id = job_table_name(bad), next(i for i in ids if library.shard(i) == bad)
     both = threading.Barrier(2, timeout=DEADLINE_S)
     watch.before = lambda _: both.wait()
-    account = Account()
+    account = RunAccount()
 
     def drop() -> None:
         library.sql(some_id, f"ALTER TABLE {table} RENAME TO away")
@@ -200,7 +202,7 @@ def test_one_fails_while_another_is_under_way(desk: Desk, watch: Watch, ids: lis
 
     watch.before = before
     watch.after = lambda shard: failed.set() if shard == bad else None
-    account = Account()
+    account = RunAccount()
 
     def drop() -> None:
         library.sql(some_id, f"ALTER TABLE {table} RENAME TO away")
@@ -233,7 +235,7 @@ def test_who_is_in_a_hurry_does_not_wait(
             raise KeyboardInterrupt
         return False
 
-    account = Account()
+    account = RunAccount()
     with pytest.raises(KeyboardInterrupt):
         desk.run(order("postpone", by_ms=HOUR), per_second=FAST, account=account, stop=stop)
     assert not gate.is_set()
@@ -241,7 +243,7 @@ def test_who_is_in_a_hurry_does_not_wait(
     assert (account.changed, account.complete) == (0, False)
     of = {shard: [i for i in ids if desk.library.shard(i) == shard] for shard in watch.begun}
     assert sorted(unsure(account), key=lambda one: one.table) == [
-        Unsure(job_table_name(shard), min(of[shard]), max(of[shard]), len(of[shard]))
+        UnsurePage(job_table_name(shard), min(of[shard]), max(of[shard]), len(of[shard]))
         for shard in sorted(of)
     ]
     gate.set()

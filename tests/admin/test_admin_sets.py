@@ -13,11 +13,12 @@ from tests.contract.library import Library
 from toc.admin.where import Where
 from toc.domain.job import Status
 from toc.errors import SchemaMismatch
-from toc.store import sets as sets_module
-from toc.store.claims import Kind
+from toc.store import bulk_update as sets_module
+from toc.store.biz_types import read_names_by_number
+from toc.store.bulk_update import BulkUpdate, RowWindow
+from toc.store.claims import OutcomeKind
 from toc.store.conditions import Condition, Constant, Every, bounds_of
 from toc.store.schema import JOB, job_table_name
-from toc.store.sets import Sets, Window, names_of
 
 NOW_MS = 1_767_225_600_000
 
@@ -35,7 +36,7 @@ def busy(library: Library) -> Library:
     """A good dozen jobs in each shard; several due at the same moment; in all states."""
     for number in range(60):
         library.pending(number % 12, in_ms=1000 * (number // 6), key=f"{number}")
-    for kind in (Kind.DONE, Kind.BURY, Kind.RETRY):
+    for kind in (OutcomeKind.DONE, OutcomeKind.BURY, OutcomeKind.RETRY):
         for number in range(8):
             library.ended(kind, biz_id=number)
     library.running("one", biz_id=5)
@@ -46,19 +47,23 @@ def parse(where: str) -> Condition:
     return Where(where).condition(NOW_MS)
 
 
-def sets_of(library: Library, where: str, reach: str = "TRUE") -> Sets:
-    return Sets(library.databases, names_of(library.databases), parse(where), parse(reach))
+def sets_of(library: Library, where: str, reach: str = "TRUE") -> BulkUpdate:
+    return BulkUpdate(
+        library.databases, read_names_by_number(library.databases)[0], parse(where), parse(reach)
+    )
 
 
-def windows(library: Library, sets: Sets, where: str) -> Iterator[Window]:
+def windows(library: Library, sets: BulkUpdate, where: str) -> Iterator[RowWindow]:
     for database in library.databases:
-        yield from sets.walk(database, bounds_of(parse(where)), lambda: None)
+        yield from sets.windows(database, bounds_of(parse(where)), lambda: None)
 
 
 def found(library: Library, where: str) -> list[int]:
     sets = sets_of(library, where)
     return [
-        job_id for window in windows(library, sets, where) for job_id in sorted(sets.found(window))
+        job_id
+        for window in windows(library, sets, where)
+        for job_id in sorted(sets.find_changeable(window))
     ]
 
 
@@ -100,7 +105,7 @@ def test_a_window_has_few_rows_and_its_index(busy: Library, where: str) -> None:
     for window in windows(busy, sets, where):
         assert window.key == WHERES[where]
         if window.key != "uq_live":  # those of two business ids, however many they have
-            assert len(sets.found(window)) <= 3
+            assert len(sets.find_changeable(window)) <= 3
 
 
 def test_the_walk_says_when_a_shard_is_done(busy: Library) -> None:
@@ -108,7 +113,7 @@ def test_the_walk_says_when_a_shard_is_done(busy: Library) -> None:
     sets = sets_of(busy, "TRUE")
     for where, count in (("TRUE", 4), ("status = 0 AND shard IN (1, 2)", 2), ("biz_id = 1", 4)):
         passed.clear()
-        list(sets.walk(busy.databases[0], bounds_of(parse(where)), lambda: passed.append(1)))
+        list(sets.windows(busy.databases[0], bounds_of(parse(where)), lambda: passed.append(1)))
         assert len(passed) == count
 
 
@@ -130,11 +135,11 @@ def test_a_tally_tells_types_states_and_reach_apart(busy: Library) -> None:
     sets = sets_of(busy, "biz_id < 100", "status = 0 AND due_time < '2026-01-01 00:00:05'")
     counts: dict[tuple[int, int], list[int]] = {}
     for window in windows(busy, sets, "TRUE"):
-        for tally in sets.tally(window):
+        for tally in sets.count_matches(window):
             count = counts.setdefault((tally.type_no, tally.status), [0, 0])
             count[0] += tally.matched
-            count[1] += tally.reached
-            if tally.reached:
+            count[1] += tally.changeable
+            if tally.changeable:
                 assert tally.example is not None
                 assert busy.row(tally.example).status == Status.PENDING
             else:
@@ -159,12 +164,12 @@ def explained(library: Library) -> Iterator[list[dict[str, Any]]]:
             asked.append((statement, parameters))
 
     database = library.databases[0]
-    for engine in (database.engine, database.single):
+    for engine in (database.engine, database.autocommit_engine):
         event.listen(engine, "before_cursor_execute", note)
     try:
         yield plans
     finally:
-        for engine in (database.engine, database.single):
+        for engine in (database.engine, database.autocommit_engine):
             event.remove(engine, "before_cursor_execute", note)
     with database.engine.connect() as connection:
         for statement, parameters in asked:
@@ -192,8 +197,8 @@ def test_the_server_uses_that_index(busy: Library, where: str) -> None:
     with explained(busy) as plans:
         sets = sets_of(busy, where)
         for window in windows(busy, sets, where):
-            sets.tally(window)
-            sets.found(window)
+            sets.count_matches(window)
+            sets.find_changeable(window)
     assert {plan["key"] for plan in plans if plan["key"] is not None} <= {WHERES[where], "PRIMARY"}
     on_index = [plan for plan in plans if plan["key"] == WHERES[where]]
     assert on_index or not found(busy, where)

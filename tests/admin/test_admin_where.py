@@ -12,7 +12,9 @@ from toc.admin.where import CHARS_MAX, VALUES_MAX, Where
 from toc.domain.job import Status
 from toc.domain.routing import BIZ_ID_MAX
 from toc.errors import InvalidInput
-from toc.store.claims import Kind
+from toc.store.biz_types import read_names_by_number
+from toc.store.bulk_update import BulkUpdate
+from toc.store.claims import OutcomeKind
 from toc.store.conditions import (
     KINDS,
     Bounds,
@@ -28,7 +30,6 @@ from toc.store.conditions import (
     Some,
     bounds_of,
 )
-from toc.store.sets import Sets, names_of
 from toc.store.views import COLUMNS, JOBS, jobs_of_shard
 
 NOW_MS = 1_773_490_000_123  # 2026-03-14 12:06:40.123
@@ -95,16 +96,14 @@ TAKEN: Mapping[str, Condition] = {
     "biz_id IN (1, '2', (3))": OneOf(Column("biz_id"), (1, 2, 3)),
     "biz_id NOT IN (1)": Negation(OneOf(Column("biz_id"), (1,))),
     "attempts BETWEEN 1 AND 3": Every((compare("attempts", ">=", 1), compare("attempts", "<=", 3))),
-    "2 BETWEEN attempts AND 3": Every((compare("attempts", "<=", 2), Constant(True))),
     r"worker LIKE 'h\_1%'": Like(Column("worker"), r"h\_1%", "\\"),
     "worker LIKE 'h|_1%' ESCAPE '|'": Like(Column("worker"), "h|_1%", "|"),
     "worker NOT LIKE 'h%' ESCAPE ''": Negation(Like(Column("worker"), "h%", "")),
     "dedup_key IS NULL": IsNull(Column("dedup_key")),
     "dedup_key IS NOT NULL": Negation(IsNull(Column("dedup_key"))),
     "TRUE": Constant(True),
-    "1 = 1": Constant(True),
-    "'a' > 'b'": Constant(False),
-    "NOW() > NOW() - INTERVAL 1 DAY": Constant(True),
+    "(TRUE)": Constant(True),
+    "FALSE": Constant(False),
 }
 
 
@@ -182,6 +181,9 @@ REFUSED = {
     "due_time < NOW() - INTERVAL (SELECT 1) DAY": "whole number",
     "SLEEP(5)": "the function SLEEP is not allowed",
     "status = SLEEP(5)": "the function SLEEP is not allowed",
+    "due_time < NOW(SLEEP(5))": "the function SLEEP is not allowed",
+    "due_time < NOW('3')": "not allowed",
+    "due_time < DATE_ADD(NOW(), INTERVAL 1 DAY, 3)": "the function DATE_ADD is not allowed",
     "due_time < SYSDATE()": "the function SYSDATE is not allowed",
     "worker = LOAD_FILE('/etc/passwd')": "the function LOAD_FILE is not allowed",
     "GET_LOCK('x', 1) = 1": "the function GET_LOCK is not allowed",
@@ -218,6 +220,17 @@ REFUSED = {
     "1": "is no condition",
     "NOT status": "is no condition",
     "'x' AND TRUE": "is no condition",
+    # true of all jobs, or of none
+    "1 = 1": "compares two values",
+    "1 = '1'": "compares two values",
+    "'a' > 'b'": "compares two values",
+    "NOW() > NOW() - INTERVAL 1 DAY": "compares two values",
+    "2 BETWEEN attempts AND 3": "compares two values",
+    "biz_id = '1' OR '' = ''": "compares two values: one side must be a column",
+    "job_id = job_id": "compares a column with itself",
+    "NOT (biz_id < biz_id)": "compares a column with itself",
+    "biz_id = 1 OR TRUE": "must stand alone: TRUE means all jobs",
+    "NOT FALSE": "must stand alone: TRUE means all jobs",
     # columns
     "statsu = 0": "no such column in toc_jobs; did you mean status?",
     "duetime < NOW()": "did you mean due_time?",
@@ -237,7 +250,6 @@ REFUSED = {
     "worker = 5": "worker is a text",
     "worker = NOW()": "worker is a text",
     "worker = biz_id": "one is a text, the other a number",
-    "1 = '1'": "compares unlike things",
     "due_time < 20260101": "due_time is a time",
     "due_time < 'tomorrow'": "is no time",
     "due_time < '2026-02-30'": "is no time",
@@ -332,7 +344,7 @@ def test_what_follows_from_a_condition(where: str) -> None:
 
 SAME = [
     "TRUE",
-    "1 = 2",
+    "FALSE",
     "status = 0",
     "status_name = 'pending' OR status_name > 'e'",
     "status IN (2, 3, 4) AND NOT status_name LIKE 'd%'",
@@ -390,7 +402,7 @@ def various(library: Library) -> Library:
     keys = ("", "K", "a%b", "axb", "*", "[k]", "a?b", "_")
     for number, key in enumerate(keys):
         library.pending(number, key=key, attribute='{"n":"Größe"}' if number % 2 else '{"a":1}')
-    for kind in Kind:
+    for kind in OutcomeKind:
         job_id = library.pending(1, in_ms=-1500)
         library.claim([job_id], "ended")
         library.clock.advance(0.25)
@@ -413,12 +425,12 @@ def by_hand(library: Library, where: str) -> set[int]:
 
 def by_us(library: Library, where: str) -> set[int]:
     condition = read(where)
-    names = names_of(library.databases)
-    sets = Sets(library.databases, names, condition, Constant(True))
+    names = read_names_by_number(library.databases)[0]
+    sets = BulkUpdate(library.databases, names, condition, Constant(True))
     found: list[int] = []
-    for window in sets.walk(library.databases[0], bounds_of(condition), lambda: None):
-        ids = sets.found(window)
-        tallies = sets.tally(window)
+    for window in sets.windows(library.databases[0], bounds_of(condition), lambda: None):
+        ids = sets.find_changeable(window)
+        tallies = sets.count_matches(window)
         assert sum(tally.matched for tally in tallies) == len(ids)
         found += ids
     assert len(found) == len(set(found))

@@ -18,15 +18,16 @@ from tests.servers.process import free_port
 from tests.worker.conftest import make_rig
 from tests.worker.rig import TYPE, Gate, Rig
 from tests.worker.waiting import wait_until
-from toc.admin.story import Meaning, Story, lateness, meaning, story
+from toc.admin.explain import JobExplanation, Meaning, find_job_story, interpret, time_spent
 from toc.cli.explain import _json, _text
-from toc.cli.words import duration
+from toc.cli.time_texts import duration
 from toc.domain.ids import JOB_ID_MAX, gene_of
 from toc.domain.job import Status
 from toc.errors import InvalidInput, SchemaMismatch
 from toc.node.node import Node
 from toc.runtime.settings import Settings, TopicSettings
-from toc.store.claims import Kind
+from toc.store.claims import OutcomeKind
+from toc.store.purge_pages import PurgePages
 from toc.timer.slots import Entry
 
 __all__ = ["make_rig"]
@@ -42,18 +43,20 @@ def desk(library: Library, redis_server: Endpoint) -> Iterator[Desk]:
     world.close()
 
 
-def look(desk: Desk, job_id: int, **changes: Any) -> tuple[Story, Meaning]:
+def look(desk: Desk, job_id: int, **changes: Any) -> tuple[JobExplanation, Meaning]:
     settings = desk.world.settings.model_copy(update=changes)
-    found = story(settings, job_id, desk.world.clock)
-    means = meaning(found, settings, duration)
+    found = find_job_story(settings, job_id, desk.world.clock)
+    means = interpret(found, settings, duration)
     # However it is shown, nothing is missing and nothing fails.
-    late = None if found.record is None else lateness(found.record)
+    late = None if found.record is None else time_spent(found.record)
     assert str(job_id) in _text(found, means, late)
     assert json.loads(json.dumps(_json(found, means, late)))["job_id"] == str(job_id)
     return found, means
 
 
-def says(desk: Desk, job_id: int, agrees: bool | None, words: str, **changes: Any) -> Story:
+def says(
+    desk: Desk, job_id: int, agrees: bool | None, words: str, **changes: Any
+) -> JobExplanation:
     found, means = look(desk, job_id, **changes)
     assert means == Meaning(agrees, words)
     return found
@@ -90,11 +93,11 @@ def test_the_whole_row_is_told(desk: Desk) -> None:
     home = found.home
     assert (home.shard, home.database, home.table) == (shard, 0, f"toc_job_{shard:04d}")
     assert home.created_ms == library.now_ms
-    shown = _text(found, meaning(found, desk.world.settings, duration), lateness(found.record))
+    shown = _text(found, interpret(found, desk.world.settings, duration), time_spent(found.record))
     for word in ("order.close", '{"note": "größer", "n": [1, null]}', "'k'", home.table,
                  "action_time   2026-01-01 00:05:00.000Z (in 5m 0s)", "0 (pending)"):  # fmt: skip
         assert word in shown
-    value = _json(found, Meaning(True, ""), lateness(found.record))
+    value = _json(found, Meaning(True, ""), time_spent(found.record))
     assert value["row"]["attribute"] == note
     assert value["row"]["due_time"] == "2026-01-01T00:05:00.000Z"
     assert value["found"] is True
@@ -105,7 +108,7 @@ def test_texts_of_others_do_not_command_the_terminal(desk: Desk) -> None:
     desk.library.jobs.cancel(job_id, "red \x1b[31m [bold]")
     found, means = look(desk, job_id)
     assert found.record is not None
-    shown = _text(found, means, lateness(found.record))
+    shown = _text(found, means, time_spent(found.record))
     assert "\x1b" not in shown
     assert "red \\x1b[31m [bold]" in shown
 
@@ -211,8 +214,8 @@ def test_running_under_a_lease(desk: Desk) -> None:
     assert LEASE_MS == 60_000
     found = says(desk, job_id, True, words)
     assert found.record is not None
-    assert lateness(found.record).claimed_after_ms == 1500
-    assert lateness(found.record).ended_after_ms is None
+    assert time_spent(found.record).claimed_after_ms == 1500
+    assert time_spent(found.record).ended_after_ms is None
     desk.library.clock.advance(LEASE_MS / 1000)
     over = (
         "the lease of shop7:4711 was over 2s ago: it died, or its handler hangs; who pops or scans "
@@ -237,7 +240,7 @@ def test_retried(desk: Desk) -> None:
     job_id = schedule(desk, 0)
     desk.library.claim([job_id], TOKEN)
     due_ms = desk.library.now_ms + 90 * SECOND
-    desk.library.settle_as(Kind.RETRY, job_id, TOKEN, due_ms, "boom")
+    desk.library.settle_as(OutcomeKind.RETRY, job_id, TOKEN, due_ms, "boom")
     desk.world.slots.put_back("default", {desk.world.slot(job_id): [Entry(due_ms, job_id)]})
     words = "due in 1m 30s, after 1 attempt, but armed 1m 30s earlier: it was moved; the claim puts it right"
     says(desk, job_id, False, words)  # put_back never makes a reminder later: the earliest wins
@@ -253,7 +256,7 @@ def test_dead_and_redriven(desk: Desk) -> None:
     pop(desk, job_id)
     desk.library.claim([job_id], TOKEN)
     desk.library.clock.advance(3)
-    desk.library.settle_as(Kind.BURY, job_id, TOKEN, error="no luck\nat line 5")
+    desk.library.settle_as(OutcomeKind.BURY, job_id, TOKEN, error="no luck\nat line 5")
     forget(desk, job_id)
     desk.library.clock.advance(60)
     words = "dead 1m 0s ago, after 1 attempt; `toc dead redrive` gives it a new life"
@@ -261,8 +264,8 @@ def test_dead_and_redriven(desk: Desk) -> None:
     assert found.record is not None
     assert found.record.letter is not None
     assert found.record.letter.error == "no luck\nat line 5"
-    assert lateness(found.record).claimed_after_ms == 2000
-    assert lateness(found.record).ended_after_ms == 3000
+    assert time_spent(found.record).claimed_after_ms == 2000
+    assert time_spent(found.record).ended_after_ms == 3000
     desk.run(order("redrive"))
     found, means = look(desk, job_id)
     assert means.agrees is True
@@ -270,7 +273,7 @@ def test_dead_and_redriven(desk: Desk) -> None:
     assert [event.what for event in found.events] == ["bury", "redrive"]
     assert found.record is not None
     assert found.record.letter is None
-    assert lateness(found.record).claimed_after_ms is None  # that claim was an earlier life's
+    assert time_spent(found.record).claimed_after_ms is None  # that claim was an earlier life's
 
 
 def test_done(desk: Desk) -> None:
@@ -279,7 +282,7 @@ def test_done(desk: Desk) -> None:
     pop(desk, job_id)
     desk.library.claim([job_id], TOKEN)
     desk.library.clock.advance(1)
-    desk.library.settle_as(Kind.DONE, job_id, TOKEN)
+    desk.library.settle_as(OutcomeKind.DONE, job_id, TOKEN)
     left = (
         "done 0s ago, after 1 attempt; Redis still reminds of it, and forgets it at the next claim"
     )
@@ -287,7 +290,7 @@ def test_done(desk: Desk) -> None:
     forget(desk, job_id)
     found = says(desk, job_id, True, "done 0s ago, after 1 attempt")
     assert found.record is not None
-    late = lateness(found.record)
+    late = time_spent(found.record)
     assert (late.claimed_after_ms, late.ended_after_ms) == (250, 1000)
     shown = _text(found, Meaning(True, ""), late)
     assert "claimed  0.25s after its action_time" in shown
@@ -305,6 +308,21 @@ def test_cancelled_by_a_person(desk: Desk) -> None:
     found = says(desk, job_id, False, left)
     (event,) = found.events
     assert (event.what, event.actor, event.reason) == ("cancel", "bob@laptop", "asked to")
+    account = account_of(desk, job_id)
+    assert event.account == account
+    beside = f" (account {account})" if account else ""
+    shown = _text(found, Meaning(None, ""), None)
+    assert f"cancel (pending -> cancelled) by bob@laptop{beside}: asked to" in shown
+    assert _json(found, Meaning(None, ""), None)["events"][0]["account"] == account
+
+
+def account_of(desk: Desk, job_id: int) -> str | None:
+    """The database account of the tests, by the server's word."""
+    if desk.library.sqlite:
+        return None
+    ((account,),) = desk.library.sql(job_id, "SELECT CURRENT_USER()")
+    assert "@" in account
+    return str(account)
 
 
 def test_cancelled_and_postponed_by_the_admin(desk: Desk) -> None:
@@ -318,7 +336,9 @@ def test_cancelled_and_postponed_by_the_admin(desk: Desk) -> None:
     assert "but armed 55m 0s earlier: it was moved; the claim puts it right" in means.text
     assert [(e.what, e.actor) for e in found.events] == [("reschedule", ANN)]
     shown = _text(found, means, None)
-    assert f"reschedule (pending -> pending) by {ANN}: to 2026-01-01 01:00:00" in shown
+    account = account_of(desk, two)
+    beside = f" (account {account})" if account else ""
+    assert f"reschedule (pending -> pending) by {ANN}{beside}: to 2026-01-01 01:00:00" in shown
 
 
 # ---- topics
@@ -348,7 +368,10 @@ def test_a_reminder_that_was_left_in_another_topic(desk: Desk) -> None:
 def test_a_job_that_is_not_there(desk: Desk) -> None:
     gone = desk.library.new().job_id
     desk.library.clock.advance(90)
-    purged = "there is no such job: it was made 1m 30s ago and purged since, or never existed"
+    purged = (
+        "there is no such job: by its id it was made 1m 30s ago; by these settings jobs of its age are "
+        "not purged yet: somebody deleted it, or it never existed"
+    )
     found = says(desk, gone, True, purged)
     assert (found.record, found.events) == (None, [])
     assert [place.topic for place in found.places] == ["default", "vip"]
@@ -357,7 +380,12 @@ def test_a_job_that_is_not_there(desk: Desk) -> None:
     says(desk, gone, False, f"{purged}; its reminder goes with the next claim")
     never = "there is no such job: by its id it would be made in"
     assert look(desk, JOB_ID_MAX)[1].text.startswith(never)
-    assert look(desk, 0)[1].text.startswith("there is no such job: it was made 731d")
+    old = look(desk, 0)[1].text
+    assert old.startswith("there is no such job: by its id it was made 731d")
+    assert old.endswith(
+        "perhaps it was purged before purges were counted (nothing is counted yet), or somebody deleted it, "
+        "or it never existed"
+    )
 
 
 def test_events_outlive_their_job(desk: Desk) -> None:
@@ -366,14 +394,99 @@ def test_events_outlive_their_job(desk: Desk) -> None:
     table = f"toc_job_{desk.library.shard(job_id):04d}"
     desk.library.sql(job_id, f"DELETE FROM {table}")
     found, means = look(desk, job_id)
-    assert means.text.startswith("there is no such job: it was made 0s ago and purged since")
+    assert means.text == (
+        "there is no such job: by its id it was made 0s ago; by these settings jobs of its age are "
+        "not purged yet: it has events; somebody deleted it; its reminder goes "
+        "with the next claim"
+    )
     assert [event.what for event in found.events] == ["cancel"]
+
+
+def purge(library: Library, *job_ids: int) -> None:
+    """As retention does it, all pages being one."""
+    library.clock.advance(1)
+    purges = PurgePages(library.databases)
+    for shard in {library.shard(job_id) for job_id in job_ids}:
+        rows = purges.read_page(shard, 0, library.now_ms, 1000)
+        purges.delete_unchanged(shard, [row for row in rows if row.job_id in job_ids])
+
+
+def test_a_purged_job_and_the_days_on_which_jobs_of_its_age_were_purged(desk: Desk) -> None:
+    library = desk.library
+    first = [library.ended(OutcomeKind.DONE) for _ in range(3)]
+    gone = library.ended(OutcomeKind.DONE)
+    dropped = library.ended(OutcomeKind.DROP)  # which leaves an event
+    last = library.ended(OutcomeKind.DONE)
+    report = library.ended(OutcomeKind.DONE, type_no=library.report_no)
+    library.clock.advance(31 * 86_400)
+    purge(library, *first[1:], gone, dropped, last, report)
+    made = "there is no such job: by its id it was made 31d 0h ago; jobs made before and after it were purged"
+    done = "on 2026-02-01 (4 done of order.close)"
+    found = says(
+        desk, gone, True, f"{made} {done}: it was likely purged with them, or it never existed"
+    )
+    shown = _text(found, Meaning(None, ""), None)
+    assert f"  2026-02-01  4 done of order.close, ids {first[1]} to {last}" in shown
+    both = "on 2026-02-01 (4 done of order.close, 1 cancelled of order.close)"
+    likely = "it has events; it was likely purged with them"
+    found = says(desk, dropped, True, f"{made} {both}: {likely}")
+    assert [event.what for event in found.events] == ["drop"]
+    # A job that lived for longer goes on another day, and its day encloses all between.
+    library.clock.advance(86_400)
+    purge(library, first[0])
+    far = library.ended(OutcomeKind.DONE)
+    purge(library, far)
+    found, means = look(desk, gone)
+    assert (
+        "on 2026-02-01 (4 done of order.close), on 2026-02-02 (2 done of order.close): "
+        in means.text
+    )
+    assert found.purges is not None
+    assert [one.jobs for one in found.purges.counts] == [4, 2]  # the closest first
+    value = _json(found, means, None)["purges"]
+    assert value["closest"][0] == {
+        "day": "2026-02-01", "biz_type": "order.close", "status": "done", "jobs": 4,
+        "first_id": str(first[1]), "last_id": str(last),
+    }  # fmt: skip
+    assert (value["counted_since"], value["days"]) == ("2026-02-01", 2)
+
+
+def test_more_days_than_are_told(desk: Desk) -> None:
+    library = desk.library
+    gone = library.new().job_id
+    for day in range(1, 6):
+        library.sql(
+            library.pending(),
+            f"INSERT INTO toc_purge (day, biz_type, status, jobs, first_id, last_id) VALUES "
+            f"('2026-03-0{day}', {library.close_no}, 2, {day}234, {gone - day}, {gone + day})",
+        )
+    library.clock.advance(70 * 86_400)
+    told = ", ".join(f"on 2026-03-0{day} ({day},234 done of order.close)" for day in (1, 2, 3))
+    assert f"purged {told} and on 2 more days: it was likely" in look(desk, gone)[1].text
+
+
+def test_what_no_count_encloses_was_not_purged(desk: Desk) -> None:
+    """All purges since before it was made are counted: known, and not only likely."""
+    library = desk.library
+    old = library.ended(OutcomeKind.DONE)
+    purge(library, old)
+    library.clock.advance(86_400)
+    gone = library.new().job_id
+    library.clock.advance(60 * 86_400)
+    says(desk, gone, True,
+         "there is no such job: by its id it was made 60d 0h ago; no jobs of its age were purged "
+         "(counted since 2026-01-01): somebody deleted it, or it never existed")  # fmt: skip
+    before = old - (1 << 22) * 86_400_000
+    assert look(desk, before)[1].text.endswith(
+        "perhaps it was purged before purges were counted (counted since 2026-01-01), or somebody "
+        "deleted it, or it never existed"
+    )
 
 
 @pytest.mark.parametrize("job_id", [-1, JOB_ID_MAX + 1])
 def test_what_is_no_id(desk: Desk, job_id: int) -> None:
     with pytest.raises(InvalidInput, match="job_id"):
-        story(desk.world.settings, job_id, desk.world.clock)
+        find_job_story(desk.world.settings, job_id, desk.world.clock)
 
 
 # ---- servers that are away
@@ -439,15 +552,15 @@ def test_other_settings_than_the_databases_are_refused(desk: Desk) -> None:
     job_id = schedule(desk, 5 * MINUTE)
     wrong = desk.world.settings.model_copy(update={"shards": 8, "topics": {}})
     with pytest.raises(SchemaMismatch, match="database 0 was set up with shards = 4"):
-        story(wrong, job_id, desk.world.clock)
+        find_job_story(wrong, job_id, desk.world.clock)
 
 
 # ---- real nodes
 
 
-def tell(settings: Settings, job_id: int) -> tuple[Story, str]:
-    found = story(settings, job_id)
-    return found, meaning(found, settings, duration).text
+def tell(settings: Settings, job_id: int) -> tuple[JobExplanation, str]:
+    found = find_job_story(settings, job_id)
+    return found, interpret(found, settings, duration).text
 
 
 def test_what_a_worker_does_is_what_is_told(make_rig: Any) -> None:
@@ -472,7 +585,7 @@ def test_what_a_worker_does_is_what_is_told(make_rig: Any) -> None:
     found, words = tell(rig.settings, job_id)
     assert words.startswith("done ")
     assert found.record is not None
-    late = lateness(found.record)
+    late = time_spent(found.record)
     assert late.claimed_after_ms is not None
     assert late.ended_after_ms is not None
     assert late.claimed_after_ms >= 0
@@ -495,7 +608,7 @@ def test_owners_and_deputies(
             node.start()
         names = {node.identity for node in nodes}
 
-        def shared() -> Story | None:
+        def shared() -> JobExplanation | None:
             found, _ = tell(rig.settings, job_id)
             owners = [owner for of_thing in found.owners.values() for owner in of_thing]
             whole = len(owners) == 2 and all(owner.deputy for owner in owners)

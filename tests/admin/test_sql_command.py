@@ -19,6 +19,12 @@ from toc.runtime.clock import SystemClock
 
 __all__ = ["no_settings", "toc"]
 
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 Sql = Callable[..., "tuple[int, str, str]"]
 
 
@@ -92,6 +98,38 @@ def test_csv(sql: Sql) -> None:
     assert len(rows) == 300
     assert {"two\nlines", 'say"x"', "it's", ""} <= {row["attribute"] for row in rows}
     assert any(re.fullmatch(r"202.*T.*Z", row["due_time"]) for row in rows)
+
+
+def test_csv_on_a_terminal_does_not_command_it(sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "SELECT 'a\x1b[2J\x9b\nb' AS a, 'c' AS `x\x1bc`, COUNT(*) AS n FROM toc_jobs"
+    exact = sql("--csv", text)[1]
+    assert exact.startswith('a,x\x1bc,n\n"a\x1b[2J\x9b\nb","c",')  # files and pipes
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    sql("--csv", text)
+    assert terminal.getvalue().startswith('a,x\\x1bc,n\n"a\\x1b[2J\\x9b\nb","c",')
+
+
+def test_csv_tells_null_from_the_empty_text(sql: Sql) -> None:
+    text = "SELECT NULL AS a, '' AS b, 'say \"x\"' AS c, 7 AS d, COUNT(*) AS n FROM toc_jobs"
+    code, out, err = sql("--csv", text)
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r'a,b,c,d,n\n,"","say ""x""",7,\d+\n', out)
+
+
+def test_csv_has_no_formulas(sql: Sql) -> None:
+    """A spreadsheet would run them: OWASP, CSV injection. Numbers are no texts."""
+    texts = ("=1+1", "+1", "-1", "@SUM(A1)", "\uff1d1", "a=1", "'=1", " =1")
+    selected = ", ".join(
+        f"'{text.replace(chr(39), chr(39) * 2)}' AS c{n}" for n, text in enumerate(texts)
+    )
+    code, out, err = sql("--csv", f"SELECT {selected}, -7 AS n, COUNT(*) AS m FROM toc_jobs")
+    assert (code, err) == (0, "")
+    _, row = csv.reader(io.StringIO(out, newline=""))
+    assert row[:8] == ["'=1+1", "'+1", "'-1", "'@SUM(A1)", "'\uff1d1", "a=1", "'=1", " =1"]
+    assert row[8] == "-7"
+    code, out, err = sql("--csv", "SELECT COUNT(*) AS `=1+1` FROM toc_jobs")
+    assert (code, out.split("\n")[0]) == (0, "'=1+1"), err
 
 
 def test_where_the_statement_comes_from(
@@ -170,7 +208,7 @@ def test_one_database(sql: Sql) -> None:
         ("UPDATE toc_jobs SET status = 3", 2, "only a SELECT is taken"),
         ("SELECT due_tme FROM toc_jobs", 2, "did you mean due_time?; got 'due_tme'"),
         ("SELECT job_id FROM toc_jobs WHERE SLEEP(9)", 2, "got 'SLEEP'"),
-        ("SELECT job_id FROM toc_jobs JOIN toc_events", 2, "a join is not taken"),
+        ("SELECT job_id FROM toc_jobs NATURAL JOIN toc_events", 2, "METHOD is not taken here"),
     ],
 )
 def test_a_mistake_is_one_line(sql: Sql, text: str, code: int, says: str) -> None:
@@ -237,7 +275,7 @@ def test_time_is_limited(sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
         r"--whole-timeout allows more\n",
         err,
     )
-    monkeypatch.setattr("toc.store.asking._SQLITE_STEPS", 10)
+    monkeypatch.setattr("toc.store.fan_out._SQLITE_STEPS", 10)
     code, out, err = sql("SELECT COUNT(*) FROM toc_jobs", "--whole-timeout", 9999)
     assert (code, out) == (1, "")
     assert err.endswith(": took longer than 10 s; --timeout allows more\n")

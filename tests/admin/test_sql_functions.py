@@ -11,6 +11,8 @@ from sqlalchemy.pool import NullPool
 from tests.admin.world import World, prepare, same_rows
 from toc.admin.functions import ALIASES, FUNCTIONS, SPELLED, UNITS
 from toc.admin.lite import functions
+from toc.admin.writing import _REFUSED
+from toc.errors import InvalidInput
 
 EXPRESSIONS = [
     "CONCAT(shard, '-', type_name)", "CONCAT(due_time, '|', status)", "LENGTH(attribute)",
@@ -64,6 +66,17 @@ EXPRESSIONS = [
     "due_time LIKE '2026-01-%'", "worker LIKE '%:_'", "worker LIKE 'NODE%'", "attribute LIKE '%\\\\\\\\%'",
     "due_time IN ('2026-01-01', '2026-01-02 00:00')", "DATE(due_time) = '2026-01-01 00:00:00'",
     "DATE(due_time) < '2026-01-01 10:00:00'", "due_time <= CURDATE()", "due_time BETWEEN CURDATE() AND NOW()",
+    "CONCAT_WS('-', worker, NULL, status)", "CONCAT_WS(NULL, worker)", "REVERSE(attribute)",
+    *(f"LPAD(attribute, {n}, 'xy')" for n in (-1, 0, 1, 7)), "LPAD(attribute, 9, '')",
+    *(f"RPAD(attribute, {n}, 'xy')" for n in (-1, 0, 1, 7)), "RPAD(worker, 4, '')",
+    "EXTRACT(HOUR FROM due_time)", "EXTRACT(QUARTER FROM due_time)", "EXTRACT(WEEK FROM due_time)",
+    "WEEK(due_time)", "WEEK(due_time, 3)", "DAYNAME(due_time)", "MONTHNAME(due_time)",
+    "CONVERT_TZ(due_time, '+00:00', '+08:00')", "CONVERT_TZ(due_time, '-03:30', '+00:00')",
+    "due_time < TIMESTAMP '2026-01-01 10:00:00'",
+    "DATE_ADD(TIMESTAMP'2026-01-01 00:00:00', INTERVAL 1 DAY) < due_time",
+    "attribute REGEXP '^a'", "NOT worker RLIKE 'node-[ab]:'", "JSON_VALID(attribute)",
+    "IF(JSON_VALID(attribute), attribute->>'$.n', NULL)", "IF(JSON_VALID(attribute), attribute->'$.n', NULL)",
+    "JSON_UNQUOTE(JSON_EXTRACT('{\"a\": [1, \"x\"]}', '$.a[1]'))",
     "status = '1'", "biz_id > '20'", "worker <=> NULL", "NULL IS TRUE", "(attempts > 2) IS FALSE",
 ]  # fmt: skip
 
@@ -72,9 +85,10 @@ def test_every_function_is_here() -> None:
     text = " ".join(EXPRESSIONS)
     called = {ALIASES.get(name, name) for name in re.findall(r"(\w+)\(", text)}
     assert (FUNCTIONS.keys() | {*SPELLED}) - called == {"DATE_ADD"} - called
-    assert {f"my_{name.lower()}" for name in FUNCTIONS} - functions(0).keys() == {
-        "my_coalesce", "my_nullif", "my_greatest", "my_least"
-    }  # fmt: skip
+    lacking = {f"my_{name.lower()}" for name in FUNCTIONS.keys() - {*_REFUSED}} - functions(
+        0
+    ).keys()
+    assert lacking == {"my_coalesce", "my_nullif", "my_greatest", "my_least"}  # it has them
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
@@ -83,7 +97,11 @@ def test_it_means_the_same(sqlite_rows: World, world: World, expression: str) ->
     sql = f"SELECT job_id, {expression} AS x FROM toc_jobs ORDER BY job_id"
     truth = world.truth(sql)
     assert same_rows(world.rows(sql), truth)
-    ours = sqlite_rows.rows(sql)
+    try:
+        ours = sqlite_rows.rows(sql)
+    except InvalidInput as error:  # it has none of these
+        assert re.search(r"REGEXP|JSON|WEEK|DAYNAME|MONTHNAME", str(error))  # noqa: PT017
+        return
     wrong = [
         (a, b) for a, b in zip(ours, truth, strict=True) if not same_rows([a], [b], nearly=True)
     ]
@@ -96,6 +114,8 @@ def test_texts_compare_byte_for_byte_whatever_made_them(world: World) -> None:
     with create_engine(world.truth_url, poolclass=NullPool).connect() as connection:
         prepare(connection)
         for expression in EXPRESSIONS:
+            if "attribute->" in expression or "JSON_" in expression:
+                continue  # MariaDB has no such operator
             sql = f"SELECT COLLATION({expression}) FROM toc_jobs LIMIT 1".replace("%", "%%")
             found = connection.exec_driver_sql(sql).scalar_one()
             assert found in ("utf8mb4_bin", "ascii_bin", "binary"), expression

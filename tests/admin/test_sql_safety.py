@@ -18,7 +18,7 @@ from tests.cli.processes import wait_until
 from toc.admin.ask import Unanswered
 from toc.admin.lite import functions
 from toc.runtime.clock import Clock, SystemClock
-from toc.store.asking import Asking, Failure, Limits, Question, Reply, _Database
+from toc.store.fan_out import FanOut, Limits, Question, QuestionFailure, Reply, _Database
 from toc.testing import TestClock
 
 SLOW = (
@@ -27,17 +27,17 @@ SLOW = (
 )
 
 
-def asking(world: World, limits: Limits = LIMITS, clock: Clock | None = None) -> Asking:
+def asking(world: World, limits: Limits = LIMITS, clock: Clock | None = None) -> FanOut:
     settings = world.settings
-    return Asking(settings.databases, settings.routing, clock or SystemClock(), limits, functions)
+    return FanOut(settings.databases, settings.routing, clock or SystemClock(), limits, functions)
 
 
 def one(sql: str, database: int = 0, table: str = "toc_job_0000", place: int = 0) -> Question:
     return Question(place, database, table, sql, {})
 
 
-def failed(reply: Reply | Failure) -> Failure:
-    assert isinstance(reply, Failure), reply
+def failed(reply: Reply | QuestionFailure) -> QuestionFailure:
+    assert isinstance(reply, QuestionFailure), reply
     return reply
 
 
@@ -88,6 +88,27 @@ def test_now_is_one_moment_for_all(world: World) -> None:
     assert first.rows == second.rows
 
 
+BREAKS_OUT = {
+    "gbk": "\u904b' UNION SELECT user FROM mysql.user -- ",
+    "big5": "\u529f' UNION SELECT user FROM mysql.user -- ",
+    "sjis": "\u8868' UNION SELECT user FROM mysql.user -- ",
+}
+"""By charset: a text whose first character ends, in it, with the byte of a backslash."""
+
+
+@pytest.mark.parametrize("world", ["mysql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("charset", list(BREAKS_OUT))
+def test_no_text_breaks_out_of_its_quotes(world: World, charset: str) -> None:
+    """Driver and server agree on the charset, whatever the URL says: the settings refuse it, too."""
+    urls = [f"{url}?charset={charset}" for url in world.settings.databases]
+    own = FanOut(urls, world.settings.routing, SystemClock(), LIMITS, functions)
+    sql = "SELECT attribute FROM toc_job_0000 WHERE attribute = :given"
+    with closing(own):
+        reply = own.ask_one(replace(one(sql), values={"given": BREAKS_OUT[charset]}))
+    assert isinstance(reply, Reply), reply
+    assert reply.rows == []
+
+
 # ---- limits
 
 
@@ -131,6 +152,28 @@ def test_rows_are_limited_and_it_says_so(world: World) -> None:
     assert (len(result.rows), result.more) == (7, False)
     result = world.ask("SELECT attribute, COUNT(*) FROM toc_jobs GROUP BY 1 LIMIT 6, 9", rows_max=7)
     assert (len(result.rows), result.more) == (7, True)
+
+
+def test_bytes_are_limited(world: World) -> None:
+    """Of one table's answer, and of all that is kept; what is looked at and left costs nothing."""
+    sql = "SELECT job_id, attribute, action_time FROM toc_jobs"
+    few = replace(LIMITS, bytes_max=900)
+    with pytest.raises(Unanswered, match=r"toc_job_000\d: answers more than 0.0009 MB"):
+        world.rows(f"{sql} WHERE shard = 0", limits=few)
+    more = replace(LIMITS, bytes_max=5000)
+    assert world.rows(f"{sql} WHERE shard = 0", limits=more)
+    with pytest.raises(Unanswered, match=r"answers more than 0.005 MB: name fewer columns"):
+        world.rows(sql, limits=more)
+    assert len(world.rows(f"{sql} ORDER BY job_id LIMIT 40", limits=more)) == 40
+    own = asking(world, few)
+    connection = own._databases[0].connected(one("SELECT 1"))
+    assert not isinstance(connection, QuestionFailure)
+    with closing(connection):  # goes on after a failure
+        first = own._databases[0].answer(connection, one("SELECT * FROM toc_job_0000"), 1e12)
+        assert "more than" in failed(first).text
+        again = own._databases[0].answer(connection, one("SELECT 'x'"), 1e12)
+        assert isinstance(again, Reply)
+        assert again.rows == [("x",)]
 
 
 @pytest.mark.parametrize("world", ["mysql", "mariadb"], indirect=True)

@@ -18,22 +18,29 @@ from sqlalchemy.pool import NullPool
 
 from tests.servers.endpoint import Endpoint
 from toc.admin.ask import Result, ask
-from toc.admin.expressions import Expr
 from toc.admin.lite import functions
-from toc.admin.pieces import pieces_of
-from toc.admin.query import _Planner, plan
+from toc.admin.plan import plan
 from toc.admin.reading import read
-from toc.admin.writing import Writer
+from toc.admin.writing import write
 from toc.domain.ids import IdFactory
 from toc.domain.routing import hash_of
 from toc.domain.times import datetime_of
 from toc.runtime.settings import Settings
 from toc.store import migrate
-from toc.store.asking import Asking, Limits
 from toc.store.catalogue import Catalogue
 from toc.store.columns import sql_time
 from toc.store.databases import Databases
-from toc.store.views import DEAD_JOBS, DEAD_JOBS_SELECT, EVENTS, EVENTS_SELECT, JOBS, jobs_of_shard
+from toc.store.fan_out import FanOut, Limits
+from toc.store.views import (
+    DEAD_JOBS,
+    DEAD_JOBS_SELECT,
+    EVENTS,
+    EVENTS_SELECT,
+    JOBS,
+    PURGES,
+    PURGES_SELECT,
+    jobs_of_shard,
+)
 from toc.testing import TestClock
 
 SHARDS = 8
@@ -70,18 +77,15 @@ class World:
         rows_max: int = 100_000,
         **more: Any,
     ) -> Result:
-        made = plan(sql, values)
-        pieces = pieces_of(
-            made, self.settings.routing, more.pop("database", None), sqlite=self.sqlite
-        )
-        asking = Asking(
+        asking = FanOut(
             self.settings.databases,
             self.settings.routing,
             self.clock,
             more.pop("limits", LIMITS),
             functions,
         )
-        return ask(made, pieces, asking, rows_max=rows_max, **more)
+        made = plan(sql, values)
+        return ask(made, self.settings.routing, asking, rows_max=rows_max, **more)
 
     def rows(self, sql: str, **more: Any) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in self.ask(sql, **more).rows]
@@ -110,41 +114,24 @@ def _truth_of_sqlite(path: str, sql: str) -> list[tuple[Any, ...]]:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA case_sensitive_like = ON")
         for name, call in functions(NOW_MS).items():
-            connection.create_function(name, -1, call, deterministic=True)
+            if isinstance(call, type):
+                connection.create_aggregate(name, -1, call)
+            else:
+                connection.create_function(name, -1, call, deterministic=True)
         return connection.execute(text_, values).fetchall()
 
 
 def one_table_statement(sql: str) -> tuple[str, dict[str, object]]:
     """The statement as a whole in SQLite's dialect, with nothing split."""
-    statement = read(sql, {})
-    planner, writer = _Planner(statement), Writer(sqlite=True)
-    select = [expr for expr, _ in planner._select]
-
-    def place(expr: Expr) -> str:
-        return str(select.index(expr) + 1) if expr in select else writer.write(expr)
-
-    parts = ["SELECT DISTINCT" if statement.distinct else "SELECT"]
-    parts.append(", ".join(map(writer.write, select)))
-    parts.append(f"FROM {statement.table}")
-    if planner._where is not None:
-        parts.append(f"WHERE {writer.write(planner._where)}")
-    if planner._group:
-        parts.append(f"GROUP BY {', '.join(map(place, planner._group))}")
-    if planner._having is not None:
-        parts.append(f"HAVING {writer.write(planner._having)}")
-    if planner._order:
-        order = [f"{place(expr)} {'DESC' if desc else 'ASC'}" for expr, desc in planner._order]
-        parts.append(f"ORDER BY {', '.join(order)}")
-    parts.append(
-        f"LIMIT {-1 if statement.limit is None else statement.limit} OFFSET {statement.offset}"
-    )
-    return " ".join(parts), writer.values
+    return write(read(sql)[0], sqlite=True)
 
 
 def prepare(connection: Connection) -> None:
     """A session as `toc sql` has it."""
     connection.exec_driver_sql("SET NAMES utf8mb4 COLLATE utf8mb4_bin")
-    connection.exec_driver_sql("SET SESSION time_zone = '+00:00', sql_mode = 'STRICT_TRANS_TABLES'")
+    connection.exec_driver_sql(
+        "SET SESSION time_zone = '+00:00', sql_mode = 'STRICT_TRANS_TABLES', group_concat_max_len = 1000000"
+    )
     connection.exec_driver_sql(f"SET SESSION timestamp = {NOW_MS / 1000:.3f}")
 
 
@@ -173,6 +160,29 @@ def fill(world: World, seed: int = 1) -> None:
             _insert(connection, "toc_biz_type", types)
             _insert(connection, "toc_dead_job", [_dead(rng, index * 100 + n) for n in range(25)])
             _insert(connection, "toc_event", [_event(rng, index * 100 + n) for n in range(25)])
+            _insert(connection, "toc_purge", [_purge(rng, n) for n in range(12)])
+    _fill_related(world, jobs, random.Random(seed))  # noqa: S311
+
+
+def _fill_related(
+    world: World, jobs: Mapping[int, list[dict[str, Any]]], rng: random.Random
+) -> None:
+    """Dead letters and events of jobs that are there."""
+    for index in range(len(world.settings.databases)):
+        own = [
+            row["job_id"]
+            for shard in world.settings.routing.shards_of_database(index)
+            for row in jobs[shard]
+            if shard != 5
+        ]
+        dead = [_dead(rng, number) | {"job_id": own[number * 3]} for number in range(25)]
+        events = [
+            _event(rng, 1000 + index * 100 + number) | {"job_id": own[number // 2 * 5]}
+            for number in range(40)
+        ]
+        with world.engine(index).begin() as connection:
+            _insert(connection, "toc_dead_job", dead)
+            _insert(connection, "toc_event", events)
 
 
 def _job(rng: random.Random, job_id: int, biz_id: int) -> dict[str, Any]:
@@ -221,6 +231,17 @@ def _event(rng: random.Random, number: int) -> dict[str, Any]:
     }
 
 
+def _purge(rng: random.Random, number: int) -> dict[str, Any]:
+    return {
+        "day": sql_time(NOW_MS - number // 4 * DAY_MS)[:10],
+        "biz_type": 1 + number % 4,
+        "status": 2 + number % 3,
+        "jobs": rng.randrange(1, 1000),
+        "first_id": 2**60 + rng.randrange(99),
+        "last_id": 2**61 + rng.randrange(99),
+    }
+
+
 def _insert(connection: Connection, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
     if rows:
         names = list(rows[0])
@@ -235,6 +256,7 @@ def make_truth(world: World) -> None:
         JOBS: [jobs_of_shard(shard, sqlite=sqlite) for shard in range(SHARDS)],
         DEAD_JOBS: [DEAD_JOBS_SELECT] * 2,
         EVENTS: [EVENTS_SELECT] * 2,
+        PURGES: [PURGES_SELECT] * 2,
         "toc_biz_type": ["SELECT type_no, name FROM toc_biz_type"],
     }
     with create_engine(world.truth_url, poolclass=NullPool).connect() as truth:
@@ -292,7 +314,7 @@ def _world(urls: tuple[str, ...], truth_url: str) -> World:
     settings = Settings(databases=urls, shards=SHARDS, redis_url="none")
     migrate.upgrade(settings)
     with closing(Databases(urls, settings.routing, TestClock())) as databases:
-        Catalogue(databases).check(settings.facts)
+        Catalogue(databases).verify_and_record(settings.facts)
     world = World(settings, truth_url, TestClock(datetime_of(NOW_MS)))
     fill(world)
     make_truth(world)

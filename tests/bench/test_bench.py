@@ -15,13 +15,13 @@ from sqlalchemy.pool import NullPool
 
 from tests.servers.endpoint import Endpoint
 from toc.bench import reconciling
-from toc.bench.bottleneck import Use, bottleneck
+from toc.bench.bottleneck import Utilisation, bottleneck_words
 from toc.bench.cases import CASES
 from toc.bench.common import Options
-from toc.bench.lateness import GATHER_S, Client, due_times_s
+from toc.bench.lateness import GATHER_S, RateClient, due_times_s
 from toc.bench.load import BIZ_TYPE
 from toc.bench.plot import plot
-from toc.bench.report import Report
+from toc.bench.report import BenchReport
 from toc.bench.run import run
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.cli.main import main
@@ -180,7 +180,7 @@ def test_a_client_that_gathers_calls_no_more_often_than_it_says(
         monkeypatch.setattr(center, "schedule", count_one)
         monkeypatch.setattr(center, "schedule_many", count)
         due_s = list(islice(due_times_s("even", 2000), 1000))  # half a second
-        ids = Client(center, 0.0).run(due_s, 1, BIZ_TYPE, 2000)
+        ids = RateClient(center, 0.0).run(due_s, 1, BIZ_TYPE, 2000)
     assert len(set(ids)) == sum(sizes) == 1000
     assert len(sizes) <= 0.5 / GATHER_S + 1
 
@@ -194,11 +194,11 @@ def test_where_no_picture_can_be_drawn_nothing_is_measured(
 
 def test_a_picture_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="nothing to draw"):
-        plot(Report({}), tmp_path / "bench.png")
+        plot(BenchReport({}), tmp_path / "bench.png")
 
 
 def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
-    report = Report({}, samples={"Lateness": [1.0, 2.0]})
+    report = BenchReport({}, samples={"Lateness": [1.0, 2.0]})
     with pytest.raises(SettingsError, match="cannot be written"):
         plot(report, tmp_path / "none" / "bench.png")
 
@@ -206,15 +206,15 @@ def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("use", "part"),
     [
-        (Use(0.95, 0.2, 0.9), "the worker's Python (95%"),
-        (Use(0.5, 0.9, 0.9), "Redis (90%"),
-        (Use(0.5, 0.2, 0.99), "this machine (99%"),
-        (Use(0.4, 0.2, 0.5), "the databases: workers wait for them, 60%"),
-        (Use(0.4, 0.2, None), "the databases"),
+        (Utilisation(0.95, 0.2, 0.9), "the worker's Python (95%"),
+        (Utilisation(0.5, 0.9, 0.9), "Redis (90%"),
+        (Utilisation(0.5, 0.2, 0.99), "this machine (99%"),
+        (Utilisation(0.4, 0.2, 0.5), "the databases: workers wait for them, 60%"),
+        (Utilisation(0.4, 0.2, None), "the databases"),
     ],
 )
-def test_the_part_at_its_limit_is_named(use: Use, part: str) -> None:
-    assert part in bottleneck(use)
+def test_the_part_at_its_limit_is_named(use: Utilisation, part: str) -> None:
+    assert part in bottleneck_words(use)
 
 
 def test_an_unknown_case_is_named(capsys: pytest.CaptureFixture[str]) -> None:

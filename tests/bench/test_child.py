@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from toc.trial.child import Child, ChildFailed, ends_in_order
+from toc.trial.child import Child, ChildFailed, unwind_on_signals
 
 
 def test_a_child_that_fails_says_why() -> None:
     with Child("toc.bench.worker", {"settings": {"shards": 3}}) as child:
         with pytest.raises(ChildFailed, match="shards must be a power of two"):
             child.receive(30)
-        assert child.answered()
+        assert child.has_answered()
         with pytest.raises(ChildFailed, match="ended"):
             child.receive(30)
 
@@ -26,7 +26,10 @@ def test_a_child_that_says_nothing_is_not_waited_for() -> None:
 
 
 def test_a_child_ends_with_its_pipe() -> None:
-    code = "from toc.trial.child import heard, say\nfor line in heard(): say(line)"
+    code = (
+        "from toc.trial.child import lines_from_parent, send_to_parent\n"
+        "for line in lines_from_parent(): send_to_parent(line)"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -38,6 +41,6 @@ def test_a_child_ends_with_its_pipe() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signals_unwind(number: int) -> None:
     before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), ends_in_order():
+    with pytest.raises(KeyboardInterrupt), unwind_on_signals():
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before

@@ -6,17 +6,17 @@ import json
 import pytest
 from rich.console import Console
 
-from toc.bench.report import Check, Report, Target
-from toc.trial.figures import Spread
+from toc.bench.report import BenchCheck, BenchReport, Target
+from toc.trial.statistics import Spread
 
 
-def make_report() -> Report:
-    report = Report({"servers": {"mysql": "9"}})
+def make_report() -> BenchReport:
+    report = BenchReport({"servers": {"mysql": "9"}})
     report.add_rounds(
         "drain", "one worker", "jobs/s", [(100.0, 50.0), (200.0, 180.0)], Target("ratio", ">=", 0.5)
     )
     report.add_rounds("idle", "CPU", "%", [(None, 2.0)], Target("toc", "<", 2))
-    report.checks += [Check("drain", "counts", holds=True)] * 2
+    report.checks += [BenchCheck("drain", "counts", holds=True)] * 2
     return report
 
 
@@ -56,7 +56,7 @@ def test_the_report_as_json() -> None:
 def test_the_report_as_a_table() -> None:
     report = make_report()
     report.pictures["Lateness"] = ["<= 1 ms [all]"]
-    report.checks.append(Check("idle", "[rows]", holds=False))
+    report.checks.append(BenchCheck("idle", "[rows]", holds=False))
     shown_in = io.StringIO()
     report.show(Console(width=200, file=shown_in))
     shown = shown_in.getvalue()

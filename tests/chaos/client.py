@@ -5,7 +5,7 @@ they ask and what is answered goes into the journal. What was asked and not yet 
 file `asked`, so that the rig knows what a client that was killed may have done.
 
 Commands, a JSON line each: {"do": "die"}: at the next schedule(), between commit and reminder.
-{"do": "stop"}: asks no more and ends.
+{"do": "rest"}, {"do": "go on"}: between them it begins nothing new. {"do": "stop"}: asks no more and ends.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from typing import Any, NamedTuple
 
 from tests.chaos.calls import Calls
 from tests.chaos.plan import ASYNC, BULK, MOODY, SLOW, STUBBORN, Lines, chance, true_clock
-from tests.invariants.app import wait_otherwise
-from toc.center.arms import Arms
 from toc.center.center import TimeoutCenter
+from toc.center.reminder_queue import ReminderQueue
 from toc.errors import StoreUnavailable
 from toc.runtime.settings import Settings
 from toc.testing import Journal
@@ -54,8 +53,15 @@ class Step(NamedTuple):
 class Clerk:
     """Lives stories in a thread, one step after the other by time."""
 
-    def __init__(self, calls: Calls, rng: random.Random, first_biz: int, rate: float) -> None:
-        self._calls, self._rng, self._rate = calls, rng, rate
+    def __init__(
+        self,
+        calls: Calls,
+        rng: random.Random,
+        first_biz: int,
+        rate: float,
+        resting: threading.Event,
+    ) -> None:
+        self._calls, self._rng, self._rate, self._resting = calls, rng, rate, resting
         self._biz, self._numbers = itertools.count(first_biz), itertools.count()
         self._steps: list[Step] = []
         self.touched: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
@@ -67,7 +73,7 @@ class Clerk:
             with_bulk = self._take_touched()
             if self._steps and self._steps[0].at_ms <= now():
                 heapq.heappop(self._steps).act()
-            elif next_ms <= now():
+            elif next_ms <= now() and not self._resting.is_set():
                 next_ms = max(next_ms + self._rng.expovariate(self._rate) * 1000, now() - 1000)
                 self._begin()
             elif not with_bulk:
@@ -137,7 +143,7 @@ class Clerk:
 
 def run_bulk(
     calls: Calls, rng: random.Random, rate: float, first_biz: int, clerks: Sequence[Clerk],
-    ended: threading.Event,
+    ended: threading.Event, resting: threading.Event,
 ) -> None:  # fmt: skip
     """At a steady rate, with bursts of a second now and then."""
     timer = calls.center.settings.timer
@@ -146,6 +152,9 @@ def run_bulk(
     burst_s, next_burst_s = 0.0, last_s + 5
     while not ended.wait(PERIOD_S):
         now_s = time.monotonic()
+        if resting.is_set():
+            owed, last_s = 0.0, now_s
+            continue
         if now_s > next_burst_s:
             burst_s, next_burst_s = now_s + 1, now_s + rng.uniform(6, 12)
         owed = min(owed + (now_s - last_s) * rate * (BURST if now_s < burst_s else 1), BULK_MAX)
@@ -192,30 +201,31 @@ def guarded(act: Callable[[], None]) -> Callable[[], None]:
 
 
 def main(plan: dict[str, Any]) -> None:
-    if "FAKETIME" in os.environ:
-        wait_otherwise()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     center = TimeoutCenter(Settings(**plan["settings"]))
     now = true_clock(plan["wrong_by_s"])
     calls = Calls(center, Journal(Path(plan["journal"])), Lines(Path(plan["asked"])), now)
-    place = Arms.place
+    place = ReminderQueue.place
 
-    def place_or_die(arms: Arms, jobs: Sequence[tuple[str, Reminder]]) -> None:
+    def place_or_die(reminder_queue: ReminderQueue, jobs: Sequence[tuple[str, Reminder]]) -> None:
         calls.before_place(jobs)
-        place(arms, jobs)
+        place(reminder_queue, jobs)
 
-    setattr(Arms, "place", place_or_die)  # noqa: B010 - to a type checker, no method changes
-    ended = threading.Event()
+    setattr(ReminderQueue, "place", place_or_die)  # noqa: B010 - to a type checker, no method changes
+    ended, resting = threading.Event(), threading.Event()
     first = plan["first_biz"]
     rngs = [chance(f"{plan['seed']}:{n}") for n in range(CLERKS + 2)]
     span = 10_000_000
     clerks = [
-        Clerk(calls, rngs[n], first + n * span, plan["singles"] / CLERKS) for n in range(CLERKS)
+        Clerk(calls, rngs[n], first + n * span, plan["singles"] / CLERKS, resting)
+        for n in range(CLERKS)
     ]
     acts = [
         *(lambda clerk=clerk: clerk.run(ended) for clerk in clerks),
-        lambda: run_bulk(calls, rngs[-1], plan["bulk"], first + CLERKS * span, clerks, ended),
+        lambda: run_bulk(
+            calls, rngs[-1], plan["bulk"], first + CLERKS * span, clerks, ended, resting
+        ),
         lambda: run_redrives(calls, rngs[-2], ended),
     ]
     threads = [threading.Thread(target=guarded(act), daemon=True) for act in acts]
@@ -226,6 +236,10 @@ def main(plan: dict[str, Any]) -> None:
         command = json.loads(line)["do"]
         if command == "die":
             calls.dying.set()
+        elif command == "rest":
+            resting.set()
+        elif command == "go on":
+            resting.clear()
         elif command == "stop":
             ended.set()
             for thread in threads:

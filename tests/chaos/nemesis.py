@@ -11,16 +11,28 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tests.chaos.plan import NOBODY
+from sqlalchemy import delete
+
+from tests.chaos.plan import NOBODY, TYPES
 from tests.chaos.world import Host, World, saved_by
 from tests.reliability.wire import Wire
+from tests.servers import Server
+from tests.servers.zookeeper import foreign_members
 from tests.worker.waiting import wait_until
 from toc.domain.job import Status
 from toc.errors import StoreUnavailable
+from toc.node.probes import TICK_S
+from toc.timer.keys import store_key
 
 EVERYBODY: Sequence[str] = ()
 POISON_S_MAX = 120.0
 LAG_S_MAX = 30.0
+FOREIGN, FOREIGN_S = 300, 20.0
+UNANSWERED = 6
+REDIS_CLOCK = "Redis' clock steps"
+POPPED_S = 3.0  # what was popped by a wrong time has been started, or put back, by then
+STEPS_S = (120, 600, 3600)
+MISFITS = 200  # of each slot: its next ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +59,31 @@ Deed = Callable[[Act], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`hits`: what it breaks. Two that break the same are not combined.
+    """`hits`: what it breaks, or needs whole. Two that hit the same are not combined.
 
     rest_s: how long it is left alone afterwards, in a long run: what was in flight comes back when its
     lease is over.
     """
 
     name: str
-    hits: str
+    hits: frozenset[str]
     rest_s: float
     do: Deed
 
 
 FAULTS: list[Fault] = []
+NOTHING: frozenset[str] = frozenset()  # a fault that hits it stays alone
 
 
 def fault(name: str, hits: str, rest_s: float = 0.0) -> Callable[[Deed], Deed]:
     def add(deed: Deed) -> Deed:
-        FAULTS.append(Fault(name, hits, rest_s, deed))
+        FAULTS.append(Fault(name, frozenset(hits.split()), rest_s, deed))
         return deed
 
     return add
 
 
-@fault("nothing", "nothing")
+@fault("nothing", "")
 def nothing(act: Act) -> Sequence[str]:
     act.hold()
     return NOBODY
@@ -117,6 +130,28 @@ def worker_paused(act: Act) -> Sequence[str]:
     act.breath(act.world.scale.lease_s / 3)
     act.worker.thaw()
     return NOBODY
+
+
+@fault("answers of take-overs lost", "worker", 20)
+def take_overs_unanswered(act: Act) -> Sequence[str]:
+    """One is killed; when its leases end the others hear, again and again, no answer of MySQL."""
+    world = act.world
+    processes = [worker.process for worker in world.workers]
+    others = [worker for worker in world.workers if worker is not act.worker]
+    wires = [wire for worker in others for wire in worker.links.to("mysql")]
+    act.worker.kill()
+    time.sleep(world.scale.lease_s - 1)
+    for _ in range(UNANSWERED):
+        for wire in wires:
+            wire.cut(answers_only=True)
+        act.breath(0.5)
+        for wire in wires:
+            wire.mend()
+            wire.reset()
+        act.breath(0.5)
+    act.worker.start()
+    act.worker.wait_ready()
+    return processes
 
 
 @fault("rolling restart", "worker")
@@ -199,18 +234,56 @@ def restart(host: Host, wrong_by_s: int = 0) -> None:
 
 @fault("MySQL killed", "mysql")
 def mysql_killed(act: Act) -> Sequence[str]:
-    act.world.mysql.kill()
+    database = act.rng.choice(act.world.databases)
+    database.kill()
     act.breath(2)
-    act.world.mysql.start()
+    database.start()
     return EVERYBODY
 
 
 @fault("MySQL frozen", "mysql")
 def mysql_frozen(act: Act) -> Sequence[str]:
-    act.world.mysql.freeze()
+    """All databases."""
+    for database in act.world.databases:
+        database.freeze()
     act.hold()
-    act.world.mysql.thaw()
+    for database in act.world.databases:
+        database.thaw()
     return EVERYBODY
+
+
+@fault("database 0 hangs", "mysql", 15)
+def first_database_hangs(act: Act) -> Sequence[str]:
+    """Past leases and all time-outs: it takes connections, and answers none. The other one goes on."""
+    act.world.databases[0].freeze()
+    act.hold(lease=True)
+    act.world.databases[0].thaw()
+    return EVERYBODY
+
+
+@fault("a database's clock steps", "mysql redis")
+def database_elsewhen(act: Act) -> Sequence[str]:
+    """Of one of them: no other server agrees with it.
+
+    A process that starts meanwhile needs two other servers to see that (ADR 18), so Redis stays whole.
+    """
+    return step_clock(act, act.rng.choice(act.world.databases))
+
+
+@fault("a type's row lost", "mysql")
+def type_lost(act: Act) -> Sequence[str]:
+    """As after a fail-over to a replica that lacked it; then another type comes up.
+
+    Who is killed or restarted meanwhile, or comes next, meets the types as they are now.
+    """
+    lost, new = act.rng.choice(sorted(TYPES)), f"chaos.new.{act.rng.getrandbits(32):08x}"
+    opened = act.world.stack.center._connected()
+    home = opened.databases[0]
+    with home.engine.begin() as connection:
+        connection.execute(delete(home.biz_type).where(home.biz_type.c.name == lost))
+    opened.catalogue.types.number_or_create(new, home)
+    act.hold()
+    return NOBODY
 
 
 # ---- Redis
@@ -281,6 +354,26 @@ def redis_full(act: Act) -> Sequence[str]:
     return NOBODY
 
 
+@fault("reminders in two slots", "redis")
+def redis_misfits(act: Act) -> Sequence[str]:
+    """Each also stands in another slot, due at the same moment: a poller pops both in one call."""
+    settings = act.world.stack.settings
+    slots = range(settings.slots_of("default"))
+    keys = [store_key(settings.namespace, "default", slot) for slot in slots]
+    with act.world.to_redis() as client:
+        for key in keys:
+            for job_id, due_ms in client.zrange(key, 0, MISFITS, withscores=True):
+                client.zadd(act.rng.choice(keys), {job_id: due_ms})
+    act.hold()
+    return NOBODY
+
+
+@fault(REDIS_CLOCK, "redis")
+def redis_elsewhen(act: Act) -> Sequence[str]:
+    """While it lasts, jobs may start up to a second early, and no earlier (ADR 18)."""
+    return step_clock(act, act.world.redis)
+
+
 @fault("Redis frozen", "redis")
 def redis_frozen(act: Act) -> Sequence[str]:
     act.world.redis.freeze()
@@ -321,12 +414,34 @@ def zookeeper_frozen(act: Act) -> Sequence[str]:
     return NOBODY
 
 
+@fault("foreign members", "zookeeper")
+def foreign(act: Act) -> Sequence[str]:
+    """300 members that no process stands behind: as owners and deputies they do nothing."""
+    world = act.world
+    namespace = world.stack.settings.namespace
+    with foreign_members(world.zookeepers.url, namespace, FOREIGN):
+        act.hold()
+        time.sleep(FOREIGN_S)  # until what is overdue has been claimed at least once
+    return NOBODY
+
+
+def step_clock(act: Act, server: Server) -> Sequence[str]:
+    """Ahead or back while all run, and right again before a probe has looked or long after it."""
+    steps = act.world.steps[server]
+    steps.set(act.rng.choice((-1, 1)) * act.rng.choice(STEPS_S))
+    act.hold()
+    time.sleep(act.rng.choice((0, TICK_S + 1)))
+    steps.set(0)
+    time.sleep(POPPED_S)
+    return NOBODY
+
+
 # ---- links
 
 
 @fault("a worker's link to MySQL", "worker")
 def worker_without_mysql(act: Act) -> Sequence[str]:
-    disturb(act, act.worker.links.to("mysql"))
+    disturb(act, some(act, act.worker.links.to("mysql")))
     return [act.worker.process]
 
 
@@ -350,7 +465,7 @@ def worker_without_zookeeper(act: Act) -> Sequence[str]:
 
 @fault("a client's link to MySQL", "client")
 def client_without_mysql(act: Act) -> Sequence[str]:
-    disturb(act, act.client.links.to("mysql"))
+    disturb(act, some(act, act.client.links.to("mysql")))
     return NOBODY
 
 
@@ -358,6 +473,11 @@ def client_without_mysql(act: Act) -> Sequence[str]:
 def client_without_redis(act: Act) -> Sequence[str]:
     disturb(act, act.client.links.to("redis"))
     return NOBODY
+
+
+def some(act: Act, wires: Sequence[Wire]) -> Sequence[Wire]:
+    """All, or one of them: the way to one database."""
+    return act.rng.choice([wires, *([wire] for wire in wires)])
 
 
 def disturb(act: Act, wires: Sequence[Wire], *, lease: bool = False) -> None:

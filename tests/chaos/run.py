@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.nemesis import FAULTS, NAMES, Act, Fault
+from tests.chaos.nemesis import FAULTS, NAMES, NOTHING, REDIS_CLOCK, Act, Fault
 from tests.chaos.plan import LONG, NOBODY, SHORT, TYPES, Scale, chance
 from tests.chaos.table import table
 from tests.chaos.world import World, wall_ms
 from tests.invariants.harness import ROOT
 from tests.worker.waiting import wait_until
+from toc.store.claims import SKEW_MS
 from toc.testing import Report, Rules, check
 
 RECOVERY_S_MAX = 90.0
@@ -67,7 +68,7 @@ def packed(rng: random.Random, among: Sequence[Fault], most: int) -> Iterator[li
     while left:
         chosen: list[Fault] = []
         for one in left:
-            if len(chosen) < most and one.hits not in {other.hits for other in chosen}:
+            if len(chosen) < most and not any(one.hits & other.hits for other in chosen):
                 chosen.append(one)
         left = [one for one in left if one not in chosen]
         yield chosen
@@ -77,7 +78,7 @@ def combined(rng: random.Random, among: Sequence[Fault], count: int) -> list[Fau
     """So many that break different things; empty where there are not enough."""
     chosen: list[Fault] = []
     for one in rng.sample(among, len(among)):
-        if one.hits != "nothing" and one.hits not in {other.hits for other in chosen}:
+        if one.hits != NOTHING and not any(one.hits & other.hits for other in chosen):
             chosen.append(one)
             if len(chosen) == count:
                 return chosen
@@ -121,14 +122,33 @@ class Nemesis:
             self._world.trouble(f"{one.name}: {error!r}")
 
     def _recover(self, together: Sequence[Fault]) -> None:
-        """Until nothing is overdue any more."""
+        """Until nothing is overdue any more.
+
+        A machine that is busy with other things may do fewer jobs a second than the clients schedule: then
+        jobs are overdue until the clients rest. It is said, since on an idle machine it would be toc's fault.
+        """
         world = self._world
         time.sleep(max(one.rest_s for one in together) * world.scale.rest)
-        try:
-            wait_seldom(lambda: world.overdue() == 0, "nothing to be overdue", RECOVERY_S_MAX)
-        except AssertionError as error:
-            world.trouble(f"after {[one.name for one in together]}: {error}")
+        if not self._is_over(RECOVERY_S_MAX):
+            names = " and ".join(one.name for one in together)
+            with world.clients_rest():
+                if not self._is_over(QUIET_S_MAX):
+                    world.trouble(
+                        f"after {names}: jobs are overdue still, {QUIET_S_MAX:g} s after the clients' last"
+                    )
+                    return
+            say(
+                f"after {names}: jobs were overdue for {RECOVERY_S_MAX:g} s, until the clients rested: was"
+                " this machine busy with other work? If not, look why"
+            )
         time.sleep(world.scale.calm_s)
+
+    def _is_over(self, seconds: float) -> bool:
+        try:
+            wait_seldom(lambda: self._world.overdue() == 0, "nothing to be overdue", seconds)
+        except AssertionError:
+            return False
+        return True
 
 
 def chaos(
@@ -162,6 +182,7 @@ def chaos(
         world.close()
     rules = Rules(
         late_ms=LATE_MS,
+        early_ms={REDIS_CLOCK: SKEW_MS},
         max_attempts={name: terms.get("max_attempts", 16) for name, terms in TYPES.items()},
         timeouts_ms=dict.fromkeys(TYPES, scale.lease_s * 1000),
     )

@@ -1,6 +1,6 @@
 """A short run of the rig: every fault once. And the rig itself: it must see a toc that is broken.
 
-`make chaos MINUTES=30` is the long one (docs/chaos.md).
+`make chaos MINUTES=30` is the long one (docs/explanation/chaos.md).
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ import pytest
 from tests.chaos.nemesis import FAULTS
 from tests.chaos.plan import SHORT, chance
 from tests.chaos.run import Outcome, chaos, combined, drawn, packed
+from tests.deep import deep
 from tests.servers import ServerUnavailableError
 from tests.simulation.broken import copy_with, variant_of
 from toc.testing import Kind
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+# An act takes 20 s, and 90 s beside other tests.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SEED = "ci-1"
+SEED_AHEAD = "ci-4"  # its first steps of a clock are ahead
 SEED_MARIADB, MARIADB_S = "ci-2", 15
-BROKEN_S = 6
+BROKEN_S, BROKEN_STEPS_S = 6, 12
 
 
 def run(directory: Path, seed: str, seconds: float, **how: Any) -> Outcome:
@@ -39,6 +42,7 @@ def assert_holds(outcome: Outcome) -> None:
     assert outcome.holds, f"seed {outcome.seed}, in {outcome.directory}:\n{text}"
 
 
+@deep
 def test_every_fault_once(tmp_path: Path) -> None:
     rng = chance(SEED)
     outcome = run(tmp_path, SEED, 600, acts=packed(rng, FAULTS, 3))
@@ -53,13 +57,18 @@ def test_a_seed_on_mariadb(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "seen"),
-    [("cancel-without-status", Kind.AFTER_CANCEL), ("claim-without-time", Kind.OLD_TIME)],
+    ("name", "fault", "seen"),
+    [
+        ("cancel-without-status", "nothing", Kind.AFTER_CANCEL),
+        ("claim-without-time", "nothing", Kind.OLD_TIME),
+        ("claim-believes-redis-clock", "Redis' clock steps", Kind.EARLY),
+    ],
 )
-def test_a_broken_variant_is_caught(tmp_path: Path, name: str, seen: Kind) -> None:
+def test_a_broken_variant_is_caught(tmp_path: Path, name: str, fault: str, seen: Kind) -> None:
     variant = variant_of(name)
     root = copy_with(variant, tmp_path / "broken")
-    outcome = run(tmp_path / "run", SEED, BROKEN_S, faults=["nothing"], root=root)
+    seed, seconds = (SEED, BROKEN_S) if fault == "nothing" else (SEED_AHEAD, BROKEN_STEPS_S)
+    outcome = run(tmp_path / "run", seed, seconds, faults=[fault], root=root)
     assert outcome.report.of(seen)
     assert not outcome.holds
 
@@ -77,7 +86,7 @@ def test_only_what_breaks_different_things_is_combined() -> None:
     for seed in range(20):
         rng = chance(seed)
         for together in (combined(rng, FAULTS, 3), *packed(rng, FAULTS, 3)):
-            hits = [one.hits for one in together]
+            hits = [hit for one in together for hit in one.hits]
             assert len(hits) == len(set(hits))
             assert len(together) <= 3
     assert not combined(chance(1), FAULTS[:1], 2)

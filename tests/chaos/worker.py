@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.plan import ASYNC, NO_DATABASE, TYPES, Now, true_clock
-from tests.invariants.app import wait_otherwise
 from toc.domain.job import Job
 from toc.errors import StoreUnavailable
 from toc.handlers.registry import Registry
@@ -33,12 +32,14 @@ class Handlers:
     def __init__(self, journal: Journal, now: Now) -> None:
         self._journal, self._now = journal, now
         self._process = process_name()
+        self._timeout_s = 0.0
 
     def registry(self, timeout_s: float) -> Registry:
         found = Registry()
         for name, terms in TYPES.items():
             function = self.act_async if name == ASYNC else self.act
             found.handler(name, timeout=timeout_s, **terms)(function)
+        self._timeout_s = timeout_s
         return found
 
     def act(self, job: Job) -> None:
@@ -57,12 +58,15 @@ class Handlers:
 
     async def act_async(self, job: Job) -> None:
         self._started(job)
-        failed = True
+        failed, verdict, began_s = True, "", time.monotonic()
         try:
             await asyncio.sleep(job.attribute["sleep_s"] if job.attempts == 1 else 0)
             failed = False
+        except asyncio.CancelledError:  # by the timeout, or because the process ends
+            verdict = "stopped" if time.monotonic() - began_s < self._timeout_s else ""
+            raise
         finally:
-            self._ended(job, failed=failed)
+            self._ended(job, failed=failed, verdict=verdict)
 
     def _fail(self, job: Job) -> None:
         wants = job.attribute
@@ -74,9 +78,17 @@ class Handlers:
             Started(job.job_id, job.biz_type, job.attempts, self._now(), self._process, job.token or "")
         )  # fmt: skip
 
-    def _ended(self, job: Job, *, failed: bool) -> None:
+    def _ended(self, job: Job, *, failed: bool, verdict: str = "") -> None:
         self._journal.write(
-            Ended(job.job_id, job.attempts, failed, self._now(), self._process, job.token or "")
+            Ended(
+                job.job_id,
+                job.attempts,
+                failed,
+                self._now(),
+                self._process,
+                job.token or "",
+                verdict,
+            )
         )
 
 
@@ -88,8 +100,6 @@ def end_with_the_rig() -> None:
 
 
 def main(plan: dict[str, Any]) -> int:
-    if "FAKETIME" in os.environ:
-        wait_otherwise()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
     ended, restart = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())

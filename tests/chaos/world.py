@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from sqlalchemy import create_engine, make_url, text
-from sqlalchemy.pool import NullPool
+from sqlalchemy import make_url
 
 from tests.chaos.plan import LONG, NO_DATABASE, POISON, Scale
 from tests.invariants.harness import ROOT, Stack
-from tests.reliability.faketime import faked
 from tests.reliability.fleet import Fleet
+from tests.reliability.steps import Steps
 from tests.reliability.wire import Wire
 from tests.servers import (
     Server,
@@ -31,13 +30,14 @@ from tests.servers import (
     start_redis,
     start_zookeeper_ensemble,
 )
+from tests.servers.mysql import execute
 from tests.worker.waiting import wait_until
 from toc.domain.times import datetime_of
 from toc.errors import StoreUnavailable
 from toc.testing import Fault, Journal, Scheduled, ScheduleUnanswered, rows
 from toc.testing.history import KINDS
 
-WORKERS, CLIENTS = 3, 2
+WORKERS, CLIENTS, DATABASES = 3, 2, 2
 READY_S, END_S = 60.0, 60.0
 WATCH_S = 0.05
 OVERDUE_MS = 1000
@@ -48,17 +48,19 @@ def wall_ms() -> float:
 
 
 class Links:
-    """The wires of one machine: to the database, to Redis, to each ZooKeeper."""
+    """The wires of one machine: to each database, to Redis, to each ZooKeeper."""
 
-    def __init__(self, mysql: str, redis_at: str, zookeepers: Collection[str]) -> None:
-        self.mysql, self.redis = Wire(mysql), Wire(redis_at)
+    def __init__(
+        self, databases: Collection[str], redis_at: str, zookeepers: Collection[str]
+    ) -> None:
+        self.databases, self.redis = [Wire(url) for url in databases], Wire(redis_at)
         self.zookeepers = [Wire(url) for url in zookeepers]
 
     def to(self, peer: str) -> list[Wire]:
-        return {"mysql": [self.mysql], "redis": [self.redis], "zookeeper": self.zookeepers}[peer]
+        return {"mysql": self.databases, "redis": [self.redis], "zookeeper": self.zookeepers}[peer]
 
     def close(self) -> None:
-        for wire in (self.mysql, self.redis, *self.zookeepers):
+        for wire in (*self.databases, self.redis, *self.zookeepers):
             wire.__exit__()
 
 
@@ -104,7 +106,7 @@ class Host:
         file.write_text(json.dumps(self._plan))
         env = {k: v for k, v in os.environ.items() if not k.startswith("TOC_")}
         if wrong_by_s:
-            env |= faked(f"{wrong_by_s:+d}s")
+            env |= Steps(base.with_suffix(".step"), wrong_by_s).environment
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", self._module, str(file)],
@@ -195,6 +197,7 @@ class World:
         self.journal = Journal(directory / "rig.history")
         self.troubles: list[str] = []
         self.deaths: list[tuple[str, str]] = []  # expected ones: (host, process)
+        self.steps: dict[Server, Steps] = {}
         self._closing = ExitStack()
         try:
             self._start_servers(mariadb)
@@ -207,19 +210,24 @@ class World:
 
     def _start_servers(self, mariadb: bool) -> None:
         started, directory = self._closing.enter_context, self.directory
-        self.mysql: Server = started(
-            (start_mariadb if mariadb else start_mysql)(directory / "mysql")
-        )
-        engine = create_engine(self.mysql.url, poolclass=NullPool)
-        with engine.begin() as connection:
-            connection.execute(text("CREATE DATABASE toc_chaos"))
+        start = start_mariadb if mariadb else start_mysql
+        self.databases: list[Server] = []
+        for index in range(DATABASES):
+            self.databases.append(started(start(directory / f"mysql-{index}")))
+            self._let_step(self.databases[-1])
+            execute(self.databases[-1], "CREATE DATABASE toc_chaos")
         # Each keeps what it has in its own directory, and only when told to: SAVE, then kill and start.
         self.redis: Server = started(start_redis(directory / "redis-1"))
         self.replica: Server = started(start_redis(directory / "redis-2"))
+        for server in (self.redis, self.replica):
+            self._let_step(server)
         self.zookeepers = started(start_zookeeper_ensemble(directory / "zookeeper"))
         self._follow(self.replica, self.redis)
         self.stack = Stack(
-            directory, [f"{self.mysql.url}/toc_chaos"], self.redis.url, **self.scale.settings
+            directory,
+            [f"{server.url}/toc_chaos" for server in self.databases],
+            self.redis.url,
+            **self.scale.settings,
         )
         self._closing.callback(self.stack.close)
         self.fleet = Fleet(self.stack, 0)
@@ -235,16 +243,24 @@ class World:
             for n in range(1, CLIENTS + 1)
         ]  # fmt: skip
 
+    def _let_step(self, server: Server) -> None:
+        """From now on `steps[server]` is its clock."""
+        steps = Steps(self.directory / f"{server.log.parent.name}.step")
+        server.stop()
+        steps.put_on(server)
+        server.start()
+        self.steps[server] = steps
+
     def _host(self, name: str, module: str, **terms: Any) -> Host:
-        url = make_url(self.mysql.url)
+        databases = [f"127.0.0.1:{make_url(server.url).port}" for server in self.databases]
         nodes = [node.url for node in self.zookeepers.nodes]
-        links = Links(f"127.0.0.1:{url.port}", address_of(self.redis), nodes)
+        links = Links(databases, address_of(self.redis), nodes)
         self._closing.callback(links.close)
         return Host(self, name, module, links, terms)
 
     def settings_behind(self, links: Links) -> dict[str, Any]:
         return self.stack.plan | {
-            "databases": [f"mysql+pymysql://root@{links.mysql.url}/toc_chaos"],
+            "databases": [f"mysql+pymysql://root@{wire.url}/toc_chaos" for wire in links.databases],
             "redis_url": f"redis://{links.redis.url}/0",
             "zookeeper_hosts": ",".join(wire.url for wire in links.zookeepers),
         }
@@ -266,9 +282,20 @@ class World:
         for host in self.hosts:
             host.thaw()
             host.kill()
-        for server in (self.mysql, self.redis, self.replica, *self.zookeepers.nodes):
+        for server in (*self.databases, self.redis, self.replica, *self.zookeepers.nodes):
             server.kill()  # all has been read: there is nothing to be tidy about
         self._closing.close()
+
+    @contextmanager
+    def clients_rest(self) -> Iterator[None]:
+        """Meanwhile they begin nothing new, and go on with what they have begun."""
+        for client in self.clients:
+            client.send("rest")
+        try:
+            yield
+        finally:
+            for client in self.clients:
+                client.send("go on")
 
     def trouble(self, what: str) -> None:
         """Something that is not as it should be, and that no history tells."""
@@ -384,7 +411,7 @@ class World:
         return sorted(self.directory.glob("*.history"))
 
     def facts(self) -> Mapping[str, str]:
-        versions = {"database": self.mysql, "redis": self.redis}
+        versions = {"database": self.databases[0], "redis": self.redis}
         return {name: server.version for name, server in versions.items()}
 
 

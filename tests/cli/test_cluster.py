@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+import secrets
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from tests.cli.conftest import Result, Toc
 from tests.cli.processes import Process, wait_until
 from tests.servers.endpoint import Endpoint
-from toc.cli.status import _addresses
-from toc.cluster.roster import Member
+from tests.servers.zookeeper import foreign_members
 from toc.node.dev import PrivateRedis
 from toc.runtime.process import process_name
-from toc.runtime.settings import Settings
 
 Start = Callable[..., Process]
 Servers = dict[str, str]
@@ -90,7 +94,8 @@ def test_nodes_share_everything_and_say_so(start: Start, cluster: Servers, toc: 
     }
     assert found["owners"]["shard 0"][0]["since"].endswith("Z")
     doctor = toc("doctor", "--json").json["checks"]
-    assert [c["found"] for c in doctor if c["subject"] == "zookeeper"] == ["2 nodes there"]
+    found_first = next(c["found"] for c in doctor if c["subject"] == "zookeeper")
+    assert found_first == "2 nodes there"
     table = toc("nodes").out
     assert one["node"] in table
     assert "2 nodes; 0 of 8 slots and shards have no owner" in table
@@ -180,16 +185,18 @@ def test_status_asks_the_nodes(
     monkeypatch.setenv("TOC_REDIS_URL", settings["TOC_REDIS_URL"])
     for _ in range(2):
         begin(start, settings, "--http-port", "0")
-    up = when(toc, lambda result: result.code == 0, "status", "--json").json
+    nodes = when(toc, lambda result: result.code == 0, "nodes", "--json").json["nodes"]
+    asked = [word for node in nodes for word in ("--node", node["http"])]
+    up = when(toc, lambda result: result.code == 0, "status", "--json", *asked).json
     assert up["state"] == "up"
     assert len(up["nodes"]) == 2
     parts = {part["part"]: part for part in up["parts"]}
     assert parts.keys() == {
-        "database_0", "database_1", "redis", "zookeeper", "loader", "watch", "jobs"
+        "database_0", "database_1", "redis", "zookeeper", "loader", "overdue", "watch", "jobs"
     }  # fmt: skip
     assert parts["redis"]["seen_by"] == 2
     assert parts["redis"]["since"].endswith("Z")
-    assert "as seen by 2 nodes" in toc("status").out
+    assert "as seen by 2 nodes" in toc("status", *asked).out
 
     redis.kill()
     down = when(
@@ -197,6 +204,7 @@ def test_status_asks_the_nodes(
         lambda result: [p["seen_by"] for p in result.json["parts"] if p["state"] == "down"] == [2],
         "status",
         "--json",
+        *asked,
     )
     assert down.code == 1
     assert down.json["state"] == "degraded"  # jobs go on
@@ -213,7 +221,12 @@ def test_status_without_nodes_asks_the_servers(servers: Servers, toc: Toc) -> No
     assert all(part["since"] is None for part in parts.values())
     assert "as seen from here" in toc("status").out
     assert toc("schedule", 5, "0s", "--type", "quick").code == 0
-    jobs = when(toc, lambda r: "overdue: job" in r.json["parts"][-1]["how"], "status", "--json")
+
+    def is_overdue(result: Result) -> bool:
+        (jobs,) = [part for part in result.json["parts"] if part["part"] == "jobs"]
+        return "overdue: job" in jobs["how"]
+
+    jobs = when(toc, is_overdue, "status", "--json")
     assert jobs.code == 0  # not for long enough to mean anything
 
 
@@ -250,25 +263,73 @@ def test_what_is_not_known_of_jobs_is_said(
     assert parts["jobs"]["how"] == "not known: database_0, database_1 do not answer"
 
 
-@pytest.mark.parametrize(
-    ("host", "http", "asked"),
-    [
-        ("elsewhere", "http://127.0.0.1:80", False),
-        ("elsewhere", "http://[::1]:80", False),
-        ("elsewhere", "http://localhost:80", False),
-        ("elsewhere", "http://elsewhere:80", True),
-        ("elsewhere", "http://10.0.0.1:80", True),
-        ("elsewhere", "file:///etc/passwd", False),
-        (None, "http://127.0.0.1:80", True),
-        (None, "http://[::1]:80", True),
-    ],
-)
-def test_a_loopback_address_is_asked_only_at_home(host: str | None, http: str, asked: bool) -> None:
-    host = host or process_name().partition(":")[0]
-    member = Member(f"{host}:7:abc", leads=True, joined_ms=0, http=http)
-    assert _addresses(Settings(), [member]) == ([http] if asked else [])
+class Trap(BaseHTTPRequestHandler):
+    """A server that somebody wants to have asked."""
+
+    paths: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.paths.append(self.path)
+        self.send_response(302)
+        self.send_header("Location", "/secret")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Nothing."""
 
 
-def test_an_address_is_asked_once(servers: Servers, toc: Toc) -> None:
-    same = ["--node", "http://127.0.0.1:1", "--node", "http://127.0.0.1:1/"]
-    assert toc("status", "--json", *same).json["silent"] == ["http://127.0.0.1:1"]
+@pytest.fixture
+def trap() -> Iterator[str]:
+    Trap.paths.clear()
+    with HTTPServer(("127.0.0.1", 0), Trap) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_an_address_that_a_member_gives_is_shown_and_never_asked(
+    cluster: Servers, toc: Toc, trap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    namespace = f"t{secrets.token_hex(4)}"
+    monkeypatch.setenv("TOC_NAMESPACE", namespace)
+    hosts = cluster["TOC_ZOOKEEPER_HOSTS"]
+    text = json.dumps({
+        "version": "1\x1b[2J", "handles": [], "http": trap, "shards": {}, "slots": {}
+    }).encode()  # fmt: skip
+    name = f"{process_name()}:0123456789ab"
+    with foreign_members(hosts, namespace, 1, name=name, text=text):
+        assert toc("status").code == 0
+        shown = toc("nodes")
+        assert trap in shown.out
+        assert "\x1b" not in shown.out
+    assert Trap.paths == []
+
+
+def test_who_is_asked_sends_nobody_elsewhere(servers: Servers, toc: Toc, trap: str) -> None:
+    assert f"no answer from {trap}" in toc("status", "--node", trap).out
+    assert Trap.paths == ["/health"]
+
+
+def test_doctor_says_who_may_write_to_zookeeper(
+    cluster: Servers, toc: Toc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOC_NAMESPACE", f"t{secrets.token_hex(4)}")
+
+    def access() -> dict[str, str]:
+        checks = toc("doctor", "--json").json["checks"]
+        (found,) = [c for c in checks if (c["subject"], c["check"]) == ("zookeeper", "access")]
+        return dict(found)
+
+    checks = toc("doctor", "--json").json["checks"]
+    tls = [c["level"] for c in checks if (c["subject"], c["check"]) == ("zookeeper", "tls")]
+    assert tls == ["ok"]  # it is on this machine
+    assert access()["level"] == "warn"
+    assert "open to whoever reaches it" in access()["found"]
+    with foreign_members(cluster["TOC_ZOOKEEPER_HOSTS"], os.environ["TOC_NAMESPACE"], 1):
+        monkeypatch.setenv("TOC_CLUSTER__AUTH", "toc:secret")
+        found = access()
+        assert found["level"] == "warn"
+        assert found["found"].count("world:anyone may all") == 2
+        assert "secret" not in str(found)
+    monkeypatch.setenv("TOC_NAMESPACE", f"t{secrets.token_hex(4)}")
+    assert access()["level"] == "ok"

@@ -94,6 +94,23 @@ def test_a_held_key(toc: Toc) -> None:
     assert refused.err.startswith(f"toc: job {first} is live for biz_id 1")
 
 
+def test_schedule_says_what_it_did(toc: Toc) -> None:
+    first = schedule(toc, 1, "1h", "--key", "k")
+    kept = toc("schedule", 1, "2h", "--key", "k")
+    assert kept.out.startswith(f"job {first}: due ")
+    assert kept.out.endswith("(kept: it holds the key)\n")
+    told = toc("schedule", 1, "2h", "--key", "k", "--on-duplicate", "replace", "--json").json
+    assert (told["job_id"], told["did"], told["kept_running"]) == (first, "replaced", False)
+    assert toc("schedule", 2, "2h", "--json").json["did"] == "inserted"
+
+
+def test_cancel_of_another_type_gives_a_hint(toc: Toc) -> None:
+    schedule(toc, 1, "1h", "--type", "order.close")
+    answer = toc("cancel", "--biz-id", 1)
+    assert answer.code == 1
+    assert "of other types than 'default': 'order.close'" in answer.out
+
+
 def test_cancel(toc: Toc) -> None:
     job_id = schedule(toc, 1, "1h")
     result = toc("cancel", job_id)
@@ -101,7 +118,10 @@ def test_cancel(toc: Toc) -> None:
     again = toc("cancel", job_id, "--json")
     assert again.code == 1
     assert again.json == {"answer": "already_cancelled", "job_id": job_id, "attempts": 0}
-    assert (toc("cancel", 5).code, toc("cancel", 5).out) == (1, "unknown\n")
+    unknown = toc("cancel", 5)
+    assert unknown.code == 1
+    assert unknown.out.startswith("unknown: 5 is hardly a job_id")
+    assert "biz_id=5" in toc("cancel", 5, "--json").json["hint"]
 
 
 def test_cancel_by_business(toc: Toc) -> None:

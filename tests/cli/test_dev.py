@@ -14,7 +14,7 @@ from tests.cli.conftest import Toc
 from tests.cli.processes import Process, clean_environment, wait_until
 from toc.errors import TimerUnavailable
 from toc.node import dev
-from toc.node.dev import DevError, PrivateRedis, redis_server
+from toc.node.dev import DevError, PrivateRedis, find_redis_server
 from toc.runtime.clock import SystemClock
 from toc.timer.slots import Slots
 
@@ -78,6 +78,16 @@ def test_a_second_process_schedules_cancels_and_sees_it_fire(
     process.send(signal.SIGINT)
     assert process.ended() == 0
     assert process.err == ""
+
+
+def test_the_directory_is_for_its_owner_alone(start: Start, tmp_path: Path) -> None:
+    process = begin(start)
+    made = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / ".toc").iterdir()}
+    process.send(signal.SIGTERM)
+    process.ended()
+    assert (tmp_path / ".toc").stat().st_mode & 0o777 == 0o700
+    assert {"toc_0.db", "dev.lock", "redis.log"} <= made.keys()
+    assert {name for name, mode in made.items() if mode & 0o077} <= {"redis.sock"}
 
 
 def test_jobs_stay_and_redis_goes(start: Start, tmp_path: Path, toc: Toc) -> None:
@@ -195,7 +205,7 @@ def test_a_directory_that_no_url_can_hold_is_refused(toc: Toc, name: str) -> Non
 def test_without_any_redis_server_it_says_what_to_do(
     toc: Toc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dev, "_candidates", lambda: iter(()))
+    monkeypatch.setattr(dev, "_redis_server_paths", lambda: iter(()))
     result = toc("dev")
     assert result.code == 1
     assert "redis-server 6.2 or later" in result.err
@@ -210,7 +220,7 @@ def test_an_old_redis_server_is_passed_over(
     old.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     try:
-        assert redis_server() != str(old)
+        assert find_redis_server() != str(old)
     except DevError as error:
         assert "5.0" in str(error)  # noqa: PT017 - where the wheel is not installed
 
@@ -221,6 +231,6 @@ def test_a_redis_server_that_fails_is_quoted(
     bad = tmp_path / "bad"
     bad.write_text("#!/bin/sh\necho 'no memory today'\nexit 3\n")
     bad.chmod(0o755)
-    monkeypatch.setattr(dev, "redis_server", lambda: str(bad))
+    monkeypatch.setattr(dev, "find_redis_server", lambda: str(bad))
     with pytest.raises(DevError, match="status 3: no memory today"):
         PrivateRedis(tmp_path).start()

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import redis as redis_driver
+from sqlalchemy import create_engine
 
 from tests.cli.conftest import Toc
 from toc.cli import checks
-from toc.cli.checks import Check, Doctor, worst
+from toc.cli.checks import Check, Doctor, worst_level
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
-from toc.store.facts import ServerFacts
+from toc.store.server_facts import ServerInfo
+from toc.timer import keys
 
 
 def found(toc: Toc, *arguments: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -86,6 +88,40 @@ def test_a_redis_that_throws_keys_away(toc: Toc) -> None:
     assert toc("doctor").code == 1
 
 
+def test_members_of_queues_that_are_no_job_ids(
+    servers: dict[str, str], redis: Path, toc: Toc
+) -> None:
+    assert found(toc)["redis", "queues"]["level"] == "ok"
+    with redis_driver.Redis(unix_socket_path=str(redis)) as client:
+        key = keys.store_key(servers["TOC_NAMESPACE"], "default", 3)
+        client.zadd(key, {b"order-42\n": 2e12, b"7": 2e12})
+    check = found(toc)["redis", "queues"]
+    assert check["level"] == "warn"
+    assert check["found"] == "1 members of queues are no job_id: 'order-42\\n'"
+    (part,) = [part for part in toc("status", "--json").json["parts"] if part["part"] == "queues"]
+    assert part["state"] == "degraded"
+    assert "order-42" in part["how"]
+
+
+@pytest.mark.usefixtures("servers")
+def test_a_number_with_two_names(toc: Toc) -> None:
+    assert toc("schedule", 1, "1h").code == 0
+    check = found(toc)["biz_types", "numbers"]
+    assert (check["level"], check["found"]) == ("ok", "1 types, no number has two names")
+    for database, name in enumerate(("one", "other")):
+        url = load_settings().databases[database]
+        engine = create_engine(url)
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"INSERT INTO toc_biz_type VALUES (77, '{name}')")
+        engine.dispose()
+    assert toc("doctor").code == 1
+    check = found(toc)["biz_types", "numbers"]
+    assert check["level"] == "fail"
+    told = "the number 77 is 'one' in database 0, 'other' in database 1: jobs of this number"
+    assert check["found"].startswith(told)
+    assert "docs/how-to/type-conflict.md" in check["advice"]
+
+
 @pytest.mark.usefixtures("servers")
 def test_types_without_a_handler(toc: Toc, tmp_path: Path) -> None:
     (tmp_path / "some_handlers.py").write_text(
@@ -119,6 +155,7 @@ def test_clocks_that_differ() -> None:
     assert by_name["database 0", "clock"].level == "ok"
     assert by_name["redis", "clock and database 0's"].level == "fail"
     assert -3_601_000 < int(by_name["redis", "clock"].found.split()[0]) < -3_599_000
+    assert by_name["databases", "clocks"].level == "ok"  # they have one clock
 
 
 @pytest.mark.parametrize(
@@ -136,7 +173,7 @@ def test_clocks_that_differ() -> None:
 )
 @pytest.mark.usefixtures("servers")
 def test_versions(monkeypatch: pytest.MonkeyPatch, kind: str, version: str, level: str) -> None:
-    monkeypatch.setattr(checks, "server_facts", lambda _: ServerFacts(kind, version, {}))
+    monkeypatch.setattr(checks, "read_server_info", lambda _: ServerInfo(kind, version, {}))
     versions = [check for check in Doctor(load_settings()).run() if check.check == "version"]
     assert versions[0].level == level
 
@@ -156,14 +193,14 @@ def test_versions(monkeypatch: pytest.MonkeyPatch, kind: str, version: str, leve
 def test_durability(
     monkeypatch: pytest.MonkeyPatch, durability: dict[str, str], warned: list[str]
 ) -> None:
-    facts = ServerFacts("mysql", "9.0.0", durability)
-    monkeypatch.setattr(checks, "server_facts", lambda _: facts)
+    facts = ServerInfo("mysql", "9.0.0", durability)
+    monkeypatch.setattr(checks, "read_server_info", lambda _: facts)
     result = [check for check in Doctor(load_settings()).run() if check.subject == "database 0"]
     assert [check.check for check in result if check.level == "warn"] == warned
 
 
 def test_the_worst_level() -> None:
     ok, warn, fail = (Check("s", "c", level, "") for level in ("ok", "warn", "fail"))
-    assert worst([]) == worst([ok]) == "ok"
-    assert worst([ok, warn]) == "warn"
-    assert worst([fail, warn, ok]) == "fail"
+    assert worst_level([]) == worst_level([ok]) == "ok"
+    assert worst_level([ok, warn]) == "warn"
+    assert worst_level([fail, warn, ok]) == "fail"

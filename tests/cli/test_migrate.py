@@ -7,10 +7,10 @@ import pytest
 from sqlalchemy import create_engine
 
 from tests.cli.conftest import Toc
-from toc.cli.migrate import ranges
+from toc.cli.migrate import table_ranges
 from toc.store import migrate
 
-HEAD = migrate.head()
+HEAD = migrate.newest_revision()
 INSERT = "INSERT INTO toc_job_0001 (job_id, biz_id, biz_type, action_time) VALUES (1, 1, 1, '2030-01-01')"
 
 
@@ -39,15 +39,15 @@ def test_it_says_what_it_did(toc: Toc) -> None:
     result = toc("migrate")
     assert result.code == 0
     assert (
-        result.out == f"2 databases at revision {HEAD}: 12 tables and 6 views brought up to date\n"
+        result.out == f"2 databases at revision {HEAD}: 14 tables and 8 views brought up to date\n"
     )
     again = toc("migrate")
     assert (again.code, again.err) == (0, "")
     assert again.out == f"2 databases at revision {HEAD}: nothing was to be done\n"
     down = toc("migrate", "--down-to", "0002", "--yes")
-    assert down.out == "2 databases at revision 0002: 6 views taken back\n"
+    assert down.out == "2 databases at revision 0002: 4 tables and 8 views taken back\n"
     assert toc("migrate", "--json").json == {
-        "databases": 2, "revision": HEAD, "tables": 0, "views": 6, "steps": 6, "pending": [],
+        "databases": 2, "revision": HEAD, "tables": 4, "views": 8, "steps": 14, "pending": [],
     }  # fmt: skip
 
 
@@ -56,9 +56,10 @@ def test_its_bars_count_the_steps_of_every_revision(toc: Toc) -> None:
     result = toc("migrate")
     for database in (0, 1):
         assert f"database {database} " in result.err
-    assert result.err.count(" 11/11 ") == 2  # 5 tables, then events and 2 columns, then 3 views
+    # 5 tables, then events and 2 columns, then 3 views, then a column, a table and 2 views.
+    assert result.err.count(" 15/15 ") == 2
     toc("migrate", "--down-to", "0001", "--yes")
-    assert toc("migrate").err.count(" 6/6 ") == 2
+    assert toc("migrate").err.count(" 10/10 ") == 2
 
 
 @pytest.mark.usefixtures("two")
@@ -80,6 +81,7 @@ def test_the_way_back_is_asked_for(toc: Toc, two: list[str]) -> None:
     for word in (
         "view toc_jobs",
         "column claim_time of 2 tables",
+        "column account of 1 table,",
         "table toc_event",
         "2 job tables",
     ):
@@ -252,9 +254,9 @@ def test_status_of_a_newer_schema(toc: Toc, two: list[str]) -> None:
 
 def test_runs_of_shards_are_their_first_and_last() -> None:
     jobs = [f"toc_job_{shard:04d}" for shard in (3, 4, 5, 9)]
-    assert ranges(jobs) == "toc_job_0003 … toc_job_0005, toc_job_0009 (4 tables)"
-    assert ranges(["toc_event", "toc_job_0001"]) == "toc_event, toc_job_0001"
-    assert ranges(["toc_jobs"]) == "toc_jobs"
+    assert table_ranges(jobs) == "toc_job_0003 … toc_job_0005, toc_job_0009 (4 tables)"
+    assert table_ranges(["toc_event", "toc_job_0001"]) == "toc_event, toc_job_0001"
+    assert table_ranges(["toc_jobs"]) == "toc_jobs"
 
 
 def test_a_table_that_somebody_dropped_is_an_error(toc: Toc, two: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""`toc settings`, docs/settings.md, and names that are no setting."""
+"""`toc settings`, docs/reference/settings.md, and names that are no setting."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ from toc.cli.settings import setting_lines, settings_markdown
 from toc.errors import SettingsError
 from toc.runtime.settings import load_settings, unknown_variables
 
-DOCS = Path(__file__).parents[2] / "docs"
+PAGE = Path(__file__).parents[2] / "docs/reference/settings.md"
 
 
 def test_the_page_is_up_to_date(toc: Toc) -> None:
-    page = (DOCS / "settings.md").read_text()
-    assert page == settings_markdown(), "run `toc settings --markdown > docs/settings.md`"
+    page = PAGE.read_text()
+    assert page == settings_markdown(), "run `toc settings --markdown > docs/reference/settings.md`"
     assert toc("settings", "--markdown").out == page
 
 
@@ -31,8 +31,13 @@ def test_those_in_force_are_shown_without_passwords(
     monkeypatch.setenv("TOC_REDIS_URL", "redis://:hidden@h/0?password=hidden")
     monkeypatch.setenv("TOC_TOPICS__ORDERS__SLOT_AMOUNT", "16")
     monkeypatch.setenv("TOC_RETENTION__REPLICAS", '{"1": ["mysql+pymysql://u:hidden@r/b"]}')
+    keys = '{"spark.hadoop.fs.s3a.secret.key": "hidden", "spark.driver.memory": "2g"}'
+    monkeypatch.setenv("TOC_RECONCILE__SPARK", keys)
+    monkeypatch.setenv("TOC_RECONCILE__ARCHIVE", "s3a://id:hid/den@bucket/toc")
     table = toc("settings")
     assert table.code == 0
+    assert "hid/den" not in table.out
+    assert "spark.hadoop.fs.s3a.secret.key: ***, spark.driver.memory: 2g" in table.out
     assert "hidden" not in table.out
     assert "mysql+pymysql://u:***@h/a, mysql+pymysql://u:***@h/b" in table.out
     assert "1: mysql+pymysql://u:***@r/b" in table.out

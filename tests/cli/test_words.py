@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from toc.cli.output import printable
-from toc.cli.words import duration, iso, parse_when, relative, shown
+from toc.cli.time_texts import duration, iso, parse_when, relative, shown
 from toc.errors import InvalidInput
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
+import time
+from collections.abc import Sequence
 
 import pytest
 from kazoo.exceptions import NoAuthError
+from kazoo.security import ACL, OPEN_ACL_UNSAFE, make_acl
 
 from tests.cluster.conftest import SESSION_S, MakeNode, Node
 from tests.servers import Server
-from tests.servers.zookeeper import expire_session
+from tests.servers.zookeeper import expire_session, foreign_members
 from tests.worker.waiting import remains, wait_until
-from toc.cluster.membership import MEMBERS
+from toc.cluster.members import LOOKUPS_MAX, MEMBERS, NAMED_MAX, open_to
+from toc.cluster.membership import LOOK_S
 from toc.cluster.roster import roster
+from toc.cluster.zookeeper import ZooKeeper
+from toc.errors import SettingsError
 
 
 def all_see(nodes: list[Node], *names: str) -> None:
@@ -130,17 +137,252 @@ def test_what_a_member_says_is_read_by_the_roster(make_node: MakeNode) -> None:
     wait_until(lambda: roster(one.settings)[0].version == "2")
 
 
-def test_with_auth_only_who_has_it_may_write(make_node: MakeNode) -> None:
+def test_with_auth_only_who_has_it_may_read_or_write(make_node: MakeNode) -> None:
     one = make_node("one", auth="toc:secret").start()
     wait_until(lambda: one.members == ["one"])
     stranger = make_node("stranger")
     stranger.membership._zookeeper.wait(10)
     zookeeper = stranger.membership._zookeeper
-    (node,) = zookeeper.children(MEMBERS)
-    assert zookeeper.get(f"{MEMBERS}/{node}") is not None
+    client, mine = zookeeper._client, one.membership._zookeeper
+    with pytest.raises(SettingsError, match="refuses"):
+        zookeeper.children(MEMBERS)
+    (node,) = mine.children(MEMBERS)
+    path = zookeeper.full_path(f"{MEMBERS}/{node}")
+    for attempt in (
+        lambda: client.delete(path),
+        lambda: client.get(path),
+        lambda: client.set(path, b"{}"),
+        lambda: client.create(
+            f"{zookeeper.full_path(MEMBERS)}/x-", b"", ephemeral=True, sequence=True
+        ),
+        lambda: client.set_acls(zookeeper.full_path(MEMBERS), OPEN_ACL_UNSAFE),
+    ):
+        with pytest.raises(NoAuthError):
+            attempt()
+    # Other namespaces, with accounts of their own, can still be made beside it.
+    client.create(f"/toc/{secrets.token_hex(4)}", b"")
+    assert mine.foreign_acls("") == mine.foreign_acls(MEMBERS) == []
+
+
+def test_nodes_that_were_open_are_mended(
+    make_node: MakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Made without auth, or by somebody who came first."""
+    before = make_node("before").start()
+    wait_until(lambda: before.members == ["before"])
+    before.membership.stop()
+    one = make_node("one", auth="toc:secret").start()
+    wait_until(lambda: one.members == ["one"])
+    zookeeper = one.membership._zookeeper
+    assert zookeeper.foreign_acls("") == zookeeper.foreign_acls(MEMBERS) == []
+    assert sum("its ACL is mended" in record.getMessage() for record in caplog.records) == 2
+    assert "world:anyone may all" in caplog.text
+
+
+def test_an_acl_that_may_not_be_mended_is_said(
+    make_node: MakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = make_node("one", auth="toc:secret")
+    zookeeper = one.membership._zookeeper
+    zookeeper.wait(10)
     client = zookeeper._client
-    with pytest.raises(NoAuthError):
-        client.delete(zookeeper._path(f"{MEMBERS}/{node}"))
+    root = zookeeper.full_path("")
+    client.ensure_path("/toc", acl=OPEN_ACL_UNSAFE)
+    client.create(root, b"", acl=[make_acl("world", "anyone", create=True, read=True)])
+    one.start()
+    wait_until(lambda: one.members == ["one"])
+    assert f"the ZooKeeper node {root} is open to others" in caplog.text
+    assert f"{root}/members is open" not in caplog.text
+
+
+def test_members_made_before_auth_was_set_do_not_count(
+    make_node: MakeNode, zookeeper: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = make_node("me", auth="toc:secret")
+    with foreign_members(zookeeper.url, me.settings.namespace, 7) as made:
+        asked: list[str] = []
+        real = ZooKeeper.made_with_auth
+
+        def made_with_auth(zookeeper: ZooKeeper, paths: Sequence[str]) -> list[bool]:
+            asked.extend(paths)
+            return real(zookeeper, paths)
+
+        monkeypatch.setattr(ZooKeeper, "made_with_auth", made_with_auth)
+        me.start()
+        wait_until(lambda: "me" in me.members)
+        assert me.members == ["me"]
+        assert me.membership.leads
+        # Another with auth counts, and each node's ACL is asked for once by each member.
+        other = make_node("other", auth="toc:secret")
+        other.membership._zookeeper.wait(10)
+        other.membership._zookeeper.create_member(f"{MEMBERS}/other-", b"{}")
+        all_see([me], "me", "other")
+        assert sorted(path.rpartition("-")[0] for path in asked) == sorted(
+            [f"{MEMBERS}/{member}" for member in ("me", "other")]
+            + [f"{MEMBERS}/{path.rpartition('/')[2].rpartition('-')[0]}" for path in made]
+        )
+        assert [member.identity for member in roster(me.settings)] == ["me", "other"]
+        (line,) = open_to(me.settings)
+        assert f"{MEMBERS}: 7 nodes were not made with cluster.auth and do not count" in line
+        assert made[0].rpartition("/")[2] in line
+        assert line.count("forged") == NAMED_MAX
+    assert open_to(me.settings) == []
+
+
+@pytest.mark.parametrize("more", [OPEN_ACL_UNSAFE, [make_acl("world", "anyone", read=True)]])
+def test_a_member_that_others_may_do_anything_with_does_not_count(
+    make_node: MakeNode, more: list[ACL]
+) -> None:
+    me = make_node("me", auth="toc:secret").start()
+    wait_until(lambda: me.members == ["me"])
+    zookeeper = me.membership._zookeeper
+    path = zookeeper.full_path(f"{MEMBERS}/half-")
+    client = zookeeper._client
+    acl = [*zookeeper._own_acl, *more]
+    client.create(path, b"", acl=acl, ephemeral=True, sequence=True)
+    other = make_node("other", auth="toc:secret").start()
+    all_see([me, other], "me", "other")
+
+
+# ---- what others write there
+
+
+def test_who_has_no_session_is_no_member(make_node: MakeNode, zookeeper: Server) -> None:
+    one = make_node("one").start()
+    wait_until(lambda: one.members == ["one"])
+    namespace = one.settings.namespace
+    with foreign_members(zookeeper.url, namespace, 5, ephemeral=False):
+        two = make_node("two").start()
+        all_see([one, two], "one", "two")
+        assert {member.identity for member in roster(one.settings)} == {"one", "two"}
+        assert all(len(view.members) <= 2 for view in one.views)
+
+
+@pytest.mark.parametrize("name", ["x", "-0000000001", "a-1", "a-00000000x1", "a\u202eb-0000000001"])
+def test_a_name_without_the_form_is_no_member(make_node: MakeNode, name: str) -> None:
+    one = make_node("one").start()
+    wait_until(lambda: one.members == ["one"])
+    client = one.membership._zookeeper._client
+    client.create(f"{one.membership._zookeeper.full_path(MEMBERS)}/{name}", b"", ephemeral=True)
+    two = make_node("two").start()
+    all_see([one, two], "one", "two")
+
+
+def test_of_too_many_those_count_that_came_first_and_oneself(
+    make_node: MakeNode, zookeeper: Server
+) -> None:
+    one = make_node("one", members_max=3).start()
+    wait_until(lambda: one.members == ["one"])
+    with foreign_members(zookeeper.url, one.settings.namespace, 20):
+        wait_until(lambda: len(one.members) == 3)
+        two = make_node("two", members_max=3).start()
+        wait_until(lambda: len(two.members) == 4)
+        assert two.members[0] == "one"
+        assert two.members[-1] == "two"
+        assert len(roster(one.settings)) == 3
+    all_see([one, two], "one", "two")
+
+
+def test_the_number_in_a_name_gives_no_precedence(make_node: MakeNode) -> None:
+    zero = make_node("zero").start()
+    wait_until(lambda: zero.members == ["zero"])
+    one = make_node("one").start()
+    all_see([zero, one], "zero", "one")
+    zero.membership.stop()
+    wait_until(lambda: one.membership.leads)
+    zookeeper = one.membership._zookeeper
+    stranger = make_node("stranger").membership._zookeeper
+    stranger.wait(10)
+    stranger._client.create(f"{zookeeper.full_path(MEMBERS)}/early-0000000000", b"", ephemeral=True)
+    wait_until(lambda: one.members == ["one", "early"])
+    assert one.membership.leads
+
+
+def test_a_node_that_another_session_has_made_in_place_of_ours_is_not_ours(
+    make_node: MakeNode,
+) -> None:
+    """It would end with that session, or never."""
+    one = make_node("one").start()
+    wait_until(lambda: one.members == ["one"])
+    node = one.membership._node
+    stranger = make_node("stranger").membership._zookeeper
+    stranger.wait(10)
+    path = stranger.full_path(f"{MEMBERS}/{node}")
+    with stranger._client.transaction() as both:
+        both.delete(path)
+        both.create(path, b"{}")
+    one.membership._members.forget([node])
+    one.membership.wake()
+    wait_until(lambda: one.membership._node != node)
+    (stat,) = stranger.stats([f"{MEMBERS}/{one.membership._node}"])
+    assert stat is not None
+    assert stat.session == one.membership._session
+    assert stranger.children(MEMBERS) == [one.membership._node]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'{"version": "1", "handles": [], "http": null, "shards": {"0-99999999999": 5}, "slots": {}}',
+        b'{"version": "1", "handles": [], "http": null, "shards": {"0,0": 5}, "slots": {}}',
+        b'{"version": "1", "handles": [], "http": null, "shards": {"0": 1e999}, "slots": {}}',
+        b'{"version": "1", "handles": [], "http": null, "shards": {"0": 99999999999999999}, "slots": {}}',
+        b'{"version": "1", "handles": [], "http": null, "shards": {}, "slots": {}, "moving": [1e999]}',
+        b"[" * 100_000,
+        b'{"version": "' + b"x" * 300_000 + b'", "handles": [], "http": null, "shards": {}, "slots": {}}',
+    ],
+    ids=["range", "twice", "infinity", "time", "moving", "deep", "long"],
+)  # fmt: skip
+def test_what_no_node_would_say_is_as_nothing_said(make_node: MakeNode, said: bytes) -> None:
+    one = make_node("one")
+    one.text = said
+    one.start()
+    wait_until(lambda: one.members == ["one"])
+    (member,) = roster(one.settings)
+    assert (member.identity, member.version, member.shards) == ("one", "?", {})
+
+
+def test_members_that_come_and_go_all_the_time_take_a_part_of_it(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make_node("one")
+    monkeypatch.setattr(one.membership, "_changed", lambda _: time.sleep(0.5))
+    one.membership._zookeeper.wait(10)
+    assert one.membership.run_once() == LOOK_S
+    assert 1.0 < one.membership.run_once() <= 4 * 0.5 + 1
+    assert one.members == ["one"]
+
+
+def test_a_look_that_takes_long_is_followed_by_a_rest_though_nothing_has_changed(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes that do not count may come and go all the time as well, and each look reads all names."""
+    one = make_node("one")
+    one.membership._zookeeper.wait(10)
+    assert one.membership.run_once() == LOOK_S
+    look = one.membership._read_members
+
+    def slow_look(session: int) -> list[str]:
+        time.sleep(0.3)
+        return look(session)
+
+    monkeypatch.setattr(one.membership, "_read_members", slow_look)
+    one.membership._rests_until_s = 0.0
+    views = len(one.views)
+    assert one.membership.run_once() == LOOK_S
+    assert len(one.views) == views
+    assert 0.5 < one.membership.run_once() < LOOK_S
+
+
+def test_more_than_one_look_asks_for_is_asked_for_in_the_next(
+    make_node: MakeNode, zookeeper: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toc.cluster.members.LOOKUPS_MAX", 4)
+    assert LOOKUPS_MAX > 4
+    one = make_node("one").start()
+    wait_until(lambda: one.members == ["one"])
+    with foreign_members(zookeeper.url, one.settings.namespace, 10):
+        wait_until(lambda: one.membership.wake() or len(one.members) == 11)
 
 
 def test_a_zookeeper_that_lost_its_data_is_joined_again(

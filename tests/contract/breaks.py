@@ -13,7 +13,7 @@ import pymysql
 from sqlalchemy import Connection, Engine, event
 
 from toc.store.databases import Database
-from toc.store.packets import Answer, Line, Statement
+from toc.store.pipeline import PipelinedConnection, Statement, StatementResult
 
 
 @dataclass
@@ -22,15 +22,18 @@ class Lost:
 
 
 @contextmanager
-def lose_answers(database: Database, times: int = 1) -> Iterator[Lost]:
+def lose_answers(
+    database: Database, times: int = 1, meanwhile: Callable[[], object] = lambda: None
+) -> Iterator[Lost]:
     """The server commits, and the client learns only that the connection is gone.
 
     So it goes for the COMMIT of a transaction and for a change that commits itself, `times` times.
+    `meanwhile` is called after the commit, before the client learns of its loss.
     """
     lost = Lost()
-    losing = partial(_lose, database, lost, times)
+    losing = partial(_lose, database, lost, times, meanwhile)
     # Every engine has a dialect of its own.
-    dialects = (database.engine.dialect, database.single.dialect)
+    dialects = (database.engine.dialect, database.autocommit_engine.dialect)
     do_commit, is_disconnect = dialects[0].do_commit, dialects[0].is_disconnect
 
     def commit_and_lose(connection: Any) -> None:
@@ -41,34 +44,37 @@ def lose_answers(database: Database, times: int = 1) -> Iterator[Lost]:
         if not statement.startswith("SELECT"):
             losing(connection.connection)
 
-    begin = Line.__init__
+    begin = PipelinedConnection.__init__
 
-    def begin_and_lose(line: Line, engine: Engine) -> None:
+    def begin_and_lose(line: PipelinedConnection, engine: Engine) -> None:
         begin(line, engine)
-        if engine is database.single:
+        if engine is database.autocommit_engine:
             line._pooled = _Losing(line._pooled, losing, lambda: lost.times < times)  # type: ignore[assignment]
 
     def is_lost(error: Exception, *args: Any) -> bool:
         return "lost on purpose" in str(error) or is_disconnect(error, *args)  # type: ignore[arg-type]
 
-    event.listen(database.single, "after_cursor_execute", change_and_lose)
-    Line.__init__ = begin_and_lose  # type: ignore[method-assign]
+    event.listen(database.autocommit_engine, "after_cursor_execute", change_and_lose)
+    PipelinedConnection.__init__ = begin_and_lose  # type: ignore[method-assign]
     for dialect in dialects:
         dialect.do_commit = commit_and_lose  # type: ignore[method-assign, assignment]
         dialect.is_disconnect = is_lost  # type: ignore[method-assign, assignment]
     try:
         yield lost
     finally:
-        event.remove(database.single, "after_cursor_execute", change_and_lose)
-        Line.__init__ = begin  # type: ignore[method-assign]
+        event.remove(database.autocommit_engine, "after_cursor_execute", change_and_lose)
+        PipelinedConnection.__init__ = begin  # type: ignore[method-assign]
         for dialect in dialects:
             del dialect.do_commit, dialect.is_disconnect
 
 
-def _lose(database: Database, lost: Lost, times: int, connection: Any) -> None:
+def _lose(
+    database: Database, lost: Lost, times: int, meanwhile: Callable[[], object], connection: Any
+) -> None:
     if lost.times >= times:
         return
     lost.times += 1
+    meanwhile()
     if database.sqlite:
         raise sqlite3.OperationalError("lost on purpose")
     raw = getattr(connection, "driver_connection", connection)
@@ -112,19 +118,21 @@ def statements_of(database: Database) -> Iterator[list[str]]:
     ) -> None:
         seen.append(statement)
 
-    send = Line.send
+    send = PipelinedConnection.send
 
-    def send_and_note(line: Line, statements: Sequence[Statement]) -> list[Answer]:
-        if line._engine is database.single:
+    def send_and_note(
+        line: PipelinedConnection, statements: Sequence[Statement]
+    ) -> list[StatementResult]:
+        if line._engine is database.autocommit_engine:
             seen.append("; ".join(text for text, _ in statements))
         return send(line, statements)
 
-    for engine in (database.engine, database.single):
+    for engine in (database.engine, database.autocommit_engine):
         event.listen(engine, "before_cursor_execute", note)
-    Line.send = send_and_note  # type: ignore[method-assign]
+    PipelinedConnection.send = send_and_note  # type: ignore[method-assign]
     try:
         yield seen
     finally:
-        Line.send = send  # type: ignore[method-assign]
-        for engine in (database.engine, database.single):
+        PipelinedConnection.send = send  # type: ignore[method-assign]
+        for engine in (database.engine, database.autocommit_engine):
             event.remove(engine, "before_cursor_execute", note)

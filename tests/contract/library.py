@@ -15,10 +15,10 @@ from toc.domain.times import EPOCH
 from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.store.catalogue import Catalogue
-from toc.store.claims import Claims, Kind, Outcome, Seen
+from toc.store.claims import ClaimedRow, Claims, Outcome, OutcomeKind
 from toc.store.databases import Databases
-from toc.store.jobs import Inserted, Jobs, OnDuplicate
-from toc.store.pages import Pages
+from toc.store.due_pages import DuePages
+from toc.store.jobs import InsertResult, Jobs, OnDuplicate
 from toc.testing import TestClock
 
 SHARDS = 4
@@ -62,15 +62,16 @@ class Library:
             self.settings.databases, self.settings.routing, self.clock, connect_timeout_s=3
         )
         for database in self.databases:
-            database._takes_packets &= self._packets
+            database._supports_packets &= self._packets
         self.catalogue = Catalogue(self.databases)
         self.ids = IdFactory(self.clock.wall_ms, 0)
         self.jobs = Jobs(
             self.databases, self.catalogue, lambda gene: self.ids.draw([gene])[0], ACTOR
         )
-        self.pages = Pages(self.databases)
-        self.close_no = self.catalogue.number("order.close")
-        self.report_no = self.catalogue.number("report")
+        self.pages = DuePages(self.databases)
+        for database in self.databases:
+            numbers = self.catalogue.types.numbers_or_create(["order.close", "report"], database)
+        self.close_no, self.report_no = numbers["order.close"], numbers["report"]
         self.claims = Claims(
             self.databases, {self.close_no: LEASE_MS, self.report_no: SLOW_LEASE_MS}
         )
@@ -83,6 +84,7 @@ class Library:
                     connection.exec_driver_sql(f"DELETE FROM toc_job_{shard:04d}")
                 connection.exec_driver_sql("DELETE FROM toc_dead_job")
                 connection.exec_driver_sql("DELETE FROM toc_event")
+                connection.exec_driver_sql("DELETE FROM toc_purge")
         self.close()
         self.clock = TestClock()
         self.connect()
@@ -100,7 +102,7 @@ class Library:
 
     @property
     def packets(self) -> bool:
-        return self.databases[0]._takes_packets
+        return self.databases[0]._supports_packets
 
     # ---- jobs
 
@@ -124,7 +126,7 @@ class Library:
             key,
         )
 
-    def insert(self, *jobs: NewJob, on_duplicate: OnDuplicate = "keep") -> list[Inserted]:
+    def insert(self, *jobs: NewJob, on_duplicate: OnDuplicate = "keep") -> list[InsertResult]:
         return self.jobs.insert(jobs, on_duplicate)
 
     def pending(self, biz_id: int = 42, in_ms: int = 0, **fields: Any) -> int:
@@ -139,13 +141,13 @@ class Library:
         assert self.claim([job_id], token)[job_id].token == token
         return job_id
 
-    def ended(self, kind: Kind, **fields: Any) -> int:
+    def ended(self, kind: OutcomeKind, **fields: Any) -> int:
         job_id = self.running("ended", **fields)
         assert self.settle(Outcome(job_id, "ended", kind, error="it failed"))
         return job_id
 
     def dead(self, **fields: Any) -> int:
-        return self.ended(Kind.BURY, **fields)
+        return self.ended(OutcomeKind.BURY, **fields)
 
     # ---- claims
 
@@ -161,25 +163,25 @@ class Library:
         token: str,
         now_ms: int | None = None,
         claims: Claims | None = None,
-    ) -> dict[int, Seen]:
+    ) -> dict[int, ClaimedRow]:
         """Claims ids of one database, by its own clock unless `now_ms` is given."""
         by_shard: dict[int, list[int]] = {}
         for job_id in job_ids:
             by_shard.setdefault(self.shard(job_id), []).append(job_id)
         return (claims or self.claims).claim(self.home(job_ids[0]), by_shard, token, now_ms)
 
-    def take_over(self, job_id: int, seen: str, token: str) -> Seen | None:
+    def take_over(self, job_id: int, seen: str, token: str) -> ClaimedRow | None:
         return self.claims.take_over(self.home(job_id), self.shard(job_id), job_id, seen, token)
 
     def bury_lost(self, job_id: int, seen: str, error: str = "lost") -> bool:
         home, shard = self.home(job_id), self.shard(job_id)
-        return self.claims.bury_lost(home, shard, job_id, seen, error, ACTOR)
+        return self.claims.bury_expired(home, shard, job_id, seen, error, ACTOR)
 
     def settle(self, *outcomes: Outcome) -> set[tuple[int, str]]:
         return self.claims.settle(self.home(outcomes[0].job_id), outcomes)
 
     def settle_as(
-        self, kind: Kind, job_id: int, token: str, due_ms: int = 0, error: str = ""
+        self, kind: OutcomeKind, job_id: int, token: str, due_ms: int = 0, error: str = ""
     ) -> bool:
         """Settles one outcome; whether it held."""
         return self.settle(Outcome(job_id, token, kind, due_ms, error)) == {(job_id, token)}

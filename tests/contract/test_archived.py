@@ -10,7 +10,15 @@ import pytest
 from tests.contract.library import Library
 from toc.domain.ids import first_id_of
 from toc.errors import SchemaMismatch
-from toc.store.archived import AHEAD_MS, ARCHIVED, Standing, advance, begin, moved, standing
+from toc.store.archive_status import (
+    AHEAD_MS,
+    ARCHIVED,
+    ArchiveStatus,
+    advance_archive,
+    begin_archive_run,
+    read_archive_status,
+    record_files_moved,
+)
 from toc.store.databases import Database
 
 DAY_MS = 86_400_000
@@ -26,25 +34,29 @@ def database(library: Library) -> Iterator[Database]:
 
 
 def test_a_run_begins_moves_the_mark_and_the_next_one_goes_on(database: Database) -> None:
-    assert standing(database) is None
-    first = begin(database)
-    assert first == Standing(0, 0, 1) == standing(database)
-    then = advance(database, first, 5 * DAY_MS)
-    assert then == Standing(5 * DAY_MS, 1, 1, moved=False) == standing(database)
-    second = begin(database)
-    assert second == Standing(5 * DAY_MS, 1, 2, moved=False)
-    moved(database, 1)
-    third = begin(database)
-    assert third == Standing(5 * DAY_MS, 1, 3)
-    assert advance(database, third, 6 * DAY_MS) == Standing(6 * DAY_MS, 3, 3, moved=False)
-    moved(database, 1)  # says nothing about the third one's
-    assert standing(database) == Standing(6 * DAY_MS, 3, 3, moved=False)
+    assert read_archive_status(database) is None
+    first = begin_archive_run(database)
+    assert first == ArchiveStatus(0, 0, 1) == read_archive_status(database)
+    then = advance_archive(database, first, 5 * DAY_MS)
+    assert (
+        then == ArchiveStatus(5 * DAY_MS, 1, 1, files_moved=False) == read_archive_status(database)
+    )
+    second = begin_archive_run(database)
+    assert second == ArchiveStatus(5 * DAY_MS, 1, 2, files_moved=False)
+    record_files_moved(database, 1)
+    third = begin_archive_run(database)
+    assert third == ArchiveStatus(5 * DAY_MS, 1, 3)
+    assert advance_archive(database, third, 6 * DAY_MS) == ArchiveStatus(
+        6 * DAY_MS, 3, 3, files_moved=False
+    )
+    record_files_moved(database, 1)  # says nothing about the third one's
+    assert read_archive_status(database) == ArchiveStatus(6 * DAY_MS, 3, 3, files_moved=False)
 
 
 def test_people_can_read_it(database: Database) -> None:
-    begun = begin(database)
-    advance(database, begun, 1_767_225_600_000)
-    begin(database)
+    begun = begin_archive_run(database)
+    advance_archive(database, begun, 1_767_225_600_000)
+    begin_archive_run(database)
     query = f"SELECT value FROM toc_meta WHERE name = '{ARCHIVED}'"
     for value in (
         "2026-01-01 00:00:00.000 run 1 of 2, not moved yet",
@@ -52,43 +64,43 @@ def test_people_can_read_it(database: Database) -> None:
     ):
         found = database.read(lambda connection: connection.exec_driver_sql(query).scalar())
         assert found == value
-        moved(database, 1)
+        record_files_moved(database, 1)
 
 
 def test_a_run_cannot_move_the_mark_once_another_has_begun(database: Database) -> None:
-    first = begin(database)
-    second = begin(database)
-    assert advance(database, first, 5 * DAY_MS) is None
-    assert standing(database) == second
-    assert advance(database, second, 5 * DAY_MS) is not None
-    assert advance(database, first, 9 * DAY_MS) is None
+    first = begin_archive_run(database)
+    second = begin_archive_run(database)
+    assert advance_archive(database, first, 5 * DAY_MS) is None
+    assert read_archive_status(database) == second
+    assert advance_archive(database, second, 5 * DAY_MS) is not None
+    assert advance_archive(database, first, 9 * DAY_MS) is None
 
 
 def test_the_mark_never_goes_back(database: Database) -> None:
-    first = begin(database)
-    advance(database, first, 5 * DAY_MS)
-    second = begin(database)
+    first = begin_archive_run(database)
+    advance_archive(database, first, 5 * DAY_MS)
+    second = begin_archive_run(database)
     for until_ms in (5 * DAY_MS - 1, 5 * DAY_MS, 0):
-        assert advance(database, second, until_ms) is None
-    assert standing(database) == second
+        assert advance_archive(database, second, until_ms) is None
+    assert read_archive_status(database) == second
 
 
 def test_to_move_it_twice_is_to_move_it(database: Database) -> None:
     """The first answer may have been lost."""
-    begun = begin(database)
-    then = advance(database, begun, DAY_MS)
-    assert advance(database, begun, DAY_MS) == then
-    moved(database, 1)
-    moved(database, 1)
+    begun = begin_archive_run(database)
+    then = advance_archive(database, begun, DAY_MS)
+    assert advance_archive(database, begun, DAY_MS) == then
+    record_files_moved(database, 1)
+    record_files_moved(database, 1)
 
 
 def test_of_many_that_begin_at_once_each_gets_a_number(database: Database) -> None:
-    found: list[Standing] = []
+    found: list[ArchiveStatus] = []
     barrier = threading.Barrier(4)
 
     def run() -> None:
         barrier.wait()
-        found.append(begin(database))
+        found.append(begin_archive_run(database))
 
     threads = [threading.Thread(target=run) for _ in range(4)]
     for thread in threads:
@@ -96,7 +108,7 @@ def test_of_many_that_begin_at_once_each_gets_a_number(database: Database) -> No
     for thread in threads:
         thread.join()
     assert sorted(each.begun for each in found) == [1, 2, 3, 4]
-    able = [each for each in found if advance(database, each, DAY_MS)]
+    able = [each for each in found if advance_archive(database, each, DAY_MS)]
     assert [each.begun for each in able] == [4]
 
 
@@ -107,13 +119,13 @@ def test_a_mark_that_other_hands_have_written_is_refused(database: Database, val
     sql = f"INSERT INTO toc_meta (name, value) VALUES ('{ARCHIVED}', '{value}')"
     database.read(lambda connection: connection.exec_driver_sql(sql))
     with pytest.raises(SchemaMismatch, match=ARCHIVED):
-        standing(database)
+        read_archive_status(database)
     with pytest.raises(SchemaMismatch, match=ARCHIVED):
-        begin(database)
+        begin_archive_run(database)
 
 
 def test_what_is_covered() -> None:
-    mark = Standing(10 * DAY_MS + (base := 1_767_225_600_000), 1, 1)
+    mark = ArchiveStatus(10 * DAY_MS + (base := 1_767_225_600_000), 1, 1)
     assert mark.covers(first_id_of(base), mark.until_ms - 1)
     assert not mark.covers(first_id_of(base), mark.until_ms)
     # The id says that it was made long after it ended: the archive's walk did not come so far.

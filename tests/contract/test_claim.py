@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pymysql
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from tests.contract.breaks import lose_answers
 from tests.contract.library import LEASE_MS, SLOW_LEASE_MS, Library
 from toc.domain.job import Status
-from toc.store import claims
-from toc.store.claims import Claims, Kind
-from toc.store.packets import Answer, Line
+from toc.errors import StoreUnavailable
+from toc.store import claims, databases
+from toc.store.claims import Claims, Outcome, OutcomeKind
+from toc.store.pipeline import PipelinedConnection, StatementResult
 
 
 def test_a_claim_takes_a_due_job(library: Library) -> None:
@@ -60,7 +63,7 @@ def test_a_lease_is_as_long_as_its_type_says(library: Library, by_redis: bool) -
 
 @pytest.mark.parametrize("by_redis", [True, False])
 def test_other_types_are_left_alone(library: Library, by_redis: bool) -> None:
-    other_no = library.catalogue.number("unheard.of")
+    other_no = library.catalogue.types.number_or_create("unheard.of", library.databases[0])
     job_id = library.pending(type_no=other_no)
     before = library.row(job_id)
     seen = library.claim([job_id], "one", library.now_ms if by_redis else None)[job_id]
@@ -68,16 +71,18 @@ def test_other_types_are_left_alone(library: Library, by_redis: bool) -> None:
     assert library.row(job_id) == before
 
 
-def test_a_node_for_every_type_has_a_lease_for_the_others(library: Library) -> None:
-    other_no = library.catalogue.number("unheard.of")
+def test_each_type_has_its_own_lease_and_types_come_later(library: Library) -> None:
+    other_no = library.catalogue.types.number_or_create("unheard.of", library.databases[0])
     jobs = [library.pending(42, type_no=other_no), library.pending(42)]
-    claims = Claims(library.databases, {library.close_no: LEASE_MS}, 5_000)
+    claims = Claims(library.databases, {library.close_no: LEASE_MS, other_no: 5_000})
     seen = library.claim(jobs, "one", claims=claims)
     assert [seen[job_id].due_ms for job_id in jobs] == [
         library.now_ms + 5_000, library.now_ms + LEASE_MS,
     ]  # fmt: skip
-    claims = Claims(library.databases, {}, 5_000)
+    claims = Claims(library.databases, {})
     job_id = library.pending(42)
+    assert library.claim([job_id], "one", claims=claims)[job_id].token is None
+    claims.set_lease_times({library.close_no: 5_000})
     assert library.claim([job_id], "one", claims=claims)[job_id].due_ms == library.now_ms + 5_000
 
 
@@ -109,8 +114,8 @@ def test_a_running_job_is_claimed_by_nobody(library: Library) -> None:
     assert library.row(job_id) == before
 
 
-@pytest.mark.parametrize("kind", [Kind.DONE, Kind.DROP, Kind.BURY])
-def test_an_ended_job_is_claimed_by_nobody(library: Library, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [OutcomeKind.DONE, OutcomeKind.DROP, OutcomeKind.BURY])
+def test_an_ended_job_is_claimed_by_nobody(library: Library, kind: OutcomeKind) -> None:
     job_id = library.ended(kind)
     before = library.row(job_id)
     assert not library.claim([job_id], "two")[job_id].status.live
@@ -193,8 +198,8 @@ def test_a_lost_job_whose_row_is_locked_is_left_to_who_has_it(library: Library) 
     assert library.take_over(job_id, "one", "two") is not None
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_a_settled_job_is_not_taken_over(library: Library, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", list(OutcomeKind))
+def test_a_settled_job_is_not_taken_over(library: Library, kind: OutcomeKind) -> None:
     job_id = library.running("one")
     library.clock.advance(LEASE_MS / 1000)
     library.settle_as(kind, job_id, "one", due_ms=library.now_ms)
@@ -213,6 +218,38 @@ def test_a_take_over_whose_answer_was_lost_holds(library: Library) -> None:
     assert (seen.token, seen.attempts) == ("two", 2)
 
 
+@pytest.mark.invariant("I7")
+def test_a_take_over_whose_commit_is_slow_is_not_taken_for_somebody_elses(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer is lost, and the second try meets the row locked by the first one."""
+    if library.sqlite:
+        pytest.skip("SQLite has one writer and no row locks")
+    job_id = library.running("h:1:one")
+    library.clock.advance(LEASE_MS / 1000)
+    engine, attempt = library.home(job_id).engine, databases._connect_and_run
+    with engine.connect() as slow:
+
+        def lose_the_first(connect: Any, work: Any) -> Any:
+            if connect != engine.begin or slow.in_transaction():
+                return attempt(connect, work)
+            slow.begin()
+            work(slow)
+            lost = pymysql.err.OperationalError(2013, "Lost connection")
+            raise OperationalError("COMMIT", None, lost, connection_invalidated=True)
+
+        monkeypatch.setattr(databases, "_connect_and_run", lose_the_first)
+        with pytest.raises(StoreUnavailable):
+            library.take_over(job_id, "h:1:one", "h:2:two:alone")
+        slow.commit()
+    monkeypatch.undo()
+    assert library.row(job_id).worker == "h:2:two:alone"
+    lost = Outcome(job_id, "h:2:two:alone", OutcomeKind.GIVE_BACK, previous_token="h:1:one")
+    assert library.settle(lost)
+    row = library.row(job_id)
+    assert (row.status, row.worker, row.attempts) == (Status.RUNNING, "h:1:one", 1)
+
+
 # ---- bury
 
 
@@ -223,7 +260,7 @@ def test_a_lost_job_is_buried_with_its_letter(library: Library) -> None:
     assert library.bury_lost(job_id, "one", "lease lost")
     row = library.row(job_id)
     assert (row.status, row.due_ms, row.attempts) == (Status.DEAD, None, 1)
-    (letter,) = library.jobs.dead(10, None)
+    (letter,) = library.jobs.dead_letters(10, None)
     assert (letter.job_id, letter.biz_id, letter.biz_type) == (job_id, 2**64 - 1, "order.close")
     assert (letter.attempts, letter.error, letter.dead_ms) == (1, "lease lost", library.now_ms)
 
@@ -233,7 +270,7 @@ def test_a_live_lease_is_not_buried(library: Library) -> None:
     library.clock.advance((LEASE_MS - 1) / 1000)
     before = library.row(job_id)
     assert not library.bury_lost(job_id, "one")
-    assert (library.row(job_id), library.jobs.dead(10, None)) == (before, [])
+    assert (library.row(job_id), library.jobs.dead_letters(10, None)) == (before, [])
 
 
 def test_only_what_was_seen_is_buried(library: Library) -> None:
@@ -241,17 +278,17 @@ def test_only_what_was_seen_is_buried(library: Library) -> None:
     library.clock.advance(LEASE_MS / 1000)
     before = library.row(job_id)
     assert not library.bury_lost(job_id, "two")
-    assert (library.row(job_id), library.jobs.dead(10, None)) == (before, [])
+    assert (library.row(job_id), library.jobs.dead_letters(10, None)) == (before, [])
 
 
-@pytest.mark.parametrize("kind", [Kind.DONE, Kind.RETRY, Kind.GIVE_BACK])
-def test_a_settled_job_is_not_buried(library: Library, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [OutcomeKind.DONE, OutcomeKind.RETRY, OutcomeKind.GIVE_BACK])
+def test_a_settled_job_is_not_buried(library: Library, kind: OutcomeKind) -> None:
     job_id = library.running("one")
     library.clock.advance(LEASE_MS / 1000)
     library.settle_as(kind, job_id, "one", due_ms=library.now_ms)
     before = library.row(job_id)
     assert not library.bury_lost(job_id, "one")
-    assert (library.row(job_id), library.jobs.dead(10, None)) == (before, [])
+    assert (library.row(job_id), library.jobs.dead_letters(10, None)) == (before, [])
 
 
 def test_the_row_says_when_it_was_last_claimed(library: Library) -> None:
@@ -271,7 +308,7 @@ def test_the_row_says_when_it_was_last_claimed(library: Library) -> None:
     assert library.take_over(job_id, "one", "two") is not None
     assert claimed_ms() == first_ms + LEASE_MS
     library.clock.advance(1)
-    assert library.settle_as(Kind.DONE, job_id, "two")
+    assert library.settle_as(OutcomeKind.DONE, job_id, "two")
     assert claimed_ms() == first_ms + LEASE_MS
 
 
@@ -280,7 +317,7 @@ def test_one_look_sees_the_rows_of_many_shards(
     library: Library, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they would be seen one by one."""
-    monkeypatch.setattr(claims, "LOOK_AT_ONCE", at_once)
+    monkeypatch.setattr(claims, "SHARDS_PER_SELECT_MAX", at_once)
     jobs = [
         library.new(
             biz_id,
@@ -293,14 +330,16 @@ def test_one_look_sees_the_rows_of_many_shards(
     library.insert(*jobs)
     ids = [job.job_id for job in jobs]
     sent: list[int] = []
-    send = Line.send_transaction
+    send = PipelinedConnection.send_transaction
 
-    def send_and_count(line: Line, changes: Any, looks: Any, idle_s: int) -> list[Answer]:
+    def send_and_count(
+        line: PipelinedConnection, changes: Any, looks: Any, idle_s: int
+    ) -> list[StatementResult]:
         sent.append(len(looks))
         return send(line, changes, looks, idle_s)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Line, "send_transaction", send_and_count)
+        patched.setattr(PipelinedConnection, "send_transaction", send_and_count)
         seen = library.claim(ids, "one")
     assert sent == ([{1: 4, 3: 2, 4: 1}[at_once]] if library.packets else [])
     assert seen == {job_id: library.claim([job_id], "two")[job_id] for job_id in ids}

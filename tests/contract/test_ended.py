@@ -15,27 +15,27 @@ from tests.contract.library import Library
 from toc.domain.ids import first_id_of
 from toc.domain.job import Status
 from toc.errors import SchemaMismatch
-from toc.store.archived import AHEAD_MS, Window
-from toc.store.claims import Kind
+from toc.store.archive_status import AHEAD_MS, TimeWindow
+from toc.store.claims import OutcomeKind
 from toc.store.columns import sql_time
-from toc.store.ended import (
+from toc.store.ended_jobs import (
     BOUNDS_MS,
     COLUMNS,
     DAY_MS,
     HOUR_MS,
-    Ended,
-    Ids,
-    Made,
-    Sum,
-    Tally,
-    ended_ids,
-    made_ids,
+    CreatedCount,
+    DayChecksum,
+    EndedCount,
+    EndedJobs,
+    IdRange,
+    id_range_of_created,
+    id_range_of_ended,
 )
 
 
 @pytest.fixture
-def ended(library: Library) -> Ended:
-    return Ended(library.databases)
+def ended(library: Library) -> EndedJobs:
+    return EndedJobs(library.databases)
 
 
 def crc_of(row: Sequence[Any]) -> int:
@@ -51,47 +51,51 @@ def crc_of(row: Sequence[Any]) -> int:
     return zlib.crc32("|".join(parts).encode())
 
 
-def test_pieces_cover_all_ids_once(library: Library, ended: Ended) -> None:
+def test_pieces_cover_all_ids_once(library: Library, ended: EndedJobs) -> None:
     jobs = [library.pending() for _ in range(10)]
-    shard, ids = library.shard(jobs[0]), Ids(0, jobs[-1])
-    pieces = list(ended.pieces(shard, ids, 4))
-    assert pieces == [Ids(0, jobs[4]), Ids(jobs[4], jobs[8]), Ids(jobs[8], jobs[9])]
-    assert list(ended.pieces(shard, Ids(jobs[3], jobs[7]), 4)) == [Ids(jobs[3], jobs[7])]
-    assert list(ended.pieces(shard, Ids(jobs[3], jobs[8]), 4)) == [
-        Ids(jobs[3], jobs[7]),
-        Ids(jobs[7], jobs[8]),
+    shard, ids = library.shard(jobs[0]), IdRange(0, jobs[-1])
+    pieces = list(ended.split_range(shard, ids, 4))
+    assert pieces == [IdRange(0, jobs[4]), IdRange(jobs[4], jobs[8]), IdRange(jobs[8], jobs[9])]
+    assert list(ended.split_range(shard, IdRange(jobs[3], jobs[7]), 4)) == [
+        IdRange(jobs[3], jobs[7])
     ]
-    assert list(ended.pieces((shard + 1) % 4, ids, 4)) == [ids]
+    assert list(ended.split_range(shard, IdRange(jobs[3], jobs[8]), 4)) == [
+        IdRange(jobs[3], jobs[7]),
+        IdRange(jobs[7], jobs[8]),
+    ]
+    assert list(ended.split_range((shard + 1) % 4, ids, 4)) == [ids]
 
 
-def test_only_what_ended_within_is_read(library: Library, ended: Ended) -> None:
-    before = library.ended(Kind.DONE)
+def test_only_what_ended_within_is_read(library: Library, ended: EndedJobs) -> None:
+    before = library.ended(OutcomeKind.DONE)
     library.clock.advance(10)
     since_ms = library.now_ms
-    within = [library.ended(Kind.DONE), library.ended(Kind.DROP), library.dead()]
+    within = [library.ended(OutcomeKind.DONE), library.ended(OutcomeKind.DROP), library.dead()]
     within += [library.running(), library.pending()]
     library.clock.advance(10)
-    after = library.ended(Kind.DONE)
-    window, shard = Window(since_ms, library.now_ms), library.shard(before)
-    rows = ended.rows(shard, ended_ids(window), window)
+    after = library.ended(OutcomeKind.DONE)
+    window, shard = TimeWindow(since_ms, library.now_ms), library.shard(before)
+    rows = ended.ended_rows(shard, id_range_of_ended(window), window)
     assert [row[0] for row in rows] == within[:3]
-    assert ended.sums(shard, ended_ids(window), window) == [
-        Sum(since_ms // DAY_MS, 3, sum(map(crc_of, rows)))
+    assert ended.checksums(shard, id_range_of_ended(window), window) == [
+        DayChecksum(since_ms // DAY_MS, 3, sum(map(crc_of, rows)))
     ]
     assert after not in {row[0] for row in rows}
-    assert [row[0] for row in ended.rows(shard, Ids(within[1], within[2]), window)] == within[1:2]
+    assert [
+        row[0] for row in ended.ended_rows(shard, IdRange(within[1], within[2]), window)
+    ] == within[1:2]
 
 
-def test_rows_have_all_columns_and_the_letter(library: Library, ended: Ended) -> None:
+def test_rows_have_all_columns_and_the_letter(library: Library, ended: EndedJobs) -> None:
     biz_id = 2**64 - 1
     job_id = library.pending(biz_id, attribute='{"a":"é"}', key="k")
     library.clock.advance(0.007)
     library.claim([job_id], "host:1:2:3")
     library.clock.advance(0.001)
-    assert library.settle_as(Kind.BURY, job_id, "host:1:2:3", error="it broke: \N{FIRE}")
+    assert library.settle_as(OutcomeKind.BURY, job_id, "host:1:2:3", error="it broke: \N{FIRE}")
     made_at(library, job_id, library.now_ms - 8)
-    window = Window(library.now_ms, library.now_ms + 1)
-    ((*row,),) = ended.rows(library.shard(job_id), ended_ids(window), window)
+    window = TimeWindow(library.now_ms, library.now_ms + 1)
+    ((*row,),) = ended.ended_rows(library.shard(job_id), id_range_of_ended(window), window)
     row[1] = int(row[1])
     now = library.now_ms
     assert row == [
@@ -100,21 +104,21 @@ def test_rows_have_all_columns_and_the_letter(library: Library, ended: Ended) ->
     ]  # fmt: skip
 
 
-def test_a_letter_is_only_of_the_dead(library: Library, ended: Ended) -> None:
+def test_a_letter_is_only_of_the_dead(library: Library, ended: EndedJobs) -> None:
     job_id = library.dead()
     shard = library.shard(job_id)
     table = f"toc_job_{shard:04d}"
     library.sql(job_id, f"UPDATE {table} SET status = 2 WHERE job_id = :id", {"id": job_id})
-    window = Window(library.now_ms, library.now_ms + 1)
-    ((*row,),) = ended.rows(shard, ended_ids(window), window)
+    window = TimeWindow(library.now_ms, library.now_ms + 1)
+    ((*row,),) = ended.ended_rows(shard, id_range_of_ended(window), window)
     assert row[-2:] == [None, None]
 
 
-def test_checksums_of_hostile_rows(library: Library, ended: Ended) -> None:
+def test_checksums_of_hostile_rows(library: Library, ended: EndedJobs) -> None:
     rows = list(hostile(library, 400, random.Random(7)))  # noqa: S311 - a test
     write(library, 1, rows)
-    window = Window(library.now_ms, library.now_ms + 400)
-    found = ended.rows(1, ended_ids(window), window)
+    window = TimeWindow(library.now_ms, library.now_ms + 400)
+    found = ended.ended_rows(1, id_range_of_ended(window), window)
     assert len(found) == 400
     for row, written in zip(found, rows, strict=True):
         for name in (
@@ -132,10 +136,12 @@ def test_checksums_of_hostile_rows(library: Library, ended: Ended) -> None:
             value = row[COLUMNS.index(name)]
             assert (value if value is None else sql_time(value)) == written[name]
     total = sum(map(crc_of, found))
-    assert ended.sums(1, ended_ids(window), window) == [Sum(window.since_ms // DAY_MS, 400, total)]
+    assert ended.checksums(1, id_range_of_ended(window), window) == [
+        DayChecksum(window.since_ms // DAY_MS, 400, total)
+    ]
     middle = rows[200]["job_id"]
-    halves = [Ids(0, middle), Ids(middle, window.id_end)]
-    sums = [one for ids in halves for one in ended.sums(1, ids, window)]
+    halves = [IdRange(0, middle), IdRange(middle, window.id_end)]
+    sums = [one for ids in halves for one in ended.checksums(1, ids, window)]
     assert [one.rows for one in sums] == [200, 200]
     assert sum(one.crc for one in sums) == total
 
@@ -156,31 +162,33 @@ def test_checksums_of_hostile_rows(library: Library, ended: Ended) -> None:
     ],
 )
 def test_no_change_of_a_row_leaves_its_checksum(
-    library: Library, ended: Ended, column: str, values: Sequence[Any]
+    library: Library, ended: EndedJobs, column: str, values: Sequence[Any]
 ) -> None:
-    job_id = library.ended(Kind.DONE)
-    shard, window = library.shard(job_id), Window(library.now_ms, library.now_ms + 1)
+    job_id = library.ended(OutcomeKind.DONE)
+    shard, window = library.shard(job_id), TimeWindow(library.now_ms, library.now_ms + 1)
     seen = set()
     for value in values:
         table = f"toc_job_{shard:04d}"
         library.sql(job_id, f"UPDATE {table} SET {column} = :value", {"value": value})
-        ((_, rows, crc),) = ended.sums(shard, ended_ids(window), window)
+        ((_, rows, crc),) = ended.checksums(shard, id_range_of_ended(window), window)
         assert rows == 1
         seen.add(crc)
     assert len(seen) == len(values)
 
 
-def test_jobs_of_a_clock_too_far_ahead_are_out_of_reach(library: Library, ended: Ended) -> None:
+def test_jobs_of_a_clock_too_far_ahead_are_out_of_reach(library: Library, ended: EndedJobs) -> None:
     until_ms = library.now_ms + 1000
     (row,) = hostile(library, 1, random.Random(1))  # noqa: S311 - a test
     near = {**row, "job_id": first_id_of(until_ms + AHEAD_MS) - 1}
     far = {**row, "job_id": first_id_of(until_ms + AHEAD_MS)}
     write(library, 0, [near, far])
-    window = Window(until_ms - 1000, until_ms)
-    assert [row[0] for row in ended.rows(0, ended_ids(window), window)] == [near["job_id"]]
+    window = TimeWindow(until_ms - 1000, until_ms)
+    assert [row[0] for row in ended.ended_rows(0, id_range_of_ended(window), window)] == [
+        near["job_id"]
+    ]
 
 
-def test_tallies_are_what_counting_gives(library: Library, ended: Ended) -> None:
+def test_tallies_are_what_counting_gives(library: Library, ended: EndedJobs) -> None:
     rng = random.Random(3)  # noqa: S311 - a test
     rows, base_ms = [], library.now_ms // DAY_MS * DAY_MS
     for n in range(500):
@@ -199,12 +207,12 @@ def test_tallies_are_what_counting_gives(library: Library, ended: Ended) -> None
             }
         )
     write(library, 2, rows)
-    window = Window(base_ms, base_ms + 2 * DAY_MS)
-    found = ended.tallies(2, ended_ids(window), window)
+    window = TimeWindow(base_ms, base_ms + 2 * DAY_MS)
+    found = ended.count_ended(2, id_range_of_ended(window), window)
     assert Counter(found) == Counter(tallies_of(rows))
 
 
-def tallies_of(rows: Sequence[dict[str, Any]]) -> list[Tally]:
+def tallies_of(rows: Sequence[dict[str, Any]]) -> list[EndedCount]:
     from toc.store.columns import ms_of_sql_time  # noqa: PLC0415
 
     groups: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
@@ -223,7 +231,7 @@ def tallies_of(rows: Sequence[dict[str, Any]]) -> list[Tally]:
         )
         groups.setdefault(key, []).append((row["attempts"], late or 0))
     return [
-        Tally(
+        EndedCount(
             *key, len(each), sum(a > 1 for a, _ in each), sum(x for _, x in each),
             max(x for _, x in each),
         )
@@ -232,7 +240,7 @@ def tallies_of(rows: Sequence[dict[str, Any]]) -> list[Tally]:
 
 
 def test_jobs_are_counted_by_the_hour_in_which_they_were_made(
-    library: Library, ended: Ended
+    library: Library, ended: EndedJobs
 ) -> None:
     since_ms = library.now_ms
     for after_ms, type_no in [
@@ -245,22 +253,22 @@ def test_jobs_are_counted_by_the_hour_in_which_they_were_made(
         shard = library.shard(
             made_at(library, library.pending(type_no=type_no), since_ms + after_ms)
         )
-    window = Window(since_ms, since_ms + 2 * HOUR_MS)
+    window = TimeWindow(since_ms, since_ms + 2 * HOUR_MS)
     hour = since_ms // HOUR_MS
-    assert sorted(ended.made(shard, made_ids(window), window)) == [
-        Made(hour, library.close_no, 2),
-        Made(hour + 1, library.report_no, 1),
+    assert sorted(ended.count_created(shard, id_range_of_created(window), window)) == [
+        CreatedCount(hour, library.close_no, 2),
+        CreatedCount(hour + 1, library.report_no, 1),
     ]
 
 
-def test_a_table_that_is_gone_is_named(library: Library, ended: Ended) -> None:
-    window = Window(0, library.now_ms)
+def test_a_table_that_is_gone_is_named(library: Library, ended: EndedJobs) -> None:
+    window = TimeWindow(0, library.now_ms)
     job_id = next(j for j in (library.pending(n) for n in range(100)) if library.shard(j) == 3)
     library.sql(job_id, "ALTER TABLE toc_job_0003 RENAME TO toc_job_away")
     try:
         with pytest.raises(SchemaMismatch, match="toc_job_0003"):
-            ended.sums(3, ended_ids(window), window)
+            ended.checksums(3, id_range_of_ended(window), window)
         with pytest.raises(SchemaMismatch, match="toc_job_0003"):
-            list(ended.pieces(3, ended_ids(window), 10))
+            list(ended.split_range(3, id_range_of_ended(window), 10))
     finally:
         library.sql(job_id, "ALTER TABLE toc_job_away RENAME TO toc_job_0003")

@@ -12,15 +12,15 @@ from tests.contract.breaks import lose_answers
 from tests.contract.library import ACTOR, LEASE_MS, Library
 from toc.domain.job import TRANSITIONS, Event, Status
 from toc.domain.limits import REASON_CHARS_MAX
-from toc.store.claims import Kind, Outcome
-from toc.store.events import events_of
+from toc.store.claims import Outcome, OutcomeKind
+from toc.store.events import read_events
 
 LATER_MS = 90_000
 P, R, C, D = Status.PENDING, Status.RUNNING, Status.CANCELLED, Status.DEAD
 
 
 def events(library: Library, job_id: int, limit: int = 100) -> list[Event]:
-    return events_of(library.home(job_id), job_id, limit)
+    return read_events(library.home(job_id), job_id, limit)
 
 
 def only(library: Library, job_id: int) -> Event:
@@ -45,7 +45,7 @@ def reschedule(library: Library) -> int:
     return job_id
 
 
-def settle(kind: Kind) -> Callable[[Library], int]:
+def settle(kind: OutcomeKind) -> Callable[[Library], int]:
     def make(library: Library) -> int:
         job_id = library.running("h:1:x:7")
         library.clock.advance(1)
@@ -75,9 +75,9 @@ VERBS: dict[str, tuple[Callable[[Library], int], Event]] = {
         reschedule,
         Event(0, "reschedule", P, P, 0, ACTOR, "to 2026-01-01 00:01:31.000 UTC: why"),
     ),
-    "retry": (settle(Kind.RETRY), Event(0, "retry", R, P, 1, "h:1", "why")),
-    "drop": (settle(Kind.DROP), Event(0, "drop", R, C, 1, "h:1", "why")),
-    "bury": (settle(Kind.BURY), Event(0, "bury", R, D, 1, "h:1", "why")),
+    "retry": (settle(OutcomeKind.RETRY), Event(0, "retry", R, P, 1, "h:1", "why")),
+    "drop": (settle(OutcomeKind.DROP), Event(0, "drop", R, C, 1, "h:1", "why")),
+    "bury": (settle(OutcomeKind.BURY), Event(0, "bury", R, D, 1, "h:1", "why")),
     "take_over": (
         take_over,
         Event(0, "take_over", R, R, 2, "new", "the lease of old was over"),
@@ -120,15 +120,15 @@ def test_no_reason_is_none(library: Library) -> None:
 # ---- what leaves none
 
 
-@pytest.mark.parametrize("kind", [Kind.DONE, Kind.SNOOZE, Kind.GIVE_BACK])
-def test_the_happy_path_leaves_none(library: Library, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [OutcomeKind.DONE, OutcomeKind.SNOOZE, OutcomeKind.GIVE_BACK])
+def test_the_happy_path_leaves_none(library: Library, kind: OutcomeKind) -> None:
     job_id = library.running("one")
     assert library.settle_as(kind, job_id, "one", library.now_ms + LATER_MS)
     assert events(library, job_id) == []
 
 
 def test_what_changes_nothing_leaves_none(library: Library) -> None:
-    done, running = library.ended(Kind.DONE), library.running("one")
+    done, running = library.ended(OutcomeKind.DONE), library.running("one")
     dead, holder = library.dead(key="k"), library.pending(key="k")
     before = len(events(library, dead))
     assert library.jobs.cancel(done) == "done"
@@ -136,7 +136,7 @@ def test_what_changes_nothing_leaves_none(library: Library) -> None:
     assert library.jobs.reschedule(running, 5) == "running"
     assert library.jobs.redrive(done, 5) == "done"
     assert library.jobs.redrive(dead, 5) == "superseded"
-    for kind in Kind:
+    for kind in OutcomeKind:
         assert not library.settle_as(kind, running, "stale", library.now_ms, "stale")
     assert library.take_over(running, "one", "two") is None  # its lease is not over
     assert not library.bury_lost(running, "one")
@@ -148,16 +148,16 @@ def test_what_changes_nothing_leaves_none(library: Library) -> None:
 # ---- once
 
 
-@pytest.mark.parametrize("kind", [Kind.RETRY, Kind.DROP, Kind.BURY])
-def test_a_settle_that_is_repeated_leaves_one(library: Library, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [OutcomeKind.RETRY, OutcomeKind.DROP, OutcomeKind.BURY])
+def test_a_settle_that_is_repeated_leaves_one(library: Library, kind: OutcomeKind) -> None:
     job_id = library.running("one")
     for _ in range(3):
         assert library.settle_as(kind, job_id, "one", library.now_ms + LATER_MS, "why")
     assert only(library, job_id).what == kind
 
 
-@pytest.mark.parametrize("kind", [Kind.RETRY, Kind.DROP, Kind.BURY])
-def test_a_settle_whose_answer_was_lost_leaves_one(library: Library, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [OutcomeKind.RETRY, OutcomeKind.DROP, OutcomeKind.BURY])
+def test_a_settle_whose_answer_was_lost_leaves_one(library: Library, kind: OutcomeKind) -> None:
     job_id = library.running("one")
     with lose_answers(library.databases[0]) as lost:
         assert library.settle_as(kind, job_id, "one", library.now_ms + LATER_MS, "why")
@@ -167,7 +167,7 @@ def test_a_settle_whose_answer_was_lost_leaves_one(library: Library, kind: Kind)
 
 def test_one_claim_settled_twice_in_a_batch_leaves_one(library: Library) -> None:
     job_id = library.running("one")
-    outcome = Outcome(job_id, "one", Kind.RETRY, library.now_ms + LATER_MS, "why")
+    outcome = Outcome(job_id, "one", OutcomeKind.RETRY, library.now_ms + LATER_MS, "why")
     library.settle(outcome, outcome)
     assert only(library, job_id).what == "retry"
 
@@ -182,7 +182,7 @@ def test_a_cancel_whose_answer_was_lost_leaves_one(library: Library) -> None:
 def test_a_batch_leaves_one_for_each_that_held(library: Library) -> None:
     mine = [library.running("one", biz_id=n) for n in range(12)]
     others = [library.running("two", biz_id=n) for n in range(12)]
-    outcomes = [Outcome(i, "one", Kind.BURY, error=f"of {i}") for i in [*mine, *others]]
+    outcomes = [Outcome(i, "one", OutcomeKind.BURY, error=f"of {i}") for i in [*mine, *others]]
     library.settle(*outcomes)
     assert [only(library, i).reason for i in mine] == [f"of {i}" for i in mine]
     assert [events(library, i) for i in others] == [[]] * 12
@@ -205,9 +205,18 @@ CHANGES: dict[str, tuple[Callable[[Library], int], Callable[[Library, int], obje
     "cancel": (lambda x: x.pending(), lambda x, job_id: x.jobs.cancel(job_id)),
     "reschedule": (lambda x: x.pending(), lambda x, job_id: x.jobs.reschedule(job_id, 5)),
     "redrive": (lambda x: x.dead(), lambda x, job_id: x.jobs.redrive(job_id, 5)),
-    "retry": (lambda x: x.running("one"), lambda x, i: x.settle_as(Kind.RETRY, i, "one", 5, "y")),
-    "drop": (lambda x: x.running("one"), lambda x, i: x.settle_as(Kind.DROP, i, "one", 5, "y")),
-    "bury": (lambda x: x.running("one"), lambda x, i: x.settle_as(Kind.BURY, i, "one", 5, "y")),
+    "retry": (
+        lambda x: x.running("one"),
+        lambda x, i: x.settle_as(OutcomeKind.RETRY, i, "one", 5, "y"),
+    ),
+    "drop": (
+        lambda x: x.running("one"),
+        lambda x, i: x.settle_as(OutcomeKind.DROP, i, "one", 5, "y"),
+    ),
+    "bury": (
+        lambda x: x.running("one"),
+        lambda x, i: x.settle_as(OutcomeKind.BURY, i, "one", 5, "y"),
+    ),
     "take_over": (lambda x: x.running("one"), lambda x, i: x.take_over(i, "one", "two")),
     "bury_lost": (lambda x: x.running("one"), lambda x, i: x.bury_lost(i, "one")),
     "replace": (
@@ -222,10 +231,10 @@ def test_without_its_event_nothing_changes(library: Library, verb: str) -> None:
     make, change = CHANGES[verb]
     job_id = make(library)
     library.clock.advance(LEASE_MS / 1000)
-    before, letters = library.row(job_id), library.jobs.dead(10)
+    before, letters = library.row(job_id), library.jobs.dead_letters(10)
     with no_event_table(library), pytest.raises(Exception, match="toc_event"):
         change(library, job_id)
-    assert (library.row(job_id), library.jobs.dead(10)) == (before, letters)
+    assert (library.row(job_id), library.jobs.dead_letters(10)) == (before, letters)
 
 
 # ---- texts and order
@@ -240,7 +249,7 @@ def test_what_people_write_is_kept_as_it_is(library: Library) -> None:
 
 def test_a_long_error_is_cut(library: Library) -> None:
     job_id = library.running("one")
-    library.settle_as(Kind.BURY, job_id, "one", error="😀" * 5000)
+    library.settle_as(OutcomeKind.BURY, job_id, "one", error="😀" * 5000)
     assert only(library, job_id).reason == "😀" * REASON_CHARS_MAX
 
 

@@ -16,15 +16,15 @@ from tests.contract.library import Library
 from toc.domain.ids import gene_of
 from toc.domain.job import Status
 from toc.errors import DuplicateJob, StoreUnavailable
-from toc.store import packets
-from toc.store.claims import Kind
-from toc.store.jobs import ROWS_MAX, Inserted
-from toc.store.packets import Answer, Statement
+from toc.store import pipeline
+from toc.store.claims import OutcomeKind
+from toc.store.jobs import ROWS_MAX, InsertResult
+from toc.store.pipeline import Statement, StatementResult
 
 
 def test_a_new_row_is_pending_and_due_at_its_action_time(library: Library) -> None:
     job = library.new(in_ms=1500, attribute='{"a":1}', key="k")
-    assert library.insert(job) == [Inserted(job.job_id, job.action_ms, written=True)]
+    assert library.insert(job) == [InsertResult(job.job_id, job.action_ms, written=True)]
     due_ms = library.now_ms + 1500
     assert library.row(job.job_id)[:9] == (
         Status.PENDING, due_ms, due_ms, 0, None, '{"a":1}', "k", "k", 42,
@@ -41,7 +41,7 @@ def test_a_new_row_knows_when_it_was_made(library: Library) -> None:
 def test_a_batch_is_written_whole_and_answered_in_its_order(library: Library) -> None:
     jobs = [library.new(biz_id, in_ms=biz_id) for biz_id in range(200, 0, -1)]
     answers = library.insert(*jobs)
-    assert answers == [Inserted(job.job_id, job.action_ms, written=True) for job in jobs]
+    assert answers == [InsertResult(job.job_id, job.action_ms, written=True) for job in jobs]
     assert library.count() == 200
     assert {library.shard(job.job_id) for job in jobs} == {0, 1, 2, 3}
     assert all(library.row(job.job_id).biz_id == job.biz_id for job in jobs[:10])
@@ -86,8 +86,8 @@ def test_a_packet_that_fails_anywhere_leaves_nothing(library: Library, failing: 
     table = database.job_table_name(library.shard(job_id))
     move = f"UPDATE {table} SET attempts = attempts + %s WHERE job_id = %s"
 
-    def sent(*changes: Statement) -> list[Answer] | None:
-        return database.packet(lambda line: line.send_transaction([changes], [], 10))
+    def sent(*changes: Statement) -> list[StatementResult] | None:
+        return database.run_pipelined(lambda line: line.send_transaction([changes], [], 10))
 
     one, two, fails = (move, (1, job_id)), (move, (2, job_id)), (failing.format(table), ())
     try:
@@ -107,7 +107,7 @@ def test_a_server_that_refuses_packets_is_not_sent_any(library: Library) -> None
     library.close()
     library.connect()  # whatever it learns is forgotten with it
     database = library.databases[0]
-    database.single = create_engine(library.settings.databases[0], poolclass=NullPool)
+    database.autocommit_engine = create_engine(library.settings.databases[0], poolclass=NullPool)
     for joined in (1, 0):
         with statements_of(database) as seen:
             library.insert(*(library.new(biz_id) for biz_id in range(20)))
@@ -132,7 +132,9 @@ def test_attributes_that_are_too_large_for_one_packet(library: Library) -> None:
 def test_keep_answers_the_holder(library: Library, key: str) -> None:
     first, second = library.new(key=key), library.new(in_ms=9, key=key)
     library.insert(first)
-    assert library.insert(second) == [Inserted(first.job_id, first.action_ms, written=False)]
+    assert library.insert(second) == [
+        InsertResult(first.job_id, first.action_ms, written=False, holder=Status.PENDING)
+    ]
     assert library.count() == 1
     assert library.row(first.job_id).due_ms == first.action_ms
 
@@ -161,7 +163,9 @@ def test_replace_gives_the_holder_the_new_time_and_attribute(library: Library) -
     library.clock.advance(5)
     second = library.new(in_ms=7000, key="k", attribute='{"new":1}')
     answers = library.insert(second, on_duplicate="replace")
-    assert answers == [Inserted(first.job_id, second.action_ms, written=True)]
+    assert answers == [
+        InsertResult(first.job_id, second.action_ms, written=True, holder=Status.PENDING)
+    ]
     row = library.row(first.job_id)
     assert (row.action_ms, row.due_ms, row.attribute) == (
         second.action_ms, second.action_ms, '{"new":1}',
@@ -172,7 +176,7 @@ def test_replace_gives_the_holder_the_new_time_and_attribute(library: Library) -
 
 def test_replace_starts_the_attempts_anew(library: Library) -> None:
     job_id = library.running("one", key="k")
-    library.settle_as(Kind.RETRY, job_id, "one", due_ms=library.now_ms + 10)
+    library.settle_as(OutcomeKind.RETRY, job_id, "one", due_ms=library.now_ms + 10)
     assert library.row(job_id).attempts == 1
     library.insert(library.new(key="k"), on_duplicate="replace")
     assert library.row(job_id).attempts == 0
@@ -208,8 +212,8 @@ def test_a_key_twice_in_one_batch_is_one_job(library: Library, on_duplicate: Any
     assert library.row(first.job_id).due_ms == last.action_ms
 
 
-@pytest.mark.parametrize("kind", [Kind.DONE, Kind.DROP, Kind.BURY])
-def test_an_ended_job_frees_its_key(library: Library, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [OutcomeKind.DONE, OutcomeKind.DROP, OutcomeKind.BURY])
+def test_an_ended_job_frees_its_key(library: Library, kind: OutcomeKind) -> None:
     old = library.ended(kind, key="k")
     new = library.pending(key="k")
     assert new != old
@@ -268,7 +272,7 @@ def test_a_lost_commit_answer_writes_once(
     with lose_answers(library.databases[0]) as lost:
         answers = library.jobs.insert(jobs, on_duplicate)
     assert lost.times == 1
-    assert answers == [Inserted(job.job_id, job.action_ms, written=True) for job in jobs]
+    assert answers == [InsertResult(job.job_id, job.action_ms, written=True) for job in jobs]
     assert library.count() == 10
 
 
@@ -282,7 +286,7 @@ def test_a_single_job_whose_answer_is_lost_is_written_once(
     with lose_answers(library.databases[0]) as lost:
         answers = library.jobs.insert([job], on_duplicate)
     assert lost.times == 1
-    assert answers == [Inserted(job.job_id, job.action_ms, written=True)]
+    assert answers == [InsertResult(job.job_id, job.action_ms, written=True)]
     assert library.count() == 1
 
 
@@ -292,9 +296,9 @@ def test_a_packet_whose_answers_make_no_sense_writes_once(
     library: Library, monkeypatch: pytest.MonkeyPatch, count: int, how: str
 ) -> None:
     """A proxy, say, that keeps one of them for itself; or a stream that the driver cannot read."""
-    read, kept = packets._answers, list[int]()
+    read, kept = pipeline._read_results, list[int]()
 
-    def keep_last(cursor: Any) -> Iterator[Answer]:
+    def keep_last(cursor: Any) -> Iterator[StatementResult]:
         answers = list(read(cursor))
         if not kept and "INSERT" in cursor._executed:
             kept.append(1)
@@ -303,10 +307,10 @@ def test_a_packet_whose_answers_make_no_sense_writes_once(
                 raise pymysql.err.InternalError("Packet sequence number wrong - got 7 expected 8")
         yield from answers
 
-    monkeypatch.setattr(packets, "_answers", keep_last)
+    monkeypatch.setattr(pipeline, "_read_results", keep_last)
     jobs = [library.new(n, in_ms=n) for n in range(count)]
     assert library.insert(*jobs) == [
-        Inserted(job.job_id, job.action_ms, written=True) for job in jobs
+        InsertResult(job.job_id, job.action_ms, written=True) for job in jobs
     ]
     assert library.count() == count
     assert bool(kept) == library.packets

@@ -16,10 +16,11 @@ from tests.contract.test_events import no_event_table
 from toc.domain.ids import GENE_MASK, SEQUENCE_BITS, SEQUENCE_MASK, gene_of
 from toc.domain.job import TRANSITIONS, Event, NewJob, Status
 from toc.domain.routing import hash_of
-from toc.store.claims import Kind
+from toc.store.claims import OutcomeKind
 from toc.store.columns import sql_time
-from toc.store.events import events_of
-from toc.store.mending import Mending, Shifted
+from toc.store.events import read_events
+from toc.store.job_repair import JobRepair, ShiftedJob
+from toc.store.schema import job_table_name
 
 ACTOR = "night"
 LATER_MS = 90_000
@@ -34,12 +35,12 @@ def two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Library]:
         yield library
 
 
-def mending(library: Library) -> Mending:
-    return Mending(library.databases, ACTOR)
+def mending(library: Library) -> JobRepair:
+    return JobRepair(library.databases, ACTOR)
 
 
 def events(library: Library, shard: int, job_id: int) -> list[Event]:
-    return events_of(library.databases.of_shard(shard), job_id, 100)
+    return read_events(library.databases.of_shard(shard), job_id, 100)
 
 
 def on(library: Library, shard: int, statement: str, **values: Any) -> list[Any]:
@@ -76,7 +77,7 @@ def test_a_note_leaves_the_row_as_it_is(library: Library) -> None:
     reasons: dict[int, dict[int, str]] = {}
     for job_id in (pending, running, dead, gone):
         reasons.setdefault(library.shard(job_id), {})[job_id] = f"of {job_id}"
-    mending(library).note(reasons)
+    mending(library).record_events(reasons)
     for job_id, status, attempts in (
         (pending, Status.PENDING, 0), (running, Status.RUNNING, 1), (dead, Status.DEAD, 1),
     ):  # fmt: skip
@@ -91,8 +92,8 @@ def test_a_note_leaves_the_row_as_it_is(library: Library) -> None:
 def test_notes_of_one_shard_have_their_own_reasons(library: Library) -> None:
     ids = [library.pending(42, in_ms=n) for n in range(30)]
     shard = library.shard(ids[0])
-    mending(library).note({shard: {i: f"of {i}" for i in ids}})
-    mending(library).note({shard: dict.fromkeys(ids, "of all")})
+    mending(library).record_events({shard: {i: f"of {i}" for i in ids}})
+    mending(library).record_events({shard: dict.fromkeys(ids, "of all")})
     for job_id in ids:
         assert [e.reason for e in events(library, shard, job_id)] == [f"of {job_id}", "of all"]
 
@@ -100,14 +101,14 @@ def test_notes_of_one_shard_have_their_own_reasons(library: Library) -> None:
 def test_notes_of_several_databases(two: Library) -> None:
     ids = {two.shard(i): i for i in (two.pending(n) for n in range(16))}
     assert set(ids) == {0, 1, 2, 3}
-    mending(two).note({shard: {job_id: "why"} for shard, job_id in ids.items()})
+    mending(two).record_events({shard: {job_id: "why"} for shard, job_id in ids.items()})
     assert all(len(events(two, shard, job_id)) == 1 for shard, job_id in ids.items())
 
 
 # ---- realign
 
 
-def shift(library: Library, job_id: int, by_ms: int = -LATER_MS) -> Shifted:
+def shift(library: Library, job_id: int, by_ms: int = -LATER_MS) -> ShiftedJob:
     """Moves a job by hand; as it is seen then."""
     action_ms = library.row(job_id).action_ms
     values = {"due": sql_time(action_ms + by_ms), "id": job_id}
@@ -117,7 +118,7 @@ def shift(library: Library, job_id: int, by_ms: int = -LATER_MS) -> Shifted:
         "UPDATE {table} SET due_time = :due WHERE job_id = :id",
         **values,
     )
-    return Shifted(job_id, action_ms, action_ms + by_ms)
+    return ShiftedJob(job_id, action_ms, action_ms + by_ms)
 
 
 @pytest.mark.parametrize("by_ms", [-LATER_MS, LATER_MS, 1])
@@ -126,7 +127,7 @@ def test_realign_believes_the_business(library: Library, by_ms: int) -> None:
     shard, before = library.shard(job_id), library.row(job_id)
     seen = shift(library, job_id, by_ms)
     library.clock.advance(1)
-    assert mending(library).realign({shard: [seen]}) == {(shard, job_id)}
+    assert mending(library).reset_due_times({shard: [seen]}) == {(shard, job_id)}
     assert library.row(job_id) == before._replace(modified_ms=library.now_ms)
     (found,) = events(library, shard, job_id)
     reason = f"moved: due_time was {sql_time(seen.due_ms)} UTC"
@@ -137,9 +138,9 @@ def test_realign_believes_the_business(library: Library, by_ms: int) -> None:
 def test_realign_twice_changes_once(library: Library) -> None:
     job_id = library.pending(in_ms=LATER_MS)
     shard, seen = library.shard(job_id), shift(library, job_id)
-    mending(library).realign({shard: [seen]})
+    mending(library).reset_due_times({shard: [seen]})
     before = everything(library)
-    assert mending(library).realign({shard: [seen]}) == set()
+    assert mending(library).reset_due_times({shard: [seen]}) == set()
     assert everything(library) == before
 
 
@@ -153,7 +154,7 @@ def test_realign_leaves_what_has_changed_since(library: Library, change: str) ->
     values = {"other": sql_time(library.now_ms + 1)} if ":other" in change else {}
     on(library, shard, f"UPDATE {{table}} SET {change} WHERE job_id = :id", id=job_id, **values)
     before = everything(library)
-    assert mending(library).realign({shard: [seen]}) == set()
+    assert mending(library).reset_due_times({shard: [seen]}) == set()
     assert everything(library) == before
 
 
@@ -161,7 +162,10 @@ def test_realign_leaves_what_is_not_moved(library: Library) -> None:
     job_id = library.pending(in_ms=LATER_MS)
     at_ms = library.row(job_id).action_ms
     assert (
-        mending(library).realign({library.shard(job_id): [Shifted(job_id, at_ms, at_ms)]}) == set()
+        mending(library).reset_due_times(
+            {library.shard(job_id): [ShiftedJob(job_id, at_ms, at_ms)]}
+        )
+        == set()
     )
     assert events(library, library.shard(job_id), job_id) == []
 
@@ -170,7 +174,7 @@ def test_realign_whose_answer_was_lost_leaves_one_event(library: Library) -> Non
     job_id = library.pending(in_ms=LATER_MS)
     shard, seen = library.shard(job_id), shift(library, job_id)
     with lose_answers(library.databases[0]) as lost:
-        mending(library).realign({shard: [seen]})
+        mending(library).reset_due_times({shard: [seen]})
     assert lost.times == 1
     assert library.row(job_id).due_ms == seen.action_ms
     assert len(events(library, shard, job_id)) == 1
@@ -178,12 +182,12 @@ def test_realign_whose_answer_was_lost_leaves_one_event(library: Library) -> Non
 
 def test_realign_of_a_batch_changes_those_that_stand(library: Library) -> None:
     ids = [library.pending(n, in_ms=LATER_MS) for n in range(40)]
-    seen: dict[int, list[Shifted]] = {}
+    seen: dict[int, list[ShiftedJob]] = {}
     for job_id in ids:
         seen.setdefault(library.shard(job_id), []).append(shift(library, job_id))
     for job_id in ids[::2]:
         assert library.jobs.reschedule(job_id, library.now_ms + 5) == "rescheduled"
-    changed = mending(library).realign(seen)
+    changed = mending(library).reset_due_times(seen)
     assert {job_id for _, job_id in changed} == set(ids[1::2])
     for job_id in ids[::2]:
         assert library.row(job_id).due_ms == library.now_ms + 5
@@ -245,7 +249,7 @@ def test_a_misfit_gets_a_copy_that_fits(
     old = row(library, shard, job.job_id)
     assert old is not None
     library.clock.advance(1)
-    rehomed = mending(library).rehome(shard, job.job_id)
+    rehomed = mending(library).copy_to_right_shard(shard, job.job_id)
     wanted = expected(library, old, job)
     assert rehomed == (wanted["job_id"], library.close_no, job.action_ms, "", False)
     assert row(library, home, wanted["job_id"]) == wanted
@@ -261,7 +265,7 @@ def test_a_misfit_gets_a_copy_that_fits(
     assert events(library, shard, job.job_id) == [
         Event(library.now_ms, "cancel", P, C, 0, ACTOR, old_words)
     ]
-    assert library.jobs.find(home, job.biz_id, library.close_no, 5)
+    assert library.jobs.find(home, job.biz_id, [library.close_no], 5)
 
 
 @pytest.mark.parametrize("two_of_it", [False, True])
@@ -269,24 +273,23 @@ def test_a_row_in_the_wrong_table_goes_home_under_its_id(library: Library, two_o
     job_id = library.pending(biz_of_shard(1), in_ms=LATER_MS, key="k")
     copy_by_hand(library, job_id, 3, move=not two_of_it)
     before = row(library, 3, job_id)
-    assert mending(library).rehome(3, job_id).job_id == job_id
+    assert mending(library).copy_to_right_shard(3, job_id).job_id == job_id
     assert row(library, 1, job_id) == before
     assert on(library, 3, "SELECT status, due_time FROM {table}") == [
         {"status": 3, "due_time": None}
     ]
-    found = [e.what for e in events(library, 3, job_id)]
-    assert found == (["cancel"] if two_of_it else ["repair", "cancel"])
+    assert [e.what for e in events(library, 3, job_id)] == ["repair", "cancel"]
 
 
 def test_a_misfit_that_waits_for_a_retry_keeps_its_place(library: Library) -> None:
     job = misfit(library, 0, 1, in_ms=0)
     library.claim([job.job_id], "one")
     at_ms = library.now_ms + 3 * LATER_MS
-    assert library.settle_as(Kind.RETRY, job.job_id, "one", at_ms, "why")
+    assert library.settle_as(OutcomeKind.RETRY, job.job_id, "one", at_ms, "why")
     old = row(library, 0, job.job_id)
     assert old is not None
     assert old["attempts"] == 1
-    rehomed = mending(library).rehome(0, job.job_id)
+    rehomed = mending(library).copy_to_right_shard(0, job.job_id)
     assert rehomed.due_ms == at_ms
     assert row(library, 1, rehomed.job_id or 0) == expected(library, old, job)
 
@@ -294,7 +297,7 @@ def test_a_misfit_that_waits_for_a_retry_keeps_its_place(library: Library) -> No
 def test_a_misfit_that_was_moved_is_due_when_the_business_said(library: Library) -> None:
     job = misfit(library, 0, 1)
     shift(library, job.job_id)
-    rehomed = mending(library).rehome(0, job.job_id)
+    rehomed = mending(library).copy_to_right_shard(0, job.job_id)
     assert rehomed.due_ms == job.action_ms
     assert library.row(rehomed.job_id or 0).due_ms == job.action_ms
 
@@ -318,13 +321,13 @@ def test_other_misfits_are_left_alone(
     values = {"fits": fits} if ":fits" in change else {}
     on(library, 0, f"UPDATE {{table}} SET {change} WHERE job_id = :id", id=job.job_id, **values)
     before = everything(library)
-    rehomed = mending(library).rehome(0, job.job_id)
+    rehomed = mending(library).copy_to_right_shard(0, job.job_id)
     assert (rehomed.job_id, rehomed.why, rehomed.is_over) == (None, why, is_over)
     assert everything(library) == before
 
 
 def test_a_misfit_that_is_gone(library: Library) -> None:
-    rehomed = mending(library).rehome(0, library.new().job_id)
+    rehomed = mending(library).copy_to_right_shard(0, library.new().job_id)
     assert (rehomed.job_id, rehomed.why, rehomed.is_over) == (None, "it is gone", True)
 
 
@@ -332,15 +335,15 @@ def test_a_misfit_whose_key_is_held_stays(library: Library) -> None:
     job = misfit(library, 0, 1, key="k")
     library.insert(library.new(job.biz_id, key="k"))
     before = everything(library)
-    assert mending(library).rehome(0, job.job_id).why == "a live job holds its key"
+    assert mending(library).copy_to_right_shard(0, job.job_id).why == "a live job holds its key"
     assert everything(library) == before
 
 
 def test_repeated_it_changes_nothing(library: Library) -> None:
     job = misfit(library, 0, 1, key="k")
-    mending(library).rehome(0, job.job_id)
+    mending(library).copy_to_right_shard(0, job.job_id)
     before = everything(library)
-    rehomed = mending(library).rehome(0, job.job_id)
+    rehomed = mending(library).copy_to_right_shard(0, job.job_id)
     assert (rehomed.job_id, rehomed.is_over) == (None, True)
     assert everything(library) == before
 
@@ -348,11 +351,11 @@ def test_repeated_it_changes_nothing(library: Library) -> None:
 def test_a_misfit_that_somebody_brings_back_finds_its_copy(library: Library) -> None:
     """By hand; and the business has gone on with the copy."""
     job = misfit(library, 0, 1)
-    new_id = mending(library).rehome(0, job.job_id).job_id or 0
+    new_id = mending(library).copy_to_right_shard(0, job.job_id).job_id or 0
     assert library.jobs.reschedule(new_id, library.now_ms + 5) == "rescheduled"
     copy = row(library, 1, new_id)
     on(library, 0, "UPDATE {table} SET status = 0, due_time = action_time")
-    assert mending(library).rehome(0, job.job_id).job_id == new_id
+    assert mending(library).copy_to_right_shard(0, job.job_id).job_id == new_id
     assert row(library, 1, new_id) == copy
     assert library.row(job.job_id).status == C
     assert library.count() == 2
@@ -367,7 +370,7 @@ def test_an_id_that_is_taken_is_passed_over(library: Library) -> None:
     for n, job_id in enumerate(taken):
         assert job_id & low == low
         library.insert(library.new(job.biz_id, in_ms=n)._replace(job_id=job_id))
-    new_id = mending(library).rehome(0, job.job_id).job_id
+    new_id = mending(library).copy_to_right_shard(0, job.job_id).job_id
     assert new_id == first & ~SEQUENCE_MASK | (first + 3) & SEQUENCE_MASK
     assert library.row(new_id).action_ms == job.action_ms
 
@@ -385,7 +388,7 @@ def test_an_id_that_is_taken_after_the_look(library: Library) -> None:
 
     event.listen(database.engine, "before_cursor_execute", refuse)
     try:
-        rehomed = mending(library).rehome(0, job.job_id)
+        rehomed = mending(library).copy_to_right_shard(0, job.job_id)
     finally:
         event.remove(database.engine, "before_cursor_execute", refuse)
     assert tries
@@ -397,7 +400,7 @@ def test_an_id_that_is_taken_after_the_look(library: Library) -> None:
 def test_rehome_whose_answer_was_lost(library: Library) -> None:
     job = misfit(library, 0, 1, key="k")
     with lose_answers(library.databases[0]) as lost:
-        rehomed = mending(library).rehome(0, job.job_id)
+        rehomed = mending(library).copy_to_right_shard(0, job.job_id)
     assert lost.times
     assert rehomed.job_id == with_gene(job.job_id, hash_of(job.biz_id) & GENE_MASK)
     assert library.count() == 2
@@ -409,7 +412,7 @@ def test_rehome_without_its_event_changes_nothing(library: Library) -> None:
     job = misfit(library, 0, 1)
     before = everything(library)
     with no_event_table(library), pytest.raises(Exception, match="toc_event"):
-        mending(library).rehome(0, job.job_id)
+        mending(library).copy_to_right_shard(0, job.job_id)
     assert everything(library) == before
 
 
@@ -420,7 +423,7 @@ def test_a_misfit_of_another_database_is_left_to_a_person(two: Library) -> None:
     """There is no transaction over both: whoever cancelled it in between would be told so in vain (I3)."""
     job = misfit(two, 0, 2, key="k")
     before = everything(two)
-    rehomed = mending(two).rehome(0, job.job_id)
+    rehomed = mending(two).copy_to_right_shard(0, job.job_id)
     assert (rehomed.job_id, rehomed.is_over) == (None, False)
     assert rehomed.why == "it belongs into database 1: cancel it, and schedule it anew"
     assert everything(two) == before
@@ -431,7 +434,7 @@ def test_a_misfit_of_another_database_is_left_to_a_person(two: Library) -> None:
 
 def test_the_old_id_cancels_the_copy(library: Library) -> None:
     job = misfit(library, 0, 0)  # workers and clients find it by its id
-    copy_id = mending(library).rehome(0, job.job_id).job_id
+    copy_id = mending(library).copy_to_right_shard(0, job.job_id).job_id
     answer = library.jobs.cancel(job.job_id)
     assert (answer, answer.job_id) == ("cancelled", copy_id)
     again = library.jobs.cancel(job.job_id)
@@ -440,7 +443,7 @@ def test_the_old_id_cancels_the_copy(library: Library) -> None:
 
 def test_the_old_id_reschedules_the_copy(library: Library) -> None:
     job = misfit(library, 0, 0)
-    copy_id = mending(library).rehome(0, job.job_id).job_id
+    copy_id = mending(library).copy_to_right_shard(0, job.job_id).job_id
     answer = library.jobs.reschedule(job.job_id, library.now_ms + 777_000)
     assert (answer, answer.job_id) == ("rescheduled", copy_id)
     assert library.row(copy_id or 0).due_ms == library.now_ms + 777_000
@@ -450,3 +453,61 @@ def test_a_job_that_was_simply_cancelled_has_no_successor(library: Library) -> N
     job_id = library.pending()
     assert library.jobs.cancel(job_id, reason="the customer paid") == "cancelled"
     assert library.jobs.cancel(job_id).job_id == job_id
+
+
+@pytest.mark.invariant("I3")
+@pytest.mark.parametrize("verb", ["cancel", "reschedule"])
+def test_a_reason_that_names_another_job_reaches_no_other_job(library: Library, verb: str) -> None:
+    """What a client writes as its reason is a text for people: no id is read out of it."""
+    mine, other = library.pending(1), library.pending(2)
+    for job_id in (other, mine):  # its own id too: following it would never end
+        reason = (
+            f"misfit: job {job_id} in {job_table_name(library.shard(job_id))} stands for it now"
+        )
+        again = library.pending(1)
+        assert library.jobs.cancel(again, reason) == "cancelled"
+        before = library.row(other)
+        if verb == "cancel":
+            answer = library.jobs.cancel(again)
+        else:
+            answer = library.jobs.reschedule(again, library.now_ms + LATER_MS)
+        assert (answer, answer.job_id) == ("already_cancelled", again)
+        assert library.row(other) == before
+
+
+@pytest.mark.invariant("I3")
+def test_a_misfit_that_its_client_cancelled_has_no_successor(library: Library) -> None:
+    """Its id does not fit, so it could have a copy; and its client's reason is what a repair writes."""
+    job, other = misfit(library, 0, 1), library.pending(2)
+    words = f"misfit: stands for job {job.job_id} in toc_job_0000"
+    library.jobs.reschedule(other, library.now_ms + LATER_MS, words)
+    fits = with_gene(job.job_id, hash_of(job.biz_id) & GENE_MASK)
+    library.insert(library.new(job.biz_id)._replace(job_id=fits))
+    library.jobs.reschedule(fits, library.now_ms + LATER_MS, words)
+    reason = f"misfit: job {other} in {job_table_name(library.shard(other))} stands for it now"
+    assert library.jobs.cancel(job.job_id, reason) == "cancelled"
+    again = library.jobs.cancel(job.job_id, words)
+    assert (again, again.job_id) == ("already_cancelled", job.job_id)
+    assert (library.row(other).status, library.row(fits).status) == (P, P)
+
+
+def test_the_old_id_finds_a_copy_whose_id_was_not_the_next_one(library: Library) -> None:
+    job = misfit(library, 0, 1)
+    taken = with_gene(job.job_id, hash_of(job.biz_id) & GENE_MASK)
+    library.insert(library.new(job.biz_id, in_ms=1)._replace(job_id=taken))
+    copy_id = mending(library).copy_to_right_shard(0, job.job_id).job_id
+    assert copy_id != taken
+    answer = library.jobs.cancel(job.job_id)
+    assert (answer, answer.job_id) == ("cancelled", copy_id)
+    assert library.row(taken).status == P
+
+
+def test_the_old_id_finds_a_copy_that_another_hand_had_made(library: Library) -> None:
+    """The row that fits was there already, so the repair took it as the copy."""
+    job = misfit(library, 0, 1)
+    fits = with_gene(job.job_id, hash_of(job.biz_id) & GENE_MASK)
+    same = library.new(job.biz_id, at_ms=job.action_ms, attribute=job.attribute)
+    library.insert(same._replace(job_id=fits))
+    assert mending(library).copy_to_right_shard(0, job.job_id).job_id == fits
+    answer = library.jobs.cancel(job.job_id)
+    assert (answer, answer.job_id) == ("cancelled", fits)

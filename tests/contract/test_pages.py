@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.library import LEASE_MS, Library
-from toc.store.claims import Kind
-from toc.store.pages import AT_ONCE, BITS, DueRow
+from toc.store.claims import OutcomeKind
+from toc.store.due_pages import BITS, SHARDS_PER_QUERY_MAX, DueRow
 
 BEGINNING = (0, 0)
 
@@ -63,46 +63,52 @@ def test_running_rows_appear_at_the_end_of_their_lease(library: Library) -> None
     assert library.pages.due_after(shard, BEGINNING, lease_end_ms, 10) == [
         DueRow(lease_end_ms, job_id, library.close_no)
     ]
-    assert library.pages.overdue(shard, BEGINNING, 0, None, 10) == []
+    assert library.pages.overdue_rows(shard, BEGINNING, 0, None, 10) == []
     library.clock.advance(LEASE_MS / 1000)
-    assert [row.job_id for row in library.pages.overdue(shard, BEGINNING, 0, None, 10)] == [job_id]
+    assert [row.job_id for row in library.pages.overdue_rows(shard, BEGINNING, 0, None, 10)] == [
+        job_id
+    ]
 
 
-@pytest.mark.parametrize("kind", [Kind.DONE, Kind.DROP, Kind.BURY])
-def test_ended_rows_never_appear(library: Library, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [OutcomeKind.DONE, OutcomeKind.DROP, OutcomeKind.BURY])
+def test_ended_rows_never_appear(library: Library, kind: OutcomeKind) -> None:
     shard = library.shard(library.ended(kind))
     library.clock.advance(3600)
     assert library.pages.due_after(shard, BEGINNING, library.now_ms + 10**9, 10) == []
-    assert library.pages.overdue(shard, BEGINNING, 0, None, 10) == []
+    assert library.pages.overdue_rows(shard, BEGINNING, 0, None, 10) == []
 
 
 def test_cancelled_rows_never_appear(library: Library) -> None:
     job_id = library.pending()
     library.jobs.cancel(job_id)
-    assert library.pages.overdue(library.shard(job_id), BEGINNING, 0, None, 10) == []
+    assert library.pages.overdue_rows(library.shard(job_id), BEGINNING, 0, None, 10) == []
 
 
 def test_overdue_is_by_the_databases_clock_less_the_grace(library: Library) -> None:
     job_id = library.pending()
     shard = library.shard(job_id)
     library.clock.advance(29.999)
-    assert library.pages.overdue(shard, BEGINNING, 30_000, None, 10) == []
+    assert library.pages.overdue_rows(shard, BEGINNING, 30_000, None, 10) == []
     library.clock.advance(0.001)
-    assert library.pages.overdue(shard, BEGINNING, 30_000, None, 10) == rows_of(library, job_id)
+    assert library.pages.overdue_rows(shard, BEGINNING, 30_000, None, 10) == rows_of(
+        library, job_id
+    )
     early = library.pending(in_ms=1)
-    assert library.pages.overdue(shard, BEGINNING, 0, None, 10) == rows_of(library, job_id)
+    assert library.pages.overdue_rows(shard, BEGINNING, 0, None, 10) == rows_of(library, job_id)
     library.clock.advance(0.001)
-    assert library.pages.overdue(shard, BEGINNING, 0, None, 10) == rows_of(library, job_id, early)
+    assert library.pages.overdue_rows(shard, BEGINNING, 0, None, 10) == rows_of(
+        library, job_id, early
+    )
 
 
 def test_overdue_pages_oldest_first_and_goes_on_after_a_row(library: Library) -> None:
     jobs = [library.pending(42, in_ms=-n // 3) for n in range(9)]
     shard = library.shard(jobs[0])
     expected = rows_of(library, *jobs)
-    first = library.pages.overdue(shard, BEGINNING, 0, None, 4)
+    first = library.pages.overdue_rows(shard, BEGINNING, 0, None, 4)
     assert first == expected[:4]
     after = (first[-1].due_ms, first[-1].job_id)
-    assert library.pages.overdue(shard, after, 0, None, 10) == expected[4:]
+    assert library.pages.overdue_rows(shard, after, 0, None, 10) == expected[4:]
 
 
 def test_overdue_of_some_types(library: Library) -> None:
@@ -111,7 +117,7 @@ def test_overdue_of_some_types(library: Library) -> None:
     shard = library.shard(close)
 
     def overdue(types: list[int] | None) -> list[int]:
-        page = library.pages.overdue(shard, BEGINNING, 0, types, 10)
+        page = library.pages.overdue_rows(shard, BEGINNING, 0, types, 10)
         return [row.job_id for row in page]
 
     assert overdue(None) == [close, report]
@@ -157,7 +163,7 @@ def test_any_after_says_what_due_after_would_find(library: Library) -> None:
                 for s, (after, until) in mine.items()
                 if library.pages.due_after(s, after, until, 1)
             }
-            assert library.pages.any_after(mine) == expected, what
+            assert library.pages.shards_due_after(mine) == expected, what
 
 
 def test_any_overdue_is_by_the_databases_clock_less_each_shards_grace(library: Library) -> None:
@@ -165,25 +171,25 @@ def test_any_overdue_is_by_the_databases_clock_less_each_shards_grace(library: L
     grace_ms = {shard: 1000 + shard for shard in jobs}
     mine = {s: ms for s, ms in grace_ms.items() if library.settings.routing.database(s) == 0}
     library.clock.advance(0.999)
-    assert library.pages.any_overdue(mine) == set()
+    assert library.pages.shards_with_overdue(mine) == set()
     for shard in sorted(mine):
         library.clock.advance(0.001)
-        assert library.pages.any_overdue(mine) == {s for s in mine if s <= shard}
+        assert library.pages.shards_with_overdue(mine) == {s for s in mine if s <= shard}
 
 
 def test_as_many_shards_as_can_be_are_asked_about_at_once(library: Library) -> None:
     # Among them the lowest and the highest bit of the numbers that they are told in.
     job_id = library.pending()
     shard, database = library.shard(job_id), library.databases.of_shard(library.shard(job_id))
-    far = [10_000 + n for n in range(AT_ONCE - 1)]
+    far = [10_000 + n for n in range(SHARDS_PER_QUERY_MAX - 1)]
     for number in far:  # names of the same, empty table
-        database._names[number] = database.job_table_name(shard ^ 1)
+        database._job_table_names[number] = database.job_table_name(shard ^ 1)
     wanted = dict.fromkeys((*far, shard), (BEGINNING, library.now_ms))
     names = [*wanted]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library.databases, "of_shard", lambda _: database)
-        assert library.pages.any_after(wanted) == {shard}
+        assert library.pages.shards_due_after(wanted) == {shard}
         busy = {names[n] for n in (0, BITS - 1, BITS, 2 * BITS)}
         for number in busy:
-            database._names[number] = database.job_table_name(shard)
-        assert library.pages.any_after(wanted) == {*busy, shard}
+            database._job_table_names[number] = database.job_table_name(shard)
+        assert library.pages.shards_due_after(wanted) == {*busy, shard}

@@ -6,62 +6,62 @@ import pytest
 
 from tests.contract.library import Library
 from toc.domain.job import Status
-from toc.store.claims import Kind, Outcome
-from toc.store.events import events_of
-from toc.store.purges import OldRow, Purges
+from toc.store.claims import Outcome, OutcomeKind
+from toc.store.events import read_events
+from toc.store.purge_pages import OldRow, PurgePages
 
 DAY_MS = 86_400_000
 
 
 @pytest.fixture
-def purges(library: Library) -> Purges:
-    return Purges(library.databases)
+def purges(library: Library) -> PurgePages:
+    return PurgePages(library.databases)
 
 
-def page(library: Library, purges: Purges, shard: int, limit: int = 100) -> list[OldRow]:
-    return purges.page(shard, 0, library.now_ms, limit)
+def page(library: Library, purges: PurgePages, shard: int, limit: int = 100) -> list[OldRow]:
+    return purges.read_page(shard, 0, library.now_ms, limit)
 
 
 def test_a_page_is_in_the_order_of_ids_and_ends_where_jobs_are_too_young(
-    library: Library, purges: Purges
+    library: Library, purges: PurgePages
 ) -> None:
     old = [library.pending() for _ in range(3)]
     library.clock.advance(10)
     moment_ms = library.now_ms
     young = library.pending()
     shard = library.shard(young)
-    assert [row.job_id for row in purges.page(shard, 0, moment_ms, 10)] == old
-    assert [row.job_id for row in purges.page(shard, 0, moment_ms, 2)] == old[:2]
-    assert [row.job_id for row in purges.page(shard, old[1], moment_ms, 2)] == old[2:]
-    assert [row.job_id for row in purges.page(shard, 0, moment_ms + 1, 10)] == [*old, young]
+    assert [row.job_id for row in purges.read_page(shard, 0, moment_ms, 10)] == old
+    assert [row.job_id for row in purges.read_page(shard, 0, moment_ms, 2)] == old[:2]
+    assert [row.job_id for row in purges.read_page(shard, old[1], moment_ms, 2)] == old[2:]
+    assert [row.job_id for row in purges.read_page(shard, 0, moment_ms + 1, 10)] == [*old, young]
 
 
-def test_it_says_what_has_ended_and_when(library: Library, purges: Purges) -> None:
-    done = library.ended(Kind.DONE)
+def test_it_says_what_has_ended_and_when(library: Library, purges: PurgePages) -> None:
+    done = library.ended(OutcomeKind.DONE)
     ended_ms = library.now_ms
     library.clock.advance(5)
     dead, running, pending = library.dead(), library.running(), library.pending()
     library.clock.advance(1)
     rows = {row.job_id: row for row in page(library, purges, library.shard(done))}
     assert rows[done].changed_ms == ended_ms
-    assert [rows[j].ended for j in (done, dead, running, pending)] == [True, True, False, False]
-    assert [j for j, row in rows.items() if row.dead] == [dead]
+    assert [rows[j].has_ended for j in (done, dead, running, pending)] == [True, True, False, False]
+    assert [j for j, row in rows.items() if row.is_dead] == [dead]
     assert rows[done].type_no == library.close_no
 
 
-def test_only_what_has_ended_is_deleted(library: Library, purges: Purges) -> None:
-    gone = [library.ended(Kind.DONE), library.ended(Kind.DROP), library.dead()]
+def test_only_what_has_ended_is_deleted(library: Library, purges: PurgePages) -> None:
+    gone = [library.ended(OutcomeKind.DONE), library.ended(OutcomeKind.DROP), library.dead()]
     kept = [library.running(), library.pending()]
     library.clock.advance(1)
     shard = library.shard(gone[0])
     rows = page(library, purges, shard)
-    assert purges.delete(shard, rows) == 3
+    assert purges.delete_unchanged(shard, rows) == 3
     assert [row.job_id for row in page(library, purges, shard)] == kept
-    assert library.jobs.dead(10) == []
+    assert library.jobs.dead_letters(10) == []
 
 
 def test_a_dead_job_that_was_redriven_in_between_stays_with_its_letter(
-    library: Library, purges: Purges
+    library: Library, purges: PurgePages
 ) -> None:
     lives, dies_again, dead = library.dead(), library.dead(), library.dead()
     library.clock.advance(1)
@@ -70,14 +70,14 @@ def test_a_dead_job_that_was_redriven_in_between_stays_with_its_letter(
     for job_id in (lives, dies_again):
         assert library.jobs.redrive(job_id, library.now_ms) == "redriven"
     library.claim([dies_again], "two")
-    assert library.settle(Outcome(dies_again, "two", Kind.BURY, error="again"))
-    assert purges.delete(shard, rows) == 1
-    assert {job.job_id for job in library.jobs.dead(10)} == {dies_again}
+    assert library.settle(Outcome(dies_again, "two", OutcomeKind.BURY, error="again"))
+    assert purges.delete_unchanged(shard, rows) == 1
+    assert {job.job_id for job in library.jobs.dead_letters(10)} == {dies_again}
     assert library.row(lives).status == Status.PENDING
     assert library.row(dies_again).status == Status.DEAD
 
 
-def test_events_go_oldest_first(library: Library, purges: Purges) -> None:
+def test_events_go_oldest_first(library: Library, purges: PurgePages) -> None:
     job_id = library.pending(in_ms=DAY_MS)
     database = library.home(job_id)
     for n in range(5):
@@ -91,12 +91,12 @@ def test_events_go_oldest_first(library: Library, purges: Purges) -> None:
     assert after is not None
     assert purges.delete_events(database, after, before_ms, now_ms, 3) == (1, after + 3)
     assert purges.delete_events(database, 0, before_ms, now_ms, 2) == (0, None)
-    reasons = [event.reason or "" for event in events_of(database, job_id, 10)]
+    reasons = [event.reason or "" for event in read_events(database, job_id, 10)]
     assert [reason[-1] for reason in reasons] == ["3", "4"]
 
 
 def test_events_of_a_clock_that_was_ahead_do_not_keep_the_others(
-    library: Library, purges: Purges
+    library: Library, purges: PurgePages
 ) -> None:
     job_id = library.pending(in_ms=DAY_MS)
     database = library.home(job_id)
@@ -111,4 +111,19 @@ def test_events_of_a_clock_that_was_ahead_do_not_keep_the_others(
         some, after = purges.delete_events(database, after, now_ms, now_ms, 2)
         deleted += some
     assert deleted == 2
-    assert len(events_of(database, job_id, 10)) == 3
+    assert len(read_events(database, job_id, 10)) == 3
+
+
+def test_a_zero_date_stops_no_page(library: Library, purges: PurgePages) -> None:
+    """A session without a strict sql_mode can write one: it counts as old."""
+    done = library.ended(OutcomeKind.DONE)
+    ignore = "INSERT OR IGNORE" if library.sqlite else "INSERT IGNORE"
+    library.sql(
+        done,
+        f"{ignore} INTO toc_event (event_time, job_id, what, from_status, to_status, attempts, actor) "
+        f"VALUES ('0000-00-00 00:00:00.000', {done}, 'cancel', 0, 3, 0, 'somebody')",
+    )
+    database = library.home(done)
+    assert [event.at_ms for event in read_events(database, done, 10)] == [0]
+    assert purges.delete_events(database, 0, 1, library.now_ms, 10) == (1, None)
+    assert read_events(database, done, 10) == []

@@ -11,7 +11,8 @@ from tests.contract.engines import library_on
 from tests.contract.library import Library
 from toc.domain.routing import hash_of
 from toc.errors import StoreUnavailable
-from toc.store.claims import Kind, Outcome
+from toc.store.catalogue import Catalogue
+from toc.store.claims import Outcome, OutcomeKind
 
 
 @pytest.fixture(params=["sqlite", "mysql"])
@@ -53,18 +54,19 @@ def test_claim_settle_and_letters_in_each_database(two: Library) -> None:
         mine = [job_id for job_id in jobs if two.home(job_id) is database]
         seen = two.claim(mine, "one")
         assert {row.token for row in seen.values()} == {"one"}
-        held = two.settle(*(Outcome(job_id, "one", Kind.BURY, error="x") for job_id in mine))
+        held = two.settle(*(Outcome(job_id, "one", OutcomeKind.BURY, error="x") for job_id in mine))
         assert {job_id for job_id, _ in held} == set(mine)
-    letters = [letter.job_id for letter in two.jobs.dead(20, None)]
+    letters = [letter.job_id for letter in two.jobs.dead_letters(20, None)]
     assert letters == sorted(jobs, reverse=True)
-    assert [letter.job_id for letter in two.jobs.dead(5, None)] == letters[:5]
+    assert [letter.job_id for letter in two.jobs.dead_letters(5, None)] == letters[:5]
     assert two.jobs.redrive(jobs[0], 5) == "redriven"
-    assert len(two.jobs.dead(20, None)) == 15
+    assert len(two.jobs.dead_letters(20, None)) == 15
 
 
 def test_type_numbers_are_the_same_everywhere(two: Library) -> None:
-    number = two.catalogue.number("new.type")
+    """A type is written where its jobs are; it gets the same number wherever that is."""
     for database in two.databases:
+        number = Catalogue(two.databases).types.number_or_create("new.type", database)
         with database.engine.begin() as connection:
             sql = "SELECT type_no FROM toc_biz_type WHERE name = 'new.type'"
             assert connection.exec_driver_sql(sql).scalar_one() == number

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from tests.contract.library import Library
-from toc.domain.limits import attribute_json
+from toc.domain.limits import NESTING_MAX, attribute_json
 from toc.domain.routing import BIZ_ID_MAX
 from toc.domain.times import MS_MAX
-from toc.store.claims import ERROR_CHARS_MAX, Kind
+from toc.store.claims import ERROR_CHARS_MAX, OutcomeKind
 
 
 @pytest.mark.parametrize("biz_id", [0, 1, 2**63 - 1, 2**63, BIZ_ID_MAX])
@@ -24,8 +25,8 @@ def test_biz_id(library: Library, biz_id: int) -> None:
     assert library.claim([job_id], "one")[job_id].biz_id == biz_id
     # Also where the dead letter copies it, and where a key is compared.
     assert library.insert(library.new(biz_id, key="k"))[0].job_id == job_id
-    assert library.settle_as(Kind.BURY, job_id, "one")
-    assert [letter.biz_id for letter in library.jobs.dead(10, None)] == [biz_id]
+    assert library.settle_as(OutcomeKind.BURY, job_id, "one")
+    assert [letter.biz_id for letter in library.jobs.dead_letters(10, None)] == [biz_id]
 
 
 def test_biz_ids_are_compared_as_numbers(library: Library) -> None:
@@ -40,6 +41,7 @@ ATTRIBUTES: list[dict[str, Any]] = [
     {"big": 2**63, "small": -(2**70)},
     {"trailing": "spaces   "},
     {"x": "é" * 2041},
+    {"x": json.loads("[" * (NESTING_MAX - 1) + "1" + "]" * (NESTING_MAX - 1))},
 ]
 
 
@@ -109,8 +111,8 @@ def test_the_server_has_a_clock_of_its_own(library: Library) -> None:
 def test_a_dead_letters_text_is_bounded_and_kept(library: Library) -> None:
     text = "😀 中文 \\ ' \n" + "x" * ERROR_CHARS_MAX
     job_id = library.running("one")
-    library.settle_as(Kind.BURY, job_id, "one", error=text)
-    assert library.jobs.dead(1, None)[0].error == text[:ERROR_CHARS_MAX]
+    library.settle_as(OutcomeKind.BURY, job_id, "one", error=text)
+    assert library.jobs.dead_letters(1, None)[0].error == text[:ERROR_CHARS_MAX]
 
 
 @pytest.mark.parametrize("key", ["A", "a", "a_b", "a%b", "it's", "\\", '"', "`", "k" * 64])
@@ -121,5 +123,5 @@ def test_keys_are_compared_byte_by_byte(library: Library, key: str) -> None:
             assert library.insert(library.new(key=other))[0].job_id != job_id
     assert library.insert(library.new(key=key))[0].job_id == job_id
     shard = library.shard(job_id)
-    found = library.jobs.find(shard, 42, library.close_no, 10, dedup_key=key)
+    found = library.jobs.find(shard, 42, [library.close_no], 10, dedup_key=key)
     assert [job.job_id for job in found] == [job_id]

@@ -9,14 +9,14 @@ import pytest
 from tests.contract.breaks import lose_answers
 from tests.contract.library import LEASE_MS, Library
 from toc.domain.job import Job, Status
-from toc.store.claims import Kind
+from toc.store.claims import OutcomeKind
 
 LATER_MS = 90_000
 
 
 def retrying(library: Library) -> int:
     job_id = library.running("one")
-    library.settle_as(Kind.RETRY, job_id, "one", library.now_ms + LATER_MS)
+    library.settle_as(OutcomeKind.RETRY, job_id, "one", library.now_ms + LATER_MS)
     return job_id
 
 
@@ -30,7 +30,7 @@ STATES: dict[str, Callable[[Library], int]] = {
     "pending": lambda library: library.pending(),
     "retrying": retrying,
     "running": lambda library: library.running("one"),
-    "done": lambda library: library.ended(Kind.DONE),
+    "done": lambda library: library.ended(OutcomeKind.DONE),
     "already_cancelled": cancelled,
     "dead": lambda library: library.dead(),
     "unknown": lambda library: library.new().job_id,
@@ -111,6 +111,7 @@ def test_a_rescheduled_job_is_claimed_at_its_new_time(library: Library, by_ms: i
     job_id = library.pending(in_ms=2 * LATER_MS)
     at_ms = library.now_ms + 2 * LATER_MS + by_ms
     library.jobs.reschedule(job_id, at_ms)
+    library.clock.advance((at_ms - library.now_ms) / 1000)
     assert library.claim([job_id], "one", at_ms - 1)[job_id].token is None
     assert library.claim([job_id], "one", at_ms)[job_id].token == "one"
 
@@ -132,7 +133,7 @@ def test_redrive_wakes_only_the_dead(library: Library, state: str) -> None:
             due_ms=library.now_ms + 5,
             attempts=0,
         )
-        assert library.jobs.dead(10, None) == []
+        assert library.jobs.dead_letters(10, None) == []
         return
     assert answer == ("pending" if state == "retrying" else state)
     if before is not None:
@@ -146,7 +147,7 @@ def test_redrive_is_superseded_by_a_newer_job_of_its_key(library: Library) -> No
     answer = library.jobs.redrive(old, library.now_ms)
     assert (answer, answer.job_id) == ("superseded", old)
     assert library.row(old) == before
-    assert [letter.job_id for letter in library.jobs.dead(10, None)] == [old]
+    assert [letter.job_id for letter in library.jobs.dead_letters(10, None)] == [old]
     library.jobs.cancel(new)
     assert library.jobs.redrive(old, library.now_ms) == "redriven"
     assert library.row(old).live_key == "k"
@@ -159,11 +160,11 @@ def test_dead_letters_newest_first(library: Library) -> None:
         jobs.append(library.dead(biz_id=biz_id, type_no=type_no))
         library.clock.advance(1 if biz_id != 3 else 0)  # 3 and 4 die together: the id decides
     newest = [jobs[5], *sorted(jobs[3:5], reverse=True), *jobs[2::-1]]
-    assert [letter.job_id for letter in library.jobs.dead(10, None)] == newest
-    assert [letter.job_id for letter in library.jobs.dead(2, None)] == newest[:2]
-    reports = [letter.job_id for letter in library.jobs.dead(10, "report")]
+    assert [letter.job_id for letter in library.jobs.dead_letters(10, None)] == newest
+    assert [letter.job_id for letter in library.jobs.dead_letters(2, None)] == newest[:2]
+    reports = [letter.job_id for letter in library.jobs.dead_letters(10, "report")]
     assert reports == [jobs[5], jobs[3], jobs[1]]
-    assert library.jobs.dead(10, "unheard.of.ever") == []
+    assert library.jobs.dead_letters(10, "unheard.of.ever") == []
 
 
 # ---- find
@@ -184,11 +185,12 @@ def test_find_gives_the_newest_first_up_to_a_limit(library: Library) -> None:
 def test_find_tells_types_keys_and_states_apart(library: Library) -> None:
     keyed = library.pending(42, key="k")
     report = library.pending(42, type_no=library.report_no)
-    ended = library.ended(Kind.DONE, key="")
+    ended = library.ended(OutcomeKind.DONE, key="")
     shard = library.shard(keyed)
 
     def find(type_no: int | None, key: str | None) -> set[int]:
-        return {job.job_id for job in library.jobs.find(shard, 42, type_no, 10, key)}
+        type_nos = None if type_no is None else [type_no]
+        return {job.job_id for job in library.jobs.find(shard, 42, type_nos, 10, key)}
 
     assert find(None, None) == {keyed, report, ended}
     assert find(library.close_no, None) == {keyed, ended}

@@ -7,27 +7,19 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.growing.town import LATER, Town, refused
+from tests.growing.town import LATER, SHARDS, Town, refused
 from tests.servers.endpoint import Endpoint
 from tests.servers.mysql import execute
-from toc.store.move_checks import (
-    APP_SCHEMA,
-    NEW_GLOBAL,
-    NEW_SCHEMA,
-    OLD_GLOBAL,
-    OLD_SCHEMA,
-    Finding,
-    lacking,
-    plan,
-)
-from toc.store.mover import Server
+from toc.store.accounts import ROLES, grant_statements
+from toc.store.move_checks import MoveFinding, list_move_steps, missing_rights
+from toc.store.mover import MoveServer
 
 
-def failed(findings: list[Finding]) -> dict[str, str]:
+def failed(findings: list[MoveFinding]) -> dict[str, str]:
     return {f.check: f.found for f in findings if f.level == "fail"}
 
 
-def warned(findings: list[Finding]) -> set[str]:
+def warned(findings: list[MoveFinding]) -> set[str]:
     return {f.check for f in findings if f.level == "warn"}
 
 
@@ -41,21 +33,19 @@ class Accounts(NamedTuple):
 
 @pytest.fixture
 def accounts(town: Town) -> Iterator[Accounts]:
-    """As docs/moving.md has them. The application's is replicated; the mover's is made on each."""
+    """By `toc grants`. The application's is replicated; the mover's is made on each."""
     name = town.schema.replace("toc_", "m_")
     processes = {"old": town.pair.old, "new": town.pair.new}
-    execute(town.pair.old, f"CREATE USER a{name}@'127.0.0.1' IDENTIFIED BY 'app'")
-    execute(
-        town.pair.old, f"GRANT {', '.join(APP_SCHEMA)} ON {town.schema}.* TO a{name}@'127.0.0.1'"
-    )
+    app = f"'a{name}'@'127.0.0.1'"
+    for sql in grant_statements(ROLES["worker"], app, town.schema, range(SHARDS)):
+        execute(town.pair.old, sql)
+    execute(town.pair.old, f"ALTER USER {app} IDENTIFIED BY 'app' ACCOUNT UNLOCK")
     town.catch_up()
-    grants = {"old": (OLD_GLOBAL, OLD_SCHEMA), "new": (NEW_GLOBAL, NEW_SCHEMA)}
-    for role, (everywhere, here) in grants.items():
-        who = f"{name}_{role}@'127.0.0.1'"
+    for role in processes:
+        who = f"'{name}_{role}'@'127.0.0.1'"
         for sql in (
-            f"CREATE USER {who} IDENTIFIED BY 'mover'",
-            f"GRANT {', '.join(everywhere)} ON *.* TO {who}",
-            f"GRANT {', '.join(here)} ON `{town.schema}`.* TO {who}",
+            *grant_statements(ROLES["mover"], who, town.schema, range(SHARDS), role),
+            f"ALTER USER {who} IDENTIFIED BY 'mover' ACCOUNT UNLOCK",
         ):
             execute_unlogged(town, role, sql)
     yield Accounts(
@@ -72,7 +62,7 @@ def accounts(town: Town) -> Iterator[Accounts]:
 
 def execute_unlogged(town: Town, role: str, sql: str) -> None:
     server = town.server(role)
-    with server.unlogged():
+    with server.without_binlog():
         server.run(sql)
     server.close()
 
@@ -86,7 +76,16 @@ def test_a_replica_that_is_ready(town: Town) -> None:
     assert failed(found) == {}
     assert "new server's writers" in warned(found)
     execute(town.pair.new, "SET GLOBAL super_read_only = 1")
-    assert "new server's writers" not in warned(town.checks())
+    found = town.checks()
+    assert "new server's writers" not in warned(found)
+    # Those that other tests have made there, and no others.
+    ((there,),) = execute(town.pair.new, "SELECT @@GLOBAL.gtid_executed")
+    ((here,),) = execute(town.pair.old, "SELECT @@GLOBAL.gtid_executed")
+    ((own,),) = execute(town.pair.old, f"SELECT GTID_SUBTRACT('{there}', '{here}')")
+    (text,) = (finding.found for finding in found if finding.check == "transactions")
+    assert text == (
+        f"the new server has transactions of its own: {own}" if own else "none of its own"
+    )
 
 
 @pytest.mark.parametrize("variable", ["sync_binlog", "innodb_flush_log_at_trx_commit"])
@@ -103,31 +102,10 @@ def test_least_privilege_is_enough(town: Town, accounts: Accounts) -> None:
     execute(town.pair.new, "SET GLOBAL super_read_only = 1")
     mover = town.mover(**accounts.admin)
     mover._probe = lambda server: town.server(server.role, accounts.app[server.role])
-    moved = mover.go(lambda: None)
+    moved = mover.start_or_resume(lambda: None)
     assert moved.verified
     assert town.is_home("new")
     assert not town.takes_writes("old")
-
-
-@pytest.mark.parametrize(
-    ("role", "privilege", "where"),
-    [
-        *(("old", name, "*") for name in OLD_GLOBAL),
-        *(("new", name, "*") for name in NEW_GLOBAL),
-        ("old", "ALTER", "schema"),
-        ("new", "INSERT", "schema"),
-    ],
-)
-def test_a_privilege_that_is_missing_is_found(
-    town: Town, accounts: Accounts, role: str, privilege: str, where: str
-) -> None:
-    on = "*.*" if where == "*" else f"`{town.schema}`.*"
-    execute_unlogged(
-        town, role, f"REVOKE {privilege} ON {on} FROM {accounts.name}_{role}@'127.0.0.1'"
-    )
-    server = town.server(role, accounts.admin[role])
-    wanted = {"old": (OLD_GLOBAL, OLD_SCHEMA), "new": (NEW_GLOBAL, NEW_SCHEMA)}[role]
-    assert lacking(server, *wanted) == [privilege]
 
 
 @pytest.mark.parametrize(
@@ -145,12 +123,70 @@ def test_a_privilege_that_is_missing_is_found(
 def test_grants_are_read(town: Town, grant: str, lacks: list[str]) -> None:
     who = f"g{town.schema}@'127.0.0.1'"
     server = town.server("old")
-    with server.unlogged():
+    with server.without_binlog():
         server.run(f"CREATE USER {who}")
         server.run(f"GRANT {grant.format(schema=town.schema)} TO {who}")
         url = town.urls["old"].replace("root@", f"g{town.schema}@")
-        assert lacking(town.server("old", url), [], ["SELECT", "DELETE"]) == lacks
+        found = missing_rights(town.server("old", url), [], ["SELECT", "DELETE"], {})
         server.run(f"DROP USER {who}")
+        assert found == lacks
+
+
+@pytest.mark.parametrize(
+    ("grants", "lacks"),
+    [
+        (["INSERT, DELETE ON `{schema}`.`toc_meta`", "SELECT ON `{schema}`.*"], []),
+        (["INSERT, DELETE ON `{schema}`.*", "SELECT ON *.*"], []),
+        (["INSERT, SELECT ON `{schema}`.`toc_meta`"], ["SELECT", "DELETE on toc_meta"]),
+        (["SELECT, INSERT, DELETE ON `{schema}`.`toc_event`"],
+         ["SELECT", "INSERT on toc_meta", "DELETE on toc_meta"]),
+        (["SELECT, INSERT (value, name) ON `{schema}`.`toc_meta`", "SELECT ON *.*"],
+         ["INSERT on toc_meta", "DELETE on toc_meta"]),
+    ],
+)  # fmt: skip
+def test_grants_on_tables_are_read(town: Town, grants: list[str], lacks: list[str]) -> None:
+    who = f"g{town.schema}@'127.0.0.1'"
+    server = town.server("old")
+    with server.without_binlog():
+        server.run(f"CREATE USER {who}")
+        for grant in grants:
+            server.run(f"GRANT {grant.format(schema=town.schema)} TO {who}")
+        url = town.urls["old"].replace("root@", f"g{town.schema}@")
+        found = missing_rights(
+            town.server("old", url), [], ["SELECT"], {"toc_meta": ("INSERT", "DELETE")}
+        )
+        server.run(f"DROP USER {who}")
+        assert found == lacks
+
+
+@pytest.mark.parametrize("role", ["old", "new"])
+def test_each_right_of_the_mover_is_looked_for(town: Town, accounts: Accounts, role: str) -> None:
+    mover = ROLES["mover"]
+    who = f"'{accounts.name}_{role}'@'127.0.0.1'"
+    pattern = town.schema.replace("_", "\\_")
+    places = [(f"`{pattern}`.*", right, right) for right in mover.database]
+    places += [("*.*", right, right) for right in mover.server[role]]
+    places += [
+        (f"`{town.schema}`.{table}", right, f"{right} on {table}")
+        for table, rights in mover.tables.items()
+        for right in rights
+    ]
+    for place, right, text in places:
+        execute_unlogged(town, role, f"REVOKE {right} ON {place} FROM {who}")
+        server = town.server(role, accounts.admin[role])
+        found = missing_rights(server, mover.server[role], mover.database, mover.tables)
+        execute_unlogged(town, role, f"GRANT {right} ON {place} TO {who}")
+        assert found == [text]
+
+
+def test_the_application_may_do_less_on_the_new_server(town: Town, accounts: Accounts) -> None:
+    who = f"'a{accounts.name}'@'127.0.0.1'"
+    execute_unlogged(town, "new", f"REVOKE DELETE ON `{town.schema}`.toc_dead_job FROM {who}")
+    found = failed(town.checks(**urls_of(accounts)))
+    assert found == {"application's account": "lacks DELETE on toc_dead_job on the new server"}
+    execute_unlogged(town, "new", f"REVOKE UPDATE ON `{town.schema}`.toc_job_0001 FROM {who}")
+    found = failed(town.checks(**urls_of(accounts)))
+    assert found == {"application's account": "lacks UPDATE on toc_job_0001 on the new server"}
 
 
 def test_no_replica(town: Town) -> None:
@@ -203,7 +239,7 @@ def test_the_same_server_twice(town: Town) -> None:
     found = failed(town.checks(new=town.urls["old"]))
     assert "two servers" in found
     mover = town.mover(new=town.urls["old"])
-    assert "the same server" in refused(lambda: mover.go(lambda: None))
+    assert "the same server" in refused(lambda: mover.start_or_resume(lambda: None))
 
 
 def test_an_old_transaction_is_warned_of(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,13 +254,13 @@ def test_an_old_transaction_is_warned_of(town: Town, monkeypatch: pytest.MonkeyP
 
 
 def test_mariadb_is_refused(mariadb_server: Endpoint) -> None:
-    text = refused(lambda: Server(3, "old", mariadb_server.url, "toc"))
+    text = refused(lambda: MoveServer(3, "old", mariadb_server.url, "toc"))
     assert text.startswith("database 3: the old server is MariaDB")
 
 
 def test_the_plan_follows_the_move(town: Town) -> None:
     def state() -> list[str]:
-        steps = plan(town.server("old"), town.server("new"), {})
+        steps = list_move_steps(town.server("old"), town.server("new"), {})
         assert [s.step for s in steps if s.todo and s.state == "done"] == []
         return [step.step for step in steps if step.state == "next"]
 
@@ -236,7 +272,7 @@ def test_the_plan_follows_the_move(town: Town) -> None:
     execute(town.pair.new, "START REPLICA")
     town.catch_up()
     assert state() == ["fence"]
-    ignorant = plan(town.server("old"), town.server("new"), {"a:1": False})
+    ignorant = list_move_steps(town.server("old"), town.server("new"), {"a:1": False})
     assert [step.step for step in ignorant if step.state == "next"] == ["settings deployed"]
     town.dies_after("fence")
     assert state() == ["switch"]

@@ -23,15 +23,18 @@ from toc.center.center import TimeoutCenter
 from toc.errors import StoreUnavailable, WrongDatabase
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
-from toc.store import moving
+from toc.store import database_home
 from toc.store.databases import Databases
 
 
 def server_of(town: Town, center: TimeoutCenter) -> str:
     """The role of the server that a client's statements reach: by both of its pools."""
-    database = center._opened().databases[0]
+    database = center._connected().databases[0]
     sql = "SELECT @@server_uuid"
-    seen = {use(lambda c: c.exec_driver_sql(sql).scalar()) for use in (database.run, database.read)}
+    seen = {
+        use(lambda c: c.exec_driver_sql(sql).scalar())
+        for use in (database.run_transaction, database.read)
+    }
     (uuid,) = seen
     return next(role for role in ("old", "new") if town.server(role).uuid == uuid)
 
@@ -100,7 +103,7 @@ def test_sessions_are_ended_before_the_switch_so_that_nothing_stale_is_read(town
         if step == "end":
             reads.append(started(lambda: server_of(town, center)))
 
-    town.mover(tell).go(lambda: None)
+    town.mover(tell).start_or_resume(lambda: None)
     for thread, got in reads:
         thread.join(20)
         assert got == ["new"]
@@ -116,7 +119,7 @@ def test_a_call_during_the_pause_waits_for_its_end(town: Town) -> None:
         if step == "fence":
             calls.extend(started(lambda n=n: center.schedule(n, LATER)) for n in range(2, 6))
 
-    town.mover(tell).go(lambda: None)
+    town.mover(tell).start_or_resume(lambda: None)
     for thread, got in calls:
         thread.join(20)
         assert got[0] in town.ids("new"), got
@@ -128,8 +131,8 @@ def test_a_call_in_a_pause_that_is_taken_back_goes_on_where_it_was(town: Town) -
     center.schedule(1, LATER)
     fence(town)
     thread, got = started(lambda: center.schedule(2, LATER))
-    watch = center._opened().databases[0]._home._watch
-    wait_until(lambda: watch._fenced_s is not None, "the call to meet the fence")
+    watch = center._connected().databases[0]._database_home._watch
+    wait_until(lambda: watch._fenced_since_s is not None, "the call to meet the fence")
     fence(town, on=False)
     thread.join(20)
     assert got[0] in town.ids("old")
@@ -138,7 +141,7 @@ def test_a_call_in_a_pause_that_is_taken_back_goes_on_where_it_was(town: Town) -
 def test_a_fence_that_stays_is_said_soon_and_then_at_once(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moving, "FENCED_S_MAX", 1.0)
+    monkeypatch.setattr(database_home, "FENCED_S_MAX", 1.0)
     center = town.center()
     center.schedule(1, LATER)
     fence(town)
@@ -179,9 +182,9 @@ def test_the_new_server_hangs_before_the_move_and_nobody_waits(town: Town) -> No
         center.schedule(1, LATER)  # the first may wait for the first look
         slowest_s = 0.0
         for n in range(2, 42):
-            database = center._opened().databases[0]
+            database = center._connected().databases[0]
             database.engine.dispose()
-            database.single.dispose()
+            database.autocommit_engine.dispose()
             began_s = time.monotonic()
             center.schedule(n, LATER)
             slowest_s = max(slowest_s, time.monotonic() - began_s)
@@ -194,14 +197,14 @@ def test_the_new_server_hangs_before_the_move_and_nobody_waits(town: Town) -> No
 def test_a_process_that_stands_still_between_two_looks_holds_nothing(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask, seen = moving._ask, []
+    ask, seen = database_home._query_bool, []
 
     def spy(raw: Any, sql: str) -> bool:
-        if sql == moving.HOME_SQL:
+        if sql == database_home.HOME_SQL:
             seen.append(raw.get_autocommit())  # else a read leaves a transaction open
         return ask(raw, sql)
 
-    monkeypatch.setattr(moving, "_ask", spy)
+    monkeypatch.setattr(database_home, "_query_bool", spy)
     town.center().schedule(1, LATER)
     wait_until(lambda: seen, "a look")
     assert all(seen)
@@ -295,22 +298,24 @@ WRITES: dict[str, Callable[[TimeoutCenter], object]] = {
 def test_a_read_only_server_is_left_and_tried_again(town: Town, write: str) -> None:
     """Where a fail-over, not a move, makes it so: new connections may reach the new primary."""
     center = ordinary(town)
-    database = center._opened().databases[0]
-    before = sessions_of(database.engine, database.single)
+    database = center._connected().databases[0]
+    before = sessions_of(database.engine, database.autocommit_engine)
     with read_only(town), pytest.raises(StoreUnavailable, match="read-only"):
         WRITES[write](center)
     # None is left to read what is old.
-    assert not before & sessions_of(database.engine, database.single)
+    assert not before & sessions_of(database.engine, database.autocommit_engine)
     assert center.schedule(3, LATER) in town.ids("old")
 
 
 def test_a_packet_that_is_refused_leaves_no_session_behind(town: Town) -> None:
     """What is done one by one then may reach the new primary at once: a look after it has to, too."""
-    database = ordinary(town)._opened().databases[0]
-    before = sessions_of(database.single)
+    database = ordinary(town)._connected().databases[0]
+    before = sessions_of(database.autocommit_engine)
     with read_only(town):
-        assert database.packet(lambda line: line.send([("DELETE FROM toc_event", ())])) is None
-    assert not before & sessions_of(database.single)
+        assert (
+            database.run_pipelined(lambda line: line.send([("DELETE FROM toc_event", ())])) is None
+        )
+    assert not before & sessions_of(database.autocommit_engine)
 
 
 def ordinary(town: Town) -> TimeoutCenter:

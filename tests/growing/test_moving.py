@@ -21,7 +21,7 @@ from tests.reliability.fleet import Account, Fleet, shard_of
 from tests.servers import Server, start_mysql_replica, start_mysql_source
 from tests.servers.mysql import execute, wait_for_replica
 from tests.worker.waiting import wait_until
-from toc.store.moving import FENCED_S_MAX
+from toc.store.database_home import FENCED_S_MAX
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
 

@@ -13,7 +13,7 @@ from sqlalchemy.pool import NullPool
 from tests.growing.town import LATER, Town, begun, refused
 from tests.servers.mysql import execute, replicate
 from toc.store import mover as module
-from toc.store.mover import Mover, MoveStopped, Server
+from toc.store.mover import Mover, MoveServer, MoveStopped
 
 BEFORE_HOME = ("guard", "note", "catch_up", "fence", "end", "wait", "stop", "open")
 AFTER_HOME = ("home", "forget")
@@ -30,14 +30,14 @@ def check_moved(town: Town) -> None:
     assert town.is_home("new")
     assert town.takes_writes("new")
     assert not town.takes_writes("old")
-    assert town.server("new").channel(town.server("old").uuid) is None
+    assert town.server("new").replication_channel(town.server("old").uuid) is None
 
 
 def check_not_moved(town: Town) -> None:
     assert town.takes_writes("old")
     assert not town.takes_writes("new")
     assert not town.is_home("new")
-    channel = town.server("new").channel(town.server("old").uuid)
+    channel = town.server("new").replication_channel(town.server("old").uuid)
     assert channel is not None
     assert channel.runs
 
@@ -45,7 +45,7 @@ def check_not_moved(town: Town) -> None:
 def test_it_moves(town: Town) -> None:
     job_id = town.center(town.ignorant).schedule(2, LATER)
     told: list[str] = []
-    moved = town.mover(lambda step, text: told.append(step)).go(lambda: None)
+    moved = town.mover(lambda step, text: told.append(step)).start_or_resume(lambda: None)
     check_moved(town)
     assert moved.pause_ms is not None
     assert moved.killed >= 1  # the client's
@@ -88,18 +88,18 @@ def test_a_step_that_fails_takes_everything_back(town: Town, step: str) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        town.mover(tell).go(lambda: None)
+        town.mover(tell).start_or_resume(lambda: None)
     check_not_moved(town)
 
 
 def test_the_answer_to_the_declaration_is_lost(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    declare = Mover._declare
+    declare = Mover._declare_home
 
     def lost(self: Mover) -> None:
         declare(self)
-        raise module._Refused(self._new, ConnectionError(2013, "lost"))
+        raise module._StatementRefused(self._new, ConnectionError(2013, "lost"))
 
-    monkeypatch.setattr(Mover, "_declare", lost)
+    monkeypatch.setattr(Mover, "_declare_home", lost)
     assert "the new server is home" in refused(town.go)
     monkeypatch.undo()
     assert town.is_home("new")
@@ -115,7 +115,7 @@ def test_it_is_not_known_whether_it_was_declared(
         execute(town.pair.new, f"KILL {self._new.session}")
         self._new.value("SELECT 1")
 
-    monkeypatch.setattr(Mover, "_declare", lost)
+    monkeypatch.setattr(Mover, "_declare_home", lost)
     assert "run `toc move 0 --go` again, or --undo" in refused(town.go)
     monkeypatch.undo()
     assert not town.takes_writes("old")  # nothing is lifted on a guess
@@ -131,7 +131,7 @@ def test_an_old_server_that_is_lost_before_the_switch_is_not_left(town: Town) ->
             execute(town.pair.old, f"KILL {mover._old.session}")
 
     mover = town.mover(tell)
-    assert "could not be taken back" in refused(lambda: mover.go(lambda: None))
+    assert "could not be taken back" in refused(lambda: mover.start_or_resume(lambda: None))
     assert not town.is_home("new")
     town.mover().undo()
     check_not_moved(town)
@@ -142,7 +142,7 @@ def test_a_fence_that_somebody_lifts_stops_it(town: Town) -> None:
         if step == "open":
             town.server("old").set_fence(False)
 
-    assert "lifted the fence" in refused(lambda: town.mover(tell).go(lambda: None))
+    assert "lifted the fence" in refused(lambda: town.mover(tell).start_or_resume(lambda: None))
     check_not_moved(town)
 
 
@@ -175,12 +175,12 @@ def test_a_replica_that_does_not_catch_up_makes_it_give_up(town: Town) -> None:
             execute(town.pair.new, "STOP REPLICA")
             client.schedule(4, LATER)
 
-    def stands(self: Server, source: str) -> None:
+    def stands(self: MoveServer, source: str) -> None:
         """Nobody starts it again."""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Server, "channel", stands)
-        text = refused(lambda: town.mover(tell).go(lambda: None, 2))
+        patch.setattr(MoveServer, "replication_channel", stands)
+        text = refused(lambda: town.mover(tell).start_or_resume(lambda: None, 2))
     assert "did not catch up" in text
     assert town.takes_writes("old")
     assert not town.takes_writes("new")
@@ -195,7 +195,7 @@ def test_what_came_last_is_waited_for(town: Town) -> None:
             execute(town.pair.new, "STOP REPLICA")
             ids.extend(client.schedule_many([(n, LATER) for n in range(500)]))
 
-    town.mover(tell).go(lambda: None)
+    town.mover(tell).start_or_resume(lambda: None)
     assert set(ids) <= town.ids("new")
 
 
@@ -224,7 +224,9 @@ def test_an_old_server_that_takes_writes_afterwards_is_found(town: Town) -> None
         if step == "home":
             town.server("old").set_fence(False)
 
-    assert "the old server takes writes" in refused(lambda: town.mover(tell).go(lambda: None))
+    assert "the old server takes writes" in refused(
+        lambda: town.mover(tell).start_or_resume(lambda: None)
+    )
 
 
 def test_taking_back_closes_the_new_server_first(town: Town) -> None:
@@ -242,7 +244,7 @@ def test_taking_back_closes_the_new_server_first(town: Town) -> None:
 
 @pytest.mark.parametrize("role", ["old", "new"])
 def test_one_lock_is_enough_to_keep_others_out(town: Town, role: str) -> None:
-    with town.server(role).locked():
+    with town.server(role).hold_move_lock():
         for call in (town.go, town.mover().undo):
             assert f"on the {role} server" in refused(call)
 
@@ -253,7 +255,7 @@ def test_two_movers_do_not_meet(town: Town) -> None:
             assert "another `toc move` holds the lock" in refused(town.go)
             assert "another `toc move` holds the lock" in refused(town.mover().undo)
 
-    town.mover(tell).go(lambda: None)
+    town.mover(tell).start_or_resume(lambda: None)
     check_moved(town)
 
 
@@ -271,7 +273,7 @@ def test_a_mover_that_was_thought_dead_opens_nothing(town: Town, step: str) -> N
             seen.append(town.takes_writes("old"))
 
     mover = town.mover(tell)
-    refused(lambda: mover.go(lambda: None))
+    refused(lambda: mover.start_or_resume(lambda: None))
     assert seen == [True]
     check_not_moved(town)
 
@@ -307,7 +309,7 @@ def test_it_moves_back(town: Town) -> None:
     old.role, new.role = "new", "old"
     urls = {"new": town.urls["old"], "old": town.urls["new"]}
     back = Mover(new, old, lambda server: town.server(server.role, urls[server.role]))
-    back.go(lambda: None)
+    back.start_or_resume(lambda: None)
     assert town.takes_writes("old")
     assert not town.takes_writes("new")
     assert {first, second} <= town.ids("old")
@@ -323,7 +325,7 @@ def test_what_the_new_server_lacks_is_found(town: Town) -> None:
             for shard in range(2):
                 town.sql("new", f"DELETE FROM toc_job_{shard:04d} WHERE job_id = {job_id}")
 
-    text = refused(lambda: town.mover(tell).go(lambda: None))
+    text = refused(lambda: town.mover(tell).start_or_resume(lambda: None))
     assert "the new server lacks job_id" in text
     assert str(job_id) in text
 
@@ -332,7 +334,7 @@ def test_a_check_that_fails_stops_it_before_anything(town: Town) -> None:
     def check() -> None:
         raise MoveStopped("database 0: nothing was begun: no")
 
-    assert "nothing was begun" in refused(lambda: town.mover().go(check))
+    assert "nothing was begun" in refused(lambda: town.mover().start_or_resume(check))
     assert town.takes_writes("old")
     assert town.takes_writes("new")  # nobody has guarded it yet
-    assert "moving_to" not in town.server("old").meta()
+    assert "moving_to" not in town.server("old").read_meta()

@@ -23,9 +23,9 @@ from toc.errors import TocError
 from toc.handlers.registry import Registry
 from toc.runtime.settings import Settings
 from toc.store import migrate
-from toc.store.move_checks import Checks, Finding
-from toc.store.mover import Moved, Mover, Server
-from toc.store.moving import is_fence
+from toc.store.database_home import is_fence
+from toc.store.move_checks import MoveChecks, MoveFinding
+from toc.store.mover import Mover, MoveResult, MoveServer
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARDS = 2
@@ -33,15 +33,15 @@ LATER = timedelta(hours=1)
 
 DIES = """
 import json, os, signal, sys
-from toc.store.mover import Mover, Server
+from toc.store.mover import Mover, MoveServer
 plan = json.loads(sys.argv[1])
 def tell(step, text):
     if step == plan["step"]:
         os.kill(os.getpid(), signal.SIGKILL)
 def session(role):
-    return Server(plan["index"], role, plan["urls"][role], plan["schema"])
+    return MoveServer(plan["index"], role, plan["urls"][role], plan["schema"])
 mover = Mover(session("old"), session("new"), lambda server: session(server.role), tell)
-mover.go(lambda: None)
+mover.start_or_resume(lambda: None)
 """
 
 
@@ -116,9 +116,9 @@ class Town:
 
     # ---- moving
 
-    def server(self, role: str, url: str | None = None) -> Server:
+    def server(self, role: str, url: str | None = None) -> MoveServer:
         """A session on one of them, by default root's."""
-        found = Server(0, role, url or self.urls[role], self.schema)
+        found = MoveServer(0, role, url or self.urls[role], self.schema)
         self._closing.append(found.close)
         return found
 
@@ -130,16 +130,16 @@ class Town:
 
     def checks(
         self, members: Mapping[str, bool | None] | None = None, **urls: str
-    ) -> list[Finding]:
+    ) -> list[MoveFinding]:
         old, new = (self.server(role, urls.get(role)) for role in ("old", "new"))
 
-        def probe(server: Server) -> Server:
+        def probe(server: MoveServer) -> MoveServer:
             return self.server(server.role, urls.get(f"app_{server.role}"))
 
-        return Checks(old, new, probe, members or {}).run()
+        return MoveChecks(old, new, probe, members or {}).run_all()
 
-    def go(self, **more: Any) -> Moved:
-        return self.mover().go(lambda: None, **more)
+    def go(self, **more: Any) -> MoveResult:
+        return self.mover().start_or_resume(lambda: None, **more)
 
     def dies_after(self, step: str) -> None:
         mover_dies(step, self.urls, self.schema)
@@ -165,7 +165,7 @@ class Town:
 
     def is_home(self, role: str) -> bool:
         server = self.server(role)
-        return server.is_declared() and not server.is_fenced()
+        return server.is_declared_home() and not server.is_fenced()
 
     def check_one_home(self) -> None:
         """Never two servers that clients would write to, whatever their settings."""

@@ -19,12 +19,12 @@ from tests.servers.process import free_port
 from tests.servers.redis import start_redis_cluster, start_redis_replica
 from tests.worker.waiting import wait_until
 from toc.errors import TimerUnavailable
-from toc.timer import lookout
+from toc.timer import circuit_breaker
 from toc.timer import wakeup as wakeups
 from toc.timer.keys import store_key
 from toc.timer.loader import Loader, Mark
 from toc.timer.slots import Entry, Slots
-from toc.timer.wakeup import Wakeup
+from toc.timer.wakeup import WakeupListener
 
 MINUTE = timedelta(minutes=1)
 MANY = 60
@@ -223,7 +223,7 @@ def spread(
     small_library: Library, cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[World]:
     """A world on a cluster; whatever its nodes are by then, all of them are up at the end."""
-    monkeypatch.setattr(lookout, "AGAIN_S", 0.1)
+    monkeypatch.setattr(circuit_breaker, "PROBE_AFTER_S", 0.1)
     world = World(small_library, cluster.url.replace("redis://", "redis+cluster://"))
     url, namespace = world.settings.redis_url, world.settings.namespace
     world.slots = Slots(url, namespace, world.clock, timeout_s=0.5)
@@ -351,7 +351,7 @@ def test_loading_stops_where_memory_ends_and_goes_on_by_itself(
                 return True
 
         wait_until(refused, "Redis is full")
-        assert (world.slots.accepting, world.slots.available) == (False, True)
+        assert (world.slots.takes_reminders, world.slots.available) == (False, True)
         # Nothing was lost or done by half: what the marks say has been loaded is there, no more.
         marks = texts(world)
         for row in rows:
@@ -363,7 +363,7 @@ def test_loading_stops_where_memory_ends_and_goes_on_by_itself(
         assert 0 < world.reminders() < len(rows)
         client.config_set("maxmemory", 0)
         goes_on(world, loader, {row.job_id: row.action_ms - world.now_ms for row in rows})
-        assert (world.slots.accepting, world.slots.available) == (True, True)
+        assert (world.slots.takes_reminders, world.slots.available) == (True, True)
         world.close()
 
 
@@ -388,12 +388,12 @@ def test_no_load_begins_without_memory(small_library: Library, tmp_path: Path) -
 # ---- wake-ups
 
 
-def hearing(slots: Slots, namespace: str) -> tuple[Wakeup, list[int]]:
+def hearing(slots: Slots, namespace: str) -> tuple[WakeupListener, list[int]]:
     heard: list[int] = []
-    return Wakeup(slots, namespace, {"default": lambda slot, _: heard.append(slot)}), heard
+    return WakeupListener(slots, namespace, {"default": lambda slot, _: heard.append(slot)}), heard
 
 
-def wakes(world: World, wakeup: Wakeup, heard: list[int], slot: int) -> bool:
+def wakes(world: World, wakeup: WakeupListener, heard: list[int], slot: int) -> bool:
     """Whether a new head of the slot is heard of."""
     heard.clear()
     try:
@@ -425,7 +425,7 @@ def test_a_server_that_hangs_is_not_listened_to_for_ever(
         world.close()
 
 
-def quiet(wakeup: Wakeup) -> bool:
+def quiet(wakeup: WakeupListener) -> bool:
     try:
         wakeup.run_once()
     except TimerUnavailable:

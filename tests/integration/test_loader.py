@@ -76,7 +76,7 @@ def test_running_jobs_are_reminded_of_at_the_end_of_their_lease(world: World) ->
 
 
 def test_topics_take_their_own_rows(world: World) -> None:
-    vip_no = world.library.catalogue.number("vip.close")
+    vip_no = world.library.catalogue.types.number_or_create("vip.close", world.library.databases[0])
     vip = [world.library.pending(n, type_no=vip_no) for n in range(8)]
     other = [world.library.pending(n) for n in range(8)]
     assert world.loader("vip").step() == 8
@@ -158,7 +158,7 @@ def test_what_another_loader_began_to_bring_again_is_brought_to_the_end(world: W
     jobs = [world.library.pending(n) for n in range(40)]
     loader, other = world.loader(), world.loader()
     loader.step()
-    other.own([0])
+    other.set_slots([0])
     world.slots.client().flushdb()
     other.step()  # and dies there
     assert 0 < world.reminders() < len(jobs)
@@ -243,20 +243,20 @@ def test_the_bound_is_read_before_the_snapshot(
         monkeypatch.setattr(owner, name, note)
 
     for owner, name in (
-        (slots, "marks"), (slots, "time_ms"), (pages, "due_after"), (pages, "any_after"),
+        (slots, "marks"), (slots, "time_ms"), (pages, "due_after"), (pages, "shards_due_after"),
     ):  # fmt: skip
         noted(owner, name)
     loader = world.loader()
-    monkeypatch.setattr(loader, "_read_every", 1)  # at every step it is the turn of all
+    monkeypatch.setattr(loader, "_steps_between_reads", 1)  # at every step it is the turn of all
     loader.step()
     assert asked == ["marks"] + ["time_ms", "due_after"] * 4
     asked.clear()
     loader.step()
-    assert asked == ["marks", "any_after"]  # the marks' answer tells the time
+    assert asked == ["marks", "shards_due_after"]  # the marks' answer tells the time
     asked.clear()
     job_id = world.library.pending(42)
     assert loader.step() == 1
-    assert asked == ["marks", "any_after", "time_ms", "due_after"]
+    assert asked == ["marks", "shards_due_after", "time_ms", "due_after"]
     assert world.reminder(job_id) == 0
 
 
@@ -279,7 +279,7 @@ def test_a_shard_that_cannot_be_read_costs_its_database_only_if_that_is_away(
         return due_after(shard, *arguments)
 
     monkeypatch.setattr(world.library.pages, "due_after", away)
-    monkeypatch.setattr(world.library.pages, "answers", lambda shard: answers)
+    monkeypatch.setattr(world.library.pages, "database_answers", lambda shard: answers)
     loader = world.loader()
     assert loader.step() > 0
     assert world.reminder(jobs[1]) is None
@@ -334,8 +334,8 @@ def test_a_database_that_is_away_is_not_asked_shard_by_shard(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = world.loader()
-    monkeypatch.setattr(loader, "_read_every", 1)  # at every step it is the turn of all
-    monkeypatch.setattr(module, "AT_ONCE", 2)
+    monkeypatch.setattr(loader, "_steps_between_reads", 1)  # at every step it is the turn of all
+    monkeypatch.setattr(module, "SHARDS_PER_QUERY_MAX", 2)
     loader.step()
     job_id = world.library.pending()
     asked: list[str] = []
@@ -348,11 +348,11 @@ def test_a_database_that_is_away_is_not_asked_shard_by_shard(
         return ask
 
     with monkeypatch.context() as patch:
-        for what in ("any_after", "due_after"):
+        for what in ("shards_due_after", "due_after"):
             patch.setattr(world.library.pages, what, away(what))
-        patch.setattr(world.library.pages, "answers", lambda _: False)
+        patch.setattr(world.library.pages, "database_answers", lambda _: False)
         loader.step()
-    assert asked == ["any_after"]
+    assert asked == ["shards_due_after"]
     loader.step()
     assert world.reminder(job_id) == 0
 
@@ -396,7 +396,7 @@ class Torn:
             return due_after(shard, *arguments)
 
         patch.setattr(slots, "marks", up)
-        patch.setattr(slots, "ends_on_each_node", lambda topic, asked: set(asked))
+        patch.setattr(slots, "first_and_last_slot_per_node", lambda topic, asked: set(asked))
         patch.setattr(slots, "load_page", load)
         patch.setattr(pages, "due_after", read)
 

@@ -38,17 +38,17 @@ def steps(poll: Poller, clock_s: float = 0.0, world: World | None = None) -> Non
 def test_a_poller_pops_what_it_owns_now(small: World, sink: Recording) -> None:
     first, second = arm(small, 0, 0), arm(small, 1, 0)
     poll = poller(small, sink)
-    poll.own([0])
+    poll.set_slots([0])
     steps(poll)
     assert sink.ids == first
-    poll.own([1])
+    poll.set_slots([1])
     steps(poll)
     assert sink.ids == first + second
     third = arm(small, 0, 0)
-    poll.hear(0, 0.0)  # a wake-up for a slot that has gone to another node
+    poll.on_wakeup(0, 0.0)  # a wake-up for a slot that has gone to another node
     steps(poll, SLOW_S, small)
     assert sink.ids == first + second
-    poll.own([0, 1])
+    poll.set_slots([0, 1])
     steps(poll)
     assert sink.ids == first + second + third
 
@@ -57,8 +57,8 @@ def test_a_wake_up_that_came_before_the_slot_went_is_dropped(small: World, sink:
     poll = poller(small, sink)
     steps(poll)
     arm(small, 0, 0)
-    poll.hear(0, 0.0)
-    poll.own([1])
+    poll.on_wakeup(0, 0.0)
+    poll.set_slots([1])
     steps(poll, SLOW_S, small)
     assert sink.ids == []
 
@@ -66,10 +66,10 @@ def test_a_wake_up_that_came_before_the_slot_went_is_dropped(small: World, sink:
 def test_what_stays_owned_keeps_its_time(small: World, sink: Recording) -> None:
     arm(small, 0, 5000)
     poll = poller(small, sink)
-    poll.own([0])
+    poll.set_slots([0])
     steps(poll)
     asked = len(sink.asked)
-    poll.own([0, 1])  # slot 0 is not looked at again
+    poll.set_slots([0, 1])  # slot 0 is not looked at again
     poll.run_once()
     assert poll._due_s[0] == pytest.approx(5.0)
     assert len(sink.asked) == asked + 1
@@ -77,9 +77,9 @@ def test_what_stays_owned_keeps_its_time(small: World, sink: Recording) -> None:
 
 def test_a_deputy_leaves_to_the_owner_what_is_not_late(small: World, sink: Recording) -> None:
     poll = poller(small, sink)
-    poll.own([], [0])
+    poll.set_slots([], [0])
     arm(small, 0, 0)
-    poll.hear(0, 0.0)
+    poll.on_wakeup(0, 0.0)
     steps(poll)
     assert sink.ids == []
     small.clock.advance(DEPUTY_LATE_S)
@@ -89,7 +89,7 @@ def test_a_deputy_leaves_to_the_owner_what_is_not_late(small: World, sink: Recor
 
 def test_a_deputy_pops_what_its_owner_leaves_undone(small: World, sink: Recording) -> None:
     poll = poller(small, sink)
-    poll.own([], [0, 2])
+    poll.set_slots([], [0, 2])
     steps(poll)
     ids = arm(small, 0, *range(6))  # the owner is dead, and so is the wake-up
     other = arm(small, 2, round(1000 * (SLOW_S + DEPUTY_LATE_S)))
@@ -105,17 +105,17 @@ def test_a_deputy_pops_what_its_owner_leaves_undone(small: World, sink: Recordin
 
 def test_a_deputy_that_inherits_looks_at_once(small: World, sink: Recording) -> None:
     poll = poller(small, sink)
-    poll.own([], [0])
+    poll.set_slots([], [0])
     steps(poll)
     ids = arm(small, 0, 0)
-    poll.own([0], [])
+    poll.set_slots([0], [])
     steps(poll)
     assert sink.ids == ids
 
 
 def test_who_owns_a_slot_is_not_its_deputy_too(small: World, sink: Recording) -> None:
     poll = poller(small, sink)
-    poll.own([0], [0])
+    poll.set_slots([0], [0])
     ids = arm(small, 0, 0)
     steps(poll)
     assert sink.ids == ids
@@ -123,7 +123,7 @@ def test_who_owns_a_slot_is_not_its_deputy_too(small: World, sink: Recording) ->
 
 def test_nothing_owned_asks_nothing(small: World, sink: Recording) -> None:
     poll = poller(small, sink)
-    poll.own([])
+    poll.set_slots([])
     arm(small, 0, 0)
     steps(poll, SLOW_S, small)
     assert (sink.asked, sink.offers) == ([], [])
@@ -138,7 +138,7 @@ def test_a_loader_loads_what_it_owns_now(small: World) -> None:
     }
     assert jobs.keys() == {0, 1, 2, 3}
     loader = small.loader()
-    loader.own([0, 1])
+    loader.set_slots([0, 1])
     loader.step()
     assert [small.reminder(jobs[slot]) is not None for slot in range(4)] == [
         True,
@@ -146,7 +146,7 @@ def test_a_loader_loads_what_it_owns_now(small: World) -> None:
         False,
         False,
     ]
-    loader.own([2, 3])
+    loader.set_slots([2, 3])
     loader.step()
     assert all(small.reminder(job_id) is not None for job_id in jobs.values())
 
@@ -157,11 +157,11 @@ def test_the_age_of_a_loader_is_that_of_its_oldest_shard(small: World) -> None:
     loader.step()
     small.clock.advance(5)
     assert loader.age_s == 5
-    loader.own([1])  # what it keeps, keeps its age
-    loader._take_in()
+    loader.set_slots([1])  # what it keeps, keeps its age
+    loader._take_new_slots()
     assert loader.age_s == 5
-    loader.own([])
-    loader._take_in()
+    loader.set_slots([])
+    loader._take_new_slots()
     assert loader.age_s == 0
 
 
@@ -206,10 +206,10 @@ def test_a_scanner_scans_what_it_owns_now(
     every = range(small_library.settings.shards)
     scanned(scanner, small_library, TICK_S)
     assert shards_offered(sink) == set()
-    scanner.own(every[1:2])
+    scanner.set_shards(every[1:2])
     scanned(scanner, small_library, 2 * TICK_S)
     assert shards_offered(sink) == {1}
-    scanner.own(every)
+    scanner.set_shards(every)
     scanned(scanner, small_library, 2 * TICK_S)
     assert shards_offered(sink) == set(every)
 
@@ -220,7 +220,7 @@ def test_a_deputy_scans_only_what_its_owner_leaves_undone(
     for biz_id in range(30):
         small_library.pending(biz_id)
     count = small_library.settings.shards
-    scanner.own([0], range(count))
+    scanner.set_shards([0], range(count))
     scanned(scanner, small_library, TICK_S)
     assert shards_offered(sink) == {0}
     scanned(scanner, small_library, 2 * TICK_S)  # they are overdue by more than the tick now
@@ -232,14 +232,14 @@ def looked_at(
 ) -> list[tuple[float, list[int]]]:
     """Which shards are looked at together, and when; at most two."""
     found: list[tuple[float, list[int]]] = []
-    any_overdue = library.pages.any_overdue
+    any_overdue = library.pages.shards_with_overdue
 
     def noted(grace_ms: Mapping[int, int]) -> set[int]:
         found.append((library.clock.monotonic_s(), [*grace_ms]))
         return any_overdue(grace_ms)
 
-    monkeypatch.setattr(module, "AT_ONCE", at_once)
-    monkeypatch.setattr(library.pages, "any_overdue", noted)
+    monkeypatch.setattr(module, "SHARDS_PER_QUERY_MAX", at_once)
+    monkeypatch.setattr(library.pages, "shards_with_overdue", noted)
     return found
 
 
@@ -247,7 +247,7 @@ def test_a_stretched_round_takes_so_many_ticks(
     small_library: Library, scanner: Scanner, sink: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = looked_at(small_library, monkeypatch)
-    scanner.own(range(small_library.settings.shards), stretch=3)
+    scanner.set_shards(range(small_library.settings.shards), stretch=3)
     scanned(scanner, small_library, 9 * TICK_S + 1)
     assert [shards for _, shards in looks] == [[0, 1], [2, 3]] * 3 + [[0, 1]]
     assert [at_s - looks[0][0] for at_s, _ in looks] == pytest.approx(
@@ -260,15 +260,15 @@ def test_only_shards_with_work_are_read(
 ) -> None:
     looks = looked_at(small_library, monkeypatch)
     pages: list[int] = []
-    overdue = small_library.pages.overdue
+    overdue = small_library.pages.overdue_rows
     monkeypatch.setattr(
         small_library.pages,
-        "overdue",
+        "overdue_rows",
         lambda shard, *rest: pages.append(shard) or overdue(shard, *rest),  # type: ignore[func-returns-value]
     )
     job_id = small_library.pending()
     shard = small_library.shard(job_id)
-    scanner.own(range(small_library.settings.shards))
+    scanner.set_shards(range(small_library.settings.shards))
     scanned(scanner, small_library, TICK_S / 2)
     assert len(looks) > len(pages) > 0
     assert set(pages) == {shard}
@@ -282,7 +282,7 @@ def test_a_scanner_that_is_told_again_and_again_still_reaches_its_last_shard(
         small_library.pending(biz_id)
     count = small_library.settings.shards
     for _ in range(4 * count):
-        scanner.own(range(count))  # members come and go
+        scanner.set_shards(range(count))  # members come and go
         scanned(scanner, small_library, TICK_S / count)
     assert shards_offered(sink) == set(range(count))
 
@@ -294,7 +294,7 @@ def test_a_table_that_breaks_is_left_out_of_the_looks_until_it_is_whole(
     looks = looked_at(small_library, monkeypatch, count)
     jobs = [small_library.pending(biz_id) for biz_id in range(30)]
     lost = next(job_id for job_id in jobs if small_library.shard(job_id) == 1)
-    scanner.own(range(count))
+    scanner.set_shards(range(count))
     small_library.sql(lost, "ALTER TABLE toc_job_0001 RENAME TO away")
     scanned(scanner, small_library, 2 * TICK_S)
     assert shards_offered(sink) == set(range(count)) - {1}
@@ -316,7 +316,7 @@ def test_a_database_that_is_away_is_not_asked_shard_by_shard(
 
     for biz_id in range(30):
         small_library.pending(biz_id)
-    scanner.own(range(small_library.settings.shards))
+    scanner.set_shards(range(small_library.settings.shards))
     with monkeypatch.context() as patch:
         scanner._found.append((0, 0))  # it was found before, and takes long to fail
 
@@ -324,8 +324,8 @@ def test_a_database_that_is_away_is_not_asked_shard_by_shard(
             small_library.clock.advance(60.0)
             away(_)
 
-        patch.setattr(small_library.pages, "overdue", hangs)
-        patch.setattr(small_library.pages, "answers", lambda _: False)
+        patch.setattr(small_library.pages, "overdue_rows", hangs)
+        patch.setattr(small_library.pages, "database_answers", lambda _: False)
         scanner.run_once()
         assert scanner._broken[0] <= small_library.clock.monotonic_s()  # it does not rest
     sink.asked.clear()
@@ -343,7 +343,7 @@ def test_a_table_that_is_locked_does_not_take_all_the_time(
     ids = {small_library.shard(small_library.new(n).job_id): n for n in range(30)}
     small_library.pending(ids[1])
     tries_s: list[float] = []
-    overdue = small_library.pages.overdue
+    overdue = small_library.pages.overdue_rows
 
     def locked(shard: int, *rest: Any) -> Any:
         if shard != 1:
@@ -352,8 +352,8 @@ def test_a_table_that_is_locked_does_not_take_all_the_time(
         small_library.clock.advance(25.0)
         raise StoreUnavailable(0, OSError("lock wait timeout"))
 
-    monkeypatch.setattr(small_library.pages, "overdue", locked)
-    scanner.own(range(4))
+    monkeypatch.setattr(small_library.pages, "overdue_rows", locked)
+    scanner.set_shards(range(4))
     scanned(scanner, small_library, 400.0)
     assert {later - sooner >= 5 * 25.0 for sooner, later in pairwise(tries_s)} == {True}
     small_library.pending(ids[2])

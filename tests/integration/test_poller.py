@@ -12,10 +12,10 @@ from toc.domain.routing import slot_of
 from toc.errors import StoreUnavailable
 from toc.runtime.sink import Batch
 from toc.timer import keys
-from toc.timer.heads import Heads
+from toc.timer.next_due_watcher import NextDueWatcher
 from toc.timer.poller import GUESS_MIN, NO_ROOM_S, PAUSED_S, WAIT_S_MAX, Poller
 from toc.timer.slots import Entry
-from toc.timer.wakeup import Wakeup
+from toc.timer.wakeup import WakeupListener
 
 STAY_MS = 30_000
 SLOW_S = 1.0
@@ -31,13 +31,13 @@ class Recording:
         self.offers: list[tuple[int, Batch]] = []
         self.fails: set[int] = set()
 
-    def take_room(self, database: int, wanted: int) -> int:
+    def reserve_room(self, database: int, wanted: int) -> int:
         self.asked.append(wanted)
         taken = max(0, min(wanted, self.room - self.reserved))
         self.reserved += taken
         return taken
 
-    def give_room(self, database: int, taken: int) -> None:
+    def release_room(self, database: int, taken: int) -> None:
         self.reserved -= taken
 
     def offer(self, database: int, batch: Batch) -> int:
@@ -64,6 +64,7 @@ def poller(world: World, sink: Recording, **changes: object) -> Poller:
         "toc-poller-test",
         world.slots,
         "default",
+        4,
         0,
         sink,
         world.settings.routing,
@@ -72,14 +73,14 @@ def poller(world: World, sink: Recording, **changes: object) -> Poller:
             "pop_max": 500, "stay_ms": STAY_MS, "paused": lambda: False, **changes,
         },  # type: ignore[arg-type]
     )  # fmt: skip
-    made.own(range(4))
+    made.set_slots(range(4))
     return made
 
 
 def look(world: World, poll: Poller) -> None:
     """What a node does once a period: all slots' heads are looked at, and the poller is told."""
-    heads = Heads(world.slots, {"default": poll.see}, period_s=SLOW_S)
-    heads.own({"default": range(4)})
+    heads = NextDueWatcher(world.slots, {"default": poll.on_head_seen}, period_s=SLOW_S)
+    heads.set_slots({"default": range(4)})
     assert heads.run_once() == SLOW_S
 
 
@@ -144,12 +145,12 @@ def test_a_wake_up_is_taken_in(small: World, sink: Recording) -> None:
     poll = poller(small, sink)
     poll.run_once()
     ids = arm(small, 2, 0)
-    poll.hear(2, 0.0)
-    poll.hear(77, 0.0)  # of a slot that it does not own
+    poll.on_wakeup(2, 0.0)
+    poll.on_wakeup(77, 0.0)  # of a slot that it does not own
     assert poll.run_once() == 0
     assert sink.ids == ids
-    poll.hear(1, 0.25)
-    poll.hear(1, 0.5)  # a later one does not hide the earlier
+    poll.on_wakeup(1, 0.25)
+    poll.on_wakeup(1, 0.5)  # a later one does not hide the earlier
     assert poll.run_once() == pytest.approx(0.25)
 
 
@@ -188,7 +189,7 @@ def test_what_room_there_is_goes_to_two_slots(small: World, sink: Recording) -> 
     poll = poller(small, sink)
     for slot in range(4):
         arm(small, slot, *range(-100, 0))
-    while max(poll._guess.values(), default=0) < 40:  # more than there will be room for
+    while max(poll._pop_sizes.values(), default=0) < 40:  # more than there will be room for
         poll.run_once()
     sink.offers, sink.room = [], 40
     poll.run_once()
@@ -202,7 +203,7 @@ def test_the_oldest_slot_comes_first(small: World, sink: Recording) -> None:
     heads = {0: -10, 1: -40, 2: -20, 3: -30}
     ids = {slot: arm(small, slot, in_ms)[0] for slot, in_ms in heads.items()}
     for slot, in_ms in heads.items():
-        poll.hear(slot, in_ms / 1000)
+        poll.on_wakeup(slot, in_ms / 1000)
     sink.room = 1
     order = []
     for _ in range(4):
@@ -262,8 +263,8 @@ def test_one_database_away_does_not_take_the_others_ids(small: World, sink: Reco
 
 def seen(world: World, slots: range = range(4)) -> dict[int, float]:
     found: dict[int, float] = {}
-    heads = Heads(world.slots, {"default": found.__setitem__}, period_s=SLOW_S)
-    heads.own({"default": slots})
+    heads = NextDueWatcher(world.slots, {"default": found.__setitem__}, period_s=SLOW_S)
+    heads.set_slots({"default": slots})
     heads.run_once()
     return found
 
@@ -301,7 +302,7 @@ def test_a_slot_whose_key_is_broken_is_told_of_alone(small: World) -> None:
 @pytest.mark.usefixtures("sink")
 def test_a_new_head_is_heard_through_redis(small: World) -> None:
     heard: list[tuple[int, float]] = []
-    wakeup = Wakeup(
+    wakeup = WakeupListener(
         small.slots,
         small.settings.namespace,
         {"default": lambda slot, in_s: heard.append((slot, in_s))},
@@ -314,3 +315,16 @@ def test_a_new_head_is_heard_through_redis(small: World) -> None:
             break
     assert heard == [(gene_of(job_id), 1.5)]
     assert wakeup.stop()
+
+
+def test_a_home_that_is_broken_costs_a_look_nothing(small: World, sink: Recording) -> None:
+    """Of reminders in a wrong slot: where they belong, the key is none of toc's."""
+    (well,) = arm(small, 1, 0)
+    stranger = small.library.ids.draw([2])[0]
+    small.slots.arm("default", {1: [Entry(small.now_ms, stranger)]})
+    client = small.slots.client()
+    client.set(keys.store_key(small.settings.namespace, "default", 2), "broken")
+    poll = poller(small, sink)
+    poll.set_slots([1])
+    poll.run_once()
+    assert sink.ids == [well]

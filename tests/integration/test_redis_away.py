@@ -14,7 +14,7 @@ from tests.contract.library import Library
 from tests.integration.world import NEAR_MS, World
 from tests.servers import Server, ServerUnavailableError
 from tests.servers.redis import start_redis_cluster
-from toc.center import arms
+from toc.center import reminder_queue
 from toc.errors import TimerUnavailable
 from toc.runtime import metrics
 from toc.timer.keys import store_key
@@ -37,15 +37,15 @@ def away(small_library: Library, own_redis: Server) -> Iterator[World]:
 def armed(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
     """Counts steps of the background retry that found nothing to do any more."""
     idle = threading.Semaphore(0)
-    run_once = arms.Arms.run_once
+    run_once = reminder_queue.ReminderQueue.run_once
 
-    def step(self: arms.Arms) -> float:
+    def step(self: reminder_queue.ReminderQueue) -> float:
         wait_s = run_once(self)
         if not self._kept:
             idle.release()
         return min(wait_s, 0.05)
 
-    monkeypatch.setattr(arms.Arms, "run_once", step)
+    monkeypatch.setattr(reminder_queue.ReminderQueue, "run_once", step)
     return idle
 
 
@@ -182,7 +182,7 @@ def part(
     small_library: Library, redis_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[World, Away]]:
     """A world whose retries are made by the test."""
-    monkeypatch.setattr(arms.Arms, "start", lambda self: None)
+    monkeypatch.setattr(reminder_queue.ReminderQueue, "start", lambda self: None)
     world = World(small_library, redis_server.url)
     yield world, Away(monkeypatch)
     world.close()
@@ -192,7 +192,7 @@ def part(
 def test_a_node_that_is_down_costs_only_its_own_slots(
     part: tuple[World, Away], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arms, "BATCH", 4)
+    monkeypatch.setattr(reminder_queue, "BATCH", 4)
     world, away = part
     away.slots = frozenset({0})
     ids = world.center.schedule_many([(n, MINUTE) for n in range(40)])
@@ -200,7 +200,7 @@ def test_a_node_that_is_down_costs_only_its_own_slots(
     assert 4 < len(held) < 40  # more than a batch
     served = {job_id: 60_000 for job_id in ids if job_id not in held}
     assert {job_id: world.reminder(job_id) for job_id in served} == served
-    retry = world.center._opened().arms
+    retry = world.center._connected().reminder_queue
     assert retry is not None
     assert [entry.job_id for _, entry in retry._kept] == held
     # The healthy ones are armed in line, before and after retries; the refused one is not asked.
@@ -241,7 +241,7 @@ def test_a_broken_slot_keeps_no_other_from_being_armed(part: tuple[World, Away])
     key = store_key(world.settings.namespace, "default", 0)
     world.slots.client().set(key, "not a sorted set")
     ids = world.center.schedule_many([(n, MINUTE) for n in range(20)])
-    retry = world.center._opened().arms
+    retry = world.center._connected().reminder_queue
     assert retry is not None
     assert {world.slot(entry.job_id) for _, entry in retry._kept} == {0}
     good = [job_id for job_id in ids if world.slot(job_id) != 0]

@@ -7,18 +7,23 @@ from enum import Enum
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
 
 import toc
 from tests.contract.library import LEASE_MS
+from tests.contract.test_mending import misfit
 from tests.integration.world import NEAR_MS, World
 from toc.center.center import TimeoutCenter
 from toc.domain.job import Status
 from toc.errors import DuplicateJob, InvalidInput, SchemaMismatch
 from toc.runtime.settings import TopicSettings
 from toc.store import jobs
-from toc.store.claims import Kind
-from toc.store.databases import Databases
-from toc.store.jobs import Inserted
+from toc.store.claims import OutcomeKind
+from toc.store.databases import Database
+from toc.store.job_repair import JobRepair
+from toc.store.jobs import InsertResult
 from toc.timer.slots import Slots
 
 MINUTE = timedelta(minutes=1)
@@ -172,6 +177,15 @@ def test_reschedule_by_business_key(world: World) -> None:
         center.reschedule(first)
 
 
+def test_the_old_id_of_a_repaired_misfit_moves_the_reminder_of_its_copy(world: World) -> None:
+    job = misfit(world.library, 0, 0)
+    copy_id = JobRepair(world.library.databases, "night").copy_to_right_shard(0, job.job_id).job_id
+    assert copy_id is not None
+    answer = world.center.reschedule(job.job_id, MINUTE)
+    assert (answer, answer.job_id) == ("rescheduled", copy_id)
+    assert (world.reminder(copy_id), world.reminder(job.job_id)) == (60_000, None)
+
+
 def test_a_running_job_is_not_rescheduled(world: World) -> None:
     job_id = world.center.schedule(42, timedelta(0), biz_type="order.close")
     world.library.claim([job_id], "one")
@@ -200,7 +214,7 @@ def test_a_dead_job_is_driven_again_at_once(world: World) -> None:
     job_id = world.center.schedule(42, timedelta(0), biz_type="order.close")
     world.slots.ack("default", {world.slot(job_id): [job_id]})
     world.library.claim([job_id], "one")
-    world.library.settle_as(Kind.BURY, job_id, "one", error="no luck")
+    world.library.settle_as(OutcomeKind.BURY, job_id, "one", error="no luck")
     (letter,) = world.center.dead()
     assert (letter.job_id, letter.biz_type, letter.error) == (job_id, "order.close", "no luck")
     assert world.center.dead(biz_type="order.close") == [letter]
@@ -237,18 +251,18 @@ def test_a_redis_with_a_wrong_clock_moves_no_job(
     small: World, monkeypatch: pytest.MonkeyPatch, wrong_ms: int
 ) -> None:
     asked = 0
-    arm, now_ms = Slots.arm, Databases.now_ms
+    arm, now_ms = Slots.arm, Database.now_ms
 
     def arm_elsewhen(self: Slots, topic: str, entries: Any) -> int:
         return arm(self, topic, entries) + wrong_ms
 
-    def counted(self: Databases) -> int:
+    def counted(self: Database) -> int:
         nonlocal asked
         asked += 1
         return now_ms(self)
 
     monkeypatch.setattr(Slots, "arm", arm_elsewhen)
-    monkeypatch.setattr(Databases, "now_ms", counted)
+    monkeypatch.setattr(Database, "now_ms", counted)
     center = toc.TimeoutCenter(small.settings)  # its clock is not frozen
     try:
         for n in range(5):
@@ -256,9 +270,9 @@ def test_a_redis_with_a_wrong_clock_moves_no_job(
             assert job is not None
             off = job.action_time - datetime.now(UTC) - MINUTE
             assert abs(off) < timedelta(seconds=30)
-        state = center._opened()
-        assert state.arms is not None
-        assert abs(state.time.now_ms() - state.now.now_ms() - wrong_ms) < 30_000
+        state = center._connected()
+        assert state.reminder_queue is not None
+        assert abs(state.time.now_ms() - state.now[0].now_ms() - wrong_ms) < 30_000
         assert asked == 1
     finally:
         center.close()
@@ -268,9 +282,74 @@ def test_an_answer_of_the_store_is_what_schedule_returns(world: World) -> None:
     # A key's holder that waits for a retry is due at the retry's time, not at its action time.
     job_id = world.center.schedule(42, timedelta(0), biz_type="order.close", dedup_key="k")
     world.library.claim([job_id], "one")
-    world.library.settle_as(Kind.RETRY, job_id, "one", world.now_ms + 5_000)
+    world.library.settle_as(OutcomeKind.RETRY, job_id, "one", world.now_ms + 5_000)
     (kept,) = world.library.insert(world.library.new(42, key="k"))
-    assert kept == Inserted(job_id, world.now_ms + 5_000, written=False)
+    assert kept == InsertResult(job_id, world.now_ms + 5_000, written=False, holder=Status.PENDING)
+
+
+def test_schedule_tells_whether_it_inserted(world: World) -> None:
+    center = world.center
+    first = center.schedule(42, MINUTE, dedup_key="k", details=True)
+    kept = center.schedule(42, 2 * MINUTE, dedup_key="k", details=True)
+    replaced = center.schedule(42, 2 * MINUTE, dedup_key="k", on_duplicate="replace", details=True)
+    assert first == (first.job_id, "inserted", False)
+    assert kept == (first.job_id, "kept", False)
+    assert replaced == (first.job_id, "replaced", False)
+    assert [it.created for it in (first, kept, replaced)] == [True, False, False]
+    jobs: list[toc.JobSpec] = [
+        {"biz_id": 42, "action_time": MINUTE, "dedup_key": key} for key in ("k", "new", "new")
+    ]
+    many = center.schedule_many(jobs, details=True)
+    assert [it.did for it in many] == ["kept", "inserted", "kept"]
+    assert center.schedule_many(jobs) == [it.job_id for it in many]
+    with Session(create_engine(world.settings.databases[0], poolclass=NullPool)) as session:
+        given = center.schedule(42, MINUTE, dedup_key="k", session=session, details=True)
+        assert given.did == "kept"
+
+
+def test_a_holder_that_runs_is_told(world: World) -> None:
+    """It is kept, and will not act on the later wish."""
+    job_id = world.center.schedule(42, timedelta(0), biz_type="order.close", dedup_key="k")
+    world.library.claim([job_id], "one")
+    kept = world.center.schedule(42, MINUTE, biz_type="order.close", dedup_key="k", details=True)
+    assert kept == (job_id, "kept", True)
+
+
+@pytest.mark.parametrize("job_id", [42, 2**40, 2**63 - 1])
+@pytest.mark.parametrize("verb", ["cancel", "reschedule", "redrive"])
+def test_a_number_that_is_hardly_a_job_id_gets_a_hint(world: World, verb: str, job_id: int) -> None:
+    arguments = (job_id, MINUTE) if verb == "reschedule" else (job_id,)
+    answer = getattr(world.center, verb)(*arguments)
+    assert (answer, answer.kind, answer.ok, bool(answer)) == ("unknown", "unknown", False, False)
+    assert f"biz_id={job_id}" in answer.hint
+    gone = getattr(world.center, verb)(world.library.new().job_id, *arguments[1:])
+    assert (gone, bool(gone), gone.hint) == ("unknown", False, None)
+
+
+def test_a_business_id_of_other_types_gets_a_hint(world: World) -> None:
+    center = world.center
+    jobs = [center.schedule(42, MINUTE, biz_type=name) for name in ("t.b", "t.a", "t.a")]
+    for answer in (center.cancel(biz_id=42), center.reschedule(MINUTE, biz_id=42, biz_type="no")):
+        assert (answer, bool(answer)) == ("unknown", False)
+        assert "'t.a', 't.b'" in (answer.hint or "")
+        assert "biz_type=None" in (answer.hint or "")
+    assert [center.get(job_id).status for job_id in jobs] == [0, 0, 0]  # type: ignore[union-attr]
+    assert center.cancel(biz_id=43).hint is None
+
+
+def test_no_type_means_all_types(world: World) -> None:
+    center = world.center
+    only = center.schedule(43, MINUTE, biz_type="t.a")
+    assert center.reschedule(MINUTE / 2, biz_id=43, biz_type=None)
+    assert world.reminder(only) == 30_000
+    jobs = [center.schedule(42, MINUTE, biz_type=name) for name in ("default", "t.a", "t.b")]
+    keyed = center.schedule(42, MINUTE, biz_type="t.c", dedup_key="k")
+    with pytest.raises(InvalidInput, match="4 live jobs"):
+        center.reschedule(MINUTE, biz_id=42, biz_type=None)
+    assert center.cancel(biz_id=42, biz_type=None, dedup_key="k").job_id == keyed
+    assert center.cancel(biz_id=42, biz_type=None) == "cancelled"
+    assert [center.get(job_id).status for job_id in jobs] == [3, 3, 3]  # type: ignore[union-attr]
+    assert center.cancel(biz_id=42, biz_type=None) == "already_cancelled"
 
 
 @pytest.mark.invariant("I3")

@@ -53,7 +53,7 @@ class World:
 
     def reminder(self, job_id: int, topic: str = "default") -> int | None:
         """When Redis reminds of the job, in ms from now; None: not at all."""
-        due_ms = self.slots.place_of(topic, self.slot(job_id, topic), job_id)[0]
+        due_ms = self.slots.find_reminder(topic, self.slot(job_id, topic), job_id)[0]
         return None if due_ms is None else due_ms - self.now_ms
 
     def reminders(self) -> int:
@@ -74,12 +74,12 @@ class World:
             topic,
             amount,
             self.settings.routing,
-            lambda no: self.settings.topic_of(catalogue.name(no)) == topic,
+            lambda no: self.settings.topic_of(catalogue.types.find_name(no)) == topic,
             self.clock,
             **{
                 "horizon_ms": HORIZON_MS, "slack_ms": SLACK_MS, "tick_s": 1.0, "page_rows": 5,
                 **changes,
             },
         )  # fmt: skip
-        loader.own(range(amount))
+        loader.set_slots(range(amount))
         return loader

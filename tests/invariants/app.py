@@ -95,14 +95,7 @@ def watch(node: Node, journal: Journal) -> None:
     os._exit(1)  # the tests were killed: nothing is left behind
 
 
-def wait_otherwise() -> None:
-    """Under faketime, time.sleep fails: libfaketime mistakes the absolute time of clock_nanosleep."""
-    time.sleep = threading.Event().wait  # type: ignore[assignment]
-
-
 def main(plan: dict[str, Any]) -> None:
-    if "FAKETIME" in os.environ:
-        wait_otherwise()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
     journal = Journal(plan["journal"])
     node = Node(

@@ -17,7 +17,7 @@ from tests.invariants.harness import TYPE
 from tests.worker.waiting import wait_until
 from toc.domain.ids import gene_of
 from toc.domain.job import Status
-from toc.store.packets import Answer, Line, Statement
+from toc.store.pipeline import PipelinedConnection, Statement, StatementResult
 
 pytestmark = pytest.mark.invariant("I3")
 
@@ -109,9 +109,9 @@ def test_a_job_that_comes_back_while_it_is_cancelled_is_cancelled(
     job_id = stack.center.schedule(1, timedelta(days=1), biz_type=TYPE)
     table = f"toc_job_{stack.settings.routing.shard(gene_of(job_id)):04d}"
     stack.sql(f"UPDATE {table} SET status = 1")
-    database = stack.center._opened().databases[0]
-    database._takes_packets = packets
-    tries, send = 0, Line.send
+    database = stack.center._connected().databases[0]
+    database._supports_packets = packets
+    tries, send = 0, PipelinedConnection.send
 
     def comes_back(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         nonlocal tries
@@ -121,7 +121,9 @@ def test_a_job_that_comes_back_while_it_is_cancelled_is_cancelled(
             if tries == 1:
                 cursor.connection.cursor().execute(f"UPDATE {table} SET status = 0")
 
-    def send_and_come_back(line: Line, statements: Sequence[Statement]) -> list[Answer]:
+    def send_and_come_back(
+        line: PipelinedConnection, statements: Sequence[Statement]
+    ) -> list[StatementResult]:
         nonlocal tries
         answers = send(line, statements)
         if any(text.startswith("UPDATE") for text, _ in statements):
@@ -130,7 +132,7 @@ def test_a_job_that_comes_back_while_it_is_cancelled_is_cancelled(
         return answers
 
     event.listen(database.engine, "after_cursor_execute", comes_back)
-    monkeypatch.setattr(Line, "send", send_and_come_back)
+    monkeypatch.setattr(PipelinedConnection, "send", send_and_come_back)
     assert stack.center.cancel(job_id) == "cancelled"
     assert tries == 2
     assert stack.row(job_id).status is Status.CANCELLED

@@ -23,11 +23,11 @@ from toc.store.databases import Databases
 from toc.testing import TestClock
 
 SHARDS = 2
-SHARED = {"toc_meta", "toc_biz_type", "toc_dead_job", "toc_event"}
+SHARED = {"toc_meta", "toc_biz_type", "toc_dead_job", "toc_event", "toc_purge"}
 JOB_TABLES = {"toc_job_0000", "toc_job_0001"}
 TABLES = SHARED | JOB_TABLES
 RAW = {"no_parameters": True}  # a % in a statement is one
-VIEWS = {"toc_jobs", "toc_dead_jobs", "toc_events"}
+VIEWS = {"toc_jobs", "toc_dead_jobs", "toc_events", "toc_purges"}
 
 
 @pytest.fixture(params=["sqlite", "mariadb", "mysql"])

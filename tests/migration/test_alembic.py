@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.processes import clean_environment
-from tests.migration.conftest import dump, engine_of, run, settings_of, tables, views
+from tests.migration.conftest import VIEWS, dump, engine_of, run, settings_of, tables, views
 from toc.store import migrate
 
 ROOT = Path(__file__).parents[2]
@@ -41,18 +41,19 @@ def alembic(url: str) -> Alembic:
 def test_up_down_and_where(alembic: Alembic, url: str) -> None:
     history = alembic("history")
     assert [line.split(",")[0] for line in history.stdout.splitlines()] == [
-        "0002 -> 0003 (head)",
+        "0003 -> 0004 (head)",
+        "0002 -> 0003",
         "0001 -> 0002",
         "<base> -> 0001",
     ]
     assert alembic("upgrade", "head").returncode == 0
-    assert alembic("current").stdout == "0003 (head)\n"
+    assert alembic("current").stdout == "0004 (head)\n"
     with engine_of(url) as engine:
         found = dump(engine)
-        assert len(views(engine)) == 3
+        assert views(engine) == VIEWS
         assert alembic("downgrade", "-1").returncode == 0
-        assert alembic("current").stdout == "0002\n"
-        assert views(engine) == set()
+        assert alembic("current").stdout == "0003\n"
+        assert views(engine) == VIEWS - {"toc_purges"}
         assert alembic("downgrade", "base").returncode == 0
         assert tables(engine) == set()
         migrate.upgrade(settings_of(url))

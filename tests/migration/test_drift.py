@@ -5,18 +5,26 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import event
 
-from tests.migration.conftest import databases_of, engine_of, run, scalar, settings_of
+from tests.migration.conftest import (
+    SHARED,
+    VIEWS,
+    databases_of,
+    engine_of,
+    run,
+    scalar,
+    settings_of,
+)
 from tests.servers.process import free_port
 from toc.runtime.settings import Settings
-from toc.store import drift, migrate, steps
-from toc.store.migrating import Stepped
-from toc.store.standings import Standing, standings
+from toc.store import drift, migrate, schema_steps
+from toc.store.schema_executor import StepProgress
+from toc.store.schema_status import SchemaStatus, read_statuses
 
 SQLITE_JOBS = "SELECT {} AS shard, job_id FROM toc_job_000{}"
 
 
-def standing(settings: Settings) -> Standing:
-    (found,) = standings(settings)
+def standing(settings: Settings) -> SchemaStatus:
+    (found,) = read_statuses(settings)
     return found
 
 
@@ -59,6 +67,7 @@ def test_a_missing_column_on_any_engine(settings: Settings, url: str) -> None:
     assert ("toc_job_0001", "column claim_time is missing") in faults(settings)
 
 
+ACCOUNT = "varchar(288) utf8mb4_bin"
 VIEW = "CREATE OR REPLACE SQL SECURITY INVOKER VIEW"
 
 ON_A_SERVER = [
@@ -102,6 +111,16 @@ ON_A_SERVER = [
         "toc_event",
         "column event_id is bigint unsigned not null, declared bigint unsigned not null auto_increment",
     ),
+    (
+        "ALTER TABLE toc_event ALTER account DROP DEFAULT",
+        "toc_event",
+        f"column account is {ACCOUNT}, declared {ACCOUNT} default current_user",
+    ),
+    (
+        "ALTER TABLE toc_event ALTER account SET DEFAULT 'root@localhost'",
+        "toc_event",
+        f"column account is {ACCOUNT} default root@localhost, declared {ACCOUNT} default current_user",
+    ),
     ("ALTER TABLE toc_meta ENGINE = MyISAM", "toc_meta", "its engine is MyISAM, declared InnoDB"),
     (
         f"{VIEW} toc_dead_jobs AS SELECT 1 AS job_id",
@@ -116,7 +135,7 @@ ON_A_SERVER = [
     (
         (
             f"{VIEW} toc_events AS SELECT event_id, event_time, job_id, what, from_status, 'x' AS from_name, "
-            "to_status, 'y' AS to_name, attempts, actor, reason FROM toc_event"
+            "to_status, 'y' AS to_name, attempts, actor, reason, account FROM toc_event"
         ),
         "toc_events",
         "its SELECT is another one",
@@ -204,11 +223,118 @@ def test_what_somebody_added_is_a_note(settings: Settings, url: str) -> None:
     ]
 
 
+BREAKS_WRITES = [
+    (
+        "ALTER TABLE toc_job_0001 ADD COLUMN customer INT NOT NULL",
+        "toc_job_0001",
+        "column customer is not one of toc's, and has no default: each INSERT fails",
+    ),
+    (
+        "ALTER TABLE toc_job_0001 ADD UNIQUE KEY one (biz_id)",
+        "toc_job_0001",
+        "index one is not one of toc's, and is unique: it refuses rows",
+    ),
+    (
+        "CREATE TRIGGER mine BEFORE UPDATE ON toc_job_0001 FOR EACH ROW SET NEW.attempts = 0",
+        "toc_job_0001",
+        "trigger mine is not one of toc's: it can refuse or change rows",
+    ),
+    (
+        "ALTER TABLE toc_job_0001 ADD CONSTRAINT mine CHECK (attempts < 3)",
+        "toc_job_0001",
+        "CHECK mine is not one of toc's: it can refuse or change rows",
+    ),
+    (
+        "ALTER TABLE toc_dead_job ADD CONSTRAINT mine FOREIGN KEY (job_id) REFERENCES toc_job_0001 (job_id)",
+        "toc_dead_job",
+        "foreign key mine is not one of toc's: it can refuse or change rows",
+    ),
+    (
+        (
+            "CREATE TABLE shop (id BIGINT UNSIGNED, "
+            "CONSTRAINT mine FOREIGN KEY (id) REFERENCES toc_job_0001 (job_id))"
+        ),
+        "toc_job_0001",
+        "foreign key of another table shop.mine is not one of toc's: it can refuse or change rows",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "table", "text"), BREAKS_WRITES, ids=[case[2][:25] for case in BREAKS_WRITES]
+)
+def test_what_breaks_writes_is_a_fault(server_url: str, change: str, table: str, text: str) -> None:
+    settings = settings_of(server_url)
+    migrate.upgrade(settings)
+    run(server_url, change)
+    assert (table, text) in faults(settings)
+    assert not any(finding.silent for finding in standing(settings).faults)
+
+
+def test_what_cannot_break_a_write_is_a_note(server_url: str) -> None:
+    settings = settings_of(server_url)
+    migrate.upgrade(settings)
+    run(
+        server_url,
+        "ALTER TABLE toc_job_0001 ADD COLUMN a INT NOT NULL DEFAULT 0, "
+        "ADD COLUMN b VARCHAR(9) NOT NULL DEFAULT '', ADD COLUMN c INT AS (attempts + 1), "
+        "ADD COLUMN d JSON, ADD UNIQUE KEY both_ids (job_id, biz_id)",
+    )
+    assert faults(settings) == []
+    assert [text for _, text in notes(settings)] == [
+        *(f"column {name} is not one of toc's" for name in "abcd"),
+        "index both_ids is not one of toc's",
+    ]
+
+
+SILENT = [
+    "ALTER TABLE toc_job_0001 DROP INDEX uq_live",
+    "ALTER TABLE toc_job_0001 DROP INDEX uq_live, ADD INDEX uq_live (biz_id, biz_type, live_key)",
+    "ALTER TABLE toc_job_0001 DROP PRIMARY KEY",
+    (
+        "ALTER TABLE toc_job_0001 DROP INDEX uq_live, DROP COLUMN live_key, "
+        "ADD COLUMN live_key VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin, "
+        "ADD UNIQUE KEY uq_live (biz_id, biz_type, live_key)"
+    ),
+    "ALTER TABLE toc_job_0001 MODIFY dedup_key VARCHAR(64) CHARACTER SET ascii COLLATE ascii_general_ci",
+    "ALTER TABLE toc_event MODIFY event_id BIGINT UNSIGNED NOT NULL",
+    "ALTER TABLE toc_event MODIFY event_id BIGINT UNSIGNED NOT NULL, DROP PRIMARY KEY",
+    "ALTER TABLE toc_biz_type DROP INDEX uq_name",
+    "ALTER TABLE toc_meta ENGINE = MyISAM",
+]
+
+
+@pytest.mark.parametrize("change", SILENT)
+def test_what_breaks_a_promise_without_an_error_is_silent(server_url: str, change: str) -> None:
+    settings = settings_of(server_url)
+    migrate.upgrade(settings)
+    run(server_url, change)
+    assert any(finding.silent for finding in standing(settings).faults)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE toc_job_0001 DROP INDEX ix_due",
+        "ALTER TABLE toc_job_0001 DROP COLUMN attribute",
+        "ALTER TABLE toc_job_0001 MODIFY worker VARCHAR(40) CHARACTER SET ascii COLLATE ascii_bin",
+        "DROP TABLE toc_job_0001",
+        "DROP VIEW toc_jobs",
+    ],
+)
+def test_what_is_slow_or_fails_loudly_is_not_silent(server_url: str, change: str) -> None:
+    settings = settings_of(server_url)
+    migrate.upgrade(settings)
+    run(server_url, change)
+    assert standing(settings).faults
+    assert not any(finding.silent for finding in standing(settings).faults)
+
+
 def test_half_a_run_is_no_drift(server_url: str) -> None:
     settings = settings_of(server_url, shards=4)
     migrate.upgrade(settings, to="0001")
 
-    def killed(step: Stepped) -> None:
+    def killed(step: StepProgress) -> None:
         if step.table == "toc_job_0001":
             raise KeyboardInterrupt
 
@@ -219,6 +345,7 @@ def test_half_a_run_is_no_drift(server_url: str) -> None:
     assert [(p.revision, p.phase, p.steps, p.open) for p in found.pending] == [
         ("0002", "pre", 5, ("toc_job_0002", "toc_job_0003")),
         ("0003", "pre", 3, ("toc_jobs", "toc_dead_jobs", "toc_events")),
+        ("0004", "pre", 5, ("toc_event", "toc_purge", "toc_events", "toc_purges")),
     ]
 
 
@@ -228,9 +355,9 @@ def test_a_database_that_is_down_hides_no_other(settings: Settings, url: str) ->
         away = "sqlite:////nowhere/toc.db"
     else:
         away = f"mysql+pymysql://u:hidden@127.0.0.1:{free_port()}/toc"
-    first, second = standings(settings_of(url, away, shards=4))
+    first, second = read_statuses(settings_of(url, away, shards=4))
     assert first.error is None
-    assert first.revision == migrate.head()
+    assert first.revision == migrate.newest_revision()
     assert second.error is not None
     assert second.error.startswith("database 1 does not answer: ")
     assert "hidden" not in second.error
@@ -261,7 +388,7 @@ def test_unions_of_unions_are_as_declared(
     settings: Settings, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they are made for more shards than one union takes."""
-    monkeypatch.setattr(steps, "UNION_TERMS_MAX", 4)
+    monkeypatch.setattr(schema_steps, "UNION_TERMS_MAX", 4)
     many = settings_of(url, shards=32)
     migrate.upgrade(many)
     assert standing(many).faults == ()
@@ -275,14 +402,16 @@ def test_a_few_queries_for_any_number_of_tables(server_url: str, shards: int) ->
     with engine_of(server_url) as engine, engine.connect() as connection:
         asked: list[str] = []
         event.listen(engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
-        found = drift.look(connection, sqlite=False)
-    assert len(asked) == 4
-    assert len(found) == 4 + 3 + shards
+        found = drift.read_shapes(connection, sqlite=False)
+    assert len(asked) == 8
+    assert len(found) == len(SHARED | VIEWS) + shards
 
 
 def test_looking_changes_nothing(settings: Settings, url: str) -> None:
     found = standing(settings)
     assert found.revision is None
     with databases_of(settings) as databases:
-        assert migrate.revision_of(databases[0]) is None
-        assert databases[0].read(lambda c: drift.look(c, sqlite=url.startswith("sqlite"))) == {}
+        assert migrate.read_revision(databases[0]) is None
+        assert (
+            databases[0].read(lambda c: drift.read_shapes(c, sqlite=url.startswith("sqlite"))) == {}
+        )

@@ -66,7 +66,7 @@ def having(url: str, column: str) -> int:
 def test_up_and_down(server: Any, server_url: str, tmp_path: Path) -> None:
     unbroken = {}
     with temporary_database(server) as url, engine_of(url) as engine:
-        for revision in ("0001", migrate.head()):
+        for revision in ("0001", migrate.newest_revision()):
             migrate.upgrade(settings_of(url, shards=SHARDS), to=revision)
             unbroken[revision] = dump(engine)
 
@@ -89,7 +89,7 @@ def test_up_and_down(server: Any, server_url: str, tmp_path: Path) -> None:
         assert re.search(shown, status.out), status.out
         assert not re.search("fault|note", status.out)
         completed(tmp_path, server_url)
-        assert dump(engine) == unbroken[migrate.head()]
+        assert dump(engine) == unbroken[migrate.newest_revision()]
 
         # down, in the middle of 0002: from the last shard to the first
         down = ("--down-to", "0001", "--yes")
@@ -108,7 +108,7 @@ def test_up_and_down(server: Any, server_url: str, tmp_path: Path) -> None:
         assert tables(engine) == set()
 
         completed(tmp_path, server_url)
-        assert dump(engine) == unbroken[migrate.head()]
+        assert dump(engine) == unbroken[migrate.newest_revision()]
 
 
 def test_on_sqlite_it_is_all_or_nothing(tmp_path: Path) -> None:
@@ -121,6 +121,7 @@ def test_on_sqlite_it_is_all_or_nothing(tmp_path: Path) -> None:
     run.send(signal.SIGKILL)
     run.ended()
     with engine_of(urls[0]) as unbroken, engine_of(urls[1]) as killed:
-        assert len(tables(killed)) in (0, 4 + shards)  # the kill may have come too late
+        # all of them where the kill came too late
+        assert tables(killed) in (set(), tables(unbroken))
         completed(tmp_path, urls[1], shards=shards)
         assert dump(killed) == dump(unbroken)

@@ -22,7 +22,7 @@ from tests.migration.conftest import (
     waits_for_a_table,
 )
 from toc.store import migrate
-from toc.store.steps import MakeView, Target
+from toc.store.schema_steps import MakeView, SchemaTarget
 
 INSERT = "INSERT INTO {} (job_id, biz_id, biz_type, action_time) VALUES (1, 1, 1, '2030-01-01')"
 
@@ -98,7 +98,7 @@ def test_sqlite_has_one_writer(tmp_path: Path) -> None:
 
 def test_every_change_of_a_table_names_its_algorithm() -> None:
     """So that a server refuses what it would have to copy for, or block writes."""
-    target = Target(0, range(2), sqlite=False)
+    target = SchemaTarget(0, range(2), sqlite=False)
     acts = [
         act.sql
         for revision in migrate.revisions()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 from sqlalchemy import Engine, MetaData, create_engine, inspect
 from sqlalchemy.pool import NullPool
 
@@ -27,9 +28,9 @@ from toc.errors import InvalidInput, SchemaMismatch
 from toc.runtime.settings import Settings
 from toc.store import migrate, schema
 from toc.store.databases import Databases
-from toc.store.migrating import Stepped
+from toc.store.schema_executor import StepProgress
 
-FILLED = {"gmt_create", "gmt_modified", "event_time"}  # with the database's clock
+FILLED = {"gmt_create", "gmt_modified", "event_time", "account"}  # by the database
 
 
 def shape(engine: Engine, table: str) -> dict[str, Any]:
@@ -73,6 +74,7 @@ def test_what_the_revisions_make_is_what_is_declared(settings: Settings, engine:
         "toc_biz_type": schema.biz_type_table,
         "toc_dead_job": schema.dead_table,
         "toc_event": schema.event_table,
+        "toc_purge": schema.purge_table,
     }
     migrated = {name: shape(engine, name) for name in TABLES}
     with engine.begin() as connection:
@@ -108,7 +110,7 @@ def test_the_tables_of_the_seed(settings: Settings, engine: Engine) -> None:
 
 def test_each_database_gets_its_own_shards(tmp_path: Path) -> None:
     urls = tuple(f"sqlite:///{tmp_path}/{index}.db" for index in range(2))
-    steps: list[Stepped] = []
+    steps: list[StepProgress] = []
     migrate.upgrade(settings_of(*urls, shards=4), steps.append)
     for index, shards in enumerate([(0, 1), (2, 3)]):
         expected = SHARED | {f"toc_job_{shard:04d}" for shard in shards}
@@ -119,16 +121,22 @@ def test_each_database_gets_its_own_shards(tmp_path: Path) -> None:
 
 
 def test_progress_counts_the_steps_of_every_revision(settings: Settings) -> None:
-    steps: list[Stepped] = []
+    steps: list[StepProgress] = []
     migrate.upgrade(settings, steps.append, to="0001")
     assert [(step.done, step.total) for step in steps] == [(n, 3 + SHARDS) for n in range(1, 6)]
     steps.clear()
     migrate.upgrade(settings, steps.append)
-    expected = 1 + SHARDS + len(VIEWS)  # the events, a column in each shard, the views
+    target = migrate.schema_target(settings, 0)
+    later = [(r.name, len(list(r.steps(target)))) for r in migrate.revisions()[1:]]
+    # The events and a column in each shard; three views; a column, its default, a table, two views.
+    assert later == [("0002", 1 + SHARDS), ("0003", 3), ("0004", 4 if target.sqlite else 5)]
+    expected = sum(count for _, count in later)
     assert [(step.done, step.total) for step in steps] == [
         (number, expected) for number in range(1, expected + 1)
     ]
-    assert [step.revision for step in steps] == ["0002"] * (1 + SHARDS) + ["0003"] * len(VIEWS)
+    assert [step.revision for step in steps] == [
+        name for name, count in later for _ in range(count)
+    ]
     steps.clear()
     migrate.downgrade(settings, "0001", steps.append)
     assert [step.done for step in steps] == list(range(1, expected + 1))
@@ -136,7 +144,7 @@ def test_progress_counts_the_steps_of_every_revision(settings: Settings) -> None
 
 
 def test_twice_is_once(settings: Settings, engine: Engine) -> None:
-    steps: list[Stepped] = []
+    steps: list[StepProgress] = []
     migrate.upgrade(settings, steps.append)
     assert {step.table for step in steps} == TABLES | VIEWS
     with engine.begin() as connection:
@@ -161,21 +169,24 @@ def test_twice_is_once(settings: Settings, engine: Engine) -> None:
         ("0002", "toc_job_0001"),
         ("0003", "toc_jobs"),
         ("0003", "toc_events"),
+        ("0004", "toc_event"),
+        ("0004", "toc_purge"),
+        ("0004", "toc_events"),
     ],
 )
 def test_broken_off_and_run_again(
     settings: Settings, engine: Engine, databases: Databases, revision: str, after: str
 ) -> None:
-    def killed(step: Stepped) -> None:
+    def killed(step: StepProgress) -> None:
         if (step.revision, step.table) == (revision, after):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         migrate.upgrade(settings, killed)
     with pytest.raises(SchemaMismatch, match="toc migrate"):
-        migrate.check(databases)
+        migrate.refuse_incompatible(databases)
     migrate.upgrade(settings)
-    migrate.check(databases)
+    migrate.refuse_incompatible(databases)
     assert (tables(engine), views(engine)) == (TABLES, VIEWS)
     assert len(inspect(engine).get_indexes("toc_job_0000")) == 2
     unbroken = dump(engine)
@@ -193,20 +204,20 @@ def test_down_and_up_again(settings: Settings, engine: Engine, databases: Databa
     for revision in migrate.revisions():
         migrate.upgrade(settings, to=revision.name)
         dumps[revision.name] = dump(engine)
-    migrate.check(databases)
+    migrate.refuse_incompatible(databases)
     for revision in reversed(migrate.revisions()[:-1]):
         (reached,) = migrate.downgrade(settings, revision.name)
         assert reached.revision == revision.name
         assert dump(engine) == dumps[revision.name], f"down to {revision.name}"
         with pytest.raises(SchemaMismatch):
-            migrate.check(databases)
+            migrate.refuse_incompatible(databases)
     migrate.downgrade(settings, "base")
     assert (tables(engine), views(engine)) == (set(), set())
     with pytest.raises(SchemaMismatch):
-        migrate.check(databases)
+        migrate.refuse_incompatible(databases)
     migrate.upgrade(settings)
-    assert dump(engine) == dumps[migrate.head()]
-    migrate.check(databases)
+    assert dump(engine) == dumps[migrate.newest_revision()]
+    migrate.refuse_incompatible(databases)
 
 
 @pytest.mark.invariant("I1")
@@ -226,7 +237,7 @@ def test_tables_that_hold_jobs_are_never_dropped(
     before = dump(engine)
     ways: dict[str, Callable[[], object]] = {
         "toc": lambda: migrate.downgrade(settings, "base"),
-        "alembic": lambda: migrate.command.downgrade(migrate._config(settings), "base"),
+        "alembic": lambda: command.downgrade(migrate._alembic_config(settings), "base"),
     }
     with pytest.raises(migrate.MigrationFailed, match="database 0, table toc_job_0000: it holds"):
         ways[way]()
@@ -244,7 +255,7 @@ def test_a_job_that_comes_between_the_look_and_the_drop_is_kept(server_url: str)
     migrate.upgrade(settings, to="0001")
     engine = create_engine(server_url, poolclass=NullPool)
 
-    def schedule(step: Stepped) -> None:
+    def schedule(step: StepProgress) -> None:
         if step.table == "toc_job_0001":  # the first that goes
             with engine.begin() as connection:
                 connection.exec_driver_sql(
@@ -254,7 +265,7 @@ def test_a_job_that_comes_between_the_look_and_the_drop_is_kept(server_url: str)
 
     with pytest.raises(migrate.MigrationFailed, match="toc_job_0000: it holds jobs"):
         migrate.downgrade(settings, "base", schedule)
-    assert tables(engine) == TABLES - {"toc_job_0001", "toc_event"}
+    assert tables(engine) == TABLES - {"toc_job_0001", "toc_event", "toc_purge"}
 
 
 def test_a_database_that_lost_a_table_says_so(settings: Settings, engine: Engine) -> None:
@@ -278,13 +289,16 @@ def test_urls_in_another_order_are_refused(tmp_path: Path) -> None:
                 f"INSERT INTO toc_meta (name, value) VALUES ('database', '{index}'), ('shards', '4')"
             )
     swapped = settings_of(*reversed(urls), shards=4)
-    with pytest.raises(SchemaMismatch, match=r"database 0 was set up with database = 1"):
+    with pytest.raises(
+        SchemaMismatch, match=r"database 0: toc_meta says database = 1, the settings say 0"
+    ):
         migrate.upgrade(swapped)
-    with pytest.raises(SchemaMismatch, match=r"database 0 was set up with shards = 4"):
+    with pytest.raises(
+        SchemaMismatch, match=r"database 0: .*toc_meta says shards = 4, the settings say"
+    ):
         migrate.upgrade(settings_of(*urls, shards=8))
-    assert (
-        tables(create_engine(urls[0], poolclass=NullPool)) == (SHARED - {"toc_event"}) | JOB_TABLES
-    )
+    of_0001 = (SHARED - {"toc_event", "toc_purge"}) | JOB_TABLES
+    assert tables(create_engine(urls[0], poolclass=NullPool)) == of_0001
     migrate.upgrade(settings)
 
 
@@ -309,14 +323,14 @@ def test_one_old_database_among_others_is_refused(tmp_path: Path) -> None:
     urls = tuple(f"sqlite:///{tmp_path}/{index}.db" for index in range(2))
     settings = settings_of(*urls, shards=4)
 
-    def killed(step: Stepped) -> None:
+    def killed(step: StepProgress) -> None:
         if step.database == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         migrate.upgrade(settings, killed)
     with databases_of(settings) as databases, pytest.raises(SchemaMismatch, match="database 1"):
-        migrate.check(databases)
+        migrate.refuse_incompatible(databases)
 
 
 def test_more_shards_than_one_union_takes(tmp_path: Path) -> None:

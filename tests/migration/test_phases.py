@@ -1,7 +1,7 @@
 """Expand, deploy, contract: what a run does by default, and which schema a process may run on.
 
-Releases after this one are made up here: 0004 adds, 0005 takes away what releases before 0004 need,
-0006 adds again.
+Releases after this one are made up here: 0005 adds, 0006 takes away what releases before 0005 need,
+0007 adds again.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tests.migration.conftest import databases_of, run, scalar
 from toc.errors import SchemaMismatch
 from toc.runtime.settings import Settings
 from toc.store import migrate, schema
-from toc.store.admission import admit
 from toc.store.catalogue import Catalogue
 from toc.store.databases import Databases
-from toc.store.facts import recorded_facts
-from toc.store.migrating import Stepped
+from toc.store.schema_check import check_databases
+from toc.store.schema_executor import StepProgress
+from toc.store.server_facts import read_recorded_meta
 
-HEAD = "0003"  # of this release
+HEAD = "0004"  # of this release
 
 REVISION = '''"""{title}."""
 
-from toc.store.steps import AddColumn, AddIndex, TakeBack
+from toc.store.schema_steps import AddColumn, AddIndex, InverseStep
 
 revision = "{name}"
 down_revision = "{before}"
@@ -51,9 +51,9 @@ def downgrade(migration):
 '''
 
 LATER = [
-    ("0004", "pre", "0001", "A note", 'AddColumn(table, "note", "VARCHAR(20)")'),
-    ("0005", "post", "0004", "No note", 'TakeBack(AddColumn(table, "note", "VARCHAR(20)"))'),
-    ("0006", "pre", "0004", "An index", 'AddIndex(table, "ix_action", ["action_time"])'),
+    ("0005", "pre", "0001", "A note", 'AddColumn(table, "note", "VARCHAR(20)")'),
+    ("0006", "post", "0005", "No note", 'InverseStep(AddColumn(table, "note", "VARCHAR(20)"))'),
+    ("0007", "pre", "0005", "An index", 'AddIndex(table, "ix_action", ["action_time"])'),
 ]
 
 Release = Callable[[str], None]
@@ -61,7 +61,7 @@ Release = Callable[[str], None]
 
 @pytest.fixture
 def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Release]:
-    """release("0005"): from now on this process is of the release whose newest revision that is."""
+    """release("0006"): from now on this process is of the release whose newest revision that is."""
     own = migrate._scripts()
     made: dict[str, Path] = {HEAD: own}
 
@@ -83,19 +83,19 @@ def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Release
                 before = name
         monkeypatch.setattr(migrate, "_scripts", lambda: made[head])
 
-    assert migrate.head() == HEAD
+    assert migrate.newest_revision() == HEAD
     yield become
     become(HEAD)
 
 
 def revision_of(settings: Settings) -> str | None:
     with databases_of(settings) as databases:
-        return migrate.revision_of(databases[0])
+        return migrate.read_revision(databases[0])
 
 
 def fits(settings: Settings) -> str | None:
     with databases_of(settings) as databases:
-        return migrate.misfit(databases[0])
+        return migrate.describe_incompatibility(databases[0])
 
 
 def test_every_revision_says_its_phase_and_what_it_fits() -> None:
@@ -112,50 +112,50 @@ def test_a_run_stops_before_what_an_older_release_needs(
     settings: Settings, release: Release
 ) -> None:
     migrate.upgrade(settings)
-    release("0006")
-    steps: list[Stepped] = []
+    release("0007")
+    steps: list[StepProgress] = []
     (reached,) = migrate.upgrade(settings, steps.append, phase="pre")
-    assert reached.revision == revision_of(settings) == "0004"
+    assert reached.revision == revision_of(settings) == "0005"
     assert {step.total for step in steps} == {2}
-    assert [revision.name for revision in reached.pending] == ["0005", "0006"]
-    (again,) = migrate.upgrade(settings, phase="pre")  # 0006 waits behind 0005
+    assert [revision.name for revision in reached.pending] == ["0006", "0007"]
+    (again,) = migrate.upgrade(settings, phase="pre")  # 0007 waits behind 0006
     assert again == reached
-    assert "needs 0006" in str(fits(settings))
+    assert "needs 0007" in str(fits(settings))
     (reached,) = migrate.upgrade(settings, phase="post")
-    assert reached.revision == "0005"
+    assert reached.revision == "0006"
     (reached,) = migrate.upgrade(settings, phase="pre")
-    assert reached == migrate.Reached(0, "0006", ())
+    assert reached == migrate.MigrationResult(0, "0007", ())
     assert fits(settings) is None
     migrate.downgrade(settings, HEAD)
     migrate.upgrade(settings, phase="all")
-    assert revision_of(settings) == "0006"
+    assert revision_of(settings) == "0007"
 
 
 def test_the_contract_does_not_come_before_the_deployment(
     settings: Settings, release: Release
 ) -> None:
     migrate.upgrade(settings)
-    release("0005")
+    release("0006")
     with pytest.raises(
-        migrate.MigrationFailed, match="revision 0004 is of phase pre and comes first"
+        migrate.MigrationFailed, match="revision 0005 is of phase pre and comes first"
     ):
         migrate.upgrade(settings, phase="post")
     assert revision_of(settings) == HEAD
 
 
 def test_an_empty_database_gets_everything(settings: Settings, release: Release) -> None:
-    release("0006")
+    release("0007")
     (reached,) = migrate.upgrade(settings, phase="pre")
-    assert reached.revision == "0006"
+    assert reached.revision == "0007"
     assert fits(settings) is None
 
 
 def test_an_index_is_added_and_taken_back_and_may_be_there(
     settings: Settings, release: Release, url: str
 ) -> None:
-    release("0006")
+    release("0007")
     migrate.upgrade(settings)
-    migrate.downgrade(settings, "0005")
+    migrate.downgrade(settings, "0006")
     name = "ix_action_toc_job_0000" if url.startswith("sqlite") else "ix_action"
     run(url, f"CREATE INDEX {name} ON toc_job_0000 (action_time)")
     migrate.upgrade(settings)
@@ -168,32 +168,32 @@ def test_an_index_is_added_and_taken_back_and_may_be_there(
 def test_a_release_runs_while_only_its_contract_is_pending(
     settings: Settings, release: Release
 ) -> None:
-    release("0005")
+    release("0006")
     migrate.upgrade(settings)
-    for revision in ("0005", "0004"):
+    for revision in ("0006", "0005"):
         migrate.downgrade(settings, revision)
         assert fits(settings) is None, revision
     migrate.downgrade(settings, HEAD)
-    assert fits(settings) == "is at revision 0003, this release needs 0004: run `toc migrate`"
+    assert fits(settings) == "is at revision 0004, this release needs 0005: run `toc migrate`"
 
 
 def test_the_release_before_runs_on_a_newer_schema_that_says_so(
     settings: Settings, release: Release
 ) -> None:
-    release("0005")
-    migrate.upgrade(settings, to="0004")
+    release("0006")
+    migrate.upgrade(settings, to="0005")
     release(HEAD)
     assert fits(settings) is None
-    release("0005")
+    release("0006")
     migrate.upgrade(settings)
     assert fits(settings) is None
     release(HEAD)
     assert fits(settings) == (
-        "is at revision 0005, which fits releases from 0004 on; this one brings 0003: "
+        "is at revision 0006, which fits releases from 0005 on; this one brings 0004: "
         "deploy a newer release"
     )
-    release("0005")
-    migrate.downgrade(settings, "0004")
+    release("0006")
+    migrate.downgrade(settings, "0005")
     release(HEAD)
     assert fits(settings) is None
 
@@ -201,72 +201,75 @@ def test_the_release_before_runs_on_a_newer_schema_that_says_so(
 def test_a_newer_schema_that_says_nothing_is_refused(
     settings: Settings, release: Release, url: str
 ) -> None:
-    release("0005")
-    migrate.upgrade(settings, to="0004")
+    release("0006")
+    migrate.upgrade(settings, to="0005")
     run(url, f"DELETE FROM toc_meta WHERE name = '{schema.FITS_SINCE}'")
     release(HEAD)
     assert fits(settings) == (
-        "is at revision 0004, which this release does not know (its newest is 0003) and which does not "
+        "is at revision 0005, which this release does not know (its newest is 0004) and which does not "
         "say that it fits: deploy the release that brought it"
     )
 
 
 def test_an_old_schema_is_refused_whatever_it_says(settings: Settings) -> None:
     migrate.upgrade(settings, to="0001")
-    assert fits(settings) == "is at revision 0001, this release needs 0003: run `toc migrate`"
+    assert fits(settings) == "is at revision 0001, this release needs 0004: run `toc migrate`"
 
 
 def test_an_empty_database_is_refused(databases: Databases) -> None:
     match = (
-        f"database 0 is at revision none, this release needs {migrate.needed()}: run `toc migrate`"
+        "database 0 is at revision none, this release needs "
+        f"{migrate.oldest_usable_revision()}: run `toc migrate`"
     )
     with pytest.raises(SchemaMismatch, match=match):
-        migrate.check(databases)
+        migrate.refuse_incompatible(databases)
 
 
 @contextmanager
 def admitted(settings: Settings) -> Iterator[Databases]:
     with databases_of(settings) as databases:
-        admit(databases, Catalogue(databases), settings.facts)
+        check_databases(databases, Catalogue(databases), settings.facts)
         yield databases
 
 
 def test_a_process_starts_by_this_rule(settings: Settings, release: Release) -> None:
-    release("0005")
-    migrate.upgrade(settings, to="0004")
+    release("0006")
+    migrate.upgrade(settings, to="0005")
     release(HEAD)
     with admitted(settings) as databases:
-        assert recorded_facts(databases[0])["shards"] == "2"
-    release("0005")
+        assert read_recorded_meta(databases[0])["shards"] == "2"
+    release("0006")
     migrate.upgrade(settings)
     release(HEAD)
-    match = "database 0 is at revision 0005, which fits releases"
+    match = "database 0 is at revision 0006, which fits releases"
     with databases_of(settings) as databases, pytest.raises(SchemaMismatch, match=match):
-        admit(databases, Catalogue(databases), settings.facts)
+        check_databases(databases, Catalogue(databases), settings.facts)
 
 
 def test_the_catalogue_keeps_its_facts(settings: Settings, release: Release, url: str) -> None:
     look = "SELECT value FROM toc_meta WHERE name = '{}'"
     migrate.upgrade(settings)
     with databases_of(settings) as databases:
-        assert recorded_facts(databases[0]) == {}  # what the schema says of itself is none of them
+        assert (
+            read_recorded_meta(databases[0]) == {}
+        )  # what the schema says of itself is none of them
     with admitted(settings) as databases:
-        facts = recorded_facts(databases[0])
+        facts = read_recorded_meta(databases[0])
     assert facts.items() >= (settings.facts | {"database": "0"}).items()
     assert schema.FITS_SINCE not in facts
-    release("0005")
+    release("0006")
     migrate.upgrade(settings)
-    assert scalar(url, look.format(schema.FITS_SINCE)) == "0004"
+    assert scalar(url, look.format(schema.FITS_SINCE)) == "0005"
     with admitted(settings) as databases:
-        assert recorded_facts(databases[0]) == facts
+        assert read_recorded_meta(databases[0]) == facts
 
 
 def test_downgrades_say_again_what_they_fit(settings: Settings, release: Release, url: str) -> None:
     look = f"SELECT value FROM toc_meta WHERE name = '{schema.FITS_SINCE}'"
-    release("0006")
+    release("0007")
     migrate.upgrade(settings)
-    assert scalar(url, look) == "0004"
-    migrate.downgrade(settings, "0004")
+    assert scalar(url, look) == "0005"
+    migrate.downgrade(settings, "0005")
     assert scalar(url, look) == "0001"
     migrate.downgrade(settings, "0001")
     assert scalar(url, look) == "0001"

@@ -20,7 +20,7 @@ from tests.servers.fixtures import _database as temporary_database
 from toc.errors import InvalidInput
 from toc.runtime.settings import Settings
 from toc.store import migrate
-from toc.store.standings import standings
+from toc.store.schema_status import read_statuses
 
 
 def script(url: str, **how: Any) -> str:
@@ -73,15 +73,15 @@ def test_run_as_it_is_and_run_again(
     whole = statements(script(server_url))
     with engine_of(server_url) as engine:
         execute(server_url, whole)
-        assert dump(engine) == unbroken(migrate.head())
+        assert dump(engine) == unbroken(migrate.newest_revision())
         execute(server_url, whole)
-        assert dump(engine) == unbroken(migrate.head())
+        assert dump(engine) == unbroken(migrate.newest_revision())
 
 
 def test_broken_off_anywhere_and_run_again(
     server: Any, unbroken: Callable[[str], dict[str, str]]
 ) -> None:
-    expected = unbroken(migrate.head())
+    expected = unbroken(migrate.newest_revision())
     with temporary_database(server) as url:
         length = len(statements(script(url)))
     assert length > 40
@@ -102,10 +102,10 @@ def test_it_makes_again_what_somebody_dropped(server_url: str) -> None:
         "ALTER TABLE toc_job_0001 DROP COLUMN claim_time",
         "DROP VIEW toc_events",
     )
-    (found,) = standings(settings)
+    (found,) = read_statuses(settings)
     assert {fault.table for fault in found.faults} >= {"toc_job_0000", "toc_job_0001", "toc_events"}
     execute(server_url, statements(script(server_url)))
-    (found,) = standings(settings)
+    (found,) = read_statuses(settings)
     assert found.is_well, found.faults
 
 
@@ -114,10 +114,10 @@ def test_from_a_revision_and_back(
 ) -> None:
     migrate.upgrade(settings_of(server_url), to="0001")
     up = statements(script(server_url, start="0001"))
-    down = statements(script(server_url, start=migrate.head(), end="0001"))
+    down = statements(script(server_url, start=migrate.newest_revision(), end="0001"))
     assert not any("CREATE TABLE IF NOT EXISTS toc_job" in statement for statement in up)
     with engine_of(server_url) as engine:
-        for parts, revision in ((up, migrate.head()), (down, "0001"), (down, "0001")):
+        for parts, revision in ((up, migrate.newest_revision()), (down, "0001"), (down, "0001")):
             execute(server_url, parts)
             assert dump(engine) == unbroken(revision)
         execute(server_url, up[: len(up) // 2])  # in the middle of it they turn back
@@ -135,7 +135,10 @@ def test_a_database_at_another_revision_is_left_alone(server_url: str) -> None:
         with pytest.raises(DBAPIError, match="this database is not at a revision that this script"):
             execute(server_url, whole)
         assert dump(engine) == before
-        run(server_url, f"UPDATE {migrate.VERSION_TABLE} SET version_num = '{migrate.head()}'")
+        run(
+            server_url,
+            f"UPDATE {migrate.VERSION_TABLE} SET version_num = '{migrate.newest_revision()}'",
+        )
         migrate.downgrade(settings, "base")
         with pytest.raises(DBAPIError, match="this database is not at a revision that this script"):
             execute(server_url, statements(script(server_url, start="0002")))
@@ -198,7 +201,7 @@ def test_sqlite_s_script_is_one_transaction(tmp_path: Path) -> None:
 def test_a_file_for_each_database_without_its_password(tmp_path: Path) -> None:
     urls = [
         "mysql+pymysql://dba:secret@h0/orders",
-        "mysql+pymysql://dba:secret@h1/orders?password=secret",
+        "mysql+pymysql://dba:secret@h1/orders?charset=utf8mb4",
     ]
     settings = settings_of(*urls, shards=8)
     paths = migrate.write_script(settings, directory=tmp_path / "sql")
@@ -215,7 +218,7 @@ def test_a_file_for_each_database_without_its_password(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_file_s_name(tmp_path: Path) -> None:
-    settings = settings_of("mysql+pymysql://h/..%2Fa`b c")
+    settings = settings_of("mysql+pymysql://h/..%2Fa`b%20c")
     (path,) = migrate.write_script(settings, directory=tmp_path)
     assert path.parent == tmp_path
     assert path.name == "toc_0_.._a_b_c.sql"

@@ -12,14 +12,14 @@ from tests.migration.conftest import RAW, SHARDS, engine_of, run, scalar, settin
 from tests.servers.fixtures import _database as temporary_database
 from toc.runtime.settings import Settings
 from toc.store import migrate, views
-from toc.store.steps import MakeView
+from toc.store.schema_steps import MakeView
 
 MANY = 128  # shards in one database
 ROWS = 20  # in each
 
 
 def made_views(settings: Settings) -> dict[str, MakeView]:
-    target = migrate.target_of(settings, 0)
+    target = migrate.schema_target(settings, 0)
     steps = [step for revision in migrate.revisions() for step in revision.steps(target)]
     return {step.table: step for step in steps if isinstance(step, MakeView)}
 
@@ -34,12 +34,13 @@ def test_the_columns_are_those_that_are_promised(settings: Settings, engine: Eng
 
 def test_the_frozen_text_is_that_of_today(settings: Settings) -> None:
     """A change of `store/views.py` needs a revision of its own; then this compares that one."""
-    sqlite = migrate.target_of(settings, 0).sqlite
+    sqlite = migrate.schema_target(settings, 0).sqlite
     made = made_views(settings)
     parts = made[views.JOBS].select.split("\nUNION ALL ")
     assert parts == [views.jobs_of_shard(shard, sqlite=sqlite) for shard in range(SHARDS)]
     assert made[views.DEAD_JOBS].select == views.DEAD_JOBS_SELECT
     assert made[views.EVENTS].select == views.EVENTS_SELECT
+    assert made[views.PURGES].select == views.PURGES_SELECT
 
 
 def test_names_stand_beside_the_numbers(settings: Settings, engine: Engine, url: str) -> None:
@@ -54,6 +55,8 @@ def test_names_stand_beside_the_numbers(settings: Settings, engine: Engine, url:
         "(12, 43, 7, 3, 'no way', '2030-01-01 00:00:02.000')",
         "INSERT INTO toc_event (job_id, what, from_status, to_status, attempts, actor) VALUES "
         "(12, 'bury', 1, 4, 3, 'somebody')",
+        "INSERT INTO toc_purge (day, biz_type, status, jobs, first_id, last_id) VALUES "
+        "('2030-01-02', 7, 3, 1200, 1, 11)",
     )
     with engine.connect() as connection:
 
@@ -69,6 +72,8 @@ def test_names_stand_beside_the_numbers(settings: Settings, engine: Engine, url:
         assert asked("SELECT job_id, what, from_name, to_name, actor FROM toc_events") == [
             (12, "bury", "running", "dead", "somebody")
         ]
+        ((day, *rest),) = asked("SELECT day, type_name, status_name, jobs, last_id FROM toc_purges")
+        assert [str(day), *rest] == ["2030-01-02", "order.close", "cancelled", 1200, 11]
 
 
 @pytest.fixture(scope="module", params=["mariadb", "mysql"])

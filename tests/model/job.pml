@@ -5,7 +5,7 @@
  * was given up, `N… = n` is how often a fault may happen. variants.py has all runs, README.md what they mean.
  *
  * One atomic step is: one SQL transaction (or one statement that commits itself), one Lua script or Redis command, one
- * look at a clock. Between two steps of a process any other may move. Words are those of docs/design.md.
+ * look at a clock. Between two steps of a process any other may move. Words are those of docs/explanation/design.md.
  *
  * Time: now = 0..TMAX; jobs are due at 1..3; horizon and slack are 1. A time above TMAX never comes: a reminder that
  * waits at 3 for a row that is due at 1 shows as a stuck state. So lateness becomes visible without a clock.

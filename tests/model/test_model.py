@@ -1,16 +1,16 @@
 """The protocols hold in every state that the model has, and it sees every guard that is left out.
 
-TOC_TEST_MODEL=all adds the large runs: up to minutes and GB each.
+`make test-all` adds the large runs: up to minutes and GB each.
 """
 
 from __future__ import annotations
 
 import ast
-import os
 import re
 
 import pytest
 
+from tests.deep import deep
 from tests.model.conftest import Report
 from tests.model.spin import HERE, LIVENESS, check
 from tests.model.variants import BROKEN, HOLDS, KNOWN, MODELS, VARIANTS, Variant
@@ -19,13 +19,9 @@ ROOT = HERE.parents[1]
 SECONDS_MAX, LARGE_SECONDS_MAX = 100, 1500
 MEMORY_MB, LARGE_MEMORY_MB = 1000, 6000
 
-large = pytest.mark.skipif(
-    os.environ.get("TOC_TEST_MODEL") != "all", reason="large: TOC_TEST_MODEL=all runs it"
-)
-
 
 def runs(variants: tuple[Variant, ...]) -> list[object]:
-    marks = (large, pytest.mark.slow, pytest.mark.timeout(LARGE_SECONDS_MAX + 200))
+    marks = (deep, pytest.mark.slow, pytest.mark.timeout(LARGE_SECONDS_MAX + 200))
     return [
         pytest.param(variant, id=variant.name, marks=marks if variant.large else ())
         for variant in variants

@@ -14,7 +14,7 @@ JOB, POISON = MODELS = "job", "poison"
 class Variant:
     """One run. `broken`: the invariant that must be seen to break; "" when all must hold.
 
-    `large`: only with TOC_TEST_MODEL=all.
+    `large`: only with `make test-all` (TOC_TEST=all).
     """
 
     name: str
@@ -103,6 +103,44 @@ HOLDS = (
         "HANGS NKILL=1 MAXATT=1 ATT_MAX=4",
         "beyond its timeout, and kills its process later",
         model=POISON,
+    ),
+    Variant(
+        "two-databases",
+        "TWO_LANES NKILL=1 MAXATT=1",
+        "each job has a lane of its own, and they share the right to hold the process",
+        model=POISON,
+    ),
+    Variant(
+        "take-overs-answer-lost",
+        "NLOST=1 MAXATT=1",
+        "a last attempt is committed, nobody runs it, and it is given back",
+        model=POISON,
+    ),
+    Variant(
+        "take-overs-answer-lost-in-two-databases",
+        "NLOST=1 TWO_LANES",
+        "the same",
+        model=POISON,
+    ),
+    Variant(
+        "last-attempt-outlasts-the-hold",
+        "NLONG=1 NKILL=1 MAXATT=1 ATT_MAX=3",
+        "its token loses the mark, then the others go on beside it",
+        model=POISON,
+    ),
+    Variant(
+        "batchs-answer-lost",
+        "NLOST_CLAIMS=1",
+        "both jobs are claimed, and given back",
+        model=POISON,
+        large=True,
+    ),
+    Variant(
+        "two-databases-three-attempts",
+        "TWO_LANES NKILL=1 MAXATT=3",
+        "with attempts that need no quiet",
+        model=POISON,
+        large=True,
     ),
     Variant(
         "worker-dies-by-the-timer", "NCRASH=1 NEXP=1", "worker-dies without a scanner", large=True
@@ -320,6 +358,48 @@ BROKEN = (
         "hanging-is-quiet",
         "D_HANGING_IS_QUIET HANGS NKILL=1 MAXATT=1 ATT_MAX=4",
         '":alone", beside a handler that hangs and then kills',
+        "I7",
+        POISON,
+    ),
+    Variant(
+        "take-over-without-give-back",
+        "B_NO_GIVE_BACK NLOST=1",
+        "its answer is lost, and the last attempt counts though nobody ran it",
+        "I7",
+        POISON,
+    ),
+    Variant(
+        "take-over-given-back-as-pending",
+        "B_UNDONE_TO_PENDING NLOST=1 MAXATT=1",
+        "that its lease was lost is forgotten, and it shares a batch again",
+        "I7",
+        POISON,
+    ),
+    Variant(
+        "not-held-until-given-back",
+        "B_NOT_HELD_UNTIL_GIVEN_BACK NLOST=1",
+        "the process dies of another job before it has given the take-over back",
+        "I7",
+        POISON,
+    ),
+    Variant(
+        "buried-at-once",
+        "B_BURIED_AT_ONCE NLOST=1",
+        "another process buries what is about to be given back",
+        "I7",
+        POISON,
+    ),
+    Variant(
+        "hold-ends-before-the-mark",
+        "B_HOLD_ENDS_FIRST NLONG=1 NKILL=1 MAXATT=1 ATT_MAX=3",
+        '":alone", beside others, since it ran for long',
+        "I7",
+        POISON,
+    ),
+    Variant(
+        "lanes-do-not-look",
+        "B_LANES_DO_NOT_LOOK TWO_LANES NKILL=1 MAXATT=3",
+        "the lane of another database takes over beside what is called alone",
         "I7",
         POISON,
     ),

@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import struct
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,12 +16,12 @@ import pytest
 from tests.worker.waiting import wait_until
 from toc.errors import SettingsError
 from toc.node import http as module
-from toc.node.health import Part, worst
+from toc.node.health import HealthPart, worst_state
 from toc.node.http import HttpServer
 
-UP = Part("database_0", "up", 5, "answers")
-DOWN = Part("database_1", "down", 5, "no answer", "jobs wait")
-REDIS_DOWN = Part("redis", "down", None, "refused", "the scanner fires")
+UP = HealthPart("database_0", "up", 5, "answers")
+DOWN = HealthPart("database_1", "down", 5, "no answer", "jobs wait")
+REDIS_DOWN = HealthPart("redis", "down", None, "refused", "the scanner fires")
 
 
 class Site:
@@ -77,8 +78,8 @@ def test_health_says_how_each_part_is(site: Site) -> None:
         ([DOWN, REDIS_DOWN], "down"),
     ],
 )
-def test_down_is_only_who_can_fire_nothing(parts: list[Part], state: str) -> None:
-    assert worst(parts) == state
+def test_down_is_only_who_can_fire_nothing(parts: list[HealthPart], state: str) -> None:
+    assert worst_state(parts) == state
 
 
 def test_a_port_that_is_taken_is_said_at_once(site: Site) -> None:
@@ -101,20 +102,47 @@ def connected(site: Site) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=10)
 
 
-def test_whoever_comes_beyond_the_bound_is_sent_away(site: Site) -> None:
+@pytest.mark.parametrize("begins", [b"", b"GET /live HT", b"GET /metrics HTTP/1.1\r\nHost: "])
+def test_live_answers_at_once_whoever_holds_connections_open(site: Site, begins: bytes) -> None:
+    """A supervisor that gets no answer would kill a process that is well."""
     with contextlib.ExitStack() as idle:
-        for _ in range(module.REQUESTS_MAX):
-            idle.enter_context(connected(site))
-        with connected(site) as beyond:
-            assert beyond.recv(1) == b""
-    wait_until(lambda: answers(site), "their places to be free again")
+        for n in range(100):
+            silent = idle.enter_context(connected(site))
+            with contextlib.suppress(ConnectionError):  # it made place for another already
+                silent.sendall(begins)
+            if n % 10 == 5:
+                began_s = time.monotonic()
+                assert site.get("/live")[0] == 200
+                assert time.monotonic() - began_s < 1
+    assert len(site.server._server._connections) <= module.CONNECTIONS_MAX
 
 
-def answers(site: Site) -> bool:
-    try:
-        return site.get("/live")[0] == 200
-    except OSError:
-        return False
+def test_live_answers_while_others_do_not_read_their_answers(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.parts = [HealthPart("database_0", "up", 5, "x" * 20_000_000)]  # more than any socket keeps
+    with contextlib.ExitStack() as slow:
+        for _ in range(module.CONNECTIONS_MAX + 4):
+            client = slow.enter_context(connected(site))
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_until(lambda: site.get("/metrics")[0] == 503, "all places for answers to be taken")
+        began_s = time.monotonic()
+        assert site.get("/live")[0] == 200
+        assert time.monotonic() - began_s < 1
+    site.parts = [UP]
+    wait_until(lambda: site.get("/metrics")[0] == 200, "their places to be free again")
+
+
+def test_a_head_has_an_end(site: Site) -> None:
+    with connected(site) as client, contextlib.suppress(ConnectionError):
+        client.sendall(b"GET /live HTTP/1.1\r\n")
+        client.sendall(b"X-Long: " + b"x" * 1000 * 1000 + b"\r\n\r\n")
+        answer = client.recv(100)
+        assert answer.startswith((b"HTTP/1.0 431", b"HTTP/1.0 400")), answer
+    with connected(site) as client, contextlib.suppress(ConnectionError):
+        client.sendall(b"GET /live HTTP/1.1\r\n" + b"X: y\r\n" * 90 + b"Z: " + b"z" * 16_000)
+        assert client.recv(100).startswith(b"HTTP/1.0 431")
+    assert site.get("/live")[0] == 200
 
 
 @pytest.mark.parametrize("begins", [b"", b"GET /live HT", b"GET /live HTTP/1.1\r\nHost: "])

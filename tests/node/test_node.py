@@ -67,25 +67,25 @@ def begin(settings: Settings) -> Iterator[Start]:
 
 def slots(node: Node) -> set[int]:
     """The slots that its pollers pop as owners."""
-    assert node.feeding is not None
+    assert node.work_sources is not None
     return {
         slot
-        for poller in node.feeding.pollers.values()
+        for poller in node.work_sources.pollers.values()
         for slot in poller._due_s
-        if slot not in poller._deputised
+        if slot not in poller._deputy_slots
     }
 
 
 def loaded(node: Node) -> set[int]:
-    assert node.feeding is not None
-    return {slot for loader in node.feeding.loaders.values() for slot in loader._owned}
+    assert node.work_sources is not None
+    return {slot for loader in node.work_sources.loaders.values() for slot in loader._owned}
 
 
 def scanned(node: Node) -> set[int]:
-    assert node.feeding is not None
+    assert node.work_sources is not None
     return {
         shard
-        for scanner in node.feeding.scanners.values()
+        for scanner in node.work_sources.scanners.values()
         for shard in set(scanner._owned) - scanner._deputised
     }
 
@@ -137,14 +137,14 @@ def test_without_zookeeper_shares_stay_and_all_scan_all(
     before = slots(one), slots(two)
     zookeeper.stop()
     wait_until(lambda: scanned(one) == scanned(two) == EVERYTHING, "both to scan everything")
-    assert one.feeding is not None
-    assert {scanner._stretch for scanner in one.feeding.scanners.values()} == {2}
+    assert one.work_sources is not None
+    assert {scanner._stretch for scanner in one.work_sources.scanners.values()} == {2}
     # A deputy's too: nobody inherits them. A loader takes them at its next step.
     wait_until(lambda: loaded(one) == loaded(two) == EVERYTHING, "both to load everything")
     assert (slots(one), slots(two)) == before
     zookeeper.start()
     wait_until(share_all(one, two))
-    assert {scanner._stretch for scanner in one.feeding.scanners.values()} == {1}
+    assert {scanner._stretch for scanner in one.work_sources.scanners.values()} == {1}
 
 
 def test_who_starts_without_zookeeper_does_everything_until_it_comes(
@@ -184,10 +184,10 @@ def test_who_leaves_pops_on_until_the_others_have_taken_over(
     leaving = threading.Thread(target=two.stop)
     leaving.start()
     wait_until(share_all(one), "the other to own everything")
-    assert two.feeding is not None
-    assert not any(poller.stopping for poller in two.feeding.pollers.values())
+    assert two.work_sources is not None
+    assert not any(poller.stopping for poller in two.work_sources.pollers.values())
     leaving.join(20)
-    assert all(poller.stopping for poller in two.feeding.pollers.values())
+    assert all(poller.stopping for poller in two.work_sources.pollers.values())
 
 
 def test_a_start_that_is_refused_leaves_nothing_behind(settings: Settings) -> None:

@@ -7,7 +7,7 @@ from prometheus_client import REGISTRY
 
 from tests.servers.endpoint import Endpoint
 from toc.errors import SchemaMismatch, TimerUnavailable, TocError
-from toc.node.probes import PATIENCE_S, TICK_S, Clocks, Probe
+from toc.node.probes import PATIENCE_S, TICK_S, ClockComparison, Probe
 from toc.runtime.clock import SystemClock
 from toc.testing import TestClock
 from toc.timer.slots import Slots
@@ -22,13 +22,16 @@ class Server:
         self.more_off_ms: list[int] = []  # of its other nodes
         self.silent = False
         self.takes_s = 0.0
+        self.answers_after_s = 0.0  # it has read its clock
         self.error: TocError = TimerUnavailable(OSError("connection refused"))
 
     def ask_ms(self) -> list[int]:
         self.clock.advance(self.takes_s)
         if self.silent:
             raise self.error
-        return [self.clock.wall_ms() + off_ms for off_ms in (self.off_ms, *self.more_off_ms)]
+        now_ms = self.clock.wall_ms()
+        self.clock.advance(self.answers_after_s)
+        return [now_ms + off_ms for off_ms in (self.off_ms, *self.more_off_ms)]
 
 
 @pytest.fixture
@@ -126,12 +129,12 @@ def test_the_offset_is_measured_around_the_answer(
 def test_clocks_too_far_apart_are_beyond(clock: TestClock) -> None:
     servers = [Server(clock) for _ in range(3)]
     probes = [Probe(f"s{n}", server.ask_ms, clock) for n, server in enumerate(servers)]
-    clocks = Clocks(probes[0], probes[1:], skew_s_max=60)
+    clocks = ClockComparison(probes[0], probes[1:], skew_s_max=60)
 
     def look() -> bool:
         for probe in probes:
             probe.run_once()
-        return clocks.beyond
+        return clocks.skew_is_too_large
 
     assert not look()
     for server in servers:

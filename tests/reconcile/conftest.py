@@ -60,7 +60,7 @@ def own_redis(tmp_path: Path) -> Iterator[Server]:
 def spark() -> Iterator[SparkSession]:
     """One for all tests: it takes seconds to start."""
     pytest.importorskip("pyspark")
-    from toc.reconcile.spark import session  # noqa: PLC0415 - an extra
+    from toc.reconcile.spark import open_session  # noqa: PLC0415 - an extra
 
-    with session(Settings(), "local[2]") as spark:
+    with open_session(Settings(), "local[2]") as spark:
         yield spark

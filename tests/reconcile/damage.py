@@ -12,11 +12,11 @@ from tests.integration.world import NEAR_MS, World
 from toc.domain.disagreements import Disagreement
 from toc.domain.ids import GENE_MASK
 from toc.domain.routing import hash_of
-from toc.reconcile.findings import Finding, Mend
-from toc.reconcile.repair import Repairs
+from toc.reconcile.findings import Finding, RepairResult
+from toc.reconcile.repair import Repairer
 from toc.runtime.settings import ReconcileSettings
-from toc.store.claims import Kind
-from toc.store.comparing import Comparing
+from toc.store.claims import OutcomeKind
+from toc.store.compare_reads import CompareReads
 
 SOON_MS = 60_000
 FAR_MS = NEAR_MS + 60_000
@@ -31,27 +31,29 @@ class Town:
 
     def __init__(self, world: World) -> None:
         self.world, self.library, self.slots = world, world.library, world.slots
-        self.vip_no = self.library.catalogue.number("vip.close")
+        self.vip_no = self.library.catalogue.types.number_or_create(
+            "vip.close", self.library.databases[0]
+        )
 
     @property
     def now_ms(self) -> int:
         return self.library.now_ms
 
-    def repairs(self, per_s: float = 100_000, slots: Any = None) -> Repairs:
+    def repairs(self, per_s: float = 100_000, slots: Any = None) -> Repairer:
         settings = self.world.settings.model_copy(
             update={"reconcile": ReconcileSettings(repairs_per_s=per_s)}
         )
-        return Repairs(
+        return Repairer(
             self.library.databases,
             slots or self.slots,
             settings,
-            self.library.catalogue.name,
+            self.library.catalogue.types.find_name,
             self.library.clock,
             ACTOR,
         )
 
-    def mend(self, *findings: Finding) -> list[Mend]:
-        return list(self.repairs().mend(findings))
+    def mend(self, *findings: Finding) -> list[RepairResult]:
+        return list(self.repairs().repair(findings))
 
     # ---- Redis
 
@@ -62,7 +64,7 @@ class Town:
         self, spot: Spot, job_id: int, in_ms: int | None = None, *, out_in_ms: int | None = None
     ) -> None:
         """A reminder, so long from now, in the StoreQueue or in the PrepareQueue."""
-        for key, ms in zip(self.slots._queues(*spot), (in_ms, out_in_ms), strict=True):
+        for key, ms in zip(self.slots._queue_keys(*spot), (in_ms, out_in_ms), strict=True):
             if ms is not None:
                 self.slots.client().execute_command("ZADD", key, self.now_ms + ms, job_id)
 
@@ -112,11 +114,11 @@ class Town:
     ) -> Finding:
         """As the compare's second look sees it. `spot`: where the reminder stands, if not at home."""
         shard = self.library.shard(job_id) if shard is None else shard
-        row = next(iter(Comparing(self.library.databases).rows(shard, [job_id])), None)
-        biz_type = None if row is None else self.library.catalogue.name(row.type_no)
+        row = next(iter(CompareReads(self.library.databases).full_rows(shard, [job_id])), None)
+        biz_type = None if row is None else self.library.catalogue.types.find_name(row.type_no)
         topic = "default" if biz_type is None else self.world.settings.topic_of(biz_type)
         spot = spot or self.home(job_id, topic)
-        armed_ms, out_ms = self.slots.place_of(*spot, job_id)
+        armed_ms, out_ms = self.slots.find_reminder(*spot, job_id)
         if row is None:
             return Finding(kind, shard, *spot, job_id, armed_ms=armed_ms, out_ms=out_ms)
         return Finding(
@@ -184,7 +186,7 @@ def late_and_far(town: Town) -> Case:
     return Case(town.finding(K.LATE, job_id), ARMED, {store(home): {job_id: FAR_MS}}, reason)
 
 
-def orphan(kind: Kind) -> Callable[[Town], Case]:
+def orphan(kind: OutcomeKind) -> Callable[[Town], Case]:
     def make(town: Town) -> Case:
         job_id = town.library.ended(kind)
         home = town.home(job_id)
@@ -210,7 +212,7 @@ def orphan_without_a_row(town: Town) -> Case:
 
 
 def orphan_in_both_queues(town: Town) -> Case:
-    job_id = town.library.ended(Kind.DONE)
+    job_id = town.library.ended(OutcomeKind.DONE)
     home = town.home(job_id)
     town.put(home, job_id, -5, out_in_ms=5)
     reason = f"orphan (default slot {home[1]}): forgotten"
@@ -251,7 +253,7 @@ def wrong_slot_of_a_far_job(town: Town) -> Case:
 
 
 def wrong_slot_of_an_ended_job(town: Town) -> Case:
-    job_id = town.library.ended(Kind.DONE)
+    job_id = town.library.ended(OutcomeKind.DONE)
     wrong = town.other(town.home(job_id))
     town.put(wrong, job_id, SOON_MS)
     reason = f"wrong_slot (default slot {wrong[1]}): forgotten there"
@@ -321,7 +323,7 @@ def stuck_of_a_far_job(town: Town) -> Case:
 
 
 def stuck_of_an_ended_job(town: Town) -> Case:
-    job_id = town.library.ended(Kind.DONE)
+    job_id = town.library.ended(OutcomeKind.DONE)
     town.put(town.home(job_id), job_id, out_in_ms=-LONG_MS)
     reason = f"stuck (default slot {town.world.slot(job_id)}): forgotten"
     return Case(town.finding(K.STUCK, job_id), "forgotten", {}, reason)
@@ -462,8 +464,8 @@ CASES: dict[str, Callable[[Town], Case]] = {
     "missing of a topic": missing_of_a_topic,
     "late": late,
     "late, and far": late_and_far,
-    "orphan, done": orphan(Kind.DONE),
-    "orphan, dead": orphan(Kind.BURY),
+    "orphan, done": orphan(OutcomeKind.DONE),
+    "orphan, dead": orphan(OutcomeKind.BURY),
     "orphan, cancelled": orphan_of_a_cancelled,
     "orphan without a row": orphan_without_a_row,
     "orphan in both queues": orphan_in_both_queues,

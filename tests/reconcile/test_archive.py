@@ -22,23 +22,23 @@ from toc.reconcile import archive as archive_module
 from toc.reconcile.archive import (
     LEAD_DAYS,
     TRIES,
-    Archived,
     ArchivedDatabase,
+    ArchiveResult,
     archive,
     cutoff_ms,
 )
-from toc.reconcile.archiving import page_rows
-from toc.reconcile.folders import Folders
-from toc.reconcile.troubles import spark_errors
+from toc.reconcile.archive_files import page_rows
+from toc.reconcile.spark_errors import spark_errors
+from toc.reconcile.spark_files import SparkFiles
 from toc.retention.purger import Purger
-from toc.retention.replicas import Replicas
+from toc.retention.replicas import ReplicaLag
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import LimitSettings, ReconcileSettings, RetentionSettings, Settings
-from toc.store.archived import ARCHIVED, Standing, Window, standing
-from toc.store.claims import Kind
+from toc.store.archive_status import ARCHIVED, ArchiveStatus, TimeWindow, read_archive_status
+from toc.store.claims import OutcomeKind
 from toc.store.columns import sql_time
-from toc.store.ended import COLUMNS, DAY_MS, TIMES, Ended, ended_ids
-from toc.store.purges import Purges
+from toc.store.ended_jobs import COLUMNS, DAY_MS, TIMES, EndedJobs, id_range_of_ended
+from toc.store.purge_pages import PurgePages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +69,7 @@ class Place:
         values = {"retention": self.retention, "reconcile": reconcile, **changes}
         return self.library.settings.model_copy(update=values)
 
-    def archive(self, **changes: Any) -> Archived:
+    def archive(self, **changes: Any) -> ArchiveResult:
         return archive(self.spark, self.settings(**changes), self.library.clock, self.heard.append)
 
     def alone(self, **changes: Any) -> ArchivedDatabase:
@@ -82,8 +82,8 @@ class Place:
         self.library.clock.advance(days * DAY_S)
 
     @property
-    def mark(self) -> Standing | None:
-        return standing(self.library.databases[0])
+    def mark(self) -> ArchiveStatus | None:
+        return read_archive_status(self.library.databases[0])
 
     def files(self) -> dict[str, int]:
         """Of the archive, as its readers see them, and when each was made."""
@@ -109,25 +109,25 @@ class Place:
 
     def ended(self) -> list[tuple[Any, ...]]:
         """The ended rows of the databases."""
-        ended, window = Ended(self.library.databases), Window(0, self.library.now_ms)
+        ended, window = EndedJobs(self.library.databases), TimeWindow(0, self.library.now_ms)
         return [
             (shard, *row)
             for shard in range(SHARDS)
-            for row in ended.rows(shard, ended_ids(window), window)
+            for row in ended.ended_rows(shard, id_range_of_ended(window), window)
         ]
 
     def purge(self) -> None:
         for database in self.library.databases:
             purger = Purger(
                 database,
-                Purges(self.library.databases),
+                PurgePages(self.library.databases),
                 self.retention,
-                self.library.catalogue.name,
-                Replicas([], self.library.clock),
+                self.library.catalogue.types.find_name,
+                ReplicaLag([], self.library.clock),
                 self.library.clock,
                 archives=True,
             )
-            purger.own(database.shards, 1)
+            purger.set_shards(database.shards, 1)
             purger.run_once()
             while purger._shards or purger._events_left:
                 purger.run_once()
@@ -211,7 +211,9 @@ def test_hostile_rows_come_back_whole(place: Place) -> None:
 
 def test_nothing_is_purged_before_and_everything_after(place: Place) -> None:
     library = place.library
-    old = [library.ended(Kind.DONE, biz_id=n) for n in range(40)] + [library.ended(Kind.DROP)]
+    old = [library.ended(OutcomeKind.DONE, biz_id=n) for n in range(40)] + [
+        library.ended(OutcomeKind.DROP)
+    ]
     live = [library.pending(in_ms=1000 * DAY_S * 1000)]
     library.clock.advance(DAY_S)
     dead = library.dead()
@@ -228,9 +230,9 @@ def test_nothing_is_purged_before_and_everything_after(place: Place) -> None:
 def test_spark_and_pandas_read_it_as_one_table(small: Place) -> None:
     import pandas  # noqa: ICN001, PLC0415 - an extra
 
-    small.library.ended(Kind.DONE, biz_id=2**64 - 1)
+    small.library.ended(OutcomeKind.DONE, biz_id=2**64 - 1)
     small.library.clock.advance(DAY_S)
-    small.library.ended(Kind.DROP)
+    small.library.ended(OutcomeKind.DROP)
     small.age()
     small.archive()
     frame = pandas.read_parquet(small.directory / "jobs").sort_values("job_id")
@@ -254,19 +256,19 @@ def test_the_larger_attributes_may_be_the_fewer_rows_are_read_at_once() -> None:
 @pytest.mark.parametrize("engines", ["mysql"], indirect=True)
 def test_a_job_comes_back_as_the_page_says(place: Place) -> None:
     library = place.library
-    job_id = library.ended(Kind.DONE, biz_id=2**64 - 1, attribute='{"a":"é"}', key="k")
+    job_id = library.ended(OutcomeKind.DONE, biz_id=2**64 - 1, attribute='{"a":"é"}', key="k")
     before = library.row(job_id)
     place.age()
     place.archive()
     place.purge()
     assert library.jobs.get(job_id) is None
-    page = (Path(__file__).parents[2] / "docs/archive.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/how-to/archive.md").read_text("utf-8")
     code = page.partition("```python\n")[2].partition("```")[0]
     given = {
         "archive": place.directory, "day": "2026-01-01", "database": 0, "job_id": job_id,
         "url": library.settings.databases[0],
     }  # fmt: skip
-    exec(compile(code, "docs/archive.md", "exec"), given)  # noqa: S102 - it is ours
+    exec(compile(code, "docs/how-to/archive.md", "exec"), given)  # noqa: S102 - it is ours
     after = library.row(job_id)
     assert after._replace(modified_ms=before.modified_ms) == before
     assert after.modified_ms > library.now_ms
@@ -276,9 +278,9 @@ def test_a_job_comes_back_as_the_page_says(place: Place) -> None:
 
 
 def test_each_run_adds_days_and_touches_no_other(small: Place) -> None:
-    first = small.library.ended(Kind.DONE)
+    first = small.library.ended(OutcomeKind.DONE)
     small.library.clock.advance(DAY_S)
-    second = small.library.ended(Kind.DONE)
+    second = small.library.ended(OutcomeKind.DONE)
     small.age(DAYS - LEAD_DAYS)
     assert small.alone().rows == 1
     before = small.files()
@@ -302,7 +304,7 @@ def test_a_dead_job_that_ends_again_is_archived_again(small: Place) -> None:
     small.archive()
     assert library.jobs.redrive(job_id, library.now_ms) == "redriven"
     library.claim([job_id], "again")
-    assert library.settle_as(Kind.DONE, job_id, "again")
+    assert library.settle_as(OutcomeKind.DONE, job_id, "again")
     small.age()
     assert small.alone().rows == 1
     rows = sorted(small.rows(), key=lambda row: row["gmt_modified"])
@@ -313,7 +315,7 @@ def test_a_dead_job_that_ends_again_is_archived_again(small: Place) -> None:
 
 
 def test_what_is_kept_for_good_is_not_archived(small: Place) -> None:
-    small.library.ended(Kind.DONE)
+    small.library.ended(OutcomeKind.DONE)
     small.retention = RetentionSettings(days="none", dead_days="none")
     small.age(1000)
     assert small.alone() == ArchivedDatabase(0)
@@ -407,14 +409,14 @@ def damaged(small: Place, monkeypatch: pytest.MonkeyPatch, name: str) -> list[st
 @pytest.mark.parametrize("name", DAMAGES)
 def test_the_check_catches(small: Place, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for n in range(20):
-        small.library.ended(Kind.DONE, biz_id=n)
+        small.library.ended(OutcomeKind.DONE, biz_id=n)
     small.age()
     monkeypatch.setattr(archive_module, "TRIES", 1)
     damaged(small, monkeypatch, name)
     result = small.archive()
     assert (result.is_good, result.differs, result.rows) == (False, True, 0)
     assert "2026-01-01: the archive has" in result.databases[0].differing[0]
-    assert small.mark == Standing(0, 0, 1)
+    assert small.mark == ArchiveStatus(0, 0, 1)
     assert small.files() == {}
     small.purge()
     assert small.library.count() == 20
@@ -423,7 +425,7 @@ def test_the_check_catches(small: Place, monkeypatch: pytest.MonkeyPatch, name: 
 def test_what_differs_is_tried_again_and_the_next_night_too(
     small: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_id = small.library.ended(Kind.DONE)
+    job_id = small.library.ended(OutcomeKind.DONE)
     small.age()
     with monkeypatch.context() as patch:
         times = damaged(small, patch, "an attribute")
@@ -439,7 +441,7 @@ def test_the_check_catches_a_row_that_the_database_got_meanwhile(
 ) -> None:
     """A transaction that was open for days."""
     library = small.library
-    library.ended(Kind.DONE)
+    library.ended(OutcomeKind.DONE)
     (late,) = hostile(library, 1, random.Random(1))  # noqa: S311 - a test
     small.age()
     real, numbers = archive_module.write, iter(range(10))
@@ -458,7 +460,7 @@ def test_a_job_that_is_redriven_meanwhile_is_no_trouble(
     small: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = small.library
-    done, dead = library.ended(Kind.DONE), library.dead()
+    done, dead = library.ended(OutcomeKind.DONE), library.dead()
     small.age()
     real = archive_module.write
 
@@ -499,19 +501,19 @@ class Fault:
         (archive_module, "write", 0),
         (archive_module, "sums_of_parquet", 0),
         (archive_module, "differences", 0),
-        (archive_module.archived, "advance", 0),
-        (Folders, "move", 0),
-        (Folders, "move", 2),
-        (Folders, "delete", 0),
+        (archive_module.archive_status, "advance_archive", 0),
+        (SparkFiles, "move", 0),
+        (SparkFiles, "move", 2),
+        (SparkFiles, "delete", 0),
     ],
 )
 def test_killed_and_run_again(
     small: Place, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: int
 ) -> None:
     library = small.library
-    jobs = [library.ended(Kind.DONE, biz_id=n) for n in range(20)]
+    jobs = [library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
     library.clock.advance(DAY_S)
-    jobs += [library.ended(Kind.DROP, biz_id=n) for n in range(20)]
+    jobs += [library.ended(OutcomeKind.DROP, biz_id=n) for n in range(20)]
     small.age()
     with monkeypatch.context() as patch:
         fault = Fault(patch, owner, name)
@@ -530,7 +532,7 @@ def test_killed_and_run_again(
 
 def test_a_shard_that_fails_half_way_leaves_nothing(small: Place) -> None:
     library = small.library
-    jobs = [library.ended(Kind.DONE, biz_id=n) for n in range(40)]
+    jobs = [library.ended(OutcomeKind.DONE, biz_id=n) for n in range(40)]
     small.age()
     library.sql(jobs[0], "ALTER TABLE toc_job_0003 RENAME TO toc_job_away")
     try:
@@ -544,7 +546,7 @@ def test_a_shard_that_fails_half_way_leaves_nothing(small: Place) -> None:
 
 
 def test_what_a_killed_run_left_is_cleared_away(small: Place) -> None:
-    small.library.ended(Kind.DONE)
+    small.library.ended(OutcomeKind.DONE)
     small.age()
     left = small.directory / "_staging/database=0/run=0/day=2026-01-01/part-0.parquet"
     later = small.directory / "_staging/database=0/run=9/day=2026-01-01/part-0.parquet"
@@ -557,7 +559,7 @@ def test_what_a_killed_run_left_is_cleared_away(small: Place) -> None:
 
 
 def test_a_file_is_moved_once_whoever_else_moves_it(spark: SparkSession, tmp_path: Path) -> None:
-    folders = Folders(spark, str(tmp_path))
+    folders = SparkFiles(spark, str(tmp_path))
     (tmp_path / "from").mkdir()
     source, target = tmp_path / "from/a", tmp_path / "to/there/a"
     source.write_text("it")
@@ -584,7 +586,7 @@ def test_a_file_is_moved_once_whoever_else_moves_it(spark: SparkSession, tmp_pat
 def test_of_two_runs_at_once_the_later_one_counts(
     small: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = [small.library.ended(Kind.DONE, biz_id=n) for n in range(20)]
+    jobs = [small.library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
     small.age()
     real = archive_module.sums_of_parquet
     inner: list[ArchivedDatabase] = []
@@ -611,20 +613,20 @@ def test_what_another_run_has_just_declared_archived_is_not_cleared_away(
     small: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was killed between its mark and its files, and this run had looked at the mark before."""
-    jobs = [small.library.ended(Kind.DONE, biz_id=n) for n in range(20)]
+    jobs = [small.library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
     small.age()
-    real, runs = archive_module.archived.begin, []
+    real, runs = archive_module.archive_status.begin_archive_run, []
 
     def overtaken(database: Any) -> Any:
         runs.append(database)
         if len(runs) == 1:
             with monkeypatch.context() as patch:
-                Fault(patch, Folders, "move").after(1)
+                Fault(patch, SparkFiles, "move").after(1)
                 with pytest.raises(KilledError):
                     small.archive()
         return real(database)
 
-    monkeypatch.setattr(archive_module.archived, "begin", overtaken)
+    monkeypatch.setattr(archive_module.archive_status, "begin_archive_run", overtaken)
     assert small.archive().is_good
     assert len(runs) == 2
     small.purge()
@@ -642,10 +644,10 @@ def test_what_another_machine_wrote_and_never_checked_is_cleared_away_there(
     machines: tuple[Place, Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = machines
-    jobs = [here.library.ended(Kind.DONE, biz_id=n) for n in range(20)]
+    jobs = [here.library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
     here.age()
     with monkeypatch.context() as patch:
-        Fault(patch, archive_module.archived, "advance").after(0)
+        Fault(patch, archive_module.archive_status, "advance_archive").after(0)
         with pytest.raises(KilledError):
             here.archive()
     half = here.staged()
@@ -654,7 +656,7 @@ def test_what_another_machine_wrote_and_never_checked_is_cleared_away_there(
     assert (done.is_good, done.rows, there.ids()) == (True, 20, sorted(jobs))
     assert here.staged() == half
     assert here.alone().rows == 0  # it is not brought in: those rows are in the archive there
-    here.library.ended(Kind.DONE)
+    here.library.ended(OutcomeKind.DONE)
     here.library.clock.advance((DAYS + 1) * DAY_S)
     assert here.alone().rows == 1
     assert not set(jobs) & set(here.ids())
@@ -666,15 +668,15 @@ def test_what_another_machine_declared_archived_and_never_moved_is_waited_for(
 ) -> None:
     """Its rows may be purged, and nobody else has them."""
     here, there = machines
-    jobs = [here.library.ended(Kind.DONE, biz_id=n) for n in range(20)]
+    jobs = [here.library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
     here.age()
     with monkeypatch.context() as patch:
-        Fault(patch, Folders, "move").after(0)
+        Fault(patch, SparkFiles, "move").after(0)
         with pytest.raises(KilledError):
             here.archive()
     here.purge()
     assert here.library.count() == 0
-    before, later = here.mark, here.library.ended(Kind.DONE)
+    before, later = here.mark, here.library.ended(OutcomeKind.DONE)
     here.library.clock.advance((DAYS + 1) * DAY_S)
     assert "is the archive a directory of another machine?" in there.alone().trouble
     assert there.mark == before
@@ -688,7 +690,7 @@ def test_a_number_that_another_machine_used_too_mistakes_nothing(
 ) -> None:
     """The database was restored from a backup: its runs are counted from there on again."""
     here, there = machines
-    job_id = here.library.ended(Kind.DONE)
+    job_id = here.library.ended(OutcomeKind.DONE)
     here.age()
     with monkeypatch.context() as patch:
         Fault(patch, archive_module, "sums_of_parquet").after(0)
@@ -705,11 +707,11 @@ def test_a_number_that_another_machine_used_too_mistakes_nothing(
 
 def test_a_database_that_was_restored_writes_no_day_twice(small: Place) -> None:
     library = small.library
-    jobs = [library.ended(Kind.DONE)]
+    jobs = [library.ended(OutcomeKind.DONE)]
     small.age()
     assert small.archive().is_good
     before = small.files()
-    sql = f"UPDATE toc_meta SET value = '{Standing(0, 0, 1)}' WHERE name = '{ARCHIVED}'"
+    sql = f"UPDATE toc_meta SET value = '{ArchiveStatus(0, 0, 1)}' WHERE name = '{ARCHIVED}'"
     library.sql(jobs[0], sql)
     done = small.alone()
     assert "day=2026-01-01/database=0 is there" in done.trouble
@@ -721,8 +723,8 @@ def test_a_database_that_was_restored_writes_no_day_twice(small: Place) -> None:
 
 def test_other_shards_than_the_databases_are_refused(small: Place) -> None:
     """It would archive some of the tables, and declare archived all of them."""
-    small.library.catalogue.check(small.library.settings.facts)
-    small.library.ended(Kind.DONE)
+    small.library.catalogue.verify_and_record(small.library.settings.facts)
+    small.library.ended(OutcomeKind.DONE)
     small.age()
     done = small.alone(shards=SHARDS // 2)
     assert "was set up with shards = 4, the settings say 2" in done.trouble
@@ -734,14 +736,14 @@ def test_one_database_in_trouble_does_not_keep_the_others(
 ) -> None:
     library = Library([f"sqlite:///{tmp_path}/{n}.db" for n in range(2)])
     place = Place(library, spark, tmp_path / "archive")
-    jobs = [library.ended(Kind.DONE, biz_id=n) for n in range(20)]
+    jobs = [library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
     place.age()
     library.databases[1].read(lambda c: c.exec_driver_sql("DROP TABLE toc_job_0002"))
     first, second = place.archive().databases
     assert (first.is_good, first.rows > 0) == (True, True)
     assert "database 1, table toc_job_0002" in second.trouble
     assert place.ids() == sorted(j for j in jobs if library.shard(j) < 2)
-    assert standing(library.databases[1]) == Standing(0, 0, 1)
+    assert read_archive_status(library.databases[1]) == ArchiveStatus(0, 0, 1)
     library.close()
 
 
@@ -756,7 +758,7 @@ def test_one_that_does_not_answer_is_said_so_without_its_password(
 
 
 def test_a_folder_that_cannot_be_written_is_said_so(small: Place) -> None:
-    small.library.ended(Kind.DONE)
+    small.library.ended(OutcomeKind.DONE)
     small.age()
     small.directory.write_text("a file")
     done = small.alone()
@@ -789,7 +791,7 @@ def test_many_days_at_once(small: Place) -> None:
     """More than a task keeps open at a time."""
     jobs = []
     for n in range(12):
-        jobs += [small.library.ended(Kind.DONE, biz_id=biz_id) for biz_id in (n, n + 1)]
+        jobs += [small.library.ended(OutcomeKind.DONE, biz_id=biz_id) for biz_id in (n, n + 1)]
         small.library.clock.advance(DAY_S)
     small.age()
     done = small.alone()

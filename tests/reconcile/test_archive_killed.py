@@ -13,8 +13,8 @@ import pytest
 
 from tests.contract.library import Library
 from tests.worker.waiting import wait_until
-from toc.store.archived import Standing, standing
-from toc.store.claims import Kind, Outcome
+from toc.store.archive_status import ArchiveStatus, read_archive_status
+from toc.store.claims import Outcome, OutcomeKind
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # it starts Java twice
 
@@ -23,12 +23,12 @@ JOBS = 2000
 ARCHIVE = """
 import json, sys
 from toc.reconcile.archive import archive
-from toc.reconcile.spark import session
+from toc.reconcile.spark import open_session
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
 
 settings = load_settings(**json.loads(sys.argv[1]))
-with session(settings, "local[2]") as spark:
+with open_session(settings, "local[2]") as spark:
     result = archive(spark, settings, SystemClock(), print)
 sys.exit(not result.is_good)
 """
@@ -55,7 +55,7 @@ def test_killed_while_spark_writes(tmp_path: Path) -> None:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    assert standing(library.databases[0]) == Standing(0, 0, 1)
+    assert read_archive_status(library.databases[0]) == ArchiveStatus(0, 0, 1)
     assert not (tmp_path / "archive/jobs").exists()
 
     subprocess.run(command, check=True, timeout=100)
@@ -75,6 +75,6 @@ def many(library: Library, part: int) -> list[int]:
     library.claim(ids, "one")
     for shard in {library.shard(job_id) for job_id in ids}:
         mine = [job_id for job_id in ids if library.shard(job_id) == shard]
-        outcomes = [Outcome(job_id, "one", Kind.DONE) for job_id in mine]
+        outcomes = [Outcome(job_id, "one", OutcomeKind.DONE) for job_id in mine]
         assert len(library.settle(*outcomes)) == len(mine)
     return ids

@@ -15,10 +15,10 @@ from tests.integration.world import HORIZON_MS, NEAR_MS, World
 from tests.servers.endpoint import Endpoint
 from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
 from toc.domain.ids import GENE_BITS, SEQUENCE_BITS
-from toc.reconcile.compare import Compare
-from toc.reconcile.findings import Compared, Finding
+from toc.reconcile.compare import ShardCompare
+from toc.reconcile.findings import Finding, ShardComparison
 from toc.reconcile.run import Reconciliation
-from toc.store.claims import Kind
+from toc.store.claims import OutcomeKind
 from toc.timer import keys
 from toc.timer.loader import Mark
 from toc.timer.slots import Entry
@@ -45,16 +45,20 @@ def world(_migrated: Library, redis_server: Endpoint) -> Iterator[World]:
     world.close()
 
 
-def compare(world: World, **changes: object) -> Compare:
+def compare(world: World, **changes: object) -> ShardCompare:
     own = world.settings.reconcile.model_copy(update=changes)
     settings = world.settings.model_copy(update={"reconcile": own})
-    return Compare(world.library.databases, world.slots, settings, world.library.catalogue.name)
+    return ShardCompare(
+        world.library.databases, world.slots, settings, world.library.catalogue.types.find_name
+    )
 
 
 def found(world: World, **changes: object) -> list[Finding]:
     """What a whole run would find, without a second look."""
     one = compare(world, **changes)
-    return list(chain.from_iterable(one.shard(s).findings for s in range(world.settings.shards)))
+    return list(
+        chain.from_iterable(one.compare_shard(s).findings for s in range(world.settings.shards))
+    )
 
 
 def kinds(world: World, **changes: object) -> dict[int, list[D]]:
@@ -67,7 +71,7 @@ def kinds(world: World, **changes: object) -> dict[int, list[D]]:
 def counts(world: World, **changes: object) -> Counter[str]:
     one, total = compare(world, **changes), Counter[str]()
     for shard in range(world.settings.shards):
-        total += one.shard(shard).counts
+        total += one.compare_shard(shard).counts
     return total
 
 
@@ -102,10 +106,10 @@ def mixture(world: World) -> list[int]:
     ids = [schedule(world, 1000 * n, biz_id=n) for n in range(1, 60)]
     ids += [schedule(world, 7000 * n, biz_id=n, biz_type="vip.close") for n in range(40)]
     ids += [schedule(world, 10_000_000 + n, biz_id=n) for n in range(8)]  # far
-    for kind in (Kind.DONE, Kind.BURY, Kind.DROP):
+    for kind in (OutcomeKind.DONE, OutcomeKind.BURY, OutcomeKind.DROP):
         world.library.ended(kind, biz_id=3)
     failed = world.library.running("one", biz_id=3)
-    world.library.settle_as(Kind.RETRY, failed, "one", world.now_ms + 50_000)
+    world.library.settle_as(OutcomeKind.RETRY, failed, "one", world.now_ms + 50_000)
     arm(world, failed, 50_000)
     world.library.running("two", biz_id=5)
     for job_id in ids[:9]:
@@ -282,7 +286,7 @@ def test_a_job_that_a_node_without_its_handler_has_put_back_is_on_its_way(world:
 
 def test_a_reminder_at_the_end_of_a_lease_that_is_over_is_legal_for_a_while(world: World) -> None:
     """Another worker popped the job while it ended, and has put its reminder back at the lease's end."""
-    job_id = world.library.ended(Kind.DONE)
+    job_id = world.library.ended(OutcomeKind.DONE)
     arm(world, job_id, 7_200_000)
     assert found(world) == []
     world.clock.advance(3600)
@@ -297,10 +301,10 @@ def test_all_odd_rows_are_counted(world: World) -> None:
     for job_id in ids[20:]:
         set_row(world, job_id, "biz_id = biz_id + 1")
     one = compare(world, findings_max=4 * 5)
-    first = one.shard(world.library.shard(ids[0]))
+    first = one.compare_shard(world.library.shard(ids[0]))
     assert first.found == {D.MOVED: 20, D.MISFIT: 10}
     assert Counter(f.kind for f in first.findings) == {D.MOVED: 5, D.MISFIT: 5}
-    assert one.again(first).found == first.found
+    assert one.recheck(first).found == first.found
 
 
 def test_each_wrong_place_is_a_finding(world: World) -> None:
@@ -348,8 +352,8 @@ def test_a_mark_of_another_server_is_nobodys_fault(world: World) -> None:
 # ---- both sides move
 
 
-def healed(world: World, first: Compared) -> Compared:
-    return compare(world).again(first)
+def healed(world: World, first: ShardComparison) -> ShardComparison:
+    return compare(world).recheck(first)
 
 
 def test_what_heals_until_the_second_look_does_not_count(world: World) -> None:
@@ -357,7 +361,7 @@ def test_what_heals_until_the_second_look_does_not_count(world: World) -> None:
     for job_id in ids:
         forget(world, job_id)
     shard = world.library.shard(ids[0])
-    first = compare(world).shard(shard)
+    first = compare(world).compare_shard(shard)
     assert first.found == {D.MISSING: 4}
     arm(world, ids[0], 50_000)  # its client was slow
     world.center.cancel(ids[1])  # it has ended
@@ -372,12 +376,12 @@ def test_what_is_only_counted_is_believed_with_the_kept_ones(world: World) -> No
     for job_id in ids:
         forget(world, job_id)
     one = compare(world, findings_max=12)
-    first = one.shard(world.library.shard(ids[0]))
+    first = one.compare_shard(world.library.shard(ids[0]))
     assert (first.found[D.MISSING], len(first.findings)) == (9, 3)
-    assert one.again(first).found[D.MISSING] == 9
+    assert one.recheck(first).found[D.MISSING] == 9
     for finding in first.findings[:2]:
         arm(world, finding.job_id, 50_000)
-    assert one.again(first).found[D.MISSING] == 1
+    assert one.recheck(first).found[D.MISSING] == 1
 
 
 def test_many_jobs_of_one_millisecond(world: World) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tests.contract.ended_rows import made_at, write
 from tests.contract.engines import library_on
 from tests.contract.library import SHARDS, Library
+from toc.domain.biz_types import type_no_of
 from toc.domain.ids import first_id_of
 from toc.domain.times import datetime_of
 from toc.reconcile import lateness as lateness_module
@@ -21,14 +22,14 @@ from toc.reconcile.lateness import (
     BUCKETS,
     DAYS_MAX,
     PER_MILLE,
-    Lateness,
+    LatenessResult,
     days_to_write,
     lateness,
 )
 from toc.runtime.settings import ReconcileSettings, RetentionSettings
-from toc.store.claims import Kind
+from toc.store.claims import OutcomeKind
 from toc.store.columns import sql_time
-from toc.store.ended import BOUNDS_MS, DAY_MS, HOUR_MS
+from toc.store.ended_jobs import BOUNDS_MS, DAY_MS, HOUR_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +40,8 @@ DAY_S = 86_400
 OVER_S = 61  # after midnight
 YESTERDAY = RetentionSettings(days=1)  # then no more is made up for
 OUTCOMES = {2: "done", 3: "cancelled", 4: "dead"}
-NAMES = {1: "order.close", 2: "report", 9: None}
+CLOSE, REPORT, NAMELESS = type_no_of("order.close"), type_no_of("report"), 9
+NAMES = {CLOSE: "order.close", REPORT: "report", NAMELESS: None}
 
 
 class KilledError(BaseException):
@@ -56,7 +58,7 @@ class Office:
     retention: RetentionSettings = YESTERDAY
     heard: list[str] = field(default_factory=list)
 
-    def run(self, **changes: Any) -> Lateness:
+    def run(self, **changes: Any) -> LatenessResult:
         settings = self.library.settings.model_copy(
             update={
                 "reconcile": ReconcileSettings(directory=str(self.directory), page=50),
@@ -156,7 +158,7 @@ def jobs_of(base_ms: int, number: int) -> list[Job]:
         ended_ms = min(made_ms + rng.randrange(DAY_MS), base_ms + 3 * DAY_MS - 1)
         claimed_ms = rng.choice([None, *[action_ms + late_ms] * 9])
         attempts = rng.choice([0, 1, 1, 1, 1, 1, 2, 16])
-        type_no = rng.choice([1, 1, 1, 2, 9])
+        type_no = rng.choice([CLOSE, CLOSE, CLOSE, REPORT, NAMELESS])
         found.append(Job(type_no, status, action_ms, made_ms, ended_ms, attempts, claimed_ms))
     return found
 
@@ -241,7 +243,7 @@ def done(library: Library, biz_id: int, late_ms: int) -> int:
     job_id = made_at(library, library.pending(biz_id), library.now_ms)
     library.clock.advance(late_ms / 1000)
     library.claim([job_id], "one")
-    assert library.settle_as(Kind.DONE, job_id, "one")
+    assert library.settle_as(OutcomeKind.DONE, job_id, "one")
     return job_id
 
 
@@ -342,13 +344,13 @@ def test_of_two_runs_at_once_each_day_has_the_rows_of_one(
     done(small.library, 1, 5)
     small.library.clock.advance(DAY_S + OVER_S)
     real = lateness_module._write
-    inner: list[Lateness] = []
+    inner: list[LatenessResult] = []
 
     def overtaken(day: Any, url: str) -> None:
         if staged:
             real(day, url)
         if not inner:
-            inner.append(Lateness(""))
+            inner.append(LatenessResult(""))
             inner[0] = small.run()
         if not staged:
             real(day, url)

@@ -20,15 +20,15 @@ from tests.cluster.conftest import zookeeper
 from tests.servers import Server
 from tests.worker.waiting import wait_until
 from toc.handlers.registry import Registry
-from toc.node.health import of_nightly
+from toc.node.health import health_of_nightly
 from toc.node.node import Node
 from toc.reconcile import nightly as module
-from toc.reconcile.nightly import COMMAND, Nightly, lacking
+from toc.reconcile.nightly import COMMAND, Nightly, missing_software
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.store.databases import Databases
-from toc.store.reconciled import last, record
+from toc.store.reconcile_status import read_last_result, record_result
 
 __all__ = ["zookeeper"]
 
@@ -201,7 +201,7 @@ def test_of_two_nodes_only_the_leader_runs_it(
     assert len(list(directory.glob("ran-*"))) == 1
     assert two.last is None
     nodes[0].stop()
-    wait_until(nodes[1]._leads, "the other one to lead")
+    wait_until(nodes[1]._is_leader, "the other one to lead")
     it_is_time(two)
     wait_until(lambda: two.last is not None, "its run to end")
     assert len(list(directory.glob("ran-*"))) == 2
@@ -211,11 +211,11 @@ def test_without_zookeeper_it_is_the_node_s_own(
     directory: Path, zookeeper: Server, nodes: list[Node]
 ) -> None:
     alone = Node(Settings(redis_url="none", reconcile={"nightly": AT}), handlers=Registry())
-    assert alone._leads()
+    assert alone._is_leader()
     alone.stop()
     zookeeper.stop()
-    wait_until(lambda: not nodes[0]._leads(), "nobody to lead")
-    assert not nodes[1]._leads()
+    wait_until(lambda: not nodes[0]._is_leader(), "nobody to lead")
+    assert not nodes[1]._is_leader()
 
 
 def test_a_node_without_nights(directory: Path) -> None:
@@ -290,10 +290,10 @@ def test_how_it_ended_is_logged_in_words(
     caplog.set_level(logging.INFO)
     nightly = make(f"raise SystemExit({code})")
     nightly.run()
-    (record,) = [r for r in caplog.records if "has ended" in r.getMessage()]
-    assert record.getMessage() == f"the nightly run has ended: {words}; log {nightly.log_file}"
-    assert record.levelno == (logging.INFO if good else logging.WARNING)
-    part = of_nightly(nightly)
+    (entry,) = [r for r in caplog.records if "has ended" in r.getMessage()]
+    assert entry.getMessage() == f"the nightly run has ended: {words}; log {nightly.log_file}"
+    assert entry.levelno == (logging.INFO if good else logging.WARNING)
+    part = health_of_nightly(nightly)
     assert part.state == ("up" if good else "degraded")
     assert words in part.how
     assert part.since_ms is not None
@@ -308,13 +308,13 @@ def test_a_death_is_told_as_one(make: Make) -> None:
 
 def test_while_it_runs_health_says_so(make: Make) -> None:
     nightly = make("import time; time.sleep(60)")
-    assert of_nightly(nightly).how == f"at {AT} UTC, on the node that leads"
+    assert health_of_nightly(nightly).how == f"at {AT} UTC, on the node that leads"
     thread = begun(nightly)
-    part = of_nightly(nightly)
+    part = health_of_nightly(nightly)
     assert (part.state, part.how, part.since_ms) == ("up", "it runs", nightly.since_ms)
     nightly.stop()
     thread.join(10)
-    assert of_nightly(nightly).how == "it was ended by signal 15"
+    assert health_of_nightly(nightly).how == "it was ended by signal 15"
 
 
 def test_what_cannot_begin_is_told(make: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -322,10 +322,10 @@ def test_what_cannot_begin_is_told(make: Make, caplog: pytest.LogCaptureFixture)
     nightly = make()
     nightly.run()
     assert any("the nightly run could not begin: " in line for line in said(caplog))
-    assert of_nightly(nightly).state == "degraded"
+    assert health_of_nightly(nightly).state == "degraded"
     Path("reports").unlink()
     nightly.run()  # the next night
-    assert of_nightly(nightly).state == "up"
+    assert health_of_nightly(nightly).state == "up"
 
 
 # ---- its end
@@ -400,7 +400,7 @@ def test_one_that_hangs_is_ended_and_the_next_night_runs(
     wait_until(lambda: not alive(own) and not alive(child), "both to be gone")
     assert nightly.last is not None
     assert nightly.last.words == "it was ended after 3 s (reconcile.nightly_s_max)"
-    assert of_nightly(nightly).state == "degraded"
+    assert health_of_nightly(nightly).state == "degraded"
     nightly.run()
     assert nightly.last.is_good
 
@@ -418,7 +418,7 @@ def kept(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Databases
     monkeypatch.setattr(module, "STOP_S", 1.0)
     settings = Settings(databases=STORE)
     migrate.upgrade(settings)
-    databases = Databases.of(settings, SystemClock())
+    databases = Databases.from_settings(settings, SystemClock())
     yield databases
     databases.close()
 
@@ -430,14 +430,14 @@ STORE = "sqlite:///0.db"
 def test_what_could_say_nothing_itself_is_kept_as_one_that_could_not_run(
     make: Make, kept: Databases, code: str
 ) -> None:
-    before = record(kept, "agreed", 0, 0, 1.0, is_whole=True)
+    before = record_result(kept, "agreed", 0, 0, 1.0, is_whole=True)
     wait_until(lambda: kept.now_ms() > before.ended_ms)  # what follows begins later
     make(code, databases=STORE, reconcile={"nightly": AT, "nightly_s_max": 1}).run()
-    after = last(kept)
+    after = read_last_result(kept)
     assert after is not None
     assert (after.verdict, after.whole_ms) == ("unable", before.whole_ms)
     make("raise SystemExit(3)", databases=STORE).run()  # such a one keeps it itself
-    assert last(kept) == after
+    assert read_last_result(kept) == after
 
 
 def test_a_reconciliation_that_ended_before_its_night_hung_counts(
@@ -445,18 +445,18 @@ def test_a_reconciliation_that_ended_before_its_night_hung_counts(
 ) -> None:
     nightly = make(DEAF, databases=STORE, reconcile={"nightly": AT, "nightly_s_max": 3})
     thread = begun(nightly)
-    made = record(kept, "repaired", 7, 7, 1.0, is_whole=True)
+    made = record_result(kept, "repaired", 7, 7, 1.0, is_whole=True)
     thread.join(30)
     assert nightly.last is not None
     assert not nightly.last.is_good
-    assert last(kept) == made
+    assert read_last_result(kept) == made
 
 
 CHILD = f"""
 import sys
-from toc.reconcile.nightly import end_with
+from toc.reconcile.nightly import end_with_parent
 from toc.runtime.clock import SystemClock
-end_with(int(sys.argv[sys.argv.index("--parent") + 1]), SystemClock())
+end_with_parent(int(sys.argv[sys.argv.index("--parent") + 1]), SystemClock())
 {DEAF}
 """
 NODE = f"""
@@ -518,7 +518,7 @@ def test_what_is_lacking_is_said_at_the_start(make: Make, caplog: pytest.LogCapt
         "are not installed: pip install 'toc[reconcile]'; there is no java on PATH: install Java 17 "
         "or later, as `apt install openjdk-17-jre-headless`"
     )
-    part = of_nightly(nightly)
+    part = health_of_nightly(nightly)
     assert (part.state, "toc[reconcile]" in part.how) == ("degraded", True)
 
 
@@ -531,12 +531,14 @@ def test_java_is_looked_for_where_it_will_be(
     java.write_text("")
     java.chmod(0o755)
     monkeypatch.setenv("PATH", str(directory / "bin"))
-    assert lacking() == ""
+    assert missing_software() == ""
     monkeypatch.setenv("JAVA_HOME", str(directory / "elsewhere"))
-    assert lacking().startswith(f"JAVA_HOME, {directory}/elsewhere, has no bin/java: install")
+    assert missing_software().startswith(
+        f"JAVA_HOME, {directory}/elsewhere, has no bin/java: install"
+    )
     monkeypatch.setenv("JAVA_HOME", str(directory))
     monkeypatch.setenv("PATH", "")
-    assert lacking() == ""
+    assert missing_software() == ""
 
 
 def test_a_node_imports_nothing_of_the_extra(directory: Path) -> None:

@@ -13,14 +13,19 @@ from tests.cli.conftest import Toc, no_settings, redis, servers, toc
 from tests.contract.engines import library_on
 from tests.contract.library import Library
 from toc.domain.disagreements import Disagreement
-from toc.reconcile.findings import Failure, Finding, Mend, Outcome
-from toc.reconcile.remember import remember
+from toc.reconcile.findings import Finding, ReconcileResult, RepairResult, ShardFailure
+from toc.reconcile.last_result import store_result
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
 from toc.store.databases import Databases
-from toc.store.facts import recorded_facts
 from toc.store.mover import MOVED_ROWS
-from toc.store.reconciled import RECONCILED, Reconciled, last, record
+from toc.store.reconcile_status import (
+    RECONCILED,
+    LastReconcileResult,
+    read_last_result,
+    record_result,
+)
+from toc.store.server_facts import read_recorded_meta
 from toc.testing import TestClock
 
 __all__ = ["no_settings", "redis", "servers", "toc"]
@@ -50,53 +55,55 @@ def empty(request: pytest.FixtureRequest) -> None:
 
 
 def test_the_last_one_counts(library: Library) -> None:
-    assert last(library.databases) is None
-    first = record(library.databases, "agreed", 0, 0, 12.345, is_whole=True)
-    assert first == Reconciled(library.now_ms, "agreed", 0, 0, 12.3, library.now_ms)
-    assert last(library.databases) == first
+    assert read_last_result(library.databases) is None
+    first = record_result(library.databases, "agreed", 0, 0, 12.345, is_whole=True)
+    assert first == LastReconcileResult(library.now_ms, "agreed", 0, 0, 12.3, library.now_ms)
+    assert read_last_result(library.databases) == first
     library.clock.advance(60)
-    second = record(library.databases, "left", 7, 5, 1, is_whole=True)
-    assert last(library.databases) == second
+    second = record_result(library.databases, "left", 7, 5, 1, is_whole=True)
+    assert read_last_result(library.databases) == second
     assert (second.verdict, second.whole_ms) == ("left", library.now_ms)
 
 
 def test_when_everything_was_compared_is_not_forgotten(library: Library) -> None:
-    record(library.databases, "unable", 0, 0, 1, is_whole=False)
-    found = last(library.databases)
+    record_result(library.databases, "unable", 0, 0, 1, is_whole=False)
+    found = read_last_result(library.databases)
     assert found is not None
     assert found.whole_ms is None
-    whole = record(library.databases, "agreed", 0, 0, 1, is_whole=True)
+    whole = record_result(library.databases, "agreed", 0, 0, 1, is_whole=True)
     library.clock.advance(60)
-    record(library.databases, "unable", 3, 0, 1, is_whole=False)
-    found = last(library.databases)
+    record_result(library.databases, "unable", 3, 0, 1, is_whole=False)
+    found = read_last_result(library.databases)
     assert found is not None
     assert (found.ended_ms, found.whole_ms) == (library.now_ms, whole.ended_ms)
 
 
 def test_it_fits(library: Library) -> None:
     largest = 2**63
-    made = record(library.databases, "x" * 32, largest, largest, float(largest), is_whole=True)
-    assert last(library.databases) == made
+    made = record_result(
+        library.databases, "x" * 32, largest, largest, float(largest), is_whole=True
+    )
+    assert read_last_result(library.databases) == made
     for verdict in ("x" * 33, "größer"):
         with pytest.raises(ValueError, match="not a verdict"):
-            record(library.databases, verdict, 0, 0, 0, is_whole=True)
-    assert last(library.databases) == made
+            record_result(library.databases, verdict, 0, 0, 0, is_whole=True)
+    assert read_last_result(library.databases) == made
 
 
 @pytest.mark.parametrize("value", ["by hand", "[]", "7", '{"ended_ms": 1}', '{"whole_ms": {}}'])
 def test_what_others_have_written_is_none(library: Library, value: str) -> None:
     keep(library, value)
-    assert last(library.databases) is None
-    assert record(library.databases, "agreed", 0, 0, 1, is_whole=False).whole_ms is None
+    assert read_last_result(library.databases) is None
+    assert record_result(library.databases, "agreed", 0, 0, 1, is_whole=False).whole_ms is None
 
 
 def test_the_catalogue_takes_it_for_no_fact(library: Library) -> None:
     facts = library.settings.facts
-    library.catalogue.check(facts)
-    before = recorded_facts(library.databases[0])
-    record(library.databases, "agreed", 0, 0, 1, is_whole=True)
-    assert recorded_facts(library.databases[0]) == before
-    library.catalogue.check(facts)
+    library.catalogue.verify_and_record(facts)
+    before = read_recorded_meta(library.databases[0])
+    record_result(library.databases, "agreed", 0, 0, 1, is_whole=True)
+    assert read_recorded_meta(library.databases[0]) == before
+    library.catalogue.verify_and_record(facts)
     # It is written on the new server only, once that is home.
     assert RECONCILED in MOVED_ROWS
 
@@ -104,8 +111,8 @@ def test_the_catalogue_takes_it_for_no_fact(library: Library) -> None:
 # ---- of a run
 
 
-def outcome(**changes: Any) -> Outcome:
-    made = Outcome(
+def outcome(**changes: Any) -> ReconcileResult:
+    made = ReconcileResult(
         began_ms=1000, namespace="toc", databases=2, shards=4, engine="", repairing=True,
         ended_ms=3500, compared=4,
     )  # fmt: skip
@@ -118,17 +125,17 @@ def outcome(**changes: Any) -> Outcome:
 def test_a_run_is_remembered() -> None:
     settings, clock = load_settings(), SystemClock()
     finding = Finding(Disagreement.MISSING, 1, "default", 1, 5)
-    mends = [Mend(finding, True, "armed"), Mend(finding, False, "cannot")]
-    run = outcome(mends=mends)
+    repairs = [RepairResult(finding, True, "armed"), RepairResult(finding, False, "cannot")]
+    run = outcome(repairs=repairs)
     run.found[Disagreement.MISSING] = 3
-    kept = remember(run, settings, clock)
+    kept = store_result(run, settings, clock)
     assert kept is not None
     assert (kept.verdict, kept.disagreements, kept.repaired, kept.seconds) == ("left", 3, 1, 2.5)
     assert kept.whole_ms == kept.ended_ms
-    part = remember(outcome(compared=3, failures=[Failure(3, "away")]), settings, clock)
+    part = store_result(outcome(compared=3, failures=[ShardFailure(3, "away")]), settings, clock)
     assert part is not None
     assert (part.verdict, part.whole_ms) == ("unable", kept.ended_ms)
-    broken = remember(outcome(broken_off="Redis is away"), settings, clock)
+    broken = store_result(outcome(broken_off="Redis is away"), settings, clock)
     assert broken is not None
     assert (broken.verdict, broken.whole_ms) == ("unable", broken.ended_ms)
 
@@ -137,9 +144,9 @@ def test_a_database_that_is_away_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOC_DATABASES", f"sqlite:///{tmp_path}/nowhere/0.db")
-    assert remember(outcome(), load_settings(), SystemClock()) is None
-    (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
-    assert "`toc status` will not know of this run" in record.getMessage()
+    assert store_result(outcome(), load_settings(), SystemClock()) is None
+    (record_result,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert "`toc status` will not know of this run" in record_result.getMessage()
 
 
 # ---- shown
@@ -152,10 +159,10 @@ def reconciled(ago_ms: int, verdict: str, *numbers: int, is_whole: bool = True) 
     clock = TestClock(TestClock().now)
     clock._ms = SystemClock().wall_ms() - ago_ms
     settings = load_settings()
-    databases = Databases.of(settings, clock)
+    databases = Databases.from_settings(settings, clock)
     try:
         disagreements, repaired = numbers or (0, 0)
-        record(databases, verdict, disagreements, repaired, 1, is_whole=is_whole)
+        record_result(databases, verdict, disagreements, repaired, 1, is_whole=is_whole)
     finally:
         databases.close()
 

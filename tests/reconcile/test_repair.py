@@ -35,8 +35,8 @@ from tests.reconcile.damage import (
 from toc.domain.ids import GENE_MASK, gene_of
 from toc.domain.job import Status
 from toc.domain.routing import hash_of
-from toc.reconcile.findings import Finding, Mend
-from toc.store.claims import Kind
+from toc.reconcile.findings import Finding, RepairResult
+from toc.store.claims import OutcomeKind
 from toc.timer.loader import Loader
 
 # ---- once
@@ -46,7 +46,7 @@ from toc.timer.loader import Loader
 def test_it_is_mended(town: Town, name: str) -> None:
     case = CASES[name](town)
     rows, events = town.rows(), town.events()
-    assert town.mend(case.finding) == [Mend(case.finding, True, case.how)]
+    assert town.mend(case.finding) == [RepairResult(case.finding, True, case.how)]
     assert town.redis() == case.redis
     new = town.events()[len(events) :]
     if case.finding.kind is K.MISFIT:
@@ -116,8 +116,8 @@ def test_several_of_one_job(town: Town) -> None:
     job_id = town.library.pending(in_ms=-LONG_MS)
     shift(town.library, job_id, -LONG_MS)
     kinds = [K.OVERDUE, K.MISSING, K.MOVED]
-    mends = town.mend(*(town.finding(kind, job_id) for kind in kinds))
-    assert [(mend.finding.kind, mend.done, mend.how) for mend in mends] == [
+    repairs = town.mend(*(town.finding(kind, job_id) for kind in kinds))
+    assert [(mend.finding.kind, mend.done, mend.how) for mend in repairs] == [
         (K.MOVED, True, "due at its action_time again"),
         (K.MISSING, True, "its reminder is in place by now"),
         (K.OVERDUE, True, "it has just been armed"),
@@ -170,8 +170,8 @@ def test_thousands_at_once(town: Town) -> None:
         town.library.insert(*jobs)
     findings = [town.finding(K.MISSING, job.job_id) for job in new]
     told: list[int] = []
-    mends = list(town.repairs().mend(findings, told.append))
-    assert {mend.finding.job_id for mend in mends if mend.done} == {job.job_id for job in new}
+    repairs = list(town.repairs().repair(findings, told.append))
+    assert {mend.finding.job_id for mend in repairs if mend.done} == {job.job_id for job in new}
     assert {i: ms for key in town.redis().values() for i, ms in key.items()} == {
         job.job_id: SOON_MS + job.biz_id for job in new
     }
@@ -233,13 +233,13 @@ def missing_in_the_wrong_table(town: Town) -> tuple[Finding, str]:
 
 
 def orphan_that_lives_again(town: Town) -> tuple[Finding, str]:
-    case = orphan(Kind.BURY)(town)
+    case = orphan(OutcomeKind.BURY)(town)
     town.library.jobs.redrive(case.finding.job_id, town.now_ms)
     return case.finding, "it is alive again: its reminder stays"
 
 
 def orphan_that_went(town: Town) -> tuple[Finding, str]:
-    case = orphan(Kind.DONE)(town)
+    case = orphan(OutcomeKind.DONE)(town)
     town.slots.ack(case.finding.topic, {case.finding.slot: [case.finding.job_id]})
     return case.finding, "it has left that slot by itself"
 
@@ -280,7 +280,7 @@ def overdue_and_rescheduled(town: Town) -> tuple[Finding, str]:
 def overdue_and_done(town: Town) -> tuple[Finding, str]:
     case = overdue(town)
     town.library.claim([case.finding.job_id], "one")
-    assert town.library.settle_as(Kind.DONE, case.finding.job_id, "one")
+    assert town.library.settle_as(OutcomeKind.DONE, case.finding.job_id, "one")
     return case.finding, "it has ended meanwhile"
 
 
@@ -384,7 +384,7 @@ def test_what_is_no_more_the_case_is_left_alone(
 ) -> None:
     finding, how = make(town)
     before = town.everything()
-    assert town.mend(finding) == [Mend(finding, done, how)]
+    assert town.mend(finding) == [RepairResult(finding, done, how)]
     assert town.everything() == before
 
 
@@ -419,7 +419,7 @@ def test_a_redrive_before_the_ack_keeps_its_reminder(town: Town, is_stuck: bool)
         town.put(spot, job_id, -5)
         finding = town.finding(K.ORPHAN, job_id)
     slots = Between(town, lambda: town.world.center.redrive(job_id))
-    (mend,) = town.repairs(slots=slots).mend([finding])
+    (mend,) = town.repairs(slots=slots).repair([finding])
     assert mend.done
     assert town.library.row(job_id).status == Status.PENDING
     assert town.redis() == {store(spot): {job_id: 0}}
@@ -436,7 +436,7 @@ def test_a_redrive_before_the_ack_in_a_wrong_slot_keeps_its_reminder(town: Town)
         town.put(wrong, job_id, 5)
 
     finding = town.finding(K.ORPHAN, job_id, wrong)
-    list(town.repairs(slots=Between(town, redrive)).mend([finding]))
+    list(town.repairs(slots=Between(town, redrive)).repair([finding]))
     assert town.redis() == {store(town.home(job_id)): {job_id: 5}}
 
 
@@ -444,14 +444,14 @@ def test_a_redrive_for_a_far_day_needs_no_reminder(town: Town) -> None:
     job_id = town.library.dead(biz_id=7)
     town.put(town.home(job_id), job_id, -5)
     slots = Between(town, lambda: town.library.jobs.redrive(job_id, town.now_ms + FAR_MS))
-    list(town.repairs(slots=slots).mend([town.finding(K.ORPHAN, job_id)]))
+    list(town.repairs(slots=slots).repair([town.finding(K.ORPHAN, job_id)]))
     assert town.redis() == {}
 
 
 def test_a_row_that_goes_home_under_its_id_is_reminded_of_all_the_time(town: Town) -> None:
     case = in_the_wrong_table(town)
     slots = Between(town)
-    list(town.repairs(slots=slots).mend([case.finding]))
+    list(town.repairs(slots=slots).repair([case.finding]))
     job_id, wrong = case.finding.job_id, (case.finding.topic, case.finding.slot)
     assert slots.acked == {(*wrong, job_id)}
 
@@ -460,6 +460,6 @@ def test_a_job_that_ends_while_it_is_moved_to_its_slot(town: Town) -> None:
     """The reminder of an ended job is legal for a moment: it is forgotten when it is popped."""
     case = wrong_slot(town)
     slots = Between(town, lambda: town.library.jobs.cancel(case.finding.job_id))
-    list(town.repairs(slots=slots).mend([case.finding]))
+    list(town.repairs(slots=slots).repair([case.finding]))
     assert town.redis() == case.redis
     assert town.library.row(case.finding.job_id).status == Status.CANCELLED

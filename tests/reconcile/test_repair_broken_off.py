@@ -12,7 +12,7 @@ from tests.reconcile.damage import CASES, COPIED, LONG_MS, SOON_MS, K, Town
 from tests.servers import Server
 from tests.worker.rig import outage
 from toc.errors import StoreUnavailable, TimerUnavailable
-from toc.reconcile.findings import Finding, Mend
+from toc.reconcile.findings import Finding, RepairResult
 from toc.reconcile.repair import BATCH
 
 # ---- broken off
@@ -95,9 +95,9 @@ def test_killed_at_any_call_it_is_as_if_it_had_not_been(
         findings = damage(town)
         state = {"calls": 0, "last": last}
         repairs = town.repairs(slots=Dying(town.slots, state, after=after))
-        repairs._mending = Dying(repairs._mending, state, after=after)  # type: ignore[assignment]
+        repairs._job_repair = Dying(repairs._job_repair, state, after=after)  # type: ignore[assignment]
         try:
-            list(repairs.mend(findings))
+            list(repairs.repair(findings))
         except Killed:
             kills += 1
         else:
@@ -114,7 +114,7 @@ def test_stopped_after_any_number_it_goes_on(wholly: tuple[Town, Any]) -> None:
         findings = damage(town)
         repairs = town.repairs()
         repairs._batch = 1
-        mending = repairs.mend(findings)
+        mending = repairs.repair(findings)
         taken = [next(mending) for _ in range(number)]
         mending.close()  # type: ignore[attr-defined]
         assert len({mend.finding for mend in taken}) == number
@@ -129,7 +129,7 @@ def test_without_redis_nothing_is_begun(small: Town, own_redis: Server) -> None:
     before = town.rows(), town.events()
     own_redis.stop()
     with pytest.raises(TimerUnavailable):
-        list(town.repairs().mend(findings))
+        list(town.repairs().repair(findings))
     assert (town.rows(), town.events()) == before
 
 
@@ -138,10 +138,10 @@ def test_redis_that_goes_away_is_told_after_what_was_mended(small: Town, own_red
     findings = damage(town)
     repairs = town.repairs()
     repairs._batch = 1
-    mended: list[Mend] = []
+    mended: list[RepairResult] = []
 
     def mend() -> None:
-        for one in repairs.mend(findings):
+        for one in repairs.repair(findings):
             mended.append(one)
             if len(mended) == 5:
                 own_redis.stop()
@@ -151,7 +151,7 @@ def test_redis_that_goes_away_is_told_after_what_was_mended(small: Town, own_red
     assert len(mended) == 5
     rows = town.rows(), town.events()
     with pytest.raises(TimerUnavailable):
-        list(town.repairs().mend(findings))
+        list(town.repairs().repair(findings))
     assert (town.rows(), town.events()) == rows
 
 
@@ -160,7 +160,7 @@ def test_a_database_that_goes_away_is_told_after_what_was_mended(wholly: tuple[T
     findings = damage(town)
     repairs = town.repairs()
     repairs._batch = 1
-    mending = repairs.mend(findings)
+    mending = repairs.repair(findings)
     mended = [next(mending) for _ in range(5)]
     before = town.everything()
     with outage(town.library.databases[0]), pytest.raises(StoreUnavailable):
@@ -175,7 +175,11 @@ def test_a_database_that_goes_away_is_told_after_what_was_mended(wholly: tuple[T
 def test_misfits_that_were_copied_are_told_when_the_next_one_fails(small: Town) -> None:
     jobs = [misfit(small.library, 0, 1, in_ms=SOON_MS + n) for n in range(3)]
     repairs = small.repairs()
-    rehome, tries, mended = repairs._mending.rehome, list[int](), list[Mend]()
+    rehome, tries, mended = (
+        repairs._job_repair.copy_to_right_shard,
+        list[int](),
+        list[RepairResult](),
+    )
 
     def twice(shard: int, job_id: int) -> Any:
         tries.append(job_id)
@@ -184,10 +188,10 @@ def test_misfits_that_were_copied_are_told_when_the_next_one_fails(small: Town) 
         return rehome(shard, job_id)
 
     def mend() -> None:
-        for one in repairs.mend([small.finding(K.MISFIT, job.job_id) for job in jobs]):
+        for one in repairs.repair([small.finding(K.MISFIT, job.job_id) for job in jobs]):
             mended.append(one)
 
-    repairs._mending.rehome = twice  # type: ignore[method-assign]
+    repairs._job_repair.copy_to_right_shard = twice  # type: ignore[method-assign]
     with pytest.raises(StoreUnavailable):
         mend()
     assert [mend.how for mend in mended] == [COPIED] * 2
@@ -201,7 +205,7 @@ def test_repairs_keep_their_pace(small: Town) -> None:
     findings = [small.finding(K.MISSING, job_id) for job_id in jobs]
     repairs, clock = small.repairs(per_s=10), small.library.clock
     began_s = clock.monotonic_s()
-    for number, _ in enumerate(repairs.mend(findings)):
+    for number, _ in enumerate(repairs.repair(findings)):
         assert number < 10 * (clock.monotonic_s() - began_s) + 10
     assert clock.monotonic_s() - began_s == pytest.approx(11)
 
@@ -212,14 +216,14 @@ def test_all_callers_together_keep_the_pace(small: Town) -> None:
     repairs, clock = small.repairs(per_s=10), small.library.clock
     began_s = clock.monotonic_s()
     for start in range(0, 40, 10):
-        list(repairs.mend(findings[start : start + 10]))
+        list(repairs.repair(findings[start : start + 10]))
     assert clock.monotonic_s() - began_s == pytest.approx(3)
 
 
 def test_a_slow_pace_goes_one_by_one(small: Town) -> None:
     jobs = [small.library.pending(n, in_ms=LONG_MS) for n in range(4)]
     repairs, clock = small.repairs(per_s=0.5), small.library.clock
-    mending = repairs.mend([small.finding(K.MISSING, job_id) for job_id in jobs])
+    mending = repairs.repair([small.finding(K.MISSING, job_id) for job_id in jobs])
     began_s = clock.monotonic_s()
     next(mending)
     assert small.world.reminders() == 1

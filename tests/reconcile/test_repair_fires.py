@@ -18,9 +18,9 @@ from toc.domain.ids import gene_of
 from toc.domain.job import Job, Status
 from toc.domain.routing import hash_of
 from toc.reconcile.findings import Finding
-from toc.reconcile.repair import Repairs
-from toc.store.comparing import Comparing
-from toc.store.events import events_of
+from toc.reconcile.repair import Repairer
+from toc.store.compare_reads import CompareReads
+from toc.store.events import read_events
 
 
 @pytest.fixture(params=["sqlite", "mysql"])
@@ -41,7 +41,7 @@ class Yard:
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
-        opened = rig.center._opened()
+        opened = rig.center._connected()
         assert opened.slots is not None
         self.databases, self.slots = opened.databases, opened.slots
         self.catalogue = opened.jobs._catalogue
@@ -71,13 +71,13 @@ class Yard:
 
     def put(self, spot: Spot, job_id: int) -> None:
         """A reminder in an hour."""
-        key = self.slots._queues(*spot)[0]
+        key = self.slots._queue_keys(*spot)[0]
         in_an_hour = self.slots.time_ms() + 3_600_000
         self.slots.client().execute_command("ZADD", key, in_an_hour, job_id)
 
     def find(self, kind: Disagreement, job_id: int, spot: Spot | None = None) -> None:
         shard = self.rig.shard(job_id)
-        row = next(iter(Comparing(self.databases).rows(shard, [job_id])))
+        row = next(iter(CompareReads(self.databases).full_rows(shard, [job_id])))
         self.findings.append(
             Finding(
                 kind,
@@ -95,15 +95,17 @@ class Yard:
 
     def mend(self) -> None:
         settings, clock = self.rig.settings, self.rig.clock
-        repairs = Repairs(self.databases, self.slots, settings, self.catalogue.name, clock, ACTOR)
-        assert [mend for mend in repairs.mend(self.findings) if not mend.done] == []
+        repairs = Repairer(
+            self.databases, self.slots, settings, self.catalogue.types.find_name, clock, ACTOR
+        )
+        assert [mend for mend in repairs.repair(self.findings) if not mend.done] == []
         self.findings.clear()
 
     def damage_out(self, shard: int) -> None:
         """One that is stuck in its PrepareQueue."""
         job_id = self.insert(shard)
         self.jobs.append(job_id)
-        key = self.slots._queues(*self.spot(job_id))[1]
+        key = self.slots._queue_keys(*self.spot(job_id))[1]
         self.slots.client().execute_command("ZADD", key, self.slots.time_ms() - 600_000, job_id)
         self.find(K.STUCK, job_id)
 
@@ -174,5 +176,5 @@ def test_what_was_repaired_fires_once(rig: Rig) -> None:
     assert runs == Counter(yard.jobs)
     for job_id in yard.jobs:
         database = yard.databases.of_shard(rig.shard(job_id))
-        whats = [event.what for event in events_of(database, job_id, 10)]
+        whats = [event.what for event in read_events(database, job_id, 10)]
         assert rig.row(job_id).attempts == (2 if "take_over" in whats else 1)

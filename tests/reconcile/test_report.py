@@ -22,7 +22,7 @@ from toc.domain.disagreements import Disagreement
 from toc.domain.ids import JOB_ID_MAX
 from toc.domain.times import EPOCH
 from toc.errors import SettingsError
-from toc.reconcile.findings import Failure, Finding, Mend, Outcome, Verdict
+from toc.reconcile.findings import Finding, ReconcileResult, RepairResult, RunVerdict, ShardFailure
 from toc.reconcile.report import report
 from toc.reconcile.report.summary import SCHEMA, SUMMARY, VERSION
 from toc.reconcile.report.words import COUNTS, KINDS, clean, duration, ranges
@@ -43,10 +43,10 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(reconcile={"directory": str(tmp_path / "reports"), "reports_max": 5})
 
 
-def outcome_of(*findings: Finding, began_ms: int = BEGAN_MS, **more: Any) -> Outcome:
+def outcome_of(*findings: Finding, began_ms: int = BEGAN_MS, **more: Any) -> ReconcileResult:
     facts = {"namespace": "toc", "databases": 2, "shards": 8, "engine": "local[2]"}
     facts |= {"repairing": False, "compared": 8, "ended_ms": began_ms + 43_500} | more
-    outcome = Outcome(began_ms=began_ms, **facts)
+    outcome = ReconcileResult(began_ms=began_ms, **facts)
     outcome.findings = list(findings)
     outcome.found = Counter(finding.kind for finding in findings)
     outcome.counts.update(rows=1_000_000, far=12_345_678, suspects=len(findings))
@@ -200,6 +200,18 @@ def test_a_report_is_one_folder_named_by_the_beginning(settings: Settings) -> No
     assert folder == Path(settings.reconcile.directory) / STAMP
     assert sorted(path.name for path in folder.iterdir()) == FILES
     assert reports_in(settings) == [STAMP]
+
+
+def test_a_report_is_for_its_owner_alone(settings: Settings) -> None:
+    """It names jobs, and so may the log of the nightly run beside it."""
+    before = os.umask(0o022)
+    try:
+        folder = report.write(outcome_of(missing()), settings)
+    finally:
+        os.umask(before)
+    made = [folder.parent, folder, *folder.iterdir()]
+    assert {oct(path.stat().st_mode & 0o777) for path in made if path.is_dir()} == {"0o700"}
+    assert {oct(path.stat().st_mode & 0o777) for path in made if path.is_file()} == {"0o600"}
 
 
 def test_nothing_is_overwritten(settings: Settings) -> None:
@@ -415,7 +427,10 @@ def test_the_findings_read_back_as_they_were(settings: Settings) -> None:
         missing(2, kind=Disagreement.LATE, status=1, armed_ms=BEGAN_MS + 1),
     ]
     outcome = outcome_of(*findings, repairing=True)
-    outcome.mends = [Mend(findings[0], True, "armed"), Mend(bare, False, "refused: mysql://u:pw@h")]
+    outcome.repairs = [
+        RepairResult(findings[0], True, "armed"),
+        RepairResult(bare, False, "refused: mysql://u:pw@h"),
+    ]
     path = report.write(outcome, settings) / "findings.parquet"
     assert pq.read_schema(path).field("job_id").type == "int64"
     assert pq.read_schema(path).field("biz_id").type == "uint64"
@@ -488,9 +503,12 @@ def test_the_summary(settings: Settings) -> None:
     ]
     outcome = outcome_of(*findings, repairing=True, broken_off="Redis went away")
     outcome.found[Disagreement.MISSING] += 5
-    outcome.mends = [Mend(findings[0], True, "armed"), Mend(findings[1], False, "it moved")]
+    outcome.repairs = [
+        RepairResult(findings[0], True, "armed"),
+        RepairResult(findings[1], False, "it moved"),
+    ]
     outcome.compared = 6
-    outcome.failures = [Failure(5, "no answer"), Failure(4, "no answer")]
+    outcome.failures = [ShardFailure(5, "no answer"), ShardFailure(4, "no answer")]
     summary = summary_of(report.write(outcome, settings))
     assert summary == {
         "schema": SCHEMA,
@@ -671,6 +689,27 @@ def test_a_broken_summary_is_left_out_and_said(
     assert summary_of(folder)["before"]["report"] == "2026-11-19T030000Z"
 
 
+@pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
+def test_a_summary_that_is_no_file_is_left_out_and_waits_for_nobody(
+    settings: Settings, tmp_path: Path, kind: str
+) -> None:
+    folder = Path(settings.reconcile.directory) / "2026-11-20T030000Z"
+    folder.mkdir(parents=True)
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(GOOD))
+    if kind == "fifo":
+        os.mkfifo(folder / SUMMARY)
+    elif kind == "link":
+        (folder / SUMMARY).symlink_to(other)
+    else:
+        (folder / SUMMARY).mkdir()
+    page = page_of(report.write(outcome_of(), settings))
+    assert (
+        "left out: 2026-11-20T030000Z/summary.json cannot be read: it is no regular file."
+        in page.text
+    )
+
+
 def test_the_good_summary_of_these_tests_is_good(settings: Settings) -> None:
     folder = Path(settings.reconcile.directory) / "2026-11-20T030000Z"
     folder.mkdir(parents=True)
@@ -685,8 +724,8 @@ def test_texts_of_others_are_shown_and_do_nothing(settings: Settings) -> None:
     outcome = outcome_of(
         *findings, repairing=True, namespace=HOSTILE, engine=HOSTILE, broken_off=HOSTILE, compared=7
     )
-    outcome.mends = [Mend(findings[0], False, HOSTILE)]
-    outcome.failures = [Failure(7, HOSTILE)]
+    outcome.repairs = [RepairResult(findings[0], False, HOSTILE)]
+    outcome.failures = [ShardFailure(7, HOSTILE)]
     outcome.seconds |= {HOSTILE: 1.0}
     outcome.counts[HOSTILE] = 1
     folder = report.write(outcome, settings)
@@ -710,8 +749,8 @@ def test_no_password_is_told(settings: Settings) -> None:
     secret = "mysql+pymysql://toc:s3cr/t@x@db1/toc?ssl_password=s3cr/t2&a=b"
     findings = [missing(), missing(1)]
     outcome = outcome_of(*findings, repairing=True, broken_off=secret, compared=7)
-    outcome.failures = [Failure(7, f"cannot connect: {secret}")]
-    outcome.mends = [Mend(findings[0], False, f"x{' ' * 5000}{secret}")]
+    outcome.failures = [ShardFailure(7, f"cannot connect: {secret}")]
+    outcome.repairs = [RepairResult(findings[0], False, f"x{' ' * 5000}{secret}")]
     folder = report.write(outcome, settings)
     assert "db1/toc" in text_of(folder)
     said = "\n".join(report.lines(outcome, folder))
@@ -724,7 +763,7 @@ def test_examples_have_the_command_that_explains_them(settings: Settings) -> Non
     outcome = outcome_of(
         *findings, Finding(Disagreement.MARK_AHEAD, 2, "default", 2), repairing=True
     )
-    outcome.mends = [Mend(finding, True, "armed") for finding in findings[10:]]
+    outcome.repairs = [RepairResult(finding, True, "armed") for finding in findings[10:]]
     page = page_of(report.write(outcome, settings))
     rows = page.table("job", "repair")
     # Those that are left first, then by time: the last of ours is due first.
@@ -737,8 +776,10 @@ def test_examples_have_the_command_that_explains_them(settings: Settings) -> Non
 def test_what_was_repaired_and_why_not_the_rest(settings: Settings) -> None:
     findings = of_each_kind()
     outcome = outcome_of(*findings, repairing=True)
-    outcome.mends = [
-        Mend(finding, finding.kind is not Disagreement.MISFIT, "armed" if n % 2 else "forgotten")
+    outcome.repairs = [
+        RepairResult(
+            finding, finding.kind is not Disagreement.MISFIT, "armed" if n % 2 else "forgotten"
+        )
         for n, finding in enumerate(findings)
         if finding.kind is not Disagreement.MARK_AHEAD
     ]
@@ -810,7 +851,7 @@ def test_all_agreed(settings: Settings) -> None:
     outcome = outcome_of()
     folder = report.write(outcome, settings)
     page = page_of(folder)
-    assert outcome.verdict is Verdict.AGREED
+    assert outcome.verdict is RunVerdict.AGREED
     assert "agreed The databases and Redis agree: 1,000,000 live jobs compared" in page.text
     assert page.tags["svg"] == 0
     assert "There is no earlier report" in page.text
@@ -823,7 +864,7 @@ def test_nothing_compared_at_all(settings: Settings) -> None:
     outcome.counts.clear()
     outcome.seconds.clear()
     outcome.work.clear()
-    outcome.failures = [Failure(shard, f"no answer {shard // 4}") for shard in range(8)] * 2
+    outcome.failures = [ShardFailure(shard, f"no answer {shard // 4}") for shard in range(8)] * 2
     folder = report.write(outcome, settings)
     page = page_of(folder)
     assert "incomplete Nothing was compared." in page.text
@@ -838,13 +879,13 @@ def test_nothing_compared_at_all(settings: Settings) -> None:
 
 def test_shards_that_nobody_has_a_word_about(settings: Settings) -> None:
     outcome = outcome_of(compared=5)
-    outcome.failures = [Failure(7, "no answer")]
+    outcome.failures = [ShardFailure(7, "no answer")]
     assert "2 shards more were not reached" in page_of(report.write(outcome, settings)).text
 
 
-def repaired() -> Outcome:
+def repaired() -> ReconcileResult:
     outcome = outcome_of(missing(), repairing=True)
-    outcome.mends = [Mend(missing(), True, "armed")]
+    outcome.repairs = [RepairResult(missing(), True, "armed")]
     return outcome
 
 
@@ -868,7 +909,7 @@ def repaired() -> Outcome:
     ],
 )
 def test_the_verdict_comes_first(
-    settings: Settings, make: Callable[[], Outcome], verdict: str, said: str
+    settings: Settings, make: Callable[[], ReconcileResult], verdict: str, said: str
 ) -> None:
     folder = report.write(make(), settings)
     page = page_of(folder)
@@ -886,8 +927,11 @@ def test_the_lines_for_a_terminal(settings: Settings) -> None:
     report.write(outcome_of(missing(), missing(1), began_ms=BEGAN_MS - DAY_MS), settings)
     findings = [missing(), missing(1), missing(2, kind=Disagreement.ORPHAN)]
     outcome = outcome_of(*findings, repairing=True)
-    outcome.mends = [Mend(findings[0], True, "armed"), Mend(findings[1], False, "it moved\nagain")]
-    outcome.mends += [Mend(findings[2], False, "it moved again")]
+    outcome.repairs = [
+        RepairResult(findings[0], True, "armed"),
+        RepairResult(findings[1], False, "it moved\nagain"),
+    ]
+    outcome.repairs += [RepairResult(findings[2], False, "it moved again")]
     folder = report.write(outcome, settings)
     assert report.lines(outcome, folder) == [
         "3 disagreements found, 1 repaired, 2 left.",
@@ -904,7 +948,9 @@ def test_the_lines_for_a_terminal(settings: Settings) -> None:
 
 def test_the_lines_about_what_was_not_compared() -> None:
     outcome = outcome_of(compared=4)
-    outcome.failures = [Failure(shard, "no answer") for shard in (4, 5, 7)] + [Failure(6, "late")]
+    outcome.failures = [ShardFailure(shard, "no answer") for shard in (4, 5, 7)] + [
+        ShardFailure(6, "late")
+    ]
     assert report.lines(outcome)[1:3] == [
         "not compared: shards 4-5, 7 (database 1): no answer",
         "not compared: shard 6 (database 1): late",
@@ -927,8 +973,10 @@ def test_a_hundred_thousand_findings_fit_on_a_page(settings: Settings) -> None:
         for n in range(100_000)
     ]
     outcome = outcome_of(*findings, shards=1024, databases=8, compared=512, repairing=True)
-    outcome.failures = [Failure(shard, f"reason {shard} {HOSTILE}" * 50) for shard in range(1024)]
-    outcome.mends = [Mend(f, n % 3 > 0, f"how {n % 700}") for n, f in enumerate(findings)]
+    outcome.failures = [
+        ShardFailure(shard, f"reason {shard} {HOSTILE}" * 50) for shard in range(1024)
+    ]
+    outcome.repairs = [RepairResult(f, n % 3 > 0, f"how {n % 700}") for n, f in enumerate(findings)]
     folder = report.write(outcome, settings)
     page = page_of(folder)  # below 1 MB
     apart = page.table("database", "why")

@@ -22,7 +22,7 @@ from toc.center.center import TimeoutCenter
 from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
 from toc.domain.ids import gene_of
 from toc.errors import SchemaMismatch
-from toc.reconcile.findings import Outcome, Verdict
+from toc.reconcile.findings import ReconcileResult, RunVerdict
 from toc.reconcile.run import Reconciliation
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import ReconcileSettings, Settings
@@ -52,8 +52,10 @@ class Damaged:
     def slots(self) -> Slots:
         return Slots(self.settings.redis_url, self.settings.namespace, SystemClock())
 
-    def run(self, spark: Any = None, *, repair: bool = False, tell: Any = None) -> Outcome:
-        more = {} if tell is None else {"tell": tell}
+    def run(
+        self, spark: Any = None, *, repair: bool = False, on_progress: Any = None
+    ) -> ReconcileResult:
+        more = {} if on_progress is None else {"on_progress": on_progress}
         return Reconciliation(self.settings, spark, repair=repair, actor="test", **more).run()
 
     def lost_of(self, database: int) -> set[int]:
@@ -79,7 +81,7 @@ def damaged(tmp_path: Path, own_redis_url: tuple[Server, str]) -> Damaged:
     return Damaged(settings_of(urls, own_redis_url[1]))
 
 
-def found(outcome: Outcome) -> set[int]:
+def found(outcome: ReconcileResult) -> set[int]:
     assert {finding.kind for finding in outcome.findings} <= {D.MISSING}
     return {finding.job_id for finding in outcome.findings}
 
@@ -90,15 +92,15 @@ def test_all_is_found_repaired_and_then_agreed(
 ) -> None:
     spark = request.getfixturevalue("spark") if where == "spark" else None
     phases: list[str] = []
-    outcome = damaged.run(spark, tell=lambda phase, done, of: phases.append(phase))
-    assert (outcome.verdict, found(outcome)) == (Verdict.LEFT, set(damaged.lost))
+    outcome = damaged.run(spark, on_progress=lambda phase, done, of: phases.append(phase))
+    assert (outcome.verdict, found(outcome)) == (RunVerdict.LEFT, set(damaged.lost))
     assert (outcome.compared, outcome.counts["rows"]) == (SHARDS, 400)
     assert {"comparing", "looking again"} <= set(phases)
     assert min(outcome.work.values()) > 0
     repaired = damaged.run(spark, repair=True)
-    assert (repaired.verdict, found(repaired)) == (Verdict.REPAIRED, set(damaged.lost))
-    assert len(repaired.mends) == 100
-    assert damaged.run(spark, repair=True).verdict == Verdict.AGREED
+    assert (repaired.verdict, found(repaired)) == (RunVerdict.REPAIRED, set(damaged.lost))
+    assert len(repaired.repairs) == 100
+    assert damaged.run(spark, repair=True).verdict == RunVerdict.AGREED
 
 
 def test_a_dropped_table_is_not_compared_and_nothing_is_repaired(damaged: Damaged) -> None:
@@ -108,9 +110,9 @@ def test_a_dropped_table_is_not_compared_and_nothing_is_repaired(damaged: Damage
     outcome = damaged.run(repair=True)
     assert [failure.shard for failure in outcome.failures] == [7]
     assert "toc_job_0007" in outcome.failures[0].text
-    assert (outcome.verdict, outcome.compared) == (Verdict.UNABLE, SHARDS - 1)
+    assert (outcome.verdict, outcome.compared) == (RunVerdict.UNABLE, SHARDS - 1)
     assert found(outcome) == {j for j in damaged.lost if gene_of(j) % SHARDS != 7}
-    assert outcome.mends == []
+    assert outcome.repairs == []
 
 
 @pytest.mark.parametrize("where", ["here", "spark"])
@@ -132,9 +134,9 @@ def test_redis_goes_away_in_the_middle(
         if now == phase and done in (0, 2):
             server.stop()
 
-    outcome = damaged.run(spark, repair=True, tell=break_it)
-    assert outcome.verdict == Verdict.UNABLE
-    assert outcome.mends == []
+    outcome = damaged.run(spark, repair=True, on_progress=break_it)
+    assert outcome.verdict == RunVerdict.UNABLE
+    assert outcome.repairs == []
     assert outcome.failures
     assert all("Redis does not answer" in failure.text for failure in outcome.failures)
     assert outcome.compared + len({failure.shard for failure in outcome.failures}) == SHARDS
@@ -150,8 +152,8 @@ def test_redis_goes_away_while_it_is_repaired(
         if phase == "repairing":
             server.stop()
 
-    outcome = damaged.run(repair=True, tell=break_it)
-    assert outcome.verdict == Verdict.UNABLE
+    outcome = damaged.run(repair=True, on_progress=break_it)
+    assert outcome.verdict == RunVerdict.UNABLE
     assert "Redis does not answer" in outcome.broken_off
     server.start()
 
@@ -169,16 +171,16 @@ def test_a_database_goes_away_in_the_middle(
             if phase == "comparing" and done == 3:
                 own_mysql.stop()
 
-        outcome = damaged.run(repair=True, tell=break_it)
+        outcome = damaged.run(repair=True, on_progress=break_it)
         own_mysql.start()
-        assert (outcome.verdict, outcome.mends) == (Verdict.UNABLE, [])
+        assert (outcome.verdict, outcome.repairs) == (RunVerdict.UNABLE, [])
         gone = {failure.shard for failure in outcome.failures}
         assert gone
         assert gone <= {4, 5, 6, 7}
         assert outcome.compared == SHARDS - len(gone)
         assert all(failure.text.startswith("database 1") for failure in outcome.failures)
         assert damaged.lost_of(0) <= found(outcome)
-        assert damaged.run(repair=True).verdict == Verdict.REPAIRED
+        assert damaged.run(repair=True).verdict == RunVerdict.REPAIRED
 
 
 @pytest.mark.parametrize(
@@ -205,7 +207,7 @@ def test_what_cannot_be_looked_at_again_is_no_disagreement(
         if phase == "looking again":
             server.stop()
 
-    outcome = damaged.run(tell=break_it)
+    outcome = damaged.run(on_progress=break_it)
     assert (outcome.findings, outcome.found.total()) == ([], 0)
     assert len(outcome.failures) == SHARDS
     server.start()
@@ -219,7 +221,7 @@ def test_an_unexpected_error_in_a_repair_is_told(
 
     monkeypatch.setattr(Slots, "arm", refuse)
     outcome = damaged.run(repair=True)
-    assert outcome.verdict == Verdict.UNABLE
+    assert outcome.verdict == RunVerdict.UNABLE
     assert outcome.broken_off == "ResponseError: WRONGTYPE"
 
 

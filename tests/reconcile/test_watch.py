@@ -33,10 +33,10 @@ from toc.handlers.registry import Registry
 from toc.node.dev import PrivateRedis
 from toc.node.node import Node
 from toc.reconcile import watch as module
-from toc.reconcile.compare import Compare
-from toc.reconcile.findings import Compared
-from toc.reconcile.repair import Repairs
-from toc.reconcile.watch import Watch, gentle
+from toc.reconcile.compare import ShardCompare
+from toc.reconcile.findings import ShardComparison
+from toc.reconcile.repair import Repairer
+from toc.reconcile.watch import ShardWatch, limit_for_watch
 from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.timer import keys
@@ -64,7 +64,7 @@ def small(small_library: Library, own_redis: Server) -> Iterator[World]:
     world.close()
 
 
-class Spied(Compare):
+class Spied(ShardCompare):
     """A real compare; `looks` says which shards were compared, and when by the world's clock."""
 
     def __init__(self, world: World, **changes: Any) -> None:
@@ -72,41 +72,46 @@ class Spied(Compare):
             update={"reconcile": world.settings.reconcile.model_copy(update=changes)}
         )
         library = world.library
-        super().__init__(library.databases, world.slots, gentle(settings), library.catalogue.name)
+        super().__init__(
+            library.databases,
+            world.slots,
+            limit_for_watch(settings),
+            library.catalogue.types.find_name,
+        )
         self._clock = world.clock
         self.looks: list[tuple[float, int]] = []
         self.second_looks: list[tuple[float, int]] = []
         self.takes_s = 0.0
         self.raises: dict[int, Exception] = {}
 
-    def shard(self, shard: int, *, far: bool = True) -> Compared:
+    def compare_shard(self, shard: int, *, far: bool = True) -> ShardComparison:
         self._clock.advance(self.takes_s)
         self.looks.append((self._clock.monotonic_s(), shard))
         if shard in self.raises:
             raise self.raises[shard]
-        return super().shard(shard, far=far)
+        return super().compare_shard(shard, far=far)
 
-    def again(self, compared: Compared) -> Compared:
+    def recheck(self, compared: ShardComparison) -> ShardComparison:
         self._clock.advance(self.takes_s)
         self.second_looks.append((self._clock.monotonic_s(), compared.shard))
-        return super().again(compared)
+        return super().recheck(compared)
 
 
 def watching(
-    world: World, compare: Compare | None = None, *, owned: range = range(SHARDS), **more: Any
-) -> Watch:
-    watch = Watch(
+    world: World, compare: ShardCompare | None = None, *, owned: range = range(SHARDS), **more: Any
+) -> ShardWatch:
+    watch = ShardWatch(
         0,
         compare or Spied(world),
         world.clock,
         **{"watch_s": WATCH_S, "grace_s": GRACE_S, **more},
     )
-    watch.own(owned, 1)
+    watch.set_shards(owned, 1)
     watch.run_once()  # it takes them in
     return watch
 
 
-def go(world: World, watch: Watch, seconds: float) -> None:
+def go(world: World, watch: ShardWatch, seconds: float) -> None:
     """Runs it for so long, by the world's clock, as its loop does."""
     end_s = world.clock.monotonic_s() + seconds
     while True:
@@ -118,17 +123,22 @@ def go(world: World, watch: Watch, seconds: float) -> None:
         world.clock.advance(wait_s)
 
 
-def a_round(world: World, watch: Watch) -> None:
+def a_round(world: World, watch: ShardWatch) -> None:
     """Each shard once, and a second look at the last of them."""
     go(world, watch, WATCH_S + GRACE_S)
 
 
 def repairing(world: World) -> dict[str, Any]:
     library = world.library
-    repairs = Repairs(
-        library.databases, world.slots, world.settings, library.catalogue.name, world.clock, "watch"
+    repairs = Repairer(
+        library.databases,
+        world.slots,
+        world.settings,
+        library.catalogue.types.find_name,
+        world.clock,
+        "watch",
     )
-    return {"repair": repairs.mend}
+    return {"repair": repairs.repair}
 
 
 class Counted:
@@ -360,10 +370,10 @@ def test_it_rests_in_proportion_to_its_work(
     compare = Spied(small)
     watch = watching(small, compare, watch_s=200, watches=watches)
     compare.takes_s = takes_s
-    watch.own(range(SHARDS), nodes)
+    watch.set_shards(range(SHARDS), nodes)
     small.clock.advance(50)
     assert watch.run_once() == pytest.approx(rest_s)
-    watch.own(range(SHARDS), 1)  # whoever wakes it does not shorten the rest
+    watch.set_shards(range(SHARDS), 1)  # whoever wakes it does not shorten the rest
     assert watch.run_once() == pytest.approx(rest_s)
     assert len(compare.looks) == 1
 
@@ -372,7 +382,7 @@ def test_it_rests_after_a_second_look_and_after_silence(small: World) -> None:
     lose(small, schedule(small, 800_000, ONE_SHARD))
     compare = Spied(small)
     watch = watching(small, compare, watch_s=40, grace_s=0)
-    while not watch._seconds:
+    while not watch._second_looks:
         small.clock.advance(watch.run_once())
     compare.takes_s = 0.1
     assert watch.run_once() == pytest.approx(19.9)
@@ -384,12 +394,12 @@ def test_it_rests_after_a_second_look_and_after_silence(small: World) -> None:
 
 
 def test_it_reads_small_pages_and_keeps_little() -> None:
-    own = gentle(Settings(reconcile={"page": 200_000, "findings_max": 200_000})).reconcile
+    own = limit_for_watch(Settings(reconcile={"page": 200_000, "findings_max": 200_000})).reconcile
     assert (own.page, own.findings_max) == (
         module.PAGE_MAX,
         64 * module.FINDINGS_MAX,
     )  # of 64 shards
-    own = gentle(Settings(reconcile={"page": 3, "findings_max": 2})).reconcile
+    own = limit_for_watch(Settings(reconcile={"page": 3, "findings_max": 2})).reconcile
     assert (own.page, own.findings_max) == (3, 2)
 
 
@@ -411,12 +421,12 @@ def test_it_compares_only_what_it_owns(small: World) -> None:
     go(small, watch, WATCH_S)
     assert {shard for _, shard in compare.looks} == {0, 1}
     compare.looks.clear()
-    watch.own(range(1, 4), 1)
+    watch.set_shards(range(1, 4), 1)
     go(small, watch, WATCH_S)
     # First those that are new to it, then the one of before.
     assert [shard for _, shard in compare.looks] == [2, 3, 1]
     compare.looks.clear()
-    watch.own((), 1)
+    watch.set_shards((), 1)
     go(small, watch, WATCH_S)
     assert (compare.looks, watch.age_s) == ([], 0)
 
@@ -427,7 +437,7 @@ def test_a_round_goes_on_when_the_shares_change(small: World) -> None:
     watch = watching(small, compare)
     for _ in range(SHARDS):
         go(small, watch, PACE_S)
-        watch.own(range(SHARDS), 1)
+        watch.set_shards(range(SHARDS), 1)
     assert {shard for _, shard in compare.looks} == set(range(SHARDS))
 
 
@@ -442,7 +452,7 @@ def test_what_is_given_away_is_forgotten(small: World) -> None:
     watch._compare = compare
     while shard not in [seen for _, seen in compare.looks]:
         small.clock.advance(watch.run_once())
-    watch.own([other for other in range(SHARDS) if other != shard], 1)
+    watch.set_shards([other for other in range(SHARDS) if other != shard], 1)
     watch.run_once()
     assert left(D.MISSING) == 0
     a_round(small, watch)
@@ -617,7 +627,7 @@ def lost_jobs(settings: Settings) -> list[int]:
         ids = center.schedule_many(
             [{"biz_id": n, "action_time": timedelta(minutes=5)} for n in range(40)], biz_type="t"
         )
-        slots = center._opened().slots
+        slots = center._connected().slots
         assert slots is not None
         for slot in range(settings.shards):
             slots.client().delete(keys.store_key(settings.namespace, "default", slot))
@@ -631,8 +641,8 @@ def part(node: Node, name: str) -> Any:
 def test_a_node_watches_all_its_databases(start: Start, settings: Settings) -> None:
     node = start(settings)
     assert part(node, "watch").state == "up"
-    assert node.feeding is not None
-    loaders = list(node.feeding.loaders.values())
+    assert node.work_sources is not None
+    loaders = list(node.work_sources.loaders.values())
     wait_until(lambda: all(loader._step for loader in loaders), "the loader's first step")
     lost_jobs(settings)
     wait_until(lambda: "40 missing" in part(node, "watch").how, "the watch to find them")
@@ -642,15 +652,15 @@ def test_a_node_watches_all_its_databases(start: Start, settings: Settings) -> N
 def test_a_node_repairs_when_told_to(start: Start, settings: Settings) -> None:
     own = settings.reconcile.model_copy(update={"repair": True})
     node = start(settings.model_copy(update={"reconcile": own}))
-    assert node.feeding is not None
-    loaders = list(node.feeding.loaders.values())
+    assert node.work_sources is not None
+    loaders = list(node.work_sources.loaders.values())
     wait_until(lambda: all(loader._step for loader in loaders), "the loader's first step")
     counted = Counted()
     ids = lost_jobs(settings)
     wait_until(lambda: counted.repaired.get("missing") == len(ids), "the repair")
     with TimeoutCenter(settings) as center:
         assert {center.get(job_id).status for job_id in ids} == {Status.PENDING}
-        slots = center._opened().slots
+        slots = center._connected().slots
         assert slots is not None
         depths = slots.depths("default", range(settings.shards))
         assert sum(depth[1] for depth in depths) == len(ids)

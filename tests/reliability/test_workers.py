@@ -8,14 +8,15 @@ import random
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from sqlalchemy import make_url
 
 from tests.invariants.harness import TYPE, Stack, WorkerProcess
 from tests.reliability.conftest import MakeFleet, Report
-from tests.reliability.faketime import faked
 from tests.reliability.fleet import CALM_S, RATE
+from tests.reliability.steps import Steps
 from tests.reliability.wire import Wire, address
 from tests.worker.waiting import wait_until
 
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
 LEASE_S = 3.0  # the type's timeout of 1 s and an allowance of 2
 IDLE_TRANSACTION_S = 2
 FAILING_RATE = 5
-HOUR_S = 3600.0
+HOUR_S = 3600
 CHURN_S = float(os.environ.get("TOC_TEST_CHURN_S", "60"))
 
 
@@ -152,13 +153,13 @@ def test_one_is_frozen_past_its_lease(
     assert others.late_max_s < 3 + account.late_before_s(load.ids, calm_until_s)
 
 
-def test_clocks_are_an_hour_off(make_fleet: MakeFleet, report: Report) -> None:
+def test_clocks_are_an_hour_off(make_fleet: MakeFleet, tmp_path: Path, report: Report) -> None:
     """One worker's is ahead, one's is behind, one's is right."""
     terms = {TYPE: {"timeout": 1, "retry": [1]}}
     fleet = make_fleet(1, types=terms)
-    for sign in ("+", "-"):
-        off = fleet.add(env=faked(f"{sign}{HOUR_S:.0f}s"))
-        fleet.wrong_by_s[off.pid] = float(f"{sign}{HOUR_S:.0f}")
+    for ahead_s in (HOUR_S, -HOUR_S):
+        off = fleet.add(env=Steps(tmp_path / f"{ahead_s}.step", ahead_s).environment)
+        fleet.wrong_by_s[off.pid] = ahead_s
         fleet.workers.append(off.wait_ready())
     fleet.wait_until_shared(fleet.workers)
     with fleet.load(RATE, sleep_s=0.02) as load:

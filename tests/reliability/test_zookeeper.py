@@ -13,12 +13,18 @@ from tests.reliability.fleet import CALM_S, ON_TIME_S, OUTAGE_S, RATE, Fleet
 from tests.reliability.wire import Wire
 from tests.servers import Server, ZooKeeperEnsemble, start_zookeeper_ensemble
 from tests.servers.endpoint import Endpoint
+from tests.servers.zookeeper import foreign_members
 from tests.worker.waiting import wait_until
+from toc.cluster.roster import roster
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
 
 LEASE_S = 3.0  # the type's timeout of 1 s and an allowance of 2
 SESSION_S = 3.0
+FOREIGN = 300
+FALLBACK_LATE_S = (
+    2 * 1 + 0.5 + 3 * 0.5
+)  # twice the grace and a tick, and three ticks between two looks
 
 
 def test_zookeeper_is_away_and_a_worker_dies_meanwhile(
@@ -102,6 +108,36 @@ def test_the_session_of_one_node_expires(
         assert figures.late_max_s < 1 + account.late_before_s(load.ids, cut_s)
         assert after == before  # the same process has the same share
         assert fleet.members()[lone.pid].joined_ms > joined_ms
+
+
+def test_somebody_writes_members_that_nobody_stands_behind(
+    make_fleet: MakeFleet, own_zookeeper: Server, report: Report
+) -> None:
+    """300 of them: nearly every slot and shard has one as its owner, and another one as its deputy."""
+    fleet = make_fleet(zookeeper_hosts=own_zookeeper.url, scanner={"grace_s": 1, "tick_s": 0.5})
+    before = fleet.wait_until_shared(fleet.workers)
+    settings = fleet.stack.settings
+    with fleet.load(RATE, sleep_s=0.02) as load:
+        wait_until(lambda: fleet.started() >= CALM_S * RATE, "load")
+        began_s = time.time()
+        with foreign_members(own_zookeeper.url, settings.namespace, FOREIGN):
+            members = settings.cluster.members_max
+            wait_until(lambda: len(roster(settings)) == members, "the bound to be reached")
+            time.sleep(OUTAGE_S)
+        fleet.wait_until_shared(fleet.workers)
+        time.sleep(2)
+    fleet.wait_until_all_ended()
+    account = fleet.account()
+    figures = account.figures(load.ids)
+    report(
+        f"{FOREIGN} members that no process stands behind, for {OUTAGE_S:.0f} s, {RATE} jobs/s",
+        figures,
+        f"the fallback claims what is overdue by {FALLBACK_LATE_S:g} s",
+    )
+    assert (figures.lost, figures.early, figures.twice) == (0, 0, 0)
+    # What it takes to look again, and to claim what has gathered.
+    assert figures.late_max_s < 3 * FALLBACK_LATE_S + account.late_before_s(load.ids, began_s)
+    assert fleet.wait_until_shared(fleet.workers) == before
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import pytest
 from tests.contract.library import SHARDS, Library
 from toc.domain.ids import first_id_of
 from toc.errors import SchemaMismatch
-from toc.retention.purger import Purger
-from toc.retention.replicas import Replicas
+from toc.retention.purger import Purger, PurgeResult
+from toc.retention.replicas import ReplicaLag
 from toc.runtime.settings import RetentionSettings
-from toc.store.archived import AHEAD_MS, ARCHIVED, advance, begin
-from toc.store.claims import Kind
-from toc.store.purges import Purges
+from toc.store.archive_status import AHEAD_MS, ARCHIVED, advance_archive, begin_archive_run
+from toc.store.claims import OutcomeKind
+from toc.store.purge_pages import PurgePages
 from toc.store.replicas import Replica
 
 DAY_S = 86_400
@@ -45,20 +45,20 @@ def make(library: Library) -> Make:
     def make(
         shards: range = range(SHARDS),
         nodes: int = 1,
-        replicas: Replicas | None = None,
+        replicas: ReplicaLag | None = None,
         archives: bool = False,
         **more: Any,
     ) -> Purger:
         purger = Purger(
             library.databases[0],
-            Purges(library.databases),
+            PurgePages(library.databases),
             RetentionSettings(**more),
-            library.catalogue.name,
-            replicas or Replicas([], library.clock),
+            library.catalogue.types.find_name,
+            replicas or ReplicaLag([], library.clock),
             library.clock,
             archives=archives,
         )
-        purger.own(shards, nodes)
+        purger.set_shards(shards, nodes)
         return purger
 
     return make
@@ -73,7 +73,7 @@ def purge(purger: Purger) -> None:
 
 def archive(library: Library, until_ms: int) -> None:
     """As far as the purger can tell."""
-    assert advance(library.databases[0], begin(library.databases[0]), until_ms)
+    assert advance_archive(library.databases[0], begin_archive_run(library.databases[0]), until_ms)
 
 
 def left(library: Library, *job_ids: int) -> list[int]:
@@ -81,10 +81,10 @@ def left(library: Library, *job_ids: int) -> list[int]:
 
 
 def test_what_ended_long_ago_goes_and_the_rest_stays(library: Library, make: Make) -> None:
-    old = [library.ended(Kind.DONE, biz_id=n) for n in range(20)]
+    old = [library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
     live = library.pending(in_ms=1000 * DAY_S * 1000)
     library.clock.advance(29 * DAY_S)
-    young = library.ended(Kind.DONE)
+    young = library.ended(OutcomeKind.DONE)
     library.clock.advance(1.5 * DAY_S)
     purge(make(days=30))
     assert left(library, *old, live, young) == [live, young]
@@ -93,7 +93,7 @@ def test_what_ended_long_ago_goes_and_the_rest_stays(library: Library, make: Mak
 def test_the_days_count_from_the_end_not_from_the_beginning(library: Library, make: Make) -> None:
     late = library.running()
     library.clock.advance(40 * DAY_S)
-    assert library.settle_as(Kind.DONE, late, "one")
+    assert library.settle_as(OutcomeKind.DONE, late, "one")
     library.clock.advance(1)
     purger = make(days=30)
     purge(purger)
@@ -104,8 +104,8 @@ def test_the_days_count_from_the_end_not_from_the_beginning(library: Library, ma
 
 
 def test_types_and_the_dead_have_days_of_their_own(library: Library, make: Make) -> None:
-    close = library.ended(Kind.DONE)
-    report = library.ended(Kind.DONE, type_no=library.report_no)
+    close = library.ended(OutcomeKind.DONE)
+    report = library.ended(OutcomeKind.DONE, type_no=library.report_no)
     dead = library.dead(type_no=library.report_no)
     library.clock.advance(8 * DAY_S)
     purge(make(days=30, types={"report": 7}, dead_days=9))
@@ -116,21 +116,21 @@ def test_types_and_the_dead_have_days_of_their_own(library: Library, make: Make)
 
 
 def test_for_good_is_for_good(library: Library, make: Make) -> None:
-    job_id = library.ended(Kind.DONE)
+    job_id = library.ended(OutcomeKind.DONE)
     library.clock.advance(3000 * DAY_S)
     purge(make(days="none", dead_days="none", event_days="none"))
     assert left(library, job_id) == [job_id]
 
 
 def test_it_purges_only_what_it_owns(library: Library, make: Make) -> None:
-    jobs = [library.ended(Kind.DONE, biz_id=n) for n in range(40)]
+    jobs = [library.ended(OutcomeKind.DONE, biz_id=n) for n in range(40)]
     library.dead()
     library.clock.advance(100 * DAY_S)
     purger = make(range(2, SHARDS))
     purge(purger)
     assert {library.shard(job_id) for job_id in left(library, *jobs)} == {0, 1}
     assert library.sql(jobs[0], "SELECT COUNT(*) FROM toc_event")[0][0] == 1  # whose are they?
-    purger.own(range(1), 1)
+    purger.set_shards(range(1), 1)
     library.clock.advance(DAY_S)
     purge(purger)
     assert {library.shard(job_id) for job_id in left(library, *jobs)} == {1}
@@ -138,9 +138,9 @@ def test_it_purges_only_what_it_owns(library: Library, make: Make) -> None:
 
 
 def test_a_page_is_bounded_and_all_pages_are_read(library: Library, make: Make) -> None:
-    jobs = [library.ended(Kind.DONE) for _ in range(7)]  # one shard
+    jobs = [library.ended(OutcomeKind.DONE) for _ in range(7)]  # one shard
     live = library.pending(in_ms=1000 * DAY_S * 1000)
-    more = [library.ended(Kind.DONE) for _ in range(4)]
+    more = [library.ended(OutcomeKind.DONE) for _ in range(4)]
     library.clock.advance(100 * DAY_S)
     purger = make(range(library.shard(live), library.shard(live) + 1), page=3)
     counts = [12]
@@ -153,18 +153,18 @@ def test_a_page_is_bounded_and_all_pages_are_read(library: Library, make: Make) 
 
 
 def test_it_rests_in_proportion_to_its_work(library: Library, make: Make) -> None:
-    library.ended(Kind.DONE)
+    library.ended(OutcomeKind.DONE)
     library.clock.advance(100 * DAY_S)
 
-    class Slow(Purges):
-        def page(self, *args: Any) -> Any:
+    class Slow(PurgePages):
+        def read_page(self, *args: Any) -> Any:
             library.clock.advance(2.0)
-            return super().page(*args)
+            return super().read_page(*args)
 
     purger = make(share=0.25, nodes=1)
     purger._purges = Slow(library.databases)
     assert purger.run_once() == pytest.approx(6.0)
-    purger.own(range(SHARDS), 3)
+    purger.set_shards(range(SHARDS), 3)
     assert purger.run_once() == pytest.approx(22.0)  # three nodes share the quarter
 
 
@@ -172,10 +172,34 @@ def test_a_pass_begins_once_an_hour(library: Library, make: Make) -> None:
     purger = make(pass_s=3600)
     purge(purger)
     assert purger.run_once() == pytest.approx(3600)
-    job_id = library.ended(Kind.DONE)
+    job_id = library.ended(OutcomeKind.DONE)
     library.clock.advance(100 * DAY_S)
     purge(purger)
     assert left(library, job_id) == []
+
+
+def test_a_pass_says_what_it_has_deleted(library: Library, make: Make) -> None:
+    jobs = [library.ended(OutcomeKind.DONE, biz_id=n) for n in range(3)]
+    library.dead()
+    library.clock.advance(100 * DAY_S)
+    purger = make(days=30)
+    assert purger.run_pass(lambda _: False) == PurgeResult(jobs=4, events=1, held=0)
+    assert left(library, *jobs) == []
+    assert purger.run_pass(lambda _: False) == PurgeResult(0, 0, 0)  # at once, not an hour later
+
+
+def test_a_pass_ends_when_it_is_asked_to(library: Library, make: Make) -> None:
+    jobs = [library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
+    library.clock.advance(100 * DAY_S)
+    rests: list[float] = []
+
+    def rest(seconds: float) -> bool:
+        rests.append(seconds)
+        return len(rests) == 2
+
+    assert make(page=1).run_pass(rest) is None
+    assert len(left(library, *jobs)) == 18
+    assert all(seconds >= 0 for seconds in rests)
 
 
 class Behind(Replica):
@@ -192,10 +216,10 @@ class Behind(Replica):
 def test_it_waits_for_a_replica_that_lags_or_stands_still(
     library: Library, make: Make, lag_s: float | None
 ) -> None:
-    job_id = library.ended(Kind.DONE)
+    job_id = library.ended(OutcomeKind.DONE)
     library.clock.advance(100 * DAY_S)
     slow = Behind(lag_s)
-    purger = make(replicas=Replicas([Behind(0), slow], library.clock), lag_s_max=5)
+    purger = make(replicas=ReplicaLag([Behind(0), slow], library.clock), lag_s_max=5)
     for _ in range(3):
         assert purger.run_once() == 1.0
     assert left(library, job_id) == [job_id]
@@ -211,23 +235,23 @@ def test_it_waits_for_a_replica_that_lags_or_stands_still(
 def test_nothing_goes_that_no_archive_has(
     library: Library, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    jobs = [library.ended(Kind.DONE), library.dead()]
+    jobs = [library.ended(OutcomeKind.DONE), library.dead()]
     library.clock.advance(100 * DAY_S)
     purge(make(archives=True))
     assert left(library, *jobs) == jobs
     assert "2 jobs are old enough to go and not in the archive, which is empty" in caplog.text
-    begin(library.databases[0])  # an archive that has come nowhere
+    begin_archive_run(library.databases[0])  # an archive that has come nowhere
     purge(make(archives=True))
     assert left(library, *jobs) == jobs
 
 
 def test_what_the_archive_has_goes_and_the_rest_waits_for_it(library: Library, make: Make) -> None:
-    old = [library.ended(Kind.DONE), library.ended(Kind.DROP), library.dead()]
+    old = [library.ended(OutcomeKind.DONE), library.ended(OutcomeKind.DROP), library.dead()]
     library.clock.advance(DAY_S)
     until_ms = library.now_ms
-    later = library.ended(Kind.DONE)
+    later = library.ended(OutcomeKind.DONE)
     library.clock.advance(100 * DAY_S)
-    young = library.ended(Kind.DONE)
+    young = library.ended(OutcomeKind.DONE)
     archive(library, until_ms)
     purger = make(archives=True)
     purge(purger)
@@ -246,7 +270,7 @@ def test_a_dead_job_that_ended_again_waits_to_be_archived_again(
     archive(library, library.now_ms)
     assert library.jobs.redrive(job_id, library.now_ms) == "redriven"
     library.claim([job_id], "again")
-    assert library.settle_as(Kind.DONE, job_id, "again")
+    assert library.settle_as(OutcomeKind.DONE, job_id, "again")
     library.clock.advance(100 * DAY_S)
     purge(make(archives=True))
     assert left(library, job_id) == [job_id]
@@ -254,7 +278,7 @@ def test_a_dead_job_that_ended_again_waits_to_be_archived_again(
 
 def test_what_no_archive_can_have_met_stays(library: Library, make: Make) -> None:
     """Its maker's clock was days ahead: the archive's walk ends before such ids."""
-    ended = [library.ended(Kind.DONE) for _ in range(2)]
+    ended = [library.ended(OutcomeKind.DONE) for _ in range(2)]
     ids = [first_id_of(library.now_ms + AHEAD_MS), first_id_of(library.now_ms + AHEAD_MS + 1)]
     for job_id, ahead in zip(ended, ids, strict=True):
         table = f"toc_job_{library.shard(job_id):04d}"
@@ -268,7 +292,7 @@ def test_what_no_archive_can_have_met_stays(library: Library, make: Make) -> Non
 
 
 def test_the_database_counts_more_than_the_settings_of_a_node(library: Library, make: Make) -> None:
-    job_id = library.ended(Kind.DONE)
+    job_id = library.ended(OutcomeKind.DONE)
     archive(library, library.now_ms)
     library.clock.advance(100 * DAY_S)
     purge(make(archives=False))
@@ -276,7 +300,7 @@ def test_the_database_counts_more_than_the_settings_of_a_node(library: Library, 
 
 
 def test_a_mark_that_nobody_can_read_keeps_all(library: Library, make: Make) -> None:
-    job_id = library.ended(Kind.DONE)
+    job_id = library.ended(OutcomeKind.DONE)
     library.sql(job_id, f"INSERT INTO toc_meta (name, value) VALUES ('{ARCHIVED}', 'yes')")
     library.clock.advance(100 * DAY_S)
     purger = make(archives=True)
@@ -284,3 +308,25 @@ def test_a_mark_that_nobody_can_read_keeps_all(library: Library, make: Make) -> 
         with pytest.raises(SchemaMismatch):
             purger.run_once()
     assert left(library, job_id) == [job_id]
+
+
+def test_counts_outlive_the_jobs_and_go_one_day(library: Library, make: Make) -> None:
+    job_id = library.ended(OutcomeKind.DONE)
+
+    def counts() -> list[tuple[str, int]]:
+        return [tuple(row) for row in library.sql(job_id, "SELECT day, jobs FROM toc_purge")]
+
+    library.clock.advance(31 * DAY_S)
+    purger = make(days=30, count_days=100)
+    purge(purger)
+    assert counts() == [("2026-02-01", 1)]
+    library.clock.advance(100 * DAY_S)
+    purge(purger)
+    assert counts() == [("2026-02-01", 1)]
+    library.clock.advance(DAY_S)
+    purge(make(days=30, count_days="none"))
+    assert counts() == [("2026-02-01", 1)]
+    purge(make(range(1, SHARDS), days=30, count_days=100))
+    assert counts() == [("2026-02-01", 1)]  # whose are they?
+    purge(purger)
+    assert counts() == []

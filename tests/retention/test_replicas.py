@@ -12,8 +12,8 @@ from tests.invariants.conftest import _started
 from tests.servers import Server, start_mysql_replica, start_mysql_source
 from tests.servers.mysql import execute
 from tests.worker.waiting import wait_until
-from toc.retention.replicas import Replicas
-from toc.store.replicas import Replica, Silent
+from toc.retention.replicas import ReplicaLag
+from toc.store.replicas import Replica, ReplicaUnavailable
 from toc.testing import TestClock
 
 SMALL = "--innodb-buffer-pool-size=64M"
@@ -35,7 +35,7 @@ def test_one_that_follows_one_that_stands_still_one_that_is_gone(replicated: Ser
     url = make_url(replicated.url).set(username="watcher", password="secret")
     replica = Replica(url.render_as_string(hide_password=False), timeout_s=3)
     clock = TestClock()
-    replicas = Replicas([replica], clock)
+    replicas = ReplicaLag([replica], clock)
     wait_until(lambda: replica.lag_s() == 0)
     assert replicas.lag_s == 0
     execute(replicated, "STOP REPLICA SQL_THREAD")
@@ -46,7 +46,7 @@ def test_one_that_follows_one_that_stands_still_one_that_is_gone(replicated: Ser
     execute(replicated, "START REPLICA")
     wait_until(lambda: replica.lag_s() == 0)
     replicated.kill()
-    with pytest.raises(Silent):
+    with pytest.raises(ReplicaUnavailable):
         replica.lag_s()
     clock.advance(1)
     assert replicas.lag_s == math.inf
@@ -58,9 +58,9 @@ def test_a_server_that_is_no_replica_says_so(
     for engine in ("mysql", "mariadb"):
         replica = Replica(request.getfixturevalue(f"{engine}_server").url, timeout_s=3)
         assert replica.lag_s() is None
-        assert Replicas([replica], TestClock()).lag_s == math.inf
+        assert ReplicaLag([replica], TestClock()).lag_s == math.inf
         assert f"no purge: {replica.name} does not replicate" in caplog.text
 
 
 def test_without_replicas_there_is_no_lag() -> None:
-    assert Replicas([], TestClock()).lag_s == 0
+    assert ReplicaLag([], TestClock()).lag_s == 0

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toc.timer import keys
-from toc.timer.nodes import nodes_of
-from toc.timer.scripts import Call, Scripts
+from toc.timer.nodes import make_nodes
+from toc.timer.scripts import ScriptCall, Scripts
 from toc.timer.slots import Slots, connect
 
 TOPIC, SLOT = "default", 7
@@ -33,7 +33,7 @@ class Rig:
         self.version = version
         self.knows_flags = not version.startswith("6.")
         self.client: Any = connect(self.url, 3)
-        self.scripts = Scripts(nodes_of(self.client), flags=self.knows_flags)
+        self.scripts = Scripts(make_nodes(self.client), flags=self.knows_flags)
         self.store = keys.store_key(self.namespace, TOPIC, SLOT)
         self.prepare = keys.prepare_key(self.namespace, TOPIC, SLOT)
         self.mark = keys.mark_key(self.namespace, TOPIC, SLOT)
@@ -83,12 +83,12 @@ class Rig:
             raise answer
         return answer
 
-    def of(self, script: str, *args: Any) -> Call:
+    def of(self, script: str, *args: Any) -> ScriptCall:
         names: dict[str, Sequence[str]] = {
             "arm": (self.store,),
             "load_page": (self.store, self.mark),
         }
-        return Call(script, names.get(script, (self.store, self.prepare)), args)
+        return ScriptCall(script, names.get(script, (self.store, self.prepare)), args)
 
     # ---- wake-ups
 

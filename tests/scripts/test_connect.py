@@ -15,7 +15,7 @@ from tests.servers import Server, ServerUnavailableError, start_redis
 from tests.servers.process import free_port
 from tests.servers.redis import start_redis_replica
 from tests.worker.waiting import wait_until
-from toc.cli.failures import masked
+from toc.cli.exit_codes import masked
 from toc.errors import SettingsError, TimerUnavailable
 from toc.runtime.settings import Settings
 from toc.testing import TestClock
@@ -66,9 +66,13 @@ REFUSED = {
 @pytest.mark.parametrize("url", UNDERSTOOD)
 def test_understood(url: str) -> None:
     hosts, service, options = UNDERSTOOD[url]
-    parts = module._parse(url)
+    parts = module._parse_multi_host_url(url)
     assert parts is not None
-    assert (parts.hosts, parts.service, module._options(parts)) == (hosts, service, options)
+    assert (parts.hosts, parts.service, module._parse_sentinel_options(parts)) == (
+        hosts,
+        service,
+        options,
+    )
     check_url(url)
     assert Settings(redis_url=url).redis_url == url
 
@@ -152,7 +156,7 @@ def test_the_slots_go_on_at_the_master_that_sentinels_name(watched: Watched, how
     clock = TestClock()
     slots = Slots(watched.url, "toc", clock, timeout_s=1)
     slots.check()
-    assert slots.facts()["mode"] == "sentinel"
+    assert slots.server_info()["mode"] == "sentinel"
     slots.arm(TOPIC, {0: [Entry(clock.wall_ms(), 1)]})
     slots.client().wait(1, 10_000)  # the replica has it
     before = slots.marks(TOPIC, [0])[0].run_id

@@ -49,7 +49,7 @@ def test_more_entries_than_one_call_takes(rig: Rig) -> None:
     slots.arm(TOPIC, {SLOT: [Entry(now_ms + n, n) for n in range(count)], 3: [Entry(5, 1)]})
     assert rig.client.zcard(rig.store) == count
     assert slots.depths(TOPIC, [SLOT, 3]) == [(SLOT, count, 0, now_ms), (3, 1, 0, 5)]
-    assert slots.place_of(TOPIC, SLOT, count - 1) == (now_ms + count - 1, None)
+    assert slots.find_reminder(TOPIC, SLOT, count - 1) == (now_ms + count - 1, None)
     slots.ack(TOPIC, {SLOT: range(count)})
     assert rig.client.zcard(rig.store) == 0
     slots.close()
@@ -101,7 +101,7 @@ def test_a_full_server_takes_nothing_new(full: Rig) -> None:
     slots = Slots(full.url, full.namespace, TestClock())
     with pytest.raises(TimerUnavailable):
         slots.arm(TOPIC, {SLOT: [Entry(NOW, 9)]})
-    assert (slots.accepting, slots.available) == (False, True)
+    assert (slots.takes_reminders, slots.available) == (False, True)
     with pytest.raises(TimerUnavailable):
         slots.load_page(TOPIC, SLOT, 3, "seen", "moved", [Entry(NOW, 9)])
     with pytest.raises(TimerUnavailable):
@@ -111,7 +111,7 @@ def test_a_full_server_takes_nothing_new(full: Rig) -> None:
     assert full.state() == before
     full.client.config_set("maxmemory", 0)
     slots.arm(TOPIC, {SLOT: [Entry(NOW, 9)]})
-    assert (slots.accepting, slots.available) == (True, True)
+    assert (slots.takes_reminders, slots.available) == (True, True)
     slots.close()
     slots.close()
 
@@ -135,7 +135,7 @@ def test_a_server_fills_up_and_is_emptied_again(full: Rig) -> None:
     amount = until_full(lambda n: slots.arm(TOPIC, {100 + n: pages[100 + n]}))
     taken = range(100, 100 + amount)
     assert taken
-    assert (slots.accepting, slots.available) == (False, True)
+    assert (slots.takes_reminders, slots.available) == (False, True)
     # What it has taken it has whole; it is given out, put back and forgotten.
     depths = slots.depths(TOPIC, pages)
     assert depths == [
@@ -147,10 +147,10 @@ def test_a_server_fills_up_and_is_emptied_again(full: Rig) -> None:
             (slot, [job_id for _, job_id in pages[slot]]) for slot in taken
         ]
         slots.put_back(TOPIC, {slot: pages[slot] for slot in taken})
-    assert (slots.accepting, slots.available) == (False, True)
+    assert (slots.takes_reminders, slots.available) == (False, True)
     slots.ack(TOPIC, {slot: [job_id for _, job_id in pages[slot]] for slot in taken})
     slots.arm(TOPIC, {slot: pages[slot] for slot in taken[: len(taken) // 2]})
-    assert (slots.accepting, slots.available) == (True, True)
+    assert (slots.takes_reminders, slots.available) == (True, True)
     slots.close()
 
 
@@ -168,7 +168,7 @@ def test_a_page_is_refused_whole_where_memory_ends(full: Rig) -> None:
     state = full.state()
     assert len(state.store) == 1 + 100 * done
     assert state.marks == {3: f"page {done}"}
-    assert (slots.accepting, slots.available) == (False, True)
+    assert (slots.takes_reminders, slots.available) == (False, True)
     slots.close()
 
 
@@ -199,7 +199,7 @@ def test_a_server_that_refuses_to_write_is_unavailable(lonely: Rig, amount: int)
     assert not slots.available
     slots.marks(TOPIC, [SLOT])  # that it still answers does not help those who must write
     assert not slots.available
-    assert slots.accepting  # it is not full
+    assert slots.takes_reminders  # it is not full
     if lonely.knows_flags:  # who only waits for what is due must notice it too
         with pytest.raises(TimerUnavailable, match="NOREPLICAS"):
             slots.heads(TOPIC, range(amount), 1.0)

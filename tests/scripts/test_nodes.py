@@ -24,9 +24,9 @@ from tests.servers.process import free_port
 from tests.worker.waiting import wait_until
 from toc.errors import TimerUnavailable
 from toc.testing import TestClock
-from toc.timer import batches, keys, lookout, nodes
-from toc.timer.batches import Command
+from toc.timer import circuit_breaker, keys, nodes, pipeline
 from toc.timer.connect import connect
+from toc.timer.pipeline import Command
 from toc.timer.slots import Entry, Slots
 
 SLOTS = range(24)
@@ -97,13 +97,13 @@ def redis_port(node: Server) -> str:
 def answers_all(client: Any) -> bool:
     """Whether each node takes a write: one that has just started refuses them for two seconds."""
     keys_ = [f"probe{n}" for n in range(30)]
-    answers = nodes.nodes_of(client).send([Command(key, ("DEL", key)) for key in keys_])
+    answers = nodes.make_nodes(client).send([Command(key, ("DEL", key)) for key in keys_])
     return not any(isinstance(answer, Exception) for answer in answers)
 
 
 @pytest.fixture
 def broken(cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broken]:
-    monkeypatch.setattr(lookout, "AGAIN_S", 0.05)
+    monkeypatch.setattr(circuit_breaker, "PROBE_AFTER_S", 0.05)
     broken = Broken(cluster)
     yield broken
     broken.close()
@@ -113,13 +113,13 @@ def broken(cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[B
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The port of each node that commands were written to."""
     ports: list[str] = []
-    write = batches._Batch.write
+    write = pipeline._Batch.write
 
-    def noted(batch: batches._Batch) -> None:
+    def noted(batch: pipeline._Batch) -> None:
         ports.append(str(batch._redis.connection_pool.connection_kwargs["port"]))
         write(batch)
 
-    monkeypatch.setattr(batches._Batch, "write", noted)
+    monkeypatch.setattr(pipeline._Batch, "write", noted)
     return ports
 
 
@@ -137,7 +137,7 @@ def test_looks_leave_out_what_is_on_a_node_that(broken: Broken, how: str) -> Non
     for slot in SLOTS:
         on_node.setdefault(marks[slot].run_id, []).append(slot)
     ends = {end for held in on_node.values() for end in (held[0], held[-1])}
-    assert slots.ends_on_each_node(TOPIC, SLOTS) == ends
+    assert slots.first_and_last_slot_per_node(TOPIC, SLOTS) == ends
     BREAK[how](node)
     assert slots.available
     well = broken.off(node)
@@ -177,7 +177,7 @@ def test_writes_do_what_they_can_beside_a_node_that(broken: Broken, how: str) ->
         slots.begin_mark(TOPIC, broken.on(node)[0], 3, "seen")
     with pytest.raises(TimerUnavailable):
         slots.load_page(TOPIC, broken.on(node)[0], 3, "seen", "after", [])
-    assert slots.accepting  # away is not full
+    assert slots.takes_reminders  # away is not full
     assert slots.time_ms() == now_ms
 
 
@@ -185,7 +185,7 @@ def test_writes_do_what_they_can_beside_a_node_that(broken: Broken, how: str) ->
 def test_a_node_that_failed_is_asked_once_and_then_looked_for_beside_the_calls(
     broken: Broken, how: str, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "AGAIN_S", 3600.0)
+    monkeypatch.setattr(circuit_breaker, "PROBE_AFTER_S", 3600.0)
     node = broken.cluster.nodes[0]
     broken.popped()  # so that each node knows the script
     asked.clear()
@@ -217,7 +217,7 @@ def test_all_nodes_away(broken: Broken) -> None:
         with pytest.raises(TimerUnavailable):
             broken.slots.heads(TOPIC, SLOTS, 1.0)
         with pytest.raises(TimerUnavailable):
-            broken.slots.facts()
+            broken.slots.server_info()
     for node in broken.cluster.nodes:
         node.start()
     wait_until(broken.all_served, "all slots are popped again")
@@ -233,10 +233,10 @@ def test_one_node_that_answers_is_enough_to_start_from(broken: Broken) -> None:
 
 
 def test_answers_of_a_call_that_broke_off_are_nobodys(broken: Broken) -> None:
-    sender = nodes.nodes_of(broken.slots.client())
+    sender = nodes.make_nodes(broken.slots.client())
     good = [Command(f"key{n}", ("ECHO", f"{n}")) for n in range(50)]
-    last = list(dict.fromkeys(sender.holder(command.key) for command in good))[-1]
-    key = next(command.key for command in good if sender.holder(command.key) == last)
+    last = list(dict.fromkeys(sender.node_name_of(command.key) for command in good))[-1]
+    key = next(command.key for command in good if sender.node_name_of(command.key) == last)
     with pytest.raises(redis.DataError):
         sender.send([*good, Command(key, ("ECHO", object()))])
     client: Any = broken.slots.client()
@@ -262,7 +262,7 @@ def lone(tmp_path: Path) -> Iterator[Server]:
 def test_one_redis_that_hangs_holds_up_a_caller_once(
     lone: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "AGAIN_S", 3600.0)
+    monkeypatch.setattr(circuit_breaker, "PROBE_AFTER_S", 3600.0)
     slots = Slots(lone.url, "toc", TestClock(), timeout_s=0.3)
     assert serves(slots, 5)
     client: Any = slots.client()
@@ -280,7 +280,7 @@ def test_one_redis_that_hangs_holds_up_a_caller_once(
 def test_one_redis_that_hung_is_served_again_after_it(
     lone: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "AGAIN_S", 0.05)
+    monkeypatch.setattr(circuit_breaker, "PROBE_AFTER_S", 0.05)
     slots = Slots(lone.url, "toc", TestClock(), timeout_s=0.3)
     assert serves(slots, 5)
     lone.freeze()
@@ -360,7 +360,7 @@ def test_a_hash_slot_that_has_moved_is_followed_and_then_known(
     broken: Broken, moving: Moving, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        lookout.Lookout, "look_if_due", lambda _: None
+        circuit_breaker.CircuitBreaker, "probe_if_due", lambda _: None
     )  # the answer itself is enough
     slots, now_ms = broken.slots, broken.now_ms
     marks = slots.marks(TOPIC, SLOTS)

@@ -42,7 +42,7 @@ STARTERS: Mapping[str, Callable[[Path], Server | RedisCluster | ZooKeeperEnsembl
     "zookeeper_ensemble": start_zookeeper_ensemble,
 }
 # "java" is not here: "zookeeper" brings one where none is, and nothing else needs it.
-INSTALLED = ("mysql", "mariadb", "redis", "redis8", "redis62", "zookeeper", "faketime", "spin")
+INSTALLED = ("mysql", "mariadb", "redis", "redis8", "redis62", "zookeeper", "spin")
 
 
 def main(argv: Sequence[str]) -> int:

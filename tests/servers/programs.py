@@ -22,7 +22,8 @@ from tests.servers.process import ServerUnavailableError
 
 SID_PACKAGES = "mysql-server-core,redis-server"
 SID_NAME = "sid-1"  # raise the number when the packages change: old caches are then left alone
-ZOOKEEPER_JARS = ("zookeeper.jar", "slf4j-simple.jar")
+# The last two, which its manifest forgets, are for TLS.
+ZOOKEEPER_JARS = ("zookeeper.jar", "slf4j-simple.jar", "netty-codec.jar", "netty-resolver.jar")
 JARS = Path("/usr/share/java")  # where Debian's packages of Java libraries put theirs
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -242,7 +243,6 @@ PACKAGES = {
         _install_zookeeper,
         "apt: libzookeeper-java, and default-jre-headless where there is no java",
     ),
-    "faketime": _from_apt("faketime", ("faketime",), "faketime"),
     "spin": _from_apt("spin", ("spin", "gcc"), "spin", "gcc", "libc6-dev"),
     "java": _from_apt("java", ("java",), "default-jre-headless"),
 }

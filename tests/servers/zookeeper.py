@@ -6,8 +6,8 @@ no scheme. Sessions may be as short as a second, and end within half a second of
 
 import re
 import socket
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -58,14 +58,18 @@ syncLimit=4
 """
 
 
-def start_zookeeper(directory: Path, *, port: int = 0) -> Server:
-    """Start one ZooKeeper. Port 0 takes a free one."""
-    return _server("ZooKeeper", ALONE, directory, port or free_port()).start()
+def start_zookeeper(
+    directory: Path, *, port: int = 0, config: str = "", jvm: Sequence[str] = ()
+) -> Server:
+    """Start one ZooKeeper. Port 0 takes a free one. `config`: more lines of its; `jvm`: Java's options."""
+    return _server("ZooKeeper", ALONE, directory, port or free_port(), config, jvm).start()
 
 
-def _server(name: str, main: str, directory: Path, port: int, config: str = "") -> Server:
+def _server(
+    name: str, main: str, directory: Path, port: int, config: str = "", jvm: Sequence[str] = ()
+) -> Server:
     directory = directory.absolute()
-    argv = [*programs.zookeeper_command(), *JVM, main, str(directory / "zoo.cfg")]
+    argv = [*programs.zookeeper_command(), *JVM, *jvm, main, str(directory / "zoo.cfg")]
     (directory / "data").mkdir(parents=True, exist_ok=True)
     config = CONFIG.format(data=directory / "data", port=port) + config
     (directory / "zoo.cfg").write_text(config)
@@ -219,3 +223,38 @@ def expire_session(client: KazooClient) -> None:
         if is_gone:
             return
     raise ServerFailedError(f"session {session[0]:#x} outlived {EXPIRE_ATTEMPTS_MAX} attempts")
+
+
+@contextmanager
+def foreign_members(
+    url: str,
+    namespace: str,
+    count: int,
+    *,
+    ephemeral: bool = True,
+    name: str = "",
+    text: bytes = b"{}",
+) -> Iterator[list[str]]:
+    """Members that nobody's process stands behind, written by somebody who only reaches ZooKeeper.
+
+    Each names itself as a node of the same handlers as the first real one, so it owns its share of
+    everything. `ephemeral`: they last as long as the context; else they stay until it removes them.
+    """
+    client = KazooClient(hosts=url, timeout=10)
+    client.start(timeout=20)
+    members = f"/toc/{namespace}/members"
+    made: list[str] = []
+    try:
+        client.ensure_path(members)
+        real = [known for known in client.get_children(members) if "~" in known]
+        group = real[0].rpartition("-")[0].partition("~")[2] if real else "0" * 8
+        for n in range(count):
+            path = f"{members}/{name or f'forged:{n}:{n:012x}'}~{group}-"
+            made.append(client.create(path, text, ephemeral=ephemeral, sequence=True))
+        yield made
+        if not ephemeral:
+            for path in made:
+                client.delete(path)
+    finally:
+        client.stop()
+        client.close()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,10 +27,51 @@ if TYPE_CHECKING:
 
 MINUTE_S = 60.0
 BATCH = 20
-SLACK_S = 120.0  # for a run under way, on a busy machine
+BATCH_S_MAX = 600.0  # on a busy machine
+
+LIBRARIES = (
+    "alembic.command", "greenlet", "kazoo.client", "prometheus_client", "pydantic_settings", "redis",
+    "sqlalchemy.dialects.mysql", "sqlalchemy.dialects.sqlite", "sqlalchemy.orm",
+)  # fmt: skip
+"""What takes long to be imported. Not toc itself, of which each broken variant has a copy of its own."""
 
 
 def main() -> int:
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is a part of the seed
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606
+    with scratch() as (directory, socket):
+        if sys.argv[1:] != ["--stdin"]:
+            return command(sys.argv[1:], directory, socket)
+        for library in LIBRARIES:
+            importlib.import_module(library)
+        for line in sys.stdin:
+            print(json.dumps(forked(json.loads(line), directory, socket)), flush=True)
+    return 0
+
+
+def forked(words: Sequence[str], directory: Path, socket: str) -> tuple[int, str]:
+    """The exit status of a command and what it printed. It has a process of its own, which imports toc."""
+    said = directory / "said"
+    child = os.fork()
+    if not child:
+        status = 1
+        with said.open("wb") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        try:
+            status = command(words, directory, socket)
+        except BaseException:  # noqa: BLE001 - nothing must go on behind fork()
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), said.read_text("utf-8", "replace")
+
+
+def command(words: Sequence[str], directory: Path, socket: str) -> int:
+    """What the words ask for. 0: no run broke anything, or the broken variant was caught."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", default="1-200", metavar="FIRST-LAST")
     parser.add_argument("--seed", type=int, help="one; with --trace every step of note")
@@ -38,21 +80,26 @@ def main() -> int:
     parser.add_argument("--faults", metavar="NAME,NAME", help="these, in every run")
     parser.add_argument("--minutes", type=float, default=60.0, help="begins no run after that")
     parser.add_argument("--broken", metavar="NAME", help="a variant that must be caught")
-    asked = parser.parse_args()
-    if asked.broken:
-        return search(asked.broken, asked.seeds, asked.minutes)
-    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is a part of the seed
-        environment = {**os.environ, "PYTHONHASHSEED": "0"}
-        return subprocess.run(
-            [sys.executable, *sys.orig_argv[1:]], env=environment, check=False
-        ).returncode
+    parser.add_argument("--stdin", action="store_true", help="alone: a command a line, as JSON")
+    asked = parser.parse_args(words)
     first, _, last = asked.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1)
     if asked.seed is not None:
         seeds = range(asked.seed, asked.seed + 1)
-    faults = None if asked.faults is None else frozenset(filter(None, asked.faults.split(",")))
     until_s = time.monotonic() + asked.minutes * MINUTE_S
-    return run(seeds, Asked(asked.kind, faults, until_s, asked.trace))
+    if asked.broken:
+        return search(asked.broken, seeds, until_s, directory, socket)
+    faults = None if asked.faults is None else frozenset(filter(None, asked.faults.split(",")))
+    began_s = time.monotonic()
+    ran = run(seeds, Asked(asked.kind, faults, until_s, asked.trace), directory, socket)
+    if isinstance(ran, str):
+        print(ran)
+        return 1
+    print(
+        f"{ran['runs']:,} runs, {ran['jobs']:,} jobs, {ran['starts']:,} starts, {ran['steps']:,} steps, "
+        f"digest {ran['digest']:x}, no violation: {time.monotonic() - began_s:.0f} s"
+    )
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +109,25 @@ class Asked:
     kind: str
     faults: frozenset[str] | None
     until_s: float
-    trace: bool
+    trace: bool = False
 
 
-def run(seeds: range, asked: Asked) -> int:
-    """0: no run broke anything. 1: one did; which, and how to see it again, is printed."""
+def run(seeds: range, asked: Asked, directory: Path, socket: str) -> Counter[str] | str:
+    """The sums of the runs; or what one broke, and how to see it again."""
     from tests.simulation.world import Workshop  # noqa: PLC0415 - imports toc
 
-    began_s = time.monotonic()
     sums: Counter[str] = Counter()
-    with scratch() as (directory, socket):
-        workshop = Workshop(directory, socket)
-        # A process for every few runs: engines and greenlets leave something behind.
-        with get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-            work = partial(run_some, workshop, asked)
-            for ran in pool.imap(work, [seeds[n : n + BATCH] for n in range(0, len(seeds), BATCH)]):
-                if isinstance(ran, str):
-                    print(ran)
-                    return 1
-                sums.update(ran)
-    seconds = time.monotonic() - began_s
-    print(
-        f"{sums['runs']:,} runs, {sums['jobs']:,} jobs, {sums['starts']:,} starts, "
-        f"{sums['steps']:,} steps, digest {sums['digest']:x}, no violation: {seconds:.0f} s"
-    )
-    return 0
+    workshop = Workshop(directory, socket)
+    # A process for every few runs: engines and greenlets leave something behind.
+    with get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        work = partial(run_some, workshop, asked)
+        runs = pool.imap(work, [seeds[n : n + BATCH] for n in range(0, len(seeds), BATCH)])
+        for _ in range(0, len(seeds), BATCH):
+            ran = runs.next(BATCH_S_MAX)
+            if isinstance(ran, str):
+                return ran
+            sums.update(ran)
+    return sums
 
 
 def run_some(workshop: Workshop, asked: Asked, seeds: range) -> Counter[str] | str:
@@ -119,30 +160,17 @@ def again(seed: int, kind: str, faults: frozenset[str] | None) -> str:
     return " ".join(words)
 
 
-def search(name: str, seeds: str, minutes: float) -> int:
+def search(name: str, seeds: range, until_s: float, directory: Path, socket: str) -> int:
     """Runs a broken variant until it breaks an invariant. 0: it did, and so was caught."""
     variant = variant_of(name)
-    with tempfile.TemporaryDirectory() as directory:
-        path = copy_with(variant, Path(directory))
-        command = [
-            sys.executable, "-P", "-m", "tests.simulation", "--seeds", seeds,
-            "--minutes", str(minutes), "--kind", variant.plan,
-        ]  # fmt: skip
-        command += ["--faults", variant.faults or ","]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(path),
-            "PYTHONHASHSEED": "0",
-        }
-        ran = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False,
-            timeout=minutes * MINUTE_S + SLACK_S,
-        )  # fmt: skip
-    said = ran.stdout.strip().splitlines()
-    caught = [line for line in said if ": Violation: " in line]
-    print(f"{name}: {caught[0] if caught else 'NOT CAUGHT: ' + (ran.stdout + ran.stderr)[-2000:]}")
-    broke = caught[0].split(": Violation: ")[1].split(":")[0] if caught else ""
-    return 0 if broke in variant.breaks.split() else 1
+    asked = Asked(variant.kind, frozenset(filter(None, variant.faults.split(","))), until_s)
+    with tempfile.TemporaryDirectory(dir=directory) as own:  # with databases of its own making
+        sys.path.insert(0, str(copy_with(variant, Path(own))))
+        ran = run(seeds, asked, Path(own), socket)
+    _, violation, broken = str(ran).partition(": Violation: ")
+    caught = bool(violation) and broken.split(":")[0] in variant.breaks.split()
+    print(f"{name}: {str(ran).splitlines()[0] if caught else f'NOT CAUGHT: {ran}'}")
+    return 0 if caught else 1
 
 
 @contextmanager

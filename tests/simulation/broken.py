@@ -1,8 +1,8 @@
 """Variants of toc that are broken on purpose, each in one guard. The simulation must catch every one, the
 chaos rig some.
 
-A variant is a text to be replaced in one file of a copy of the package. A text that is not there any more
-stops the test: then the guard has moved, and its variant has to move along.
+A variant names the marks of the guards that it changes (see tests.simulation.guards), and as little as can be
+of the code around them.
 """
 
 from __future__ import annotations
@@ -11,136 +11,166 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.simulation.guards import Change
+
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def removed(*guards: str) -> tuple[Change, ...]:
+    return tuple(Change(guard, removed=True) for guard in guards)
+
+
+def replaced(guard: str, expression: str) -> tuple[Change, ...]:
+    return (Change(guard, expression=expression),)
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """`breaks`: the invariants that it may break. `faults`, `plan`: where to look (see Plan.draw)."""
+    """`breaks`: the invariants that it may break. `seed`: of a run in which it does, and is caught.
+
+    `faults`, `kind`: what all its runs are like (see Plan.draw).
+    """
 
     name: str
-    file: str
-    old: str
-    new: str
+    changes: tuple[Change, ...]
     breaks: str
+    seed: int
     faults: str = ""
-    plan: str = ""
+    kind: str = ""
 
 
 VARIANTS = (
     Variant(
-        "claim-without-status", "toc/store/claims.py",
-        "            c.status == int(Status.PENDING),\n            due,\n", "            due,\n",
-        "I1 I2 I3 I5 I7", "freeze,kill,slow",
+        "claim-without-status", removed("claim-pending"), "I1 I2 I3 I5 I7", 6, "freeze,kill,slow"
+    ),
+    Variant("claim-without-time", removed("claim-until", "claim-due"), "I4 I7", 2, "slow"),
+    Variant("settle-without-token", removed("settle-token"), "I2 I5", 1, "freeze,slow"),
+    Variant(
+        "start-without-lease-check", replaced("enough-lease-to-start", "False"),
+        "I2 I3", 5, "freeze,slow,handlers",
     ),
     Variant(
-        "claim-without-time", "toc/store/claims.py",
-        "            c.status == int(Status.PENDING),\n            due,\n",
-        "            c.status == int(Status.PENDING),\n", "I4 I7", "slow",
+        "lease-counted-from-the-answer",
+        replaced("lease-from-the-question", "self._clock.monotonic_s() + lease_s"),
+        "I2 I3", 36, "slow,handlers",
+    ),
+    Variant("cancel-without-status", removed("change-status"), "I2 I3 I5", 2),
+    Variant(
+        "copy-out-of-a-reason",
+        replaced(
+            "copy-by-its-key",
+            "self._locate(job_id)[1].read(lambda x: x.exec_driver_sql(\"SELECT CAST(substr(reason, 13) AS"
+            " INTEGER) FROM toc_event WHERE job_id = ? AND reason LIKE 'misfit: job %'\", (job_id,)).scalar())",
+        ),
+        "I1 I2 I3 I4", 3,
     ),
     Variant(
-        "settle-without-token", "toc/store/claims.py",
-        "            c.status == int(Status.RUNNING),\n            c.worker == bindparam(\"token\"),\n",
-        "            c.status == int(Status.RUNNING),\n", "I2 I5", "freeze,slow",
+        "replace-without-status",
+        (
+            *replaced("replace-pending-seen", "True"),
+            *removed("replace-pending"),
+            *replaced("replace-keeps-status", "$old, status=0"),
+        ),
+        "I2 I3 I5", 10,
     ),
     Variant(
-        "start-without-lease-check", "toc/worker/worker.py",
-        "if self._stopping or now_s + needed_s > run.lease_end_s:", "if self._stopping:",
-        "I2 I3", "freeze,slow,handlers",
+        "take-over-unguarded",
+        (*replaced("take-over-seen", "$old[:1]"), *removed("take-over-lease")),
+        "I2 I5", 11, "freeze,kill,views",
     ),
     Variant(
-        "lease-counted-from-the-answer", "toc/worker/worker.py",
-        "lease_end_s = found_s + spec.timeout_s", "lease_end_s = self._clock.monotonic_s() + spec.timeout_s",
-        "I2 I3", "slow,handlers",
+        "claim-believes-redis-clock",
+        (*replaced("claim-skew", "c.due_time"), *replaced("claim-bound", "$argument")),
+        "I4", 4, "steps",
     ),
     Variant(
-        "cancel-without-status", "toc/store/jobs.py",
-        ".where(c.job_id.in_(ids), c.status == int(from_status))\n", ".where(c.job_id.in_(ids))\n",
-        "I2 I3 I5", "",
+        "claim-believes-the-databases-clock", replaced("believed-due", "MS_MAX"), "I4", 5, "steps"
     ),
     Variant(
-        "replace-without-status", "toc/store/jobs.py",
-        "        if self._on_duplicate == \"replace\" and holder.status == Status.PENDING:\n"
-        "            changed = self._execute(\n                connection,\n                update(JOB)\n"
-        "                .where(c.job_id == holder.job_id, c.status == int(Status.PENDING))\n"
-        "                .values(\n",
-        "        if self._on_duplicate == \"replace\":\n"
-        "            changed = self._execute(\n                connection,\n                update(JOB)\n"
-        "                .where(c.job_id == holder.job_id)\n"
-        "                .values(\n                    status=0,\n",
-        "I2 I3 I5", "",
+        "take-over-believes-the-databases-clock", removed("lease-over-believed"),
+        "I2 I5", 5, "steps,handlers",
+    ),
+    Variant("every-step-is-followed", replaced("clock-step", "False"), "I2 I4 I5", 5, "steps"),
+    Variant(
+        "lease-counts-from-a-clock-that-is-behind",
+        (*replaced("believed-lease-start", "0"), *removed("lowest-clock-kept")),
+        "I2 I5", 13, "steps,handlers",
     ),
     Variant(
-        "take-over-unguarded", "toc/store/claims.py",
-        "update(JOB).where(*_STILL, c.due_time <= db_now())", "update(JOB).where(_STILL[0])",
-        "I2 I5", "freeze,kill,views",
+        "a-pause-goes-unnoticed", replaced("pause-of-the-machine", "0.0"),
+        "I2 I3 I5", 15, "pause,slow,handlers",
     ),
     Variant(
-        "dead-without-being-alone", "toc/worker/suspects.py",
-        "left <= 0 and suspect.token.endswith(ALONE)", "left <= 0",
-        "I7", "", "poison",
+        "dead-without-being-alone", replaced("dead-when-alone", "True"), "I7", 2, kind="poison"
     ),
     Variant(
-        "ack-before-settle", "toc/worker/settle.py",
-        "        try:\n            held = self._claims.settle(self._database,",
-        "        self._acks.put([self._ack_of(ended) for ended in self._batch])\n        try:\n            held = self._claims.settle(self._database,",
-        "I1", "kill", "bare",
+        "ack-before-settle",
+        (
+            Change(
+                "settle-before-ack",
+                before="self._acks.put([self._make_ack(ended) for ended in self._batch])",
+            ),
+        ),
+        "I1", 6, "kill", "bare",
     ),
     Variant(
-        "retry-by-redis-time", "toc/worker/worker.py",
-        "        now_ms = run.now_ms(now_s)\n",
-        "        now_ms = run.found_ms or run.now_ms(now_s)\n",
-        "I1 I8", "clocks",
+        "retry-by-redis-time", replaced("retry-by-the-databases-time", "run.found_ms or $old"),
+        "I1 I8", 7, "clocks",
     ),
     Variant(
-        "arm-before-commit", "toc/center/center.py",
-        "        inserted = state.jobs.insert(new, on_duplicate, joined)[0]\n",
-        "        if state.arms is not None:\n"
-        "            topic = self.settings.topic_of(biz_type)\n"
-        "            state.arms.place([(topic, Entry(new[0].action_ms, new[0].job_id))])\n"
-        "        inserted = state.jobs.insert(new, on_duplicate, joined)[0]\n"
-        "        return inserted.job_id\n",
-        "I1", "slow", "bare",
+        "arm-before-commit",
+        (
+            Change(
+                "commit-before-arm",
+                before="if state.reminder_queue is not None:\n"
+                "    topic = self.settings.topic_of(biz_type)\n"
+                "    state.reminder_queue.place([(topic, Entry(new[0].action_ms, new[0].job_id))])",
+                after="return inserted.job_id",
+            ),
+        ),
+        "I1", 1, "slow", "bare",
+    ),
+    Variant("mark-compared-outside", replaced("mark-compared", "false"), "I1", 4, "wipe,slow", "bare"),
+    Variant(
+        "missing-mark-is-a-value", replaced("mark-missing", "$old or ARGV[5]"),
+        "I1", 4, "wipe,slow", "bare",
     ),
     Variant(
-        "mark-compared-outside", "toc/timer/lua/load_page.lua",
-        "if redis.call('HGET', KEYS[2], ARGV[4]) ~= ARGV[5] then", "if false then",
-        "I1", "wipe,slow", "bare",
+        "mark-before-arms",
+        (
+            Change(
+                "arms-before-mark",
+                before="self._slots.begin_mark(self._topic, slot, shard, after)\ntext = after",
+            ),
+        ),
+        "I1", 12, "kill,lost", "bare",
+    ),
+    Variant("fail-over-unseen", replaced("server-run-id", "'same'"), "I1", 1, "back", "bare"),
+    Variant(
+        "loads-pending-only",
+        (Change("load-running-too", after="if types is None:\n    query = query.where(c.status == 0)"),),
+        "I1", 1, "wipe,kill", "bare",
+    ),
+    Variant("popped-never-come-back", replaced("stay-over", "{}"), "I1 I8", 1, "kill", "bare"),
+    Variant(
+        "take-over-without-give-back", removed("give-back-take-over"), "I7", 7, "kill,unanswered"
     ),
     Variant(
-        "missing-mark-is-a-value", "toc/timer/lua/load_page.lua",
-        "if redis.call('HGET', KEYS[2], ARGV[4]) ~= ARGV[5] then",
-        "if (redis.call('HGET', KEYS[2], ARGV[4]) or ARGV[5]) ~= ARGV[5] then",
-        "I1", "wipe,slow", "bare",
+        "an-id-twice-in-a-batch",
+        (
+            *replaced("offer-once", "$argument"),
+            *replaced("run-once", "$argument"),
+            *removed("send-home"),
+        ),
+        "I2 I5", 3, "misfits",
     ),
+    Variant("trusts-the-members", removed("net-under-every-shard"), "I1", 1, "foreign"),
     Variant(
-        "mark-before-arms", "toc/timer/loader.py",
-        "            if not self._slots.load_page(self._topic, slot, shard, text or \"\", after, page):",
-        "            self._slots.begin_mark(self._topic, slot, shard, after)\n"
-        "            text = after\n"
-        "            if not self._slots.load_page(self._topic, slot, shard, text or \"\", after, page):",
-        "I1", "kill,lost", "bare",
+        "type-numbers-are-counted",
+        replaced("number-of-a-name", "next(iter(numbers), 1 + max([0, *self.known.names, *wanted]))"),
+        "type", 13, "types",
     ),
-    Variant(
-        "fail-over-unseen", "toc/timer/slots.py",
-        "found[slot] = Marks(by_shard, run_id.decode(), int(time_ms))",
-        "found[slot] = Marks(by_shard, 'same', int(time_ms))",
-        "I1", "back", "bare",
-    ),
-    Variant(
-        "loads-pending-only", "toc/store/pages.py",
-        "            .order_by(c.due_time, c.job_id)\n",
-        "            .where(or_(c.status == 0, types is not None))\n            .order_by(c.due_time, c.job_id)\n",
-        "I1", "wipe,kill", "bare",
-    ),
-    Variant(
-        "popped-never-come-back", "toc/timer/lua/pop.lua",
-        "local over = redis.call(", "local over = {} -- redis.call(", "I1 I8", "kill", "bare",
-    ),
-    Variant(
-        "a-step-that-raises", "toc/timer/loader.py",
-        "        self._step += 1\n", "        self._step += len(done) // len(done)\n", "bug", "",
-    ),
+    Variant("a-step-that-raises", replaced("loader-step", "len(done) // len(done)"), "bug", 1),
 )  # fmt: skip
 
 
@@ -149,15 +179,10 @@ def variant_of(name: str) -> Variant:
 
 
 def copy_with(variant: Variant, directory: Path) -> Path:
-    """A root directory whose toc lacks the guard; all else is the project's own."""
-    shutil.copytree(ROOT / "toc", directory / "toc", ignore=shutil.ignore_patterns("__pycache__"))
+    """A root directory whose toc is changed as the variant says; all else is the project's own."""
+    shutil.copytree(ROOT / "toc", directory / "toc")  # with __pycache__: times are copied too
     for name in ("tests", "migrations"):
         (directory / name).symlink_to(ROOT / name)
-    path = directory / variant.file
-    text = path.read_text("utf-8")
-    if text.count(variant.old) != 1:
-        raise AssertionError(
-            f"{variant.name}: {variant.file} has its text {text.count(variant.old)} times"
-        )
-    path.write_text(text.replace(variant.old, variant.new), "utf-8")
+    for change in variant.changes:
+        change.apply(directory / "toc")
     return directory

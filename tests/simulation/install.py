@@ -19,17 +19,26 @@ from sqlalchemy import event
 
 import toc.center.center
 import toc.node.node
-import toc.runtime.seldom
+import toc.runtime.log_throttle
 import toc.runtime.service
-import toc.store.admission
 import toc.store.databases
+import toc.store.schema_check
 import toc.timer.loader
 import toc.timer.slots
 import toc.worker.pool
 from tests.simulation.kernel import Kernel, Process, Queue, Threading
-from tests.simulation.servers import ProcessClock, Servers, SimulatedRedis, lost_connection
+from tests.simulation.servers import (
+    REDIS,
+    ProcessClock,
+    Servers,
+    SimulatedRedis,
+    database,
+    lost_connection,
+)
 from toc.runtime.service import Service
+from toc.scanner.fallback import Fallback
 from toc.scanner.scanner import Scanner
+from toc.store.claims import Claims
 from toc.store.databases import Database
 
 IDLE_S = 3600.0
@@ -82,7 +91,7 @@ def installed(
     threads, chance = Threading(kernel), _Random(rng)
 
     def clock() -> ProcessClock:
-        return ProcessClock(servers, kernel.process, "redis")
+        return ProcessClock(servers, kernel.process, REDIS)
 
     def queue() -> Queue:
         return Queue(kernel)
@@ -94,19 +103,21 @@ def installed(
 
     replaced: list[tuple[Any, str, Any]] = [
         (toc.worker.pool, "SimpleQueue", queue),
-        (toc.store.admission, "SimpleQueue", queue),
+        (toc.store.schema_check, "SimpleQueue", queue),
         (toc.timer.loader, "uuid", _Uuid(rng)),
         (toc.timer.slots, "connect", client),
         (toc.node.node, "gc", _Collector),
-        (toc.runtime.service, "_clock", ProcessClock(servers, Process("services"), "redis")),
-        (toc.runtime.seldom, "_clock", ProcessClock(servers, Process("logs"), "redis")),
-        (toc.node.feeding, "Wakeup", _Deaf),
-        (Database, "_repeated", _asking(servers)),
-        (Database, "_prepare_sqlite", _prepared),
+        (toc.runtime.service, "_clock", ProcessClock(servers, Process("services"), REDIS)),
+        (toc.runtime.log_throttle, "_clock", ProcessClock(servers, Process("logs"), REDIS)),
+        (toc.node.work_sources, "WakeupListener", _Deaf),
+        (Database, "_run_with_retries", _asking(servers)),
+        (Claims, "take_over", _taking_over(servers)),
+        (Database, "_configure_sqlite", _prepared),
         (Database, "__init__", _heard(kernel, servers)),
     ]
     if not scanner:
-        replaced.append((Scanner, "own", lambda *told, **more: None))
+        replaced.append((Scanner, "set_shards", lambda *told, **more: None))
+        replaced.append((Fallback, "_find_overdue_shards", lambda _: None))
     replaced += _named({
         "threading": threads,
         "random": chance,
@@ -135,25 +146,37 @@ def _named(values: dict[str, Any]) -> list[tuple[Any, str, Any]]:
 
 
 def _asking(servers: Servers) -> Callable[..., Any]:
-    original = Database._repeated
+    original = Database._run_with_retries
 
     def repeated(self: Database, attempt: Callable[[], Any]) -> Any:
         def asked() -> Any:
-            return servers.ask(f"database_{self.index}", attempt, lost_connection)
+            return servers.ask(database(self.index), attempt, lost_connection)
 
         return original(self, asked)
 
     return repeated
 
 
+def _taking_over(servers: Servers) -> Callable[..., Any]:
+    original = Claims.take_over
+
+    def take_over(self: Claims, *args: Any) -> Any:
+        servers.taking_over[servers.kernel.process] = True
+        return original(self, *args)
+
+    return take_over
+
+
 def _heard(kernel: Kernel, servers: Servers) -> Callable[..., None]:
-    """Databases whose time is the simulated database's, and whose single statements stand alone."""
+    """Databases whose time is that of their simulated server, and whose single statements stand alone."""
     original = Database.__init__
 
     def init(self: Database, *args: Any, **how: Any) -> None:
         original(self, *args, **how)
-        self._clock = ProcessClock(servers, kernel.process, "database")
-        self._turn = nullcontext()  # transactions take no virtual time: none ever waits for another
+        self._clock = ProcessClock(servers, kernel.process, database(self.index))
+        self._writer_turn = (
+            nullcontext()
+        )  # transactions take no virtual time: none ever waits for another
 
         def between(connection: Any, *rest: Any) -> None:
             """Between two statements that commit by themselves, all may happen."""
@@ -165,15 +188,15 @@ def _heard(kernel: Kernel, servers: Servers) -> Callable[..., None]:
         def given_back(raw: Any, record: Any) -> None:
             record.info["toc_asked"] = 0
 
-        event.listen(self.single, "before_cursor_execute", between)
-        event.listen(self.single, "checkin", given_back)
+        event.listen(self.autocommit_engine, "before_cursor_execute", between)
+        event.listen(self.autocommit_engine, "checkin", given_back)
 
     return init
 
 
 def _prepared(self: Database, raw: Any, record: Any) -> None:
     """As the original, but a crash of the machine is not simulated: no waiting for disks."""
-    self._give_clock(raw)
+    self._add_sqlite_functions(raw)
     cursor = raw.cursor()
     cursor.execute("PRAGMA journal_mode = WAL")
     cursor.execute("PRAGMA synchronous = OFF")

@@ -21,6 +21,7 @@ from zlib import crc32
 
 import greenlet
 
+TICK_S = 1e-6
 FOREVER_S = 1e9
 
 
@@ -37,6 +38,7 @@ class Process:
     """`wrong_ms`: what its clock is off by.
 
     doomed: it dies at so many points from now on (None: not). stalled: it freezes so, for so many seconds.
+    pauses: its machine freezes with it, and with that its monotonic clock, which is behind by stood_s since.
     """
 
     name: str
@@ -44,6 +46,9 @@ class Process:
     dead: bool = False
     doomed: int | None = None
     stalled: tuple[int, float] | None = None
+    pauses: bool = False
+    stood_s: float = 0.0
+    stood_until_s: float = 0.0
     frozen_until_s: float = 0.0
     died: list[Callable[[], None]] = field(default_factory=list)
 
@@ -124,7 +129,8 @@ class Kernel:
         if task.process.dead or self._over:
             raise Gone
         if seconds < FOREVER_S:
-            self._push(task, self.now_s + max(0.0, seconds))
+            # A wait that is lost in rounding would be none, and its task would never come to an end.
+            self._push(task, self.now_s + (max(seconds, TICK_S) if seconds > 0 else 0.0))
         self.hub.switch()
         if task.process.dead or self._over:
             raise Gone
@@ -202,6 +208,9 @@ class Kernel:
             if not points:
                 self.tell(f"{process.name} freezes for {seconds:.1f} s at: {what}")
                 process.frozen_until_s = self.now_s + seconds
+                if process.pauses:
+                    process.pauses, process.stood_s = False, process.stood_s + seconds
+                    process.stood_until_s = process.frozen_until_s
         if process.doomed is not None:
             process.doomed -= 1
             if process.doomed < 0:

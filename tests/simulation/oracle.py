@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 from tests.simulation.kernel import Kernel, Process
 from toc.domain.job import Job, Status
-from toc.worker.suspects import EXTRA_MAX
+from toc.domain.tokens import without_mark
+from toc.worker.lease_recovery import EXTRA_MAX
 
 
 class Violation(AssertionError):
-    """`invariant`: "I1" to "I8", "late", or "bug": an error that nobody foresaw."""
+    """`invariant`: "I1" to "I8", "late", "type", or "bug": an error that nobody foresaw."""
 
     def __init__(self, invariant: str, text: str) -> None:
         super().__init__(f"{invariant}: {text}")
@@ -84,6 +85,7 @@ class Oracle:
         self.jobs: dict[int, Known] = {}
         self.starts = 0
         self.late_s_max = 0.0  # 0: it may be as late as it likes
+        self.excused: set[str] = set()  # processes that may have stood still or died before a start
         self.hurt = False  # processes were killed, frozen or cut off: who runs beside them may pay
 
     # ---- clients
@@ -94,6 +96,7 @@ class Oracle:
     def scheduled(self, job_id: int, biz_type: str, ms: int, now_ms: int) -> None:
         """schedule() has answered."""
         known = self.known(job_id, biz_type)
+        self._check_type(job_id, known, biz_type)
         known.any_time |= known.scheduled  # it has replaced
         known.scheduled = True
         known.scheduled_ms = now_ms
@@ -116,6 +119,7 @@ class Oracle:
         if known is None:  # its schedule() has not answered yet
             known = self.jobs[job.job_id] = Known(job.biz_type)
         said = f"job {job.job_id} ({job.biz_type}, attempt {job.attempts})"
+        self._check_type(job.job_id, known, job.biz_type)
         if known.cancelled:
             raise Violation("I3", f'{said} was started after "cancelled"')
         status, token, lease_ms = self._row_of(job.job_id)
@@ -135,6 +139,11 @@ class Oracle:
             self._again(said, known.runs[-1], self._terms[job.biz_type])
         known.runs.append(run)
         return run
+
+    def _check_type(self, job_id: int, known: Known, biz_type: str) -> None:
+        if known.biz_type != biz_type:
+            both = f"{known.biz_type} and {biz_type}"
+            raise Violation("type", f"job {job_id} was scheduled or started as {both}")
 
     def _again(self, said: str, last: Run, terms: Terms) -> None:
         if last.result in ("failed", "snoozed"):
@@ -160,7 +169,8 @@ class Oracle:
         run.result, run.ended_s = "succeeded", self._kernel.now_s
         status, token, _ = self._row_of(job.job_id)
         in_time = run.ended_s < self._until_s(run, self._terms[job.biz_type])
-        if in_time and token == run.token and status != Status.RUNNING:
+        same = without_mark(token) == without_mark(run.token)
+        if in_time and same and status != Status.RUNNING:
             raise Violation("I5", f"job {job.job_id} was settled by somebody else while it ran")
 
     def cancelled(self, job_id: int, known: Known) -> None:
@@ -197,7 +207,8 @@ class Oracle:
                 raise Violation("I1", f"{said} has no row")
             return
         status, token, attempts = Status(row[0]), row[1], row[2]
-        wins = {run.token for run in known.runs if run.result == "succeeded"}
+        token = without_mark(token or "")  # it may have lost it while it ran
+        wins = {without_mark(run.token) for run in known.runs if run.result == "succeeded"}
         if status.live:
             raise Violation("I1", f"{said} has not ended: it is {status.name}, {attempts} attempts")
         if known.cancelled and status is not Status.CANCELLED:
@@ -210,9 +221,18 @@ class Oracle:
             raise Violation("I1", f"{said} is cancelled, and nobody asked for it")
         if status is Status.DEAD:
             self._check_dead(said, known, job_id in letters)
+            self._check_last_attempt(said, known, token)
         terms = self._terms[known.biz_type]
         if terms.kills and status is Status.DONE:
             raise Violation("I7", f"{said} kills its process, and is done")
+
+    def _check_last_attempt(self, said: str, known: Known, token: str) -> None:
+        """It has been started, unless its process has died, or has stood still, before it could."""
+        started = any(without_mark(run.token) == token for run in known.runs)
+        if not started and token.partition(":")[0] not in self.excused:
+            raise Violation(
+                "I7", f"{said} is dead, and its last attempt ({token}) was never started"
+            )
 
     def _check_dead(self, said: str, known: Known, letter: bool) -> None:
         terms = self._terms[known.biz_type]

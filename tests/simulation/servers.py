@@ -26,17 +26,24 @@ START_MS = ceil_ms(START - EPOCH)
 REDIS = "redis"
 
 
+def database(index: int) -> str:
+    """The name of a database among the servers."""
+    return f"database_{index}"
+
+
 @dataclass(slots=True)
 class Weather:
     """How things are between processes and servers.
 
     slow_s: an answer takes up to so long. lost: of how many answers one is lost. cut: links that refuse.
+    unanswered: after how many take-overs' COMMIT the link of their process to their database is cut.
     """
 
     fast_s: float = 0.002
     slow_s: float = 0.0
     slow: float = 0.0
     lost: float = 0.0
+    unanswered: float = 0.0
     cut: set[tuple[str, str]] = field(default_factory=set)
 
     def is_cut(self, process: str, server: str) -> bool:
@@ -44,18 +51,21 @@ class Weather:
 
 
 class Servers:
-    """The clocks of the servers, and the ways to them."""
+    """The clocks of the servers, each its own, and the ways to them."""
 
-    def __init__(self, kernel: Kernel, rng: random.Random, socket: str) -> None:
+    def __init__(self, kernel: Kernel, rng: random.Random, socket: str, databases: int = 1) -> None:
         self.kernel, self.rng, self.socket = kernel, rng, socket
         self.redis = Redis(unix_socket_path=socket)  # to do things to it
         self.redis.config_set("maxmemory", 0)
         self.redis.flushall()
         self.redis.script_flush()
         self.weather = Weather()
+        self.taking_over: dict[Process, bool] = {}  # whose next question is a take-over's
+        self._world = Process("weather")
         self._run_id = str(self.redis.info("server")["run_id"]).encode()
         self.run = 1  # of Redis: it is another process after a restart or a fail-over
-        self.ahead_ms = {REDIS: 0, "database": 0}
+        self.ahead_ms = dict.fromkeys((REDIS, *map(database, range(databases))), 0)
+        """What the clock of each server is ahead of the true time; negative: behind."""
 
     def is_another(self) -> None:
         """Redis is another process now: it knows no scripts."""
@@ -68,8 +78,14 @@ class Servers:
             return answer
         return [f"run{self.run}".encode() if item == self._run_id else item for item in answer]
 
+    @property
+    def true_ms(self) -> int:
+        """The true time, which no server needs to have."""
+        return START_MS + int(self.kernel.now_s * 1000)
+
     def now_ms(self, server: str) -> int:
-        return START_MS + int(self.kernel.now_s * 1000) + self.ahead_ms[server]
+        """The time that a server has."""
+        return self.true_ms + self.ahead_ms[server]
 
     def ask(self, server: str, work: Callable[[], Any], refuse: Callable[[bool], Exception]) -> Any:
         """One question. `refuse(asked)` makes the error of a link that is cut, or that lost the answer."""
@@ -80,12 +96,27 @@ class Servers:
             self.kernel.wait(0.05)
             raise refuse(False)
         answer = work()
+        if self.taking_over.pop(process, None) and self.rng.random() < weather.unanswered:
+            self._cut_for_a_while(process.name, server)
+            if self.rng.random() < 0.5:
+                raise refuse(True)
         if weather.lost and self.rng.random() < weather.lost:
             self.kernel.tell(f"the answer of {server} is lost")
             self.kernel.wait(0.2)
             raise refuse(True)
         self._travel(f"answered by {server}")
         return answer
+
+    def _cut_for_a_while(self, process: str, server: str) -> None:
+        self.kernel.tell(f"{server} has taken a job over, and is not reached any more")
+        link, seconds = (process, server), self.rng.uniform(0.1, 6)
+        self.weather.cut.add(link)
+
+        def mend() -> None:
+            self.kernel.wait(seconds)
+            self.weather.cut.discard(link)
+
+        self.kernel.spawn(mend, self._world)
 
     def _travel(self, what: str) -> None:
         weather = self.weather
@@ -182,10 +213,10 @@ class ProcessClock:
         self._servers, self._process, self._server = servers, process, server
 
     def wall_ms(self) -> int:
-        return START_MS + int(self._servers.kernel.now_s * 1000) + self._process.wrong_ms
+        return self._servers.true_ms + self._process.wrong_ms
 
     def monotonic_s(self) -> float:
-        return self._servers.kernel.now_s
+        return self._servers.kernel.now_s - self._process.stood_s
 
     def sleep_s(self, seconds: float) -> None:
         self._servers.kernel.wait(seconds)

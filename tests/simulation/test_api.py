@@ -65,7 +65,7 @@ SPEC = st.fixed_dictionaries({
 ON_DUPLICATE = st.sampled_from(("keep", "replace", "error"))
 UNKNOWN: tuple[str, int | None, int] = ("unknown", None, 0)
 T = TypeVar("T")
-Call = Callable[..., list[int]]
+Call = Callable[..., list[toc.Scheduled]]
 
 WRONG: tuple[tuple[str, Callable[[toc.TimeoutCenter], object]], ...] = (
     ("biz_id", lambda center: center.schedule(-1, timedelta())),
@@ -171,7 +171,7 @@ class Machine(RuleBasedStateMachine):
         def start() -> Node:
             node = Node(made, handlers=handlers, clock=ProcessClock(self.servers, server, "redis"))
             node.start()
-            node._share(View((node._member,), connected=True))
+            node._on_view_change(View((node._member_name,), connected=True))
             return node
 
         def connect() -> toc.TimeoutCenter:
@@ -190,24 +190,27 @@ class Machine(RuleBasedStateMachine):
         if job is not None:
             spec |= {"biz_id": job.biz_id, "biz_type": job.biz_type, "dedup_key": job.key}
 
-        def call(jobs: list[Any], on_duplicate: Any) -> list[int]:
-            return [self.center.schedule(**jobs[0], on_duplicate=on_duplicate)]
+        def call(jobs: list[Any], on_duplicate: Any) -> list[toc.Scheduled]:
+            return [self.center.schedule(**jobs[0], on_duplicate=on_duplicate, details=True)]
 
         self._scheduled([spec], on_duplicate, call)
 
     @rule(specs=st.lists(SPEC, max_size=6), on_duplicate=ON_DUPLICATE)
     def schedule_many(self, specs: list[dict[str, Any]], on_duplicate: Any) -> None:
-        self._scheduled(specs, on_duplicate, self.center.schedule_many)
+        self._scheduled(specs, on_duplicate, partial(self.center.schedule_many, details=True))
 
-    @rule(who=WHO)
-    def cancel(self, who: Who) -> None:
-        job = self._who(who)
-        if job is not None:
-            self._cancelled([job], self._call(lambda: self.center.cancel(job.job_id)))
+    @rule(who=WHO, named=WHO)
+    def cancel(self, who: Who, named: Who) -> None:
+        """For a reason that reads as if a repair had put another job in its place."""
+        job, other = self._who(who), self._who(named)
+        if job is not None and other is not None:
+            reason = f"misfit: job {other.job_id} in toc_job_0000 stands for it now"
+            answer = self._call(lambda: self.center.cancel(job.job_id, reason=reason))
+            self._cancelled([job], answer)
 
-    @rule(who=WHO, key=KEYS)
-    def cancel_by_key(self, who: Who, key: str | None) -> None:
-        business = self._business(who, key)
+    @rule(who=WHO, key=KEYS, of_all_types=st.booleans())
+    def cancel_by_key(self, who: Who, key: str | None, of_all_types: bool) -> None:
+        business = self._business(who, key) | ({"biz_type": None} if of_all_types else {})
         self._cancelled(self._found(**business), self._call(lambda: self.center.cancel(**business)))
 
     @rule(who=WHO, in_s=IN_S)
@@ -217,9 +220,10 @@ class Machine(RuleBasedStateMachine):
             found = self._call(lambda: self.center.reschedule(job.job_id, datetime_of(ms)))
             self._rescheduled([job], ms, found)
 
-    @rule(who=WHO, key=KEYS, in_s=IN_S)
-    def reschedule_by_key(self, who: Who, key: str | None, in_s: int) -> None:
+    @rule(who=WHO, key=KEYS, in_s=IN_S, of_all_types=st.booleans())
+    def reschedule_by_key(self, who: Who, key: str | None, in_s: int, of_all_types: bool) -> None:
         business, ms = self._business(who, key), self.now_ms + in_s * 1000
+        business |= {"biz_type": None} if of_all_types else {}
         found = self._found(**business)
         if len(found) > 1:
             with pytest.raises(InvalidInput, match="live jobs match"):
@@ -252,6 +256,8 @@ class Machine(RuleBasedStateMachine):
         answer = self._call(lambda: getattr(self.center, name)(2**40))
         assert answer == "unknown"
         assert answer.job_id is None
+        assert not answer
+        assert "biz_id=" in (answer.hint or "")
 
     @rule(wrong=st.sampled_from(WRONG))
     def is_refused(self, wrong: tuple[str, Callable[[toc.TimeoutCenter], object]]) -> None:
@@ -359,9 +365,12 @@ class Machine(RuleBasedStateMachine):
             with pytest.raises(DuplicateJob):
                 self._call(lambda: call(jobs, on_duplicate=on_duplicate))
             return
-        ids = self._call(lambda: call(jobs, on_duplicate=on_duplicate))
+        found = self._call(lambda: call(jobs, on_duplicate=on_duplicate))
         rows, standing = planned
-        for job_id, row in zip(ids, standing, strict=True):
+        for (job_id, did, running), row in zip(found, standing, strict=True):
+            held = "kept" if on_duplicate == "keep" else "replaced"
+            assert did == (held if row.job_id else "inserted")
+            assert running is (did == "kept" and row.status == "running")
             if not row.job_id:
                 assert job_id not in self.expected
                 row.job_id = job_id
@@ -422,12 +431,14 @@ class Machine(RuleBasedStateMachine):
         assert row.action_ms - in_s * 1000 - EXACT_MS <= self.now_ms
         return row.action_ms
 
-    def _found(self, biz_id: int, biz_type: str, dedup_key: str | None) -> list[Expected]:
+    def _found(self, biz_id: int, biz_type: str | None, dedup_key: str | None) -> list[Expected]:
         """What a business key means: all live jobs, or the newest ended one."""
         of_it = [
             job
             for _, job in sorted(self.expected.items())
-            if (job.biz_id, job.biz_type) == (biz_id, biz_type) and dedup_key in (None, job.key)
+            if job.biz_id == biz_id
+            and biz_type in (None, job.biz_type)
+            and dedup_key in (None, job.key)
         ]
         return [job for job in of_it if job.live] or of_it[-1:]
 
@@ -439,6 +450,7 @@ class Machine(RuleBasedStateMachine):
                 job.status = "cancelled"
         worst = next((it for it in answers if it[0] != "cancelled"), (*answers, UNKNOWN)[0])
         assert (answer, answer.job_id, answer.attempts) == worst
+        assert answer.ok is bool(answer) is (answer == "cancelled")
 
     def _rescheduled(self, found: list[Expected], ms: int, answer: Answer) -> None:
         expected = found[0].answer if found else UNKNOWN
@@ -446,12 +458,13 @@ class Machine(RuleBasedStateMachine):
             expected = "rescheduled", found[0].job_id, 0
             found[0].renew(ms, self.now_ms)
         assert (answer, answer.job_id, answer.attempts) == expected
+        assert answer.ok is bool(answer) is (answer == "rescheduled")
 
     # ---- time
 
     @property
     def now_ms(self) -> int:
-        return self.servers.now_ms("database")
+        return self.servers.true_ms
 
     def _call(self, work: Callable[[], T]) -> T:
         self._calls += 1
@@ -488,6 +501,7 @@ class Machine(RuleBasedStateMachine):
         return min((job.next_ms for job in self.expected.values()), default=math.inf)
 
 
+@pytest.mark.timeout(600)  # half a minute of computing; more beside others
 def test_any_row_of_calls(given: Workshop) -> None:
     class Here(Machine):
         workshop = given

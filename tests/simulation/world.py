@@ -16,39 +16,55 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.simulation.install import installed
 from tests.simulation.kernel import Kernel, Process, TooLong
 from tests.simulation.oracle import Oracle, Run, Terms, Violation
-from tests.simulation.servers import REDIS, ProcessClock, Servers, copy_of, go_back
+from tests.simulation.servers import REDIS, ProcessClock, Servers, copy_of, database, go_back
 from toc.center.center import TimeoutCenter
 from toc.cluster.membership import View
 from toc.domain.ids import gene_of
 from toc.domain.job import Job
+from toc.domain.placement import group_of
+from toc.domain.routing import hash_of
 from toc.domain.times import datetime_of
 from toc.errors import TocError
 from toc.handlers.registry import Registry
 from toc.handlers.verdicts import Retry, Snooze
 from toc.node.node import Node
 from toc.runtime import metrics
+from toc.runtime.server_clock import STEP_MS_MAX
 from toc.runtime.settings import Settings
 from toc.store import migrate
+from toc.store.claims import SKEW_MS
 from toc.store.columns import ms_of_sql_time
 from toc.store.schema import job_table_name
+from toc.timer.keys import store_key
 
 FOREVER = math.inf
 LIVE_S = 600.0  # virtual; so long after the last fault everything must have ended
 MARGIN_S, ALLOWANCE_S = 1.0, 3.0
 CALM_LATE_S = 9.0
+FOREIGN = (
+    30  # members that no process stands behind: most shards have two of them as owner and deputy
+)
 HOUR_MS = 3_600_000
 SWAY_MS = 400  # of the databases' clocks: leases have a margin for that
+# Who dies while a clock is ahead leaves leases that are as much longer: not by more than LIVE_S.
+STEPS_MS = (-HOUR_MS, 240_000, -30_000, 30_000, -8_000, 8_000)
+# How early by the true time a job may start. Redis is believed as far as a database agrees within SKEW_MS; a
+# database's clock within what is followed, and that again where its first look was slow.
+EARLY_MS = SWAY_MS + SKEW_MS
+EARLY_STEPS_MS = 2 * SWAY_MS + 2 * STEP_MS_MAX
+STEPS_MARGIN_S = 3.0  # more, of leases, where databases' clocks step
 POISON = 0.1  # of the jobs, in runs that are not about poison
 
 SHAPES = ((1, 1), (1, 2), (1, 4), (2, 4))  # databases, shards
 FAULTS = (
     "kill", "stop", "freeze", "cut", "lost", "slow", "wipe", "back", "full", "views", "clocks", "client",
-    "handlers",
+    "handlers", "misfits", "foreign", "types", "unanswered", "steps", "pause",
 )  # fmt: skip
 
 TYPES = {
@@ -58,6 +74,12 @@ TYPES = {
     "second": Terms(1.0, 2, fails_first=True),
     "poison": Terms(1.0, 3, kills=True),
 }
+
+
+FRESH = [f"fresh-{n}" for n in range(6)]
+"""Types that come up during a run, in this order; their handler is the one for every type."""
+
+TERMS = TYPES | dict.fromkeys(FRESH, Terms(1.0, 4, fails=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +112,7 @@ class Plan:
         if faults is None:
             faults = frozenset(fault for fault in FAULTS if rng.random() < 0.35)
             if kind == "bare":
-                faults -= {"client"}
+                faults -= {"client", "foreign", "steps"}  # by a clock that is wrong nobody fires
         if kind in ("calm", "poison"):
             faults = frozenset()
         tick_s = rng.choice((0.5, 2.0))
@@ -115,6 +137,9 @@ class Plan:
             },
             "reconcile": {"watch_s": "none"},
         }
+        if "steps" in faults:
+            settings["worker"]["lease_margin_s"] += STEPS_MARGIN_S
+            settings["worker"]["lease_allowance_s"] += STEPS_MARGIN_S
         if kind == "calm":
             settings["timer"] |= {"pop_max": 50, "load_page": 50}
             # Answers are slow there, so leases are long: what is given back for want of time is late.
@@ -165,12 +190,19 @@ class Workshop:
 
     def __init__(self, directory: Path, socket: str) -> None:
         self.directory, self.socket = directory, socket
-        self._models = {shape: self._model(*shape) for shape in SHAPES}
 
-    def _model(self, databases: int, shards: int) -> list[Path]:
-        paths = [
-            self.directory / f"model-{databases}-{shards}-{index}.db" for index in range(databases)
-        ]
+    def _models(self, databases: int, shards: int) -> list[Path]:
+        """Made when they are needed first, and kept in the directory for all processes to come."""
+        kept = self.directory / f"model-{databases}-{shards}"
+        if not kept.is_dir():
+            with TemporaryDirectory(dir=self.directory) as making:
+                models = Path(making) / "models"
+                models.mkdir()
+                self._make([models / f"{index}.db" for index in range(databases)], shards)
+                models.rename(kept)  # whole, or not at all
+        return [kept / f"{index}.db" for index in range(databases)]
+
+    def _make(self, paths: list[Path], shards: int) -> None:
         migrate.upgrade(_settings(paths, shards, {"redis_url": "none"}))
         center = TimeoutCenter(_settings(paths, shards, {"redis_url": "none"}))
         for name in TYPES:  # numbers of types are handed out once, in one order
@@ -178,13 +210,12 @@ class Workshop:
         center.close()
         for path in paths:
             _empty(path)
-        return paths
 
     def fresh(self, shape: tuple[int, int]) -> list[Path]:
         """Databases without jobs, and an empty Redis."""
         paths = []
-        for model in self._models[shape]:
-            path = model.with_name(model.name.replace("model", "run"))
+        for model in self._models(*shape):
+            path = self.directory / f"run-{shape[0]}-{shape[1]}-{model.name}"
             for old in path.parent.glob(f"{path.name}*"):
                 old.unlink()
             shutil.copyfile(model, path)
@@ -232,9 +263,10 @@ class World:
             self.kernel,
             random.Random(self.rng.getrandbits(64)),
             workshop.socket,
+            self.plan.databases,
         )
         sway_s = 2 * SWAY_MS / 1000 if "clocks" in self.plan.faults else 0.0
-        self.oracle = Oracle(self.kernel, TYPES, MARGIN_S - sway_s, self._row_of)
+        self.oracle = Oracle(self.kernel, TERMS, MARGIN_S - sway_s, self._row_of)
         if self.plan.calm:
             self.oracle.late_s_max = CALM_LATE_S
             self.servers.weather.fast_s = 0.4  # so that calls overlap
@@ -248,10 +280,14 @@ class World:
         self._clients: list[Process] = []
         self._names = 0
         self._made = 0
+        self._fresh = 0  # how many of FRESH came up
         self._jobs: list[tuple[int, str]] = []
         self._clients_left = 0
         self._over = False  # no more faults
-        self._ahead_ms = 0  # what a server's clock has been ahead of the true time, at most
+        # How early a job may start at most, because of what the clocks are like.
+        self._early_ms = EARLY_MS if "clocks" in self.plan.faults else 0
+        if "steps" in self.plan.faults:
+            self._early_ms = EARLY_STEPS_MS
         self._world = Process("world")
 
     def run(self) -> Result:
@@ -301,6 +337,8 @@ class World:
 
         def start() -> None:
             while True:
+                while self._has_stepped():  # who has followed no clock takes it for right
+                    self.kernel.wait(0.2)
                 node = Node(
                     self.settings,
                     handlers=self._handlers(living.process),
@@ -317,6 +355,7 @@ class World:
 
     def _node_died(self, living: Living) -> None:
         self.living.remove(living)
+        self.oracle.excused.add(living.process.name)
         pause_s = self.rng.uniform(0.1, 5)
 
         def again() -> None:
@@ -331,18 +370,26 @@ class World:
             registry.handler(
                 name, timeout=terms.timeout_s, max_attempts=terms.max_attempts, retry=[0.5, 1]
             )(self._handle)
+        if "types" in self.plan.faults:
+            terms = TERMS[FRESH[0]]
+            registry.handler(
+                "*", timeout=terms.timeout_s, max_attempts=terms.max_attempts, retry=[0.5, 1]
+            )(self._handle)
         return registry
 
     def _handle(self, job: Job) -> None:
-        database_ms = self._now_ms()
-        latest_ms = database_ms - self.servers.ahead_ms["database"] + self._ahead_ms
+        latest_ms = self.servers.true_ms + self._early_ms
+        routing = self.settings.routing
+        index = routing.database(routing.shard(gene_of(job.job_id)))
+        # One that has stepped ahead ends no lease.
+        database_ms = min(self.servers.now_ms(database(index)), self.servers.true_ms + SWAY_MS)
         try:
             run = self.oracle.starts_now(job, latest_ms, database_ms)
         except Exception as error:
             self.kernel.failure = error  # the worker takes it for the handler's
             raise
         self.kernel.tell(f"starts {job.job_id} {job.biz_type} attempt {job.attempts}")
-        terms = TYPES[job.biz_type]
+        terms = TERMS[job.biz_type]
         rng = self.servers.rng
         self.kernel.wait(rng.uniform(0, 0.2) if rng.random() < 0.8 else 0)
         long = 0.3 * ("handlers" in self.plan.faults) + 0.4 * (job.biz_type == "slow")
@@ -381,17 +428,20 @@ class World:
         while True:
             self.kernel.wait(self.rng.uniform(0.05, 0.5))
             there = [living for living in self.living if living.node is not None]
-            names = [living.node._member for living in there if living.node is not None]
+            names = [living.node._member_name for living in there if living.node is not None]
             for living in there:
                 view = list(names)
                 if not self._over and "views" in self.plan.faults and self.rng.random() < 0.3:
                     view = [name for name in names if self.rng.random() < 0.5]
                 assert living.node is not None
-                if living.node._member not in view:
-                    view.append(living.node._member)
+                if "foreign" in self.plan.faults:  # for good: a stranger writes what he likes
+                    group = group_of(living.node._member_name)
+                    view += [f"forged:{n}~{group}" for n in range(FOREIGN)]
+                if living.node._member_name not in view:
+                    view.append(living.node._member_name)
                 if tuple(view) != living.view:
                     living.view = tuple(view)
-                    living.node._share(View(living.view, connected=True))
+                    living.node._on_view_change(View(living.view, connected=True))
 
     # ---- clients
 
@@ -443,20 +493,21 @@ class World:
             return "good"
         if self.plan.poison > POISON:
             return "second"
+        if "types" in self.plan.faults and rng.random() < 0.6:
+            if self._fresh < len(FRESH) and rng.random() < 0.3:
+                self._fresh += 1
+            return rng.choice(FRESH[: self._fresh or 1])
         return rng.choice(("good", "good", "good", "flaky", "slow"))
 
     def _when(self) -> int:
-        """In ms since 1970, by the database's clock."""
+        """In ms since 1970, by the true time."""
         rng = self.rng
         in_s = rng.choice((rng.uniform(-1, 1), rng.uniform(0, 4), rng.uniform(0, 12)))
         if self.plan.poison > POISON:
             in_s = rng.choice((1, 2))  # in one batch, if it can be
         if self.plan.calm:
             in_s = rng.choice((1, 14))  # far apart: who is wrong is late
-        return self._now_ms() + round(in_s * 1000)
-
-    def _now_ms(self) -> int:
-        return self.servers.now_ms("database")
+        return self.servers.true_ms + round(in_s * 1000)
 
     def _schedule(self, center: TimeoutCenter, rng: random.Random) -> list[tuple[int, str]]:
         how, biz_type = rng.random(), self._type(rng)
@@ -471,7 +522,7 @@ class World:
             except TocError:
                 return []
             for job_id, (_, ms) in zip(ids, wanted, strict=True):
-                self.oracle.scheduled(job_id, biz_type, ms, self._now_ms())
+                self.oracle.scheduled(job_id, biz_type, ms, self.servers.true_ms)
             return [(job_id, biz_type) for job_id in ids]
         self._made += 1
         biz_id, ms = rng.randrange(100), self._when()
@@ -486,7 +537,7 @@ class World:
             )
         except TocError:
             return []
-        self.oracle.scheduled(job_id, biz_type, ms, self._now_ms())
+        self.oracle.scheduled(job_id, biz_type, ms, self.servers.true_ms)
         if key:  # any such call may replace it at any moment
             self.oracle.jobs[job_id].any_time = True
         self.kernel.tell(f"scheduled {job_id} {biz_type} for {ms}")
@@ -496,12 +547,17 @@ class World:
         known = self.oracle.known(job_id, biz_type)
         known.maybe_cancelled = True
         try:
-            answer = center.cancel(job_id)
+            answer = center.cancel(job_id, reason=self._forged(job_id))
         except TocError:
             return
         self.kernel.tell(f"cancel {job_id}: {answer}")
         if answer == "cancelled":
             self.oracle.cancelled(job_id, known)
+
+    def _forged(self, job_id: int) -> str:
+        """A client's reason that reads as if a repair had put another job in this one's place."""
+        other = next((known for known, _ in reversed(self._jobs) if known != job_id), job_id)
+        return f"misfit: job {other} in toc_job_0000 stands for it now"
 
     def _reschedule(self, center: TimeoutCenter, job_id: int, biz_type: str) -> None:
         known, ms, asked = self.oracle.known(job_id, biz_type), self._when(), self.kernel.steps
@@ -513,7 +569,7 @@ class World:
             self.kernel.tell(f"reschedule {job_id} to {ms}: {answer}")
         except TocError as error:
             self.kernel.tell(f"reschedule {job_id} to {ms}: {error}")
-        self.oracle.rescheduled(known, ms, asked, self._now_ms(), is_sure=sure)
+        self.oracle.rescheduled(known, ms, asked, self.servers.true_ms, is_sure=sure)
 
     def _redrive(self, center: TimeoutCenter, job_id: int, biz_type: str) -> None:
         known = self.oracle.known(job_id, biz_type)
@@ -531,7 +587,10 @@ class World:
         return self._over and self._clients_left <= 0
 
     def _nemesis(self) -> None:
-        rng, faults = self.rng, sorted(self.plan.faults - {"views", "client", "handlers"})
+        rng, faults = (
+            self.rng,
+            sorted(self.plan.faults - {"views", "client", "handlers", "foreign"}),
+        )
         end_s = self.kernel.now_s + self.plan.trouble_s
         if "handlers" in self.plan.faults:
             self.oracle.hurt = True
@@ -546,13 +605,43 @@ class World:
         self._over = True
         weather = self.servers.weather
         weather.cut.clear()
-        weather.lost = weather.slow = 0.0
+        weather.lost = weather.slow = weather.unanswered = 0.0
         self.servers.redis.config_set("maxmemory", 0)
         self.servers.ahead_ms[REDIS] = 0  # the databases' clocks stay as they are
         for process in (*(living.process for living in self.living), *self._clients):
-            process.frozen_until_s = min(process.frozen_until_s, self.kernel.now_s)
+            left_s = max(0.0, process.frozen_until_s - self.kernel.now_s)
+            process.frozen_until_s -= left_s
+            if process.stood_until_s > self.kernel.now_s:
+                process.stood_s -= left_s
             process.doomed = process.stalled = None
         self.kernel.tell("healed")
+        if "types" in self.plan.faults:
+            process = Process("client-again")
+            self._clients_left += 1
+            self.kernel.spawn(lambda: self._schedule_again(process), process)
+
+    def _schedule_again(self, process: Process) -> None:
+        """A type whose row was lost is known again, at the latest, when somebody schedules it."""
+        clock = ProcessClock(self.servers, process, REDIS)
+        center = TimeoutCenter(self.settings, clock=clock, handlers=Registry())
+        homes = {self.settings.routing.database(n): n for n in range(self.plan.shards)}
+        biz_ids = {
+            index: next(n for n in range(100) if self.settings.routing.shard(hash_of(n)) == shard)
+            for index, shard in homes.items()
+        }
+        for name in FRESH[: self._fresh]:
+            for biz_id in biz_ids.values():
+                while True:
+                    ms = self.servers.true_ms
+                    try:
+                        job_id = center.schedule(biz_id, datetime_of(ms), biz_type=name)
+                        break
+                    except TocError:
+                        self.kernel.wait(1)
+                self.oracle.scheduled(job_id, name, ms, self.servers.true_ms)
+        if not self.plan.bare:
+            center.close()
+        self._clients_left -= 1
 
     def _wrong_ms(self, rng: random.Random) -> int:
         return rng.choice((rng.randint(-500, 500), rng.randint(-HOUR_MS, HOUR_MS)))
@@ -592,6 +681,7 @@ class World:
         process = self._anybody(rng)
         if process is not None:
             self.oracle.hurt = True
+            self.oracle.excused.add(process.name)
             process.stalled = (
                 rng.randint(0, 8),
                 rng.choice((rng.uniform(0.1, 3), rng.uniform(4, 9))),
@@ -599,7 +689,7 @@ class World:
 
     def _fault_cut(self, rng: random.Random) -> None:
         self.oracle.hurt = True
-        servers = [REDIS, *(f"database_{n}" for n in range(self.plan.databases))]
+        servers = [REDIS, *self._databases()]
         process = self._anybody(rng)
         who = "*" if process is None or rng.random() < 0.5 else process.name
         self._for_a_while(rng, (who, rng.choice(servers)))
@@ -618,6 +708,11 @@ class World:
         self.oracle.hurt = True
         self.servers.weather.lost = rng.choice((0, 0.02, 0.2))
 
+    def _fault_unanswered(self, rng: random.Random) -> None:
+        """A process hears no more of its database once that has committed a take-over."""
+        self.oracle.hurt = True
+        self.servers.weather.unanswered = rng.choice((0, 0.5, 1))
+
     def _fault_slow(self, rng: random.Random) -> None:
         self.oracle.hurt = True
         weather = self.servers.weather
@@ -635,6 +730,24 @@ class World:
         go_back(self.servers.redis, copy)
         self.servers.is_another()
 
+    def _fault_types(self, rng: random.Random) -> None:
+        """A database fails over to a replica that lacks the row of the newest type that it has."""
+        look = rng.choice(self._looks)
+        for name in reversed(FRESH[: self._fresh]):
+            lost = look.execute("DELETE FROM toc_biz_type WHERE name = ?", (name,)).rowcount
+            look.commit()
+            if lost:
+                self.kernel.tell(f"the row of {name} is lost")
+                return
+
+    def _fault_misfits(self, rng: random.Random) -> None:
+        """Reminders stand in a second slot too, in which they do not belong."""
+        redis, slots = self.servers.redis, range(self.settings.slots_of("default"))
+        keys = [store_key("sim", "default", slot) for slot in slots]
+        for key in keys:
+            for job_id, due_ms in redis.zrange(key, 0, -1, withscores=True):
+                redis.zadd(rng.choice(keys), {job_id: due_ms})
+
     def _fault_full(self, rng: random.Random) -> None:
         self.servers.redis.config_set("maxmemory", 1)
         self.kernel.wait(rng.uniform(0.1, 4))
@@ -642,18 +755,54 @@ class World:
 
     def _fault_clocks(self, rng: random.Random) -> None:
         process = self._some(rng)
-        if process is not None:
+        # A machine's clock that is set back while it is paused hides the pause.
+        if process is not None and "pause" not in self.plan.faults:
             process.wrong_ms = self._wrong_ms(rng)
-        if rng.random() < 0.3:
-            self._set_clock("database", rng.randint(-SWAY_MS, SWAY_MS))
+        for server in self._databases():
+            if rng.random() < 0.3 and abs(self.servers.ahead_ms[server]) <= SWAY_MS:
+                self.servers.ahead_ms[server] = rng.randint(-SWAY_MS, SWAY_MS)
         if rng.random() < 0.3:
             # Not a bare run's by more than the timer may differ from the database: nobody else would fire.
             ahead_ms = rng.randint(-200, 200) if self.plan.bare else self._wrong_ms(rng)
-            self._set_clock(REDIS, ahead_ms)
+            self.servers.ahead_ms[REDIS] = ahead_ms
 
-    def _set_clock(self, server: str, ahead_ms: int) -> None:
+    def _fault_steps(self, rng: random.Random) -> None:
+        """The clock of one server steps, and comes back."""
+        server, seconds = rng.choice([REDIS, *self._databases()]), rng.uniform(0.1, 12)
+        if server != REDIS and not self._are_followed():
+            return
+        # Two that step alike would vouch for each other.
+        ahead_ms = rng.choice(STEPS_MS) * (2 if server == REDIS else 1)
+        self.kernel.tell(f"the clock of {server} steps by {ahead_ms} ms")
         self.servers.ahead_ms[server] = ahead_ms
-        self._ahead_ms = max(self._ahead_ms, ahead_ms)
+
+        def mend() -> None:
+            self.kernel.wait(seconds)
+            self.servers.ahead_ms[server] = 0
+            self.kernel.tell(f"the clock of {server} is right")
+
+        self.kernel.spawn(mend, self._world)
+
+    def _fault_pause(self, rng: random.Random) -> None:
+        """The machine of a node stands still, and its monotonic clock with it."""
+        process = self._some(rng)
+        if process is not None:
+            self.oracle.hurt = True
+            process.stalled, process.pauses = (rng.randint(0, 8), rng.uniform(0.1, 9)), True
+
+    def _databases(self) -> list[str]:
+        return [database(index) for index in range(self.plan.databases)]
+
+    def _has_stepped(self) -> bool:
+        return any(abs(self.servers.ahead_ms[server]) > SWAY_MS for server in self._databases())
+
+    def _are_followed(self) -> bool:
+        """Whether all nodes know the databases' clocks, and all of those are right."""
+        return not self._has_stepped() and all(
+            living.node is not None
+            and all(each.server_clock.seen is not None for each in living.node.databases)
+            for living in self.living
+        )
 
     # ---- the end
 
@@ -664,8 +813,8 @@ class World:
         # What a call wrote that raised, is not armed: without a scanner nobody may bring it.
         return not any(
             not self.plan.bare or job_id in self.oracle.jobs
-            for database, look in enumerate(self._looks)
-            for shard in routing.shards_of_database(database)
+            for index, look in enumerate(self._looks)
+            for shard in routing.shards_of_database(index)
             for (job_id,) in look.execute(
                 f"SELECT job_id FROM {job_table_name(shard)} WHERE status < 2"
             )

@@ -19,7 +19,7 @@ from tests.testing.histories import (
     scheduled,
     start,
 )
-from toc.testing import Entry, Kind, Report, Rules, ScheduleUnanswered, check
+from toc.testing import Entry, Fault, Kind, Report, Rules, ScheduleUnanswered, check
 
 History = list[Entry]
 
@@ -59,6 +59,14 @@ LEGAL: dict[str, History] = {
         scheduled(), *run(1001, failed=True), cancel("cancelled", 1002.5), row("cancelled"),
     ],
     "retried": [scheduled(), *run(1001, failed=True), *run(1500, 2), row("done", 2)],
+    "stopped with its process, and run again": [
+        scheduled(), start(1001), end(1005, failed=True, verdict="stopped"), *run(1010, 1, "w2"),
+        row("done", 1, "w2"),
+    ],
+    "stopped with its process, and cancelled": [
+        scheduled(), start(1001), end(1005, failed=True, verdict="stopped"),
+        cancel("cancelled", 1010), row("cancelled", 0),
+    ],
     "retried by its own wish": [
         scheduled(), start(1001), end(1002, verdict="retry"), *run(1500, 2), row("done", 2),
     ],
@@ -168,6 +176,10 @@ LEGAL: dict[str, History] = {
 RULES = Rules(max_attempts={TYPE: 2}, timeouts_ms={TYPE: 10_000})
 
 BROKEN: dict[str, tuple[Kind, History]] = {
+    "a failure that was not counted": (
+        Kind.STALE,
+        [scheduled(), *run(1001, failed=True), *run(1010, 1, "w2"), row("done", 1, "w2")],
+    ),
     "no row": (Kind.LOST, [scheduled(), *run(1001)]),
     "still pending": (Kind.LOST, [scheduled(), row("pending", 0)]),
     "still running": (Kind.LOST, [scheduled(), start(1001), row("running")]),
@@ -407,6 +419,15 @@ def test_a_tolerance_is_for_clocks_that_differ() -> None:
     assert Kind.AFTER_CANCEL not in kinds(verdict(cancelled, Rules(tolerance_ms=496)))
 
 
+def test_a_start_is_early_no_further_than_the_fault_that_is_on_allows() -> None:
+    history = [*BROKEN["early"][1], Fault("a clock steps", 0, 1_000_000, ("nobody",))]
+    assert verdict(history, Rules(early_ms={"a clock steps": 0.5})).holds
+    assert not verdict(history, Rules(early_ms={"a clock steps": 0.4})).holds
+    assert not verdict(history, Rules(early_ms={"another": 0.5})).holds
+    over = [*BROKEN["early"][1], Fault("a clock steps", -2, -1, ("nobody",))]
+    assert not verdict(over, Rules(early_ms={"a clock steps": 0.5})).holds
+
+
 def test_a_handler_over_its_timeout_loses_its_lease() -> None:
     history = [scheduled(), *TAKEN_OVER]
     assert verdict(history, Rules(timeouts_ms={TYPE: 499})).duplicates == {"over its timeout": 1}
@@ -489,6 +510,12 @@ def test_counts() -> None:
     assert (report.scheduled, report.starts, report.retries) == (3, 5, 2)
     assert (report.rescheduled, report.redriven, report.cancelled_too_late) == (1, 1, 1)
     assert (report.unanswered, report.entries, report.by_status) == (2, len(history), {"done": 3})
+
+
+def test_a_token_that_has_lost_its_mark_is_of_the_same_claim() -> None:
+    ran = [start(1001, claim="w1:7:alone"), end(1002, claim="w1:7:alone")]
+    assert verdict([scheduled(), *ran, row(claim="w1:7")]).problems == []
+    assert verdict([scheduled(), *ran, row(claim="w1:8")]).problems != []
 
 
 def test_lateness_is_of_first_starts_and_since_they_were_asked_for() -> None:

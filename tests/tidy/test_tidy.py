@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,9 +134,10 @@ def test_time_and_chance_are_passed_in(pattern: re.Pattern[str], allowed: dict[s
 OUTSIDE = {
     "sqlalchemy": (
         "toc/store/",
-        "toc/center/joined.py",  # listens to a caller's session
+        "toc/center/after_commit.py",  # listens to a caller's session
         "toc/center/center.py",  # types of what a caller passes in
         "toc/runtime/settings.py",  # make_url
+        "toc/runtime/urls.py",  # the same
     ),
     "alembic": ("toc/store/migrate.py", "toc/cli/migrate.py"),  # the latter: its error's name
     "pymysql": ("toc/store/",),
@@ -243,3 +245,44 @@ def test_no_file_names_this_machine() -> None:
         text = path.read_text("utf-8")
         assert str(ROOT) not in text or len(str(ROOT)) < 6, path
         assert home == "/" or f"{home}/" not in text, path
+
+
+# ---- what is installed
+
+
+def test_all_that_is_installed_and_what_builds_it_is_pinned_by_hash() -> None:
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    builders = {re.split(r"[<>=~]", one)[0] for one in project["build-system"]["requires"]}
+    pinned: dict[str, str] = {}
+    for lock in root.glob("requirements*.lock"):
+        for entry in re.split(r"\n(?=\w)", lock.read_text()):
+            found = re.match(r"([\w.-]+)(?:\[[\w,-]+\])?==(\S+)", entry)
+            if found is None:
+                continue
+            assert "--hash=sha256:" in entry, f"{lock.name}: {found[1]}"
+            if lock.name == "requirements-build.lock":
+                pinned[found[1]] = found[2]
+    assert builders <= set(pinned)
+    assert {"setuptools", "editables"} <= set(pinned)  # of pyspark's source; of an editable install
+    recipe = (root / "Makefile").read_text()
+    installs = re.findall(r"pip install --quiet .*", recipe)
+    assert len(installs) == 6
+    for install in installs:
+        assert "--no-build-isolation" in install or "--only-binary :all:" in install
+        assert "--require-hashes" in install or "--editable ." in install
+
+
+# ---- names
+
+SHARED_CLASS_NAMES_MAX = 5
+
+
+def test_a_class_name_means_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for name, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name)
+    shared = {name: found for name, found in places.items() if len(found) > 1}
+    assert len(shared) <= SHARED_CLASS_NAMES_MAX, f"give them names of their own: {shared}"

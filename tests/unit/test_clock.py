@@ -34,11 +34,11 @@ def test_a_servers_time_is_carried_on() -> None:
     clock = Ticking()
     time = ServerTime(clock)
     assert not time.known
-    time.heard(5_000)
+    time.record_answer(5_000)
     clock.s += 1.5
     assert time.known
     assert (time.now_ms(), time.age_s) == (6_500, 1.5)
-    time.heard(1_000)  # the server's clock was set back: it is right all the same
+    time.record_answer(1_000)  # the server's clock was set back: it is right all the same
     assert (time.now_ms(), time.age_s) == (1_000, 0.0)
 
 
@@ -46,7 +46,7 @@ def test_a_servers_time_is_carried_on() -> None:
 def test_a_servers_time_is_never_ahead() -> None:
     clock = Ticking()
     time = ServerTime(clock)
-    time.heard(5_000)
+    time.record_answer(5_000)
     clock.s += 0.0009
     assert time.now_ms() == 5_000
 
@@ -99,3 +99,15 @@ def test_it_never_goes_back() -> None:
 def test_a_start_that_no_server_could_show_is_refused(start: datetime) -> None:
     with pytest.raises(InvalidInput, match="start: must be an aware datetime, 2024 to 2037"):
         TestClock(start)
+
+
+@pytest.mark.invariant("I4")
+@pytest.mark.parametrize("took_s", [0.0, 0.0004, 0.5, 20.0])
+def test_what_is_counted_from_a_slow_answer_is_not_early(took_s: float) -> None:
+    """The server may have read its clock as soon as it was asked."""
+    clock = Ticking()
+    time = ServerTime(clock)
+    asked_s, read_ms = clock.s, 5_000.999
+    clock.s += took_s
+    time.record_answer(int(read_ms), asked_s)
+    assert 0 <= time.now_ms() - (read_ms + took_s * 1000) <= 2

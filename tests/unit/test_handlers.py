@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -114,6 +117,84 @@ def test_terms_out_of_range_are_refused(terms: dict[str, Any], field: str) -> No
 def test_what_cannot_be_called_is_no_handler() -> None:
     with pytest.raises(InvalidInput, match="must be callable"):
         Registry().handler("a")(5)  # type: ignore[type-var]
+
+
+def generating(job: Job) -> Iterator[Job]:
+    yield job
+
+
+async def generating_async(job: Job) -> AsyncIterator[Job]:
+    yield job
+
+
+class Generating:
+    def __call__(self, job: Job) -> Iterator[Job]:
+        yield job
+
+
+class Act:
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+
+def without() -> None: ...
+
+
+def with_two(job: Job, more: int) -> None: ...
+
+
+def with_a_default(job: Job, more: int = 3) -> None: ...
+
+
+def with_any(*jobs: Job) -> None: ...
+
+
+def named_only(*, job: Job) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "rule"),
+    [
+        (generating, "generating .*test_handlers.py:[0-9]+. is a generator"),
+        (generating_async, "generating_async .*test_handlers.py:[0-9]+. is a generator"),
+        (Generating(), "Generating.__call__ .*test_handlers.py:[0-9]+. is a generator"),
+        (partial(generating), "generating .*test_handlers.py:[0-9]+. is a generator"),
+        (Act, "Act is a class"),
+        (without, "without .*test_handlers.py:[0-9]+. must take the job"),
+        (with_two, "with_two .*test_handlers.py:[0-9]+. must take the job"),
+        (named_only, "named_only .*test_handlers.py:[0-9]+. must take the job"),
+        (lambda: None, "must take the job"),
+    ],
+)
+def test_what_would_do_nothing_is_refused_where_it_is_registered(function: Any, rule: str) -> None:
+    registry = Registry()
+    with pytest.raises(InvalidInput, match=rule) as caught:
+        registry.handler("a")(function)
+    assert caught.value.field == "handler"
+    assert len(registry) == 0
+
+
+@pytest.mark.parametrize(
+    "function", [with_a_default, with_any, partial(with_two, more=3), Acting().__call__, print]
+)
+def test_whatever_takes_a_job_is_a_handler(function: Any) -> None:
+    Registry().handler("a")(function)
+
+
+def test_a_decorator_without_its_parentheses_is_told_so() -> None:
+    with pytest.raises(
+        InvalidInput, match=r"@toc.handler\(.*act .*test_handlers.py:[0-9]+"
+    ) as caught:
+        Registry().handler(act)  # type: ignore[arg-type]
+    assert caught.value.field == "handler"
+
+
+def test_a_type_that_is_taken_names_both_places() -> None:
+    registry = Registry()
+    registry.handler("a")(act)
+    line = re.escape(__file__)
+    with pytest.raises(InvalidInput, match=rf"act \({line}:[0-9]+\).*act_async \({line}:[0-9]+\)"):
+        registry.handler("a")(act_async)
 
 
 # ---- verdicts

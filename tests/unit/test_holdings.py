@@ -5,18 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.cluster.holdings import Holding, as_ranges, from_ranges, held
+from toc.cluster.holdings import Holding, format_ranges, held, parse_ranges
 
 
 @given(st.sets(st.integers(0, 1023)))
 def test_ranges_there_and_back(numbers: set[int]) -> None:
-    assert set(from_ranges(as_ranges(numbers))) == numbers
+    assert set(parse_ranges(format_ranges(numbers))) == numbers
 
 
 def test_ranges_are_short() -> None:
-    assert as_ranges([7, 0, 1, 2, 9, 8]) == "0-2,7-9"
-    assert as_ranges([4]) == "4"
-    assert as_ranges([]) == ""
+    assert format_ranges([7, 0, 1, 2, 9, 8]) == "0-2,7-9"
+    assert format_ranges([4]) == "4"
+    assert format_ranges([]) == ""
 
 
 def test_what_stays_keeps_its_time() -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from toc.domain.job import ANSWER_OF_STATUS, TRANSITIONS, Answer, Job, Status
-from toc.store.claims import _STATUS_AFTER, Kind
+import copy
+import json
+
+import pytest
+
+from toc.domain.job import ANSWER_OF_STATUS, TRANSITIONS, Answer, AnswerKind, Job, Status
+from toc.store.claims import _STATUS_AFTER, OutcomeKind
 
 
 def test_numbers_that_dbas_query() -> None:
@@ -20,7 +25,7 @@ def test_what_has_ended_stays_so_but_for_a_redrive() -> None:
 
 
 def test_every_settle_is_a_legal_move() -> None:
-    for kind in Kind:
+    for kind in OutcomeKind:
         assert TRANSITIONS[Status.RUNNING][kind.value] == _STATUS_AFTER[kind]
 
 
@@ -30,6 +35,23 @@ def test_an_answer_is_its_text_with_facts() -> None:
     assert (answer.job_id, answer.attempts) == (7, 3)
     assert Answer("unknown").job_id is None
     assert set(ANSWER_OF_STATUS) == set(Status)
+
+
+@pytest.mark.parametrize("kind", AnswerKind)
+def test_an_answer_is_true_only_where_the_call_did_it(kind: AnswerKind) -> None:
+    answer = Answer(kind, 7)
+    assert (answer, answer.kind) == (kind.value, kind)
+    assert answer.ok is bool(answer) is (kind in {"cancelled", "rescheduled", "redriven"})
+    assert isinstance(json.loads(json.dumps(answer)), str)
+    assert repr(answer) == f"Answer('{kind}', job_id=7)"
+    again = copy.copy(answer)
+    assert (again, again.job_id, again.ok) == (answer, 7, answer.ok)
+
+
+def test_an_answer_is_one_of_a_known_few() -> None:
+    with pytest.raises(ValueError, match="cancled"):
+        Answer("cancled")
+    assert repr(Answer("unknown", hint="why")) == "Answer('unknown', hint='why')"
 
 
 def test_a_job_shows_its_times() -> None:

@@ -12,8 +12,8 @@ from toc.domain.job import Job, Status
 from toc.domain.policy import Delays
 from toc.domain.times import MS_MAX
 from toc.handlers.registry import HandlerSpec
-from toc.store.claims import ERROR_CHARS_MAX, Kind
-from toc.worker.judge import describe, judge
+from toc.store.claims import ERROR_CHARS_MAX, OutcomeKind
+from toc.worker.outcome import describe_error, outcome_of
 from toc.worker.run import Run
 
 NOW = 1_795_000_000_000
@@ -23,19 +23,19 @@ def judged(result: object, attempts: int = 1, max_attempts: int = 3) -> Any:
     job = Job(7, 42, "a", Status.RUNNING, NOW - 5, {}, NOW + 60_000, attempts, "one")
     spec = HandlerSpec("a", print, 30.0, max_attempts, Delays((10, 20)))
     run = Run(job, spec, "default", 0, "one", 0, 100.0, 0.0, 0.0)
-    outcome = judge(run, result, NOW, 0.5)
+    outcome = outcome_of(run, result, NOW, 0.5, snooze_ms_min=1000)
     assert (outcome.job_id, outcome.token) == (7, "one")
     return outcome
 
 
-@pytest.mark.parametrize("result", [None, 0, False, "text", object(), toc.Retry])
+@pytest.mark.parametrize("result", [None, 0, False, "text", object()])
 def test_a_return_is_done(result: object) -> None:
-    assert judged(result).kind is Kind.DONE
+    assert judged(result).kind is OutcomeKind.DONE
 
 
 def test_an_exception_is_tried_again_by_the_policy() -> None:
     first, second = judged(ValueError("no")), judged(ValueError("no"), attempts=2)
-    assert (first.kind, first.due_ms) == (Kind.RETRY, NOW + 10_000)
+    assert (first.kind, first.due_ms) == (OutcomeKind.RETRY, NOW + 10_000)
     assert second.due_ms == NOW + 20_000
     assert "ValueError: no" in first.error
 
@@ -43,24 +43,28 @@ def test_an_exception_is_tried_again_by_the_policy() -> None:
 @pytest.mark.invariant("I7")
 @pytest.mark.parametrize("result", [ValueError("no"), toc.Retry(5, "no"), SystemExit(3)])
 def test_the_last_attempt_ends_dead(result: BaseException) -> None:
-    assert judged(result, attempts=2).kind is Kind.RETRY
+    assert judged(result, attempts=2).kind is OutcomeKind.RETRY
     last = judged(result, attempts=3)
-    assert last.kind is Kind.BURY
+    assert last.kind is OutcomeKind.BURY
     assert last.error
     # A limit that was lowered meanwhile.
-    assert judged(result, attempts=9).kind is Kind.BURY
+    assert judged(result, attempts=9).kind is OutcomeKind.BURY
 
 
 def test_retry_says_when() -> None:
     outcome = judged(toc.Retry(1.5, "not yet"))
-    assert (outcome.kind, outcome.due_ms, outcome.error) == (Kind.RETRY, NOW + 1500, "not yet")
+    assert (outcome.kind, outcome.due_ms, outcome.error) == (
+        OutcomeKind.RETRY,
+        NOW + 1500,
+        "not yet",
+    )
     assert judged(toc.Retry(0.0005)).due_ms == NOW + 1  # never before
 
 
 @pytest.mark.parametrize("attempts", [1, 3, 99])
 def test_snooze_is_no_attempt_and_never_dead(attempts: int) -> None:
     outcome = judged(toc.Snooze(timedelta(seconds=5)), attempts)
-    assert (outcome.kind, outcome.due_ms) == (Kind.SNOOZE, NOW + 5000)
+    assert (outcome.kind, outcome.due_ms) == (OutcomeKind.SNOOZE, NOW + 5000)
 
 
 @pytest.mark.parametrize(
@@ -68,11 +72,13 @@ def test_snooze_is_no_attempt_and_never_dead(attempts: int) -> None:
     [
         (datetime(2027, 1, 1, tzinfo=UTC), 1_798_761_600_000),
         (datetime(2027, 1, 1, 0, 0, 0, 1, tzinfo=UTC), 1_798_761_600_001),
-        (datetime(1960, 1, 1, tzinfo=UTC), 0),
-        (timedelta(microseconds=1), NOW + 1),
-        (timedelta(days=-1), NOW - 86_400_000),
+        # A moment that has passed, or is too close, would be asked for again and again.
+        (datetime(1960, 1, 1, tzinfo=UTC), NOW + 1000),
+        (timedelta(microseconds=1), NOW + 1000),
+        (timedelta(days=-1), NOW + 1000),
+        (timedelta(seconds=1, microseconds=1), NOW + 1001),
         (timedelta.max, MS_MAX),
-        (timedelta.min, 0),
+        (timedelta.min, NOW + 1000),
         (datetime.max.replace(tzinfo=UTC), MS_MAX),
     ],
 )
@@ -83,8 +89,8 @@ def test_snooze_until(until: datetime | timedelta, due_ms: int) -> None:
 @pytest.mark.parametrize("attempts", [1, 3])
 def test_drop_and_dead_end_it(attempts: int) -> None:
     drop, dead = judged(toc.Drop("paid"), attempts), judged(toc.Dead("no such order"), attempts)
-    assert (drop.kind, drop.error) == (Kind.DROP, "paid")
-    assert (dead.kind, dead.error) == (Kind.BURY, "no such order")
+    assert (drop.kind, drop.error) == (OutcomeKind.DROP, "paid")
+    assert (dead.kind, dead.error) == (OutcomeKind.BURY, "no such order")
 
 
 @pytest.mark.invariant("I7")
@@ -106,11 +112,11 @@ def test_a_description_is_short_and_says_where() -> None:
 
     with pytest.raises(ValueError, match="the cause") as caught:
         deep(50)
-    text = describe(caught.value)
+    text = describe_error(caught.value)
     assert text.startswith("ValueError: the cause")
     assert "in deep" in text
     assert text.count("in deep") <= 5
-    assert len(describe(ValueError("x" * 10_000))) <= ERROR_CHARS_MAX
+    assert len(describe_error(ValueError("x" * 10_000))) <= ERROR_CHARS_MAX
 
 
 def test_an_exception_that_cannot_be_shown_is_described() -> None:
@@ -118,4 +124,4 @@ def test_an_exception_that_cannot_be_shown_is_described() -> None:
         def __str__(self) -> str:
             raise RuntimeError("no")
 
-    assert "Rude" in describe(Rude())
+    assert "Rude" in describe_error(Rude())

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toc.domain.limits import (
+    NESTING_MAX,
     attribute_json,
     attribute_of,
     check_biz_id,
@@ -102,11 +103,11 @@ def recursive() -> dict[str, Any]:
     return value
 
 
-def deep() -> dict[str, Any]:
-    value: dict[str, Any] = {}
-    for _ in range(100_000):
-        value = {"x": value}
-    return value
+def deep(levels: int = 100_000, end: Any = 1) -> dict[str, Any]:
+    value: Any = end
+    for n in range(levels - 1):
+        value = (value,) if n % 3 == 1 else [value, "{[" * 50] if n % 3 == 2 else {"x": value}
+    return {"x": value}
 
 
 @pytest.mark.parametrize(
@@ -126,6 +127,22 @@ def test_what_is_not_json_is_refused(value: Any) -> None:
 def test_what_is_too_deep_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"^attribute: must be JSON"):
         attribute_json(deep(), 4096)
+
+
+@pytest.mark.parametrize("end", [1, None, "[{" * 40])
+def test_objects_and_lists_are_nested_as_deep_as_every_engine_reads(end: Any) -> None:
+    assert attribute_json(deep(NESTING_MAX, end), 65_535) is not None
+    assert attribute_json(deep(NESTING_MAX - 1, {}), 65_535) is not None
+    for value in (deep(NESTING_MAX + 1, end), deep(NESTING_MAX, []), deep(5000, end)):
+        with pytest.raises(
+            InvalidInput, match=r"^attribute: must be JSON whose .* at most 31 deep"
+        ):
+            attribute_json(value, 10**9)
+
+
+def test_many_brackets_side_by_side_are_not_deep() -> None:
+    value = {"x": [{"y": [1]} for _ in range(500)]}
+    assert attribute_json(value, 65_535) is not None
 
 
 def test_a_long_value_is_shown_cut() -> None:

@@ -1,4 +1,4 @@
-"""docs/metrics.md names every metric with its labels, and none that is not there."""
+"""docs/reference/metrics.md names every metric with its labels, and none that is not there."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from prometheus_client.metrics import MetricWrapperBase
 
 from toc.runtime import metrics
-from toc.store.claims import Kind
+from toc.store.claims import OutcomeKind
 
-PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text()
 
 
 def test_the_page_and_the_program_agree() -> None:
@@ -25,4 +25,4 @@ def test_the_page_and_the_program_agree() -> None:
 
 def test_the_outcomes_are_those_of_the_program() -> None:
     (row,) = re.findall(r"runs settled: (.*?) \|", PAGE)
-    assert set(re.findall(r"`(\w+)`", row)) == {kind.value for kind in Kind}
+    assert set(re.findall(r"`(\w+)`", row)) == {kind.value for kind in OutcomeKind}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.domain.policy import DELAY_S_MAX, Delays, Exponential, retry_policy
+from toc.domain.policy import DELAY_S_MAX, Delays, Exponential, retry_policy, unhandled_ms
 from toc.errors import InvalidInput
 
 
@@ -82,3 +82,13 @@ def test_what_a_caller_may_write() -> None:
     for wrong in ("60", b"60", 60, {60}):
         with pytest.raises(InvalidInput, match="must be a list of seconds"):
             retry_policy(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("overdue_ms", "ms"),
+    [(-5, 10_000), (0, 10_000), (10_001, 10_001), (60_000, 60_000), (10**9, 300_000)],
+)
+def test_a_job_without_a_handler_is_put_off_as_long_as_it_is_overdue(
+    overdue_ms: int, ms: int
+) -> None:
+    assert unhandled_ms(overdue_ms) == ms

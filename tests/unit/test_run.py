@@ -29,3 +29,14 @@ def test_the_time_is_not_behind_the_databases(since_s: float) -> None:
 def test_lateness_counts_what_the_claim_took() -> None:
     assert run_of(CLAIMED_MS - 250).late_s(ANSWERED_S) == pytest.approx(4.25)
     assert run_of(CLAIMED_MS + 9_000).late_s(ANSWERED_S) == 0
+
+
+@pytest.mark.invariant("I3")
+def test_a_machine_that_stood_still_has_lost_its_lease() -> None:
+    """Its monotonic clock went on where it was; its own clock has been set."""
+    run = run_of()
+    run.asked_wall_ms = 5_000_000
+    assert run.lease_left_s(ASKED_S + 4, 5_004_000) == pytest.approx(56)
+    assert run.lease_left_s(ASKED_S + 4, 5_064_000) < 0
+    # A clock that is set back gives no lease longer life.
+    assert run.lease_left_s(ASKED_S + 4, 1_000_000) == pytest.approx(56)

@@ -99,6 +99,10 @@ def test_all_faults_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         ({"zookeeper_hosts": "http://zk1:2181"}, "must be 'none' or 'host:port,host:port'"),
         ({"cluster": {"auth": "secret"}}, "cluster.auth: must be 'user:password'"),
         ({"http": {"port": 70_000}}, "http.port"),
+        ({"mysql": {"tls_ca": "a"}}, "mysql: tls_ca is set, but with tls = 'preferred' no certificate"),
+        ({"mysql": {"tls_cert": "a"}}, "mysql: tls_cert is set, but with tls = 'preferred' there may"),
+        ({"mysql": {"tls": "required", "tls_key": "a"}}, "mysql: tls_key is set without tls_cert"),
+        ({"mysql": {"tls": "REQUIRED"}}, "mysql.tls: Input should be 'off', 'preferred', 'required'"),
         ({"databases": ("mysql+pymysql://h",)}, "URL number 0 must name a database"),
         ({"databases": (TWO[0], "rubbish")}, "URL number 1 is not a SQLAlchemy URL"),
         ({"topics": {"vip": {"slot_amount": 3}}}, "topics.vip.slot_amount must be a power of two"),
@@ -123,6 +127,58 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], line: str) -> Non
     with pytest.raises(SettingsError) as caught:
         load_settings(**changes)
     assert line in str(caught.value)
+
+
+OPTIONS = {
+    "charset=gbk": "the URL: charset must be utf8mb4, which it is without the option",
+    "charset=utf8mb4&charset=gbk": "charset must be utf8mb4",
+    "init_command=SELECT": "the option 'init_command' is not allowed",
+    "read_default_file=/a": "the option 'read_default_file' is not allowed",
+    "local_infile=1": "the option 'local_infile' is not allowed",
+    "password=secret": "the option 'password' is not allowed",
+    "ssl_disabled=false": "the option 'ssl_disabled' is not allowed: set mysql.tls and mysql.tls_ca",
+    "ssl_verify_identity=true&ssl_ca=/a": "'ssl_verify_identity' is not allowed: set mysql.tls",
+    "sql_mode=ANSI": "the option 'sql_mode' is not allowed",
+    "connect_timeout=1": "the option 'connect_timeout' is not allowed: set connect_timeout_s instead",
+    "unix_socket=a.sock": "unix_socket must be one absolute path",
+}
+MYSQL = "mysql+pymysql://user:secret@host/d"
+
+
+@pytest.mark.parametrize("options", list(OPTIONS))
+def test_options_of_a_url_are_from_a_short_list(options: str) -> None:
+    url = f"{MYSQL}?{options}"
+    replicas: dict[str, Any] = {"replicas": {0: (url,)}}
+    for changes in (
+        {"databases": (url,)},
+        {"databases": ("mysql+pymysql://user@old/d",), "moving": {0: url}},
+        {"databases": (MYSQL,), "retention": replicas},
+    ):
+        with pytest.raises(SettingsError) as caught:
+            load_settings(**changes)
+        assert OPTIONS[options].removeprefix("the URL: ") in str(caught.value)
+        assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", ["charset=utf8mb4", "unix_socket=/run/mysqld.sock", ""])
+def test_these_options_are_allowed(options: str) -> None:
+    url = f"{MYSQL}?{options}"
+    assert load_settings(databases=(url,)).databases == (url,)
+
+
+@pytest.mark.parametrize(
+    ("url", "rule"),
+    [
+        ("mysql+pymysql://user:se@cret@host/d", "more than one @: write the one in user or password as %40"),
+        ("mysql+pymysql://user:a secret@host/d", "a space or a control character: write a space as %20"),
+        ("sqlite:///a.db?mode=ro", "the option 'mode' is not allowed: SQLite URLs take none"),
+    ],
+)  # fmt: skip
+def test_a_url_says_what_it_means(url: str, rule: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(databases=(url,))
+    assert rule in str(caught.value)
+    assert "cret" not in str(caught.value)
 
 
 def test_a_password_is_never_shown() -> None:

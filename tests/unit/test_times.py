@@ -32,6 +32,16 @@ def test_a_wait_is_rounded_up_by_less_than_a_millisecond(wait: timedelta) -> Non
     assert timedelta(0) <= timedelta(milliseconds=ms - NOW) - wait < timedelta(milliseconds=1)
 
 
+@pytest.mark.parametrize("text", ["0000-00-00 00:00:00", "2026-00-01 00:00:00", "2026-01-00"])
+def test_zero_dates_are_the_oldest(text: str) -> None:
+    assert ms_of_sql_time(text) == 0
+
+
+def test_what_is_no_time_is_an_error() -> None:
+    with pytest.raises(ValueError, match="noon"):
+        ms_of_sql_time("noon")
+
+
 @pytest.mark.parametrize(
     ("microseconds", "ms"), [(0, 0), (1, 1), (999, 1), (1000, 1), (1001, 2), (-1, 0), (-1000, -1)]
 )

@@ -124,8 +124,8 @@ class Rig:
     def wait_for_loader(self) -> None:
         """Until the loader has made its first step; the next one is a tick away."""
         assert self.node is not None
-        assert self.node.feeding is not None
-        loaders = list(self.node.feeding.loaders.values())
+        assert self.node.work_sources is not None
+        loaders = list(self.node.work_sources.loaders.values())
         wait_until(lambda: all(loader._step for loader in loaders), "the loader's first step")
 
     def stop(self) -> bool:
@@ -137,7 +137,7 @@ class Rig:
         """A worker that nobody feeds: see `offer`."""
         databases, slots = self.databases(), self.slots()
         catalogue = Catalogue(databases)
-        catalogue.check(self.settings.routing.facts())
+        catalogue.verify_and_record(self.settings.routing.facts())
         worker = Worker(
             "rig",
             databases,
@@ -194,7 +194,7 @@ class Rig:
 
     def now_ms(self, job_id: int) -> int:
         """By the clock of the job's database."""
-        return self.center._opened().databases.of_shard(self.shard(job_id)).now_ms()
+        return self.center._connected().databases.of_shard(self.shard(job_id)).now_ms()
 
     def row(self, job_id: int) -> Row:
         columns = "status, attempts, CAST(due_time AS CHAR), CAST(action_time AS CHAR), worker"
@@ -206,7 +206,7 @@ class Rig:
     def sql(self, job_id: int, statement: str, /, **values: Any) -> list[Any]:
         """Plain SQL in the database of a job; `{table}` is its table."""
         shard = self.shard(job_id)
-        database = self.center._opened().databases.of_shard(shard)
+        database = self.center._connected().databases.of_shard(shard)
         statement = statement.format(table=f"toc_job_{shard:04d}")
         with database.engine.begin() as connection:
             result = connection.execute(text(statement), values)
@@ -231,10 +231,10 @@ class Rig:
         return self._place(job_id, topic)[1]
 
     def _place(self, job_id: int, topic: str) -> tuple[int | None, int | None]:
-        slots = self.center._opened().slots
+        slots = self.center._connected().slots
         assert slots is not None
         slot = slot_of(gene_of(job_id), self.settings.slots_of(topic))
-        return slots.place_of(topic, slot, job_id)
+        return slots.find_reminder(topic, slot, job_id)
 
     def biz_id_on(self, shard: int, nth: int = 0) -> int:
         """The nth business id whose jobs lie in a shard."""
@@ -284,7 +284,7 @@ class Outage:
     """Makes a database unusable, and usable again."""
 
     def __init__(self, database: Database) -> None:
-        self._engines = (database.engine, database.single)
+        self._engines = (database.engine, database.autocommit_engine)
         self.refused = 0
 
     def begin(self) -> None:

@@ -12,7 +12,7 @@ from tests.worker.rig import FAR, NOW, TYPE, Gate
 from tests.worker.waiting import wait_until
 from toc.domain.job import Status
 from toc.timer.slots import Entry
-from toc.worker.acks import Ack, Acks
+from toc.worker.acks import Ack, AckSender
 
 
 def test_outcomes_are_recorded_while_redis_keeps_an_ack_waiting(make_rig: MakeRig) -> None:
@@ -58,7 +58,7 @@ def test_no_more_wait_than_may_and_the_newest_of_them(
 ) -> None:
     rig = make_rig()
     jobs = [rig.center.schedule(n, NOW, biz_type=TYPE) for n in range(5)]
-    acks = Acks(rig.slots(), rig.settings.slots_of, rig.clock, batch_max=2, queue_max=3)
+    acks = AckSender(rig.slots(), rig.settings.slots_of, rig.clock, batch_max=2, queue_max=3)
     with caplog.at_level("WARNING"):
         acks.put([Ack("default", job_id, None) for job_id in jobs[:3]])
         assert "Redis is slow" not in caplog.text
@@ -73,7 +73,7 @@ def test_no_more_wait_than_may_and_the_newest_of_them(
 
 def test_what_is_put_immediately_before_a_stop_is_told(make_rig: MakeRig) -> None:
     rig = make_rig()
-    acks = Acks(rig.slots(), rig.settings.slots_of, rig.clock, batch_max=2, queue_max=10)
+    acks = AckSender(rig.slots(), rig.settings.slots_of, rig.clock, batch_max=2, queue_max=10)
     acks.start()
     jobs = [rig.center.schedule(n, FAR, biz_type=TYPE) for n in range(5)]
     due_ms = rig.row(jobs[0]).action_ms
@@ -95,7 +95,7 @@ def test_a_broken_key_costs_no_other_topic_its_acks(make_rig: MakeRig) -> None:
         ack(topic, ids)
 
     slots.ack = failing  # type: ignore[method-assign]
-    acks = Acks(slots, rig.settings.slots_of, rig.clock, batch_max=10, queue_max=10)
+    acks = AckSender(slots, rig.settings.slots_of, rig.clock, batch_max=10, queue_max=10)
     acks.put([Ack(topic, 1, None) for topic in ("one", "fine", "two")])
     acks.run_once()
     assert sorted(told) == ["fine", "one", "two"]

@@ -16,26 +16,32 @@ QUEUE_MAX = 6
 
 
 @pytest.mark.parametrize("scanner", [{"grace_s": 3600}, {"grace_s": 0}])
-def test_never_more_in_flight_than_the_bound(make_rig: MakeRig, scanner: dict[str, float]) -> None:
+@pytest.mark.parametrize("slot_amount", [4, 2])  # 2: each slot holds jobs of both databases
+def test_never_more_in_flight_than_the_bound(
+    make_rig: MakeRig, scanner: dict[str, float], slot_amount: int
+) -> None:
     bounds = {"concurrency": 4, "queue_max": QUEUE_MAX}
-    rig = make_rig(databases=2, worker=bounds, scanner=scanner, timer={"stay_s": 600})
+    topics = {"default": {"slot_amount": slot_amount}}
+    rig = make_rig(
+        databases=2, worker=bounds, scanner=scanner, timer={"stay_s": 600}, topics=topics
+    )
     gate, claimed = Gate(), []
     rig.handler()(gate)
     rig.center.schedule_many([(n, SOON) for n in range(120)], biz_type=TYPE)
     worker = rig.start()
 
-    start = worker._start
+    start = worker._queue_runs
 
     def counted(database: int, runs: list[object], *, rescued: bool) -> None:
         start(database, runs, rescued=rescued)  # type: ignore[arg-type]
         claimed.append(worker.in_flight)
 
-    worker._start = counted  # type: ignore[method-assign,assignment]
+    worker._queue_runs = counted  # type: ignore[method-assign,assignment]
     gate.wait(4)
     assert remains(lambda: worker.in_flight <= QUEUE_MAX, 0.5)
-    slots = rig.center._opened().slots
+    slots = rig.center._connected().slots
     assert slots is not None
-    out = sum(depth[2] for depth in slots.depths("default", range(4)))
+    out = sum(depth[2] for depth in slots.depths("default", range(slot_amount)))
     assert out <= QUEUE_MAX  # what there is no room for stays in the StoreQueue
     gate.open.set()
     wait_until(lambda: len(gate.begun) == 120)
@@ -48,12 +54,12 @@ def test_room_is_promised_once(make_rig: MakeRig) -> None:
     rig = make_rig(worker={"concurrency": 4, "queue_max": QUEUE_MAX})
     worker = rig.alone()
     with ThreadPoolExecutor(8) as pool:
-        taken = list(pool.map(worker.take_room, [0] * 40, [3] * 40))
+        taken = list(pool.map(worker.reserve_room, [0] * 40, [3] * 40))
     assert sum(taken) == QUEUE_MAX  # it grew with the demand, and not beyond its bound
-    assert worker.take_room(0, 1) == 0
+    assert worker.reserve_room(0, 1) == 0
     for n in taken:
-        worker.give_room(0, n)
-    assert worker.take_room(0, 100) == QUEUE_MAX
+        worker.release_room(0, n)
+    assert worker.reserve_room(0, 100) == QUEUE_MAX
 
 
 def test_the_pop_asks_for_no_more_than_there_is_room(make_rig: MakeRig) -> None:
@@ -76,15 +82,15 @@ def test_room_comes_back_when_jobs_are_settled(make_rig: MakeRig) -> None:
     gate, told = Gate(), []
     rig.handler()(gate)
     worker = rig.alone()
-    worker.on_room(lambda: told.append(worker.in_flight))
+    worker.add_room_listener(lambda: told.append(worker.in_flight))
     job_id = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
     rig.offer(worker, job_id)
-    assert worker.take_room(0, 1) == 0
+    assert worker.reserve_room(0, 1) == 0
     assert told == []
     gate.open.set()
     wait_until(lambda: told)
     assert told == [0]
-    assert worker.take_room(0, 1) == 1
+    assert worker.reserve_room(0, 1) == 1
 
 
 def test_async_handlers_may_be_more_than_threads(make_rig: MakeRig) -> None:
@@ -112,9 +118,9 @@ def test_async_handlers_may_be_more_than_threads(make_rig: MakeRig) -> None:
 def test_a_database_that_hangs_keeps_no_room_from_the_others(make_rig: MakeRig) -> None:
     rig = make_rig(databases=2, worker={"concurrency": 4, "queue_max": QUEUE_MAX})
     worker = rig.alone()
-    while worker.take_room(0, 100):  # promised, and the claim does not come back
+    while worker.reserve_room(0, 100):  # promised, and the claim does not come back
         pass
-    assert worker.take_room(1, 100) > 0
+    assert worker.reserve_room(1, 100) > 0
 
 
 def test_the_limit_grows_again_when_more_is_in_flight_than_it_allows(make_rig: MakeRig) -> None:
@@ -131,9 +137,9 @@ def test_the_limit_grows_again_when_more_is_in_flight_than_it_allows(make_rig: M
     rig.offer(worker, *jobs)
     wait_until(lambda: worker.in_flight == 8)
     for _ in range(10):
-        worker._room.narrow()
-    assert worker._room.limit == 2
-    wait_until(lambda: worker.take_room(0, 1) == 1)
+        worker._limiter.halve_limit()
+    assert worker._limiter.limit == 2
+    wait_until(lambda: worker.reserve_room(0, 1) == 1)
     assert worker._pool._event_loop is not None
     worker._pool._event_loop.call_soon_threadsafe(gate.set)
     rig.wait_for(Status.DONE, *jobs)
@@ -143,10 +149,10 @@ def test_who_was_refused_is_not_told_of_room_by_himself(make_rig: MakeRig) -> No
     """Found by the simulation (seed 1): pollers without room woke themselves, round and round."""
     worker = make_rig(worker={"concurrency": 1, "queue_max": 1}).alone()
     told: list[str] = []
-    worker.on_room(lambda: told.append("room"))
-    assert worker.take_room(0, 1) == 1
-    assert worker.take_room(0, 1) == 0
-    worker.give_room(0, 0)  # as a poller ends each step
+    worker.add_room_listener(lambda: told.append("room"))
+    assert worker.reserve_room(0, 1) == 1
+    assert worker.reserve_room(0, 1) == 0
+    worker.release_room(0, 0)  # as a poller ends each step
     assert told == []
-    worker.give_room(0, 1)
+    worker.release_room(0, 1)
     assert told == ["room"]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 
 import pytest
 
 from tests.worker.conftest import MakeRig
-from tests.worker.rig import FAR, LONG_AGO, NOW, SOON, TYPE, Gate, metric, outage
+from tests.worker.rig import FAR, LONG_AGO, NOW, SOON, TYPE, Gate, Rig, metric, outage
 from tests.worker.waiting import remains, wait_until
 from toc.domain.job import Job, Status
 from toc.errors import StoreUnavailable
-from toc.runtime.sink import Batch
+from toc.runtime.sink import Batch, Sink
 from toc.timer.poller import Poller
+from toc.timer.slots import Entry, Slots
 
 
 def refused() -> float:
@@ -151,6 +153,30 @@ def test_types_without_a_handler_are_left_alone_and_put_back(make_rig: MakeRig) 
     rig.wait_for(Status.DONE, ours)
 
 
+@pytest.mark.parametrize(
+    ("overdue", "back_s"),
+    [(timedelta(seconds=1), 10), (timedelta(minutes=1), 60), (timedelta(days=1), 300)],
+)
+def test_a_type_without_a_handler_is_popped_less_and_less_often(
+    make_rig: MakeRig, overdue: timedelta, back_s: float
+) -> None:
+    rig = make_rig()
+    rig.handler()(lambda _: None)
+    job_id = rig.center.schedule(1, -overdue, biz_type="of.nobody")
+    rig.start()
+    seen: list[float] = []
+
+    def is_put_back() -> bool:
+        # The client's own reminder may come after the first look: then it is popped once more.
+        waits_s = ((rig.armed_ms(job_id) or 0) - rig.now_ms(job_id)) / 1000
+        if waits_s > 0:
+            seen.append(waits_s)
+        return waits_s > 0
+
+    wait_until(is_put_back)
+    assert back_s - 5 < seen[0] <= back_s + 10
+
+
 def test_a_handler_for_every_type_takes_all(make_rig: MakeRig) -> None:
     rig = make_rig()
     seen: list[str] = []
@@ -216,10 +242,59 @@ def test_a_reminder_ahead_of_its_time_stays_where_it_is(make_rig: MakeRig) -> No
     wait_until(fired)
     assert remains(lambda: rig.out_ms(ahead) is None, 0.3)
     assert set(looks) == {None}
-    slots = rig.center._opened().slots
+    slots = rig.center._connected().slots
     assert slots is not None
     popped = slots.pop("default", [(slot, 100) for slot in range(4)], 1000)
     assert [answer.ids for answer in popped] == [[], [], [], []]
+
+
+@pytest.mark.invariant("I2")
+def test_an_id_in_two_slots_that_is_popped_in_one_call_starts_once(make_rig: MakeRig) -> None:
+    """A misfit: one reminder stands where it belongs, and one in a slot where it does not."""
+    rig = make_rig(timer={"stay_s": 600})
+    gate = Gate()
+    rig.handler()(gate)
+    worker, slots = rig.alone(), rig.slots()
+    assert slots is not None
+    job_id = rig.center.schedule(rig.biz_id_on(0), LONG_AGO, biz_type=TYPE)
+    slots.arm("default", {2: [Entry(rig.row(job_id).action_ms, job_id)]})
+    poller = poller_of(rig, slots, worker)
+    poller.set_slots([0, 2])
+    poller.run_once()
+    gate.wait()
+    rig.offer(worker, job_id, job_id)  # and once more, while it runs: the claim is not this one's
+    assert remains(lambda: worker.in_flight == 1 and len(gate.begun) == 1, 0.3)
+    gate.open.set()
+    rig.wait_for(Status.DONE, job_id)
+    wait_until(lambda: worker.in_flight == 0)
+    assert len(gate.begun) == 1
+
+
+def test_an_id_that_is_offered_twice_in_one_batch_starts_once(make_rig: MakeRig) -> None:
+    """Whoever feeds the worker: each id of a batch has one fate."""
+    rig = make_rig()
+    gate = Gate()
+    rig.handler()(gate)
+    worker = rig.alone()
+    job_id = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
+    assert rig.offer(worker, job_id, job_id) == 1
+    gate.wait()
+    assert remains(lambda: worker.in_flight == 1 and len(gate.begun) == 1, 0.3)
+    gate.open.set()
+    rig.wait_for(Status.DONE, job_id)
+
+
+def test_a_poller_offers_each_id_once(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    slots, sink = rig.slots(), HalfSink()
+    assert slots is not None
+    job_id = rig.center.schedule(rig.biz_id_on(0), LONG_AGO, biz_type=TYPE)
+    slots.arm("default", {2: [Entry(rig.row(job_id).action_ms, job_id)]})
+    poller = poller_of(rig, slots, sink)
+    poller.set_slots([0, 2])
+    with pytest.raises(StoreUnavailable):
+        poller.run_once()
+    assert sink.ids == [job_id]
 
 
 def test_a_row_that_runs_elsewhere_is_put_back_at_the_end_of_its_lease(make_rig: MakeRig) -> None:
@@ -258,20 +333,39 @@ def test_a_database_that_is_away_holds_up_no_other(make_rig: MakeRig) -> None:
     assert {rig.row(job_id).attempts for job_id in away} == {1}
 
 
+def poller_of(rig: Rig, slots: Slots, sink: Sink) -> Poller:
+    """A poller of database 0, to be run step by step."""
+    return Poller(
+        "toc-poller",
+        slots,
+        "default",
+        rig.settings.slots_of("default"),
+        0,
+        sink,
+        rig.settings.routing,
+        rig.clock,
+        pop_max=100,
+        stay_ms=1000,
+        paused=lambda: False,
+    )
+
+
 class HalfSink:
     """Database 0 does not answer."""
 
     def __init__(self) -> None:
         self.offered: list[int] = []
+        self.ids: list[int] = []
 
-    def take_room(self, database: int, wanted: int) -> int:
+    def reserve_room(self, database: int, wanted: int) -> int:
         return wanted
 
-    def give_room(self, database: int, taken: int) -> None:
+    def release_room(self, database: int, taken: int) -> None:
         pass
 
     def offer(self, database: int, batch: Batch) -> int:
         self.offered.append(database)
+        self.ids += [job_id for ids in batch.ids.values() for job_id in ids]
         if database == 0:
             raise StoreUnavailable(0, OSError("away"))
         return sum(len(ids) for ids in batch.ids.values())
@@ -283,19 +377,8 @@ def test_one_pop_for_two_databases_reaches_the_one_that_answers(make_rig: MakeRi
     rig.center.schedule(rig.biz_id_on(2), NOW, biz_type=TYPE)
     sink, slots = HalfSink(), rig.slots()
     assert slots is not None
-    poller = Poller(
-        "toc-poller",
-        slots,
-        "default",
-        0,
-        sink,
-        rig.settings.routing,
-        rig.clock,
-        pop_max=100,
-        stay_ms=1000,
-        paused=lambda: False,
-    )
-    poller.own([0])
+    poller = poller_of(rig, slots, sink)
+    poller.set_slots([0])
     with pytest.raises(StoreUnavailable):
         poller.run_once()
     assert sink.offered == [0, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from tests.worker.rig import metric
 from tests.worker.waiting import remains, wait_until
 from toc.domain.job import Job, Status
 from toc.handlers.registry import HandlerSpec, Registry
+from toc.handlers.verdicts import Drop, Retry
 from toc.runtime.clock import SystemClock
 from toc.worker.pool import HandlerPool
 from toc.worker.run import Run
@@ -206,6 +208,52 @@ def test_a_plain_handler_that_gives_an_awaitable_is_told_so(harness: Harness) ->
     loop.close()
     assert isinstance(result, TypeError)
     assert "async def" in str(result)
+
+
+async def _act() -> None:
+    raise AssertionError("never awaited")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (lambda: Retry, r"the class Retry.*return an instance, Retry\(\.\.\.\)"),
+        (lambda: Drop, "the class Drop"),
+        (lambda: ValueError, "the class ValueError"),
+        (lambda: (n for n in range(3)), "generator, whose body has not run"),
+        (_act, "awaitable, which nothing awaits"),
+    ],
+)
+def test_a_result_that_shows_that_nothing_ran_is_a_failure(
+    harness: Harness, given: Callable[[], object], text: str, is_async: bool
+) -> None:
+    async def later(_: Job) -> object:
+        return given()
+
+    harness.submit(spec_of(later if is_async else lambda _: given()), 1)
+    result = harness.result(1)
+    assert isinstance(result, TypeError)
+    assert re.search(text, str(result))
+
+
+def test_a_timeout_error_of_the_handlers_own_is_told_as_it_is(harness: Harness) -> None:
+    own = TimeoutError("the bank is slow")
+
+    async def handle(_: Job) -> None:
+        raise own
+
+    async def inner(_: Job) -> None:
+        async with asyncio.timeout(0.01):
+            await asyncio.sleep(60)
+
+    harness.submit(spec_of(handle), 1)
+    assert harness.result(1) is own
+    harness.submit(spec_of(inner), 2)
+    result = harness.result(2)
+    assert isinstance(result, TimeoutError)
+    assert "did not end within" not in str(result)
+    assert result.__traceback__ is not None
 
 
 def test_a_stuck_thread_is_counted_and_substituted(harness: Harness) -> None:

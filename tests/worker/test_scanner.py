@@ -18,8 +18,8 @@ from toc.domain.ids import IdFactory
 from toc.domain.job import Job, Status
 from toc.domain.routing import hash_of
 from toc.node import probes
-from toc.store import databases
-from toc.store.pages import Pages
+from toc.store import sessions
+from toc.store.due_pages import DuePages
 
 QUIET = {"load_tick_s": 60.0}  # the loader brings nothing after its first step
 
@@ -27,7 +27,8 @@ QUIET = {"load_tick_s": 60.0}  # the loader brings nothing after its first step
 def insert_by_sql(rig: Rig, biz_id: int, action: datetime, attribute: str | None = None) -> int:
     """A row that no client of ours made."""
     job_id = IdFactory(rig.clock.wall_ms, biz_id).draw([hash_of(biz_id)])[0]
-    type_no = rig.center._opened().catalogue.number(TYPE)
+    opened = rig.center._connected()
+    type_no = opened.catalogue.types.number_or_create(TYPE, opened.databases[0])
     when = action.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")
     rig.sql(
         job_id,
@@ -64,7 +65,7 @@ def test_a_lost_reminder_costs_the_grace(make_rig: MakeRig) -> None:
     rig.start()
     rig.wait_for_loader()
     job_id = rig.center.schedule(2, SOON, biz_type=TYPE)
-    slots = rig.center._opened().slots
+    slots = rig.center._connected().slots
     assert slots is not None
     slots.ack("default", {slot: [job_id] for slot in range(4)})  # lost
     rig.wait_for(Status.DONE, job_id)
@@ -164,7 +165,7 @@ def without_its_file(rig: Rig, job_id: int, stack: ExitStack) -> None:
 
 
 def changed_by_somebody(rig: Rig, job_id: int, stack: ExitStack) -> None:
-    database = rig.center._opened().databases.of_shard(rig.shard(job_id))
+    database = rig.center._connected().databases.of_shard(rig.shard(job_id))
     connection = stack.enter_context(database.engine.connect())
     connection.execute(text("SET SESSION wait_timeout = 600"))
     connection.execute(text(f"LOCK TABLES {database.job_table_name(rig.shard(job_id))} WRITE"))
@@ -181,7 +182,7 @@ def test_one_broken_table_holds_up_no_other(
     broken: Callable[[Rig, int, ExitStack], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(databases, "LOCK_WAIT_S", 1)
+    monkeypatch.setattr(sessions, "LOCK_WAIT_S", 1)
     by_loader = {"timer": {"load_tick_s": 0.05}, "scanner": {"grace_s": 3600}}
     settings: dict[str, Any] = {"redis_url": "none"} if net == "scanner" else by_loader
     rig = make_rig(urls=[mysql_database], **settings)
@@ -308,12 +309,12 @@ def test_clocks_too_far_apart_pause_the_pollers(
     assert clocks is not None
     first = rig.center.schedule(1, NOW, biz_type=TYPE)
     rig.wait_for(Status.DONE, first)
-    assert not clocks.beyond
+    assert not clocks.skew_is_too_large
 
     probe = rig.node.probes[0]
     true_ms = probe._ask_ms
     monkeypatch.setattr(probe, "_ask_ms", lambda: [true_ms()[0] + skew_ms])
-    wait_until(lambda: clocks.beyond)
+    wait_until(lambda: clocks.skew_is_too_large)
     assert metric("toc_clock_skew_seconds") == pytest.approx(-3600, abs=5)
     second = rig.center.schedule(2, NOW, biz_type=TYPE)
     # A poll that was under way may still pop one; then it is quiet.
@@ -323,19 +324,19 @@ def test_clocks_too_far_apart_pause_the_pollers(
 
     monkeypatch.setattr(probe, "_ask_ms", true_ms)
     rig.wait_for(Status.DONE, second, third)
-    assert not clocks.beyond
+    assert not clocks.skew_is_too_large
 
 
 def test_the_scanner_fires_while_the_timer_is_paused(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare = probes.Clocks._compare
+    compare = probes.ClockComparison._compare
 
-    def beyond(clocks: probes.Clocks) -> None:
+    def skew_is_too_large(clocks: probes.ClockComparison) -> None:
         compare(clocks)
-        clocks.beyond = True
+        clocks.skew_is_too_large = True
 
-    monkeypatch.setattr(probes.Clocks, "_compare", beyond)
+    monkeypatch.setattr(probes.ClockComparison, "_compare", skew_is_too_large)
     rig = make_rig(timer=QUIET, scanner={"grace_s": 0.1})
     rig.handler()(lambda _: None)
     rig.start()
@@ -348,8 +349,8 @@ def test_the_scanner_fires_while_the_timer_is_paused(
 def test_pages_go_past_rows_that_share_a_due_time(make_rig: MakeRig) -> None:
     rig = make_rig(redis_url="none")
     jobs = sorted(insert_by_sql(rig, rig.biz_id_on(0, n), LONG_AGO) for n in range(7))
-    pages, after, seen = Pages(rig.databases()), (0, 0), []
-    while page := pages.overdue(0, after, 0, None, 3):
+    pages, after, seen = DuePages(rig.databases()), (0, 0), []
+    while page := pages.overdue_rows(0, after, 0, None, 3):
         seen += [row.job_id for row in page]
         after = (page[-1].due_ms, page[-1].job_id)
     assert seen == jobs

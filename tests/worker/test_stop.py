@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -12,12 +14,14 @@ from tests.worker.conftest import MakeRig
 from tests.worker.rig import NOW, TYPE, Gate, Rig
 from tests.worker.waiting import wait_until
 from toc.domain.job import Job, Status
+from toc.handlers.verdicts import Drop
+from toc.store.databases import Database
 
 
 def claim_behind(rig: Rig, gate: Gate, waiting: int) -> tuple[list[int], list[int]]:
     """Two jobs that run, and so many that are claimed and wait for a thread."""
     worker = rig.start()
-    worker._room._limit = 16
+    worker._limiter._limit = 16
     running = [rig.center.schedule(rig.biz_id_on(1, n), NOW, biz_type=TYPE) for n in range(2)]
     gate.wait(2)
     queued = [rig.center.schedule(rig.biz_id_on(0, n), NOW, biz_type=TYPE) for n in range(waiting)]
@@ -90,23 +94,87 @@ def test_what_hangs_is_left_to_its_lease(make_rig: MakeRig) -> None:
     gate.open.set()
 
 
-def test_an_async_handler_that_is_cancelled_by_the_stop_is_tried_again(make_rig: MakeRig) -> None:
+@pytest.mark.parametrize("raises", ["CancelledError", "another error"])
+def test_an_async_handler_that_the_stop_cancels_is_given_back_uncounted(
+    make_rig: MakeRig, raises: str
+) -> None:
+    rig = make_rig(worker={"stop_s": 0.1})
+    begun: list[int] = []
+
+    @rig.handler(max_attempts=1)
+    async def handle(job: Job) -> None:
+        begun.append(job.attempts)
+        if len(begun) == 1:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                if raises == "another error":
+                    raise ConnectionError("the connection was closed in use") from None
+                raise
+
+    rig.start()
+    job_id = rig.center.schedule(1, NOW, biz_type=TYPE)
+    wait_until(lambda: begun)
+    assert rig.stop() is True
+    row = rig.row(job_id)
+    assert (row.status, row.attempts) == (Status.PENDING, 0)
+    assert rig.out_ms(job_id) is None
+    assert rig.armed_ms(job_id) is not None  # others run it at once
+    rig.start()
+    rig.wait_for(Status.DONE, job_id)
+    assert begun == [1, 1]
+
+
+@pytest.mark.parametrize("says", ["done", "drop"])
+def test_what_an_async_handler_says_when_the_stop_cancels_it_counts(
+    make_rig: MakeRig, says: str
+) -> None:
     rig = make_rig(worker={"stop_s": 0.1})
     begun = threading.Event()
 
-    @rig.handler(retry=[0])
-    async def handle(job: Job) -> None:
+    @rig.handler(max_attempts=1)
+    async def handle(job: Job) -> Drop | None:
         begun.set()
-        if job.attempts == 1:
+        with suppress(asyncio.CancelledError):
             await asyncio.sleep(3600)
+        return Drop("enough") if says == "drop" else None
 
     rig.start()
     job_id = rig.center.schedule(1, NOW, biz_type=TYPE)
     assert begun.wait(20)
     rig.stop()
-    assert rig.row(job_id)[:2] == (Status.PENDING, 1)
+    assert rig.status(job_id) is (Status.CANCELLED if says == "drop" else Status.DONE)
+
+
+def test_an_async_handler_that_does_not_let_itself_be_cancelled_is_left_to_its_lease(
+    make_rig: MakeRig,
+) -> None:
+    rig = make_rig(worker={"stop_s": 0.1})
+    begun = threading.Event()
+
+    @rig.handler(max_attempts=1)
+    async def handle(job: Job) -> None:
+        begun.set()
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+
     rig.start()
-    rig.wait_for(Status.DONE, job_id)
+    job_id = rig.center.schedule(1, NOW, biz_type=TYPE)
+    assert begun.wait(20)
+    assert rig.stop() is False
+    assert rig.row(job_id)[:2] == (Status.RUNNING, 1)
+
+
+def test_a_cancellation_of_the_handlers_own_is_a_failure(make_rig: MakeRig) -> None:
+    rig = make_rig()
+
+    @rig.handler(max_attempts=1)
+    async def handle(job: Job) -> None:
+        raise asyncio.CancelledError
+
+    rig.start()
+    rig.wait_for(Status.DEAD, rig.center.schedule(1, NOW, biz_type=TYPE))
 
 
 def test_a_stop_without_work_is_clean_and_leaves_no_thread(make_rig: MakeRig) -> None:
@@ -133,3 +201,40 @@ def test_a_restart_is_asked_for_when_too_many_handlers_hang(make_rig: MakeRig, h
     else:
         assert not rig.restart_wanted.wait(0.6)
     gate.open.set()
+
+
+def test_ids_that_wait_for_a_claim_are_back_in_the_timer_after_a_stop(make_rig: MakeRig) -> None:
+    """Where slots hold jobs of several databases, ids wait for the thread that claims in theirs."""
+    topics = {"default": {"slot_amount": 2}}
+    rig = make_rig(databases=2, topics=topics, timer={"stay_s": 600})
+    rig.handler()(lambda _: None)
+    worker = rig.start()
+    rig.wait_for_loader()
+    begun, go = threading.Event(), threading.Event()
+    claim = worker._claims.claim
+
+    def slow(database: Database, *arguments: Any) -> Any:
+        if database.index == 0:
+            begun.set()
+            assert go.wait(30)
+        return claim(database, *arguments)
+
+    worker._claims.claim = slow  # type: ignore[method-assign,assignment]
+    first = rig.center.schedule(rig.biz_id_on(0), NOW, biz_type=TYPE)
+    assert begun.wait(20)
+    second = rig.center.schedule(rig.biz_id_on(0, 1), NOW, biz_type=TYPE)
+    wait_until(lambda: rig.out_ms(second) is not None)
+    assert rig.node is not None
+    assert rig.node.work_sources is not None
+    claimer = rig.node.work_sources.claimers[0]
+    stopping = threading.Thread(target=rig.stop)
+    stopping.start()
+    wait_until(lambda: claimer.stopping)
+    go.set()
+    stopping.join(30)
+    assert rig.row(second)[:2] == (Status.PENDING, 0)
+    assert rig.out_ms(second) is None
+    armed_ms = rig.armed_ms(second)
+    assert armed_ms is not None
+    rig.start()
+    rig.wait_for(Status.DONE, first, second)

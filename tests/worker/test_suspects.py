@@ -11,11 +11,11 @@ from tests.worker.conftest import MakeRig
 from tests.worker.rig import LONG_AGO, TYPE, Gate, Rig, metric
 from tests.worker.waiting import remains, wait_until
 from toc.domain.job import Job, Status
-from toc.worker import suspects
-from toc.worker.room import Room
-from toc.worker.run import Ended
+from toc.worker import lease_recovery
+from toc.worker.adaptive_limiter import AdaptiveLimiter
+from toc.worker.lease_recovery import ALONE
+from toc.worker.run import FinishedRun
 from toc.worker.settle import Settler
-from toc.worker.suspects import ALONE
 
 
 def lose(
@@ -85,7 +85,7 @@ def test_a_lease_that_holds_is_respected(make_rig: MakeRig) -> None:
     databases = rig.databases()
     taken = worker._claims.take_over(databases[0], rig.shard(job_id), job_id, "alive", "mine")
     assert taken is None
-    assert not worker._claims.bury_lost(
+    assert not worker._claims.bury_expired(
         databases[0], rig.shard(job_id), job_id, "alive", "lost", "me"
     )
     assert rig.row(job_id) == before
@@ -114,7 +114,7 @@ def test_a_suspect_that_somebody_else_took_is_left_to_him(make_rig: MakeRig) -> 
     worker._claims.take_over = late  # type: ignore[method-assign,assignment]
     rig.offer(worker, job_id)
     wait_until(lambda: rig.row(job_id).token == "faster")
-    wait_until(lambda: not worker._suspects._known)
+    wait_until(lambda: not worker._recoveries[0]._queued_ids)
     assert rig.row(job_id)[:2] == (Status.RUNNING, 2)
     assert started == []
 
@@ -165,17 +165,17 @@ def test_before_a_last_attempt_everything_else_finishes(make_rig: MakeRig) -> No
     gate.wait(2)
     lost = lose(rig, 9, attempts=2, biz_type="suspect")
     rig.offer(worker, lost)
-    wait_until(lambda: worker._held)
-    assert worker.take_room(0, 1) == 0  # it takes nothing new
+    wait_until(lambda: worker._hold.is_active)
+    assert worker.reserve_room(0, 1) == 0  # it takes nothing new
     assert remains(lambda: not last.begun, 0.2)
     assert rig.row(lost)[:2] == (Status.RUNNING, 2)
     gate.open.set()
     last.wait()
     assert worker.in_flight == 1  # alone
-    assert worker.take_room(0, 1) == 0  # and nothing is taken beside it
+    assert worker.reserve_room(0, 1) == 0  # and nothing is taken beside it
     last.open.set()
     rig.wait_for(Status.DONE, lost)
-    wait_until(lambda: worker.take_room(0, 1) == 1)
+    wait_until(lambda: worker.reserve_room(0, 1) == 1)
 
 
 def test_before_a_last_attempt_a_claim_under_way_finishes_too(make_rig: MakeRig) -> None:
@@ -184,12 +184,12 @@ def test_before_a_last_attempt_a_claim_under_way_finishes_too(make_rig: MakeRig)
     rig.handler(max_attempts=3)(last)
     worker = rig.alone()
     lost = lose(rig, 9, attempts=2)
-    taken = worker.take_room(0, 2)  # a poller is about to pop and offer
+    taken = worker.reserve_room(0, 2)  # a poller is about to pop and offer
     assert taken == 2
     rig.offer(worker, lost)
-    wait_until(lambda: worker._held)
+    wait_until(lambda: worker._hold.is_active)
     assert remains(lambda: not last.begun, 0.2)
-    worker.give_room(0, taken)
+    worker.release_room(0, taken)
     last.wait()
     last.open.set()
     rig.wait_for(Status.DONE, lost)
@@ -202,49 +202,49 @@ def test_who_reserves_while_the_worker_is_being_held_gets_no_room(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = make_rig().alone()
-    take = worker._room.take
+    take = worker._limiter.reserve
 
     def held_meanwhile(*args: int, **waiting: int) -> int:
-        worker.hold(True)
+        assert worker._hold.try_begin()
         return take(*args, **waiting)
 
-    monkeypatch.setattr(worker._room, "take", held_meanwhile)
-    assert worker.take_room(0, 2) == 0
-    assert worker._room.reserved == 0
+    monkeypatch.setattr(worker._limiter, "reserve", held_meanwhile)
+    assert worker.reserve_room(0, 2) == 0
+    assert worker._limiter.reserved == 0
 
 
 def test_what_is_settled_between_two_looks_hides_no_job_that_runs(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = make_rig().alone()
-    worker._room.enter(0, 2)  # one has ended, one runs
+    worker._limiter.add_in_flight(0, 2)  # one has ended, one runs
 
     def settled_meanwhile(settler: Settler) -> int:
-        worker._room.leave(0, 1)
+        worker._limiter.remove_in_flight(0, 1)
         return 1
 
     monkeypatch.setattr(Settler, "pending", property(settled_meanwhile))
-    assert not worker.quiet
+    assert not worker.is_quiet
     monkeypatch.undo()
-    worker._room.leave(0, 1)
+    worker._limiter.remove_in_flight(0, 1)
 
 
 def test_what_is_claimed_between_two_looks_is_not_overlooked(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = make_rig().alone()
-    assert worker.take_room(0, 1) == 1
+    assert worker.reserve_room(0, 1) == 1
 
-    def claimed_meanwhile(room: Room) -> int:
+    def claimed_meanwhile(room: AdaptiveLimiter) -> int:
         found = sum(room._used.values())
-        room.enter(0, 1)
-        room.give(0, 1)
+        room.add_in_flight(0, 1)
+        room.release(0, 1)
         return found
 
-    monkeypatch.setattr(Room, "in_flight", property(claimed_meanwhile))
-    assert not worker.quiet
+    monkeypatch.setattr(AdaptiveLimiter, "in_flight", property(claimed_meanwhile))
+    assert not worker.is_quiet
     monkeypatch.undo()
-    worker._room.leave(0, 1)
+    worker._limiter.remove_in_flight(0, 1)
 
 
 def test_an_outcome_that_moves_into_a_batch_is_counted_once(make_rig: MakeRig) -> None:
@@ -252,7 +252,7 @@ def test_an_outcome_that_moves_into_a_batch_is_counted_once(make_rig: MakeRig) -
     settler = worker._settlers[0]
     settler.stop(5.0)
 
-    class Moving(deque[Ended]):
+    class Moving(deque[FinishedRun]):
         def __len__(self) -> int:
             found = super().__len__()
             if found:
@@ -283,8 +283,8 @@ def test_an_earlier_attempt_waits_for_nobody(make_rig: MakeRig) -> None:
 def test_a_worker_that_is_never_quiet_is_not_held_for_long(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suspects, "QUIET_S_MAX", 0.1)
-    monkeypatch.setattr(suspects, "PAUSE_S_MIN", 0.3)
+    monkeypatch.setattr(lease_recovery, "QUIET_S_MAX", 0.1)
+    monkeypatch.setattr(lease_recovery, "PAUSE_S_MIN", 0.3)
     rig = make_rig()
     gate = Gate()
     rig.handler("long")(gate)
@@ -294,10 +294,10 @@ def test_a_worker_that_is_never_quiet_is_not_held_for_long(
     gate.wait()
     lost = lose(rig, 9, attempts=1, biz_type="suspect")
     rig.offer(worker, lost)
-    wait_until(lambda: worker._held)
-    wait_until(lambda: not worker._held)  # it gave up for now, and others are claimed
-    wait_until(lambda: worker.take_room(0, 1) == 1)
-    worker.give_room(0, 1)
+    wait_until(lambda: worker._hold.is_active)
+    wait_until(lambda: not worker._hold.is_active)  # it gave up for now, and others are claimed
+    wait_until(lambda: worker.reserve_room(0, 1) == 1)
+    worker.release_room(0, 1)
     # In the end it runs beside the long one, rather than never.
     rig.wait_for(Status.DONE, lost)
     assert not gate.open.is_set()
@@ -310,7 +310,7 @@ def test_a_lost_job_without_a_handler_here_holds_up_nobody(make_rig: MakeRig) ->
     worker = rig.alone()
     lost = lose(rig, 3, attempts=1, biz_type="of.another.node")
     rig.offer(worker, lost)
-    assert not worker._suspects._known
+    assert not worker._recoveries[0]._queued_ids
     assert rig.row(lost)[:2] == (Status.RUNNING, 1)
 
 
@@ -342,8 +342,8 @@ def test_its_own_run_that_hangs_still_proves_something(make_rig: MakeRig) -> Non
     rig.offer(worker, lost)
     gate.wait()
     wait_until(lambda: worker.stuck == 1)
-    assert not worker.stuck_beside(lost)
-    assert worker.stuck_beside(lost + 1)
+    assert not worker.has_other_stuck_handler(lost)
+    assert worker.has_other_stuck_handler(lost + 1)
     gate.open.set()
 
 

@@ -143,6 +143,24 @@ def test_snooze_for_a_while_counts_from_now(make_rig: MakeRig) -> None:
     assert times[3] - times[0] >= 0.3
 
 
+@pytest.mark.parametrize("past", [timedelta(days=-1), LONG_AGO])
+def test_a_snooze_into_the_past_does_not_spin(
+    make_rig: MakeRig, past: timedelta | datetime
+) -> None:
+    rig = make_rig(worker={"snooze_s_min": 0.5})
+    times: list[float] = []
+
+    @rig.handler()
+    def handle(job: Job) -> Snooze | None:
+        times.append(rig.clock.monotonic_s())
+        return Snooze(past) if len(times) < 3 else None
+
+    rig.start()
+    rig.wait_for(Status.DONE, rig.center.schedule(1, NOW, biz_type=TYPE))
+    assert len(times) == 3
+    assert times[2] - times[0] >= 2 * 0.5
+
+
 def test_the_last_error_is_in_the_dead_letter_and_redrive_gives_a_new_life(
     make_rig: MakeRig,
 ) -> None:
@@ -236,7 +254,7 @@ def test_what_ended_in_its_handlers_transaction_has_ended(make_rig: MakeRig, rai
     def handle(job: Job) -> None:
         engine = create_engine(rig.settings.databases[0], poolclass=NullPool)
         with engine.begin() as connection:
-            said.append(rig.center.once(job, connection))
+            said.append(rig.center.complete(job, connection))
         if raises:
             raise RuntimeError("after its commit")
 

@@ -1,26 +1,41 @@
-"""`toc sql`, from a plan to an answer: asking, merging, and expressions of aggregates last."""
+"""`toc sql`, from a plan to an answer: tables are asked in parallel, and their rows merged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from toc.admin.computing import Answers
-from toc.admin.merge import GroupMerge, Row, Rows, TooManyGroups, key_of
-from toc.admin.pieces import Piece, statements
-from toc.admin.query import BIZ_TYPES, Groups, Output, Plan
-from toc.store.asking import Asking, Failure, Question
+from sqlglot import exp
+
+from toc.admin.merge import Row, Rows, Types, json_of, key_of
+from toc.admin.pieces import Piece, pieces_of, statements
+from toc.admin.plan import Leaf, Plan
+from toc.admin.reading import BIZ_TYPES
+from toc.admin.terms import Output
+from toc.admin.trees import number
+from toc.admin.writing import rest_of
+from toc.domain.biz_types import FIRST_NO
+from toc.domain.routing import Routing
+from toc.store.fan_out import FanOut, Question, QuestionFailure, bytes_of, too_large
 from toc.store.views import DEAD_JOBS, JOBS
 
 NAMES_SHOWN = 5
+GROUPS_MAX = 100_000
+"""Groups (with those of COUNT(DISTINCT)) that one shard may send."""
+PARTIALS_MAX = 2_000_000
+"""Rows that all shards together may send to be grouped or joined: they are kept in memory."""
+LINKED_MAX = 5000
+"""Values of a column that others are asked for."""
+MERGE_BYTES = 12_000_000
+"""What a server gets for the rest of a statement: MariaDB takes 16 MB in one."""
 
 
 class Unanswered(Exception):
     """There is no answer: `failures` says why."""
 
-    def __init__(self, failures: Sequence[Failure]) -> None:
+    def __init__(self, failures: Sequence[QuestionFailure]) -> None:
         self.failures = failures
         super().__init__(failures[0].line)
 
@@ -33,147 +48,227 @@ class Result:
     rows: list[Row]
     more: bool
     asked: int
-    missing: list[Failure] = field(default_factory=list)
+    missing: list[QuestionFailure] = field(default_factory=list)
 
 
 def ask(
     plan: Plan,
-    pieces: Sequence[Piece],
-    asking: Asking,
+    routing: Routing,
+    asking: FanOut,
     *,
     rows_max: int,
+    database: int | None = None,
     partial: bool = False,
-    progress: Callable[[int], None] = lambda done: None,
+    merge_bytes: int = MERGE_BYTES,
+    progress: Callable[[int, int], None] = lambda done, all_: None,
 ) -> Result:
-    """Asks and merges; at most `rows_max` rows. `progress` is told how many pieces have answered.
+    """Asks and merges; at most `rows_max` rows. `progress` is told how many tables of how many have answered.
 
-    Raises Unanswered when a piece fails; with `partial` only when all do.
+    `database`: only this one is asked. Raises Unanswered when a table fails; with `partial` only when all do.
     """
-    return _Run(plan, pieces, asking, rows_max, partial, progress).result()
+    return _Run(plan, routing, asking, rows_max, database, partial, merge_bytes, progress).result()
+
+
+def wanted_of(plan: Plan, leaf: Leaf, rows_max: int) -> int:
+    """How many rows of each table are enough; one more than may be, where there is no telling."""
+    if plan.rest is None:
+        return plan.rows_wanted(rows_max)
+    if leaf.is_groups:
+        return GROUPS_MAX + 1
+    return leaf.wanted if leaf.wanted is not None else PARTIALS_MAX + 1
+
+
+@dataclass(slots=True)
+class _Table:
+    """What a leaf has become: JSON of its rows, types of its columns, values that others are asked for."""
+
+    texts: list[str]
+    types: list[str]
+    linked: dict[int, set[Any]]
 
 
 class _Run:
     def __init__(
         self,
         plan: Plan,
-        pieces: Sequence[Piece],
-        asking: Asking,
+        routing: Routing,
+        asking: FanOut,
         rows_max: int,
+        database: int | None,
         partial: bool,
-        progress: Callable[[int], None],
+        merge_bytes: int,
+        progress: Callable[[int, int], None],
     ) -> None:
-        self._plan, self._pieces, self._asking = plan, pieces, asking
-        self._rows_max, self._partial, self._progress = rows_max, partial, progress
-        self._key = key_of(pads=not asking.sqlite)
-        self._failures: list[Failure] = []
-        self._digits: tuple[int | None, ...] = (None,) * len(plan.pushed)
+        self._plan, self._routing, self._asking = plan, routing, asking
+        self._rows_max, self._database, self._partial = rows_max, database, partial
+        self._merge_bytes, self._progress = merge_bytes, progress
+        self._failures: list[QuestionFailure] = []
         self._answered: set[int] = set()
+        self._asked = self._size = self._received = 0
+        self._digits: Sequence[int | None] = ()
 
     def result(self) -> Result:
         plan = self._plan
-        if plan.reads_the_clock and self._pieces:
-            databases = list(dict.fromkeys(piece.database for piece in self._pieces))
-            failure = self._asking.fix_now(databases)
+        pieces = [piece for leaf in plan.leaves for piece in self._pieces(leaf)]
+        if plan.reads_the_clock:
+            failure = self._asking.fix_now(list(dict.fromkeys(piece.database for piece in pieces)))
             if failure is not None:
                 raise Unanswered([failure])
-        self._check_names()
-        rows = self._rows() if plan.groups is None else self._groups(plan.groups)
-        shown = rows[plan.offset :]
-        if plan.limit is not None:
-            shown = shown[: plan.limit]
-        width = len(plan.outputs)
+        self._check_names({piece.database for piece in pieces} - {0})
+        rows = self._merged() if plan.rest is None else self._rest(plan.rest)
         return Result(
             plan.outputs,
-            [row[:width] for row in shown[: self._rows_max]],
-            len(shown) > self._rows_max,
-            len(self._pieces),
+            [row[: len(plan.outputs)] for row in rows[: self._rows_max]],
+            len(rows) > self._rows_max,
+            self._asked,
             sorted(self._failures, key=lambda failure: failure.question.place),
         )
 
-    def _check_names(self) -> None:
-        """Each database joins with its own copy of the type names: one that lacks some would count wrong."""
-        others = sorted({piece.database for piece in self._pieces} - {0})
-        if self._plan.table not in (JOBS, DEAD_JOBS) or not others:
+    def _pieces(self, leaf: Leaf) -> list[Piece]:
+        return pieces_of(leaf, self._routing, self._database, sqlite=self._asking.sqlite)
+
+    def _check_names(self, others: set[int]) -> None:
+        """Each database joins with its own copy of the type names.
+
+        Those of its own jobs are there; but the types of releases before 20 were copied from database
+        0, and where that failed, a join would count wrong.
+        """
+        if not others or not any(leaf.table in (JOBS, DEAD_JOBS) for leaf in self._plan.leaves):
             return
         wanted = self._names_in(0)
-        if isinstance(wanted, Failure):
+        if isinstance(wanted, QuestionFailure):
             raise Unanswered([wanted])
-        for database in others:
+        for database in sorted(others):
             copied = self._names_in(database)
-            if isinstance(copied, Failure):  # its tables will say so, each for itself
+            if isinstance(copied, QuestionFailure):  # its tables will say so, each for itself
                 continue
-            lacking = sorted(name for number, name in wanted - copied)
+            lacking = sorted(name for number, name in wanted - copied if number < FIRST_NO)
             if lacking:
                 text = (
                     f"lacks {', '.join(lacking[:NAMES_SHOWN])}, which database 0 has: start any toc process "
                     f"while both answer (`toc doctor`), it copies them"
                 )
                 question = Question(0, database, BIZ_TYPES, "", {})
-                raise Unanswered([Failure(question, "schema", text)])
+                raise Unanswered([QuestionFailure(question, "schema", text)])
 
-    def _names_in(self, database: int) -> set[tuple[int, str]] | Failure:
+    def _names_in(self, database: int) -> set[tuple[int, str]] | QuestionFailure:
         sql = "SELECT type_no, name FROM toc_biz_type"
         reply = self._asking.ask_one(Question(0, database, BIZ_TYPES, sql, {}))
-        if isinstance(reply, Failure):
+        if isinstance(reply, QuestionFailure):
             return reply
         return {(int(number), str(name)) for number, name in reply.rows}
 
-    def _sorted(self, rows: Iterable[tuple[int, Iterable[Row]]]) -> list[Row]:
-        merge = Rows(self._plan, self._plan.rows_wanted(self._rows_max), self._key)
-        for place, some in rows:
-            merge.add(place, some)
-        return merge.finish()
+    # ---- rows as they come
 
-    def _rows(self) -> list[Row]:
-        return self._sorted(self._replies())
+    def _merged(self) -> list[Row]:
+        plan, (leaf,) = self._plan, self._plan.leaves
+        wanted = plan.rows_wanted(self._rows_max)
+        merge = Rows(plan, wanted, key_of(pads=not self._asking.sqlite))
+        bytes_max, size = self._asking.bytes_max, 0
+        for question, rows in self._replies(leaf):
+            merge.add(question.place, rows)
+            size += sum(map(bytes_of, rows))
+            if size > bytes_max:
+                size = sum(map(bytes_of, merge.finish()))
+            if size > bytes_max:
+                raise Unanswered([QuestionFailure(question, "statement", too_large(bytes_max))])
+        return merge.finish()[plan.offset :]
 
-    def _groups(self, groups: Groups) -> list[Row]:
-        merge = GroupMerge(self._plan, groups, self._key)
-        for place, rows in self._replies():
-            try:
-                merge.add(place, rows)
-            except TooManyGroups as error:
-                piece = self._pieces[place]
-                question = Question(place, piece.database, piece.table, "", {})
-                raise Unanswered([Failure(question, "statement", str(error))]) from None
-        answers = Answers(groups, self._compute, sqlite=self._asking.sqlite)
-        return self._sorted([(0, answers.rows(merge.finish(), self._digits_of(groups)))])
-
-    def _replies(self) -> Iterator[tuple[int, list[Row]]]:
-        """The rows of each piece that answers, as they come."""
+    def _replies(self, leaf: Leaf) -> Iterator[tuple[Question, list[Row]]]:
+        """The rows of each table that answers, as they come."""
+        wanted = wanted_of(self._plan, leaf, self._rows_max)
         questions = [
-            Question(place, piece.database, piece.table, sql, values)
+            Question(self._asked + place, piece.database, piece.table, sql, values)
             for place, (piece, sql, values) in enumerate(
-                statements(self._plan, self._pieces, self._rows_max, sqlite=self._asking.sqlite)
+                statements(leaf, self._pieces(leaf), wanted, sqlite=self._asking.sqlite)
             )
         ]
-        done = 0
-        with closing(self._asking.ask(questions, lambda: self._progress(done))) as replies:
+        done, failed = self._asked, 0
+        self._asked += len(questions)
+        with closing(
+            self._asking.ask(questions, lambda: self._progress(done, self._asked))
+        ) as replies:
             for reply in replies:
                 done += 1
-                self._progress(done)
-                if isinstance(reply, Failure):
+                self._progress(done, self._asked)
+                if isinstance(reply, QuestionFailure):
                     self._failures.append(reply)
-                    if not self._partial or len(self._failures) == len(questions):
+                    failed += 1
+                    if not self._partial or failed == len(questions):
                         raise Unanswered(self._failures)
                     continue
                 self._digits = reply.digits or self._digits
                 self._answered.add(reply.question.database)
-                yield reply.question.place, list(reply.rows)
+                yield reply.question, list(reply.rows)
 
-    def _digits_of(self, groups: Groups) -> list[int | None]:
-        """Of the seconds in each value of a merged group."""
-        return [
-            *self._digits[: groups.keys],
-            *(self._digits[final.places[0]] for final in groups.finals),
-        ]
+    # ---- the rest, by a server
 
-    def _compute(self, sql: str, values: dict[str, object]) -> list[tuple[Any, ...]]:
-        """Asks one of the databases that have answered."""
+    def _rest(self, rest: exp.Query) -> list[Row]:
+        tables: dict[str, _Table] = {}
+        for leaf in sorted(self._plan.leaves, key=lambda leaf: len(leaf.links)):
+            tables[leaf.name] = self._table(self._narrowed(leaf, tables))
+        types = {name: table.types for name, table in tables.items()}
+        sqlite = self._asking.sqlite
+        sql, values = rest_of(rest, types, limit=self._rows_max + 1, sqlite=sqlite)
+        given = {name: f"[{','.join(table.texts)}]" for name, table in tables.items()}
         failures = []
         for database in sorted(self._answered):
-            reply = self._asking.ask_one(Question(0, database, "", sql, values))
-            if not isinstance(reply, Failure):
-                return reply.rows
+            reply = self._asking.ask_one(Question(0, database, "", sql, {**values, **given}))
+            if not isinstance(reply, QuestionFailure):
+                return list(reply.rows)
             failures.append(reply)
         raise Unanswered(failures)
+
+    def _narrowed(self, leaf: Leaf, tables: dict[str, _Table]) -> Leaf:
+        """Only for the rows that can have a match among those that are there already."""
+        conditions = []
+        for link in leaf.links:
+            values = tables[link.leaf].linked.get(link.place)
+            if values is not None and len(values) <= LINKED_MAX:
+                choices = [number(value) for value in sorted(values)] or [exp.Null()]
+                conditions.append(exp.In(this=exp.column(link.column), expressions=choices))
+        if not conditions:
+            return leaf
+        where = leaf.select.args.get("where")
+        own = [] if where is None else [exp.Paren(this=where.this.copy())]
+        select = leaf.select.copy()
+        select.set("where", exp.Where(this=exp.and_(*own, *conditions, copy=False)))
+        return replace(leaf, select=select)
+
+    def _table(self, leaf: Leaf) -> _Table:
+        width = len(leaf.select.expressions)
+        types, found = Types(width, leaf.ids), list[tuple[int, list[str]]]()
+        linked: dict[int, set[Any]] = {
+            link.place: set()
+            for other in self._plan.leaves
+            for link in other.links
+            if link.leaf == leaf.name
+        }
+        for question, rows in self._replies(leaf):
+            self._check(leaf, question, len(rows))
+            for row in rows:
+                types.note(row)
+                for place, values in linked.items():
+                    values.update(() if row[place] is None else (row[place],))
+            texts = [json_of(row, sqlite=self._asking.sqlite) for row in rows]
+            self._size += sum(map(len, texts))
+            if self._size > self._merge_bytes:
+                text = (
+                    f"what is to be merged is more than {self._merge_bytes / 1e6:g} MB: "
+                    f"narrow it in WHERE, name fewer columns, or allow more (--merge-mb)"
+                )
+                raise Unanswered([QuestionFailure(question, "statement", text)])
+            found.append((question.place, texts))
+        texts = [text for _, texts in sorted(found) for text in texts]
+        return _Table(texts, types.names(self._digits if found else ()), linked)
+
+    def _check(self, leaf: Leaf, question: Question, count: int) -> None:
+        self._received += count
+        word = "groups" if leaf.is_groups else "rows"
+        if leaf.is_groups and count > GROUPS_MAX:
+            text = f"has more than {GROUPS_MAX} groups"
+        elif self._received > PARTIALS_MAX:
+            text = f"brings the {word} of all shards to more than {PARTIALS_MAX}"
+        else:
+            return
+        raise Unanswered([QuestionFailure(question, "statement", text)])

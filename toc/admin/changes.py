@@ -1,9 +1,9 @@
-"""Cancelling, postponing and redriving many jobs: what a dry run counts, and how the real one goes.
+"""Cancelling, postponing and redriving many jobs: the dry run that counts them, and the real run.
 
-A run first finds the ids of all jobs that match and are in reach, reading only, so it knows before the
-first change how many there are; what comes to match later is left alone. Then it takes them shard by
-shard and page by page, each page one transaction with its events. After each commit Redis is told; what it
-does not hear, the claim finds in the row.
+A run first finds the ids of all jobs that match and can be changed, by reads only, so it knows their number
+before the first change; jobs that match only later are not changed. Then it changes them shard by shard and
+page by page, each page in one transaction with its events. After each commit it updates Redis; if that fails,
+the claim finds the change in the row.
 """
 
 from __future__ import annotations
@@ -15,29 +15,31 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from toc.admin.orders import Order, Verb
-from toc.admin.reminders import Reminders
-from toc.admin.run import Account, Interrupted, Page, Run
+from toc.admin.orders import BulkOrder, Verb
+from toc.admin.reminders import ReminderUpdates
+from toc.admin.run import BulkRun, Interrupted, Page, RunAccount
 from toc.domain.job import Job, Status
 from toc.errors import InvalidInput, NotFound
 from toc.runtime.clock import Clock, ServerTime, SystemClock
 from toc.runtime.settings import Settings
-from toc.store.admission import admit
+from toc.store.bulk_update import IDS_MAX, BulkUpdate, PageResult, split_ids
 from toc.store.catalogue import Catalogue
 from toc.store.conditions import Condition, Every, bounds_of
 from toc.store.databases import Database, Databases
 from toc.store.jobs import Jobs
-from toc.store.sets import IDS_MAX, Changed, Sets, names_of, parts_of
+from toc.store.schema_check import check_databases
 
 EXAMPLES = 5
 PARALLEL_MAX = 8
-AHEAD = 2  # pages under way: while a server changes one, the client has to do with the other
-# Two may end together: so much of what may be changed in a second.
+AHEAD = 2  # pages in progress: the client works on one while a server changes the other
+# Two pages may end together: their rows are at most this share of a second's changes.
 AHEAD_SHARE_MAX = 0.1
 
 
 @dataclass(slots=True)
 class Count:
+    """Numbers of jobs. `matched`: by the WHERE; `reached`: those of them that can be changed."""
+
     matched: int = 0
     reached: int = 0
 
@@ -47,8 +49,8 @@ class Count:
 
 
 @dataclass(slots=True)
-class Found:
-    """What a dry run has counted. `examples` are jobs in reach."""
+class DryRunResult:
+    """The counts of a dry run. `examples`: jobs that would be changed."""
 
     databases: dict[int, Count]
     shards: dict[int, Count] = field(default_factory=lambda: defaultdict(Count))
@@ -58,8 +60,8 @@ class Found:
     examples: list[Job] = field(default_factory=list)
 
 
-class Changes:
-    """Changes of sets of jobs. `stop()`: whether to stop as soon as possible; asked often.
+class BulkChanges:
+    """Counts and changes sets of jobs. `stop()`: whether to stop as soon as possible; called often.
 
     Raises StoreUnavailable, SchemaMismatch, Interrupted and InvalidInput.
     """
@@ -70,19 +72,19 @@ class Changes:
         clock: Clock,
         databases: Databases,
         catalogue: Catalogue,
-        reminders: Reminders | None,
+        reminders: ReminderUpdates | None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._settings, self._clock, self._databases = settings, clock, databases
         self._catalogue, self._reminders = catalogue, reminders
         self._stop = stop
-        self.names = names_of(databases)
+        self.names = dict(catalogue.types.known.names)
         """The biz_types by number."""
         self.now_ms = databases.now_ms()
         """NOW() in a WHERE: one moment for the whole run, by the databases' clock."""
 
     def databases(self, index: int | None) -> list[Database]:
-        """One of them, or all."""
+        """The database of this index, or all for None."""
         if index is None:
             return list(self._databases)
         if not 0 <= index < len(self._databases.all):
@@ -93,97 +95,102 @@ class Changes:
     # ---- looking
 
     def count(
-        self, order: Order, databases: Sequence[Database], passed: Callable[[], None]
-    ) -> Found:
-        """What matches and what is in reach. Changes nothing. `passed()` is called after each shard."""
-        where, sets = self._sets(order)
+        self, order: BulkOrder, databases: Sequence[Database], on_progress: Callable[[], None]
+    ) -> DryRunResult:
+        """Counts the jobs that match, and those that can be changed. `on_progress()` is called after each
+        shard.
+        """
+        where, sets = self._prepare_update(order)
         bounds = bounds_of(where)
-        found, lock = Found({database.index: Count() for database in databases}), threading.Lock()
+        found, lock = (
+            DryRunResult({database.index: Count() for database in databases}),
+            threading.Lock(),
+        )
         examples: list[int] = []
 
-        def look(database: Database, stop: Callable[[], None]) -> None:
-            for window in sets.walk(database, bounds, passed):
+        def work_on_database(database: Database, stop: Callable[[], None]) -> None:
+            for window in sets.windows(database, bounds, on_progress):
                 stop()
-                tallies = sets.tally(window)
+                tallies = sets.count_matches(window)
                 with lock:
                     for tally in tallies:
                         kind = self.names.get(tally.type_no, "?"), _status_name(tally.status)
                         for count in (found.total, found.databases[database.index],
                                       found.shards[window.shard], found.kinds[kind]):  # fmt: skip
-                            count.add(tally.matched, tally.reached)
+                            count.add(tally.matched, tally.changeable)
                         if tally.example is not None and len(examples) < EXAMPLES:
                             examples.append(tally.example)
 
-        self._beside_each_other(databases, look)
+        self._run_on_each_database(databases, work_on_database)
         jobs = Jobs(self._databases, self._catalogue, lambda gene: gene, "nobody")
         for job_id in examples:
-            with suppress(NotFound):  # a type that nobody knows
+            with suppress(NotFound):  # its type has no name
                 job = jobs.get(job_id)
                 found.examples += [] if job is None else [job]
         return found
 
     def choose(
         self,
-        order: Order,
+        order: BulkOrder,
         databases: Sequence[Database],
         limit: int,
-        passed: Callable[[], None],
+        on_progress: Callable[[], None],
     ) -> dict[int, dict[int, int]]:
-        """The jobs in reach by shard, with their type numbers; at most `limit`.
+        """The jobs that can be changed, by shard, with their type numbers; at most `limit`.
 
         Raises InvalidInput when there are more.
         """
-        where, sets = self._sets(order)
-        bounds = bounds_of(Every((where, order.reach)))
-        chosen: dict[int, dict[int, int]] = defaultdict(dict)  # a row that moves may be met twice
+        where, sets = self._prepare_update(order)
+        bounds = bounds_of(Every((where, order.changeable)))
+        chosen: dict[int, dict[int, int]] = defaultdict(dict)  # a row that moves may be found twice
         counts = Counter({database.index: 0 for database in databases})
 
-        def look(database: Database, stop: Callable[[], None]) -> None:
-            for window in sets.walk(database, bounds, passed):
+        def work_on_database(database: Database, stop: Callable[[], None]) -> None:
+            for window in sets.windows(database, bounds, on_progress):
                 stop()
                 jobs = chosen[window.shard]
                 before = len(jobs)
-                jobs.update(sets.found(window))
+                jobs.update(sets.find_changeable(window))
                 counts[database.index] += len(jobs) - before
                 if sum(counts.values()) > limit:
                     rule = f"more than {limit} jobs are in reach, so nothing was changed"
                     raise InvalidInput("limit", limit, f"{rule}: narrow --where, or raise --limit")
 
-        self._beside_each_other(databases, look)
+        self._run_on_each_database(databases, work_on_database)
         return {shard: jobs for shard, jobs in sorted(chosen.items()) if jobs}
 
-    def _sets(self, order: Order) -> tuple[Condition, Sets]:
+    def _prepare_update(self, order: BulkOrder) -> tuple[Condition, BulkUpdate]:
         order.where.check_types(self.names)
         where = order.where.condition(self.now_ms)
-        return where, Sets(self._databases, self.names, where, order.reach)
+        return where, BulkUpdate(self._databases, self.names, where, order.changeable)
 
-    def _beside_each_other(
+    def _run_on_each_database(
         self,
         databases: Sequence[Database],
-        look: Callable[[Database, Callable[[], None]], None],
+        work_on_database: Callable[[Database, Callable[[], None]], None],
     ) -> None:
-        """Each database in a thread of its own; the first error ends them all."""
+        """Runs a function for each database in a thread of its own; the first error ends all."""
         failed = threading.Event()
 
         def stop() -> None:
             if failed.is_set() or self._stop():
                 raise Interrupted("interrupted: nothing was changed")
 
-        def guarded(database: Database) -> None:
+        def run_guarded(database: Database) -> None:
             try:
-                look(database, stop)
+                work_on_database(database, stop)
             except BaseException:
                 failed.set()
                 raise
 
         with ThreadPoolExecutor(PARALLEL_MAX) as pool:
-            futures = [pool.submit(guarded, database) for database in databases]
+            futures = [pool.submit(run_guarded, database) for database in databases]
             try:
                 errors = [error for error in (f.exception() for f in futures) if error is not None]
             except BaseException:
                 failed.set()
                 raise
-        # The others were only stopped by the one that has a reason.
+        # The error that stopped the others comes first.
         for error in sorted(errors, key=lambda error: isinstance(error, Interrupted)):
             raise error
 
@@ -191,41 +198,45 @@ class Changes:
 
     def apply(
         self,
-        order: Order,
+        order: BulkOrder,
         chosen: Mapping[int, Mapping[int, int]],
         per_second: int,
-        account: Account,
-        passed: Callable[[int], None],
+        account: RunAccount,
+        on_progress: Callable[[int], None],
     ) -> None:
-        """Changes the chosen jobs, at most `per_second`; keeps `account`, which outlives errors.
+        """Changes the chosen jobs, at most `per_second`; keeps `account` up to date, also if it raises.
 
-        `passed(jobs)` is called after each page.
+        `on_progress(jobs)` is called after each page.
         """
         order.check_signed()
-        _, sets = self._sets(order)
+        _, sets = self._prepare_update(order)
 
-        def change(page: Page) -> Changed:
-            act = order.act(page.database.now_ms() if order.counts_from_now else 0)
-            return sets.change(page.shard, page.jobs, act, page.attempt, again=order.again)
+        def change(page: Page) -> PageResult:
+            act = order.change_of_rows(page.database.now_ms() if order.counts_from_now else 0)
+            return sets.change_page(
+                page.shard, page.jobs, act, page.attempt, may_be_repeat=order.again
+            )
 
-        def told(page: Page, changed: Changed) -> None:
+        def tell_redis(page: Page, changed: PageResult) -> None:
             if self._reminders is not None:
-                self._reminders.tell(changed.done, self.names)
-            passed(len(page.jobs))
+                self._reminders.send(changed.done, self.names)
+            on_progress(len(page.jobs))
 
         for shard, jobs in chosen.items():
             index = self._databases.routing.database(shard)
             account.databases[index].chosen += len(jobs)
-        # Of several dead jobs with one key the newest comes to life.
+        # If several dead jobs have one key, the newest is redriven.
         newest_first = order.verb is Verb.REDRIVE
         ahead = min(AHEAD, self._settings.pool_size)
         if newest_first or ahead * IDS_MAX > AHEAD_SHARE_MAX * per_second:
             ahead = 1
-        with Run(account, self._clock, per_second, ahead, change, told, self._stop) as run:
+        with BulkRun(
+            account, self._clock, per_second, ahead, change, tell_redis, self._stop
+        ) as run:
             for shard, jobs in chosen.items():
                 database = self._databases.of_shard(shard)
                 ids = sorted(jobs, reverse=newest_first)
-                for part in parts_of(ids, min(IDS_MAX, per_second)):
+                for part in split_ids(ids, min(IDS_MAX, per_second)):
                     run.begin(Page(database, shard, {job_id: jobs[job_id] for job_id in part}))
             run.end_all()
         account.complete = True
@@ -239,21 +250,21 @@ def _status_name(number: int) -> str:
 
 
 @contextmanager
-def opened(
+def open_bulk_changes(
     settings: Settings, clock: Clock | None = None, stop: Callable[[], bool] = lambda: False
-) -> Iterator[Changes]:
-    """Connected as a client is. Raises StoreUnavailable and SchemaMismatch; Redis may be absent."""
+) -> Iterator[BulkChanges]:
+    """Connects as a client does. Raises StoreUnavailable and SchemaMismatch; Redis may be down."""
     clock = clock or SystemClock()
-    databases = Databases.of(settings, clock)
+    databases = Databases.from_settings(settings, clock)
     reminders = None
     try:
         catalogue = Catalogue(databases)
-        admit(databases, catalogue, settings.facts)
+        check_databases(databases, catalogue, settings.facts)
         time = ServerTime(clock)
         if settings.has_timer:
-            reminders = Reminders(settings, clock, time)
-        changes = Changes(settings, clock, databases, catalogue, reminders, stop)
-        time.heard(changes.now_ms)
+            reminders = ReminderUpdates(settings, clock, time)
+        changes = BulkChanges(settings, clock, databases, catalogue, reminders, stop)
+        time.record_answer(changes.now_ms)
         yield changes
     finally:
         if reminders is not None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["number", "text", "time", "date", "any"]
-"""Of an expression's value. any: NULL, or not known."""
+Kind = Literal["number", "text", "time", "date", "json", "any"]
+"""Of an expression's value. any: NULL, or not known. json: only JSON_UNQUOTE and IS NULL take it."""
 
-Takes = Literal["number", "time", "any", "alike"]
+Takes = Literal["number", "time", "any", "alike", "json"]
 """Of a function's arguments; time: its first, which may be a date or a text; alike: all of one kind."""
 
 
@@ -27,59 +27,43 @@ class Function:
 
 _MANY = 100
 
+
+def _functions(
+    takes: Takes, gives: Kind | None, **arguments: tuple[int, int]
+) -> dict[str, Function]:
+    return {name: Function(least, most, takes, gives) for name, (least, most) in arguments.items()}
+
+
 FUNCTIONS: dict[str, Function] = {
-    # texts
-    "CONCAT": Function(1, _MANY, "any", "text"),
-    "LENGTH": Function(1, 1, "any", "number"),
-    "CHAR_LENGTH": Function(1, 1, "any", "number"),
-    "LOWER": Function(1, 1, "any", "text"),
-    "UPPER": Function(1, 1, "any", "text"),
-    "SUBSTRING": Function(2, 3, "any", "text"),
-    "SUBSTRING_INDEX": Function(3, 3, "any", "text"),
-    "LEFT": Function(2, 2, "any", "text"),
-    "RIGHT": Function(2, 2, "any", "text"),
-    "LOCATE": Function(2, 3, "any", "number"),
-    "INSTR": Function(2, 2, "any", "number"),
-    "REPLACE": Function(3, 3, "any", "text"),
-    "TRIM": Function(1, 1, "any", "text"),
-    "LTRIM": Function(1, 1, "any", "text"),
-    "RTRIM": Function(1, 1, "any", "text"),
-    # numbers
-    "ABS": Function(1, 1, "number", "number"),
-    "SIGN": Function(1, 1, "number", "number"),
-    "ROUND": Function(1, 2, "number", "number"),
-    "TRUNCATE": Function(2, 2, "number", "number"),
-    "FLOOR": Function(1, 1, "number", "number"),
-    "CEILING": Function(1, 1, "number", "number"),
-    "MOD": Function(2, 2, "number", "number"),
-    # choices
-    "COALESCE": Function(1, _MANY, "alike", None),
-    "NULLIF": Function(2, 2, "alike", None),
-    "GREATEST": Function(2, _MANY, "alike", None),
-    "LEAST": Function(2, _MANY, "alike", None),
-    # times
-    "NOW": Function(0, 1, "number", "time"),
-    "UTC_TIMESTAMP": Function(0, 1, "number", "time"),
-    "CURDATE": Function(0, 0, "any", "date"),
-    "UTC_DATE": Function(0, 0, "any", "date"),
-    "DATE": Function(1, 1, "time", "date"),
-    "LAST_DAY": Function(1, 1, "time", "date"),
-    "YEAR": Function(1, 1, "time", "number"),
-    "QUARTER": Function(1, 1, "time", "number"),
-    "MONTH": Function(1, 1, "time", "number"),
-    "DAY": Function(1, 1, "time", "number"),
-    "HOUR": Function(1, 1, "time", "number"),
-    "MINUTE": Function(1, 1, "time", "number"),
-    "SECOND": Function(1, 1, "time", "number"),
-    "MICROSECOND": Function(1, 1, "time", "number"),
-    "DAYOFWEEK": Function(1, 1, "time", "number"),
-    "WEEKDAY": Function(1, 1, "time", "number"),
-    "DAYOFYEAR": Function(1, 1, "time", "number"),
-    "DATEDIFF": Function(2, 2, "time", "number"),
-    "DATE_FORMAT": Function(2, 2, "time", "text"),
-    "UNIX_TIMESTAMP": Function(0, 1, "time", "number"),
-    "FROM_UNIXTIME": Function(1, 1, "number", "time"),
-}
+    **_functions(
+        "any", "text", CONCAT=(1, _MANY), CONCAT_WS=(2, _MANY), LOWER=(1, 1), UPPER=(1, 1),
+        SUBSTRING=(2, 3), SUBSTRING_INDEX=(3, 3), LEFT=(2, 2), RIGHT=(2, 2), REPLACE=(3, 3),
+        TRIM=(1, 1), LTRIM=(1, 1), RTRIM=(1, 1), LPAD=(3, 3), RPAD=(3, 3), REVERSE=(1, 1),
+    ),
+    **_functions(
+        "any", "number", LENGTH=(1, 1), CHAR_LENGTH=(1, 1), LOCATE=(2, 3), INSTR=(2, 2),
+        JSON_VALID=(1, 1),
+    ),
+    **_functions("any", "json", JSON_EXTRACT=(2, 2)),
+    **_functions("json", "text", JSON_UNQUOTE=(1, 1)),
+    **_functions(
+        "number", "number", ABS=(1, 1), SIGN=(1, 1), ROUND=(1, 2), TRUNCATE=(2, 2), FLOOR=(1, 1),
+        CEILING=(1, 1), MOD=(2, 2),
+    ),
+    **_functions(
+        "alike", None, COALESCE=(1, _MANY), NULLIF=(2, 2), GREATEST=(2, _MANY), LEAST=(2, _MANY)
+    ),
+    **_functions("number", "time", NOW=(0, 1), UTC_TIMESTAMP=(0, 1), FROM_UNIXTIME=(1, 1)),
+    **_functions("any", "date", CURDATE=(0, 0), UTC_DATE=(0, 0)),
+    **_functions("time", "date", DATE=(1, 1), LAST_DAY=(1, 1)),
+    **_functions("time", "time", CONVERT_TZ=(3, 3)),
+    **_functions("time", "text", DATE_FORMAT=(2, 2), DAYNAME=(1, 1), MONTHNAME=(1, 1)),
+    **_functions(
+        "time", "number", YEAR=(1, 1), QUARTER=(1, 1), MONTH=(1, 1), DAY=(1, 1), HOUR=(1, 1),
+        MINUTE=(1, 1), SECOND=(1, 1), MICROSECOND=(1, 1), DAYOFWEEK=(1, 1), WEEKDAY=(1, 1),
+        DAYOFYEAR=(1, 1), WEEK=(1, 2), DATEDIFF=(2, 2), UNIX_TIMESTAMP=(0, 1),
+    ),
+}  # fmt: skip
 
 ALIASES = {
     "SUBSTR": "SUBSTRING", "MID": "SUBSTRING", "CHARACTER_LENGTH": "CHAR_LENGTH",
@@ -88,9 +72,16 @@ ALIASES = {
     "LOCALTIMESTAMP": "NOW", "CURRENT_DATE": "CURDATE",
 }  # fmt: skip
 
-SPELLED = ("IF", "ISNULL", "DATE_ADD", "DATE_SUB", "TIMESTAMPADD",
-           "TIMESTAMPDIFF", "CAST")  # fmt: skip
-"""Taken too; they become something else than a Call."""
+SPELLED = ("IF", "ISNULL", "DATE_ADD", "DATE_SUB", "TIMESTAMPADD", "TIMESTAMPDIFF", "CAST",
+           "EXTRACT")  # fmt: skip
+"""Taken too; their arguments are not all expressions."""
+
+AGGREGATES = frozenset({"COUNT", "SUM", "MIN", "MAX", "AVG", "GROUP_CONCAT"})
+WINDOWS = {
+    "ROW_NUMBER": 0, "RANK": 0, "DENSE_RANK": 0, "PERCENT_RANK": 0, "CUME_DIST": 0, "NTILE": 1,
+    "LAG": 3, "LEAD": 3, "FIRST_VALUE": 1, "LAST_VALUE": 1, "NTH_VALUE": 2,
+}  # fmt: skip
+"""Window functions, and how many arguments they take at most."""
 
 NOW_FUNCTIONS = frozenset({"NOW", "UTC_TIMESTAMP", "CURDATE", "UTC_DATE", "UNIX_TIMESTAMP"})
 """Those that may read the clock."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import ClassVar
 
 import sqlglot
@@ -13,17 +14,27 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.parsers.mysql import MySQLParser
 from sqlglot.tokenizer_core import Token, TokenType
 
-from toc.admin.refusals import refused
 from toc.errors import InvalidInput
 
 CHARS_MAX = 65_536
 
 
+def refused(what: str, rule: str, near: Iterable[str] = ()) -> InvalidInput:
+    """The error to raise: `what` is the part of the statement that cannot be taken; `near` are names that
+    may have been meant."""
+    found = get_close_matches(what, list(near), n=1, cutoff=0.7)
+    hint = f"; did you mean {found[0]}?" if found else ""
+    return InvalidInput("sql", what, f"{rule}{hint}")
+
+
 class _Parser(MySQLParser):
     """Leaves calls as they are written: no function becomes another one on its way through."""
 
+    LAMBDAS: ClassVar = {}
     FUNCTIONS: ClassVar[dict[str, Callable[..., exp.Expr]]] = {}
-    FUNCTION_PARSERS: ClassVar = {"CAST": MySQLParser.FUNCTION_PARSERS["CAST"]}
+    FUNCTION_PARSERS: ClassVar = {
+        name: MySQLParser.FUNCTION_PARSERS[name] for name in ("CAST", "EXTRACT", "GROUP_CONCAT")
+    }
     NO_PAREN_FUNCTION_PARSERS: ClassVar = {"CASE": MySQLParser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
 
 
@@ -34,7 +45,7 @@ class TocMySQL(MySQL):
 
 
 def parsed(text: str) -> exp.Expr:
-    """The tree of one SELECT. Raises InvalidInput."""
+    """The tree of one SELECT, or of several with UNION. Raises InvalidInput."""
     if len(text) > CHARS_MAX:
         raise refused(text, f"must be at most {CHARS_MAX} characters")
     if text.encode(errors="replace").decode() != text or "\0" in text:
@@ -44,7 +55,7 @@ def parsed(text: str) -> exp.Expr:
         (tree,) = (one for one in sqlglot.parse(text, read=TocMySQL) if one is not None)
     except SqlglotError as error:
         raise refused(*_place(error, text)) from None
-    if not isinstance(tree, exp.Select):
+    if not isinstance(tree, (exp.Select, exp.Union)):
         raise not_taken(tree)
     return tree
 
@@ -54,7 +65,7 @@ def _check(tokens: list[Token]) -> None:
         tokens.pop()
     if not tokens:
         raise refused("", "must be a SELECT")
-    if tokens[0].text.upper() != "SELECT":
+    if tokens[0].text.upper() not in ("SELECT", "WITH"):
         raise refused(tokens[0].text, "only a SELECT is taken: this command changes nothing")
     for token in tokens:
         if token.token_type is TokenType.SEMICOLON:
@@ -71,15 +82,15 @@ def _place(error: SqlglotError, text: str) -> tuple[str, str]:
 
 
 _NAMES = {
-    exp.Join: "a join", exp.Subquery: "a subquery", exp.Select: "a subquery", exp.With: "WITH",
-    exp.Exists: "a subquery", exp.Window: "a window function", exp.Lock: "a locking read",
-    exp.Into: "INTO", exp.SetOperation: "UNION", exp.Hint: "an optimizer hint",
-    exp.IndexTableHint: "an index hint", exp.Collate: "COLLATE", exp.PropertyEQ: "an assignment",
+    exp.Join: "this join", exp.Subquery: "a subquery in this place", exp.Query: "a subquery in this place",
+    exp.Lock: "a locking read", exp.All: "a subquery in this place", exp.Any: "a subquery in this place",
+    exp.Into: "INTO", exp.Hint: "an optimizer hint", exp.IndexTableHint: "an index hint",
+    exp.Collate: "COLLATE", exp.PropertyEQ: "an assignment", exp.Window: "a window function in this place",
     exp.SessionParameter: "a system variable", exp.Placeholder: "a parameter other than @name",
-    exp.RegexpLike: "REGEXP", exp.Star: "* in this place", exp.Interval: "INTERVAL in this place",
-    exp.Union: "UNION", exp.Partition: "PARTITION", exp.Ordered: "ORDER BY in this place",
-    exp.Tuple: "a row of values", exp.Xor: "XOR", exp.Distinct: "DISTINCT in this place",
-    exp.Introducer: "a character set", exp.National: "a character set", exp.Escape: "ESCAPE",
+    exp.Star: "* in this place", exp.Interval: "INTERVAL in this place", exp.Partition: "PARTITION",
+    exp.Ordered: "ORDER BY in this place", exp.Tuple: "a row of values", exp.Xor: "XOR",
+    exp.Distinct: "DISTINCT in this place", exp.Introducer: "a character set",
+    exp.National: "a character set", exp.Escape: "ESCAPE",
 }  # fmt: skip
 
 
@@ -99,7 +110,7 @@ def not_taken(node: exp.Expr) -> InvalidInput:
     """By the name that a person would give it."""
     name = _name_of(node)
     if name:
-        return refused(shown(node), f"{name} is not taken: answers of shards are merged here")
+        return refused(shown(node), f"{name} is not taken")
     word = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(node).__name__).lower()
     return refused(shown(node), f"this is not taken ({word})")
 

@@ -11,201 +11,149 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from toc.admin.expressions import (
-    COMPARISONS,
-    Aggregate,
-    Call,
-    Case,
-    Cast,
-    Column,
-    Expr,
-    Number,
-    Operation,
-    Ref,
-    Shift,
-    Span,
-    Text,
-    Word,
-)
-from toc.admin.functions import DAY_UNITS, FUNCTIONS, Kind
-from toc.admin.refusals import refused
+from sqlglot import exp
 
-_TEXTS = frozenset(
+from toc.admin.functions import FUNCTIONS, Kind
+from toc.admin.grammar import refused
+from toc.admin.trees import call, cast, is_text, name_of, number
+
+TEXTS = frozenset(
     {"type_name", "status_name", "worker", "dedup_key", "attribute", "error", "what", "from_name",
-     "to_name", "actor", "reason", "name"}
+     "to_name", "actor", "reason", "account", "name"}
 )  # fmt: skip
 _TIME = re.compile(
     r"(\d{4}-\d\d?-\d\d?)(?:[ T](\d\d?:\d\d?)(?::(\d\d?)(?:\.(\d{1,6}))?)?)?Z?", re.ASCII
 )
 _NUMBER = re.compile(r"-?\d{1,20}", re.ASCII)
-_CAST_KINDS: dict[str, Kind] = {"CHAR": "text", "DATE": "date", "DATETIME": "time"}
 
-Typed = tuple[Expr, Kind]
+Typed = tuple[exp.Expr, Kind]
 
 
 def kind_of_column(name: str) -> Kind:
     if name.endswith("_time") or name.startswith("gmt_"):
         return "time"
-    return "text" if name in _TEXTS else "number"
+    if name == "day":
+        return "date"
+    return "text" if name in TEXTS else "number"
 
 
-def agreed(expr: Expr) -> Typed:
-    """The expression with its kinds made equal where they must be, and its own kind. Raises InvalidInput."""
-    made, kind = expr, _KINDS.get(type(expr), "any")
-    match expr:
-        case Column(name):
-            kind = kind_of_column(name)
-        case Operation(operator, args):
-            made, kind = _operation(operator, [agreed(arg) for arg in args]), "number"
-        case Call(name, args):
-            made, kind = _call(name, [agreed(arg) for arg in args])
-        case Shift(base, amount, unit):
-            made, kind = _shift(agreed(base), agreed(amount), unit)
-        case Span(unit, start, end):
-            made = Span(unit, _moment(agreed(start)), _moment(agreed(end)))
-        case Cast(arg, to, sizes):
-            made, kind = Cast(agreed(arg)[0], to, sizes), _CAST_KINDS.get(to, "number")
-        case Case():
-            made, kind = _case(expr)
-        case Aggregate(name, args, distinct):
-            made, kind = _aggregate(name, [agreed(arg) for arg in args], distinct=distinct)
-    return made, kind
-
-
-_KINDS: dict[type[Expr], Kind] = {
-    Number: "number", Text: "text", Word: "any", Span: "number", Ref: "any",
-}  # fmt: skip
-
-
-def _operation(operator: str, args: list[Typed]) -> Expr:
-    if operator in COMPARISONS or operator in ("IN", "BETWEEN"):
-        parts, _ = _alike(args, operator)
-        return Operation(operator, tuple(parts))
-    if operator == "LIKE":
-        if any(kind == "number" for _, kind in args):
-            raise refused("LIKE", "is for texts")
-    elif operator != "IS NULL":
-        _check_numbers(operator, args)
-    return Operation(operator, tuple(part for part, _ in args))
-
-
-def _call(name: str, args: list[Typed]) -> Typed:
-    function = FUNCTIONS[name]
-    parts, kind = [part for part, _ in args], function.gives
-    if name == "DATE_FORMAT":
-        _check_pattern(parts[1])
-    match function.takes:
-        case "number":
-            _check_numbers(name, args)
-        case "time":
-            parts = [_moment(arg) if i == 0 or name == "DATEDIFF" else arg[0]
-                     for i, arg in enumerate(args)]  # fmt: skip
-        case "alike":
-            strict = name in ("NULLIF", "GREATEST", "LEAST")
-            parts, kind = _alike(args, name) if strict else _mixed(args, name)
-            if strict and kind == "time":  # what is given back is a time, not a text
-                parts = [Cast(p, "DATETIME", (3,)) if isinstance(p, Text) else p for p in parts]
-    return Call(name, tuple(parts)), kind or "any"
-
-
-def _check_pattern(pattern: Expr) -> None:
-    if not isinstance(pattern, Text):
-        raise refused("DATE_FORMAT", "takes its pattern as a text")
-    codes = set(re.findall(r"%([UuVX])", pattern.value.replace("%%", "")))
-    if codes:
-        raise refused(f"%{min(codes)}", "for weeks there are %v and %x, those of ISO 8601")
-
-
-def _shift(base: Typed, amount: Typed, unit: str) -> Typed:
-    _check_numbers("INTERVAL", [amount])
-    kind: Kind = "date" if base[1] == "date" and unit in DAY_UNITS else "time"
-    if base[1] == "text" and isinstance(base[0], Text):
-        base = _time(base[0]), "time"
-    return Shift(_moment(base), amount[0], unit), kind
-
-
-def _case(case: Case) -> Typed:
-    whens = [agreed(when) for when, _ in case.whens]
-    if case.subject is None:
-        _check_numbers("WHEN", whens)
-        subject, tests = None, [when for when, _ in whens]
-    else:
-        (subject, *tests), _ = _alike([agreed(case.subject), *whens], "CASE")
-    results = [agreed(then) for _, then in case.whens]
-    if case.otherwise is not None:
-        results.append(agreed(case.otherwise))
-    values, kind = _mixed(results, "CASE")
-    otherwise = values.pop() if case.otherwise is not None else None
-    return Case(subject, tuple(zip(tests, values, strict=True)), otherwise), kind
-
-
-def _aggregate(name: str, args: list[Typed], *, distinct: bool) -> Typed:
-    if name in ("SUM", "AVG"):
-        _check_numbers(name, args)
-    kind = args[0][1] if name in ("MIN", "MAX") else "number"
-    return Aggregate(name, tuple(part for part, _ in args), distinct), kind
-
-
-def _check_numbers(what: str, args: Iterable[Typed]) -> None:
+def check_numbers(what: str, args: Iterable[Typed]) -> None:
     for part, kind in args:
         if kind not in ("number", "any"):
-            shown = part.name if isinstance(part, Column) else what
             hint = "; TIMESTAMPDIFF and INTERVAL are for times" if kind in ("time", "date") else ""
-            raise refused(shown, f"{what} is for numbers, and this is a {kind}{hint}")
+            raise refused(
+                name_of(part) or what, f"{what} is for numbers, and this is a {kind}{hint}"
+            )
 
 
-def _alike(args: Sequence[Typed], what: str) -> tuple[list[Expr], Kind]:
+def truth(typed: Typed, clause: str) -> exp.Expr:
+    """A condition."""
+    condition, kind = typed
+    if kind not in ("number", "any"):
+        raise refused(clause, f"is a condition, and this is a {kind}")
+    return condition
+
+
+def alike(args: Sequence[Typed], what: str) -> tuple[list[exp.Expr], Kind]:
     """What is compared, made one kind."""
-    kinds: set[Kind] = {k for part, k in args if k != "any" and not isinstance(part, Text)}
-    texts = {part.value for part, _ in args if isinstance(part, Text)}
+    kinds: set[Kind] = {k for part, k in args if k != "any" and not is_text(part)}
+    texts = {part.name for part, _ in args if is_text(part)}
     if kinds == {"time", "date"} or (kinds == {"date"} and any(map(_has_hours, texts))):
         kinds = {"time"}
     if not kinds:
         kinds = {"text"} if texts else {"any"}
+    names = [name_of(part) for part, _ in args if isinstance(part, exp.Column)]
     if len(kinds) > 1:
-        names = [part.name for part, _ in args if isinstance(part, Column)]
-        raise refused(
-            " and ".join(names) or what, f"{what} meets a {' and a '.join(sorted(kinds))}"
-        )
+        rule = f"{what} meets a {' and a '.join(sorted(kinds))}"
+        raise refused(" and ".join(names) or what, rule)
+    if kinds == {"json"}:
+        raise refused(what, "compares no JSON: ->> and JSON_UNQUOTE make a text of it")
     (kind,) = kinds
-    return [_as_kind(part, own, kind, args) for part, own in args], kind
+    return [_as_kind(part, own, kind, names) for part, own in args], kind
 
 
-def _as_kind(part: Expr, own: Kind, kind: Kind, args: Sequence[Typed]) -> Expr:
-    if isinstance(part, Text) and kind in ("time", "date"):
-        return _time(part) if kind == "time" else Text(_time(part).value[:10])
-    if isinstance(part, Text) and kind == "number":
-        if not _NUMBER.fullmatch(part.value):
-            names = [other.name for other, _ in args if isinstance(other, Column)]
+def _as_kind(part: exp.Expr, own: Kind, kind: Kind, names: Sequence[str]) -> exp.Expr:
+    if is_text(part) and kind in ("time", "date"):
+        return time_literal(part.name) if kind == "time" else _text(_moment(part.name)[:10])
+    if is_text(part) and kind == "number":
+        if not _NUMBER.fullmatch(part.name):
             hint = f"{names[0]} is a number" if names else "is compared with a number"
-            if names and f"{names[0]}_name" in _TEXTS:
+            if names and f"{names[0]}_name" in TEXTS:
                 hint += f": {names[0]}_name has the word"
-            raise refused(part.value, hint)
-        number = Number(part.value.lstrip("-"))
-        return Operation("NEG", (number,)) if part.value.startswith("-") else number
-    return Cast(part, "DATETIME", (3,)) if own == "date" and kind == "time" else part
+            raise refused(part.name, hint)
+        return number(part.name)
+    return cast(part, "DATETIME", 3) if own == "date" and kind == "time" else part
 
 
-def _mixed(args: Sequence[Typed], what: str) -> tuple[list[Expr], Kind]:
+def mixed(args: Sequence[Typed], what: str) -> tuple[list[exp.Expr], Kind]:
     """What is chosen from: numbers and times become texts where the others are."""
-    kinds = {kind for _, kind in args if kind != "any"}
+    kinds: set[Kind] = {kind for _, kind in args if kind != "any"}
     if kinds == {"time", "date"}:
-        return [
-            Cast(part, "DATETIME", (3,)) if own == "date" else part for part, own in args
-        ], "time"
+        parts = [cast(part, "DATETIME", 3) if own == "date" else part for part, own in args]
+        return parts, "time"
     if len(kinds) <= 1:
         return [part for part, _ in args], next(iter(kinds), "any")
-    if "text" not in kinds:
+    if "text" not in kinds or "json" in kinds:
         raise refused(what, f"would answer a {' or a '.join(sorted(kinds))}")
-    return [part if own in ("text", "any") else Cast(part, "CHAR") for part, own in args], "text"
+    return [part if own in ("text", "any") else cast(part, "CHAR") for part, own in args], "text"
 
 
-def _moment(arg: Typed) -> Expr:
+def moment(arg: Typed) -> exp.Expr:
     """What a time is wanted of."""
     part, kind = arg
-    if kind == "number":
-        raise refused(part.name if isinstance(part, Column) else "a number", "is no time")
+    if kind in ("number", "json"):
+        raise refused(name_of(part) or f"a {kind}", "is no time")
     return part
+
+
+def called(name: str, args: list[Typed]) -> Typed:
+    """A function of FUNCTIONS."""
+    function = FUNCTIONS[name]
+    parts, kind = [part for part, _ in args], function.gives
+    if name == "DATE_FORMAT":
+        _check_pattern(parts[1])
+    if name == "CONVERT_TZ":
+        _check_zones(parts[1:])
+    if function.takes == "time":
+        parts = [moment(arg) if i == 0 or name == "DATEDIFF" else arg[0]
+                 for i, arg in enumerate(args)]  # fmt: skip
+        check_numbers(name, args[1:] if name == "WEEK" else [])
+    elif function.takes == "alike":
+        parts, kind = _chosen(name, args)
+    elif function.takes == "number":
+        check_numbers(name, args)
+    elif function.takes == "json":
+        if args[0][1] not in ("json", "any"):
+            raise refused(name, "is for JSON: JSON_UNQUOTE(JSON_EXTRACT(attribute, '$.key'))")
+    elif any(kind == "json" for _, kind in args):
+        raise refused(name, "takes no JSON: ->> and JSON_UNQUOTE make a text of it")
+    return call(name, *parts), kind or "any"
+
+
+def _chosen(name: str, args: list[Typed]) -> tuple[list[exp.Expr], Kind]:
+    if name not in ("NULLIF", "GREATEST", "LEAST"):
+        return mixed(args, name)
+    parts, kind = alike(args, name)
+    if kind == "time":  # what is given back is a time, not a text
+        parts = [cast(p, "DATETIME", 3) if is_text(p) else p for p in parts]
+    return parts, kind
+
+
+def _check_pattern(pattern: exp.Expr) -> None:
+    if not is_text(pattern):
+        raise refused("DATE_FORMAT", "takes its pattern as a text")
+    codes = set(re.findall(r"%([UuVX])", pattern.name.replace("%%", "")))
+    if codes:
+        raise refused(f"%{min(codes)}", "for weeks there are %v and %x, those of ISO 8601")
+
+
+def _check_zones(zones: Iterable[exp.Expr]) -> None:
+    for zone in zones:
+        if not (is_text(zone) and re.fullmatch(r"[+-](0\d|1[0-3]):[0-5]\d", zone.name, re.ASCII)):
+            rule = (
+                "CONVERT_TZ takes '+08:00': names of zones are NULL on servers without their tables"
+            )
+            raise refused(zone.name or "a zone", rule)
 
 
 def _has_hours(text: str) -> bool:
@@ -213,14 +161,22 @@ def _has_hours(text: str) -> bool:
     return match is not None and match[2] is not None
 
 
-def _time(text: Text) -> Text:
+def time_literal(text: str) -> exp.Expr:
     """A literal as DATETIME(3) has it."""
-    moment = _parsed(text.value)
-    if moment is None:
-        raise refused(text.value, "is no time like '2030-01-31 08:00:00'")
-    if moment.microsecond % 1000:
-        raise refused(text.value, "times are kept to the millisecond")
-    return Text(moment.isoformat(sep=" ", timespec="milliseconds"))
+    return _text(_moment(text))
+
+
+def _text(value: str) -> exp.Expr:
+    return exp.Literal.string(value)
+
+
+def _moment(text: str) -> str:
+    found = _parsed(text)
+    if found is None:
+        raise refused(text, "is no time like '2030-01-31 08:00:00'")
+    if found.microsecond % 1000:
+        raise refused(text, "times are kept to the millisecond")
+    return found.isoformat(sep=" ", timespec="milliseconds")
 
 
 def _parsed(text: str) -> datetime | None:

@@ -12,6 +12,7 @@ from calendar import monthrange
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_CEILING, ROUND_DOWN, ROUND_FLOOR, ROUND_HALF_UP, Decimal
+from fractions import Fraction
 from typing import Any
 
 from toc.admin.functions import DAY_UNITS
@@ -27,7 +28,10 @@ _LEADING_NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)", 
 
 
 def functions(now_ms: int) -> dict[str, Callable[..., Any]]:
-    """By the names that `writing` gives them. `now_ms`: the moment that the whole statement has."""
+    """By the names that `translated` gives them. `now_ms`: the moment that the whole statement has.
+
+    Classes are aggregates.
+    """
     now = _text_of(EPOCH.replace(tzinfo=None) + timedelta(milliseconds=now_ms))
 
     def clock(digits: int = 0) -> str:
@@ -42,7 +46,53 @@ def functions(now_ms: int) -> dict[str, Callable[..., Any]]:
     }
     return {
         f"my_{name}": _null_in_null_out(call) for name, call in {**_FUNCTIONS, **moments}.items()
-    }
+    } | {"my_concat_ws": _concat_ws, "my_sum": Sum, "my_group_concat": GroupConcat}
+
+
+INTEGER_MAX = 2**63 - 1
+
+
+class Sum:
+    """SUM, exactly: of more than 64 bits as a text."""
+
+    def __init__(self) -> None:
+        self._total: Fraction | None = None
+        self._is_whole = True
+
+    def step(self, value: float | None) -> None:
+        if value is not None:
+            self._is_whole &= isinstance(value, int)
+            self._total = (self._total or 0) + Fraction(value)
+
+    def finalize(self) -> float | int | str | None:
+        if self._total is None:
+            return None
+        if not self._is_whole:
+            return float(self._total)
+        total = int(self._total)
+        return total if abs(total) <= INTEGER_MAX else str(total)
+
+
+class GroupConcat:
+    """GROUP_CONCAT(DISTINCT value ORDER BY key DESC, … SEPARATOR separator)."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[str, tuple[Any, ...]]] = []
+        self._separator, self._distinct = "", False
+
+    def step(self, distinct: int, separator: str, value: Value | None, *keys: Any) -> None:
+        self._separator, self._distinct = separator, bool(distinct)
+        if value is not None:
+            self._found.append((_str(value), keys))
+
+    def finalize(self) -> str | None:
+        found = self._found
+        for place in reversed(range(0, len(found[0][1]) if found else 0, 2)):
+            down = bool(found[0][1][place + 1])
+            found.sort(key=lambda one: (one[1][place] is not None, one[1][place]), reverse=down)
+        texts = [text for text, _ in found]
+        texts = list(dict.fromkeys(texts)) if self._distinct else texts
+        return self._separator.join(texts) if texts else None
 
 
 def _null_in_null_out(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,9 +180,14 @@ def _mod(value: Value, by: Value) -> Value | None:
     return math.fmod(left, right)
 
 
+def _intdiv(value: Value, by: Value) -> int | None:
+    left, right = (Decimal(repr(_number(one))) for one in (value, by))
+    return int(left / right) if right else None
+
+
 def _cast(value: Value, to: str, *sizes: int) -> Value | None:
     match to:
-        case "SIGNED" | "UNSIGNED":
+        case "BIGINT" | "UBIGINT":
             number = _number(value.split(".")[0] if isinstance(value, str) else value)
             return _whole(ROUND_HALF_UP)(number)
         case "DECIMAL":
@@ -145,6 +200,20 @@ def _cast(value: Value, to: str, *sizes: int) -> Value | None:
     if moment is None:
         return None
     return _text_of(moment)[:10] if to == "DATE" else _text_of(_to_digits(moment, *sizes))
+
+
+def _concat_ws(separator: Value | None, *values: Value | None) -> str | None:
+    if separator is None:
+        return None
+    return _str(separator).join(_str(value) for value in values if value is not None)
+
+
+def _pad(value: Value, length: int, filling: Value, *, left: bool) -> str | None:
+    text, more = _str(value), _str(filling)
+    if length < 0:
+        return None
+    added = (more * length)[: max(length - len(text), 0)]
+    return (added + text if left else text + added)[:length] if added else text[:length]
 
 
 # ---- times
@@ -175,6 +244,16 @@ def _of_time(read: Callable[[datetime], Value]) -> Callable[[Value], Value | Non
         return None if moment is None else read(moment)
 
     return of
+
+
+def _convert_tz(value: Value, from_zone: str, to_zone: str) -> str | None:
+    moment = _moment(value)
+    if moment is None:
+        return None
+    minutes = [
+        int(f"{zone[0]}1") * (int(zone[1:3]) * 60 + int(zone[4:])) for zone in (to_zone, from_zone)
+    ]
+    return _text_of(moment + timedelta(minutes=minutes[0] - minutes[1]))
 
 
 def _shift(value: Value, amount: Value, unit: str) -> str | None:
@@ -305,6 +384,12 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "floor": _whole(ROUND_FLOOR),
     "ceiling": _whole(ROUND_CEILING),
     "mod": _mod,
+    "float": lambda value: float(_number(value)),
+    "intdiv": _intdiv,
+    "lpad": lambda value, length, filling: _pad(value, length, filling, left=True),
+    "rpad": lambda value, length, filling: _pad(value, length, filling, left=False),
+    "reverse": lambda value: _str(value)[::-1],
+    "convert_tz": _convert_tz,
     "cast": _cast,
     "shift": _shift,
     "span": _span,

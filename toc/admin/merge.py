@@ -1,49 +1,30 @@
-"""One answer of many: rows put in one order, groups added up. Exactly, as if there were one table.
+"""Rows of many shards: put in one order as the servers do, or written out for a server that does the rest.
 
-Whole numbers and decimals are added exactly; of floats the exact sum is rounded once. Values compare as
-on the server that they come from: NULL first, texts by their characters; MySQL and MariaDB pass over spaces
-at a text's end (PAD SPACE), SQLite does not.
+Values compare as on the server that they come from: NULL first, texts by their characters; MySQL and
+MariaDB pass over spaces at a text's end (PAD SPACE), SQLite does not.
 """
 
 from __future__ import annotations
 
-import math
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
-from decimal import ROUND_DOWN, ROUND_HALF_UP, Context, Decimal
-from fractions import Fraction
+from decimal import Decimal
 from typing import Any
 
-from toc.admin.expressions import Aggregate
-from toc.admin.query import Final, Groups, Plan
+from toc.admin.plan import Plan
 
 Row = Sequence[Any]
 Key = Callable[[Any], tuple[int, Any]]
-
-GROUPS_MAX = 100_000
-"""Groups (with those of COUNT(DISTINCT)) that one shard may send."""
-PARTIALS_MAX = 2_000_000
-"""Groups that all shards together may send: they are kept in memory."""
-
-_DECIMALS = Context(prec=100)
-_DIGITS_MAX = 30  # behind the point, in MySQL
-_AVG_DIGITS = 4  # more than the sum's: div_precision_increment
-_WORD = 9  # digits that MySQL computes at once
-
-
-class TooManyGroups(Exception):
-    """The text says where and what to do."""
-
-
-# ---- comparing
 
 _RANKS: Sequence[tuple[type, int]] = (
     (bool, 1), (int, 1), (float, 1), (Decimal, 1), (str, 2), (bytes, 3), (datetime, 5), (date, 4),
     (timedelta, 6),
 )  # fmt: skip
 _SPACES = re.compile(" +")
+_CHARS_MAX = 512
 _END, _LAST = "\U00080000", 0x10FFFF
 
 
@@ -73,9 +54,6 @@ def _padded(text: str) -> str:
         return " " + chr(length if stripped[match.end()] < " " else _LAST - length)
 
     return f"{_SPACES.sub(run, stripped)} {_END}"
-
-
-# ---- rows
 
 
 @dataclass(slots=True)
@@ -114,120 +92,62 @@ class Rows:
         self._kept = kept[: self.wanted]
 
 
-# ---- groups
+# ---- for a server
+
+
+def json_of(row: Row, *, sqlite: bool) -> str:
+    """A row as JSON. A server makes the column's type of a text, exactly; SQLite has no types."""
+    return json.dumps([_plain(value, sqlite) for value in row], ensure_ascii=False)
+
+
+def _plain(value: Any, sqlite: bool) -> Any:
+    if value is None or sqlite or isinstance(value, str):
+        return value
+    return repr(value) if isinstance(value, float) else str(value)
 
 
 @dataclass(slots=True)
-class _Group:
-    first: tuple[int, int]
-    """Where it was met first, in the order of shards."""
-    keys: Row
-    partials: list[Any]
-    seen: list[set[tuple[Any, ...]]]
+class Types:
+    """MySQL's and MariaDB's types of columns, by the values that were met in them. `ids`: places of ids."""
 
+    width: int
+    ids: frozenset[int]
+    _kinds: list[type | None] = field(init=False)
+    _digits: list[int] = field(init=False)
+    _is_big: list[bool] = field(init=False)
 
-class GroupMerge:
-    """Groups of all shards, added up."""
+    def __post_init__(self) -> None:
+        self._kinds = [None] * self.width
+        self._digits, self._is_big = [0] * self.width, [False] * self.width
 
-    def __init__(self, plan: Plan, groups: Groups, key: Key) -> None:
-        self._groups, self._key = groups, key
-        self._folds = [_fold_of(expr, key) for expr in plan.pushed[groups.spread :]]
-        self._distinct = [final.places for final in groups.finals if final.how == "distinct"]
-        self._found: dict[tuple[Any, ...], _Group] = {}
-        self._received = 0
+    def note(self, row: Row) -> None:
+        for i, value in enumerate(row):
+            if value is None:
+                continue
+            if self._kinds[i] is not float:
+                self._kinds[i] = type(value)
+            if isinstance(value, str):
+                self._digits[i] = max(self._digits[i], len(value))
+            elif isinstance(value, Decimal):
+                self._digits[i] = max(self._digits[i], -int(value.as_tuple().exponent))
+            elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+                self._is_big[i] = True
 
-    def add(self, place: int, rows: Sequence[Row]) -> None:
-        """The groups of a shard. Raises TooManyGroups."""
-        self._received += len(rows)
-        if len(rows) > GROUPS_MAX:
-            raise TooManyGroups(f"has more than {GROUPS_MAX} groups")
-        if self._received > PARTIALS_MAX:
-            raise TooManyGroups(f"brings the groups of all shards to more than {PARTIALS_MAX}")
-        for i, row in enumerate(rows):
-            self._add((place, i), row)
+    def names(self, digits: Sequence[int | None]) -> list[str]:
+        """`digits`: of the seconds in each column, as the server declares them."""
+        return [self._name(i, seconds) for i, seconds in enumerate(digits or [None] * self.width)]
 
-    def _add(self, met: tuple[int, int], row: Row) -> None:
-        width, spread = self._groups.keys, self._groups.spread
-        group = self._found.get(same := tuple(map(self._key, row[:width])))
-        if group is None:
-            group = _Group(met, row[:width], list(row[spread:]), [set() for _ in self._distinct])
-            self._found[same] = group
-        else:
-            if met < group.first:
-                group.first, group.keys = met, row[:width]
-            group.partials = [
-                other if mine is None else mine if other is None else fold(mine, other)
-                for fold, mine, other in zip(self._folds, group.partials, row[spread:], strict=True)
-            ]
-        for seen, places in zip(group.seen, self._distinct, strict=True):
-            values = [row[place] for place in places]
-            if None not in values:
-                seen.add(tuple(map(self._key, values)))
-
-    def finish(self) -> list[list[Any]]:
-        """Each group's values: its keys, then the finals. In the order of shards."""
-        groups = sorted(self._found.values(), key=lambda group: group.first)
-        if not groups and self._groups.is_one:
-            partials = [self._nothing(fold) for fold in self._folds]
-            groups = [_Group((0, 0), (), partials, [set() for _ in self._distinct])]
-        return [[*group.keys, *self._finals(group)] for group in groups]
-
-    def _nothing(self, fold: Callable[[Any, Any], Any]) -> Any:
-        """What an aggregate of no rows is."""
-        return 0 if fold is _count else None
-
-    def _finals(self, group: _Group) -> Iterable[Any]:
-        counts = iter(map(len, group.seen))
-        for final in self._groups.finals:
-            if final.how == "distinct":
-                yield next(counts)
-            else:
-                yield self._final(final, group)
-
-    def _final(self, final: Final, group: _Group) -> Any:
-        values = [group.partials[place - self._groups.spread] for place in final.places]
-        if final.how in ("average", "mean"):
-            return _average(*values, is_exact=final.how == "mean")
-        return float(values[0]) if isinstance(values[0], Fraction) else values[0]
-
-
-def _fold_of(expr: object, key: Key) -> Callable[[Any, Any], Any]:
-    name = expr.name if isinstance(expr, Aggregate) else ""
-    if name == "COUNT":
-        return _count
-    if name == "MIN":
-        return lambda one, other: min(one, other, key=key)
-    if name == "MAX":
-        return lambda one, other: max(one, other, key=key)
-    return _added
-
-
-def _count(one: int, other: int) -> int:
-    return one + other
-
-
-def _added(one: Any, other: Any) -> Any:
-    if isinstance(one, Decimal) and isinstance(other, Decimal):
-        return _DECIMALS.add(one, other)
-    return _exact(one) + _exact(other)
-
-
-def _exact(value: Any) -> Any:
-    return Fraction(value) if isinstance(value, float) and math.isfinite(value) else value
-
-
-def _average(total: Any, count: int, *, is_exact: bool) -> Any:
-    """AVG as MySQL shows it; `is_exact`: with the digits that it goes on to compute with."""
-    if not count or total is None:
-        return None
-    if not isinstance(total, Decimal):
-        return float(Fraction(total) / count) if math.isfinite(total) else total
-    digits = max(0, -int(total.as_tuple().exponent))
-    shown = min(digits + _AVG_DIGITS, _DIGITS_MAX)
-    if is_exact:
-        words = -(-digits // _WORD)
-        more = max(0, _AVG_DIGITS - (words * _WORD - digits))
-        shown = min(-(-(words * _WORD + more) // _WORD) * _WORD, _DIGITS_MAX)
-    quotient = _DECIMALS.divide(total, Decimal(count))
-    step = Decimal(1).scaleb(-shown)
-    return quotient.quantize(step, ROUND_DOWN if is_exact else ROUND_HALF_UP, _DECIMALS)
+    def _name(self, place: int, seconds: int | None) -> str:
+        kind = self._kinds[place]
+        if place in self.ids:
+            return "BIGINT UNSIGNED"
+        if kind is int and not self._is_big[place]:
+            return "BIGINT"
+        if kind is datetime:
+            return f"DATETIME({6 if seconds is None else min(seconds, 6)})"
+        if kind is str:  # a server sorts short ones in less memory
+            short = self._digits[place] <= _CHARS_MAX
+            text = f"VARCHAR({max(self._digits[place], 1)})" if short else "LONGTEXT"
+            return f"{text} COLLATE utf8mb4_bin"
+        names = {float: "DOUBLE", date: "DATE"}
+        return names.get(kind or int, f"DECIMAL(65, {min(self._digits[place], 30)})")

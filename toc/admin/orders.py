@@ -1,4 +1,4 @@
-"""What a person orders to be done to a set of jobs, and how that reads as a change of rows."""
+"""Bulk orders: what a person wants done to a set of jobs, and the change of rows that it means."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from toc.domain.job import Status
 from toc.domain.limits import REASON_CHARS_MAX, check_actor, check_reason
 from toc.domain.times import MS_MAX
 from toc.errors import InvalidInput
+from toc.store.bulk_update import BulkChange
 from toc.store.columns import sql_time
 from toc.store.conditions import Column, Compare, Condition, Every
-from toc.store.events import Move
-from toc.store.sets import Act
+from toc.store.events import Transition
 
-REASON_MAX = 900  # of the REASON_CHARS_MAX, so that the run's mark is never cut off
+REASON_MAX = 900  # shorter than REASON_CHARS_MAX: there must be room for the run's mark
 BY_MS_MAX = 10 * 366 * 86_400_000
 
 
@@ -26,7 +26,7 @@ class Verb(StrEnum):
 
     @property
     def status(self) -> Status:
-        """Of the jobs that it can change."""
+        """The status of the jobs that it changes."""
         return Status.DEAD if self is Verb.REDRIVE else Status.PENDING
 
 
@@ -34,12 +34,12 @@ _WHAT = {Verb.CANCEL: "cancel", Verb.POSTPONE: "reschedule", Verb.REDRIVE: "redr
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What is to be done to which jobs. A job that is postponed moves `by_ms`, or `to_ms`; never both.
+class BulkOrder:
+    """What to do to which jobs. Postponed jobs move by `by_ms` or to `to_ms`; exactly one is given.
 
-    `by_ms`: later than it is due, or than now if that has passed. `to_ms`: to that moment; jobs that are
-    due later already stay. `run` names this run in its events; a run that was interrupted and is
-    started `again` under its name changes no job twice. Raises InvalidInput.
+    `by_ms`: so much later than due, or than now if that has passed. `to_ms`: to that moment; jobs that are
+    due later already are not changed. `run` names this run in its events; an interrupted run that is started
+    `again` under its name changes no job twice. Raises InvalidInput.
     """
 
     verb: Verb
@@ -58,7 +58,7 @@ class Order:
             raise InvalidInput("by", self.by_ms, "must be more than nothing, and at most ten years")
 
     def check_signed(self) -> None:
-        """Raises InvalidInput unless it says who does it, and why."""
+        """Raises InvalidInput unless actor and reason are given."""
         check_actor(self.actor)
         check_reason(self.reason)
         if not self.reason.strip() or len(self.reason) > REASON_MAX:
@@ -67,8 +67,8 @@ class Order:
             )
 
     @property
-    def reach(self) -> Condition:
-        """What a job must be besides, if it is to be changed."""
+    def changeable(self) -> Condition:
+        """The condition on a matching job, besides the WHERE, for it to be changed."""
         status = Compare(Column("status"), "=", int(self.verb.status))
         if self.to_ms is not None:
             return Every((status, Compare(Column("due_time"), "<", self.to_ms)))
@@ -77,8 +77,8 @@ class Order:
         return status
 
     @property
-    def reach_words(self) -> str:
-        """`reach`, for people."""
+    def changeable_words(self) -> str:
+        """`changeable` in words."""
         word = self.verb.status.name.lower()
         return word if self.to_ms is None else f"{word} and due before {sql_time(self.to_ms)}"
 
@@ -86,8 +86,8 @@ class Order:
     def counts_from_now(self) -> bool:
         return self.by_ms is not None or self.verb is Verb.REDRIVE
 
-    def act(self, now_ms: int) -> Act:
-        """`now_ms`: by the database's clock; needed where it `counts_from_now`."""
+    def change_of_rows(self, now_ms: int) -> BulkChange:
+        """The change that the store makes. `now_ms`: the database's clock, used if it `counts_from_now`."""
         verb, mark, how = self.verb, f" [run {self.run}]", ""
         if self.to_ms is not None:
             how = f"to {sql_time(self.to_ms)} UTC: "
@@ -95,8 +95,8 @@ class Order:
             how = f"by {self.by_ms / 1000:g} s: "
         reason = f"{how}{self.reason}{mark}"
         to = Status.CANCELLED if verb is Verb.CANCEL else Status.PENDING
-        move = Move(_WHAT[verb], verb.status, to, self.actor, reason)
-        return Act(move, mark, lambda due_ms: self._due_ms(due_ms, now_ms))
+        move = Transition(_WHAT[verb], verb.status, to, self.actor, reason)
+        return BulkChange(move, mark, lambda due_ms: self._due_ms(due_ms, now_ms))
 
     def _due_ms(self, due_ms: int | None, now_ms: int) -> int | None:
         if self.verb is Verb.CANCEL:

@@ -1,9 +1,9 @@
-"""A run: many jobs are changed page by page, at a bounded rate, and an exact account is kept.
+"""A bulk run: many jobs are changed page by page, at a bounded rate, with an exact account.
 
-What is reported is committed, and what is committed is reported. Only a page whose COMMIT was not answered
-for, or not waited for, is reported as one that may have been changed.
+All that the account reports as changed is committed, and the reverse. Only a page whose COMMIT was not
+answered, or not waited for, is reported as one that may have been changed.
 
-The pages are changed in threads; all else, the account first of all, is done in the caller's.
+The pages are changed in threads; all else, the account above all, happens in the caller's thread.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Self
 
 from toc.errors import TocError
 from toc.runtime.clock import Clock
+from toc.store.bulk_update import CommitProgress, PageResult
 from toc.store.databases import Database
 from toc.store.schema import job_table_name
-from toc.store.sets import Attempt, Changed
 
-PAUSE_S_MIN = 0.001  # less is kept, and waited for with the next page
-NAP_S = 0.2  # how soon a wait is ended by whoever interrupts
+PAUSE_S_MIN = 0.001  # shorter pauses are added to the next page's
+POLL_S = 0.2  # how soon a wait notices an interrupt
 
 
 @dataclass(frozen=True, slots=True)
-class Unsure:
-    """A page that is not known to have ended: at most `jobs` of these ids may have been changed."""
+class UnsurePage:
+    """A page whose outcome is not known: at most `jobs` of the ids from first to last may be changed."""
 
     table: str
     first_id: int
@@ -38,11 +38,11 @@ class Unsure:
 
 
 @dataclass(slots=True)
-class Part:
-    """What was done in one database. `chosen` = all others together, once the run is complete.
+class DatabaseProgress:
+    """What was done in one database. `chosen` is the sum of the others once the run is complete.
 
-    changed: committed, by this process. before: by an earlier process of the same run. superseded: dead
-    jobs whose key a newer one holds. meanwhile: jobs that had changed, and do not match any more.
+    changed: committed by this process. before: committed by an earlier process of the same run. superseded:
+    dead jobs whose key a newer job has. meanwhile: jobs that have changed since and do not match any more.
     """
 
     chosen: int = 0
@@ -50,17 +50,19 @@ class Part:
     before: int = 0
     superseded: int = 0
     meanwhile: int = 0
-    unsure: list[Unsure] = field(default_factory=list)
+    unsure: list[UnsurePage] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Account:
-    """The exact account of a run; whole at any moment, also after an error.
+class RunAccount:
+    """The exact account of a run; correct at any moment, also after an error.
 
-    `at`: the table of the page that has ended last, or has failed.
+    `at`: the table of the last page that ended or failed.
     """
 
-    databases: dict[int, Part] = field(default_factory=lambda: defaultdict(Part))
+    databases: dict[int, DatabaseProgress] = field(
+        default_factory=lambda: defaultdict(DatabaseProgress)
+    )
     complete: bool = False
     at: str = ""
 
@@ -70,7 +72,7 @@ class Account:
 
 
 class Interrupted(TocError):
-    """A person has stopped it."""
+    """A person has stopped the run."""
 
     code = "interrupted"
 
@@ -82,37 +84,39 @@ class Page:
     database: Database
     shard: int
     jobs: Mapping[int, int]
-    attempt: Attempt = field(default_factory=Attempt)
+    attempt: CommitProgress = field(default_factory=CommitProgress)
 
     @property
-    def unsure(self) -> Unsure:
-        return Unsure(job_table_name(self.shard), min(self.jobs), max(self.jobs), len(self.jobs))
+    def unsure(self) -> UnsurePage:
+        return UnsurePage(
+            job_table_name(self.shard), min(self.jobs), max(self.jobs), len(self.jobs)
+        )
 
 
-class Run:
-    """Changes pages, up to `ahead` of them at a time, each in a thread of its own.
+class BulkRun:
+    """Changes pages, up to `ahead` of them at the same time, each in a thread of its own.
 
-    `change(page)` is called there; `told(page, changed)` in the caller's thread after each page, and
-    `stop()` often: whether to stop.
+    `change(page)` runs in that thread; `on_page_done(page, changed)` in the caller's thread after each page;
+    `stop()`, which says whether to stop, is called often.
 
-    From its begin to its end a page stands in the account as unsure. A run that fails or is stopped waits
-    for the pages under way; at a KeyboardInterrupt it does not, and they stay unsure.
+    While a page is in progress, the account lists it as unsure. A run that fails or is stopped waits for the
+    pages in progress; after a KeyboardInterrupt it does not, and they stay unsure.
     """
 
     def __init__(
         self,
-        account: Account,
+        account: RunAccount,
         clock: Clock,
         per_second: int,
         ahead: int,
-        change: Callable[[Page], Changed],
-        told: Callable[[Page, Changed], None],
+        change: Callable[[Page], PageResult],
+        on_page_done: Callable[[Page, PageResult], None],
         stop: Callable[[], bool],
     ) -> None:
         self._account, self._clock, self._ahead = account, clock, ahead
-        self._change, self._told, self._stop = change, told, stop
-        self._pace = _Pace(clock, per_second)
-        self._under_way: dict[Future[Changed], Page] = {}  # in the order in which they began
+        self._change, self._on_page_done, self._stop = change, on_page_done, stop
+        self._rate_limit = _RateLimit(clock, per_second)
+        self._in_progress: dict[Future[PageResult], Page] = {}  # in the order in which they began
 
     def __enter__(self) -> Self:
         return self
@@ -124,56 +128,58 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         if error is None or isinstance(error, Exception):
-            for future, page in self._under_way.items():
-                with suppress(Exception):  # the first error is the one to be told
-                    self._end(future, page)
+            for future, page in self._in_progress.items():
+                with suppress(Exception):  # only the first error is reported
+                    self._record_result(future, page)
 
     def begin(self, page: Page) -> None:
-        """Waits until it may. Raises Interrupted, and what a page has raised that ended meanwhile."""
+        """Waits until the page may begin. Raises Interrupted, and the error of a page that failed
+        meanwhile.
+        """
         while not self._stop():
-            left_s = self._pace.left_s
-            if not left_s and len(self._under_way) < self._ahead:
+            left_s = self._rate_limit.left_s
+            if not left_s and len(self._in_progress) < self._ahead:
                 break
-            nap_s = min(left_s or NAP_S, NAP_S)
-            if self._under_way:
-                self._collect(nap_s)
+            wait_s = min(left_s or POLL_S, POLL_S)
+            if self._in_progress:
+                self._end_finished_pages(wait_s)
             else:
-                self._clock.sleep_s(nap_s)
+                self._clock.sleep_s(wait_s)
         else:
-            self.end_all()  # one that fails is the better reason
+            self.end_all()  # the error of a failed page explains more
             raise Interrupted("interrupted")
-        self._pace.begun(len(page.jobs))
+        self._rate_limit.page_begins(len(page.jobs))
         self._account.databases[page.database.index].unsure.append(page.unsure)
-        future = Future[Changed]()
-        self._under_way[future] = page
-        # No pool: the interpreter would wait for its threads at its exit.
+        future = Future[PageResult]()
+        self._in_progress[future] = page
+        # No pool: at its exit the interpreter would wait for the pool's threads.
         threading.Thread(
-            target=self._work, args=(page, future), name="toc-run", daemon=True
+            target=self._change_page, args=(page, future), name="toc-run", daemon=True
         ).start()
 
     def end_all(self) -> None:
-        """Waits for all pages under way. Raises what one has raised."""
-        while self._under_way:
-            self._collect(NAP_S)
+        """Waits for all pages in progress. Raises the error of one that failed."""
+        while self._in_progress:
+            self._end_finished_pages(POLL_S)
 
-    def _work(self, page: Page, future: Future[Changed]) -> None:
+    def _change_page(self, page: Page, future: Future[PageResult]) -> None:
         try:
             future.set_result(self._change(page))
-        except BaseException as error:  # noqa: BLE001 - it is raised where the page is ended
+        except BaseException as error:  # noqa: BLE001 - raised again when its result is read
             future.set_exception(error)
 
-    def _collect(self, within_s: float) -> None:
-        done = wait(self._under_way, within_s, FIRST_COMPLETED).done
-        for future in [future for future in self._under_way if future in done]:
-            page = self._under_way.pop(future)
+    def _end_finished_pages(self, within_s: float) -> None:
+        done = wait(self._in_progress, within_s, FIRST_COMPLETED).done
+        for future in [future for future in self._in_progress if future in done]:
+            page = self._in_progress.pop(future)
             self._account.at = f"database {page.database.index}, table {job_table_name(page.shard)}"
-            self._end(future, page)
+            self._record_result(future, page)
 
-    def _end(self, future: Future[Changed], page: Page) -> None:
+    def _record_result(self, future: Future[PageResult], page: Page) -> None:
         part = self._account.databases[page.database.index]
         try:
             changed = future.result()
-        except Exception:  # and not the KeyboardInterrupt of who waits here
+        except Exception:  # not a KeyboardInterrupt of the waiting thread
             if not page.attempt.committing:
                 part.unsure.remove(page.unsure)
             raise
@@ -185,24 +191,25 @@ class Run:
         part.unsure.remove(
             page.unsure
         )  # last: who interrupts here finds it rather twice than never
-        self._pace.ended(len(page.jobs), len(changed.done), alone=not self._under_way)
-        self._told(page, changed)
+        self._rate_limit.page_ended(len(page.jobs), len(changed.done), alone=not self._in_progress)
+        self._on_page_done(page, changed)
 
 
-class _Pace:
-    """At most so many jobs per second: a page waits for those that have begun before, and for one that
-    was alone until it ended. So what such a one has missed by taking long is not made up for."""
+class _RateLimit:
+    """Limits jobs per second: a page waits for the time of those that began before it, and, after a page that
+    ran alone, for that one's end. So time lost by a slow page is not made up for by going faster.
+    """
 
     def __init__(self, clock: Clock, per_second: int) -> None:
         self._clock, self._per_second = clock, per_second
         self._free_s = clock.monotonic_s()
 
-    def begun(self, jobs: int) -> None:
+    def page_begins(self, jobs: int) -> None:
         now_s = max(self._free_s, self._clock.monotonic_s())
         self._free_s = now_s + jobs / self._per_second
 
-    def ended(self, jobs: int, done: int, *, alone: bool) -> None:
-        """`done` of its `jobs` were changed; the others count for nothing."""
+    def page_ended(self, jobs: int, done: int, *, alone: bool) -> None:
+        """`done` of its `jobs` were changed; the others do not count for the rate."""
         self._free_s -= (jobs - done) / self._per_second
         if alone:
             now_s = self._clock.monotonic_s()
@@ -210,6 +217,6 @@ class _Pace:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the next may begin; 0: now."""
+        """Seconds until the next page may begin; 0: now."""
         left_s = self._free_s - self._clock.monotonic_s()
         return left_s if left_s >= PAUSE_S_MIN else 0.0

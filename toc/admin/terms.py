@@ -1,82 +1,171 @@
-"""From sqlglot's tree of an expression to ours. What is not listed here is refused by its name."""
+"""Expressions of a statement: from sqlglot's tree to one of our own making, with the kind of each value.
+
+What is not listed here is refused by its name.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, ClassVar
 
 from sqlglot import exp
 
-from toc.admin.expressions import (
-    AGGREGATES,
-    COMPARISONS,
-    TESTS,
-    Aggregate,
-    Call,
-    Case,
-    Cast,
-    Column,
-    Expr,
-    Number,
-    Operation,
-    Shift,
-    Span,
-    Text,
-    Word,
+from toc.admin.calls import Calls, choice
+from toc.admin.functions import (
+    ALIASES,
+    FUNCTIONS,
+    Kind,
 )
-from toc.admin.functions import ALIASES, FUNCTIONS, SPELLED, UNITS
-from toc.admin.grammar import not_taken, only, shown
-from toc.admin.refusals import refused
-from toc.errors import InvalidInput
+from toc.admin.grammar import not_taken, only, refused, shown
+from toc.admin.kinds import (
+    Typed,
+    alike,
+    called,
+    check_numbers,
+    time_literal,
+)
+from toc.admin.trees import cast, is_text, number, operand
 
-_BINARY: Mapping[type[exp.Expr], str] = {
-    exp.And: "AND", exp.Or: "OR", exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=",
-    exp.GT: ">", exp.GTE: ">=", exp.NullSafeEQ: "<=>", exp.Mul: "*", exp.Div: "/",
-    exp.IntDiv: "DIV", exp.Mod: "%",
+_COMPARED: Mapping[type[Any], str] = {
+    exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
+    exp.NullSafeEQ: "<=>",
 }  # fmt: skip
-
-_SAME_LEVEL = COMPARISONS | TESTS | {"IN", "BETWEEN", "LIKE", "NOT"}
-"""Of MySQL's precedence. Which of two comes first is for the reader to say, in parentheses."""
-
-_CASTS = {
-    "BIGINT": ("SIGNED", 0), "UBIGINT": ("UNSIGNED", 0), "DECIMAL": ("DECIMAL", 2),
-    "CHAR": ("CHAR", 1), "DATE": ("DATE", 0), "DATETIME": ("DATETIME", 1), "DOUBLE": ("DOUBLE", 0),
+_COMPUTED: Mapping[type[Any], str] = {exp.Mul: "*", exp.Div: "/", exp.IntDiv: "DIV", exp.Mod: "%"}
+_TESTS = (*_COMPARED, exp.Not, exp.Is, exp.In, exp.Between, exp.Like, exp.RegexpLike)
+"""Of one level of MySQL's precedence, nearly. Which comes first is for the reader to say, in parentheses."""
+_CASTS: Mapping[str, tuple[Kind, int]] = {
+    "BIGINT": ("number", 0), "UBIGINT": ("number", 0), "DECIMAL": ("number", 2), "CHAR": ("text", 1),
+    "DATE": ("date", 0), "DATETIME": ("time", 1), "DOUBLE": ("number", 0),
 }  # fmt: skip
-"""sqlglot's name of a type -> MySQL's, and how many sizes it takes."""
+"""By sqlglot's name of a type: the kind, and how many sizes it takes."""
 
 
-class Terms:
-    """Reads expressions on one table. `values` are those of the @names."""
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A column of an answer. `is_id`: a 64-bit number that names something."""
 
-    def __init__(self, table_name: str, values: Mapping[str, str]) -> None:
-        self._table_name, self._values = table_name, values
+    name: str
+    kind: Kind
+    is_id: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A table, or a query, under a name. `columns`: by the person's names, with ours."""
+
+    key: str
+    columns: Mapping[str, tuple[str, Output]]
+
+
+@dataclass(slots=True)
+class Scope:
+    outer: Scope | None
+    sources: dict[str, Source] = field(default_factory=dict)
+    aliases: dict[str, Typed] = field(default_factory=dict)
+    no_aliases: frozenset[str] = frozenset()
+    """Of the SELECT, where a WHERE is read."""
+
+
+class Terms(Calls):
+    """Reads expressions in a scope. `values` are those of the @names."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = values
         self.used: set[str] = set()
         """The @names that were met."""
+        self._scope = Scope(None)
+        self._ctes: Mapping[str, Source] = {}
 
-    def read(self, node: exp.Expr) -> Expr:
-        operator = _BINARY.get(type(node))
-        if operator is not None:
-            only(node, "this", "expression", "safe", "typed")
-            return self._operation(operator, node.this, node.expression)
-        read = self._READERS.get(type(node))
-        if read is None:
+    def query(
+        self, node: exp.Expr, outer: Scope | None, ctes: Mapping[str, Source]
+    ) -> tuple[exp.Query, list[Output]]:
+        """A query within an expression."""
+        raise NotImplementedError
+
+    def expr(self, node: exp.Expr) -> Typed:
+        reader = self._READERS.get(type(node))
+        if reader is None:
             raise not_taken(node)
-        return read(self, node)
+        return reader(self, node)
 
-    def _operation(self, operator: str, *nodes: exp.Expr) -> Operation:
-        if operator in _SAME_LEVEL - {"NOT"}:
-            for node in nodes:
-                self._check_order(operator, node)
-        return Operation(operator, tuple(self.read(node) for node in nodes))
+    def _column(self, node: exp.Expr) -> Typed:
+        if not isinstance(node.this, exp.Identifier):
+            raise not_taken(node.this)
+        only(node, "this", "table")
+        name, table = node.name.lower(), node.text("table").lower()
+        if not node.this.args.get("quoted") and not table:
+            function = ALIASES.get(name.upper(), name.upper())
+            if function in FUNCTIONS and FUNCTIONS[function].least == 0 and "_" in name:
+                return called(function, [])  # UTC_TIMESTAMP without parentheses
+        if table:
+            return self._of_table(table, name)
+        return self._unqualified(name)
 
-    def _check_order(self, operator: str, node: exp.Expr) -> None:
-        if isinstance(node, (exp.Not, exp.Is, exp.In, exp.Between, exp.Like)) or (
-            _BINARY.get(type(node), "") in _SAME_LEVEL
-        ):
-            raise refused(shown(node), f"put it in parentheses, before or after {operator}")
+    def _unqualified(self, name: str) -> Typed:
+        scope: Scope | None = self._scope
+        while scope is not None:
+            found = [s for s in scope.sources.values() if name in s.columns]
+            if len(found) > 1:
+                raise refused(name, "is in more than one table: write the table before it")
+            alias = scope.aliases.get(name)
+            if found:
+                own = column_of(found[0].key, *found[0].columns[name])
+                if alias is not None and alias[0] != own:
+                    rule = "is a column and another column's alias: name it anew"
+                    raise refused(name, rule)
+                return own, found[0].columns[name][1].kind
+            if alias is not None:
+                return alias[0].copy(), alias[1]
+            if name in scope.no_aliases:
+                raise refused(name, "is an alias, and WHERE knows columns only")
+            scope = scope.outer
+        sources = self._scope.sources
+        near = [*(one for s in sources.values() for one in s.columns), *self._scope.aliases]
+        raise refused(name, f"{' or '.join(sources)} has no such column", near)
 
-    def _sum(self, node: exp.Expr) -> Expr:
+    def _of_table(self, table: str, name: str) -> Typed:
+        scope: Scope | None = self._scope
+        while scope is not None and table not in scope.sources:
+            scope = scope.outer
+        if scope is None:
+            known = ", ".join(self._scope.sources)
+            raise refused(f"{table}.{name}", f"the table here is {known}")
+        columns = scope.sources[table].columns
+        if name not in columns:
+            raise refused(name, f"{table} has no such column", columns)
+        return column_of(scope.sources[table].key, *columns[name]), columns[name][1].kind
+
+    def _connector(self, node: exp.Expr) -> Typed:
+        word = "AND" if isinstance(node, exp.And) else "OR"
+        made = [self.expr(part) for part in node.flatten(unnest=False)]
+        check_numbers(word, made)
+        parts = [operand(part) for part, _ in made]
+        return reduce(lambda left, right: type(node)(this=left, expression=right), parts), "number"
+
+    def _comparison(self, node: exp.Expr) -> Typed:
+        only(node, "this", "expression", "safe", "typed")
+        operator = _COMPARED[type(node)]
+        parts = self._ordered_parts(operator, node.this, node.expression)
+        (left, right), _ = alike(parts, operator)
+        return type(node)(this=operand(left), expression=operand(right)), "number"
+
+    def _arithmetic(self, node: exp.Expr) -> Typed:
+        only(node, "this", "expression", "safe", "typed")
+        return self._computed(
+            type(node), _COMPUTED[type(node)], self._all([node.this, node.expression])
+        )
+
+    def _ordered_parts(self, operator: str, *nodes: exp.Expr) -> list[Typed]:
+        for node in nodes:
+            if isinstance(node, _TESTS):
+                rule = f"put it in parentheses, before or after {operator}"
+                raise refused(shown(node), rule)
+        return self._all(list(nodes))
+
+    def _sum(self, node: exp.Expr) -> Typed:
         only(node, "this", "expression")
         left, right, minus = node.this, node.expression, isinstance(node, exp.Sub)
         if isinstance(left, exp.Interval):
@@ -84,86 +173,87 @@ class Terms:
             raise refused(shown(left), "put the INTERVAL behind the time")
         if isinstance(right, exp.Interval):
             return self._shift(left, right, minus=minus)
-        return self._operation("-" if minus else "+", left, right)
+        return self._computed(type(node), "-" if minus else "+", self._all([left, right]))
 
-    def _shift(self, base: exp.Expr, interval: exp.Expr, *, minus: bool) -> Shift:
-        if not isinstance(interval, exp.Interval):
-            raise refused(shown(interval), "write INTERVAL n UNIT")
-        only(interval, "this", "unit")
-        amount = self._whole(interval.this)
-        if minus:
-            amount = _negative(amount)
-        return Shift(self.read(base), amount, self._unit(interval.args.get("unit")))
-
-    def _whole(self, node: exp.Expr) -> Expr:
-        """The number of units; sqlglot makes a text of a literal."""
-        if isinstance(node, exp.Literal):
-            if not re.fullmatch(r"-?\d{1,12}", node.name, re.ASCII):
-                raise refused(node.name, "an INTERVAL takes a whole number")
-            return _number(int(node.name))
-        return self.read(node)
-
-    def _unit(self, node: exp.Expr | None) -> str:
-        name = "" if node is None else node.name.upper().removeprefix("SQL_TSI_")
-        if name not in UNITS:
-            raise refused(name, f"a unit is one of {', '.join(UNITS)}")
-        return name
-
-    def _not(self, node: exp.Expr) -> Expr:
+    def _unary(self, node: exp.Expr) -> Typed:
         only(node, "this")
-        return Operation("NOT", (self.read(node.this),))
+        typed = self.expr(node.this)
+        check_numbers("NOT" if isinstance(node, exp.Not) else "NEG", [typed])
+        return type(node)(this=operand(typed[0])), "number"
 
-    def _minus(self, node: exp.Expr) -> Expr:
+    def _paren(self, node: exp.Expr) -> Typed:
         only(node, "this")
-        return Operation("NEG", (self.read(node.this),))
+        return self.expr(node.this)
 
-    def _paren(self, node: exp.Expr) -> Expr:
-        only(node, "this")
-        return self.read(node.this)
-
-    def _is(self, node: exp.Expr) -> Expr:
+    def _is(self, node: exp.Expr) -> Typed:
         only(node, "this", "expression")
-        what = node.expression
-        if isinstance(what, exp.Null):
-            return self._operation("IS NULL", node.this)
-        if isinstance(what, exp.Boolean):
-            return self._operation("IS TRUE" if what.this else "IS FALSE", node.this)
-        raise not_taken(what)
+        if not isinstance(node.expression, (exp.Null, exp.Boolean)):
+            raise not_taken(node.expression)
+        ((part, kind),) = self._ordered_parts("IS", node.this)
+        if isinstance(node.expression, exp.Boolean):
+            check_numbers("IS", [(part, kind)])
+        return exp.Is(this=operand(part), expression=node.expression.copy()), "number"
 
-    def _in(self, node: exp.Expr) -> Expr:
-        only(node, "this", "expressions")
-        return self._operation("IN", node.this, *node.expressions)
+    def _in(self, node: exp.Expr) -> Typed:
+        only(node, "this", "expressions", "query")
+        query = node.args.get("query")
+        if query is not None:
+            ((left, kind),) = self._ordered_parts("IN", node.this)
+            made, output = self._subquery(query)
+            (left, _), _ = alike([(left, kind), (exp.Null(), output.kind)], "IN")
+            return exp.In(this=operand(left), query=exp.Subquery(this=made)), "number"
+        (left, *choices), _ = alike(self._ordered_parts("IN", node.this, *node.expressions), "IN")
+        return exp.In(this=operand(left), expressions=choices), "number"
 
-    def _between(self, node: exp.Expr) -> Expr:
+    def _exists(self, node: exp.Expr) -> Typed:
+        only(node, "this")
+        made, _ = self.query(node.this, self._scope, self._ctes)
+        return exp.Exists(this=made), "number"
+
+    def _scalar(self, node: exp.Expr) -> Typed:
+        made, output = self._subquery(node)
+        return exp.Subquery(this=made), output.kind
+
+    def _subquery(self, node: exp.Expr) -> tuple[exp.Query, Output]:
+        made, outputs = self.query(node, self._scope, self._ctes)
+        if len(outputs) != 1:
+            raise refused(shown(node), "must have one column")
+        return made, outputs[0]
+
+    def _between(self, node: exp.Expr) -> Typed:
         only(node, "this", "low", "high")
-        return self._operation("BETWEEN", node.this, node.args["low"], node.args["high"])
+        parts = self._ordered_parts("BETWEEN", node.this, node.args["low"], node.args["high"])
+        (value, low, high), _ = alike(parts, "BETWEEN")
+        return exp.Between(this=operand(value), low=operand(low), high=operand(high)), "number"
 
-    def _like(self, node: exp.Expr) -> Expr:
+    def _like(self, node: exp.Expr) -> Typed:
         only(node, "this", "expression", "negate")
-        like = self._operation("LIKE", node.this, node.expression)
-        return Operation("NOT", (like,)) if node.args.get("negate") else like
+        word = "LIKE" if isinstance(node, exp.Like) else "REGEXP"
+        parts = self._ordered_parts(word, node.this, node.expression)
+        if any(kind in ("number", "json") for _, kind in parts):
+            raise refused(word, "is for texts")
+        left, right = (operand(part) for part, _ in parts)
+        like = type(node)(this=left, expression=right)
+        return (exp.Not(this=operand(like)) if node.args.get("negate") else like), "number"
 
-    def _literal(self, node: exp.Expr) -> Expr:
+    def _literal(self, node: exp.Expr) -> Typed:
         only(node, "this", "is_string")
         if node.is_string:
-            return Text(node.name)
+            return exp.Literal.string(node.name), "text"
         if not re.fullmatch(r"(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", node.name, re.ASCII):
             raise refused(node.name, "is no number")
-        return Number(node.name)
+        return number(node.name), "number"
 
-    def _boolean(self, node: exp.Expr) -> Expr:
-        return Word("TRUE" if node.this else "FALSE")
+    def _word(self, node: exp.Expr) -> Typed:
+        return node.copy(), "any"
 
-    def _null(self, node: exp.Expr) -> Expr:
-        return Word("NULL")
-
-    def _texts(self, node: exp.Expr) -> Expr:
+    def _texts(self, node: exp.Expr) -> Typed:
         """'a' 'b' is one literal."""
-        if not all(isinstance(part, exp.Literal) and part.is_string for part in node.expressions):
+        if not all(map(is_text, node.expressions)):
             raise not_taken(node)
-        return Text("".join(part.name for part in node.expressions))
+        return exp.Literal.string("".join(part.name for part in node.expressions)), "text"
 
-    def _parameter(self, node: exp.Expr) -> Expr:
+    def _parameter(self, node: exp.Expr) -> Typed:
         only(node, "this")
         name = node.name
         if name not in self._values:
@@ -171,132 +261,75 @@ class Terms:
         self.used.add(name)
         value = self._values[name]
         if re.fullmatch(r"-?\d{1,20}", value, re.ASCII):
-            return _number(int(value))
+            return number(int(value)), "number"
         quoted = re.fullmatch(r"'(.*)'", value, re.DOTALL)
-        return Text(quoted[1] if quoted else value)
+        return exp.Literal.string(quoted[1] if quoted else value), "text"
 
-    def _column(self, node: exp.Expr) -> Expr:
-        if not isinstance(node.this, exp.Identifier):
-            raise not_taken(node.this)
-        self.check_table(node)
-        if not node.this.args.get("quoted") and not node.args.get("table"):
-            called = ALIASES.get(node.name.upper(), node.name.upper())
-            if called in FUNCTIONS and FUNCTIONS[called].least == 0 and "_" in node.name:
-                return Call(called, ())  # UTC_TIMESTAMP without parentheses
-        return Column(node.name.lower())
-
-    def check_table(self, node: exp.Expr) -> None:
-        only(node, "this", "table")
-        table = node.text("table").lower()
-        if table and table != self._table_name:
-            raise refused(shown(node), f"the table here is {self._table_name}")
-
-    def _now(self, node: exp.Expr) -> Expr:
+    def _now(self, node: exp.Expr) -> Typed:
         only(node)
-        return Call("CURDATE" if isinstance(node, exp.CurrentDate) else "NOW", ())
+        return called("CURDATE" if isinstance(node, exp.CurrentDate) else "NOW", [])
 
-    def _case(self, node: exp.Expr) -> Expr:
+    def _case(self, node: exp.Expr) -> Typed:
         only(node, "this", "ifs", "default")
-        subject, otherwise = node.args.get("this"), node.args.get("default")
-        whens = []
         for one in node.args["ifs"]:
             only(one, "this", "true")
-            whens.append((self.read(one.this), self.read(one.args["true"])))
-        return Case(
-            None if subject is None else self.read(subject),
-            tuple(whens),
-            None if otherwise is None else self.read(otherwise),
-        )
+        whens = self._all([one.this for one in node.args["ifs"]])
+        results = self._all([one.args["true"] for one in node.args["ifs"]])
+        default = node.args.get("default")
+        otherwise = [] if default is None else [self.expr(default)]
+        if node.args.get("this") is None:
+            return choice(None, whens, results, otherwise)
+        return choice(self.expr(node.this), whens, results, otherwise)
 
-    def _cast(self, node: exp.Expr) -> Expr:
+    def _cast(self, node: exp.Expr) -> Typed:
         only(node, "this", "to")
         to = node.args["to"]
         only(to, "this", "expressions", "nested")
-        kind = to.this
-        name, most = _CASTS.get(kind.name if isinstance(kind, exp.DType) else "", ("", 0))
+        name = to.this.name if isinstance(to.this, exp.DType) else ""
+        if name == "TIMESTAMPTZ" and is_text(node.this):
+            return cast(
+                time_literal(node.this.name), "DATETIME", 3
+            ), "time"  # TIMESTAMP '2030-01-31'
+        kind, most = _CASTS.get(name, ("any", -1))
         sizes = [size.this for size in to.expressions]
-        if not name or len(sizes) > most:
-            known = ", ".join(known for known, _ in _CASTS.values())
+        if len(sizes) > most:
+            known = "SIGNED, UNSIGNED, DECIMAL, CHAR, DATE, DATETIME, DOUBLE"
             raise refused(shown(node), f"CAST goes to one of {known}")
         if not all(isinstance(size, exp.Literal) and size.name.isdigit() for size in sizes):
             raise refused(shown(node), "sizes are whole numbers")
-        return Cast(self.read(node.this), name, tuple(int(size.name) for size in sizes))
+        part, own = self.expr(node.this)
+        if own == "json":
+            raise refused(shown(node), "takes no JSON: ->> and JSON_UNQUOTE make a text of it")
+        return cast(part, name, *(int(size.name) for size in sizes)), kind
 
-    # ---- calls
+    def _json(self, node: exp.Expr) -> Typed:
+        """-> and ->>, which MariaDB has not."""
+        only(node, "this", "expression", "only_json_types", "scalar_only")
+        path = "$"
+        for one in node.expression.expressions[1:]:
+            if isinstance(one, exp.JSONPathKey) and re.fullmatch(r"[\w ./-]+", str(one.this)):
+                path += f'."{one.this}"'
+            elif isinstance(one, exp.JSONPathSubscript) and str(one.this).isdigit():
+                path += f"[{one.this}]"
+            else:
+                raise refused(shown(node), "a path is one like '$.key[0].key'")
+        found = called("JSON_EXTRACT", [self.expr(node.this), (exp.Literal.string(path), "text")])
+        return called("JSON_UNQUOTE", [found]) if type(node) is exp.JSONExtractScalar else found
 
-    def _call(self, node: exp.Expr) -> Expr:
-        only(node, "this", "expressions")
-        if not isinstance(node.this, str):
-            raise refused(shown(node), "is no function of MySQL's")
-        name = ALIASES.get(node.this.upper(), node.this.upper())
-        nodes = node.expressions
-        if name in AGGREGATES:
-            return self._aggregate(name, nodes)
-        if name in SPELLED:
-            return self._spelled(name, nodes)
-        function = FUNCTIONS.get(name)
-        if function is None:
-            known = [*FUNCTIONS, *ALIASES, *SPELLED, *AGGREGATES]
-            raise refused(name, "this function is not taken", known)
-        if not function.least <= len(nodes) <= function.most:
-            raise _arguments(name, function.least, function.most)
-        if name == "MOD":
-            return self._operation("%", *nodes)
-        return Call(name, tuple(self.read(one) for one in nodes))
-
-    def _aggregate(self, name: str, nodes: list[exp.Expr]) -> Expr:
-        if name == "COUNT" and len(nodes) == 1 and isinstance(nodes[0], exp.Star):
-            only(nodes[0])
-            return Aggregate("COUNT", ())
-        if len(nodes) == 1 and isinstance(nodes[0], exp.Distinct):
-            only(nodes[0], "expressions")
-            if name != "COUNT":
-                raise refused(f"{name}(DISTINCT ...)", "cannot be merged; COUNT(DISTINCT ...) can")
-            args = tuple(self.read(one) for one in nodes[0].expressions)
-            return Aggregate(name, args, distinct=True)
-        if len(nodes) != 1:
-            raise _arguments(name, 1, 1)
-        return Aggregate(name, (self.read(nodes[0]),))
-
-    def _spelled(self, name: str, nodes: list[exp.Expr]) -> Expr:
-        least = {"ISNULL": 1, "DATE_ADD": 2, "DATE_SUB": 2}.get(name, 3)
-        if len(nodes) != least:
-            raise _arguments(name, least, least)
-        match name:
-            case "IF":
-                when, then, otherwise = (self.read(one) for one in nodes)
-                return Case(None, ((when, then),), otherwise)
-            case "ISNULL":
-                return Operation("IS NULL", (self.read(nodes[0]),))
-            case "DATE_ADD" | "DATE_SUB":
-                return self._shift(nodes[0], nodes[1], minus=name == "DATE_SUB")
-            case "TIMESTAMPADD":
-                amount = self._whole(nodes[1]) if nodes[1].is_int else self.read(nodes[1])
-                return Shift(self.read(nodes[2]), amount, self._unit(nodes[0]))
-        return Span(self._unit(nodes[0]), self.read(nodes[1]), self.read(nodes[2]))
-
-    _READERS: ClassVar[Mapping[type[exp.Expr], Callable[[Terms, exp.Expr], Expr]]] = {
-        exp.Add: _sum, exp.Sub: _sum, exp.Not: _not, exp.Neg: _minus, exp.Paren: _paren,
-        exp.Is: _is, exp.In: _in, exp.Between: _between, exp.Like: _like, exp.Literal: _literal,
-        exp.Boolean: _boolean, exp.Null: _null, exp.Concat: _texts, exp.Parameter: _parameter,
-        exp.Column: _column, exp.CurrentTimestamp: _now, exp.CurrentDate: _now,
-        exp.Localtime: _now, exp.Localtimestamp: _now, exp.Case: _case, exp.Cast: _cast,
-        exp.Anonymous: _call,
+    _READERS: ClassVar[Mapping[type[Any], Callable[[Terms, Any], Typed]]] = {
+        **dict.fromkeys(_COMPARED, _comparison), **dict.fromkeys(_COMPUTED, _arithmetic),
+        exp.And: _connector, exp.Or: _connector, exp.Add: _sum, exp.Sub: _sum, exp.Not: _unary,
+        exp.Neg: _unary, exp.Paren: _paren, exp.Is: _is, exp.In: _in, exp.Between: _between,
+        exp.Like: _like, exp.RegexpLike: _like, exp.Literal: _literal, exp.Boolean: _word,
+        exp.Null: _word, exp.Concat: _texts, exp.Parameter: _parameter, exp.Column: _column,
+        exp.CurrentTimestamp: _now, exp.CurrentDate: _now, exp.Localtime: _now,
+        exp.Localtimestamp: _now, exp.Case: _case, exp.Cast: _cast, exp.JSONExtract: _json,
+        exp.JSONExtractScalar: _json, exp.Anonymous: Calls.call, exp.GroupConcat: Calls.group_concat,
+        exp.Window: Calls.window, exp.Extract: Calls.extract, exp.Exists: _exists, exp.Subquery: _scalar,
     }  # fmt: skip
 
 
-def _number(value: int) -> Expr:
-    number = Number(str(abs(value)))
-    return Operation("NEG", (number,)) if value < 0 else number
-
-
-def _negative(expr: Expr) -> Expr:
-    match expr:
-        case Operation("NEG", (inner,)):
-            return inner
-    return Operation("NEG", (expr,))
-
-
-def _arguments(name: str, least: int, most: int) -> InvalidInput:
-    count = str(least) if least == most else f"{least} to {most}"
-    return refused(f"{name}()", f"takes {count} argument{'' if count == '1' else 's'}")
+def column_of(key: str, name: str, output: Output) -> exp.Column:
+    made = exp.column(name, table=key)
+    made.meta.update(name=output.name, is_id=output.is_id)
+    return made

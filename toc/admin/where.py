@@ -21,13 +21,13 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from toc.admin.grammar import TocMySQL, shown
 from toc.domain.job import Status
 from toc.domain.routing import BIZ_ID_MAX
 from toc.domain.times import EPOCH, MS_MAX, datetime_of
 from toc.errors import InvalidInput
 from toc.store.conditions import (
     KINDS,
-    OPERATORS,
     Column,
     Compare,
     Condition,
@@ -60,7 +60,7 @@ class Where:
 
     def __init__(self, text: str) -> None:
         self._tree = _parsed(text)
-        self.text: str = self._tree.sql(dialect="mysql", comments=False)
+        self.text: str = shown(self._tree)
         """As it was understood."""
         self._read(_SOME_DAY_MS)
 
@@ -75,6 +75,9 @@ class Where:
                 raise _refused(name, "there is no such biz_type", names.values())
 
     def _read(self, now_ms: int) -> Condition:
+        whole = self._tree.unnest()
+        if type(whole) is exp.Boolean:
+            return Constant(bool(whole.this))
         try:
             return _Reader(now_ms).condition(self._tree)
         except RecursionError:
@@ -87,9 +90,8 @@ def _parsed(text: str) -> Node:
     if text.encode(errors="replace").decode() != text or "\0" in text:
         raise InvalidInput("where", text, "must be text")
     try:
-        tokens = sqlglot.tokenize(text, read="mysql")
-        _check_tokens(tokens)
-        tree = sqlglot.parse_one(text, read="mysql", into=exp.Condition)
+        _check_tokens(TocMySQL().tokenize(text))
+        tree = sqlglot.parse_one(text, read=TocMySQL, into=exp.Condition)
     except RecursionError:
         raise _too_deep() from None
     except SqlglotError as error:
@@ -178,7 +180,9 @@ class _Reader:
         read = self._CONDITIONS.get(type(node))
         if read is None:
             if type(node) is exp.Column or type(node) is exp.Literal:
-                raise _refused(node.sql("mysql"), "is no condition: compare it with something")
+                raise _refused(_short(node), "is no condition: compare it with something")
+            if type(node) is exp.Boolean:
+                raise _refused(_short(node), "must stand alone: TRUE means all jobs")
             raise _not_allowed(node)
         return read(self, node)
 
@@ -193,9 +197,6 @@ class _Reader:
 
     def _not(self, node: Node) -> Condition:
         return Negation(self._inner(node))
-
-    def _truth(self, node: Node) -> Condition:
-        return Constant(bool(node.this))
 
     def _compare(self, node: Node) -> Condition:
         left, right = (self._operand(part) for part in _args(node, "this", "expression"))
@@ -242,7 +243,7 @@ class _Reader:
         return IsNull(self._column(this, "IS NULL"))
 
     _CONDITIONS: Mapping[type, Callable[[_Reader, Node], Condition]] = {
-        exp.And: _every, exp.Or: _some, exp.Not: _not, exp.Paren: _inner, exp.Boolean: _truth,
+        exp.And: _every, exp.Or: _some, exp.Not: _not, exp.Paren: _inner,
         exp.In: _in, exp.Between: _between, exp.Like: _like, exp.Escape: _escape, exp.Is: _is,
         **dict.fromkeys(_COMPARED, _compare),
     }  # fmt: skip
@@ -292,11 +293,10 @@ class _Reader:
                 found = _time_of(text.this)
         elif kind in (exp.Add, exp.Sub):
             found = self._shifted(node)
-        elif kind in (exp.DateAdd, exp.DateSub):
-            this, amount, unit = _args(node, "this", "expression", "unit")
-            moment = self._moment(this)
-            if moment is not None:
-                found = _moved(moment, amount, unit, back=kind is exp.DateSub)
+        elif name in ("date_add", "date_sub") and len(node.expressions) == 2:
+            found = self._moved(*node.expressions, back=name == "date_sub")
+        elif name in _NOW | _TODAY and not _is_plain_call(node):
+            found = None
         elif name in _NOW:
             found = datetime_of(self._now_ms)
         elif name in _TODAY:
@@ -307,13 +307,14 @@ class _Reader:
         left, right = _args(node, "this", "expression")
         if type(left) is exp.Interval and type(node) is exp.Add:
             left, right = right, left
-        if type(right) is not exp.Interval:
-            return None
-        moment = self._moment(left)
+        return self._moved(left, right, back=type(node) is exp.Sub)
+
+    def _moved(self, start: Node, interval: Node, *, back: bool) -> datetime | None:
+        moment = self._moment(start) if type(interval) is exp.Interval else None
         if moment is None:
             return None
-        amount, unit = _args(right, "this", "unit")
-        return _moved(moment, amount, unit, back=type(node) is exp.Sub)
+        amount, unit = _args(interval, "this", "unit")
+        return _moved(moment, amount, unit, back=back)
 
 
 def _args(node: Node, *names: str, ignore: tuple[str, ...] = ()) -> list[Node]:
@@ -343,7 +344,7 @@ def _not_allowed(node: Node) -> InvalidInput:
 
 
 def _short(node: Node) -> str:
-    return str(node.sql(dialect="mysql", comments=False))
+    return shown(node)
 
 
 def _column_name(node: Node) -> str:
@@ -364,6 +365,14 @@ def _function_name(node: Node) -> str:
     if type(node) is exp.Column:
         return node.name.lower()
     return node.sql_name().lower() if isinstance(node, exp.Func) else ""
+
+
+def _is_plain_call(node: Node) -> bool:
+    """NOW(), or NOW(3)."""
+    given = [*node.args.get("expressions", ()), *filter(None, [node.args.get("this")])]
+    return type(node) is exp.Column or all(
+        type(one) is exp.Literal and not one.is_string for one in given if not isinstance(one, str)
+    )
 
 
 def _type_name(cast: Node) -> str:
@@ -435,11 +444,15 @@ def _months_on(moment: datetime, months: int) -> datetime:
 def _comparison(left: _Operand, operator: Operator, right: _Operand) -> Condition:
     if isinstance(left, _Literal):
         if isinstance(right, _Literal):
-            if left.kind != right.kind:
-                raise _refused(f"{left.text} {operator} {right.text}", "compares unlike things")
-            return Constant(bool(OPERATORS[operator](left.value, right.value)))
+            # It would be true of all jobs or of none, as in a WHERE whose value was forged:
+            # biz_id = '1' OR '' = ''.
+            text = f"{left.text} {operator} {right.text}"
+            raise _refused(text, "compares two values: one side must be a column (all jobs: TRUE)")
         left, operator, right = right, _TURNED[operator], left
     if isinstance(right, Column):
+        if left == right:
+            text = f"{left.name} {operator} {right.name}"
+            raise _refused(text, "compares a column with itself (all jobs: TRUE)")
         if KINDS[left.name] != KINDS[right.name]:
             text = f"{left.name} {operator} {right.name}"
             raise _refused(text, f"one is a {KINDS[left.name]}, the other a {KINDS[right.name]}")

@@ -1,186 +1,182 @@
-"""The statements that databases get: written anew from expressions, for MySQL and MariaDB or for SQLite.
-
-Names come from lists of ours, numbers are digits, and every text is a bound value. For people
-(`--explain`) the texts are written out.
-"""
+"""The statements that databases get, written from trees of `reading`: names are ours, and every text is a
+bound value. For people (`--explain`) the texts are written out. For SQLite, MySQL's operators and functions
+become those of `lite`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from toc.admin.expressions import (
-    COMPARISONS,
-    TESTS,
-    Aggregate,
-    Call,
-    Case,
-    Cast,
-    Column,
-    Expr,
-    Number,
-    Operation,
-    Ref,
-    Shift,
-    Span,
-    Text,
-    Word,
-)
-from toc.admin.query import Plan
-from toc.admin.refusals import refused
+from sqlglot import exp
+
+from toc.admin.grammar import TocMySQL, refused
+from toc.admin.lite import INTEGER_MAX
+from toc.admin.trees import call, is_aggregate, number
+
+_WORD = 9  # digits that MySQL computes at once
+_AVERAGE_DIGITS = 4  # more than the sum's: div_precision_increment
+
+
+def write(tree: exp.Expr, *, sqlite: bool) -> tuple[str, dict[str, object]]:
+    """SQL for one kind of server, and the values to bind."""
+    tree = translated(tree.copy()) if sqlite else tree.copy()
+    values: dict[str, object] = {}
+    for literal in list(tree.find_all(exp.Literal)):
+        if literal.is_string:
+            name = next((n for n, v in values.items() if v == literal.name), f"t{len(values)}")
+            values[name] = literal.name
+            literal.replace(exp.Placeholder(this=name))
+    return tree.sql(dialect=TocMySQL, comments=False, normalize_functions=False), values
+
+
+def sql_for_display(sql: str, values: Mapping[str, object], *, sqlite: bool) -> str:
+    """`sql` with its bound texts written into it. For people to read: it is never sent to a server."""
+
+    def quoted(match: re.Match[str]) -> str:
+        text = str(values[match[1]]).replace("'", "''")
+        return f"'{text}'" if sqlite else "'" + text.replace("\\", "\\\\") + "'"
+
+    return re.sub(r":(t\d+)\b", quoted, sql)
+
+
+def rest_of(
+    rest: exp.Query, types: Mapping[str, Sequence[str]], *, limit: int, sqlite: bool
+) -> tuple[str, dict[str, object]]:
+    """The rest of a statement; its leaves are to be bound as JSON. `types`: by leaf, those of its columns."""
+    rest = rest.copy()
+    if not rest.args.get("limit"):
+        rest.set("limit", exp.Limit(expression=exp.Literal.number(limit)))
+    _divide(rest, {} if sqlite else types)
+    leaves = [
+        exp.CTE(this=exp.var(_table(name, of, sqlite=sqlite)), alias=exp.to_identifier(name))
+        for name, of in types.items()
+    ]
+    if sqlite:  # its own passes 64 bits
+        for one in list(rest.find_all(exp.Anonymous)):
+            if one.name == "SUM" and is_aggregate(one):
+                one.set("this", "my_sum")
+    own = rest.args.get("with_")
+    rest.set("with_", exp.With(expressions=[*leaves, *(own.expressions if own else [])]))
+    return write(rest, sqlite=sqlite)
+
+
+def _divide(rest: exp.Query, types: Mapping[str, Sequence[str]]) -> None:
+    """Writes AVERAGE(sum, count), which is shown, and MEAN(sum, count), which is computed with: MySQL does so
+    with all digits that it has, and it has them by words of nine."""
+    leaves = {table.alias: types.get(table.name, ()) for table in rest.find_all(exp.Table)}
+    for one in list(rest.find_all(exp.Anonymous)):
+        if one.name not in ("AVERAGE", "MEAN"):
+            continue
+        total, count = one.expressions
+        column = total.expressions[0]
+        known = leaves.get(column.table) or ["DOUBLE"] * 99
+        decimal = re.fullmatch(r"BIGINT.*|DECIMAL\(65, (\d+)\)", known[int(column.name[1:])])
+        if one.name == "AVERAGE" or decimal is None:
+            one.replace(exp.Paren(this=exp.Div(this=total, expression=count)))
+            continue
+        digits = int(decimal[1] or 0)
+        behind = -(-digits // _WORD) * _WORD
+        behind += -(-max(0, _AVERAGE_DIGITS - (behind - digits)) // _WORD) * _WORD
+        wide = exp.Mul(this=total, expression=number(f"1.{'0' * _WORD}"))
+        one.replace(call("TRUNCATE", exp.Div(this=wide, expression=count), number(min(behind, 30))))
+
+
+def _table(name: str, types: Sequence[str], *, sqlite: bool) -> str:
+    if sqlite:
+        columns = ", ".join(f"json_extract(value, '$[{i}]') AS c{i}" for i, _ in enumerate(types))
+        return f"SELECT {columns} FROM json_each(:{name}) LIMIT -1"  # noqa: S608 - made of places
+    columns = ", ".join(f"c{i} {type_} PATH '$[{i}]'" for i, type_ in enumerate(types))
+    # A LIMIT makes it a table of its own: read once, and not for each row of what it is joined with.
+    return f"SELECT * FROM JSON_TABLE(:{name}, '$[*]' COLUMNS ({columns})) AS j LIMIT {2**63}"  # noqa: S608
+
+
+# ---- for SQLite
+
+
+def translated(tree: exp.Expr) -> exp.Expr:
+    """MySQL's operators and functions as SQLite's, or as these. Changes the tree."""
+    for node in reversed(list(tree.walk())):
+        made = _translated(node)
+        if made is not node:
+            node.replace(made)
+    return tree
+
 
 _NATIVE = {"COALESCE": "COALESCE", "NULLIF": "NULLIF", "GREATEST": "MAX", "LEAST": "MIN"}
-"""Functions that SQLite has, with the same meaning. The others are given to it: `my_left` is LEFT."""
+"""Functions that SQLite has, with the same meaning."""
+_OWN = frozenset({
+    "COUNT", "SUM", "MIN", "MAX", "AVG", "ROW_NUMBER", "RANK", "DENSE_RANK", "PERCENT_RANK", "CUME_DIST",
+    "NTILE", "LAG", "LEAD", "FIRST_VALUE", "LAST_VALUE", "NTH_VALUE", "my_sum",
+})  # fmt: skip
+_REFUSED = ("JSON_EXTRACT", "JSON_UNQUOTE", "JSON_VALID", "MONTHNAME", "DAYNAME", "WEEK")
 
-_MYSQL: Mapping[str, str] = {
-    "NOT": "NOT {0}", "NEG": "-{0}", "BETWEEN": "{0} BETWEEN {1} AND {2}",
-    **{test: f"{{0}} {test}" for test in TESTS},
-    **{word: f"{{0}} {word} {{1}}" for word in [*COMPARISONS, "LIKE", "+", "-", "*", "/", "DIV", "%"]},
+
+def _text(value: str) -> exp.Expr:
+    return exp.Literal.string(value)
+
+
+def _translated(node: exp.Expr) -> exp.Expr:
+    made = node
+    match node:
+        case exp.NullSafeEQ():
+            made = exp.Is(this=node.this.copy(), expression=node.expression.copy())
+        case exp.Like():
+            made = exp.Escape(this=node.copy(), expression=_text("\\"))
+        case exp.Div():
+            made = exp.Div(this=call("my_float", node.this), expression=node.expression)
+        case exp.IntDiv():
+            made = call("my_intdiv", node.this, node.expression)
+        case exp.Mod():
+            made = call("my_mod", node.this, node.expression)
+        case exp.RegexpLike():
+            raise refused("REGEXP", "is not taken on SQLite, which has none")
+        case exp.Literal() if (
+            not node.is_string and node.name.isdigit() and int(node.name) > INTEGER_MAX
+        ):
+            raise refused(node.name, "SQLite has whole numbers up to 2^63-1")
+        case exp.Cast() | exp.GroupConcat() | exp.Anonymous():
+            made = _CALLED[type(node)](node)
+    return made
+
+
+def _cast(node: exp.Expr) -> exp.Expr:
+    sizes = [size.this for size in node.args["to"].expressions]
+    return call("my_cast", node.this, _text(node.args["to"].this.name), *sizes)
+
+
+def _function(node: exp.Expr) -> exp.Expr:
+    name, args = node.name, node.expressions
+    if name in _OWN or name.startswith("my_"):
+        return node
+    if name in _REFUSED:
+        raise refused(name, "is not taken on SQLite")
+    match name, args:
+        case "COALESCE", [exp.Expr() as only]:
+            return only
+        case "DATE_ADD", [base, exp.Interval() as interval]:
+            return call("my_shift", base, interval.this, _text(interval.args["unit"].name))
+        case "TIMESTAMPDIFF", [unit, start, end]:
+            return call("my_span", _text(unit.name), start, end)
+    return call(_NATIVE.get(name, f"my_{name.lower()}"), *args)
+
+
+def _group_concat(node: exp.Expr) -> exp.Expr:
+    inner, terms = node.this, []
+    if isinstance(inner, exp.Order):
+        inner, terms = inner.this, inner.expressions
+    distinct = isinstance(inner, exp.Distinct)
+    if distinct:
+        inner = inner.expressions[0]
+    keys = [
+        part
+        for one in terms
+        for part in (one.this, exp.Literal.number(int(bool(one.args.get("desc")))))
+    ]
+    flag = exp.Literal.number(int(distinct))
+    return call("my_group_concat", flag, node.args["separator"], inner, *keys)
+
+
+_CALLED: Mapping[type[Any], Callable[[exp.Expr], exp.Expr]] = {
+    exp.Cast: _cast, exp.GroupConcat: _group_concat, exp.Anonymous: _function,
 }  # fmt: skip
-_SQLITE: Mapping[str, str] = {
-    **_MYSQL,
-    "<=>": "{0} IS {1}",
-    "LIKE": "{0} LIKE {1} ESCAPE '\\'",
-    "/": "CAST({0} AS REAL) / {1}",
-    "DIV": "CAST({0} / {1} AS INTEGER)",
-    "%": "my_mod({0}, {1})",
-}
-"""Operators, with the places of their operands."""
-
-_INTEGER_MAX = 2**63 - 1
-
-
-class Writer:
-    """Writes SQL for one kind of server. `values` collects what is to be bound."""
-
-    def __init__(self, *, sqlite: bool, bind: bool = True) -> None:
-        self._sqlite, self._bind = sqlite, bind
-        self.values: dict[str, object] = {}
-
-    def select(self, plan: Plan, source: str, rows_max: int) -> str:
-        """The statement for one shard or database: `source` is what it selects from."""
-        columns = ", ".join(f"{self.write(e)} AS c{i}" for i, e in enumerate(plan.pushed))
-        distinct = "DISTINCT " if plan.distinct and plan.groups is None else ""
-        parts = [f"SELECT {distinct}{columns} FROM {source}"]  # noqa: S608 - see above
-        if plan.where is not None:
-            parts.append(f"WHERE {self.write(plan.where)}")
-        if plan.groups is not None:
-            keys = ", ".join(str(place + 1) for place in range(plan.groups.spread))
-            parts += [f"GROUP BY {keys}"] if keys else []
-        elif plan.order:
-            parts.append("ORDER BY " + ", ".join(_ordered(*one) for one in plan.order))
-        parts.append(f"LIMIT {rows_max}")
-        return " ".join(parts)
-
-    def of_groups(self, exprs: Sequence[Expr], types: Sequence[str]) -> str:
-        """A statement that computes expressions of merged groups, which are bound as JSON to :groups.
-
-        `types` are those of the groups' values. Each row begins with the group's place, from 1.
-        """
-        columns = "".join(f", {self.write(expr)} AS c{i}" for i, expr in enumerate(exprs))
-        if self._sqlite:
-            values = "".join(
-                f", json_extract(value, '$[{i}]') AS r{i}" for i, _ in enumerate(types)
-            )
-            inner = f"SELECT key + 1 AS i{values} FROM json_each(:groups)"  # noqa: S608
-            return f"SELECT i{columns} FROM ({inner})"  # noqa: S608
-        values = "".join(f", r{i} {name} PATH '$[{i}]'" for i, name in enumerate(types))
-        table = f"JSON_TABLE(:groups, '$[*]' COLUMNS (i FOR ORDINALITY{values}))"
-        return f"SELECT i{columns} FROM {table} AS g"  # noqa: S608
-
-    # ---- expressions
-
-    def write(self, expr: Expr) -> str:
-        match expr:
-            case Column(name) | Word(name):
-                written = name
-            case Ref(index):
-                written = f"r{index}"
-            case Number(text):
-                written = self._number(text)
-            case Text(value):
-                written = self._text(value)
-            case Operation(operator, args):
-                written = self._operation(operator, args)
-            case Aggregate(name, args, distinct):
-                written = f"{name}({'DISTINCT ' if distinct else ''}{self._list(args) or '*'})"
-            case Case():
-                written = self._case(expr)
-            case _:
-                written = self._lite(expr) if self._sqlite else self._called(expr)
-        return written
-
-    def _number(self, text: str) -> str:
-        if self._sqlite and text.isdigit() and int(text) > _INTEGER_MAX:
-            raise refused(text, "SQLite has whole numbers up to 2^63-1")
-        return text
-
-    def _text(self, value: str) -> str:
-        if self._bind:
-            name = next((n for n, v in self.values.items() if v == value), f"t{len(self.values)}")
-            self.values[name] = value
-            return f":{name}"
-        quoted = value.replace("'", "''")
-        return f"'{quoted}'" if self._sqlite else "'" + quoted.replace("\\", "\\\\") + "'"
-
-    def _list(self, exprs: Sequence[Expr]) -> str:
-        return ", ".join(map(self.write, exprs))
-
-    def _inner(self, expr: Expr) -> str:
-        """An operand: in parentheses if it has operands itself."""
-        written = self.write(expr)
-        return f"({written})" if isinstance(expr, Operation) else written
-
-    def _operation(self, operator: str, args: tuple[Expr, ...]) -> str:
-        if operator in ("AND", "OR"):
-            return f" {operator} ".join(self._chained(operator, arg) for arg in args)
-        if operator == "IN":
-            return f"{self._inner(args[0])} IN ({self._list(args[1:])})"
-        return (_SQLITE if self._sqlite else _MYSQL)[operator].format(*map(self._inner, args))
-
-    def _chained(self, operator: str, expr: Expr) -> str:
-        same = isinstance(expr, Operation) and expr.operator == operator
-        return self.write(expr) if same else self._inner(expr)
-
-    def _case(self, case: Case) -> str:
-        subject = "" if case.subject is None else f" {self._inner(case.subject)}"
-        whens = "".join(f" WHEN {self.write(w)} THEN {self.write(t)}" for w, t in case.whens)
-        otherwise = "" if case.otherwise is None else f" ELSE {self.write(case.otherwise)}"
-        return f"CASE{subject}{whens}{otherwise} END"
-
-    def _called(self, expr: Expr) -> str:
-        match expr:
-            case Call(name, args):
-                return f"{name}({self._list(args)})"
-            case Shift(base, amount, unit):
-                return f"DATE_ADD({self.write(base)}, INTERVAL {self._inner(amount)} {unit})"
-            case Span(unit, start, end):
-                return f"TIMESTAMPDIFF({unit}, {self.write(start)}, {self.write(end)})"
-            case Cast(arg, to, sizes):
-                size = f"({', '.join(map(str, sizes))})" if sizes else ""
-                return f"CAST({self.write(arg)} AS {to}{size})"
-        raise AssertionError(expr)
-
-    def _lite(self, expr: Expr) -> str:
-        match expr:
-            case Call("COALESCE", (only,)):
-                return self.write(only)
-            case Call(name, args):
-                called = _NATIVE.get(name, f"my_{name.lower()}")
-                return f"{called}({self._list(args)})"
-            case Shift(base, amount, unit):
-                return f"my_shift({self.write(base)}, {self.write(amount)}, '{unit}')"
-            case Span(unit, start, end):
-                return f"my_span('{unit}', {self.write(start)}, {self.write(end)})"
-            case Cast(arg, to, sizes):
-                size = "".join(f", {size}" for size in sizes)
-                return f"my_cast({self.write(arg)}, '{to}'{size})"
-        raise AssertionError(expr)
-
-
-def _ordered(place: int, desc: bool) -> str:
-    return f"{place + 1} DESC" if desc else str(place + 1)
-
-
-def source_of(select: str, table: str) -> str:
-    """A SELECT under the name of a table."""
-    return f"({select}) AS {table}"

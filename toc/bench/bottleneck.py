@@ -1,4 +1,4 @@
-"""Which part was at its limit while workers drained."""
+"""Finds the part that was at its limit while workers drained."""
 
 from __future__ import annotations
 
@@ -16,41 +16,43 @@ BUSY = 0.85  # of what a part can give: more is not to be had from it
 _PROCESSORS = Path("/proc/stat")
 
 
-class Use(NamedTuple):
-    """How busy each was, from 0 to 1. `machine`: all processors of this one; None where it is not known."""
+class Utilisation(NamedTuple):
+    """How busy each part was, from 0 to 1. `machine`: all processors of this machine; None: not known."""
 
     worker: float  # the busiest process, of the one processor that Python uses
     redis: float  # the busiest node, of its one thread
     machine: float | None
 
 
-class Meter:
+class UtilisationMeter:
     """Reads the clocks of all parts when it is made, and again at `stop`."""
 
     def __init__(self, client: Client, workers: Workers) -> None:
         self._client, self._workers = client, workers
-        self._before = self._read()
+        self._before = self._read_clocks()
 
-    def stop(self) -> Use:
+    def stop(self) -> Utilisation:
         """The shares since it was made."""
-        at_s, workers, redis, machine = self._read()
+        at_s, workers, redis, machine = self._read_clocks()
         at_0, workers_0, redis_0, machine_0 = self._before
         passed_s = max(at_s - at_0, 1e-6)
         share = None
         if machine is not None and machine_0 is not None:
             share = (machine - machine_0) / passed_s / (os.cpu_count() or 1)
-        return Use(
+        return Utilisation(
             max(now - then for now, then in zip(workers, workers_0, strict=True)) / passed_s,
             max(redis[name] - redis_0.get(name, 0.0) for name in redis) / passed_s,
             share,
         )
 
-    def _read(self) -> tuple[float, list[float], dict[str, float], float | None]:
+    def _read_clocks(self) -> tuple[float, list[float], dict[str, float], float | None]:
         return time.monotonic(), self._workers.cpu_s(), _redis_s(self._client), _machine_s()
 
 
-def bottleneck(use: Use) -> str:
-    """In words, with what helps. By elimination: what a database's processors do is not for us to see."""
+def bottleneck_words(use: Utilisation) -> str:
+    """The bottleneck in words, with a remedy. The databases by elimination: their CPU use cannot be read
+    here.
+    """
     if use.worker >= BUSY:
         return f"the worker's Python ({use.worker:.0%} of a processor): more workers"
     if use.redis >= BUSY:

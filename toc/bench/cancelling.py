@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from toc.admin.changes import opened
-from toc.admin.orders import Order, Verb
-from toc.admin.run import Account
+from toc.admin.changes import open_bulk_changes
+from toc.admin.orders import BulkOrder, Verb
+from toc.admin.run import RunAccount
 from toc.admin.where import Where
-from toc.bench.common import FAR_MS, Bench, Rates, check_statuses, schedule_all, timed
-from toc.bench.load import by_database, planned, specs
+from toc.bench.common import FAR_MS, Bench, Rates, check_statuses, schedule_all, time_each_ms
+from toc.bench.load import group_by_database, job_specs, plan_rows
 from toc.bench.report import Target
 from toc.bench.scratch import STOCK_FROM
 from toc.center.center import TimeoutCenter
@@ -27,51 +27,53 @@ def cancel(bench: Bench) -> None:
     """
     options = bench.options
     count = max(options.jobs // 10, 1)
-    rates, like = Rates(bench), Rates(bench)
+    rates, with_events = Rates(bench), Rates(bench)
     with TimeoutCenter(bench.scratch.ours) as center:
         for number in range(options.rounds + 1):
             jobs = count if number else min(count, 100)  # the first is to warm up
             floors = [_floor_one_by_one(bench, jobs, events=events) for events in (False, True)]
-            ids = _armed(bench, center, jobs)
-            ours_ms = timed([lambda job_id=job_id: center.cancel(job_id) for job_id in ids])  # type: ignore[misc]
+            ids = _schedule_armed(bench, center, jobs)
+            ours_ms = time_each_ms([lambda job_id=job_id: center.cancel(job_id) for job_id in ids])  # type: ignore[misc]
             if number:
-                for found, floor in zip((rates, like), floors, strict=True):
+                for found, floor in zip((rates, with_events), floors, strict=True):
                     found.add(floor, jobs / sum(ours_ms) * 1000)
-    _report(bench, "one by one", rates, like)
+    _add_figures(bench, "one by one", rates, with_events)
     cancelled = count * options.rounds + min(count, 100)
-    rates, like = Rates(bench), Rates(bench)
+    rates, with_events = Rates(bench), Rates(bench)
     with TimeoutCenter(bench.scratch.ours) as center:
         for _ in range(options.rounds):
             floors = [
                 _floor_in_bulk(bench, options.jobs, events=events) for events in (False, True)
             ]
-            _armed(bench, center, options.jobs)
-            ours = _in_bulk(bench)
-            for found, floor in zip((rates, like), floors, strict=True):
+            _schedule_armed(bench, center, options.jobs)
+            ours = _cancel_in_bulk(bench)
+            for found, floor in zip((rates, with_events), floors, strict=True):
                 found.add(floor, ours)
             cancelled += options.jobs
-    _report(bench, "by a WHERE", rates, like)
+    _add_figures(bench, "by a WHERE", rates, with_events)
     check_statuses(bench, NAME, {Status.CANCELLED: cancelled})
 
 
-def _report(bench: Bench, what: str, rates: Rates, like: Rates) -> None:
+def _add_figures(bench: Bench, what: str, rates: Rates, with_events: Rates) -> None:
     bench.report.add_rounds(NAME, what, "jobs/s", rates.rounds, Target("ratio", ">=", 0.9))
     if bench.floor is not None:
-        bench.report.add_rounds(NAME, f"{what}, floor with events", "jobs/s", like.rounds)
+        bench.report.add_rounds(NAME, f"{what}, floor with events", "jobs/s", with_events.rounds)
 
 
-def _armed(bench: Bench, center: TimeoutCenter, jobs: int) -> list[int]:
-    return schedule_all(center, specs(bench.biz_ids(jobs), jobs, int(wall_ms()) + FAR_MS))
+def _schedule_armed(bench: Bench, center: TimeoutCenter, jobs: int) -> list[int]:
+    return schedule_all(
+        center, job_specs(bench.reserve_biz_ids(jobs), jobs, int(wall_ms()) + FAR_MS)
+    )
 
 
-def _in_bulk(bench: Bench) -> float:
-    """Jobs per second. The WHERE's search is not in it: the floor knows its ids too."""
+def _cancel_in_bulk(bench: Bench) -> float:
+    """Jobs per second, without the search of the WHERE: the floor knows its ids too."""
     where = Where(f"biz_id < {STOCK_FROM}")
-    order = Order(Verb.CANCEL, where, actor="toc bench", reason="measured", run="bench")
-    with opened(bench.scratch.ours) as changes:
+    order = BulkOrder(Verb.CANCEL, where, actor="toc bench", reason="measured", run="bench")
+    with open_bulk_changes(bench.scratch.ours) as changes:
         limit = bench.options.jobs
         chosen = changes.choose(order, changes.databases(None), limit, lambda: None)
-        account = Account()
+        account = RunAccount()
         started_s = time.perf_counter()
         changes.apply(order, chosen, 1_000_000, account, lambda _: None)
         return account.changed / (time.perf_counter() - started_s)
@@ -81,9 +83,9 @@ def _floor_one_by_one(bench: Bench, jobs: int, *, events: bool) -> float | None:
     floor = bench.floor
     if floor is None:
         return None
-    ids = _floor_armed(bench, jobs)
+    ids = _insert_armed_on_floor(bench, jobs)
     calls = [lambda job_id=job_id: floor.cancel([job_id], events=events) for job_id in ids]
-    calls_ms = timed(calls)
+    calls_ms = time_each_ms(calls)
     return jobs / sum(calls_ms) * 1000
 
 
@@ -91,16 +93,16 @@ def _floor_in_bulk(bench: Bench, jobs: int, *, events: bool) -> float | None:
     floor = bench.floor
     if floor is None:
         return None
-    ids = _floor_armed(bench, jobs)
+    ids = _insert_armed_on_floor(bench, jobs)
     started_s = time.perf_counter()
     parts = floor.parts(ids, bench.options.batch)
     cancelled = sum(floor.cancel(part, events=events) for part in parts)
     return cancelled / (time.perf_counter() - started_s)
 
 
-def _floor_armed(bench: Bench, jobs: int) -> Sequence[int]:
+def _insert_armed_on_floor(bench: Bench, jobs: int) -> Sequence[int]:
     floor, settings = bench.floor, bench.scratch.floor
     assert floor is not None and settings is not None  # noqa: S101, PT018 - they come together
-    rows = planned(bench.ids, bench.biz_ids(jobs), jobs, int(wall_ms()) + FAR_MS)
-    floor.insert_many(by_database(settings, rows))
+    rows = plan_rows(bench.ids, bench.reserve_biz_ids(jobs), jobs, int(wall_ms()) + FAR_MS)
+    floor.insert_many(group_by_database(settings, rows))
     return [row.job_id for row in rows]

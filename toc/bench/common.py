@@ -1,4 +1,4 @@
-"""What all cases share: options, the two sides, the worker's process, checks."""
+"""What all cases share: options, both sides, worker processes, checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import func, select
 
 from toc.bench.floor import Floor
-from toc.bench.report import Check, Report
+from toc.bench.report import BenchCheck, BenchReport
 from toc.bench.scratch import STOCK_FROM, Scratch
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.domain.ids import IdFactory
@@ -23,25 +23,26 @@ from toc.store.databases import Database, Databases, execute_on
 from toc.store.schema import JOB
 from toc.timer.scripts import Client
 from toc.trial.child import Child
-from toc.trial.connected import connected
+from toc.trial.connected import open_databases
 from toc.trial.worker import settings_line, wall_ms
 
 FAR_MS = 600_000  # armed (below horizon + slack), and not due while a case runs
 START_S = 60.0
 CALL_JOBS = 5000
-LOOK_S = 0.01  # often enough for a drain of seconds, rarely enough not to disturb it
-QUIET_S = 0.3  # a job too many would come within this
-CLIENTS = 8  # threads that schedule at once, where that is measured
+POLL_S = 0.01  # short against a drain of seconds, and long enough not to disturb it
+QUIET_S = 0.3  # a job that runs twice would start within this time
+CLIENTS = 8  # threads that schedule in parallel
 DRAINERS = 2  # threads of the drain's floor: one works in Python while the other waits for a server
 
 
 @dataclass(frozen=True)
 class Options:
-    """`jobs` a round; a tenth of them one by one, five times as many armed, ten times as many in the crowd.
+    """The options. `jobs`: a round; a tenth of it one by one, five times as many armed, ten times as many in
+    the crowd.
 
-    `rates`: jobs per second of the lateness case. `due`: their spread (`lateness.due_times_s`).
-    `clients`: threads that schedule; `workers`: processes (None: what each case takes by itself).
-    `pending`: rows that stand in the tables before anything is measured, due next year.
+    `rates`: jobs per second of the lateness case. `due`: their spread (`lateness.due_times_s`). `clients`:
+    threads that schedule; `workers`: processes (None: each case's default). `pending`: rows that are in the
+    tables before anything is measured, due next year.
     """
 
     jobs: int = 20_000
@@ -57,24 +58,26 @@ class Options:
 
 @dataclass(slots=True)
 class Bench:
-    """What all cases share. `tell` hears what is going on. `floors`: one for each thread; none on SQLite."""
+    """What all cases share. `tell` is called with progress lines. `floors`: one per thread; none on
+    SQLite.
+    """
 
     scratch: Scratch
     databases: Databases  # toc's side, to look into
     floors: Sequence[Floor]
     options: Options
-    report: Report
+    report: BenchReport
     tell: Callable[[str], None]
     ids: IdFactory = field(default_factory=lambda: IdFactory(SystemClock().wall_ms, 0))
     next_biz_id: int = 1
 
     @property
     def floor(self) -> Floor | None:
-        """The one of a single thread."""
+        """The first floor, for cases with one thread."""
         return next(iter(self.floors), None)
 
-    def biz_ids(self, count: int) -> int:
-        """The first of so many new business ids."""
+    def reserve_biz_ids(self, count: int) -> int:
+        """Reserves so many new business ids; returns the first."""
         first = self.next_biz_id
         self.next_biz_id += count
         return first
@@ -85,15 +88,15 @@ class Bench:
 
 
 @contextmanager
-def opened(
-    scratch: Scratch, options: Options, report: Report, tell: Callable[[str], None]
+def open_bench(
+    scratch: Scratch, options: Options, report: BenchReport, tell: Callable[[str], None]
 ) -> Iterator[Bench]:
-    """The two sides, connected."""
-    with connected(scratch.ours) as databases:
+    """Connects both sides."""
+    with open_databases(scratch.ours) as databases:
         if scratch.floor is None:
             yield Bench(scratch, databases, (), options, report, tell)
             return
-        with connected(scratch.floor) as bare, ExitStack() as stack:
+        with open_databases(scratch.floor) as bare, ExitStack() as stack:
             floors = [
                 stack.enter_context(closing(Floor(scratch.floor, bare, scratch.client)))
                 for _ in range(max(DRAINERS, options.clients or CLIENTS))
@@ -102,7 +105,7 @@ def opened(
 
 
 def schedule_all(center: TimeoutCenter, jobs: Sequence[JobSpec]) -> list[int]:
-    """In calls that stay below the limit of jobs per call."""
+    """Schedules the jobs in calls below the limit of jobs per call."""
     return [
         job_id
         for at in range(0, len(jobs), CALL_JOBS)
@@ -110,52 +113,56 @@ def schedule_all(center: TimeoutCenter, jobs: Sequence[JobSpec]) -> list[int]:
     ]
 
 
-def start_checks(
-    case: str, ids: Sequence[int], ran: Ran, offset_ms: float, unsure_ms: float
-) -> list[Check]:
-    """What must hold of the handler starts that workers have told."""
+def check_starts(
+    case: str, ids: Sequence[int], ran: WorkerResults, offset_ms: float, unsure_ms: float
+) -> list[BenchCheck]:
+    """Checks on the starts that workers have reported: each job once, none early."""
     once = Counter(job_id for job_id, *_ in ran.starts) == Counter(ids)
     least_ms = min((at + offset_ms - action_ms for _, action_ms, at in ran.starts), default=0.0)
     how = f", as far as the clocks are known: {unsure_ms:.2f} ms" if unsure_ms else ""
     return [
-        Check(case, f"each of {len(ids):,} jobs reached the handler once", once),
-        Check(case, f"none was early{how}", least_ms >= -unsure_ms),
+        BenchCheck(case, f"each of {len(ids):,} jobs reached the handler once", once),
+        BenchCheck(case, f"none was early{how}", least_ms >= -unsure_ms),
     ]
 
 
-class Ran(NamedTuple):
-    """What workers have done. `starts`: job_id, action_time, handler start; all times in ms."""
+class WorkerResults(NamedTuple):
+    """The results of the workers. `starts`: job_id, action_time, handler start; all times in ms."""
 
     settled_ms: float
     starts: list[tuple[int, int, float]]
-    memory_mb: float  # of the largest, and the most that it ever had
+    memory_mb: float  # the peak of the largest process
 
 
 class Workers:
-    """Worker processes that are up, to be asked all at once."""
+    """Running worker processes; all are asked together."""
 
     def __init__(self, children: Sequence[Child]) -> None:
         self._children = children
 
-    def finish(self, count: int, timeout_s: float, then: Callable[[], None] = lambda: None) -> Ran:
-        """Waits until so many handlers have started and all is settled, or for so long; then calls it."""
+    def wait_until_settled(
+        self, count: int, timeout_s: float, then: Callable[[], None] = lambda: None
+    ) -> WorkerResults:
+        """Waits until `count` handlers have started and all is settled, or for timeout_s; then calls
+        `then`.
+        """
         end_s = time.monotonic() + timeout_s
         while time.monotonic() < end_s:
             answers = self._ask({"do": "look"})
             started = sum(answer["started"] for answer in answers)
             if started >= count and not any(answer["in_flight"] for answer in answers):
                 break
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         settled_ms = wall_ms()
         then()
         time.sleep(QUIET_S)
         answers = self._ask({"do": "take"})
         starts = [(*start,) for answer in answers for start in answer["starts"]]
         memory_mb = max(answer["memory_kb"] for answer in answers) / 1000
-        return Ran(settled_ms, starts, memory_mb)
+        return WorkerResults(settled_ms, starts, memory_mb)
 
     def cpu_s(self) -> list[float]:
-        """The CPU time of each so far."""
+        """The CPU time of each process so far."""
         return [answer["cpu_s"] for answer in self._ask({"do": "cpu"})]
 
     def _ask(self, line: dict[str, Any]) -> list[dict[str, Any]]:
@@ -166,7 +173,7 @@ class Workers:
 
 @contextmanager
 def worker_processes(bench: Bench, count: int, **changes: Any) -> Iterator[Workers]:
-    """Workers with these settings changed; see `toc.bench.worker` for what each answers to."""
+    """Starts workers with these settings changed; `toc.bench.worker` has their commands."""
     settings = bench.scratch.ours.model_copy(update=changes)
     with ExitStack() as stack:
         children = [
@@ -200,7 +207,7 @@ def _redis_ms(client: Client) -> float:
 
 
 class Rates:
-    """Rounds of (floor, toc) in jobs per second, told as they come."""
+    """Rounds of (floor, toc) in jobs per second; each is reported when it is added."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -208,11 +215,11 @@ class Rates:
 
     def add(self, floor: float | None, ours: float) -> None:
         self.rounds.append((floor, ours))
-        self._bench.tell(f"round {len(self.rounds)}: {pair(floor, ours)} jobs/s")
+        self._bench.tell(f"round {len(self.rounds)}: {pair_words(floor, ours)} jobs/s")
 
 
-def timed(calls: Iterable[Callable[[], object]]) -> list[float]:
-    """How long each call took, in ms."""
+def time_each_ms(calls: Iterable[Callable[[], object]]) -> list[float]:
+    """The duration of each call, in ms."""
     found = []
     for call in calls:
         started_s = time.perf_counter()
@@ -221,8 +228,8 @@ def timed(calls: Iterable[Callable[[], object]]) -> list[float]:
     return found
 
 
-def together(works: Sequence[Callable[[], object]]) -> float:
-    """Each in a thread of its own; how long all took, in seconds."""
+def run_in_threads_s(works: Sequence[Callable[[], object]]) -> float:
+    """Runs each in a thread of its own; returns the seconds until all have ended."""
     with ThreadPoolExecutor(len(works)) as pool:
         started_s = time.perf_counter()
         for future in [pool.submit(work) for work in works]:
@@ -230,8 +237,8 @@ def together(works: Sequence[Callable[[], object]]) -> float:
         return time.perf_counter() - started_s
 
 
-def pair(floor: float | None, ours: float) -> str:
-    """Both sides of a round, to tell."""
+def pair_words(floor: float | None, ours: float) -> str:
+    """Both sides of a round in words."""
     if floor is None:
         return f"toc {ours:,.0f}"
     return f"floor {floor:,.0f}, toc {ours:,.0f}, ratio {ours / floor:.2f}"
@@ -242,15 +249,15 @@ def check_statuses(bench: Bench, case: str, expected: dict[Status, int]) -> None
     found: Counter[Status] = Counter()
     for database in bench.databases:
         for shard in database.shards:
-            found.update(_statuses(database, shard))
+            found.update(_count_by_status(database, shard))
     wanted = ", ".join(f"{n:,} {status.name.lower()}" for status, n in expected.items())
     bench.report.checks.append(
-        Check(case, f"the database has {wanted} and nothing else", found == Counter(expected))
+        BenchCheck(case, f"the database has {wanted} and nothing else", found == Counter(expected))
     )
     bench.scratch.clear()
 
 
-def _statuses(database: Database, shard: int) -> dict[Status, int]:
+def _count_by_status(database: Database, shard: int) -> dict[Status, int]:
     """How many jobs of the benchmark a table has, by status."""
     ours = JOB.c.biz_id < STOCK_FROM
     query = select(JOB.c.status, func.count()).where(ours).group_by(JOB.c.status)

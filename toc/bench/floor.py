@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from toc.bench.load import FLOOR_TYPE_NO, Planned
+from toc.bench.load import FLOOR_TYPE_NO, PlannedRow
 from toc.bench.scratch import TOPIC
 from toc.domain.ids import gene_of
 from toc.domain.routing import slot_of
@@ -62,7 +62,7 @@ class Floor:
 
     # ---- schedule
 
-    def insert_many(self, batch: Mapping[int, Mapping[int, Sequence[Planned]]]) -> None:
+    def insert_many(self, batch: Mapping[int, Mapping[int, Sequence[PlannedRow]]]) -> None:
         """One INSERT per shard, one transaction per database, then a ZADD per slot, pipelined."""
         self.insert_rows(batch)
         entries: dict[str, dict[str, int]] = defaultdict(dict)
@@ -75,7 +75,7 @@ class Floor:
             pipe.zadd(key, scores)
         pipe.execute()
 
-    def insert_rows(self, batch: Mapping[int, Mapping[int, Sequence[Planned]]]) -> None:
+    def insert_rows(self, batch: Mapping[int, Mapping[int, Sequence[PlannedRow]]]) -> None:
         """The same without reminders."""
         for index, shards in batch.items():
             execute = self._cursors[index].execute
@@ -85,7 +85,7 @@ class Floor:
                 execute(f"INSERT INTO {table} ({COLUMNS}) VALUES {rows}")  # noqa: S608 - our own rows
             self._raw[index].commit()
 
-    def insert(self, job: Planned) -> None:
+    def insert(self, job: PlannedRow) -> None:
         """One-row INSERT, COMMIT, ZADD."""
         database, shard = self._home(job.job_id)
         table = database.job_table_name(shard)
@@ -192,6 +192,6 @@ class Floor:
         return keys.store_key(namespace, TOPIC, slot), keys.prepare_key(namespace, TOPIC, slot)
 
 
-def _values(job: Planned) -> str:
+def _values(job: PlannedRow) -> str:
     when = f"'{job.when}','{job.when}'"
     return f"({job.job_id},{job.biz_id},{FLOOR_TYPE_NO},{when},{job.attribute},NULL)"

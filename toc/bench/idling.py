@@ -18,7 +18,7 @@ from toc.bench.common import (
     schedule_all,
     worker_processes,
 )
-from toc.bench.load import specs
+from toc.bench.load import job_specs
 from toc.bench.report import Target
 from toc.center.center import TimeoutCenter
 from toc.domain.job import Status
@@ -46,18 +46,20 @@ def idle(bench: Bench) -> None:
             ("Redis' memory per far job", wall_ms() + WEEK_MS, 2),
             ("Redis' memory per armed job", wall_ms() + FAR_MS, 130),
         ):
-            before = _memory(client)
-            schedule_all(center, specs(bench.biz_ids(jobs), jobs, int(due_ms), SPREAD_MS))
-            each = max(0, _memory(client) - before) / jobs
+            before = _redis_memory_bytes(client)
+            schedule_all(
+                center, job_specs(bench.reserve_biz_ids(jobs), jobs, int(due_ms), SPREAD_MS)
+            )
+            each = max(0, _redis_memory_bytes(client) - before) / jobs
             report.add_rounds(name, what, "bytes", [(None, each)], Target("toc", "<=", most))
     with worker_processes(bench, 1) as workers:
-        _await_loader(bench)
-        sql_before = _questions(bench)
+        _wait_for_loader(bench)
+        sql_before = _count_statements(bench)
         began_s, (cpu_before_s,) = time.monotonic(), workers.cpu_s()
         time.sleep(seconds)
         passed_s, (cpu_after_s,) = time.monotonic() - began_s, workers.cpu_s()
-        sql_after = _questions(bench)
-        calls, by_scripts = _calls(client, seconds / 2)
+        sql_after = _count_statements(bench)
+        calls, by_scripts = _count_calls(client, seconds / 2)
     share = (cpu_after_s - cpu_before_s) / passed_s * 100
     report.add_rounds(
         name, f"CPU of a core, {jobs:,} armed", "%", [(None, share)], Target("toc", "<", 1)
@@ -79,8 +81,8 @@ def idle(bench: Bench) -> None:
     check_statuses(bench, name, {Status.PENDING: 2 * jobs})
 
 
-def _await_loader(bench: Bench) -> None:
-    """Until the loader has gone through all shards: its first round is work, not idleness."""
+def _wait_for_loader(bench: Bench) -> None:
+    """Waits until the loader has read all shards once: that round is work, not idleness."""
     settings = bench.scratch.ours
     slots = Slots(
         settings.redis_url, settings.namespace, SystemClock(), timeout_s=settings.connect_timeout_s
@@ -100,7 +102,7 @@ def _await_loader(bench: Bench) -> None:
         slots.close()
 
 
-def _calls(client: Client, seconds: float) -> tuple[Counter[str], int]:
+def _count_calls(client: Client, seconds: float) -> tuple[Counter[str], int]:
     """What clients ask for during so many seconds, by command; and how many commands scripts ran.
 
     Nothing of a cluster: its nodes would have to be listened to one by one.
@@ -120,7 +122,7 @@ def _calls(client: Client, seconds: float) -> tuple[Counter[str], int]:
     return found, by_scripts
 
 
-def _memory(client: Client) -> int:
+def _redis_memory_bytes(client: Client) -> int:
     """Bytes that Redis uses; of a cluster, all its masters together."""
     cluster = isinstance(client, RedisCluster)
     where = {"target_nodes": RedisCluster.PRIMARIES} if cluster else {}
@@ -129,10 +131,12 @@ def _memory(client: Client) -> int:
     return sum(int(node["used_memory"]) for node in nodes)
 
 
-def _questions(bench: Bench) -> int | None:
+def _count_statements(bench: Bench) -> int | None:
     """Statements that the first database's server has answered so far; None on SQLite."""
     database = bench.databases[0]
     if database.sqlite:
         return None
-    row = database.run(lambda c: c.execute(text("SHOW GLOBAL STATUS LIKE 'Questions'")).one())
+    row = database.run_transaction(
+        lambda c: c.execute(text("SHOW GLOBAL STATUS LIKE 'Questions'")).one()
+    )
     return int(row[1])

@@ -13,21 +13,21 @@ from functools import partial
 
 from toc.bench.common import (
     Bench,
-    Ran,
+    WorkerResults,
+    check_starts,
     check_statuses,
     clock_offset,
+    run_in_threads_s,
     schedule_all,
-    start_checks,
-    together,
     worker_processes,
 )
-from toc.bench.load import ASIDE_TYPE, BIZ_TYPE, spec, specs
+from toc.bench.load import ASIDE_TYPE, BIZ_TYPE, job_spec, job_specs
 from toc.bench.report import Target
 from toc.bench.scratch import scratch
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.domain.job import Status
-from toc.trial.connected import connected
-from toc.trial.figures import histogram, percentile
+from toc.trial.connected import open_databases
+from toc.trial.statistics import histogram, percentile
 from toc.trial.worker import wall_ms
 
 AHEAD_S = 2.0  # scheduled so long before it is due
@@ -43,10 +43,10 @@ ASIDE_RATE = 50.0
 def lateness(bench: Bench) -> None:
     """A steady rate from this process to workers: handler start minus action_time."""
     for rate in bench.options.rates:
-        _at(bench, rate)
+        _measure_rate(bench, rate)
 
 
-def _at(bench: Bench, rate: float) -> None:
+def _measure_rate(bench: Bench, rate: float) -> None:
     options, report, name = bench.options, bench.report, "lateness"
     offset_ms, unsure_ms = clock_offset(bench.scratch.client)
     jobs = round(rate * options.seconds)
@@ -56,9 +56,9 @@ def _at(bench: Bench, rate: float) -> None:
     ):
         center.dead(1)  # connected before the clock runs
         due = list(itertools.islice(due_times_s(options.due, rate), jobs))
-        ids, took_s = _scheduled(bench, center, offset_ms, due, rate)
-        ran = workers.finish(jobs, TIMEOUT_S)
-    report.checks += start_checks(name, ids, ran, offset_ms, unsure_ms)
+        ids, took_s = _schedule_at_rate(bench, center, offset_ms, due, rate)
+        ran = workers.wait_until_settled(jobs, TIMEOUT_S)
+    report.checks += check_starts(name, ids, ran, offset_ms, unsure_ms)
     check_statuses(bench, name, {Status.DONE: jobs})
     late_ms = [at + offset_ms - action for _, action, at in ran.starts]
     if not late_ms:
@@ -80,20 +80,24 @@ def _at(bench: Bench, rate: float) -> None:
     report.samples[title] = late_ms
 
 
-def _scheduled(
+def _schedule_at_rate(
     bench: Bench, center: TimeoutCenter, offset_ms: float, due_s: Sequence[float], rate: float
 ) -> tuple[list[int], float]:
-    """By all clients together: the ids, and how many seconds it took."""
+    """Schedules with all clients together; returns the ids, and how many seconds it took."""
     clients = bench.options.clients or 1
     loads = [due_s[n::clients] for n in range(clients)]
     runs = [
         partial(
-            Client(center, offset_ms).run, its, bench.biz_ids(len(its)), BIZ_TYPE, rate / clients
+            RateClient(center, offset_ms).run,
+            its,
+            bench.reserve_biz_ids(len(its)),
+            BIZ_TYPE,
+            rate / clients,
         )
         for its in loads
     ]
     ids: list[int] = []
-    took_s = together([lambda run=run: ids.extend(run()) for run in runs])  # type: ignore[misc]
+    took_s = run_in_threads_s([lambda run=run: ids.extend(run()) for run in runs])  # type: ignore[misc]
     return ids, took_s
 
 
@@ -112,11 +116,11 @@ def due_times_s(kind: str, rate: float) -> Iterator[float]:
         yield math.floor(n / rate) if kind == "whole" else n / rate
 
 
-class Client:
-    """Schedules at a rate: one by one, and in one call what it is behind with.
+class RateClient:
+    """Schedules at a rate, one by one; jobs that it is behind with go into one call.
 
-    Beyond what one thread can do one by one, its calls gather jobs: in reality a few machines schedule
-    so many. Here all sit beside the worker, whose processors whoever schedules must not use up.
+    Above ONE_BY_ONE jobs per second its calls gather jobs: in reality several machines would schedule so
+    many. Here they run beside the worker and must not use up its processors.
     """
 
     def __init__(self, center: TimeoutCenter, offset_ms: float) -> None:
@@ -129,7 +133,7 @@ class Client:
         began_s, began_ms = time.perf_counter(), wall_ms() + self._offset_ms
 
         def job(n: int) -> JobSpec:
-            return spec(first + n, round(began_ms + (due_s[n] + AHEAD_S) * 1000), biz_type)
+            return job_spec(first + n, round(began_ms + (due_s[n] + AHEAD_S) * 1000), biz_type)
 
         while len(ids) < len(due_s):
             done, now_s = len(ids), time.perf_counter() - began_s
@@ -152,28 +156,30 @@ def crowd(bench: Bench) -> None:
     # The topics are a fact of the database: so these are its own.
     with (
         scratch(bench.scratch.ours, topics={"aside": {"biz_types": [ASIDE_TYPE]}}) as made,
-        connected(made.ours) as databases,
+        open_databases(made.ours) as databases,
     ):
         own = replace(bench, scratch=made, databases=databases)
         offset_ms, unsure_ms = clock_offset(made.client)
         with TimeoutCenter(made.ours) as center, worker_processes(own, 1) as workers:
             due_ms = int(bench.redis_ms() + jobs * 0.1 + 5000)
             bench.tell(f"scheduling {jobs:,} jobs")
-            many = schedule_all(center, specs(bench.biz_ids(jobs), jobs, due_ms))
+            many = schedule_all(center, job_specs(bench.reserve_biz_ids(jobs), jobs, due_ms))
             time.sleep(max(0.0, (due_ms - bench.redis_ms()) / 1000 - 2 * AHEAD_S))
             seconds = 3 * AHEAD_S + jobs / 10_000
             due = list(
                 itertools.islice(due_times_s("even", ASIDE_RATE), round(seconds * ASIDE_RATE))
             )
-            first = bench.biz_ids(len(due))
-            few = Client(center, offset_ms).run(due, first, ASIDE_TYPE, ASIDE_RATE)
-            ran = workers.finish(len(many) + len(few), TIMEOUT_S + jobs / 1000)
+            first = bench.reserve_biz_ids(len(due))
+            few = RateClient(center, offset_ms).run(due, first, ASIDE_TYPE, ASIDE_RATE)
+            ran = workers.wait_until_settled(len(many) + len(few), TIMEOUT_S + jobs / 1000)
         check_statuses(own, name, {Status.DONE: len(many) + len(few)})
-    report.checks += start_checks(name, [*many, *few], ran, offset_ms, unsure_ms)
-    _tell_crowd(bench, ran, set(few), due_ms, offset_ms)
+    report.checks += check_starts(name, [*many, *few], ran, offset_ms, unsure_ms)
+    _report_crowd(bench, ran, set(few), due_ms, offset_ms)
 
 
-def _tell_crowd(bench: Bench, ran: Ran, few: set[int], due_ms: int, offset_ms: float) -> None:
+def _report_crowd(
+    bench: Bench, ran: WorkerResults, few: set[int], due_ms: int, offset_ms: float
+) -> None:
     starts = [(job_id, action_ms, at + offset_ms) for job_id, action_ms, at in ran.starts]
     last_ms = max((at for job_id, _, at in starts if job_id not in few), default=float(due_ms))
     rate = (len(starts) - len(few)) / max(1.0, last_ms - due_ms) * 1000

@@ -21,7 +21,7 @@ FLOOR_TYPE_NO = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRow:
     """One job as the floor writes it."""
 
     job_id: int
@@ -41,12 +41,12 @@ def attribute(biz_id: int) -> dict[str, Any]:
     }
 
 
-def specs(first: int, count: int, due_ms: int, spread_ms: int = 0) -> list[JobSpec]:
+def job_specs(first: int, count: int, due_ms: int, spread_ms: int = 0) -> list[JobSpec]:
     """Jobs for `schedule_many`: business ids from `first`, due from `due_ms` over `spread_ms`."""
-    return [spec(first + i, due_ms + i * spread_ms // count) for i in range(count)]
+    return [job_spec(first + i, due_ms + i * spread_ms // count) for i in range(count)]
 
 
-def spec(biz_id: int, due_ms: int, biz_type: str = BIZ_TYPE) -> JobSpec:
+def job_spec(biz_id: int, due_ms: int, biz_type: str = BIZ_TYPE) -> JobSpec:
     """One job for toc."""
     return JobSpec(
         biz_id=biz_id,
@@ -56,11 +56,11 @@ def spec(biz_id: int, due_ms: int, biz_type: str = BIZ_TYPE) -> JobSpec:
     )
 
 
-def planned(ids: IdFactory, first: int, count: int, due_ms: int) -> list[Planned]:
+def plan_rows(ids: IdFactory, first: int, count: int, due_ms: int) -> list[PlannedRow]:
     """The same jobs for the floor, all texts made."""
     job_ids = ids.draw([hash_of(first + i) for i in range(count)])
     return [
-        Planned(job_id, first + i, due_ms, sql_time(due_ms), _literal(attribute(first + i)))
+        PlannedRow(job_id, first + i, due_ms, sql_time(due_ms), _literal(attribute(first + i)))
         for i, job_id in enumerate(job_ids)
     ]
 
@@ -71,9 +71,11 @@ def _literal(value: dict[str, Any]) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
-def by_database(settings: Settings, jobs: Sequence[Planned]) -> dict[int, dict[int, list[Planned]]]:
+def group_by_database(
+    settings: Settings, jobs: Sequence[PlannedRow]
+) -> dict[int, dict[int, list[PlannedRow]]]:
     """Database -> shard -> jobs, both ascending, as a batch is written."""
-    found: dict[int, dict[int, list[Planned]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[int, dict[int, list[PlannedRow]]] = defaultdict(lambda: defaultdict(list))
     routing = settings.routing
     for job in sorted(jobs, key=lambda job: routing.shard(hash_of(job.biz_id))):
         shard = routing.shard(hash_of(job.biz_id))

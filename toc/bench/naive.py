@@ -18,7 +18,7 @@ from toc.timer.slots import connect
 def disagreements(settings: Settings) -> tuple[int, int]:
     """How many live rows within the horizon there are, and of how many the reminder differs or lacks."""
     clock = SystemClock()
-    databases = Databases.of(settings, clock, pool_size=1)
+    databases = Databases.from_settings(settings, clock, pool_size=1)
     client = connect(settings.redis_url, settings.connect_timeout_s)
     until_ms = clock.wall_ms() + round((settings.timer.horizon_s + settings.timer.slack_s) * 1000)
     values = {"until": datetime_of(until_ms).replace(tzinfo=None)}

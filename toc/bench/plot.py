@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toc.bench.report import Report
+from toc.bench.report import BenchReport
 from toc.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def check_plot(path: Path) -> None:
         raise SettingsError(f"--plot: {path} cannot be written: there is no folder {path.parent}")
 
 
-def plot(report: Report, path: Path) -> None:
+def plot(report: BenchReport, path: Path) -> None:
     """Writes a PNG. Raises SettingsError where the file cannot be written, or there is nothing to draw."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
@@ -50,7 +50,7 @@ def _lateness(axes: Axes, title: str, late_ms: list[float]) -> None:
     axes.set(title=title, xlabel="milliseconds", ylabel="jobs")
 
 
-def _ratios(axes: Axes, report: Report) -> None:
+def _ratios(axes: Axes, report: BenchReport) -> None:
     rows = [(f"{f.case}: {f.what}", f.ratio) for f in report.figures if f.ratio is not None][::-1]
     middles = [ratio.middle for _, ratio in rows]
     errors = [

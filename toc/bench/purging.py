@@ -8,16 +8,16 @@ from typing import Any
 
 from sqlalchemy import func, insert, select
 
-from toc.bench.common import Bench, check_statuses, pair, worker_processes
-from toc.bench.draining import Race
-from toc.bench.report import Check, Target
+from toc.bench.common import Bench, check_statuses, pair_words, worker_processes
+from toc.bench.draining import DrainRace
+from toc.bench.report import BenchCheck, Target
 from toc.center.center import TimeoutCenter
 from toc.domain.ids import IdFactory, first_id_of
 from toc.domain.job import Status
 from toc.domain.routing import hash_of
-from toc.retention.purger import DAY_MS
 from toc.runtime.settings import RetentionSettings
 from toc.store.databases import SHARD, execute_on
+from toc.store.ended_jobs import DAY_MS
 from toc.store.schema import JOB
 
 OLD_DAYS = 100
@@ -37,9 +37,9 @@ def purge(bench: Bench) -> None:
         for number in range(1, options.rounds + 1):
             rates = []
             for retention in (KEEPING, PURGING):
-                old.fill(OLD + OLD_PER_JOB * options.jobs)
+                old.add_until(OLD + OLD_PER_JOB * options.jobs)
                 with worker_processes(bench, 1, retention=retention) as workers:
-                    race = Race(bench, center, workers)
+                    race = DrainRace(bench, center, workers)
                     race.run(min(options.jobs, options.batch))
                     before = old.count()
                     rates.append(race.run(options.jobs))
@@ -48,9 +48,9 @@ def purge(bench: Bench) -> None:
             floor, ours = rates
             rounds.append((floor, ours))
             speeds.append((None, (before - left) / (options.jobs / ours)))
-            bench.report.checks.append(Check(name, "it purged meanwhile", left < before))
+            bench.report.checks.append(BenchCheck(name, "it purged meanwhile", left < before))
             rest = "" if left else "; it ran out of work before the end, so the ratio says less"
-            bench.tell(f"round {number}: {pair(floor, ours)} jobs/s{rest}")
+            bench.tell(f"round {number}: {pair_words(floor, ours)} jobs/s{rest}")
     report = bench.report
     beside = "drain beside a purge, and without one"
     report.add_rounds(name, beside, "jobs/s", rounds, Target("ratio", ">=", 0.9))
@@ -68,10 +68,10 @@ class _OldJobs:
         self._ids = IdFactory(lambda: self._made_ms, 0)
         self._old = JOB.c.job_id < first_id_of(self._made_ms + DAY_MS)
 
-    def fill(self, jobs: int) -> None:
+    def add_until(self, jobs: int) -> None:
         """Adds to them until there are so many."""
         missing = max(0, jobs - self.count())
-        first = self._bench.biz_ids(missing)
+        first = self._bench.reserve_biz_ids(missing)
         by_shard: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for biz_id in range(first, first + missing):
             by_shard[self._databases.routing.shard(hash_of(biz_id))].append(self._row(biz_id))
@@ -92,7 +92,9 @@ class _OldJobs:
     def clear(self) -> None:
         for database in self._databases:
             for shard in database.shards:
-                database.run(lambda c, s=shard: execute_on(c, s, JOB.delete().where(self._old)))  # type: ignore[misc]
+                database.run_transaction(
+                    lambda c, s=shard: execute_on(c, s, JOB.delete().where(self._old))  # type: ignore[misc]
+                )
 
     def _row(self, biz_id: int) -> dict[str, Any]:
         return {
@@ -107,4 +109,4 @@ class _OldJobs:
     def _insert(self, shard: int, rows: Sequence[dict[str, Any]]) -> None:
         database = self._databases.of_shard(shard)
         options = {SHARD: shard}
-        database.run(lambda c: c.execute(insert(JOB), rows, execution_options=options))
+        database.run_transaction(lambda c: c.execute(insert(JOB), rows, execution_options=options))

@@ -8,35 +8,35 @@ from typing import Any
 
 from toc.bench.naive import disagreements
 from toc.reconcile.run import Reconciliation
-from toc.reconcile.spark import session
+from toc.reconcile.spark import open_session
 from toc.runtime.settings import Settings
-from toc.trial.child import heard, say
+from toc.trial.child import lines_from_parent, send_to_parent
 from toc.trial.worker import settings_of
 
 
 def main() -> None:
-    lines = heard()
+    lines = lines_from_parent()
     first = next(lines)
     settings = settings_of(first)
     if first["naive"]:
         for _ in range(first["passes"]):
-            say(_naive(settings))
+            send_to_parent(_run_naive_pass(settings))
         return
     began_s = time.monotonic()
-    with session(settings, first["master"], Path(first["log"])) as spark:
+    with open_session(settings, first["master"], Path(first["log"])) as spark:
         start_s = time.monotonic() - began_s
         for _ in range(first["passes"]):
-            say(_pass(settings, spark) | {"start_s": start_s})
+            send_to_parent(_run_pass(settings, spark) | {"start_s": start_s})
         next(lines, None)  # the parent looks at our memory meanwhile, and says when it is done
 
 
-def _naive(settings: Settings) -> dict[str, Any]:
+def _run_naive_pass(settings: Settings) -> dict[str, Any]:
     began_s = time.monotonic()
     rows, found = disagreements(settings)
     return {"seconds": time.monotonic() - began_s, "rows": rows, "found": found}
 
 
-def _pass(settings: Settings, spark: Any) -> dict[str, Any]:
+def _run_pass(settings: Settings, spark: Any) -> dict[str, Any]:
     began_s = time.monotonic()
     outcome = Reconciliation(settings, spark, repair=False, actor="bench").run()
     return {

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from toc.bench.common import Bench
-from toc.bench.load import specs
-from toc.bench.report import Check, Target
+from toc.bench.load import job_specs
+from toc.bench.report import BenchCheck, Target
 from toc.center.center import TimeoutCenter
 from toc.runtime.settings import Settings
 from toc.trial.child import Child
@@ -33,10 +33,10 @@ def reconcile(bench: Bench) -> None:
     at = 0
     for size in SIZES:
         wanted = size * bench.options.jobs
-        _fill(bench, settings, at, wanted)
+        _insert_live_rows(bench, settings, at, wanted)
         at = wanted
-        naive = _passes(settings, NAIVE_PASSES, naive=True)[0]
-        ours, memory = _passes(settings, PASSES, naive=False)
+        naive = _run_passes(settings, NAIVE_PASSES, naive=True)[0]
+        ours, memory = _run_passes(settings, PASSES, naive=False)
         warm, first = ours[1:], ours[0]
         speeds = [answer["rows"] / answer["seconds"] for answer in warm]
         floor = naive[-1]["rows"] / naive[-1]["seconds"]
@@ -63,10 +63,10 @@ def reconcile(bench: Bench) -> None:
             report.add_rounds(name, f"{what}, time of {part}", "%", shares)
         answers = [*ours, *naive]
         report.checks.append(
-            Check(name, f"all {what} were compared", all(a["rows"] == wanted for a in answers))
+            BenchCheck(name, f"all {what} were compared", all(a["rows"] == wanted for a in answers))
         )
         report.checks.append(
-            Check(name, f"{what}: nothing disagreed", not any(a["found"] for a in answers))
+            BenchCheck(name, f"{what}: nothing disagreed", not any(a["found"] for a in answers))
         )
         bench.tell(
             f"{what}: naive {naive[-1]['seconds']:.2f} s, toc {warm[-1]['seconds']:.2f} s warm"
@@ -74,16 +74,20 @@ def reconcile(bench: Bench) -> None:
     bench.scratch.clear()
 
 
-def _fill(bench: Bench, settings: Settings, have: int, want: int) -> None:
+def _insert_live_rows(bench: Bench, settings: Settings, have: int, want: int) -> None:
     """Live rows, each with its reminder, due over a day from an hour on."""
     due_ms = int(bench.redis_ms()) + HOUR_MS
     with TimeoutCenter(settings) as center:
         for start in range(have, want, CALL_JOBS):
             count = min(CALL_JOBS, want - start)
-            center.schedule_many(specs(bench.biz_ids(count), count, due_ms, 20 * HOUR_MS))
+            center.schedule_many(
+                job_specs(bench.reserve_biz_ids(count), count, due_ms, 20 * HOUR_MS)
+            )
 
 
-def _passes(settings: Settings, passes: int, *, naive: bool) -> tuple[list[dict[str, Any]], float]:
+def _run_passes(
+    settings: Settings, passes: int, *, naive: bool
+) -> tuple[list[dict[str, Any]], float]:
     """What each pass came to, and the sum of the peaks of all processes' memory, in MB."""
     with tempfile.TemporaryDirectory(prefix="toc-bench-") as directory:
         first = settings_line(settings) | {
@@ -95,11 +99,11 @@ def _passes(settings: Settings, passes: int, *, naive: bool) -> tuple[list[dict[
         with Child("toc.bench.reconciler", first) as child:
             answers = [child.receive(PASS_S_MAX) for _ in range(passes)]
             # It waits for us now. Sampling it while it works would slow it down by a third.
-            peak_mb = sum(map(_peak_kb, _family(child.pid))) / 1000
+            peak_mb = sum(map(_peak_kb, _process_tree(child.pid))) / 1000
         return answers, peak_mb
 
 
-def _family(pid: int) -> set[int]:
+def _process_tree(pid: int) -> set[int]:
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from toc.trial.figures import Spread, spread
+from toc.trial.statistics import Spread, spread
 
 _RELATIONS = {">=": operator.ge, "<=": operator.le, "<": operator.lt}
 
@@ -50,7 +50,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class BenchCheck:
     """Something that must hold however slow the machine is."""
 
     case: str
@@ -59,12 +59,12 @@ class Check:
 
 
 @dataclass(slots=True)
-class Report:
+class BenchReport:
     """Everything of one run."""
 
     about: dict[str, Any]
     figures: list[Figure] = field(default_factory=list)
-    checks: list[Check] = field(default_factory=list)
+    checks: list[BenchCheck] = field(default_factory=list)
     pictures: dict[str, list[str]] = field(default_factory=dict)  # histograms, by title
     notes: list[str] = field(default_factory=list)
     samples: dict[str, list[float]] = field(
@@ -72,7 +72,7 @@ class Report:
     )  # what they are of, in ms, to plot
 
     @property
-    def broken(self) -> list[Check]:
+    def broken(self) -> list[BenchCheck]:
         return [check for check in self.checks if not check.holds]
 
     def add_rounds(

@@ -10,14 +10,14 @@ from dataclasses import asdict
 from sqlalchemy import text
 
 from toc.bench.cases import CASES
-from toc.bench.common import Bench, Options, opened
-from toc.bench.report import Report
+from toc.bench.common import Bench, Options, open_bench
+from toc.bench.report import BenchReport
 from toc.bench.scratch import Scratch, scratch
-from toc.bench.stock import fill
+from toc.bench.stock import insert_stock
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.timer.slots import Slots
-from toc.trial.connected import connected
+from toc.trial.connected import open_databases
 
 TELLS = 20
 NO_FLOOR = "SQLite: there is no floor to compare with, it is made of MySQL's statements"
@@ -30,15 +30,15 @@ def run(
     tell: Callable[[str], None],
     *,
     shards: int | None = None,
-) -> Report:
+) -> BenchReport:
     """Runs the cases on the servers of the settings. Raises SettingsError and StoreUnavailable."""
     with scratch(settings, shards, stocked=options.pending > 0) as made:
-        report = Report(_about(made, options))
+        report = BenchReport(_about(made, options))
         if made.floor is None:
             report.about["floor"] = NO_FLOOR
             tell(NO_FLOOR)
         tell(", ".join(f"{name} {value}" for name, value in report.about["servers"].items()))
-        with opened(made, options, report, tell) as bench:
+        with open_bench(made, options, report, tell) as bench:
             if options.pending:
                 _stock(bench)
             for name in cases:
@@ -57,7 +57,7 @@ def _stock(bench: Bench) -> None:
         if before * TELLS // total != done * TELLS // total:
             bench.tell(f"{done:,} of {total:,} pending rows, for both sides")
 
-    fill(bench, rows, passed)
+    insert_stock(bench, rows, passed)
 
 
 def _about(made: Scratch, options: Options) -> dict[str, object]:
@@ -66,13 +66,13 @@ def _about(made: Scratch, options: Options) -> dict[str, object]:
     slots = Slots(
         settings.redis_url, settings.namespace, SystemClock(), timeout_s=settings.connect_timeout_s
     )
-    with connected(settings) as databases:
+    with open_databases(settings) as databases:
         database = databases[0]
         sql = "SELECT sqlite_version()" if database.sqlite else "SELECT VERSION()"
-        version = str(database.run(lambda c: c.execute(text(sql)).scalar_one()))
+        version = str(database.run_transaction(lambda c: c.execute(text(sql)).scalar_one()))
         engine = database.engine.dialect.name
     try:
-        redis = slots.facts()
+        redis = slots.server_info()
     finally:
         slots.close()
     return {

@@ -12,15 +12,15 @@ from toc.bench.common import (
     Bench,
     Rates,
     check_statuses,
-    timed,
-    together,
+    run_in_threads_s,
+    time_each_ms,
 )
 from toc.bench.floor import Floor
-from toc.bench.load import Planned, by_database, planned, specs
+from toc.bench.load import PlannedRow, group_by_database, job_specs, plan_rows
 from toc.bench.report import Target
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.domain.job import Status
-from toc.trial.figures import percentile
+from toc.trial.statistics import percentile
 from toc.trial.worker import wall_ms
 
 
@@ -32,9 +32,9 @@ def schedule_many(bench: Bench) -> None:
         for number in range(options.rounds + 1):
             jobs = options.jobs if number else options.batch  # the first is to warm up
             floor = _floor_many(bench, jobs)
-            first, due_ms = bench.biz_ids(jobs), wall_ms() + FAR_MS
+            first, due_ms = bench.reserve_biz_ids(jobs), wall_ms() + FAR_MS
             batches = [
-                specs(first + at, min(options.batch, jobs - at), int(due_ms))
+                job_specs(first + at, min(options.batch, jobs - at), int(due_ms))
                 for at in range(0, jobs, options.batch)
             ]
             started_s = time.perf_counter()
@@ -54,10 +54,10 @@ def schedule_many(bench: Bench) -> None:
 def _floor_many(bench: Bench, jobs: int) -> float | None:
     if bench.floor is None or bench.scratch.floor is None:
         return None
-    rows = planned(bench.ids, bench.biz_ids(jobs), jobs, int(wall_ms()) + FAR_MS)
+    rows = plan_rows(bench.ids, bench.reserve_biz_ids(jobs), jobs, int(wall_ms()) + FAR_MS)
     size = bench.options.batch
     batches = [
-        by_database(bench.scratch.floor, rows[at : at + size]) for at in range(0, jobs, size)
+        group_by_database(bench.scratch.floor, rows[at : at + size]) for at in range(0, jobs, size)
     ]
     started_s = time.perf_counter()
     for batch in batches:
@@ -76,8 +76,8 @@ def schedule(bench: Bench) -> None:
         for number in range(options.rounds + 1):
             jobs = count if number else min(count, 100)
             floor_ms = _floor_one_by_one(bench, jobs)
-            load = specs(bench.biz_ids(jobs), jobs, int(wall_ms()) + FAR_MS)
-            ours_ms = timed([lambda job=job: center.schedule(**job) for job in load])  # type: ignore[misc]
+            load = job_specs(bench.reserve_biz_ids(jobs), jobs, int(wall_ms()) + FAR_MS)
+            ours_ms = time_each_ms([lambda job=job: center.schedule(**job) for job in load])  # type: ignore[misc]
             written += jobs
             if number:
                 rates.add(_per_second(floor_ms), jobs / sum(ours_ms) * 1000)
@@ -112,18 +112,20 @@ def _threads(
     """Jobs per second of the floor's and of toc's clients."""
     due_ms = int(wall_ms()) + FAR_MS
 
-    loads = [specs(bench.biz_ids(each), each, due_ms) for _ in range(clients)]
+    loads = [job_specs(bench.reserve_biz_ids(each), each, due_ms) for _ in range(clients)]
     floor_s = None
     if bench.floors:
-        rows = [planned(bench.ids, bench.biz_ids(each), each, due_ms) for _ in range(clients)]
+        rows = [
+            plan_rows(bench.ids, bench.reserve_biz_ids(each), each, due_ms) for _ in range(clients)
+        ]
         floors = zip(bench.floors, rows, strict=False)
-        floor_s = together([partial(_insert_all, floor, its) for floor, its in floors])
-    ours_s = together([partial(_schedule_all, center, load) for load in loads])
+        floor_s = run_in_threads_s([partial(_insert_all, floor, its) for floor, its in floors])
+    ours_s = run_in_threads_s([partial(_schedule_all, center, load) for load in loads])
     jobs = each * clients
     return jobs / floor_s if floor_s else None, jobs / ours_s
 
 
-def _insert_all(floor: Floor, rows: Sequence[Planned]) -> None:
+def _insert_all(floor: Floor, rows: Sequence[PlannedRow]) -> None:
     for row in rows:
         floor.insert(row)
 
@@ -137,8 +139,8 @@ def _floor_one_by_one(bench: Bench, jobs: int) -> list[float]:
     floor = bench.floor
     if floor is None:
         return []
-    rows = planned(bench.ids, bench.biz_ids(jobs), jobs, int(wall_ms()) + FAR_MS)
-    return timed([lambda row=row: floor.insert(row) for row in rows])  # type: ignore[misc]
+    rows = plan_rows(bench.ids, bench.reserve_biz_ids(jobs), jobs, int(wall_ms()) + FAR_MS)
+    return time_each_ms([lambda row=row: floor.insert(row) for row in rows])  # type: ignore[misc]
 
 
 def _per_second(calls_ms: Sequence[float]) -> float | None:

@@ -19,12 +19,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from toc.errors import SettingsError, StoreUnavailable
-from toc.runtime.settings import Settings, TimerSettings, load_settings
+from toc.runtime.settings import MysqlSettings, Settings, TimerSettings, load_settings
 from toc.store import migrate
+from toc.store.sessions import session_arguments
 from toc.timer import keys
 from toc.timer.scripts import UNAVAILABLE, Client
 from toc.timer.slots import connect
-from toc.trial.connected import connected
+from toc.trial.connected import open_databases
 
 TOPIC = "default"
 STOCK_FROM = 2**40
@@ -50,14 +51,14 @@ class Scratch:
     def clear(self) -> None:
         """Empties all job tables and queues, on both sides alike."""
         for settings in self.sides():
-            with connected(settings) as databases:
+            with open_databases(settings) as databases:
                 for database in databases:
                     for shard in database.shards:
                         table = database.job_table_name(shard)
                         sql = f"DELETE FROM {table} WHERE biz_id < {STOCK_FROM}"  # noqa: S608
                         if not (self.stocked or database.sqlite):
                             sql = f"TRUNCATE TABLE {table}"
-                        database.run(lambda c, sql=sql: c.exec_driver_sql(sql))  # type: ignore[misc]
+                        database.run_transaction(lambda c, sql=sql: c.exec_driver_sql(sql))  # type: ignore[misc]
             self.delete_keys(settings)
 
     def sides(self) -> list[Settings]:
@@ -111,7 +112,9 @@ def scratch(
             suffix = f"bench_{word}_{side}"
             urls = [
                 stack.enter_context(
-                    _sqlite(index) if sqlite else _mysql(index, make_url(url), suffix)
+                    _sqlite(index)
+                    if sqlite
+                    else _mysql(index, make_url(url), settings.mysql, suffix)
                 )
                 for index, url in enumerate(settings.databases)
             ]
@@ -131,11 +134,13 @@ def scratch(
 
 
 @contextmanager
-def _mysql(index: int, url: URL, suffix: str) -> Iterator[str]:
+def _mysql(index: int, url: URL, mysql: MysqlSettings, suffix: str) -> Iterator[str]:
     theirs = url.database or "toc"
     name = f"{theirs[:NAME_CHARS_MAX]}_{suffix}"
     # The database that the URL names need not exist: nothing of it is used.
-    engine = create_engine(url.set(database=""), poolclass=NullPool)
+    engine = create_engine(
+        url.set(database=""), poolclass=NullPool, connect_args=session_arguments(url, mysql)
+    )
     quoted = engine.dialect.identifier_preparer.quote_identifier(name)
     try:
         with engine.begin() as connection:

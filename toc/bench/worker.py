@@ -9,7 +9,7 @@ from toc.bench.load import ASIDE_TYPE, BIZ_TYPE
 from toc.domain.job import Job
 from toc.handlers.registry import Registry
 from toc.node.node import Node
-from toc.trial.child import heard
+from toc.trial.child import lines_from_parent
 from toc.trial.worker import Command, serve, settings_of, wall_ms
 
 # job_id, action_ms, handler start in ms by this machine
@@ -20,7 +20,7 @@ def _noop(job: Job) -> None:
     _starts.append((job.job_id, job.action_ms, wall_ms()))
 
 
-def _look(node: Node) -> Command:
+def _make_progress_command(node: Node) -> Command:
     def look(line: dict[str, Any]) -> dict[str, Any]:
         """How many handlers have started, and how many jobs are not settled yet."""
         del line
@@ -31,7 +31,7 @@ def _look(node: Node) -> Command:
     return look
 
 
-def _take(node: Node) -> Command:
+def _make_take_command(node: Node) -> Command:
     del node
 
     def take(line: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +48,11 @@ def main() -> None:
     handlers = Registry()
     for biz_type in (BIZ_TYPE, ASIDE_TYPE):
         handlers.handler(biz_type)(_noop)
-    serve(handlers, {"look": _look, "take": _take}, settings_of(next(heard())))
+    serve(
+        handlers,
+        {"look": _make_progress_command, "take": _make_take_command},
+        settings_of(next(lines_from_parent())),
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""The client: schedule, cancel, reschedule, look.
+"""The client: schedules, cancels, reschedules, re-drives and reads jobs.
 
-Authority: the database. `schedule` inserts and commits first; only then it decides whether the job
-is near (due within horizon + slack) and arms it in Redis. Deciding before the commit could lose the
-reminder between a loader that has not seen the row and a worker that finds none. An arm that fails
-does not fail the call: it is tried again in the background, and the loader and the scanner bring the
-job even if the process dies first (I1).
+The database is the authority. `schedule` inserts and commits first; only then it decides whether the job is
+near (due within horizon + slack), and if so arms it in Redis. If it decided before the commit, the reminder
+could get lost: a loader might not see the row yet, and a worker might find no row. An arm that fails does
+not fail the call: it is retried in the background, and the loader and the scanner find the job even if the
+process dies first (I1).
 
-    center    the verbs        arms    reminders, in line or in the background
-    joined    schedules inside a caller's transaction, placed after its commit
+    center            the public methods
+    reminder_queue    arms reminders, during the call or later in the background
+    after_commit      schedules inside a caller's transaction, and arms after its commit
+    targets           finds the jobs that a call names
 """

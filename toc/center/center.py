@@ -9,15 +9,15 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Required, TypedDict, overload
 
 from sqlalchemy import Connection
-from sqlalchemy.orm import Session
 
-from toc.center.arms import Arms
-from toc.center.joined import after_commit
+from toc.center.after_commit import after_commit, connection_of_transaction, transaction_to_join
+from toc.center.reminder_queue import ReminderQueue
+from toc.center.targets import JobTarget
 from toc.domain.ids import IdFactory, check_job_id, gene_of
-from toc.domain.job import Answer, DeadJob, Job, NewJob
+from toc.domain.job import Answer, DeadJob, Job, NewJob, Scheduled
 from toc.domain.limits import (
     attribute_json,
     check_actor,
@@ -29,23 +29,35 @@ from toc.domain.limits import (
 from toc.domain.policy import RetryPolicy
 from toc.domain.routing import hash_of
 from toc.domain.times import action_ms
-from toc.errors import InvalidInput, PartlyScheduled, SchemaMismatch, StoreUnavailable, TocError
-from toc.handlers.registry import Registry, registry
+from toc.errors import (
+    InvalidInput,
+    PartlyScheduled,
+    SchemaMismatch,
+    StatementFailed,
+    StoreUnavailable,
+    TocError,
+)
+from toc.handlers.registry import F, Registry, registry
 from toc.runtime import metrics
 from toc.runtime.clock import Clock, ServerTime, SystemClock
 from toc.runtime.process import process_name
 from toc.runtime.settings import Settings, load_settings
-from toc.store.admission import admit
 from toc.store.catalogue import Catalogue
-from toc.store.databases import Databases
-from toc.store.jobs import Inserted, Jobs, OnDuplicate
-from toc.store.once import once
-from toc.timer.slots import Entry, Slots
+from toc.store.complete import complete
+from toc.store.databases import Database, Databases
+from toc.store.jobs import InsertResult, Jobs, OnDuplicate
+from toc.store.schema_check import check_databases
+from toc.timer.entry import Entry
+
+if TYPE_CHECKING:
+    from toc.center.after_commit import AnySession
+    from toc.timer.slots import Slots
 
 When = datetime | timedelta
-F = TypeVar("F", bound=Callable[..., Any])
 
 TIME_AGE_S_MAX = 60.0
+PAUSED_S_MAX = 1.0  # this machine was paused, or its clock was set: the databases are asked again
+SLOW_S = 0.2
 BULK_ROWS = 5000  # rows per transaction of schedule_many
 STOP_S = 5.0
 
@@ -53,8 +65,8 @@ STOP_S = 5.0
 class JobSpec(TypedDict, total=False):
     """One job for `schedule_many`; biz_id and action_time are required."""
 
-    biz_id: int
-    action_time: When
+    biz_id: Required[int]
+    action_time: Required[When]
     biz_type: str
     attribute: dict[str, Any] | None
     dedup_key: str | None
@@ -63,27 +75,31 @@ class JobSpec(TypedDict, total=False):
 _FIELDS = JobSpec.__annotations__.keys()
 
 
-class _Wanted(NamedTuple):
-    """A job as a caller wants it, checked."""
+class _CheckedJob(NamedTuple):
+    """The checked arguments of one job to schedule."""
 
     biz_id: int
     biz_type: str
-    due_ms: int
+    action_time: When
+    due_ms: int | None  # None: action_time is counted from the database's time
     attribute: str | None  # JSON text
     dedup_key: str | None
 
 
-class _Open(NamedTuple):
-    """What a center holds while it is connected."""
+class _Connections(NamedTuple):
+    """The connections and caches of a center while it is connected."""
 
     databases: Databases
     catalogue: Catalogue
     jobs: Jobs
     ids: IdFactory
-    now: ServerTime  # the databases': what jobs' times are counted from
+    now: Mapping[int, ServerTime]  # each database's: what its jobs' times are counted from
     time: ServerTime  # Redis': what is near by it is armed
-    slots: Slots | None
-    arms: Arms | None
+    reminder_queue: ReminderQueue | None
+
+    @property
+    def slots(self) -> Slots | None:
+        return None if self.reminder_queue is None else self.reminder_queue.slots
 
 
 class TimeoutCenter:
@@ -107,18 +123,48 @@ class TimeoutCenter:
         self._clock = clock or SystemClock()
         self._handlers = handlers if handlers is not None else registry
         self._lock = threading.RLock()
-        self._state: _Open | None = None
+        self._state: _Connections | None = None
         center = weakref.ref(self)
 
-        def forget() -> None:
-            # A child must not use its parent's sockets. It opens its own at the next call.
+        def forget_connections() -> None:
+            # A child process must not use its parent's sockets. It connects again at the next call.
             found = center()
             if found is not None:
                 found._lock, found._state = threading.RLock(), None  # noqa: SLF001 - ourselves
 
-        os.register_at_fork(after_in_child=forget)
+        os.register_at_fork(after_in_child=forget_connections)
 
     # ---- schedule
+
+    @overload
+    def schedule(
+        self,
+        biz_id: int,
+        action_time: When,
+        *,
+        biz_type: str = "default",
+        attribute: dict[str, Any] | None = None,
+        dedup_key: str | None = None,
+        on_duplicate: OnDuplicate = "keep",
+        session: AnySession | None = None,
+        connection: Connection | None = None,
+        details: Literal[False] = False,
+    ) -> int: ...
+
+    @overload
+    def schedule(
+        self,
+        biz_id: int,
+        action_time: When,
+        *,
+        biz_type: str = "default",
+        attribute: dict[str, Any] | None = None,
+        dedup_key: str | None = None,
+        on_duplicate: OnDuplicate = "keep",
+        session: AnySession | None = None,
+        connection: Connection | None = None,
+        details: Literal[True],
+    ) -> Scheduled: ...
 
     def schedule(
         self,
@@ -129,46 +175,70 @@ class TimeoutCenter:
         attribute: dict[str, Any] | None = None,
         dedup_key: str | None = None,
         on_duplicate: OnDuplicate = "keep",
-        session: Session | None = None,
+        session: AnySession | None = None,
         connection: Connection | None = None,
-    ) -> int:
+        details: bool = False,
+    ) -> int | Scheduled:
         """Makes sure that the handler of `biz_type` acts on `biz_id` at `action_time`. Returns the job_id.
 
         When it has returned, the job is as durable as the database's COMMIT.
 
         biz_id: 0 to 2^64-1; decides the shard. action_time: an aware datetime, or a timedelta from
-        now by the databases' clock; rounded up to milliseconds; the past means at once. attribute: a
-        dict that is JSON, at most `limits.attribute_bytes`. dedup_key: with a key ("" is one) there is
-        one live job per (biz_id, biz_type, key); None (default): no such rule. on_duplicate says what
-        happens when a live job holds the key: "keep" returns the holder's id, "replace" gives the
-        holder the new time and attribute, "error" raises.
+        now by the clock of the job's database; rounded up to milliseconds; the past means at once.
+        biz_type: a new name becomes a new type, of which a database has at most `limits.biz_types`.
+        attribute: a dict that is JSON, at most `limits.attribute_bytes`. dedup_key: with a key ("" is
+        one) there is one live job per (biz_id, biz_type, key); None (default): no such rule.
+        on_duplicate says what happens when a live job holds the key: "keep" returns the holder's id,
+        "replace" gives the holder the new time and attribute, "error" raises.
 
-        session: an ORM session whose transaction the job joins; it is timed after the commit. Its
-        connection must reach the shard's database server. connection: the same with a Core
-        connection; call `place(job_id)` after your commit (else the loader or scanner finds it).
+        details: True returns a `Scheduled` instead of the job_id: whether the job was inserted, replaced or
+        kept, and whether the one that was kept runs already, so that it will not act on this wish.
+
+        session: an ORM session (or a scoped_session: this thread's) whose transaction the job joins; it
+        is timed after the commit. Its connection must reach the shard's database server, and must not
+        commit each statement by itself. For an AsyncSession: `await a.run_sync(lambda s: schedule(...,
+        session=s))`. connection: the same with a Core connection; call `place(job_id)` after your commit
+        (else the loader or scanner finds it). On SQLite, which has one writer, other changing calls of
+        this thread are refused until that transaction has ended.
 
         Raises InvalidInput (nothing written), DuplicateJob ("error", or "replace" of a running
         job), WrongDatabase, StoreUnavailable (may have been written: use a dedup_key to repeat it).
         """
-        self._check_duplicate(on_duplicate)
-        state = self._opened()
-        wanted = self._wanted(
-            self._now_ms(state), biz_id, action_time, biz_type, attribute, dedup_key
-        )
-        new = self._new_jobs(state, [wanted])
-        if session is not None and connection is not None:
-            raise InvalidInput("connection", connection, "give a session or a connection, not both")
-        joined = session.connection() if session is not None else connection
-        inserted = state.jobs.insert(new, on_duplicate, joined)[0]
+        self._check_on_duplicate(on_duplicate)
+        wanted = self._check_job(biz_id, action_time, biz_type, attribute, dedup_key)
+        own, joined = transaction_to_join(session, connection)
+        state = self._connected()
+        new = self._make_new_jobs(state, self._database_of_biz_id(state, wanted.biz_id), [wanted])
+        inserted = state.jobs.insert(new, on_duplicate, joined)[0]  # guard: commit-before-arm
         metrics.SCHEDULED.inc(inserted.written)
-        if inserted.written and state.arms is not None:
+        if inserted.written and state.reminder_queue is not None:
             topic = self.settings.topic_of(biz_type)
             placed = [(topic, Entry(inserted.due_ms, inserted.job_id))]
-            if session is not None:
-                after_commit(session, placed, state.arms.place)
-            elif connection is None:
-                state.arms.place(placed)
-        return inserted.job_id
+            if own is not None:
+                after_commit(own, placed, state.reminder_queue.place)
+            elif joined is None:
+                state.reminder_queue.place(placed)
+        return inserted.details if details else inserted.job_id
+
+    @overload
+    def schedule_many(
+        self,
+        jobs: Iterable[JobSpec | tuple[int, When]],
+        *,
+        biz_type: str = "default",
+        on_duplicate: OnDuplicate = "keep",
+        details: Literal[False] = False,
+    ) -> list[int]: ...
+
+    @overload
+    def schedule_many(
+        self,
+        jobs: Iterable[JobSpec | tuple[int, When]],
+        *,
+        biz_type: str = "default",
+        on_duplicate: OnDuplicate = "keep",
+        details: Literal[True],
+    ) -> list[Scheduled]: ...
 
     def schedule_many(
         self,
@@ -176,8 +246,9 @@ class TimeoutCenter:
         *,
         biz_type: str = "default",
         on_duplicate: OnDuplicate = "keep",
-    ) -> list[int]:
-        """Schedules many jobs; returns their ids in the order given.
+        details: bool = False,
+    ) -> list[int] | list[Scheduled]:
+        """Schedules many jobs; returns their ids in the order given (details: as in `schedule`).
 
         Each is a dict with the names of `schedule`'s arguments, or a pair (biz_id, action_time);
         `biz_type` is for those that name none. All are checked before any is written. One INSERT per
@@ -186,38 +257,40 @@ class TimeoutCenter:
         A database that does not answer costs only its own jobs. Raises as `schedule` does;
         PartlyScheduled (with the ids) when some were written and others not.
         """
-        self._check_duplicate(on_duplicate)
-        state = self._opened()
-        now_ms = self._now_ms(state)
+        self._check_on_duplicate(on_duplicate)
         wanted = [
-            self._wanted_as(now_ms, position, job, biz_type)
-            for position, job in enumerate(self._bounded(jobs))
+            self._check_spec(position, job, biz_type)
+            for position, job in enumerate(self._limit_count(jobs))
         ]
-        news = self._new_jobs(state, wanted)
-        ids: list[int | None] = [None] * len(news)
+        state = self._connected()
         failed: dict[int, TocError] = {}
+        news = self._make_new_jobs_by_position(state, wanted, failed)
+        done: list[InsertResult | None] = [None] * len(wanted)
         try:
-            for start in range(0, len(news), BULK_ROWS):
-                chunk = range(start, min(start + BULK_ROWS, len(news)))
+            for start in range(0, len(wanted), BULK_ROWS):
+                chunk = range(start, min(start + BULK_ROWS, len(wanted)))
                 for position, inserted in self._insert_chunk(
-                    state, news, chunk, on_duplicate, failed
+                    state, wanted, news, chunk, on_duplicate, failed
                 ):
-                    ids[position] = inserted.job_id
+                    done[position] = inserted
             if failed:
                 raise next(iter(failed.values()))
         except TocError as error:
-            if all(job_id is None for job_id in ids):
+            if not any(done):
                 raise
+            ids = [None if it is None else it.job_id for it in done]
             raise PartlyScheduled(ids, error) from error
-        return [job_id for job_id in ids if job_id is not None]
+        if details:
+            return [it.details for it in done if it is not None]
+        return [it.job_id for it in done if it is not None]
 
     def place(self, *job_ids: int) -> None:
         """Times jobs that were scheduled with `connection=`, after that transaction's commit."""
-        state = self._opened()
+        state = self._connected()
         for job_id in job_ids:
             job = self.get(job_id)
             if job is not None and job.due_ms is not None:
-                self._place(state, job.biz_type, Entry(job.due_ms, job.job_id))
+                self._arm_if_near(state, job.biz_type, Entry(job.due_ms, job.job_id))
 
     # ---- change
 
@@ -226,24 +299,27 @@ class TimeoutCenter:
         job_id: int | None = None,
         *,
         biz_id: int | None = None,
-        biz_type: str = "default",
+        biz_type: str | None = "default",
         dedup_key: str | None = None,
         reason: str | None = None,
     ) -> Answer:
         """Cancels a job, or all live jobs of a business id and type (and key). Final (I3).
 
-        Answers "cancelled": no handler runs, and none will start (one may have run before, and failed).
-        Else what is the case: "running", "done", "already_cancelled", "dead", "unknown" (with `.job_id`,
-        and in `.attempts` how often it was tried). For several jobs:
-        "cancelled" only when none of them was out of reach. `reason`: for the job's events.
+        biz_type: "default" unless one is given, as in `schedule`; None: of all types, as in `find`.
+
+        Returns "cancelled", which is true: no handler runs, and none will start (one may have run before,
+        and failed). Otherwise the job's current status, which is false: "running", "done",
+        "already_cancelled", "dead"; or "unknown", perhaps with a `.hint`. `.job_id` is the job, `.attempts`
+        how often it was tried. For several jobs: "cancelled" only if this call cancelled all of them.
+        `reason`: for the job's events.
         """
         check_reason(reason)
-        state = self._opened()
-        answers = [
-            state.jobs.cancel(found, reason)
-            for found in self._ids_of(state, job_id, biz_id, biz_type, dedup_key)
-        ]
-        return self._worst(answers, "cancelled")
+        target = JobTarget.checked(job_id, biz_id, biz_type, dedup_key)
+        state = self._connected()
+        answers = [state.jobs.cancel(found, reason) for found in self._find_ids(state, target)]
+        # Something that was out of reach outweighs what was reached.
+        worst = next((it for it in answers if not it.ok), answers[0] if answers else None)
+        return self._answer_unknown(state, target) if worst in (None, "unknown") else worst
 
     def reschedule(
         self,
@@ -251,61 +327,75 @@ class TimeoutCenter:
         action_time: When | None = None,
         *,
         biz_id: int | None = None,
-        biz_type: str = "default",
+        biz_type: str | None = "default",
         dedup_key: str | None = None,
         reason: str | None = None,
     ) -> Answer:
         """Moves a pending job to another time. By id, or by business key (one live job must match).
 
-        Answers "rescheduled", or what is the case instead (see `cancel`). Attempts start anew.
+        Returns "rescheduled", which is true; otherwise the job's current status, which is false. Arguments
+        and answers are as in `cancel`. Attempts start anew.
         `reason`: for the job's events.
         """
         check_reason(reason)
         if isinstance(job_id, (datetime, timedelta)) and action_time is None:
             job_id, action_time = None, job_id
-        state = self._opened()
         if action_time is None:
             raise InvalidInput("action_time", None, "must be an aware datetime or a timedelta")
-        due_ms = action_ms(action_time, self._now_ms(state))
-        ids = self._ids_of(state, job_id, biz_id, biz_type, dedup_key)  # type: ignore[arg-type]
+        action_ms(action_time, self._clock.wall_ms())  # refused, if it is, before anything is asked
+        target = JobTarget.checked(job_id, biz_id, biz_type, dedup_key)
+        state = self._connected()
+        ids = self._find_ids(state, target)
         if len(ids) > 1:
             raise InvalidInput(
                 "biz_id", biz_id, f"{len(ids)} live jobs match: give dedup_key or job_id"
             )
         if not ids:
-            return Answer("unknown")
+            return self._answer_unknown(state, target)
+        due_ms = action_ms(
+            action_time, self._database_now_ms(state, self._database_of_job(state, ids[0]))
+        )
         answer = state.jobs.reschedule(ids[0], due_ms, reason)
-        if answer == "rescheduled":
-            self._place_again(state, ids[0], due_ms)
+        if answer == "unknown":
+            return self._answer_unknown(state, target)
+        if answer.ok and answer.job_id is not None:  # perhaps a copy of that job
+            self._arm_changed_job(state, answer.job_id, due_ms)
         return answer
 
     def redrive(self, job_id: int, *, reason: str | None = None) -> Answer:
-        """Gives a dead job a new life, due now. "redriven", "superseded", or what is the case."""
+        """Gives a dead job a new life, due now. Returns "redriven"; "superseded"; otherwise its status."""
         check_reason(reason)
-        state = self._opened()
-        now_ms = self._now_ms(state)
-        answer = state.jobs.redrive(check_job_id(job_id), now_ms, reason)
-        if answer == "redriven":
-            self._place_again(state, job_id, now_ms)
+        target = JobTarget.checked(job_id, None, None, None)
+        state = self._connected()
+        now_ms = self._database_now_ms(state, self._database_of_job(state, job_id))
+        answer = state.jobs.redrive(job_id, now_ms, reason)
+        if answer == "unknown":
+            return self._answer_unknown(state, target)
+        if answer.ok:
+            self._arm_changed_job(state, job_id, now_ms)
         return answer
 
     # ---- look
 
     def get(self, job_id: int) -> Job | None:
         """The job as the database has it now; None when there is none."""
-        return self._opened().jobs.get(check_job_id(job_id))
+        return self._connected().jobs.get(check_job_id(job_id))
 
     def find(self, biz_id: int, biz_type: str | None = None) -> list[Job]:
         """Jobs of a business id, live and ended, newest first (at most `limits.find`)."""
-        state = self._opened()
+        state = self._connected()
         biz_id = check_biz_id(biz_id)
-        type_no = None
-        if biz_type is not None:
-            type_no = state.catalogue.known(check_biz_type(biz_type))
-            if type_no is None:
-                return []
-        shard = self.settings.routing.shard(hash_of(biz_id))
-        return state.jobs.find(shard, biz_id, type_no, self.settings.limits.find)
+        shard, limit = self.settings.routing.shard(hash_of(biz_id)), self.settings.limits.find
+        if biz_type is None:
+            return state.jobs.find(shard, biz_id, None, limit)
+        types, home = state.catalogue.types, self._database_of_biz_id(state, biz_id)
+        type_nos = types.find_numbers(check_biz_type(biz_type), home)
+        found = state.jobs.find(shard, biz_id, type_nos, limit) if type_nos else []
+        if found:
+            return found
+        state.jobs.load_type_names(shard, biz_id)  # perhaps under a number that only others know
+        later_nos = types.find_numbers(biz_type, home)
+        return [] if later_nos == type_nos else state.jobs.find(shard, biz_id, later_nos, limit)
 
     def dead(self, limit: int = 100, biz_type: str | None = None) -> list[DeadJob]:
         """Dead letters, newest first; at most `limit` (up to `limits.find`)."""
@@ -314,31 +404,27 @@ class TimeoutCenter:
             raise InvalidInput("limit", limit, f"must be an integer from 1 to {most}")
         if biz_type is not None:
             check_biz_type(biz_type)
-        return self._opened().jobs.dead(limit, biz_type)
+        return self._connected().jobs.dead_letters(limit, biz_type)
 
     # ---- handlers
 
-    def once(self, job: Job, transaction: Session | Connection) -> bool:
+    def complete(self, job: Job, transaction: AnySession | Connection) -> bool:
         """For handlers: ends the job in the handler's own transaction, so that its effect happens once.
 
         True: the job is done when this transaction commits; write the effect in it. False: an earlier
         run has committed already, or this one has; write nothing. `job` is what the handler was given.
-        `transaction`: an ORM session or a Core connection that reaches the job's database and does not
-        commit by itself. From here to its end the job's row is locked, and a claim that meets it waits:
-        nothing slow in between.
+        `transaction`: an ORM session (or scoped_session) or a Core connection that reaches the job's
+        database and does not commit each statement by itself. From here to its end the job's row is
+        locked, and a claim that meets it waits: nothing slow in between.
 
         Raises ClaimLost when the job has been taken from this run (let it go through: nothing must be
         committed), NotFound when it has been deleted, InvalidInput, WrongDatabase, StoreUnavailable.
         """
         if job.token is None:
             raise InvalidInput("job", job, "must be a job that a handler was given")
-        connection = transaction.connection() if isinstance(transaction, Session) else transaction
-        if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
-            raise InvalidInput(
-                "transaction", transaction, "must not commit each statement by itself"
-            )
-        state = self._opened()
-        return once(state.databases, state.catalogue, job, connection)
+        connection = connection_of_transaction(transaction)
+        state = self._connected()
+        return complete(state.databases, state.catalogue, job, connection)
 
     def handler(
         self,
@@ -367,10 +453,8 @@ class TimeoutCenter:
         with self._lock:
             state, self._state = self._state, None
         if state is not None:
-            if state.arms is not None:
-                state.arms.stop(STOP_S)
-            if state.slots is not None:
-                state.slots.close()
+            if state.reminder_queue is not None:
+                state.reminder_queue.close(STOP_S)
             state.databases.close()
 
     def __enter__(self) -> TimeoutCenter:
@@ -381,21 +465,21 @@ class TimeoutCenter:
 
     # ---- inside
 
-    def _opened(self) -> _Open:
+    def _connected(self) -> _Connections:
         state = self._state
         if state is None:
             with self._lock:
                 state = self._state
                 if state is None:
-                    state = self._state = self._open()
+                    state = self._state = self._connect()
         return state
 
-    def _open(self) -> _Open:
+    def _connect(self) -> _Connections:
         settings, clock = self.settings, self._clock
-        databases = Databases.of(settings, clock)
+        databases = Databases.from_settings(settings, clock)
         try:
             catalogue = Catalogue(databases)
-            admit(databases, catalogue, settings.facts)
+            check_databases(databases, catalogue, settings.facts)
         except BaseException:
             databases.close()
             raise
@@ -404,50 +488,66 @@ class TimeoutCenter:
         actor = self._actor or process_name()
         jobs = Jobs(databases, catalogue, lambda gene: ids.draw([gene])[0], actor)
         time = ServerTime(clock)
-        slots = arms = None
+        arms = None
         if settings.has_timer:
-            slots = Slots(
-                settings.redis_url, settings.namespace, clock, timeout_s=settings.connect_timeout_s
-            )
             near_s = settings.timer.horizon_s + settings.timer.slack_s
-            arms = Arms(
-                slots,
+            arms = ReminderQueue(
+                lambda: _make_slots(settings, clock),
                 settings.slots_of,
                 time,
                 clock,
                 near_ms=round(near_s * 1000),
                 kept_max=settings.timer.arm_retries_max,
             )
-        return _Open(databases, catalogue, jobs, ids, ServerTime(clock), time, slots, arms)
+            if "+" in settings.redis_url:  # several hosts: only redis' own parts can check the URL
+                _ = arms.slots
+        now = {database.index: ServerTime(clock) for database in databases}
+        return _Connections(databases, catalogue, jobs, ids, now, time, arms)
 
-    def _now_ms(self, state: _Open) -> int:
-        """The databases' time, as they told it lately. Redis' is theirs until an arm tells it."""
-        if not state.now.known or state.now.age_s > TIME_AGE_S_MAX:
-            state.now.heard(state.databases.now_ms())
-        now_ms = state.now.now_ms()
+    def _database_of_biz_id(self, state: _Connections, biz_id: int) -> Database:
+        """The database of a business id: calls for this id wait for no other database."""
+        return state.databases.of_shard(self.settings.routing.shard(hash_of(biz_id)))
+
+    def _database_of_job(self, state: _Connections, job_id: int) -> Database:
+        return state.databases.of_shard(self.settings.routing.shard(gene_of(job_id)))
+
+    def _database_now_ms(self, state: _Connections, database: Database) -> int:
+        """An estimate of a database's time that is never too low, from an answer within TIME_AGE_S_MAX.
+
+        It is also taken as Redis' time until an arm has answered with that.
+        """
+        now = state.now[database.index]
+        if not now.known or now.age_s > TIME_AGE_S_MAX or now.paused_s > PAUSED_S_MAX:
+            asked_s = self._clock.monotonic_s()
+            server_ms = database.now_ms()
+            now.record_answer(server_ms, asked_s)
+            # A slow answer makes this call's jobs late by what it took, and no others.
+            now.known = now.age_s < SLOW_S
+        now_ms = now.now_ms()
         if not state.time.known or state.time.age_s > TIME_AGE_S_MAX:
-            state.time.heard(now_ms)
+            state.time.record_answer(now_ms)
         return now_ms
 
-    def _wanted(
+    def _check_job(
         self,
-        now_ms: int,
         biz_id: object,
         action_time: Any,
         biz_type: object,
         attribute: object,
         dedup_key: object,
-    ) -> _Wanted:
-        return _Wanted(
+    ) -> _CheckedJob:
+        checked_ms = action_ms(action_time, self._clock.wall_ms())
+        return _CheckedJob(
             check_biz_id(biz_id),
             check_biz_type(biz_type),
-            action_ms(action_time, now_ms),
+            action_time,
+            None if isinstance(action_time, timedelta) else checked_ms,
             attribute_json(attribute, self.settings.limits.attribute_bytes),
             check_dedup_key(dedup_key),
         )
 
-    def _wanted_as(self, now_ms: int, position: int, job: object, biz_type: str) -> _Wanted:
-        """What one of many says, as a pair or as a mapping of fields."""
+    def _check_spec(self, position: int, job: object, biz_type: str) -> _CheckedJob:
+        """Checks one item of `schedule_many`, a pair or a mapping of fields. Raises InvalidInput."""
         if isinstance(job, tuple) and len(job) == 2:
             job = {"biz_id": job[0], "action_time": job[1]}
         if not isinstance(job, Mapping):
@@ -461,8 +561,7 @@ class TimeoutCenter:
             rule = "is not a field of a job" if unknown else "is missing"
             raise InvalidInput(f"jobs[{position}].{name}", job.get(name), rule)
         try:
-            return self._wanted(
-                now_ms,
+            return self._check_job(
                 job["biz_id"],
                 job["action_time"],
                 job.get("biz_type", biz_type),
@@ -472,19 +571,48 @@ class TimeoutCenter:
         except InvalidInput as error:
             raise InvalidInput(f"jobs[{position}].{error.field}", error.value, error.rule) from None
 
-    def _new_jobs(self, state: _Open, wanted: Sequence[_Wanted]) -> list[NewJob]:
-        """With an id and a type's number each."""
-        names = dict.fromkeys(job.biz_type for job in wanted)
-        number = {name: state.catalogue.number(name) for name in names}
+    def _make_new_jobs(
+        self, state: _Connections, database: Database, wanted: Sequence[_CheckedJob]
+    ) -> list[NewJob]:
+        """Jobs of one database, with an id and a type's number each. Asks this database alone."""
+        now_ms = self._database_now_ms(state, database)
+        names = {job.biz_type for job in wanted}
+        types = state.catalogue.types
+        number = types.numbers_or_create(names, database, self.settings.limits.biz_types)
+        others = {name: types.other_numbers(name, number[name], database) for name in names}
         ids = state.ids.draw([hash_of(job.biz_id) for job in wanted])
         return [
-            NewJob(job_id, biz_id, number[biz_type], due_ms, attribute, dedup_key)
-            for job_id, (biz_id, biz_type, due_ms, attribute, dedup_key) in zip(
-                ids, wanted, strict=True
+            NewJob(
+                job_id,
+                job.biz_id,
+                number[job.biz_type],
+                action_ms(job.action_time, now_ms) if job.due_ms is None else job.due_ms,
+                job.attribute,
+                job.dedup_key,
+                others[job.biz_type],
             )
+            for job_id, job in zip(ids, wanted, strict=True)
         ]
 
-    def _bounded(self, jobs: Iterable[object]) -> Iterable[object]:
+    def _make_new_jobs_by_position(
+        self, state: _Connections, wanted: Sequence[_CheckedJob], failed: dict[int, TocError]
+    ) -> dict[int, NewJob]:
+        """position -> job. Adds each database that does not answer to `failed`, and leaves its jobs out."""
+        by_database: dict[int, list[int]] = defaultdict(list)
+        for position, job in enumerate(wanted):
+            by_database[self._database_of_biz_id(state, job.biz_id).index].append(position)
+        news: dict[int, NewJob] = {}
+        for index, positions in sorted(by_database.items()):
+            jobs = [wanted[position] for position in positions]
+            try:
+                made = self._make_new_jobs(state, state.databases[index], jobs)
+            except (StoreUnavailable, SchemaMismatch) as error:
+                failed[index] = error
+                continue
+            news.update(zip(positions, made, strict=True))
+        return news
+
+    def _limit_count(self, jobs: Iterable[object]) -> Iterable[object]:
         limit = self.settings.limits.schedule_many
         for position, job in enumerate(jobs):
             if position >= limit:
@@ -495,88 +623,73 @@ class TimeoutCenter:
 
     def _insert_chunk(
         self,
-        state: _Open,
-        news: Sequence[NewJob],
+        state: _Connections,
+        wanted: Sequence[_CheckedJob],
+        news: Mapping[int, NewJob],
         chunk: range,
         on_duplicate: OnDuplicate,
         failed: dict[int, TocError],
-    ) -> Iterable[tuple[int, Inserted]]:
-        """What was inserted, database by database. One that fails joins `failed`: not asked again."""
-        routing = self.settings.routing
+    ) -> Iterable[tuple[int, InsertResult]]:
+        """Inserts a chunk, database by database; yields (position, result).
+
+        A database that fails is added to `failed`, and is not used again.
+        """
         by_database: dict[int, list[int]] = defaultdict(list)
         for position in chunk:
-            by_database[routing.database(routing.shard(gene_of(news[position].job_id)))].append(
-                position
-            )
+            if position in news:
+                home = self._database_of_job(state, news[position].job_id)
+                by_database[home.index].append(position)
         for database in sorted(by_database.keys() - failed.keys()):
             positions = by_database[database]
             try:
                 inserted = state.jobs.insert(
                     [news[position] for position in positions], on_duplicate
                 )
-            except (StoreUnavailable, SchemaMismatch) as error:
+            except (StoreUnavailable, StatementFailed, SchemaMismatch) as error:
                 failed[database] = error
                 continue
             metrics.SCHEDULED.inc(sum(one.written for one in inserted))
-            if state.arms is not None:
-                topics = {no: self._topic_of(state, no) for no in {job.type_no for job in news}}
-                state.arms.place(
+            if state.reminder_queue is not None:
+                names = {wanted[position].biz_type for position in positions}
+                topics = {name: self.settings.topic_of(name) for name in names}
+                state.reminder_queue.place(
                     [
-                        (topics[news[position].type_no], Entry(one.due_ms, one.job_id))
+                        (topics[wanted[position].biz_type], Entry(one.due_ms, one.job_id))
                         for position, one in zip(positions, inserted, strict=True)
                         if one.written
                     ]
                 )
             yield from zip(positions, inserted, strict=True)
 
-    def _topic_of(self, state: _Open, type_no: int) -> str:
-        return self.settings.topic_of(state.catalogue.name(type_no))
+    def _arm_if_near(self, state: _Connections, biz_type: str, entry: Entry) -> None:
+        if state.reminder_queue is not None:
+            self._database_now_ms(state, self._database_of_job(state, entry.job_id))
+            state.reminder_queue.place([(self.settings.topic_of(biz_type), entry)])
 
-    def _place(self, state: _Open, biz_type: str, entry: Entry) -> None:
-        if state.arms is not None:
-            self._now_ms(state)
-            state.arms.place([(self.settings.topic_of(biz_type), entry)])
-
-    def _place_again(self, state: _Open, job_id: int, due_ms: int) -> None:
-        """After a change by id: the type, which names the topic, is in the row."""
+    def _arm_changed_job(self, state: _Connections, job_id: int, due_ms: int) -> None:
+        """Arms a job that was changed by id: reads its row first, for the type that decides the topic."""
         job = state.jobs.get(job_id)
         if job is not None:
-            self._place(state, job.biz_type, Entry(due_ms, job_id))
+            self._arm_if_near(state, job.biz_type, Entry(due_ms, job_id))
 
-    def _ids_of(
-        self,
-        state: _Open,
-        job_id: int | None,
-        biz_id: int | None,
-        biz_type: str,
-        dedup_key: str | None,
-    ) -> list[int]:
-        """The job asked for: by id, or the live ones of a business key (else its newest ended one)."""
-        if job_id is not None and biz_id is not None:
-            raise InvalidInput("biz_id", biz_id, "give job_id or biz_id, not both")
-        if job_id is not None:
-            return [check_job_id(job_id)]
-        if biz_id is None:
-            raise InvalidInput("job_id", None, "give job_id, or biz_id and biz_type")
-        biz_id = check_biz_id(biz_id)
-        check_dedup_key(dedup_key)
-        type_no = state.catalogue.known(check_biz_type(biz_type))
-        if type_no is None:
-            return []
-        shard = self.settings.routing.shard(hash_of(biz_id))
-        live = state.jobs.live_ids(shard, biz_id, type_no, dedup_key)
-        if live:
-            return live
-        return [job.job_id for job in state.jobs.find(shard, biz_id, type_no, 1, dedup_key)]
+    def _find_ids(self, state: _Connections, target: JobTarget) -> list[int]:
+        return target.find_ids(state.jobs, state.catalogue, state.databases)
+
+    def _answer_unknown(self, state: _Connections, target: JobTarget) -> Answer:
+        limit = self.settings.limits.find
+        return target.answer_unknown(
+            state.jobs, self.settings.routing, self._clock.wall_ms(), limit
+        )
 
     @staticmethod
-    def _worst(answers: Sequence[Answer], wanted: str) -> Answer:
-        if not answers:
-            return Answer("unknown")
-        # Something that was out of reach outweighs what was reached.
-        return next((answer for answer in answers if answer != wanted), answers[0])
-
-    @staticmethod
-    def _check_duplicate(value: object) -> None:
+    def _check_on_duplicate(value: object) -> None:
         if value not in ("keep", "replace", "error"):
             raise InvalidInput("on_duplicate", value, "must be 'keep', 'replace' or 'error'")
+
+
+def _make_slots(settings: Settings, clock: Clock) -> Slots:
+    from toc.timer.slots import Slots  # noqa: PLC0415 - far jobs do without redis
+
+    return Slots(
+        settings.redis_url, settings.namespace, clock, timeout_s=settings.connect_timeout_s
+    )

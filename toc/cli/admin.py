@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from toc.cli.centers import job_of, person
-from toc.cli.failures import INTERRUPTED, OK, USAGE, CommandError, explain
-from toc.cli.frame import answers
-from toc.cli.output import Output, console, printable
-from toc.cli.words import WHEN_HELP, parse_when, shown
+from toc.cli.clients import current_person, job_as_json
+from toc.cli.common_options import answers
+from toc.cli.exit_codes import INTERRUPTED, OK, USAGE, CommandError, explain
+from toc.cli.output import Output, make_console, printable
+from toc.cli.time_texts import WHEN_HELP, parse_when, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from toc.admin.changes import Changes, Count, Found
-    from toc.admin.orders import Order
-    from toc.admin.run import Account, Part
+    from toc.admin.changes import BulkChanges, Count, DryRunResult
+    from toc.admin.orders import BulkOrder
+    from toc.admin.run import DatabaseProgress, RunAccount
     from toc.domain.job import Job
     from toc.runtime.settings import Settings
     from toc.store.databases import Database
 
 LIMIT, LIMIT_MAX = 100_000, 1_000_000
 PER_SECOND, PER_SECOND_MAX = 500, 1_000_000
-WHERE_COLUMNS = 200  # of its text that are shown
+WHERE_COLUMNS = 200  # at most so many characters of its text are shown
 
 WhereText = Annotated[
     str,
@@ -64,7 +64,7 @@ Run = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _BulkOptions:
     """The options that the three commands share."""
 
     where: str
@@ -96,8 +96,8 @@ def cancel(
 
     Final: no handler of a cancelled job starts. Each leaves an event with who and why.
     """
-    wish = _Wish(where, reason, actor, yes, per_second, limit, database, run)
-    return _do(output, "cancel", wish)
+    options = _BulkOptions(where, reason, actor, yes, per_second, limit, database, run)
+    return _run_bulk_command(output, "cancel", options)
 
 
 @answers
@@ -122,8 +122,8 @@ def postpone(
     --by: later than each is due, or than now if that has passed. --to: until then; those due later
     already stay as they are. Attempts start anew.
     """
-    wish = _Wish(where, reason, actor, yes, per_second, limit, database, run, by, to)
-    return _do(output, "postpone", wish)
+    options = _BulkOptions(where, reason, actor, yes, per_second, limit, database, run, by, to)
+    return _run_bulk_command(output, "postpone", options)
 
 
 @answers
@@ -143,77 +143,93 @@ def redrive(
 
     One whose key is held by a newer live job stays dead, and is counted as superseded.
     """
-    wish = _Wish(where, reason, actor, yes, per_second, limit, database, run)
-    return _do(output, "redrive", wish)
+    options = _BulkOptions(where, reason, actor, yes, per_second, limit, database, run)
+    return _run_bulk_command(output, "redrive", options)
 
 
-def _do(output: Output, word: str, wish: _Wish) -> int:
-    from toc.admin.changes import opened  # noqa: PLC0415 - quick start
-    from toc.admin.orders import Order, Verb  # noqa: PLC0415
+def _run_bulk_command(output: Output, word: str, options: _BulkOptions) -> int:
+    from toc.admin.changes import open_bulk_changes  # noqa: PLC0415 - quick start
+    from toc.admin.orders import BulkOrder, Verb  # noqa: PLC0415
     from toc.admin.run import Interrupted  # noqa: PLC0415
     from toc.admin.where import Where  # noqa: PLC0415
     from toc.runtime.settings import load_settings  # noqa: PLC0415
 
-    where = Where(wish.where)
-    if wish.yes and not wish.reason:
+    where = Where(options.where)
+    if options.yes and not options.reason:
         raise CommandError("--yes needs --reason: it stands in the events of every job", USAGE)
-    if wish.run is not None and not re.fullmatch(r"[0-9a-f]{8}", wish.run):
+    if options.run is not None and not re.fullmatch(r"[0-9a-f]{8}", options.run):
         raise CommandError("--run: is the name that an interrupted run has said", USAGE)
-    by_ms = None if wish.by is None else _step_ms(wish.by)
+    by_ms = None if options.by is None else _parse_length_ms(options.by)
     settings = load_settings()
-    with Interrupts() as stop, opened(settings, stop=stop) as changes:
-        order = Order(
+    with StopSignals() as stop, open_bulk_changes(settings, stop=stop) as changes:
+        order = BulkOrder(
             Verb(word),
             where,
             by_ms,
-            None if wish.to is None else _moment_ms(wish.to, changes.now_ms),
-            actor=wish.actor if wish.actor is not None else person(),
-            reason=wish.reason or "",
-            run=wish.run or _new_run(),
-            again=wish.run is not None,
+            None if options.to is None else _parse_moment_ms(options.to, changes.now_ms),
+            actor=options.actor if options.actor is not None else current_person(),
+            reason=options.reason or "",
+            run=options.run or _new_run_name(),
+            again=options.run is not None,
         )
         try:
-            if wish.yes:
-                _change(output, changes, order, wish, stop)
+            if options.yes:
+                _run_order(output, changes, order, options, stop)
             else:
-                _count(output, changes, order, wish, settings)
+                _dry_run(output, changes, order, options, settings)
         except Interrupted as error:
             raise CommandError(str(error), INTERRUPTED) from error
     return OK
 
 
-def _count(output: Output, changes: Changes, order: Order, wish: _Wish, settings: Settings) -> None:
-    databases = changes.databases(wish.database)
-    with _progress(_shards(databases), "reading shards") as step:
-        found = changes.count(order, databases, step)
-    _show_found(output, order, found, settings)
-
-
-def _change(
-    output: Output, changes: Changes, order: Order, wish: _Wish, interrupts: Interrupts
+def _dry_run(
+    output: Output,
+    changes: BulkChanges,
+    order: BulkOrder,
+    options: _BulkOptions,
+    settings: Settings,
 ) -> None:
-    from toc.admin.run import Account  # noqa: PLC0415 - quick start
+    databases = changes.databases(options.database)
+    with _progress_bar(_count_shards(databases), "reading shards") as step:
+        found = changes.count(order, databases, step)
+    _show_dry_run(output, order, found, settings)
+
+
+def _run_order(
+    output: Output,
+    changes: BulkChanges,
+    order: BulkOrder,
+    options: _BulkOptions,
+    stop_signals: StopSignals,
+) -> None:
+    from toc.admin.run import RunAccount  # noqa: PLC0415 - quick start
 
     order.check_signed()
-    databases = changes.databases(wish.database)
-    with _progress(_shards(databases), "reading shards") as step:
-        chosen = changes.choose(order, databases, wish.limit, step)
-    account = Account()
+    databases = changes.databases(options.database)
+    with _progress_bar(_count_shards(databases), "reading shards") as step:
+        chosen = changes.choose(order, databases, options.limit, step)
+    # Before the first change: only somebody who knows a killed run's name can continue it.
+    typer.echo(f"run {order.run}: if it is interrupted, --run {order.run} continues it", err=True)
+    account = RunAccount()
     try:
         try:
-            with _progress(sum(map(len, chosen.values())), f"{order.verb.value} jobs") as step:
-                changes.apply(order, chosen, wish.per_second, account, step)
+            with _progress_bar(sum(map(len, chosen.values())), f"{order.verb.value} jobs") as step:
+                changes.apply(order, chosen, options.per_second, account, step)
         finally:
-            interrupts.deaf = True  # from here on, or it would be the account that is interrupted
+            stop_signals.ignores_signals = (
+                True  # from here on, so that the account is shown in full
+            )
     except (Exception, KeyboardInterrupt) as error:
-        text, code = _stopped(error, order, account)
+        text, code = _explain_early_end(error, order, account)
         _show_account(output, order, account, text)
         raise CommandError(text, code) from error
     _show_account(output, order, account, None)
 
 
-def _stopped(error: BaseException, order: Order, account: Account) -> tuple[str, int]:
-    """What a run says that did not come to its end: one line, and its exit code."""
+def _explain_early_end(
+    error: BaseException, order: BulkOrder, account: RunAccount
+) -> tuple[str, int]:
+    """The line and the exit code for a run that did not complete."""
     from toc.admin.run import Interrupted  # noqa: PLC0415 - quick start
 
     text, code = "interrupted", INTERRUPTED
@@ -228,14 +244,14 @@ def _stopped(error: BaseException, order: Order, account: Account) -> tuple[str,
     return f"{text}{at}: {done}; to go on: the same command with --run {order.run}", code
 
 
-def _step_ms(text: str) -> int:
+def _parse_length_ms(text: str) -> int:
     step = parse_when(text)
     if not isinstance(step, timedelta):
         raise CommandError(f"--by: must be a length of time, like 30m; got {text!r}", USAGE)
     return step // timedelta(milliseconds=1)
 
 
-def _moment_ms(text: str, now_ms: int) -> int:
+def _parse_moment_ms(text: str, now_ms: int) -> int:
     from toc.domain.times import action_ms  # noqa: PLC0415 - quick start
 
     moment_ms = action_ms(parse_when(text), now_ms)
@@ -244,53 +260,56 @@ def _moment_ms(text: str, now_ms: int) -> int:
     return moment_ms
 
 
-def _new_run() -> str:
+def _new_run_name() -> str:
     import secrets  # noqa: PLC0415 - quick start
 
     return secrets.token_hex(4)
 
 
-def _shards(databases: Sequence[Database]) -> int:
+def _count_shards(databases: Sequence[Database]) -> int:
     return sum(len(database.shards) for database in databases)
 
 
-class Interrupts:
-    """The first SIGINT, SIGTERM or SIGHUP waits for the pages under way; the second ends it at once.
+class StopSignals:
+    """After the first SIGINT, SIGTERM or SIGHUP the run ends with the pages in progress; a second one ends it
+    at once.
 
-    Once `deaf`, and after a first one until the process has ended, no other is heard.
+    While `ignores_signals` (also set after a first signal until the process has ended) others are ignored.
     """
 
     def __init__(self) -> None:
-        self.deaf = False
-        self._asked = False
+        self.ignores_signals = False
+        self._stop_asked = False
         self._before: dict[int, Any] = {}
 
     def __call__(self) -> bool:
-        return self._asked
+        return self._stop_asked
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                self._before[number] = signal.signal(number, self._hear)
+                self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._asked:
-            self.deaf = True
+        if self._stop_asked:
+            self.ignores_signals = True
             return
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._asked and not self.deaf:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._stop_asked and not self.ignores_signals:
             raise KeyboardInterrupt
-        self._asked = True
+        self._stop_asked = True
 
 
 @contextmanager
-def _progress(total: int, words: str) -> Iterator[Callable[..., None]]:
-    """A bar on standard error, where that is a terminal. Yields what is called for each step, or several."""
-    screen = console(stderr=True)
+def _progress_bar(total: int, words: str) -> Iterator[Callable[..., None]]:
+    """A bar on standard error, if that is a terminal. Yields a function to call after each step (or
+    several).
+    """
+    screen = make_console(stderr=True)
     if not screen.is_terminal:
         yield lambda steps=1: None
         return
@@ -305,8 +324,10 @@ def _progress(total: int, words: str) -> Iterator[Callable[..., None]]:
 # ---- answers
 
 
-def _show_found(output: Output, order: Order, found: Found, settings: Settings) -> None:
-    value = _head(order) | {
+def _show_dry_run(
+    output: Output, order: BulkOrder, found: DryRunResult, settings: Settings
+) -> None:
+    value = _order_facts(order) | {
         "dry_run": True,
         "matched": found.total.matched,
         "in_reach": found.total.reached,
@@ -318,18 +339,18 @@ def _show_found(output: Output, order: Order, found: Found, settings: Settings) 
             {"biz_type": kind[0], "status": kind[1], "matched": n.matched, "in_reach": n.reached}
             for kind, n in sorted(found.kinds.items())
         ],
-        "examples": [job_of(job) for job in found.examples],
+        "examples": [job_as_json(job) for job in found.examples],
     }
     if output.as_json:
         output.answer(value, "")
         return
-    typer.echo(f"where {printable(_short(order.where.text))}\n")
+    typer.echo(f"where {printable(_shorten(order.where.text))}\n")
     rows = [
-        (index, count.matched, count.reached, *_tables(settings, index, found.shards))
+        (index, count.matched, count.reached, *_matching_tables(settings, index, found.shards))
         for index, count in sorted(found.databases.items())
     ]
     kinds = [(*kind, n.matched, n.reached) for kind, n in sorted(found.kinds.items())]
-    examples = [_example(job) for job in found.examples]
+    examples = [_example_row(job) for job in found.examples]
     for columns, lines in (
         (("database", ">match", ">in reach", ">tables with any", "most in"), rows),
         (("type", "status", ">match", ">in reach"), kinds),
@@ -339,14 +360,16 @@ def _show_found(output: Output, order: Order, found: Found, settings: Settings) 
             output.table(None, columns, lines, empty="", last=" ")
     total = found.total
     typer.echo(
-        f"{total.matched} match, {total.reached} of them can be changed ({order.reach_words})."
+        f"{total.matched} match, {total.reached} of them can be changed ({order.changeable_words})."
         " This was a dry run: nothing is changed."
         + (" To do it, add --reason '…' --yes" if total.reached else "")
     )
 
 
-def _tables(settings: Settings, database: int, shards: Mapping[int, Count]) -> tuple[int, str]:
-    """How many of a database's tables have any, and the one that has most."""
+def _matching_tables(
+    settings: Settings, database: int, shards: Mapping[int, Count]
+) -> tuple[int, str]:
+    """The number of a database's tables with matching jobs, and the table with most."""
     mine = [
         (shards[shard].matched, shard)
         for shard in settings.routing.shards_of_database(database)
@@ -358,20 +381,22 @@ def _tables(settings: Settings, database: int, shards: Mapping[int, Count]) -> t
     return len(mine), f"toc_job_{shard:04d}: {most}"
 
 
-def _example(job: Job) -> tuple[object, ...]:
+def _example_row(job: Job) -> tuple[object, ...]:
     due = shown(job.due_ms)
     return job.job_id, job.biz_id, job.biz_type, job.status.name.lower(), due, job.attempts
 
 
-def _show_account(output: Output, order: Order, account: Account, error: str | None) -> None:
-    value = _head(order) | {
+def _show_account(output: Output, order: BulkOrder, account: RunAccount, error: str | None) -> None:
+    value = _order_facts(order) | {
         "dry_run": False,
         "run": order.run,
         "actor": order.actor,
         "reason": order.reason,
         "complete": account.complete,
         "changed": account.changed,
-        "databases": [_part(index, part) for index, part in sorted(account.databases.items())],
+        "databases": [
+            _progress_facts(index, part) for index, part in sorted(account.databases.items())
+        ],
         "error": error,
     }
     parts = sorted(account.databases.items())
@@ -391,11 +416,11 @@ def _show_account(output: Output, order: Order, account: Account, error: str | N
     )  # fmt: skip
 
 
-def _head(order: Order) -> dict[str, Any]:
+def _order_facts(order: BulkOrder) -> dict[str, Any]:
     return {"verb": order.verb.value, "where": order.where.text}
 
 
-def _part(index: int, part: Part) -> dict[str, Any]:
+def _progress_facts(index: int, part: DatabaseProgress) -> dict[str, Any]:
     return {
         "database": index,
         "in_reach": part.chosen,
@@ -415,5 +440,5 @@ def _part(index: int, part: Part) -> dict[str, Any]:
     }
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= WHERE_COLUMNS else f"{text[: WHERE_COLUMNS - 3]}..."

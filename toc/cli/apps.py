@@ -1,4 +1,4 @@
-"""Importing the modules that hold a business' handlers."""
+"""Imports the modules that hold a business' handlers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import importlib
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toc.cli.failures import USAGE, CommandError
+from toc.cli.exit_codes import USAGE, CommandError
 
 if TYPE_CHECKING:
     from toc.handlers.registry import Registry
@@ -42,7 +42,8 @@ def load_apps(apps: Sequence[str]) -> Registry:
     found = []
     for app in apps:
         name, _, attribute = app.partition(":")
-        module = _imported(name)
+        _check_name(app, name)
+        module = _import_module(name)
         own = getattr(module, attribute, None) if attribute else registry
         if not isinstance(own, Registry):
             raise CommandError(f"{app}: {attribute!r} is not a toc Registry in that module", USAGE)
@@ -56,13 +57,27 @@ def load_apps(apps: Sequence[str]) -> Registry:
     return found[0]
 
 
-def _imported(name: str) -> object:
+def _check_name(app: str, name: str) -> None:
+    """Raises if it is no module's name, as the path of its file."""
+    if not name:
+        raise CommandError(f"--app {app!r}: needs the name of a module, like --app shop", USAGE)
+    path = PurePath(name)
+    if path.suffix != ".py" and len(path.parts) == 1:
+        return
+    if path.is_absolute() or ".." in path.parts:
+        hint = "run this in the directory of the file, with --app"
+        raise CommandError(f"--app {app}: is a file, not a module: {hint} {path.stem}", USAGE)
+    module = ".".join(path.with_suffix("").parts if path.suffix == ".py" else path.parts)
+    raise CommandError(f"--app {app}: is a file, not a module: write --app {module}", USAGE)
+
+
+def _import_module(name: str) -> object:
     try:
         return importlib.import_module(name)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        # What it raises is up to the module: SystemExit too.
+        # A module may raise anything when it is imported: SystemExit too.
         frames = traceback.extract_tb(error.__traceback__)
         last = frames[-1] if frames else None
         inside = last is not None and "importlib" not in last.filename

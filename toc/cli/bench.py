@@ -13,10 +13,10 @@ from toc.bench.cases import CASES
 from toc.bench.common import Options
 from toc.bench.plot import check_plot, plot
 from toc.bench.run import run
-from toc.cli import failures
-from toc.cli.output import console
+from toc.cli import exit_codes
+from toc.cli.output import make_console
 from toc.runtime.settings import load_settings
-from toc.trial.child import ends_in_order
+from toc.trial.child import unwind_on_signals
 
 
 class Due(StrEnum):
@@ -98,8 +98,8 @@ def bench(
         )
     if picture is not None:
         check_plot(picture)
-    progress = console(stderr=True)
-    with ends_in_order():
+    progress = make_console(stderr=True)
+    with unwind_on_signals():
         report = run(
             load_settings(),
             Options(
@@ -120,8 +120,8 @@ def bench(
     if as_json:
         typer.echo(json.dumps(report.as_json(), indent=2))
     else:
-        report.show(console())
+        report.show(make_console())
     if picture is not None:  # last: what cannot be drawn has been told then
         plot(report, picture)
     if report.broken:
-        raise typer.Exit(failures.NO)
+        raise typer.Exit(exit_codes.NO)

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from toc.cli.failures import NO, OK, USAGE, CommandError
-from toc.cli.frame import answers
+from toc.cli.common_options import answers
+from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.output import Output, printable
 from toc.testing.checker import History
 from toc.testing.checker import check as check_all
+from toc.testing.final_rows import rows
 from toc.testing.judge import Rules
 from toc.testing.report import MEANING, Lateness, Report
-from toc.testing.rows import rows
 
 KEPT_MAX = 100_000
 
@@ -52,19 +52,19 @@ def check(
         report = check_all(given, rules)
     except ValueError as error:
         raise CommandError(printable(error), USAGE) from error
-    output.answer(report.facts(), "\n".join(_lines(report)))
+    output.answer(report.facts(), "\n".join(_report_lines(report)))
     return OK if report.holds else NO
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _report_lines(report: Report) -> Iterator[str]:
     yield f"{report.entries:,} entries: {report.scheduled:,} jobs, {report.starts:,} starts"
-    yield f"{'rows':<14}{_counted(report.by_status)}"
-    yield f"{'duplicates':<14}{_counted(report.duplicates)}"
+    yield f"{'rows':<14}{_count_words(report.by_status)}"
+    yield f"{'duplicates':<14}{_count_words(report.duplicates)}"
     yield f"{'unanswered':<14}{report.unanswered:,} calls: both outcomes are legal"
-    yield f"{'lateness':<14}{_spread(report.lateness)}"
+    yield f"{'lateness':<14}{_lateness_words(report.lateness)}"
     for biz_type, late in sorted(report.by_type.items()):
-        yield f"  {printable(biz_type)}: {_spread(late)}"
-    yield from _faults(report)
+        yield f"  {printable(biz_type)}: {_lateness_words(late)}"
+    yield from _fault_lines(report)
     yield ""
     for kind, meaning in MEANING.items():
         yield f"{kind:<14}{report.problems_by_kind[kind]:>10,}  {meaning}"
@@ -76,7 +76,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield "HOLDS" if report.holds else "BROKEN"
 
 
-def _faults(report: Report) -> Iterator[str]:
+def _fault_lines(report: Report) -> Iterator[str]:
     if not report.by_fault:
         return
     yield ""
@@ -89,12 +89,12 @@ def _faults(report: Report) -> Iterator[str]:
         )
 
 
-def _counted(counts: dict[str, int]) -> str:
+def _count_words(counts: dict[str, int]) -> str:
     found = [f"{n:,} {printable(name)}" for name, n in sorted(counts.items()) if n]
     return ", ".join(found) or "none"
 
 
-def _spread(late: Lateness) -> str:
+def _lateness_words(late: Lateness) -> str:
     if not late.count:
         return "no starts"
     shown = {"p50": 50, "p99": 99, "p99.9": 99.9}

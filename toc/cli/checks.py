@@ -1,25 +1,34 @@
-"""The checks of `toc doctor`: each looks, changes nothing, and says what to do."""
+"""The checks of `toc doctor`: each reads, changes nothing, and says what to do."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from toc.cli.failures import explain, masked
+from toc.cli.exit_codes import explain
+from toc.cluster.members import open_to
 from toc.cluster.roster import roster
+from toc.domain.masking import masked
 from toc.handlers.registry import Registry
-from toc.node.health import of_reconciled
-from toc.reconcile.nightly import lacking
+from toc.node.health import FOREIGN_MEANS, health_of_reconciliation
+from toc.node.status_reader import STRANGERS_FIRST
+from toc.reconcile.nightly import missing_software
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
 from toc.store import migrate
+from toc.store.biz_types import describe_conflict, read_names_by_number
 from toc.store.databases import Database, Databases
-from toc.store.facts import ServerFacts, recorded_facts, server_facts, type_names
-from toc.store.reconciled import last
+from toc.store.reconcile_status import read_last_result
+from toc.store.schema_status import read_status
+from toc.store.schema_steps import SchemaTarget
+from toc.store.server_facts import ServerInfo, read_recorded_meta, read_server_info
+from toc.store.sessions import EXPECTED
+from toc.store.table_check import WAY_OUT, summarize_faults
+from toc.timer.foreign_members import format_members
 from toc.timer.slots import VERSION_MIN as REDIS_MIN
 from toc.timer.slots import Slots
 
@@ -32,7 +41,7 @@ PARALLEL_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. `advice`: what to do when the level is not ok."""
+    """The result of one check. `advice`: what to do when the level is not ok."""
 
     subject: str
     check: str
@@ -50,19 +59,20 @@ class Doctor:
         self._settings, self._handlers, self._clock = settings, handlers, clock or SystemClock()
         self._expected = settings.facts
         self._skew_ms: dict[str, int] = {}
+        self._uncertainty_ms: dict[str, int] = {}  # how far each of these offsets may be wrong
 
     def run(self) -> list[Check]:
-        """Asks all servers, side by side: one that does not answer costs its timeout once."""
+        """Asks all servers in parallel: one that does not answer costs its timeout once."""
         found: list[Check] = []
         with self._databases() as databases, ThreadPoolExecutor(PARALLEL_MAX) as pool:
             for checks in pool.map(self._check_database, databases):
                 found += checks
             found += self._check_redis()
-            found.append(self._check_zookeeper())
+            found += self._check_zookeeper()
+            found += self._check_databases_clocks()
             found += self._check_skew()
             found += self._check_reconciled(databases)
-            if self._handlers is not None:
-                found += self._check_handlers(databases[0], self._handlers)
+            found += self._check_types(databases)
         return found
 
     # ---- databases
@@ -70,22 +80,42 @@ class Doctor:
     def _check_database(self, database: Database) -> list[Check]:
         name = f"database {database.index}"
         try:
-            facts = server_facts(database)
-            checks = [*self._check_version(name, facts), *_check_durability(name, facts)]
+            facts = read_server_info(database)
+            checks = [
+                *self._check_version(name, facts),
+                *_check_durability(name, facts),
+                *_check_session(name, facts),
+                *self._check_tls(name, database, facts),
+            ]
             checks += self._check_schema(name, database)
             checks.append(self._check_clock(name, database.now_ms))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
             advice = "check TOC_DATABASES, that the server runs, and that it has this schema"
-            return [_unreachable(name, error, advice)]
+            return [_no_answer(name, error, advice)]
         return [
-            Check(name, "reachable", "ok", masked(self._settings.databases[database.index])),
+            Check(name, "reachable", "ok", str(self._settings.databases[database.index])),
             *checks,
         ]
 
+    def _check_tls(self, name: str, database: Database, facts: ServerInfo) -> Iterator[Check]:
+        if database.sqlite:
+            return
+        mode = self._settings.mysql.tls
+        verified = {
+            "verify_ca": "the certificate is verified, the host's name is not",
+            "verify_identity": "certificate and host are verified",
+        }.get(mode, "the certificate is not verified")
+        if not facts.tls:
+            verified = "the connection is not encrypted"
+        level: Level = "ok" if database.is_local or mode.startswith("verify") else "warn"
+        found = f"{facts.tls or 'none'}; {verified} (mysql.tls = '{mode}')"
+        advice = "set mysql.tls = 'verify_identity' and mysql.tls_ca: else who is between may read and write"
+        yield Check(name, "tls", level, found, advice)
+
     @staticmethod
-    def _check_version(name: str, facts: ServerFacts) -> Iterator[Check]:
+    def _check_version(name: str, facts: ServerInfo) -> Iterator[Check]:
         least = VERSION_MIN[facts.kind]
-        supported = _version(facts.version) >= least
+        supported = _parse_version(facts.version) >= least
         yield Check(
             name,
             "version",
@@ -95,14 +125,15 @@ class Doctor:
         )
 
     def _check_schema(self, name: str, database: Database) -> Iterator[Check]:
-        revision, head = migrate.revision_of(database), migrate.head()
-        misfit = migrate.misfit(database)
+        revision = migrate.read_revision(database)
+        misfit = migrate.describe_incompatibility(database)
         found = f"revision {revision or 'none'}"
         if misfit is not None:
-            yield Check(name, "schema", "fail", f"{found}, needs {head}", "run `toc migrate`")
+            what, _, advice = misfit.rpartition(": ")
+            yield Check(name, "schema", "fail", what, advice)
             return
         yield Check(name, "schema", "ok", found)
-        kept = recorded_facts(database)
+        kept = read_recorded_meta(database)
         expected = self._expected | {"database": str(database.index)}
         wrong = [
             f"{fact} is {kept[fact]}, the settings say {value}"
@@ -114,6 +145,16 @@ class Doctor:
         )
         advice = "set what the database was set up with: it cannot be changed later"
         yield Check(name, "routing", "fail" if wrong else "ok", found, advice)
+        if not wrong:
+            yield self._check_tables(name, database)
+
+    def _check_tables(self, name: str, database: Database) -> Check:
+        target = SchemaTarget(database.index, database.shards, database.sqlite)
+        faults = read_status(database, target, self._settings.routing.facts()).faults
+        found = "; ".join(summarize_faults(faults)) or "as toc made them"
+        slow = all(fault.kind in ("index", "view") and not fault.silent for fault in faults)
+        level: Level = "ok" if not faults else "warn" if slow else "fail"
+        return Check(name, "tables", level, found, WAY_OUT)
 
     # ---- Redis
 
@@ -129,11 +170,9 @@ class Doctor:
             timeout_s=settings.connect_timeout_s,
         )
         try:
-            facts = slots.facts()
-            yield Check(
-                "redis", "reachable", "ok", f"{masked(settings.redis_url)} ({facts['mode']})"
-            )
-            supported = _version(facts["version"]) >= REDIS_MIN
+            facts = slots.server_info()
+            yield Check("redis", "reachable", "ok", f"{settings.redis_url} ({facts['mode']})")
+            supported = _parse_version(facts["version"]) >= REDIS_MIN
             advice = f"upgrade: toc needs Redis {REDIS_MIN[0]}.{REDIS_MIN[1]} or later"
             level: Level = "ok" if supported else "fail"
             yield Check("redis", "version", level, facts["version"], advice)
@@ -146,30 +185,75 @@ class Doctor:
                 "set maxmemory-policy noeviction: else Redis throws reminders away",
             )
             yield self._check_clock("redis", slots.time_ms)
+            yield self._check_members(slots)
         except Exception as error:  # noqa: BLE001 - as above
             advice = "check TOC_REDIS_URL and that Redis runs; until then the scanner fires, late"
-            yield _unreachable("redis", error, advice)
+            yield _no_answer("redis", error, advice)
         finally:
             slots.close()
 
-    def _check_zookeeper(self) -> Check:
+    def _check_members(self, slots: Slots) -> Check:
+        found = [
+            member
+            for topic, amount in self._settings.slot_amounts.items()
+            for member in slots.foreign_members(topic, range(amount), STRANGERS_FIRST)
+        ]
+        how = f"{len(found)} members of queues are no job_id: {format_members(found)}"
+        advice = f"toc removes each of them when it is due, and {FOREIGN_MEANS}"
+        level: Level = "warn" if found else "ok"
+        return Check("redis", "queues", level, how if found else "job ids only", advice)
+
+    def _check_zookeeper(self) -> Iterator[Check]:
         if not self._settings.has_cluster:
-            return Check("zookeeper", "reachable", "ok", "none: each node owns everything")
+            yield Check("zookeeper", "reachable", "ok", "none: each node owns everything")
+            return
         try:
             members = roster(self._settings)
         except Exception as error:  # noqa: BLE001 - as above
             advice = "check TOC_ZOOKEEPER_HOSTS and that it runs; until then the last shares stay"
-            return _unreachable("zookeeper", error, advice)
-        return Check("zookeeper", "reachable", "ok", f"{len(members)} nodes there")
+            yield _no_answer("zookeeper", error, advice)
+            return
+        yield Check("zookeeper", "reachable", "ok", f"{len(members)} nodes there")
+        yield self._check_zookeeper_tls()
+        if self._settings.cluster.auth is None:
+            found = "ZooKeeper is open to whoever reaches it: members that somebody makes up make jobs late"
+            advice = (
+                "set TOC_CLUSTER__AUTH ('user:password') for all processes: workers set the ACLs"
+            )
+            yield Check("zookeeper", "access", "warn", found, advice)
+            return
+        try:
+            strangers = open_to(self._settings)
+        except Exception as error:  # noqa: BLE001 - as above
+            strangers = [masked(explain(error)[0])]
+        advice = "start a worker anew, which repairs it where it may; else set the ACL by zkCli.sh"
+        level: Level = "warn" if strangers else "ok"
+        found = "; ".join(strangers) or "only for who has cluster.auth"
+        yield Check("zookeeper", "access", level, found, advice)
+
+    def _check_zookeeper_tls(self) -> Check:
+        cluster, hosts = self._settings.cluster, self._settings.zookeeper_hosts.partition("/")[0]
+        local = all(
+            host.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")
+            for host in hosts.split(",")
+        )
+        level: Level = "ok" if local or cluster.tls.startswith("verify") else "warn"
+        advice = (
+            "set TOC_CLUSTER__TLS to 'verify_identity' and the hosts to ZooKeeper's secureClientPort: whoever"
+            " is between can read cluster.auth and write members"
+        )
+        return Check("zookeeper", "tls", level, cluster.tls, advice)
 
     # ---- reconciliation
 
     def _check_reconciled(self, databases: Databases) -> Iterator[Check]:
         if self._settings.reconcile.nightly != "none":
-            lack = lacking()
+            lack = missing_software()
             yield Check("nightly", "installed here", "fail" if lack else "ok", lack or "all", lack)
         try:
-            part = of_reconciled(self._settings, last(databases), databases[0].now_ms())
+            part = health_of_reconciliation(
+                self._settings, read_last_result(databases), databases[0].now_ms()
+            )
         except Exception:  # noqa: BLE001 - said above already
             return
         if part is not None:
@@ -184,9 +268,10 @@ class Doctor:
         """The server's clock minus this machine's, measured around one answer."""
         before_ms = self._clock.wall_ms()
         server_ms = ask_ms()
-        skew_ms = round(server_ms - (before_ms + self._clock.wall_ms()) / 2)
-        self._skew_ms[name] = skew_ms
-        # It decides nothing, but ids and logs carry this machine's time.
+        after_ms = self._clock.wall_ms()
+        skew_ms = round(server_ms - (before_ms + after_ms) / 2)
+        self._skew_ms[name], self._uncertainty_ms[name] = skew_ms, (after_ms - before_ms) // 2
+        # Nothing is decided by this machine's clock, but ids and logs carry its time.
         level: Level = "warn" if abs(skew_ms) > SKEW_MS_WARN else "ok"
         advice = "let NTP set the clocks of this machine and of the server"
         return Check(name, "clock", level, f"{skew_ms:+d} ms from this machine's", advice)
@@ -209,17 +294,45 @@ class Doctor:
                 f"set the servers' clocks: beyond {limit_ms} ms the timer stops, the scanner fires",
             )
 
-    # ---- handlers
+    def _check_databases_clocks(self) -> Iterator[Check]:
+        """Compares the two databases whose clocks are furthest apart. A slow answer is no difference."""
+        names = [name for name in self._skew_ms if name != "redis"]
+        if len(names) < 2:
+            return
+        least_ms = {name: self._skew_ms[name] - self._uncertainty_ms[name] for name in names}
+        most_ms = {name: self._skew_ms[name] + self._uncertainty_ms[name] for name in names}
+        ahead, behind = max(names, key=least_ms.__getitem__), min(names, key=most_ms.__getitem__)
+        differ = least_ms[ahead] - most_ms[behind] > SKEW_MS_WARN
+        apart_ms = self._skew_ms[ahead] - self._skew_ms[behind]
+        found = f"{ahead} is {apart_ms} ms ahead of {behind}" if differ else "no two differ by more"
+        advice = "let NTP set the clocks of both: each one's jobs go by its own"
+        yield Check("databases", "clocks", "warn" if differ else "ok", found, advice)
 
-    def _check_handlers(self, database: Database, handlers: Registry) -> Iterator[Check]:
+    # ---- biz_types and handlers
+
+    def _check_types(self, databases: Databases) -> Iterator[Check]:
+        types: set[str] | None = None
+        with suppress(Exception):  # said above already
+            names, conflicts = read_names_by_number(databases)
+            types = {*names.values(), *(n for said in conflicts.values() for n in said.values())}
+            found = "; ".join(describe_conflict(number, conflicts) for number in sorted(conflicts))
+            yield Check(
+                "biz_types",
+                "numbers",
+                "fail" if conflicts else "ok",
+                found or f"{len(types)} types, no number has two names",
+                "give one of the two another number: docs/how-to/type-conflict.md",
+            )
+        if self._handlers is not None:
+            yield from self._check_handlers(types, self._handlers)
+
+    def _check_handlers(self, types: set[str] | None, handlers: Registry) -> Iterator[Check]:
+        """Whether there is a handler for each type. `types`: all there are; None: not known."""
         names = sorted(spec.biz_type for spec in handlers)
         yield Check("handlers", "registered", "ok", ", ".join(names) or "one for every type")
-        if handlers.takes_all is not None:
+        if handlers.takes_all is not None or types is None:
             return
-        try:
-            missing = sorted(set(type_names(database)) - set(names))
-        except Exception:  # noqa: BLE001 - said above already
-            return
+        missing = sorted(types - set(names))
         yield Check(
             "handlers",
             "types without one",
@@ -231,21 +344,21 @@ class Doctor:
     @contextmanager
     def _databases(self) -> Iterator[Databases]:
         settings = self._settings
-        databases = Databases.of(settings, self._clock, pool_size=1)
+        databases = Databases.from_settings(settings, self._clock, pool_size=1)
         try:
             yield databases
         finally:
             databases.close()
 
 
-def worst(checks: Iterable[Check]) -> Level:
-    """The worst level among them."""
+def worst_level(checks: Iterable[Check]) -> Level:
+    """The worst level among the checks."""
     levels = {check.level for check in checks}
     return "fail" if "fail" in levels else "warn" if "warn" in levels else "ok"
 
 
-def _check_durability(name: str, facts: ServerFacts) -> Iterator[Check]:
-    """A COMMIT that is not on disk yet when the power fails is a lost job (I1)."""
+def _check_durability(name: str, facts: ServerInfo) -> Iterator[Check]:
+    """Whether a COMMIT is on disk when it returns: otherwise a power failure loses jobs (I1)."""
     found = facts.durability
     wanted = {"innodb_flush_log_at_trx_commit": "1"}
     if found.get("log_bin") in ("ON", "1"):
@@ -257,11 +370,31 @@ def _check_durability(name: str, facts: ServerFacts) -> Iterator[Check]:
             yield Check(name, variable, level, found[variable], advice)
 
 
-def _unreachable(name: str, error: Exception, advice: str) -> Check:
+def _check_session(name: str, facts: ServerInfo) -> Iterator[Check]:
+    """Whether the session has the variables that toc sets, above all sql_mode: a proxy may change them."""
+    if not facts.session:
+        return
+    wrong = [
+        f"{variable} is {facts.session.get(variable)!r}, toc has set {value!r}"
+        for variable, value in EXPECTED.items()
+        if _split_modes(facts.session.get(variable, "")) != _split_modes(value)
+    ]
+    own = f"toc's sessions set their own variables; sql_mode of others: {facts.sql_mode or 'empty'}"
+    advice = (
+        "a proxy before the server changes what sessions have set: toc needs sessions of its own"
+    )
+    yield Check(name, "session", "fail" if wrong else "ok", "; ".join(wrong) or own, advice)
+
+
+def _split_modes(value: str) -> set[str]:
+    return set(value.split(","))
+
+
+def _no_answer(name: str, error: Exception, advice: str) -> Check:
     text, _ = explain(error)
     return Check(name, "reachable", "fail", masked(text), advice)
 
 
-def _version(text: str) -> tuple[int, int]:
+def _parse_version(text: str) -> tuple[int, int]:
     match = re.match(r"(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else (0, 0)

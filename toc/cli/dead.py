@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toc.cli.centers import AnyType, Reason, answer_of, opened
-from toc.cli.failures import NO, OK, USAGE, CommandError
-from toc.cli.frame import answers
+from toc.cli.clients import AnyType, Reason, answer_as_json, open_client
+from toc.cli.common_options import answers
+from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.output import Output
-from toc.cli.words import iso, shown
+from toc.cli.time_texts import iso, shown
 
 if TYPE_CHECKING:
     from toc.domain.job import DeadJob
@@ -28,16 +28,23 @@ Limit = Annotated[
 @answers
 def listed(output: Output, biz_type: AnyType = None, limit: Limit = 50) -> None:
     """List dead jobs, newest first: their attempts are used up, nothing will run them again."""
-    with opened() as center:
+    with open_client() as center:
         jobs = center.dead(limit, biz_type)
     rows = [
-        (job.job_id, job.biz_id, job.biz_type, job.attempts, shown(job.dead_ms), _short(job.error))
+        (
+            job.job_id,
+            job.biz_id,
+            job.biz_type,
+            job.attempts,
+            shown(job.dead_ms),
+            _shorten(job.error),
+        )
         for job in jobs
     ]
     columns = (">job_id", ">biz_id", "biz_type", ">attempts", "dead since", "error")
     last = f"the newest {limit}: --limit shows more" if len(jobs) == limit else ""
     output.table(
-        {"dead": [_json(job) for job in jobs]}, columns, rows, empty="no dead jobs", last=last
+        {"dead": [_job_facts(job) for job in jobs]}, columns, rows, empty="no dead jobs", last=last
     )
 
 
@@ -59,7 +66,7 @@ def redrive(
     """
     if bool(job_ids) == everything or (everything and biz_type is None):
         raise CommandError("give JOB_IDs, or --all with --type", USAGE)
-    with opened() as center:
+    with open_client() as center:
         ids = list(job_ids or [])
         if everything:
             ids = [job.job_id for job in center.dead(limit, biz_type)]
@@ -68,13 +75,16 @@ def redrive(
         found = [(job_id, center.redrive(job_id, reason=reason)) for job_id in ids]
     counts = Counter(str(answer) for _, answer in found)
     output.table(
-        {"counts": counts, "jobs": [answer_of(answer) | {"job_id": str(n)} for n, answer in found]},
+        {
+            "counts": counts,
+            "jobs": [answer_as_json(answer) | {"job_id": str(n)} for n, answer in found],
+        },
         (">job_id", "answer"),
         found,
         empty="no dead jobs",
         last=", ".join(f"{number} {answer}" for answer, number in counts.items()),
     )
-    return OK if all(answer == "redriven" for _, answer in found) else NO
+    return OK if all(answer.ok for _, answer in found) else NO
 
 
 def _confirm(question: str) -> None:
@@ -83,12 +93,12 @@ def _confirm(question: str) -> None:
     typer.confirm(question, abort=True, err=True)
 
 
-def _short(error: str) -> str:
+def _shorten(error: str) -> str:
     line = error.strip().splitlines()[0] if error.strip() else ""
     return line if len(line) <= ERROR_COLUMNS else line[: ERROR_COLUMNS - 3] + "..."
 
 
-def _json(job: DeadJob) -> dict[str, object]:
+def _job_facts(job: DeadJob) -> dict[str, object]:
     return {
         "job_id": str(job.job_id),
         "biz_id": str(job.biz_id),

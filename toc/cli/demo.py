@@ -8,12 +8,12 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from toc.cli import failures
-from toc.cli.output import console
+from toc.cli import exit_codes
+from toc.cli.output import make_console
 from toc.demo.run import Plan, run
 from toc.demo.view import Tally, panel, show
 from toc.testing.report import Report
-from toc.trial.child import ends_in_order
+from toc.trial.child import unwind_on_signals
 
 PLAIN_EVERY_S = 5.0
 
@@ -27,16 +27,20 @@ def demo(
 
     It needs no server and leaves nothing behind. Exits 1 when a promise was broken.
     """
-    screen, plan = console(), Plan(orders, seconds, seed)
-    with ends_in_order():
-        report = _in_terminal(plan, screen) if screen.is_terminal else _plain(plan, screen)
+    screen, plan = make_console(), Plan(orders, seconds, seed)
+    with unwind_on_signals():
+        report = (
+            _run_in_terminal(plan, screen)
+            if screen.is_terminal
+            else _run_without_terminal(plan, screen)
+        )
     screen.print()
     show(report, screen)
     if not report.holds:
-        raise typer.Exit(failures.NO)
+        raise typer.Exit(exit_codes.NO)
 
 
-def _in_terminal(plan: Plan, screen: Console) -> Report:
+def _run_in_terminal(plan: Plan, screen: Console) -> Report:
     with Live(console=screen, auto_refresh=False) as live:
         return run(
             plan,
@@ -44,13 +48,13 @@ def _in_terminal(plan: Plan, screen: Console) -> Report:
         )
 
 
-def _plain(plan: Plan, screen: Console) -> Report:
+def _run_without_terminal(plan: Plan, screen: Console) -> Report:
     shown_s = 0.0
 
-    def look(tally: Tally, passed_s: float) -> None:
+    def on_tick(tally: Tally, passed_s: float) -> None:
         nonlocal shown_s
         if passed_s - shown_s >= PLAIN_EVERY_S:
             shown_s = passed_s
             screen.print(tally.line(passed_s), highlight=False, markup=False, soft_wrap=True)
 
-    return run(plan, look)
+    return run(plan, on_tick)

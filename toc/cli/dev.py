@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toc.cli.apps import Apps, load_apps
-from toc.cli.frame import serves
+from toc.cli.common_options import serves
 from toc.cli.output import Output
 from toc.cli.signals import StopRequest
 
@@ -33,8 +33,8 @@ def dev(output: Output, app: Apps = None, directory: Directory = None) -> None:
     """Run everything in this process, for development: no server needed.
 
     Databases (SQLite) and a private Redis live in a directory, by default .toc. Clients that run
-    in the same working directory find them without any settings. Without --app each fired job is
-    printed. Stop it with Ctrl-C; the jobs stay.
+    in the same working directory find them without any settings. Without --app each fired job of the
+    type "default" is printed; jobs of other types wait for a handler. Stop it with Ctrl-C; the jobs stay.
     """
     del output
     from toc.node.dev import DevDirectory, PrivateRedis  # noqa: PLC0415 - quick start
@@ -45,33 +45,39 @@ def dev(output: Output, app: Apps = None, directory: Directory = None) -> None:
     path = directory or DEV_DIR
     redis = PrivateRedis(path)
     with StopRequest(at_once=redis.kill) as stop, DevDirectory(path) as here:
-        handlers = load_apps(app) if app else _printing()
+        handlers = load_apps(app) if app else _make_printing_registry()
         settings = here.settings()
         migrate.upgrade(settings)
         with redis:
             node = Node(settings, handlers=handlers)
             node.start()
             try:
-                typer.echo(_welcome(path, settings, printing=not app))
+                typer.echo(_welcome_text(path, settings, _example_type(handlers), printing=not app))
                 while not stop.wait(WATCH_S):
-                    redis.watch()
+                    redis.restart_if_ended()
                 typer.echo("stopping ...")
             finally:
                 node.stop()
 
 
-def _printing() -> Registry:
+def _make_printing_registry() -> Registry:
+    """Handlers that print the job, for the type "default" only: a real job must not end by being printed."""
     from toc.handlers.builtin import printer  # noqa: PLC0415
-    from toc.handlers.registry import EVERY_TYPE, Registry  # noqa: PLC0415
+    from toc.handlers.registry import Registry  # noqa: PLC0415
     from toc.runtime.clock import SystemClock  # noqa: PLC0415
 
-    # Databases and Redis run on this machine: its clock is theirs.
+    # Databases and Redis run on this machine and have its clock.
     handlers = Registry()
-    handlers.handler(EVERY_TYPE)(printer(typer.echo, SystemClock().wall_ms))
+    handlers.handler()(printer(typer.echo, SystemClock().wall_ms))
     return handlers
 
 
-def _welcome(path: Path, settings: Settings, *, printing: bool) -> str:
+def _example_type(handlers: Registry) -> str:
+    """A type that these handlers take: "default" if they do, else the first one."""
+    return "default" if handlers.get("default") else next(iter(handlers)).biz_type
+
+
+def _welcome_text(path: Path, settings: Settings, biz_type: str, *, printing: bool) -> str:
     from toc.runtime.settings import load_settings  # noqa: PLC0415
 
     client = load_settings()
@@ -82,14 +88,16 @@ def _welcome(path: Path, settings: Settings, *, printing: bool) -> str:
     }
     exports = "".join(f"    export {name}={quote(text)}\n" for name, text in variables.items())
     setup = "" if same else exports + "\n"
+    named = "" if biz_type == "default" else f', biz_type="{biz_type}"'
+    option = "" if biz_type == "default" else f" --type {biz_type}"
     fires = "this shell prints it when it fires" if printing else "your handler gets it"
     return f"""toc runs here. In another shell, in this same directory ({Path.cwd()}):
 
 {setup}    $ python
     >>> import toc
     >>> from datetime import timedelta
-    >>> toc.schedule(42, timedelta(seconds=5))
+    >>> toc.schedule(42, timedelta(seconds=5){named})
 
-or `toc schedule 42 5s`; {fires}. Then try `toc job show --biz-id 42`.
+or `toc schedule 42 5s{option}`; {fires}. Then try `toc job show --biz-id 42`.
 Data: {path}/toc_0.db; delete {path} to begin anew. Stop: Ctrl-C.
 """

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.cli.centers import job_of
-from toc.cli.failures import NO, OK, report
-from toc.cli.frame import answers
+from toc.cli.clients import job_as_json
+from toc.cli.common_options import answers
+from toc.cli.exit_codes import NO, OK, report
 from toc.cli.output import Output, printable
-from toc.cli.words import duration, iso, relative, shown
+from toc.cli.time_texts import duration, iso, relative, shown
 
 if TYPE_CHECKING:
-    from toc.admin.story import Lateness, Meaning, Owner, Place, Story
+    from toc.admin.explain import JobExplanation, Meaning, Owner, TimeSpent, TopicPlace
     from toc.domain.job import Event
-    from toc.store.whole import Whole
+    from toc.store.job_details import JobDetails
+    from toc.store.purge_counts import PurgesAround
 
 Line = tuple[str, object]
 
@@ -30,13 +31,13 @@ def explain(
 
     Servers that do not answer cost their own part. Exits 1 when there is no such job.
     """
-    from toc.admin.story import lateness, meaning, story  # noqa: PLC0415 - quick start
+    from toc.admin.explain import find_job_story, interpret, time_spent  # noqa: PLC0415 - quick start
     from toc.runtime.settings import load_settings  # noqa: PLC0415
 
     settings = load_settings()
-    found = story(settings, job_id)
-    means = meaning(found, settings, duration)
-    late = None if found.record is None else lateness(found.record)
+    found = find_job_story(settings, job_id)
+    means = interpret(found, settings, duration)
+    late = None if found.record is None else time_spent(found.record)
     if output.as_json:
         output.answer(_json(found, means, late), "")
     else:
@@ -49,7 +50,7 @@ def explain(
 # ---- for people
 
 
-def _text(found: Story, means: Meaning, late: Lateness | None) -> str:
+def _text(found: JobExplanation, means: Meaning, late: TimeSpent | None) -> str:
     name = "" if found.record is None else f" ({found.record.job.biz_type})"
     parts = [f"job {found.job_id}{name}: {means.text}", ""]
     for title, lines in (
@@ -59,6 +60,7 @@ def _text(found: Story, means: Meaning, late: Lateness | None) -> str:
         ("nodes", _node_lines(found)),
     ):
         parts += _block(title, list(lines))
+    parts += _block("purged around it", list(_purge_lines(found)))
     parts += _block("events", [(_event(event, found.now_ms), "") for event in found.events])
     parts += [f"missing: {text}" for text in found.troubles.values()]
     return "\n".join(printable(part) for part in parts).rstrip()
@@ -71,7 +73,7 @@ def _block(title: str, lines: list[Line]) -> list[str]:
     return [title, *(f"  {name:<{width}}  {value}".rstrip() for name, value in lines), ""]
 
 
-def _row_lines(found: Story) -> Iterator[Line]:
+def _row_lines(found: JobExplanation) -> Iterator[Line]:
     home, record, now_ms = found.home, found.record, found.now_ms
     yield "where", f"database {home.database}, table {home.table}"
     yield "id drawn", _when(home.created_ms, now_ms)
@@ -95,7 +97,7 @@ def _row_lines(found: Story) -> Iterator[Line]:
         yield "last error", record.letter.error.strip().replace("\n", "\n" + " " * 16)
 
 
-def _time_lines(found: Story, late: Lateness | None) -> Iterator[Line]:
+def _time_lines(found: JobExplanation, late: TimeSpent | None) -> Iterator[Line]:
     if late is None or late.claimed_after_ms is None or found.record is None:
         return
     attempts = found.record.job.attempts
@@ -105,7 +107,7 @@ def _time_lines(found: Story, late: Lateness | None) -> Iterator[Line]:
         yield "ended", f"{duration(late.ended_after_ms)} after that"
 
 
-def _redis_lines(found: Story, means: Meaning) -> Iterator[Line]:
+def _redis_lines(found: JobExplanation, means: Meaning) -> Iterator[Line]:
     for place in found.places:
         yield "slot", f"{place.slot} of topic {place.topic}"
         yield "StoreQueue", f"{place.store_key}: {_score(place.armed_ms, found.now_ms)}"
@@ -114,7 +116,7 @@ def _redis_lines(found: Story, means: Meaning) -> Iterator[Line]:
         yield "agrees", "yes" if means.agrees else "no"
 
 
-def _node_lines(found: Story) -> Iterator[Line]:
+def _node_lines(found: JobExplanation) -> Iterator[Line]:
     if found.members is None:
         if "zookeeper" not in found.troubles:
             yield "owner", "every node: there is no ZooKeeper"
@@ -125,6 +127,12 @@ def _node_lines(found: Story) -> Iterator[Line]:
             yield name, _owner(owner, found.now_ms)
         if not owners:
             yield name, "nobody owns it"
+
+
+def _purge_lines(found: JobExplanation) -> Iterator[Line]:
+    for one in sorted(found.purges.counts) if found.purges is not None else ():
+        kind = f"{one.jobs:,} {one.status.name.lower()} of {one.biz_type}"
+        yield one.day, f"{kind}, ids {one.first_id} to {one.last_id}"
 
 
 def _owner(owner: Owner, now_ms: int) -> str:
@@ -139,7 +147,8 @@ def _event(event: Event, now_ms: int) -> str:
     reason = f": {event.reason.splitlines()[0]}" if event.reason else ""
     when = _when(event.at_ms, now_ms)
     tried = f", attempts {event.attempts}" if event.attempts else ""
-    return f"{when}  {event.what} ({move}{tried}) by {event.actor}{reason}"
+    account = f" (account {event.account})" if event.account else ""
+    return f"{when}  {event.what} ({move}{tried}) by {event.actor}{account}{reason}"
 
 
 def _when(ms: int | None, now_ms: int) -> str:
@@ -153,7 +162,7 @@ def _score(ms: int | None, now_ms: int) -> str:
 # ---- for programs
 
 
-def _json(found: Story, means: Meaning, late: Lateness | None) -> dict[str, Any]:
+def _json(found: JobExplanation, means: Meaning, late: TimeSpent | None) -> dict[str, Any]:
     home = found.home
     return {
         "job_id": str(found.job_id),
@@ -178,14 +187,15 @@ def _json(found: Story, means: Meaning, late: Lateness | None) -> dict[str, Any]
             f"slot of {topic}" if topic else "shard": [_json_owner(owner) for owner in owners]
             for topic, owners in found.owners.items()
         },
+        "purges": None if found.purges is None else _json_purges(found.purges),
         "events": [_json_event(event) for event in found.events],
         "troubles": found.troubles,
     }
 
 
-def _json_row(record: Whole) -> dict[str, Any]:
+def _json_row(record: JobDetails) -> dict[str, Any]:
     letter = record.letter
-    return job_of(record.job) | {
+    return job_as_json(record.job) | {
         "type_no": record.type_no,
         "claim_time": iso(record.job.claimed_ms),
         "gmt_create": iso(record.created_ms),
@@ -196,12 +206,30 @@ def _json_row(record: Whole) -> dict[str, Any]:
     }
 
 
-def _json_place(place: Place) -> dict[str, Any]:
+def _json_place(place: TopicPlace) -> dict[str, Any]:
     return {
         "topic": place.topic,
         "slot": place.slot,
         "store": {"key": place.store_key, "score": place.armed_ms},
         "prepare": {"key": place.prepare_key, "score": place.out_ms},
+    }
+
+
+def _json_purges(around: PurgesAround) -> dict[str, Any]:
+    return {
+        "counted_since": around.since,
+        "days": around.days,
+        "closest": [
+            {
+                "day": one.day,
+                "biz_type": one.biz_type,
+                "status": one.status.name.lower(),
+                "jobs": one.jobs,
+                "first_id": str(one.first_id),
+                "last_id": str(one.last_id),
+            }
+            for one in around.counts
+        ],
     }
 
 
@@ -222,5 +250,6 @@ def _json_event(event: Event) -> dict[str, Any]:
         "to": event.to_status.name.lower(),
         "attempts": event.attempts,
         "actor": event.actor,
+        "account": event.account,
         "reason": event.reason,
     }

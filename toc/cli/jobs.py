@@ -8,21 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from toc.cli.centers import (
+from toc.cli.clients import (
     AnyType,
     BizId,
     Key,
     Reason,
     Type,
     check_target,
-    job_of,
-    opened,
-    say_answer,
+    job_as_json,
+    open_client,
+    print_answer,
 )
-from toc.cli.failures import NO, OK, USAGE, CommandError
-from toc.cli.frame import answers
+from toc.cli.common_options import answers
+from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.output import Output
-from toc.cli.words import WHEN_HELP, parse_when, shown
+from toc.cli.time_texts import WHEN_HELP, parse_when, shown
 
 
 class OnDuplicate(StrEnum):
@@ -56,23 +56,30 @@ def schedule(
 ) -> None:
     """Schedule a job: act on BIZ_ID at WHEN.
 
-    When this has answered, the job is as durable as the database's COMMIT. Exits 1 when a live job
-    holds the key and --on-duplicate says error.
+    When this has answered, the job is as durable as the database's COMMIT. Says so when it was not
+    inserted, because a live job holds the key; exits 1 then if --on-duplicate says error.
     """
     moment, value = parse_when(when), _attribute(attribute)
-    with opened() as center:
-        job_id = center.schedule(
+    with open_client() as center:
+        done = center.schedule(
             biz_id,
             moment,
             biz_type=biz_type,
             attribute=value,
             dedup_key=key,
             on_duplicate=on_duplicate.value,
+            details=True,
         )
-        job = center.get(job_id)
-    due = None if job is None else job.due_ms  # None: so soon that it is done already
-    value = job_of(job) if job is not None else {"job_id": str(job_id)}
-    output.answer(value, f"job {job_id}: due {shown(due)}" if due else f"job {job_id}")
+        job = center.get(done.job_id)
+    due = None if job is None else job.due_ms  # None: the job was due so soon that it has ended
+    value = job_as_json(job) if job is not None else {"job_id": str(done.job_id)}
+    value |= {"did": done.did, "kept_running": done.running}
+    text = f"job {done.job_id}: due {shown(due)}" if due else f"job {done.job_id}"
+    if done.running:
+        text = f"job {done.job_id}: kept: it holds the key and runs already; nothing was scheduled"
+    elif not done.created:
+        text += f" ({done.did}: it holds the key)"
+    output.answer(value, text)
 
 
 @answers
@@ -86,15 +93,15 @@ def cancel(
 ) -> int:
     """Cancel a job by its id, or the live jobs of a business id and type.
 
-    "cancelled" means: no handler has started or will. Anything else is what is the case instead
-    (running, done, already_cancelled, dead, unknown), and exits 1.
+    "cancelled" means: no handler has started or will. Otherwise the job's current status is shown
+    (running, done, already_cancelled, dead, unknown), and the command exits 1.
     """
     check_target(job_id, biz_id)
-    with opened() as center:
+    with open_client() as center:
         answer = center.cancel(
             job_id, biz_id=biz_id, biz_type=biz_type, dedup_key=key, reason=reason
         )
-    return say_answer(output, answer, "cancelled")
+    return print_answer(output, answer)
 
 
 @answers
@@ -108,17 +115,17 @@ def reschedule(
 ) -> int:
     """Move a pending job to another time.
 
-    Exits 1 with what is the case when it is not pending.
+    Exits 1 with the job's current status when it is not pending.
     """
     if len(target) != (1 if biz_id is not None else 2):
         raise CommandError("give JOB_ID and WHEN, or --biz-id (with --type) and WHEN", USAGE)
     moment = parse_when(target[-1])
     job_id = _job_id(target[0]) if biz_id is None else None
-    with opened() as center:
+    with open_client() as center:
         answer = center.reschedule(
             job_id, moment, biz_id=biz_id, biz_type=biz_type, dedup_key=key, reason=reason
         )
-    return say_answer(output, answer, "rescheduled")
+    return print_answer(output, answer)
 
 
 @answers
@@ -130,7 +137,7 @@ def show(
     All there is to know about one: `toc explain JOB_ID`. Exits 1 when there is none.
     """
     check_target(job_id, biz_id)
-    with opened() as center:
+    with open_client() as center:
         if job_id is not None:
             found = center.get(job_id)
             jobs = [] if found is None else [found]
@@ -147,7 +154,7 @@ def show(
         "attribute",
     )  # fmt: skip
     output.table(
-        {"jobs": [job_of(job) for job in jobs]}, columns, rows, empty="there is no such job"
+        {"jobs": [job_as_json(job) for job in jobs]}, columns, rows, empty="there is no such job"
     )
     return OK if jobs else NO
 
@@ -159,6 +166,8 @@ def _attribute(text: str | None) -> dict[str, Any] | None:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         raise CommandError(f"--attribute: not JSON: {error}", USAGE) from error
+    except RecursionError:
+        raise CommandError("--attribute: is nested too deep", USAGE) from None
     if not isinstance(value, dict):
         raise CommandError("--attribute: must be a JSON object, like '{\"note\": 1}'", USAGE)
     return value

@@ -1,69 +1,93 @@
-"""Logging, set up by the command line and nowhere else: toc as a library only writes to loggers.
-
-On a terminal rich's handler, else plain `time level logger message` lines, or JSON lines.
-"""
+"""Logging is set up here, by the command line only: toc as a library just writes to loggers."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from toc.cli.failures import masked
+from toc.domain.masking import masked
+from toc.domain.texts import in_json, one_line, shortened
+from toc.handlers.current import JobFilter
+
+TRACE_CHARS_MAX = 16_384
+"""The beginning and the end of a long traceback are logged: an error may contain texts of any length."""
 
 
-class _Masked(logging.Formatter):
-    """What a server or driver says may repeat a URL."""
+class _MaskingFormatter(logging.Formatter):
+    """One line for each record, and indented ones for its traceback; passwords are masked."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return masked(super().format(record))
+        record.name = one_line(record.name)
+        record.message = one_line(record.getMessage()) + _job_suffix(record)
+        record.asctime = _iso(record.created)
+        lines = [self.formatMessage(record)]
+        for text in self._traceback_lines(record):
+            lines += [f"  {one_line(line)}" for line in text.split("\n")]
+        return masked("\n".join(lines))
+
+    def _traceback_lines(self, record: logging.LogRecord) -> Iterator[str]:
+        # Masked before it is split: half of a URL would not be recognized.
+        if record.exc_info:
+            yield shortened(masked(self.formatException(record.exc_info)), TRACE_CHARS_MAX)
+        if record.stack_info:
+            yield shortened(masked(self.formatStack(record.stack_info)), TRACE_CHARS_MAX)
 
 
-class _Plain(_Masked):
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
-        del datefmt
-        return _iso(record.created)
-
-
-class _JsonLines(_Plain):
+class _JsonFormatter(_MaskingFormatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {
+        line: dict[str, object] = {
             "time": _iso(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": masked(record.getMessage()),
         }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return masked(json.dumps(line, ensure_ascii=False))
+        line |= {name: vars(record)[name] for name in _IDS if vars(record).get(name) is not None}
+        traces = [*self._traceback_lines(record)]
+        if traces:
+            line["exception"] = masked("\n".join(traces))
+        return in_json(json.dumps(line, ensure_ascii=False))
 
 
-def configure(level: int, *, as_json: bool) -> None:
+_IDS = ("job_id", "biz_type", "biz_id", "attempt")
+
+
+def _job_suffix(record: logging.LogRecord) -> str:
+    """Names the job whose handler logs, unless the message names it."""
+    job_id = getattr(record, "job_id", None)
+    if job_id is None or str(job_id) in record.getMessage():
+        return ""
+    return one_line(f" [job {job_id} of {record.biz_type}, attempt {record.attempt}]")  # type: ignore[attr-defined]
+
+
+def configure_logging(level: int, *, as_json: bool) -> None:
     """Sends log records of `level` and above to standard error."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if as_json:
-        handler.setFormatter(_JsonLines())
+        handler.setFormatter(_JsonFormatter())
     elif sys.stderr.isatty():
-        handler = _on_terminal()
+        handler = _stderr_is_terminal()
     else:
-        handler.setFormatter(_Plain("%(asctime)s %(levelname)s %(name)s %(message)s"))
+        handler.setFormatter(_MaskingFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.addFilter(JobFilter())
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(max(level, logging.INFO))
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of its plugins
-    logging.getLogger("apscheduler").setLevel(logging.WARNING)  # it tells of its jobs
-    logging.getLogger("toc").setLevel(level)  # debug is for toc: drivers would drown it
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it logs its plugins
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)  # it logs its jobs
+    logging.getLogger("toc").setLevel(level)  # debug is for toc only: drivers log too much
 
 
-def _on_terminal() -> logging.Handler:
+def _stderr_is_terminal() -> logging.Handler:
     from rich.console import Console  # noqa: PLC0415 - quick start
     from rich.logging import RichHandler  # noqa: PLC0415
 
     handler = RichHandler(console=Console(stderr=True), show_path=False)
-    handler.setFormatter(_Masked("%(message)s"))
+    handler.setFormatter(_MaskingFormatter("%(message)s"))
     return handler
 
 

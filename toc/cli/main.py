@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -16,8 +17,9 @@ from toc.cli import (
     dead,
     dev,
     doctor,
+    exit_codes,
     explain,
-    failures,
+    grants,
     jobs,
     migrate,
     nodes,
@@ -26,7 +28,7 @@ from toc.cli import (
     status,
     worker,
 )
-from toc.cli.frame import answers, is_usage_error
+from toc.cli.common_options import answers, is_usage_error
 from toc.cli.output import Output
 
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
@@ -50,7 +52,7 @@ dead_app = _group("Jobs whose attempts are used up.")
 admin_app = _group("Change sets of jobs: a dry run first, a bounded rate, an audit trail.")
 
 
-@app.callback(epilog=failures.EXIT_CODES)
+@app.callback(epilog=exit_codes.EXIT_CODES)
 def _root(
     ctx: typer.Context,
     *,
@@ -63,13 +65,13 @@ def _root(
     if version:
         typer.echo(f"toc {version_of('toc')}")
         raise typer.Exit
-    _help_alone(ctx)
+    _show_help_without_command(ctx)
 
 
 @job_app.callback()
 @dead_app.callback()
 @admin_app.callback()
-def _help_alone(ctx: typer.Context) -> None:
+def _show_help_without_command(ctx: typer.Context) -> None:
     """A group without a command shows its help."""
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
@@ -83,8 +85,10 @@ def version(output: Output) -> None:
     output.answer(versions, "\n".join(f"{name} {text}" for name, text in versions.items()))
 
 
-def _later(name: str, help_text: str) -> None:
-    """A command that is imported when it is called: its options cost more than all others."""
+def _make_lazy_command(name: str, help_text: str) -> None:
+    """A command whose module is imported only when it is called: its options take longer than all other
+    commands.
+    """
 
     def command(ctx: typer.Context) -> Any:
         inner = typer.Typer(
@@ -102,6 +106,7 @@ def _later(name: str, help_text: str) -> None:
 app.command("dev")(dev.dev)
 app.command("worker")(worker.worker)
 app.command("migrate")(migrate.migrate)
+app.command("grants")(grants.grants)
 app.command("schedule")(jobs.schedule)
 app.command("cancel")(jobs.cancel)
 app.command("reschedule")(jobs.reschedule)
@@ -121,13 +126,18 @@ app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
 app.command("settings")(settings.settings)
 app.command("version")(version)
-_later("reconcile", "Compare the databases with Redis, all of it; repair and report.")
-_later("nightly", "What the leader does every night: reconcile, measure lateness, archive.")
-_later("sql", "Run one SELECT over all shards, as if they were one table; read-only.")
-_later("demo", "Show it: a shop's order timeouts, live, and a check at the end.")
-_later("move", "Move a database to another MySQL server beside live traffic.")
-_later("check", "Say whether toc kept its promises: check a history of calls and handlers.")
-_later("bench", "Measure it, on the servers of the settings.")
+_make_lazy_command("reconcile", "Compare the databases with Redis, all of it; repair and report.")
+_make_lazy_command(
+    "nightly", "What the leader does every night: reconcile, measure lateness, archive."
+)
+_make_lazy_command("purge", "Delete what has ended long ago, once, in all databases: for cron.")
+_make_lazy_command("sql", "Run one SELECT over all shards, as if they were one table; read-only.")
+_make_lazy_command("demo", "Show it: a shop's order timeouts, live, and a check at the end.")
+_make_lazy_command("move", "Move a database to another MySQL server beside live traffic.")
+_make_lazy_command(
+    "check", "Say whether toc kept its promises: check a history of calls and handlers."
+)
+_make_lazy_command("bench", "Measure it, on the servers of the settings.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -135,17 +145,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(args=arguments, prog_name="toc", standalone_mode=False)
     except typer.Abort:
-        failures.say("aborted")
-        return failures.NO
-    except Exception as error:  # noqa: BLE001 - the last net
+        exit_codes.print_error_line("aborted")
+        return exit_codes.NO
+    except Exception as error:  # noqa: BLE001 - all others become a line and an exit code
         if not is_usage_error(error):
-            return failures.report(error, verbose="-v" in (arguments or sys.argv))
-        failures.say(f"{_usage(error)} (see `{_command(error)} --help`)")
-        return failures.USAGE
-    return code if isinstance(code, int) else failures.OK
+            return exit_codes.report(error, verbose="-v" in (arguments or sys.argv))
+        exit_codes.print_error_line(
+            f"{_explain_usage_error(error)} (see `{_command(error)} --help`)"
+        )
+        return exit_codes.USAGE
+    return code if isinstance(code, int) else exit_codes.OK
 
 
-def _usage(error: Any) -> str:
+def _explain_usage_error(error: Any) -> str:
     return str(error.format_message()).rstrip(".")
 
 
@@ -156,4 +168,18 @@ def _command(error: Any) -> str:
 
 def run() -> NoReturn:
     """The program `toc`."""
+    _open_closed_streams()
     sys.exit(main())
+
+
+def _open_closed_streams() -> None:
+    """Opens /dev/null for each standard stream that the caller has closed (`>&-`)."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            mode = "w" if number else "r"
+            stream = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from toc.cli.failures import NO, OK, SETTINGS, UNAVAILABLE, USAGE, CommandError
-from toc.cli.frame import answers
-from toc.cli.output import Output, console, printable
+from toc.cli.common_options import answers
+from toc.cli.exit_codes import NO, OK, SETTINGS, UNAVAILABLE, USAGE, CommandError
+from toc.cli.output import Output, make_console, printable
 
 if TYPE_CHECKING:
     from toc.runtime.settings import Settings
-    from toc.store.drift import Finding
-    from toc.store.migrate import Reached, Stepped
-    from toc.store.standings import Standing
+    from toc.store.drift import DriftFinding
+    from toc.store.migrate import MigrationResult, StepProgress
+    from toc.store.schema_status import SchemaStatus
 
-_CLIENT_ERRORS = 2000  # from here on the driver's own: the connection was lost
 _LOCK_WAIT_S_MAX = 3600
 FAULTS_SHOWN = 5
 
@@ -44,6 +43,13 @@ Status = Annotated[
     bool, typer.Option("--status", help="Change nothing: say where each database stands.")
 ]
 Sql = Annotated[bool, typer.Option("--sql", help="Run nothing; print the statements instead.")]
+Mend = Annotated[
+    bool,
+    typer.Option(
+        "--mend",
+        help="Take back what somebody changed in toc's tables; with --sql print the statements.",
+    ),
+]
 Directory = Annotated[
     Path | None,
     typer.Option("--directory", help="With --sql: write a script for each database there."),
@@ -63,6 +69,12 @@ LockWait = Annotated[
         min=1,
         max=_LOCK_WAIT_S_MAX,
         help="Seconds to wait for a table that a transaction holds, or for another migration.",
+    ),
+]
+Parallel = Annotated[
+    int,
+    typer.Option(
+        "--parallel", min=1, max=8, help="So many databases at a time; an error stops them all."
     ),
 ]
 Rebuild = Annotated[
@@ -85,36 +97,53 @@ def migrate(
     sql: Sql = False,
     directory: Directory = None,
     start: Start = "base",
+    mend: Mend = False,
     lock_wait: LockWait = 5,
     rebuild: Rebuild = False,
+    parallel: Parallel = 1,
 ) -> int:
     """Create or change the tables of every database.
 
     May be repeated: what is there is left alone, and a run that was killed goes on where it
-    stopped. It shows its progress on standard error. docs/migrations.md is for DBAs.
+    stopped. It shows its progress on standard error. docs/how-to/upgrade.md is for DBAs.
     """
     from toc.runtime.settings import load_settings  # noqa: PLC0415 - quick start
 
-    _refuse_mixtures(
-        {"--status": status, "--sql": sql, "--down-to": down_to, "--to": to and not sql},
+    _refuse_option_mixtures(
+        {
+            "--status": status,
+            "--mend": mend and not sql,
+            "--sql": sql,
+            "--down-to": down_to,
+            "--to": to and not sql,
+        },
         {"--directory": directory, "--from": start != "base"} if not sql else {},
     )
     settings = load_settings()
+    if mend:
+        return _repair_drift(output, settings, directory, lock_wait, sql=sql, may_rebuild=rebuild)
     if status:
-        return _say_standings(output, settings)
+        return _report_status(output, settings)
     if sql:
         if output.as_json and directory is None:
             raise CommandError("--sql prints SQL: it does not go with --json", USAGE)
         return _write_scripts(output, settings, directory, start, to, lock_wait)
-    with _refusals(), _progress() as show:
+    with _explain_refusals(), _show_migration_progress() as show:
         if down_to is not None:
             return _go_down(output, settings, down_to, show, lock_wait, sure=yes)
         return _go_up(
-            output, settings, show, phase=phase, to=to, lock_wait_s=lock_wait, may_rebuild=rebuild
+            output,
+            settings,
+            show,
+            phase=phase,
+            to=to,
+            lock_wait_s=lock_wait,
+            may_rebuild=rebuild,
+            parallel=parallel,
         )
 
 
-def _refuse_mixtures(alone: dict[str, Any], only_with_sql: dict[str, Any]) -> None:
+def _refuse_option_mixtures(alone: dict[str, Any], only_with_sql: dict[str, Any]) -> None:
     given = [name for name, value in alone.items() if value]
     if len(given) > 1:
         raise CommandError(f"{' and '.join(given)} do not go together", USAGE)
@@ -126,7 +155,7 @@ def _refuse_mixtures(alone: dict[str, Any], only_with_sql: dict[str, Any]) -> No
 # ---- up and down
 
 
-def _go_up(output: Output, settings: Settings, show: _Show, **how: Any) -> int:
+def _go_up(output: Output, settings: Settings, show: _MigrationProgress, **how: Any) -> int:
     from toc.store import migrate as store  # noqa: PLC0415
 
     reached = store.upgrade(settings, show, **how)
@@ -137,18 +166,20 @@ def _go_up(output: Output, settings: Settings, show: _Show, **how: Any) -> int:
             f"; {waiting[0].name} ({waiting[0].phase}) is pending: run `toc migrate --phase "
             f"{waiting[0].phase}` when no process of a release before it runs any more"
         )
-    _say_reached(output, reached, show, "brought up to date", last)
-    return _say_faults(settings)
+    _report_reached(output, reached, show, "brought up to date", last)
+    return _report_drift(settings)
 
 
-def _say_faults(settings: Settings) -> int:
-    """At the right revision, and yet not as declared: somebody has changed or dropped something."""
-    from toc.store.standings import standings  # noqa: PLC0415
+def _report_drift(settings: Settings) -> int:
+    """Reports tables that differ although the revision is right: somebody has changed or dropped
+    something.
+    """
+    from toc.store.schema_status import read_statuses  # noqa: PLC0415
 
     lines = [
         f"database {standing.database}: {line}"
-        for standing in standings(settings)
-        for line in _grouped(standing.faults)
+        for standing in read_statuses(settings)
+        for line in _group_by_text(standing.faults)
     ]
     if not lines:
         return OK
@@ -157,24 +188,34 @@ def _say_faults(settings: Settings) -> int:
 
 
 def _go_down(
-    output: Output, settings: Settings, to: str, show: _Show, lock_wait_s: int, *, sure: bool
+    output: Output,
+    settings: Settings,
+    to: str,
+    show: _MigrationProgress,
+    lock_wait_s: int,
+    *,
+    sure: bool,
 ) -> int:
     from toc.store import migrate as store  # noqa: PLC0415
 
     if not sure:
-        lost = store.taken_back(settings, to)
+        lost = store.list_downgrade_drops(settings, to)
         raise CommandError(
             f"--down-to {to} drops, in each database and with all they hold: {', '.join(lost) or 'nothing'}; "
             "repeat it with --yes",
             USAGE,
         )
     reached = store.downgrade(settings, to, show, lock_wait_s=lock_wait_s)
-    _say_reached(output, reached, show, "taken back")
+    _report_reached(output, reached, show, "taken back")
     return OK
 
 
-def _say_reached(
-    output: Output, reached: Sequence[Reached], show: _Show, done: str, last: str = ""
+def _report_reached(
+    output: Output,
+    reached: Sequence[MigrationResult],
+    show: _MigrationProgress,
+    done: str,
+    last: str = "",
 ) -> None:
     where = sorted({database.revision or "" for database in reached})  # "" is before all
     value = {
@@ -186,16 +227,17 @@ def _say_reached(
         "pending": sorted({r.name for database in reached for r in database.pending}),
     }
     kinds = ((len(show.tables), "table"), (len(show.views), "view"))
-    what = " and ".join(_count(number, word) for number, word in kinds if number)
+    what = " and ".join(_count_words(number, word) for number, word in kinds if number)
     text = f"{what} {done}" if what else "nothing was to be done"
     at = " and ".join(name or "none" for name in where)
-    output.answer(value, f"{_count(len(reached), 'database')} at revision {at}: {text}{last}")
+    output.answer(value, f"{_count_words(len(reached), 'database')} at revision {at}: {text}{last}")
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def _explain_refusals() -> Iterator[None]:
     from toc.errors import MYSQL_REFUSALS, StoreUnavailable  # noqa: PLC0415
-    from toc.store.migrating import MigrationFailed, text_of  # noqa: PLC0415
+    from toc.store.driver_errors import CLIENT_ERRORS, error_text  # noqa: PLC0415
+    from toc.store.schema_executor import MigrationFailed  # noqa: PLC0415
 
     try:
         yield
@@ -203,18 +245,29 @@ def _refusals() -> Iterator[None]:
         code = NO
         if error.number in MYSQL_REFUSALS:
             code = SETTINGS
-        elif error.number is not None and error.number >= _CLIENT_ERRORS and error.number < 3000:
+        elif error.number in CLIENT_ERRORS:
             code = UNAVAILABLE
         raise CommandError(str(error), code) from error
     except StoreUnavailable as error:
         if not error.refused:
             raise
-        text = text_of(error.__cause__ or error)
+        text = error_text(error.__cause__ or error)
         raise CommandError(f"database {error.database} refuses: {text}", SETTINGS) from error
 
 
-class _Show:
-    """What was done so far, and a bar for each database on standard error."""
+@contextmanager
+def _explain_write_errors(directory: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if directory is None or error.filename is None:  # of a connection
+            raise
+        text = f"--directory {directory} cannot be used: {error.strerror}"
+        raise CommandError(printable(text), USAGE) from error
+
+
+class _MigrationProgress:
+    """Counts the steps done, and shows a bar for each database on standard error."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn  # noqa: PLC0415
@@ -228,10 +281,10 @@ class _Show:
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[table]}"),
-            console=console(stderr=True),
+            console=make_console(stderr=True),
         )
 
-    def __call__(self, step: Stepped) -> None:
+    def __call__(self, step: StepProgress) -> None:
         self.steps += 1
         (self.views if step.is_view else self.tables).add((step.database, step.table))
         if step.database not in self._tasks:  # one that is up to date has no bar
@@ -248,12 +301,58 @@ class _Show:
 
 
 @contextmanager
-def _progress() -> Iterator[_Show]:
-    show = _Show()
+def _show_migration_progress() -> Iterator[_MigrationProgress]:
+    show = _MigrationProgress()
     try:
         yield show
     finally:
         show.stop()
+
+
+# ---- mending
+
+
+def _repair_drift(
+    output: Output,
+    settings: Settings,
+    directory: Path | None,
+    lock_wait_s: int,
+    *,
+    sql: bool,
+    may_rebuild: bool,
+) -> int:
+    from toc.store import drift_repair as store  # noqa: PLC0415
+
+    if sql:
+        with _explain_refusals(), _explain_write_errors(directory):
+            paths = store.write_repair_scripts(
+                settings, sys.stdout, directory, lock_wait_s=lock_wait_s
+            )
+        if directory is not None:
+            output.answer({"scripts": [str(path) for path in paths]}, "\n".join(map(str, paths)))
+        return OK
+    with _explain_refusals(), _show_migration_progress() as show:
+        repairs = store.repair_drift(
+            settings, show, lock_wait_s=lock_wait_s, may_rebuild=may_rebuild
+        )
+    value = [
+        {
+            "database": one.database,
+            "table": one.fault.table,
+            "fault": one.fault.text,
+            "statements": list(one.statements),
+            "note": one.note,
+        }
+        for one in repairs
+    ]
+    lines = [
+        f"database {one.database}, {one.fault.table}: {one.fault.text}"
+        + (f"; {one.note}" if one.note else "")
+        for one in repairs
+    ]
+    text = "\n".join(map(printable, lines)) or "nothing differs: nothing was to be done"
+    output.answer({"repairs": value}, text)
+    return _report_drift(settings)
 
 
 # ---- scripts
@@ -269,7 +368,7 @@ def _write_scripts(
 ) -> int:
     from toc.store import migrate as store  # noqa: PLC0415
 
-    with _refusals():
+    with _explain_refusals(), _explain_write_errors(directory):
         paths = store.write_script(
             settings, sys.stdout, directory, start=start, end=end, lock_wait_s=lock_wait_s
         )
@@ -281,19 +380,23 @@ def _write_scripts(
 # ---- status
 
 
-def _say_standings(output: Output, settings: Settings) -> int:
-    from toc.store.migrate import head  # noqa: PLC0415
-    from toc.store.standings import standings  # noqa: PLC0415
+def _report_status(output: Output, settings: Settings) -> int:
+    from toc.store.migrate import newest_revision  # noqa: PLC0415
+    from toc.store.schema_status import read_statuses  # noqa: PLC0415
 
-    found = standings(settings)
+    found = read_statuses(settings)
     well = sum(standing.is_well for standing in found)
-    value = {"head": head(), "databases": [_as_json(standing) for standing in found]}
-    last = f"this release brings {head()}; {well} of {_count(len(found), 'database')} as declared"
-    output.answer(value, "\n".join([*(line for s in found for line in _lines(s)), last]))
+    value = {
+        "head": newest_revision(),
+        "databases": [_status_as_json(standing) for standing in found],
+    }
+    databases = _count_words(len(found), "database")
+    last = f"this release brings {newest_revision()}; {well} of {databases} as declared"
+    output.answer(value, "\n".join([*(line for s in found for line in _status_lines(s)), last]))
     return OK if well == len(found) else NO
 
 
-def _as_json(standing: Standing) -> dict[str, Any]:
+def _status_as_json(standing: SchemaStatus) -> dict[str, Any]:
     return {
         "database": standing.database,
         "ok": standing.is_well,
@@ -315,7 +418,7 @@ def _as_json(standing: Standing) -> dict[str, Any]:
     }
 
 
-def _lines(standing: Standing) -> Iterator[str]:
+def _status_lines(standing: SchemaStatus) -> Iterator[str]:
     if standing.error is not None:
         yield printable(standing.error)
         return
@@ -328,29 +431,32 @@ def _lines(standing: Standing) -> Iterator[str]:
             if left == pending.steps
             else f"{pending.steps - left} of {pending.steps} steps done"
         )
-        rest = f", open: {ranges(pending.open)}" if 0 < left < pending.steps else ""
+        rest = f", open: {table_ranges(pending.open)}" if 0 < left < pending.steps else ""
         yield f"  pending {pending.revision} ({pending.phase}), {pending.title}: {begun}{rest}"
     if standing.misfit is not None and not standing.pending:
-        yield f"  it {standing.misfit}"
+        subject = "it " if standing.misfit.startswith("is ") else ""
+        yield f"  {subject}{standing.misfit}"
     for word, findings in (("fault", standing.faults), ("note", standing.notes)):
-        yield from (f"  {word}: {line}" for line in _grouped(findings))
+        yield from (f"  {word}: {line}" for line in _group_by_text(findings))
 
 
-def _grouped(findings: Iterable[Finding]) -> Iterator[str]:
-    """One line per text, with all tables that it is said of."""
+def _group_by_text(findings: Iterable[DriftFinding]) -> Iterator[str]:
+    """One line per text, with all tables that it applies to."""
     tables: dict[str, list[str]] = {}
     for finding in findings:
         tables.setdefault(finding.text, []).append(finding.table)
     for text, names in tables.items():
-        yield printable(f"{ranges(names)}: {text}")
+        yield printable(f"{table_ranges(names)}: {text}")
 
 
-def ranges(names: Sequence[str]) -> str:
+def table_ranges(names: Sequence[str]) -> str:
     """Names of tables on one line; runs of shards as their first and last."""
     parts: list[list[str]] = []
     for name in sorted(names):
         follows = (
-            parts and _number(name) is not None and _number(parts[-1][-1]) == _number(name, -1)
+            parts
+            and _table_number(name) is not None
+            and _table_number(parts[-1][-1]) == _table_number(name, -1)
         )
         if follows:
             parts[-1].append(name)
@@ -361,10 +467,10 @@ def ranges(names: Sequence[str]) -> str:
     return ", ".join(shown) + total
 
 
-def _number(name: str, plus: int = 0) -> int | None:
+def _table_number(name: str, plus: int = 0) -> int | None:
     shard = name.removeprefix("toc_job_")
     return int(shard) + plus if shard.isascii() and shard.isdigit() else None
 
 
-def _count(number: int, word: str) -> str:
+def _count_words(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""`toc move`: a database goes to another MySQL server beside live traffic (docs/moving.md)."""
+"""`toc move`: a database goes to another MySQL server beside live traffic (docs/how-to/move-database.md)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toc.cli.failures import NO, OK, SETTINGS, USAGE, CommandError, masked
-from toc.cli.frame import answers
-from toc.cli.output import Output
+from toc.cli.common_options import answers
+from toc.cli.exit_codes import NO, OK, SETTINGS, USAGE, CommandError
+from toc.cli.output import Output, printable
+from toc.domain.masking import masked
 
 if TYPE_CHECKING:
     from toc.runtime.settings import Settings
-    from toc.store.mover import Mover, Server
+    from toc.store.mover import Mover, MoveServer
 
 Number = Annotated[int, typer.Argument(metavar="N", min=0, help="The database's index.")]
 Check = Annotated[bool, typer.Option("--check", help="Whether it may be moved now.")]
@@ -37,7 +38,7 @@ def move(
     undo: Undo = False,
     pause_max: PauseMax = 10.0,
 ) -> int:
-    """Move a database to another MySQL server beside live traffic: docs/moving.md is the drill.
+    """Move a database to another MySQL server beside live traffic: docs/how-to/move-database.md is the drill.
 
     Without options it shows how far the move is and what comes next, and changes nothing. The servers
     are those of the settings (databases and moving). Accounts that may do it are named by the variables
@@ -54,22 +55,22 @@ def move(
     if number not in settings.moving:
         if check or go or undo:
             raise CommandError(f"the settings lack moving.{number}: where it moves to", SETTINGS)
-        return _show_resting(output, settings, number)
-    with _Servers(settings, number) as servers:
+        return _show_without_move(output, settings, number)
+    with _MoveSessions(settings, number) as servers:
         if check:
-            return _check(output, servers)
+            return _run_checks(output, servers)
         if go:
-            return _go(output, servers, pause_max)
+            return _run_move(output, servers, pause_max)
         if undo:
-            servers.mover(_tell).undo()
+            servers.mover(_print_step).undo()
             text = f"database {number} stays: the old server takes writes"
             output.answer({"database": number, "answer": "undone"}, text)
             return OK
-        return _show(output, servers)
+        return _show_move(output, servers)
 
 
-class _Servers:
-    """Sessions on both servers, of the accounts that may move the database."""
+class _MoveSessions:
+    """Sessions on both servers, with the accounts that may move the database."""
 
     def __init__(self, settings: Settings, index: int) -> None:
         from toc.runtime.settings import MOVE_NEW_URL, MOVE_OLD_URL  # noqa: PLC0415
@@ -80,13 +81,13 @@ class _Servers:
             "old": os.environ.get(MOVE_OLD_URL) or self._urls["old"],
             "new": os.environ.get(MOVE_NEW_URL) or self._urls["new"],
         }
-        self.old: Server
-        self.new: Server
+        self.old: MoveServer
+        self.new: MoveServer
 
-    def __enter__(self) -> _Servers:
-        self.old = _open(self._settings, self.index, "old", self._admins["old"])
+    def __enter__(self) -> _MoveSessions:
+        self.old = _open_server(self._settings, self.index, "old", self._admins["old"])
         try:
-            self.new = _open(self._settings, self.index, "new", self._admins["new"])
+            self.new = _open_server(self._settings, self.index, "new", self._admins["new"])
         except BaseException:
             self.old.close()
             raise
@@ -96,12 +97,12 @@ class _Servers:
         self.old.close()
         self.new.close()
 
-    def probe(self, server: Server) -> Server:
+    def probe(self, server: MoveServer) -> MoveServer:
         """The application's account on the same server."""
-        return _open(self._settings, self.index, server.role, self._urls[server.role])
+        return _open_server(self._settings, self.index, server.role, self._urls[server.role])
 
     def members(self) -> Mapping[str, bool | None]:
-        """Which nodes in ZooKeeper know of the move."""
+        """The nodes in ZooKeeper, and whether each knows of the move."""
         if not self._settings.has_cluster:
             return {}
         from toc.cluster.roster import roster  # noqa: PLC0415
@@ -117,25 +118,26 @@ class _Servers:
         return Mover(self.old, self.new, self.probe, tell)
 
 
-def _open(settings: Settings, index: int, role: str, url: str) -> Server:
-    from toc.store.mover import Server, schema_of  # noqa: PLC0415
+def _open_server(settings: Settings, index: int, role: str, url: str) -> MoveServer:
+    from toc.store.mover import MoveServer, schema_of  # noqa: PLC0415
 
-    return Server(index, role, url, schema_of(settings.databases[index]))
-
-
-def _tell(step: str, text: str) -> None:
-    typer.echo(f"{step}: {text}", err=True)
+    schema = schema_of(settings.databases[index])
+    return MoveServer(index, role, url, schema, mysql=settings.mysql)
 
 
-def _show_resting(output: Output, settings: Settings, index: int) -> int:
-    """A database that does not move, as far as the settings know."""
+def _print_step(step: str, text: str) -> None:
+    typer.echo(printable(f"{step}: {text}"), err=True)
+
+
+def _show_without_move(output: Output, settings: Settings, index: int) -> int:
+    """Shows a database for which the settings contain no move."""
     url = settings.databases[index]
-    todo = f"to move it, seed a new server and set moving.{index}: docs/moving.md"
+    todo = f"to move it, seed a new server and set moving.{index}: docs/how-to/move-database.md"
     if not url.startswith("mysql"):
         raise CommandError(f"database {index}: only MySQL databases can be moved", SETTINGS)
-    server = _open(settings, index, "old", url)
+    server = _open_server(settings, index, "old", url)
     try:
-        fenced, declared = server.is_fenced(), server.is_declared()
+        fenced, declared = server.is_fenced(), server.is_declared_home()
     finally:
         server.close()
     state, text = "resting", f"database {index} does not move; {todo}"
@@ -151,10 +153,10 @@ def _show_resting(output: Output, settings: Settings, index: int) -> int:
     return NO if fenced else OK
 
 
-def _show(output: Output, servers: _Servers) -> int:
-    from toc.store.move_checks import plan  # noqa: PLC0415
+def _show_move(output: Output, servers: _MoveSessions) -> int:
+    from toc.store.move_checks import list_move_steps  # noqa: PLC0415
 
-    steps = plan(servers.old, servers.new, servers.members())
+    steps = list_move_steps(servers.old, servers.new, servers.members())
     coming = next((step for step in steps if step.state == "next"), None)
     output.table(
         {"database": servers.index, "steps": [asdict(step) for step in steps]},
@@ -166,10 +168,10 @@ def _show(output: Output, servers: _Servers) -> int:
     return OK
 
 
-def _check(output: Output, servers: _Servers) -> int:
-    from toc.store.move_checks import Checks  # noqa: PLC0415
+def _run_checks(output: Output, servers: _MoveSessions) -> int:
+    from toc.store.move_checks import MoveChecks  # noqa: PLC0415
 
-    found = Checks(servers.old, servers.new, servers.probe, servers.members()).run()
+    found = MoveChecks(servers.old, servers.new, servers.probe, servers.members()).run_all()
     failed = [finding for finding in found if finding.level == "fail"]
     output.table(
         {"database": servers.index, "ready": not failed, "checks": [asdict(f) for f in found]},
@@ -181,12 +183,12 @@ def _check(output: Output, servers: _Servers) -> int:
     return NO if failed else OK
 
 
-def _go(output: Output, servers: _Servers, pause_max_s: float) -> int:
-    from toc.store.move_checks import Checks  # noqa: PLC0415
+def _run_move(output: Output, servers: _MoveSessions, pause_max_s: float) -> int:
+    from toc.store.move_checks import MoveChecks  # noqa: PLC0415
 
-    checks = Checks(servers.old, servers.new, servers.probe, servers.members())
-    with _said(servers.index):
-        moved = servers.mover(_tell).go(checks.demand, pause_max_s)
+    checks = MoveChecks(servers.old, servers.new, servers.probe, servers.members())
+    with _explain_interrupt(servers.index):
+        moved = servers.mover(_print_step).start_or_resume(checks.refuse_if_failed, pause_max_s)
     pause = "an earlier run made the switch"
     if moved.pause_ms is not None:
         pause = f"writes paused for {moved.pause_ms} ms"
@@ -199,8 +201,8 @@ def _go(output: Output, servers: _Servers, pause_max_s: float) -> int:
 
 
 @contextmanager
-def _said(index: int) -> Iterator[None]:
-    """Ctrl-C takes the move back like a failure; then it says so."""
+def _explain_interrupt(index: int) -> Iterator[None]:
+    """Ctrl-C undoes the move as a failure does; then it prints that."""
     try:
         yield
     except KeyboardInterrupt:

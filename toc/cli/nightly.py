@@ -8,34 +8,35 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from toc.cli.centers import person
-from toc.cli.failures import NO, OK, UNAVAILABLE, explain, masked
-from toc.cli.frame import answers
+from toc.cli.clients import current_person
+from toc.cli.common_options import answers
+from toc.cli.exit_codes import NO, OK, UNAVAILABLE, explain
 from toc.cli.output import Output, printable
-from toc.cli.reconcile import progress, spark
+from toc.cli.reconcile import open_spark, show_progress
+from toc.domain.masking import masked
 from toc.errors import SettingsError
 from toc.reconcile.archive import archive
-from toc.reconcile.findings import Verdict
+from toc.reconcile.findings import RunVerdict
+from toc.reconcile.last_result import store_result
 from toc.reconcile.lateness import lateness
-from toc.reconcile.nightly import end_with
-from toc.reconcile.remember import remember
+from toc.reconcile.nightly import end_with_parent
 from toc.reconcile.report import report
-from toc.reconcile.run import Reconciliation, Tell
+from toc.reconcile.run import OnProgress, Reconciliation
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings, load_settings
-from toc.store.admission import admit
 from toc.store.catalogue import Catalogue
 from toc.store.databases import Databases
+from toc.store.schema_check import check_databases
 
-_GETTING_WORSE = (OK, Verdict.REPAIRED, Verdict.LEFT, Verdict.UNABLE)
+_GETTING_WORSE = (OK, RunVerdict.REPAIRED, RunVerdict.LEFT, RunVerdict.UNABLE)
 
 
 Work = Callable[[], tuple[int, Iterable[str]]]
-"""A part of the night: its exit code, and what it says."""
+"""A part of the nightly run: returns its exit code and its lines."""
 
 
-class Said(NamedTuple):
-    """What a part of the night came to."""
+class PartResult(NamedTuple):
+    """The result of a part of the nightly run."""
 
     part: str
     code: int
@@ -60,57 +61,64 @@ def nightly(
     """
     settings, clock = load_settings(), SystemClock()
     if parent is not None:
-        end_with(parent, clock)
+        end_with_parent(parent, clock)
     with ExitStack() as stack:
-        tell = stack.enter_context(progress())
+        on_progress = stack.enter_context(show_progress())
         session, lack = None, ""
         try:
             report.check(settings)
-            session = stack.enter_context(spark(settings, master))
+            session = stack.enter_context(open_spark(settings, master))
         except SettingsError as error:
             lack = str(error)
 
         parts: dict[str, Work] = {
-            "reconcile": lambda: _reconcile(settings, session, clock, tell),
-            "lateness": lambda: _lateness(_running(session, lack), settings, clock),
+            "reconcile": lambda: _reconcile_databases(settings, session, clock, on_progress),
+            "lateness": lambda: _measure_lateness(_require_session(session, lack), settings, clock),
         }
         if settings.reconcile.archive != "none":
-            parts["archive"] = lambda: _archive(_running(session, lack), settings, clock)
-        done = [_done(part, work, output) for part, work in parts.items()]
-    code = max((said.code for said in done), key=_badness)
+            parts["archive"] = lambda: _archive_jobs(
+                _require_session(session, lack), settings, clock
+            )
+        done = [_run_part(part, work, output) for part, work in parts.items()]
+    code = max((said.code for said in done), key=_severity)
     if output.as_json:
         output.answer({"code": code, "parts": [said._asdict() for said in done]}, "")
     return code
 
 
-def _done(part: str, work: Work, output: Output) -> Said:
+def _run_part(part: str, work: Work, output: Output) -> PartResult:
     try:
         code, lines = work()
-    except Exception as error:  # noqa: BLE001 - the other parts are done all the same
+    except Exception as error:  # noqa: BLE001 - the other parts are still done
         text, code = explain(error)
         lines = [f"{part}: {masked(text)}"]
-    said = Said(part, int(code), list(lines))
-    if not output.as_json:  # as it comes: somebody may read the log meanwhile
+    said = PartResult(part, int(code), list(lines))
+    if not output.as_json:  # at once: somebody may be reading the log
         for line in said.lines:
             typer.echo(printable(line))
     return said
 
 
-def _reconcile(
-    settings: Settings, session: Any, clock: Clock, tell: Tell
+def _reconcile_databases(
+    settings: Settings, session: Any, clock: Clock, on_progress: OnProgress
 ) -> tuple[int, Iterable[str]]:
     if not settings.has_timer:
         return OK, ["reconcile: redis_url is 'none': there is nothing to compare with"]
     report.check(settings)  # before the work, not after it
     repair = settings.reconcile.repair
     outcome = Reconciliation(
-        settings, session, repair=repair, actor=person(), clock=clock, tell=tell
+        settings,
+        session,
+        repair=repair,
+        actor=current_person(),
+        clock=clock,
+        on_progress=on_progress,
     ).run()
-    remember(outcome, settings, clock)
+    store_result(outcome, settings, clock)
     return outcome.verdict, report.lines(outcome, report.write(outcome, settings))
 
 
-def _lateness(session: Any, settings: Settings, clock: Clock) -> tuple[int, Iterable[str]]:
+def _measure_lateness(session: Any, settings: Settings, clock: Clock) -> tuple[int, Iterable[str]]:
     lines: list[str] = []
     _check(settings, clock)
     result = lateness(session, settings, clock, lines.append)
@@ -118,26 +126,26 @@ def _lateness(session: Any, settings: Settings, clock: Clock) -> tuple[int, Iter
 
 
 def _check(settings: Settings, clock: Clock) -> None:
-    """Raises SchemaMismatch where the databases were set up with other shards: figures would be wrong."""
-    databases = Databases.of(settings, clock, pool_size=1)
+    """Raises SchemaMismatch if the databases were set up with other shards: figures would be wrong."""
+    databases = Databases.from_settings(settings, clock, pool_size=1)
     try:
-        admit(databases, Catalogue(databases), settings.facts)
+        check_databases(databases, Catalogue(databases), settings.facts)
     finally:
         databases.close()
 
 
-def _archive(session: Any, settings: Settings, clock: Clock) -> tuple[int, Iterable[str]]:
+def _archive_jobs(session: Any, settings: Settings, clock: Clock) -> tuple[int, Iterable[str]]:
     lines: list[str] = []
     result = archive(session, settings, clock, lines.append)
     return (NO if result.differs else OK if result.is_good else UNAVAILABLE), lines
 
 
-def _running(session: Any, lack: str) -> Any:
-    """The session. Raises SettingsError where there is none."""
+def _require_session(session: Any, lack: str) -> Any:
+    """The session. Raises SettingsError if there is none."""
     if session is None:
         raise SettingsError(lack)
     return session
 
 
-def _badness(code: int) -> int:
+def _severity(code: int) -> int:
     return _GETTING_WORSE.index(code) if code in _GETTING_WORSE else len(_GETTING_WORSE)

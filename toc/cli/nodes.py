@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toc.cli.failures import NO, OK, SETTINGS, CommandError
-from toc.cli.frame import answers
+from toc.cli.common_options import answers
+from toc.cli.exit_codes import NO, OK, SETTINGS, CommandError
 from toc.cli.output import Output
-from toc.cli.words import iso, shown
+from toc.cli.time_texts import iso, shown
 
 if TYPE_CHECKING:
     from toc.cluster.roster import Member
@@ -37,7 +37,7 @@ def nodes(
         text = "there are no members: zookeeper_hosts is 'none', so each node owns everything"
         raise CommandError(text, SETTINGS)
     members = roster(settings)
-    things = dict(_owners(settings, members))
+    things = dict(_find_owners(settings, members))
     orphans = [thing for thing, holders in things.items() if not holders]
     value = {
         "nodes": [_json(member) for member in members],
@@ -91,8 +91,10 @@ def nodes(
 Holders = list[tuple["Member", int]]
 
 
-def _owners(settings: Settings, members: list[Member]) -> Iterator[tuple[tuple[str, int], Holders]]:
-    """For each slot and shard the members that say they own it (for a moment: none, or two)."""
+def _find_owners(
+    settings: Settings, members: list[Member]
+) -> Iterator[tuple[tuple[str, int], Holders]]:
+    """For each slot and shard, the members that say they own it (for a moment there may be none, or two)."""
 
     def holders(number: int, held: list[Mapping[int, int]]) -> Holders:
         return [

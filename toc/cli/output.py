@@ -1,4 +1,4 @@
-"""What a command answers: a table for people, or one JSON document, on standard output."""
+"""Prints the answer of a command: a table for people, or one JSON document, on standard output."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from toc.domain import texts
+
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
 _PIPE_COLUMNS = 250  # where no terminal says how wide it is, a line of a table stays one line
 
@@ -24,7 +28,7 @@ class Output:
 
     def answer(self, value: object, text: str) -> None:
         """A short answer: `value` as JSON, or `text`."""
-        typer.echo(json.dumps(value, ensure_ascii=False) if self.as_json else text)
+        typer.echo(json_line(value) if self.as_json else printable(text))
 
     def table(
         self,
@@ -40,26 +44,29 @@ class Output:
         A column whose name begins with ">" is set to the right.
         """
         if self.as_json:
-            typer.echo(json.dumps(value, ensure_ascii=False))
+            typer.echo(json_line(value))
             return
         cells = [[printable(cell) for cell in row] for row in rows]
         if cells:
             _print_table(columns, cells)
         else:
-            typer.echo(empty)
+            typer.echo(printable(empty))
         if last:
-            typer.echo(last)
+            typer.echo(printable(last))
 
 
 def printable(value: object) -> str:
-    """A value as text that cannot command the terminal: texts of others come here."""
-    return "".join(
-        ch if ch.isprintable() or ch == "\n" else f"\\x{ord(ch):02x}" for ch in str(value)
-    )
+    """The value as text without terminal control characters: for texts that others wrote."""
+    return texts.printable(str(value))
 
 
-def console(*, stderr: bool = False) -> Console:
-    """rich's console; wide where there is no terminal."""
+def json_line(value: object) -> str:
+    """A JSON document on one line, without terminal control characters."""
+    return texts.in_json(json.dumps(value, ensure_ascii=False))
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A rich console; wide if there is no terminal."""
     from rich.console import Console  # noqa: PLC0415 - quick start
 
     stream = sys.stderr if stderr else sys.stdout
@@ -67,24 +74,83 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.box import SIMPLE_HEAD  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in columns:
-        table.add_column(
-            column.removeprefix(">"),
-            justify="right" if column.startswith(">") else "left",
-            overflow="fold",
-        )
-    for row in rows:
-        # Text, not str: rich would take square brackets for its markup.
-        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    screen = console()
-    with screen.capture() as captured:  # so that a broken pipe is ours to see, not rich's
-        screen.print(table)
+    """Prints a table if its words fit side by side, else row by row: an id is never split."""
+    screen = make_console()
+    names = [column.removeprefix(">") for column in columns]
+    widths = _fit_widths([names, *rows], screen.width)
+    shown = _print_records(names, rows) if widths is None else _make_table(columns, widths, rows)
+    with screen.capture() as captured:  # so that we notice a broken pipe, not rich
+        screen.print(shown, soft_wrap=widths is None)
     typer.echo(captured.get(), nl=False)
 
 
-_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+def _fit_widths(rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
+    """The width of each column. None: the longest words of all columns do not fit into `width`."""
+    columns = list(zip(*rows, strict=True))
+    whole = [
+        max(len(line) for cell in cells for line in [*cell.split("\n"), ""]) for cells in columns
+    ]
+    words = [max(len(word) for cell in cells for word in [*cell.split(), ""]) for cells in columns]
+    left = width - _GAP * (len(columns) - 1) - sum(words)
+    if left < 0:
+        return None
+    # Narrow columns first: width that they do not need is left for the wider ones.
+    widths = list(words)
+    order = sorted(range(len(columns)), key=lambda at: whole[at] - words[at])
+    for position, at in enumerate(order):
+        more = min(whole[at] - words[at], left // (len(order) - position))
+        widths[at] += more
+        left -= more
+    return widths
+
+
+def _make_table(
+    columns: Sequence[str], widths: Sequence[int], rows: Sequence[Sequence[str]]
+) -> Table:
+    from rich.box import SIMPLE_HEAD  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column, width in zip(columns, widths, strict=True):
+        right = column.startswith(">")
+        table.add_column(
+            column.removeprefix(">"),
+            justify="right" if right else "left",
+            overflow="fold",
+            width=width,
+        )
+    for row in rows:
+        table.add_row(*map(_make_cell, row))
+    return table
+
+
+def _print_records(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Text:
+    """A line for each cell that is not empty, and an empty line between rows."""
+    from rich.text import Text  # noqa: PLC0415
+
+    indent = max(map(len, names)) + _GAP
+    text = Text()
+    for row in rows:
+        if text:
+            text.append("\n")
+        for name, cell in zip(names, row, strict=True):
+            if cell:
+                text.append(f"{name:<{indent}}")
+                text.append_text(_make_cell(cell.replace("\n", "\n" + " " * indent)))
+                text.append("\n")
+    text.rstrip()
+    return text
+
+
+def _make_cell(text: str) -> Text:
+    from rich.text import Text  # noqa: PLC0415
+
+    # Text, not str: rich would take square brackets for its markup.
+    return Text(text, style=_STYLES.get(text, ""))
+
+
+_GAP = 3  # columns of space between two columns of a table
+_GOOD, _UNSURE, _BAD = "green", "yellow", "bold red"
+_STYLES = {
+    "ok": _GOOD, "warn": _UNSURE, "fail": _BAD, "up": _GOOD, "degraded": _UNSURE, "down": _BAD,
+}  # fmt: skip

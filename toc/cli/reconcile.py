@@ -8,15 +8,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
-from toc.cli.centers import person
-from toc.cli.frame import answers
-from toc.cli.output import Output, console
-from toc.reconcile.remember import remember
+from toc.cli.clients import current_person
+from toc.cli.common_options import answers
+from toc.cli.output import Output, make_console
+from toc.reconcile.last_result import store_result
 from toc.reconcile.report import report
-from toc.reconcile.run import Reconciliation, Tell
-from toc.reconcile.spark import session
+from toc.reconcile.run import OnProgress, Reconciliation
+from toc.reconcile.spark import open_session
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings, load_settings
 
@@ -49,34 +55,34 @@ def reconcile(
     settings, clock = load_settings(), SystemClock()
     report.check(settings)
     began_s = clock.monotonic_s()
-    with spark(settings, master) as running, progress() as tell:
+    with open_spark(settings, master) as running, show_progress() as on_progress:
         run = Reconciliation(
             settings,
             running,
             repair=settings.reconcile.repair if repair is None else repair,
-            actor=person(),
+            actor=current_person(),
             clock=clock,
-            tell=tell,
+            on_progress=on_progress,
         )
         run.outcome.seconds["start"] = clock.monotonic_s() - began_s
         outcome = run.run()
-        remember(outcome, settings, clock)
+        store_result(outcome, settings, clock)
         where = report.write(outcome, settings)
     output.answer(report.as_json(outcome, where), "\n".join(report.lines(outcome, where)))
     return int(outcome.verdict)
 
 
-def spark(settings: Settings, master: str | None) -> Any:
+def open_spark(settings: Settings, master: str | None) -> Any:
     """A Spark session, or None for `master` none. Its own words go to spark.log beside the reports."""
     if master == HERE:
         return nullcontext(None)
-    return session(settings, master, Path(settings.reconcile.directory) / "spark.log")
+    return open_session(settings, master, Path(settings.reconcile.directory) / "spark.log")
 
 
 @contextmanager
-def progress() -> Iterator[Tell]:
-    """What a person at a terminal sees meanwhile; elsewhere nothing."""
-    screen = console(stderr=True)
+def show_progress() -> Iterator[OnProgress]:
+    """Shows progress to a person at a terminal; elsewhere nothing."""
+    screen = make_console(stderr=True)
     if not screen.is_terminal:
         yield lambda phase, done, of: None
         return
@@ -89,7 +95,7 @@ def progress() -> Iterator[Tell]:
     with Progress(*columns, console=screen, transient=True) as bar:
         task = bar.add_task("starting", total=None)
 
-        def tell(phase: str, done: int, of: int) -> None:
+        def on_progress(phase: str, done: int, of: int) -> None:
             bar.update(task, description=phase, completed=done, total=of)
 
-        yield tell
+        yield on_progress

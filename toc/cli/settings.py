@@ -1,4 +1,4 @@
-"""`toc settings`: every setting; also the source of docs/settings.md."""
+"""`toc settings`: every setting; also the source of docs/reference/settings.md."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from toc.cli.failures import USAGE, CommandError, masked
-from toc.cli.frame import answers
+from toc.cli.common_options import answers
+from toc.cli.exit_codes import USAGE, CommandError
 from toc.cli.output import Output
+from toc.domain.masking import masked
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
 
-class Line(NamedTuple):
+class SettingLine(NamedTuple):
     """One setting. `allowed`: its bounds in words, or nothing."""
 
     name: str
@@ -31,7 +32,9 @@ class Line(NamedTuple):
 def settings(
     output: Output,
     *,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/settings.md.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print docs/reference/settings.md.")
+    ] = False,
 ) -> None:
     """Show all settings: value, default and meaning. Passwords are masked.
 
@@ -48,31 +51,34 @@ def settings(
     output.table(
         {"settings": [line._asdict() for line in lines]},
         ("setting", "value", "default", "meaning"),
-        [(line.name, _text(line.value), _text(line.default), line.description) for line in lines],
+        [
+            (line.name, _value_text(line.value), _value_text(line.default), line.description)
+            for line in lines
+        ],
         empty="",
     )
 
 
-def setting_lines(values: BaseModel | None = None) -> Iterator[Line]:
-    """A line for each setting in force; with no `values`, for each that there is."""
+def setting_lines(values: BaseModel | None = None) -> Iterator[SettingLine]:
+    """A line for each setting in force; without `values`, for each setting that exists."""
     from toc.runtime.settings import Settings  # noqa: PLC0415
 
-    yield from _lines(Settings, values, ())
+    yield from _setting_lines(Settings, values, ())
 
 
 def settings_markdown() -> str:
-    """docs/settings.md, made from the model: what it says is what is checked."""
+    """docs/reference/settings.md, generated from the model that also checks the settings."""
     rows = [
-        f"| `{line.name}` | `{line.variable}` | {_cell(line.default)} | {line.allowed} "
+        f"| `{line.name}` | `{line.variable}` | {_markdown_cell(line.default)} | {line.allowed} "
         f"| {line.description} |"
         for line in setting_lines()
     ]
     return _HEAD + "\n".join(rows) + "\n"
 
 
-def _lines(
+def _setting_lines(
     model: type[BaseModel], values: BaseModel | None, path: tuple[str, ...]
-) -> Iterator[Line]:
+) -> Iterator[SettingLine]:
     from pydantic import BaseModel as Model  # noqa: PLC0415
 
     from toc.runtime.settings import TopicSettings, variable_of  # noqa: PLC0415
@@ -82,32 +88,32 @@ def _lines(
         value = None if values is None else getattr(values, name)
         part = field.annotation
         if isinstance(part, type) and issubclass(part, Model):
-            yield from _lines(part, value, here)
+            yield from _setting_lines(part, value, here)
         elif part == dict[str, TopicSettings]:
             topics: Mapping[str, Model] = {"<name>": TopicSettings()} if value is None else value
             for topic, settings in topics.items():
-                yield from _lines(TopicSettings, settings, (*here, topic))
+                yield from _setting_lines(TopicSettings, settings, (*here, topic))
         else:
             default = field.get_default(call_default_factory=True)
-            yield Line(
+            yield SettingLine(
                 ".".join(here),
                 variable_of(here),
                 _masked(value),
                 _masked(default),
-                _allowed(field),
+                _allowed_words(field),
                 field.description or "",
             )
 
 
 def _masked(value: object) -> object:
     if isinstance(value, str):
-        return masked(value)
+        return masked(str(value))  # a SecretUrl hides its own password
     if isinstance(value, dict):
         return {str(key): _masked(part) for key, part in value.items()}
     return [_masked(part) for part in value] if isinstance(value, (tuple, list)) else value
 
 
-def _allowed(field: FieldInfo) -> str:
+def _allowed_words(field: FieldInfo) -> str:
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     return ", ".join(
         f"{word} {getattr(rule, bound):g}"
@@ -117,18 +123,18 @@ def _allowed(field: FieldInfo) -> str:
     )
 
 
-def _text(value: object) -> str:
+def _value_text(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, list):
-        return ", ".join(map(_text, value)) or "-"
+        return ", ".join(map(_value_text, value)) or "-"
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {_text(part)}" for key, part in value.items()) or "-"
+        return ", ".join(f"{key}: {_value_text(part)}" for key, part in value.items()) or "-"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _cell(value: object) -> str:
-    return "" if value is None or value in ([], {}) else f"`{_text(value)}`"
+def _markdown_cell(value: object) -> str:
+    return "" if value is None or value in ([], {}) else f"`{_value_text(value)}`"
 
 
 _HEAD = """<!-- Made by `toc settings --markdown`. Do not edit: change toc/runtime/settings.py. -->
@@ -137,8 +143,8 @@ _HEAD = """<!-- Made by `toc settings --markdown`. Do not edit: change toc/runti
 
 One TOML file and environment variables. The file is `toc.toml` in the working directory, or the
 one that `TOC_CONFIG` names; a variable wins over the file. All are checked together when a process
-starts, and a name that is no setting is refused. `toc settings` shows those in force, passwords
-masked.
+starts; a name that is no setting and an empty variable are refused. `toc settings` shows those in
+force, passwords masked.
 
 ```toml
 databases = ["mysql+pymysql://toc:secret@db0/toc", "mysql+pymysql://toc:secret@db1/toc"]
@@ -153,9 +159,19 @@ biz_types = ["order.close", "order.confirm"]
 concurrency = 64
 ```
 
-`databases` in a variable are separated by commas or spaces. Their number and order, `shards` and
-each `slot_amount` cannot change once jobs are there: the databases keep a fingerprint of them, and
-a process with another one refuses to start.
+`databases` in a variable are separated by commas or spaces, or a JSON list. Their
+number and order, `shards` and each `slot_amount` cannot change once jobs are there: the databases keep
+a fingerprint of them, and a process with another one refuses to start.
+
+Passwords in URLs are percent-encoded: `@` is `%40`, `/` is `%2F`, a space is `%20`. The URL of a
+database takes few options: `charset=utf8mb4`, which is the default, and `unix_socket=/path`. All
+others are refused: some of them (another charset, `init_command`) would break what toc relies on.
+Time-outs and session variables are set by toc, whatever the server's global ones are, and TLS has
+settings: `mysql.tls = "verify_identity"` and `mysql.tls_ca = "ca.pem"` are what a network needs that
+is not yours alone. They hold for every connection to a database, also those of `moving`,
+`retention.replicas`, `toc move` and Spark's executors, where the files must be in the same place.
+A server that asks for the password in clear text (`mysql_clear_password`, `dialog`) is refused, unless its
+certificate is verified (`verify_ca`, `verify_identity`) or the URL has a `unix_socket`.
 
 | setting | variable | default | allowed | meaning |
 | --- | --- | --- | --- | --- |

@@ -1,4 +1,4 @@
-"""Stopping a process that serves: the first signal asks, the second one ends it at once."""
+"""Stops a serving process: the first signal asks it to stop, the second one ends it at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StopRequest:
     def __enter__(self) -> Self:
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                self._before[number] = signal.signal(number, self._hear)
+                self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -50,7 +50,7 @@ class StopRequest:
         """Waits until somebody asks; False when the time is over first."""
         return bool(select.select([self._read], [], [], timeout_s)[0])
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         if self._asked:
             self._at_once()

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from toc.cli.failures import SETTINGS, USAGE, CommandError
-from toc.cli.frame import answers
+from toc.cli.common_options import answers
+from toc.cli.exit_codes import SETTINGS, USAGE, CommandError
 from toc.cli.output import Output
-from toc.cli.words import iso, relative, shown
+from toc.cli.time_texts import iso, relative, shown
 
 
 @answers
@@ -52,7 +52,7 @@ def slots(
     output.table(
         {
             "time": iso(now_ms),
-            "slots": [_json(row, now_ms) for row in wanted],
+            "slots": [_slot_facts(row, now_ms) for row in wanted],
             "armed": armed,
             "in_flight": in_flight,
             "next_due": iso(due),
@@ -67,7 +67,7 @@ def slots(
     )
 
 
-def _json(row: tuple[str, int, int, int, int | None], now_ms: int) -> dict[str, object]:
+def _slot_facts(row: tuple[str, int, int, int, int | None], now_ms: int) -> dict[str, object]:
     topic, slot, armed, in_flight, due_ms = row
     return {
         "topic": topic,

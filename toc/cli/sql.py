@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,23 +14,26 @@ from typing import Annotated, Any
 
 import typer
 
-from toc.admin.ask import Result, Unanswered, ask
+from toc.admin.ask import MERGE_BYTES, Result, Unanswered, ask, wanted_of
 from toc.admin.lite import functions
-from toc.admin.pieces import Piece, pieces_of, statements
-from toc.admin.query import Output as Column
-from toc.admin.query import Plan, plan
-from toc.cli.failures import NO, OK, SETTINGS, UNAVAILABLE, USAGE, CommandError, say
-from toc.cli.frame import answers
-from toc.cli.output import Output, console
-from toc.cli.words import iso, shown
+from toc.admin.pieces import pieces_of, statements
+from toc.admin.plan import Plan, plan
+from toc.admin.terms import Output as Column
+from toc.admin.writing import sql_for_display, write
+from toc.cli.common_options import answers
+from toc.cli.exit_codes import NO, OK, SETTINGS, UNAVAILABLE, USAGE, CommandError, print_error_line
+from toc.cli.output import Output, json_line, make_console, printable
+from toc.cli.time_texts import iso, shown
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings, load_settings
-from toc.store.asking import Asking, Failure, Limits
 from toc.store.columns import ms_of_sql_time
+from toc.store.fan_out import FanOut, Limits, QuestionFailure
 
 STATEMENT_BYTES_MAX = 1_000_000
 _PROGRESS_AFTER_S = 1.0
-_EXACT_MAX = 2**53  # of whole numbers in a double, which is what most readers of JSON have
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Characters that begin a formula in a spreadsheet; the last four are the full-width forms."""
+_EXACT_MAX = 2**53  # the largest exact whole number in a double, which most JSON readers use
 _CODES = {
     "down": UNAVAILABLE,
     "refused": SETTINGS,
@@ -85,40 +87,59 @@ def sql(
     parallel: Annotated[
         int, typer.Option("--parallel", min=1, max=64, help="Connections per database.")
     ] = 4,
+    limit_mb: Annotated[
+        int, typer.Option("--limit-mb", min=1, max=10_000, help="At most so many MB of rows.")
+    ] = 64,
+    merge_mb: Annotated[
+        int,
+        typer.Option(
+            "--merge-mb", min=1, max=1000, help="At most so many MB of rows are grouped or joined."
+        ),
+    ] = MERGE_BYTES // 1_000_000,
     partial: Annotated[
         bool, typer.Option("--partial", help="Answer without the tables that fail, and name them.")
     ] = False,
 ) -> int:
     """Run one SELECT over all shards, as if they were one table; read-only.
 
-    Tables: toc_jobs, toc_dead_jobs, toc_events, toc_biz_type. In MySQL's dialect, on every engine.
-    Exits 1 when something is missing from the answer (--partial) or took too long.
+    Tables: toc_jobs, toc_dead_jobs, toc_events, toc_purges, toc_biz_type. In MySQL's dialect, on every
+    engine. Exits 1 when something is missing from the answer (--partial) or took too long.
     """
     if as_csv and output.as_json:
         raise CommandError("--csv does not go with --json", USAGE)
     settings = load_settings()
-    made = plan(_statement(statement, file), _values(values or []))
+    made = plan(_read_statement(statement, file), _parse_values(values or []))
     if database is not None and database >= len(settings.databases):
         raise CommandError(f"--database: there are 0 to {len(settings.databases) - 1}", USAGE)
-    sqlite = settings.databases[0].startswith("sqlite")
-    pieces = pieces_of(made, settings.routing, database, sqlite=sqlite)
     if explain:
-        _explain(output, made, pieces, rows_max, sqlite=sqlite)
+        _print_plan(output, made, settings, database, rows_max)
         return OK
-    limits = Limits(timeout_s, whole_s, parallel, settings.connect_timeout_s)
-    result = _asked(made, pieces, settings, limits, rows_max=rows_max, partial=partial)
-    _print(output, result, as_csv=as_csv)
+    limits = Limits(
+        timeout_s, whole_s, parallel, settings.connect_timeout_s, bytes_max=limit_mb * 1_000_000
+    )
+    result = _run_query(
+        made,
+        settings,
+        limits,
+        rows_max=rows_max,
+        database=database,
+        partial=partial,
+        merge_bytes=merge_mb * 1_000_000,
+    )
+    _print_result(output, result, as_csv=as_csv)
     if result.more:
-        say(f"only the first {rows_max} rows are shown: --limit-rows, or LIMIT in the statement")
+        print_error_line(
+            f"only the first {rows_max} rows are shown: --limit-rows, or LIMIT in the statement"
+        )
     for failure in result.missing:
-        say(f"missing: {failure.line}")
+        print_error_line(f"missing: {failure.line}")
     return NO if result.missing else OK
 
 
 # ---- what comes in
 
 
-def _statement(given: str | None, file: Path | None) -> str:
+def _read_statement(given: str | None, file: Path | None) -> str:
     if given is not None and given.startswith("@") and file is None:
         file, given = Path(given[1:]), None
     if (given is None) == (file is None):
@@ -127,14 +148,14 @@ def _statement(given: str | None, file: Path | None) -> str:
         return given
     try:
         with sys.stdin.buffer if file is None else file.open("rb") as source:
-            return source.read(STATEMENT_BYTES_MAX).decode()
+            return source.read(STATEMENT_BYTES_MAX).decode("utf-8-sig")
     except OSError as error:
         raise CommandError(f"{file}: {error.strerror}", USAGE) from None
     except UnicodeDecodeError:
         raise CommandError(f"{file or 'standard input'}: is not UTF-8 text", USAGE) from None
 
 
-def _values(given: Sequence[str]) -> dict[str, str]:
+def _parse_values(given: Sequence[str]) -> dict[str, str]:
     values = {}
     for one in given:
         name, equals, value = one.partition("=")
@@ -147,21 +168,19 @@ def _values(given: Sequence[str]) -> dict[str, str]:
 # ---- asking
 
 
-def _asked(
-    made: Plan,
-    pieces: Sequence[Piece],
-    settings: Settings,
-    limits: Limits,
-    *,
-    rows_max: int,
-    partial: bool,
-) -> Result:
-    asking = Asking(
-        settings.databases, settings.routing, SystemClock(), limits, functions, settings.moving
+def _run_query(made: Plan, settings: Settings, limits: Limits, **more: Any) -> Result:
+    asking = FanOut(
+        settings.databases,
+        settings.routing,
+        SystemClock(),
+        limits,
+        functions,
+        settings.moving,
+        settings.mysql,
     )
     try:
-        with closing(asking), _progress(len(pieces)) as show:
-            return ask(made, pieces, asking, rows_max=rows_max, partial=partial, progress=show)
+        with closing(asking), _progress_bar() as show:
+            return ask(made, settings.routing, asking, progress=show, **more)
     except Unanswered as error:
         first = error.failures[0]
         hint = "; --whole-timeout allows more" if "all together" in first.text else ""
@@ -171,23 +190,23 @@ def _asked(
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error, on a terminal, when it takes long."""
+def _progress_bar() -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error, if that is a terminal and the query takes long."""
     if not sys.stderr.isatty():
-        yield lambda done: None
+        yield lambda done, total: None
         return
     from rich.progress import Progress, TaskID  # noqa: PLC0415 - only when it takes long
 
-    progress = Progress(console=console(stderr=True), transient=True)
+    progress = Progress(console=make_console(stderr=True), transient=True)
     began_s, tasks = time.monotonic(), list[TaskID]()
 
-    def show(done: int) -> None:
+    def show(done: int, total: int) -> None:
         if not tasks:
             if time.monotonic() - began_s < _PROGRESS_AFTER_S:
                 return
             progress.start()
             tasks.append(progress.add_task("asking tables", total=total))
-        progress.update(tasks[0], completed=done)
+        progress.update(tasks[0], completed=done, total=total)
 
     try:
         yield show
@@ -196,67 +215,94 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
             progress.stop()
 
 
-def _explain(
-    output: Output, made: Plan, pieces: Sequence[Piece], rows_max: int, *, sqlite: bool
+def _print_plan(
+    output: Output, made: Plan, settings: Settings, database: int | None, rows_max: int
 ) -> None:
-    written = list(statements(made, pieces, rows_max, sqlite=sqlite, bind=False))
+    sqlite = settings.databases[0].startswith("sqlite")
+    written = [
+        one
+        for leaf in made.leaves
+        for one in statements(
+            leaf,
+            pieces_of(leaf, settings.routing, database, sqlite=sqlite),
+            wanted_of(made, leaf, rows_max),
+            sqlite=sqlite,
+            bind=False,
+        )
+    ]
+    rest = (
+        ""
+        if made.rest is None
+        else sql_for_display(*write(made.rest, sqlite=sqlite), sqlite=sqlite)
+    )
     if output.as_json:
         found = [
             {"database": piece.database, "table": piece.table, "sql": text}
             for piece, text, _ in written
         ]
-        output.answer({"statements": found}, "")
+        output.answer({"statements": found, "rest": rest}, "")
         return
     for piece, text, _ in written:
-        typer.echo(f"-- database {piece.database}, table {piece.table}\n{text};")
+        typer.echo(printable(f"-- database {piece.database}, table {piece.table}\n{text};"))
+    if rest:
+        tables = ", ".join(f"{leaf.name}: {leaf.table}" for leaf in made.leaves)
+        typer.echo(printable(f"-- then, of what they answer ({tables})\n{rest};"))
 
 
 # ---- what goes out
 
 
-def _print(output: Output, result: Result, *, as_csv: bool) -> None:
+def _print_result(output: Output, result: Result, *, as_csv: bool) -> None:
     columns = result.outputs
     names = [column.name for column in columns]
     if as_csv:
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(names)
-        writer.writerows(
-            [_for_csv(c, v) for c, v in zip(columns, row, strict=True)] for row in result.rows
-        )
+        # A terminal would obey control characters; a file or a pipe gets the exact texts.
+        safe: Callable[[str], str] = printable if sys.stdout.isatty() else str
+        heads = [safe(_defuse_formula(name)) for name in names]
+        csv.writer(sys.stdout, lineterminator="\n").writerow(heads)
+        for row in result.rows:
+            cells = [_cell_for_csv(c, v) for c, v in zip(columns, row, strict=True)]
+            sys.stdout.write(safe(",".join(cells)) + "\n")
         return
     if output.as_json:
-        typer.echo(json.dumps(_document(result), ensure_ascii=False))
+        typer.echo(json_line(_result_document(result)))
         return
-    heads = [f">{column.name}" if column.kind == "number" else column.name for column in columns]
-    rows = [[_for_people(c, v) for c, v in zip(columns, row, strict=True)] for row in result.rows]
-    output.table(None, heads, rows, empty="no rows")
+    titles = [f">{column.name}" if column.kind == "number" else column.name for column in columns]
+    rows = [
+        [_cell_for_people(c, v) for c, v in zip(columns, row, strict=True)] for row in result.rows
+    ]
+    output.table(None, titles, rows, empty="no rows")
 
 
-def _document(result: Result) -> dict[str, Any]:
+def _result_document(result: Result) -> dict[str, Any]:
     columns = result.outputs
     return {
         "columns": [column.name for column in columns],
         "rows": [
-            {c.name: _for_json(c, v) for c, v in zip(columns, row, strict=True)}
+            {c.name: _cell_for_json(c, v) for c, v in zip(columns, row, strict=True)}
             for row in result.rows
         ],
         "more": result.more,
         "tables_asked": result.asked,
-        "missing": [_missing(failure) for failure in result.missing],
+        "missing": [_missing_words(failure) for failure in result.missing],
     }
 
 
-def _missing(failure: Failure) -> dict[str, Any]:
+def _missing_words(failure: QuestionFailure) -> dict[str, Any]:
     question = failure.question
     return {"database": question.database, "table": question.table, "error": failure.text}
 
 
 def _value(column: Column, value: Any) -> Any:
-    """A value as the column means it: SQLite keeps times as texts, and large ids as negative numbers."""
+    """Converts a value to its column's type: SQLite keeps times as texts, and large ids as negative
+    numbers.
+    """
     if isinstance(value, str) and column.kind in ("time", "date"):
         return datetime.fromisoformat(value) if column.kind == "time" else date.fromisoformat(value)
     if column.is_id and isinstance(value, int) and value < 0:
         return value + 2**64
+    if column.kind == "number" and isinstance(value, str):  # a sum beyond 64 bits, on SQLite
+        return int(value)
     return value
 
 
@@ -264,19 +310,32 @@ def _ms(moment: datetime) -> int:
     return ms_of_sql_time(moment)
 
 
-def _for_people(column: Column, given: Any) -> str:
+def _cell_for_people(column: Column, given: Any) -> str:
     value = _value(column, given)
     if value is None:
         return "NULL"
     return shown(_ms(value)) if isinstance(value, datetime) else str(value)
 
 
-def _for_csv(column: Column, given: Any) -> Any:
+def _cell_for_csv(column: Column, given: Any) -> str:
+    """NULL is an empty cell, a text stands in quotes, so the empty text is "" (as PostgreSQL writes CSV).
+
+    Python's csv module can write that from 3.12 on only. A text that a spreadsheet would run as a formula
+    gets an apostrophe before it.
+    """
     value = _value(column, given)
-    return iso(_ms(value)) if isinstance(value, datetime) else value
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return '"' + _defuse_formula(value).replace('"', '""') + '"'
+    return str(iso(_ms(value)) if isinstance(value, datetime) else value)
 
 
-def _for_json(column: Column, given: Any) -> Any:
+def _defuse_formula(text: str) -> str:
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _cell_for_json(column: Column, given: Any) -> Any:
     """Ids are texts, and so is a number that a double would change."""
     value = _value(column, given)
     match value:

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toc.cli.failures import NO, OK, USAGE, CommandError
-from toc.cli.frame import answers
+from toc.cli.common_options import answers
+from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.output import Output
-from toc.cli.words import duration, iso, shown
+from toc.cli.time_texts import duration, iso, shown
 
 if TYPE_CHECKING:
-    from toc.cluster.roster import Member
     from toc.runtime.settings import Settings
 
 ANSWER_S_MAX = 3.0
@@ -34,32 +33,35 @@ Url = Annotated[
 def status(output: Output, node: Url = None) -> int:
     """Show each database, Redis and ZooKeeper: up, degraded or down, how, since when, and what it means.
 
-    Asks the nodes, which know since when: those of --node, else those in ZooKeeper that have an
-    http.port, else this machine's. Where none answers it asks the servers itself. Exits 1 when
+    Asks nodes, which know since when: those of --node, else this machine's at http.port. Where none
+    answers it asks the servers itself. `toc nodes` shows the addresses that nodes give. Exits 1 when
     something is not up.
     """
-    from toc.node.health import Part, worst  # noqa: PLC0415 - quick start
-    from toc.node.look import Look  # noqa: PLC0415
+    from toc.node.health import HealthPart, worst_state  # noqa: PLC0415 - quick start
+    from toc.node.status_reader import StatusReader  # noqa: PLC0415
     from toc.runtime.clock import SystemClock  # noqa: PLC0415
     from toc.runtime.settings import load_settings  # noqa: PLC0415
 
     settings = load_settings()
     now_ms = SystemClock().wall_ms()
-    with Look(settings) as here:
-        found = _from_nodes(node or _addresses(settings, here.members))
+    with StatusReader(settings) as here:
+        found = _ask_nodes(node or _node_urls(settings))
         silent = [url for url, parts in found.items() if parts is None]
         views = [parts for parts in found.values() if parts is not None]
         last = f"as seen by {len(views)} node{'s' if len(views) > 1 else ''}"
         if not views:
-            views = [[asdict(part) for part in here.servers()]]
+            views = [[asdict(part) for part in here.check_servers()]]
             last = (
                 "no node answered (http.port lets one, --node URL asks it):"
                 " as seen from here, and since when is not known"
             )
-        reconciled = here.reconciled()
-        whole = [asdict(part) for part in (here.jobs(), reconciled) if part is not None]
-    lines = [*_merged(views), *_merged([whole])]
-    state = worst([Part(line["part"], line["state"], None, line["how"]) for line in lines])
+        reconciled = here.check_reconciliation()
+        parts = (here.check_overdue_jobs(), reconciled, here.check_queues())
+        whole = [asdict(part) for part in parts if part is not None]
+    lines = _sort_worst_first([*_merge_views(views), *_merge_views([whole])])
+    state = worst_state(
+        [HealthPart(line["part"], line["state"], None, line["how"]) for line in lines]
+    )
     if silent:
         last += f"; no answer from {', '.join(silent)}"
     output.table(
@@ -85,40 +87,20 @@ def status(output: Output, node: Url = None) -> int:
     return OK if state == "up" and not silent else NO
 
 
-def _addresses(settings: Settings, members: Sequence[Member] | None) -> list[str]:
-    """Where nodes serve HTTP, as far as it is known and can be reached from here."""
+def _node_urls(settings: Settings) -> list[str]:
+    """This machine's node, if it serves HTTP at a port that is known.
+
+    Never an address that a member of the cluster gives: whoever can write to ZooKeeper would have this
+    machine fetch what he likes.
+    """
     from toc.node.http import WILDCARDS, url_of  # noqa: PLC0415
 
-    if members is not None:
-        return [member.http for member in members if member.http and _reachable(member)]
     if not settings.http.port:
         return []
     return [url_of(WILDCARDS.get(settings.http.host, settings.http.host), settings.http.port)]
 
 
-def _reachable(member: Member) -> bool:
-    """Not when it is the loopback address of another machine: here somebody else has it, or nobody."""
-    from ipaddress import ip_address  # noqa: PLC0415
-    from urllib.parse import urlsplit  # noqa: PLC0415
-
-    from toc.runtime.process import process_name  # noqa: PLC0415
-
-    url = str(member.http)
-    try:
-        host = urlsplit(url).hostname or ""
-    except ValueError:
-        return False
-    if not url.startswith("http://"):  # of another release, or not ours
-        return False
-    try:
-        address = ip_address(host)
-        local = address.is_loopback or address.is_unspecified
-    except ValueError:  # a name
-        local = host == "localhost"
-    return not local or member.identity.partition(":")[0] == process_name().partition(":")[0]
-
-
-def _from_nodes(urls: Sequence[str]) -> dict[str, list[dict[str, Any]] | None]:
+def _ask_nodes(urls: Sequence[str]) -> dict[str, list[dict[str, Any]] | None]:
     """The parts of each node, by its address; None: it does not answer."""
     urls = list(
         dict.fromkeys(url.rstrip("/") for url in urls)
@@ -126,30 +108,36 @@ def _from_nodes(urls: Sequence[str]) -> dict[str, list[dict[str, Any]] | None]:
     if not urls:
         return {}
     with ThreadPoolExecutor(PARALLEL_MAX) as pool:
-        return dict(zip(urls, pool.map(_ask, urls), strict=True))
+        return dict(zip(urls, pool.map(_ask_node, urls), strict=True))
 
 
-def _ask(url: str) -> list[dict[str, Any]] | None:
+def _ask_node(url: str) -> list[dict[str, Any]] | None:
     from http.client import HTTPException  # noqa: PLC0415
     from urllib.error import HTTPError  # noqa: PLC0415
-    from urllib.request import urlopen  # noqa: PLC0415
+    from urllib.request import HTTPRedirectHandler, build_opener  # noqa: PLC0415
+
+    class NoRedirect(HTTPRedirectHandler):
+        """Refuses redirects: a node's answer must not send this machine elsewhere."""
+
+        def redirect_request(self, *_: Any) -> None:
+            return None
 
     if not url.startswith(("http://", "https://")):
         raise CommandError(f"--node: {url!r} is not an http address", USAGE)
     try:
         try:
-            answer = urlopen(f"{url}/health", timeout=ANSWER_S_MAX)  # noqa: S310 - http, see above
+            answer = build_opener(NoRedirect).open(f"{url}/health", timeout=ANSWER_S_MAX)
         except HTTPError as error:  # 503: it answers, and says that it can fire nothing
             answer = error
         with answer:
             document = json.loads(answer.read(ANSWER_BYTES_MAX))
-        return [_checked(part) for part in document["parts"]]
+        return [_check_part(part) for part in document["parts"]]
     except (OSError, HTTPException, ValueError, KeyError, TypeError):
         return None
 
 
-def _checked(part: Any) -> dict[str, Any]:
-    """A part as another process gave it; raises what `_ask` expects when it is none."""
+def _check_part(part: Any) -> dict[str, Any]:
+    """A part as another process sent it; raises what `_ask_node` expects if it is malformed."""
     from toc.node.health import RANK  # noqa: PLC0415
 
     since_ms = part["since_ms"]
@@ -164,10 +152,8 @@ def _checked(part: Any) -> dict[str, Any]:
     }
 
 
-def _merged(views: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """One line for each part and state: the worst first, how many nodes see it so, since when."""
-    from toc.node.health import RANK  # noqa: PLC0415
-
+def _merge_views(views: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """One line for each part and state: how many nodes see it so, and since when."""
     seen: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for view in views:
         for part in view:
@@ -187,4 +173,10 @@ def _merged(views: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]
                 "means": parts[0]["means"],
             }
         )
+    return lines
+
+
+def _sort_worst_first(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    from toc.node.health import RANK  # noqa: PLC0415
+
     return sorted(lines, key=lambda line: (-RANK[line["state"]], line["part"]))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toc.cli.apps import Apps, load_apps
-from toc.cli.failures import NO, OK
-from toc.cli.frame import serves
+from toc.cli.common_options import serves
+from toc.cli.exit_codes import NO, OK
 from toc.cli.output import Output
 from toc.cli.signals import StopRequest
 
@@ -46,7 +46,7 @@ def worker(output: Output, app: Apps = None, http_port: HttpPort = None) -> int:
 
     restart = threading.Event()
     with StopRequest() as stop:
-        settings = load_settings(**_http(http_port))
+        settings = load_settings(**_http_settings(http_port))
         handlers = load_apps(app or [])
 
         def restart_wanted() -> None:
@@ -56,7 +56,7 @@ def worker(output: Output, app: Apps = None, http_port: HttpPort = None) -> int:
         node = Node(settings, handlers=handlers, restart_wanted=restart_wanted)
         try:
             node.start()
-            log.info("%s runs %s", node.identity, _types(handlers))
+            log.info("%s runs %s", node.identity, _type_words(handlers))
             if node.http is not None:
                 log.info("metrics and health on %s", node.http.url)
             stop.wait()
@@ -70,10 +70,10 @@ def worker(output: Output, app: Apps = None, http_port: HttpPort = None) -> int:
     return OK if clean else NO
 
 
-def _types(handlers: Registry) -> str:
+def _type_words(handlers: Registry) -> str:
     names = sorted(spec.biz_type for spec in handlers)
     return ", ".join([*names, "every other type"] if handlers.takes_all else names)
 
 
-def _http(port: int | None) -> dict[str, object]:
+def _http_settings(port: int | None) -> dict[str, object]:
     return {} if port is None else {"http": {"port": port}}

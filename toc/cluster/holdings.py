@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
+from toc.domain.routing import SHARDS_MAX
+from toc.domain.times import MS_MAX
 
-def as_ranges(numbers: Iterable[int]) -> str:
+
+def format_ranges(numbers: Iterable[int]) -> str:
     """Numbers as text: "0-3,7"."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
@@ -17,11 +20,14 @@ def as_ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
-def from_ranges(text: str) -> Iterator[int]:
-    """The numbers of "0-3,7"."""
+def parse_ranges(text: str) -> Iterator[int]:
+    """The numbers of "0-3,7". Raises ValueError: it is no such text, or has numbers that no shard has."""
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
-        yield from range(int(first), int(last or first) + 1)
+        low, high = int(first), int(last or first)
+        if not 0 <= low <= high < SHARDS_MAX:
+            raise ValueError(f"{part[:40]!r} is no range of shards")
+        yield from range(low, high + 1)
 
 
 class Holding:
@@ -38,9 +44,21 @@ class Holding:
         by_time: dict[int, list[int]] = defaultdict(list)
         for number, since_ms in self._since_ms.items():
             by_time[since_ms].append(number)
-        return {as_ranges(numbers): since_ms for since_ms, numbers in sorted(by_time.items())}
+        return {format_ranges(numbers): since_ms for since_ms, numbers in sorted(by_time.items())}
 
 
 def held(text: Mapping[str, int]) -> dict[int, int]:
-    """Number by number: since when it is held, in ms."""
-    return {number: since_ms for ranges, since_ms in text.items() for number in from_ranges(ranges)}
+    """Number by number: since when it is held, in ms. Raises ValueError: that is not what a node says."""
+    found: dict[int, int] = {}
+    for ranges, since_ms in text.items():
+        if (
+            isinstance(since_ms, bool)
+            or not isinstance(since_ms, int)
+            or not 0 <= since_ms <= MS_MAX
+        ):
+            raise ValueError("a time is none")
+        for number in parse_ranges(ranges):
+            if number in found:
+                raise ValueError(f"{number} is held twice")
+            found[number] = since_ms
+    return found

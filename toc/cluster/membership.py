@@ -3,22 +3,24 @@
 A member is an ephemeral, sequential node "MEMBER-0000000007" whose data says what it owns. The
 member with the lowest number leads: so the leader stays when others come and go.
 
-- A create can succeed while its answer is lost: each look finds our own nodes by their name, keeps the
-  one that this session knows it made, and deletes the others.
-- SUSPENDED (no server reached) is not LOST (the session is over, and with it our node): in both the
-  last view stays; when a server answers again, the next look tells, and joins anew where needed.
-- A view without this process is not acted upon: it joins first.
-- Who cannot reach ZooKeeper does not lead, whatever it believes: `leads` is False at once.
+- A create can succeed while its answer is lost: each step finds this process' nodes by their name, keeps
+  the one that this session has made, and deletes the others.
+- Nodes written by others are not trusted (`members`, ADR 23): they can only make jobs late.
+- SUSPENDED (no server reached) differs from LOST (the session is over, and its node is deleted). In both
+  the last view stays; when a server answers again, the next step reads the members and joins if needed.
+- A view without this process is not used: it joins first.
+- A process that cannot reach ZooKeeper does not lead: `leads` is False at once.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from toc.cluster.zookeeper import ZooKeeper
+from toc.cluster.members import MEMBERS, Members, member_of, members_of, restrict_acls
+from toc.cluster.zookeeper import Stat, ZooKeeper
 from toc.errors import ClusterUnavailable, SettingsError
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
@@ -26,9 +28,9 @@ from toc.runtime.settings import Settings
 
 log = logging.getLogger(__name__)
 
-MEMBERS = "members"
 LOOK_S = 5.0  # a look every so often, should a watch be lost; a change is told at once
 AWAY_S, AGAIN_S = 1.0, 0.2
+REST = 4  # times as long as a look, or acting upon a changed view, took, the next look waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,16 @@ class Membership(Service):
     ) -> None:
         super().__init__("toc-membership")
         self._zookeeper = ZooKeeper(settings, self.wake)
+        self._has_auth = settings.cluster.auth is not None
+        self._members = Members(self._zookeeper, settings.cluster.members_max, clock)
         self._member, self._describe, self._changed = member, describe, changed
         self._clock, self._session_s = clock, settings.cluster.session_timeout_s
         self.joined = threading.Event()
         """Set with the first view that this process is part of."""
+        self._rests_until_s = clock.monotonic_s()
         self._session: int | None = None  # in which the node was made
         self._node = ""
-        self._said = b""
+        self._node_data = b""
         self.view = View((), connected=False)
         self._connected_s = clock.monotonic_s()
         self.trouble = ""
@@ -87,27 +92,35 @@ class Membership(Service):
 
     def run_once(self) -> float:
         """One look. Never raises because ZooKeeper is away: that is a state, not an error."""
+        rest_s = self._rests_until_s - self._clock.monotonic_s()
+        if (
+            rest_s > 0
+        ):  # nodes that come and go all the time must not take all of this process' time
+            return rest_s
         self._zookeeper.connect()
         session = self._zookeeper.session
         if session is None:
             self.trouble = ""
-            self._tell_away()
+            self._report_disconnected()
             if self.view.frozen or not self.view.members:
-                self._zookeeper.start_over()
+                self._zookeeper.accept_older_server()
             return AWAY_S
         try:
-            members = self._look(session)
+            began_s = self._clock.monotonic_s()
+            members = self._read_members(session)
+            now_s = self._clock.monotonic_s()
+            self._rests_until_s = now_s + min(REST * (now_s - began_s), LOOK_S)
             self.trouble = ""
-            self._tell(View(members, connected=True))
-            self._say()
+            self._report_view(View(members, connected=True))
+            self._update_node_data()
         except ClusterUnavailable as error:
             log.debug("a look at ZooKeeper failed: %s", error)
-            self._tell_away()
+            self._report_disconnected()
             return AGAIN_S
         except SettingsError as error:
-            self._seldom.warning("settings", "this node is no member: %s", error)
+            self._log_throttle.warning("settings", "this node is no member: %s", error)
             self.trouble = str(error)
-            self._tell_away()
+            self._report_disconnected()
             return AWAY_S
         return LOOK_S
 
@@ -117,34 +130,48 @@ class Membership(Service):
         self._zookeeper.close()
         return gone
 
-    def _look(self, session: int) -> list[str]:
-        names = self._zookeeper.children(MEMBERS, watch=True)
-        if self._session != session or self._node not in names:
-            for name in names:
+    def _read_members(self, session: int) -> list[str]:
+        found = self._members.read_members(watch=True)
+        if self._session != session or not self._is_ours(found, session):
+            for name in self._zookeeper.children(MEMBERS):
                 if member_of(name) == self._member:
                     self._zookeeper.delete(f"{MEMBERS}/{name}")
             self._join(session)
-            names = self._zookeeper.children(MEMBERS, watch=True)
-        return members_of(names)
+            self._members.forget([self._node])
+            found = self._members.read_members(watch=True)
+        # Another's node of our name, that may not be deleted, stands for nobody.
+        others = (name for name in found if member_of(name) != self._member or name == self._node)
+        members = members_of(others)
+        return members if self._member in members else [*members, self._member]
+
+    def _is_ours(self, found: Mapping[str, Stat], session: int) -> bool:
+        """Whether our node is there, and this session owns it: else it ends with somebody else's."""
+        stat = found.get(self._node)
+        if stat is None and self._node:  # among too many to be kept
+            (stat,) = self._zookeeper.stats([f"{MEMBERS}/{self._node}"])
+        return stat is not None and stat.session == session
 
     def _join(self, session: int) -> None:
         self._zookeeper.make_directory(MEMBERS)
-        self._said = self._describe()
-        self._node = self._zookeeper.create_member(f"{MEMBERS}/{self._member}-", self._said)
+        if self._has_auth:
+            for problem in restrict_acls(self._zookeeper):
+                log.warning("%s", problem)
+        self._node_data = self._describe()
+        self._node = self._zookeeper.create_member(f"{MEMBERS}/{self._member}-", self._node_data)
         self._session = session
         log.info("joined the cluster as %s", self._member)
 
-    def _say(self) -> None:
+    def _update_node_data(self) -> None:
         """Brings our node's data up to date."""
         text = self._describe()
-        if text != self._said and self._zookeeper.set(f"{MEMBERS}/{self._node}", text):
-            self._said = text
+        if text != self._node_data and self._zookeeper.set(f"{MEMBERS}/{self._node}", text):
+            self._node_data = text
 
-    def _tell_away(self) -> None:
+    def _report_disconnected(self) -> None:
         away_s = self._clock.monotonic_s() - self._connected_s
-        self._tell(replace(self.view, connected=False, frozen=away_s > self._session_s))
+        self._report_view(replace(self.view, connected=False, frozen=away_s > self._session_s))
 
-    def _tell(self, view: View) -> None:
+    def _report_view(self, view: View) -> None:
         if view.connected:
             self._connected_s = self._clock.monotonic_s()
             self.joined.set()
@@ -155,21 +182,13 @@ class Membership(Service):
             self.since_ms = self._clock.wall_ms()
             log.log(*_CONNECTION[view.connected])
         if view.members:
+            began_s = self._clock.monotonic_s()
             self._changed(view)
+            now_s = self._clock.monotonic_s()
+            self._rests_until_s = max(self._rests_until_s, now_s + REST * (now_s - began_s))
 
 
 _CONNECTION = {
     True: (logging.INFO, "ZooKeeper is connected"),
     False: (logging.WARNING, "ZooKeeper is not reached: the last assignment stays"),
 }
-
-
-def member_of(name: str) -> str:
-    """The member behind a node's name."""
-    return name.rpartition("-")[0]
-
-
-def members_of(names: Sequence[str]) -> list[str]:
-    """Members in the order in which they joined; each once."""
-    ordered = sorted(names, key=lambda name: name.rpartition("-")[2])
-    return list(dict.fromkeys(member_of(name) for name in ordered))

@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toc.cluster.holdings import held
-from toc.cluster.membership import MEMBERS, member_of
+from toc.cluster.members import MEMBERS, Members, member_of
 from toc.cluster.zookeeper import ZooKeeper
 from toc.domain.placement import identity_of
+from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
+
+DATA_BYTES_MAX = 262_144  # of one member; a node that owns 1,024 shards and slots says some 20,000
+TEXT_CHARS_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +43,43 @@ def roster(settings: Settings) -> list[Member]:
     zookeeper = ZooKeeper(settings, lambda: None)
     try:
         zookeeper.wait(settings.connect_timeout_s)
-        names = sorted(zookeeper.children(MEMBERS), key=lambda name: name.rpartition("-")[2])
+        members = Members(zookeeper, settings.cluster.members_max, SystemClock())
         found: dict[str, Member] = {}
-        for name in names:
-            child = zookeeper.get(f"{MEMBERS}/{name}")
-            if child is not None:  # it may have left meanwhile
-                member = _member(
-                    identity_of(member_of(name)), not found, child.created_ms, child.data
+        for name, stat in members.read_members().items():
+            small = stat.data_bytes <= DATA_BYTES_MAX
+            data = zookeeper.get(f"{MEMBERS}/{name}") if small else b""
+            if data is not None:  # it may have left meanwhile
+                member = _parse_member(
+                    identity_of(member_of(name)), not found, stat.created_ms, data
                 )
-                found[member.identity] = member
+                found.setdefault(member.identity, member)
         return list(found.values())
     finally:
         zookeeper.close()
 
 
-def _member(identity: str, leads: bool, joined_ms: int, data: bytes) -> Member:
+def _parse_member(identity: str, leads: bool, joined_ms: int, data: bytes) -> Member:
+    """What it says of itself; nothing where that is not what a node of toc would say."""
     try:
         text: Any = json.loads(data)
+        http = text["http"]
         return Member(
             identity,
             leads,
             joined_ms,
-            str(text["version"]),
-            text["http"],
-            [str(name) for name in text["handles"]],
+            str(text["version"])[:TEXT_CHARS_MAX],
+            None if http is None else str(http)[:TEXT_CHARS_MAX],
+            [str(name)[:TEXT_CHARS_MAX] for name in text["handles"]],
             {topic: held(holding) for topic, holding in text["slots"].items()},
             held(text["shards"]),
             [int(index) for index in text["moving"]] if "moving" in text else None,
         )
-    except (ValueError, KeyError, TypeError, AttributeError):  # of another release
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ):  # of another release
         return Member(identity, leads, joined_ms)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from threading import Event
 from typing import Any, NamedTuple
 
@@ -16,26 +19,96 @@ from kazoo.exceptions import (
     NoAuthError,
     NoNodeError,
 )
+from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.interfaces import IHandler
 from kazoo.retry import KazooRetry
-from kazoo.security import make_acl, make_digest_acl
+from kazoo.security import ACL, make_acl, make_digest_acl
 
 from toc.errors import ClusterUnavailable, SettingsError
-from toc.runtime.settings import Settings
+from toc.runtime.log_throttle import LogThrottle
+from toc.runtime.settings import ClusterSettings, Settings
 
 ANSWER_S_MAX = 5.0  # for one answer; a client that has lost its server would wait for ever
 RECONNECT_S_MAX = 1.0
+SHARED = "/toc"  # above all namespaces
 
 log = logging.getLogger(__name__)
 # What kazoo says of each attempt to reconnect; that the connection is lost, the caller says once.
 log.setLevel(logging.ERROR)
 
 
-class Child(NamedTuple):
-    """A node's data, and when it was made by ZooKeeper's clock."""
+class Stat(NamedTuple):
+    """What ZooKeeper says of a node: nobody who writes it can choose these.
 
-    data: bytes
+    `created`: its transaction, so the order of creation. `session`: whose end removes it, 0 for none.
+    """
+
+    created: int
     created_ms: int
+    session: int
+    data_bytes: int
+
+
+def _login_options(cluster: ClusterSettings) -> tuple[list[ACL], dict[str, Any]]:
+    """The ACL of what is ours, and kazoo's arguments. Raises SettingsError: toc[sasl] is not installed."""
+    if cluster.auth is None:
+        return [], {}
+    user, _, password = cluster.auth.get_secret_value().partition(":")
+    if cluster.auth_by == "digest":
+        own = make_digest_acl(user, password, all=True)
+        return [own], {"auth_data": [("digest", f"{user}:{password}")]}
+    if importlib.util.find_spec("puresasl") is None:
+        raise SettingsError("cluster.auth_by = 'sasl' needs pure-sasl: pip install 'toc[sasl]'")
+    options = {"mechanism": "DIGEST-MD5", "username": user, "password": password}
+    return [make_acl("sasl", user, all=True)], {"sasl_options": options}
+
+
+class _TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    """kazoo's own, but its connections use a context of ours.
+
+    The one that kazoo makes trusts every authority of the system, besides `tls_ca`.
+    """
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        super().__init__()
+        self._context = context
+
+    def create_connection(
+        self,
+        address: tuple[str, int],
+        hostname: str | None = None,
+        timeout: float | None = None,
+        **_: object,  # what kazoo would make its context of
+    ) -> ssl.SSLSocket:
+        plain: socket.socket = super().create_connection(address, timeout=timeout)
+        try:
+            return self._context.wrap_socket(plain, server_hostname=hostname)
+        except BaseException:
+            plain.close()
+            raise
+
+
+def _tls_options(cluster: ClusterSettings) -> dict[str, Any]:
+    """kazoo's arguments. Raises SettingsError where a file cannot be used: kazoo would try for ever."""
+    if cluster.tls == "off":
+        return {}
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = cluster.tls == "verify_identity"
+    if cluster.tls == "required":
+        context.verify_mode = ssl.CERT_NONE
+    elif cluster.tls_ca is None:
+        context.load_default_certs()
+    key = cluster.tls_key or cluster.tls_cert
+    try:
+        name, path = "tls_ca", cluster.tls_ca
+        if path is not None:
+            context.load_verify_locations(path)
+        name, path = "tls_cert", cluster.tls_cert
+        if path is not None:
+            context.load_cert_chain(path, key, password="")
+    except (OSError, ssl.SSLError) as error:  # an encrypted key is one of them
+        raise SettingsError(f"cluster.{name}: {path!r} cannot be used: {error}") from error
+    return {"use_ssl": True, "handler": _TlsHandler(context)}
 
 
 class ZooKeeper:
@@ -46,34 +119,45 @@ class ZooKeeper:
     """
 
     def __init__(self, settings: Settings, on_change: Callable[[], None]) -> None:
-        self._root = f"/toc/{settings.namespace}"
+        self._root = f"{SHARED}/{settings.namespace}"
         # One object for all watches: kazoo keeps each different one until it has fired.
         self._watcher = lambda _: on_change()
-        auth = settings.cluster.auth
-        user, _, password = (auth.get_secret_value() if auth else "").partition(":")
-        own = [make_digest_acl(user, password, all=True), make_acl("world", "anyone", read=True)]
+        self._own_acl, login = _login_options(settings.cluster)
+        self._log_throttle = LogThrottle(
+            logging.getLogger("toc.cluster.connection")
+        )  # `log` is kazoo's
+        by_sasl = "sasl_options" in login
+        self._ended_hint = ", perhaps since cluster.auth is not in its JAAS file" if by_sasl else ""
         self._client = KazooClient(
             hosts=settings.zookeeper_hosts,
             timeout=settings.cluster.session_timeout_s,
-            auth_data=[("digest", f"{user}:{password}")] if auth else None,
-            default_acl=own if auth else None,
+            default_acl=self._own_acl or None,
+            **login,
+            **_tls_options(settings.cluster),
             connection_retry=KazooRetry(
                 max_tries=-1, delay=0.1, backoff=2, max_delay=RECONNECT_S_MAX
             ),
             logger=log,
         )
         self._client.add_listener(lambda _: on_change())
-        self._live: Event | None = None  # set by kazoo while it is connected
+        self._connected: Event | None = None  # set by kazoo while it is connected
 
     def connect(self) -> None:
         """Begins to connect; does not wait."""
-        if self._live is None:
-            self._live = self._client.start_async()
+        thread = self._client._connection._connection_routine  # noqa: SLF001 - nothing else tells
+        if self._connected is not None and thread is not None and not thread.is_alive():
+            # kazoo gives up for good where a login fails, or a server goes away just while it is asked.
+            text = "the connection to ZooKeeper has ended%s: it is tried again"
+            self._log_throttle.warning("ended", text, self._ended_hint)
+            self._client.stop()
+            self._connected = None
+        if self._connected is None:
+            self._connected = self._client.start_async()
 
     def wait(self, timeout_s: float) -> None:
         """Waits until it is connected. Raises ClusterUnavailable."""
         self.connect()
-        if self._live is None or not self._live.wait(timeout_s):
+        if self._connected is None or not self._connected.wait(timeout_s):
             raise ClusterUnavailable(TimeoutError(f"no answer within {timeout_s:g} s"))
 
     @property
@@ -82,7 +166,7 @@ class ZooKeeper:
         identity = self._client.client_id if self._client.connected else None
         return None if identity is None else int(identity[0])
 
-    def start_over(self) -> None:
+    def accept_older_server(self) -> None:
         """Lets a server be joined that knows less than the one before.
 
         A client refuses a server that has seen fewer transactions than itself, and one whose data was
@@ -91,37 +175,96 @@ class ZooKeeper:
         self._client.last_zxid = 0
 
     def make_directory(self, path: str) -> None:
-        """Raises SettingsError when the path behind the hosts does not exist and cannot be made."""
+        """Raises SettingsError when the path behind the hosts does not exist and cannot be made.
+
+        With `cluster.auth`, only who has it may read or write there. /toc itself stays open to other
+        namespaces, which may have another one: they cannot delete what is not empty.
+        """
         try:
-            self._ask(lambda client: client.ensure_path_async(self._path(path)))
+            if self._own_acl:
+                shared = [*self._own_acl, make_acl("world", "anyone", read=True, create=True)]
+                self._request(lambda client: client.ensure_path_async(SHARED, acl=shared))
+            self._request(lambda client: client.ensure_path_async(self.full_path(path)))
         except NoNodeError as error:
             raise SettingsError(
                 f"zookeeper_hosts: the path {self._client.chroot!r} does not exist there: create it"
             ) from error
 
+    def foreign_acls(self, path: str) -> list[str]:
+        """Who besides ourselves may do anything with a node: "world:anyone may create"; none without auth.
+
+        [] as well when there is no such node. Raises SettingsError: that may not even be asked.
+        """
+        try:
+            found, _ = self._request(lambda client: client.get_acls_async(self.full_path(path)))
+        except NoNodeError:
+            return []
+        own = {(acl.id.scheme, acl.id.id) for acl in self._own_acl}
+        return [
+            f"{acl.id.scheme}:{acl.id.id} may {', '.join(acl.acl_list).lower()}"
+            for acl in found
+            if (acl.id.scheme, acl.id.id) not in own and acl.perms
+        ]
+
+    def made_with_auth(self, paths: Sequence[str]) -> list[bool]:
+        """Of each node, all asked at once: whether its ACL names our own account, and nobody else.
+
+        False as well for a node that has gone, or whose ACL we may not read. True without `cluster.auth`.
+        """
+        if not self._own_acl:
+            return [True] * len(paths)
+        own = {(acl.id.scheme, acl.id.id) for acl in self._own_acl}
+        asked = self._begin_request(
+            lambda client: [client.get_acls_async(self.full_path(p)) for p in paths]
+        )
+        kept = []
+        for request in asked:
+            with suppress(NoNodeError, SettingsError):
+                found, _ = self._wait_for_answer(request)
+                kept.append({(acl.id.scheme, acl.id.id) for acl in found} == own)
+                continue
+            kept.append(False)
+        return kept
+
+    def restrict_acl(self, path: str) -> None:
+        """Sets the node's ACL. Raises SettingsError when that is not allowed."""
+        self._request(lambda client: client.set_acls_async(self.full_path(path), self._own_acl))
+
     def children(self, path: str, *, watch: bool = False) -> list[str]:
         """Names below a path, in no order; [] when there is none. `watch`: tell of the next change."""
         watcher = self._watcher if watch else None
         try:
-            found = self._ask(
-                lambda client: client.get_children_async(self._path(path), watch=watcher)
+            found = self._request(
+                lambda client: client.get_children_async(self.full_path(path), watch=watcher)
             )
         except NoNodeError:
             return []
         return list(found)
 
-    def get(self, path: str) -> Child | None:
+    def get(self, path: str) -> bytes | None:
+        """A node's data; None when there is none."""
         try:
-            data, stat = self._ask(lambda client: client.get_async(self._path(path)))
+            data, _ = self._request(lambda client: client.get_async(self.full_path(path)))
         except NoNodeError:
             return None
-        return Child(data, stat.ctime)
+        return bytes(data)
+
+    def stats(self, paths: Sequence[str]) -> list[Stat | None]:
+        """Of each node, all asked at once; None where there is none."""
+        asked = self._begin_request(
+            lambda client: [client.exists_async(self.full_path(p)) for p in paths]
+        )
+        stats = [self._wait_for_answer(request) for request in asked]
+        return [
+            stat and Stat(stat.czxid, stat.ctime, stat.ephemeralOwner, stat.dataLength)
+            for stat in stats
+        ]
 
     def create_member(self, path: str, data: bytes) -> str:
         """Makes an ephemeral node, numbered in order of creation; returns its name."""
-        made = self._ask(
+        made = self._request(
             lambda client: client.create_async(
-                self._path(path), data, ephemeral=True, sequence=True
+                self.full_path(path), data, ephemeral=True, sequence=True
             )
         )
         return str(made).rpartition("/")[2]
@@ -129,25 +272,38 @@ class ZooKeeper:
     def set(self, path: str, data: bytes) -> bool:
         """False when there is no such node any more."""
         try:
-            self._ask(lambda client: client.set_async(self._path(path), data))
+            self._request(lambda client: client.set_async(self.full_path(path), data))
         except NoNodeError:
             return False
         return True
 
     def delete(self, path: str) -> None:
         with suppress(NoNodeError):
-            self._ask(lambda client: client.delete_async(self._path(path)))
+            self._request(lambda client: client.delete_async(self.full_path(path)))
 
     def close(self) -> None:
         """Ends the session: what it made goes at once, if ZooKeeper can be reached."""
-        if self._live is not None:
+        if self._connected is not None:
             self._client.stop()
         self._client.close()
 
-    def _ask(self, request: Callable[[Any], Any]) -> Any:
+    def _request(self, request: Callable[[Any], Any]) -> Any:
+        return self._wait_for_answer(self._begin_request(request))
+
+    def _begin_request(self, request: Callable[[Any], Any]) -> Any:
+        with self._translating_errors():
+            return request(self._client)
+
+    def _wait_for_answer(self, asked: Any) -> Any:
+        with self._translating_errors():
+            return asked.get(timeout=ANSWER_S_MAX)
+
+    @contextmanager
+    def _translating_errors(self) -> Iterator[None]:
+        """Errors of kazoo as toc's; NoNodeError is the caller's to understand."""
         handler: IHandler = self._client.handler
         try:
-            return request(self._client).get(timeout=ANSWER_S_MAX)
+            yield
         except NoNodeError:
             raise
         except (NoAuthError, AuthFailedError, InvalidACLError) as error:
@@ -156,5 +312,6 @@ class ZooKeeper:
         except (KazooException, handler.timeout_exception, OSError) as error:
             raise ClusterUnavailable(error) from error
 
-    def _path(self, path: str) -> str:
-        return f"{self._root}/{path}"
+    def full_path(self, path: str) -> str:
+        """As ZooKeeper has it, below the path in `zookeeper_hosts`; the namespace's own for ""."""
+        return f"{self._root}/{path}" if path else self._root

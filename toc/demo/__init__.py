@@ -9,5 +9,5 @@ final rows, and says what was lost, early, double, or fired after it had been ca
     worker    the handlers: well, flaky, hopeless
     view      live panel, plain lines, summary  run       puts it together, in a temporary directory
 
-The journals and the verdict are toc.testing's, for everybody (docs/testing.md).
+The journals and the verdict are toc.testing's, for everybody (docs/how-to/testing.md).
 """

@@ -27,12 +27,12 @@ from toc.store import migrate
 from toc.store.databases import Databases, execute_on
 from toc.store.schema import JOB
 from toc.testing.checker import check
+from toc.testing.final_rows import rows
 from toc.testing.history import Entry, Tail
 from toc.testing.judge import Rules
 from toc.testing.report import Report
-from toc.testing.rows import rows
 from toc.trial.child import Child
-from toc.trial.connected import connected
+from toc.trial.connected import open_databases
 from toc.trial.worker import settings_line, wall_ms
 
 DATABASES, SHARDS = 4, 16  # SQLite has one writer per file; with four, processes rarely meet
@@ -52,8 +52,8 @@ class Plan:
     seed: int = 42
 
 
-def run(plan: Plan, look: Look) -> Report:
-    """Runs the story and checks it. Raises ChildFailed and DevError; leaves nothing behind."""
+def run(plan: Plan, on_tick: Look) -> Report:
+    """Plays the story and checks it. Raises ChildFailed and DevError; leaves nothing behind."""
     with (
         tempfile.TemporaryDirectory(prefix="toc-demo-") as name,
         DevDirectory(Path(name)) as directory,
@@ -61,8 +61,8 @@ def run(plan: Plan, look: Look) -> Report:
     ):
         settings = _settings(directory)
         migrate.upgrade(settings)
-        with connected(settings) as databases:
-            entries = _live(plan, settings, directory.path, databases, look)
+        with open_databases(settings) as databases:
+            entries = _play_story(plan, settings, directory.path, databases, on_tick)
             return check([entries, rows(settings)], Rules(max_attempts=MAX_ATTEMPTS))
 
 
@@ -84,8 +84,8 @@ def _settings(directory: DevDirectory) -> Settings:
     )
 
 
-def _live(
-    plan: Plan, settings: Settings, directory: Path, databases: Databases, look: Look
+def _play_story(
+    plan: Plan, settings: Settings, directory: Path, databases: Databases, on_tick: Look
 ) -> list[Entry]:
     """Lets client and worker live the story; returns all that they wrote down."""
     journals = {name: directory / f"{name}.journal" for name in ("client", "worker")}
@@ -97,19 +97,21 @@ def _live(
         new = [entry for tail in tails for entry in tail.read()]
         entries.extend(new)
         tally.add(new)
-        look(tally, time.monotonic() - started_s)
+        on_tick(tally, time.monotonic() - started_s)
 
     first = settings_line(settings)
-    story = {"orders": plan.orders, "seconds": plan.seconds, "seed": plan.seed}
+    make_orders = {"orders": plan.orders, "seconds": plan.seconds, "seed": plan.seed}
     with (
         Child("toc.demo.worker", first | {"journal": str(journals["worker"])}) as worker,
-        Child("toc.demo.client", first | story | {"journal": str(journals["client"])}) as client,
+        Child(
+            "toc.demo.client", first | make_orders | {"journal": str(journals["client"])}
+        ) as client,
     ):
         worker.receive(START_S)
         client.receive(START_S)
         started_s, tally.started_ms = time.monotonic(), wall_ms()
         client.send({"go": True})
-        while not client.answered():
+        while not client.has_answered():
             time.sleep(TICK_S)
             tick(started_s)
         client.receive(START_S)  # raises if it has failed
@@ -130,7 +132,7 @@ def _live_rows(databases: Databases) -> int:
         .where(JOB.c.status.in_((int(Status.PENDING), int(Status.RUNNING))))
     )
     return sum(
-        database.run(lambda c, shard=shard: execute_on(c, shard, query).scalar_one())  # type: ignore[misc]
+        database.run_transaction(lambda c, shard=shard: execute_on(c, shard, query).scalar_one())  # type: ignore[misc]
         for database in databases
         for shard in database.shards
     )

@@ -37,7 +37,7 @@ class Order:
     fails: int = 0  # how many attempts of its handler fail
 
 
-def story(orders: int, seconds: float, seed: int) -> list[Order]:
+def make_orders(orders: int, seconds: float, seed: int) -> list[Order]:
     """So many orders, by `at_s`, whose last timeout lies about at `seconds`."""
     rng = random.Random(seed)  # noqa: S311 - a story, not a secret
     longest_s = min(6.0, seconds / 4)

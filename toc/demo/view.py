@@ -23,7 +23,7 @@ from toc.testing.history import (
     Started,
 )
 from toc.testing.report import MEANING, Kind, Lateness, Report
-from toc.trial.figures import LATENESS_EDGES_MS, bars, histogram, percentile, sparkline
+from toc.trial.statistics import LATENESS_EDGES_MS, bars, histogram, percentile, sparkline
 
 RECENT = 500  # starts that "now" looks at
 SECONDS_SHOWN = 60

@@ -8,7 +8,7 @@ from toc.demo.story import MAX_ATTEMPTS, RETRY_S
 from toc.domain.job import Job
 from toc.handlers.registry import Registry
 from toc.testing.history import Ended, Journal, Started
-from toc.trial.child import heard
+from toc.trial.child import lines_from_parent
 from toc.trial.worker import serve, settings_of, wall_ms
 
 PROCESS = "worker"
@@ -36,7 +36,7 @@ def handlers(journal: Journal) -> Registry:
 
 
 def main() -> None:
-    first = next(heard())
+    first = next(lines_from_parent())
     with Journal(Path(first["journal"])) as journal:
         serve(handlers(journal), {}, settings_of(first))
 

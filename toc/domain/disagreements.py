@@ -1,8 +1,8 @@
 """What MySQL and Redis can disagree about, and the rule of each kind.
 
-A row says what is the case, Redis only reminds. Legal, and no disagreement: a reminder that is too
+The row decides; Redis only reminds. Allowed, and no disagreement: a reminder that is too
 early (the claim puts it right), one of a cancelled job (it is forgotten when it is popped), none for a
-running job (whoever claimed it may have found it in the database; the scanner watches its lease).
+running job (its worker may have found it in the database; the scanner watches its lease).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from enum import StrEnum
 
 from toc.domain.ids import GENE_MASK, gene_of
 from toc.domain.job import Status
-from toc.domain.policy import UNHANDLED_MS
+from toc.domain.policy import unhandled_ms
 from toc.domain.routing import hash_of
 
-SOON_MS = UNHANDLED_MS + 5_000
-"""A job that is due already and reminded of within so long is on its way: a node without its handler
-has put it back."""
+SOON_MS = 5_000
+"""A job that is due already and reminded of within so long is on its way, or after the time for which a node
+without its handler puts it back."""
 
 LATELY_MS = 3_600_000
 """A job that was claimed within so long may have left a reminder at the end of that lease, when another
@@ -66,7 +66,7 @@ class Tolerances:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RowFacts:
     """A row, as far as the rules ask. `shard`: of the table that it lies in. `topic`: of its type."""
 
     job_id: int
@@ -81,7 +81,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReminderPlace:
     """Where a reminder stands: at `armed_ms` in the StoreQueue, until `out_ms` in the PrepareQueue."""
 
     topic: str
@@ -91,8 +91,8 @@ class Place:
 
 
 def disagreements(
-    row: Seen | None,
-    places: Sequence[Place],
+    row: RowFacts | None,
+    places: Sequence[ReminderPlace],
     home: tuple[str, int],
     now_ms: int,
     limits: Tolerances,
@@ -120,17 +120,17 @@ def disagreements(
 
 def latest_ms(due_ms: int, now_ms: int) -> int:
     """Until when a reminder is in time."""
-    return due_ms if due_ms > now_ms else now_ms + SOON_MS
+    return due_ms if due_ms > now_ms else now_ms + unhandled_ms(now_ms - due_ms) + SOON_MS
 
 
-def is_misfit(row: Seen, shards: int) -> bool:
+def is_misfit(row: RowFacts, shards: int) -> bool:
     """Whether by-business verbs, or workers, look for the row in another place than it is in."""
     gene = gene_of(row.job_id)
     return gene != hash_of(row.biz_id) & GENE_MASK or gene & (shards - 1) != row.shard
 
 
 def _of_ended(
-    row: Seen | None, places: Sequence[Place], now_ms: int, limits: Tolerances
+    row: RowFacts | None, places: Sequence[ReminderPlace], now_ms: int, limits: Tolerances
 ) -> Iterator[Disagreement]:
     waits = row is not None and (
         row.status is Status.CANCELLED or now_ms - (row.claimed_ms or 0) < LATELY_MS
@@ -143,9 +143,9 @@ def _of_ended(
 
 
 def _of_pending(
-    row: Seen,
-    places: Sequence[Place],
-    at_home: Sequence[Place],
+    row: RowFacts,
+    places: Sequence[ReminderPlace],
+    at_home: Sequence[ReminderPlace],
     now_ms: int,
     limits: Tolerances,
 ) -> Iterator[Disagreement]:

@@ -40,7 +40,7 @@ def check_job_id(value: object) -> int:
     """Returns a well-formed job_id, raises InvalidInput for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= JOB_ID_MAX:
         raise InvalidInput("job_id", value, f"must be an integer from 0 to {JOB_ID_MAX}")
-    return value
+    return int(value)  # a plain one: drivers refuse others
 
 
 class IdFactory:

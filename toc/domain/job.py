@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from enum import IntEnum
-from typing import Any, NamedTuple
+from enum import IntEnum, StrEnum
+from typing import Any, Literal, NamedTuple
 
 from toc.domain.times import datetime_of
 
@@ -40,6 +40,7 @@ TRANSITIONS: dict[Status, dict[str, Status]] = {
         "drop": Status.CANCELLED,
         "bury": Status.DEAD,
         "take_over": Status.RUNNING,  # only when the lease is over, by the database's clock
+        "undo_take_over": Status.RUNNING,  # nobody ran it: as it was before, its lease is over
     },
     Status.DEAD: {"redrive": Status.PENDING},
     Status.DONE: {},
@@ -48,33 +49,94 @@ TRANSITIONS: dict[Status, dict[str, Status]] = {
 """Every legal move: from -> verb -> to. Each verb is one guarded statement in `toc.store`."""
 
 
+class AnswerKind(StrEnum):
+    """All that cancel, reschedule and redrive can answer."""
+
+    CANCELLED = "cancelled"
+    RESCHEDULED = "rescheduled"
+    REDRIVEN = "redriven"
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    ALREADY_CANCELLED = "already_cancelled"
+    DEAD = "dead"
+    SUPERSEDED = "superseded"
+    UNKNOWN = "unknown"
+
+
+_OK = {AnswerKind.CANCELLED, AnswerKind.RESCHEDULED, AnswerKind.REDRIVEN}
+
+
 class Answer(str):
     """What cancel, reschedule or redrive found: one of the texts below, with facts beside it.
 
-    cancelled | rescheduled | redriven    it was done
-    running | done | already_cancelled | dead | pending    it was not: this is the case
+    cancelled | rescheduled | redriven    this call did it
+    running | done | already_cancelled | dead | pending    it did not: the job's current status
     superseded    redrive: a newer live job holds the job's key
     unknown       there is no such job
 
-    `job_id` is the job that answered (None for unknown), `attempts` how often it was tried.
+    `ok`: the call did what it was asked for (the first line). An answer is true when it is ok, and only
+    then; so "already_cancelled" is false: to repeat a cancel, test `answer in ("cancelled",
+    "already_cancelled")`. `kind`: the same as an enum. `job_id` is the job that answered (None for
+    unknown), `attempts` how often it was tried. `hint`: what may be wrong with the call, for people; of an
+    "unknown" only, else None.
     """
 
-    __slots__ = ("attempts", "job_id")
+    __slots__ = ("attempts", "hint", "job_id")
     job_id: int | None
     attempts: int
+    hint: str | None
 
-    def __new__(cls, text: str, job_id: int | None = None, attempts: int = 0) -> Answer:
-        self = super().__new__(cls, text)
-        self.job_id, self.attempts = job_id, attempts
+    def __new__(
+        cls, text: str, job_id: int | None = None, attempts: int = 0, hint: str | None = None
+    ) -> Answer:
+        self = super().__new__(cls, AnswerKind(text).value)
+        self.job_id, self.attempts, self.hint = job_id, attempts, hint
         return self
+
+    @property
+    def kind(self) -> AnswerKind:
+        """The text as an enum, for `match` and for type checkers."""
+        return AnswerKind(str(self))
+
+    @property
+    def ok(self) -> bool:
+        """The call did what it was asked for."""
+        return self.kind in _OK
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __repr__(self) -> str:
+        facts = (("job_id", self.job_id), ("attempts", self.attempts), ("hint", self.hint))
+        told = "".join(f", {name}={value!r}" for name, value in facts if value)
+        return f"Answer({str(self)!r}{told})"
+
+
+class Scheduled(NamedTuple):
+    """What schedule did, where it is asked for (`details=True`).
+
+    `did`: "inserted", a new job; "replaced", the live job that holds the dedup_key has the new time and
+    attribute; "kept", that job stays as it was. `running`: the job that was kept runs already: it will not
+    act on what this call wanted.
+    """
+
+    job_id: int
+    did: Literal["inserted", "replaced", "kept"]
+    running: bool = False
+
+    @property
+    def created(self) -> bool:
+        """It is a new job."""
+        return self.did == "inserted"
 
 
 ANSWER_OF_STATUS = {
-    Status.PENDING: "pending",
-    Status.RUNNING: "running",
-    Status.DONE: "done",
-    Status.CANCELLED: "already_cancelled",
-    Status.DEAD: "dead",
+    Status.PENDING: AnswerKind.PENDING,
+    Status.RUNNING: AnswerKind.RUNNING,
+    Status.DONE: AnswerKind.DONE,
+    Status.CANCELLED: AnswerKind.ALREADY_CANCELLED,
+    Status.DEAD: AnswerKind.DEAD,
 }
 
 
@@ -84,7 +146,7 @@ class Job:
 
     `due_ms` is when toc looks at the row next: action_time while pending, the retry's time after a
     failure, the end of the lease while running, None once ended. `token` names the claim that runs
-    the job (or ran it last): `toc.once` compares it with the row's, inside the handler's
+    the job (or ran it last): `toc.complete` compares it with the row's, inside the handler's
     own transaction. `claimed_ms` is when it was last taken.
     """
 
@@ -116,7 +178,9 @@ class Event:
     """What a person or an unhappy path did to a job.
 
     what: the verb. attempts: how often the job has been tried, after the event. actor: who did it, a
-    person's name or a process (host:pid…). reason: why, where something is known.
+    person's name or a process (host:pid…). reason: why, where something is known. account: the database's
+    account that wrote it, by the server's own word; None: SQLite, or written before revision 0004. It
+    says nothing of what happened, so events are equal without it.
     """
 
     at_ms: int
@@ -126,6 +190,7 @@ class Event:
     attempts: int
     actor: str
     reason: str | None
+    account: str | None = field(default=None, compare=False)
 
 
 class NewJob(NamedTuple):
@@ -137,6 +202,7 @@ class NewJob(NamedTuple):
     action_ms: int
     attribute: str | None  # JSON text
     dedup_key: str | None
+    other_nos: tuple[int, ...] = ()  # that jobs of this type may have as well: they hold keys too
 
 
 @dataclass(frozen=True, slots=True)

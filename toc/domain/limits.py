@@ -13,6 +13,8 @@ BIZ_TYPE_CHARS_MAX = 64
 DEDUP_KEY_CHARS_MAX = 64
 ACTOR_CHARS_MAX = 96
 REASON_CHARS_MAX = 1000
+NESTING_MAX = 31
+"""Objects and lists inside each other; MariaDB's JSON functions read no more."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _KEY = re.compile(r"[!-~]*")  # printable ASCII without spaces: compares the same on every engine
 
@@ -69,6 +71,7 @@ def _is_unicode(text: str) -> bool:
     return text.encode(errors="replace").decode() == text
 
 
+_TOO_DEEP = f"must be JSON whose objects and lists are nested at most {NESTING_MAX} deep"
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -81,13 +84,34 @@ def attribute_json(value: object, bytes_max: int) -> str | None:
     try:
         text = _JSON.encode(value)
         size = len(text) if text.isascii() else len(text.encode())
-    except (TypeError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise InvalidInput("attribute", value, _TOO_DEEP) from None
+    except (TypeError, ValueError) as error:
         raise InvalidInput("attribute", value, f"must be JSON: {error}") from None
     if size > bytes_max:
         raise InvalidInput(
             "attribute", value, f"must be at most {bytes_max} bytes as JSON, is {size}"
         )
+    # Counting brackets costs nothing, and most attributes have few.
+    if text.count("{") + text.count("[") > NESTING_MAX and _is_deeper(value, NESTING_MAX):
+        raise InvalidInput("attribute", value, _TOO_DEEP)
     return text
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    """Whether objects and lists are inside each other more than so many levels deep."""
+    inside: list[object] = [value]
+    for _ in range(levels):
+        found: list[object] = []
+        for each in inside:
+            if isinstance(each, dict):
+                found += [v for v in each.values() if isinstance(v, dict | list | tuple)]
+            elif isinstance(each, list | tuple):
+                found += [v for v in each if isinstance(v, dict | list | tuple)]
+        if not found:
+            return False
+        inside = found
+    return True
 
 
 def attribute_of(text: str | None) -> dict[str, Any]:

@@ -10,7 +10,17 @@ from toc.errors import InvalidInput
 
 ATTEMPTS_MAX = 1000  # upper bound of max_attempts; the column is a SMALLINT
 DELAY_S_MAX = 365 * 86_400.0
-UNHANDLED_MS = 10_000  # a job without a handler here waits so long for another node, or a deploy
+# A job without a handler here waits for another node, or a deploy: between these two.
+UNHANDLED_MS_MIN, UNHANDLED_MS_MAX = 10_000, 300_000
+
+
+def unhandled_ms(overdue_ms: int) -> int:
+    """How long the reminder of a job without a handler here is put off: as long as the job is overdue.
+
+    So it is popped less and less often. Nodes that have the handler do not wait for the reminder: their
+    scanners claim what is overdue.
+    """
+    return max(UNHANDLED_MS_MIN, min(overdue_ms, UNHANDLED_MS_MAX))
 
 
 @dataclass(frozen=True, slots=True)

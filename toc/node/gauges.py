@@ -1,9 +1,9 @@
-"""What is measured now and then, not counted as it happens: slots, watermarks, who owns how much."""
+"""Gauges that are measured every few seconds, not counted as events happen: slots, load age, shares."""
 
 from __future__ import annotations
 
 from toc.domain.placement import Assignment
-from toc.node.feeding import Feeding
+from toc.node.work_sources import WorkSources
 from toc.runtime import metrics
 from toc.runtime.service import Service
 from toc.timer.slots import Slots
@@ -12,16 +12,16 @@ TICK_S = 10.0
 
 
 class Gauges(Service):
-    """Sets the gauges of one node. `assignment` is what it does, told by the node."""
+    """Sets the gauges of one node. `assignment`: the node's share, set by the node."""
 
-    def __init__(self, slots: Slots | None, feeding: Feeding) -> None:
+    def __init__(self, slots: Slots | None, work_sources: WorkSources) -> None:
         super().__init__("toc-gauges")
-        self._slots, self._feeding = slots, feeding
+        self._slots, self._work_sources = slots, work_sources
         self.assignment = Assignment({}, {}, (), ())
 
     def run_once(self) -> float:
         assignment = self.assignment
-        metrics.LOAD_AGE.set(self._feeding.load_age_s)
+        metrics.LOAD_AGE.set(self._work_sources.load_age_s)
         metrics.SHARDS_OWNED.set(len(assignment.shards))
         for topic, owned in assignment.slots.items():
             metrics.SLOTS_OWNED.labels(topic).set(len(owned))

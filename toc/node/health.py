@@ -1,6 +1,6 @@
-"""How a node finds what it stands on, in one line each: up or not, since when, and what it means.
+"""The health of a node, one part per server or duty: up or not, since when, and what that means for jobs.
 
-Nothing here asks a server: the probes and the services have, and this is what they found.
+Nothing here asks a server: the probes and the services have asked, and this module words their results.
 """
 
 from __future__ import annotations
@@ -10,25 +10,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from toc.cluster.holdings import as_ranges
+from toc.cluster.holdings import format_ranges
 from toc.cluster.membership import View
 from toc.domain.disagreements import Disagreement
 from toc.domain.placement import identity_of
-from toc.node.feeding import Feeding
-from toc.node.probes import Clocks, Probe
+from toc.node.probes import ClockComparison, Probe
+from toc.node.work_sources import WorkSources
 from toc.reconcile.nightly import LOG_FILE, Nightly
-from toc.reconcile.watch import Watch
+from toc.reconcile.watch import ShardWatch
 from toc.runtime.settings import Settings
-from toc.store.reconciled import Reconciled
+from toc.scanner.fallback import OverdueShards
+from toc.store.biz_types import Conflicts, describe_conflict
+from toc.store.reconcile_status import LastReconcileResult
+from toc.store.table_check import WAY_OUT, TableCheck
 from toc.timer.slots import Slots
 
+FOREIGN_MEANS = (
+    "no job waits for it; another program writes into the queues of toc in Redis: find it, or give toc a "
+    "namespace of its own"
+)
 WHOLE_MS_MAX = 26 * 3_600_000  # between two nightly runs, with their durations
+CONFLICTS_SHOWN = 3
 State = Literal["up", "degraded", "down"]
 RANK: Mapping[str, int] = {"up": 0, "degraded": 1, "down": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class HealthPart:
     """One server or duty. `since_ms`: when it became so, by the node's wall clock; None: not known."""
 
     part: str
@@ -39,132 +47,193 @@ class Part:
 
 
 class Health:
-    """The parts of one node."""
+    """Words the state of the servers and duties of one node as HealthParts."""
 
     def __init__(
         self,
         settings: Settings,
         slots: Slots | None,
         probes: Sequence[Probe],
-        clocks: Clocks | None,
+        clocks: ClockComparison | None,
     ) -> None:
         self._settings, self._slots, self._clocks = settings, slots, clocks
         self._probes = {probe.server: probe for probe in probes}
         self._databases = len(settings.databases)
 
     def parts(
-        self, view: View | None, since_ms: int | None, trouble: str, feeding: Feeding | None
-    ) -> Iterator[Part]:
-        """`view` of the cluster; since when ZooKeeper is reached or not; why it refuses this node."""
+        self,
+        view: View | None,
+        since_ms: int | None,
+        zookeeper_error: str,
+        work_sources: WorkSources | None,
+    ) -> Iterator[HealthPart]:
+        """`view`: of the cluster; `since_ms`: since when ZooKeeper is (not) reached; `zookeeper_error`: why
+        it refuses this node; `work_sources`: None for a command that is no node.
+        """
         for database in range(self._databases):
-            yield self._database(database)
-        yield self._redis()
-        yield self._zookeeper(view, since_ms, trouble)
-        if feeding is not None and self._slots is not None:
-            yield self._loading(feeding)
+            yield self._health_of_database(database)
+        yield self._health_of_redis()
+        yield from self._health_of_queues()
+        yield self._health_of_zookeeper(view, since_ms, zookeeper_error)
+        if work_sources is not None:
+            yield _health_of_overdue_jobs(
+                [fallback.overdue for fallback in work_sources.fallbacks.values()]
+            )
+            if self._slots is not None:
+                yield self._health_of_loading(work_sources)
 
-    def _database(self, database: int) -> Part:
+    def _health_of_database(self, database: int) -> HealthPart:
         name = f"database_{database}"
         finding = self._probes[name].finding
+        clock = self._probes[name].server_clock
+        if finding.up and clock is not None and clock.stepped_s:
+            how = f"its clock has stepped by {clock.stepped_s:+.1f} s"
+            means = (
+                "it is not believed: jobs start by the time before it; set the clock, or restart"
+            )
+            return HealthPart(name, "degraded", None, how, means)
         if finding.up:
-            return Part(name, "up", finding.since_ms, "answers")
-        shards = as_ranges(self._settings.routing.shards_of_database(database))
+            return HealthPart(name, "up", finding.since_ms, "answers")
+        shards = format_ranges(self._settings.routing.shards_of_database(database))
         others = "all others go on"
         if not any(self._probes[f"database_{n}"].finding.up for n in range(self._databases)):
             others = "no database answers, so no job is fired"
         means = f"jobs of shards {shards} wait for it; {others}"
-        return Part(name, "down", finding.since_ms, finding.error, means)
+        return HealthPart(name, "down", finding.since_ms, finding.error, means)
 
-    def _redis(self) -> Part:
+    def _health_of_redis(self) -> HealthPart:
         scanner = self._settings.scanner
         if self._slots is None:
             means = f"the scanner fires, up to {scanner.tick_s:g} s late"
-            return Part("redis", "up", None, "not used", means)
+            return HealthPart("redis", "up", None, "not used", means)
         finding, slots = self._probes["redis"].finding, self._slots
         if not finding.up:
             means = "the scanner fires from the databases, about 1 to 3 s late"
-            return Part("redis", "down", finding.since_ms, finding.error, means)
-        if self._clocks is not None and self._clocks.beyond:
+            return HealthPart("redis", "down", finding.since_ms, finding.error, means)
+        if self._clocks is not None and self._clocks.skew_is_too_large:
             means = (
                 "the timer is stopped; the scanner fires from the databases, about 1 to 3 s late"
             )
-            return Part("redis", "degraded", None, "its clock is too far from a database's", means)
+            return HealthPart(
+                "redis", "degraded", None, "its clock is too far from a database's", means
+            )
         if not slots.available:
             means = (
                 "jobs of the slots that are refused are fired by the scanner, about 1 to 3 s late"
             )
-            return Part("redis", "degraded", None, "some calls are refused", means)
-        if not slots.accepting:
+            return HealthPart("redis", "degraded", None, "some calls are refused", means)
+        if not slots.takes_reminders:
             late_s = scanner.grace_s + scanner.tick_s
             means = (
                 f"new jobs stay in the databases; the scanner fires them, up to {late_s:g} s late"
             )
-            return Part("redis", "degraded", None, "full: it takes no reminders", means)
-        return Part("redis", "up", finding.since_ms, "answers")
+            return HealthPart("redis", "degraded", None, "full: it takes no reminders", means)
+        return HealthPart("redis", "up", finding.since_ms, "answers")
 
-    def _zookeeper(self, view: View | None, since_ms: int | None, trouble: str) -> Part:
+    def _health_of_queues(self) -> Iterator[HealthPart]:
+        """Yields a part only if members that toc did not write were found in Redis' queues."""
+        number, since_ms = (0, 0) if self._slots is None else self._slots.foreign.recent_removals
+        if number:
+            how = f"{number} members that are no job_id were removed; the log names some"
+            yield HealthPart("queues", "degraded", since_ms, how, FOREIGN_MEANS)
+
+    def _health_of_zookeeper(
+        self, view: View | None, since_ms: int | None, zookeeper_error: str
+    ) -> HealthPart:
         if not self._settings.has_cluster:
-            return Part("zookeeper", "up", None, "not used", "each node owns everything")
+            return HealthPart("zookeeper", "up", None, "not used", "each node owns everything")
         if view is not None and view.connected:
             how = "no nodes"
             if view.leader is not None:
                 how = f"{len(view.members)} nodes, {identity_of(view.leader)} leads"
-            return Part("zookeeper", "up", since_ms, how)
+            return HealthPart("zookeeper", "up", since_ms, how)
         if self._slots is None:
             means = "when a node dies, the others' scanners take its shards, late by the tick"
         else:
             means = (
                 "nobody inherits the slots of a node that dies: deputies fire them, 1 to 2 s late"
             )
-        return Part("zookeeper", "down", since_ms, trouble or "is not reached", means)
+        return HealthPart("zookeeper", "down", since_ms, zookeeper_error or "is not reached", means)
 
-    def _loading(self, feeding: Feeding) -> Part:
-        age_s, horizon_s = feeding.load_age_s, self._settings.timer.horizon_s
+    def _health_of_loading(self, work_sources: WorkSources) -> HealthPart:
+        age_s, horizon_s = work_sources.load_age_s, self._settings.timer.horizon_s
         how = f"all shards were read {age_s:.0f} s ago"
         if age_s <= horizon_s / 2:
-            return Part("loader", "up", None, how)
+            return HealthPart("loader", "up", None, how)
         means = "jobs that come due are not in Redis: the scanner fires them, late by its grace"
-        return Part("loader", "degraded", None, how, means)
+        return HealthPart("loader", "degraded", None, how, means)
 
 
-def of_watches(watches: Sequence[Watch]) -> Part:
+def _health_of_overdue_jobs(databases: Sequence[OverdueShards]) -> HealthPart:
+    """Whether jobs are overdue by more than any shard's owner and deputy would let them be."""
+    grace_s, shards = databases[0].grace_s, sum(found.shards for found in databases)
+    if not shards:
+        return HealthPart("overdue", "up", None, f"no job is overdue by more than {grace_s:g} s")
+    every = sum(found.of for found in databases)
+    how = f"jobs in {shards} of {every} shards are overdue by more than {grace_s:g} s"
+    means = (
+        "their owners do not run them: every node does now, late. Is there a worker with a handler for each"
+        " type (`toc status`)? Is each member a node of yours (`toc nodes`)?"
+    )
+    since_ms = min(found.since_ms for found in databases if found.since_ms is not None)
+    return HealthPart("overdue", "degraded", since_ms, how, means)
+
+
+def health_of_conflicts(conflicts: Conflicts) -> HealthPart:
+    """Type numbers that stand for two biz_types."""
+    how = "; ".join(
+        describe_conflict(number, conflicts) for number in sorted(conflicts)[:CONFLICTS_SHOWN]
+    )
+    means = "these jobs wait; all others go on"
+    return HealthPart("biz_types", "degraded", None, how, means)
+
+
+def health_of_watches(watches: Sequence[ShardWatch]) -> HealthPart:
     """Whether the databases and Redis agree, as far as this node's shards were compared."""
     how = f"all shards were compared in the last {max(watch.age_s for watch in watches):.0f} s"
     left = sum((watch.left for watch in watches), Counter[Disagreement]())
     if not left:
-        return Part("watch", "up", None, how)
+        return HealthPart("watch", "up", None, how)
     found = ", ".join(f"{number} {kind}" for kind, number in left.most_common())
     means = "the log of the node names jobs; `toc reconcile` compares everything, --repair repairs"
-    return Part("watch", "degraded", None, f"disagreements: {found}", means)
+    return HealthPart("watch", "degraded", None, f"disagreements: {found}", means)
 
 
-def of_nightly(nightly: Nightly) -> Part:
-    """What a node knows of its nightly runs. What the last one of all nodes came to is in the database."""
+def health_of_tables(found: TableCheck) -> HealthPart:
+    """How the tables differ from what toc created, as found when this node began to use them."""
+    means = f"slow, or writes fail: {WAY_OUT}; this node looks again when it is restarted"
+    return HealthPart("schema", "degraded", found.looked_ms, "; ".join(found.lines), means)
+
+
+def health_of_nightly(nightly: Nightly) -> HealthPart:
+    """The nightly runs of this node. The last run of all nodes is kept in the database."""
     last, when = nightly.last, f"at {nightly.at} UTC, on the node that leads"
     if nightly.since_ms is not None:
-        return Part("nightly", "up", nightly.since_ms, "it runs")
+        return HealthPart("nightly", "up", nightly.since_ms, "it runs")
     if last is not None and last.is_good:
-        return Part("nightly", "up", last.ended_ms, f"{when}; last: {last.words}")
+        return HealthPart("nightly", "up", last.ended_ms, f"{when}; last: {last.words}")
     if last is not None:
         means = f"see {nightly.log_file} on this node; `toc nightly` runs it again"
-        return Part("nightly", "degraded", last.ended_ms, last.words, means)
+        return HealthPart("nightly", "degraded", last.ended_ms, last.words, means)
     if nightly.lack:
         means = f"nothing is reconciled in a night in which this node leads ({nightly.at} UTC)"
-        return Part("nightly", "degraded", None, nightly.lack, means)
-    return Part("nightly", "up", None, when)
+        return HealthPart("nightly", "degraded", None, nightly.lack, means)
+    return HealthPart("nightly", "up", None, when)
 
 
-def of_reconciled(settings: Settings, last: Reconciled | None, now_ms: int) -> Part | None:
-    """What the last reconciliation of all nodes came to; None: there was none, and none is wanted.
+def health_of_reconciliation(
+    settings: Settings, last: LastReconcileResult | None, now_ms: int
+) -> HealthPart | None:
+    """The result of the last reconciliation by any node; None: there was none, and none is configured.
 
-    It is degraded when nights pass without a whole one, and when one left disagreements. Where there
-    are no nights, what a person has run is told, and is no state of the system.
+    It is degraded when more than WHOLE_MS_MAX have passed since a complete run, and when the last run left
+    disagreements. Without nightly runs, the result of a run that a person started never degrades the health.
     """
-    own = settings.reconcile
-    nightly = own.nightly != "none" and settings.has_timer
+    reconcile = settings.reconcile
+    nightly = reconcile.nightly != "none" and settings.has_timer
     if last is None:
-        means = f"the first run is at {own.nightly} UTC; `toc nightly` does it now"
-        return Part("reconciled", "up", None, "never", means) if nightly else None
+        means = f"the first run is at {reconcile.nightly} UTC; `toc nightly` does it now"
+        return HealthPart("reconciled", "up", None, "never", means) if nightly else None
     found = f"disagreements: {last.disagreements}"
     words = {
         "repaired": f"{found}, all repaired",
@@ -175,12 +244,12 @@ def of_reconciled(settings: Settings, last: Reconciled | None, now_ms: int) -> P
     if nightly and (last.whole_ms is None or now_ms - last.whole_ms > WHOLE_MS_MAX):
         since = "" if last.whole_ms is None else f" for {_hours(now_ms - last.whole_ms)}"
         means = f"no run has compared everything{since}: see {LOG_FILE} on the node that leads"
-        return Part("reconciled", "degraded", None, how, means)
+        return HealthPart("reconciled", "degraded", None, how, means)
     if last.verdict == "left":
         state: State = "degraded" if nightly else "up"
-        means = f"the newest report in {own.directory} names jobs"
-        return Part("reconciled", state, None, how, means)
-    return Part("reconciled", "up", None, how)
+        means = f"the newest report in {reconcile.directory} names jobs"
+        return HealthPart("reconciled", state, None, how, means)
+    return HealthPart("reconciled", "up", None, how)
 
 
 def _hours(ms: int) -> str:
@@ -188,8 +257,8 @@ def _hours(ms: int) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"
 
 
-def worst(parts: Sequence[Part]) -> State:
-    """The state of the whole: down only when no database answers, since then nothing can fire."""
+def worst_state(parts: Sequence[HealthPart]) -> State:
+    """The state of the whole node: down only when no database answers, since then no job can be fired."""
     databases = [part.state for part in parts if part.part.startswith("database_")]
     if databases and all(state == "down" for state in databases):
         return "down"

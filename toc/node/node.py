@@ -1,4 +1,4 @@
-"""A node: one process that pops, scans, loads and runs handlers. Here its parts are put together."""
+"""A node: one process that pops, scans, loads and runs handlers. This module puts its parts together."""
 
 from __future__ import annotations
 
@@ -8,51 +8,59 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from toc.cluster.holdings import Holding
 from toc.cluster.membership import Membership, View
 from toc.domain.placement import assign, in_group
 from toc.errors import TimerUnavailable
 from toc.handlers.registry import Registry, registry
-from toc.node.feeding import Feeding
 from toc.node.gauges import Gauges
-from toc.node.health import Health, Part, of_nightly, of_watches
+from toc.node.health import (
+    Health,
+    HealthPart,
+    health_of_conflicts,
+    health_of_nightly,
+    health_of_tables,
+    health_of_watches,
+)
 from toc.node.http import HttpServer
-from toc.node.probes import PATIENCE_S, Clocks, Probe
-from toc.reconcile.compare import Compare
+from toc.node.probes import PATIENCE_S, TICK_S, ClockComparison, Probe
+from toc.node.type_reader import TypeReader
+from toc.node.work_sources import WorkSources
+from toc.reconcile.compare import ShardCompare
 from toc.reconcile.nightly import Nightly
-from toc.reconcile.repair import Repairs
-from toc.reconcile.watch import Watch, gentle
+from toc.reconcile.repair import Repairer
+from toc.reconcile.watch import ShardWatch, limit_for_watch
 from toc.retention.purger import Purger
-from toc.retention.replicas import Replicas
 from toc.runtime import metrics
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.process import process_name, release
 from toc.runtime.service import Service, stop_all
 from toc.runtime.settings import Settings
-from toc.store.admission import admit
+from toc.store.biz_types import BizTypes
 from toc.store.catalogue import Catalogue
-from toc.store.databases import Database, Databases
-from toc.store.purges import Purges
-from toc.store.replicas import Replica
+from toc.store.databases import Databases
+from toc.store.schema_check import check_databases
+from toc.store.table_check import TableCheck
 from toc.timer.slots import Slots
 from toc.worker.worker import Worker
 
 log = logging.getLogger(__name__)
 
-FEEDING_STOP_S = 10.0
-JOIN_S_MAX = 5.0  # at start; without ZooKeeper a node then owns everything
-HANDLES_MAX = 50  # types that a member names in ZooKeeper, for people
-HAND_OVER_S = 0.5  # a node that leaves pops on for so long, while the others take over
+SOURCES_STOP_S = 10.0
+JOIN_S_MAX = 5.0  # to wait at start; then, without ZooKeeper, the node owns everything
+HANDLES_MAX = 50  # type names that a member shows in ZooKeeper
+HAND_OVER_S = 0.5  # a leaving node goes on popping for so long, while others take over
 
 
 class Node:
-    """Everything of one worker process.
+    """All parts of one worker process.
 
-    It does its share of slots and shards among the members in ZooKeeper; without ZooKeeper, all.
-    `start` checks the schema, the routing's fingerprint and Redis, and refuses what does not fit.
-    `stop` ends it gracefully: its share goes to the others first, nothing new is taken, what runs may
-    finish, the rest is given back.
+    It takes its share of slots and shards among the members in ZooKeeper; without ZooKeeper, all of them.
+    `start` checks the schema, the routing's fingerprint and Redis, and refuses what does not fit. `stop` ends
+    it gracefully: the other nodes get its share first, it takes no new jobs, running handlers may finish, and
+    it gives back the jobs that have not started.
     """
 
     def __init__(
@@ -68,7 +76,7 @@ class Node:
         self._clock = clock or SystemClock()
         self._handlers = handlers if handlers is not None else registry
         self._restart_wanted = restart_wanted
-        self.databases = Databases.of(settings, self._clock)
+        self.databases = Databases.from_settings(settings, self._clock)
         self.slots: Slots | None = None
         if settings.has_timer:
             self.slots = Slots(
@@ -77,29 +85,37 @@ class Node:
                 self._clock,
                 timeout_s=settings.connect_timeout_s,
             )
-        self.probes = [
-            Probe(f"database_{database.index}", lambda d=database: [d.now_ms()], self._clock)  # type: ignore[misc]
+        probes = [
+            Probe(
+                f"database_{database.index}",
+                lambda d=database: [d.now_ms()],  # type: ignore[misc]
+                self._clock,
+                database.server_clock,
+            )
             for database in self.databases
         ]
-        self._clocks: Clocks | None = None
+        redis = None
         if self.slots is not None:
             redis = Probe("redis", self.slots.times_ms, self._clock)
-            self._clocks = Clocks(redis, self.probes, skew_s_max=settings.timer.skew_s_max)
-            self.probes = [*self.probes, redis]
+        self.probes = probes if redis is None else [*probes, redis]
+        self._clocks = ClockComparison(redis, probes, skew_s_max=settings.timer.skew_s_max)
         self.worker: Worker | None = None
-        self.feeding: Feeding | None = None
+        self.work_sources: WorkSources | None = None
         self.membership: Membership | None = None
         self.http: HttpServer | None = None
         self.purgers: list[Purger] = []
-        self.watches: list[Watch] = []
+        self.type_readers: list[TypeReader] = []
+        self.watches: list[ShardWatch] = []
         self.nightly: Nightly | None = None
         if settings.reconcile.nightly != "none":
-            self.nightly = Nightly(settings, self._leads, self._clock)
+            self.nightly = Nightly(settings, self._is_leader, self._clock)
+        self._types: BizTypes | None = None
         self._gauges: Gauges | None = None
         self._stopping, self._stopping_ms = False, 0
-        self._health = Health(settings, self.slots, self.probes, self._clocks)
-        self._sharing = threading.Lock()
-        # What this node owns, and since when: the shards under "", slots under their topic.
+        self._table_check = TableCheck(self._clock, settings.routing.facts())
+        self._health_words = Health(settings, self.slots, self.probes, self._clocks)
+        self._assignment_lock = threading.Lock()
+        # The shards (under "") and slots (under their topic) that this node owns, and since when.
         self._holdings = {name: Holding() for name in ("", *settings.slot_amounts)}
 
     def start(self) -> None:
@@ -108,16 +124,19 @@ class Node:
         if settings.http.port is not None:
             self.http = HttpServer(settings.http.host, settings.http.port, self.health)
         catalogue = Catalogue(self.databases)
-        admit(self.databases, catalogue, settings.facts)
+        self._types = catalogue.types
+        check_databases(self.databases, catalogue, settings.facts, self._table_check.check)
         if self.slots is not None:
             try:
                 self.slots.check()
             except TimerUnavailable as error:
                 log.warning("starting without the timer, the scanner fires: %s", error)
+        for database in self.databases:
+            database.server_clock.start_following(self._longest_lease_s() + 2 * TICK_S)
         for probe in self.probes:
             probe.start()
         for probe in self.probes:
-            probe.first.wait(PATIENCE_S)  # the clocks are compared before anything is fired by them
+            probe.first_ask_done.wait(PATIENCE_S)  # compare the clocks before firing by them
         self.worker = worker = Worker(
             self.name,
             self.databases,
@@ -132,20 +151,28 @@ class Node:
             settings.worker,
             self._restart_wanted,
         )
-        self.feeding = Feeding(
-            settings, self.databases, self.slots, worker, catalogue, self._clock, self._fires
+        self.work_sources = WorkSources(
+            settings,
+            self.databases,
+            self.slots,
+            worker,
+            catalogue,
+            self._clock,
+            self._timer_may_fire,
         )
-        self.purgers = [self._purger(database, catalogue) for database in self.databases]
-        self.watches = list(self._watches(catalogue))
-        self._gauges = Gauges(self.slots, self.feeding)
-        self._warm()
-        # What start-up has made stays: a full collection over it would stop every thread for 20 ms.
+        types = catalogue.types
+        self.type_readers = [TypeReader(database, types) for database in self.databases]
+        self.purgers = list(self._make_purgers(types))
+        self.watches = list(self._make_watches(catalogue))
+        self._gauges = Gauges(self.slots, self.work_sources)
+        self._warm_up_connections()
+        # The objects made so far live on: a full collection of them would stop every thread for 20 ms.
         gc.collect()
         gc.freeze()
         worker.start()
-        for service in (*self.feeding, *self.purgers, *self.watches):
+        for service in (*self.work_sources, *self.purgers, *self.watches, *self.type_readers):
             service.start()
-        self._join()
+        self._join_cluster()
         self._gauges.start()
         if self.nightly is not None:
             self.nightly.start()
@@ -153,19 +180,19 @@ class Node:
             self.http.start()
 
     def stop(self) -> bool:
-        """True when nothing was left behind."""
+        """Stops all parts; True if all of them ended in time."""
         self._stopping, self._stopping_ms = True, self._clock.wall_ms()
         if self.membership is not None:
-            shared = len(self.membership.view.members) > 1
+            has_peers = len(self.membership.view.members) > 1
             self.membership.stop()
-            if shared:
+            if has_peers:
                 self._clock.sleep_s(HAND_OVER_S)
         services: list[Service] = [
-            *(self.feeding or ()), *self.purgers, *self.watches, *self.probes
+            *(self.work_sources or ()), *self.purgers, *self.watches, *self.type_readers, *self.probes
         ]  # fmt: skip
         if self._gauges is not None:
             services.append(self._gauges)
-        clean = stop_all(services, FEEDING_STOP_S)
+        clean = stop_all(services, SOURCES_STOP_S)
         if self.nightly is not None:
             clean &= self.nightly.stop()
         if self.worker is not None:
@@ -177,93 +204,113 @@ class Node:
         self.databases.close()
         return clean
 
-    def health(self) -> list[Part]:
-        """How everything is that this node stands on, and what that means for jobs. Asks nobody."""
+    def health(self) -> list[HealthPart]:
+        """The health of each server and duty, and what it means for jobs. Asks no server."""
         member = self.membership
-        view, since_ms, trouble = None, None, ""
+        view, since_ms, zookeeper_error = None, None, ""
         if member is not None:
-            view, since_ms, trouble = member.view, member.since_ms, member.trouble
-        parts = list(self._health.parts(view, since_ms, trouble, self.feeding))
+            view, since_ms, zookeeper_error = member.view, member.since_ms, member.trouble
+        parts = list(self._health_words.parts(view, since_ms, zookeeper_error, self.work_sources))
+        if self._types is not None and self._types.known.conflicts:
+            parts.append(health_of_conflicts(self._types.known.conflicts))
+        if self._table_check.lines:
+            parts.append(health_of_tables(self._table_check))
         if self.watches:
-            parts.append(of_watches(self.watches))
+            parts.append(health_of_watches(self.watches))
         if self.nightly is not None:
-            parts.append(of_nightly(self.nightly))
+            parts.append(health_of_nightly(self.nightly))
         if self._stopping:
             parts.append(
-                Part("node", "degraded", self._stopping_ms, "stopping", "the others take over")
+                HealthPart(
+                    "node", "degraded", self._stopping_ms, "stopping", "the others take over"
+                )
             )
         return parts
 
-    def _warm(self) -> None:
+    def _longest_lease_s(self) -> float:
+        """The longest lease of the types that it has handlers for."""
+        specs = [*self._handlers, *filter(None, [self._handlers.takes_all])]
+        longest_s = max((spec.timeout_s for spec in specs), default=0.0)
+        return longest_s + self.settings.worker.lease_allowance_s
+
+    def _warm_up_connections(self) -> None:
         most = self.settings.pool_size
         for database, probe in zip(self.databases, self.probes, strict=False):
-            if probe.finding.up and probe.first.is_set():
-                database.warm(singles=min(4, most), transactions=min(2, most))
+            if probe.finding.up and probe.first_ask_done.is_set():
+                database.open_connections(singles=min(4, most), transactions=min(2, most))
 
     # ---- the cluster
 
     @property
     def identity(self) -> str:
-        """This process among the members; the tokens of its claims begin with it."""
+        """This process' name among the members; the tokens of its claims begin with it."""
         return self.worker.identity if self.worker is not None else self.name
 
     @property
-    def _member(self) -> str:
-        """Its name in ZooKeeper: only nodes that run the same types share with each other."""
+    def _member_name(self) -> str:
+        """Its name in ZooKeeper: only nodes that run the same types share work with each other."""
         return in_group(self.identity, (spec.biz_type for spec in self._handlers))
 
-    def _slot_amounts(self) -> dict[str, int]:
-        """The topics of which it handles anything: popping others' jobs would only delay them."""
+    def _handled_slot_amounts(self) -> dict[str, int]:
+        """The topics with a type that it handles: popping other jobs would only delay them."""
         amounts = self.settings.slot_amounts
         if self._handlers.takes_all:
             return amounts
         topics = {self.settings.topic_of(spec.biz_type) for spec in self._handlers}
         return {topic: amount for topic, amount in amounts.items() if topic in topics}
 
-    def _join(self) -> None:
+    def _join_cluster(self) -> None:
         if self.settings.has_cluster:
             self.membership = Membership(
-                self.settings, self._member, self._describe, self._share, self._clock
+                self.settings,
+                self._member_name,
+                self._describe_member,
+                self._on_view_change,
+                self._clock,
             )
             self.membership.start()
             self.membership.joined.wait(JOIN_S_MAX)
-        with self._sharing:
+        with self._assignment_lock:
             if self.membership is None or not self.membership.joined.is_set():
                 if self.membership is not None:
                     log.warning("ZooKeeper is not reached: until it is, this node owns everything")
-                self._take(View((self._member,), connected=self.membership is None))
+                self._apply_view(View((self._member_name,), connected=self.membership is None))
 
-    def _share(self, view: View) -> None:
+    def _on_view_change(self, view: View) -> None:
         """Called by the membership, after `joined` was set."""
-        with self._sharing:
-            self._take(view)
+        with self._assignment_lock:
+            self._apply_view(view)
 
-    def _take(self, view: View) -> None:
-        """Takes this node's share of a view of the cluster."""
-        if self.feeding is None or self._gauges is None:
+    def _apply_view(self, view: View) -> None:
+        """Takes this node's share of the work, given the members."""
+        if self.work_sources is None or self._gauges is None:
             return
         settings = self.settings
-        assignment = assign(self._member, view.members, self._slot_amounts(), settings.shards)
-        # While ZooKeeper is away nobody inherits the shards of a node that dies: all scan all, the
-        # more slowly the more they are.
-        self.feeding.own(assignment, scan_all_in=len(view.members) if view.frozen else None)
-        for purger, database in zip(self.purgers, self.databases, strict=True):
+        assignment = assign(
+            self._member_name, view.members, self._handled_slot_amounts(), settings.shards
+        )
+        # While ZooKeeper is down, nobody inherits the shards of a node that dies: every node scans all
+        # shards, the more slowly the more nodes there are.
+        self.work_sources.set_assignment(
+            assignment, scan_all_in=len(view.members) if view.frozen else None
+        )
+        for purger, database in zip(self.purgers, self.databases, strict=False):
             shards = [shard for shard in assignment.shards if shard in database.shards]
-            purger.own(shards, len(view.members))
+            purger.set_shards(shards, len(view.members))
         for watch, database in zip(self.watches, self.databases, strict=False):
             shards = [shard for shard in assignment.shards if shard in database.shards]
-            watch.own(shards, len(view.members))
+            watch.set_shards(shards, len(view.members))
         self._gauges.assignment = assignment
         self._gauges.wake()
         metrics.MEMBERS.set(len(view.members))
-        metrics.LEADS.set(view.connected and view.leader == self._member)
+        metrics.LEADS.set(view.connected and view.leader == self._member_name)
         now_ms = self._clock.wall_ms()
         self._holdings[""].hold(assignment.shards, now_ms)
         for topic in settings.slot_amounts:
             self._holdings[topic].hold(assignment.slots.get(topic, ()), now_ms)
 
-    def _describe(self) -> bytes:
-        """What the member says of itself in ZooKeeper."""
+    def _describe_member(self) -> bytes:
+        """The JSON that the member publishes about itself in ZooKeeper."""
         shards, *slots = self._holdings.items()
         text = {
             "version": release(),
@@ -275,47 +322,42 @@ class Node:
         }
         return json.dumps(text).encode()
 
-    def _purger(self, database: Database, catalogue: Catalogue) -> Purger:
-        settings, clock = self.settings, self._clock
-        urls = settings.retention.replicas.get(database.index, ())
-        replicas = [Replica(url, settings.connect_timeout_s) for url in urls]
-        return Purger(
-            database,
-            Purges(self.databases),
-            settings.retention,
-            catalogue.name,
-            Replicas(replicas, clock),
-            clock,
-            archives=settings.reconcile.archive != "none",
-        )
+    def _make_purgers(self, types: BizTypes) -> Iterator[Purger]:
+        """One per database, unless only `toc purge` deletes."""
+        if self.settings.retention.in_workers:
+            for database in self.databases:
+                yield Purger.from_settings(
+                    self.settings, self.databases, database, types, self._clock
+                )
 
-    def _watches(self, catalogue: Catalogue) -> Iterator[Watch]:
-        """One per database, where there is something to compare them with."""
-        own = self.settings.reconcile
-        if self.slots is None or own.watch_s == "none":
+    def _make_watches(self, catalogue: Catalogue) -> Iterator[ShardWatch]:
+        """One per database, if there is a Redis to compare it with."""
+        reconcile = self.settings.reconcile
+        if self.slots is None or reconcile.watch_s == "none":
             return
-        settings, repair = gentle(self.settings), None
-        if own.repair:
-            repair = Repairs(
-                self.databases, self.slots, settings, catalogue.name, self._clock, self.name
-            ).mend
+        settings, repair, types = limit_for_watch(self.settings), None, catalogue.types
+        if reconcile.repair:  # only of jobs that ShardCompare has just read: their types are known
+            repair = Repairer(
+                self.databases, self.slots, settings, types.known_name, self._clock, self.name
+            ).repair
         for database in self.databases:
-            yield Watch(
+            name = partial(types.find_name, database=database)
+            yield ShardWatch(
                 database.index,
-                Compare(self.databases, self.slots, settings, catalogue.name),
+                ShardCompare(self.databases, self.slots, settings, name),
                 self._clock,
-                watch_s=own.watch_s,
-                grace_s=own.grace_s,
+                watch_s=reconcile.watch_s,
+                grace_s=reconcile.grace_s,
                 repair=repair,
                 watches=len(settings.databases),
             )
 
-    def _leads(self) -> bool:
-        """Whether this node does what must run once."""
+    def _is_leader(self) -> bool:
+        """Whether this node does the work that only one node may do."""
         if not self.settings.has_cluster:
             return True
         return self.membership is not None and self.membership.leads
 
-    def _fires(self) -> bool:
-        """Whether the timer may fire."""
-        return self._clocks is None or not self._clocks.beyond
+    def _timer_may_fire(self) -> bool:
+        """Whether Redis' and the databases' clocks agree well enough for the timer to fire."""
+        return not self._clocks.skew_is_too_large

@@ -1,6 +1,7 @@
-"""Asks each server, every few seconds, whether it answers and what time it is there.
+"""Asks each server every few seconds whether it answers and what time it is there.
 
-One thread per server: one that hangs holds up nobody's knowledge of the others.
+There is one thread per server: one that hangs delays nobody's knowledge of the others. Then the clocks are
+compared: Redis' clock with the databases', and a database's clock that has stepped with all others.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from dataclasses import dataclass, replace
 from toc.errors import TocError
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
+from toc.runtime.server_clock import ClockOffset, ServerClock
 from toc.runtime.service import Service
 
 log = logging.getLogger(__name__)
 
 TICK_S = 5.0
+FIRST_TICK_S = 1.0  # before its first answer
 PATIENCE_S = 3.0  # a question that has been open for longer counts as not answered
+AGREE_MS = 2000  # clocks that are no further apart count as equal
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Whether a server answers as it should, since when, and what it said if not.
-
-    Since when: by this machine's wall clock, in ms.
-    """
+class ProbeResult:
+    """Whether a server answers as it should, since when (ms, this machine's wall clock), and its error."""
 
     up: bool
     since_ms: int
@@ -34,30 +35,46 @@ class Finding:
 
 
 class Probe(Service):
-    """Asks one server. `ask_ms()`: its time (of each of its nodes); raises when it does not answer."""
+    """Asks one server. `ask_ms()`: the time of each of its nodes; raises when it does not answer.
 
-    def __init__(self, server: str, ask_ms: Callable[[], Sequence[int]], clock: Clock) -> None:
+    `server_clock`: this process' estimate of a database's clock; it is given each answer.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        ask_ms: Callable[[], Sequence[int]],
+        clock: Clock,
+        server_clock: ServerClock | None = None,
+    ) -> None:
         super().__init__(f"toc-probe-{server}")
-        self.server = server
+        self.server, self.server_clock = server, server_clock
         self._ask_ms, self._clock = ask_ms, clock
-        self._finding = Finding(up=True, since_ms=clock.wall_ms())
+        self._finding = ProbeResult(up=True, since_ms=clock.wall_ms())
         self._answered_ms = clock.wall_ms()
         self._asked_s: float | None = None
         self.offsets_s: Sequence[float] = ()
         """Its nodes' clocks minus this machine's, in seconds, when it last answered."""
-        self.first = threading.Event()
-        """Set when it has asked for the first time, whatever came of it."""
-        self.answered: Callable[[], None] = lambda: None
+        self.spans: Sequence[ClockOffset] = ()
+        """The same against this process' monotonic clock, which is never set."""
+        self.exact = False
+        """Whether `spans` come from a quick answer. If not, they only bound this server's clock."""
+        self.wall_leap_ms = 0.0
+        """How far the machine's clock leapt ahead of the monotonic one between the last two answers."""
+        self._wall_offset: ClockOffset | None = None
+        self.first_ask_done = threading.Event()
+        """Set after the first question, also if it failed."""
+        self.on_answer: Callable[[], None] = lambda: None
         """Called after each answer."""
 
     def run_once(self) -> float:
         try:
             return self._ask()
         finally:
-            self.first.set()
+            self.first_ask_done.set()
 
     def _ask(self) -> float:
-        # Read when it is scraped: a question that hangs sets nothing.
+        # Computed when it is scraped: a question that hangs could not set it.
         metrics.SERVER_UP.labels(self.server).set_function(lambda: self.finding.up)
         self._asked_s = before_s = self._clock.monotonic_s()
         before_ms = self._clock.wall_ms()
@@ -66,33 +83,52 @@ class Probe(Service):
             after_ms = self._clock.wall_ms()
         except TocError as error:
             self._asked_s = None
-            # A schema or a release that is not ours is not a server that keeps silent.
+            # A server with another schema or release does answer: its error says so.
             text = str(error) if error.retryable else f"answers, and does not fit: {error}"
-            self._turn(Finding(up=False, since_ms=self._answered_ms, error=text))
-            return TICK_S
+            self._set_finding(ProbeResult(up=False, since_ms=self._answered_ms, error=text))
+            return TICK_S if self.spans else FIRST_TICK_S
+        after_s = self._clock.monotonic_s()
         self._asked_s = None
         self._answered_ms = after_ms
-        if self._clock.monotonic_s() - before_s < PATIENCE_S:  # a slow answer would look like skew
+        quick = after_s - before_s < PATIENCE_S
+        if quick:  # a slow answer would look like skew
             asked_ms = (before_ms + after_ms) / 2
             self.offsets_s = [(time_ms - asked_ms) / 1000 for time_ms in server_ms]
             metrics.CLOCK_OFFSET.labels(self.server).set(max(self.offsets_s, key=abs))
-        self._turn(Finding(up=True, since_ms=self._answered_ms))
-        self.answered()
+        if quick or not self.exact:
+            # As long as no answer has been quick, a slow one counts: without any, its jobs would never be
+            # due. Its span is as wide as it was slow, and nothing starts earlier than by its lower end.
+            self.exact = quick
+            self._record_offsets(server_ms, after_ms, before_s, after_s)
+        self._set_finding(ProbeResult(up=True, since_ms=self._answered_ms))
+        self.on_answer()
         return TICK_S
 
     @property
-    def finding(self) -> Finding:
-        """As of now: a server that has kept us waiting is not up."""
+    def finding(self) -> ProbeResult:
+        """The state now: a server that has not answered for PATIENCE_S is not up."""
         asked_s, finding = self._asked_s, self._finding
         if finding.up and asked_s is not None:
             waited_s = self._clock.monotonic_s() - asked_s
             if waited_s > PATIENCE_S:
                 error = f"no answer for {waited_s:.0f} s"
-                return Finding(up=False, since_ms=self._answered_ms, error=error)
+                return ProbeResult(up=False, since_ms=self._answered_ms, error=error)
         return finding
 
-    def _turn(self, finding: Finding) -> None:
-        """Keeps the time of the last change, and tells of it."""
+    def _record_offsets(
+        self, server_ms: Sequence[int], wall_ms: int, asked_s: float, answered_s: float
+    ) -> None:
+        self.spans = [
+            ClockOffset.from_answer(time_ms, asked_s, answered_s) for time_ms in server_ms
+        ]
+        wall, before = ClockOffset.from_answer(wall_ms, asked_s, answered_s), self._wall_offset
+        self.wall_leap_ms = 0.0 if before is None else wall.distance_ms(before)
+        self._wall_offset = wall
+        if self.server_clock is not None:
+            self.server_clock.record_offset(self.spans[0])
+
+    def _set_finding(self, finding: ProbeResult) -> None:
+        """Keeps the time of the last change between up and down, and logs each change."""
         before = self._finding
         if finding.up == before.up:
             self._finding = replace(before, error=finding.error)
@@ -104,30 +140,102 @@ class Probe(Service):
             log.warning("%s is down: %s", self.server, finding.error)
 
 
-class Clocks:
-    """`beyond` is True while a clock of Redis and one of a database are too far apart.
+class ClockComparison:
+    """Compares the servers' clocks after each answer of one of them.
 
-    Then the timer stops and the scanner fires, by the database's clock alone (I4). A server that does
-    not answer keeps the offset that it had.
+    `skew_is_too_large` is True while a clock of Redis and one of a database are too far apart: then the timer
+    stops and the scanner fires, by the database's clock alone (I4). A server that does not answer keeps its
+    last known time. `redis` None: there is no timer.
+
+    A database's clock that has stepped is believed again when it comes back, or when all other servers that
+    answer have its new time. If no other answers, this machine's own clock is the last witness: it confirms
+    the step if it has leapt by as much, against its monotonic clock, in the same time.
     """
 
-    def __init__(self, redis: Probe, databases: Sequence[Probe], *, skew_s_max: float) -> None:
+    def __init__(
+        self, redis: Probe | None, databases: Sequence[Probe], *, skew_s_max: float
+    ) -> None:
         self._redis, self._databases, self._skew_s_max = redis, databases, skew_s_max
-        self.beyond = False
-        for probe in (redis, *databases):
-            probe.answered = self._compare
+        self._probes = [*databases] if redis is None else [*databases, redis]
+        self._lock = threading.Lock()
+        self._stepped: dict[str, bool] = {}
+        self._compared: set[str] = set()  # databases that were compared with two others, once
+        self.skew_is_too_large = False
+        for probe in self._probes:
+            probe.on_answer = self._compare
 
     def _compare(self) -> None:
-        skew_s = max(self._skews(), key=abs, default=0.0)
-        metrics.CLOCK_SKEW.set(skew_s)
-        beyond = abs(skew_s) > self._skew_s_max
-        if beyond != self.beyond:
-            log.error("Redis' clock is %+.1f s from a database's: %s", skew_s,
-                      "the timer stops, the scanner fires" if beyond else "the timer goes on")  # fmt: skip
-        self.beyond = beyond
+        with self._lock:
+            self._compare_skew()
+            for probe in self._databases:
+                if probe.server_clock is not None and probe.spans:
+                    self._check_for_step(probe, probe.server_clock)
 
-    def _skews(self) -> Iterator[float]:
-        """The clock of each Redis node minus each database's, as far as both are known."""
+    def _compare_skew(self) -> None:
+        skew_s = max(self._measure_skews_s(), key=abs, default=0.0)
+        metrics.CLOCK_SKEW.set(skew_s)
+        skew_is_too_large = abs(skew_s) > self._skew_s_max
+        if skew_is_too_large != self.skew_is_too_large:
+            what = (
+                "the timer stops, the scanner fires" if skew_is_too_large else "the timer goes on"
+            )
+            log.error("Redis' clock is %+.1f s from a database's: %s", skew_s, what)
+        self.skew_is_too_large = skew_is_too_large
+
+    def _measure_skews_s(self) -> Iterator[float]:
+        """The clock of each Redis node minus each database's in seconds, as far as both are known."""
+        if self._redis is None:
+            return
+        if not self._redis.exact:
+            return
         for database in self._databases:
-            for database_s in database.offsets_s:
-                yield from (redis_s - database_s for redis_s in self._redis.offsets_s)
+            for span in database.spans if database.exact else ():
+                yield from (
+                    (redis.middle_ms - span.middle_ms) / 1000 for redis in self._redis.spans
+                )
+
+    def _check_for_step(self, probe: Probe, clock: ServerClock) -> None:
+        probed = probe.spans[0]
+        witnesses = [
+            other.spans
+            for other in self._probes
+            if other is not probe and other.finding.up and other.exact
+        ]
+        others = [span for spans in witnesses for span in spans]
+        agree = all(abs(span.distance_ms(probed)) <= AGREE_MS for span in others)
+        if clock.stepped_s:
+            if agree if others else abs(probe.wall_leap_ms - clock.stepped_s * 1000) <= AGREE_MS:
+                log.warning("%s: its clock has stepped by %+.1f s, as all others: it is believed",
+                            probe.server, clock.stepped_s)  # fmt: skip
+                clock.adopt()
+        elif (
+            # Only once, at the start: later, a clock that this process has followed counts more than the
+            # others. The nodes of a Redis Cluster are one witness: one wrong NTP server sets them all.
+            len(witnesses) > 1
+            and probe.server not in self._compared
+            and probed.distance_ms(max(others)) > AGREE_MS
+            and _clocks_agree(others)
+        ):
+            clock.distrust(max(others))
+        if len(witnesses) > 1:
+            self._compared.add(probe.server)
+        self._report_step(probe.server, clock.stepped_s)
+
+    def _report_step(self, server: str, stepped_s: float) -> None:
+        """Logs once when a clock has stepped, and once when it is believed again."""
+        metrics.CLOCK_STEP.labels(server).set(stepped_s)
+        before = self._stepped.get(server, False)
+        self._stepped[server] = bool(stepped_s)
+        if stepped_s and not before:
+            log.error(
+                "%s: its clock has stepped by %+.1f s, and no other server agrees with it. It is not "
+                "believed: jobs start and leases end by the time that it had before. Set its clock; if "
+                "it is right now, restart the workers", server, stepped_s,
+            )  # fmt: skip
+        elif before and not stepped_s:
+            log.info("%s: its clock is believed again", server)
+
+
+def _clocks_agree(spans: Sequence[ClockOffset]) -> bool:
+    """Whether no two of these clocks differ by more than AGREE_MS."""
+    return all(abs(span.distance_ms(other)) <= AGREE_MS for span in spans for other in spans)

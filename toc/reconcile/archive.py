@@ -23,23 +23,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from toc.errors import SchemaMismatch, TocError
-from toc.reconcile.archiving import (
+from toc.reconcile.archive_files import (
     differences,
     session_for_parquet,
     sums_of_database,
     sums_of_parquet,
     write,
 )
-from toc.reconcile.folders import Folders
-from toc.reconcile.troubles import reason_of, spark_errors
+from toc.reconcile.spark_errors import reason_of, spark_errors
+from toc.reconcile.spark_files import SparkFiles
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Days, Settings
-from toc.store import archived
-from toc.store.archived import Standing, Window
+from toc.store import archive_status
+from toc.store.archive_status import ArchiveStatus, TimeWindow
+from toc.store.biz_types import read_names_by_number
 from toc.store.columns import sql_time
 from toc.store.databases import Database, Databases
-from toc.store.ended import DAY_MS, HOUR_MS, type_names
-from toc.store.facts import recorded_facts
+from toc.store.ended_jobs import DAY_MS, HOUR_MS
+from toc.store.server_facts import read_recorded_meta
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,10 +62,10 @@ JOBS, STAGING = "jobs", "_staging"
 
 @dataclass(slots=True)
 class ArchivedDatabase:
-    """What became of one database. Times in ms since 1970 UTC; until_ms is since_ms where nothing was due.
+    """The result for one database. Times in ms since 1970 UTC; until_ms equals since_ms if nothing was due.
 
-    differing: a line for each shard and day in which archive and database differ (DIFFERENCES_MAX of
-    them). trouble: why it could not be done, where it could not.
+    differing: a line for each shard and day in which archive and database differ (at most DIFFERENCES_MAX).
+    trouble: why it could not be archived.
     """
 
     index: int
@@ -81,8 +82,8 @@ class ArchivedDatabase:
 
 
 @dataclass(slots=True)
-class Archived:
-    """What a run came to. `root`: where; seconds: by phase, "write", "check" and "publish"."""
+class ArchiveResult:
+    """The result of a run. `root`: the archive's URL; seconds: by phase, "write", "check" and "publish"."""
 
     root: str
     databases: list[ArchivedDatabase] = field(default_factory=list)
@@ -104,101 +105,110 @@ class Archived:
 
 def archive(
     spark: SparkSession, settings: Settings, clock: Clock, tell: Callable[[str], None]
-) -> Archived:
-    """Archives what is due, in every database that answers. `tell` hears a line for each.
+) -> ArchiveResult:
+    """Archives what is due, in every database that answers. `tell` is called with a line for each.
 
-    What servers and stores do stands in the result. Raises SettingsError for a URL that Spark does not know.
+    Errors of servers and stores are in the result. Raises SettingsError for a URL that Spark does not know.
     """
-    run = _Run(spark, settings, clock, tell)
-    with closing(Databases.of(settings, clock, pool_size=2)) as databases:
+    run = _ArchiveRun(spark, settings, clock, tell)
+    with closing(Databases.from_settings(settings, clock, pool_size=2)) as databases:
         for database in databases:
-            run.one(databases, database)
+            run.archive_database(databases, database)
     return run.result
 
 
 def cutoff_ms(now_ms: int, days_min: Days) -> int:
-    """What ended before this is due to be archived: a midnight. 0 where nothing is ever purged."""
+    """The midnight before which jobs must have ended to be archived; 0 if nothing is ever purged."""
     if days_min == "none":
         return 0
     age_ms = max(SETTLED_MS, round((days_min - LEAD_DAYS) * DAY_MS))
     return max(0, (now_ms - age_ms) // DAY_MS * DAY_MS)
 
 
-class _Stop(Exception):
-    """Why a database could not be archived."""
+class _CannotArchive(Exception):
+    """A database could not be archived; the text says why."""
 
 
-class _Run:
+class _ArchiveRun:
     def __init__(
         self, spark: SparkSession, settings: Settings, clock: Clock, tell: Callable[[str], None]
     ) -> None:
         self._spark, self._settings = session_for_parquet(spark), settings
         self._clock, self._tell = clock, tell
-        self._folders = Folders(spark, settings.reconcile.archive)
-        self.result = Archived(self._folders.root)
+        self._folders = SparkFiles(spark, settings.reconcile.archive)
+        self.result = ArchiveResult(self._folders.root)
 
-    def one(self, databases: Databases, database: Database) -> None:
-        """Everything of one database."""
+    def archive_database(self, databases: Databases, database: Database) -> None:
+        """Archives one database; errors go into its result."""
         done = ArchivedDatabase(database.index)
         self.result.databases.append(done)
         try:
-            self._one(databases, database, done)
-        except (TocError, _Stop, OSError) as error:
+            self._archive_window(databases, database, done)
+        except (TocError, _CannotArchive, OSError) as error:
             done.trouble = str(error)
         except spark_errors() as error:
             done.trouble = reason_of(error)
         for line in done.differing or [done.trouble] if not done.is_good else []:
             self._tell(f"archive, database {database.index}: {line}")
 
-    def _one(self, databases: Databases, database: Database, done: ArchivedDatabase) -> None:
+    def _archive_window(
+        self, databases: Databases, database: Database, done: ArchivedDatabase
+    ) -> None:
         _check_routing(self._settings, database)
         until_ms = cutoff_ms(database.now_ms(), self._settings.retention.days_min)
-        mine = archived.standing(database)
-        if mine is not None:
-            self._publish(database, mine)
-        if until_ms > (0 if mine is None else mine.until_ms):
-            mine = archived.begin(database)
-            self._publish(database, mine)  # another run may have moved the mark since
-            self._clear(database, mine)
-        done.since_ms = done.until_ms = 0 if mine is None else mine.until_ms
-        if mine is None or until_ms <= mine.until_ms:
+        status = archive_status.read_archive_status(database)
+        if status is not None:
+            self._publish_staged_files(database, status)
+        if until_ms > (0 if status is None else status.until_ms):
+            status = archive_status.begin_archive_run(database)
+            self._publish_staged_files(
+                database, status
+            )  # another run may have moved the mark since
+            self._delete_old_staging(database, status)
+        done.since_ms = done.until_ms = 0 if status is None else status.until_ms
+        if status is None or until_ms <= status.until_ms:
             text = "nothing is due" if until_ms else "nothing is ever purged, nothing is archived"
             self._tell(f"archive, database {database.index}: {text}")
             return
-        window = Window(mine.until_ms, until_ms)
-        self._demand_room(database, window)
-        if not self._copied(databases, database, mine, window, done):
+        window = TimeWindow(status.until_ms, until_ms)
+        self._require_free_days(database, window)
+        if not self._copy_and_check(databases, database, status, window, done):
             return
-        moved = archived.advance(database, mine, until_ms)
+        moved = archive_status.advance_archive(database, status, until_ms)
         if moved is None:
-            raise _Stop("another run of the archive has begun meanwhile; this one changed nothing")
+            raise _CannotArchive(
+                "another run of the archive has begun meanwhile; this one changed nothing"
+            )
         done.until_ms = until_ms
-        done.files = self._publish(database, moved)
+        done.files = self._publish_staged_files(database, moved)
         self._tell(
             f"archive, database {database.index}: {done.rows:,} jobs that ended before "
             f"{sql_time(until_ms)[:10]}, in {done.files} files; count and checksum agree"
         )
 
-    def _copied(
+    def _copy_and_check(
         self,
         databases: Databases,
         database: Database,
-        mine: Standing,
-        window: Window,
+        status: ArchiveStatus,
+        window: TimeWindow,
         done: ArchivedDatabase,
     ) -> bool:
-        """Whether what is in the staging folder now is what is in the database."""
-        url = self._folders.url(_staging(database, mine.begun))
-        names = type_names(databases)
+        """Copies the window to the staging folder; True if its sums equal the database's."""
+        url = self._folders.url(_staging_folder(database, status.begun))
+        # The archive is for ever: the names from the database itself must be there, and win.
+        names = read_names_by_number(databases)[0] | read_names_by_number([database])[0]
         for left in reversed(range(TRIES)):
-            with self._timed("write"):
+            with self._time_phase("write"):
                 write(self._spark, self._settings, database.shards, window, names, url)
-            with self._timed("check"):
-                ours = sums_of_parquet(self._spark, url, names)
-                theirs = sums_of_database(self._spark, self._settings, database.shards, window)
-            found = list(differences(ours, theirs))
+            with self._time_phase("check"):
+                archive_sums = sums_of_parquet(self._spark, url, names)
+                database_sums = sums_of_database(
+                    self._spark, self._settings, database.shards, window
+                )
+            found = list(differences(archive_sums, database_sums))
             if not found:
-                done.rows = ours.rows
+                done.rows = archive_sums.rows
                 return True
             if left:
                 text = f"{len(found)} differences, once more: {found[0]}"
@@ -206,50 +216,52 @@ class _Run:
         done.differing = found[:DIFFERENCES_MAX]
         return False
 
-    def _publish(self, database: Database, mark: Standing) -> int:
-        """Moves what the last successful run left in its staging folder to its place; how many files."""
-        staging, files = _staging(database, mark.run), 0
-        if mark.moved:
+    def _publish_staged_files(self, database: Database, mark: ArchiveStatus) -> int:
+        """Moves the last successful run's files from staging to their place; returns how many."""
+        staging, files = _staging_folder(database, mark.run), 0
+        if mark.files_moved:
             return 0
         if not self._folders.is_there(staging):
-            now = archived.standing(database)
-            if now is not None and now.run == mark.run and not now.moved:
-                raise _Stop(
+            now = archive_status.read_archive_status(database)
+            if now is not None and now.run == mark.run and not now.files_moved:
+                raise _CannotArchive(
                     f"run {mark.run} was interrupted before it moved its files out of "
                     f"{self._folders.url(staging)}, and they are not there: is the archive a directory "
-                    "of another machine? Run `toc nightly` on that one (docs/archive.md)"
+                    "of another machine? Run `toc nightly` on that one (docs/how-to/archive.md)"
                 )
             return 0  # another run has moved them meanwhile
-        with self._timed("publish"):
+        with self._time_phase("publish"):
             for day in self._folders.folders(staging):
                 for file in self._folders.files(f"{staging}/{day}"):
-                    self._folders.move(f"{staging}/{day}/{file}", f"{_place(database, day)}/{file}")
+                    self._folders.move(
+                        f"{staging}/{day}/{file}", f"{_day_folder(database, day)}/{file}"
+                    )
                     files += 1
-            # In this order: a folder that is gone before the mark says so is one of another machine.
-            archived.moved(database, mark.run)
+            # In this order: a staging folder that is gone before the mark says so belongs to another machine.
+            archive_status.record_files_moved(database, mark.run)
             self._folders.delete(staging)
         return files
 
-    def _clear(self, database: Database, mine: Standing) -> None:
-        """What earlier runs left that came to nothing."""
-        for name in self._folders.folders(_staging(database)):
+    def _delete_old_staging(self, database: Database, status: ArchiveStatus) -> None:
+        """Deletes the staging folders of earlier runs that did not complete."""
+        for name in self._folders.folders(_staging_folder(database)):
             number = name.removeprefix("run=")
-            if number.isdecimal() and int(number) < mine.begun:
-                self._folders.delete(f"{_staging(database)}/{name}")
+            if number.isdecimal() and int(number) < status.begun:
+                self._folders.delete(f"{_staging_folder(database)}/{name}")
 
-    def _demand_room(self, database: Database, window: Window) -> None:
-        """A day that is there already is of another system, or of a database's later life."""
+    def _require_free_days(self, database: Database, window: TimeWindow) -> None:
+        """Raises if a day is in the archive already: of another system, or of a database's later life."""
         first = f"day={sql_time(window.since_ms)[:10]}"
         for day in self._folders.folders(JOBS):
-            if day >= first and self._folders.is_there(_place(database, day)):
-                raise _Stop(
-                    f"{self._folders.url(_place(database, day))} is there, but the database says that "
+            if day >= first and self._folders.is_there(_day_folder(database, day)):
+                raise _CannotArchive(
+                    f"{self._folders.url(_day_folder(database, day))} is there, but the database says that "
                     "the day was never archived: was it restored from a backup, or do two systems "
-                    "share the folder? Move away what is not its own (docs/archive.md)"
+                    "share the folder? Move away what is not its own (docs/how-to/archive.md)"
                 )
 
     @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
+    def _time_phase(self, phase: str) -> Iterator[None]:
         began_s = self._clock.monotonic_s()
         try:
             yield
@@ -258,18 +270,18 @@ class _Run:
             seconds[phase] = seconds.get(phase, 0.0) + self._clock.monotonic_s() - began_s
 
 
-def _staging(database: Database, run: int | None = None) -> str:
+def _staging_folder(database: Database, run: int | None = None) -> str:
     folder = f"{STAGING}/database={database.index}"
     return folder if run is None else f"{folder}/run={run}"
 
 
-def _place(database: Database, day: str) -> str:
+def _day_folder(database: Database, day: str) -> str:
     return f"{JOBS}/{day}/database={database.index}"
 
 
 def _check_routing(settings: Settings, database: Database) -> None:
-    """With fewer shards than there are it would declare archived what it has never seen."""
-    kept = recorded_facts(database)
+    """Raises if the shards differ: with fewer of them, rows that were never read would count as archived."""
+    kept = read_recorded_meta(database)
     for name, value in {**settings.facts, "database": str(database.index)}.items():
         if kept.get(name, value) != value:
             raise SchemaMismatch(

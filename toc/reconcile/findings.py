@@ -1,4 +1,4 @@
-"""What a reconciliation found, as it goes from the compare to repair and report. All of it is plain data."""
+"""The results of a reconciliation, from the compare to repair and report. Plain data only."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from toc.domain.disagreements import Disagreement
 
 
 class Finding(NamedTuple):
-    """One disagreement, as it stood at the second look. Times in ms since 1970 UTC.
+    """One disagreement, as seen at the second look. Times in ms since 1970 UTC.
 
-    shard: of the table where the row lies, or would lie. topic and slot: where its reminder stands, or
-    belongs if it stands nowhere. job_id: 0 for MARK_AHEAD. biz_id, biz_type and status are None where
-    there is no row; biz_type is "" where the catalogue has no name for its number. armed_ms: its
-    time in the StoreQueue of `slot`; out_ms: the end of its stay in the PrepareQueue there.
+    shard: of the table that has the row, or would have it. topic and slot: where its reminder is, or should
+    be if it is nowhere. job_id: 0 for MARK_AHEAD. biz_id, biz_type and status are None if there is no row;
+    biz_type is "" if the catalogue has no name for its number. armed_ms: its time in the StoreQueue of
+    `slot`; out_ms: the end of its stay in the PrepareQueue there.
     """
 
     kind: Disagreement
@@ -34,8 +34,8 @@ class Finding(NamedTuple):
     out_ms: int | None = None
 
 
-class Marked(NamedTuple):
-    """Until when a loader's mark says that a topic is loaded, and how many live rows of it that covers."""
+class MarkCoverage(NamedTuple):
+    """A loader's mark: until when its topic is loaded, and how many live rows are due before that."""
 
     topic: str
     slot: int
@@ -43,23 +43,27 @@ class Marked(NamedTuple):
     covered: int
 
 
-def _seconds() -> dict[str, float]:
+def _new_seconds() -> dict[str, float]:
     return defaultdict(float)
 
 
 @dataclass(slots=True)
-class Compared:
-    """One shard, compared. `found` counts all; of each kind some are kept. For the rest see `Outcome`."""
+class ShardComparison:
+    """The result for one shard. `found` counts all findings; `findings` has some of each kind. See
+    `ReconcileResult`.
+    """
 
     shard: int
     counts: Counter[str] = field(default_factory=Counter)
     found: Counter[Disagreement] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
-    marks: list[Marked] = field(default_factory=list)
-    work: dict[str, float] = field(default_factory=_seconds)
+    marks: list[MarkCoverage] = field(default_factory=list)
+    work: dict[str, float] = field(default_factory=_new_seconds)
 
     def keep(self, finding: Finding, kept_max: int) -> bool:
-        """Counts a finding, and keeps it while there are fewer of its kind; whether it did."""
+        """Counts a finding, and keeps it while there are fewer than `kept_max` of its kind; True if it was
+        kept.
+        """
         self.found[finding.kind] += 1
         is_kept = self.found[finding.kind] <= kept_max
         if is_kept:
@@ -67,22 +71,22 @@ class Compared:
         return is_kept
 
 
-class Mend(NamedTuple):
-    """What repair did about a finding. `done`: False when it could do nothing; `how`: what, or why not."""
+class RepairResult(NamedTuple):
+    """The repair of a finding. `done`: False if nothing could be done; `how`: what was done, or why not."""
 
     finding: Finding
     done: bool
     how: str
 
 
-class Failure(NamedTuple):
-    """A part that was not compared, and why."""
+class ShardFailure(NamedTuple):
+    """A shard that was not compared, and why."""
 
     shard: int
     text: str
 
 
-class Verdict(IntEnum):
+class RunVerdict(IntEnum):
     """The outcome of a whole run; its number is the exit code of `toc reconcile`."""
 
     AGREED = 0
@@ -95,17 +99,16 @@ class Verdict(IntEnum):
 
 
 @dataclass(slots=True)
-class Outcome:
-    """One run. Times in ms since 1970 UTC, durations in seconds.
+class ReconcileResult:
+    """The result of one run. Times in ms since 1970 UTC, durations in seconds.
 
-    counts: of what was looked at: "rows" (live, within reach), "far" (live, beyond it: counted, not
-    read), "armed" and "out" (entries of StoreQueues and PrepareQueues), "early" (reminders earlier
-    than due: legal), "cancelled" (reminders of cancelled jobs: legal), "unarmed" (running jobs
-    without a reminder: legal), "suspects" (looked up again). found: findings by kind, including
-    those beyond `findings` (each shard keeps so many of each kind at most). seconds: where the time
-    went: "start", "compare", "look", "grace", "repair", "report". work: the same of all tasks together,
-    which run side by side: "rows" and "reminders" (reading them), "pair" (the compare itself) and
-    "verify" (looking up what does not pair off).
+    counts: numbers of what was read: "rows" (live, due within the horizon), "far" (live, due later: counted,
+    not read), "armed" and "out" (entries of StoreQueues and PrepareQueues), "early" (reminders earlier than
+    due: legal), "cancelled" (reminders of cancelled jobs: legal), "unarmed" (running jobs without a reminder:
+    legal), "suspects" (looked up again). found: findings by kind, including those that are not in `findings`
+    (each shard keeps a limited number of each kind). seconds: the duration of each phase: "start", "compare",
+    "look", "grace", "repair", "report". work: the sum over all parallel tasks: "rows" and "reminders"
+    (reading them), "pair" (the compare itself) and "verify" (looking up the suspects).
     """
 
     began_ms: int
@@ -119,17 +122,17 @@ class Outcome:
     counts: Counter[str] = field(default_factory=Counter)
     found: Counter[Disagreement] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    mends: list[Mend] = field(default_factory=list)
+    failures: list[ShardFailure] = field(default_factory=list)
+    repairs: list[RepairResult] = field(default_factory=list)
     broken_off: str = ""  # why repairing ended early
     seconds: dict[str, float] = field(default_factory=dict)
-    work: dict[str, float] = field(default_factory=_seconds)
+    work: dict[str, float] = field(default_factory=_new_seconds)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> RunVerdict:
         if self.failures or self.broken_off or self.compared < self.shards:
-            return Verdict.UNABLE
+            return RunVerdict.UNABLE
         if not self.found:
-            return Verdict.AGREED
-        mended = sum(mend.done for mend in self.mends)
-        return Verdict.REPAIRED if mended == self.found.total() else Verdict.LEFT
+            return RunVerdict.AGREED
+        mended = sum(repair.done for repair in self.repairs)
+        return RunVerdict.REPAIRED if mended == self.found.total() else RunVerdict.LEFT

@@ -21,23 +21,28 @@ from typing import TYPE_CHECKING, Any
 
 from toc.domain.job import Status
 from toc.errors import TocError
-from toc.reconcile.archiving import batches_of, computed, session_for_parquet, shared
-from toc.reconcile.folders import Folders
-from toc.reconcile.troubles import reason_of, spark_errors
+from toc.reconcile.archive_files import (
+    compute_on_executors,
+    record_batches,
+    session_for_parquet,
+    split_shards,
+)
+from toc.reconcile.spark_errors import reason_of, spark_errors
+from toc.reconcile.spark_files import SparkFiles
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Days, Settings
-from toc.store.archived import Window
+from toc.store.archive_status import TimeWindow
+from toc.store.biz_types import read_names_by_number
 from toc.store.columns import sql_time
 from toc.store.databases import Databases
-from toc.store.ended import (
+from toc.store.ended_jobs import (
     BOUNDS_MS,
     DAY_MS,
-    Ended,
-    Made,
-    Tally,
-    ended_ids,
-    made_ids,
-    type_names,
+    CreatedCount,
+    EndedCount,
+    EndedJobs,
+    id_range_of_created,
+    id_range_of_ended,
 )
 
 if TYPE_CHECKING:
@@ -70,10 +75,9 @@ _OUTCOMES = {int(status): status.name.lower() for status in Status if not status
 
 
 @dataclass(slots=True)
-class Lateness:
-    """What a run wrote. days: as '2026-01-05', oldest first; jobs: that ended, and scheduled: that were made.
-
-    trouble: why not all of it could be done; then `days` has those that were.
+class LatenessResult:
+    """The result of a run. days: as '2026-01-05', oldest first; jobs: that ended; scheduled: that were
+    made.
     """
 
     root: str
@@ -90,15 +94,15 @@ class Lateness:
 
 def lateness(
     spark: SparkSession, settings: Settings, clock: Clock, tell: Callable[[str], None]
-) -> Lateness:
+) -> LatenessResult:
     """Writes the days that are over and not written yet. `tell` hears a line.
 
     What servers and stores do stands in the result. Raises SettingsError for a URL that Spark does not know.
     """
     reconcile = settings.reconcile
     where = reconcile.directory if reconcile.archive == "none" else reconcile.archive
-    folders, began_s = Folders(spark, where), clock.monotonic_s()
-    result = Lateness(folders.root)
+    folders, began_s = SparkFiles(spark, where), clock.monotonic_s()
+    result = LatenessResult(folders.root)
     try:
         _write_all(session_for_parquet(spark), folders, settings, clock, result)
     except (TocError, OSError) as error:
@@ -106,11 +110,11 @@ def lateness(
     except spark_errors() as error:
         result.trouble = reason_of(error)
     result.seconds = clock.monotonic_s() - began_s
-    tell(f"lateness: {result.trouble or _words(result)}")
+    tell(f"lateness: {result.trouble or _result_words(result)}")
     return result
 
 
-def _words(result: Lateness) -> str:
+def _result_words(result: LatenessResult) -> str:
     if not result.days:
         return "all days that are over are written"
     days = result.days[0] if len(result.days) == 1 else f"{result.days[0]} to {result.days[-1]}"
@@ -118,7 +122,7 @@ def _words(result: Lateness) -> str:
 
 
 def days_to_write(now_ms: int, days_min: Days, is_written: Callable[[int], bool]) -> list[int]:
-    """The starts of the days that are over, whose jobs are all there still, and that are not written."""
+    """The starts of the days that are over, still complete in the database, and not written yet."""
     today_ms = (now_ms - SETTLED_MS) // DAY_MS * DAY_MS
     kept_ms = 0 if days_min == "none" else now_ms - round(days_min * DAY_MS)
     days = [today_ms - n * DAY_MS for n in range(DAYS_MAX, 0, -1)]
@@ -127,29 +131,34 @@ def days_to_write(now_ms: int, days_min: Days, is_written: Callable[[int], bool]
 
 
 def _write_all(
-    spark: SparkSession, folders: Folders, settings: Settings, clock: Clock, result: Lateness
+    spark: SparkSession,
+    folders: SparkFiles,
+    settings: Settings,
+    clock: Clock,
+    result: LatenessResult,
 ) -> None:
-    with closing(Databases.of(settings, clock, pool_size=2)) as databases:
-        now_ms, names = databases.now_ms(), type_names(databases)
+    with closing(Databases.from_settings(settings, clock, pool_size=2)) as databases:
+        now_ms = databases.now_ms()
+        names, _ = read_names_by_number(databases, all_must_answer=True)
 
     def is_written(day_ms: int) -> bool:
-        marks = (f"{table}/{_folder(day_ms)}/{DONE_MARK}" for table in (SCHEDULED, LATENESS))
+        marks = (f"{table}/{_day_folder(day_ms)}/{DONE_MARK}" for table in (SCHEDULED, LATENESS))
         return all(map(folders.is_there, marks))
 
     days = days_to_write(now_ms, settings.retention.days_min, is_written)
     if not days:
         return
-    window = Window(days[0], days[-1] + DAY_MS)
+    window = TimeWindow(days[0], days[-1] + DAY_MS)
     staging = f"{STAGING}/{now_ms}-{secrets.token_hex(4)}"
-    _clear(folders, now_ms)
-    made = _made(_read(spark, Reading(settings, window, names), _MADE)).persist()
-    ended = _ended(_read(spark, Reading(settings, window, names, ended=True), _TALLIES)).persist()
+    _delete_drafts(folders, now_ms)
+    made = _made(_read(spark, TallyTask(settings, window, names), _MADE)).persist()
+    ended = _ended(_read(spark, TallyTask(settings, window, names, ended=True), _TALLIES)).persist()
     try:
-        totals = _totals(made), _totals(ended)
+        totals = _jobs_by_day(made), _jobs_by_day(ended)
         for day_ms in days:
             number = day_ms // DAY_MS
             for table, name in ((made, SCHEDULED), (ended, LATENESS)):
-                place = f"{name}/{_folder(day_ms)}"
+                place = f"{name}/{_day_folder(day_ms)}"
                 _write(table.where(f"day = {number}"), folders.url(f"{staging}/{place}"))
                 _publish(folders, f"{staging}/{place}", place)
             result.days.append(sql_time(day_ms)[:10])
@@ -161,7 +170,7 @@ def _write_all(
     folders.delete(staging)
 
 
-def _folder(day_ms: int) -> str:
+def _day_folder(day_ms: int) -> str:
     return f"day={sql_time(day_ms)[:10]}"
 
 
@@ -171,7 +180,7 @@ def _write(day: DataFrame, url: str) -> None:
     day.drop("day").coalesce(1).sortWithinPartitions(*keys).write.parquet(url)
 
 
-def _publish(folders: Folders, staged: str, place: str) -> None:
+def _publish(folders: SparkFiles, staged: str, place: str) -> None:
     (file,) = folders.files(staged)
     for left in folders.files(place):
         if left != FILE:
@@ -180,15 +189,17 @@ def _publish(folders: Folders, staged: str, place: str) -> None:
     folders.move(f"{staged}/{DONE_MARK}", f"{place}/{DONE_MARK}")
 
 
-def _clear(folders: Folders, now_ms: int) -> None:
-    """What killed runs left. One that goes on for longer than LEFT_MS fails; it harms nothing."""
+def _delete_drafts(folders: SparkFiles, now_ms: int) -> None:
+    """Deletes what killed runs left. A run that takes longer than LEFT_MS loses its draft and fails,
+    harmlessly.
+    """
     for name in folders.folders(STAGING):
         began_ms = name.partition("-")[0]
         if began_ms.isdecimal() and int(began_ms) < now_ms - LEFT_MS:
             folders.delete(f"{STAGING}/{name}")
 
 
-def _totals(table: DataFrame) -> dict[int, int]:
+def _jobs_by_day(table: DataFrame) -> dict[int, int]:
     """Jobs by day."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as all the world writes it
 
@@ -201,40 +212,42 @@ def _totals(table: DataFrame) -> dict[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TallyTask:
     """The work of the tasks: the tallies of what ended within, or what was made within."""
 
     settings: Settings
-    window: Window
+    window: TimeWindow
     names: dict[int, str]
     ended: bool = False
 
     def rows(self, shards: Iterable[int]) -> Iterator[Sequence[Any]]:
         """In the order of _TALLIES or _MADE."""
         window, step = self.window, self.settings.reconcile.page
-        with closing(Databases.of(self.settings, SystemClock(), pool_size=1)) as databases:
-            ended = Ended(databases)
+        with closing(
+            Databases.from_settings(self.settings, SystemClock(), pool_size=1)
+        ) as databases:
+            ended = EndedJobs(databases)
             for shard in shards:
-                ids = ended_ids(window) if self.ended else made_ids(window)
-                for piece in ended.pieces(shard, ids, step):
-                    found: Sequence[Tally | Made] = (
-                        ended.tallies(shard, piece, window)
+                ids = id_range_of_ended(window) if self.ended else id_range_of_created(window)
+                for piece in ended.split_range(shard, ids, step):
+                    found: Sequence[EndedCount | CreatedCount] = (
+                        ended.count_ended(shard, piece, window)
                         if self.ended
-                        else ended.made(shard, piece, window)
+                        else ended.count_created(shard, piece, window)
                     )
                     for one in found:
                         yield *one, self.names.get(one.type_no)
 
 
-def _read(spark: SparkSession, reading: Reading, schema: str) -> DataFrame:
-    tasks = shared(range(reading.settings.shards), spark.sparkContext.defaultParallelism)
+def _read(spark: SparkSession, reading: TallyTask, schema: str) -> DataFrame:
+    tasks = split_shards(range(reading.settings.shards), spark.sparkContext.defaultParallelism)
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from batches_of(reading.rows(tasks[number]), schema)
+                yield from record_batches(reading.rows(tasks[number]), schema)
 
-    return computed(spark, len(tasks), read, schema)
+    return compute_on_executors(spark, len(tasks), read, schema)
 
 
 # ---- merged by Spark; in its SQL, because a thousand small calls into Java take a second
@@ -261,18 +274,15 @@ def _ended(tallies: DataFrame) -> DataFrame:
     merged = tallies.groupBy(*keys).agg(*map(expr, (*sums, *counts)))
     columns = ["day", "hour", "biz_type", "type_name", "outcome", "jobs", "retried", "measured",
                "late_ms_sum", "late_ms_max"]  # fmt: skip
-    percentiles = [f"{_percentile(n)} AS {name}" for name, n in PER_MILLE.items()]
+    percentiles = [f"{_percentile_column(n)} AS {name}" for name, n in PER_MILLE.items()]
     return merged.selectExpr(*columns, *percentiles, *BUCKETS)
 
 
 _HOUR = "timestamp_seconds(hour * 3600L) AS hour"
 
 
-def _percentile(per_mille: int) -> str:
-    """The upper bound of the bucket in which the job lies that so many per mille are not later than.
-
-    The greatest lateness where that is less, and for the last bucket. NULL where nothing was measured.
-    """
+def _percentile_column(per_mille: int) -> str:
+    """The upper bound of the bucket of the job that so many per mille are not later than."""
     rank, at_most = f"(measured * {per_mille} + 999) div 1000", ""
     cases = []
     for name, bound in zip(BUCKETS, BOUNDS_MS, strict=False):

@@ -1,11 +1,11 @@
-"""The nightly run: at its time the leader starts `toc nightly`, a process of its own.
+"""The nightly run: at its time the leader starts `toc nightly` as a process of its own.
 
-A process, so that the memory and the crashes of Java are not the worker's. It has this one's
-environment and working directory, a lower priority, and says what it does into a log file. One that
-has begun goes on when this node leads no longer; it is ended when it takes longer than
-`reconcile.nightly_s_max`, when this node is stopped, and when that is killed. Every node has a
-scheduler, since any may lead; when the time comes only the leader acts. A time that a machine has
-slept through is made up for within an hour, and not later: the next night compares everything again.
+It is a process so that Java's memory and crashes do not harm the worker. It inherits environment and working
+directory, has a lower priority, and writes its output to a log file. A run that has begun goes on when this
+node is no longer the leader; it is ended when it takes longer than `reconcile.nightly_s_max`, when this node
+stops, and when this node is killed. Every node has a scheduler, since any may become leader; at the set time
+only the leader starts the run. If the machine slept at that time, the run starts up to an hour late; later
+than that it is skipped, because the next night compares everything again.
 """
 
 from __future__ import annotations
@@ -26,37 +26,38 @@ from pathlib import Path
 from typing import IO, Any
 
 from toc.errors import SettingsError
-from toc.reconcile.findings import Verdict
-from toc.reconcile.remember import remember_unable
+from toc.reconcile.findings import RunVerdict
+from toc.reconcile.last_result import store_unable_result
 from toc.runtime.clock import Clock
+from toc.runtime.files import make_directory, open_file
 from toc.runtime.settings import Settings, load_settings
 
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "toc", "nightly")
 LOG_FILE = "nightly.log"
-NICE = 10
+NICENESS = 10
 MISSED_S_MAX = 3600
 STOP_S = 10.0
-LOOK_S = 0.05  # whether it is gone
-PARENT_LOOK_S = 1.0
+POLL_S = 0.05  # between two checks whether it has ended
+PARENT_POLL_S = 1.0
 
 MODULES = ("pyspark", "pyarrow", "pandas", "jinja2", "matplotlib")
-"""What the extra brings."""
+"""The packages of the extra `reconcile`."""
 
-GOOD = (Verdict.AGREED, Verdict.REPAIRED)
+GOOD = (RunVerdict.AGREED, RunVerdict.REPAIRED)
 WORDS = {
-    Verdict.AGREED: "the databases and Redis agree",
-    Verdict.LEFT: "disagreements are left",
-    Verdict.UNABLE: "not everything could be done",
-    Verdict.REPAIRED: "all disagreements are repaired",
+    RunVerdict.AGREED: "the databases and Redis agree",
+    RunVerdict.LEFT: "disagreements are left",
+    RunVerdict.UNABLE: "not everything could be done",
+    RunVerdict.REPAIRED: "all disagreements are repaired",
     4: "settings, schema or what is installed are wrong",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Last:
-    """What the last run of this node came to. `ended_ms`: by this machine's wall clock."""
+class LastRun:
+    """The result of this node's last run. `ended_ms`: by this machine's wall clock."""
 
     ended_ms: int
     is_good: bool
@@ -64,46 +65,46 @@ class Last:
 
 
 class Nightly:
-    """Starts the nightly run of one node. `leads()`: whether this node is to run it now.
+    """Starts the nightly run of one node. `is_leader()`: whether this node has to run it now.
 
-    `command`: what is run in its place (tests).
+    `command`: run instead of `toc nightly` (tests).
     """
 
     def __init__(
         self,
         settings: Settings,
-        leads: Callable[[], bool],
+        is_leader: Callable[[], bool],
         clock: Clock,
         command: Sequence[str] = COMMAND,
     ) -> None:
-        own = settings.reconcile
-        self.at, self._directory = own.nightly, Path(own.directory)
-        self._s_max = None if own.nightly_s_max == "none" else own.nightly_s_max
-        self._settings, self._leads, self._clock = settings, leads, clock
+        reconcile = settings.reconcile
+        self.at, self._directory = reconcile.nightly, Path(reconcile.directory)
+        self._s_max = None if reconcile.nightly_s_max == "none" else reconcile.nightly_s_max
+        self._settings, self._is_leader, self._clock = settings, is_leader, clock
         self._command = tuple(command)
-        self._variables = _not_inherited(settings)
+        self._variables = _settings_to_pass_on(settings)
         self._scheduler: Any = None
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = False
         self.lack = ""
-        """What this node lacked for it when it was started, and how to get it."""
+        """What this node lacked for the run at its start, and how to get it; empty: nothing."""
         self.since_ms: int | None = None
-        """When the run that goes on has begun, by this machine's wall clock; None: none does."""
-        self.last: Last | None = None
-        """None: this node has run none, or another one did since."""
+        """When the present run began, by this machine's wall clock; None: there is none."""
+        self.last: LastRun | None = None
+        """None: this node has run none, or another node has run one since."""
 
     @property
     def log_file(self) -> Path:
-        """What the last run said. The one before it has ".1" behind its name."""
+        """The output of the last run. The file of the run before has ".1" behind its name."""
         return self._directory / LOG_FILE
 
     def start(self) -> None:
-        """Waits for the time of day, in threads of its own. Says at once what this node lacks."""
+        """Starts the scheduler, with threads of its own. Logs what this node lacks."""
         from apscheduler.schedulers.background import BackgroundScheduler  # noqa: PLC0415 - if set
         from apscheduler.triggers.cron import CronTrigger  # noqa: PLC0415
 
-        self.lack = lacking()
+        self.lack = missing_software()
         if self.lack:
             text = "the nightly run, at %s UTC, cannot be done on this node: %s"
             log.warning(text, self.at, self.lack)
@@ -120,21 +121,23 @@ class Nightly:
         self._scheduler.start()
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
-        """Ends the run that goes on, and starts none; True when it is gone. Legal without a start."""
+        """Ends the present run, and starts no more; True when its processes are gone. Legal without a
+        start.
+        """
         with self._lock:
             self._stopping, process = True, self._process
         gone = True
         if process is not None:
             log.warning("the nightly run is ended with this node")
-            gone = _end(process, timeout_s, self._clock)
+            gone = _end_process_group(process, timeout_s, self._clock)
         if self._scheduler is not None:
             self._scheduler.shutdown(wait=gone)
             self._scheduler = None
         return gone
 
     def run(self) -> None:
-        """The run, to its end or its time limit, if this node leads. Never two at once."""
-        if not self._leads():
+        """Runs it to its end or its time limit, if this node leads. Never two at the same time."""
+        if not self._is_leader():
             self.last = None
             log.info("the nightly run is the leader's; this node does not lead")
             return
@@ -143,36 +146,36 @@ class Nightly:
                 return
             began_s = self._clock.monotonic_s()
             try:
-                self._process = process = self._begin()
+                self._process = process = self._start_process()
             except OSError as error:  # no room, no right to write there
-                self.last = Last(self._clock.wall_ms(), False, f"it could not begin: {error}")
+                self.last = LastRun(self._clock.wall_ms(), False, f"it could not begin: {error}")
                 log.error("the nightly run could not begin: %s", error)  # noqa: TRY400 - no traceback
                 return
             self.since_ms = self._clock.wall_ms()
         log.info("the nightly run has begun: process %d, log %s", process.pid, self.log_file)
-        words = self._ended(process, began_s)
-        last = Last(self._clock.wall_ms(), process.returncode in GOOD, words)
+        words = self._wait_for_end(process, began_s)
+        last = LastRun(self._clock.wall_ms(), process.returncode in GOOD, words)
         with self._lock:
             self._process, self.since_ms, self.last = None, None, last
         level = logging.INFO if last.is_good else logging.WARNING
         log.log(level, "the nightly run has ended: %s; log %s", last.words, self.log_file)
 
-    def _ended(self, process: subprocess.Popen[bytes], began_s: float) -> str:
-        """Waits for its end, or makes it end; how it did."""
+    def _wait_for_end(self, process: subprocess.Popen[bytes], began_s: float) -> str:
+        """Waits until it ends, or ends it at its limit; returns in words how it ended."""
         words = ""
         try:
             process.wait(self._s_max)
         except subprocess.TimeoutExpired:
             words = f"it was ended after {self._s_max:g} s (reconcile.nightly_s_max)"
             log.warning("the nightly run takes too long, and is ended")
-            _end(process, STOP_S, self._clock)
+            _end_process_group(process, STOP_S, self._clock)
         code = process.returncode
         if (code is None or code < 0) and not self._stopping and self._settings.has_timer:
-            # It can have said nothing itself.
-            remember_unable(self._settings, self._clock, began_s)
-        return words or words_of(code)
+            # It was killed, so it has stored no result itself.
+            store_unable_result(self._settings, self._clock, began_s)
+        return words or words_of_exit_code(code)
 
-    def _begin(self) -> subprocess.Popen[bytes]:
+    def _start_process(self) -> subprocess.Popen[bytes]:
         with self._open_log() as said:
             process = subprocess.Popen(
                 (*self._command, "--parent", str(os.getpid())),
@@ -180,46 +183,47 @@ class Nightly:
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
-                # A group of its own: Java and all else end with it; a Ctrl-C is for this process.
+                # A process group of its own: Java and all children end with it; a Ctrl-C is for this process
+                # only.
                 start_new_session=True,
             )
         with contextlib.suppress(OSError):  # it is over already
-            os.setpriority(os.PRIO_PGRP, process.pid, NICE)
+            os.setpriority(os.PRIO_PGRP, process.pid, NICENESS)
         return process
 
     def _open_log(self) -> IO[bytes]:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self._directory)
         with contextlib.suppress(FileNotFoundError):
             self.log_file.replace(self.log_file.with_name(f"{LOG_FILE}.1"))
-        return self.log_file.open("wb")
+        return open_file(self.log_file, "wb")
 
 
-def end_with(parent: int, clock: Clock) -> None:
-    """From now on this process, with its whole group, ends when `parent` is no longer its parent.
+def end_with_parent(parent: int, clock: Clock) -> None:
+    """From now on this process and its group are killed when `parent` is no longer its parent.
 
-    That was killed then, and nobody is left to stop what it has started. A poll, since Linux alone has
-    a signal for it, and that one comes from the thread that started the process.
+    Then the parent was killed, and nobody is left to stop this run. It polls, since only Linux has a signal
+    for it, and that one depends on the thread that started the process.
     """
 
-    def watch() -> None:
+    def poll_parent() -> None:
         while os.getppid() == parent:
-            clock.sleep_s(PARENT_LOOK_S)
-        os.killpg(os.getpgrp(), signal.SIGKILL)  # it may be killed at any moment
+            clock.sleep_s(PARENT_POLL_S)
+        os.killpg(os.getpgrp(), signal.SIGKILL)  # the run can be killed at any moment
 
-    threading.Thread(target=watch, daemon=True, name="toc-parent").start()
+    threading.Thread(target=poll_parent, daemon=True, name="toc-parent").start()
 
 
-def words_of(code: int) -> str:
+def words_of_exit_code(code: int) -> str:
     """What an exit code of `toc nightly` means."""
     if code < 0:
         return f"it was ended by signal {-code}"
     return WORDS.get(code, f"it failed, with exit code {code}")
 
 
-def lacking() -> str:
+def missing_software() -> str:
     """What the nightly run needs and this machine lacks, and how to get it; empty: nothing.
 
-    Imports none of it: a worker need not carry Spark around.
+    Imports none of it: a worker should not load Spark.
     """
     parts = []
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
@@ -233,8 +237,8 @@ def lacking() -> str:
     return "; ".join(parts)
 
 
-def _not_inherited(settings: Settings) -> dict[str, str]:
-    """Variables for what the run would not find in environment and file: `toc dev` has servers of its own."""
+def _settings_to_pass_on(settings: Settings) -> dict[str, str]:
+    """Environment variables for settings that differ from environment and file, as those of `toc dev` do."""
     try:
         found = load_settings()
     except SettingsError:
@@ -246,25 +250,25 @@ def _not_inherited(settings: Settings) -> dict[str, str]:
     return {name: ours for name, (ours, theirs) in servers.items() if ours != theirs}
 
 
-def _end(process: subprocess.Popen[bytes], timeout_s: float, clock: Clock) -> bool:
-    """Asks it, and all that it has started, to end; then kills. True when it is gone.
+def _end_process_group(process: subprocess.Popen[bytes], timeout_s: float, clock: Clock) -> bool:
+    """Asks it and all its children to end; kills them after half the time. True when it is gone.
 
-    What it has started may outlive it: Java, when it hangs.
+    Its children may outlive it, as Java does when it hangs.
     """
     until_s = clock.monotonic_s() + timeout_s / 2
-    _signal_all(process, signal.SIGTERM)
-    while _signal_all(process, 0) and clock.monotonic_s() < until_s:
-        clock.sleep_s(LOOK_S)
+    _signal_process_group(process, signal.SIGTERM)
+    while _signal_process_group(process, 0) and clock.monotonic_s() < until_s:
+        clock.sleep_s(POLL_S)
         process.poll()
-    _signal_all(process, signal.SIGKILL)
+    _signal_process_group(process, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout_s / 2)
         return True
     return False
 
 
-def _signal_all(process: subprocess.Popen[bytes], number: int) -> bool:
-    """To the process and its whole group; False: nobody is left of it."""
+def _signal_process_group(process: subprocess.Popen[bytes], number: int) -> bool:
+    """Sends a signal to the process and its group; False: none of them is left."""
     try:
         os.killpg(process.pid, number)
     except (ProcessLookupError, PermissionError):  # the latter: on macOS, of zombies

@@ -1,11 +1,12 @@
-"""A whole reconciliation: all shards are compared, what disagrees is looked at again, then repaired.
+"""A whole reconciliation: compares all shards, looks the disagreements up again, then repairs them.
 
-Nothing is repaired unless everything was compared: a part that does not answer may be the reason of
-what the others seem to lack.
+Nothing is repaired unless everything was compared: data that seems missing may be in a part that did not
+answer.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from toc.domain.disagreements import Disagreement
 from toc.errors import StoreUnavailable, TimerUnavailable, TocError
-from toc.reconcile.compare import Compare, opened
-from toc.reconcile.findings import Compared, Failure, Outcome
-from toc.reconcile.repair import Repairs
+from toc.reconcile.compare import ShardCompare, open_both_sides
+from toc.reconcile.findings import ReconcileResult, ShardComparison, ShardFailure
+from toc.reconcile.repair import Repairer
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
 from toc.store.catalogue import Catalogue
@@ -26,54 +27,62 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Tell = Callable[[str, int, int], None]
-"""Hears what is going on: the phase, how many of its parts are done, and of how many."""
+OnProgress = Callable[[str, int, int], None]
+"""Called with the phase, how many of its parts are done, and how many there are."""
 
-_opened: dict[str, Compare] = {}
-"""In a worker process of Spark, which is used again: its connections stay open from task to task."""
+_open_compares: dict[str, ShardCompare] = {}
+"""By settings. Spark uses a worker process for many tasks: its connections stay open between them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Comparing:
-    """The work of one task, as it travels to an executor: shards, or what they were found to be before."""
+class CompareTask:
+    """The work of one task, sent to an executor. Items: shards to compare, or results to look up again."""
 
     settings: Settings
     clock: Clock
 
-    def __call__(self, items: Iterable[int | Compared]) -> Iterator[Compared | Failure]:
-        """What became of each. A database that does not answer is not asked for each of its shards."""
-        key = self.settings.model_dump_json()
-        if key not in _opened:
+    def __call__(
+        self, items: Iterable[int | ShardComparison]
+    ) -> Iterator[ShardComparison | ShardFailure]:
+        """Yields the result of each item. A database that does not answer is asked only once."""
+        key = json.dumps(
+            self.settings.model_dump(), default=str
+        )  # with passwords: they tell settings apart
+        if key not in _open_compares:
             try:
-                _opened[key] = Compare.open(self.settings, self.clock).__enter__()
+                _open_compares[key] = ShardCompare.open(self.settings, self.clock).__enter__()
             except TocError as error:
                 for item in items:
-                    yield Failure(item if isinstance(item, int) else item.shard, str(error))
+                    yield ShardFailure(item if isinstance(item, int) else item.shard, str(error))
                 return
-        yield from self.by(_opened[key], items)
+        yield from self.compare_items(_open_compares[key], items)
 
-    def by(self, compare: Compare, items: Iterable[int | Compared]) -> Iterator[Compared | Failure]:
-        away: dict[int, str] = {}
+    def compare_items(
+        self, compare: ShardCompare, items: Iterable[int | ShardComparison]
+    ) -> Iterator[ShardComparison | ShardFailure]:
+        unreachable: dict[int, str] = {}
         for item in items:
             shard = item if isinstance(item, int) else item.shard
             database = self.settings.routing.database(shard)
-            if database in away:
-                yield Failure(shard, away[database])
+            if database in unreachable:
+                yield ShardFailure(shard, unreachable[database])
                 continue
             try:
-                yield compare.shard(item) if isinstance(item, int) else compare.again(item)
+                yield (
+                    compare.compare_shard(item) if isinstance(item, int) else compare.recheck(item)
+                )
             except StoreUnavailable as error:
-                away[database] = str(error)
-                yield Failure(shard, str(error))
+                unreachable[database] = str(error)
+                yield ShardFailure(shard, str(error))
             except TocError as error:
-                yield Failure(shard, str(error))
-            except Exception as error:  # noqa: BLE001 - one broken table keeps no other from being compared
+                yield ShardFailure(shard, str(error))
+            except Exception as error:  # noqa: BLE001 - one broken table must not stop the others
                 said = str(error).strip().partition("\n")[0]
-                yield Failure(shard, f"{type(error).__name__}: {said}")
+                yield ShardFailure(shard, f"{type(error).__name__}: {said}")
 
 
 class Reconciliation:
-    """One run. `spark`: its session; None does all in this process. `actor`: in whose name it repairs."""
+    """One run. `spark`: its session; None: all in this process. `actor`: named in the events of repairs."""
 
     def __init__(
         self,
@@ -83,11 +92,11 @@ class Reconciliation:
         repair: bool,
         actor: str,
         clock: Clock | None = None,
-        tell: Tell = lambda phase, done, of: None,
+        on_progress: OnProgress = lambda phase, done, of: None,
     ) -> None:
         self._settings, self._spark, self._repair, self._actor = settings, spark, repair, actor
-        self._clock, self._tell = clock or SystemClock(), tell
-        self.outcome = Outcome(
+        self._clock, self._on_progress = clock or SystemClock(), on_progress
+        self.outcome = ReconcileResult(
             began_ms=self._clock.wall_ms(),
             namespace=settings.namespace,
             databases=len(settings.databases),
@@ -96,52 +105,56 @@ class Reconciliation:
             repairing=repair,
         )
 
-    def run(self) -> Outcome:
-        """Compares, looks again, repairs. Raises as `compare.opened`."""
+    def run(self) -> ReconcileResult:
+        """Compares, looks up again, repairs. Raises as `compare.open_both_sides`."""
         outcome = self.outcome
-        with opened(self._settings, self._clock):
-            pass  # the settings are those that the databases were set up with, or it raises
-        with self._timed("compare"):
-            first = self._all("comparing", self._in_turn())
+        with open_both_sides(self._settings, self._clock):
+            pass  # raises if the settings do not fit the databases
+        with self._time_phase("compare"):
+            first = self._run_tasks("comparing", self._shards_by_turns())
         suspect = [compared for compared in first if compared.findings]
-        # One that cannot be looked at again has no findings: once is not enough.
+        # A shard that cannot be looked at again has no findings: seeing them once is not enough.
         still = {compared.shard: compared for compared in first if not compared.findings}
         if suspect:
-            with self._timed("grace"):
+            with self._time_phase("grace"):
                 self._clock.sleep_s(self._settings.reconcile.grace_s)
-            with self._timed("look"):
-                for compared in self._all("looking again", suspect):
+            with self._time_phase("look"):
+                for compared in self._run_tasks("looking again", suspect):
                     still[compared.shard] = compared
         outcome.compared = self._settings.shards - len({f.shard for f in outcome.failures})
-        self._take(still.values())
+        self._merge_results(still.values())
         if self._repair and outcome.findings and not outcome.failures:
-            with self._timed("repair"):
-                self._mend()
+            with self._time_phase("repair"):
+                self._repair_findings()
         outcome.ended_ms = self._clock.wall_ms()
         return outcome
 
-    def _in_turn(self) -> list[int]:
-        """The shards, those of all databases by turns: so all are busy all the time."""
+    def _shards_by_turns(self) -> list[int]:
+        """The shards, alternating between the databases, so that all databases are busy all the time."""
         routing = self._settings.routing
         return sorted(range(routing.shards), key=lambda s: (s % routing.tables_per_database, s))
 
-    def _all(self, phase: str, items: Sequence[int | Compared]) -> list[Compared]:
-        work = Comparing(self._settings, self._clock)
-        self._tell(phase, 0, len(items))
+    def _run_tasks(
+        self, phase: str, items: Sequence[int | ShardComparison]
+    ) -> list[ShardComparison]:
+        work = CompareTask(self._settings, self._clock)
+        self._on_progress(phase, 0, len(items))
         if self._spark is not None:
-            from toc.reconcile.spark import spread  # noqa: PLC0415 - an extra
+            from toc.reconcile.spark import run_on_executors  # noqa: PLC0415 - an extra
 
-            answers = spread(self._spark, work, items, lambda done, of: self._tell(phase, done, of))
+            answers = run_on_executors(
+                self._spark, work, items, lambda done, of: self._on_progress(phase, done, of)
+            )
         else:
             answers = []
-            with Compare.open(self._settings, self._clock) as compare:
-                for answer in work.by(compare, items):
+            with ShardCompare.open(self._settings, self._clock) as compare:
+                for answer in work.compare_items(compare, items):
                     answers.append(answer)
-                    self._tell(phase, len(answers), len(items))
-        self.outcome.failures += [a for a in answers if isinstance(a, Failure)]
-        return [answer for answer in answers if isinstance(answer, Compared)]
+                    self._on_progress(phase, len(answers), len(items))
+        self.outcome.failures += [a for a in answers if isinstance(a, ShardFailure)]
+        return [answer for answer in answers if isinstance(answer, ShardComparison)]
 
-    def _take(self, all_compared: Iterable[Compared]) -> None:
+    def _merge_results(self, all_compared: Iterable[ShardComparison]) -> None:
         outcome = self.outcome
         for compared in sorted(all_compared, key=lambda c: c.shard):
             outcome.counts += compared.counts
@@ -149,7 +162,8 @@ class Reconciliation:
                 outcome.work[on] += seconds
             outcome.found += compared.found
             outcome.findings += compared.findings
-        # The shard where it belongs calls it missing; the one where it stands has met it.
+        # A reminder in the wrong slot is also reported as missing, by the shard where it belongs: drop that
+        # one.
         elsewhere = {f.job_id for f in outcome.findings if f.kind is Disagreement.WRONG_SLOT}
         if elsewhere:
             kept = [
@@ -161,19 +175,19 @@ class Reconciliation:
             outcome.findings = kept
         outcome.found = +outcome.found
 
-    def _mend(self) -> None:
-        """Repairs what is kept, in this process: it is throttled anyway."""
+    def _repair_findings(self) -> None:
+        """Repairs the kept findings in this process: the rate limit leaves nothing to gain from Spark."""
         outcome, settings = self.outcome, self._settings
         number = len(outcome.findings)
-        self._tell("repairing", 0, number)
-        with opened(settings, self._clock) as (databases, slots):
-            name = Catalogue(databases).name
-            repairs = Repairs(databases, slots, settings, name, self._clock, self._actor)
+        self._on_progress("repairing", 0, number)
+        with open_both_sides(settings, self._clock) as (databases, slots):
+            name = Catalogue(databases).types.find_name
+            repairs = Repairer(databases, slots, settings, name, self._clock, self._actor)
             try:
-                for mend in repairs.mend(
-                    outcome.findings, lambda done: self._tell("repairing", done, number)
+                for mend in repairs.repair(
+                    outcome.findings, lambda done: self._on_progress("repairing", done, number)
                 ):
-                    outcome.mends.append(mend)
+                    outcome.repairs.append(mend)
             except (StoreUnavailable, TimerUnavailable) as error:
                 outcome.broken_off = str(error)
             except Exception as error:
@@ -181,7 +195,7 @@ class Reconciliation:
                 outcome.broken_off = f"{type(error).__name__}: {error}"
 
     @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
+    def _time_phase(self, phase: str) -> Iterator[None]:
         began_s = self._clock.monotonic_s()
         try:
             yield

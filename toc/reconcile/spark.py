@@ -16,7 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from toc.domain.masking import revealed
 from toc.errors import SettingsError
+from toc.runtime.files import open_file
 from toc.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ _DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # The archive is of jobs' data: files 0600, folders 0700, also on a local disk.
+    "spark.hadoop.fs.permissions.umask-mode": "077",
 }
 _LOCAL = {
     "spark.driver.host": "127.0.0.1",
@@ -50,7 +54,7 @@ _LOCAL = {
 
 
 @contextmanager
-def session(
+def open_session(
     settings: Settings, master: str | None = None, log_file: Path | None = None
 ) -> Iterator[SparkSession]:
     """A Spark session. What Spark and Java say goes to `log_file` (default: nowhere).
@@ -66,22 +70,25 @@ def session(
     if active is not None:
         yield active
         return
-    conf = _conf(settings, master)
+    conf, hidden = _split_conf(settings, master)
     if str(conf.get("spark.master")).startswith("local"):
         # Its workers are this Python, whatever PATH says.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     try:
-        with _silent(log_file):
+        with _redirect_stderr(log_file):
+            _start_java(conf)
+            for name, value in hidden.items():
+                conf.set(name, value)
             spark = SparkSession.builder.config(conf=conf).getOrCreate()
     except Exception as error:
-        raise SettingsError(_why(error)) from error
+        raise SettingsError(_error_words(error)) from error
     try:
         yield spark
     finally:
         spark.stop()
 
 
-def spread(
+def run_on_executors(
     spark: SparkSession,
     function: Callable[[Iterable[T]], Iterable[R]],
     items: Sequence[T],
@@ -119,12 +126,30 @@ def _tell_progress(
                 tell(info.numCompletedTasks, info.numTasks)
 
 
-def _conf(settings: Settings, master: str | None) -> SparkConf:
+def _start_java(conf: SparkConf) -> None:
+    """Java's process, which pyspark gives all properties of `conf` as arguments: `ps` shows them to anyone.
+
+    Secrets are set afterwards, through pyspark's own connection to Java.
+    """
+    from pyspark import SparkContext  # noqa: PLC0415 - an extra
+
+    SparkContext._ensure_initialized(conf=conf)  # noqa: SLF001 - no public call starts Java alone
+
+
+def _split_conf(settings: Settings, master: str | None) -> tuple[SparkConf, dict[str, str]]:
+    """The properties that may be seen, and those of `reconcile.spark` that are secrets.
+
+    Options of Java itself are arguments of its process, whatever stands in them.
+    """
     from pyspark import SparkConf  # noqa: PLC0415 - an extra
 
     conf = SparkConf()  # with what spark-submit was given
+    hidden: dict[str, str] = {}
     for name, value in settings.reconcile.spark.items():
-        conf.set(name, value)
+        if str(value) == revealed(value) or name.endswith("JavaOptions"):
+            conf.set(name, revealed(value))
+        else:
+            hidden[name] = revealed(value)
     if master is not None:
         conf.set("spark.master", master)
     conf.setIfMissing("spark.master", "local[*]")
@@ -133,19 +158,18 @@ def _conf(settings: Settings, master: str | None) -> SparkConf:
         defaults |= _LOCAL
     for name, value in defaults.items():
         conf.setIfMissing(name, value)
-    return conf
+    return conf, hidden
 
 
 @contextmanager
-def _silent(log_file: Path | None) -> Iterator[None]:
+def _redirect_stderr(log_file: Path | None) -> Iterator[None]:
     """Java inherits the error output that this process has meanwhile, and keeps it."""
     where = log_file or Path(os.devnull)
     sys.stderr.flush()
     kept = os.dup(2)
     try:
-        with where.open(
-            "wb"
-        ) as log:  # of the last run only: it is for looking up why that one failed
+        # Of the last run only: it is for looking up why that one failed.
+        with open_file(where, "wb") as log:
             os.dup2(log.fileno(), 2)
         yield
     finally:
@@ -154,7 +178,7 @@ def _silent(log_file: Path | None) -> Iterator[None]:
         os.close(kept)
 
 
-def _why(error: Exception) -> str:
+def _error_words(error: Exception) -> str:
     first = str(error).strip().splitlines()[:1]
     if "JAVA_GATEWAY_EXITED" in str(error) or isinstance(error, FileNotFoundError):
         return "Spark does not start: is Java 17 or later installed (java on PATH, or JAVA_HOME)?"

@@ -1,1 +1,1 @@
-"""Retention: ended jobs and old events are deleted, gently."""
+"""Retention: deletes old ended jobs and old events, in small transactions with pauses."""

@@ -1,44 +1,58 @@
-"""The purger's service: one page, one small transaction, and a rest that is longer than the work."""
+"""The purger: deletes one page in one small transaction, then rests for longer than that took."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
-from toc.errors import NotFound
-from toc.retention.replicas import Replicas
+from toc.errors import NotFound, StoreUnavailable
+from toc.retention.replicas import ReplicaLag
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
-from toc.runtime.settings import Days, RetentionSettings
-from toc.store.archived import Standing
-from toc.store.databases import Database
-from toc.store.purges import OldRow, Purges
+from toc.runtime.settings import Days, RetentionSettings, Settings
+from toc.store.archive_status import ArchiveStatus
+from toc.store.biz_types import BizTypes
+from toc.store.columns import sql_time
+from toc.store.databases import Database, Databases
+from toc.store.ended_jobs import DAY_MS
+from toc.store.purge_counts import delete_oldest_day
+from toc.store.purge_pages import OldRow, PurgePages
+from toc.store.replicas import Replica
 
 log = logging.getLogger(__name__)
 
-DAY_MS = 86_400_000
-LAG_LOOK_S = 1.0  # how old the word of a replica may be, and the pause while one lags
+LAG_LOOK_S = 1.0  # the pause while a replica lags
 REST_S_MAX = 60.0  # after one slow page
 
 
-class Purger(Service):
-    """Purges the shards of one database that it owns; none until `own` says which.
+class PurgeResult(NamedTuple):
+    """How many rows a pass has deleted. `held`: jobs old enough to delete but not in the archive yet."""
 
-    It keeps the database busy for `share` of the time at most, all nodes together: after each page
-    it rests accordingly. `type_name`: of a type number, for settings by type. `archives`: jobs are
-    deleted only when they are in the archive. The database knows how far that is, and once it does it
-    counts more than `archives`: settings may differ between nodes.
+    jobs: int
+    events: int
+    held: int
+
+
+class Purger(Service):
+    """Purges the shards of one database that `set_shards` names; none before the first call.
+
+    All nodes together keep the database busy for at most `share` of the time: after each page it rests
+    accordingly. `type_name(type_no)`: the biz_type, for settings by type. `archives`: jobs are deleted only
+    when they are in the archive. Once the database records how far the archive is, that record counts
+    instead of `archives`, because settings may differ between nodes.
     """
 
     def __init__(
         self,
         database: Database,
-        purges: Purges,
+        purges: PurgePages,
         settings: RetentionSettings,
         type_name: Callable[[int], str],
-        replicas: Replicas,
+        replicas: ReplicaLag,
         clock: Clock,
         *,
         archives: bool,
@@ -47,33 +61,82 @@ class Purger(Service):
         self._database, self._purges, self._settings = database, purges, settings
         self._type_name, self._replicas, self._clock = type_name, replicas, clock
         self._archives = archives
-        self._told: deque[tuple[Sequence[int], int]] = deque(maxlen=1)
+        self._new_shards: deque[tuple[Sequence[int], int]] = deque(maxlen=1)
         self._owned: Sequence[int] = ()
         self._nodes = 1
-        # Of the present pass: what is left to do, and where it goes on.
+        # The state of the current pass: what is left to do, and where to continue.
         self._shards: deque[int] = deque()
         self._after = 0
         self._events_left = False
         self._now_ms = 0
-        self._deleted = self._held = 0
-        self._archived: Standing | None = None
+        self._deleted = self._deleted_events = self._held = 0
+        self._archived: ArchiveStatus | None = None
         self._began_s: float | None = None
+        self._said_denied = False
 
-    def own(self, shards: Sequence[int], nodes: int) -> None:
-        """From the next step on it purges these. `nodes`: how many share the database. Any thread."""
-        self._told.append((tuple(shards), nodes))
+    @classmethod
+    def from_settings(
+        cls,
+        settings: Settings,
+        databases: Databases,
+        database: Database,
+        types: BizTypes,
+        clock: Clock,
+    ) -> Purger:
+        """Makes the purger of one database."""
+        urls = settings.retention.replicas.get(database.index, ())
+        replicas = [Replica(url, settings.connect_timeout_s, settings.mysql) for url in urls]
+        return cls(
+            database,
+            PurgePages(databases),
+            settings.retention,
+            partial(types.find_name, database=database),
+            ReplicaLag(replicas, clock),
+            clock,
+            archives=settings.reconcile.archive != "none",
+        )
+
+    def run_pass(self, rest: Callable[[float], bool]) -> PurgeResult | None:
+        """Runs one whole pass now. `rest(seconds)` waits; if it returns True, the pass ends with None.
+
+        Raises StoreUnavailable, also when the account has no right to delete.
+        """
+        self._began_s = None
+        while True:
+            wait_s = self._step()
+            if not self._is_under_way:
+                return PurgeResult(
+                    self._deleted - self._deleted_events, self._deleted_events, self._held
+                )
+            if rest(wait_s):
+                return None
+
+    def set_shards(self, shards: Sequence[int], nodes: int) -> None:
+        """Replaces the shards to purge, from the next step on. Any thread.
+
+        `nodes`: how many nodes purge this database.
+        """
+        self._new_shards.append((tuple(shards), nodes))
         self.wake()
 
     def run_once(self) -> float:
-        """One page. Returns the seconds until the next one."""
-        if self._told:
-            self._owned, self._nodes = self._told.popleft()
+        """Purges one page. Returns the seconds until the next one."""
+        try:
+            return self._step()
+        except StoreUnavailable as error:
+            if not error.denied:
+                raise
+            return self._skip_pass(error)
+
+    def _step(self) -> float:
+        if self._new_shards:
+            self._owned, self._nodes = self._new_shards.popleft()
             self._shards = deque(shard for shard in self._shards if shard in self._owned)
-        if not (self._shards or self._events_left):
+        if not self._is_under_way:
             wait_s = self._wait_for_pass()
             if wait_s > 0:
                 return wait_s
-            self._begin()
+            self._begin_pass()
         if self._replicas.lag_s > self._settings.lag_s_max:
             return LAG_LOOK_S
         asked_s = self._clock.monotonic_s()
@@ -82,34 +145,55 @@ class Purger(Service):
         else:
             self._purge_events()
         took_s = self._clock.monotonic_s() - asked_s
-        if not (self._shards or self._events_left):
-            self._tell()
+        if not self._is_under_way:
+            self._log_pass()
         return min(REST_S_MAX, took_s * (self._nodes / self._settings.share - 1))
+
+    @property
+    def _is_under_way(self) -> bool:
+        return bool(self._shards) or self._events_left
+
+    def _skip_pass(self, error: StoreUnavailable) -> float:
+        """Ends the pass, because the account has no right to delete; logs that once."""
+        if not self._said_denied:
+            self._said_denied = True
+            log.warning(
+                "database %d: nothing is purged here: %s: set retention.in_workers = false and run "
+                "`toc purge` with an account of the role purger, or grant this account that role's rights",
+                self._database.index,
+                error,
+            )
+        self._shards.clear()
+        self._events_left = False
+        return self._settings.pass_s
 
     def _wait_for_pass(self) -> float:
         if self._began_s is None:
             return 0.0
         return self._began_s + self._settings.pass_s - self._clock.monotonic_s()
 
-    def _begin(self) -> None:
-        self._now_ms = self._database.now_ms()
-        self._archived = self._purges.archived(self._database)
+    def _begin_pass(self) -> None:
+        self._now_ms = self._database.server_clock.clamp_ms(self._database.now_ms())
+        self._archived = self._purges.archive_status(self._database)
         self._began_s = self._clock.monotonic_s()
-        self._shards, self._after, self._deleted, self._held = deque(self._owned), 0, 0, 0
-        # Events are the database's, not a shard's: whoever has its first shard purges them.
+        self._shards, self._after = deque(self._owned), 0
+        self._deleted = self._deleted_events = self._held = 0
+        # Events belong to the database, not to a shard: the node with its first shard purges them.
         self._events_left = self._database.shards[0] in self._owned
 
     def _purge_page(self, shard: int) -> None:
         limit = self._settings.page
         made_before_ms = self._before_ms(self._settings.days_min)
-        page = self._purges.page(shard, self._after, made_before_ms, limit)
+        page = self._purges.read_page(shard, self._after, made_before_ms, limit)
         old = [
-            row for row in page if row.ended and row.changed_ms < self._before_ms(self._days(row))
+            row
+            for row in page
+            if row.has_ended and row.changed_ms < self._before_ms(self._days_to_keep(row))
         ]
-        gone = [row for row in old if self._may_go(row)]
+        gone = [row for row in old if self._may_delete(row)]
         self._held += len(old) - len(gone)
         if gone:
-            deleted = self._purges.delete(shard, gone)
+            deleted = self._purges.delete_unchanged(shard, gone)
             metrics.PURGED.labels("job").inc(deleted)
             self._deleted += deleted
         if len(page) < limit:
@@ -125,14 +209,19 @@ class Purger(Service):
         )
         metrics.PURGED.labels("event").inc(deleted)
         self._deleted += deleted
-        self._events_left, self._after = after is not None, after or 0
+        self._deleted_events += deleted
+        self._after = after or 0
+        # Counts are deleted one day at a time; while some are left, the events step is repeated.
+        self._events_left = after is not None or delete_oldest_day(
+            self._database, sql_time(self._before_ms(self._settings.count_days))[:10]
+        )
 
-    def _may_go(self, row: OldRow) -> bool:
+    def _may_delete(self, row: OldRow) -> bool:
         if self._archived is None:
             return not self._archives
         return self._archived.covers(row.job_id, row.changed_ms)
 
-    def _tell(self) -> None:
+    def _log_pass(self) -> None:
         if self._deleted:
             log.info("purged %d rows of database %d", self._deleted, self._database.index)
         if self._held:
@@ -143,14 +232,14 @@ class Purger(Service):
                 f"until {self._archived}" if self._archived is not None else "empty",
             )
 
-    def _days(self, row: OldRow) -> Days:
-        if row.dead:
+    def _days_to_keep(self, row: OldRow) -> Days:
+        if row.is_dead:
             return self._settings.dead_days
         try:
             return self._settings.types.get(self._type_name(row.type_no), self._settings.days)
-        except NotFound:  # a number that other hands have written
+        except NotFound:  # another program wrote the number
             return self._settings.days
 
     def _before_ms(self, days: Days) -> int:
-        """The moment so many days ago, in ms since 1970; for "none" one before all jobs."""
+        """The time so many days ago, in ms since 1970; for "none" 0, which is before all jobs."""
         return 0 if days == "none" else max(0, self._now_ms - round(days * DAY_MS))

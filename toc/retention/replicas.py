@@ -1,4 +1,4 @@
-"""How far the replicas of a database are behind: a purge must not be what they choke on."""
+"""Measures how far the replicas of a database are behind: a purge must not overload them."""
 
 from __future__ import annotations
 
@@ -7,37 +7,39 @@ import math
 from collections.abc import Sequence
 
 from toc.runtime.clock import Clock
-from toc.runtime.seldom import Seldom
-from toc.store.replicas import Replica, Silent
+from toc.runtime.log_throttle import LogThrottle
+from toc.store.replicas import Replica, ReplicaUnavailable
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # how old what they said may be
+LOOK_S = 1.0  # for so long a measured lag is used again
 
 
-class Replicas:
-    """The replicas of one database. Without any there is no lag."""
+class ReplicaLag:
+    """The lag of one database's replicas; 0 without replicas."""
 
     def __init__(self, replicas: Sequence[Replica], clock: Clock) -> None:
         self._replicas, self._clock = replicas, clock
         self._lag_s, self._until_s = 0.0, -math.inf
-        self._seldom = Seldom(log)
+        self._log_throttle = LogThrottle(log)
 
     @property
     def lag_s(self) -> float:
-        """Of the one that is furthest behind, in seconds; infinite when one stands still or does not say."""
+        """The largest lag in seconds; infinite when a replica has stopped or does not answer."""
         if self._replicas and self._clock.monotonic_s() >= self._until_s:
-            self._lag_s = max(map(self._of, self._replicas))
+            self._lag_s = max(map(self._lag_of, self._replicas))
             self._until_s = self._clock.monotonic_s() + LOOK_S
         return self._lag_s
 
-    def _of(self, replica: Replica) -> float:
+    def _lag_of(self, replica: Replica) -> float:
         try:
             lag_s = replica.lag_s()
-        except Silent as error:
-            self._seldom.warning(replica.name, "no purge: %s: %s", replica.name, error.orig)
+        except ReplicaUnavailable as error:
+            self._log_throttle.warning(replica.name, "no purge: %s: %s", replica.name, error.orig)
             return math.inf
         if lag_s is None:
-            self._seldom.warning(replica.name, "no purge: %s does not replicate", replica.name)
+            self._log_throttle.warning(
+                replica.name, "no purge: %s does not replicate", replica.name
+            )
             return math.inf
         return lag_s

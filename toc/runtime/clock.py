@@ -1,9 +1,8 @@
-"""Time, passed in. The only place that reads a clock.
+"""Clocks, passed in as objects. This is the only module that reads the system's clocks.
 
-Two kinds: `monotonic_s` for deadlines inside a process, and *servers'* time for truth (Redis' TIME,
-the database's UTC_TIMESTAMP). `wall_ms` is this machine's own opinion: good for ids and for logs,
-never for a decision. A clock for tests answers `frozen_ms`: then scripts and statements take that
-time instead of their server's.
+Deadlines inside a process use `monotonic_s`; decisions use the *servers'* time (Redis' TIME, the
+database's UTC_TIMESTAMP). `wall_ms`, this machine's clock, serves ids and logs, never decisions. A test
+clock returns `frozen_ms`: then scripts and statements use that time instead of their server's.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ import threading
 import time
 from typing import Protocol
 
-# Counts on while the machine is suspended, where the system has it: a worker that slept through its
-# lease must know that the lease is over (I3, I5). CLOCK_MONOTONIC stands still then.
+# Where the system has it, this clock runs on while the machine is suspended: a worker that was suspended
+# beyond its lease must know that the lease is over (I3, I5). CLOCK_MONOTONIC stands still meanwhile.
 _CLOCK_ID = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -22,7 +21,7 @@ class Clock(Protocol):
         """This machine's time, in milliseconds since 1970."""
 
     def monotonic_s(self) -> float:
-        """Seconds that never go back; only differences mean something."""
+        """Seconds of a clock that never goes back; only differences have a meaning."""
 
     def sleep_s(self, seconds: float) -> None:
         """Waits. For short pauses inside a call; services wait in their loop."""
@@ -47,11 +46,14 @@ class SystemClock:
         return None
 
 
-class ServerTime:
-    """A server's time, carried on from its last answer by the monotonic clock.
+CUT_MS = 2  # of a millisecond that a server has cut off, and one that `ServerTime.now_ms` cuts off
 
-    Each answer that brings a server's time comes here; between answers the estimate is late by at
-    most half a round trip and the drift of this machine's oscillator.
+
+class ServerTime:
+    """Estimates a server's time: its last answer plus the time passed by the monotonic clock.
+
+    Each answer with a server's time is recorded here. Between answers the estimate is behind by at most a
+    round trip and the drift of this machine's oscillator (or ahead by as much, see `record_answer`).
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -59,18 +61,34 @@ class ServerTime:
         self._lock = threading.Lock()
         self._server_ms = 0
         self._at_s = 0.0
+        self._wall_ms = 0
         self.known = False
 
-    def heard(self, server_ms: int) -> None:
-        """Takes in what a server just said."""
+    def record_answer(self, server_ms: int, asked_s: float | None = None) -> None:
+        """Records the time that a server just returned.
+
+        `asked_s`: the monotonic time before it was asked. With it the estimate is never behind the server's
+        time, because the server read its clock, cut to milliseconds, after `asked_s`.
+        """
         with self._lock:
             self._server_ms, self._at_s = server_ms, self._clock.monotonic_s()
+            self._wall_ms = self._clock.wall_ms()
+            if asked_s is not None:
+                self._server_ms, self._at_s = server_ms + CUT_MS, asked_s
             self.known = True
 
     @property
     def age_s(self) -> float:
         """Seconds since the last answer."""
         return self._clock.monotonic_s() - self._at_s
+
+    @property
+    def paused_s(self) -> float:
+        """Seconds that this machine's wall clock has gained on its monotonic clock since the last answer.
+
+        While a machine is paused as a whole, its monotonic clock may stand still.
+        """
+        return (self._clock.wall_ms() - self._wall_ms) / 1000 - self.age_s
 
     def now_ms(self) -> int:
         frozen = self._clock.frozen_ms()

@@ -44,6 +44,15 @@ RESCUED = Counter("toc_jobs_rescued_total", "Jobs claimed by the scanner, not by
 TAKEN_OVER = Counter("toc_jobs_taken_over_total", "Jobs taken over from a lost lease")
 STALE = Counter("toc_settles_refused_total", "Outcomes of stale workers that the token refused")
 UNHANDLED = Counter("toc_jobs_unhandled_total", "Popped jobs of a type without a handler here")
+FOREIGN_MEMBERS = Counter(
+    "toc_foreign_members_total",
+    "Members of queues in Redis that are no job_id: removed when they were popped",
+    ["topic"],
+)
+MISPLACED = Counter(
+    "toc_rows_misplaced_total",
+    "Due rows met in a table that their job_id does not belong to: not run",
+)
 ARMS_FAILED = Counter("toc_arms_failed_total", "Reminders that did not reach Redis at first")
 ARMS_DROPPED = Counter("toc_arms_dropped_total", "Failed reminders left to the loader and scanner")
 SERVICE_ERRORS = Counter("toc_service_errors_total", "Failed steps of a service", ["service"])
@@ -52,9 +61,26 @@ HANDLERS_STUCK = Gauge("toc_handlers_stuck", "Handlers running beyond their time
 JOBS_IN_FLIGHT = Gauge("toc_jobs_in_flight", "Claimed jobs not settled yet")
 CLOCK_SKEW = Gauge("toc_clock_skew_seconds", "Redis' time minus a database's, the worst of them")
 CLOCK_OFFSET = Gauge("toc_clock_offset_seconds", "A server's time minus this machine's", ["server"])
+CLOCK_STEP = Gauge(
+    "toc_clock_step_seconds",
+    "How far a database's clock has stepped and is not believed",
+    ["server"],
+)
+TYPE_CONFLICTS = Gauge(
+    "toc_type_conflicts", "Numbers that are two biz_types: none of their jobs is run or accepted"
+)
 SERVER_UP = Gauge("toc_server_up", "1 while the server answers, else 0", ["server"])
 MEMBERS = Gauge("toc_cluster_members", "Nodes that are in ZooKeeper, as last seen")
+MEMBERS_IGNORED = Gauge(
+    "toc_cluster_members_ignored",
+    "Nodes among the members in ZooKeeper that are none: without a session, misnamed, or too many",
+)
 LEADS = Gauge("toc_cluster_leads", "1 on the node that leads, else 0")
+SHARDS_OVERDUE = Gauge(
+    "toc_shards_overdue",
+    "Shards with jobs that are long overdue, whoever owns them, as this node last found",
+    ["server"],
+)
 SLOTS_OWNED = Gauge("toc_slots_owned", "Slots that this node pops and loads", ["topic"])
 SHARDS_OWNED = Gauge("toc_shards_owned", "Shards that this node scans")
 SLOT_ENTRIES = Gauge(

@@ -1,4 +1,4 @@
-"""What this process is called."""
+"""The name of this process, and the version of toc."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A service: start and stop around a bounded `run_once()`.
+"""A service: a thread that repeats a bounded `run_once()`, with start and stop.
 
-`run_once` does a bounded piece of work, never sleeps, and answers how long to wait before the next
-one. Only the loop here waits. An exception is logged, counted, and followed by a pause that doubles
-up to `PAUSE_S_MAX`: a service does not die of its server. While it goes on failing, it says so once
-a minute: in an outage each process has many services, and somebody has to read their log.
+`run_once` does a bounded piece of work, never sleeps, and returns how long to wait before the next call.
+Only the loop here waits. An exception is logged, counted, and followed by a pause that doubles up to
+`PAUSE_S_MAX`: a service survives failures of its server. While it keeps failing, it logs that once a
+minute, because in an outage many services of each process fail.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from toc.errors import TocError
 from toc.runtime import metrics
 from toc.runtime.clock import SystemClock
-from toc.runtime.seldom import Seldom
+from toc.runtime.log_throttle import LogThrottle
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Service:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()
-        self._seldom = Seldom(log)
+        self._log_throttle = LogThrottle(log)
 
     def run_once(self) -> float:
         """One bounded step. Returns the seconds to wait before the next one (0: at once)."""
@@ -89,7 +89,7 @@ class Service:
 
     def _log_failure(self, error: Exception) -> None:
         if isinstance(error, TocError):
-            self._seldom.warning(error.code, "%s fails, and tries on: %s", self.name, error)
+            self._log_throttle.warning(error.code, "%s fails, and tries on: %s", self.name, error)
         else:
             log.error("%s fails, and tries on: %s", self.name, error, exc_info=error)
 

@@ -8,19 +8,24 @@ setting toc uses the embedded servers that `toc dev` starts.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     SecretStr,
     ValidationError,
     field_validator,
@@ -34,11 +39,12 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
 
 from toc.domain.limits import check_biz_type
+from toc.domain.masking import SecretText, SecretUrl, is_secret_name, masked
 from toc.domain.routing import SHARDS_MAX, Routing, is_power_of_two
 from toc.errors import SettingsError
+from toc.runtime.urls import MYSQL, check_driver, check_redis_url, database_url
 
 DEV_DIR = Path(".toc")
 """Where `toc dev` keeps its databases and its Redis socket, in the working directory."""
@@ -53,8 +59,25 @@ _HOST = r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:]+\])(?::\d{1,5})?"
 _ZOOKEEPER_HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*(?:/[^\s,]+)?")
 
 
+Url = Annotated[str, AfterValidator(SecretUrl), PlainSerializer(str, when_used="json")]
+"""A URL that may hold a password: shown without it, in JSON too."""
+
+
+def _hide_secrets(properties: dict[str, str]) -> dict[str, str]:
+    return {
+        name: SecretText(value) if is_secret_name(name) else SecretUrl(value)
+        for name, value in properties.items()
+    }
+
+
+def _shown(properties: dict[str, str]) -> dict[str, str]:
+    return {name: str(value) for name, value in properties.items()}
+
+
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True
+    )
 
 
 class TopicSettings(_Part):
@@ -135,11 +158,26 @@ class WorkerSettings(_Part):
     lease_margin_s: float = Field(
         5, ge=1, le=600, description="a handler starts only with timeout + this left"
     )
+    tracebacks_per_minute: int = Field(
+        10,
+        ge=0,
+        le=100_000,
+        description="of each type, failures of handlers that are logged with traceback; others are one line",
+    )
     stuck_max: int = Field(
         16, ge=1, le=1000, description="handlers beyond their timeout before a restart is asked for"
     )
+    snooze_s_min: float = Field(
+        1.0,
+        ge=0.001,
+        le=3600,
+        description="a Snooze of a handler lasts at least this long: it does not count attempts",
+    )
     stop_s: float = Field(
-        30, ge=0, le=3600, description="how long a stop waits for running handlers"
+        30,
+        ge=0,
+        le=3600,
+        description="how long a stop waits for running handlers; then it cancels `async def` ones, uncounted",
     )
     shutdown_exit_code: int = Field(
         75, ge=1, le=255, description="exit code when too many handlers are stuck"
@@ -155,15 +193,68 @@ class WorkerSettings(_Part):
         return self
 
 
+_ANY_HOST = (
+    "tls is 'verify_ca', but tls_ca is not set: any public certificate for any host would be taken: "
+    "set tls_ca, or set tls to 'verify_identity'"
+)
+
+
+def _check_tls_ca(tls: str, tls_ca: str | None) -> None:
+    """Raises ValueError for a `tls_ca` that would verify nothing, and for `verify_ca` without one."""
+    if tls_ca is not None and not tls.startswith("verify"):
+        raise ValueError(
+            f"tls_ca is set, but with tls = '{tls}' no certificate is verified: "
+            "set tls to 'verify_identity', or to 'verify_ca' where hosts have other names"
+        )
+    if tls == "verify_ca" and tls_ca is None:
+        raise ValueError(_ANY_HOST)
+
+
 class ClusterSettings(_Part):
     """Sharing the work among nodes through ZooKeeper."""
 
     session_timeout_s: float = Field(
         10, ge=1, le=120, description="a node not heard of for this long has left"
     )
+    members_max: int = Field(
+        256, ge=1, le=4096, description="nodes that count; of more, those that joined first"
+    )
     auth: SecretStr | None = Field(
         None, description="'user:password' (digest): only who has it may write toc's nodes"
     )
+
+    auth_by: Literal["digest", "sasl"] = Field(
+        "digest",
+        description="how `auth` is shown: 'digest', which ZooKeeper takes from anyone; 'sasl' (DIGEST-MD5), "
+        "which it checks by its own JAAS file: needs toc[sasl]",
+    )
+    tls: Literal["off", "required", "verify_ca", "verify_identity"] = Field(
+        "off",
+        description="of connections to ZooKeeper, at its secureClientPort: 'required': without a look at its "
+        "certificate; 'verify_ca': that comes from `tls_ca`; 'verify_identity': and is made for the host",
+    )
+    tls_ca: str | None = Field(
+        None,
+        min_length=1,
+        description="file with the certificates (PEM) that servers' must come from; not set: the system's",
+    )
+    tls_cert: str | None = Field(
+        None, min_length=1, description="file with toc's own certificate, where servers ask for one"
+    )
+    tls_key: str | None = Field(
+        None, min_length=1, description="file with its key; not set: in the file of `tls_cert`"
+    )
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        _check_tls_ca(self.tls, self.tls_ca)
+        if self.tls_cert is not None and self.tls == "off":
+            raise ValueError("tls_cert is set, but tls is 'off': set tls to 'verify_identity'")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ValueError("tls_key is set without tls_cert")
+        if self.auth_by == "sasl" and self.auth is None:
+            raise ValueError("auth_by is 'sasl', but auth is not set: set it to 'user:password'")
+        return self
 
     @field_validator("auth")
     @classmethod
@@ -171,6 +262,40 @@ class ClusterSettings(_Part):
         if value is not None and not re.fullmatch(r"[^:]+:.+", value.get_secret_value()):
             raise ValueError("must be 'user:password'")
         return value
+
+
+class MysqlSettings(_Part):
+    """TLS of all connections to MySQL and MariaDB."""
+
+    tls: Literal["off", "preferred", "required", "verify_ca", "verify_identity"] = Field(
+        "preferred",
+        description="'off'; 'preferred': where the server offers it; 'required': no connection without; "
+        "'verify_ca': and the certificate comes from `tls_ca`; 'verify_identity': and it is made for the "
+        "URL's host",
+    )
+    tls_ca: str | None = Field(
+        None,
+        min_length=1,
+        description="file with the certificates (PEM) that servers' must come from; not set: the system's",
+    )
+    tls_cert: str | None = Field(
+        None, min_length=1, description="file with toc's own certificate, where servers ask for one"
+    )
+    tls_key: str | None = Field(
+        None, min_length=1, description="file with its key; not set: in the file of `tls_cert`"
+    )
+
+    @model_validator(mode="after")
+    def _relations(self) -> Self:
+        _check_tls_ca(self.tls, self.tls_ca)
+        if self.tls_cert is not None and self.tls in ("off", "preferred"):
+            raise ValueError(
+                f"tls_cert is set, but with tls = '{self.tls}' there may be no TLS: set tls to "
+                "'required' or more"
+            )
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ValueError("tls_key is set without tls_cert")
+        return self
 
 
 class HttpSettings(_Part):
@@ -206,12 +331,19 @@ class RetentionSettings(_Part):
     )
     dead_days: Days = Field(90, description="dead jobs and their letters")
     event_days: Days = Field(90, description="events (the audit trail)")
+    count_days: Days = Field(
+        1100, description="how many jobs were deleted, by day, type and status (`toc_purge`)"
+    )
+    in_workers: bool = Field(
+        True,
+        description="workers delete; false: only `toc purge` does, by cron and with an account of its own",
+    )
     pass_s: float = Field(3600, ge=1, le=86_400, description="from one pass to the next")
     page: int = Field(500, ge=1, le=5000, description="rows per transaction")
     share: float = Field(
         0.1, gt=0, le=1, description="part of the time that it may keep a database busy"
     )
-    replicas: dict[int, tuple[str, ...]] = Field(
+    replicas: dict[int, tuple[Url, ...]] = Field(
         default_factory=dict,
         description="URLs of the replicas of each database, by its index: none may lag because of it",
     )
@@ -226,17 +358,11 @@ class RetentionSettings(_Part):
 
     @field_validator("replicas")
     @classmethod
-    def _replicas(cls, value: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
+    def _replicas(cls, value: dict[int, tuple[Url, ...]]) -> dict[int, tuple[Url, ...]]:
         for index, urls in value.items():
             for text in urls:
-                try:
-                    url = make_url(text)
-                except (
-                    ArgumentError,
-                    ValueError,
-                ):  # their texts repeat parts, as may be a password
-                    raise ValueError(f"a URL of database {index} is not a SQLAlchemy URL") from None
-                if url.get_backend_name() not in {"mysql", "mariadb"}:
+                url = database_url(text, f"a URL of database {index}", needs_database=False)
+                if url.get_backend_name() not in MYSQL:
                     raise ValueError(f"a URL of database {index} must be mysql or mariadb")
         return value
 
@@ -251,7 +377,7 @@ OVERDUE_S = 120.0
 
 
 class ReconcileSettings(_Part):
-    """Comparing the databases with Redis, and the other work of the night (docs/reconcile.md)."""
+    """Comparing the databases with Redis, and the other work of the night (docs/how-to/reconcile.md)."""
 
     watch_s: Annotated[float, Field(ge=1, le=86_400)] | Literal["none"] = Field(
         600,
@@ -288,13 +414,15 @@ class ReconcileSettings(_Part):
         "reports", min_length=1, description="the reports: a folder for each run"
     )
     reports_max: int = Field(60, ge=2, le=10_000, description="reports kept, newest first")
-    archive: str = Field(
+    archive: Url = Field(
         "none",
         min_length=1,
         description="where ended jobs go as Parquet before they are purged: a directory, or a URL that "
         "Spark knows; 'none': nowhere",
     )
-    spark: dict[str, str] = Field(
+    spark: Annotated[
+        dict[str, str], AfterValidator(_hide_secrets), PlainSerializer(_shown, when_used="json")
+    ] = Field(
         default_factory=dict, description="properties for Spark, as 'spark.driver.memory' = '2g'"
     )
 
@@ -307,6 +435,12 @@ class LimitSettings(_Part):
         100_000, ge=1, le=1_000_000, description="jobs per call of schedule_many"
     )
     find: int = Field(1000, ge=1, le=100_000, description="rows that find() gives at most")
+    biz_types: int = Field(
+        1000,
+        ge=1,
+        le=100_000,
+        description="types in a database: beyond it clients are refused new ones; workers' handlers are not",
+    )
 
 
 class Settings(BaseSettings):
@@ -318,20 +452,22 @@ class Settings(BaseSettings):
         extra="forbid",
         frozen=True,
         validate_default=True,
+        hide_input_in_errors=True,
     )
 
-    databases: Annotated[tuple[str, ...], NoDecode] = Field(
+    databases: Annotated[tuple[Url, ...], NoDecode] = Field(
         (f"sqlite:///{DEV_DIR}/toc_0.db",),
         description="SQLAlchemy URLs; their order is part of the routing",
     )
-    moving: dict[int, str] = Field(
+    moving: dict[int, Url] = Field(
         default_factory=dict,
-        description="where databases move to: URLs by index, TOC_MOVING__0 for the first (docs/moving.md)",
+        description="where databases move to: URLs by index, TOC_MOVING__0 for the first "
+        "(docs/how-to/move-database.md)",
     )
     shards: int = Field(
         64, description="job tables in all databases together, a power of two up to 1024"
     )
-    redis_url: str = Field(
+    redis_url: Url = Field(
         f"unix://{DEV_DIR}/redis.sock",
         description="redis://, unix://, redis+cluster://host:port,… or redis+sentinel://host:port,…/name "
         "(rediss for TLS); 'none' runs the scanner alone",
@@ -357,6 +493,7 @@ class Settings(BaseSettings):
     scanner: ScannerSettings = ScannerSettings()
     worker: WorkerSettings = WorkerSettings()
     cluster: ClusterSettings = ClusterSettings()
+    mysql: MysqlSettings = MysqlSettings()
     http: HttpSettings = HttpSettings()
     retention: RetentionSettings = RetentionSettings()
     reconcile: ReconcileSettings = ReconcileSettings()
@@ -366,7 +503,7 @@ class Settings(BaseSettings):
     @classmethod
     def _known_variables(cls, values: Any) -> Any:
         # The source of pydantic passes over what it does not know.
-        faults = unknown_variables(os.environ)
+        faults = unknown_variables(os.environ) + empty_variables(os.environ)
         if faults:
             raise ValueError("\n".join(faults))
         return values
@@ -374,42 +511,42 @@ class Settings(BaseSettings):
     @field_validator("databases", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        if isinstance(value, str):
+        if not isinstance(value, str):
+            return value
+        if not value.lstrip().startswith("["):
             return tuple(part for part in value.replace(",", " ").split() if part)
-        return value
+        try:
+            found = json.loads(value)
+        except json.JSONDecodeError as error:  # its text has nothing of the value in it
+            raise ValueError(
+                f"begins with [ and is not a JSON list: {error}; write URLs with commas between them, "
+                'or ["URL", "URL"]'
+            ) from None
+        if not isinstance(found, list) or not all(isinstance(url, str) for url in found):
+            raise ValueError('must be a JSON list of texts: ["URL", "URL"]')
+        return tuple(found)
 
     @field_validator("databases")
     @classmethod
     def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
             raise ValueError("needs at least one database URL")
-        for index, text in enumerate(value):
-            try:
-                url = make_url(text)
-            except (ArgumentError, ValueError):  # their texts repeat parts, which may be a password
-                raise ValueError(f"URL number {index} is not a SQLAlchemy URL") from None
-            if url.get_backend_name() not in {"mysql", "mariadb", "sqlite"}:
-                raise ValueError(f"URL number {index} must be mysql, mariadb or sqlite")
-            if not url.database:
-                raise ValueError(f"URL number {index} must name a database")
-        kinds = {make_url(text).get_backend_name() for text in value}
+        urls = [database_url(text, f"URL number {index}") for index, text in enumerate(value)]
+        kinds = {url.get_backend_name() for url in urls}
         if "sqlite" in kinds and len(kinds) > 1:
             raise ValueError("SQLite cannot be mixed with other kinds")
-        if len({make_url(text).get_driver_name() for text in value}) > 1:
+        if len({url.get_driver_name() for url in urls}) > 1:
             raise ValueError("all databases need the same driver")
         if len(set(value)) != len(value):
             raise ValueError("a database is named twice")
+        check_driver(urls[0], "URL number 0")
         return value
 
     @field_validator("moving")
     @classmethod
     def _moving(cls, value: dict[int, str]) -> dict[int, str]:
         for index, text in value.items():
-            try:
-                url = make_url(text)
-            except (ArgumentError, ValueError):  # as above
-                raise ValueError(f"the URL of database {index} is not a SQLAlchemy URL") from None
-            if url.get_backend_name() != "mysql":
+            if database_url(text, f"the URL of database {index}").get_backend_name() != "mysql":
                 raise ValueError(
                     f"the URL of database {index} must be mysql: no other can be moved"
                 )
@@ -420,6 +557,7 @@ class Settings(BaseSettings):
     def _redis(cls, value: str) -> str:
         if value != "none" and not value.startswith(REDIS_SCHEMES):
             raise ValueError(f"must be 'none' or begin with one of: {' '.join(REDIS_SCHEMES)}")
+        check_redis_url(value)
         return value
 
     @field_validator("zookeeper_hosts")
@@ -544,7 +682,17 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config_file())
+        return init_settings, env_settings, _Toml(settings_cls, config_file())
+
+
+class _Toml(TomlConfigSettingsSource):
+    """The file; it may begin with a byte order mark, as some editors write it."""
+
+    def _read_file(self, file_path: Path | Traversable) -> dict[str, Any]:
+        try:
+            return tomllib.loads(file_path.read_bytes().decode("utf-8-sig"))
+        except UnicodeDecodeError:
+            raise ValueError("is not UTF-8 text: save it as UTF-8") from None
 
 
 def config_file() -> Path:
@@ -581,7 +729,7 @@ def setting_paths(model: type[BaseModel] = Settings) -> Iterator[tuple[str, ...]
         part = field.annotation
         if part == dict[str, TopicSettings]:
             yield from ((name, "*", *rest) for rest in setting_paths(TopicSettings))
-        elif part == dict[int, str]:
+        elif part == dict[int, Url]:
             yield (name, "*")
         elif isinstance(part, type) and issubclass(part, BaseModel):
             yield from ((name, *rest) for rest in setting_paths(part))
@@ -593,6 +741,18 @@ def setting_paths(model: type[BaseModel] = Settings) -> Iterator[tuple[str, ...]
 _NOT_OURS = ("TOC_TEST_", "TOC_SERVICE_", "TOC_PORT")
 MOVE_OLD_URL, MOVE_NEW_URL = "TOC_MOVE_OLD_URL", "TOC_MOVE_NEW_URL"
 """Of `toc move`: accounts that may do it. No setting, so that nothing else ever gets to know them."""
+
+
+def empty_variables(environ: Mapping[str, str]) -> list[str]:
+    """A line for each variable of a setting that is there and empty: "unset" it would mean the default."""
+    return [
+        f"{variable}: is empty: give it a value, or unset it"
+        for variable in sorted(environ)
+        if variable.startswith("TOC_")
+        and variable != "TOC_CONFIG"
+        and not variable.startswith(_NOT_OURS)
+        and not environ[variable].strip()
+    ]
 
 
 def unknown_variables(environ: Iterable[str]) -> list[str]:
@@ -624,6 +784,13 @@ def _leads_to(given: list[str], path: tuple[str, ...]) -> bool:
     )
 
 
+_SECRETS = {
+    "databases", "moving", "redis_url", ("retention", "replicas"), ("cluster", "auth"),
+    ("reconcile", "spark"), ("reconcile", "archive"),
+}  # fmt: skip
+"""Settings whose values no error shows."""
+
+
 def _fault(fault: Any) -> str:
     """One fault of pydantic as a line. Never the value of a URL or of an unknown name: it may be secret."""
     path = tuple(str(part) for part in fault["loc"])
@@ -633,11 +800,17 @@ def _fault(fault: Any) -> str:
         return f"{name}: unknown setting" + (f"; did you mean {near[0]}?" if near else "")
     if not name:
         return str(text)
-    given = (
-        ""
-        if path[0] in ("databases", "moving", "redis_url")
-        or path[:2] == ("retention", "replicas")
-        or path[-1] == "auth"
-        else f", got {fault['input']!r}"
-    )
+    given = f", got {masked(repr(fault['input']))}" if _may_show(path, fault["input"]) else ""
     return f"{name}: {text}{given}"
+
+
+def _may_show(path: tuple[str, ...], value: object) -> bool:
+    """Whether an error may show the value: of one setting that is no secret, never of a group or a list."""
+    if isinstance(value, str) and path[0] == "zookeeper_hosts" and "@" in value:
+        return False  # a user and a password, as other URLs have them
+    is_secret = path[0] in _SECRETS or path[:2] in _SECRETS or is_secret_name(path[-1])
+    is_setting = any(
+        len(known) <= len(path) and _leads_to([*path[: len(known)]], known)
+        for known in setting_paths()
+    )
+    return is_setting and not is_secret and isinstance(value, (str, int, float))

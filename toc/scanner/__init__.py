@@ -1,7 +1,7 @@
-"""The scanner: runs overdue rows straight from the shards.
+"""The scanner: finds overdue rows in the shards, without Redis.
 
-The safety net under the timer, always on, beside it: it takes rows that are overdue by more than
-`grace_s` and offers them to the same sink, through the same claim and settle. It never arms and has
-no mode to switch; where the timer is not available its period and grace shorten by themselves. With
-`redis_url = "none"` it is the whole engine, with no grace. Time: the database's clock.
+It is the safety net for the timer and always runs: it reads rows that are overdue by more than `grace_s`
+and offers them to the same sink, with the same claim and settle. It never arms reminders and has no modes;
+while the timer is unavailable, its period and grace are shorter. With `redis_url = "none"` only the scanner
+finds due jobs, with no grace. Time is the database's clock.
 """

@@ -1,7 +1,7 @@
-"""The scanner's service: looks at many shards at once, then goes through those that have work.
+"""The scanner's service: checks many shards at once, then scans those that have overdue rows.
 
-Of most shards there is nothing overdue; one statement tells for a block of them. Those in which there
-is something it scans a page at a time, only what there is room for.
+Most shards have no overdue rows; one statement checks a block of shards. A shard with overdue rows is
+scanned page by page, as far as the sink has room.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.runtime.sink import Batch, Sink
-from toc.store.pages import AT_ONCE, REST, Pages
+from toc.store.due_pages import PAUSE_FACTOR, SHARDS_PER_QUERY_MAX, DuePages
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +27,16 @@ URGENT_S = 1.0  # period and grace while the timer is not available
 
 
 class Scanner(Service):
-    """Scans shards of one database; none until `own` says which.
+    """Scans the shards of one database that `set_shards` names; none before the first call.
 
-    `types()`: type numbers with a handler here, None for all. `timer_available()`: False makes it scan
-    every second with a grace of one.
+    `types()`: type numbers with a handler here, None for all. `timer_available()`: while False, it scans
+    every second, with a grace of one second.
     """
 
     def __init__(
         self,
         name: str,
-        pages: Pages,
+        pages: DuePages,
         sink: Sink,
         types: Callable[[], Collection[int] | None],
         timer_available: Callable[[], bool],
@@ -51,63 +51,64 @@ class Scanner(Service):
         self._pages, self._sink, self._types = pages, sink, types
         self._owned: Sequence[int] = ()
         self._deputised: frozenset[int] = frozenset()
-        self._told: deque[tuple[Sequence[int], frozenset[int], float]] = deque(maxlen=1)
+        self._new_shards: deque[tuple[Sequence[int], frozenset[int], float]] = deque(maxlen=1)
         self._stretch = 1.0
         self._timer_available, self._routing, self._clock = timer_available, routing, clock
         self._grace_ms, self._tick_s, self._page_rows = grace_ms, tick_s, page_rows
-        # Where the present round goes on: the next shard to look at; those of the last look that have
-        # work, each with its grace; and the last row that was seen of the first of them.
+        # The state of the current round: the index of the next shard to check; the shards of the last check
+        # that have overdue rows, with their grace in ms; and the last row read of the first of these.
         self._next = 0
         self._found: deque[tuple[int, int]] = deque()
         self._after = BEGINNING
         self._waits_for_room = False
-        # Shards that could not be scanned: a look leaves them out, and they rest until then.
+        # Shards that could not be scanned: they are not checked, and are scanned again after this time.
         self._broken: dict[int, float] = {}
-        self._claimed = 0  # since the last look
-        # When that was done with, by the monotonic clock, and which share of the tick is to pass then.
-        self._done_s, self._share = float("-inf"), 0.0
+        self._claimed = 0  # jobs, since the last check
+        # When the last check was finished, by the monotonic clock; which share of the tick to wait then.
+        self._look_ended_s, self._tick_share = float("-inf"), 0.0
 
-    def own(
+    def set_shards(
         self, shards: Sequence[int], deputised: Sequence[int] = (), stretch: float = 1.0
     ) -> None:
-        """From the next step on it scans these, a round in `stretch` ticks. Any thread.
+        """Replaces the shards to scan, from the next step on. Any thread.
 
-        Of the `deputised` ones it takes only what their owner has left undone in its own time.
+        A round takes `stretch` ticks. In `deputised` shards it takes only jobs that their owner has not
+        taken in time.
         """
         deputy = frozenset(deputised) - set(shards)
-        self._told.append((sorted({*shards, *deputy}), deputy, stretch))
+        self._new_shards.append((sorted({*shards, *deputy}), deputy, stretch))
         self.wake()
 
-    def room_again(self) -> None:
-        """Goes on at once if it stopped for want of room; does not shorten the wait for the next round."""
+    def wake_for_room(self) -> None:
+        """Wakes it at once if it waits for room; does not shorten the wait for the next round."""
         if self._waits_for_room:
             self.wake()
 
     def run_once(self) -> float:
-        """One page of one shard, or a look at the next ones. Returns the seconds until the next step.
+        """Scans one page of a shard, or checks the next block. Returns the seconds until the next step.
 
-        A round goes through all shards in one tick, evenly: read in one go, they would hold up the
-        firing threads for tens of milliseconds.
+        A round through all shards is spread evenly over one tick: at once, it would delay the handlers'
+        threads by tens of milliseconds.
         """
-        self._take_in()
+        self._take_new_shards()
         urgent = not self._timer_available()
         tick_s = (min(self._tick_s, URGENT_S) if urgent else self._tick_s) * self._stretch
         if self._found:
-            return self._scan_first()
-        wait_s = self._done_s + tick_s * self._share - self._clock.monotonic_s()
+            return self._scan_first_found()
+        wait_s = self._look_ended_s + tick_s * self._tick_share - self._clock.monotonic_s()
         if wait_s > 0:
-            return min(wait_s, URGENT_S)  # looks up now and then: the timer may have gone away
+            return min(wait_s, URGENT_S)  # a short wait, since the timer may become unavailable
         grace_ms = min(self._grace_ms, round(URGENT_S * 1000)) if urgent else self._grace_ms
-        self._look(grace_ms, 2 * grace_ms + round(tick_s * 1000))
+        self._find_overdue_shards(grace_ms, 2 * grace_ms + round(tick_s * 1000))
         return 0
 
-    def _take_in(self) -> None:
-        if not self._told:
+    def _take_new_shards(self) -> None:
+        if not self._new_shards:
             return
-        # Goes on where it was: begun anew at each change, the last shards might never be scanned.
+        # The round continues: if each change restarted it, the last shards might never be scanned.
         at = self._owned[self._next] if self._next < len(self._owned) else -1
         first = self._found[0] if self._found else None
-        self._owned, self._deputised, self._stretch = self._told.popleft()
+        self._owned, self._deputised, self._stretch = self._new_shards.popleft()
         self._next = bisect_left(self._owned, at)
         still = set(self._owned)
         self._broken = {s: until_s for s, until_s in self._broken.items() if s in still}
@@ -115,76 +116,76 @@ class Scanner(Service):
         if first not in self._found:
             self._after = BEGINNING
 
-    def _look(self, grace_ms: int, deputy_grace_ms: int) -> None:
-        """Which of the next shards have work."""
+    def _find_overdue_shards(self, grace_ms: int, deputy_grace_ms: int) -> None:
+        """Checks the next block of shards and adds those that have overdue rows to `_found`."""
         if self._next >= len(self._owned):
             self._next = 0
-        block = self._owned[self._next : self._next + AT_ONCE]
+        block = self._owned[self._next : self._next + SHARDS_PER_QUERY_MAX]
         self._next += len(block)
         grace = {s: deputy_grace_ms if s in self._deputised else grace_ms for s in block}
         asked = {shard: ms for shard, ms in grace.items() if shard not in self._broken}
         now_s = self._clock.monotonic_s()
         found = {shard for shard in grace if self._broken.get(shard, now_s + 1) <= now_s}
         try:
-            found |= self._pages.any_overdue(asked)
+            found |= self._pages.shards_with_overdue(asked)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the database's, or one table's
-            self._seldom.warning("look", "scanner: shards %s: %s", [*asked], error)
-            # One by one they will show which it is.
-            found = found.union(asked) if self._pages.answers(block[0]) else set()
+            self._log_throttle.warning("look", "scanner: shards %s: %s", [*asked], error)
+            # Each shard is scanned by itself, which shows which one is broken.
+            found = found.union(asked) if self._pages.database_answers(block[0]) else set()
         self._found.extend((shard, grace[shard]) for shard in block if shard in found)
-        self._rest(len(block) / len(self._owned) if block else 1.0)
+        self._end_look(len(block) / len(self._owned) if block else 1.0)
 
-    def _rest(self, share: float) -> None:
-        self._done_s, self._share = self._clock.monotonic_s(), share
+    def _end_look(self, share: float) -> None:
+        self._look_ended_s, self._tick_share = self._clock.monotonic_s(), share
 
-    def _scan_first(self) -> float:
-        """One page of the first shard that has work."""
+    def _scan_first_found(self) -> float:
+        """Scans one page of the first shard in `_found`."""
         shard, grace_ms = self._found[0]
-        room = self._sink.take_room(self._routing.database(shard), self._page_rows)
+        room = self._sink.reserve_room(self._routing.database(shard), self._page_rows)
         self._waits_for_room = not room
         if not room:
             return NO_ROOM_S
-        if not self._scan_safely(shard, grace_ms, room):
+        if not self._scan_or_log(shard, grace_ms, room):
             self._after = BEGINNING
             self._found.popleft()
-            if not self._found:  # where there was work, there may be more next door: no pause
-                self._rest(0.0 if self._claimed else self._share)
+            if not self._found:  # if jobs were claimed, the next block may have some too: no pause
+                self._end_look(0.0 if self._claimed else self._tick_share)
                 self._claimed = 0
         return 0
 
-    def _scan_safely(self, shard: int, grace_ms: int, room: int) -> bool:
-        """One broken shard must not stop the net under all others."""
+    def _scan_or_log(self, shard: int, grace_ms: int, room: int) -> bool:
+        """As `_scan_page`, but logs errors: one broken shard must not stop the scan of the others."""
         began_s = self._clock.monotonic_s()
         try:
-            more = self._scan(shard, grace_ms, room)
+            more = self._scan_page(shard, grace_ms, room)
         except (StoreUnavailable, SchemaMismatch) as error:
-            self._seldom.warning("scan", "scanner: shard %d: %s", shard, error)
+            self._log_throttle.warning("scan", "scanner: shard %d: %s", shard, error)
         except Exception:
             log.exception("scanner: shard %d is left out of this round", shard)
             metrics.SERVICE_ERRORS.labels(self.name).inc()
         else:
             self._broken.pop(shard, None)
             return more
-        # One that takes long to fail, as a table that is locked does, must not take all the time.
+        # A shard that fails slowly (e.g. its table is locked) must not take all of the scanner's time.
         now_s = self._clock.monotonic_s()
-        rest = REST if self._pages.answers(shard) else 0
+        rest = PAUSE_FACTOR if self._pages.database_answers(shard) else 0
         self._broken[shard] = now_s + rest * (now_s - began_s)
         return False
 
-    def _scan(self, shard: int, grace_ms: int, room: int) -> bool:
-        """One page of one shard, of as many rows as room was taken for; True: there may be more."""
+    def _scan_page(self, shard: int, grace_ms: int, room: int) -> bool:
+        """Offers one page of a shard: up to `room` rows, the reserved room. True: there may be more rows."""
         found_s, rows = self._clock.monotonic_s(), room
         database = self._routing.database(shard)
         try:
-            page = self._pages.overdue(shard, self._after, grace_ms, self._types(), rows)
-            # What was reserved in vain is free while the claim goes on.
-            self._sink.give_room(database, room - len(page))
+            page = self._pages.overdue_rows(shard, self._after, grace_ms, self._types(), rows)
+            # Surplus room is released before the claim.
+            self._sink.release_room(database, room - len(page))
             room = len(page)
             if not page:
                 return False
             batch = Batch("", {shard: [row.job_id for row in page]}, None, found_s, popped=False)
             self._claimed += self._sink.offer(database, batch)
         finally:
-            self._sink.give_room(database, room)
+            self._sink.release_room(database, room)
         self._after = (page[-1].due_ms, page[-1].job_id)
         return len(page) == rows

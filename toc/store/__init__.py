@@ -4,9 +4,10 @@ Authority: the row. When `Jobs.insert` has returned, the job is as durable as th
 (I1); every other verb is a statement that is guarded by the row's status (I3), its token (I5) and
 the database's clock. Nothing else in toc decides who may run a job.
 
-    databases   connections, transactions, repeats          columns, schema, duplicates   what differs
-    catalogue   type numbers, fingerprint, identity
-    jobs        clients' verbs: insert, get, find, cancel, reschedule, redrive, dead
+    databases   connections, transactions, retries
+    columns, schema, duplicates   where MySQL, MariaDB and SQLite differ
+    catalogue   type numbers, routing fingerprint, identity of a database
+    jobs        clients' verbs: insert, get, find, cancel, reschedule, redrive, dead letters
     claims      workers' verbs: claim, take over, settle
-    pages       what is due, for the loader and the scanner
+    due_pages   pages of due rows, for the loader and the scanner
 """

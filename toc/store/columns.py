@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -18,6 +19,8 @@ from toc.domain.times import EPOCH, datetime_of
 _TWO_63, _TWO_64 = 2**63, 2**64
 _EPOCH = EPOCH.replace(tzinfo=None)
 _MS = timedelta(milliseconds=1)
+_NOW = "UTC_TIMESTAMP(3)"
+_ZERO_DATE = re.compile(r"0000-|\d{4}-00-|\d{4}-\d\d-00")
 
 
 def sql_time(ms: int) -> str:
@@ -33,8 +36,14 @@ def _second(seconds: int) -> str:
 
 @lru_cache(maxsize=4096)  # jobs that are claimed together have the same times, but for one
 def ms_of_sql_time(value: datetime | str) -> int:
-    """The inverse of `sql_time`, for what drivers give back (naive datetimes or text)."""
+    """The inverse of `sql_time`, for what drivers give back (naive datetimes or text).
+
+    MySQL's zero dates, which a session without a strict `sql_mode` can write, are 0: they sort first there
+    too, and one such row must not stop what reads a page of rows.
+    """
     if isinstance(value, str):
+        if _ZERO_DATE.match(value):
+            return 0
         value = datetime.fromisoformat(value)
     return (value - _EPOCH) // _MS
 
@@ -57,6 +66,24 @@ class Millis(TypeDecorator[int]):
         if value is None or isinstance(value, int):  # an int: the driver has converted it already
             return value
         return ms_of_sql_time(value)
+
+
+class Day(TypeDecorator[str]):
+    """DATE that Python sees as text, "2026-10-03"."""
+
+    impl = String(10)
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name == "sqlite":
+            return dialect.type_descriptor(String(10))
+        return dialect.type_descriptor(mysql.DATE())
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return value
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
+        return None if value is None else str(value)
 
 
 class millis_of(FunctionElement[int]):  # noqa: N801 - reads as the SQL function that it is
@@ -150,7 +177,7 @@ class db_now(FunctionElement[int]):  # noqa: N801 - reads as the SQL function th
 
 @compiles(db_now)
 def _now_mysql(element: db_now, compiler: SQLCompiler, **kw: Any) -> str:
-    return "UTC_TIMESTAMP(3)"
+    return _NOW
 
 
 @compiles(db_now, "sqlite")
@@ -159,7 +186,10 @@ def _now_sqlite(element: db_now, compiler: SQLCompiler, **kw: Any) -> str:
 
 
 class db_now_plus(FunctionElement[int]):  # noqa: N801
-    """The database's clock plus so many milliseconds (an expression)."""
+    """The database's clock plus so many milliseconds (an expression).
+
+    With a second expression, a time: counted from there where the clock is behind it.
+    """
 
     type = Millis()
     inherit_cache = True
@@ -167,8 +197,9 @@ class db_now_plus(FunctionElement[int]):  # noqa: N801
 
 @compiles(db_now_plus)
 def _plus_mysql(element: db_now_plus, compiler: SQLCompiler, **kw: Any) -> str:
-    ms = compiler.process(element.clauses, **kw)
-    return f"TIMESTAMPADD(MICROSECOND, 1000 * ({ms}), UTC_TIMESTAMP(3))"
+    ms, *least = (compiler.process(clause, **kw) for clause in element.clauses)
+    now = f"GREATEST(UTC_TIMESTAMP(3), CAST({least[0]} AS DATETIME(3)))" if least else _NOW
+    return f"TIMESTAMPADD(MICROSECOND, 1000 * ({ms}), {now})"
 
 
 @compiles(db_now_plus, "sqlite")

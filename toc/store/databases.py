@@ -3,12 +3,12 @@
 Every connection of toc runs READ COMMITTED: under REPEATABLE READ a locking read of ids that are
 gone locks the gap at the end of the table, and all inserts of the shard would wait for it.
 
-Every transaction is `Database.run(work)`: it begins, calls `work(connection)` and commits;
-`Database.read(work)` is for statements that stand for themselves; `Database.packet(together)` is the fast
-way for either, and what does not go that way goes the other. Deadlocks and lock waits repeat
-them a few times; so does a connection that was lost, because each of toc's verbs can be repeated (its
-guard or its ids make the second time harmless). A caller's own transaction never comes here: a
-deadlock has rolled it back as a whole, and only he can repeat it.
+Every transaction is `Database.run_transaction(work)`: it begins, calls `work(connection)` and commits.
+`Database.read(work)` is for statements that need no common transaction. `Database.run_pipelined(send)` is the
+fast path for both; callers fall back to the other two when it returns None. Deadlocks, lock wait timeouts and
+lost connections are retried a few times: each of toc's verbs can be repeated, because its guard or its ids
+make the second run harmless. A caller's own transaction is not run here: a deadlock rolls it back as a whole,
+and only the caller can repeat it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     CursorResult,
+    Dialect,
     Engine,
     Executable,
     MetaData,
@@ -42,28 +43,32 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from toc.domain.routing import Routing, hash_of
 from toc.errors import StoreUnavailable, TocError
 from toc.runtime.clock import Clock
-from toc.runtime.settings import Settings
+from toc.runtime.files import on_sqlite_connect
+from toc.runtime.server_clock import ServerClock
+from toc.runtime.settings import MysqlSettings, Settings
 from toc.store import schema
+from toc.store.background_queries import BackgroundQueries
 from toc.store.columns import ms_of_sql_time, sql_time
-from toc.store.idle import end_idle_sessions
-from toc.store.moving import Home
-from toc.store.packets import LOST_ERRORS, Line, NotTogetherError
-from toc.store.prepared import Ids, text_of_ids
+from toc.store.database_home import DatabaseHome
+from toc.store.driver_errors import translate_error
+from toc.store.pipeline import LOST_ERRORS, PipelinedConnection, PipelineUnsupportedError
+from toc.store.prepared import IdList, text_of_ids
+from toc.store.session_timeout import end_idle_sessions
+from toc.store.sessions import session_arguments
+from toc.store.sqlite_writers import refuse_self_deadlock
 
 C = TypeVar("C")
 T = TypeVar("T")
 
 TRIES_MAX = 5
 _LOCK_ERRORS = {1205, 1213}  # lock wait timeout, deadlock
-LOCK_WAIT_S = 5  # for a row, and for a table that somebody changes
-
 
 CHECK_AGAIN_S_MAX = (
-    3.0  # a check that failed is not made again for as long as it took, at most this
+    3.0  # after a failed check the next one waits for as long as the failed one took, at most this
 )
 
 SHARD = "toc_shard"
-"""The execution option that says which shard a statement on `schema.JOB` means."""
+"""The execution option that names the shard of a statement on `schema.JOB`."""
 
 
 def execute_on(
@@ -72,7 +77,7 @@ def execute_on(
     statement: Executable,
     values: Mapping[str, Any] | None = None,
 ) -> CursorResult[Any]:
-    """Runs a statement that is written on `schema.JOB` on one shard."""
+    """Runs a statement on `schema.JOB` on the table of one shard."""
     return connection.execute(statement, values, execution_options={SHARD: shard})
 
 
@@ -88,206 +93,252 @@ class Database:
         rng: random.Random,
         *,
         moving: str | None,
+        mysql: MysqlSettings,
         pool_size: int,
         connect_timeout_s: int,
         read_timeout_s: int,
         idle_transaction_s: int,
     ) -> None:
-        self.index = index
-        self.shards = shards
+        self.index, self.shards = index, shards
         self.idle_transaction_s = idle_transaction_s
         self._clock, self._rng = clock, rng
+        self.server_clock = ServerClock(clock)
+        """This process' bounds of the database's clock."""
         self._check: Callable[[Database], None] | None = None
         self._check_lock = threading.Lock()
-        self._checker: int | None = None  # the thread that checks
-        self._met: tuple[TocError, float] | None = (
+        self._checking_thread: int | None = None  # the thread that checks
+        self._check_error: tuple[TocError, float] | None = (
             None  # by the last check, and until when it counts
         )
         parsed = make_url(url)
         self.sqlite = parsed.get_backend_name() == "sqlite"
-        self._takes_packets = self._takes_ids = parsed.get_driver_name() == "pymysql"
-        # SQLite has one writer. Threads of this process take turns here, fairly and at once; its own
-        # way is to sleep and try again, up to 100 ms at a time.
-        self._turn: contextlib.AbstractContextManager[Any] = (
+        self.is_local = parsed.host in (None, "", "localhost", "127.0.0.1", "::1")
+        """Whether connections stay on this machine: a file, a socket or the loopback address."""
+        self._supports_packets = self._binds_id_lists = parsed.get_driver_name() == "pymysql"
+        # SQLite has one writer. Threads of this process wait for each other on this lock; SQLite itself
+        # would sleep and try again, up to 100 ms at a time.
+        self._writer_turn: contextlib.AbstractContextManager[Any] = (
             threading.Lock() if self.sqlite else contextlib.nullcontext()
         )
+        self._read_timeout_s = read_timeout_s
         options: dict[str, Any] = {"pool_size": pool_size, "max_overflow": 0}
         if self.sqlite:
             options["connect_args"] = {"timeout": read_timeout_s}
         else:
             options["pool_recycle"] = 3600  # below any server's wait_timeout default (8 h)
             options["connect_args"] = {
+                **session_arguments(parsed, mysql),
                 "connect_timeout": connect_timeout_s,
                 "read_timeout": read_timeout_s,
                 "write_timeout": read_timeout_s,
             }
-            if self._takes_packets:
-                # DATETIME straight to milliseconds: half the cost of reading a row otherwise.
+            if self._supports_packets:
+                # DATETIME is converted to milliseconds directly: this halves the cost of reading a row.
                 options["connect_args"]["conv"] = {
                     **conversions,
                     FIELD_TYPE.DATETIME: ms_of_sql_time,
-                    Ids: text_of_ids,
+                    IdList: text_of_ids,
                 }
-                # Rows that a guard finds count as changed, as SQLAlchemy has it; see `packets`.
+                # rowcount is the number of rows found, as in SQLAlchemy; packets: see `pipeline`.
                 flags = CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS
                 options["connect_args"]["client_flag"] = flags
-        # Two pools. `engine` is for transactions; every use is a `begin()` block that ends by COMMIT or
-        # ROLLBACK, so the pool's own ROLLBACK on return would be a round trip for nothing.
-        # `single` is for one statement that commits itself: one round trip where a transaction has two;
-        # and for packets, which bring their own BEGIN and COMMIT.
+        # Two pools. `engine` is for transactions; every use is a `begin()` block that ends with COMMIT or
+        # ROLLBACK, so the pool need not send its own ROLLBACK on return.
+        # `autocommit_engine` is for single statements, which need one round trip where a transaction
+        # needs more, and for packets, which contain their own BEGIN and COMMIT.
         self.engine: Engine = create_engine(
             parsed,
             pool_reset_on_return=None,
-            pool_use_lifo=True,  # few that are busy, rather than many that have been idle for long
+            pool_use_lifo=True,  # few busy connections rather than many long-idle ones
             **options,
         )
-        self.single: Engine = create_engine(
+        self.autocommit_engine: Engine = create_engine(
             parsed, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True, **options
         )
-        self._home: Home | None = None
+        self._database_home: DatabaseHome | None = None
         if not self.sqlite:
             new = None if moving is None else make_url(moving)
-            self._home = Home(index, parsed, new, options["connect_args"], clock)
-            for engine in (self.engine, self.single):
-                self._home.serve(engine)
-        # Qualified names: a caller's connection to the same server may stand in another schema.
+            self._database_home = DatabaseHome(index, parsed, new, options["connect_args"], clock)
+            for engine in (self.engine, self.autocommit_engine):
+                self._database_home.connect_engine(engine)
+        # Qualified names: a caller's connection to the same server may use another default schema.
         metadata = MetaData(schema=None if self.sqlite else parsed.database)
         self.meta = schema.meta_table(metadata)
         self.biz_type = schema.biz_type_table(metadata)
         self.dead = schema.dead_table(metadata)
         self.event = schema.event_table(metadata)
+        self.purge = schema.purge_table(metadata)
         quote = self.engine.dialect.identifier_preparer.quote_identifier
         prefix = "" if self.sqlite else f"{quote(str(parsed.database))}."
-        self._any_shard = quote(schema.ANY_SHARD)
-        self._names = {shard: prefix + quote(schema.job_table_name(shard)) for shard in shards}
-        for engine in (self.engine, self.single):
-            event.listen(engine, "before_cursor_execute", self.name_shard, retval=True)
-            event.listen(engine, "connect", self._prepare_sqlite if self.sqlite else _prepare_mysql)
+        self._job_table_names = {
+            shard: prefix + quote(schema.job_table_name(shard)) for shard in shards
+        }
+        name_shard = self.make_shard_namer(self.engine.dialect)
+        for engine in (self.engine, self.autocommit_engine):
+            event.listen(engine, "before_cursor_execute", name_shard, retval=True)
+            if self.sqlite:
+                self._add_sqlite_listeners(engine)
             if clock.frozen_ms() is not None and not self.sqlite:
-                event.listen(engine, "before_cursor_execute", self._freeze_mysql)
+                event.listen(engine, "before_cursor_execute", self._freeze_mysql_clock)
         if not self.sqlite:
             end_idle_sessions(self.engine, idle_transaction_s)
 
+    def _add_sqlite_listeners(self, engine: Engine) -> None:
+        event.listen(engine, "do_connect", on_sqlite_connect)
+        event.listen(engine, "connect", self._configure_sqlite)
+
     def job_table_name(self, shard: int) -> str:
         """The quoted, qualified name of a shard's table."""
-        return self._names[shard]
+        return self._job_table_names[shard]
 
-    def among(self, column: ColumnElement[int], ids: Sequence[int]) -> ColumnElement[bool]:
-        """`column IN (ids)`, for this database's own connections; at least one.
+    def in_ids(self, column: ColumnElement[int], ids: Sequence[int]) -> ColumnElement[bool]:
+        """`column IN (ids)`, for this database's own connections; `ids` has at least one.
 
-        Bound one by one, many ids cost SQLAlchemy and the driver four times as much.
+        The ids are bound as one value: one by one they cost SQLAlchemy and the driver four times as much.
         """
-        if not self._takes_ids:
+        if not self._binds_id_lists:
             return column.in_(ids)
-        return column.in_([bindparam(None, Ids(ids), type_=BigInteger)])
+        return column.in_([bindparam(None, IdList(ids), type_=BigInteger)])
 
-    def name_shard(
-        self,
-        connection: Connection,
-        cursor: Any,
-        statement: str,
-        parameters: Any,
-        context: Any,
-        many: bool,
-    ) -> tuple[str, Any]:
-        """Puts the shard's name into a statement on `schema.JOB`. Values are bound: it meets names only."""
-        shard = context.execution_options.get(SHARD) if context is not None else None
-        if shard is not None:
-            statement = statement.replace(self._any_shard, self._names[shard])
-        return statement, parameters
+    def make_shard_namer(self, dialect: Dialect) -> Callable[..., tuple[str, Any]]:
+        """Makes a listener that puts the shard's table name into a statement on `schema.JOB`.
 
-    def run(self, work: Callable[[Connection], T]) -> T:
-        """One transaction: `work(connection)`, then COMMIT. Raises StoreUnavailable when it cannot be had."""
-        return self._repeated(partial(_attempt, self.engine.begin, work))
+        Values are bound, so the listener replaces names only. `dialect`: of the connection; it may use ANSI
+        quotes. The table name is in backticks, which MySQL and MariaDB accept in any sql_mode.
+        """
+        any_shard = dialect.identifier_preparer.quote_identifier(schema.ANY_SHARD)
+
+        def name_shard(
+            connection: Connection,
+            cursor: Any,
+            statement: str,
+            parameters: Any,
+            context: Any,
+            many: bool,
+        ) -> tuple[str, Any]:
+            shard = context.execution_options.get(SHARD) if context is not None else None
+            if shard is not None:
+                statement = statement.replace(any_shard, self._job_table_names[shard])
+            return statement, parameters
+
+        return name_shard
+
+    def run_transaction(self, work: Callable[[Connection], T]) -> T:
+        """Runs `work(connection)` in one transaction, then commits.
+
+        Raises StoreUnavailable when the database is unavailable, StatementFailed when the server refuses a
+        statement, and IntegrityError of the driver for a duplicate of toc's own keys.
+        """
+        self._refuse_self_deadlock()
+        return self._run_with_retries(partial(_connect_and_run, self.engine.begin, work))
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """`work(connection)` where each statement stands for itself: reads, or one single change."""
-        return self._repeated(partial(_attempt, self.single.connect, work))
+        """Runs `work(connection)` in autocommit mode, for reads: each statement is its own transaction."""
+        return self._run_with_retries(
+            partial(_connect_and_run, self.autocommit_engine.connect, work)
+        )
 
-    def packet(self, together: Callable[[Line], T]) -> T | None:
-        """`together(line)`: in packets.
+    def run_autocommit(self, work: Callable[[Connection], T]) -> T:
+        """Runs `work(connection)`, a single changing statement, in autocommit mode."""
+        self._refuse_self_deadlock()
+        return self.read(work)
 
-        None when it did not go together, or the driver has no packets: then it has to be done otherwise.
+    def _refuse_self_deadlock(self) -> None:
+        if self.sqlite:
+            refuse_self_deadlock(str(self.engine.url.database))
+
+    def run_pipelined(self, send: Callable[[PipelinedConnection], T]) -> T | None:
+        """Runs `send(connection)`, which sends packets of statements.
+
+        None: a packet failed, or the driver supports none; the caller runs the statements one by one.
         """
-        if not self._takes_packets:
+        if not self._supports_packets:
             return None
         try:
-            return self._repeated(partial(_attempt, self._line, together))
-        except NotTogetherError as error:
+            return self._run_with_retries(
+                partial(_connect_and_run, self._open_pipelined_connection, send)
+            )
+        except PipelineUnsupportedError as error:
             if error.refused:
-                self._takes_packets = False
+                self._supports_packets = False
             return None
 
-    def _line(self) -> Line:
-        line, frozen = Line(self.single), self._clock.frozen_ms()
+    def _open_pipelined_connection(self) -> PipelinedConnection:
+        line, frozen = PipelinedConnection(self.autocommit_engine), self._clock.frozen_ms()
         if frozen is not None:  # tests only
             line.send([(_timestamp_sql(frozen), ())])
         return line
 
-    def check_first(self, check: Callable[[Database], None]) -> None:
-        """From now on `check(self)` must have passed once before anything is asked of this database."""
+    def check_before_use(self, check: Callable[[Database], None]) -> None:
+        """From now on `check(self)` must pass once before any other statement runs on this database."""
         self._check = check
 
     @property
     def is_unchecked(self) -> bool:
-        """It has not answered since this process started."""
+        """Whether this database has not answered since this process started."""
         return self._check is not None
 
-    def _be_checked(self) -> None:
-        if self._checker == threading.get_ident():  # the check itself asks
+    def _run_check(self) -> None:
+        if self._checking_thread == threading.get_ident():  # the check itself asks
             return
-        self._raise_what_was_met()
+        self._raise_recent_check_error()
         with self._check_lock:
-            self._raise_what_was_met()
+            self._raise_recent_check_error()
             check = self._check
             if check is None:
                 return
-            self._checker, began_s = threading.get_ident(), self._clock.monotonic_s()
+            self._checking_thread, started_s = threading.get_ident(), self._clock.monotonic_s()
             try:
                 check(self)
                 self._check = None
             except TocError as error:
-                # One that hangs must not keep each of those who wait for as long as the first.
+                # When the database hangs, the callers that wait for this check must not each wait as long.
                 now_s = self._clock.monotonic_s()
-                self._met = error, now_s + min(now_s - began_s, CHECK_AGAIN_S_MAX)
+                self._check_error = error, now_s + min(now_s - started_s, CHECK_AGAIN_S_MAX)
                 raise
             finally:
-                self._checker = None
+                self._checking_thread = None
 
-    def _raise_what_was_met(self) -> None:
-        """The error of the last check, for a while."""
-        if self._met is not None:
-            error, until_s = self._met
+    def _raise_recent_check_error(self) -> None:
+        """Raises the error of the last check again, while it is recent."""
+        if self._check_error is not None:
+            error, until_s = self._check_error
             if self._clock.monotonic_s() < until_s:
                 raise error.with_traceback(None)
-            self._met = None
+            self._check_error = None
 
-    def _repeated(self, attempt: Callable[[], T]) -> T:
+    def _run_with_retries(self, attempt: Callable[[], T]) -> T:
         if self._check is not None:
-            self._be_checked()
+            self._run_check()
+        began_s = self._clock.monotonic_s()
         for tries in range(1, TRIES_MAX + 1):
             try:
-                with self._turn:
+                with self._writer_turn:
                     return attempt()
-            except (OperationalError, InterfaceError) as error:
-                repeat = self._may_repeat(error, tries)
-                if not repeat:
-                    raise StoreUnavailable(self.index, error) from error
-                if repeat == "lock":
-                    self._clock.sleep_s(self._rng.uniform(0, 0.01 * 2**tries))
             except PoolTimeout as error:
                 raise StoreUnavailable(self.index, error) from error
             except DBAPIError as error:
-                if error.connection_invalidated:
-                    raise StoreUnavailable(self.index, error) from error
-                raise
+                repeat = self._retry_reason(error, tries, began_s)
+                if not repeat:
+                    failure = translate_error(self.index, error)
+                    if failure is None:
+                        raise
+                    raise failure from error
+                if repeat == "lock":
+                    self._clock.sleep_s(self._rng.uniform(0, 0.01 * 2**tries))
         raise AssertionError("unreachable")
 
-    def _may_repeat(self, error: DBAPIError, tries: int) -> str:
-        code = _number(error)
-        if code in _LOCK_ERRORS or (self.sqlite and "locked" in str(code)):
+    def _retry_reason(self, error: DBAPIError, tries: int, began_s: float) -> str:
+        if not isinstance(error, OperationalError | InterfaceError):
+            return ""
+        code = _error_number(error)
+        if self.sqlite and "locked" in str(code):
+            # Either at once, because the snapshot was too old, or after SQLite's whole time-out.
+            waited_s = self._clock.monotonic_s() - began_s
+            return "lock" if tries < TRIES_MAX and waited_s < self._read_timeout_s else ""
+        if code in _LOCK_ERRORS:
             return "lock" if tries < TRIES_MAX else ""
-        # A pooled connection that died while idle: the pool is emptied by now, the next one is new.
+        # A pooled connection died while idle: the pool has been emptied, the next connection is new.
         lost = error.connection_invalidated or code in LOST_ERRORS
         return "lost" if lost and tries < 2 else ""
 
@@ -301,62 +352,53 @@ class Database:
 
         return self.read(read)
 
-    def warm(self, singles: int, transactions: int) -> None:
-        """Opens connections ahead of their use: a new one takes tens of milliseconds (TLS, log-in)."""
-        # A database that is away is connected to later, by its first use.
+    def open_connections(self, singles: int, transactions: int) -> None:
+        """Opens connections before they are needed: opening one takes tens of milliseconds (TLS, log-in)."""
+        # An unavailable database is connected to later, at its first use.
         with contextlib.suppress(DBAPIError), contextlib.ExitStack() as held:
             for _ in range(singles):
-                held.enter_context(self.single.connect())
+                held.enter_context(self.autocommit_engine.connect())
             for _ in range(transactions):
                 held.enter_context(self.engine.connect())
 
     def close(self) -> None:
-        if self._home is not None:
-            self._home.close()
+        if self._database_home is not None:
+            self._database_home.close()
         self.engine.dispose()
-        self.single.dispose()
+        self.autocommit_engine.dispose()
 
-    def lend_clock(self, connection: Connection) -> None:
-        """Lets a caller's connection run statements that read the database's clock."""
+    def add_clock_functions(self, connection: Connection) -> None:
+        """Adds toc's SQL functions to a caller's SQLite connection; does nothing on other databases."""
         if self.sqlite:
-            self._give_clock(connection.connection.driver_connection)
+            self._add_sqlite_functions(connection.connection.dbapi_connection)
 
-    def _give_clock(self, raw: Any) -> None:
+    def _add_sqlite_functions(self, raw: Any) -> None:
         clock = self._clock
 
-        def toc_now(plus_ms: int) -> str:
+        def toc_now(plus_ms: int, least: str = "") -> str:
             frozen = clock.frozen_ms()
-            return sql_time((clock.wall_ms() if frozen is None else frozen) + plus_ms)
+            now_ms = clock.wall_ms() if frozen is None else frozen
+            return sql_time(max(now_ms, ms_of_sql_time(least) if least else 0) + plus_ms)
 
-        raw.create_function("toc_now", 1, toc_now)
+        raw.create_function("toc_now", -1, toc_now)  # with one argument or two
         # biz_ids are unsigned; SQLite has the signed number with the same 64 bits.
         raw.create_function("toc_hash", 1, lambda n: hash_of(n % 2**64), deterministic=True)
 
-    def _prepare_sqlite(self, raw: Any, record: Any) -> None:
-        self._give_clock(raw)
+    def _configure_sqlite(self, raw: Any, record: Any) -> None:
+        self._add_sqlite_functions(raw)
         cursor = raw.cursor()
         cursor.execute("PRAGMA journal_mode = WAL")
         cursor.execute("PRAGMA synchronous = FULL")  # a COMMIT is as durable as the disk (I1)
         cursor.close()
 
-    def _freeze_mysql(self, connection: Any, cursor: Any, *statement: Any) -> None:
+    def _freeze_mysql_clock(self, connection: Any, cursor: Any, *statement: Any) -> None:
         frozen = self._clock.frozen_ms()
         if frozen is not None:  # tests only: UTC_TIMESTAMP follows the session's TIMESTAMP
             cursor.execute(_timestamp_sql(frozen))
 
 
-def _prepare_mysql(raw: Any, record: Any) -> None:
-    cursor = raw.cursor()
-    cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-    cursor.execute(
-        f"SET SESSION time_zone = '+00:00', lock_wait_timeout = {LOCK_WAIT_S}, "
-        f"innodb_lock_wait_timeout = {LOCK_WAIT_S}"
-    )
-    cursor.close()
-
-
-def _number(error: DBAPIError) -> Any:
-    """The server's number of the error; SQLite has a text."""
+def _error_number(error: DBAPIError) -> Any:
+    """The server's error number; in SQLite the error text."""
     return error.orig.args[0] if error.orig is not None and error.orig.args else None
 
 
@@ -364,7 +406,7 @@ def _timestamp_sql(ms: int) -> str:
     return f"SET TIMESTAMP = {ms / 1000:.3f}"
 
 
-def _attempt(
+def _connect_and_run(
     connect: Callable[[], contextlib.AbstractContextManager[C]], work: Callable[[C], T]
 ) -> T:
     with connect() as connection:
@@ -372,7 +414,7 @@ def _attempt(
 
 
 class Databases:
-    """All databases, by index, and the way from a shard to its database."""
+    """All databases, by index; `of_shard` finds a shard's database."""
 
     def __init__(
         self,
@@ -381,6 +423,7 @@ class Databases:
         clock: Clock,
         *,
         moving: Mapping[int, str] | None = None,
+        mysql: MysqlSettings | None = None,
         rng: random.Random | None = None,
         pool_size: int = 16,
         connect_timeout_s: int = 3,
@@ -389,6 +432,7 @@ class Databases:
     ) -> None:
         self.routing = routing
         self.clock = clock
+        self.background_queries = BackgroundQueries()
         rng = rng or random.Random()  # noqa: S311 - spreads retries, keeps no secrets
         self.all = [
             Database(
@@ -398,6 +442,7 @@ class Databases:
                 clock,
                 rng,
                 moving=(moving or {}).get(index),
+                mysql=mysql or MysqlSettings(),
                 pool_size=pool_size,
                 connect_timeout_s=connect_timeout_s,
                 read_timeout_s=read_timeout_s,
@@ -407,13 +452,16 @@ class Databases:
         ]
 
     @classmethod
-    def of(cls, settings: Settings, clock: Clock, *, pool_size: int | None = None) -> Databases:
-        """Those of the settings; with another pool_size if one is given."""
+    def from_settings(
+        cls, settings: Settings, clock: Clock, *, pool_size: int | None = None
+    ) -> Databases:
+        """The databases of the settings. `pool_size`: used in place of the setting if given."""
         return cls(
             settings.databases,
             settings.routing,
             clock,
             moving=settings.moving,
+            mysql=settings.mysql,
             pool_size=pool_size or settings.pool_size,
             connect_timeout_s=settings.connect_timeout_s,
             read_timeout_s=settings.read_timeout_s,
@@ -438,5 +486,6 @@ class Databases:
         return self.all[self.routing.database(shard)]
 
     def close(self) -> None:
+        self.background_queries.close()
         for database in self.all:
             database.close()

@@ -1,8 +1,11 @@
-"""The audit trail: what a person or an unhappy path did to a job, written in the transaction that did it.
+"""The audit trail: changes of jobs by people and after failures, written in the transaction of the change.
 
-One row in `toc_event` per transition, named by its verb in `domain.job.TRANSITIONS`. What happy jobs
-do (claim, done, snooze, give_back) leaves none: there would be billions. "repair" may also stand for no
-transition: then reconciliation has put a reminder right, and the row is as it was.
+One row in `toc_event` per transition, named by its verb in `domain.job.TRANSITIONS`. The transitions of
+successful jobs (claim, done, snooze, give_back) write none: there would be billions. An event "repair" may
+have no transition: then reconciliation has repaired a reminder, and the row is unchanged.
+
+toc writes `actor`. The server writes `account`, by the column's default: the account of the connection. No
+statement here names that column, so that no account needs the right to write it.
 """
 
 from __future__ import annotations
@@ -28,17 +31,17 @@ from toc.domain.job import Event, Status
 from toc.domain.limits import REASON_CHARS_MAX
 from toc.store.columns import db_now
 from toc.store.databases import Database, execute_on
-from toc.store.packets import Statement
-from toc.store.prepared import Prepared
-from toc.store.rows import status_of
+from toc.store.pipeline import Statement
+from toc.store.prepared import PreparedStatement
+from toc.store.rows import status_from_number
 from toc.store.schema import JOB
 
 c = JOB.c
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """A transition, by whom and why. `reason` is cut at `limits.REASON_CHARS_MAX`."""
+class Transition:
+    """A transition of a job, who made it (`actor`) and why. `reason` is cut at `limits.REASON_CHARS_MAX`."""
 
     what: str
     from_status: Status
@@ -47,21 +50,23 @@ class Move:
     reason: str | None = None
 
 
-def record(
+def record_events(
     connection: Connection,
     database: Database,
     shard: int,
-    which: ColumnElement[bool],
-    move: Move,
+    condition: ColumnElement[bool],
+    transition: Transition,
 ) -> None:
-    """Writes one event for each job of a shard that `which` names, with its attempts as they are now."""
-    statuses = literal(int(move.from_status)), literal(int(move.to_status))
-    reason: ColumnElement[Any] = bindparam("reason", _short(move.reason))
-    _write(connection, database, shard, which, move.what, statuses, move.actor, reason)
+    """Writes one event for each job of a shard that matches `condition`, with its present attempts."""
+    statuses = literal(int(transition.from_status)), literal(int(transition.to_status))
+    reason: ColumnElement[Any] = bindparam("reason", _cut_reason(transition.reason))
+    _insert_events(
+        connection, database, shard, condition, transition.what, statuses, transition.actor, reason
+    )
 
 
-class Record:
-    """`record` as a statement for a packet: for one job, if the statement before it has changed a row."""
+class EventStatement:
+    """The INSERT of an event for a packet: for one job, if the statement before it has changed a row."""
 
     def __init__(self, database: Database) -> None:
         before: list[BindParameter[Any]] = [*map(bindparam, ("what", "from_status", "to_status"))]
@@ -70,23 +75,23 @@ class Record:
         rows = select(db_now(), c.job_id, *before, c.attempts, *after).where(
             its, func.row_count() > 0
         )
-        statement = insert(database.event).from_select(_columns(database), rows)
-        self._prepared = Prepared(statement, database.engine.dialect)
+        statement = insert(database.event).from_select(_event_columns(database), rows)
+        self._prepared = PreparedStatement(statement, database.engine.dialect)
 
-    def on(self, table: str, job_id: int, move: Move) -> Statement:
+    def bind(self, table: str, job_id: int, transition: Transition) -> Statement:
         """The statement for a row of this table."""
-        return self._prepared.on(
+        return self._prepared.bind(
             table,
             [job_id],
-            what=move.what,
-            from_status=int(move.from_status),
-            to_status=int(move.to_status),
-            actor=move.actor,
-            reason=_short(move.reason),
+            what=transition.what,
+            from_status=int(transition.from_status),
+            to_status=int(transition.to_status),
+            actor=transition.actor,
+            reason=_cut_reason(transition.reason),
         )
 
 
-def remark(
+def record_unchanged_jobs(
     connection: Connection,
     database: Database,
     shard: int,
@@ -94,8 +99,8 @@ def remark(
     what: str,
     actor: str,
 ) -> None:
-    """Writes one event for each of some jobs of a shard whose status stays as it is. `reasons`: by job_id."""
-    short = {job_id: _short(text) for job_id, text in reasons.items()}
+    """Writes one event for each of some jobs of a shard whose status is unchanged. `reasons`: by job_id."""
+    short = {job_id: _cut_reason(text) for job_id, text in reasons.items()}
     texts = set(short.values())
     reason: ColumnElement[Any] = (
         bindparam("reason", texts.pop())
@@ -104,15 +109,17 @@ def remark(
             {job_id: literal(text, String()) for job_id, text in short.items()}, value=c.job_id
         )
     )
-    which = c.job_id.in_(sorted(short))
-    _write(connection, database, shard, which, what, (c.status, c.status), actor, reason)
+    condition = c.job_id.in_(sorted(short))
+    _insert_events(
+        connection, database, shard, condition, what, (c.status, c.status), actor, reason
+    )
 
 
-def _write(
+def _insert_events(
     connection: Connection,
     database: Database,
     shard: int,
-    which: ColumnElement[bool],
+    condition: ColumnElement[bool],
     what: str,
     statuses: tuple[ColumnElement[int], ColumnElement[int]],
     actor: str,
@@ -120,50 +127,34 @@ def _write(
 ) -> None:
     rows = select(
         db_now(), c.job_id, literal(what), *statuses, c.attempts, literal(actor), reason
-    ).where(which)
-    execute_on(connection, shard, insert(database.event).from_select(_columns(database), rows))
+    ).where(condition)
+    execute_on(
+        connection, shard, insert(database.event).from_select(_event_columns(database), rows)
+    )
 
 
-def _columns(database: Database) -> list[ColumnElement[Any]]:
+def _event_columns(database: Database) -> list[ColumnElement[Any]]:
     event = database.event.c
     return [event.event_time, event.job_id, event.what, event.from_status, event.to_status,
             event.attempts, event.actor, event.reason]  # fmt: skip
 
 
-def events_of(database: Database, job_id: int, limit: int) -> list[Event]:
-    """What happened to a job, oldest first; the newest `limit` of it."""
+def read_events(database: Database, job_id: int, limit: int) -> list[Event]:
+    """The newest `limit` events of a job, oldest first."""
     event = database.event.c
     query = (
         select(event.event_time, event.what, event.from_status, event.to_status, event.attempts,
-               event.actor, event.reason)
+               event.actor, event.reason, event.account)
         .where(event.job_id == job_id)
         .order_by(event.event_id.desc())
         .limit(limit)
     )  # fmt: skip
     rows = database.read(lambda connection: connection.execute(query).all())
     return [
-        Event(row[0], row[1], status_of(row[2]), status_of(row[3]), *row[4:])
+        Event(row[0], row[1], status_from_number(row[2]), status_from_number(row[3]), *row[4:])
         for row in reversed(rows)
     ]
 
 
-STANDS = "misfit: job "
-"""So begins the reason of the `cancel` of a row that a copy stands for; the copy's id comes next."""
-
-
-def successor_of(database: Database, job_id: int) -> int | None:
-    """The job that stands for a cancelled one since it was repaired; None: it was simply cancelled."""
-    event = database.event.c
-    query = (
-        select(event.reason)
-        .where(event.job_id == job_id, event.what == "cancel", event.reason.startswith(STANDS))
-        .order_by(event.event_id.desc())
-        .limit(1)
-    )
-    reason = database.read(lambda connection: connection.execute(query).scalar())
-    number = "" if reason is None else reason.removeprefix(STANDS).partition(" ")[0]
-    return int(number) if number.isdigit() else None
-
-
-def _short(reason: str | None) -> str | None:
+def _cut_reason(reason: str | None) -> str | None:
     return None if reason is None else reason[:REASON_CHARS_MAX]

@@ -1,18 +1,20 @@
 """The verbs of clients: insert, get, find, cancel, reschedule, redrive.
 
 Each changing verb is one guarded statement: it changes a row only in the status that it expects,
-and otherwise says what is the case. By-business verbs look ids up with a plain read and then act by
-primary key, so that no statement locks the unique index before the row.
+and otherwise returns the status that it found. By-business verbs look ids up with a plain read and then
+change rows by primary key, so that no statement locks the unique index before the row.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import (
     BindParameter,
+    ColumnElement,
     Connection,
     CursorResult,
     Executable,
@@ -26,22 +28,23 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from toc.domain.ids import gene_of
-from toc.domain.job import ANSWER_OF_STATUS, Answer, DeadJob, Job, NewJob, Status
-from toc.errors import DuplicateJob
+from toc.domain.job import ANSWER_OF_STATUS, Answer, DeadJob, Job, NewJob, Scheduled, Status
+from toc.errors import DuplicateJob, NotFound
 from toc.store.catalogue import Catalogue
 from toc.store.columns import Millis, db_now, signed64, sql_time
 from toc.store.databases import Database, Databases, execute_on
 from toc.store.duplicates import is_live_duplicate, is_primary_duplicate
-from toc.store.events import Move, Record, record, successor_of
-from toc.store.lent import lent
-from toc.store.packets import (
+from toc.store.events import EventStatement, Transition, record_events
+from toc.store.external_transaction import join_transaction
+from toc.store.pipeline import (
     BYTES_MAX,
-    Line,
-    NotTogetherError,
+    PipelinedConnection,
+    PipelineUnsupportedError,
     Statement,
 )
-from toc.store.prepared import Prepared
-from toc.store.rows import JOB_COLUMNS, job_of, status_of
+from toc.store.prepared import PreparedStatement
+from toc.store.repaired_copies import find_copy
+from toc.store.rows import JOB_COLUMNS, job_from_row, status_from_number
 from toc.store.schema import JOB
 
 c = JOB.c
@@ -50,7 +53,7 @@ ROWS_MAX = 1000  # per INSERT: well below SQLite's 32,766 variables
 _TRIES_MAX = 10
 _LIVE = [int(status) for status in Status if status.live]
 _COLUMNS = "job_id, biz_id, biz_type, action_time, due_time, attribute, dedup_key"
-# A row without a key, and one with. MySQL lets a value be a column to the left of it.
+# VALUES of a row without a dedup_key, and with one. In MySQL a value may refer to a column left of it.
 _MYSQL_ROWS = (
     "(%s, %s, %s, %s, action_time, %s, NULL)",
     "(%s, %s, %s, %s, action_time, %s, %s)",
@@ -58,18 +61,30 @@ _MYSQL_ROWS = (
 _SQLITE_ROWS = ("(?, ?, ?, ?, ?, ?, NULL)", "(?, ?, ?, ?, ?, ?, ?)")
 
 
-class Inserted(NamedTuple):
-    """What became of one new job: `job_id` is the row that stands for it now."""
+class InsertResult(NamedTuple):
+    """The result of inserting one job. `job_id`: its row; with a held key, the older job's row.
+
+    `holder`: the status of the older live job that holds the key; None: the row is new.
+    """
 
     job_id: int
     due_ms: int
-    written: bool  # False: an older live job with its key was kept
+    written: bool  # False: the older job was kept
+    holder: Status | None = None
+
+    @property
+    def details(self) -> Scheduled:
+        """The result for the caller of schedule()."""
+        if self.holder is None:
+            return Scheduled(self.job_id, "inserted")
+        did: Literal["replaced", "kept"] = "replaced" if self.written else "kept"
+        return Scheduled(self.job_id, did, self.holder is Status.RUNNING)
 
 
 class Jobs:
-    """Client verbs over all shards. `fresh_id(gene)` draws a new id when one is taken.
+    """Client verbs over all shards. `fresh_id(gene)` draws a new id when an id is taken.
 
-    `actor`: in whose name jobs are changed; it stands in their events.
+    `actor`: who changes the jobs; it is written into their events.
     """
 
     def __init__(
@@ -83,7 +98,13 @@ class Jobs:
         self._catalogue = catalogue
         self._fresh_id = fresh_id
         self.actor = actor
-        self._packets = {each.index: _ChangePacket(each) for each in databases if not each.sqlite}
+        self._change_packets = {
+            each.index: _ChangePacket(each) for each in databases if not each.sqlite
+        }
+
+    def type_name(self, type_no: int, database: Database) -> str:
+        """The name of a type number in a database. Raises NotFound."""
+        return self._catalogue.types.find_name_anywhere(type_no, database)
 
     # ---- insert
 
@@ -92,11 +113,11 @@ class Jobs:
         jobs: Sequence[NewJob],
         on_duplicate: OnDuplicate,
         connection: Connection | None = None,
-    ) -> list[Inserted]:
-        """Inserts jobs of *one* database, in one transaction: its own, or the caller's `connection`.
+    ) -> list[InsertResult]:
+        """Inserts jobs of *one* database, in one transaction: its own, or that of the caller's `connection`.
 
-        Answers in the order of `jobs`. Raises DuplicateJob for a held key with on_duplicate="error",
-        or "replace" when the holder runs already: then nothing of the call is written.
+        Returns results in the order of `jobs`. Raises DuplicateJob for a held key with on_duplicate="error",
+        or "replace" when the holder is already running: then the call has written nothing.
         """
         routing = self._databases.routing
         database = self._databases.of_shard(routing.shard(gene_of(jobs[0].job_id)))
@@ -104,72 +125,93 @@ class Jobs:
         for position, job in enumerate(jobs):
             by_shard[routing.shard(gene_of(job.job_id))].append(position)
         parts = [
-            (shard, part) for shard in sorted(by_shard) for part in _parts(jobs, by_shard[shard])
+            (shard, part)
+            for shard in sorted(by_shard)
+            for part in _split_rows(jobs, by_shard[shard])
         ]
-        # A single row is a single statement, which commits itself; to replace one takes two.
-        alone = connection is None and len(jobs) == 1 and on_duplicate != "replace"
-        written = False  # perhaps: a run had come to its COMMIT
+        # A single row needs one statement, which commits itself; replacing a row needs two.
+        is_single_statement = connection is None and len(jobs) == 1 and on_duplicate != "replace"
+        may_be_committed = False  # perhaps: a run had come to its COMMIT
 
-        def work(connection: Connection) -> list[Inserted]:
-            nonlocal written
-            answers: dict[int, Inserted] = {}
+        def insert_in_transaction(connection: Connection) -> list[InsertResult]:
+            nonlocal may_be_committed
+            answers: dict[int, InsertResult] = {}
             for shard, positions in parts:
-                writer = _ShardInsert(self, database, shard, on_duplicate, repeated=written)
-                written = written or alone
+                writer = _ShardInsert(
+                    self, database, shard, on_duplicate, repeated=may_be_committed
+                )
+                may_be_committed = may_be_committed or is_single_statement
                 found = writer.insert(connection, [jobs[position] for position in positions])
                 answers.update(zip(positions, found, strict=True))
-            written = True
+            may_be_committed = True
             return [answers[position] for position in range(len(jobs))]
 
-        def together(line: Line) -> list[Inserted]:
-            nonlocal written
-            before, written = written, True
-            packets = list(_packets(database, jobs, parts))
+        def insert_in_packets(line: PipelinedConnection) -> list[InsertResult]:
+            nonlocal may_be_committed
+            before, may_be_committed = may_be_committed, True
+            packets = list(_build_packets(database, jobs, parts))
             try:
                 line.send_transaction(packets, [], database.idle_transaction_s)
-            except NotTogetherError as error:
-                written = before or not error.undone
+            except PipelineUnsupportedError as error:
+                may_be_committed = before or not error.undone
                 raise
-            return [Inserted(job.job_id, job.action_ms, written=True) for job in jobs]
+            return [InsertResult(job.job_id, job.action_ms, written=True) for job in jobs]
 
         if connection is not None:
-            with lent(connection, database, self._catalogue):
-                return work(connection)
-        # A key is often held already, and then a packet would have been for nothing.
+            with join_transaction(connection, database, self._catalogue):
+                return insert_in_transaction(connection)
+        # A key is often held already, and then the packet would fail.
         keyless = all(job.dedup_key is None for job in jobs)
-        found = database.packet(together) if keyless and (alone or len(parts) > 1) else None
+        found = (
+            database.run_pipelined(insert_in_packets)
+            if keyless and (is_single_statement or len(parts) > 1)
+            else None
+        )
         if found is not None:
             return found
-        return database.read(work) if alone else database.run(work)
+        return (
+            database.run_autocommit(insert_in_transaction)
+            if is_single_statement
+            else database.run_transaction(insert_in_transaction)
+        )
 
     # ---- look
 
     def get(self, job_id: int) -> Job | None:
-        """The job as its row stands now."""
-        shard, database = self._home(job_id)
+        """Reads a job by its id; None: there is no such row."""
+        shard, database = self._locate(job_id)
         query = select(*JOB_COLUMNS).where(c.job_id == job_id)
         row = database.read(lambda connection: execute_on(connection, shard, query).first())
-        return None if row is None else job_of(row, self._catalogue.name(row.biz_type))
+        if row is None:
+            return None
+        return job_from_row(row, self.type_name(row.biz_type, database))
 
     def find(
-        self, shard: int, biz_id: int, type_no: int | None, limit: int, dedup_key: str | None = None
+        self,
+        shard: int,
+        biz_id: int,
+        type_nos: Sequence[int] | None,
+        limit: int,
+        dedup_key: str | None = None,
     ) -> list[Job]:
         """Jobs of a business id, live and ended, newest first; at most `limit`."""
         query = select(*JOB_COLUMNS).where(c.biz_id == biz_id)
-        if type_no is not None:
-            query = query.where(c.biz_type == type_no)
+        if type_nos is not None:
+            query = query.where(_has_type(c.biz_type, type_nos))
         if dedup_key is not None:
             query = query.where(c.dedup_key == dedup_key)
         query = query.order_by(c.job_id.desc()).limit(limit)
         database = self._databases.of_shard(shard)
         rows = database.read(lambda connection: execute_on(connection, shard, query).all())
-        return [job_of(row, self._catalogue.name(row.biz_type)) for row in rows]
+        return [job_from_row(row, self.type_name(row.biz_type, database)) for row in rows]
 
-    def live_ids(self, shard: int, biz_id: int, type_no: int, dedup_key: str | None) -> list[int]:
-        """All live jobs of a business id and type (and key), however many there are, oldest first."""
-        query = select(c.job_id).where(
-            c.biz_id == biz_id, c.biz_type == type_no, c.status.in_(_LIVE)
-        )
+    def live_ids(
+        self, shard: int, biz_id: int, type_nos: Sequence[int] | None, dedup_key: str | None
+    ) -> list[int]:
+        """All live jobs of a business id (and type, and key), however many there are, oldest first."""
+        query = select(c.job_id).where(c.biz_id == biz_id, c.status.in_(_LIVE))
+        if type_nos is not None:
+            query = query.where(_has_type(c.biz_type, type_nos))
         if dedup_key is not None:
             query = query.where(c.dedup_key == dedup_key)
         database, found = self._databases.of_shard(shard), list[int]()
@@ -181,35 +223,59 @@ class Jobs:
             if len(ids) < ROWS_MAX:
                 return found
 
+    def load_type_names(self, shard: int, biz_id: int) -> None:
+        """Loads the names of the types of a business id's jobs; from other databases if need be."""
+        query = select(c.biz_type).where(c.biz_id == biz_id).distinct()
+        database = self._databases.of_shard(shard)
+        numbers = database.read(lambda x: execute_on(x, shard, query).scalars().all())
+        for type_no in numbers:
+            with suppress(NotFound):
+                self.type_name(type_no, database)
+
     # ---- guarded verbs
 
     def cancel(self, job_id: int, reason: str | None = None) -> Answer:
         """Pending -> cancelled. After "cancelled" no handler starts (I3)."""
-        move = Move("cancel", Status.PENDING, Status.CANCELLED, self.actor, reason)
-        return self._guarded(job_id, move, "cancelled", {})
+        transition = Transition("cancel", Status.PENDING, Status.CANCELLED, self.actor, reason)
+        return self._change_job_or_copy(job_id, transition, "cancelled", {})
 
     def reschedule(self, job_id: int, action_ms: int, reason: str | None = None) -> Answer:
         """Moves a pending job to another time; its attempts start anew."""
-        move = self._move_to(action_ms, reason)
-        return self._guarded(job_id, move, "rescheduled", {"at": action_ms})
+        transition = self._reschedule_transition(action_ms, reason)
+        return self._change_job_or_copy(job_id, transition, "rescheduled", {"at": action_ms})
 
     def redrive(self, job_id: int, action_ms: int, reason: str | None = None) -> Answer:
         """Dead -> pending at `action_ms`. "superseded" when a newer live job holds its key."""
-        move = Move("redrive", Status.DEAD, Status.PENDING, self.actor, reason)
+        transition = Transition("redrive", Status.DEAD, Status.PENDING, self.actor, reason)
+        if self._key_is_held_under_other_number(job_id):
+            return Answer("superseded", job_id)
         try:
-            return self._guarded(job_id, move, "redriven", {"at": action_ms})
+            return self._change_job_or_copy(job_id, transition, "redriven", {"at": action_ms})
         except IntegrityError as error:
             if is_live_duplicate(error):
                 return Answer("superseded", job_id)
             raise
 
-    def dead(self, limit: int, biz_type: str | None = None) -> list[DeadJob]:
+    def _key_is_held_under_other_number(self, job_id: int) -> bool:
+        """Whether a live job under another number of its type holds a dead job's key."""
+        if not self._catalogue.types.known.several_numbers:
+            return False
+        job = self.get(job_id)
+        if job is None or job.status is not Status.DEAD or job.dedup_key is None:
+            return False
+        shard, database = self._locate(job_id)
+        numbers = self._catalogue.types.find_numbers(job.biz_type, database)
+        return bool(self.live_ids(shard, job.biz_id, numbers, job.dedup_key))
+
+    def dead_letters(self, limit: int, biz_type: str | None = None) -> list[DeadJob]:
         """Dead letters of all databases, newest first."""
-        type_no = None if biz_type is None else self._catalogue.known(biz_type)
-        if biz_type is not None and type_no is None:
-            return []
         found: list[DeadJob] = []
         for database in self._databases:
+            type_nos = None
+            if biz_type is not None:
+                type_nos = self._catalogue.types.find_numbers(biz_type, database)
+                if not type_nos:
+                    continue
             table = database.dead
             query = select(
                 table.c.job_id,
@@ -219,123 +285,147 @@ class Jobs:
                 table.c.error,
                 table.c.dead_time,
             )
-            if type_no is not None:
-                query = query.where(table.c.biz_type == type_no)
+            if type_nos is not None:
+                query = query.where(_has_type(table.c.biz_type, type_nos))
             query = query.order_by(table.c.dead_time.desc(), table.c.job_id.desc()).limit(limit)
             for row in database.read(lambda c, q=query: c.execute(q).all()):  # type: ignore[misc]
-                found.append(DeadJob(row[0], row[1], self._catalogue.name(row[2]), *row[3:]))
+                found.append(DeadJob(row[0], row[1], self.type_name(row[2], database), *row[3:]))
         found.sort(key=lambda job: (job.dead_ms, job.job_id), reverse=True)
         return found[:limit]
 
-    def _move_to(self, action_ms: int, reason: str | None) -> Move:
+    def _reschedule_transition(self, action_ms: int, reason: str | None) -> Transition:
         to = f"to {sql_time(action_ms)} UTC"
         text = to if reason is None else f"{to}: {reason}"
-        return Move("reschedule", Status.PENDING, Status.PENDING, self.actor, text)
+        return Transition("reschedule", Status.PENDING, Status.PENDING, self.actor, text)
 
-    def _guarded(self, job_id: int, move: Move, answer: str, values: dict[str, Any]) -> Answer:
-        answered = self._changed(job_id, move, answer, values)
-        if answered == "already_cancelled" and move.from_status is Status.PENDING:
-            # Its id did not fit, and a copy stands for it: who has the old id means the copy.
-            successor = successor_of(self._home(job_id)[1], job_id)
-            if successor is not None:
-                return self._guarded(successor, move, answer, values)
-        return answered
+    def _change_job_or_copy(
+        self, job_id: int, transition: Transition, answer: str, values: dict[str, Any]
+    ) -> Answer:
+        found = self._change_job(job_id, transition, answer, values)
+        if found == "already_cancelled" and transition.from_status is Status.PENDING:
+            # A repair may have replaced the job with a copy under another id: change the copy.
+            copy_id = find_copy(self._databases, job_id)  # guard: copy-by-its-key
+            if copy_id is not None:
+                return self._change_job(copy_id, transition, answer, values)
+        return found
 
-    def _changed(self, job_id: int, move: Move, answer: str, values: dict[str, Any]) -> Answer:
-        shard, database = self._home(job_id)
-        status, given = move.from_status, {"ids": [job_id], **values}
+    def _change_job(
+        self, job_id: int, transition: Transition, answer: str, values: dict[str, Any]
+    ) -> Answer:
+        shard, database = self._locate(job_id)
+        status, given = transition.from_status, {"ids": [job_id], **values}
+        tries = 0
 
-        def work(connection: Connection) -> Answer:
+        def change_in_transaction(connection: Connection) -> Answer:
+            nonlocal tries
+            tries += 1
             for _ in range(_TRIES_MAX):
-                if execute_on(connection, shard, _CHANGE[move.what], given).rowcount:
+                if execute_on(connection, shard, _CHANGES[transition.what], given).rowcount:
                     if status is Status.DEAD:
                         letter = database.dead.c.job_id == job_id
                         connection.execute(delete(database.dead).where(letter))
-                    record(connection, database, shard, c.job_id == job_id, move)
+                    record_events(connection, database, shard, c.job_id == job_id, transition)
                     return Answer(answer, job_id)
-                row = execute_on(connection, shard, _LOOK, given).first()
+                row = execute_on(connection, shard, _SELECT_STATUS, given).first()
                 if row is None or row.status != status:
-                    break  # else it came back between change and look, by a retry: once more
-            return _answer(job_id, row)
+                    break  # else a retry made it pending again between the UPDATE and the SELECT: try again
+            return _answer_from_row(job_id, row)
 
-        def together(line: Line) -> Answer:
-            return self._packets[database.index].send(line, shard, job_id, move, answer, values)
+        def change_in_packet(line: PipelinedConnection) -> Answer:
+            nonlocal tries
+            tries += 1
+            return self._change_packets[database.index].send(
+                line, shard, job_id, transition, answer, values
+            )
 
-        found = database.packet(together) if status is Status.PENDING else None
-        return database.run(work) if found is None else found
+        found = database.run_pipelined(change_in_packet) if status is Status.PENDING else None
+        answered = database.run_transaction(change_in_transaction) if found is None else found
+        if not answered.ok and tries > 1 and "at" in values:
+            # An earlier try may have committed and its answer was lost: then the row has this call's time.
+            its = select(c.action_time).where(c.job_id == job_id)
+            action_ms = database.read(lambda x: execute_on(x, shard, its).scalar())
+            if action_ms == values["at"]:
+                return Answer(answer, job_id)
+        return answered
 
-    def _home(self, job_id: int) -> tuple[int, Database]:
+    def _locate(self, job_id: int) -> tuple[int, Database]:
         shard = self._databases.routing.shard(gene_of(job_id))
         return shard, self._databases.of_shard(shard)
 
-    def draw_like(self, job_id: int) -> int:
+    def fresh_id_like(self, job_id: int) -> int:
         """A new id of the same shard and slot."""
         return self._fresh_id(gene_of(job_id))
 
 
-def _change(from_status: Status, to_status: Status, *values: tuple[Any, Any]) -> Update:
+def _guarded_update(from_status: Status, to_status: Status, *values: tuple[Any, Any]) -> Update:
     ids: BindParameter[Any] = bindparam("ids", expanding=True)
     return (
         update(JOB)
-        .where(c.job_id.in_(ids), c.status == int(from_status))
+        .where(
+            c.job_id.in_(ids),
+            c.status == int(from_status),  # guard: change-status
+        )
         .values(dict([(c.status, int(to_status)), (c.gmt_modified, db_now()), *values]))
     )
 
 
-_AT = bindparam("at", type_=Millis())
-_ANEW = ((c.action_time, _AT), (c.due_time, _AT), (c.attempts, 0))
-_CHANGE = {
-    "cancel": _change(Status.PENDING, Status.CANCELLED, (c.due_time, None)),
-    "reschedule": _change(Status.PENDING, Status.PENDING, *_ANEW),
-    "redrive": _change(Status.DEAD, Status.PENDING, *_ANEW),
+_NEW_TIME = bindparam("at", type_=Millis())
+_RESTARTED = ((c.action_time, _NEW_TIME), (c.due_time, _NEW_TIME), (c.attempts, 0))
+_CHANGES = {
+    "cancel": _guarded_update(Status.PENDING, Status.CANCELLED, (c.due_time, None)),
+    "reschedule": _guarded_update(Status.PENDING, Status.PENDING, *_RESTARTED),
+    "redrive": _guarded_update(Status.DEAD, Status.PENDING, *_RESTARTED),
 }
-_LOOK = select(c.status, c.attempts).where(c.job_id.in_(bindparam("ids", expanding=True)))
+_SELECT_STATUS = select(c.status, c.attempts).where(c.job_id.in_(bindparam("ids", expanding=True)))
 
 
 class _ChangePacket:
-    """A guarded change and its event, as one packet for a database."""
+    """Sends a guarded change and its event to one database, in one packet."""
 
     def __init__(self, database: Database) -> None:
         dialect = database.engine.dialect
-        self._database, self._record = database, Record(database)
-        self._change = {what: Prepared(change, dialect) for what, change in _CHANGE.items()}
-        self._look = Prepared(_LOOK, dialect)
+        self._database, self._event = database, EventStatement(database)
+        self._change = {
+            what: PreparedStatement(change, dialect) for what, change in _CHANGES.items()
+        }
+        self._status = PreparedStatement(_SELECT_STATUS, dialect)
 
     def send(
         self,
-        line: Line,
+        line: PipelinedConnection,
         shard: int,
         job_id: int,
-        move: Move,
+        transition: Transition,
         answer: str,
         values: Mapping[str, Any],
     ) -> Answer:
-        """`answer` when it was changed, else what is the case."""
+        """Returns `answer` when the job was changed, else the answer for the status that was found."""
         table = self._database.job_table_name(shard)
         changes = [
-            self._change[move.what].on(table, [job_id], **values),
-            self._record.on(table, job_id, move),
+            self._change[transition.what].bind(table, [job_id], **values),
+            self._event.bind(table, job_id, transition),
         ]
         idle_s = self._database.idle_transaction_s
         changed, _ = line.send_transaction([changes], [], idle_s)
         if changed.rowcount:
             return Answer(answer, job_id)
-        (looked,) = line.send([self._look.on(table, [job_id])])
+        (looked,) = line.send([self._status.bind(table, [job_id])])
         row = next(iter(looked.rows), None)
-        if row is not None and row[0] == move.from_status:
-            raise NotTogetherError  # it came back between change and look, by a retry: once more
-        return _answer(job_id, row)
+        if row is not None and row[0] == transition.from_status:
+            # A retry made it pending again between the UPDATE and the SELECT: try again.
+            raise PipelineUnsupportedError
+        return _answer_from_row(job_id, row)
 
 
-def _answer(job_id: int, row: Sequence[Any] | None) -> Answer:
-    """What is the case, by (status, attempts)."""
+def _answer_from_row(job_id: int, row: Sequence[Any] | None) -> Answer:
+    """The answer for a row (status, attempts) that was not changed; None: there is no row."""
     if row is None:
         return Answer("unknown")
-    return Answer(ANSWER_OF_STATUS[status_of(row[0])], job_id, row[1])
+    return Answer(ANSWER_OF_STATUS[status_from_number(row[0])], job_id, row[1])
 
 
 class _ShardInsert:
-    """Inserts rows into one shard: all in one statement, and one by one when a key is in the way."""
+    """Inserts rows into one shard: all in one statement, or one by one when a key is a duplicate."""
 
     def __init__(
         self,
@@ -350,36 +440,43 @@ class _ShardInsert:
         self._database = database
         self._shard = shard
         self._on_duplicate = on_duplicate
-        # True in a second run after a lost answer: then a taken id may be taken by this very call.
+        # True in a retry after a lost answer: then this call itself may have inserted a taken id.
         self._repeated = repeated
 
-    def insert(self, connection: Connection, jobs: list[NewJob]) -> list[Inserted]:
-        try:
-            self._write(connection, jobs)
-        except IntegrityError:
-            # The failed statement is undone, the transaction goes on.
+    def insert(self, connection: Connection, jobs: list[NewJob]) -> list[InsertResult]:
+        if any(job.other_nos and job.dedup_key is not None for job in jobs):
             return [self._insert_one(connection, job) for job in jobs]
-        return [Inserted(job.job_id, job.action_ms, written=True) for job in jobs]
+        try:
+            self._insert_rows(connection, jobs)
+        except IntegrityError:
+            # Only the failed statement was rolled back; the transaction continues.
+            return [self._insert_one(connection, job) for job in jobs]
+        return [InsertResult(job.job_id, job.action_ms, written=True) for job in jobs]
 
-    def _insert_one(self, connection: Connection, job: NewJob) -> Inserted:
+    def _insert_one(self, connection: Connection, job: NewJob) -> InsertResult:
         for _ in range(_TRIES_MAX):
+            if job.other_nos and job.dedup_key is not None:
+                # The unique index does not cover a type's other numbers: look for their rows first.
+                held = self._find_holder_of_other_number(connection, job)
+                if held is not None:
+                    return held
             try:
-                self._write(connection, [job])
+                self._insert_rows(connection, [job])
             except IntegrityError as error:
                 if is_live_duplicate(error):
-                    found = self._on_live(connection, job)
+                    found = self._handle_held_key(connection, job)
                 elif is_primary_duplicate(error):
-                    found = self._on_taken(connection, job)
+                    found = self._handle_taken_id(connection, job)
                 else:
                     raise
-                if isinstance(found, Inserted):
+                if isinstance(found, InsertResult):
                     return found
                 job = found
             else:
-                return Inserted(job.job_id, job.action_ms, written=True)
+                return InsertResult(job.job_id, job.action_ms, written=True)
         raise AssertionError(f"no row for {job} after {_TRIES_MAX} tries")
 
-    def _on_taken(self, connection: Connection, job: NewJob) -> Inserted | NewJob:
+    def _handle_taken_id(self, connection: Connection, job: NewJob) -> InsertResult | NewJob:
         same = and_(
             c.biz_id == job.biz_id, c.biz_type == job.type_no, c.action_time == job.action_ms
         )
@@ -388,46 +485,71 @@ class _ShardInsert:
                 connection, select(c.job_id).where(c.job_id == job.job_id, same)
             ).first()
             if mine:
-                return Inserted(job.job_id, job.action_ms, written=True)
-        return job._replace(job_id=self._jobs.draw_like(job.job_id))
+                return InsertResult(job.job_id, job.action_ms, written=True)
+        return job._replace(job_id=self._jobs.fresh_id_like(job.job_id))
 
-    def _on_live(self, connection: Connection, job: NewJob) -> Inserted | NewJob:
+    def _find_holder_of_other_number(
+        self, connection: Connection, job: NewJob
+    ) -> InsertResult | None:
+        """As `_handle_held_key`, for a holder that an earlier release inserted under another type number.
+
+        None: there is no such holder.
+        """
+        for number in job.other_nos:
+            its = c.biz_id == job.biz_id, c.biz_type == number, c.live_key == job.dedup_key
+            # First without a lock: under a caller's REPEATABLE READ a locking read that finds nothing would
+            # keep others from inserting there.
+            if self._execute(connection, select(c.job_id).where(*its)).first() is not None:
+                found = self._handle_held_key(connection, job, number)
+                if isinstance(found, InsertResult):
+                    return found
+        return None
+
+    def _handle_held_key(
+        self, connection: Connection, job: NewJob, type_no: int | None = None
+    ) -> InsertResult | NewJob:
+        number = job.type_no if type_no is None else type_no
         holder = self._execute(
             connection,
             select(c.job_id, c.status, c.due_time)
-            .where(c.biz_id == job.biz_id, c.biz_type == job.type_no, c.live_key == job.dedup_key)
-            # A locking read sees what is committed even in a caller's REPEATABLE READ.
+            .where(c.biz_id == job.biz_id, c.biz_type == number, c.live_key == job.dedup_key)
+            # A locking read sees committed rows even in a caller's REPEATABLE READ.
             .with_for_update(read=True),
         ).first()
         if holder is None:  # it ended in between: try again
             return job
         if holder.job_id == job.job_id:
-            return Inserted(job.job_id, job.action_ms, written=True)
+            return InsertResult(job.job_id, job.action_ms, written=True)
         if self._on_duplicate == "keep":
-            return Inserted(holder.job_id, holder.due_time, written=False)
-        if self._on_duplicate == "replace" and holder.status == Status.PENDING:
+            status = status_from_number(holder.status)
+            return InsertResult(holder.job_id, holder.due_time, written=False, holder=status)
+        is_pending = holder.status == Status.PENDING  # guard: replace-pending-seen
+        if self._on_duplicate == "replace" and is_pending:
             changed = self._execute(
                 connection,
                 update(JOB)
-                .where(c.job_id == holder.job_id, c.status == int(Status.PENDING))
+                .where(
+                    c.job_id == holder.job_id,
+                    c.status == int(Status.PENDING),  # guard: replace-pending
+                )
                 .values(
                     action_time=job.action_ms,
                     due_time=job.action_ms,
-                    attempts=0,
+                    attempts=0,  # guard: replace-keeps-status
                     attribute=job.attribute,
                     gmt_modified=db_now(),
                 ),
             ).rowcount
             if not changed:
                 return job
-            move = self._jobs._move_to(job.action_ms, "replaced by schedule()")  # noqa: SLF001 - same module
+            move = self._jobs._reschedule_transition(job.action_ms, "replaced by schedule()")  # noqa: SLF001 - same module
             its = c.job_id == holder.job_id
-            record(connection, self._database, self._shard, its, move)
-            return Inserted(holder.job_id, job.action_ms, written=True)
+            record_events(connection, self._database, self._shard, its, move)
+            return InsertResult(holder.job_id, job.action_ms, written=True, holder=Status.PENDING)
         raise DuplicateJob(
             holder.job_id,
             job.biz_id,
-            self._jobs._catalogue.name(job.type_no),  # noqa: SLF001 - same module
+            self._jobs.type_name(job.type_no, self._database),
             job.dedup_key or "",
             running=holder.status == Status.RUNNING,
         )
@@ -435,16 +557,16 @@ class _ShardInsert:
     def _execute(self, connection: Connection, statement: Executable) -> CursorResult[Any]:
         return execute_on(connection, self._shard, statement)
 
-    def _write(self, connection: Connection, jobs: list[NewJob]) -> None:
-        text, values = _insertion(self._database, self._shard, jobs)
+    def _insert_rows(self, connection: Connection, jobs: list[NewJob]) -> None:
+        text, values = _insert_sql(self._database, self._shard, jobs)
         connection.exec_driver_sql(text, values)
 
 
-def _insertion(database: Database, shard: int, jobs: Sequence[NewJob]) -> Statement:
-    """An INSERT into one shard, and its values."""
-    # Written out, not built by insert(): SQLAlchemy would go through executemany and its row by
-    # row rendering, which costs a third of the speed (docs/performance.md). Values are bound.
-    # What need not be bound is not: the driver escapes each value in Python.
+def _insert_sql(database: Database, shard: int, jobs: Sequence[NewJob]) -> Statement:
+    """An INSERT of these jobs into one shard: text and values."""
+    # Text, not insert(): SQLAlchemy would use executemany and render row by row, which costs a third of
+    # the speed (docs/explanation/performance.md). Values are bound, but as few as possible: the driver
+    # escapes each value in Python.
     values: list[Any] = []
     rows: list[str] = []
     keyless, keyed = _SQLITE_ROWS if database.sqlite else _MYSQL_ROWS
@@ -464,18 +586,23 @@ def _insertion(database: Database, shard: int, jobs: Sequence[NewJob]) -> Statem
     return text, tuple(values)
 
 
-def _bytes(job: NewJob) -> int:
-    """Of its row in an INSERT, about."""
+def _has_type(column: ColumnElement[int], type_nos: Sequence[int]) -> ColumnElement[bool]:
+    """A condition: whether the column is one of these type numbers."""
+    return column == type_nos[0] if len(type_nos) == 1 else column.in_(type_nos)
+
+
+def _estimated_bytes(job: NewJob) -> int:
+    """The approximate size of a job's row in an INSERT, in bytes."""
     return 150 + len(job.attribute or "")
 
 
-def _parts(jobs: Sequence[NewJob], positions: Sequence[int]) -> Iterator[list[int]]:
-    """As many of these jobs as one INSERT takes, and so on."""
+def _split_rows(jobs: Sequence[NewJob], positions: Sequence[int]) -> Iterator[list[int]]:
+    """Splits positions into lists of at most ROWS_MAX rows and about BYTES_MAX bytes, one per INSERT."""
     part: list[int] = []
     size = 0
     for position in positions:
         part.append(position)
-        size += _bytes(jobs[position])
+        size += _estimated_bytes(jobs[position])
         if len(part) == ROWS_MAX or size >= BYTES_MAX:
             yield part
             part, size = [], 0
@@ -483,16 +610,16 @@ def _parts(jobs: Sequence[NewJob], positions: Sequence[int]) -> Iterator[list[in
         yield part
 
 
-def _packets(
+def _build_packets(
     database: Database, jobs: Sequence[NewJob], parts: Sequence[tuple[int, list[int]]]
 ) -> Iterator[list[Statement]]:
-    """The INSERTs of all parts, as many to a packet as fit."""
+    """Builds the INSERTs of all parts and groups them into packets of about BYTES_MAX bytes."""
     packet: list[Statement] = []
     size = 0
     for shard, positions in parts:
         part = [jobs[position] for position in positions]
-        packet.append(_insertion(database, shard, part))
-        size += sum(map(_bytes, part))
+        packet.append(_insert_sql(database, shard, part))
+        size += sum(map(_estimated_bytes, part))
         if size >= BYTES_MAX:
             yield packet
             packet, size = [], 0

@@ -6,21 +6,22 @@ What is asked of the two servers is in `store.mover`; this says what each answer
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Literal
 
 from toc.errors import TocError
+from toc.store.accounts import ROLES
 from toc.store.migrate import VERSION_TABLE
 from toc.store.mover import (
     LAG_S_MAX,
     MOVED_ROWS,
+    MoveServer,
     MoveStopped,
     Probe,
-    Server,
-    is_guarded,
-    open_transactions,
-    tables_of,
+    describe_oldest_transaction,
+    only_replication_writes,
+    read_tables,
 )
 
 Level = Literal["ok", "warn", "fail"]
@@ -28,14 +29,14 @@ State = Literal["done", "next", "later", "unknown"]
 
 VERSION_MIN = (8, 0, 22)  # the first that can make a schema READ ONLY
 
-# GRANT … ON *.* and ON the schema; `admin`: of the account that moves it, `app`: of the application.
-OLD_GLOBAL = ("PROCESS", "CONNECTION_ADMIN", "SESSION_VARIABLES_ADMIN")
-OLD_SCHEMA = ("SELECT", "INSERT", "DELETE", "ALTER")
-NEW_GLOBAL = (
-    "PROCESS", "RELOAD", "REPLICATION CLIENT", "REPLICATION_SLAVE_ADMIN", "SYSTEM_VARIABLES_ADMIN",
-)  # fmt: skip
-NEW_SCHEMA = OLD_SCHEMA
-APP_SCHEMA = ("SELECT", "INSERT", "UPDATE", "DELETE")
+MOVER = ROLES["mover"]
+APP_JOBS = ("SELECT", "INSERT", "UPDATE")
+"""What whoever writes jobs may do on their tables; the settings' account may be a client's or a worker's."""
+
+LACKS_SHOWN = 5
+_NAME = r"(?:`(?:[^`]|``)*`|\*)"
+_GRANT = re.compile(rf"GRANT (?P<rights>.+?) ON (?P<schema>{_NAME})\.(?P<table>{_NAME}) TO ")
+_RIGHT = re.compile(r"([A-Z][A-Z_ ]*[A-Z])(?: \(([^)]*)\))?")
 _STANDS_FOR = {
     "SESSION_VARIABLES_ADMIN": {"SYSTEM_VARIABLES_ADMIN", "SUPER"},
     "SYSTEM_VARIABLES_ADMIN": {"SUPER"},
@@ -46,7 +47,7 @@ _STANDS_FOR = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MoveFinding:
     """One answer. `advice`: what to do when the level is not ok."""
 
     check: str
@@ -56,7 +57,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MoveStep:
     """One step of the drill. `todo`: how it is done, where it is not."""
 
     step: str
@@ -65,7 +66,7 @@ class Step:
     todo: str = ""
 
 
-class Checks:
+class MoveChecks:
     """Looks at both servers. `probe(server)`: the application's own account there.
 
     `members`: what the nodes in ZooKeeper say: whether they know of the move; None: an older release.
@@ -73,43 +74,43 @@ class Checks:
 
     def __init__(
         self,
-        old: Server,
-        new: Server,
+        old: MoveServer,
+        new: MoveServer,
         probe: Probe,
         members: Mapping[str, bool | None],
     ) -> None:
         self._old, self._new, self._probe, self._members = old, new, probe, members
 
-    def run(self) -> list[Finding]:
+    def run_all(self) -> list[MoveFinding]:
         """Everything; several seconds at most."""
         old, new = self._old, self._new
-        found = [*self._servers(), *self._logs(), self._durable()]
+        found = [*self._check_servers(), *self._check_logs(), self._check_durability()]
         if old.uuid == new.uuid:
             return found
         return [
             *found,
-            self._replication(),
-            self._lag(),
-            *self._data(),
-            *self._privileges(),
-            self._guard(),
-            self._errant(),
-            self._transactions(),
-            *self._settings(),
+            self._check_replication(),
+            self._check_lag(),
+            *self._check_data(),
+            *self._check_privileges(),
+            self._check_guard(),
+            self._check_errant_transactions(),
+            self._check_open_transactions(),
+            *self._check_settings(),
         ]
 
-    def demand(self) -> None:
+    def refuse_if_failed(self) -> None:
         """Raises MoveStopped where one fails."""
-        wrong = [finding for finding in self.run() if finding.level == "fail"]
+        wrong = [finding for finding in self.run_all() if finding.level == "fail"]
         if wrong:
             texts = "; ".join(f"{each.check}: {each.found} ({each.advice})" for each in wrong)
             raise MoveStopped(f"database {self._old.index}: nothing was begun: {texts}")
 
     # ---- the servers
 
-    def _servers(self) -> Iterator[Finding]:
+    def _check_servers(self) -> Iterator[MoveFinding]:
         old, new = self._old, self._new
-        yield _finding(
+        yield _make_finding(
             "two servers",
             old.uuid != new.uuid,
             f"{old.at} and {new.at}",
@@ -117,7 +118,7 @@ class Checks:
         )
         texts = [".".join(map(str, server.version)) for server in (old, new)]
         fits = old.version >= VERSION_MIN and old.version[:2] <= new.version[:2]
-        yield _finding(
+        yield _make_finding(
             "version",
             fits,
             " to ".join(texts),
@@ -125,7 +126,7 @@ class Checks:
             "ok" if old.version[:2] == new.version[:2] else "warn",
         )
 
-    def _logs(self) -> Iterator[Finding]:
+    def _check_logs(self) -> Iterator[MoveFinding]:
         wanted = {"gtid_mode": "ON", "enforce_gtid_consistency": "ON", "log_bin": "ON"}
         for server in (self._old, self._new):
             more = (
@@ -136,68 +137,70 @@ class Checks:
             wrong = [
                 f"{k} = {found[k]}" for k, v in (wanted | more).items() if found.get(k, v) != v
             ]
-            yield _finding(
+            yield _make_finding(
                 f"log of the {server.role} server",
                 not wrong,
                 ", ".join(wrong) or "GTIDs, rows",
                 "; ".join(f"{k} = {v}" for k, v in (wanted | more).items()),
             )
 
-    def _durable(self) -> Finding:
+    def _check_durability(self) -> MoveFinding:
         """A COMMIT on the new server must be as durable as I1 has it; replicas are often run with less."""
         wanted = {"innodb_flush_log_at_trx_commit": "1", "sync_binlog": "1"}
         found = self._new.variables(*wanted)
         wrong = [f"{k} = {found.get(k)}" for k, v in wanted.items() if found.get(k) != v]
         advice = "SET PERSIST both to 1 on the new server: else a power loss takes jobs along"
         text = ", ".join(wrong) or "each COMMIT is on the disk"
-        return _finding("durability of the new server", not wrong, text, advice)
+        return _make_finding("durability of the new server", not wrong, text, advice)
 
     # ---- replication
 
-    def _replication(self) -> Finding:
-        channel = self._new.channel(self._old.uuid)
-        advice = "make the new server a replica of the old one: see docs/moving.md"
+    def _check_replication(self) -> MoveFinding:
+        channel = self._new.replication_channel(self._old.uuid)
+        advice = "make the new server a replica of the old one: see docs/how-to/move-database.md"
         if channel is None:
-            return Finding(
+            return MoveFinding(
                 "replication", "fail", "the new server does not replicate the old", advice
             )
         text = "runs" if channel.runs else f"stands still: {channel.error or 'START REPLICA'}"
-        return _finding("replication", channel.runs, text, advice)
+        return _make_finding("replication", channel.runs, text, advice)
 
-    def _lag(self) -> Finding:
+    def _check_lag(self) -> MoveFinding:
         advice = "wait until the new server has caught up"
-        behind_s = behind(self._old, self._new)
+        behind_s = measure_lag_s(self._old, self._new)
         if behind_s is None:
-            return Finding("lag", "fail", f"more than {LAG_S_MAX:g} s", advice)
-        return Finding("lag", "ok", f"{behind_s * 1000:.0f} ms")
+            return MoveFinding("lag", "fail", f"more than {LAG_S_MAX:g} s", advice)
+        return MoveFinding("lag", "ok", f"{behind_s * 1000:.0f} ms")
 
-    def _errant(self) -> Finding:
-        own = self._new.executed()  # before the old server's, which is ahead
-        more = str(self._new.value("SELECT GTID_SUBTRACT(%s, %s)", own, self._old.executed()))
+    def _check_errant_transactions(self) -> MoveFinding:
+        own = self._new.executed_gtids()  # before the old server's, which is ahead
+        more = str(self._new.value("SELECT GTID_SUBTRACT(%s, %s)", own, self._old.executed_gtids()))
         advice = "look what was written there: SHOW BINLOG EVENTS"
         text = f"the new server has transactions of its own: {more}" if more else "none of its own"
-        return _finding("transactions", not more, text, advice, "warn", bad="warn")
+        return _make_finding("transactions", not more, text, advice, bad="warn")
 
-    def _transactions(self) -> Finding:
-        found = open_transactions(self._old)
+    def _check_open_transactions(self) -> MoveFinding:
+        found = describe_oldest_transaction(self._old)
         advice = "the fence waits for it, and gives up after half of --pause-max"
-        return _finding("open transactions", not found, found or "none is old", advice, bad="warn")
+        return _make_finding(
+            "open transactions", not found, found or "none is old", advice, bad="warn"
+        )
 
-    def _guard(self) -> Finding:
-        guarded = is_guarded(self._new)
+    def _check_guard(self) -> MoveFinding:
+        guarded = only_replication_writes(self._new)
         text = "only replication writes there" if guarded else "others may write there"
         advice = (
             "SET PERSIST super_read_only = 1 there; else `toc move --go` makes the schema READ ONLY"
         )
-        return _finding("new server's writers", guarded, text, advice, bad="warn")
+        return _make_finding("new server's writers", guarded, text, advice, bad="warn")
 
     # ---- the data
 
-    def _data(self) -> Iterator[Finding]:
+    def _check_data(self) -> Iterator[MoveFinding]:
         old, new = self._old, self._new
-        there, here = tables_of(old), tables_of(new)
+        there, here = read_tables(old), read_tables(new)
         missing = sorted(there.keys() - here.keys())
-        yield _finding(
+        yield _make_finding(
             "tables",
             bool(there) and not missing,
             f"{len(there)}"
@@ -211,18 +214,18 @@ class Checks:
             server.value(f"SELECT version_num FROM {server.quoted}.{VERSION_TABLE}")  # noqa: S608
             for server in (old, new)
         ]
-        yield _finding(
+        yield _make_finding(
             "schema",
             revisions[0] == revisions[1],
             " and ".join(sorted(set(map(str, revisions)))),
             "wait until `toc migrate` has been replicated",
         )
         metas = [
-            {name: value for name, value in server.meta().items() if name not in MOVED_ROWS}
+            {name: value for name, value in server.read_meta().items() if name not in MOVED_ROWS}
             for server in (old, new)
         ]
         differ = sorted(k for k in metas[0].keys() | metas[1] if metas[0].get(k) != metas[1].get(k))
-        yield _finding(
+        yield _make_finding(
             "identity",
             not differ and metas[0].get("database") == str(old.index),
             f"differs: {', '.join(differ) or 'database'}" if differ else f"database {old.index}",
@@ -231,39 +234,48 @@ class Checks:
 
     # ---- the accounts
 
-    def _privileges(self) -> Iterator[Finding]:
-        for server, everywhere, here in (
-            (self._old, OLD_GLOBAL, OLD_SCHEMA),
-            (self._new, NEW_GLOBAL, NEW_SCHEMA),
-        ):
-            lacks = lacking(server, everywhere, here)
+    def _check_privileges(self) -> Iterator[MoveFinding]:
+        for server in (self._old, self._new):
+            lacks = missing_rights(server, MOVER.server[server.role], MOVER.database, MOVER.tables)
             text = f"lacks {', '.join(lacks)}" if lacks else "may do it"
-            yield _finding(f"your account on the {server.role} server", not lacks, text, "grant it")
-        yield self._application()
+            advice = "`toc grants mover` prints the statements"
+            yield _make_finding(
+                f"your account on the {server.role} server", not lacks, text, advice
+            )
+        yield self._check_application_account()
 
-    def _application(self) -> Finding:
+    def _check_application_account(self) -> MoveFinding:
         name = "application's account"
         advice = "make it on the new server, as it is on the old one"
+        before: Rights | None = None
         for server in (self._old, self._new):
             try:
                 app = self._probe(server)
             except TocError as error:
-                return Finding(name, "fail", str(error), advice)
+                return MoveFinding(name, "fail", str(error), advice)
             try:
                 if app.uuid != server.uuid:
                     text = f"the settings' URL and yours reach different {server.role} servers"
-                    return Finding(name, "fail", text, "TOC_MOVE_… must name the settings' servers")
-                lacks = lacking(app, (), APP_SCHEMA)
+                    return MoveFinding(
+                        name, "fail", text, "TOC_MOVE_… must name the settings' servers"
+                    )
+                held = read_rights(app)
+                jobs = [table for table in read_tables(app) if table.startswith("toc_job_")]
+                lacks = held.missing(
+                    (), (), dict.fromkeys(jobs, APP_JOBS)
+                ) or held.missing_compared_to(before)
+                before = held
             finally:
                 app.close()
             if lacks:
-                text = f"lacks {', '.join(lacks)} on the {server.role} server"
-                return Finding(name, "fail", text, advice)
-        return Finding(name, "ok", "may read and write on both")
+                shown = ", ".join(lacks[:LACKS_SHOWN]) + (", …" if lacks[LACKS_SHOWN:] else "")
+                text = f"lacks {shown} on the {server.role} server"
+                return MoveFinding(name, "fail", text, advice)
+        return MoveFinding(name, "ok", "may read and write on both")
 
     # ---- who knows of the move
 
-    def _settings(self) -> Iterator[Finding]:
+    def _check_settings(self) -> Iterator[MoveFinding]:
         advice = f"deploy the setting moving.{self._old.index} there first"
         ignorant = sorted(name for name, knows in self._members.items() if not knows)
         if self._members:
@@ -271,26 +283,28 @@ class Checks:
             if ignorant:
                 text += f", not {', '.join(ignorant[:3])}"
             bad: Level = "fail" if False in self._members.values() else "warn"
-            yield _finding("nodes in ZooKeeper", not ignorant, text, advice, bad=bad)
-        silent = strangers(self._old, self._new)
+            yield _make_finding("nodes in ZooKeeper", not ignorant, text, advice, bad=bad)
+        silent = hosts_not_on_new_server(self._old, self._new)
         text = f"of {', '.join(silent[:5])} none looks at the new server" if silent else "all look"
-        yield _finding("clients' hosts", not silent, text, advice, bad="warn")
+        yield _make_finding("clients' hosts", not silent, text, advice, bad="warn")
 
 
-def plan(old: Server, new: Server, members: Mapping[str, bool | None]) -> list[Step]:
+def list_move_steps(
+    old: MoveServer, new: MoveServer, members: Mapping[str, bool | None]
+) -> list[MoveStep]:
     """The drill's steps and how far they are; the last one is for those whose settings name both."""
     index = old.index
-    channel = new.channel(old.uuid)
-    declared, fenced = new.is_declared(), old.is_fenced()
-    behind_s = None if channel is None or declared else behind(old, new)
+    channel = new.replication_channel(old.uuid)
+    declared, fenced = new.is_declared_home(), old.is_fenced()
+    behind_s = None if channel is None or declared else measure_lag_s(old, new)
     ignorant = [name for name, knows in members.items() if knows is False]
-    hosts = strangers(old, new)
+    hosts = hosts_not_on_new_server(old, new)
     found: list[tuple[str, bool, str, str]] = [
         (
             "replica",
             declared or channel is not None,
             f"{new.at} replicates {old.at}" if channel is not None else "not a replica",
-            "seed the new server and start replication: docs/moving.md",
+            "seed the new server and start replication: docs/how-to/move-database.md",
         ),
         (
             "caught up",
@@ -323,60 +337,120 @@ def plan(old: Server, new: Server, members: Mapping[str, bool | None]) -> list[S
             f"let databases[{index}] be the new URL and drop moving.{index}; restart one by one",
         ),
     ]
-    steps: list[Step] = []
+    steps: list[MoveStep] = []
     state: State = "done"
     for name, done, text, todo in found:
         if state == "done" and not done:
-            steps.append(Step(name, "next", text, todo))
+            steps.append(MoveStep(name, "next", text, todo))
             state = "later"
         else:
             now: State = "done" if done else "later"
-            steps.append(Step(name, now, text, "" if done else todo))
+            steps.append(MoveStep(name, now, text, "" if done else todo))
     return steps
 
 
-def behind(old: Server, new: Server) -> float | None:
+def measure_lag_s(old: MoveServer, new: MoveServer) -> float | None:
     """How long the new server needs for what the old one has executed by now, in s; None: too long."""
     began_s = old.clock.monotonic_s()
     sql = "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)"
-    if new.value(sql, old.executed(), LAG_S_MAX) != 0:
+    if new.value(sql, old.executed_gtids(), LAG_S_MAX) != 0:
         return None
     return old.clock.monotonic_s() - began_s
 
 
-def strangers(old: Server, new: Server) -> list[str]:
+def hosts_not_on_new_server(old: MoveServer, new: MoveServer) -> list[str]:
     """Hosts with sessions in the old schema and none in the new: who knows of the move looks there."""
     there, here = (
-        {str(row["Host"]).rpartition(":")[0] or str(row["Host"]) for row in server.sessions()}
+        {
+            str(row["Host"]).rpartition(":")[0] or str(row["Host"])
+            for row in server.application_sessions()
+        }
         for server in (old, new)
     )
     return sorted(there - here)
 
 
-def lacking(server: Server, everywhere: Iterable[str], here: Iterable[str]) -> list[str]:
-    """Which of these privileges the account does not have, of its own, on all and on the schema."""
-    on_all: set[str] = set()
-    on_schema: set[str] = set()
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What an account may do: on the whole server, on the schema, on single tables of it.
+
+    A right on some columns of a table only has their names in parentheses, and is another one.
+    """
+
+    everywhere: Set[str]
+    schema: Set[str]
+    tables: Mapping[str, Set[str]]
+
+    def missing(
+        self,
+        everywhere: Iterable[str],
+        schema: Iterable[str],
+        tables: Mapping[str, Iterable[str]],
+    ) -> list[str]:
+        """Which of these it lacks."""
+        return [
+            *(name for name in everywhere if not _has_right(name, self.everywhere)),
+            *(name for name in schema if not self._has(name)),
+            *(
+                f"{name} on {table}"
+                for table, names in tables.items()
+                for name in names
+                if not self._has(name, table)
+            ),
+        ]
+
+    def missing_compared_to(self, other: Rights | None) -> list[str]:
+        """What the other one has on the schema and its tables, and this one lacks."""
+        return [] if other is None else self.missing((), other.schema, other.tables)
+
+    def _has(self, name: str, table: str = "") -> bool:
+        return _has_right(name, self.everywhere | self.schema | self.tables.get(table, frozenset()))
+
+
+def read_rights(server: MoveServer) -> Rights:
+    """Of the account itself, not of its roles."""
+    everywhere: set[str] = set()
+    schema: set[str] = set()
+    tables: dict[str, set[str]] = {}
     for row in server.rows("SHOW GRANTS"):
-        match = re.match(r"GRANT (.+) ON (.+?)\.\* TO ", str(*row.values()))
+        match = _GRANT.match(str(*row.values()))
         if match is None:
             continue
-        privileges = {word.strip() for word in match[1].split(",")}
-        if match[2] == "*":
-            on_all |= privileges
-        elif _is_like(server.schema, match[2]):
-            on_schema |= privileges
-    on_schema |= on_all
-
-    def has(name: str, held: set[str]) -> bool:
-        return bool({name, "ALL PRIVILEGES", *_STANDS_FOR.get(name, ())} & held)
-
-    return [n for n in everywhere if not has(n, on_all)] + [
-        n for n in here if not has(n, on_schema)
-    ]
+        rights = {_normalised(*right) for right in _RIGHT.findall(match["rights"])}
+        if match["schema"] == "*":
+            everywhere |= rights
+        elif match["table"] == "*" and _pattern_matches(server.schema, match["schema"]):
+            schema |= rights
+        elif _unquoted(match["schema"]) == server.schema:
+            tables.setdefault(_unquoted(match["table"]), set()).update(rights)
+    return Rights(everywhere, schema, tables)
 
 
-def _is_like(schema: str, pattern: str) -> bool:
+def missing_rights(
+    server: MoveServer,
+    everywhere: Iterable[str],
+    schema: Iterable[str],
+    tables: Mapping[str, Iterable[str]],
+) -> list[str]:
+    """Which of these rights the account does not have, of its own."""
+    return read_rights(server).missing(everywhere, schema, tables)
+
+
+def _has_right(name: str, held: Set[str]) -> bool:
+    whole = name.partition(" (")[0]  # of all columns
+    return bool({name, whole, "ALL PRIVILEGES", *_STANDS_FOR.get(name, ())} & held)
+
+
+def _normalised(right: str, columns: str) -> str:
+    names = sorted(map(_unquoted, columns.split(", "))) if columns else []
+    return f"{right} ({', '.join(names)})" if names else right
+
+
+def _unquoted(name: str) -> str:
+    return name.removeprefix("`").removesuffix("`").replace("``", "`")
+
+
+def _pattern_matches(schema: str, pattern: str) -> bool:
     """Whether a grant's database, a pattern of LIKE in backticks, is meant for this schema."""
     text = ""
     for escaped, character in re.findall(r"(\\)?(.)", pattern.strip("`")):
@@ -385,7 +459,7 @@ def _is_like(schema: str, pattern: str) -> bool:
     return re.fullmatch(text, schema) is not None
 
 
-def _finding(
+def _make_finding(
     check: str, fine: bool, found: str, advice: str, good: Level = "ok", bad: Level = "fail"
-) -> Finding:
-    return Finding(check, good if fine else bad, found, advice)
+) -> MoveFinding:
+    return MoveFinding(check, good if fine else bad, found, advice)

@@ -32,14 +32,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy.engine import URL, Dialect, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.engine import Dialect, make_url
 
 from toc.errors import MYSQL_REFUSALS, SettingsError, StoreUnavailable, TocError
 from toc.runtime.clock import Clock, SystemClock
-from toc.store.archived import ARCHIVED
-from toc.store.moving import FENCED_SQL, HOME, MOVING_TO
-from toc.store.reconciled import RECONCILED
+from toc.runtime.settings import MysqlSettings
+from toc.runtime.urls import database_url
+from toc.store.archive_status import ARCHIVED
+from toc.store.database_home import FENCED_SQL, HOME, MOVING_TO
+from toc.store.reconcile_status import RECONCILED
+from toc.store.sessions import session_arguments
 
 CONNECT_S, ANSWER_S = 5, 60
 LOCK_WAIT_S = 1  # of one try to fence; meanwhile writes to the schema may wait
@@ -59,7 +61,7 @@ class MoveStopped(TocError):
     code = "move_stopped"
 
 
-Tell = Callable[[str, str], None]
+StepListener = Callable[[str, str], None]
 """Is told each step when it is done: its name, and what came of it."""
 
 
@@ -77,12 +79,12 @@ class Channel:
         return self.receives and self.applies
 
 
-Probe = Callable[["Server"], "Server"]
+Probe = Callable[["MoveServer"], "MoveServer"]
 """Opens a session of the application's own account on a server."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MoveResult:
     """What `go` did. `pause_ms`: from the fence to the declaration; None: an earlier run did that."""
 
     pause_ms: int | None
@@ -90,7 +92,7 @@ class Moved:
     verified: Sequence[str]
 
 
-class Server:
+class MoveServer:
     """One session on one of the two servers, kept for the whole command: the lock is in it.
 
     `role`: "old" or "new". Never connects again by itself. Raises StoreUnavailable, SettingsError
@@ -98,13 +100,20 @@ class Server:
     """
 
     def __init__(
-        self, index: int, role: str, url: str, schema: str, clock: Clock | None = None
+        self,
+        index: int,
+        role: str,
+        url: str,
+        schema: str,
+        clock: Clock | None = None,
+        mysql: MysqlSettings | None = None,
     ) -> None:
-        parsed = _parsed(url)
-        if parsed is None or parsed.get_backend_name() != "mysql":
-            raise SettingsError(
-                f"database {index}: the URL of the {role} server must be one of SQLAlchemy, for mysql"
-            )
+        try:
+            parsed = database_url(url, f"the URL of the {role} server", needs_database=False)
+        except ValueError as error:
+            raise SettingsError(f"database {index}: {error}") from None
+        if parsed.get_backend_name() != "mysql":
+            raise SettingsError(f"database {index}: the URL of the {role} server must be mysql")
         self.index, self.role, self.schema = index, role, schema
         self.clock = clock or SystemClock()
         self.at = f"{parsed.host}:{parsed.port or 3306}"
@@ -112,14 +121,15 @@ class Server:
         self._url = parsed._replace(database=None)
         kind: Any = parsed.get_dialect()
         self.dialect: Dialect = kind(dbapi=kind.import_dbapi())
+        self._arguments = session_arguments(self._url, mysql or MysqlSettings())
         self._raw = self._connect()
         try:
-            self._look()
+            self._read_identity()
         except BaseException:
             self.close()
             raise
 
-    def _look(self) -> None:
+    def _read_identity(self) -> None:
         version = str(self.value("SELECT VERSION()"))
         if "mariadb" in version.lower():
             raise MoveStopped(
@@ -136,7 +146,7 @@ class Server:
         arguments, named = self.dialect.create_connect_args(self._url)
         times = {"connect_timeout": CONNECT_S, "read_timeout": ANSWER_S, "write_timeout": ANSWER_S}
         try:
-            raw = self.dialect.connect(*arguments, **{**named, **times})
+            raw = self.dialect.connect(*arguments, **{**named, **self._arguments, **times})
         except self._errors as error:
             text = f"the {self.role} server, {self.at}: {error}"
             if error.args and error.args[0] in MYSQL_REFUSALS:
@@ -161,7 +171,7 @@ class Server:
             finally:
                 cursor.close()
         except self._errors as error:
-            raise _Refused(self, error) from error
+            raise _StatementRefused(self, error) from error
 
     def value(self, sql: str, *values: object) -> Any:
         """The only value of the only row."""
@@ -186,11 +196,11 @@ class Server:
         """Whether its schema is READ ONLY."""
         return bool(self.value(FENCED_SQL.replace("DATABASE()", "%s"), self.schema))
 
-    def is_declared(self) -> bool:
+    def is_declared_home(self) -> bool:
         """Whether it has been declared home: once it was, and may be still."""
-        return self.meta().get(HOME) == self.uuid
+        return self.read_meta().get(HOME) == self.uuid
 
-    def meta(self) -> dict[str, str]:
+    def read_meta(self) -> dict[str, str]:
         """What the catalogue keeps; nothing where the schema is not there."""
         there = "SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
         if not self.value(there, self.schema, "toc_meta"):
@@ -207,11 +217,11 @@ class Server:
     def is_on(self, variable: str) -> bool:
         return self.variables(variable).get(variable) == "ON"
 
-    def executed(self) -> str:
+    def executed_gtids(self) -> str:
         """The transactions that it has executed: a GTID set."""
         return str(self.value("SELECT @@GLOBAL.gtid_executed")).replace("\n", "")
 
-    def channel(self, source_uuid: str) -> Channel | None:
+    def replication_channel(self, source_uuid: str) -> Channel | None:
         """How it replicates that server; None: it does not."""
         for row in self.rows("SHOW REPLICA STATUS"):
             if row["Source_UUID"] == source_uuid:
@@ -220,7 +230,7 @@ class Server:
                 return Channel(row["Channel_Name"], *running, error)
         return None
 
-    def sessions(self) -> list[dict[str, Any]]:
+    def application_sessions(self) -> list[dict[str, Any]]:
         """Other people's sessions in the schema."""
         return [
             row
@@ -231,7 +241,7 @@ class Server:
     # ---- acting
 
     @contextmanager
-    def unlogged(self) -> Iterator[None]:
+    def without_binlog(self) -> Iterator[None]:
         """What is done here stays on this server."""
         self.run("SET SESSION sql_log_bin = 0")
         try:
@@ -241,12 +251,12 @@ class Server:
 
     def set_fence(self, on: bool) -> None:
         """One try. Its lock waits are short."""
-        with self.unlogged():
+        with self.without_binlog():
             self.run(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")
             self.run(f"ALTER DATABASE {self.quoted} READ ONLY = {int(on)}")
 
     @contextmanager
-    def interrupted_after(self, seconds: float) -> Iterator[None]:
+    def interrupt_after(self, seconds: float) -> Iterator[None]:
         """A statement of this session that still runs then is interrupted, from another one."""
 
         def interrupt() -> None:
@@ -265,7 +275,7 @@ class Server:
             timer.join(CONNECT_S + ANSWER_S)  # a late one must not hit the next statement
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def hold_move_lock(self) -> Iterator[None]:
         """One mover at a time. The lock goes with the session, whatever ends that."""
         name = f"toc_move_{self.index}_{self.schema}"[:64]
         if self.value("SELECT GET_LOCK(%s, 0)", name) != 1:
@@ -275,7 +285,7 @@ class Server:
         try:
             yield
         finally:
-            with suppress(_Refused):
+            with suppress(_StatementRefused):
                 self.run("DO RELEASE_LOCK(%s)", name)
 
 
@@ -286,55 +296,61 @@ class Mover:
     """
 
     def __init__(
-        self, old: Server, new: Server, probe: Probe, tell: Tell = lambda step, text: None
+        self,
+        old: MoveServer,
+        new: MoveServer,
+        probe: Probe,
+        on_step: StepListener = lambda step, text: None,
     ) -> None:
-        self._old, self._new, self._probe, self._tell = old, new, probe, tell
+        self._old, self._new, self._probe, self._report_step = old, new, probe, on_step
         self._clock = old.clock
         self.index = old.index
 
-    def go(self, check: Callable[[], None], pause_max_s: float = PAUSE_S_MAX) -> Moved:
+    def start_or_resume(
+        self, check: Callable[[], None], pause_max_s: float = PAUSE_S_MAX
+    ) -> MoveResult:
         """Moves it, or finishes a move that was begun. `check` raises MoveStopped where it may not begin.
 
         Raises MoveStopped, and has then taken everything back unless the text says otherwise.
         """
-        with self._alone():
+        with self._lock_both_servers():
             pause_ms, killed = None, 0
-            if not self._new.is_declared():
+            if not self._new.is_declared_home():
                 if not self._old.is_fenced():
                     check()
                     self._prepare()
-                pause_ms, killed = self._switch(pause_max_s)
+                pause_ms, killed = self._switch_to_new_server(pause_max_s)
             return self._finish(pause_ms, killed)
 
     def undo(self) -> None:
         """Takes back what was begun. Refuses once the new server has been declared home."""
-        with self._alone():
-            if self._new.is_declared():
+        with self._lock_both_servers():
+            if self._new.is_declared_home():
                 raise MoveStopped(
                     f"database {self.index}: the new server was declared home: jobs are written there. "
                     f"To go back, move it back: the old server becomes a replica of the new one"
                 )
-            self._step_back()
+            self._undo_steps()
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _lock_both_servers(self) -> Iterator[None]:
         """The only mover, and nothing speaks against it."""
         old, new = self._old, self._new
         if old.uuid == new.uuid:
             raise MoveStopped(f"database {self.index}: databases and moving name the same server")
-        with old.locked(), new.locked():
-            self._refuse_others()
+        with old.hold_move_lock(), new.hold_move_lock():
+            self._refuse_other_move()
             yield
 
-    def _refuse_others(self) -> None:
+    def _refuse_other_move(self) -> None:
         """A fence, or a home, that another move has left behind."""
         old, new = self._old, self._new
-        if new.is_declared() and new.is_fenced():
+        if new.is_declared_home() and new.is_fenced():
             raise MoveStopped(
                 f"database {self.index}: the new server was its home once, and it has moved on from there: "
                 f"make it a replica of the old one first"
             )
-        if old.is_fenced() and old.meta().get(MOVING_TO) != new.uuid:
+        if old.is_fenced() and old.read_meta().get(MOVING_TO) != new.uuid:
             raise MoveStopped(
                 f"database {self.index}: the old server is fenced, and not for a move to this new server: "
                 f"the database has moved, or is moving, to another one"
@@ -344,113 +360,113 @@ class Mover:
 
     def _prepare(self) -> None:
         """All that may be done beside the traffic."""
-        self._guard()
-        self._note()
+        self._block_other_writers()
+        self._record_purpose()
         began_s = self._clock.monotonic_s()
-        if not self._waited(self._old.executed(), LAG_S_MAX):
+        if not self._wait_for_gtids(self._old.executed_gtids(), LAG_S_MAX):
             raise MoveStopped(
                 f"database {self.index}: the new server is more than {LAG_S_MAX:g} s behind: wait until it "
                 f"has caught up, or until there is less load"
             )
         behind_ms = round((self._clock.monotonic_s() - began_s) * 1000)
-        self._tell("catch_up", f"the new server is {behind_ms} ms behind")
+        self._report_step("catch_up", f"the new server is {behind_ms} ms behind")
 
-    def _guard(self) -> None:
+    def _block_other_writers(self) -> None:
         """Only replication writes on the new server."""
-        if not is_guarded(self._new):
-            self._fence_within(self._new, True, self._clock.monotonic_s() + GUARD_S)
-        self._tell("guard", "only replication writes on the new server")
+        if not only_replication_writes(self._new):
+            self._set_fence_within(self._new, True, self._clock.monotonic_s() + GUARD_S)
+        self._report_step("guard", "only replication writes on the new server")
 
-    def _note(self) -> None:
-        """What the fence will be for: whoever finds it must not lift it, or go on, for another move."""
+    def _record_purpose(self) -> None:
+        """Writes down which move the fence is for, so that another move neither lifts it nor continues."""
         table = f"{self._old.quoted}.toc_meta"
         sql = f"REPLACE INTO {table} (name, value) VALUES (%s, %s)"  # noqa: S608
         self._old.run(sql, MOVING_TO, self._new.uuid)
-        self._tell("note", "the old server's catalogue names the new one")
+        self._report_step("note", "the old server's catalogue names the new one")
 
-    def _switch(self, pause_max_s: float) -> tuple[int, int]:
+    def _switch_to_new_server(self, pause_max_s: float) -> tuple[int, int]:
         """From the fence to the declaration; the pause in ms, and how many sessions were killed."""
         began_s = self._clock.monotonic_s()
         until_s = began_s + pause_max_s
         try:
-            self._fence(began_s + pause_max_s / 2)
+            self._fence_old_server(began_s + pause_max_s / 2)
             killed = self._end_sessions()
-            self._wait(until_s)
-            self._stop()
-            self._open(until_s)
-            self._declare()
+            self._wait_for_new_server(until_s)
+            self._stop_replication()
+            self._allow_writes(until_s)
+            self._declare_home()
         except BaseException as error:
-            self._take_back(error)
+            self._undo_after_error(error)
             raise
         pause_ms = round((self._clock.monotonic_s() - began_s) * 1000)
-        self._tell("home", f"declared after {pause_ms} ms")
+        self._report_step("home", f"declared after {pause_ms} ms")
         return pause_ms, killed
 
-    def _fence(self, until_s: float) -> None:
+    def _fence_old_server(self, until_s: float) -> None:
         if not self._old.is_fenced():
-            self._fence_within(self._old, True, until_s)
-        self._tell("fence", "the old server takes no more writes")
+            self._set_fence_within(self._old, True, until_s)
+        self._report_step("fence", "the old server takes no more writes")
 
-    def _fence_within(self, server: Server, on: bool, until_s: float) -> None:
+    def _set_fence_within(self, server: MoveServer, on: bool, until_s: float) -> None:
         """Tries until then. Between two tries those go on who had to wait for this."""
         while True:
             left_s = until_s - self._clock.monotonic_s()
             try:
-                with server.interrupted_after(left_s):
+                with server.interrupt_after(left_s):
                     server.set_fence(on)
                 return
-            except _Refused as error:
+            except _StatementRefused as error:
                 if error.number not in (_LOCK_WAIT, _INTERRUPTED):
                     raise
                 if self._clock.monotonic_s() >= until_s:
                     raise MoveStopped(
                         f"database {self.index}: transactions on the {server.role} server stay open: "
-                        f"{open_transactions(server) or 'ended just now'}"
+                        f"{describe_oldest_transaction(server) or 'ended just now'}"
                     ) from error
 
     def _end_sessions(self) -> int:
         """Kills what the application has open on the old server; it comes back, to the fence."""
         killed = 0
-        for session in self._old.sessions():
+        for session in self._old.application_sessions():
             try:
                 self._old.run(f"KILL {session['Id']}")
                 killed += 1
-            except _Refused as error:
+            except _StatementRefused as error:
                 if error.number != _NO_SUCH_THREAD:
-                    self._tell("end", f"session {session['Id']} stays: {error}")
-        self._tell("end", f"{killed} sessions on the old server killed")
+                    self._report_step("end", f"session {session['Id']} stays: {error}")
+        self._report_step("end", f"{killed} sessions on the old server killed")
         return killed
 
-    def _wait(self, until_s: float) -> None:
-        wanted = self._old.executed()
-        channel = self._new.channel(self._old.uuid)
+    def _wait_for_new_server(self, until_s: float) -> None:
+        wanted = self._old.executed_gtids()
+        channel = self._new.replication_channel(self._old.uuid)
         if channel is not None and not channel.runs:  # an earlier run had stopped it
             self._new.run("START REPLICA FOR CHANNEL %s", channel.name)
-        if not self._waited(wanted, until_s - self._clock.monotonic_s()):
+        if not self._wait_for_gtids(wanted, until_s - self._clock.monotonic_s()):
             raise MoveStopped(
                 f"database {self.index}: the new server did not catch up within the longest pause allowed"
             )
-        self._tell("wait", "the new server has everything")
+        self._report_step("wait", "the new server has everything")
 
-    def _waited(self, wanted: str, seconds: float) -> bool:
+    def _wait_for_gtids(self, wanted: str, seconds: float) -> bool:
         sql = "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)"
         return bool(self._new.value(sql, wanted, round(max(0.001, seconds), 3)) == 0)
 
-    def _stop(self) -> None:
-        channel = self._new.channel(self._old.uuid)
+    def _stop_replication(self) -> None:
+        channel = self._new.replication_channel(self._old.uuid)
         if channel is not None:
             self._new.run("STOP REPLICA FOR CHANNEL %s", channel.name)
-        self._tell("stop", "replication is stopped")
+        self._report_step("stop", "replication is stopped")
 
-    def _open(self, until_s: float) -> None:
+    def _allow_writes(self, until_s: float) -> None:
         for variable in ("super_read_only", "read_only"):
             if self._new.is_on(variable):
                 self._new.run(f"SET GLOBAL {variable} = 0")
         if self._new.is_fenced():
-            self._fence_within(self._new, False, until_s)
-        self._tell("open", "the new server takes writes")
+            self._set_fence_within(self._new, False, until_s)
+        self._report_step("open", "the new server takes writes")
 
-    def _declare(self) -> None:
+    def _declare_home(self) -> None:
         """The switch. Its answer may be lost: then nothing is taken back before it is known."""
         # Had the old server died since, a replica of it might have been promoted, without the fence.
         if not self._old.is_fenced():
@@ -461,11 +477,11 @@ class Mover:
 
     # ---- back
 
-    def _take_back(self, error: BaseException) -> None:
+    def _undo_after_error(self, error: BaseException) -> None:
         try:
-            declared = self._new.is_declared()
+            declared = self._new.is_declared_home()
             if not declared:
-                self._step_back()
+                self._undo_steps()
         except TocError as another:
             raise MoveStopped(
                 f"{error}; and it could not be taken back: {another}. The old server may be fenced: "
@@ -476,54 +492,58 @@ class Mover:
                 f"{error}; but the new server is home: `toc move {self.index} --go` again finishes it"
             ) from error
 
-    def _step_back(self) -> None:
-        self._guard()
-        channel = self._new.channel(self._old.uuid)
+    def _undo_steps(self) -> None:
+        self._block_other_writers()
+        channel = self._new.replication_channel(self._old.uuid)
         if channel is not None and not channel.runs:
             self._new.run("START REPLICA FOR CHANNEL %s", channel.name)
         if self._old.is_fenced():
             # Readers may hold it up for a moment; nobody writes.
-            self._fence_within(self._old, False, self._clock.monotonic_s() + ANSWER_S)
-        self._tell("undo", "the old server takes writes again")
+            self._set_fence_within(self._old, False, self._clock.monotonic_s() + ANSWER_S)
+        self._report_step("undo", "the old server takes writes again")
 
     # ---- after the switch
 
-    def _finish(self, pause_ms: int | None, killed: int) -> Moved:
-        channel = self._new.channel(self._old.uuid)
+    def _finish(self, pause_ms: int | None, killed: int) -> MoveResult:
+        channel = self._new.replication_channel(self._old.uuid)
         if channel is not None:
             if channel.receives or channel.applies:
                 self._new.run("STOP REPLICA FOR CHANNEL %s", channel.name)
             self._new.run("RESET REPLICA ALL FOR CHANNEL %s", channel.name)
-            self._tell("forget", "the new server has forgotten the old one")
+            self._report_step("forget", "the new server has forgotten the old one")
         killed += self._end_sessions()
-        return Moved(pause_ms, killed, list(self._verified()))
+        return MoveResult(pause_ms, killed, list(self._verify()))
 
-    def _verified(self) -> Iterator[str]:
+    def _verify(self) -> Iterator[str]:
         """With the application's account. Raises MoveStopped."""
         old, new = self._probe(self._old), self._probe(self._new)
         try:
             self._verify_writes(old, new)
             yield "writes go to the new server, the old one refuses them"
-            yield self._compared(old, new)
+            yield self._compare_newest_rows(old, new)
         finally:
             old.close()
             new.close()
 
-    def _verify_writes(self, old: Server, new: Server) -> None:
+    def _verify_writes(self, old: MoveServer, new: MoveServer) -> None:
         # It changes nothing anywhere, and is refused where nothing may be changed.
-        sql = f"UPDATE {new.quoted}.toc_meta SET value = value WHERE name = '-'"  # noqa: S608
+        table = min(name for name in read_tables(new) if name.startswith("toc_job_"))
+        sql = f"UPDATE {new.quoted}.{table} SET job_id = job_id WHERE job_id = 0"  # noqa: S608
         new.run(sql)
-        with suppress(_Refused):
+        with suppress(_StatementRefused):
             old.run(sql)
             raise MoveStopped(
                 f"database {self.index}: the old server takes writes, and the new one is home: "
                 f"ALTER DATABASE {old.quoted} READ ONLY = 1 there, at once"
             )
 
-    def _compared(self, old: Server, new: Server) -> str:
-        """The newest row of each table that the old server has is there; nothing deletes so soon."""
-        there, compared = tables_of(new), 0
-        for table, key in tables_of(old).items():
+    def _compare_newest_rows(self, old: MoveServer, new: MoveServer) -> str:
+        """Checks that the newest row of each table of the old server is on the new one.
+
+        Purging does not delete rows that are so new.
+        """
+        there, compared = read_tables(new), 0
+        for table, key in read_tables(old).items():
             newest = old.value(f"SELECT MAX({key}) FROM {old.quoted}.{table}")  # noqa: S608
             found = there.get(table) == key and (
                 newest is None
@@ -540,10 +560,10 @@ class Mover:
         return f"the newest row of each of {compared} tables is there"
 
 
-class _Refused(MoveStopped):
+class _StatementRefused(MoveStopped):
     """A statement that one of the servers did not carry out. `number`: the server's, or the driver's."""
 
-    def __init__(self, server: Server, error: Exception) -> None:
+    def __init__(self, server: MoveServer, error: Exception) -> None:
         self.number = error.args[0] if error.args else None
         hint = ""
         if self.number in MYSQL_REFUSALS:
@@ -551,24 +571,17 @@ class _Refused(MoveStopped):
         super().__init__(f"database {server.index}: the {server.role} server: {error}{hint}")
 
 
-def _parsed(url: str) -> URL | None:
-    try:
-        return make_url(url)
-    except (ArgumentError, ValueError):  # their texts repeat parts, which may be a password
-        return None
-
-
 def schema_of(url: str) -> str:
     """The schema that a URL of the settings names."""
     return make_url(url).database or ""
 
 
-def is_guarded(new: Server) -> bool:
+def only_replication_writes(new: MoveServer) -> bool:
     """Whether only replication may write there."""
     return new.is_on("super_read_only") or new.is_fenced()
 
 
-def open_transactions(server: Server) -> str:
+def describe_oldest_transaction(server: MoveServer) -> str:
     """The oldest transaction of the server, in words; nothing where none is older than a second."""
     sql = (
         "SELECT trx_mysql_thread_id AS session, TIMESTAMPDIFF(SECOND, trx_started, NOW()) AS age_s "
@@ -580,7 +593,7 @@ def open_transactions(server: Server) -> str:
     return ""
 
 
-def tables_of(server: Server) -> Mapping[str, str]:
+def read_tables(server: MoveServer) -> Mapping[str, str]:
     """The tables of the schema, and the first column of the primary key of each."""
     sql = (
         "SELECT TABLE_NAME AS name, COLUMN_NAME AS first FROM information_schema.STATISTICS "

@@ -1,8 +1,8 @@
-"""Statements of the busiest paths, compiled once and handed to the driver as text and values.
+"""Statements of the most frequent calls, compiled once and given to the driver as text and values.
 
-SQLAlchemy's execution of a Core statement costs about 0.3 ms of Python each time, mostly for its
-expanding IN; a job needs three. Here Core writes the text once, and a run only fills in the shard's
-name, the ids (as one value where the driver takes them so, else a mark for each) and the bound values.
+SQLAlchemy needs about 0.3 ms of Python for each execution of a Core statement, mostly for its
+expanding IN; a job needs three statements. Here Core compiles the text once, and an execution only fills in
+the table name, the ids (as one value if the driver supports it, else one placeholder each) and the values.
 """
 
 from __future__ import annotations
@@ -13,30 +13,32 @@ from typing import Any
 
 from sqlalchemy import BindParameter, Connection, CursorResult, Dialect, Insert, Select, Update
 
-from toc.store.packets import Statement
+from toc.store.pipeline import Statement
 from toc.store.schema import ANY_SHARD
 
 _EXPANDING = re.compile(r"__\[POSTCOMPILE_(\w+)\]")
 _IDS = "ids"
 
 
-class Ids(tuple[int, ...]):
-    """Many ids as one value: bound as one, they cost the driver a fifth."""
+class IdList(tuple[int, ...]):
+    """Many ids as one bound value: it costs the driver a fifth of binding each id."""
 
     __slots__ = ()
 
 
-def text_of_ids(ids: Ids, mapping: object = None) -> str:
-    """How pymysql writes them (see `databases`). Raises TypeError for what is no integer."""
+def text_of_ids(ids: IdList, mapping: object = None) -> str:
+    """The SQL text of the ids, called by pymysql (see `databases`). Raises TypeError for a non-integer."""
     del mapping
     return ", ".join(map(int.__repr__, ids))
 
 
-class Prepared:
+class PreparedStatement:
     """A statement on `schema.JOB`, with one expanding parameter `ids` or none."""
 
     def __init__(self, statement: Update | Insert | Select[Any], dialect: Dialect) -> None:
-        if not dialect.positional:  # some drivers take names; all of them take positions
+        if (
+            not dialect.positional
+        ):  # some drivers use named placeholders; all of them accept positional ones
             dialect = type(dialect)(paramstyle="format")  # type: ignore[call-arg]
         compiled = statement.compile(dialect=dialect)
         names, constants = compiled.positiontup or [], compiled.params
@@ -49,11 +51,11 @@ class Prepared:
             marks = "\1" if name == _IDS else ", ".join([mark] * len(constants[name]))
             text += marks + after
         self._text, self._mark = text, mark
-        # What goes in before and after the ids, in order: a value, or the name of one that a run gives.
+        # Fillers of the parameters before and after the ids, in order.
         self._has_ids = _IDS in names
         at = names.index(_IDS) if self._has_ids else len(names)
-        self._before = [_filler(compiled.binds[name], dialect) for name in names[:at]]
-        self._after = [_filler(compiled.binds[name], dialect) for name in names[at + 1 :]]
+        self._before = [_make_filler(compiled.binds[name], dialect) for name in names[:at]]
+        self._after = [_make_filler(compiled.binds[name], dialect) for name in names[at + 1 :]]
         columns = statement.selected_columns if isinstance(statement, Select) else ()
         processors = [column.type.result_processor(dialect, None) for column in columns]
         self._results = [
@@ -62,15 +64,15 @@ class Prepared:
             if convert is not None
         ]
 
-    def run(
+    def execute(
         self, connection: Connection, table: str, ids: Sequence[int], **values: Any
     ) -> CursorResult[Any]:
-        """Executes on the table (a quoted name) for some ids."""
-        return connection.exec_driver_sql(*self.on(table, ids, **values))
+        """Executes the statement on a table (its quoted name) for some ids."""
+        return connection.exec_driver_sql(*self.bind(table, ids, **values))
 
-    def on(self, table: str, ids: Sequence[int] = (), **values: Any) -> Statement:
-        """The text for this table and so many ids, and its arguments."""
-        given = [Ids(ids)] if self._takes_ids else ids
+    def bind(self, table: str, ids: Sequence[int] = (), **values: Any) -> Statement:
+        """The text for this table and this number of ids, and its arguments."""
+        given = [IdList(ids)] if self._takes_ids else ids
         text = self._text.replace("\0", table).replace("\1", ", ".join([self._mark] * len(given)))
         arguments: list[Any] = []
         for fill in self._before:
@@ -81,14 +83,14 @@ class Prepared:
             fill(arguments, values)
         return text, tuple(arguments)
 
-    def on_all(self, parts: Sequence[tuple[str, Sequence[int]]]) -> Statement:
-        """A SELECT of these ids of these tables as one statement: their rows in no order."""
-        each = [self.on(table, ids) for table, ids in parts]
+    def bind_union(self, parts: Sequence[tuple[str, Sequence[int]]], **values: Any) -> Statement:
+        """One statement that selects these ids from these tables (UNION ALL); the rows are unordered."""
+        each = [self.bind(table, ids, **values) for table, ids in parts]
         text = " UNION ALL ".join([text for text, _ in each])
         return text, tuple([value for _, values in each for value in values])
 
-    def converted(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[list[Any]]:
-        """What the driver gave for a select, as the columns' Python values."""
+    def convert_rows(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[list[Any]]:
+        """Converts rows of a SELECT from the driver's values to the columns' Python values."""
         for row in rows:
             values = list(row)
             for position, convert in self._results:
@@ -96,12 +98,12 @@ class Prepared:
             yield values
 
 
-Filler = Callable[[list[Any], dict[str, Any]], None]
-"""Appends one parameter's value (or values) to the arguments of a run."""
+ArgumentFiller = Callable[[list[Any], dict[str, Any]], None]
+"""Appends one parameter's value (or values) to the arguments of an execution."""
 
 
-def _filler(parameter: BindParameter[Any], dialect: Dialect) -> Filler:
-    process = parameter.type.bind_processor(dialect) or _as_is
+def _make_filler(parameter: BindParameter[Any], dialect: Dialect) -> ArgumentFiller:
+    process = parameter.type.bind_processor(dialect) or _unchanged
     key = parameter.key
     if parameter.required:
         return lambda arguments, values: arguments.append(process(values[key]))
@@ -110,5 +112,5 @@ def _filler(parameter: BindParameter[Any], dialect: Dialect) -> Filler:
     return lambda arguments, values: arguments.extend(ready)
 
 
-def _as_is(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value

@@ -7,6 +7,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
+from toc.runtime.settings import MysqlSettings
+from toc.store.sessions import session_arguments
+
 _ASK = {
     False: ("SHOW REPLICA STATUS", "Seconds_Behind_Source"),
     True: ("SHOW SLAVE STATUS", "Seconds_Behind_Master"),
@@ -17,12 +20,13 @@ _ASK = {
 class Replica:
     """`url`: of any account that may ask for the replica's status (REPLICATION CLIENT)."""
 
-    def __init__(self, url: str, timeout_s: int) -> None:
+    def __init__(self, url: str, timeout_s: int, mysql: MysqlSettings | None = None) -> None:
         parsed = make_url(url)
         self.name = f"replica {parsed.host}:{parsed.port or 3306}"
         timeouts = {"connect_timeout": timeout_s, "read_timeout": timeout_s}
+        arguments = session_arguments(parsed, mysql or MysqlSettings()) | timeouts
         # Asked once a second while a purge runs, which is seldom: no connection is kept in between.
-        self._engine = create_engine(parsed, poolclass=NullPool, connect_args=timeouts)
+        self._engine = create_engine(parsed, poolclass=NullPool, connect_args=arguments)
 
     def lag_s(self) -> float | None:
         """How far it is behind, in seconds; None: it does not replicate. Raises DBAPIError."""
@@ -33,5 +37,5 @@ class Replica:
         return None if lag is None else float(lag)
 
 
-Silent = DBAPIError
+ReplicaUnavailable = DBAPIError
 """What `lag_s` raises when the replica cannot be asked."""

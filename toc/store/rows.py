@@ -21,15 +21,15 @@ JOB_COLUMNS: tuple[ColumnElement[Any], ...] = (
 _STATUS = {int(status): status for status in Status}
 
 
-def job_of(row: Any, biz_type: str) -> Job:
+def job_from_row(row: Any, biz_type: str) -> Job:
     """A Job from `JOB_COLUMNS` and the name of its type."""
     return Job(
         job_id=row[0],
         biz_id=row[1],
         biz_type=biz_type,
-        status=status_of(row[3]),
+        status=status_from_number(row[3]),
         action_ms=row[4],
-        attribute=_readable(row[5]),
+        attribute=_attribute_or_text(row[5]),
         due_ms=row[6],
         attempts=row[7],
         token=row[8],
@@ -38,12 +38,12 @@ def job_of(row: Any, biz_type: str) -> Job:
     )
 
 
-def status_of(number: int) -> Status:
+def status_from_number(number: int) -> Status:
     """The status of a row. A number that toc does not know, written by other hands, is no live job."""
     return _STATUS.get(number, Status.CANCELLED)
 
 
-def _readable(text: str | None) -> dict[str, Any]:
+def _attribute_or_text(text: str | None) -> dict[str, Any]:
     """For looking at: a row that other hands have written is shown as it is, not refused."""
     try:
         return attribute_of(text)

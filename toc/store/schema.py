@@ -2,8 +2,8 @@
 
 Per shard a job table `toc_job_0000` …, numbered over all databases. Per database: `toc_meta` (the
 routing's fingerprint and the database's identity), `toc_biz_type` (number <-> name, so that DBAs
-join), `toc_dead_job` (dead letters, found without scanning a shard) and `toc_event` (what people and
-unhappy paths did to jobs).
+join), `toc_dead_job` (dead letters, found without scanning a shard), `toc_event` (what people and
+unhappy paths did to jobs) and `toc_purge` (how many jobs retention deleted, by day, type and status).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     Column,
     Computed,
     Index,
@@ -22,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.schema import FetchedValue
 
-from toc.store.columns import Millis, UInt64, ascii_bin, utf8_text, utf8_varchar
+from toc.store.columns import Day, Millis, UInt64, ascii_bin, utf8_text, utf8_varchar
 
 LIVE_INDEX = "uq_live"
 """Unique: one live job per (biz_id, biz_type, dedup_key). Also finds a business' jobs."""
@@ -118,7 +119,23 @@ def event_table(metadata: MetaData) -> Table:
         Column("attempts", SmallInteger, nullable=False),
         Column("actor", utf8_varchar(96), nullable=False),
         Column("reason", utf8_text()),
+        # The server's word on who wrote the row. No statement of toc may name it in an INSERT.
+        Column("account", utf8_varchar(288), server_default=FetchedValue()),
         Index("ix_job", "job_id", "event_id"),
+        **_TABLE_OPTIONS,
+    )
+
+
+def purge_table(metadata: MetaData) -> Table:
+    return Table(
+        "toc_purge",
+        metadata,
+        Column("day", Day, primary_key=True),
+        Column("biz_type", Integer, primary_key=True, autoincrement=False),
+        Column("status", SmallInteger, primary_key=True, autoincrement=False),
+        Column("jobs", BigInteger, nullable=False),
+        Column("first_id", UInt64, nullable=False),
+        Column("last_id", UInt64, nullable=False),
         **_TABLE_OPTIONS,
     )
 

@@ -1,4 +1,4 @@
-"""What people query: `toc_jobs`, `toc_dead_jobs` and `toc_events`, with the names beside the numbers.
+"""What people query: `toc_jobs`, `toc_dead_jobs`, `toc_events`, `toc_purges`: names beside the numbers.
 
 In each database they are views over its own shards (a migration makes them, for any SQL client);
 `toc sql` asks the same SELECTs of every shard and merges the answers.
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from toc.domain.job import Status
 from toc.store.schema import job_table_name
 
-JOBS, DEAD_JOBS, EVENTS = "toc_jobs", "toc_dead_jobs", "toc_events"
+JOBS, DEAD_JOBS, EVENTS, PURGES = "toc_jobs", "toc_dead_jobs", "toc_events", "toc_purges"
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     JOBS: (
@@ -25,7 +25,10 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     DEAD_JOBS: ("job_id", "biz_id", "biz_type", "type_name", "attempts", "error", "dead_time"),
     EVENTS: (
         "event_id", "event_time", "job_id", "what", "from_status", "from_name", "to_status", "to_name",
-        "attempts", "actor", "reason",
+        "attempts", "actor", "reason", "account",
+    ),
+    PURGES: (
+        "day", "biz_type", "type_name", "status", "status_name", "jobs", "first_id", "last_id",
     ),
 }  # fmt: skip
 """The columns of each view, in order."""
@@ -61,6 +64,12 @@ def _name_of(column: str) -> str:
 EVENTS_SELECT = (
     "SELECT e.event_id, e.event_time, e.job_id, e.what, "
     f"e.from_status, {_name_of('e.from_status')} AS from_name, "
-    f"e.to_status, {_name_of('e.to_status')} AS to_name, e.attempts, e.actor, e.reason "
+    f"e.to_status, {_name_of('e.to_status')} AS to_name, e.attempts, e.actor, e.reason, e.account "
     "FROM toc_event AS e"
+)
+
+PURGES_SELECT = (
+    f"SELECT p.day, p.biz_type, t.name AS type_name, p.status, {_name_of('p.status')} AS status_name, "
+    "p.jobs, p.first_id, p.last_id "
+    "FROM toc_purge AS p LEFT JOIN toc_biz_type AS t ON t.type_no = p.biz_type"
 )

@@ -6,11 +6,12 @@ center.schedule(42, timedelta(minutes=30))
 clock.advance(timedelta(minutes=30))     # now it is due, for MySQL and Redis too
 
 Calls and handlers write what they did to a Journal each, and `check` says whether toc has kept its
-promises (docs/testing.md).
+promises (docs/how-to/testing.md).
 """
 
 from toc.testing.checker import check
 from toc.testing.clock import TestClock
+from toc.testing.final_rows import rows
 from toc.testing.history import (
     CancelAnswered,
     Ended,
@@ -28,7 +29,6 @@ from toc.testing.history import (
 )
 from toc.testing.judge import Rules
 from toc.testing.report import FaultFigures, Kind, Lateness, Problem, Report
-from toc.testing.rows import rows
 
 __all__ = [
     "CancelAnswered",

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from toc.testing.history import Entry, Fault, Journal, ScheduleUnanswered
 from toc.testing.judge import Rules
-from toc.testing.parts import (
+from toc.testing.partitions import (
     PART_BYTES,
     add_file,
     check_files,
@@ -36,7 +36,7 @@ def check(
 ) -> Report:
     """The verdict on one run; the entries may stand in any order, in any of the histories.
 
-    It is complete only with a Row for each job (`toc.testing.rows`), read after everything has ended.
+    It is complete only with a Row for each job (`toc.testing.final_rows`), read after everything has ended.
     Large journals are checked in `processes` (default: one per processor) with files in the temporary
     directory as large as they; a script that calls this needs the usual `if __name__ == "__main__"`.
     Raises OSError for a file that cannot be read, ValueError for one that is no journal.
@@ -57,7 +57,7 @@ def check(
     for path in paths:
         add_file(stories, path)
     report = judge_all(stories, rules, stories.faults, stories.unanswered)
-    return _finished(report, stories.faults, stories.unanswered)
+    return _add_overall_findings(report, stories.faults, stories.unanswered)
 
 
 def _check_large(
@@ -70,11 +70,13 @@ def _check_large(
                 for entry in entries:
                     journal.write(entry)
         report, common = check_files([*paths, extra], rules, processes)
-    return _finished(report, common.faults, common.unanswered)
+    return _add_overall_findings(report, common.faults, common.unanswered)
 
 
-def _finished(report: Report, faults: list[Fault], unanswered: list[ScheduleUnanswered]) -> Report:
-    """With what no single job can say."""
+def _add_overall_findings(
+    report: Report, faults: list[Fault], unanswered: list[ScheduleUnanswered]
+) -> Report:
+    """Adds the findings that concern the whole history, not a single job."""
     for fault in faults:
         figures = report.by_fault.setdefault(fault.name, FaultFigures())
         figures.times += 1

@@ -1,4 +1,4 @@
-"""The faults of a run: which one explains a duplicate, and when each was on, or just over. Pure."""
+"""The faults of a run: which one explains a duplicate, and when each was on, or had just ended. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import NamedTuple
 from toc.testing.history import Fault
 
 
-class Moment(NamedTuple):
-    """`during`: names of the faults that are on. `after`: name and end of those that ended last."""
+class FaultState(NamedTuple):
+    """The faults at one moment. `during`: names of those that are on. `after`: name and end of those that
+    ended last.
+    """
 
     during: tuple[str, ...]
     after: tuple[tuple[str, float], ...]
 
 
-QUIET = Moment((), ())
+QUIET = FaultState((), ())
 
 
 class Faults:
@@ -30,9 +32,11 @@ class Faults:
         for fault in self.all:
             for process in fault.processes or ("",):
                 by_process[process].append(fault)
-        self._by_process = {name: _Line(found, linger_ms) for name, found in by_process.items()}
-        self._anything = _Line(self.all, linger_ms)
-        self._edges, self._moments = _timeline(self.all)
+        self._by_process = {
+            name: _FaultLine(found, linger_ms) for name, found in by_process.items()
+        }
+        self._anything = _FaultLine(self.all, linger_ms)
+        self._edges, self._moments = _build_timeline(self.all)
 
     def explaining(self, process: str, from_ms: float, to_ms: float) -> str | None:
         """The name of a fault that hit the process between these times, else of one that hit all."""
@@ -46,13 +50,13 @@ class Faults:
         """Whether any fault was on between these times, whomever it hit."""
         return self._anything.within(from_ms, to_ms) is not None
 
-    def at(self, at_ms: float) -> Moment:
+    def state_at(self, at_ms: float) -> FaultState:
         position = bisect_right(self._edges, at_ms) - 1
         return self._moments[position] if position >= 0 else QUIET
 
 
-class _Line:
-    """Faults by their beginning, with the latest end of all up to each: finds an overlap by bisection."""
+class _FaultLine:
+    """Faults by their beginning, with the latest end of all before each: finds an overlap by bisection."""
 
     def __init__(self, faults: list[Fault], linger_ms: float) -> None:
         self._faults = faults
@@ -69,8 +73,8 @@ class _Line:
         return None
 
 
-def _timeline(faults: list[Fault]) -> tuple[list[float], list[Moment]]:
-    """Edges in time, and what is the case from each edge on."""
+def _build_timeline(faults: list[Fault]) -> tuple[list[float], list[FaultState]]:
+    """The times at which faults begin or end, and the faults that are on from each time on."""
     begins, ends = defaultdict(list), defaultdict(list)
     for fault in faults:
         begins[fault.from_ms].append(fault.name)
@@ -86,5 +90,5 @@ def _timeline(faults: list[Fault]) -> tuple[list[float], list[Moment]]:
         on.subtract(ends[edge])
         after.update(dict.fromkeys(ends[edge], edge))
         during = tuple(sorted(name for name, n in on.items() if n > 0))
-        moments.append(Moment(during, tuple(sorted(after.items()))))
+        moments.append(FaultState(during, tuple(sorted(after.items()))))
     return edges, moments

@@ -83,7 +83,8 @@ class Started:
 class Ended:
     """The last thing it did. `failed`: it raised.
 
-    `verdict`: "retry", "snooze", "drop" or "dead", where it returned one of these in place of success.
+    `verdict`: "retry", "snooze", "drop" or "dead", where it returned one of these in place of success;
+    "stopped" where an `async def` handler was cancelled because its process ended.
     """
 
     job_id: int

@@ -13,10 +13,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from toc.domain.tokens import without_mark
 from toc.testing.faults import Faults
 from toc.testing.report import UNEXPLAINED, FaultFigures, Kind, Lateness, Problem, Report
-from toc.testing.stories import AGAIN, BURIED, DROPPED, SNOOZED, SUCCESS, Call, Final, Start, Story
-from toc.worker.suspects import EXTRA_MAX
+from toc.testing.stories import (
+    AGAIN,
+    BURIED,
+    DROPPED,
+    SNOOZED,
+    STOPPED,
+    SUCCESS,
+    ClientCall,
+    FinalState,
+    Start,
+    Story,
+)
+from toc.worker.lease_recovery import EXTRA_MAX
 
 OVERTIME = "over its timeout"
 CLIENT_OFF_MS = 5000.0  # what a client takes for the servers' time it heard up to a slow answer ago
@@ -25,18 +37,27 @@ _CANCELLED = ("cancelled", "already_cancelled")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a check is told beside the history.
+    """What a check knows besides the history.
 
-    tolerance_ms: how far handlers' and clients' clocks may be off the servers' (default 0).
+    tolerance_ms: how far handlers' and clients' clocks may differ from the servers' (default 0).
+
+    early_ms: by fault name, how long before its time a job may start while that fault is on, because a clock
+    that has stepped is believed so far.
+
     late_ms: a start later than this counts as late when a fault's recovery is measured (default 1000).
+
     linger_ms: how long after its end a fault still explains a duplicate (default 0).
-    max_attempts: by biz_type; a dead job of a type that is named must have used them up.
-    timeouts_ms: by biz_type, how long a claim holds: a start after so long explains itself if the one
-    before had not ended, and a fault explains one only if it came within so long.
+
+    max_attempts: by biz_type; a dead job of such a type must have used them up.
+
+    timeouts_ms: by biz_type, how long a claim holds: a later start is legal if the one before had not ended,
+    and a fault explains a start only if it came within this time.
+
     problems_max: how many problems of each kind are kept in words (default 100); all are counted.
     """
 
     tolerance_ms: float = 0.0
+    early_ms: Mapping[str, float] = field(default_factory=dict)
     late_ms: float = 1000.0
     linger_ms: float = 0.0
     max_attempts: Mapping[str, int] = field(default_factory=dict)
@@ -44,40 +65,44 @@ class Rules:
     problems_max: int = 100
 
 
-class _Write(NamedTuple):
-    """An action_time that was set some time from `asked_ms` to `at_ms`; not sure: perhaps, from then on."""
+class _ActionTimeWrite(NamedTuple):
+    """A call that set action_time between `asked_ms` and `at_ms`; if not `certain`, it may have failed."""
 
     action_ms: int
     asked_ms: float
     at_ms: float
-    sure: bool
+    certain: bool
     since_ms: float  # a job cannot be later than since it was asked for
     until_ms: float = -math.inf  # redrive: it is any moment from action_ms up to this
 
-    def is_of(self, action_ms: int) -> bool:
-        """Whether it may have set this action_time."""
+    def may_have_set(self, action_ms: int) -> bool:
+        """Whether the call may have set this action_time."""
         return action_ms == self.action_ms or self.action_ms <= action_ms <= self.until_ms
 
 
 class Judge:
-    """Adds one story after the other to its report. `strange`: jobs nobody scheduled are legal."""
+    """Judges one story after the other and adds it to its report. `strangers_are_legal`: jobs nobody
+    scheduled are.
+    """
 
-    def __init__(self, rules: Rules, faults: Faults, *, strange: bool) -> None:
+    def __init__(self, rules: Rules, faults: Faults, *, strangers_are_legal: bool) -> None:
         self.report = Report()
-        self._rules, self._faults, self._strange = rules, faults, strange
+        self._rules, self._faults, self._strangers_are_legal = rules, faults, strangers_are_legal
 
     def judge(self, job_id: int, story: Story) -> None:
         story.sort()
-        case = _Case(self._rules, self._faults, self.report, job_id, story)
+        case = _JobCase(self._rules, self._faults, self.report, job_id, story)
         if not story.schedules:
             self.report.strangers += 1
-            if not self._strange:
-                case.found(Kind.WRONG, "it is there, and nobody scheduled it")
+            if not self._strangers_are_legal:
+                case.add_problem(Kind.WRONG, "it is there, and nobody scheduled it")
                 return
         case.check()
 
 
-class _Case:
+class _JobCase:
+    """The check of one job's story."""
+
     def __init__(
         self, rules: Rules, faults: Faults, report: Report, job_id: int, story: Story
     ) -> None:
@@ -87,15 +112,15 @@ class _Case:
         self._snoozed = any(end.how == SNOOZED for end in story.ends)
         self._writes = _writes(story, snoozed=self._snoozed)
 
-    def found(self, kind: Kind, text: str) -> None:
+    def add_problem(self, kind: Kind, text: str) -> None:
         report = self._report
         report.problems_by_kind[kind] += 1
         if report.problems_by_kind[kind] <= self._rules.problems_max:
             report.problems.append(Problem(kind, self._job_id, text))
         if self._writes and self._faults.all:
-            moment = self._faults.at(self._writes[-1].action_ms)
+            moment = self._faults.state_at(self._writes[-1].action_ms)
             for name in {*moment.during, *(name for name, _ in moment.after)}:
-                self._figures(name).problems[kind] += 1
+                self._figures_of(name).problems[kind] += 1
 
     def check(self) -> None:
         report, story = self._report, self._story
@@ -108,7 +133,7 @@ class _Case:
             self._check_answers()
         row = story.row
         if row is None:
-            self.found(Kind.LOST, "was scheduled, and has no row")
+            self.add_problem(Kind.LOST, "was scheduled, and has no row")
             return
         report.by_status[row.status] += 1
         self._check_row(row)
@@ -120,7 +145,7 @@ class _Case:
         elif row.status == "dead":
             self._check_dead(row)
         else:
-            self.found(Kind.LOST, f"has not ended, it is {row.status}")
+            self.add_problem(Kind.LOST, f"has not ended, it is {row.status}")
 
     # ---- starts
 
@@ -131,19 +156,31 @@ class _Case:
         )
         before: Start | None = None
         for start in story.starts:
-            force = self._in_force(start.at_ms)
-            if force and start.at_ms + tolerance_ms < (due_ms := min(w.action_ms for w in force)):
+            force = self._writes_in_force(start.at_ms)
+            due_ms = min((w.action_ms for w in force), default=-math.inf)
+            if start.at_ms + tolerance_ms < due_ms - self._allowed_early_ms(start.at_ms):
                 self._found_early(start, due_ms)
             if before is not None:
-                self._check_again(before, start)
+                self._check_repeated_start(before, start)
             elif force:
-                self._measure(start, max(max(w.action_ms, w.since_ms) for w in force))
+                self._measure_lateness(start, max(max(w.action_ms, w.since_ms) for w in force))
             if start.at_ms > cancelled_ms + tolerance_ms:
                 after_ms = start.at_ms - cancelled_ms
-                self.found(Kind.AFTER_CANCEL, f'started {after_ms:.1f} ms after "cancelled"')
+                self.add_problem(Kind.AFTER_CANCEL, f'started {after_ms:.1f} ms after "cancelled"')
             if start.biz_type != self._biz_type:
-                self.found(Kind.WRONG, f"a handler of {start.biz_type} got a {self._biz_type}")
+                self.add_problem(
+                    Kind.WRONG, f"a handler of {start.biz_type} got a {self._biz_type}"
+                )
             before = start
+
+    def _allowed_early_ms(self, at_ms: float) -> float:
+        """How early a start may be because of the faults that are on."""
+        allowed = self._rules.early_ms
+        if not allowed or not self._faults.all:
+            return 0.0
+        return max(
+            (allowed.get(name, 0.0) for name in self._faults.state_at(at_ms).during), default=0.0
+        )
 
     def _found_early(self, start: Start, due_ms: float) -> None:
         early_ms = due_ms - start.at_ms
@@ -151,11 +188,11 @@ class _Case:
         old = [w for w in self._writes if w.asked_ms <= now_ms and w.action_ms <= now_ms]
         if old:
             text = f"started at its old time, {early_ms:.1f} ms before the one in force"
-            self.found(Kind.OLD_TIME, text)
+            self.add_problem(Kind.OLD_TIME, text)
         else:
-            self.found(Kind.EARLY, f"started {early_ms:.1f} ms before its time")
+            self.add_problem(Kind.EARLY, f"started {early_ms:.1f} ms before its time")
 
-    def _measure(self, start: Start, due_ms: float) -> None:
+    def _measure_lateness(self, start: Start, due_ms: float) -> None:
         report, late_ms = self._report, start.at_ms - due_ms
         by_type = report.by_type.get(self._biz_type)
         if by_type is None:
@@ -163,80 +200,86 @@ class _Case:
         by_type.add(late_ms)
         if not self._faults.all:
             return
-        moment = self._faults.at(due_ms)
+        moment = self._faults.state_at(due_ms)
         for name in moment.during:
-            self._figures(name).during.add(late_ms)
+            self._figures_of(name).during.add(late_ms)
         for name, _ in moment.after:
             if name not in moment.during:
-                self._figures(name).after.add(late_ms)
+                self._figures_of(name).after.add(late_ms)
         if late_ms > self._rules.late_ms:
-            for name, ended_ms in self._faults.at(start.at_ms).after:
-                figures = self._figures(name)
+            for name, ended_ms in self._faults.state_at(start.at_ms).after:
+                figures = self._figures_of(name)
                 figures.recovery_ms = max(figures.recovery_ms, start.at_ms - ended_ms)
 
-    def _check_again(self, before: Start, start: Start) -> None:
+    def _check_repeated_start(self, before: Start, start: Start) -> None:
         outcome = self._story.end_of(before, start.at_ms)
         if outcome is not None and outcome.how != SUCCESS:
             self._report.retries += 1
         else:
             why = "that one had succeeded" if outcome is not None else "that one had not ended"
-            reason = self._reason(before, start)
+            reason = self._reason_of_duplicate(before, start)
             self._report.duplicates[reason] += 1
             if reason == UNEXPLAINED:
-                self.found(Kind.DUPLICATE, f"started after a start, and {why}")
+                self.add_problem(Kind.DUPLICATE, f"started after a start, and {why}")
             elif reason != OVERTIME:
-                self._figures(reason).duplicates += 1
+                self._figures_of(reason).duplicates += 1
         if start.token == before.token != "":
-            self.found(Kind.STALE, f"claim {start.token} was started twice")
-        elif start.attempt <= before.attempt and not self._reset(before.at_ms, start.at_ms):
-            self._check_count(before, start)
+            self.add_problem(Kind.STALE, f"claim {start.token} was started twice")
+        elif outcome is not None and outcome.how == STOPPED and start.attempt == before.attempt:
+            pass  # its attempt was taken back
+        elif start.attempt <= before.attempt and not self._may_have_reset_attempts(
+            before.at_ms, start.at_ms
+        ):
+            self._check_attempt_rises(before, start)
 
-    def _check_count(self, before: Start, start: Start) -> None:
+    def _check_attempt_rises(self, before: Start, start: Start) -> None:
         """Each claim counts one more, so the numbers rise; a start that came late is of an older claim."""
-        belated = self._held_up(start)
+        belated = self._fault_before_start(start)
         if start.attempt == before.attempt or belated is None:
             text = f"attempt {start.attempt} was started after attempt {before.attempt}"
-            self.found(
+            self.add_problem(
                 Kind.STALE, f"{text}: a claim's count was lost, or a stale claim was started"
             )
 
-    def _reason(self, before: Start, start: Start) -> str:
-        """Why a start came after one that had not failed."""
+    def _reason_of_duplicate(self, before: Start, start: Start) -> str:
+        """Why a job was started again although the start before had not failed."""
         if start.token == before.token != "":
             return UNEXPLAINED
-        found = self._hit(before, start.at_ms)
-        if found is None and start.attempt < before.attempt:  # it is the older one that came late
-            found = self._held_up(start)
-        if found is None and self._overtime(before, start.at_ms):
+        add_problem = self._fault_during_run(before, start.at_ms)
+        if (
+            add_problem is None and start.attempt < before.attempt
+        ):  # it is the older one that came late
+            add_problem = self._fault_before_start(start)
+        if add_problem is None and self._ran_over_timeout(before, start.at_ms):
             return OVERTIME
-        return found or UNEXPLAINED
+        return add_problem or UNEXPLAINED
 
     @property
     def _timeout_ms(self) -> float:
         return self._rules.timeouts_ms.get(self._biz_type, math.inf)
 
-    def _hit(self, start: Start, until_ms: float) -> str | None:
+    def _fault_during_run(self, start: Start, until_ms: float) -> str | None:
         """A fault that may have kept a run from ending, or from being recorded, while its claim held."""
         to_ms = min(until_ms, start.at_ms + self._timeout_ms)
         return self._faults.explaining(start.process, start.at_ms, to_ms)
 
-    def _held_up(self, start: Start) -> str | None:
+    def _fault_before_start(self, start: Start) -> str | None:
         """A fault that may have kept a run from starting after its claim."""
         return self._faults.explaining(start.process, start.at_ms - self._timeout_ms, start.at_ms)
 
-    def _overtime(self, start: Start, until_ms: float) -> bool:
-        """Whether it had not ended within its type's timeout, and the lease was so over."""
+    def _ran_over_timeout(self, start: Start, until_ms: float) -> bool:
+        """Whether the run had not ended within its type's timeout, so that its lease was over."""
         in_time = self._story.end_of(start, start.at_ms + self._timeout_ms)
         return until_ms - start.at_ms >= self._timeout_ms and in_time is None
 
-    def _reset(self, from_ms: float, to_ms: float) -> bool:
-        """Whether the count may have begun anew between these times, or gone back by a snooze."""
+    def _may_have_reset_attempts(self, from_ms: float, to_ms: float) -> bool:
+        """Whether the count may have been reset, or lowered by a snooze, between these times."""
         return self._snoozed or any(
             call.asked_ms <= to_ms and (call.at_ms >= from_ms or not call.answer)
-            for call in self._resets()
+            for call in self._calls_that_reset()
         )
 
-    def _resets(self) -> list[Call]:
+    def _calls_that_reset(self) -> list[ClientCall]:
         story = self._story
         calls = [c for c in story.moves if c.answer in {"rescheduled", ""}]
         calls += [c for c in story.redrives if c.answer in {"redriven", ""}]
@@ -264,48 +307,55 @@ class _Case:
         if answers["cancelled"]:
             self._check_cancel(next(c for c in story.cancels if c.answer == "cancelled"))
             if row is not None and row.status != "cancelled":
-                self.found(Kind.WRONG, f"cancelled, but the row says {row.status}")
+                self.add_problem(Kind.WRONG, f"cancelled, but the row says {row.status}")
             if answers["cancelled"] > 1:
-                self.found(Kind.WRONG, 'more than one cancel() has answered "cancelled"')
+                self.add_problem(Kind.WRONG, 'more than one cancel() has answered "cancelled"')
         for call in (*story.cancels, *story.moves, *story.redrives):
             if call.answer == "unknown" and call.asked_ms >= since_ms and row is not None:
-                self.found(Kind.WRONG, 'answered "unknown" after schedule() had returned it')
+                self.add_problem(Kind.WRONG, 'answered "unknown" after schedule() had returned it')
             elif call.answer == "done" and row is not None and row.status != "done":
-                self.found(Kind.WRONG, f'answered "done", but the row says {row.status}')
+                self.add_problem(Kind.WRONG, f'answered "done", but the row says {row.status}')
 
-    def _check_cancel(self, cancel: Call) -> None:
+    def _check_cancel(self, cancel: ClientCall) -> None:
         """A success does not count any more; legal only of a claim that had lost its lease."""
         last = self._story.starts[-1] if self._story.starts else None
         if last is None or last.at_ms > cancel.at_ms:
             return
         end = self._story.end_of(last, math.inf)
-        if end is None or end.how != SUCCESS or self._lost(last, cancel.at_ms):
+        if end is None or end.how != SUCCESS or self._may_have_lost_lease(last, cancel.at_ms):
             return
-        self.found(Kind.AFTER_CANCEL, '"cancelled", and its handler succeeded')
+        self.add_problem(Kind.AFTER_CANCEL, '"cancelled", and its handler succeeded')
 
-    def _lost(self, start: Start, until_ms: float) -> bool:
+    def _may_have_lost_lease(self, start: Start, until_ms: float) -> bool:
         """Whether its claim may have ended without it, by a fault or over its timeout."""
-        return self._hit(start, until_ms) is not None or self._overtime(start, until_ms)
+        return self._fault_during_run(start, until_ms) is not None or self._ran_over_timeout(
+            start, until_ms
+        )
 
     # ---- the row
 
-    def _check_row(self, row: Final) -> None:
-        force = self._in_force(math.inf)
-        if force and not self._snoozed and not any(w.is_of(row.action_ms) for w in force):
+    def _check_row(self, row: FinalState) -> None:
+        force = self._writes_in_force(math.inf)
+        if force and not self._snoozed and not any(w.may_have_set(row.action_ms) for w in force):
             due_ms = force[-1].action_ms
-            self.found(Kind.WRONG, f"the row's action_time is {row.action_ms}, not {due_ms}")
+            self.add_problem(Kind.WRONG, f"the row's action_time is {row.action_ms}, not {due_ms}")
         if row.dead_letter and row.status != "dead":
-            self.found(Kind.WRONG, f"the row says {row.status}, and there is a dead letter")
+            self.add_problem(Kind.WRONG, f"the row says {row.status}, and there is a dead letter")
 
-    def _check_attempts(self, row: Final) -> None:
-        """Every claim counts one, so each number up to the row's belongs to one start."""
+    def _check_attempts(self, row: FinalState) -> None:
+        """Every claim counts one, so each number up to the row's belongs to one start.
+
+        But for runs that their process stopped, whose attempt is taken back.
+        """
+        stopped = {(end.token, end.attempt) for end in self._story.ends if end.how == STOPPED}
         starts = self._story.starts
-        if self._snoozed or self._resets():
+        if self._snoozed or self._calls_that_reset():
             return
-        highest = max((start.attempt for start in starts), default=0)
+        counted = [s.attempt for s in starts if (s.token, s.attempt) not in stopped]
+        highest = max(counted, default=0)
         if row.attempts < highest:
             text = f"the row counts {row.attempts} attempts, and attempt {highest} was started"
-            self.found(Kind.STALE, text)
+            self.add_problem(Kind.STALE, text)
         missing = row.attempts - len({start.attempt for start in starts})
         if missing <= 0:
             return
@@ -313,17 +363,20 @@ class _Case:
         if self._faults.any_within(self._writes[0].action_ms if self._writes else 0, ended_ms):
             self._report.unstarted += missing
         else:
-            self.found(Kind.WRONG, f"{missing} of {row.attempts} attempts were never started")
+            self.add_problem(Kind.WRONG, f"{missing} of {row.attempts} attempts were never started")
 
-    def _check_done(self, row: Final) -> None:
+    def _check_done(self, row: FinalState) -> None:
         successes = [end for end in self._story.ends if end.how == SUCCESS]
         if not successes:
-            self.found(Kind.LOST, "the row says done, no handler has done it")
+            self.add_problem(Kind.LOST, "the row says done, no handler has done it")
         elif row.token:
-            if all(end.token != row.token for end in successes):
-                self.found(Kind.STALE, f"done under claim {row.token}, which has not succeeded")
+            token = without_mark(row.token)  # it may have lost its mark while it ran
+            if all(without_mark(end.token) != token for end in successes):
+                self.add_problem(
+                    Kind.STALE, f"done under claim {row.token}, which has not succeeded"
+                )
         elif all(end.attempt != row.attempts for end in successes):
-            self.found(Kind.STALE, f"done in attempt {row.attempts}, which has not succeeded")
+            self.add_problem(Kind.STALE, f"done in attempt {row.attempts}, which has not succeeded")
 
     def _check_cancelled(self) -> None:
         story = self._story
@@ -334,71 +387,83 @@ class _Case:
         if any(self._faults.any_within(call.asked_ms, call.at_ms) for call in again):
             return
         if all(end.how != DROPPED for end in story.ends):
-            self.found(Kind.WRONG, "cancelled, but nobody was told so")
+            self.add_problem(Kind.WRONG, "cancelled, but nobody was told so")
 
-    def _check_dead(self, row: Final) -> None:
+    def _check_dead(self, row: FinalState) -> None:
         story = self._story
         if row.dead_letter is False:
-            self.found(Kind.WRONG, "dead without a dead letter")
+            self.add_problem(Kind.WRONG, "dead without a dead letter")
         if story.starts:
             last = story.starts[-1]
             end = story.end_of(last, math.inf)
-            if end is not None and end.how == SUCCESS and not self._lost(last, math.inf):
-                self.found(Kind.WRONG, "the row says dead, its handler has succeeded")
+            if (
+                end is not None
+                and end.how == SUCCESS
+                and not self._may_have_lost_lease(last, math.inf)
+            ):
+                self.add_problem(Kind.WRONG, "the row says dead, its handler has succeeded")
         wanted = self._rules.max_attempts.get(self._biz_type)
         if wanted is None or any(end.how == BURIED for end in story.ends):
             return
-        since_ms = max((call.asked_ms for call in self._resets()), default=-math.inf)
+        since_ms = max((call.asked_ms for call in self._calls_that_reset()), default=-math.inf)
         failed = sum(end.how == AGAIN and end.at_ms >= since_ms for end in story.ends)
         killed = self._faults.any_within(self._writes[0].action_ms if self._writes else 0, math.inf)
         # One that lost its lease beside others may get more attempts, until it has run alone.
         most = wanted + EXTRA_MAX if killed else wanted
         if not wanted <= row.attempts <= most or (failed != wanted and not killed):
             text = f"dead after {failed} failures and {row.attempts} attempts of {wanted}"
-            self.found(Kind.WRONG, text)
+            self.add_problem(Kind.WRONG, text)
 
     # ---- common
 
-    def _in_force(self, at_ms: float) -> list[_Write]:
+    def _writes_in_force(self, at_ms: float) -> list[_ActionTimeWrite]:
         """Those writes of which one has set the action_time that the row has at this time."""
         writes = self._writes
         if len(writes) <= 1:
             return writes
         last_ms = max(
-            (w.asked_ms for w in writes if w.sure and w.at_ms <= at_ms), default=-math.inf
+            (w.asked_ms for w in writes if w.certain and w.at_ms <= at_ms), default=-math.inf
         )
         return [w for w in writes if w.asked_ms <= at_ms and w.at_ms >= last_ms]
 
-    def _figures(self, fault: str) -> FaultFigures:
+    def _figures_of(self, fault: str) -> FaultFigures:
         return self._report.by_fault.setdefault(fault, FaultFigures())
 
 
-def _writes(story: Story, *, snoozed: bool) -> list[_Write]:
+def _writes(story: Story, *, snoozed: bool) -> list[_ActionTimeWrite]:
     """All that set or may have set the action_time, by when it was asked."""
     if story.schedules:
         first = story.schedules[0]
-        writes = [_Write(first.action_ms, -math.inf, first.at_ms, True, first.asked_ms)]
+        writes = [_ActionTimeWrite(first.action_ms, -math.inf, first.at_ms, True, first.asked_ms)]
     elif story.row is not None and not (snoozed or story.moves or story.redrives):
         # Nobody knows what a lost schedule() was told; its row does.
-        return [_Write(story.row.action_ms, -math.inf, -math.inf, True, -math.inf)]
+        return [_ActionTimeWrite(story.row.action_ms, -math.inf, -math.inf, True, -math.inf)]
     else:
         return []
     for call in story.schedules[1:]:
-        writes.append(_Write(call.action_ms, call.asked_ms, math.inf, False, call.asked_ms))
+        writes.append(
+            _ActionTimeWrite(call.action_ms, call.asked_ms, math.inf, False, call.asked_ms)
+        )
     for call in story.moves:
         if call.answer == "rescheduled":
-            writes.append(_Write(call.action_ms, call.asked_ms, call.at_ms, True, call.asked_ms))
+            writes.append(
+                _ActionTimeWrite(call.action_ms, call.asked_ms, call.at_ms, True, call.asked_ms)
+            )
         elif not call.answer:
-            writes.append(_Write(call.action_ms, call.asked_ms, math.inf, False, call.asked_ms))
+            writes.append(
+                _ActionTimeWrite(call.action_ms, call.asked_ms, math.inf, False, call.asked_ms)
+            )
     for call in story.redrives:
         if call.answer in {"redriven", ""}:
-            sure, at_ms = (True, call.at_ms) if call.answer else (False, math.inf)
+            certain, at_ms = (True, call.at_ms) if call.answer else (False, math.inf)
             # Due at once: at the time that its client took for the servers'.
             first_ms, last_ms = (
                 math.floor(call.asked_ms - CLIENT_OFF_MS),
                 call.at_ms + CLIENT_OFF_MS,
             )
-            writes.append(_Write(first_ms, call.asked_ms, at_ms, sure, call.asked_ms, last_ms))
+            writes.append(
+                _ActionTimeWrite(first_ms, call.asked_ms, at_ms, certain, call.asked_ms, last_ms)
+            )
     if len(writes) > 2:
         writes.sort(key=lambda write: write.asked_ms)
     return writes

@@ -89,7 +89,7 @@ class Lateness:
         return [(self._bound(bucket), self._found[bucket]) for bucket in sorted(self._found)]
 
     def percentile(self, percent: float) -> float:
-        """What `percent` of all do not exceed, in ms; raises ValueError where there is none."""
+        """The lateness in ms that `percent` of all starts do not exceed. Raises ValueError without starts."""
         if not self.count:
             raise ValueError("a percentile needs at least one value")
         wanted = max(1, math.ceil(self.count * percent / 100))

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 from toc.testing.history import Entry, Fault, ScheduleUnanswered
 
 SUCCESS, AGAIN, SNOOZED, DROPPED, BURIED = "", "again", "snooze", "drop", "dead"
-"""How a handler's run ended: AGAIN is a failure or a retry that it asked for."""
+STOPPED = "stopped"
+"""How a handler's run ended. AGAIN: it failed, or asked for a retry. STOPPED: its process ended and
+cancelled it; the attempt does not count."""
 
 
-class Call(NamedTuple):
-    """A client's verb and its answer. `action_ms`: of schedule and reschedule, else 0."""
+class ClientCall(NamedTuple):
+    """A call of a client and its answer. `action_ms`: of schedule and reschedule, else 0."""
 
     at_ms: float
     asked_ms: float
@@ -39,7 +41,7 @@ class End(NamedTuple):
     how: str
 
 
-class Final(NamedTuple):
+class FinalState(NamedTuple):
     status: str
     attempts: int
     action_ms: int
@@ -48,19 +50,19 @@ class Final(NamedTuple):
 
 
 class Story:
-    """All that is known of one job. `sort` puts each list in the order of time."""
+    """All that is known about one job. `sort` puts each list into the order of time."""
 
     __slots__ = ("biz_type", "cancels", "ends", "moves", "redrives", "row", "schedules", "starts")
 
     def __init__(self) -> None:
         self.biz_type = ""
-        self.schedules: list[Call] = []
-        self.cancels: list[Call] = []
-        self.moves: list[Call] = []
-        self.redrives: list[Call] = []
+        self.schedules: list[ClientCall] = []
+        self.cancels: list[ClientCall] = []
+        self.moves: list[ClientCall] = []
+        self.redrives: list[ClientCall] = []
         self.starts: list[Start] = []
         self.ends: list[End] = []
-        self.row: Final | None = None
+        self.row: FinalState | None = None
 
     def sort(self) -> None:
         for entries in (
@@ -117,19 +119,19 @@ class Stories:
 
 def _scheduled(story: Story, v: dict[str, Any]) -> None:
     story.biz_type = v["biz_type"]
-    story.schedules.append(Call(v["at_ms"], v["asked_ms"], "scheduled", v["action_ms"]))
+    story.schedules.append(ClientCall(v["at_ms"], v["asked_ms"], "scheduled", v["action_ms"]))
 
 
-def _cancel(story: Story, v: dict[str, Any]) -> None:
-    story.cancels.append(Call(v["at_ms"], v["asked_ms"], v["answer"], 0))
+def _note_cancel(story: Story, v: dict[str, Any]) -> None:
+    story.cancels.append(ClientCall(v["at_ms"], v["asked_ms"], v["answer"], 0))
 
 
-def _reschedule(story: Story, v: dict[str, Any]) -> None:
-    story.moves.append(Call(v["at_ms"], v["asked_ms"], v["answer"], v["action_ms"]))
+def _note_reschedule(story: Story, v: dict[str, Any]) -> None:
+    story.moves.append(ClientCall(v["at_ms"], v["asked_ms"], v["answer"], v["action_ms"]))
 
 
 def _redriven(story: Story, v: dict[str, Any]) -> None:
-    story.redrives.append(Call(v["at_ms"], v["asked_ms"], v["answer"], 0))
+    story.redrives.append(ClientCall(v["at_ms"], v["asked_ms"], v["answer"], 0))
 
 
 def _started(story: Story, v: dict[str, Any]) -> None:
@@ -137,21 +139,24 @@ def _started(story: Story, v: dict[str, Any]) -> None:
 
 
 def _ended(story: Story, v: dict[str, Any]) -> None:
-    how = AGAIN if v["failed"] else _HOW[v.get("verdict", "")]
+    verdict = v.get("verdict", "")
+    how = AGAIN if v["failed"] and verdict != STOPPED else _HOW[verdict]
     story.ends.append(End(v["at_ms"], v["attempt"], v["token"], how))
 
 
 def _row(story: Story, v: dict[str, Any]) -> None:
-    story.row = Final(
+    story.row = FinalState(
         v["status"], v["attempts"], v["action_ms"], v.get("token", ""), v.get("dead_letter")
     )
 
 
-_HOW = {"": SUCCESS, "retry": AGAIN, "snooze": SNOOZED, "drop": DROPPED, "dead": BURIED}
+_HOW = {"": SUCCESS, "retry": AGAIN, "snooze": SNOOZED, "drop": DROPPED, "dead": BURIED} | {
+    STOPPED: STOPPED
+}
 _ADD = {
     "Scheduled": _scheduled,
-    "CancelAnswered": _cancel,
-    "RescheduleAnswered": _reschedule,
+    "CancelAnswered": _note_cancel,
+    "RescheduleAnswered": _note_reschedule,
     "Redriven": _redriven,
     "Started": _started,
     "Ended": _ended,

@@ -1,30 +1,38 @@
-"""The timer: Redis reminds. It may be early, it is never late, and it decides nothing.
+"""The timer: Redis reminds workers of due jobs. A reminder decides nothing; the claim in the database does.
 
-Authority: the database. An entry here says "look at this row"; the claim decides. So losing entries
-costs lateness (the loader brings them again, the scanner runs what is overdue), and entries too many
-cost a look. Time: the server's TIME, read inside the scripts; clocks of clients do not matter (I4).
+The database is the authority. An entry in Redis says only "look at this row". A lost entry makes its job
+late (the loader loads it again, and the scanner runs overdue jobs); a surplus entry costs one claim that
+finds nothing. Time is the Redis server's TIME, read inside the scripts; clients' clocks do not matter (I4).
 
-Per slot three keys (see `keys`): the StoreQueue (job_id by due ms), the PrepareQueue (what is out with
-workers, by the end of its stay) and the marks (per shard: how far the loader has come). No decision
-reads the PrepareQueue.
+Each slot has three keys (see `keys`): the StoreQueue (job_id by due time in ms), the PrepareQueue (popped
+entries, by the end of their stay in ms) and the marks (per shard: how far the loader has loaded). No
+decision reads the PrepareQueue.
 
-    slots     the verbs in our words (arm, pop, ack, put_back, load_page), and questions
-    standing  whether reminders flow: what the latest calls found
-    scripts   lua/*.lua and how they are called         keys      spells the keys
-    nodes     which node of Redis is told what          batches   one lot of commands for each
-    lookout   what failed is left alone, and looked for refusals  what Redis says when it cannot
-    connect   from a URL to a client                    facts     whether a server is fit
-    heads     looks at the heads of all slots           wakeup    "a slot has a new head"
-    poller    pops what is due into a sink
-    loader    brings rows into the slots as their time comes near
+    slots              the operations (arm, pop, ack, put_back, load_page) and the queries
+    entry              a reminder
+    availability       whether reminders flow, by the results of the latest calls
+    scripts            loads and calls lua/*.lua
+    keys               the names of the keys
+    nodes              sends each command to the Redis node that holds its key
+    pipeline           one batch of commands for each node of a cluster
+    circuit_breaker    failing nodes are skipped and probed in the background
+    redis_errors       which errors mean that Redis cannot serve
+    connect            makes a client from a URL
+    server_facts       whether a server is fit to hold reminders
+    foreign_members    members of queues that are no job_id
+    next_due_watcher   reads the heads (first entries) of all slots periodically
+    wakeup             listens for "a slot has a new head"
+    poller             pops due entries and hands them to the sink
+    claimer            claims popped ids in a thread per database
+    loader             loads rows into the slots when they are due soon
 
-Failure: a node of Redis that fails takes its own slots along and no others; one that hangs holds up a
-caller once, for the socket's timeout. A full Redis pops and takes nothing new. A Redis with older
-data, after a fail-over or a restart, is another process: its run_id does not fit the marks, and the
-loader brings everything near again. While a slot is not served, `available` is False and the scanner
-hurries.
+Failure: when a Redis node fails, only its own slots fail; one that hangs blocks each caller once, for the
+socket's timeout. A full Redis still pops but takes nothing new. A Redis with older data, after a fail-over
+or a restart, is another process: its run_id differs from the one in the marks, and the loader loads all
+rows within the horizon again. While a slot is not served, `available` is False and the scanner's period is
+shorter.
 
-Windows: a popped entry comes back after `stay_s` if nobody acks it. A worker learns of a new head by
-a wake-up at once, or by a look at all heads within `slow_poll_s`. Rows due within `horizon_s` are loaded;
-clients arm what is due within horizon + slack, so that loader and clients overlap by `slack_s`.
+A popped entry returns to its StoreQueue after `stay_s` unless it is acked. A worker learns of a new head by
+a wake-up at once, or by reading all heads within `slow_poll_s`. Rows due within `horizon_s` are loaded;
+clients arm jobs due within horizon + slack, so that loader and clients overlap by `slack_s`.
 """

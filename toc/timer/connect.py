@@ -1,10 +1,10 @@
-"""From a URL to a client: one Redis, a Redis behind sentinels, or a Redis Cluster.
+"""Makes a client from a URL: for one Redis, a Redis behind sentinels, or a Redis Cluster.
 
     redis://[user:password@]host:port/db                      also rediss:// (TLS) and unix://
     redis+sentinel://[user:password@]host:port[,host:port...]/service[/db]
     redis+cluster://[user:password@]host:port[,host:port...]  any of its nodes
 
-User and password are those of Redis; with `?sentinel_auth=yes` the sentinels are given them too.
+User and password are those of Redis; with `?sentinel_auth=yes` they are sent to the sentinels too.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from redis.sentinel import Sentinel, SentinelManagedConnection
 
 from toc.errors import SettingsError, TimerUnavailable
 from toc.timer.nodes import Client
-from toc.timer.refusals import UNAVAILABLE
+from toc.timer.redis_errors import UNAVAILABLE
 
-RETRIES = 2  # of a broken connection; a server that did not answer in time is not asked twice
-CONNECTIONS_MAX = 1000  # per server: threads of a client that call at the same time take one each
+RETRIES = 2  # after a broken connection; after a timeout there is no retry
+CONNECTIONS_MAX = 1000  # per server: each thread that calls at the same time takes one
 
 _URL = re.compile(
     r"(?P<tls>rediss?)\+(?P<kind>sentinel|cluster)://"
@@ -37,38 +37,41 @@ _SERVICE = re.compile(r"/([^/]+)(/\d+)?")
 _SENTINEL_OPTION = re.compile(r"ssl_\w+|protocol|client_name|sentinel_auth")
 
 
-class _Parts(NamedTuple):
-    """A URL of several hosts. `single` is the same for the first of them, as redis-py knows it."""
+class _UrlParts(NamedTuple):
+    """A parsed URL of several hosts. `single_host_url`: the first host's, as redis-py expects it."""
 
     kind: str
     hosts: list[tuple[str, int]]
-    single: str
+    single_host_url: str
     query: str
     service: str
 
 
-class _Managed(SentinelManagedConnection):
-    """redis-py keeps such a connection after a timeout: the next command would read the late answer."""
+class _SentinelConnection(SentinelManagedConnection):
+    """A connection that is closed after a timeout.
+
+    redis-py would keep it, and the next command would read the late answer.
+    """
 
     def read_response(self, *args: Any, disconnect_on_error: bool | None = True, **how: Any) -> Any:
         return super().read_response(*args, disconnect_on_error=disconnect_on_error, **how)
 
 
-class _ManagedTls(_Managed, SSLConnection):
+class _SentinelTlsConnection(_SentinelConnection, SSLConnection):
     pass
 
 
 def check_url(url: str) -> None:
-    """Raises SettingsError where a URL of sentinels or of a cluster cannot be understood."""
-    parts = _parse(url)
+    """Raises SettingsError when a URL of sentinels or of a cluster is malformed."""
+    parts = _parse_multi_host_url(url)
     if parts is not None and parts.kind == "sentinel":
-        _options(parts)
+        _parse_sentinel_options(parts)
 
 
 def connect(url: str, timeout_s: float) -> Client:
-    """A client that waits up to `timeout_s` for a connection, and as long for an answer.
+    """Makes a client that waits up to `timeout_s` for a connection, and as long for an answer.
 
-    Raises SettingsError, and TimerUnavailable when a cluster cannot be looked at.
+    Raises SettingsError, and TimerUnavailable when a cluster's nodes cannot be listed.
     """
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
@@ -78,41 +81,49 @@ def connect(url: str, timeout_s: float) -> Client:
             ExponentialWithJitterBackoff(base=0.01, cap=0.2), RETRIES, (RedisConnectionError,)
         ),
     }
-    parts = _parse(url)
+    parts = _parse_multi_host_url(url)
     if parts is not None and parts.kind == "sentinel":
-        return _behind_sentinels(parts, options)
+        return _connect_through_sentinels(parts, options)
     if parts is not None:
         others = [ClusterNode(*host) for host in parts.hosts[1:]]
         try:
-            # Slots without an owner are no reason to leave all others unserved.
+            # When some hash slots have no node, the others are served all the same.
             return RedisCluster(
-                url=parts.single, startup_nodes=others, require_full_coverage=False, **options
+                url=parts.single_host_url,
+                startup_nodes=others,
+                require_full_coverage=False,
+                **options,
             )
         except UNAVAILABLE as error:
             raise TimerUnavailable(error) from error
     path = url.removeprefix("unix://")
     if path != url and not path.startswith("/") and "@" not in path:
-        # Relative to the working directory: redis-py would take the first folder for a host's name.
+        # The path is relative to the working directory: redis-py would take its first folder for a host.
         url = "unix://?path=" + path.replace("?", "&", 1)
     return Redis.from_url(url, **options)
 
 
-def _behind_sentinels(parts: _Parts, options: dict[str, Any]) -> Redis:
-    """A client of the service's master, which its sentinels are asked for at each connecting."""
-    own = _options(parts)
+def _connect_through_sentinels(parts: _UrlParts, options: dict[str, Any]) -> Redis:
+    """Makes a client of the service's master; each new connection asks the sentinels which host that is."""
+    own = _parse_sentinel_options(parts)
     tls: dict[str, Any] = {name: value for name, value in own.items() if name.startswith("ssl")}
     of_sentinels = options | tls
     of_sentinels["retry"] = Retry(NoBackoff(), 0)  # the next sentinel is asked instead
     if own.pop("sentinel_auth", "no") == "yes":
         of_sentinels |= {name: own[name] for name in ("username", "password") if name in own}
-    own["connection_class"] = _ManagedTls if own.pop("ssl", False) else _Managed
+    own["connection_class"] = (
+        _SentinelTlsConnection if own.pop("ssl", False) else _SentinelConnection
+    )
     sentinel = Sentinel(parts.hosts, sentinel_kwargs=of_sentinels, **options)
     master: Redis = sentinel.master_for(parts.service, **own)
     return master
 
 
-def _options(parts: _Parts) -> dict[str, Any]:
-    """What a sentinel URL says beside hosts and service, in redis-py's words."""
+def _parse_sentinel_options(parts: _UrlParts) -> dict[str, Any]:
+    """Returns redis-py's options from a sentinel URL: user, password, db, TLS, query parameters.
+
+    Raises SettingsError.
+    """
     said = parse_qs(parts.query, keep_blank_values=True)
     for name in said:
         if not _SENTINEL_OPTION.fullmatch(name):
@@ -120,7 +131,7 @@ def _options(parts: _Parts) -> dict[str, Any]:
     if said.get("sentinel_auth", ["no"]) not in (["yes"], ["no"]):
         raise SettingsError("redis_url: sentinel_auth must be yes or no")
     try:
-        options: dict[str, Any] = parse_url(parts.single)
+        options: dict[str, Any] = parse_url(parts.single_host_url)
     except ValueError as error:
         raise SettingsError(f"redis_url: {error}") from None
     del options["host"], options["port"]
@@ -129,8 +140,11 @@ def _options(parts: _Parts) -> dict[str, Any]:
     return options
 
 
-def _parse(url: str) -> _Parts | None:
-    """None: a URL of one server. No error shows the URL: it may hold a password."""
+def _parse_multi_host_url(url: str) -> _UrlParts | None:
+    """Parses a URL of sentinels or of a cluster; None for a URL of one server. Raises SettingsError.
+
+    No error shows the URL, because it may hold a password.
+    """
     if "+" not in url.partition("://")[0]:
         return None
     found = _URL.fullmatch(url)
@@ -148,12 +162,17 @@ def _parse(url: str) -> _Parts | None:
             raise SettingsError("redis_url: behind the sentinels comes /service or /service/db")
         service, path = named[1], named[2] or "/0"
         wrong = [word for word, host in zip(words, hosts, strict=True) if host is None]
-    else:  # of a cluster's only node the port may be left to redis-py, as in redis://
+    else:  # when a cluster's URL has one host, the port is optional, as in redis://
         wrong = [
             word for word, host in zip(words, hosts, strict=True) if host is None and hosts[1:]
         ]
     if wrong:
-        raise SettingsError(f"redis_url: {wrong[0]!r} is not host:port")
-    single = f"{found['tls']}://{f'{auth}@' if auth is not None else ''}{words[0]}{path}{query}"
+        host, _, port = wrong[0].rpartition(":")
+        # A user and a password without their host look like host:port.
+        shown = f"{host}:***" if host and not port.isdecimal() else wrong[0]
+        raise SettingsError(f"redis_url: {shown!r} is not host:port")
+    single_host_url = (
+        f"{found['tls']}://{f'{auth}@' if auth is not None else ''}{words[0]}{path}{query}"
+    )
     known = [(host[1].strip("[]"), int(host[2])) for host in hosts if host is not None]
-    return _Parts(found["kind"], known, single, query[1:], service)
+    return _UrlParts(found["kind"], known, single_host_url, query[1:], service)

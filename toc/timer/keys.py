@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 
 
-@cache  # as many as there are slots; a look needs all of them, once a second
+@cache  # one item per slot; reading the heads needs all of them, once a second
 def store_key(namespace: str, topic: str, slot: int) -> str:
     return f"{namespace}:{topic}_{slot}"
 
@@ -25,5 +25,5 @@ def mark_key(namespace: str, topic: str, slot: int) -> str:
 
 
 def wake_channel(namespace: str, topic: str) -> str:
-    """Where new heads of a topic's slots are announced: "slot due_ms time_ms"."""
+    """The channel on which new heads of a topic's slots are published as "slot due_ms time_ms"."""
     return f"wake_{namespace}:{topic}"

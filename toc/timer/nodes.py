@@ -1,11 +1,11 @@
-"""Commands go to the nodes that hold their keys, and one node's failure is its own.
+"""Sends commands to the nodes that hold their keys; when a node fails, only its own commands fail.
 
-`One` is a single Redis, also behind sentinels: one pipeline. `Cluster` sends one batch to each node.
-What a command met stands in place of its answer, so that those of other nodes count.
+`SingleNode` is one Redis, also behind sentinels, with one pipeline. `ClusterNodes` sends one batch to each
+node. The error of a command is returned in place of its answer, so that the answers of other nodes count.
 
-Which node holds what is redis-py's to know. MOVED and ASK are followed, and correct it as they come;
-after a failure the whole map of hash slots is read anew, from a node that answers: that is how a
-promoted replica takes its master's place.
+redis-py knows which node holds which key. MOVED and ASK are followed and correct that map; after a failure
+the whole map of hash slots is read again from a node that answers, so that a promoted replica replaces its
+master.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 
-from toc.timer.batches import Batches, Command
-from toc.timer.lookout import Lookout
-from toc.timer.refusals import UNAVAILABLE, is_demoted
+from toc.timer.circuit_breaker import CircuitBreaker
+from toc.timer.pipeline import Command, NodePipelines
+from toc.timer.redis_errors import UNAVAILABLE, is_demoted
 
 log = logging.getLogger(__name__)
 
@@ -41,37 +41,38 @@ HOPS_MAX = 4  # redirections that a command follows in one call
 
 
 class Nodes(Protocol):
-    """What can be asked of Redis, whatever it consists of. Answers are redis-py's.
+    """The interface to one Redis or a cluster. Answers have redis-py's types.
 
-    `is_one`: a single server holds all keys, so that a script may have those of several slots.
+    `is_one`: a single server holds all keys, so that a script call may have keys of several slots.
     """
 
     is_one: bool
 
     def send(self, commands: Sequence[Command]) -> list[Any]:
-        """The answers, in order; what a command met (UNAVAILABLE, ResponseError) is in its place."""
+        """The answers, in order; a failed command has its error (UNAVAILABLE, ResponseError) there."""
 
     def ask_all(self, *args: Any) -> dict[str, Any]:
-        """The answer of each node that holds keys, or what it met, by the node's name."""
+        """The answer or error of each node that holds keys, by the node's name."""
 
     def ask_any(self, *args: Any) -> Any:
-        """The answer of the first node that gives one. Raises what the last one met."""
+        """The answer of the first node that gives one. Raises the last node's error when none does."""
 
-    def holder(self, key: str) -> str:
+    def node_name_of(self, key: str) -> str:
         """The name of the node that holds the key. Raises SlotNotCoveredError."""
 
     def subscribe(self, channels: Iterable[str]) -> PubSub:
-        """Hears what is published on any node. Raises UNAVAILABLE."""
+        """Subscribes to messages published on any node. Raises UNAVAILABLE."""
 
 
-def nodes_of(client: Client) -> Nodes:
-    return Cluster(client) if isinstance(client, RedisCluster) else One(client)
+def make_nodes(client: Client) -> Nodes:
+    return ClusterNodes(client) if isinstance(client, RedisCluster) else SingleNode(client)
 
 
-class One:
+class SingleNode:
     """One Redis, or the master that sentinels name.
 
-    A refused connection costs nothing, and the next call tries again. One that hangs is left alone.
+    A refused connection costs nothing, so the next call tries again. A server that hangs is skipped for a
+    while (see CircuitBreaker).
     """
 
     NAME = "server"
@@ -79,12 +80,12 @@ class One:
 
     def __init__(self, client: Redis) -> None:
         self._client = client
-        self._lookout = Lookout(self._look)
+        self._circuit_breaker = CircuitBreaker(self._probe)
 
     def send(self, commands: Sequence[Command]) -> list[Any]:
-        met = self._lookout.met(self.NAME)
+        met = self._circuit_breaker.error_of(self.NAME)
         if met is not None:
-            self._lookout.look_if_due()
+            self._circuit_breaker.probe_if_due()
             return [met] * len(commands)
         try:
             if len(commands) == 1:
@@ -96,10 +97,10 @@ class One:
                 answers = pipe.execute(raise_on_error=False)
         except (*UNAVAILABLE, ResponseError) as error:
             if isinstance(error, RedisTimeoutError):
-                self._lookout.failed(self.NAME, error)
+                self._circuit_breaker.record_failure(self.NAME, error)
             answers = [error] * len(commands)
         if any(map(is_demoted, answers)):
-            # The name may lead to its successor by now, which open connections never see.
+            # The name may resolve to a new master by now; open connections would stay with the old one.
             self._client.connection_pool.disconnect(inuse_connections=False)
         return answers
 
@@ -112,78 +113,78 @@ class One:
             raise answer
         return answer
 
-    def holder(self, key: str) -> str:
+    def node_name_of(self, key: str) -> str:
         return self.NAME
 
     def subscribe(self, channels: Iterable[str]) -> PubSub:
-        return _subscribed(self._client, channels)
+        return _subscribe(self._client, channels)
 
-    def _look(self, names: list[str]) -> Iterator[tuple[str, Exception | None]]:
+    def _probe(self, names: list[str]) -> Iterator[tuple[str, Exception | None]]:
         for name in names:
-            yield name, _met_by_ping(self._client)
+            yield name, _ping_error(self._client)
 
 
-class Cluster:
-    """A Redis Cluster."""
+class ClusterNodes:
+    """The nodes of a Redis Cluster."""
 
     is_one = False
 
     def __init__(self, client: RedisCluster) -> None:
         self._client = client
-        self._lookout = Lookout(self._look)
+        self._circuit_breaker = CircuitBreaker(self._probe)
 
     def send(self, commands: Sequence[Command]) -> list[Any]:
         answers: list[Any] = [None] * len(commands)
-        batches = Batches(self._client)
+        batches = NodePipelines(self._client)
         for position, command in enumerate(commands):
             try:
-                self._route(batches, self._node_of(command.key), position, command, answers)
+                self._route_command(batches, self._node_of(command.key), position, command, answers)
             except SlotNotCoveredError as error:
                 answers[position] = error
-                self._lookout.want()
+                self._circuit_breaker.request_probe()
         for _ in range(HOPS_MAX):
             if not batches.by_node:
                 break
             self._exchange(batches, answers)
-            batches = self._redirected(batches, commands, answers)
-        self._lookout.look_if_due()
+            batches = self._follow_redirections(batches, commands, answers)
+        self._circuit_breaker.probe_if_due()
         return answers
 
     def ask_all(self, *args: Any) -> dict[str, Any]:
         nodes = self._client.get_primaries()
         answers: list[Any] = [None] * len(nodes)
-        batches = Batches(self._client)
+        batches = NodePipelines(self._client)
         for position, node in enumerate(nodes):
-            self._route(batches, node, position, Command("", args), answers)
+            self._route_command(batches, node, position, Command("", args), answers)
         self._exchange(batches, answers)
-        self._lookout.look_if_due()
+        self._circuit_breaker.probe_if_due()
         return {node.name: answer for node, answer in zip(nodes, answers, strict=True)}
 
     def ask_any(self, *args: Any) -> Any:
         met: Exception = RedisConnectionError("no node of the cluster is known")
-        for node in self._up_first():
+        for node in self._healthy_nodes_first():
             answers: list[Any] = [None]
-            batches = Batches(self._client)
-            self._route(batches, node, 0, Command("", args), answers)
+            batches = NodePipelines(self._client)
+            self._route_command(batches, node, 0, Command("", args), answers)
             self._exchange(batches, answers)
             if not isinstance(answers[0], Exception):
                 return answers[0]
             met = answers[0]
-        self._lookout.look_if_due()
+        self._circuit_breaker.probe_if_due()
         raise met
 
-    def holder(self, key: str) -> str:
+    def node_name_of(self, key: str) -> str:
         return str(self._node_of(key).name)
 
     def subscribe(self, channels: Iterable[str]) -> PubSub:
-        # A cluster passes every message on to all its nodes: any one that answers will do.
-        node = next(self._up_first(), None)
+        # A cluster passes every message on to all its nodes: any node that answers will do.
+        node = next(self._healthy_nodes_first(), None)
         if node is None:
             raise RedisConnectionError("no node of the cluster is known")
         try:
-            return _subscribed(self._client.get_redis_connection(node), channels)
+            return _subscribe(self._client.get_redis_connection(node), channels)
         except UNAVAILABLE as error:
-            self._lookout.failed(node.name, error)
+            self._circuit_breaker.record_failure(node.name, error)
             raise
 
     # ---- inside
@@ -192,14 +193,14 @@ class Cluster:
         node: ClusterNode = self._client.get_node_from_key(key)
         return node
 
-    def _up_first(self) -> Iterator[ClusterNode]:
+    def _healthy_nodes_first(self) -> Iterator[ClusterNode]:
         nodes = self._client.get_primaries()
-        yield from (node for node in nodes if self._lookout.met(node.name) is None)
-        yield from (node for node in nodes if self._lookout.met(node.name) is not None)
+        yield from (node for node in nodes if self._circuit_breaker.error_of(node.name) is None)
+        yield from (node for node in nodes if self._circuit_breaker.error_of(node.name) is not None)
 
-    def _route(
+    def _route_command(
         self,
-        batches: Batches,
+        batches: NodePipelines,
         node: ClusterNode,
         position: int,
         command: Command,
@@ -207,49 +208,51 @@ class Cluster:
         *,
         asking: bool = False,
     ) -> None:
-        met = self._lookout.met(node.name)
+        met = self._circuit_breaker.error_of(node.name)
         if met is None:
             batches.add(node, position, command, asking=asking)
         else:
             answers[position] = met
 
-    def _exchange(self, batches: Batches, answers: list[Any]) -> None:
+    def _exchange(self, batches: NodePipelines, answers: list[Any]) -> None:
         for name, error in batches.exchange(answers):
-            self._lookout.failed(name, error)
+            self._circuit_breaker.record_failure(name, error)
 
-    def _redirected(
-        self, batches: Batches, commands: Sequence[Command], answers: list[Any]
-    ) -> Batches:
-        """Those that were answered MOVED or ASK, for the nodes that these name."""
-        again = Batches(self._client)
+    def _follow_redirections(
+        self, batches: NodePipelines, commands: Sequence[Command], answers: list[Any]
+    ) -> NodePipelines:
+        """Batches of the commands that were answered MOVED or ASK, for the nodes that the answers name."""
+        again = NodePipelines(self._client)
         for position in batches.positions():
             error = answers[position]
             if not isinstance(error, AskError):
                 continue
-            self._lookout.want()
+            self._circuit_breaker.request_probe()
             if isinstance(error, MovedError):
                 self._client.nodes_manager.move_slot(error)
             node = self._client.get_node(error.host, error.port)
-            if node is not None:  # else a new one, which the look will find
+            if node is not None:  # else it is a new node, which the next probe will find
                 asking = not isinstance(error, MovedError)
-                self._route(again, node, position, commands[position], answers, asking=asking)
+                self._route_command(
+                    again, node, position, commands[position], answers, asking=asking
+                )
         return again
 
-    def _look(self, names: list[str]) -> Iterator[tuple[str, Exception | None]]:
-        """Reads the map of hash slots anew; then asks the nodes."""
+    def _probe(self, names: list[str]) -> Iterator[tuple[str, Exception | None]]:
+        """Reads the map of hash slots again, then pings the nodes."""
         try:
             self._client.nodes_manager.initialize(last_failed_node_name=next(iter(names), None))
         except UNAVAILABLE as error:
             log.warning("the Redis Cluster cannot be looked at: %s", error)
         for name in names:
             node = self._client.get_node(node_name=name)
-            if node is None:  # it is no part of the cluster any more
+            if node is None:  # it has left the cluster
                 yield name, None
             else:
-                yield name, _met_by_ping(self._client.get_redis_connection(node))
+                yield name, _ping_error(self._client.get_redis_connection(node))
 
 
-def _met_by_ping(client: Redis) -> Exception | None:
+def _ping_error(client: Redis) -> Exception | None:
     try:
         client.ping()
     except (*UNAVAILABLE, ResponseError) as error:
@@ -257,7 +260,7 @@ def _met_by_ping(client: Redis) -> Exception | None:
     return None
 
 
-def _subscribed(client: Redis, channels: Iterable[str]) -> PubSub:
+def _subscribe(client: Redis, channels: Iterable[str]) -> PubSub:
     subscription: PubSub = client.pubsub(ignore_subscribe_messages=True)
     try:
         subscription.subscribe(*channels)

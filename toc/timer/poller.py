@@ -1,43 +1,52 @@
-"""Pops what is due and hands it to the sink. Sleeps until the next due time, or until it is told of one.
+"""Pops due entries and hands them to the sink. Sleeps until the next due time, or until it learns of one.
 
-One poller serves the slots of one topic whose shards lie in one database, so that a database that
-does not answer holds up no other. Back-pressure: it pops only what the sink has room for.
+One poller serves the slots of one topic whose shards are in one database, so that a database that does not
+answer delays no other. Where a slot holds jobs of several databases, each database has a thread of its own
+that claims (claimer.py), and the ids of a database that does not answer are put off for some seconds.
+Back-pressure: it pops only as much as the sink has room for.
 
-Which slots, is told by `own`, at any time: two pollers at one slot are harmless. Of other nodes'
-slots it may be the deputy: it pops those whose head has been seen (`see`) to be overdue for so long
-that their owner is evidently dead, frozen, cut off from Redis or overloaded. So none of that waits for
-ZooKeeper to notice.
+`set_slots` names its slots, at any time; two pollers at one slot do no harm. A poller may be the deputy of
+other nodes' slots: it pops such a slot when its head was seen (`on_head_seen`) to be overdue for so long
+that the owner must be dead, frozen, cut off from Redis or overloaded. So these faults are handled before
+ZooKeeper notices them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from toc.domain.ids import gene_of
-from toc.domain.routing import Routing
-from toc.errors import StoreUnavailable
+from redis.exceptions import ResponseError
+
+from toc.domain.ids import SEQUENCE_BITS, gene_of
+from toc.domain.routing import Routing, slot_of
+from toc.errors import StoreUnavailable, TimerUnavailable
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.runtime.sink import Batch, Sink
-from toc.timer.slots import Slots
+from toc.timer.claimer import Claimer
+from toc.timer.slots import Entry, Slots
 
-NO_ROOM_S = 0.02  # a full sink is looked at again after this, or when it calls `wake`
-GUESS_MIN = 4  # a slot's first pop asks for so many; a full answer doubles it
+NO_ROOM_S = 0.02  # a full sink is tried again after this, or when it calls `wake`
+GUESS_MIN = 4  # a slot's first pop asks for so many; a full answer doubles the number
 DEPUTY_LATE_S = 0.5  # a head that is overdue by more than this is popped by the slot's deputy too
-PAUSED_S = 1.0  # a paused one looks so often whether it may go on
-WAIT_S_MAX = 60.0  # nothing needs it: who knows of a new head says so
+PAUSED_S = 1.0  # a paused poller checks so often whether it may continue
+WAIT_S_MAX = 60.0  # any time will do: a new head wakes the poller
 _NEVER = float("inf")
 
 
 class Poller(Service):
-    """Pops slots of shards in `database`; none until `own` says which. `paused()` True: the scanner fires."""
+    """Pops the slots that `set_slots` names, of shards in `database`; none before the first call.
+
+    `paused()`: True makes it pop nothing; the scanner finds the jobs meanwhile.
+    """
 
     def __init__(
         self,
         name: str,
         slots: Slots,
         topic: str,
+        slot_amount: int,
         database: int,
         sink: Sink,
         routing: Routing,
@@ -46,44 +55,47 @@ class Poller(Service):
         pop_max: int,
         stay_ms: int,
         paused: Callable[[], bool],
+        claimers: Mapping[int, Claimer] | None = None,
     ) -> None:
         super().__init__(name)
         self._slots, self._topic, self._database, self._sink = slots, topic, database, sink
+        self._slot_amount = slot_amount
+        self._claimers = claimers or {}
         self._routing, self._clock, self._paused = routing, clock, paused
         self._pop_max, self._stay_ms = pop_max, stay_ms
-        # When the head of each slot is due, by this process' monotonic clock; at first: look now.
-        # A deputy's slots are never due, until they have been seen to be late.
+        # When the head of each slot is due, by this process' monotonic clock; 0 at first: pop now.
+        # Slots that it is the deputy of are never due, until they were seen to be late.
         self._due_s: dict[int, float] = {}
-        self._guess: dict[int, int] = {}
-        self._deputised: frozenset[int] = frozenset()
-        self._told: deque[tuple[frozenset[int], frozenset[int]]] = deque(maxlen=1)
-        self._heard: deque[tuple[int, float]] = deque(maxlen=100_000)
+        self._pop_sizes: dict[int, int] = {}
+        self._deputy_slots: frozenset[int] = frozenset()
+        self._new_slots: deque[tuple[frozenset[int], frozenset[int]]] = deque(maxlen=1)
+        self._reported_heads: deque[tuple[int, float]] = deque(maxlen=100_000)
 
-    def own(self, owned: Collection[int], deputised: Collection[int] = ()) -> None:
-        """From the next step on these are its slots, and those that it is the deputy of. Any thread."""
-        self._told.append((frozenset(owned), frozenset(deputised)))
+    def set_slots(self, owned: Collection[int], deputised: Collection[int] = ()) -> None:
+        """Replaces its own slots and those that it is the deputy of, from the next step on. Any thread."""
+        self._new_slots.append((frozenset(owned), frozenset(deputised)))
         self.wake()
 
-    def hear(self, slot: int, in_s: float) -> None:
+    def on_wakeup(self, slot: int, in_s: float) -> None:
         """A wake-up: the slot has a new head, due in so many seconds. Any thread."""
-        if slot not in self._deputised:
-            self._learn(slot, in_s)
+        if slot not in self._deputy_slots:
+            self._report_head(slot, in_s)
 
-    def see(self, slot: int, in_s: float) -> None:
-        """A look: the slot's head is due in so many seconds. Any thread."""
-        if slot not in self._deputised or in_s <= -DEPUTY_LATE_S:
-            self._learn(slot, in_s)
+    def on_head_seen(self, slot: int, in_s: float) -> None:
+        """The slot's head was read: it is due in so many seconds. Any thread."""
+        if slot not in self._deputy_slots or in_s <= -DEPUTY_LATE_S:
+            self._report_head(slot, in_s)
 
-    def _learn(self, slot: int, in_s: float) -> None:
+    def _report_head(self, slot: int, in_s: float) -> None:
         if slot in self._due_s:
-            # Taken in by the next step and not here: a pop under way would overwrite it with what
-            # it saw before the arm.
-            self._heard.append((slot, self._clock.monotonic_s() + in_s))
+            # The next step applies it, not this call: a pop that is running now would overwrite it with
+            # the head from before the arm.
+            self._reported_heads.append((slot, self._clock.monotonic_s() + in_s))
             self.wake()
 
     def run_once(self) -> float:
-        """Pops due slots once, as far as there is room. Returns the seconds until there is more."""
-        self._take_in()
+        """Pops due slots once, as far as there is room. Returns the seconds until the next slot is due."""
+        self._take_reports()
         now_s = self._clock.monotonic_s()
         if self._paused():
             return PAUSED_S
@@ -93,42 +105,66 @@ class Poller(Service):
             return max(0.0, min(next_s - now_s, WAIT_S_MAX))
         # Oldest head first: a busy slot cannot starve the others.
         due.sort(key=self._due_s.__getitem__)
-        room = self._sink.take_room(self._database, sum(self._guess[slot] for slot in due))
+        wanted = sum(self._pop_sizes[slot] for slot in due)
+        if self._claimers:
+            return self._pop_for_claimers(due, wanted, now_s)
+        room = self._sink.reserve_room(self._database, wanted)
         if not room:
             return NO_ROOM_S
         try:
-            popped = self._pop(self._shares(due, room))
-            # What was reserved in vain is free while the claim goes on: others may use it.
-            self._sink.give_room(self._database, room - len(popped))
+            popped = self._pop(self._pop_counts(due, room))
+            # Surplus room is released before the claim, so that others can use it meanwhile.
+            self._sink.release_room(self._database, room - len(popped))
             room = len(popped)
-            self._offer(popped, now_s)
+            self._offer_popped(popped, now_s)
         finally:
-            self._sink.give_room(self._database, room)
+            self._sink.release_room(self._database, room)
         return 0
 
-    def _take_in(self) -> None:
-        """What other threads have told since the last step."""
-        if self._told:
-            owned, deputised = self._told.popleft()
-            kept = {s: due_s for s, due_s in self._due_s.items() if s not in self._deputised}
+    def _pop_for_claimers(self, due: Sequence[int], wanted: int, found_s: float) -> float:
+        """The part of `run_once` for slots that hold ids of several databases: pops for the claimers."""
+        room, open_ = self._sink.reserve_room_in(list(self._claimers), wanted)
+        if not room:
+            return NO_ROOM_S
+        left = dict.fromkeys(open_, room)
+        try:
+            popped = self._pop(self._pop_counts(due, room))
+            for database, batch in self._batches_by_database(popped, found_s, shared=True).items():
+                if database in open_:
+                    taken = sum(map(len, batch.ids.values()))
+                    left[database] -= taken
+                    self._claimers[database].submit(batch, taken)
+                else:
+                    self._sink.put_off(database, batch)
+        finally:
+            for database, unused in left.items():
+                self._sink.release_room(database, unused)
+        return 0
+
+    def _take_reports(self) -> None:
+        """Applies the slots and heads that other threads have reported since the last step."""
+        if self._new_slots:
+            owned, deputised = self._new_slots.popleft()
+            kept = {s: due_s for s, due_s in self._due_s.items() if s not in self._deputy_slots}
             self._due_s = {slot: kept.get(slot, 0.0) for slot in sorted(owned)}
             self._due_s |= dict.fromkeys(sorted(deputised - owned), _NEVER)
-            self._guess = {slot: self._guess.get(slot, GUESS_MIN) for slot in self._due_s}
-            self._deputised = deputised - owned
-        while self._heard:
-            slot, due_s = self._heard.popleft()
-            if slot in self._due_s:  # it may have gone to another node meanwhile
+            self._pop_sizes = {slot: self._pop_sizes.get(slot, GUESS_MIN) for slot in self._due_s}
+            self._deputy_slots = deputised - owned
+        while self._reported_heads:
+            slot, due_s = self._reported_heads.popleft()
+            if slot in self._due_s:  # another node may own it by now
                 self._due_s[slot] = min(self._due_s[slot], due_s)
 
-    def _shares(self, due: Sequence[int], room: int) -> list[tuple[int, int]]:
-        """How much to pop of each slot, such that all together fits.
+    def _pop_counts(self, due: Sequence[int], room: int) -> list[tuple[int, int]]:
+        """How many entries to pop from each slot, so that all fit into `room`.
 
-        Evenly, but in parts of at least a half: a few large batches are cheaper than many small.
+        The room is divided evenly, but each slot gets at least half of it if it wants that much: a few large
+        batches are cheaper than many small ones.
         """
         share = max(1, room // 2, room // max(1, len(due)))
         shares = []
         for slot in due:
-            n = min(self._guess[slot], share, room)
+            n = min(self._pop_sizes[slot], share, room)
             if n <= 0:
                 break
             shares.append((slot, n))
@@ -136,39 +172,76 @@ class Poller(Service):
         return shares
 
     def _pop(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Pops; learns when each slot's next entry is due. Returns (job_id, Redis' TIME in ms) pairs."""
+        """Pops, and updates when each slot's next entry is due. Returns (job_id, Redis' TIME in ms) pairs."""
         found: list[tuple[int, int]] = []
         popped = self._slots.pop(self._topic, wanted, self._stay_ms)
         answered_s = self._clock.monotonic_s()
         asked = dict(wanted)
         for slot in asked.keys() - {answer.slot for answer in popped}:
-            self._due_s[slot] = _NEVER  # refused: it is seen when its node answers again
+            self._due_s[slot] = (
+                _NEVER  # refused: the watcher reports it when its node answers again
+            )
         for answer in popped:
             slot, n = answer.slot, asked[answer.slot]
-            full = len(answer.ids) >= n
-            guess = max(self._guess[slot], n * 2) if full else max(GUESS_MIN, len(answer.ids))
-            self._guess[slot] = min(guess, self._pop_max)
-            self._due_s[slot] = self._due_again_s(slot, answer.next_s, answered_s)
-            found += [(job_id, answer.time_ms) for job_id in answer.ids]
+            full = len(answer.ids) + answer.foreign >= n
+            guess = max(self._pop_sizes[slot], n * 2) if full else max(GUESS_MIN, len(answer.ids))
+            self._pop_sizes[slot] = min(guess, self._pop_max)
+            self._due_s[slot] = self._next_due_s(slot, answer.next_s, answered_s)
+            ids, mask = answer.ids, self._slot_amount - 1
+            if ids and {(job_id >> SEQUENCE_BITS) & mask for job_id in ids} != {slot}:
+                ids = self._move_misplaced(slot, ids, answer.time_ms)  # guard: send-home
+            found += [(job_id, answer.time_ms) for job_id in ids]
         return found
 
-    def _due_again_s(self, slot: int, next_s: float | None, answered_s: float) -> float:
-        if next_s is None or (slot in self._deputised and next_s > -DEPUTY_LATE_S):
+    def _move_misplaced(self, slot: int, ids: Sequence[int], time_ms: int) -> list[int]:
+        """Moves popped reminders that were in a wrong slot to their own slot. Returns the other ids.
+
+        If they were offered as they are, a job with two reminders could be claimed twice in one batch, and
+        an ack, which goes to the job's own slot, would not remove this reminder: it would return for ever.
+        """
+        home: dict[int, list[Entry]] = defaultdict(list)
+        for job_id in ids:
+            home[slot_of(gene_of(job_id), self._slot_amount)].append(Entry(time_ms, job_id))
+        well = [entry.job_id for entry in home.pop(slot, ())]
+        strange = [entry.job_id for entries in home.values() for entry in entries]
+        text = "slot %d of topic %s held reminders of other slots, of job %d for one: moved there"
+        self._log_throttle.warning("strange", text, slot, self._topic, strange[0])
+        try:
+            self._slots.put_back(self._topic, home)
+            self._slots.ack(self._topic, {slot: strange})  # in this order: a reminder is never lost
+        except (TimerUnavailable, ResponseError) as error:  # the key of one of them may be broken
+            text = "reminders of other slots in slot %d are moved when their stay is over: %s"
+            self._log_throttle.warning("strange later", text, slot, error)
+        return well
+
+    def _next_due_s(self, slot: int, next_s: float | None, answered_s: float) -> float:
+        if next_s is None or (slot in self._deputy_slots and next_s > -DEPUTY_LATE_S):
             return _NEVER
         return answered_s + next_s
 
-    def _offer(self, popped: Sequence[tuple[int, int]], found_s: float) -> None:
+    def _batches_by_database(
+        self, popped: Sequence[tuple[int, int]], found_s: float, *, shared: bool
+    ) -> dict[int, Batch]:
         by_database: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-        # Each job is due by its own server's time, so by the latest of them.
+        # Each job is due by the time of the server that it was popped from, so also by the latest time.
         time_ms = max((time_ms for _, time_ms in popped), default=0)
-        for job_id, _ in popped:
+        # An id may have been popped from two slots, one of them wrong: it is offered once.
+        for job_id in dict.fromkeys(job_id for job_id, _ in popped):  # guard: offer-once
             shard = self._routing.shard(gene_of(job_id))
             by_database[self._routing.database(shard)][shard].append(job_id)
+        return {
+            database: Batch(self._topic, ids, time_ms, found_s, popped=True, shared=shared)
+            for database, ids in by_database.items()
+        }
+
+    def _offer_popped(self, popped: Sequence[tuple[int, int]], found_s: float) -> None:
         failed: StoreUnavailable | None = None
-        for database, ids in by_database.items():
+        for database, batch in self._batches_by_database(popped, found_s, shared=False).items():
             try:
-                self._sink.offer(database, Batch(self._topic, ids, time_ms, found_s, popped=True))
-            except StoreUnavailable as error:  # the other databases' ids are offered all the same
+                self._sink.offer(database, batch)
+            except (
+                StoreUnavailable
+            ) as error:  # the ids of the other databases must still be offered
                 failed = error
         if failed is not None:
             raise failed

@@ -1,4 +1,4 @@
-"""Wake-ups: a subscription that tells pollers of new heads. A lost one costs until the next look."""
+"""Wake-ups: a subscription that tells pollers of new heads. A lost one delays until the heads are read."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ from toc.errors import TimerUnavailable
 from toc.runtime.clock import SystemClock
 from toc.runtime.service import Service
 from toc.timer import keys
-from toc.timer.refusals import UNAVAILABLE
+from toc.timer.foreign_members import format_members
+from toc.timer.redis_errors import UNAVAILABLE
 from toc.timer.slots import Slots
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 5.0  # then the server is asked whether it is there; after as long again it is not
+SILENT_S = 5.0  # after so long without a message the server is pinged; after twice as long it counts as dead
 
-Hear = Callable[[int, float], None]
+OnWakeup = Callable[[int, float], None]
 """Called with a slot and the seconds until its new head is due (0 or less: now)."""
 
 
-class Wakeup(Service):
-    """Listens on the channel of each topic. `hear` by topic."""
+class WakeupListener(Service):
+    """Listens on the channel of each topic. `on_wakeup`: one callback per topic."""
 
-    def __init__(self, slots: Slots, namespace: str, hear: Mapping[str, Hear]) -> None:
+    def __init__(self, slots: Slots, namespace: str, on_wakeup: Mapping[str, OnWakeup]) -> None:
         super().__init__("toc-wakeup")
         self._slots = slots
-        self._hear = {keys.wake_channel(namespace, topic): call for topic, call in hear.items()}
-        self._clock = SystemClock()  # a connection is silent in real time
+        self._on_wakeup = {
+            keys.wake_channel(namespace, topic): call for topic, call in on_wakeup.items()
+        }
+        self._clock = SystemClock()  # silence is measured in real time
         self._subscription: PubSub | None = None
         self._heard_s, self._asked = 0.0, False
 
@@ -39,20 +42,28 @@ class Wakeup(Service):
         """Waits up to half a second for one message."""
         try:
             if self._subscription is None:
-                self._subscription = self._slots.subscribe(self._hear)
+                self._subscription = self._slots.subscribe(self._on_wakeup)
                 self._heard_s, self._asked = self._clock.monotonic_s(), False
             message: Any = self._subscription.get_message(timeout=0.5)
-            self._listen_on(self._subscription, heard=message is not None)
+            self._check_silence(self._subscription, heard=message is not None)
         except UNAVAILABLE as error:
-            self._drop()
+            self._drop_subscription()
             raise TimerUnavailable(error) from error
         if message is not None and message["type"] == "message":
-            slot, due_ms, time_ms = (int(float(part)) for part in message["data"].split())
-            self._hear[message["channel"].decode()](slot, (due_ms - time_ms) / 1000)
+            try:
+                slot, due_ms, time_ms = (int(float(part)) for part in message["data"].split())
+            except (ValueError, OverflowError):
+                text = "a wake-up that toc did not publish is skipped: %s"
+                self._log_throttle.warning("foreign", text, format_members([message["data"]]))
+                return 0
+            self._on_wakeup[message["channel"].decode()](slot, (due_ms - time_ms) / 1000)
         return 0
 
-    def _listen_on(self, subscription: PubSub, *, heard: bool) -> None:
-        """A server that hangs, or a host that is gone, looks like one that has nothing to say."""
+    def _check_silence(self, subscription: PubSub, *, heard: bool) -> None:
+        """Pings a silent server, and raises RedisTimeoutError when it stays silent.
+
+        Without this, a server that hangs or a host that is down would look like one with no messages.
+        """
         now_s = self._clock.monotonic_s()
         if heard:
             self._heard_s, self._asked = now_s, False
@@ -65,10 +76,10 @@ class Wakeup(Service):
     def stop(self, timeout_s: float = 10.0) -> bool:
         gone = super().stop(timeout_s)
         if gone:
-            self._drop()
+            self._drop_subscription()
         return gone
 
-    def _drop(self) -> None:
+    def _drop_subscription(self) -> None:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             try:

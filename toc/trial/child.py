@@ -1,8 +1,4 @@
-"""A process of ours on a pipe: JSON lines in, JSON lines out.
-
-It ends when its standard input does, so also when its parent was killed: nothing is left behind.
-Settings travel through the pipe and not through arguments, which everybody on the machine can read.
-"""
+"""A child process with JSON lines on pipes in both directions."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ STDERR_CHARS_MAX = 4000
 
 
 class ChildFailed(TocError):
-    """A process of ours ended or did not answer; the text has the last of what it said."""
+    """A child process ended or did not answer; the text has the last lines of its output."""
 
     code = "child_failed"
 
@@ -44,7 +40,9 @@ class Child:
             text=True,
             start_new_session=True,  # Ctrl-C is the parent's: it ends us in good order
         )
-        self._reader = threading.Thread(target=self._read, name=f"toc-read-{module}", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read_lines, name=f"toc-read-{module}", daemon=True
+        )
         self._reader.start()
         self.send(first)
 
@@ -59,20 +57,20 @@ class Child:
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise self._failure("ended") from error
+            raise self._make_failure("ended") from error
 
     def receive(self, timeout_s: float) -> dict[str, Any]:
         """The next line it says. Raises ChildFailed when it says none in time."""
         try:
             answer = self._answers.get(timeout=timeout_s)
         except queue.Empty:
-            raise self._failure(f"did not answer within {timeout_s:g} s") from None
+            raise self._make_failure(f"did not answer within {timeout_s:g} s") from None
         if answer is None:
             self._answers.put(None)  # it stays ended, however often one asks
-            raise self._failure("ended")
+            raise self._make_failure("ended")
         return answer
 
-    def answered(self) -> bool:
+    def has_answered(self) -> bool:
         """Whether `receive` would return (or raise) at once."""
         return not self._answers.empty()
 
@@ -103,33 +101,33 @@ class Child:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _read(self) -> None:
+    def _read_lines(self) -> None:
         assert self._process.stdout is not None  # noqa: S101 - made with a pipe
         for line in self._process.stdout:
             self._answers.put(json.loads(line))
         self._answers.put(None)
 
-    def _failure(self, what: str) -> ChildFailed:
+    def _make_failure(self, what: str) -> ChildFailed:
         self._stderr.seek(0)
         said = self._stderr.read().decode(errors="replace")[-STDERR_CHARS_MAX:].strip()
         return ChildFailed(f"{self._module} {what}" + (f":\n{said}" if said else ""))
 
 
-def heard() -> Iterator[dict[str, Any]]:
-    """Inside the child: the parent's lines, until it closes the pipe or dies."""
+def lines_from_parent() -> Iterator[dict[str, Any]]:
+    """In the child: the parent's lines, until it closes the pipe or dies."""
     for line in sys.stdin:
         yield json.loads(line)
 
 
-def say(message: dict[str, Any]) -> None:
-    """Inside the child: one line to the parent."""
+def send_to_parent(message: dict[str, Any]) -> None:
+    """In the child: sends one line to the parent."""
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 
 @contextmanager
-def ends_in_order() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind like Ctrl-C, so that `with` blocks clean up. Main thread only."""
+def unwind_on_signals() -> Iterator[None]:
+    """Makes SIGTERM and SIGHUP raise as Ctrl-C does, so that `with` blocks clean up. Main thread only."""
 
     def interrupt(number: int, frame: object) -> None:
         del number, frame

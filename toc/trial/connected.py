@@ -11,9 +11,9 @@ from toc.store.databases import Databases
 
 
 @contextmanager
-def connected(settings: Settings) -> Iterator[Databases]:
-    """The databases of the settings, with toc's own connection options."""
-    databases = Databases.of(settings, SystemClock())
+def open_databases(settings: Settings) -> Iterator[Databases]:
+    """Opens the databases of the settings with toc's own connection options; closes them at the end."""
+    databases = Databases.from_settings(settings, SystemClock())
     try:
         yield databases
     finally:

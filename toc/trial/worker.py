@@ -11,7 +11,7 @@ from typing import Any
 from toc.handlers.registry import Registry
 from toc.node.node import Node
 from toc.runtime.settings import Settings, load_settings
-from toc.trial.child import heard, say
+from toc.trial.child import lines_from_parent, send_to_parent
 
 Command = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -47,9 +47,9 @@ def serve(
     node.start()
     try:
         bound = {name: make(node) for name, make in commands.items()} | {"cpu": _cpu}
-        say({"ready": True})
-        for line in heard():
-            say(bound[line["do"]](line))
+        send_to_parent({"ready": True})
+        for line in lines_from_parent():
+            send_to_parent(bound[line["do"]](line))
     finally:
         node.stop()
 

@@ -1,7 +1,7 @@
-"""What has become of popped jobs, told to Redis, while the next ones are claimed and settled.
+"""Tells Redis which popped jobs are settled or go back, while the next jobs are claimed and settled.
 
-What Redis does not hear (it is down, the process dies here, more than `queue_max` wait) comes back when
-its stay is over, and the claim sees what the row has become.
+When an ack does not reach Redis (Redis is down, the process dies, more than `queue_max` acks wait), the
+reminder returns after its stay, and the claim sees the state of the row.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.timer.slots import Entry, Slots
 
-IDLE_S = 60.0  # nothing needs it: whoever has something to tell wakes it
+IDLE_S = 60.0  # any time will do: `put` wakes the thread
 
 
 class Ack(NamedTuple):
-    """`back`: the reminder that goes back; None: the job is forgotten."""
+    """What to tell Redis of a popped job. `back`: the reminder to put back; None: delete it."""
 
     topic: str
     job_id: int
     back: Entry | None
 
 
-class Acks(Service):
-    """Tells what was `put`, up to `batch_max` at a time. Without a timer it tells nobody."""
+class AckSender(Service):
+    """Sends queued acks to Redis, up to `batch_max` at a time. `slots` None (no timer): it drops them."""
 
     def __init__(
         self,
@@ -47,17 +47,20 @@ class Acks(Service):
         self._queue: deque[Ack] = deque(maxlen=queue_max)
 
     def put(self, acks: Sequence[Ack]) -> None:
-        """Takes what the database has recorded. Any thread; never blocks: the oldest are left out."""
+        """Queues acks of jobs that the database has recorded. Any thread.
+
+        Never blocks: beyond `queue_max` the oldest acks are dropped.
+        """
         if self._slots is None:
             return
         if len(self._queue) + len(acks) > self._queue_max:
             text = "Redis is slow: settled jobs are not told, and come back when their stay is over"
-            self._seldom.warning("full", text)
+            self._log_throttle.warning("full", text)
         self._queue.extend(acks)
         self.wake()
 
     def run_once(self) -> float:
-        """Tells one batch. Returns the seconds until the next."""
+        """Sends one batch. Returns the seconds until the next."""
         gone: dict[str, list[int]] = defaultdict(list)
         backs: dict[str, list[Entry]] = defaultdict(list)
         for _ in range(min(len(self._queue), self._batch_max)):
@@ -68,22 +71,22 @@ class Acks(Service):
                 backs[topic].append(back)
         for topic in gone.keys() | backs.keys():
             try:
-                self.tell(topic, gone[topic], backs[topic])
-            except Exception as error:  # noqa: BLE001 - a broken key, say: the others are told all the same
+                self.send_acks(topic, gone[topic], backs[topic])
+            except Exception as error:  # noqa: BLE001 - e.g. a broken key: the other topics are still sent
                 metrics.SERVICE_ERRORS.labels(self.name).inc()
-                self._seldom.warning("broken", "acks of topic %s failed: %s", topic, error)
+                self._log_throttle.warning("broken", "acks of topic %s failed: %s", topic, error)
         return 0 if self._queue else IDLE_S
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """Ends the loop, and tells what waits: what was given back is popped elsewhere at once."""
+        """Ends the loop and sends the queued acks, so that other nodes pop given-back jobs at once."""
         end_s = self._clock.monotonic_s() + timeout_s
         ended = super().stop(timeout_s)
         while ended and self._queue and self._clock.monotonic_s() < end_s:
             self.run_once()
         return ended
 
-    def tell(self, topic: str, gone: Sequence[int], backs: Sequence[Entry]) -> None:
-        """Tells Redis at once."""
+    def send_acks(self, topic: str, gone: Sequence[int], backs: Sequence[Entry]) -> None:
+        """Sends acks now: deletes the reminders of `gone` and puts those of `backs` back."""
         if self._slots is None or not (gone or backs):
             return
         slots = self._slots_of(topic)
@@ -98,4 +101,4 @@ class Acks(Service):
             self._slots.put_back(topic, backs_by_slot)
         except TimerUnavailable as error:
             text = "popped jobs come back when their stay is over, which is harmless: %s"
-            self._seldom.warning("acks", text, error)
+            self._log_throttle.warning("acks", text, error)

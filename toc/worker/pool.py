@@ -1,8 +1,12 @@
 """Runs handlers: threads for plain functions, one event loop for `async def`.
 
-A thread cannot be killed. A handler that runs beyond its timeout is counted as stuck and gets a
-substitute thread, so that its neighbours go on; its job is not settled before it ends. When its
-lease is over another claim may take the job; its own late outcome is then refused by the token.
+A thread cannot be killed. A handler that runs beyond its timeout is counted as stuck, and a substitute
+thread is started so that other jobs still run; its job is settled only when it ends. When its lease is
+over, another claim may take the job; the database then refuses the late outcome by its token.
+
+When the process ends, `async def` handlers that still run are cancelled. A handler that ends by this has not
+failed: its job is given back, and the attempt does not count. Jobs in threads, and in tasks that do not end,
+stay claimed until their leases end.
 """
 
 from __future__ import annotations
@@ -14,31 +18,34 @@ import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
+from toc.handlers.current import running_job
+from toc.handlers.verdicts import Verdict
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
-from toc.worker.run import Run
+from toc.worker.run import CancelledByShutdown, Run
 
 log = logging.getLogger(__name__)
 
-Finish = Callable[[Run, object], None]
-"""Called once per run with what the handler returned or raised; never with a started run twice."""
+OnFinished = Callable[[Run, object], None]
+"""Called once per started run with what the handler returned or raised."""
 
 WATCH_S = 0.5
+CANCEL_S = 1.0  # how long cancelled tasks may take to end when the process ends
 
 
 class HandlerPool(Service):
-    """Bounded concurrency for handlers. As a service it watches for stuck ones.
+    """Runs handlers with bounded concurrency. Its own thread looks for stuck handlers.
 
-    `may_start(run)` is asked immediately before each handler; False means it was given back.
-    `too_many_stuck()` is called once when `stuck_max` handlers are beyond their timeout.
+    `may_start(run)` is called immediately before each handler; False: it has given the job back.
+    `too_many_stuck()` is called once, when `stuck_max` handlers are beyond their timeout.
     """
 
     def __init__(
         self,
         clock: Clock,
         may_start: Callable[[Run], bool],
-        finish: Finish,
+        finish: OnFinished,
         too_many_stuck: Callable[[], None],
         *,
         threads: int,
@@ -52,26 +59,27 @@ class HandlerPool(Service):
         self._thread_count = threads
         self._threads: set[threading.Thread] = set()
         self._lock = threading.Lock()
-        # What each thread runs, and since when: read by the watch.
+        # By thread or run: the run, and since when by the monotonic clock; `run_once` reads it.
         self._running: dict[int, tuple[Run, float]] = {}
         self._stuck: set[int] = set()
         self._async_tasks = async_tasks
         self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._loop_thread: threading.Thread | None = None
-        self._free: asyncio.Semaphore | None = None
+        self._event_loop_thread: threading.Thread | None = None
+        self._task_slots: asyncio.Semaphore | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: set[asyncio.Task[None]] = set()  # not started yet
+        self._cancelled: set[asyncio.Task[None]] = set()  # because the process ends
 
     def submit(self, run: Run) -> None:
-        """Queues a claimed job. The caller keeps the number of jobs bounded."""
+        """Queues a claimed job. The caller bounds the number of jobs."""
         if run.spec.is_async:
-            loop = self._ensure_loop()
-            loop.call_soon_threadsafe(self._spawn, run)
+            loop = self._ensure_event_loop()
+            loop.call_soon_threadsafe(self._spawn_task, run)
         else:
             self._queue.put(run)
 
     def drain(self) -> None:
-        """Offers everything that waits to `may_start` now, without waiting for a thread (for a stop)."""
+        """Empties the queue: passes each waiting run to `may_start`, which gives it back (for a stop)."""
         while True:
             try:
                 run = self._queue.get_nowait()
@@ -89,12 +97,12 @@ class HandlerPool(Service):
 
     @property
     def stuck(self) -> int:
-        with self._lock:  # what it says and what the metric says are one
+        with self._lock:  # so that it always equals the metric
             return len(self._stuck)
 
     @property
     def stuck_jobs(self) -> set[int]:
-        """Whose handlers run beyond their timeout."""
+        """The ids of jobs whose handlers run beyond their timeout."""
         with self._lock:
             return {self._running[key][0].job.job_id for key in self._stuck}
 
@@ -116,13 +124,13 @@ class HandlerPool(Service):
         for thread in threads:
             if thread.ident not in self._running:
                 thread.join(1.0)
-        loop, loop_thread = self._event_loop, self._loop_thread
+        loop, loop_thread = self._event_loop, self._event_loop_thread
         if loop is not None and loop_thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             loop_thread.join(5.0)
 
     def run_once(self) -> float:
-        """Looks for handlers beyond their timeout. Returns the watch's period in seconds."""
+        """Looks for handlers beyond their timeout. Returns the period of this check in seconds."""
         now_s = self._clock.monotonic_s()
         for key, (run, since_s) in list(self._running.items()):
             if key in self._stuck or now_s - since_s <= run.spec.timeout_s:
@@ -148,11 +156,11 @@ class HandlerPool(Service):
     # ---- threads
 
     def _add_thread(self) -> None:
-        thread = threading.Thread(target=self._work, name="toc-handler", daemon=True)
+        thread = threading.Thread(target=self._run_handlers, name="toc-handler", daemon=True)
         self._threads.add(thread)
         thread.start()
 
-    def _work(self) -> None:
+    def _run_handlers(self) -> None:
         key = threading.get_ident()
         while (run := self._queue.get()) is not None:
             if not self._may_start(run):
@@ -160,21 +168,22 @@ class HandlerPool(Service):
             self._running[key] = (run, self._clock.monotonic_s())
             result: object
             try:
-                result = run.spec.function(run.job)
-                if result is not None and inspect.isawaitable(result):
-                    result = TypeError("the handler gave an awaitable: declare it with `async def`")
+                running_job.set(run.job)
+                result = _failure_if_not_run(run.spec.function(run.job))
             except BaseException as error:  # noqa: BLE001 - a handler's SystemExit must not end the thread
                 result = error
+            finally:
+                running_job.set(None)
             with self._lock:
-                substituted = self._ended(key)
+                substituted = self._record_end(key)
             self._finish(run, result)
-            if substituted:  # a substitute does this thread's work since
+            if substituted:  # a substitute thread has replaced this one
                 with self._lock:
                     self._threads.discard(threading.current_thread())
                 return
 
-    def _ended(self, key: int) -> bool:
-        """Under the lock: a handler has ended. Whether it was stuck."""
+    def _record_end(self, key: int) -> bool:
+        """Records that a handler has ended; True: it was stuck. The caller holds the lock."""
         del self._running[key]
         stuck = key in self._stuck
         if stuck:
@@ -184,44 +193,45 @@ class HandlerPool(Service):
 
     # ---- event loop
 
-    def _ensure_loop(self) -> asyncio.AbstractEventLoop:
+    def _ensure_event_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._event_loop is None:
                 loop = self._event_loop = asyncio.new_event_loop()
-                self._free = asyncio.Semaphore(self._async_tasks)
-                self._loop_thread = threading.Thread(
-                    target=self._run_loop, args=(loop,), name="toc-handler-loop", daemon=True
+                self._task_slots = asyncio.Semaphore(self._async_tasks)
+                self._event_loop_thread = threading.Thread(
+                    target=self._run_event_loop, args=(loop,), name="toc-handler-loop", daemon=True
                 )
-                self._loop_thread.start()
+                self._event_loop_thread.start()
             return self._event_loop
 
-    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _run_event_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         loop.run_forever()
-        for task in self._tasks:
+        self._cancelled |= self._tasks
+        for task in self._cancelled:
             task.cancel()
-        if self._tasks:
-            loop.run_until_complete(asyncio.wait(self._tasks, timeout=1.0))
+        if self._cancelled:
+            loop.run_until_complete(asyncio.wait(self._cancelled, timeout=CANCEL_S))
         loop.close()
 
-    def _spawn(self, run: Run) -> None:
-        task = asyncio.get_running_loop().create_task(self._work_async(run))
+    def _spawn_task(self, run: Run) -> None:
+        task = asyncio.get_running_loop().create_task(self._run_async_handler(run))
         self._tasks.add(task)
         self._waiting.add(task)
-        task.add_done_callback(lambda task: self._done(task, run))
+        task.add_done_callback(lambda task: self._on_task_done(task, run))
 
-    def _done(self, task: asyncio.Task[None], run: Run) -> None:
+    def _on_task_done(self, task: asyncio.Task[None], run: Run) -> None:
         self._tasks.discard(task)
         if task in self._waiting:  # cancelled before its first step, by a drain: given back
             self._waiting.discard(task)
             self._may_start(run)
 
-    async def _work_async(self, run: Run) -> None:
-        assert self._free is not None  # noqa: S101 - made with the loop
+    async def _run_async_handler(self, run: Run) -> None:
+        assert self._task_slots is not None  # noqa: S101 - made with the loop
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - this is one
         try:
-            await self._free.acquire()
+            await self._task_slots.acquire()
         except asyncio.CancelledError:  # drained: `may_start` gives it back
             self._waiting.discard(task)
             self._may_start(run)
@@ -235,16 +245,46 @@ class HandlerPool(Service):
                 run,
                 self._clock.monotonic_s() + WATCH_S,
             )  # the time-out below comes first
-            result: object
-            try:
-                async with asyncio.timeout(run.spec.timeout_s):
-                    result = await run.spec.function(run.job)
-            except TimeoutError as error:
-                result = TimeoutError(str(error) or f"no answer within {run.spec.timeout_s:g} s")
-            except BaseException as error:  # noqa: BLE001 - also the cancellation at close
-                result = error
+            result = await self._await_result(run, task)
             with self._lock:
-                self._ended(key)
+                self._record_end(key)
             self._finish(run, result)
         finally:
-            self._free.release()
+            self._task_slots.release()
+
+    async def _await_result(self, run: Run, task: asyncio.Task[None]) -> object:
+        """What the handler returned or raised; CancelledByShutdown when the ending process cancelled it."""
+        limit = asyncio.timeout(run.spec.timeout_s)
+        running_job.set(run.job)  # the task has a context of its own
+        try:
+            async with limit:
+                return _failure_if_not_run(await run.spec.function(run.job))
+        except GeneratorExit:  # nothing refers to the task any more: the job's lease will end
+            raise
+        except BaseException as error:  # noqa: BLE001 - a handler's SystemExit must not end the loop
+            if task in self._cancelled and not isinstance(error, Verdict):
+                return CancelledByShutdown()
+            if isinstance(error, TimeoutError) and limit.expired():
+                late = TimeoutError(f"the handler did not end within {run.spec.timeout_s:g} s")
+                return late.with_traceback(error.__traceback__)
+            return error
+        finally:
+            running_job.set(None)
+
+
+def _failure_if_not_run(result: object) -> object:
+    """The result; or a TypeError if it shows that the handler, or a part of it, has not run."""
+    if result is None:
+        return None
+    if inspect.iscoroutine(result):
+        result.close()
+    if inspect.isawaitable(result):
+        text = "returned an awaitable, which nothing awaits: declare it with `async def`, or await there"
+    elif inspect.isgenerator(result) or inspect.isasyncgen(result):
+        text = "returned a generator, whose body has not run: a handler must not `yield`"
+    elif isinstance(result, type) and issubclass(result, BaseException):
+        name = result.__name__
+        text = f"returned the class {name}, which says nothing: return an instance, {name}(...)"
+    else:
+        return result
+    return TypeError(f"the handler {text}")

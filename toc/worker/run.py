@@ -12,13 +12,19 @@ from toc.handlers.registry import HandlerSpec
 from toc.store.claims import Outcome
 
 
+class CancelledByShutdown:
+    """The result of a handler that was cancelled because the process ended. It is no failure."""
+
+
 @dataclass(slots=True)
 class Run:
-    """`claimed_ms`: the database's time at its claim. `lease_end_s`: when the lease surely holds no more,
-    by this process' monotonic clock.
+    """A claimed job. `claimed_ms`: the database's time at the claim. `lease_end_s`: when the lease has
+    certainly ended, by this process' monotonic clock.
 
-    Its way, by the monotonic clock: `asked_s`, `queued_s`, `started_s`: when the claim began, when it was
-    over, when the handler was called. `found_ms`: the server's time that found it due (None: not known).
+    By the monotonic clock too: `asked_s`, when the claim began; `queued_s`, when it had ended; `started_s`,
+    when the handler was called. `found_ms`: the server's time that found it due (None: not known).
+    `asked_wall_ms`: this machine's clock at `asked_s` (None: not known).
+    `previous_token`: the token that it was taken over from; "": it was pending.
     """
 
     job: Job
@@ -31,28 +37,52 @@ class Run:
     asked_s: float
     queued_s: float
     found_ms: int | None = None
+    asked_wall_ms: int | None = None
     started_s: float = 0.0
-    settled: threading.Event | None = None  # somebody waits for it
+    previous_token: str = ""
+    settled: threading.Event | None = (
+        None  # set when the run is settled; a LeaseRecovery waits for it
+    )
 
     def now_ms(self, now_s: float) -> int:
-        """The database's time, carried on from the claim, or more. `now_s`: the monotonic clock's.
+        """An upper estimate of the database's time: its time at the claim + the time passed since `asked_s`.
 
-        Never less: a delay that is counted from it does not end early. More by as long as the claim took
-        at most: it was made at some time between asking and being answered, and may have waited for locks
-        after it had read the time.
+        `now_s`: the monotonic clock's time. It is never too low, so a delay counted from it does not end
+        early. It is too high by at most the duration of the claim: the database read its clock at some time
+        between the question and the answer, and may have waited for locks afterwards.
 
-        Not Redis' time, though a pop brings that more often: a try that is put off must not be
-        put off by the hour that Redis' clock is wrong.
+        It is not Redis' time, though pops report that more often: if Redis' clock is wrong by an hour,
+        retries must not be late by an hour.
         """
         return self.claimed_ms + 1 + math.ceil((now_s - self.asked_s) * 1000)
 
+    def lease_left_s(self, now_s: float, wall_ms: int) -> float:
+        """A lower bound of the seconds until the lease ends. `wall_ms`: this machine's wall clock now.
+
+        While a machine is paused as a whole (a VM), its monotonic clock may stand still; its wall clock is
+        corrected when it resumes. So the clock that has advanced further counts. A wrong wall clock that
+        steps ahead costs no more than a job that is given back.
+        """
+        if self.asked_wall_ms is None:
+            return self.lease_end_s - now_s
+        wall_s = (wall_ms - self.asked_wall_ms) / 1000
+        asleep_s = wall_s - (now_s - self.asked_s)  # guard: pause-of-the-machine
+        return self.lease_end_s - now_s - max(0.0, asleep_s)
+
     def late_s(self, now_s: float) -> float:
-        """How long after its action time it is, at most (see `now_ms`)."""
+        """An upper bound of the seconds since the job's action time (see `now_ms`)."""
         return max(0.0, (self.claimed_ms - self.job.action_ms) / 1000 + now_s - self.asked_s)
 
 
-class Ended(NamedTuple):
-    """A run and what it came to."""
+class ClockReading(NamedTuple):
+    """One moment, by this process' monotonic clock and by this machine's wall clock."""
+
+    monotonic_s: float
+    wall_ms: int
+
+
+class FinishedRun(NamedTuple):
+    """A run and its outcome."""
 
     run: Run
     outcome: Outcome

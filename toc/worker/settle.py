@@ -1,7 +1,7 @@
-"""Outcomes to the database, then to Redis (see `acks`). Never the other way round.
+"""Writes outcomes to the database, and only then tells Redis (see `acks`).
 
-One settler per database: one that does not answer holds up no other. Its queue is bounded by the
-worker's bound on jobs in flight.
+Each database has its own settler, so that one that does not answer delays no other. The worker's bound on
+jobs in flight bounds the queue.
 """
 
 from __future__ import annotations
@@ -11,33 +11,37 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 
+from toc.domain.texts import one_line
 from toc.errors import is_away
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
-from toc.store.claims import Claims, Kind
+from toc.store.claims import Claims, OutcomeKind
 from toc.store.databases import Database
 from toc.timer.slots import Entry
-from toc.worker.acks import Ack, Acks
-from toc.worker.run import Ended, Run
+from toc.worker.acks import Ack, AckSender
+from toc.worker.corrections import Correction, Corrections
+from toc.worker.run import FinishedRun, Run
 
 log = logging.getLogger(__name__)
 
 IDLE_S = 1.0
-AGAIN_S = 1.0  # after which an outcome that could not be written is tried again, within its lease
-_ENDED = (Kind.DONE, Kind.DROP, Kind.BURY)
+AGAIN_S = (
+    1.0  # an outcome that could not be written is tried again after this, until its lease ends
+)
+_ENDED = (OutcomeKind.DONE, OutcomeKind.DROP, OutcomeKind.BURY)
 
 
 class Settler(Service):
-    """Settles the runs of one database. `released(database, runs)` is told which have left flight."""
+    """Settles the runs of one database. Calls `on_released(database, runs)` when runs are settled."""
 
     def __init__(
         self,
         database: Database,
         claims: Claims,
-        acks: Acks,
-        released: Callable[[int, list[Run]], None],
-        back_in_time: Callable[[int, int, int], Entry],
+        acks: AckSender,
+        on_released: Callable[[int, list[Run]], None],
+        put_back_entry: Callable[[int, int, int], Entry],
         clock: Clock,
         *,
         batch_max: int,
@@ -45,79 +49,101 @@ class Settler(Service):
     ) -> None:
         super().__init__(f"toc-settler-{database.index}")
         self._database, self._claims, self._acks = database, claims, acks
-        self._released, self._back_in_time, self._clock = released, back_in_time, clock
+        self._on_released, self._put_back_entry, self._clock = on_released, put_back_entry, clock
         self._batch_max, self._wait_s = batch_max, wait_ms / 1000
-        self._queue: deque[Ended] = deque()
-        self._batch: list[Ended] = []  # taken from the queue, not settled yet
-        self._failed: list[Ended] = []  # could not be written, and will be tried again
+        self._queue: deque[FinishedRun] = deque()
+        self._batch: list[FinishedRun] = []  # taken from the queue, not settled yet
+        self._failed: list[FinishedRun] = []  # could not be written, to be tried again
         self._failed_s = 0.0
-        self._moving = threading.Lock()  # between those two: seen in one of them, never in both
+        self._corrections = Corrections(database, claims, acks, clock, self._log_throttle)
+        self._batch_lock = (
+            threading.Lock()
+        )  # a move between `_batch` and `_failed` is one step for `pending`
 
-    def put(self, ended: Ended) -> None:
-        """Takes an outcome. Any thread; never blocks."""
+    def put(self, ended: FinishedRun) -> None:
+        """Queues an outcome. Any thread; never blocks."""
         self._queue.append(ended)
         if not self._wake.is_set():
             self.wake()
 
+    def queue_correction(self, correction: Correction) -> None:
+        """Queues a correction. Any thread; never blocks. It counts neither as in flight nor in `pending`."""
+        self._corrections.put(correction)
+        self.wake()
+
     def run_once(self) -> float:
-        """Settles one batch. Raises StoreUnavailable and keeps the batch when the database is away."""
+        """Settles one batch. Raises StoreUnavailable and keeps the batch if the database does not answer."""
         if not self._batch:
             self._fill_batch()
-        if not self._batch:
-            return IDLE_S
-        failed: list[Ended] = []
+        if self._batch:
+            self._settle_batch()
+        return min(self._corrections.write_next(), 0 if self._queue or self._batch else IDLE_S)
+
+    def _settle_batch(self) -> None:
+        failed: list[FinishedRun] = []
         try:
-            held = self._claims.settle(self._database, [ended.outcome for ended in self._batch])
+            outcomes = [ended.outcome for ended in self._batch]
+            held = self._claims.settle(self._database, outcomes)  # guard: settle-before-ack
         except Exception as error:
             if is_away(error):
                 raise
             text = "settling %d outcomes of database %d failed, one by one now: %s"
-            self._seldom.warning("batch", text, len(self._batch), self._database.index, error)
-            held, failed = self._one_by_one()
+            self._log_throttle.warning("batch", text, len(self._batch), self._database.index, error)
+            held, failed = self._settle_one_by_one()
         lost = {id(ended) for ended in failed}
         batch = [ended for ended in self._batch if id(ended) not in lost]
-        gone = self._put_off(failed)
-        self._count(batch, held)
-        self._released(self._database.index, [ended.run for ended in [*batch, *gone]])
+        gone = self._keep_failed_for_retry(failed)
+        self._count_outcomes(batch, held)
+        self._on_released(self._database.index, [ended.run for ended in [*batch, *gone]])
         settled = [e for e in batch if (e.outcome.job_id, e.outcome.token) in held]
-        self._acks.put([self._ack_of(ended) for ended in settled])
-        return 0
+        self._acks.put([self._make_ack(ended) for ended in settled])
 
     @property
     def pending(self) -> int:
         """Outcomes that are not recorded yet."""
-        # The batch first: what moves into it meanwhile must not be counted twice (see Worker.quiet).
-        with self._moving:
+        # The batch is counted first: an outcome that moves into it must not count twice (Worker.is_quiet).
+        with self._batch_lock:
             written = len(self._batch) + len(self._failed)
         return written + len(self._queue)
 
+    @property
+    def idle(self) -> bool:
+        """Nothing waits to be written."""
+        return not (self.pending or len(self._corrections))
+
     def _fill_batch(self) -> None:
         if self._failed and self._clock.monotonic_s() >= self._failed_s + AGAIN_S:
-            with self._moving:  # by themselves: they may fail again
+            with self._batch_lock:  # in a batch of their own, since they may fail again
                 self._batch, self._failed = self._failed, []
             return
         if not self._queue:
             return
         awaited = self._queue[0].run.settled is not None  # the next suspect waits for it
         if len(self._queue) < self._batch_max and not (awaited or self.stopping):
-            self._stopping.wait(self._wait_s)  # a little company makes a commit cheaper for all
+            self._stopping.wait(self._wait_s)  # a larger batch makes the commit cheaper per outcome
         while self._queue and len(self._batch) < self._batch_max:
             self._batch.append(self._queue.popleft())
 
-    def _put_off(self, failed: list[Ended]) -> list[Ended]:
-        """Ends the batch; those of it that failed are kept, but for those whose lease is over: these."""
+    def _keep_failed_for_retry(self, failed: list[FinishedRun]) -> list[FinishedRun]:
+        """Ends the batch and keeps its failed outcomes for a retry, while their lease lasts.
+
+        Returns the failed ones whose lease is over: they are given up.
+        """
         now_s = self._clock.monotonic_s()
-        if not self._failed:  # what fails later does not put off what has waited already
+        if not self._failed:  # a later failure must not postpone the retry of earlier ones
             self._failed_s = now_s
-        with self._moving:
+        with self._batch_lock:
             self._batch = []
             self._failed += [ended for ended in failed if now_s < ended.run.lease_end_s]
         return [ended for ended in failed if now_s >= ended.run.lease_end_s]
 
-    def _one_by_one(self) -> tuple[set[tuple[int, str]], list[Ended]]:
-        """One outcome that cannot be written must not hold up the others. Those that held, and those."""
+    def _settle_one_by_one(self) -> tuple[set[tuple[int, str]], list[FinishedRun]]:
+        """Writes the batch's outcomes one by one, so that one that cannot be written delays no other.
+
+        Returns the (job_id, token) pairs that were written, and the outcomes that failed.
+        """
         held: set[tuple[int, str]] = set()
-        failed: list[Ended] = []
+        failed: list[FinishedRun] = []
         for ended in self._batch:
             try:
                 held |= self._claims.settle(self._database, [ended.outcome])
@@ -126,12 +152,12 @@ class Settler(Service):
                     raise
                 text = "outcome %s of job %d cannot be recorded: %s"
                 job_id = ended.outcome.job_id
-                self._seldom.warning("outcome", text, ended.outcome.kind, job_id, error)
+                self._log_throttle.warning("outcome", text, ended.outcome.kind, job_id, error)
                 failed.append(ended)
         return held, failed
 
-    def _count(self, batch: list[Ended], held: set[tuple[int, str]]) -> None:
-        kinds: Counter[tuple[str, Kind]] = Counter()
+    def _count_outcomes(self, batch: list[FinishedRun], held: set[tuple[int, str]]) -> None:
+        kinds: Counter[tuple[str, OutcomeKind]] = Counter()
         for ended in batch:
             outcome = ended.outcome
             if (outcome.job_id, outcome.token) not in held:
@@ -141,15 +167,17 @@ class Settler(Service):
                 )
                 continue
             kinds[ended.run.job.biz_type, outcome.kind] += 1
-            if outcome.kind is Kind.BURY:
-                log.warning("job %d is dead: %s", outcome.job_id, outcome.error.partition("\n")[0])
+            if outcome.kind is OutcomeKind.BURY:
+                log.warning(
+                    "job %d is dead: %s", outcome.job_id, one_line(outcome.error.partition("\n")[0])
+                )
         for (biz_type, kind), n in kinds.items():
             metrics.ENDED.labels(biz_type, kind.value).inc(n)
 
-    def _ack_of(self, ended: Ended) -> Ack:
+    def _make_ack(self, ended: FinishedRun) -> Ack:
         run, outcome = ended
         if outcome.kind in _ENDED:
             return Ack(run.topic, outcome.job_id, None)
         now_ms = run.now_ms(self._clock.monotonic_s())
-        back = self._back_in_time(now_ms, outcome.due_ms or run.job.action_ms, outcome.job_id)
+        back = self._put_back_entry(now_ms, outcome.due_ms or run.job.action_ms, outcome.job_id)
         return Ack(run.topic, outcome.job_id, back)

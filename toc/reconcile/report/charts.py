@@ -48,7 +48,7 @@ _RC: Any = {
 }
 
 
-def bars(
+def bar_chart(
     name: str,
     title: str,
     labels: Sequence[str],
@@ -74,7 +74,7 @@ def bars(
             )
         for some in drawn:
             axes.bar_label(some, fmt="{:,.0f}", padding=3)
-        axes.set_yticks(list(rows), [_short(label) for label in labels])
+        axes.set_yticks(list(rows), [_remove_missing_glyphs(label) for label in labels])
         axes.set_ylim(len(labels) - 0.5, -0.5)
         axes.margins(x=0.18)  # the numbers stand beside the bars
         axes.set_xlim(left=0)
@@ -86,21 +86,23 @@ def bars(
     return _svg(name, title, _EDGES_IN + row_in * len(labels), draw)
 
 
-def hours(name: str, title: str, labels: Sequence[str], now: Sequence[int]) -> str:
+def hour_chart(name: str, title: str, labels: Sequence[str], now: Sequence[int]) -> str:
     """A column for each label, in order; a label that is empty is not written."""
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         axes.bar(range(len(labels)), now, 0.8, color=_NOW)
         written = [(x, label) for x, label in enumerate(labels) if label]
-        axes.set_xticks([x for x, _ in written], [_short(label) for _, label in written])
+        axes.set_xticks(
+            [x for x, _ in written], [_remove_missing_glyphs(label) for _, label in written]
+        )
         axes.set_xlim(-0.6, max(len(labels), 6) - 0.4)
-        _numbered(axes)
+        _label_number_axis(axes)
 
     return _svg(name, title, 2.4, draw)
 
 
-def shards(name: str, title: str, now: Sequence[int]) -> str:
+def shard_chart(name: str, title: str, now: Sequence[int]) -> str:
     """One figure for each shard, from 0 on."""
 
     def draw(figure: Figure) -> None:
@@ -110,12 +112,12 @@ def shards(name: str, title: str, now: Sequence[int]) -> str:
         axes.set_xlim(edges[0], edges[-1])
         axes.set_xlabel("shard")
         _in_whole_numbers(axes.xaxis)
-        _numbered(axes)
+        _label_number_axis(axes)
 
     return _svg(name, title, 2.4, draw)
 
 
-def _numbered(axes: Axes) -> None:
+def _label_number_axis(axes: Axes) -> None:
     axes.set_ylim(bottom=0)
     _in_whole_numbers(axes.yaxis)
     axes.yaxis.set_major_formatter("{x:,.0f}")
@@ -131,7 +133,7 @@ def _in_whole_numbers(axis: Axis) -> None:
     axis.set_major_locator(MaxNLocator(integer=True, nbins=5, min_n_ticks=1))
 
 
-def _short(label: str) -> str:
+def _remove_missing_glyphs(label: str) -> str:
     """Without what the layout's font lacks."""
     label = label.encode("ascii", "backslashreplace").decode()
     return label if len(label) <= TEXT_CHARS_MAX else label[: TEXT_CHARS_MAX - 2] + ".."
@@ -164,7 +166,7 @@ def _for_page(text: str, name: str, title: str) -> str:
         element.tag = element.tag.rpartition("}")[2]
         for key, value in list(element.attrib.items()):
             del element.attrib[key]
-            element.set(key.rpartition("}")[2], _own(key.rpartition("}")[2], value, name))
+            element.set(key.rpartition("}")[2], _own_id(key.rpartition("}")[2], value, name))
     view = root.get("viewBox", "")
     root.attrib.clear()
     root.attrib.update({"viewBox": view, "role": "img", "aria-labelledby": f"{name}-title"})
@@ -174,7 +176,7 @@ def _for_page(text: str, name: str, title: str) -> str:
     return ET.tostring(root, encoding="unicode")
 
 
-def _own(key: str, value: str, name: str) -> str:
+def _own_id(key: str, value: str, name: str) -> str:
     if key == "id":
         return f"{name}-{value}"
     if key == "href":

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from toc.domain.disagreements import Disagreement
-from toc.reconcile.findings import Outcome
+from toc.reconcile.findings import ReconcileResult
 from toc.reconcile.report.summary import Before, earlier_name, failures, reasons, repaired_by_kind
 from toc.reconcile.report.words import advice, clean, headline, kinds_text, ranges
 
 LINES_MAX = 10  # of reasons; the page has them all
 
 
-def lines_of(outcome: Outcome, before: Before | None, report: Path | None) -> Iterator[str]:
+def lines_of(outcome: ReconcileResult, before: Before | None, report: Path | None) -> Iterator[str]:
     """The verdict, what was not compared, the kinds, what is left and why, and where the report is."""
     yield headline(outcome)
     yield from _failures(outcome)
@@ -33,16 +33,16 @@ def lines_of(outcome: Outcome, before: Before | None, report: Path | None) -> It
         yield f"{text} {', '.join(f'`{command}`' for command in commands)}"
 
 
-def _failures(outcome: Outcome) -> Iterator[str]:
+def _failures(outcome: ReconcileResult) -> Iterator[str]:
     grouped = list(failures(outcome).items())
     for (database, reason), shards in grouped[:LINES_MAX]:
-        many = "shard" if len(shards) == 1 else "shards"
-        yield f"not compared: {many} {clean(ranges(shards))} (database {database}): {reason}"
+        count_words = "shard" if len(shards) == 1 else "shards"
+        yield f"not compared: {count_words} {clean(ranges(shards))} (database {database}): {reason}"
     if len(grouped) > LINES_MAX:
         yield f"not compared: {len(grouped) - LINES_MAX} more reasons, see the report"
 
 
-def _kinds(outcome: Outcome, before: Before | None) -> Iterator[str]:
+def _kinds(outcome: ReconcileResult, before: Before | None) -> Iterator[str]:
     repaired = repaired_by_kind(outcome)
     earlier = earlier_name(outcome.began_ms, before)
     for kind in Disagreement:

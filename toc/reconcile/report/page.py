@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from toc.domain.disagreements import Disagreement
 from toc.domain.times import datetime_of
-from toc.reconcile.findings import Finding, Mend, Outcome, Verdict
+from toc.reconcile.findings import Finding, ReconcileResult, RepairResult, RunVerdict
 from toc.reconcile.report import charts, words
 from toc.reconcile.report.summary import (
     NO_TIME,
@@ -39,10 +39,10 @@ GROUPS_SHOWN = 30  # types, shards, reasons; the rest is one line
 HOURS_AROUND = 24  # of the chart, before and after the beginning
 
 _TITLES = {
-    Verdict.AGREED: "agreed",
-    Verdict.LEFT: "disagreed",
-    Verdict.UNABLE: "incomplete",
-    Verdict.REPAIRED: "repaired",
+    RunVerdict.AGREED: "agreed",
+    RunVerdict.LEFT: "disagreed",
+    RunVerdict.UNABLE: "incomplete",
+    RunVerdict.REPAIRED: "repaired",
 }
 
 
@@ -57,7 +57,10 @@ class Chart:
 
 
 def render(
-    outcome: Outcome, summary: Mapping[str, Any], before: Before | None, notes: Sequence[str]
+    outcome: ReconcileResult,
+    summary: Mapping[str, Any],
+    before: Before | None,
+    notes: Sequence[str],
 ) -> str:
     """The page. `summary`: of this run; `notes`: about earlier reports that could not be used."""
     environment = Environment(
@@ -71,7 +74,7 @@ def render(
         "number": "{:,}".format,
         "moment": words.moment,
         "duration": words.duration,
-        "many": words.many,
+        "many": words.count_words,
     }
     text, commands = words.advice(outcome)
     earlier = earlier_name(outcome.began_ms, before)
@@ -112,7 +115,7 @@ def render(
 # ---- tables
 
 
-def _failure_rows(outcome: Outcome) -> Iterator[tuple[str, str, int, str]]:
+def _failure_rows(outcome: ReconcileResult) -> Iterator[tuple[str, str, int, str]]:
     """(database, shards, how many, reason)"""
     grouped = list(failures(outcome).items())
     for (database, reason), shards in grouped[:GROUPS_SHOWN]:
@@ -126,7 +129,7 @@ def _shortened(shards: Iterable[int]) -> str:
     return words.clean(words.ranges(shards))
 
 
-def _kind_rows(outcome: Outcome, before: Before | None) -> Iterator[dict[str, Any]]:
+def _kind_rows(outcome: ReconcileResult, before: Before | None) -> Iterator[dict[str, Any]]:
     repaired = repaired_by_kind(outcome)
     for kind in Disagreement:
         then = None if before is None else before.found[kind.value]
@@ -141,7 +144,7 @@ def _kind_rows(outcome: Outcome, before: Before | None) -> Iterator[dict[str, An
             }
 
 
-def _reason_rows(outcome: Outcome) -> list[dict[str, Any]]:
+def _reason_rows(outcome: ReconcileResult) -> list[dict[str, Any]]:
     grouped = list(reasons(outcome).items())
     rows = [
         {"done": done, "how": how, "number": kinds.total(), "kinds": words.kinds_text(kinds)}
@@ -159,7 +162,7 @@ def _reason_rows(outcome: Outcome) -> list[dict[str, Any]]:
     return rows
 
 
-def _example_tables(outcome: Outcome) -> list[dict[str, Any]]:
+def _example_tables(outcome: ReconcileResult) -> list[dict[str, Any]]:
     mended = mended_of(outcome)
     return [
         {
@@ -171,7 +174,9 @@ def _example_tables(outcome: Outcome) -> list[dict[str, Any]]:
     ]
 
 
-def _example(outcome: Outcome, finding: Finding, mend: Mend | None) -> dict[str, str]:
+def _example(
+    outcome: ReconcileResult, finding: Finding, mend: RepairResult | None
+) -> dict[str, str]:
     reminder = []
     if finding.armed_ms is not None:
         reminder.append(words.moment(finding.armed_ms))
@@ -193,7 +198,7 @@ def _example(outcome: Outcome, finding: Finding, mend: Mend | None) -> dict[str,
     }
 
 
-def _count_rows(outcome: Outcome) -> list[tuple[str, int]]:
+def _count_rows(outcome: ReconcileResult) -> list[tuple[str, int]]:
     unknown = {
         name: words.clean(name) for name in sorted(outcome.counts) if name not in words.COUNTS
     }
@@ -216,12 +221,12 @@ def _parts(
 # ---- charts
 
 
-def _kind_chart(outcome: Outcome, before: Before | None, earlier: str) -> Markup | None:
+def _kind_chart(outcome: ReconcileResult, before: Before | None, earlier: str) -> Markup | None:
     kinds = list(_kind_rows(outcome, before))
     if not kinds:
         return None
     return Markup(  # noqa: S704 - made of escaped texts
-        charts.bars(
+        charts.bar_chart(
             "by-kind",
             "Disagreements by kind",
             [row["name"] for row in kinds],
@@ -232,25 +237,25 @@ def _kind_chart(outcome: Outcome, before: Before | None, earlier: str) -> Markup
     )
 
 
-def _charts(outcome: Outcome, summary: Mapping[str, Any]) -> Iterator[Chart]:
+def _charts(outcome: ReconcileResult, summary: Mapping[str, Any]) -> Iterator[Chart]:
     if not outcome.findings:
         return
     types = _folded(summary["by_type"], 12)
     names, numbers = [name for name, _ in types], [number for _, number in types]
     title = "Disagreements by type"
-    svg = charts.bars("by-type", title, names, numbers)
+    svg = charts.bar_chart("by-type", title, names, numbers)
     yield _chart(title, svg, "type", _folded(summary["by_type"]))
 
     by_shard = Counter(finding.shard for finding in outcome.findings)
     counts = [by_shard[shard] for shard in range(max(outcome.shards, max(by_shard) + 1))]
     title = "Disagreements by shard"
-    svg = charts.shards("by-shard", title, counts)
+    svg = charts.shard_chart("by-shard", title, counts)
     yield _chart(title, svg, "shard", _folded(summary["by_shard"]))
 
     title = (
         f"Disagreements by hour of their due time, {HOURS_AROUND} hours before and after the run"
     )
-    svg = charts.hours("by-hour", title, *around(summary["by_hour"], outcome.began_ms))
+    svg = charts.hour_chart("by-hour", title, *around(summary["by_hour"], outcome.began_ms))
     by_size = dict(sorted(summary["by_hour"].items(), key=lambda item: (-item[1], item[0])))
     rows = dict(_folded(by_size))
     in_order = sorted(rows.items(), key=lambda row: (row[0].startswith("("), row[0]))

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from toc.domain.ids import JOB_ID_MAX
-from toc.reconcile.findings import Finding, Mend, Outcome
+from toc.reconcile.findings import Finding, ReconcileResult, RepairResult
 from toc.reconcile.report.summary import database_of, mended_of
 from toc.reconcile.report.words import clean, status_name
 
@@ -43,17 +43,19 @@ COLUMNS = pa.schema(
 )
 
 
-def write_findings(outcome: Outcome, sink: IO[bytes]) -> None:
+def write_findings(outcome: ReconcileResult, sink: IO[bytes]) -> None:
     """Writes all findings, and what repair did about each; null where it was not tried."""
-    mends = mended_of(outcome)
+    repairs = mended_of(outcome)
     rest = iter(outcome.findings)
     with pq.ParquetWriter(sink, COLUMNS, compression="zstd") as writer:
         while chunk := list(islice(rest, CHUNK)):
-            writer.write_batch(_batch(outcome, chunk, mends))
+            writer.write_batch(_batch(outcome, chunk, repairs))
 
 
-def _batch(outcome: Outcome, chunk: Sequence[Finding], mends: Mapping[Finding, Mend]) -> Any:
-    tried = [mends.get(finding) for finding in chunk]
+def _batch(
+    outcome: ReconcileResult, chunk: Sequence[Finding], repairs: Mapping[Finding, RepairResult]
+) -> Any:
+    tried = [repairs.get(finding) for finding in chunk]
     columns = {
         "kind": [finding.kind.value for finding in chunk],
         "database": [database_of(outcome, finding.shard) for finding in chunk],

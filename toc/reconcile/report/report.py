@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from toc.domain.times import datetime_of
 from toc.errors import SettingsError
-from toc.reconcile.findings import Outcome
+from toc.reconcile.findings import ReconcileResult
 from toc.reconcile.report.lines import lines_of
 from toc.reconcile.report.summary import (
     SUMMARY,
@@ -33,6 +33,7 @@ from toc.reconcile.report.summary import (
     read_summary,
     summary_of,
 )
+from toc.runtime.files import DIRECTORY_MODE, make_directory, open_file
 from toc.runtime.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -47,71 +48,73 @@ _DRAFT = re.compile(rf"\.{_NAME.pattern}\.\d+\.partial", re.ASCII)
 _TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
 
 
-def write(outcome: Outcome, settings: Settings) -> Path:
+def write(outcome: ReconcileResult, settings: Settings) -> Path:
     """Writes the report of a run, deletes the oldest ones; returns the new folder.
 
     Raises SettingsError when the directory cannot be written, or the extra is not installed.
     """
-    _unless_lacking()
+    _explain_missing_packages()
     from toc.reconcile.report.page import render  # noqa: PLC0415 - an extra
     from toc.reconcile.report.parquet import write_findings  # noqa: PLC0415 - as above
 
     directory = Path(settings.reconcile.directory)
     stamp = f"{datetime_of(outcome.began_ms):%Y-%m-%dT%H%M%SZ}"
-    before, notes = _before(directory, stamp, outcome.namespace)
+    before, notes = _find_earlier(directory, stamp, outcome.namespace)
     summary = summary_of(outcome, before)
     page = render(outcome, summary, before, notes)
-    with _writing(settings):
-        directory.mkdir(parents=True, exist_ok=True)
+    with _explain_write_errors(settings):
+        make_directory(directory)
         draft = _new_draft(directory, stamp)
         try:
-            _clear(directory, draft.stat().st_mtime)
-            with _file(draft / FINDINGS) as sink:
+            _delete_old_drafts(directory, draft.stat().st_mtime)
+            with _new_file(draft / FINDINGS) as sink:
                 write_findings(outcome, sink)
-            with _file(draft / SUMMARY) as sink:
+            with _new_file(draft / SUMMARY) as sink:
                 sink.write(json.dumps(summary, indent=1).encode("ascii"))
-            with _file(draft / PAGE) as sink:
+            with _new_file(draft / PAGE) as sink:
                 sink.write(page.encode())
-            _sync(draft)
+            _sync_directory(draft)
             report = _publish(draft, directory, stamp)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        _sync(directory)
-    _prune(directory, report, outcome.namespace, settings.reconcile.reports_max)
+        _sync_directory(directory)
+    _delete_oldest(directory, report, outcome.namespace, settings.reconcile.reports_max)
     return report
 
 
 def check(settings: Settings) -> None:
     """Raises SettingsError when reports could not be written: to be known before the work, not after."""
-    _unless_lacking()
+    _explain_missing_packages()
     directory = Path(settings.reconcile.directory)
-    with _writing(settings):
-        directory.mkdir(parents=True, exist_ok=True)
+    with _explain_write_errors(settings):
+        make_directory(directory)
         _new_draft(directory, "0000-00-00T000000Z").rmdir()
 
 
-def lines(outcome: Outcome, report: Path | None = None) -> list[str]:
+def lines(outcome: ReconcileResult, report: Path | None = None) -> list[str]:
     """The result as a few plain lines. `report`: what `write` returned; with it, yesterday's figures too."""
-    return list(lines_of(outcome, _told(report), report))
+    return list(lines_of(outcome, _read_before_of(report), report))
 
 
-def as_json(outcome: Outcome, report: Path | None = None) -> dict[str, Any]:
+def as_json(outcome: ReconcileResult, report: Path | None = None) -> dict[str, Any]:
     """What summary.json holds, and where the report is."""
-    return summary_of(outcome, _told(report)) | {"report": None if report is None else str(report)}
+    return summary_of(outcome, _read_before_of(report)) | {
+        "report": None if report is None else str(report)
+    }
 
 
 # ---- one report
 
 
-def _unless_lacking() -> None:
+def _explain_missing_packages() -> None:
     for name in MODULES:
         if importlib.util.find_spec(name) is None:
             raise SettingsError(f"{name} is not installed: pip install 'toc[reconcile]'")
 
 
 @contextmanager
-def _writing(settings: Settings) -> Iterator[None]:
+def _explain_write_errors(settings: Settings) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -122,15 +125,15 @@ def _writing(settings: Settings) -> Iterator[None]:
 
 
 @contextmanager
-def _file(path: Path) -> Iterator[IO[bytes]]:
+def _new_file(path: Path) -> Iterator[IO[bytes]]:
     """A new file that is on the disk when it is closed."""
-    with path.open("xb") as file:
+    with open_file(path, "xb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sync(directory: Path) -> None:
+def _sync_directory(directory: Path) -> None:
     with suppress(OSError):  # not every file system can
         number = os.open(directory, os.O_RDONLY)
         try:
@@ -144,14 +147,14 @@ def _new_draft(directory: Path, name: str) -> Path:
     for number in itertools.count(1):
         draft = directory / f".{name}.{number}.partial"
         with suppress(FileExistsError):
-            draft.mkdir()
+            draft.mkdir(DIRECTORY_MODE)
             return draft
     raise AssertionError
 
 
 def _publish(draft: Path, directory: Path, stamp: str) -> Path:
     """Gives a draft its name, behind all others of its second."""
-    taken = [number for (second, number), _ in _named(directory) if second == stamp]
+    taken = [number for (second, number), _ in _list_reports(directory) if second == stamp]
     for number in itertools.count(max(taken, default=0) + 1):
         report = directory / (stamp if number == 1 else f"{stamp}-{number}")
         try:
@@ -165,7 +168,7 @@ def _publish(draft: Path, directory: Path, stamp: str) -> Path:
 # ---- other reports
 
 
-def _named(directory: Path) -> list[tuple[tuple[str, int], Path]]:
+def _list_reports(directory: Path) -> list[tuple[tuple[str, int], Path]]:
     """Folders that have a report's name, newest first, with the second and the number in it."""
     found = []
     with suppress(OSError), os.scandir(directory) as entries:
@@ -176,10 +179,10 @@ def _named(directory: Path) -> list[tuple[tuple[str, int], Path]]:
     return sorted(found, reverse=True)
 
 
-def _before(directory: Path, stamp: str, namespace: str) -> tuple[Before | None, list[str]]:
+def _find_earlier(directory: Path, stamp: str, namespace: str) -> tuple[Before | None, list[str]]:
     """The newest earlier report of this namespace, and notes about those that cannot be used."""
     notes: list[str] = []
-    earlier = [path for (second, _), path in _named(directory) if second <= stamp]
+    earlier = [path for (second, _), path in _list_reports(directory) if second <= stamp]
     for path in earlier[:LOOKS_MAX]:
         try:
             summary = read_summary(path)
@@ -190,7 +193,7 @@ def _before(directory: Path, stamp: str, namespace: str) -> tuple[Before | None,
     return None, notes
 
 
-def _told(report: Path | None) -> Before | None:
+def _read_before_of(report: Path | None) -> Before | None:
     """What a written report says about the one before it."""
     if report is None:
         return None
@@ -200,7 +203,7 @@ def _told(report: Path | None) -> Before | None:
         return None
 
 
-def _clear(directory: Path, now_s: float) -> None:
+def _delete_old_drafts(directory: Path, now_s: float) -> None:
     """Deletes drafts of killed runs. `now_s`: by the clock that also dates the drafts."""
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -210,12 +213,12 @@ def _clear(directory: Path, now_s: float) -> None:
                     shutil.rmtree(entry.path, ignore_errors=True)
 
 
-def _prune(directory: Path, newest: Path, namespace: str, reports_max: int) -> None:
-    """Deletes the oldest reports of a namespace beyond so many; never `newest`, nor what is not ours."""
-    others = [path for _, path in _named(directory) if path != newest]
+def _delete_oldest(directory: Path, newest: Path, namespace: str, reports_max: int) -> None:
+    """Deletes the oldest reports of the namespace, so that `reports_max` are left; never `newest`."""
+    others = [path for _, path in _list_reports(directory) if path != newest]
     if len(others) < reports_max:
         return
-    for path in [path for path in others if _is_ours(path, namespace)][reports_max - 1 :]:
+    for path in [path for path in others if _has_our_summary(path, namespace)][reports_max - 1 :]:
         try:
             draft = _new_draft(directory, path.name)
             shutil.rmtree(path.rename(draft))  # an empty folder makes way
@@ -223,7 +226,7 @@ def _prune(directory: Path, newest: Path, namespace: str, reports_max: int) -> N
             log.warning("the old report %s cannot be deleted: %s", path, error.strerror)
 
 
-def _is_ours(path: Path, namespace: str) -> bool:
+def _has_our_summary(path: Path, namespace: str) -> bool:
     try:
         return bool(read_summary(path).get("namespace") == namespace)
     except BrokenSummary:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import heapq
 import json
+import os
+import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +17,7 @@ from typing import Any
 
 from toc.domain.disagreements import Disagreement
 from toc.domain.times import EPOCH, MS_MAX, ceil_ms, datetime_of
-from toc.reconcile.findings import Finding, Mend, Outcome, Verdict
+from toc.reconcile.findings import Finding, ReconcileResult, RepairResult, RunVerdict
 from toc.reconcile.report.words import NAME_CHARS_MAX, clean, headline, iso, why_left
 
 SUMMARY = "summary.json"
@@ -54,13 +57,13 @@ def earlier_name(began_ms: int, before: Before | None) -> str:
     return "yesterday" if days == timedelta(days=1) else "the run before"
 
 
-def mended_of(outcome: Outcome) -> dict[Finding, Mend]:
+def mended_of(outcome: ReconcileResult) -> dict[Finding, RepairResult]:
     """What repair did, by finding."""
-    return {mend.finding: mend for mend in outcome.mends}
+    return {mend.finding: mend for mend in outcome.repairs}
 
 
-def repaired_by_kind(outcome: Outcome) -> Counter[Disagreement]:
-    return Counter(mend.finding.kind for mend in outcome.mends if mend.done)
+def repaired_by_kind(outcome: ReconcileResult) -> Counter[Disagreement]:
+    return Counter(mend.finding.kind for mend in outcome.repairs if mend.done)
 
 
 def type_of(finding: Finding) -> str:
@@ -80,23 +83,23 @@ def hour_of(finding: Finding) -> str:
     return f"{datetime_of(ms // _HOUR_MS * _HOUR_MS):%Y-%m-%dT%H:%MZ}"
 
 
-def reasons(outcome: Outcome) -> dict[tuple[bool, str], Counter[Disagreement]]:
+def reasons(outcome: ReconcileResult) -> dict[tuple[bool, str], Counter[Disagreement]]:
     """(whether it is repaired, how or why not) -> findings by kind; those never tried too.
 
     Repaired first, then the largest first.
     """
     grouped: dict[tuple[bool, str], Counter[Disagreement]] = {}
-    for mend in outcome.mends:
+    for mend in outcome.repairs:
         kinds = grouped.setdefault((mend.done, clean(mend.how)), Counter())
         kinds[mend.finding.kind] += 1
-    tried = Counter(mend.finding.kind for mend in outcome.mends)
+    tried = Counter(mend.finding.kind for mend in outcome.repairs)
     untried = outcome.found - tried
     if untried:
         grouped.setdefault((False, why_left(outcome)), Counter()).update(untried)
     return dict(sorted(grouped.items(), key=lambda x: (not x[0][0], -x[1].total(), x[0][1])))
 
 
-def failures(outcome: Outcome) -> dict[tuple[int, str], set[int]]:
+def failures(outcome: ReconcileResult) -> dict[tuple[int, str], set[int]]:
     """(database, reason) -> shards that were not compared; those of most first."""
     grouped: dict[tuple[int, str], set[int]] = {}
     for failure in outcome.failures:
@@ -105,11 +108,11 @@ def failures(outcome: Outcome) -> dict[tuple[int, str], set[int]]:
     return dict(sorted(grouped.items(), key=lambda item: (-len(item[1]), item[0])))
 
 
-def database_of(outcome: Outcome, shard: int) -> int:
+def database_of(outcome: ReconcileResult, shard: int) -> int:
     return shard // max(1, outcome.shards // max(1, outcome.databases))
 
 
-def examples(outcome: Outcome) -> dict[Disagreement, list[Finding]]:
+def examples(outcome: ReconcileResult) -> dict[Disagreement, list[Finding]]:
     """A few of each kind: what is not repaired first, then by time."""
     mended = mended_of(outcome)
     by_kind: dict[Disagreement, list[Finding]] = {}
@@ -129,20 +132,20 @@ def examples(outcome: Outcome) -> dict[Disagreement, list[Finding]]:
     }
 
 
-def total_s(outcome: Outcome) -> float:
+def total_s(outcome: ReconcileResult) -> float:
     """From beginning to end; before the end is known, what the parts took."""
     if outcome.ended_ms > outcome.began_ms:
         return (outcome.ended_ms - outcome.began_ms) / 1000
     return sum(outcome.seconds.values())
 
 
-def rows_per_s(outcome: Outcome) -> int | None:
+def rows_per_s(outcome: ReconcileResult) -> int | None:
     """Live rows over the seconds of the compare; None where nothing was measured."""
     seconds = outcome.seconds.get("compare", 0.0)
     return round(outcome.counts["rows"] / seconds) if seconds > 0 else None
 
 
-def summary_of(outcome: Outcome, before: Before | None = None) -> dict[str, Any]:
+def summary_of(outcome: ReconcileResult, before: Before | None = None) -> dict[str, Any]:
     """What summary.json holds: plain data, ids as texts, times as ISO 8601 in UTC."""
     repaired = repaired_by_kind(outcome)
     return {
@@ -200,7 +203,7 @@ def summary_of(outcome: Outcome, before: Before | None = None) -> dict[str, Any]
 def read_summary(folder: Path) -> dict[str, Any]:
     """The summary of a report, of whatever version. Raises BrokenSummary unless it has our mark."""
     try:
-        with (folder / SUMMARY).open("rb") as file:
+        with open(folder / SUMMARY, "rb", opener=_open_to_read) as file:
             text = file.read(_BYTES_MAX + 1)
     except OSError as error:
         raise BrokenSummary(f"cannot be read: {error.strerror}") from error
@@ -213,6 +216,23 @@ def read_summary(folder: Path) -> dict[str, Any]:
     if not isinstance(summary, dict) or summary.get("schema") != SCHEMA:
         raise BrokenSummary("is none of a report")
     return summary
+
+
+_NO_FILE = "it is no regular file"
+
+
+def _open_to_read(path: str, flags: int) -> int:
+    """Waits for nobody who should write a pipe, and follows no link. Raises OSError."""
+    try:
+        number = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, _NO_FILE, path) from error
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, _NO_FILE, path)
+    return number
 
 
 def before_of(name: str, summary: Mapping[str, Any]) -> Before:
@@ -230,7 +250,7 @@ def before_told(summary: Mapping[str, Any]) -> Before | None:
 
 def _before(name: str, summary: Mapping[str, Any]) -> Before:
     try:
-        verdict = Verdict[str(summary["verdict"]).upper()].name.lower()
+        verdict = RunVerdict[str(summary["verdict"]).upper()].name.lower()
         found = {kind.value: _count(summary["found"].get(kind.value, 0)) for kind in Disagreement}
         compared, shards = _count(summary["compared"]), _count(summary["shards"])
         return Before(name, _utc(summary["began"]), verdict, compared, shards, found)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from toc.domain.disagreements import Disagreement
 from toc.domain.job import Status
+from toc.domain.masking import masked
+from toc.domain.texts import one_line
 from toc.domain.times import MS_MAX, datetime_of
-from toc.reconcile.findings import Outcome, Verdict
+from toc.reconcile.findings import ReconcileResult, RunVerdict
 
 TEXT_CHARS_MAX = 300  # of a reason: what drivers say can be long
 NAME_CHARS_MAX = 64
 
-_PASSWORD = re.compile(r"(\w://[^\s/:@]*:)\S*@")  # to the last @: a password may hold anything
-_QUERY = re.compile(r"([?&](?:password|passwd|ssl_password)=)[^\s&]*", re.IGNORECASE)
-
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class KindWords:
     """A kind: what it means for the job, and what `--repair` does about it."""
 
     means: str
@@ -27,48 +25,48 @@ class Words:
 
 
 KINDS = {
-    Disagreement.MISSING: Words(
+    Disagreement.MISSING: KindWords(
         "Pending and due soon, but nothing in Redis reminds of it: it would run late.",
         "Its reminder is armed at the row's due_time.",
     ),
-    Disagreement.LATE: Words(
+    Disagreement.LATE: KindWords(
         "Its reminder is later than the row's due_time: it would run late.",
         "It is armed again at the row's due_time; the earliest reminder wins.",
     ),
-    Disagreement.ORPHAN: Words(
+    Disagreement.ORPHAN: KindWords(
         "A reminder of a job that has ended, is gone or never was. No job is late; it takes memory.",
         "The reminder is forgotten.",
     ),
-    Disagreement.WRONG_SLOT: Words(
+    Disagreement.WRONG_SLOT: KindWords(
         "Its reminder stands in a slot where no loader puts it, and none in its own "
         "(were topics or slots changed?).",
         "It is armed in its own slot, then forgotten in the other one.",
     ),
-    Disagreement.TWO_SLOTS: Words(
+    Disagreement.TWO_SLOTS: KindWords(
         "It has a reminder in its own slot and one more elsewhere. No job is late; it is looked at twice.",
         "The reminder outside its own slot is forgotten.",
     ),
-    Disagreement.STUCK: Words(
+    Disagreement.STUCK: KindWords(
         "Popped long ago, and neither acked nor put back: its worker is gone, and nobody pops the slot.",
         "It is put back at the row's due_time, or forgotten if the job has ended.",
     ),
-    Disagreement.LEASE_OVER: Words(
+    Disagreement.LEASE_OVER: KindWords(
         "Running by its row, but its lease has long been over: its worker is gone, and no scanner came.",
         "Its reminder is armed; the worker that pops it takes it over.",
     ),
-    Disagreement.OVERDUE: Words(
+    Disagreement.OVERDUE: KindWords(
         "Pending and long due, and nobody has run it. Do workers run that handle its type?",
         "Its reminder is armed. One that is armed already is left: no worker takes it.",
     ),
-    Disagreement.MOVED: Words(
+    Disagreement.MOVED: KindWords(
         "Pending, never tried, and its due_time is not its action_time: moved by hand, past toc's verbs.",
         "Its due_time is set to its action_time.",
     ),
-    Disagreement.MISFIT: Words(
+    Disagreement.MISFIT: KindWords(
         "Its id does not fit its biz_id or its table: cancelling by biz_id does not find it.",
         "A copy under an id that fits stands for it; it is cancelled.",
     ),
-    Disagreement.MARK_AHEAD: Words(
+    Disagreement.MARK_AHEAD: KindWords(
         "The loader's mark of a slot says that rows are loaded, but most of them are in no queue "
         "(has Redis lost data?).",
         "The mark is dropped; the loader loads the shard from the beginning.",
@@ -83,7 +81,7 @@ COUNTS = {
     "early": "reminders earlier than due: legal, the claim puts them right",
     "cancelled": "reminders of cancelled jobs: legal, forgotten when popped",
     "unarmed": "running jobs without a reminder: legal, the scanner watches them",
-    "foreign": "members of queues that are no job ids, by other hands: left alone",
+    "foreign": "members of queues that are no job ids: by another program, removed when due",
     "suspects": "suspects, looked up again",
 }
 
@@ -104,8 +102,8 @@ WORK = {
 }
 
 
-def many(number: int, thing: str) -> str:
-    """ "1 shard", "2,000 shards"."""
+def count_words(number: int, thing: str) -> str:
+    """A number and its noun: "1 shard", "2,000 shards"."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
@@ -114,44 +112,47 @@ def kinds_text(counts: Mapping[Disagreement, int]) -> str:
     return ", ".join(f"{counts[kind]:,} {kind.value}" for kind in Disagreement if counts.get(kind))
 
 
-def headline(outcome: Outcome) -> str:
+def headline(outcome: ReconcileResult) -> str:
     """The verdict in one line."""
-    found, mended = outcome.found.total(), sum(mend.done for mend in outcome.mends)
+    found, mended = outcome.found.total(), sum(mend.done for mend in outcome.repairs)
     match outcome.verdict:
-        case Verdict.AGREED:
-            rows = many(outcome.counts["rows"], "live job")
+        case RunVerdict.AGREED:
+            rows = count_words(outcome.counts["rows"], "live job")
             return f"The databases and Redis agree: {rows} compared, nothing disagrees."
-        case Verdict.REPAIRED:
-            return f"{many(found, 'disagreement')} found, all repaired."
-        case Verdict.LEFT if not outcome.repairing:
-            return f"{many(found, 'disagreement')} found, none repaired: this was a dry run."
-        case Verdict.LEFT:
-            return f"{many(found, 'disagreement')} found, {mended:,} repaired, {found - mended:,} left."
+        case RunVerdict.REPAIRED:
+            return f"{count_words(found, 'disagreement')} found, all repaired."
+        case RunVerdict.LEFT if not outcome.repairing:
+            return f"{count_words(found, 'disagreement')} found, none repaired: this was a dry run."
+        case RunVerdict.LEFT:
+            what = count_words(found, "disagreement")
+            return f"{what} found, {mended:,} repaired, {found - mended:,} left."
     parts = []
     missing = outcome.shards - outcome.compared
     if not outcome.compared:
         parts.append("Nothing was compared.")
     elif missing > 0:
-        parts.append(f"{missing:,} of {many(outcome.shards, 'shard')} could not be compared.")
+        parts.append(
+            f"{missing:,} of {count_words(outcome.shards, 'shard')} could not be compared."
+        )
     elif outcome.failures:
         parts.append("Not everything could be compared.")
     if outcome.broken_off:
         parts.append("Repairing broke off.")
     if found:
-        parts.append(f"{many(found, 'disagreement')} found, {mended:,} repaired.")
+        parts.append(f"{count_words(found, 'disagreement')} found, {mended:,} repaired.")
     return " ".join(parts)
 
 
-def advice(outcome: Outcome) -> tuple[str, tuple[str, ...]]:
+def advice(outcome: ReconcileResult) -> tuple[str, tuple[str, ...]]:
     """What to do now, and the commands for it."""
     match outcome.verdict:
-        case Verdict.AGREED:
+        case RunVerdict.AGREED:
             return "Nothing to do.", ()
-        case Verdict.REPAIRED:
+        case RunVerdict.REPAIRED:
             return "Nothing to do now. What comes back every night has a cause to be found.", ()
-        case Verdict.LEFT if not outcome.repairing:
+        case RunVerdict.LEFT if not outcome.repairing:
             return "Read what the kinds mean, then let it repair them.", ("toc reconcile --repair",)
-        case Verdict.LEFT:
+        case RunVerdict.LEFT:
             return "See below what was not repaired, and why; then let it try again.", (
                 "toc reconcile --repair",
             )
@@ -164,13 +165,13 @@ def advice(outcome: Outcome) -> tuple[str, tuple[str, ...]]:
     return "See what does not answer, put it right, and compare again.", ("toc status", again)
 
 
-def why_left(outcome: Outcome) -> str:
-    """Why findings without a mend have none."""
+def why_left(outcome: ReconcileResult) -> str:
+    """Why findings were not repaired, or not tried."""
     if outcome.broken_off:
         return "not tried: repairing broke off before"
     if not outcome.repairing:
         return "not tried: a dry run repairs nothing"
-    if outcome.verdict is Verdict.UNABLE:
+    if outcome.verdict is RunVerdict.UNABLE:
         return "not tried: nothing is repaired unless everything could be compared"
     if outcome.found.total() > len(outcome.findings):
         return "not tried: counted, but not kept (reconcile.findings_max); repair again"
@@ -188,16 +189,10 @@ def status_name(status: int | None) -> str | None:
 
 
 def clean(text: str, chars: int = TEXT_CHARS_MAX) -> str:
-    """A text of others on one line, without passwords, nothing in it that commands a terminal."""
+    """A text that others wrote on one line, without passwords and terminal control characters."""
     text = " ".join(text.split())[: 10 * chars]
-    text = _QUERY.sub(r"\1***", _PASSWORD.sub(r"\1***@", text))
-    if not text.isprintable():
-        text = "".join(ch if ch.isprintable() else _escaped(ch) for ch in text)
+    text = one_line(masked(text))
     return text if len(text) <= chars else text[: chars - 1] + "…"
-
-
-def _escaped(ch: str) -> str:
-    return ch.encode("unicode_escape").decode("ascii")
 
 
 def iso(ms: int) -> str:

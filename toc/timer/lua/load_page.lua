@@ -16,7 +16,8 @@ local function time_ms()
     return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 local now = tonumber(ARGV[1]) or time_ms()
-if redis.call('HGET', KEYS[2], ARGV[4]) ~= ARGV[5] then
+local mark = redis.call('HGET', KEYS[2], ARGV[4])  -- guard: mark-missing
+if mark ~= ARGV[5] then  -- guard: mark-compared
     return {string.format('%.0f', now), 0}
 end
 local before = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]

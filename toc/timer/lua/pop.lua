@@ -16,7 +16,7 @@ end
 local now = tonumber(ARGV[1]) or time_ms()
 local upto = string.format('%.0f', now)
 local n = tonumber(ARGV[2])
-local over = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', upto, 'LIMIT', 0, n)
+local over = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', upto, 'LIMIT', 0, n)  -- guard: stay-over
 if #over > 0 then
     -- Freed first: then Redis 6.2, which knows no flags, lets a full server go on too.
     redis.call('ZREM', KEYS[2], unpack(over))

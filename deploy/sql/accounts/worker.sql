@@ -1,0 +1,13 @@
+-- worker. A new account needs TLS, is locked and has no password; after these statements:
+-- ALTER USER 'toc_worker'@'%' IDENTIFIED BY '…' ACCOUNT UNLOCK;
+-- An existing account keeps its password and its other rights: look at them with SHOW GRANTS.
+-- To require TLS of an existing account: ALTER USER 'toc_worker'@'%' REQUIRE SSL;
+-- database 0: db0:3306
+CREATE USER IF NOT EXISTS 'toc_worker'@'%' REQUIRE SSL ACCOUNT LOCK;
+GRANT SELECT ON `toc`.* TO 'toc_worker'@'%';
+GRANT INSERT, UPDATE ON `toc`.`toc_job_0000` TO 'toc_worker'@'%';
+GRANT INSERT, UPDATE ON `toc`.`toc_job_0001` TO 'toc_worker'@'%';
+GRANT INSERT ON `toc`.`toc_biz_type` TO 'toc_worker'@'%';
+GRANT INSERT, DELETE ON `toc`.`toc_dead_job` TO 'toc_worker'@'%';
+GRANT INSERT (event_time, job_id, what, from_status, to_status, attempts, actor, reason) ON `toc`.`toc_event` TO 'toc_worker'@'%';
+GRANT INSERT, UPDATE (value) ON `toc`.`toc_meta` TO 'toc_worker'@'%';

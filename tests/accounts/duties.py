@@ -1,0 +1,173 @@
+"""What each role is for, as calls under its account. A missing right ends them with the server's error."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import timedelta
+
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from tests.accounts.conftest import Place
+from tests.contract.library import Library
+from tests.migration.conftest import VIEWS, run, scalar
+from toc.center.center import TimeoutCenter
+from toc.errors import TocError
+from toc.retention.purger import Purger, PurgeResult
+from toc.runtime.clock import SystemClock
+from toc.runtime.settings import RetentionSettings
+from toc.store import archive_status, migrate, reconcile_status
+from toc.store.accounts import VERSION_TABLE
+from toc.store.catalogue import Catalogue
+from toc.store.claims import Outcome, OutcomeKind
+from toc.store.databases import Databases
+from toc.store.ended_jobs import DAY_MS
+from toc.store.schema_status import read_statuses
+
+LATER = timedelta(days=1)
+
+
+def as_administrator(place: Place) -> Library:
+    return Library([place.url])
+
+
+def new_type() -> str:
+    return f"type.{secrets.token_hex(4)}"
+
+
+def client(place: Place, url: str) -> None:
+    """Every verb of the API that changes something."""
+    library = as_administrator(place)
+    try:
+        dead = library.dead(biz_id=9)
+    finally:
+        library.close()
+    name = new_type()
+    with TimeoutCenter(place.settings(url)) as center:
+        job_id = center.schedule(1, LATER, biz_type=name, dedup_key="k", attribute={"a": 1})
+        assert center.schedule(1, LATER, biz_type=name, dedup_key="k") == job_id
+        center.schedule(1, 2 * LATER, biz_type=name, dedup_key="k", on_duplicate="replace")
+        ids = center.schedule_many([{"biz_id": n, "action_time": LATER} for n in range(20)])
+        assert center.reschedule(ids[0], 2 * LATER, reason="later")
+        assert center.cancel(ids[0], reason="paid")
+        assert center.cancel(biz_id=1, biz_type=name, dedup_key="k")
+        assert center.find(5)
+        assert center.get(ids[1]) is not None
+        assert center.redrive(dead, reason="mended")
+        assert center.cancel(dead)
+        engine = create_engine(url, poolclass=NullPool)
+        with Session(engine) as session:
+            center.schedule(77, LATER, session=session)
+            session.commit()
+        engine.dispose()
+
+
+def operator(place: Place, url: str) -> None:
+    """What a client does, and the note of a reconciliation. The commands are in test_roles."""
+    client(place, url)
+    databases = Databases.from_settings(place.settings(url), SystemClock())
+    try:
+        run(place.url, f"DELETE FROM toc_meta WHERE name = '{reconcile_status.RECONCILED}'")
+        for _ in range(2):  # an INSERT, and an UPDATE
+            reconcile_status.record_result(databases, "agreed", 0, 0, 1.0, is_whole=True)
+    finally:
+        databases.close()
+
+
+def worker(place: Place, url: str) -> None:
+    """Every statement that a worker and its nightly run make; a whole node is in test_roles."""
+    client(place, url)
+    library = Library([url])
+    try:
+        fact = {f"topic.{secrets.token_hex(4)}.slot_amount": "1"}
+        library.catalogue.verify_and_record(library.settings.facts | fact)
+        for kind in OutcomeKind:
+            job_id = library.running("token")
+            assert library.settle(
+                Outcome(job_id, "token", kind, due_ms=library.now_ms + 1000, error="it failed")
+            )
+        again = library.dead()
+        assert library.jobs.redrive(again, library.now_ms)
+        database = library.databases[0]
+        run(place.url, f"DELETE FROM toc_meta WHERE name = '{archive_status.ARCHIVED}'")
+        mine = archive_status.begin_archive_run(database)
+        assert archive_status.advance_archive(database, mine, library.now_ms)
+        archive_status.record_files_moved(database, mine.begun)
+        reconcile_status.record_result(library.databases, "agreed", 0, 0, 1.0, is_whole=True)
+    finally:
+        library.close()
+
+
+def purger(place: Place, url: str) -> None:
+    """One pass over jobs, dead jobs and events that are old enough."""
+    library = as_administrator(place)
+    try:
+        library.ended(OutcomeKind.DONE)
+        library.dead()
+    finally:
+        library.close()
+    age_by(place, 200)
+    assert pass_under(place, url) == PurgeResult(2, 1, 0)
+    # What the count of deleted jobs needs.
+    row = "INSERT INTO toc_purge VALUES (CURRENT_DATE, 1, 2, 5, 1, 9) ON DUPLICATE KEY UPDATE jobs = jobs + 5"
+    run(url, row, row, "DELETE FROM toc_purge WHERE day < CURRENT_DATE - INTERVAL 1 YEAR")
+
+
+def pass_under(place: Place, url: str) -> PurgeResult | None:
+    clock = SystemClock()
+    settings = place.settings(url, retention=RetentionSettings(share=1))
+    databases = Databases.from_settings(settings, clock)
+    try:
+        migrate.refuse_incompatible(databases)
+        types = Catalogue(databases).types
+        made = Purger.from_settings(settings, databases, databases[0], types, clock)
+        made.set_shards(databases[0].shards, 1)
+        return made.run_pass(lambda _: False)
+    finally:
+        databases.close()
+
+
+def age_by(place: Place, days: int) -> None:
+    """Makes all jobs and events so many days older, in their ids too."""
+    shift = days * DAY_MS << 22
+    for shard in range(4):
+        run(
+            place.url,
+            f"UPDATE toc_job_{shard:04d} SET job_id = job_id - {shift}, "
+            f"gmt_modified = gmt_modified - INTERVAL {days} DAY",
+        )
+    run(
+        place.url,
+        f"UPDATE toc_dead_job SET job_id = job_id - {shift}, dead_time = dead_time - INTERVAL {days} DAY",
+        f"UPDATE toc_event SET job_id = job_id - {shift}, event_time = event_time - INTERVAL {days} DAY",
+    )
+
+
+def reader(place: Place, url: str) -> None:
+    """The views, and what differs."""
+    for view in VIEWS:
+        scalar(url, f"SELECT COUNT(*) FROM {view}")
+        scalar(url, f"EXPLAIN SELECT COUNT(*) FROM {view}")
+    (found,) = read_statuses(place.settings(url))
+    assert found.is_well, found
+    if found.notes:
+        raise TocError(f"denied: {found.notes}")
+
+
+def migrator(place: Place, url: str) -> None:
+    """Up, and all the way down. The database is empty before."""
+    settings = place.settings(url)
+    migrate.upgrade(settings)
+    (found,) = read_statuses(settings)
+    assert found.is_well, found
+    if found.notes:
+        raise TocError(f"denied: {found.notes}")
+    assert scalar(url, f"SELECT COUNT(*) FROM {VERSION_TABLE}") == 1
+    migrate.downgrade(settings, "base")
+
+
+DUTIES = {
+    "client": client, "operator": operator, "worker": worker, "purger": purger, "reader": reader,
+    "migrator": migrator,
+}  # fmt: skip

@@ -1,0 +1,91 @@
+"""Every role, every table, every kind of change: the servers allow what the code says, and no more."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from tests.accounts.conftest import Place
+from tests.migration.conftest import run
+from toc.store.accounts import EVENT_COLUMNS, JOBS, ROLES
+from toc.store.driver_errors import error_number
+from toc.store.schema_executor import VERSION_TABLE
+
+KEYS = {
+    "toc_job_0000": "job_id", "toc_job_0001": "job_id", "toc_meta": "name", "toc_biz_type": "type_no",
+    "toc_dead_job": "job_id", "toc_event": "event_id", "toc_purge": "day", VERSION_TABLE: "version_num",
+}  # fmt: skip
+COLUMNS = {"toc_event": EVENT_COLUMNS, "toc_meta": ("name", "value")}
+
+
+def try_statements(table: str) -> dict[str, str]:
+    """By the right that each needs. They change no row."""
+    key = KEYS[table]
+    columns = ", ".join(COLUMNS.get(table, (key,)))
+    values = ", ".join("''" for _ in COLUMNS.get(table, (key,)))
+    found = {
+        "INSERT": f"INSERT INTO {table} ({columns}) SELECT {values} FROM toc_meta WHERE 1 = 0",
+        "UPDATE": f"UPDATE {table} SET {key} = {key} WHERE 1 = 0",
+        "DELETE": f"DELETE FROM {table} WHERE 1 = 0",
+        "DROP": f"TRUNCATE TABLE {table}",
+        "ALTER": f"ALTER TABLE {table} COMMENT = 'x'",
+    }
+    if table == "toc_meta":
+        found["UPDATE (value)"] = "UPDATE toc_meta SET value = value WHERE 1 = 0"
+    return found
+
+
+def is_allowed(url: str, statement: str) -> bool:
+    """Whether it is not refused for the account's sake; another error comes after the look at rights."""
+    try:
+        run(url, statement)
+    except DBAPIError as error:
+        return error_number(error) not in (1142, 1143, 1044, 1227)
+    return True
+
+
+@pytest.mark.parametrize("role", [name for name, role in ROLES.items() if not role.server])
+def test_an_account_may_do_what_its_role_says_and_no_more(place: Place, role: str) -> None:
+    url = place.make(role)
+    for table in KEYS:
+        rights = {
+            right.partition(" (")[0] if table == "toc_event" else right
+            for right in ROLES[role].tables.get(JOBS if table.startswith("toc_job_") else table, ())
+        } | set(ROLES[role].database)
+        for right, statement in try_statements(table).items():
+            assert is_allowed(url, statement) == (right in rights), (role, statement)
+    makes = "CREATE" in ROLES[role].database
+    assert is_allowed(url, "CREATE TABLE other (a INT)") == makes
+    if makes:
+        run(url, "DROP TABLE other")
+    assert not is_allowed(url, "SELECT * FROM mysql.user")
+
+
+def test_nobody_changes_an_event_and_only_the_purger_deletes_one() -> None:
+    deletes = set()
+    for name, role in ROLES.items():
+        rights = {*role.database, *role.tables.get("toc_event", ())}
+        assert not any(right.startswith("UPDATE") for right in rights), name
+        if "DELETE" in rights:
+            deletes.add(name)
+    assert deletes == {"purger"}
+
+
+@pytest.mark.parametrize("role", ["client", "worker", "operator"])
+def test_what_the_server_says_of_an_event_is_not_for_the_account_to_say(
+    place: Place, role: str
+) -> None:
+    url = place.make(role)
+    for column in ("event_id", "account"):
+        assert not is_allowed(
+            url, f"INSERT INTO toc_event ({column}) SELECT 1 FROM toc_meta WHERE 1 = 0"
+        )
+
+
+def test_a_schema_with_a_similar_name_is_another_one(place: Place) -> None:
+    other = place.schema.replace("_", "x")
+    run(place.url, f"CREATE DATABASE {other}", f"CREATE TABLE {other}.a (b INT)")
+    try:
+        assert not is_allowed(place.make("reader"), f"SELECT * FROM {other}.a")
+    finally:
+        run(place.url, f"DROP DATABASE {other}")

@@ -1,0 +1,150 @@
+"""Log lines: one for each record, whatever text of a stranger stands in it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from toc.cli import logs
+from toc.cli.exit_codes import print_error_line, report
+from toc.cli.output import Output
+from toc.domain.job import Job, Status
+from toc.handlers.current import running_job
+
+FORGED = "x\n2026-11-23T08:00:00.000Z ERROR toc.node all jobs are lost\r\x1b[2J\x9b31m\u202e\u2028y"
+ESCAPED = (
+    r"x\n2026-11-23T08:00:00.000Z ERROR toc.node all jobs are lost"
+    r"\x0d\x1b[2J\x9b31m\u202e\u2028y"
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def root() -> Iterator[None]:
+    logger = logging.getLogger()
+    before = (logger.level, list(logger.handlers))
+    yield
+    logger.handlers[:] = before[1]
+    logger.setLevel(before[0])
+
+
+def logged(
+    monkeypatch: pytest.MonkeyPatch, *, as_json: bool = False, stream: io.StringIO | None = None
+) -> list[str]:
+    """What is written when a stranger's text stands in a message, and in a traceback."""
+    stream = stream or io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("COLUMNS", "400")
+    logs.configure_logging(logging.INFO, as_json=as_json)
+    try:
+        raise ValueError(FORGED)  # noqa: TRY301 - it has to be raised somewhere
+    except ValueError:
+        logging.getLogger("toc.test").exception("job of type %s fails", FORGED)
+    return stream.getvalue().split("\n")[:-1]
+
+
+def test_a_strangers_text_begins_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *rest = logged(monkeypatch)
+    assert first.endswith(f" ERROR toc.test job of type {ESCAPED} fails")
+    assert [line for line in rest if not line.startswith("  ")] == []
+    # Line breaks of a traceback stay; what the error says is escaped like all else.
+    assert rest[-1] == "  " + ESCAPED.partition(r"\n")[2]
+    assert all(line.isprintable() for line in (first, *rest))
+
+
+def test_nor_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    logged(monkeypatch, stream=stream)
+    assert "\x1b[2J" not in stream.getvalue()
+    assert "\n2026-11-23" not in stream.getvalue()
+    assert "job of type x\\n2026" in stream.getvalue()
+
+
+def test_nor_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = logged(monkeypatch, as_json=True)
+    assert line.isprintable()
+    assert json.loads(line)["message"] == f"job of type {FORGED} fails"
+    assert json.loads(line)["exception"].endswith(f"ValueError: {FORGED}")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_nor_does_the_name_of_a_logger(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    """A handler may name one after what its job holds."""
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    logs.configure_logging(logging.INFO, as_json=as_json)
+    logging.getLogger(FORGED).warning("kept")
+    (line,) = stream.getvalue().splitlines()
+    assert line.isprintable()
+    assert as_json or line.endswith(f" WARNING {ESCAPED} kept")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_line_of_a_handler_names_its_job(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    logs.configure_logging(logging.INFO, as_json=as_json)
+    job = Job(7, 42, "order.close", Status.RUNNING, 0, {}, None, 2, None)
+    token = running_job.set(job)
+    logging.getLogger("shop").info("closing")
+    running_job.reset(token)
+    logging.getLogger("shop").info("outside")
+    inside, outside = stream.getvalue().splitlines()
+    if as_json:
+        ids = {"job_id": 7, "biz_type": "order.close", "biz_id": 42, "attempt": 2}
+        assert json.loads(inside).items() >= ids.items()
+        assert not ids.keys() & json.loads(outside).keys()
+    else:
+        assert inside.endswith(" INFO shop closing [job 7 of order.close, attempt 2]")
+        assert outside.endswith(" INFO shop outside")
+
+
+def test_json_escapes_what_is_beyond_sixteen_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"text": "\U000e0001 \x7f 中 😀"}
+    Output(as_json=True).answer(value, "")
+    out = capsys.readouterr().out
+    assert out == '{"text": "\\udb40\\udc01 \\u007f 中 😀"}\n'
+    assert json.loads(out) == value
+
+
+def test_nor_in_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(as_json=False).answer(None, "a\x1b[2J\nb")
+    assert capsys.readouterr().out == "a\\x1b[2J\nb\n"
+    Output(as_json=False).table(None, (), (), empty="none of \x1b[2J", last="last \x9b2J")
+    assert capsys.readouterr().out == "none of \\x1b[2J\nlast \\x9b2J\n"
+
+
+def test_nor_in_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error_line("no such type: \x1b[2J\x85")
+    assert capsys.readouterr().err == "toc: no such type: \\x1b[2J\n"
+    report(ValueError("\x1b[2J"), verbose=True)
+    assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_long_traceback_is_cut_and_masked(
+    monkeypatch: pytest.MonkeyPatch, *, as_json: bool
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    logs.configure_logging(logging.INFO, as_json=as_json)
+    begin = "a" * (logs.TRACE_CHARS_MAX // 2 - 200)
+    text = f"{begin} mysql://u:{'secret' * 100}@host/toc {'x://a:b ' * 20_000} the end"
+    try:
+        raise ValueError(text)  # noqa: TRY301 - it has to be raised somewhere
+    except ValueError:
+        logging.getLogger("toc.test").exception("it fails")
+    shown = stream.getvalue()
+    assert len(shown) < logs.TRACE_CHARS_MAX + 500
+    assert "Traceback" in shown
+    assert "characters are left out" in shown
+    assert "the end" in shown
+    assert "secret" not in shown

@@ -1,0 +1,184 @@
+"""Long overdue jobs are claimed in all shards, whoever the members say owns them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from tests.contract.library import Library
+from tests.integration.test_poller import Recording
+from toc.scanner import fallback as module
+from toc.scanner.fallback import WASTE, Fallback
+
+GRACE_MS, PERIOD_S = 70_000, 30.0
+
+Make = Callable[..., Fallback]
+
+
+@pytest.fixture
+def sink() -> Recording:
+    return Recording()
+
+
+@pytest.fixture
+def make(small_library: Library, sink: Recording) -> Make:
+    def made(*, start_at: int = 0, page_rows: int = 500, types: Any = lambda: None) -> Fallback:
+        return Fallback(
+            "toc-fallback-test", small_library.pages, sink, types, 0,
+            small_library.databases[0].shards, small_library.clock, start_at=start_at,
+            grace_ms=GRACE_MS, period_s=PERIOD_S, page_rows=page_rows,
+        )  # fmt: skip
+
+    return made
+
+
+def one_round(library: Library, fallback: Fallback, after_s: float = PERIOD_S) -> None:
+    """Waits until the next look is due, and steps until there is nothing to do at once."""
+    library.clock.advance(after_s)
+    for _ in range(100):
+        if fallback.run_once() > 0:
+            return
+    raise AssertionError("it goes round and round")
+
+
+def overdue_jobs(library: Library, count: int = 30) -> list[int]:
+    jobs = [library.pending(biz_id) for biz_id in range(count)]
+    library.clock.advance(GRACE_MS / 1000 + 1)
+    return jobs
+
+
+def test_it_claims_what_neither_owner_nor_deputy_has_taken(
+    small_library: Library, sink: Recording, make: Make
+) -> None:
+    fallback = make()
+    jobs = [small_library.pending(biz_id) for biz_id in range(30)]
+    one_round(small_library, fallback)
+    assert sink.ids == []  # it leaves them their time
+    small_library.clock.advance(GRACE_MS / 1000)
+    one_round(small_library, fallback)
+    assert set(sink.ids) == set(jobs)
+    assert all(not batch.popped and batch.time_ms is None for _, batch in sink.offers)
+
+
+def test_what_the_node_scans_itself_it_leaves_to_its_scanner(
+    small_library: Library, sink: Recording, make: Make
+) -> None:
+    fallback, jobs = make(), overdue_jobs(small_library)
+    fallback.set_shards([0, 2])
+    one_round(small_library, fallback)
+    assert set(sink.ids) == {job for job in jobs if small_library.shard(job) not in (0, 2)}
+    # For health all shards count, whoever scans them.
+    assert (fallback.overdue.shards, fallback.overdue.of) == (4, 4)
+    assert fallback.overdue.since_ms == small_library.clock.wall_ms()
+
+
+def test_it_goes_on_until_nothing_overdue_is_left_and_shares_the_room(
+    small_library: Library, sink: Recording, make: Make
+) -> None:
+    fallback, jobs = make(page_rows=2), overdue_jobs(small_library)
+    one_round(small_library, fallback)
+    assert sorted(sink.ids) == sorted(jobs)
+    first = [next(iter(batch.ids)) for _, batch in sink.offers][:4]
+    assert sorted(first) == [0, 1, 2, 3]  # no shard waits until another one is empty
+
+
+def test_nodes_begin_at_different_shards(
+    small_library: Library, sink: Recording, make: Make
+) -> None:
+    overdue_jobs(small_library)
+    one_round(small_library, make(start_at=7))
+    assert [next(iter(batch.ids)) for _, batch in sink.offers] == [3, 0, 1, 2]
+
+
+def test_without_room_it_waits_and_is_woken(
+    small_library: Library, sink: Recording, make: Make
+) -> None:
+    fallback, jobs = make(), overdue_jobs(small_library)
+    sink.room = 0
+    one_round(small_library, fallback)
+    assert sink.ids == []
+    sink.room = 1000
+    fallback.wake_for_room()
+    assert fallback._wake.is_set()
+    one_round(small_library, fallback, after_s=0)
+    assert set(sink.ids) == set(jobs)
+    assert sink.reserved == 0
+
+
+def test_health_is_well_again_when_nothing_is_overdue(
+    small_library: Library, sink: Recording, make: Make
+) -> None:
+    fallback, (job,) = make(), overdue_jobs(small_library, 1)
+    one_round(small_library, fallback)
+    since_ms = fallback.overdue.since_ms
+    assert fallback.overdue.shards == 1
+    one_round(small_library, fallback)
+    assert fallback.overdue.since_ms == since_ms  # since when it has been so
+    table = f"toc_job_{small_library.shard(job):04d}"
+    small_library.sql(job, f"UPDATE {table} SET status = 3, due_time = NULL")
+    one_round(small_library, fallback)
+    assert fallback.overdue[0::3] == (0, None)
+
+
+def test_an_idle_round_is_one_statement(
+    small_library: Library, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Any] = []
+    database = small_library.databases[0]
+    read = database.read
+    monkeypatch.setattr(database, "read", lambda work: reads.append(work) or read(work))  # type: ignore[func-returns-value]
+    fallback = make()
+    for _ in range(3):
+        one_round(small_library, fallback)
+    assert len(reads) == 3
+
+
+def test_it_rests_from_reading_what_it_cannot_claim(
+    small_library: Library, sink: Recording, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the jobs of types that no worker here handles, whose rows it has to walk past."""
+    overdue_jobs(small_library)
+    overdue = small_library.pages.overdue_rows
+
+    def slow(*given: Any) -> Any:
+        small_library.clock.advance(0.1)
+        return overdue(*given)
+
+    monkeypatch.setattr(small_library.pages, "overdue_rows", slow)
+    fallback = make(types=lambda: [999])
+    one_round(small_library, fallback)
+    assert sink.ids == []
+    assert fallback.run_once() == pytest.approx(4 * 0.1 * WASTE, abs=1)
+
+
+def test_one_broken_table_hides_no_other(
+    small_library: Library, sink: Recording, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = overdue_jobs(small_library)
+    any_overdue, asked = small_library.pages.shards_with_overdue, []
+
+    def broken(grace_ms: Mapping[int, int]) -> set[int]:
+        asked.append([*grace_ms])
+        if 2 in grace_ms:
+            raise ValueError("no such table")
+        return any_overdue(grace_ms)
+
+    monkeypatch.setattr(small_library.pages, "shards_with_overdue", broken)
+    fallback = make()
+    one_round(small_library, fallback)
+    assert set(sink.ids) == {job for job in jobs if small_library.shard(job) != 2}
+    asked.clear()
+    monkeypatch.setattr(small_library.pages, "database_answers", lambda _: False)
+    one_round(small_library, fallback)
+    assert asked == [[0, 1, 2, 3]]  # a database that is away is not asked shard by shard
+
+
+def test_more_shards_than_one_statement_takes(
+    small_library: Library, sink: Recording, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHARDS_PER_QUERY_MAX", 3)
+    jobs = overdue_jobs(small_library)
+    one_round(small_library, make())
+    assert set(sink.ids) == set(jobs)

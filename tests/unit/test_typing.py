@@ -1,0 +1,94 @@
+"""What a type checker says of a business' code: mistakes that would be found only when a job runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+GOOD = """
+from datetime import timedelta
+import toc
+
+@toc.handler("a")
+def plain(job: toc.Job) -> None:
+    print(job.biz_id)
+
+@toc.handler("b", timeout=3)
+def verdicts(job: toc.Job) -> toc.Retry | toc.Drop | None:
+    return toc.Retry(after=3) if job.attempts else None
+
+@toc.handler("c")
+async def later(job: toc.Job) -> toc.Snooze | None:
+    return None
+
+class Handler:
+    def __call__(self, job: toc.Job) -> None: ...
+    def method(self, job: toc.Job) -> None: ...
+
+toc.handler("d")(Handler())
+toc.handler("e")(Handler().method)
+plain(toc.get(1))  # type: ignore[arg-type] # the decorated function keeps its own type
+
+job_id: int = toc.schedule(42, timedelta(minutes=1))
+made = toc.schedule(42, timedelta(minutes=1), details=True)
+print(made.created, made.did == "kept")
+job_ids: list[int] = toc.schedule_many([(1, timedelta())])
+print(toc.schedule_many([(1, timedelta())], details=True)[0].running)
+answer = toc.cancel(biz_id=42, biz_type=None)
+match answer.kind:
+    case toc.AnswerKind.CANCELLED | toc.AnswerKind.UNKNOWN:
+        print(answer.ok, answer.hint)
+jobs: list[toc.JobSpec] = [{"biz_id": 1, "action_time": timedelta()}]
+"""
+
+BAD = {
+    "no parameter": ('@toc.handler("a")\ndef f() -> None: ...', "type-var"),
+    "two parameters": ('@toc.handler("a")\ndef f(a: toc.Job, b: int) -> None: ...', "type-var"),
+    "not a job": ('@toc.handler("a")\ndef f(order_id: int) -> None: ...', "type-var"),
+    "a verdict's class": (
+        '@toc.handler("a")\ndef f(job: toc.Job) -> type[toc.Retry]: return toc.Retry',
+        "type-var",
+    ),
+    "a generator": (
+        '@toc.handler("a")\ndef f(job: toc.Job) -> collections.abc.Iterator[int]: yield 1',
+        "type-var",
+    ),
+    "without brackets": ("@toc.handler\ndef f(job: toc.Job) -> None: ...", "arg-type"),
+    "a key is missing": ('a: toc.JobSpec = {"biz_id": 1}', "typeddict-item"),
+    "a misspelt kind": ("toc.AnswerKind.CANCLED", "attr-defined"),
+}
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What mypy says of each file, by its name: one run, for a run costs seconds."""
+    folder = tmp_path_factory.mktemp("typed")
+    files = {"good": GOOD} | {
+        f"bad_{n}": f"import collections.abc\nimport toc\n{code}\n"
+        for n, (code, _) in enumerate(BAD.values())
+    }
+    for name, code in files.items():
+        (folder / f"{name}.py").write_text(code)
+    paths = [str(folder / f"{name}.py") for name in files]
+    run = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(folder / "cache"), *paths]
+    ran = subprocess.run(run, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert ran.stderr == ""
+    return {
+        name: "\n".join(line for line in ran.stdout.splitlines() if f"{name}.py:" in line)
+        for name in files
+    }
+
+
+def test_right_code_is_taken(lines: dict[str, str]) -> None:
+    assert lines["good"] == ""
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_mistake_is_found_before_it_runs(lines: dict[str, str], case: str) -> None:
+    found = lines[f"bad_{list(BAD).index(case)}"]
+    assert f"[{BAD[case][1]}]" in found

@@ -1,0 +1,102 @@
+"""Schedules in a caller's SQLAlchemy transaction: jobs are placed after its commit, forgotten on rollback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, event
+
+from toc.errors import InvalidInput
+from toc.store.sqlite_writers import remember_writer
+from toc.timer.entry import Entry
+
+if TYPE_CHECKING:  # the ORM is imported by who has a session of it
+    from sqlalchemy.orm import Session, SessionTransaction, scoped_session
+
+    AnySession = Session | scoped_session[Any]
+
+JobsToPlace = list[tuple[str, Entry]]
+PlaceJobs = Callable[[JobsToPlace], None]
+_KEY = "toc_placed_after_commit"
+
+
+def transaction_to_join(
+    session: object, connection: object
+) -> tuple[Session | None, Connection | None]:
+    """(The caller's session or None, the connection whose transaction the job joins or None).
+
+    Raises InvalidInput when both arguments are given, or when one has another type.
+    """
+    if session is not None and connection is not None:
+        raise InvalidInput("connection", connection, "give a session or a connection, not both")
+    if session is None and connection is None:
+        return None, None
+    own = None if session is None else _check_session("session", session)
+    joined = _check_connection("connection", connection) if own is None else own.connection()
+    remember_writer(joined)  # it may have written before
+    return own, joined
+
+
+def connection_of_transaction(given: object) -> Connection:
+    """The connection of the given session, or the given connection. Raises InvalidInput for other types."""
+    if isinstance(given, Connection) or hasattr(given, "sync_connection"):
+        return _check_connection("transaction", given)
+    return _check_session("transaction", given).connection()
+
+
+def _check_session(field: str, given: object) -> Session:
+    """The session itself: of a `scoped_session` this thread's (its events are those of all sessions)."""
+    from sqlalchemy.orm import Session, scoped_session  # noqa: PLC0415 - see above
+
+    if isinstance(given, scoped_session):
+        given = given()
+    if isinstance(given, Session):
+        return given
+    rule = "must be a SQLAlchemy Session or scoped_session"
+    if hasattr(given, "sync_session"):  # told without importing SQLAlchemy's asyncio
+        rule += ", and this is an AsyncSession: await its run_sync(lambda session: ...), and give that one"
+    raise InvalidInput(field, given, rule)
+
+
+def _check_connection(field: str, given: object) -> Connection:
+    if isinstance(given, Connection):
+        return given
+    rule = "must be a SQLAlchemy Connection"
+    if hasattr(given, "sync_connection"):
+        rule += (
+            ", and this is an AsyncConnection: await its run_sync(lambda connection: ...), "
+            "and give that one"
+        )
+    raise InvalidInput(field, given, rule)
+
+
+def after_commit(session: Session, jobs: JobsToPlace, place: PlaceJobs) -> None:
+    """Calls `place(jobs)` once the session's outermost transaction has committed.
+
+    A savepoint's commit places nothing. After a savepoint's rollback a reminder may remain for a row
+    that is not there: the claim finds that out.
+    """
+    waiting: list[tuple[PlaceJobs, JobsToPlace]] | None = session.info.get(_KEY)
+    if waiting is None:
+        waiting = session.info[_KEY] = []
+        # They stay for as long as the session does: an event's listeners must not change while it is
+        # being told to them.
+        event.listen(session, "after_commit", _on_commit)
+        event.listen(session, "after_transaction_end", _on_transaction_end)
+    waiting.append((place, jobs))
+
+
+def _on_commit(session: Session) -> None:
+    if session.get_nested_transaction() is None:
+        waiting = session.info[_KEY]
+        ready = waiting.copy()
+        waiting.clear()
+        for place, jobs in ready:
+            place(jobs)
+
+
+def _on_transaction_end(session: Session, transaction: SessionTransaction) -> None:
+    """Committed (then nothing waits any more), rolled back or closed."""
+    if transaction.parent is None:
+        session.info[_KEY].clear()

@@ -1,0 +1,101 @@
+"""The jobs that a call names, by id or by business key; and hints for a call that finds none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from toc.domain.ids import check_job_id, created_ms_of, first_id_of
+from toc.domain.job import Answer, AnswerKind
+from toc.domain.limits import check_biz_id, check_biz_type, check_dedup_key
+from toc.domain.routing import Routing, hash_of
+from toc.domain.times import datetime_of
+from toc.errors import InvalidInput
+from toc.store.catalogue import Catalogue
+from toc.store.databases import Databases
+from toc.store.jobs import Jobs
+
+_OLDEST_MS = 1_735_689_600_000  # 2025-01-01: before that there was no toc to draw an id
+_AHEAD_MS = 86_400_000  # of a client whose clock is wrong
+_SHOWN_MAX = 5
+
+
+class JobTarget(NamedTuple):
+    """A job by its id; or jobs by biz_id, biz_type (None: of all types) and dedup_key (None: of any)."""
+
+    job_id: int | None
+    biz_id: int
+    biz_type: str | None
+    dedup_key: str | None
+
+    @classmethod
+    def checked(
+        cls, job_id: object, biz_id: object, biz_type: object, dedup_key: object
+    ) -> JobTarget:
+        """Makes a target of a call's arguments. Raises InvalidInput."""
+        if job_id is not None and biz_id is not None:
+            raise InvalidInput("biz_id", biz_id, "give job_id or biz_id, not both")
+        if job_id is not None:
+            return cls(check_job_id(job_id), 0, None, None)
+        if biz_id is None:
+            raise InvalidInput("job_id", None, "give job_id, or biz_id and biz_type")
+        return cls(
+            None,
+            check_biz_id(biz_id),
+            None if biz_type is None else check_biz_type(biz_type),
+            check_dedup_key(dedup_key),
+        )
+
+    def find_ids(self, jobs: Jobs, catalogue: Catalogue, databases: Databases) -> list[int]:
+        """The job by id; or the live jobs of a business key, else its newest ended one."""
+        if self.job_id is not None:
+            return [self.job_id]
+        shard = databases.routing.shard(hash_of(self.biz_id))
+        if self.biz_type is None:
+            return self._find_ids_of_types(jobs, shard, None)
+        type_nos = catalogue.types.find_numbers(self.biz_type, databases.of_shard(shard))
+        found = self._find_ids_of_types(jobs, shard, type_nos)
+        if found:
+            return found
+        # Perhaps under a number that only other databases know.
+        jobs.load_type_names(shard, self.biz_id)
+        later_nos = catalogue.types.find_numbers(self.biz_type, databases.of_shard(shard))
+        return [] if later_nos == type_nos else self._find_ids_of_types(jobs, shard, later_nos)
+
+    def _find_ids_of_types(
+        self, jobs: Jobs, shard: int, type_nos: Sequence[int] | None
+    ) -> list[int]:
+        if type_nos is not None and not type_nos:
+            return []
+        live = jobs.live_ids(shard, self.biz_id, type_nos, self.dedup_key)
+        return live or [
+            job.job_id for job in jobs.find(shard, self.biz_id, type_nos, 1, self.dedup_key)
+        ]
+
+    def answer_unknown(self, jobs: Jobs, routing: Routing, now_ms: int, limit: int) -> Answer:
+        """The answer "unknown", with a hint if the call looks like a mistake. Reads at most `limit` jobs."""
+        if self.job_id is not None:
+            return Answer(AnswerKind.UNKNOWN, hint=_hint_for_id(self.job_id, now_ms))
+        if self.biz_type is None:
+            return Answer(AnswerKind.UNKNOWN)
+        found = jobs.find(routing.shard(hash_of(self.biz_id)), self.biz_id, None, limit)
+        types = sorted({job.biz_type for job in found} - {self.biz_type})
+        if not types:
+            return Answer(AnswerKind.UNKNOWN)
+        named = ", ".join(map(repr, types[:_SHOWN_MAX])) + (", ..." if types[_SHOWN_MAX:] else "")
+        return Answer(
+            AnswerKind.UNKNOWN,
+            hint=f"biz_id {self.biz_id} has jobs of other types than {self.biz_type!r}: {named} "
+            "(biz_type names one, biz_type=None means all)",
+        )
+
+
+def _hint_for_id(job_id: int, now_ms: int) -> str | None:
+    """A hint for an id that was hardly ever drawn, else None. Not an error: clients' clocks may be wrong."""
+    if first_id_of(_OLDEST_MS) <= job_id < first_id_of(now_ms + _AHEAD_MS):
+        return None
+    made = datetime_of(created_ms_of(job_id)).date()
+    return (
+        f"{job_id} is hardly a job_id: it would have been made on {made} (a job_id is what schedule "
+        f"returned; a business id is given as biz_id={job_id})"
+    )

@@ -1,0 +1,91 @@
+"""The client that commands use, and jobs as they show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toc.cli.exit_codes import NO, OK, USAGE, CommandError
+from toc.cli.output import Output
+from toc.cli.time_texts import iso
+
+if TYPE_CHECKING:
+    from toc.center.center import TimeoutCenter
+    from toc.domain.job import Answer, Job
+
+BizId = Annotated[int | None, typer.Option("--biz-id", metavar="N", help="The business id.")]
+Type = Annotated[str, typer.Option("--type", metavar="T", help="The biz_type.")]
+AnyType = Annotated[str | None, typer.Option("--type", metavar="T", help="Only this biz_type.")]
+Key = Annotated[str | None, typer.Option("--key", metavar="K", help="The dedup_key.")]
+Reason = Annotated[
+    str | None, typer.Option("--reason", metavar="TEXT", help="Why; it stands in the job's events.")
+]
+
+
+@contextmanager
+def open_client() -> Iterator[TimeoutCenter]:
+    """A client with the settings in force; its events name the person who runs the command."""
+    from toc.center.center import TimeoutCenter  # noqa: PLC0415 - quick start
+    from toc.handlers.registry import Registry  # noqa: PLC0415
+
+    with TimeoutCenter(handlers=Registry(), actor=current_person()) as center:
+        yield center
+
+
+def current_person() -> str:
+    """The person who runs the command, as user@host."""
+    import getpass  # noqa: PLC0415 - quick start
+    import socket  # noqa: PLC0415
+
+    from toc.domain.limits import ACTOR_CHARS_MAX  # noqa: PLC0415
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # nobody's name: a container that runs under a bare number
+        user = "unknown"
+    name = f"{user[:50]}@{socket.gethostname()[:40]}"[:ACTOR_CHARS_MAX]
+    return "".join(ch if ch.isprintable() else "?" for ch in name)
+
+
+def check_target(job_id: int | None, biz_id: int | None) -> None:
+    """Raises unless exactly one of the two is given."""
+    if (job_id is None) == (biz_id is None):
+        raise CommandError("give either a JOB_ID or --biz-id (with --type)", USAGE)
+
+
+def print_answer(output: Output, answer: Answer) -> int:
+    """Prints what cancel, reschedule or redrive answered; exits 0 only if it changed the job."""
+    job = "" if answer.job_id is None else f"job {answer.job_id}: "
+    tried = f" (attempts: {answer.attempts})" if answer.attempts else ""
+    hint = f": {answer.hint}" if answer.hint else ""
+    output.answer(answer_as_json(answer), f"{job}{answer}{tried}{hint}")
+    return OK if answer.ok else NO
+
+
+# 64-bit numbers do not survive every reader of JSON (JavaScript, jq before 1.7): ids are texts.
+
+
+def answer_as_json(answer: Answer) -> dict[str, Any]:
+    """An answer for JSON."""
+    job_id = None if answer.job_id is None else str(answer.job_id)
+    found: dict[str, Any] = {"answer": str(answer), "job_id": job_id, "attempts": answer.attempts}
+    return found | ({"hint": answer.hint} if answer.hint else {})
+
+
+def job_as_json(job: Job) -> dict[str, Any]:
+    """A job for JSON."""
+    return {
+        "job_id": str(job.job_id),
+        "biz_id": str(job.biz_id),
+        "biz_type": job.biz_type,
+        "status": job.status.name.lower(),
+        "action_time": iso(job.action_ms),
+        "due_time": iso(job.due_ms),
+        "attempts": job.attempts,
+        "attribute": job.attribute,
+        "dedup_key": job.dedup_key,
+        "token": job.token,
+    }

@@ -1,0 +1,74 @@
+"""What every command has: -v, --log-json, --json where it answers; errors as one line.
+
+A command is a function that takes an `Output` first and returns an exit code, or None for 0.
+`answers` and `serves` give it the common options and take care of what it raises.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from toc.cli import exit_codes, logs
+from toc.cli.output import Output
+
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Log more, and show where an error comes from.")
+]
+LogJson = Annotated[bool, typer.Option("--log-json", help="Log as JSON lines.")]
+Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
+
+_COMMON: dict[str, Any] = {"verbose": Verbose, "log_json": LogJson}
+
+
+def answers(function: Callable[..., int | None]) -> Callable[..., int]:
+    """A command that answers something: on standard output, and as JSON with --json."""
+    return _command(function, _COMMON | {"as_json": Json}, logging.WARNING)
+
+
+def serves(function: Callable[..., int | None]) -> Callable[..., int]:
+    """A command that runs until it is stopped, and logs what it does."""
+    return _command(function, _COMMON, logging.INFO)
+
+
+def _command(
+    function: Callable[..., int | None], common: dict[str, Any], level: int
+) -> Callable[..., int]:
+    @functools.wraps(function)
+    def command(ctx: typer.Context, **values: object) -> int:
+        verbose = bool(values.pop("verbose") or ctx.obj)
+        log_json = bool(values.pop("log_json"))
+        logs.configure_logging(logging.DEBUG if verbose else level, as_json=log_json)
+        output = Output(as_json=bool(values.pop("as_json", False)))
+        try:
+            return function(output, **values) or exit_codes.OK
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as error:
+            if is_usage_error(error):
+                raise
+            return exit_codes.report(error, verbose=verbose)
+
+    # Typer builds the options from the signature: the function's own, without the output, and ours.
+    signature = inspect.signature(function, eval_str=True)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = [p.replace(kind=keyword) for p in list(signature.parameters.values())[1:]]
+    added = [
+        inspect.Parameter(name, keyword, default=False, annotation=annotation)
+        for name, annotation in common.items()
+    ]
+    context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
+    parameters = [context, *own, *added]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
+
+
+def is_usage_error(error: Exception) -> bool:
+    """Whether the error comes from parsing the command line."""
+    return hasattr(error, "format_message")

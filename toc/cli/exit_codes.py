@@ -1,0 +1,150 @@
+"""From an error to one line on standard error and an exit code.
+
+The codes are an interface: docs/reference/cli.md lists them, scripts act on them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from toc.domain.masking import masked
+from toc.domain.texts import one_line, printable
+
+OK, NO, USAGE, UNAVAILABLE, SETTINGS, REPAIRED, FAULT, RESTART = 0, 1, 2, 3, 4, 5, 70, 75
+INTERRUPTED, BROKEN_PIPE = 130, 141  # as a shell reports SIGINT and SIGPIPE
+
+EXIT_CODES = """\b
+Exit codes:
+  0   ok
+  1   the answer is no (not cancelled, not found, doctor found a fault, ...)
+  2   wrong usage or bad input
+  3   a server does not answer
+  4   settings or schema are wrong
+  5   there were disagreements, and all are repaired (toc reconcile)
+  70  a fault in toc itself
+  75  restart wanted: too many handlers are stuck (toc worker)"""
+
+_NO_SERVERS = "run `toc dev` in this directory, or set TOC_DATABASES and TOC_REDIS_URL"
+
+
+class CommandError(Exception):
+    """A command cannot go on: the text is its line on standard error, `code` its exit code."""
+
+    def __init__(self, text: str, code: int) -> None:
+        self.code = code
+        super().__init__(text)
+
+
+def print_error_line(text: str) -> None:
+    """One line on standard error."""
+    line = "; ".join(part.strip() for part in masked(text).splitlines() if part.strip())
+    typer.echo(f"toc: {one_line(line)}", err=True)
+
+
+def report(error: Exception, *, verbose: bool) -> int:
+    """Prints what went wrong; returns the exit code. A traceback only when `verbose`."""
+    if isinstance(error, BrokenPipeError):
+        # The reader of our output has gone. Python would complain again when it flushes at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    if verbose:
+        trace = "".join(traceback.format_exception(error))
+        typer.echo(printable(masked(trace)), err=True, nl=False)
+    text, code = explain(error)
+    print_error_line(text)
+    return code
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """The line and the exit code of an error."""
+    if isinstance(error, CommandError):
+        return str(error), error.code
+    translate = _FOREIGN.get(type(error).__module__.partition(".")[0])
+    if translate is not None:
+        return translate(error)
+    if isinstance(error, ModuleNotFoundError):  # a driver that a URL names
+        return f"{error}: is it installed?", SETTINGS
+    return f"internal error: {type(error).__name__}: {_first_line(error)} (-v shows where)", FAULT
+
+
+def _explain_toc_error(error: Exception) -> tuple[str, int]:
+    from toc import errors  # noqa: PLC0415 - quick start
+
+    if isinstance(error, errors.TimerUnavailable):
+        return _explain_timer_error(error)
+    if isinstance(error, errors.StoreUnavailable) and error.refused:
+        return _explain_sql_error(error.__cause__)
+    codes = (
+        (errors.InvalidInput, USAGE),
+        (
+            (
+                errors.SettingsError,
+                errors.SchemaMismatch,
+                errors.StatementFailed,
+                errors.WrongDatabase,
+            ),
+            SETTINGS,
+        ),
+        ((errors.StoreUnavailable, errors.PartlyScheduled, errors.ClusterUnavailable), UNAVAILABLE),
+    )
+    return str(error), next((code for kind, code in codes if isinstance(error, kind)), NO)
+
+
+def _explain_timer_error(error: Exception) -> tuple[str, int]:
+    kind = type(error.__cause__).__name__
+    if kind.startswith("Authentication"):
+        return f"Redis refuses the login: check TOC_REDIS_URL ({_first_line(error)})", SETTINGS
+    from toc.runtime.settings import DEV_DIR  # noqa: PLC0415
+
+    hint = f": {_NO_SERVERS}" if f" {DEV_DIR}/" in str(error) else ""
+    return f"{_first_line(error).rstrip('.')}{hint}", UNAVAILABLE
+
+
+def _explain_sql_error(error: object) -> tuple[str, int]:
+    """Errors that are no TocError: those of a migration, and refusals by a server."""
+    from toc.errors import GRANTS_HINT, MYSQL_DENIED, MYSQL_REFUSALS  # noqa: PLC0415 - quick start
+    from toc.store.driver_errors import is_unavailable_number  # noqa: PLC0415
+
+    original = getattr(error, "orig", None)
+    arguments: Sequence[object] = getattr(original, "args", ())
+    number = _error_number(error)
+    text = str(arguments[1]) if len(arguments) > 1 else _first_line(error)
+    if isinstance(number, int) and number in MYSQL_REFUSALS:
+        hint = GRANTS_HINT if number in MYSQL_DENIED else ""
+        return f"the database refuses: {text}{hint}", SETTINGS
+    if isinstance(number, int) and is_unavailable_number(number):
+        return f"a database does not answer: {text}", UNAVAILABLE
+    if isinstance(number, str):
+        hint = f": {_NO_SERVERS}" if number == "unable to open database file" else ""
+        return f"a database does not answer: {number}{hint}", UNAVAILABLE
+    if original is None:
+        return f"the databases' URLs cannot be used: {text}", SETTINGS
+    return f"a database refuses: {text}", FAULT
+
+
+def _error_number(error: object) -> object:
+    """The driver's own number of an error; for SQLite, its text."""
+    arguments: Sequence[object] = getattr(getattr(error, "orig", None), "args", ())
+    return arguments[0] if arguments else None
+
+
+def _first_line(error: object) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _explain_redis_error(error: Exception) -> tuple[str, int]:
+    return f"Redis refuses: {_first_line(error)}", SETTINGS
+
+
+_FOREIGN = {
+    "toc": _explain_toc_error,
+    "sqlalchemy": _explain_sql_error,
+    "redis": _explain_redis_error,
+}
+"""Whose errors they are -> what they mean."""

@@ -1,0 +1,52 @@
+"""Texts that come from outside, made safe to print: neither a terminal nor a log reader obeys them.
+
+A name or an error message may hold an escape sequence that rewrites a terminal, a character that turns
+the reading direction around, or a line break that begins a forged log line. Backslash sequences
+replace all of them: "\\x1b", "\\u202e", "\\n".
+"""
+
+from __future__ import annotations
+
+from itertools import starmap
+
+
+def printable(text: str) -> str:
+    """The text with its control characters escaped. It keeps its line breaks ("\\n" only)."""
+    return text if text.isprintable() else "\n".join(map(one_line, text.split("\n")))
+
+
+def one_line(text: str) -> str:
+    """The text with its control characters escaped, line breaks too."""
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def shortened(text: str, chars_max: int) -> str:
+    """The text, or its first and last `chars_max` / 2 characters with the number of those between them."""
+    half = chars_max // 2
+    if len(text) <= chars_max:
+        return text
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters are left out]\n{text[-half:]}"
+
+
+def in_json(document: str) -> str:
+    """A JSON document without line breaks, its control characters written as JSON's own escapes."""
+    if document.isprintable():
+        return document
+    return "".join(ch if ch.isprintable() else _in_json(ch) for ch in document)
+
+
+def _escaped(ch: str) -> str:
+    if ch.isprintable():
+        return ch
+    if ch == "\n":
+        return "\\n"
+    code = ord(ch)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _in_json(ch: str) -> str:
+    """UTF-16 code units, as JSON writes a character that it escapes."""
+    data = ch.encode("utf-16-be", "surrogatepass")
+    return "".join(starmap("\\u{:02x}{:02x}".format, zip(data[::2], data[1::2], strict=True)))

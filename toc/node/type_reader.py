@@ -1,0 +1,25 @@
+"""Reads a database's copy of the biz_types periodically, and adds the types that it lacks.
+
+So a node notices when one number has two names, a type that a fail-over lost is written again, and all
+databases get all types. There is a service per database: one that hangs delays only its own.
+"""
+
+from __future__ import annotations
+
+from toc.runtime.service import Service
+from toc.store.biz_types import REFRESH_S, BizTypes
+from toc.store.databases import Database
+
+
+class TypeReader(Service):
+    """Keeps one database's copy of the biz_types up to date."""
+
+    def __init__(self, database: Database, types: BizTypes) -> None:
+        super().__init__(f"toc-types-{database.index}")
+        self._database, self._types = database, types
+
+    def run_once(self) -> float:
+        """Raises StoreUnavailable."""
+        self._types.read_copy(self._database)
+        self._types.write_missing_types([self._database])
+        return REFRESH_S

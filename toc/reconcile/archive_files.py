@@ -1,0 +1,258 @@
+"""Rows of ended jobs as Parquet, and the two sums over them that must agree: Spark's and the database's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from toc.domain.job import Status
+from toc.runtime.clock import SystemClock
+from toc.runtime.settings import Settings
+from toc.store.archive_status import TimeWindow
+from toc.store.columns import sql_time
+from toc.store.databases import Databases
+from toc.store.ended_jobs import COLUMNS, DAY_MS, TEXTS, TIMES, EndedJobs, id_range_of_ended
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+SCHEMA = (
+    "job_id BIGINT, biz_id DECIMAL(20,0), biz_type INT, type_name STRING, status INT, status_name STRING, "
+    "action_time TIMESTAMP, claim_time TIMESTAMP, gmt_create TIMESTAMP, gmt_modified TIMESTAMP, "
+    "due_time TIMESTAMP, attempts INT, worker STRING, dedup_key STRING, attribute STRING, error STRING, "
+    "dead_time TIMESTAMP, shard INT, day DATE"
+)
+"""Of the archive's files; `day`, when the job ended, is in the path."""
+
+ROWS_MAX = 5000  # read at once
+PAGE_BYTES = 16 * 2**20  # and so much of attributes
+ROW_GROUP_BYTES = 16 * 2**20  # of what a task keeps in memory before it is written
+FILE_ROWS_MAX = 2_000_000
+OPEN_FILES_MAX = 4  # of a task; rows of more days than this are sorted first, on disk
+_STATUS_NAMES = {int(status): status.name.lower() for status in Status}
+
+
+class Sums(dict[tuple[int, int], tuple[int, int]]):
+    """(shard, day since 1970) → (rows, sum of their CRC-32)"""
+
+    @property
+    def rows(self) -> int:
+        return sum(rows for rows, _ in self.values())
+
+
+def session_for_parquet(spark: SparkSession) -> SparkSession:
+    """A session with settings of its own, on the same Spark."""
+    mine = spark.newSession()
+    for name, value in {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # its default ends in 2262
+        "spark.sql.maxConcurrentOutputFileWriters": str(OPEN_FILES_MAX),
+        "spark.sql.parquet.columnarReaderBatchSize": "1024",  # an attribute may have 64 KB
+    }.items():
+        mine.conf.set(name, value)
+    return mine
+
+
+# ---- rows to Parquet
+
+
+def write(
+    spark: SparkSession,
+    settings: Settings,
+    shards: Sequence[int],
+    window: TimeWindow,
+    type_names: Mapping[int, str],
+    url: str,
+) -> None:
+    """Writes what ended within into a folder for each day. What was at `url` before is replaced."""
+    tasks = split_shards(shards, spark.sparkContext.defaultParallelism)
+    read = _reader(settings, tasks, window, dict(type_names))
+    rows = compute_on_executors(spark, len(tasks), read, SCHEMA)
+    (
+        rows.write.mode("overwrite")
+        .partitionBy("day")
+        .option("compression", "zstd")
+        .option("parquet.block.size", ROW_GROUP_BYTES)
+        .option("maxRecordsPerFile", FILE_ROWS_MAX)
+        .parquet(url)
+    )
+
+
+def compute_on_executors(
+    spark: SparkSession,
+    tasks: int,
+    function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: str,
+) -> DataFrame:
+    """What `function` makes on the executors, of batches with the number of its task (from 0 on)."""
+    with warnings.catch_warnings():
+        # Of pandas 3, which Spark does not fully know yet; nothing here goes through pandas.
+        warnings.simplefilter("ignore", FutureWarning)
+        return spark.range(0, tasks, 1, tasks).mapInArrow(function, schema)
+
+
+def split_shards(shards: Sequence[int], tasks: int) -> list[Sequence[int]]:
+    """Splits the shards into at most so many parts."""
+    return [shards[n::tasks] for n in range(min(tasks, len(shards)))]
+
+
+def _reader(
+    settings: Settings, tasks: list[Sequence[int]], window: TimeWindow, type_names: dict[int, str]
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
+        with closing(Databases.from_settings(settings, SystemClock(), pool_size=1)) as databases:
+            ended = EndedJobs(databases)
+            for shard in (shard for number in numbers for shard in tasks[number]):
+                for ids in ended.split_range(shard, id_range_of_ended(window), page_rows(settings)):
+                    rows = ended.ended_rows(shard, ids, window)
+                    if rows:
+                        yield record_batch(shard, rows, type_names)
+
+    return read
+
+
+def page_rows(settings: Settings) -> int:
+    """How many rows a task reads at once."""
+    return min(ROWS_MAX, settings.reconcile.page, PAGE_BYTES // settings.limits.attribute_bytes)
+
+
+def record_batch(
+    shard: int, rows: Sequence[Sequence[Any]], type_names: Mapping[int, str]
+) -> pa.RecordBatch:
+    """Rows as `EndedJobs.rows` gives them, in SCHEMA."""
+    import pyarrow as pa  # noqa: PLC0415 - an extra
+
+    columns: dict[str, Sequence[Any]] = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
+    columns |= {
+        "biz_id": [int(number) for number in columns["biz_id"]],
+        "type_name": [type_names.get(number) for number in columns["biz_type"]],
+        "status_name": [_STATUS_NAMES.get(number) for number in columns["status"]],
+        "shard": [shard] * len(rows),
+        "day": [ms // DAY_MS for ms in columns["gmt_modified"]],
+    }
+    # How the values come from the database, and what becomes of them.
+    types = {
+        "BIGINT": (pa.int64(), pa.int64()),
+        "INT": (pa.int32(), pa.int32()),
+        "DECIMAL(20,0)": (pa.uint64(), pa.decimal128(20, 0)),
+        "STRING": (pa.string(), pa.string()),
+        "TIMESTAMP": (pa.timestamp("ms", "UTC"), pa.timestamp("us", "UTC")),
+        "DATE": (pa.int32(), pa.date32()),
+    }
+    fields = [part.split() for part in SCHEMA.split(", ")]
+    arrays = [pa.array(columns[name], types[kind][0]).cast(types[kind][1]) for name, kind in fields]
+    return pa.record_batch(arrays, [name for name, _ in fields])
+
+
+def record_batches(rows: Iterator[Sequence[Any]], schema: str) -> Iterator[pa.RecordBatch]:
+    """Splits rows into record batches of the schema."""
+    import pyarrow as pa  # noqa: PLC0415 - an extra
+
+    types = {"INT": pa.int32(), "BIGINT": pa.int64(), "STRING": pa.string()}
+    fields = [part.split() for part in schema.split(", ")]
+    while page := list(islice(rows, ROWS_MAX)):
+        columns = zip(*page, strict=True)
+        arrays = [
+            pa.array(column, types[kind]) for column, (_, kind) in zip(columns, fields, strict=True)
+        ]
+        yield pa.record_batch(arrays, [name for name, _ in fields])
+
+
+# ---- the two sums
+
+
+def sums_of_parquet(spark: SparkSession, url: str, type_names: Mapping[int, str]) -> Sums:
+    """Reads it back. A group with a wrong name of a type or status has a count of -1."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as all the world writes it
+
+    labels = F.struct("biz_type", "type_name", "status", "status_name")
+    groups = (
+        spark.read.schema(SCHEMA)
+        .parquet(url)
+        .groupBy("shard", F.unix_date("day").alias("day"))
+        .agg(
+            F.count(F.lit(1)).alias("rows"),
+            F.sum(_checksum_column()).alias("crc"),
+            F.collect_set(labels).alias("labels"),
+        )
+    )
+    found = Sums()
+    for group in groups.collect():
+        right = all(
+            label.type_name == type_names.get(label.biz_type)
+            and label.status_name == _STATUS_NAMES.get(label.status)
+            for label in group.labels
+        )
+        found[group.shard, group.day] = (group.rows if right else -1, group.crc)
+    return found
+
+
+def _checksum_column() -> Column:
+    """The same text as the database's: see `_sums_sql` in store/ended.py."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    def part(name: str) -> Column:
+        column = F.col(name)
+        if name in TIMES:
+            return F.unix_millis(column).cast("string")
+        if name in TEXTS:
+            return F.concat(F.octet_length(column).cast("string"), F.lit("="), column)
+        return column.cast("string")
+
+    parts = [F.coalesce(part(name), F.lit("-")) for name in COLUMNS]
+    return F.crc32(F.concat_ws("|", *parts).cast("binary"))
+
+
+def sums_of_database(
+    spark: SparkSession, settings: Settings, shards: Sequence[int], window: TimeWindow
+) -> Sums:
+    """What the database itself says of the same rows."""
+    tasks = split_shards(shards, spark.sparkContext.defaultParallelism)
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from record_batches(_read_sums(settings, tasks[number], window), _SUMS)
+
+    found = Sums()
+    for one in compute_on_executors(spark, len(tasks), read, _SUMS).collect():
+        rows, crc = found.get((one.shard, one.day), (0, 0))
+        found[one.shard, one.day] = (rows + one.rows, crc + one.crc)
+    return found
+
+
+_SUMS = "shard INT, day INT, rows BIGINT, crc BIGINT"
+
+
+def _read_sums(
+    settings: Settings, shards: Iterable[int], window: TimeWindow
+) -> Iterator[tuple[int, int, int, int]]:
+    with closing(Databases.from_settings(settings, SystemClock(), pool_size=1)) as databases:
+        ended = EndedJobs(databases)
+        for shard in shards:
+            for piece in ended.split_range(
+                shard, id_range_of_ended(window), settings.reconcile.page
+            ):
+                for one in ended.checksums(shard, piece, window):
+                    yield shard, *one
+
+
+def differences(archive: Sums, database: Sums) -> Iterator[str]:
+    """A line for each shard and day in which they differ."""
+    for shard, day in sorted(archive.keys() | database.keys()):
+        ours, theirs = archive.get((shard, day)), database.get((shard, day))
+        if ours != theirs:
+            yield (
+                f"shard {shard}, {sql_time(day * DAY_MS)[:10]}: the archive has {_sums_words(ours)}, "
+                f"the database {_sums_words(theirs)}"
+            )
+
+
+def _sums_words(found: tuple[int, int] | None) -> str:
+    rows, crc = found or (0, 0)
+    return "rows with wrong names" if rows < 0 else f"{rows:,} rows (checksum {crc})"

@@ -1,0 +1,55 @@
+"""Stores the result of a run in database 0, where `toc status` and `toc doctor` on every machine find it."""
+
+from __future__ import annotations
+
+import logging
+
+from toc.errors import TocError
+from toc.reconcile.findings import ReconcileResult, RunVerdict
+from toc.runtime.clock import Clock
+from toc.runtime.settings import Settings
+from toc.store.databases import Databases
+from toc.store.reconcile_status import LastReconcileResult, read_last_result, record_result
+
+log = logging.getLogger(__name__)
+
+
+def store_result(
+    outcome: ReconcileResult, settings: Settings, clock: Clock
+) -> LastReconcileResult | None:
+    """Stores the result of a run that has just ended; None: database 0 does not answer, which is logged.
+
+    It does not raise: the run's own report must not be lost for this.
+    """
+    databases = Databases.from_settings(settings, clock, pool_size=1)
+    try:
+        return record_result(
+            databases,
+            outcome.verdict.name.lower(),
+            outcome.found.total(),
+            sum(mend.done for mend in outcome.repairs),
+            (outcome.ended_ms - outcome.began_ms) / 1000,
+            is_whole=not outcome.failures and outcome.compared >= outcome.shards,
+        )
+    except TocError as error:
+        log.warning("`toc status` will not know of this run: %s", error)
+        return None
+    finally:
+        databases.close()
+
+
+def store_unable_result(settings: Settings, clock: Clock, began_s: float) -> None:
+    """Stores that a run has ended now without a result of its own. `began_s`: by the monotonic clock.
+
+    Stores nothing if another reconciliation has ended since it began: that one counts. Errors are logged.
+    """
+    databases = Databases.from_settings(settings, clock, pool_size=1)
+    try:
+        before, now_ms = read_last_result(databases), databases.now_ms()
+        seconds = clock.monotonic_s() - began_s
+        if before is None or before.ended_ms < now_ms - seconds * 1000:
+            record_result(databases, RunVerdict.UNABLE.name.lower(), 0, 0, seconds, is_whole=False)
+    except TocError as error:
+        log.warning("`toc status` will not know of this run: %s", error)
+    finally:
+        databases.close()

@@ -1,0 +1,94 @@
+"""Files where Spark writes: a directory of this machine, or any store that it has a driver for.
+
+Only what every such store can do: list, create by renaming one file, delete. A folder is never renamed:
+object stores copy it piece by piece, and half of it stays behind when they are interrupted.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toc.errors import SettingsError
+from toc.reconcile.spark_errors import reason_of, spark_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+
+
+class SparkFiles:
+    """The files below `root`: a URL, or a directory of this machine. All names are relative to it."""
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        url = root if _URL.match(root) else Path(root).absolute().as_uri()
+        try:
+            self._open_filesystem(spark, url)
+        except spark_errors() as error:
+            raise SettingsError(f"Spark cannot write to {root}: {reason_of(error)}") from None
+
+    def _open_filesystem(self, spark: SparkSession, url: str) -> None:
+        jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - the only way to Hadoop's file systems
+        configuration = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
+        self._path = jvm.org.apache.hadoop.fs.Path
+        top = self._path(url)
+        self._store: Any = top.getFileSystem(configuration)
+        self.root = str(self._store.makeQualified(top).toString()).rstrip("/")
+
+    def url(self, name: str) -> str:
+        """The URL that Spark reads and writes."""
+        return f"{self.root}/{name}"
+
+    def folders(self, name: str) -> list[str]:
+        """The names of the folders in a folder, sorted; none if it does not exist."""
+        return self._list_names(name, folders=True)
+
+    def files(self, name: str) -> list[str]:
+        """The names of its files, sorted, without those that begin with '_' or '.' (marks, not data)."""
+        return [n for n in self._list_names(name, folders=False) if not n.startswith(("_", "."))]
+
+    def is_there(self, name: str) -> bool:
+        return bool(self._store.exists(self._hadoop_path(name)))
+
+    def move(self, name: str, to: str) -> None:
+        """Renames a file. Can be repeated, also by another process at the same time."""
+        source, target = self._hadoop_path(name), self._hadoop_path(to)
+        self._store.mkdirs(target.getParent())
+        if self._store.exists(target):
+            if not self._store.exists(source):
+                return
+            if self._read_bytes(target) == self._read_bytes(source):
+                # A store that copies has done so, and was interrupted before it deleted the source.
+                self._store.delete(source, False)
+                return
+            self._store.delete(target, False)  # half of a copy
+        try:
+            moved = self._store.rename(source, target)
+        except Exception:
+            if not self._store.exists(target):
+                raise
+            return
+        if not moved and not self._store.exists(target):
+            raise OSError(f"{self.url(name)} cannot be renamed to {self.url(to)}")
+
+    def delete(self, name: str) -> None:
+        """Deletes a file, or a folder with all that is in it; does nothing if it does not exist."""
+        self._store.delete(self._hadoop_path(name), True)
+
+    def _read_bytes(self, path: Any) -> int:
+        return int(self._store.getFileStatus(path).getLen())
+
+    def _list_names(self, name: str, *, folders: bool) -> list[str]:
+        at = self._hadoop_path(name)
+        if not self._store.exists(at):
+            return []
+        return sorted(
+            str(status.getPath().getName())
+            for status in self._store.listStatus(at)
+            if bool(status.isDirectory()) is folders
+        )
+
+    def _hadoop_path(self, name: str) -> Any:
+        return self._path(self.url(name))

@@ -1,0 +1,75 @@
+"""Files and directories that only their owner may read: they hold jobs' data, whatever the umask is.
+
+In a directory of another user, that user could put symbolic links in place of toc's files, and toc would
+write to where they point. So such a directory is refused, and no file is opened through a link.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
+
+
+def make_directory(path: Path) -> None:
+    """Makes it, and what is missing above it, with mode 0700; one that is there keeps its mode.
+
+    Raises PermissionError for one that belongs to another user than this process' and root, or that all
+    users may write to (unless it has the sticky bit, as /tmp has).
+    """
+    _make(path)
+    mine = (os.geteuid(), 0)
+    found = path.stat()
+    if found.st_uid not in mine or path.lstat().st_uid not in mine:
+        text = "it belongs to another user, who could replace files in it: name another directory"
+        raise PermissionError(errno.EACCES, text, str(path))
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        text = "all users may write to it: take that away (chmod o-w), or name a directory in it"
+        raise PermissionError(errno.EACCES, text, str(path))
+
+
+def open_file(path: Path, mode: str) -> IO[Any]:
+    """As `path.open(mode)`; a file that it makes has mode 0600. Raises OSError for a symbolic link."""
+    return open(path, mode, opener=_opener)
+
+
+def make_sqlite_file(path: str | None) -> None:
+    """Makes the file of a SQLite database that is not there yet; SQLite's journals get its mode.
+
+    It never opens one that is there: closing it would end the locks that this process has on it.
+    """
+    if not path or path == ":memory:" or path.startswith("file:"):
+        return
+    with suppress(OSError):  # it is there, or cannot be: then SQLite says why
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
+
+
+def on_sqlite_connect(dialect: object, record: object, arguments: Any, options: object) -> None:
+    """For SQLAlchemy's `do_connect`: see `make_sqlite_file`."""
+    make_sqlite_file(arguments[0] if arguments else None)
+
+
+def _make(path: Path) -> None:
+    if path.is_dir():
+        return
+    if path.parent != path:
+        _make(path.parent)
+    with suppress(FileExistsError):  # somebody else's, since we looked
+        path.mkdir(DIRECTORY_MODE)
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path))
+
+
+def _opener(path: str, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, FILE_MODE)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        text = f"{path} is a symbolic link, and toc writes through none: remove it"
+        raise OSError(errno.ELOOP, text, path) from error

@@ -1,0 +1,198 @@
+"""Follows the clock of one database, and bounds the times that this process believes.
+
+A database's clock decides when jobs are due and when leases end. It may step: NTP sets it, or the database
+fails over to a host whose clock is wrong. A step must neither start jobs early nor end valid leases. So a
+process expects the database's last time plus the time that has passed here since then, with a tolerance of
+`STEP_MS_MAX`. Statements that start or take over jobs are bounded by that (`bounds`), so that even the
+first one after a step does no harm. A measurement outside the tolerance is not followed: the clock has
+*stepped*, until it comes back, or until a comparison with other servers' clocks shows that it is right
+(`adopt`).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+from toc.domain.times import MS_MAX
+from toc.runtime.clock import Clock
+
+STEP_MS_MAX = 1000
+"""A step of at most so much between two measurements is followed at once."""
+DRIFT_PER_S_MS = 0.2
+"""How much two clocks may drift apart in a second (200 ppm)."""
+
+
+class ClockOffset(NamedTuple):
+    """A server's time minus this process' monotonic time: between `low_ms` and `high_ms`.
+
+    The server read its clock at some moment between question and answer: the slower the answer, the wider.
+    """
+
+    low_ms: float
+    high_ms: float
+
+    @classmethod
+    def from_answer(cls, server_ms: int, asked_s: float, answered_s: float) -> ClockOffset:
+        """Made from one answer. `asked_s`, `answered_s`: this process' monotonic time before and after."""
+        return cls(server_ms - answered_s * 1000, server_ms - asked_s * 1000)
+
+    @property
+    def middle_ms(self) -> float:
+        return (self.low_ms + self.high_ms) / 2
+
+    def distance_ms(self, other: ClockOffset) -> float:
+        """The gap to the other offset in ms: positive when this one is later; 0 when they overlap."""
+        if self.low_ms > other.high_ms:
+            return self.low_ms - other.high_ms
+        return min(0.0, self.high_ms - other.low_ms)
+
+
+class TimeBounds(NamedTuple):
+    """Bounds for a statement that is sent now, in milliseconds since 1970.
+
+    due_ms: jobs due later are not started, whatever the database's clock says. lease_ms: a lease that ends
+    later is still valid. from_ms: a new lease counts from no earlier time.
+    """
+
+    due_ms: int
+    lease_ms: int
+    from_ms: int
+
+
+NO_BOUNDS = TimeBounds(MS_MAX, MS_MAX, 0)
+NOTHING_IS_DUE = TimeBounds(0, 0, 0)
+
+
+class ServerClock:
+    """Follows one database's clock. One thread records measurements; any thread may read.
+
+    Where nothing measures it (clients, commands), it bounds nothing.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._watched = False
+        self._hold_s = 0.0
+        self._believed: ClockOffset | None = None
+        self._believed_s = 0.0  # when it was last confirmed
+        self._seen: ClockOffset | None = None  # by the last look
+        self._wall_ms = 0.0  # this machine's clock at the last look, minus its monotonic one
+        self._lows: list[
+            tuple[float, float]
+        ] = []  # lower high_ms of lately, and when last in force
+        self.stepped_s = 0.0
+        """How far the clock has stepped, in seconds: ahead, or (negative) back. 0: it is believed."""
+
+    def start_following(self, hold_s: float) -> None:
+        """From now on measurements are recorded; before the first one nothing is due.
+
+        `hold_s`: the longest lease. For so long after an adopted step ahead, older leases stay valid.
+        """
+        self._watched, self._hold_s = True, hold_s
+
+    @property
+    def seen(self) -> ClockOffset | None:
+        """The last measurement; None: there was none."""
+        return self._seen
+
+    def record_offset(self, span: ClockOffset) -> None:
+        """Records a measurement, and follows it unless the clock has stepped."""
+        with self._lock:
+            self._seen, self._wall_ms = span, self._wall_minus_monotonic_ms()
+            self._remember_lowest(span.high_ms)  # guard: lowest-clock-kept
+            if self._believed is None:
+                self._believe(span)
+                return
+            step_ms = span.distance_ms(self._believed)
+            if abs(step_ms) > self._step_tolerance_ms():  # guard: clock-step
+                self.stepped_s = step_ms / 1000
+                return
+            self._believe(span)
+
+    def adopt(self) -> None:
+        """Believes the last measurement, because the other servers' clocks agree with it."""
+        with self._lock:
+            if self._seen is not None:
+                self._believe(self._seen)
+
+    def distrust(self, span: ClockOffset) -> None:
+        """Believes the other servers' time instead of this database's, whose clock is ahead."""
+        with self._lock:
+            if self._seen is not None:
+                self._believed, self._believed_s = span, self._clock.monotonic_s()
+                self.stepped_s = self._seen.distance_ms(span) / 1000
+
+    def bounds(self) -> TimeBounds:
+        """The bounds for a statement that is about to be sent."""
+        if not self._watched:
+            return NO_BOUNDS
+        with self._lock:
+            believed = self._believed
+            if believed is None:
+                return NOTHING_IS_DUE
+            now_ms = self._clock.monotonic_s() * 1000
+            slack_ms = self._step_tolerance_ms()
+            due_ms = now_ms + _latest_ms(believed) + slack_ms
+            lows = (high_ms for high_ms, _ in self._lows)
+            lease_ms = min(due_ms, now_ms + min(lows, default=believed.high_ms) + slack_ms)
+            return TimeBounds(
+                int(due_ms),  # guard: believed-due
+                int(lease_ms),
+                max(0, int(now_ms + _earliest_ms(believed))),  # guard: believed-lease-start
+            )
+
+    def clamp_ms(self, server_ms: int) -> int:
+        """A time that the database has just returned, clamped to the believed bounds.
+
+        If this machine was paused since the last measurement (a VM; its wall clock shows that), the believed
+        time is too early by the length of the pause: the upper bound is raised by as much.
+        """
+        bounds = self.bounds()
+        if bounds is NOTHING_IS_DUE:
+            return server_ms
+        stood_ms = max(0.0, self._wall_minus_monotonic_ms() - self._wall_ms)
+        return max(bounds.from_ms, min(server_ms, bounds.due_ms + round(stood_ms)))
+
+    def now_ms(self) -> int | None:
+        """The believed time of the database, in ms since 1970; None: not known."""
+        believed = self._believed
+        if believed is None:
+            return None
+        return int(self._clock.monotonic_s() * 1000 + believed.middle_ms)
+
+    def _believe(self, span: ClockOffset) -> None:
+        """Follows the clock; narrows the offset by the previous one where both overlap."""
+        old = self._believed
+        if old is not None and span.distance_ms(old) == 0:
+            span = ClockOffset(max(span.low_ms, old.low_ms), min(span.high_ms, old.high_ms))
+        self._believed, self._believed_s, self.stepped_s = span, self._clock.monotonic_s(), 0.0
+
+    def _wall_minus_monotonic_ms(self) -> float:
+        """This machine's clock minus its monotonic one."""
+        return self._clock.wall_ms() - self._clock.monotonic_s() * 1000
+
+    def _step_tolerance_ms(self) -> float:
+        age_s = self._clock.monotonic_s() - self._believed_s
+        return STEP_MS_MAX + DRIFT_PER_S_MS * max(0.0, age_s)
+
+    def _remember_lowest(self, high_ms: float) -> None:
+        """Remembers the lowest offsets within the last `hold_s`, the longest lease."""
+        now_s = self._clock.monotonic_s()
+        kept = [(low, at_s) for low, at_s in self._lows if now_s - at_s <= self._hold_s]
+        if kept and abs(kept[-1][0] - high_ms) <= STEP_MS_MAX:
+            kept[-1] = (min(kept[-1][0], high_ms), now_s)
+        else:
+            kept.append((high_ms, now_s))
+        self._lows = kept
+
+
+def _latest_ms(span: ClockOffset) -> float:
+    """The latest time to believe: a slow first answer must not let jobs start early by its duration."""
+    return min(span.high_ms, span.low_ms + STEP_MS_MAX)
+
+
+def _earliest_ms(span: ClockOffset) -> float:
+    """The earliest time to believe: after a slow answer too, at most STEP_MS_MAX before the latest."""
+    return max(span.low_ms, span.high_ms - STEP_MS_MAX)

@@ -1,0 +1,164 @@
+"""The fallback: each node looks for long overdue jobs in all shards, whichever node owns them.
+
+Owners and deputies come from the members in ZooKeeper, and these may be wrong: a member may be dead
+unnoticed, or be written by another program. The rows in a database show reliably what is overdue. So each
+node periodically asks each database in which shards there are rows that the owner and the deputy should
+have claimed long ago, and claims them. The fallback does not use the members at all (ADR 23).
+
+Its cost is bounded: one statement for 240 shards every `period_s`; after time spent without finding rows to
+claim (e.g. only rows of types without a handler here) it rests WASTE times as long.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from toc.runtime import metrics
+from toc.runtime.clock import Clock
+from toc.runtime.service import Service
+from toc.runtime.sink import Batch, Sink
+from toc.store.due_pages import SHARDS_PER_QUERY_MAX, DuePages, DueRow
+
+WASTE = 200
+FRUITLESS_S_MAX = 1.0  # after so long of reading rows that it cannot claim, it ends its round
+REST_S_MAX = 600.0
+NO_ROOM_S = 1.0  # it is woken when there is room again
+BEGINNING = (0, 0)
+
+
+class OverdueShards(NamedTuple):
+    """How many of a database's `of` shards had a job overdue by more than `grace_s` at the last check.
+
+    `since_ms`: since when there is such a shard, by this machine's wall clock; None: there is none.
+    """
+
+    shards: int
+    of: int
+    grace_s: float
+    since_ms: int | None
+
+
+class Fallback(Service):
+    """Checks all `shards` of one database; claims in those that this node does not scan itself.
+
+    `start_at`: the first shard; each node begins at another one. `grace_ms`: longer than an owner and a
+    deputy need. `types()`: type numbers with a handler here, None for all.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pages: DuePages,
+        sink: Sink,
+        types: Callable[[], Collection[int] | None],
+        database: int,
+        shards: Sequence[int],
+        clock: Clock,
+        *,
+        start_at: int,
+        grace_ms: int,
+        period_s: float,
+        page_rows: int,
+    ) -> None:
+        super().__init__(name)
+        self._pages, self._sink, self._types = pages, sink, types
+        self._database, self._clock = database, clock
+        first = start_at % len(shards)
+        self._shards = [*shards[first:], *shards[:first]]
+        self._grace_ms, self._period_s, self._page_rows = grace_ms, period_s, page_rows
+        self._scanned: frozenset[int] = frozenset()
+        # What is left of the current round: (shard, (due_ms, job_id) of the last row read).
+        self._found: deque[tuple[int, tuple[int, int]]] = deque()
+        self._waits_for_room = False
+        self._began_s, self._wasted_s, self._fruitless_s = clock.monotonic_s(), 0.0, 0.0
+        self.overdue = OverdueShards(0, len(self._shards), grace_ms / 1000, None)
+        """By the last check that the database answered."""
+
+    def set_shards(self, scanned: Collection[int]) -> None:
+        """Sets the shards that this node scans itself, as their owner or deputy. Any thread."""
+        self._scanned = frozenset(scanned)
+
+    def wake_for_room(self) -> None:
+        """Wakes it at once if it waits for room."""
+        if self._waits_for_room:
+            self.wake()
+
+    def run_once(self) -> float:
+        """Checks all shards, or claims one page of one. Returns the seconds until the next step."""
+        if self._found:
+            return self._claim_page()
+        rest_s = max(self._period_s, min(WASTE * self._wasted_s, REST_S_MAX))
+        wait_s = self._began_s + rest_s - self._clock.monotonic_s()
+        if wait_s > 0:
+            return wait_s
+        self._began_s, self._wasted_s, self._fruitless_s = self._clock.monotonic_s(), 0.0, 0.0
+        self._find_overdue_shards()
+        return 0
+
+    def _find_overdue_shards(self) -> None:
+        found: list[int] = []
+        for at in range(0, len(self._shards), SHARDS_PER_QUERY_MAX):
+            found += self._shards_with_overdue(self._shards[at : at + SHARDS_PER_QUERY_MAX])
+        since_ms = (self.overdue.since_ms or self._clock.wall_ms()) if found else None
+        self.overdue = self.overdue._replace(shards=len(found), since_ms=since_ms)
+        metrics.SHARDS_OVERDUE.labels(f"database_{self._database}").set(len(found))
+        others = (shard for shard in found if shard not in self._scanned)
+        self._found.extend((shard, BEGINNING) for shard in others)  # guard: net-under-every-shard
+        if self._found:
+            self._log_throttle.warning(
+                "overdue",
+                "jobs in %d of %d shards of database %d are overdue by more than %g s, though other nodes"
+                " own these shards: this node claims them too. Are those nodes overloaded, or are they no"
+                " nodes of yours? `toc nodes` lists them",
+                len(self._found), len(self._shards), self._database, self._grace_ms / 1000,
+            )  # fmt: skip
+
+    def _shards_with_overdue(self, block: Sequence[int]) -> list[int]:
+        """The shards of the block that have overdue rows. Shards that cannot be read are left out."""
+        began_s = self._clock.monotonic_s()
+        try:
+            overdue = self._pages.shards_with_overdue(dict.fromkeys(block, self._grace_ms))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the database's, or one table's
+            self._log_throttle.warning(
+                "look", "%s: the look for overdue jobs: %s", self.name, error
+            )
+        else:
+            return [shard for shard in block if shard in overdue]
+        self._wasted_s += self._clock.monotonic_s() - began_s
+        if len(block) == 1 or not self._pages.database_answers(block[0]):
+            return []
+        half = len(block) // 2
+        return self._shards_with_overdue(block[:half]) + self._shards_with_overdue(block[half:])
+
+    def _claim_page(self) -> float:
+        room = self._sink.reserve_room(self._database, self._page_rows)
+        self._waits_for_room = not room
+        if not room:
+            return NO_ROOM_S
+        shard, after = self._found.popleft()
+        found_s, claimed, rows = self._clock.monotonic_s(), 0, room
+        page: list[DueRow] = []
+        try:
+            page = self._pages.overdue_rows(shard, after, self._grace_ms, self._types(), rows)
+            self._sink.release_room(self._database, room - len(page))
+            room = len(page)
+            if page:
+                ids = {shard: [row.job_id for row in page]}
+                batch = Batch("", ids, None, found_s, popped=False)
+                claimed = self._sink.offer(self._database, batch)
+            if len(page) == rows:  # there may be more rows: read them after the other shards
+                self._found.append((shard, (page[-1].due_ms, page[-1].job_id)))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._log_throttle.warning("page", "%s: shard %d: %s", self.name, shard, error)
+        finally:
+            self._sink.release_room(self._database, room)
+        took_s = self._clock.monotonic_s() - found_s
+        if not page:  # it has only read rows of types without a handler here
+            self._wasted_s += took_s
+        if not claimed:
+            self._fruitless_s += took_s
+            if self._fruitless_s > FRUITLESS_S_MAX:
+                self._found.clear()
+        return 0

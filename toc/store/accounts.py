@@ -1,0 +1,154 @@
+"""Accounts of MySQL and MariaDB: what each role may do on each table, and the statements that grant it.
+
+A command or a process has one role, and `ROLES` is the one place that says what that role may do. Rights
+are given table by table: a right on the whole database would reach `toc_event` too. There may be
+a thousand job tables, so nobody writes these statements by hand: `toc grants` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from toc.errors import InvalidInput
+from toc.store.schema import job_table_name
+from toc.store.schema_executor import VERSION_TABLE
+
+JOBS = "toc_job_…"
+"""Stands for each job table."""
+
+EVENT_COLUMNS = (
+    "event_time", "job_id", "what", "from_status", "to_status", "attempts", "actor", "reason",
+)  # fmt: skip
+"""What is inserted into `toc_event`. The server numbers events and says by which account each was written."""
+
+_EVENTS = f"INSERT ({', '.join(EVENT_COLUMNS)})"
+_VALUE = "UPDATE (value)"  # of a row of toc_meta: its name stays
+
+Rights = Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """`purpose`: who uses it. `database`: rights on all tables and views of the database.
+
+    tables: rights on single ones, by table. server: rights on the whole server, by which of the servers it
+    is; where there are any, the statements of each server are printed apart. limits: of CREATE USER.
+    """
+
+    purpose: str
+    database: Rights
+    tables: Mapping[str, Rights] = field(default_factory=dict)
+    server: Mapping[str, Rights] = field(default_factory=dict)
+    limits: str = ""
+
+
+_CLIENT: dict[str, Rights] = {
+    JOBS: ("INSERT", "UPDATE"),
+    "toc_biz_type": ("INSERT",),
+    "toc_dead_job": ("DELETE",),
+    "toc_event": (_EVENTS,),
+}
+
+ROLES: dict[str, Role] = {
+    "migrator": Role(
+        "`toc migrate`",
+        ("SELECT", "CREATE", "ALTER", "DROP", "CREATE VIEW", "SHOW VIEW", "LOCK TABLES", "TRIGGER"),
+        # CREATE: so that a table may be named that is not there yet.
+        {
+            "toc_meta": ("CREATE", "INSERT", "DELETE"),
+            VERSION_TABLE: ("CREATE", "INSERT", "UPDATE", "DELETE"),
+        },
+    ),
+    "client": Role("processes that schedule, cancel, reschedule and redrive", ("SELECT",), _CLIENT),
+    "worker": Role(
+        "`toc worker`, and what its handlers call",
+        ("SELECT",),
+        {
+            **_CLIENT,
+            "toc_dead_job": ("INSERT", "DELETE"),
+            "toc_meta": ("INSERT", _VALUE),
+        },
+    ),
+    "operator": Role(
+        "people who change jobs: `toc cancel`, `toc admin`, `toc dead`, `toc reconcile`, `toc nightly`",
+        ("SELECT",),
+        {**_CLIENT, "toc_meta": ("INSERT", _VALUE)},
+    ),
+    "reader": Role(
+        "people who look: `toc sql`, `toc explain`, `toc status`, `toc migrate --status`",
+        ("SELECT", "SHOW VIEW"),
+        # `toc sql` opens 4 connections per database and person: the limit leaves room for all others.
+        limits=" WITH MAX_USER_CONNECTIONS 40",
+    ),
+    "purger": Role(
+        "`toc purge`",
+        ("SELECT",),
+        {
+            JOBS: ("DELETE",),
+            "toc_dead_job": ("DELETE",),
+            "toc_event": ("DELETE",),
+            "toc_purge": ("INSERT", "UPDATE", "DELETE"),
+        },
+    ),
+    "mover": Role(
+        "`toc move`, on MySQL",
+        ("SELECT", "ALTER"),
+        {"toc_meta": ("INSERT", "DELETE")},
+        {
+            "old": ("PROCESS", "CONNECTION_ADMIN", "SESSION_VARIABLES_ADMIN"),
+            "new": (
+                "PROCESS", "RELOAD", "REPLICATION CLIENT", "REPLICATION_SLAVE_ADMIN",
+                "SYSTEM_VARIABLES_ADMIN",
+            ),
+        },
+    ),
+}  # fmt: skip
+
+_USER = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII)
+_HOST = re.compile(r"[A-Za-z0-9_.:%/-]{1,255}", re.ASCII)
+
+
+def quote_account(user: str, host: str) -> str:
+    """The account as statements name it. Raises InvalidInput for what would need quotes inside."""
+    if not _USER.fullmatch(user):
+        raise InvalidInput("user", user, "must be 1 to 32 of the characters A-Z a-z 0-9 _ . -")
+    if not _HOST.fullmatch(host):
+        raise InvalidInput(
+            "host", host, "must be 1 to 255 of the characters A-Z a-z 0-9 _ . : % / -"
+        )
+    return f"'{user}'@'{host}'"
+
+
+def grant_statements(
+    role: Role, account: str, schema: str, shards: Iterable[int], server: str | None = None
+) -> Iterator[str]:
+    """What makes the account and grants the role's rights on one database, without ";" at the end.
+
+    The account is locked and has no password until somebody gives it one. `server`: a key of
+    `role.server`, where there are any. They may be run again: what is there stays.
+    """
+    if server is not None:
+        # Each server has an account of its own, and what is written on the new one must not be an errant
+        # transaction there.
+        yield "SET SESSION sql_log_bin = 0"
+    yield f"CREATE USER IF NOT EXISTS {account} REQUIRE SSL{role.limits} ACCOUNT LOCK"
+    if server is not None:
+        yield f"GRANT {', '.join(role.server[server])} ON *.* TO {account}"
+    # Here the name is a pattern, in which _ stands for any character.
+    pattern = _quoted_name(re.sub(r"([\\_%])", r"\\\1", schema))
+    yield f"GRANT {', '.join(role.database)} ON {pattern}.* TO {account}"
+    for table, rights in role.tables.items():
+        names = map(job_table_name, shards) if table == JOBS else [table]
+        for name in names:
+            yield f"GRANT {', '.join(rights)} ON {_quoted_name(schema)}.{_quoted_name(name)} TO {account}"
+
+
+def password_statement(account: str) -> str:
+    """What an administrator runs next, with a password in place of the dots."""
+    return f"ALTER USER {account} IDENTIFIED BY '…' ACCOUNT UNLOCK"
+
+
+def _quoted_name(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

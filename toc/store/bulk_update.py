@@ -1,0 +1,458 @@
+"""Changes sets of jobs: finds them without long locks on a shard, and changes them page by page.
+
+A shard may have millions of rows, so no statement reads all of them. They are read in windows of
+neighbouring rows of one index, one statement per window. The condition determines the index: its ids or
+business ids, the live rows (`ix_due` contains only them), the dead ones (`toc_dead_job` contains only
+them), else the primary key.
+
+A change takes a page of ids and first locks those that still match, so that it knows
+which rows it changed, whatever workers do meanwhile; their events are in the same transaction. Usually all
+of a page still match: a cancel, which needs no data of the rows, assumes this, and rolls back if it is not
+true. Events end with the run's mark: after a COMMIT whose answer was lost, a retry finds by the mark which
+jobs it has already changed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    Update,
+    and_,
+    case,
+    delete,
+    func,
+    literal,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from toc.domain.ids import gene_of
+from toc.domain.job import Status
+from toc.domain.routing import hash_of
+from toc.errors import SchemaMismatch, StatementFailed, StoreUnavailable
+from toc.store.columns import Millis, db_now
+from toc.store.conditions import Bounds, Condition, Renderer
+from toc.store.databases import Database, Databases, execute_on
+from toc.store.duplicates import is_live_duplicate
+from toc.store.events import Transition, record_events
+from toc.store.schema import JOB, LIVE_INDEX, job_table_name
+
+c = JOB.c
+WINDOW_ROWS = 5000  # that one statement reads
+IDS_MAX = 500  # of a page, and of an IN list that finds rows
+LETTERS = 10_000  # dead letters read at once, of all shards of a database
+_BY_ID, _BY_DUE = "PRIMARY", "ix_due"
+
+
+class RowWindow(NamedTuple):
+    """Neighbouring rows of a shard in one index."""
+
+    shard: int
+    rows: ColumnElement[bool]
+    key: str  # the index's name
+
+
+class MatchCount(NamedTuple):
+    """Matching jobs of one type and status in a window; `changeable`: how many of them can be changed.
+
+    `example`: the id of a changeable one; None: there is none.
+    """
+
+    type_no: int
+    status: int
+    matched: int
+    changeable: int
+    example: int | None
+
+
+class ChangedJob(NamedTuple):
+    """A job that was changed; `due_ms`: when it is due from now on, None: it has ended."""
+
+    job_id: int
+    type_no: int
+    due_ms: int | None
+
+
+class PageResult(NamedTuple):
+    """The result of one page. `before`: how many an earlier process of the same run had changed.
+
+    `superseded`: how many dead jobs have a key that a newer job holds. The rest no longer matched.
+    """
+
+    done: list[ChangedJob]
+    before: int
+    superseded: int
+
+
+@dataclass(frozen=True, slots=True)
+class BulkChange:
+    """The change that a run makes to each job. `mark`: the end of the reason in this run's events only.
+
+    `due_ms(present)` gives the new due_time from the present one; None ends the job.
+    """
+
+    move: Transition
+    mark: str
+    due_ms: Callable[[int | None], int | None]
+
+
+@dataclass(slots=True)
+class CommitProgress:
+    """Whether the change of a page reached its COMMIT: then it may have taken effect."""
+
+    committing: bool = False
+
+
+class _SomeNotMatchingError(Exception):
+    """Some jobs of a page no longer match; perhaps because a try with a lost answer changed them."""
+
+
+class BulkUpdate:
+    """The jobs that match `where`; those that also match `changeable` can be changed.
+
+    `names`: the biz_types by number. Raises StoreUnavailable, and SchemaMismatch for a table or
+    column that is not there.
+    """
+
+    def __init__(
+        self,
+        databases: Databases,
+        names: Mapping[int, str],
+        where: Condition,
+        changeable: Condition,
+    ) -> None:
+        self._databases, self._where, self._changeable = databases, where, changeable
+        self._renderer = Renderer(names, sqlite=databases[0].sqlite)
+
+    # ---- windows
+
+    def windows(
+        self, database: Database, bounds: Bounds, on_shard_done: Callable[[], None]
+    ) -> Iterator[RowWindow]:
+        """Windows that contain all rows within `bounds`. Calls `on_shard_done()` after each shard."""
+        shards = [s for s in database.shards if bounds.shards is None or s in bounds.shards]
+        if bounds.only_dead and bounds.job_ids is None and bounds.biz_ids is None:
+            yield from self._windows_of_dead_letters(database, frozenset(shards))
+            return
+        for shard in shards:
+            with explain_missing_table(database, job_table_name(shard)):
+                yield from self._windows_of_shard(database, shard, bounds)
+            on_shard_done()
+
+    def _windows_of_shard(
+        self, database: Database, shard: int, bounds: Bounds
+    ) -> Iterator[RowWindow]:
+        routing = self._databases.routing
+        if bounds.job_ids is not None:
+            mine = [i for i in bounds.job_ids if routing.shard(gene_of(i)) == shard]
+            for part in split_ids(sorted(mine), IDS_MAX):
+                yield RowWindow(shard, c.job_id.in_(part), _BY_ID)
+        elif bounds.biz_ids is not None:
+            mine = [i for i in bounds.biz_ids if routing.shard(hash_of(i)) == shard]
+            for part in split_ids(sorted(mine), IDS_MAX):
+                yield RowWindow(shard, c.biz_id.in_(part), LIVE_INDEX)
+        elif bounds.is_due or bounds.only_live:
+            yield from self._windows_by_due(database, shard, bounds)
+        else:
+            yield from self._windows_by_id(database, shard)
+
+    def _windows_by_id(self, database: Database, shard: int) -> Iterator[RowWindow]:
+        # Up to the present last id: jobs made from now on are not included, so the walk ends.
+        last = _read_scalar(database, shard, select(func.max(c.job_id)))
+        after = -1
+        while last is not None and after < last:
+            query = (
+                _force_index(select(c.job_id), _BY_ID)
+                .where(c.job_id > after, c.job_id <= last)
+                .order_by(c.job_id)
+                .limit(1)
+                .offset(WINDOW_ROWS - 1)
+            )
+            end = _read_scalar(database, shard, query)
+            end = last if end is None else end
+            yield RowWindow(shard, and_(c.job_id > after, c.job_id <= end), _BY_ID)
+            after = end
+
+    def _windows_by_due(
+        self, database: Database, shard: int, bounds: Bounds
+    ) -> Iterator[RowWindow]:
+        last_ms = _read_scalar(database, shard, select(func.max(c.due_time)))
+        if last_ms is None:
+            return
+        last_ms = min(last_ms, bounds.due_until_ms)
+        after: tuple[int, int] | None = bounds.due_from_ms, -1
+        while after is not None:
+            after_ms, after_id = after
+            rest = and_(
+                c.due_time >= after_ms,
+                c.due_time <= last_ms,
+                or_(c.due_time > after_ms, c.job_id > after_id),
+            )
+            query = (
+                _force_index(select(c.due_time, c.job_id), _BY_DUE)
+                .where(rest)
+                .order_by(c.due_time, c.job_id)
+                .limit(1)
+                .offset(WINDOW_ROWS - 1)
+            )
+            row: Any = database.read(lambda x, q=query: execute_on(x, shard, q).first())  # type: ignore[misc]
+            if row is not None:
+                until = or_(c.due_time < row[0], c.job_id <= row[1])
+                rest = and_(rest, c.due_time <= row[0], until)
+            yield RowWindow(shard, rest, _BY_DUE)
+            after = None if row is None else (row[0], row[1])
+
+    def _windows_of_dead_letters(
+        self, database: Database, shards: frozenset[int]
+    ) -> Iterator[RowWindow]:
+        """Windows of dead jobs. Each has a dead letter, so the shards need not be searched."""
+        letter, after = database.dead.c.job_id, -1
+        while True:
+            query = select(letter).where(letter > after).order_by(letter).limit(LETTERS)
+            with explain_missing_table(database, database.dead.name):
+                ids = database.read(lambda x, q=query: x.execute(q).scalars().all())  # type: ignore[misc]
+            by_shard: dict[int, list[int]] = defaultdict(list)
+            for job_id in ids:
+                by_shard[self._databases.routing.shard(gene_of(job_id))].append(job_id)
+            for shard in sorted(by_shard.keys() & shards):
+                for part in split_ids(by_shard[shard], IDS_MAX):
+                    yield RowWindow(shard, c.job_id.in_(part), _BY_ID)
+            if len(ids) < LETTERS:
+                return
+            after = ids[-1]
+
+    # ---- looking
+
+    def count_matches(self, window: RowWindow) -> list[MatchCount]:
+        """Counts the matching jobs of a window, by type and status."""
+        shard, rows, key = window
+        changeable = self._renderer.render(self._changeable, shard)
+        query = (
+            _force_index(
+                select(
+                    c.biz_type,
+                    c.status,
+                    func.count(),
+                    func.sum(case((changeable, 1), else_=0)),
+                    func.min(case((changeable, c.job_id))),
+                ),
+                key,
+            )
+            .where(rows, self._renderer.render(self._where, shard))
+            .group_by(c.biz_type, c.status)
+        )
+        found = self._read(shard, query)
+        return [MatchCount(row[0], row[1], row[2], int(row[3]), row[4]) for row in found]
+
+    def find_changeable(self, window: RowWindow) -> dict[int, int]:
+        """The jobs of a window that can be changed: job_id -> type number."""
+        shard, rows, key = window
+        query = _force_index(select(c.job_id, c.biz_type), key).where(
+            rows, *self._conditions(shard)
+        )
+        return {row[0]: row[1] for row in self._read(shard, query)}
+
+    def _read(self, shard: int, query: Select[Any]) -> Sequence[Any]:
+        database = self._databases.of_shard(shard)
+        with explain_missing_table(database, job_table_name(shard)):
+            return database.read(lambda connection: execute_on(connection, shard, query).all())
+
+    def _conditions(self, shard: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+        return (
+            self._renderer.render(self._where, shard),
+            self._renderer.render(self._changeable, shard),
+        )
+
+    # ---- changing
+
+    def change_page(
+        self,
+        shard: int,
+        jobs: Mapping[int, int],
+        change: BulkChange,
+        progress: CommitProgress,
+        *,
+        may_be_repeat: bool,
+    ) -> PageResult:
+        """Changes those of `jobs` (of one shard) that still match and are in reach, in one transaction.
+
+        `jobs`: as `found`. `again`: this run may have been here before, in another process.
+        """
+        database = self._databases.of_shard(shard)
+        ids = sorted(jobs)
+        in_page = database.in_ids(c.job_id, ids)
+        tries = 0
+        before: list[set[int]] = (
+            [] if may_be_repeat else [set()]
+        )  # what was changed before this call
+
+        def cancel_all(connection: Connection) -> PageResult:
+            """Changes all rows without reading them; raises unless all were changed."""
+            nonlocal tries
+            tries += 1
+            _begin_immediate(connection, database)
+            update = _guarded_update(change.move, in_page, due_time=None).where(
+                *self._conditions(shard)
+            )
+            if execute_on(connection, shard, _force_primary_key(update)).rowcount != len(ids):
+                raise _SomeNotMatchingError
+            record_events(connection, database, shard, in_page, change.move)
+            progress.committing = True
+            return PageResult([ChangedJob(job_id, jobs[job_id], None) for job_id in ids], 0, 0)
+
+        def change_matching(connection: Connection) -> PageResult:
+            nonlocal tries
+            tries += 1
+            _begin_immediate(connection, database)
+            marked: set[int] = set()
+            if may_be_repeat or tries > 1:
+                # The transaction of a lost connection may still be committing: wait for its locks.
+                execute_on(connection, shard, _locking_select(in_page))
+                marked = _changed_before(connection, database, ids, change)
+                before[:] = before or [marked]
+            query = _locking_select(in_page, *self._conditions(shard))
+            rows: Sequence[Any] = execute_on(connection, shard, query).all()
+            todo = {row[0]: change.due_ms(row[2]) for row in rows if row[0] not in marked}
+            done = _update_locked(connection, shard, change.move, todo)
+            if done:
+                if change.move.from_status is Status.DEAD:
+                    letters = database.dead
+                    connection.execute(delete(letters).where(letters.c.job_id.in_(done)))
+                record_events(
+                    connection, database, shard, database.in_ids(c.job_id, done), change.move
+                )
+            types = {row[0]: row[1] for row in rows}
+            moved = [ChangedJob(job_id, types[job_id], todo[job_id]) for job_id in done]
+            moved += _read_jobs(connection, shard, sorted(marked - before[0]))
+            progress.committing = progress.committing or bool(done)
+            return PageResult(sorted(moved), len(before[0]), len(todo) - len(done))
+
+        with explain_missing_table(database, job_table_name(shard)):
+            if change.move.to_status is Status.CANCELLED and not may_be_repeat:
+                with suppress(_SomeNotMatchingError):
+                    return database.run_transaction(cancel_all)
+            return database.run_transaction(change_matching)
+
+
+def split_ids(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """Consecutive slices of at most `size` items."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _force_index(query: Select[Any], key: str) -> Select[Any]:
+    """Adds FORCE INDEX: otherwise MySQL may choose a scan of the whole shard."""
+    for dialect in ("mysql", "mariadb"):
+        query = query.with_hint(JOB, f"FORCE INDEX ({key})", dialect)
+    return query
+
+
+def _force_primary_key(change: Update) -> Update:
+    """Adds FORCE INDEX (PRIMARY) to an UPDATE."""
+    for dialect in ("mysql", "mariadb"):
+        change = change.with_hint(f"FORCE INDEX ({_BY_ID})", JOB, dialect)
+    return change
+
+
+def _begin_immediate(connection: Connection, database: Database) -> None:
+    if database.sqlite:  # SQLite has no row locks; this locks the whole database
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _guarded_update(move: Transition, which: ColumnElement[bool], **values: Any) -> Update:
+    given = {"status": int(move.to_status), "gmt_modified": db_now(), **values}
+    return update(JOB).where(which, c.status == int(move.from_status)).values(given)
+
+
+def _locking_select(*wanted: ColumnElement[bool]) -> Select[Any]:
+    query = select(c.job_id, c.biz_type, c.due_time).where(*wanted)
+    return _force_index(query, _BY_ID).order_by(c.job_id).with_for_update()
+
+
+def _read_scalar(database: Database, shard: int, query: Select[Any]) -> int | None:
+    found: int | None = database.read(lambda x: execute_on(x, shard, query).scalar())
+    return found
+
+
+def _changed_before(
+    connection: Connection, database: Database, ids: Sequence[int], change: BulkChange
+) -> set[int]:
+    """The ids that this run has already changed, found by its events."""
+    event = database.event.c
+    query = select(event.job_id).where(
+        event.job_id.in_(ids),
+        event.what == change.move.what,
+        event.reason.endswith(change.mark, autoescape=True),
+    )
+    return set(connection.execute(query).scalars())
+
+
+def _update_locked(
+    connection: Connection, shard: int, move: Transition, due: Mapping[int, int | None]
+) -> list[int]:
+    """Sets locked rows to their new due times; returns the ids of the changed ones."""
+    if not due:
+        return []
+    try:
+        return _update_all(connection, shard, move, due)
+    except IntegrityError as error:
+        if not is_live_duplicate(error):
+            raise
+    done: list[int] = []
+    for job_id in sorted(due, reverse=True):  # of several with one key the newest becomes live
+        try:
+            done += _update_all(connection, shard, move, {job_id: due[job_id]})
+        except IntegrityError as error:
+            if not is_live_duplicate(error):
+                raise
+    return sorted(done)
+
+
+def _update_all(
+    connection: Connection, shard: int, move: Transition, due: Mapping[int, int | None]
+) -> list[int]:
+    ids, times = sorted(due), set(due.values())
+    when: Any = times.pop()
+    if times:
+        whens = {job_id: literal(due_ms, Millis()) for job_id, due_ms in due.items()}
+        when = case(whens, value=c.job_id)
+    values = {"due_time": when}
+    if move.to_status is Status.PENDING:
+        values |= {"action_time": when, "attempts": 0}
+    change = _guarded_update(move, c.job_id.in_(ids), **values)
+    changed = execute_on(connection, shard, change).rowcount
+    if changed != len(ids):
+        raise AssertionError(f"{changed} of {len(ids)} locked rows were changed")
+    return ids
+
+
+def _read_jobs(connection: Connection, shard: int, ids: Sequence[int]) -> Iterator[ChangedJob]:
+    if ids:
+        query = select(c.job_id, c.biz_type, c.due_time).where(c.job_id.in_(ids))
+        rows: Sequence[Any] = execute_on(connection, shard, query).all()
+        yield from map(ChangedJob._make, rows)
+
+
+@contextmanager
+def explain_missing_table(database: Database, table: str) -> Iterator[None]:
+    """Turns errors about a dropped or altered table into SchemaMismatch with database and table."""
+    try:
+        yield
+    except (StoreUnavailable, StatementFailed, DBAPIError) as error:
+        cause = error if isinstance(error, DBAPIError) else error.__cause__
+        if isinstance(cause, DBAPIError) and not cause.connection_invalidated:
+            words = [str(word) for word in getattr(cause.orig, "args", ())]
+            if words[:1] in (["1146"], ["1054"], ["1176"]) or words[0].startswith("no such"):
+                text = f"database {database.index}, table {table}: {words[-1]}"
+                raise SchemaMismatch(text) from error
+        raise

@@ -1,0 +1,267 @@
+"""The home of a database: the server of its URL, or the one that it moves to.
+
+A move (`store.mover`) has one moment that counts: the new server is *declared home*, by a row in its
+`toc_meta`, `home = <its own server_uuid>`, while its schema takes writes. A copy of that row on any
+other server declares nothing, so replicas, backups and the old server never match. Before it, the old
+server's schema was made READ ONLY: at no time do both take writes.
+
+Processes with the setting `moving.N` poll for that row in a thread of their own: no caller
+waits for the new server before the move. Each new connection to a MySQL server
+checks whether the schema is fenced. If it is, the connection is not used, not even for reads, which
+could be stale: the caller waits a short time for the end of the move, then gets a retryable error. A
+statement that the fence refuses empties the database's pools, as a lost connection does, and is
+retried like one: after a fail-over the old server may still run, read-only, and a session that
+stays on it would not see what is written on the new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from sqlalchemy import URL, Dialect, Engine, event
+from sqlalchemy.engine import ExceptionContext
+
+from toc.runtime.clock import Clock
+from toc.runtime.service import Service
+
+log = logging.getLogger(__name__)
+
+FENCE_ERRORS = frozenset({1290, 1836, 3989})
+"""Error numbers of a refused write: the server, InnoDB or the schema is read-only."""
+
+SCHEMA_READ_ONLY = 3989
+HOME, MOVING_TO = "home", "moving_to"
+"""Rows of `toc_meta`. Their values are a server_uuid: of the server that the database has moved to;
+of the one that a move of it was begun to, in the old server's."""
+
+# MariaDB has no read-only schemas, and ignores the versioned comment.
+FENCED_SQL = """SELECT 0 /*!80022 + EXISTS (
+    SELECT 1 FROM information_schema.SCHEMATA_EXTENSIONS
+     WHERE SCHEMA_NAME = DATABASE() AND INSTR(OPTIONS, 'READ ONLY=1') > 0) */"""
+# A former home, which the database has moved away from, is fenced and keeps its row.
+HOME_SQL = f"""SELECT EXISTS (SELECT 1 FROM toc_meta WHERE name = '{HOME}' AND value = @@server_uuid)
+    AND NOT ({FENCED_SQL})"""  # noqa: S608
+
+LOOK_S = 0.5  # between two polls of the new server
+FENCED_LOOK_S = 0.05  # the same, while the old one is fenced and callers wait
+AWAY_LOOK_S = 2.0  # the same, after a poll without an answer
+FIRST_LOOK_S = 1.0  # how long the first connections of a process wait for the first poll
+FENCED_S_MAX = (
+    3.0  # how long a process waits for the end of a fence; after that callers get the error at once
+)
+
+
+def is_fence(error: BaseException | None) -> bool:
+    """Whether a server refused a write because it, or the schema, is read-only. A driver's error."""
+    return bool(error and error.args and error.args[0] in FENCE_ERRORS)
+
+
+class DatabaseHome:
+    """Opens the connections of one database's engines, to the server that is its home.
+
+    `new`: where it moves to; None: nowhere. `arguments`: the driver's, beyond the URL's.
+    """
+
+    def __init__(
+        self, index: int, old: URL, new: URL | None, arguments: Mapping[str, Any], clock: Clock
+    ) -> None:
+        self._index, self._old, self._new, self._arguments = index, old, new, arguments
+        self._watch = None if new is None else MoveWatch(index, self._connect_to, clock)
+        self._engines: list[Engine] = []
+
+    def connect_engine(self, engine: Engine) -> None:
+        """From now on this object opens the engine's connections."""
+        self._engines.append(engine)
+        event.listen(engine, "do_connect", self._connect)
+        event.listen(engine, "handle_error", self._empty_pools_if_fenced)
+        if self._watch is not None:
+            # Connections in use are returned to the old pool and discarded with it.
+            self._watch.on_moved(engine.dispose)
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.signal_stop()
+
+    def _empty_pools_if_fenced(self, context: ExceptionContext) -> None:
+        """Empties all pools after an error of a fenced server."""
+        if is_fence(context.original_exception):
+            context.is_disconnect = True  # empties the pool that it came from
+            for engine in self._engines:
+                if engine is not context.engine:
+                    engine.dispose()
+
+    def _connect(
+        self, dialect: Dialect, record: Any, arguments: list[Any], named: dict[str, Any]
+    ) -> Any:
+        """Opens a driver connection. Raises the driver's errors, and for a fenced server error 3989."""
+        watch = self._watch
+        if watch is None:
+            raw = _close_if_fenced(self._connect_to(dialect, new=False))
+            if raw is None:
+                hint = f"if so, the settings lack moving.{self._index}"
+                raise self._fence_error(
+                    dialect, f"has moved, or is moving, away from there; {hint}"
+                )
+            return raw
+        watch.start_watching(dialect)
+        while not watch.moved:
+            raw = _close_if_fenced(self._connect_to(dialect, new=False))
+            if raw is not None:
+                return raw
+            if not watch.wait_for_fence_end():
+                raise self._fence_error(
+                    dialect, "is moving, and the new server is not its home yet"
+                )
+        raw = _close_if_fenced(self._connect_to(dialect, new=True))
+        if raw is None:
+            raise self._fence_error(dialect, "has moved on from its new server")
+        return raw
+
+    def _connect_to(self, dialect: Dialect, *, new: bool) -> Any:
+        url = self._new if new and self._new is not None else self._old
+        arguments, named = dialect.create_connect_args(url)
+        return dialect.connect(*arguments, **{**named, **self._arguments})
+
+    def _fence_error(self, dialect: Dialect, why: str) -> Exception:
+        text = f"schema {self._old.database} is read-only: database {self._index} {why}"
+        error: Exception = dialect.loaded_dbapi.OperationalError(SCHEMA_READ_ONLY, text)
+        return error
+
+
+class Connector(Protocol):
+    """Connects to the old server, or to the new one."""
+
+    def __call__(self, dialect: Dialect, *, new: bool) -> Any: ...
+
+
+class MoveWatch(Service):
+    """Polls whether the new server of a database has been declared its home; ends when it has.
+
+    While the old server is known to be fenced it polls that too, on behalf of all waiting callers.
+    """
+
+    def __init__(self, index: int, reach: Connector, clock: Clock) -> None:
+        super().__init__(f"toc-move-{index}")
+        self._index, self._connect_to, self._clock = index, reach, clock
+        self.moved = False
+        self._dialect: Dialect | None = None
+        self._connections: dict[
+            bool, Any
+        ] = {}  # its own connection to the new server (True), and the old
+        self._first_look_done = threading.Event()
+        self._change = threading.Condition()
+        self._fenced_since_s: float | None = None  # since when the old server is known to be fenced
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_moved(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` when the database has moved, in the polling thread."""
+        self._listeners.append(listener)
+
+    def start_watching(self, dialect: Dialect) -> None:
+        """Starts polling; the first call waits up to FIRST_LOOK_S for the first poll."""
+        if self._first_look_done.is_set():
+            return
+        self._dialect = dialect
+        self.start()
+        self._first_look_done.wait(FIRST_LOOK_S)
+        self._first_look_done.set()
+
+    def wait_for_fence_end(self) -> bool:
+        """Waits until the database has moved or the fence is lifted. False: that has taken too long.
+
+        FENCED_S_MAX counts from when this process first met the fence, for all waiting callers.
+        """
+        with self._change:
+            if self.moved:
+                return True
+            now_s = self._clock.monotonic_s()
+            if self._fenced_since_s is None:
+                self._fenced_since_s = now_s
+            left_s = self._fenced_since_s + FENCED_S_MAX - now_s
+            if left_s <= 0:
+                return False
+            self.wake()
+            return self._change.wait(left_s)
+
+    def run_once(self) -> float:
+        """Polls once; returns the seconds until the next poll."""
+        if self._fenced_since_s is not None and self._query_server(FENCED_SQL, new=False) is False:
+            with self._change:  # the fence was lifted
+                self._fenced_since_s = None
+                self._change.notify_all()
+        moved = self._query_server(HOME_SQL, new=True)
+        if moved:
+            self._switch_to_new_server()
+        self._first_look_done.set()
+        if self._somebody_waits():
+            return FENCED_LOOK_S
+        return AWAY_LOOK_S if moved is None else LOOK_S
+
+    def _somebody_waits(self) -> bool:
+        since_s = self._fenced_since_s
+        return since_s is not None and self._clock.monotonic_s() < since_s + FENCED_S_MAX
+
+    def _query_server(self, sql: str, *, new: bool) -> bool | None:
+        """The boolean answer of one of the servers; None: an error."""
+        assert self._dialect is not None  # noqa: S101 - it has begun
+        try:
+            if new not in self._connections:
+                self._connections[new] = raw = self._connect_to(self._dialect, new=new)
+                # AUTOCOMMIT: a process that is frozen between two polls must hold no locks.
+                self._dialect.set_isolation_level(raw, "AUTOCOMMIT")
+            return _query_bool(self._connections[new], sql)
+        except self._dialect.loaded_dbapi.Error as error:
+            self._close_connection(new)
+            which = "new" if new else "old"
+            self._log_throttle.warning(which, "%s: the %s server: %s", self.name, which, error)
+            return None
+
+    def _switch_to_new_server(self) -> None:
+        log.info("database %d is at home on its new server from now on", self._index)
+        with self._change:
+            self.moved = True
+            self._change.notify_all()
+        for listener in self._listeners:
+            listener()
+        self.signal_stop()
+
+    def _close_connection(self, new: bool) -> None:
+        raw = self._connections.pop(new, None)
+        if raw is not None:
+            with suppress(Exception):
+                raw.close()
+
+    def _loop(self) -> None:
+        try:
+            super()._loop()
+        finally:
+            for new in list(self._connections):
+                self._close_connection(new)
+
+
+def _close_if_fenced(raw: Any) -> Any:
+    """The connection, or None (and it is closed) where the schema is fenced."""
+    try:
+        fenced = _query_bool(raw, FENCED_SQL)
+    except BaseException:
+        raw.close()
+        raise
+    if not fenced:
+        return raw
+    raw.close()
+    return None
+
+
+def _query_bool(raw: Any, sql: str) -> bool:
+    cursor = raw.cursor()
+    try:
+        cursor.execute(sql)
+        (answer,) = cursor.fetchone()
+        raw.rollback()  # the driver has begun a transaction
+    finally:
+        cursor.close()
+    return bool(answer)

@@ -1,0 +1,93 @@
+"""What a driver's error says: a server that cannot serve now, or one that refuses a statement.
+
+Drivers put both into one class (OperationalError), so the number decides. Numbers that are not listed
+as those of a server that is away are of the statement: it is wrong to wait for that server.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from toc.errors import (
+    MYSQL_REFUSALS,
+    MYSQL_TABLE_FAULTS,
+    StatementFailed,
+    StoreUnavailable,
+    TocError,
+)
+from toc.store.database_home import FENCE_ERRORS
+from toc.store.duplicates import is_own_duplicate
+
+NO_TABLE = 1146
+
+CLIENT_ERRORS = range(2000, 3000)  # the driver's own: about the connection
+_PROXY_ERRORS = range(9000, 10000)  # ProxySQL's own
+AWAY = frozenset({
+    1021, 1026, 1030, 1037, 1038, 1041, 1114, 1180, 1598,  # no disk, no memory, no binary log
+    1040, 1129, 1130, 1135, 1203, 1226,  # too many connections, or none from this host
+    1042, 1043, 1047, 1152, 1158, 1159, 1160, 1161, 1184,  # the network; a cluster's node that is not ready
+    1053, 1077, 1078, 1079, 1080, 1317, 1927, 3032, 3168, 3169, 4031,  # shut down, offline, killed, idle
+    1205, 1206, 1213, 3572,  # locks
+    1412, 1615,  # the table has changed since the transaction began
+    1792, 3098, 3100,  # a server that may not write now
+    1820, 1862, 3118, 3159, 4151,  # the account: its password, a lock, TLS
+    1969, 3024,  # the statement took too long
+}) | FENCE_ERRORS  # fmt: skip
+"""MySQL's and MariaDB's numbers of a server that answers and cannot serve now."""
+
+# How SQLite's OperationalErrors begin that are about a statement; all others are about the file.
+_SQLITE_STATEMENT = (
+    "no such", "table ", "near ", "ambiguous", "cannot ", "duplicate column", "incomplete input",
+    "unrecognized token", "too many", "misuse", "wrong number", "foreign key mismatch", "error in ",
+)  # fmt: skip
+
+
+def is_unavailable_number(number: int) -> bool:
+    """Whether a number is that of a server that does not answer, or cannot serve now."""
+    return number < 1000 or number in AWAY or number in CLIENT_ERRORS or number in _PROXY_ERRORS
+
+
+def translate_error(database: int, error: DBAPIError) -> TocError | None:
+    """What toc raises for a driver's error; None: a duplicate of toc's own keys, which verbs expect."""
+    if error.connection_invalidated:
+        return StoreUnavailable(database, error)
+    if isinstance(error, IntegrityError) and is_own_duplicate(error):
+        return None
+    number = error_number(error)
+    if number is None:
+        of_statement = isinstance(error, IntegrityError) or _is_sqlite_statement_error(error)
+    else:
+        known = (
+            is_unavailable_number(number)
+            or number in MYSQL_REFUSALS
+            or number in MYSQL_TABLE_FAULTS
+        )
+        of_statement = not known
+    if not of_statement:
+        return StoreUnavailable(database, error)
+    named = re.search(r"\btoc_\w+\b(?!`?\.)", error.statement or "")  # not a schema's name
+    return StatementFailed(database, named[0] if named else None, number, error_text(error))
+
+
+def error_number(error: DBAPIError) -> int | None:
+    """The server's number of an error; None of SQLite."""
+    arguments = getattr(error.orig, "args", ())
+    return arguments[0] if arguments and isinstance(arguments[0], int) else None
+
+
+def error_text(error: BaseException) -> str:
+    """What the server says, on one line."""
+    arguments = getattr(getattr(error, "orig", None), "args", ())
+    lines = str(arguments[-1] if arguments else error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def is_missing_table(error: DBAPIError) -> bool:
+    """Whether the server says that a table does not exist."""
+    return error_number(error) == NO_TABLE or "no such table" in str(error.orig)
+
+
+def _is_sqlite_statement_error(error: DBAPIError) -> bool:
+    return str(error.orig).startswith(_SQLITE_STATEMENT)

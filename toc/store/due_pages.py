@@ -1,0 +1,170 @@
+"""Pages of live rows for the loader and the scanner, by (due_time, job_id): ended rows are never read.
+
+One statement can also find out which of many shards have any such row: most have none, and a round trip per
+shard would be the cost of an idle worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    ColumnElement,
+    Dialect,
+    Integer,
+    Select,
+    bindparam,
+    literal_column,
+    or_,
+    select,
+)
+
+from toc.errors import SchemaMismatch, StoreUnavailable
+from toc.store.columns import Millis, UInt64, db_now_plus
+from toc.store.databases import Databases, execute_on
+from toc.store.prepared import PreparedStatement
+from toc.store.schema import JOB
+
+PAUSE_FACTOR = (
+    4  # a shard that could not be read is skipped for so many times as long as the try took
+)
+SHARDS_PER_QUERY_MAX = 240  # shards that one statement asks about
+BITS = 60  # shards per number of the result, one bit each; all engines have 63 bits
+
+c = JOB.c
+
+
+class DueRow(NamedTuple):
+    due_ms: int
+    job_id: int
+    type_no: int
+
+
+class DuePages:
+    """Reads due rows from the primaries, a new transaction per page."""
+
+    def __init__(self, databases: Databases) -> None:
+        self._databases = databases
+
+    def due_after(
+        self, shard: int, after: tuple[int, int], until_ms: int, limit: int
+    ) -> list[DueRow]:
+        """Live rows (running ones too) with (due_time, job_id) > after and due_time <= until_ms."""
+        return self._read_page(shard, after, (c.due_time <= until_ms,), None, limit)
+
+    def shards_due_after(self, wanted: Mapping[int, tuple[tuple[int, int], int]]) -> set[int]:
+        """The shards in which `due_after` finds a row. `wanted`: shard -> (after, until_ms), of one database.
+
+        At most SHARDS_PER_QUERY_MAX shards.
+        """
+        return self._shards_with_rows(
+            _AFTER,
+            {
+                shard: {"after_ms": after[0], "after_id": after[1], "until_ms": until_ms}
+                for shard, (after, until_ms) in wanted.items()
+            },
+        )
+
+    def overdue_rows(
+        self,
+        shard: int,
+        after: tuple[int, int],
+        grace_ms: int,
+        types: Collection[int] | None,
+        limit: int,
+    ) -> list[DueRow]:
+        """Live rows that have been due for longer than `grace_ms`, by the database's clock, oldest first.
+
+        Without rows that are due only because that clock stepped ahead (see `runtime.server_clock`).
+        `types`: only these type numbers; None: all.
+        """
+        until_ms = self._databases.of_shard(shard).server_clock.bounds().due_ms - grace_ms
+        overdue = (c.due_time <= db_now_plus(-grace_ms), c.due_time <= until_ms)
+        return self._read_page(shard, after, overdue, types, limit)
+
+    def shards_with_overdue(self, grace_ms: Mapping[int, int]) -> set[int]:
+        """The shards with an overdue row of any type. `grace_ms`: by shard, all of one database.
+
+        At most SHARDS_PER_QUERY_MAX shards.
+        """
+        # All types: the index does not contain the type, so a filter by type would read all overdue rows of
+        # other services in all these shards.
+        if not grace_ms:
+            return set()
+        until_ms = self._databases.of_shard(next(iter(grace_ms))).server_clock.bounds().due_ms
+        return self._shards_with_rows(
+            _OVERDUE,
+            {shard: {"plus_ms": -ms, "until_ms": until_ms - ms} for shard, ms in grace_ms.items()},
+        )
+
+    def database_answers(self, shard: int) -> bool:
+        """Whether the shard's database answers: then a failure there concerns one table only."""
+        try:
+            self._databases.of_shard(shard).now_ms()
+        except (StoreUnavailable, SchemaMismatch):
+            return False
+        return True
+
+    def _read_page(
+        self,
+        shard: int,
+        after: tuple[int, int],
+        until: Collection[ColumnElement[bool]],
+        types: Collection[int] | None,
+        limit: int,
+    ) -> list[DueRow]:
+        database = self._databases.of_shard(shard)
+        query = (  # guard: load-running-too
+            select(c.due_time, c.job_id, c.biz_type)
+            .where(*_after_key(*after), *until)
+            .order_by(c.due_time, c.job_id)
+            .limit(limit)
+        )
+        if types is not None:
+            query = query.where(c.biz_type.in_(sorted(types)))
+        rows = database.read(lambda connection: execute_on(connection, shard, query).all())
+        return [DueRow(*(int(value) for value in row)) for row in rows]
+
+    def _shards_with_rows(
+        self, query: Select[Any], values: Mapping[int, Mapping[str, Any]]
+    ) -> set[int]:
+        """The shards in which the query finds a row. `values`: the query's values by shard."""
+        if not values:
+            return set()
+        database = self._databases.of_shard(next(iter(values)))
+        prepared = _prepared(query, database.engine.dialect)
+        bits: list[str] = []
+        arguments: list[Any] = []
+        for position, (shard, given) in enumerate(values.items()):
+            text, filled = prepared.bind(database.job_table_name(shard), **given)
+            bits.append(f"(EXISTS ({text}) << {position % BITS})")
+            arguments += filled
+        numbers = [" | ".join(bits[at : at + BITS]) for at in range(0, len(bits), BITS)]
+        statement = f"SELECT {', '.join(numbers)}"
+        found = database.read(
+            lambda connection: connection.exec_driver_sql(statement, tuple(arguments)).one()
+        )
+        return {
+            shard
+            for position, shard in enumerate(values)
+            if int(found[position // BITS]) >> position % BITS & 1
+        }
+
+
+def _after_key(after_ms: Any, after_id: Any) -> tuple[ColumnElement[bool], ...]:
+    return c.due_time >= after_ms, or_(c.due_time > after_ms, c.job_id > after_id)
+
+
+_ONE: Select[Any] = select(literal_column("1"))
+_UNTIL = c.due_time <= bindparam("until_ms", type_=Millis)
+_AFTER = _ONE.where(
+    *_after_key(bindparam("after_ms", type_=Millis), bindparam("after_id", type_=UInt64)), _UNTIL
+)
+_OVERDUE = _ONE.where(c.due_time <= db_now_plus(bindparam("plus_ms", type_=Integer)), _UNTIL)
+
+
+@lru_cache(maxsize=64)
+def _prepared(query: Select[Any], dialect: Dialect) -> PreparedStatement:
+    return PreparedStatement(query, dialect)

@@ -1,0 +1,121 @@
+"""Which database this is: what `toc_meta` says of it, and which shards' tables it holds.
+
+A migration for another database would make empty tables, and `toc_jobs` over them: the jobs that are
+there would be seen by no query. So a run asks first (`refuse_others`), and so does each script (`guard`).
+Before the first start of a process `toc_meta` says nothing: then the job tables tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from toc.errors import SchemaMismatch
+from toc.store.driver_errors import is_missing_table
+from toc.store.schema_steps import SchemaTarget
+
+_RAW = {"no_parameters": True}
+_GUARD = "toc_guard"
+
+HAS_META = (
+    "EXISTS (SELECT 1 FROM information_schema.TABLES "
+    "WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = 'toc_meta')"
+)
+"""A condition in a server's SQL."""
+
+
+def refuse_other_database(
+    target: SchemaTarget, connection: Connection, expected_meta: Mapping[str, str]
+) -> None:
+    """Raises SchemaMismatch where this is another database, or was set up with other numbers."""
+    try:
+        rows = connection.exec_driver_sql("SELECT name, value FROM toc_meta").all()
+    except DBAPIError as error:
+        if not is_missing_table(error):  # there is none before the first revision
+            raise
+        rows = []
+    wrong = describe_differences(
+        target, expected_meta, {str(name): str(value) for name, value in rows}
+    )
+    if wrong:
+        raise SchemaMismatch(f"database {target.index}: {wrong}; nothing was changed")
+    table = connection.exec_driver_sql(
+        _select_foreign_table(target), execution_options=_RAW
+    ).scalar()
+    if table is not None:
+        raise SchemaMismatch(
+            f"database {target.index} has table {table}, which is not one of its shards "
+            f"{_shard_range(target)}: the URLs may be in another order, or the number of shards another one; "
+            "nothing was changed"
+        )
+
+
+def describe_differences(
+    target: SchemaTarget, expected_meta: Mapping[str, str], recorded_meta: Mapping[str, str]
+) -> str:
+    """How the settings differ from `kept`, what `toc_meta` says; "": not at all."""
+    wrong = [
+        f"toc_meta says {name} = {recorded_meta[name]}, the settings say {value}"
+        for name, value in sorted(_expected_rows(target, expected_meta).items())
+        if recorded_meta.get(name, value) != value
+    ]
+    return "; ".join(wrong)
+
+
+def guard_sql(target: SchemaTarget, expected_meta: Mapping[str, str]) -> tuple[str, str]:
+    """For a script on a server: a query, and an expression that is NULL or says what is wrong.
+
+    The query sets the variable @toc_meta; it is for a database that `HAS_META`. The expression uses that
+    variable, and has 64 characters at most: so long a name may be.
+    """
+    says = " ".join(
+        f"WHEN '{name}' THEN '{value}'"
+        for name, value in _expected_rows(target, expected_meta).items()
+    )
+    text = (
+        "CONCAT('toc_meta says ', name, ' = ', LEFT(value, 8), "
+        f"', the script says ', CASE name {says} END)"
+    )
+    stranger = f"LEFT(({_select_foreign_table(target)}), 12)"
+    differs = _difference_condition(target, expected_meta)
+    return (
+        f"SELECT MIN({text}) INTO @toc_meta FROM toc_meta WHERE {differs}",  # noqa: S608
+        f"COALESCE(@toc_meta, CONCAT('it has tables of other shards than the script, as ', {stranger}))",
+    )
+
+
+def guard_statements_sqlite(target: SchemaTarget, expected_meta: Mapping[str, str]) -> list[str]:
+    """For a script on SQLite that finds `toc_meta`: statements that fail on another database than `index`."""
+    differs = _difference_condition(target, expected_meta)
+    return [
+        f"CREATE TEMP TABLE {_GUARD} (wrong TEXT CONSTRAINT toc_meta_fits_the_script CHECK (wrong IS NULL))",
+        f"INSERT INTO {_GUARD} SELECT name FROM toc_meta WHERE {differs}",  # noqa: S608
+        f"INSERT INTO {_GUARD} SELECT ({_select_foreign_table(target)})",
+        f"DROP TABLE {_GUARD}",
+    ]
+
+
+def _expected_rows(target: SchemaTarget, expected_meta: Mapping[str, str]) -> dict[str, str]:
+    return {**expected_meta, "database": str(target.index)}
+
+
+def _difference_condition(target: SchemaTarget, expected_meta: Mapping[str, str]) -> str:
+    wanted = _expected_rows(target, expected_meta).items()
+    return " OR ".join(f"(name = '{name}' AND value <> '{value}')" for name, value in wanted)
+
+
+def _select_foreign_table(target: SchemaTarget) -> str:
+    """A query: the first job table of a shard that is not this database's, or NULL."""
+    outside = f"NOT BETWEEN {target.shards[0]} AND {target.shards[-1]}"
+    if target.sqlite:
+        where = f"name GLOB 'toc_job_[0-9]*' AND CAST(SUBSTR(name, 9) AS INTEGER) {outside}"
+        return f"SELECT MIN(name) FROM sqlite_master WHERE type = 'table' AND {where}"  # noqa: S608
+    where = f"TABLE_NAME REGEXP '^toc_job_[0-9]+$' AND CAST(SUBSTRING(TABLE_NAME, 9) AS UNSIGNED) {outside}"
+    tables = "information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE()"
+    return f"SELECT MIN(TABLE_NAME) FROM {tables} AND {where}"  # noqa: S608
+
+
+def _shard_range(target: SchemaTarget) -> str:
+    return f"{target.shards[0]} to {target.shards[-1]}"

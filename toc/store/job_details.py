@@ -1,0 +1,49 @@
+"""Everything that a database has of one job. Reads only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from toc.domain.job import DeadJob, Job
+from toc.store.bulk_update import explain_missing_table
+from toc.store.databases import Database, execute_on
+from toc.store.rows import JOB_COLUMNS, job_from_row
+from toc.store.schema import JOB, job_table_name
+
+c = JOB.c
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetails:
+    """A row with all its columns, and the dead letter if there is one. Times in ms since 1970 UTC."""
+
+    job: Job
+    type_no: int
+    created_ms: int
+    modified_ms: int
+    letter: DeadJob | None
+
+
+def read_job_details(database: Database, shard: int, job_id: int) -> JobDetails | None:
+    """None: there is no such row. Raises StoreUnavailable, and SchemaMismatch for a table that is gone."""
+    row_of = select(*JOB_COLUMNS, c.gmt_create, c.gmt_modified).where(c.job_id == job_id)
+    dead, types = database.dead.c, database.biz_type.c
+    letter_of = select(dead.attempts, dead.error, dead.dead_time).where(dead.job_id == job_id)
+
+    def read(connection: Connection) -> JobDetails | None:
+        row: Any = execute_on(connection, shard, row_of).first()
+        if row is None:
+            return None
+        name = connection.scalar(select(types.name).where(types.type_no == row[2]))
+        job = job_from_row(
+            row, str(name) if name is not None else f"number {row[2]}, which has no name"
+        )
+        found: Any = connection.execute(letter_of).first()
+        letter = None if found is None else DeadJob(job_id, job.biz_id, job.biz_type, *found)
+        return JobDetails(job, row[2], row[-2], row[-1], letter)
+
+    with explain_missing_table(database, job_table_name(shard)):
+        return database.read(read)

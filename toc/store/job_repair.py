@@ -1,0 +1,253 @@
+"""The guarded changes that reconciliation makes to rows, and the events of its repairs of reminders.
+
+Like every verb of toc they change a row only while it is as it was read: a change that a client or a worker
+made in between wins. The event is in the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Row, bindparam, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from toc.domain.ids import GENE_MASK, gene_of
+from toc.domain.job import Status
+from toc.domain.routing import hash_of
+from toc.store.columns import Millis, db_now, sql_time
+from toc.store.databases import Database, Databases, execute_on
+from toc.store.duplicates import is_live_duplicate, is_primary_duplicate
+from toc.store.events import Transition, record_events, record_unchanged_jobs
+from toc.store.repaired_copies import REPAIR, copy_event_reason, has_copy_event, possible_copy_ids
+from toc.store.rows import status_from_number
+from toc.store.schema import JOB, job_table_name
+
+c = JOB.c
+TRIES_MAX = 10
+_BY_HAND = "cancel it, and schedule it anew"
+_COPIED = (
+    c.gmt_create, c.biz_id, c.biz_type, c.action_time, c.attribute, c.attempts, c.worker,
+    c.dedup_key, c.claim_time,
+)  # fmt: skip
+
+
+class ShiftedJob(NamedTuple):
+    """A pending job, never tried, whose due_time differed from its action_time when it was read."""
+
+    job_id: int
+    action_ms: int
+    due_ms: int
+
+
+class MisfitRepair(NamedTuple):
+    """The result of repairing a misfit. `job_id`: the copy that replaces it; None: nothing was done.
+
+    why: the reason why nothing was done. is_over: nothing is left to do.
+    """
+
+    job_id: int | None
+    type_no: int = 0
+    due_ms: int = 0
+    why: str = ""
+    is_over: bool = False
+
+
+class JobRepair:
+    """Repairs job rows for reconciliation. `actor`: written into events.
+
+    Raises StoreUnavailable. Thread-safe.
+    """
+
+    def __init__(self, databases: Databases, actor: str) -> None:
+        self._databases, self._actor = databases, actor
+
+    def record_events(self, reasons: Mapping[int, Mapping[int, str]]) -> None:
+        """Writes an event for each of some unchanged jobs (by shard), in one transaction per database.
+
+        A COMMIT whose answer was lost is repeated: then a job has two such events.
+        """
+        shards = sorted(reasons)
+        for index, some in groupby(shards, key=self._databases.routing.database):
+            database, mine = self._databases[index], list(some)
+
+            def work(
+                connection: Connection, database: Database = database, mine: list[int] = mine
+            ) -> None:
+                for shard in mine:
+                    record_unchanged_jobs(
+                        connection, database, shard, reasons[shard], REPAIR, self._actor
+                    )
+
+            database.run_transaction(work)
+
+    def reset_due_times(self, shifted: Mapping[int, Sequence[ShiftedJob]]) -> set[tuple[int, int]]:
+        """Sets due_time back to action_time, the time that the business gave.
+
+        One transaction. `shifted`: by shard, all of one database. Returns (shard, job_id) of the changed
+        jobs: the others have changed since they were read.
+        """
+        database = self._databases.of_shard(min(shifted))
+
+        def work(connection: Connection) -> set[tuple[int, int]]:
+            changed = set()
+            for shard in sorted(shifted):
+                reasons = {}
+                for job in sorted(shifted[shard]):
+                    values = {"id": job.job_id, "action": job.action_ms, "due": job.due_ms}
+                    if execute_on(connection, shard, _RESET_DUE_TIME, values).rowcount:
+                        reasons[job.job_id] = f"moved: due_time was {sql_time(job.due_ms)} UTC"
+                if reasons:
+                    record_unchanged_jobs(connection, database, shard, reasons, REPAIR, self._actor)
+                changed |= {(shard, job_id) for job_id in reasons}
+            return changed
+
+        return database.run_transaction(work)
+
+    def copy_to_right_shard(self, shard: int, job_id: int) -> MisfitRepair:
+        """Copies a pending misfit to the shard of its biz_id, under a fitting id, and cancels the old row.
+
+        The old row is in the table of `shard`, whatever its id says. The copy's id has the old id's time and
+        sequence with the right gene: if the old row becomes live again, the next repair finds the
+        existing copy. A job that was never tried is due at its action_time.
+
+        This is one transaction. Across two databases there is none: a client that cancelled the old row
+        between the two commits would get "cancelled" while the copy lived on (I3). Such a job is left to a
+        person. `repaired_copies.find_copy` finds the copy by the old id.
+        """
+        for _ in range(TRIES_MAX):
+            try:
+                return _MisfitRepairer(self._databases, self._actor, shard, job_id).run()
+            except IntegrityError as error:
+                if is_live_duplicate(error):
+                    return MisfitRepair(None, why="a live job holds its key")
+                if not is_primary_duplicate(error):
+                    raise
+                # Another transaction took the id after it was read: the next try finds it taken.
+        raise AssertionError(f"no id for a copy of job {job_id} after {TRIES_MAX} tries")
+
+
+class _MisfitRepairer:
+    """Repairs one misfit job."""
+
+    def __init__(self, databases: Databases, actor: str, shard: int, job_id: int) -> None:
+        self._databases, self._actor, self._shard, self._job_id = databases, actor, shard, job_id
+        self._database = databases.of_shard(shard)
+        self._last_repair = MisfitRepair(None)  # the answer of the last try
+
+    def run(self) -> MisfitRepair:
+        return self._database.run_transaction(self._repair)
+
+    def _repair(self, connection: Connection) -> MisfitRepair:
+        _begin_immediate(connection, self._database)
+        query = select(c.status, c.due_time, *_COPIED).where(c.job_id == self._job_id)
+        row = execute_on(connection, self._shard, query.with_for_update()).one_or_none()
+        if row is None:
+            return MisfitRepair(None, why="it is gone", is_over=True)
+        shard, gene = self._shard_of(row.biz_id), hash_of(row.biz_id) & GENE_MASK
+        home = self._databases.of_shard(shard)
+        nothing = self._reason_to_do_nothing(
+            connection, status_from_number(row.status), shard, gene
+        )
+        if nothing is not None:
+            return nothing
+        due_ms = row.due_time if row.attempts and row.due_time is not None else row.action_time
+        # Before the copy: in one table, a second live row with the key would be refused.
+        self._cancel(connection)
+        new_id = self._insert_copy(connection, home, shard, gene, row, due_ms)
+        words = f"misfit: job {new_id} in {job_table_name(shard)} stands for it now"
+        move = Transition("cancel", Status.PENDING, Status.CANCELLED, self._actor, words)
+        record_events(connection, self._database, self._shard, c.job_id == self._job_id, move)
+        self._last_repair = MisfitRepair(new_id, row.biz_type, due_ms)
+        return self._last_repair
+
+    def _reason_to_do_nothing(
+        self, connection: Connection, status: Status, shard: int, gene: int
+    ) -> MisfitRepair | None:
+        """The result when nothing is to be done, or nothing may be done; None: the repair goes on."""
+        if status is Status.RUNNING:
+            return MisfitRepair(None, why="it is running: repaired when it is pending again")
+        if status is not Status.PENDING:
+            # This is the second try of a transaction that was committed: its answer was lost.
+            made = self._last_repair.job_id
+            if made is not None and has_copy_event(
+                connection, self._database, made, self._job_id, self._shard
+            ):
+                return self._last_repair
+            return MisfitRepair(None, why="it has ended meanwhile", is_over=True)
+        if gene_of(self._job_id) == gene and shard == self._shard:
+            return MisfitRepair(None, why="it fits by now", is_over=True)
+        home = self._databases.of_shard(shard)
+        if home is not self._database:
+            return MisfitRepair(None, why=f"it belongs into database {home.index}: {_BY_HAND}")
+        return None
+
+    def _cancel(self, connection: Connection) -> None:
+        values = {"id": self._job_id}
+        if not execute_on(connection, self._shard, _CANCEL, values).rowcount:
+            raise AssertionError(f"job {self._job_id} was locked while it was pending")
+
+    def _insert_copy(
+        self,
+        connection: Connection,
+        home: Database,
+        shard: int,
+        gene: int,
+        row: Row[Any],
+        due_ms: int,
+    ) -> int:
+        """Inserts the copy unless it exists already; returns its id."""
+        words = copy_event_reason(self._job_id, self._shard)
+        for new_id in possible_copy_ids(self._job_id, gene):
+            query = select(*_COPIED).where(c.job_id == new_id)
+            there = execute_on(connection, shard, query).one_or_none()
+            if there is None:
+                values = {column.name: getattr(row, column.name) for column in _COPIED}
+                values |= {"job_id": new_id, "status": int(Status.PENDING), "due_time": due_ms}
+                execute_on(connection, shard, insert(JOB).values(**values, gmt_modified=db_now()))
+                record_unchanged_jobs(connection, home, shard, {new_id: words}, REPAIR, self._actor)
+                return new_id
+            if has_copy_event(connection, home, new_id, self._job_id, self._shard):
+                return new_id
+            if _is_same_job(there, row):  # somebody else has copied it
+                record_unchanged_jobs(connection, home, shard, {new_id: words}, REPAIR, self._actor)
+                return new_id
+        raise AssertionError(f"no free id like {self._job_id}")
+
+    def _shard_of(self, biz_id: int) -> int:
+        return self._databases.routing.shard(hash_of(biz_id))
+
+
+def _is_same_job(there: Row[Any], row: Row[Any]) -> bool:
+    """Whether two rows have the same business data."""
+    return all(
+        getattr(there, column.name) == getattr(row, column.name)
+        for column in (c.biz_id, c.biz_type, c.action_time, c.attribute, c.dedup_key)
+    )
+
+
+def _begin_immediate(connection: Connection, database: Database) -> None:
+    """SQLite has no row locks: this locks the whole database before the rows are read."""
+    if database.sqlite:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+_RESET_DUE_TIME = (
+    update(JOB)
+    .where(
+        c.job_id == bindparam("id"),
+        c.status == int(Status.PENDING),
+        c.attempts == 0,
+        # Unchanged since it was read: a reschedule by a client in between wins.
+        c.action_time == bindparam("action", type_=Millis()),
+        c.due_time == bindparam("due", type_=Millis()),
+        c.due_time != c.action_time,
+    )
+    .values(due_time=c.action_time, gmt_modified=db_now())
+)
+_CANCEL = (
+    update(JOB)
+    .where(c.job_id == bindparam("id"), c.status == int(Status.PENDING))
+    .values(status=int(Status.CANCELLED), due_time=None, gmt_modified=db_now())
+)

@@ -1,0 +1,172 @@
+"""Deleting what has ended, page by page of the primary key, and counting it.
+
+There is no index on "when it ended": it would cost every job two more writes. A pass walks the shard
+by its primary key instead, from the oldest job on, and stops where jobs are too young to be deleted
+(their ids say when they were made). What it passes over is what lives for long, which is little.
+
+`toc_purge` counts what is deleted, in the transaction that deletes it: by UTC day, type and status, with the
+smallest and the largest id. Where a row has changed since its page was read, the transaction is rolled
+back, and done anew with the rows locked and read first: the counts are exact. They are written last: in
+these few rows all nodes meet, and they are locked for a moment only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from sqlalchemy import Connection, and_, delete, exists, or_, select
+
+from toc.domain.ids import first_id_of
+from toc.domain.job import Status
+from toc.store import purge_counts
+from toc.store.archive_status import ArchiveStatus, read_archive_status
+from toc.store.databases import Database, Databases, execute_on
+from toc.store.schema import JOB
+
+c = JOB.c
+KINDS_MAX = 100  # types and statuses in one DELETE: SQLite takes no condition of more than 1,000
+_ENDED = [int(status) for status in Status if not status.live]
+
+
+class OldRow(NamedTuple):
+    """`changed_ms`: for an ended job, when it ended; by the database's clock."""
+
+    job_id: int
+    type_no: int
+    status: int
+    changed_ms: int
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status in _ENDED
+
+    @property
+    def is_dead(self) -> bool:
+        return self.status == Status.DEAD
+
+
+@dataclass(frozen=True, slots=True)
+class PurgePages:
+    """The statements of one purger."""
+
+    databases: Databases
+
+    def archive_status(self, database: Database) -> ArchiveStatus | None:
+        """How far the archive of a database is; None: it was never archived."""
+        return read_archive_status(database)
+
+    def read_page(self, shard: int, after: int, made_before_ms: int, limit: int) -> list[OldRow]:
+        """Jobs of a shard made before a moment, by id, from beyond `after` on."""
+        query = (
+            select(c.job_id, c.biz_type, c.status, c.gmt_modified)
+            .where(c.job_id > after, c.job_id < first_id_of(made_before_ms))
+            .order_by(c.job_id)
+            .limit(limit)
+        )
+        database = self.databases.of_shard(shard)
+        rows = database.read(lambda connection: execute_on(connection, shard, query).all())
+        return [OldRow._make(row) for row in rows]
+
+    def delete_unchanged(self, shard: int, rows: Sequence[OldRow]) -> int:
+        """Deletes those of these ended rows that nobody has changed since; how many that were."""
+        database = self.databases.of_shard(shard)
+        asked = sorted(rows)
+        try:
+            return database.run_transaction(partial(_delete_all_or_none, database, shard, asked))
+        except _SomeChangedError:
+            return database.run_transaction(partial(_delete_locked, database, shard, asked))
+
+    def delete_events(
+        self, database: Database, after: int, before_ms: int, now_ms: int, limit: int
+    ) -> tuple[int, int | None]:
+        """Looks at the next `limit` events by id, beyond `after`, and deletes those before a moment.
+
+        How many it deleted, and where to go on; None: all that follow are younger. (An event from the
+        future, of a clock that was ahead, says nothing about those behind it.)
+        """
+        event = database.event
+        query = (
+            select(event.c.event_id, event.c.event_time)
+            .where(event.c.event_id > after)
+            .order_by(event.c.event_id)
+            .limit(limit)
+        )
+        rows = database.read(lambda connection: connection.execute(query).all())
+        old = [event_id for event_id, at_ms in rows if at_ms < before_ms]
+        if old:
+            database.run_autocommit(
+                lambda x: x.execute(delete(event).where(event.c.event_id.in_(old)))
+            )
+        younger = not old and any(before_ms <= at_ms <= now_ms for _, at_ms in rows)
+        more = len(rows) == limit and not younger
+        return len(old), rows[-1][0] if more else None
+
+
+class _SomeChangedError(Exception):
+    """Some rows may not be as they were read: the transaction is rolled back, and done the other way."""
+
+
+def _delete_all_or_none(
+    database: Database, shard: int, rows: Sequence[OldRow], connection: Connection
+) -> int:
+    """All of these rows, or none: then they need not be read again to be counted."""
+    kinds: dict[tuple[int, int], list[int]] = {}
+    for row in rows:
+        kinds.setdefault((row.type_no, row.status), []).append(row.job_id)
+    if len(kinds) > KINDS_MAX:
+        raise _SomeChangedError
+    # Each with the type and status under which it will be counted.
+    as_read = or_(
+        *(
+            and_(database.in_ids(c.job_id, ids), c.biz_type == type_no, c.status == status)
+            for (type_no, status), ids in kinds.items()
+        )
+    )
+    # Whatever a caller passes: no live job is deleted (I1).
+    ended = c.status.in_(_ENDED)
+    change = delete(JOB).where(as_read, ended, c.gmt_modified <= _newest_ms(rows))
+    if execute_on(connection, shard, change).rowcount < len(rows):
+        raise _SomeChangedError
+    _delete_letters(database, shard, rows, connection)
+    purge_counts.add_counts(connection, database, rows)
+    return len(rows)
+
+
+def _delete_locked(
+    database: Database, shard: int, rows: Sequence[OldRow], connection: Connection
+) -> int:
+    """Those of these rows that are left as they were; locked and read again first."""
+    if database.sqlite:  # it has no locks on rows
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    query = select(c.job_id, c.biz_type, c.status, c.gmt_modified).where(
+        database.in_ids(c.job_id, [row.job_id for row in rows]),
+        c.status.in_(_ENDED),
+        c.gmt_modified <= _newest_ms(rows),
+    )
+    found = execute_on(connection, shard, query.with_for_update()).all()
+    left = [OldRow._make(row) for row in found]
+    if left:
+        mine = database.in_ids(c.job_id, [row.job_id for row in left])
+        execute_on(connection, shard, delete(JOB).where(mine))
+    _delete_letters(database, shard, rows, connection)
+    purge_counts.add_counts(connection, database, left)
+    return len(left)
+
+
+def _newest_ms(rows: Sequence[OldRow]) -> int:
+    """A dead job that was redriven since lives, or has ended again, later than any of these."""
+    return max(row.changed_ms for row in rows)
+
+
+def _delete_letters(
+    database: Database, shard: int, rows: Sequence[OldRow], connection: Connection
+) -> None:
+    letters = database.dead
+    dead = [row.job_id for row in rows if row.is_dead]
+    if dead:
+        gone = ~exists(select(c.job_id).where(c.job_id == letters.c.job_id))
+        mine = letters.c.job_id.in_(dead)
+        execute_on(connection, shard, delete(letters).where(mine, gone))

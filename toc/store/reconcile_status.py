@@ -1,0 +1,98 @@
+"""What the last reconciliation came to: one row of `toc_meta` in database 0, for people and `toc doctor`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from sqlalchemy import Connection, insert, select, update
+
+from toc.store.databases import Database, Databases
+
+RECONCILED = "reconciled"
+"""The row's name. Its value is JSON, ASCII, of at most 255 bytes."""
+
+VERDICT_CHARS_MAX = 32
+
+
+@dataclass(frozen=True, slots=True)
+class LastReconcileResult:
+    """One run. Times in ms since 1970 by the database's clock.
+
+    verdict: "agreed", "repaired", "left" (disagreements are) or "unable" (not everything was compared).
+    disagreements: found, those included that were repaired. whole_ms: the end of the last run that
+    could compare everything, which may be an earlier one; None: there was none.
+    """
+
+    ended_ms: int
+    verdict: str
+    disagreements: int
+    repaired: int
+    seconds: float
+    whole_ms: int | None = None
+
+
+def record_result(
+    databases: Databases,
+    verdict: str,
+    disagreements: int,
+    repaired: int,
+    seconds: float,
+    *,
+    is_whole: bool,
+) -> LastReconcileResult:
+    """Keeps what a run came to that ends now. `is_whole`: it could compare everything.
+
+    Raises StoreUnavailable.
+    """
+    if not verdict.isascii() or len(verdict) > VERDICT_CHARS_MAX:
+        raise ValueError(f"not a verdict: {verdict!r}")
+    database = databases[0]
+    now_ms = database.now_ms()
+    column = database.meta.c
+    change = update(database.meta).where(column.name == RECONCILED)
+
+    def write(connection: Connection) -> LastReconcileResult:
+        before = _read_result(connection, database)
+        whole_ms = before.whole_ms if before is not None else None
+        made = LastReconcileResult(
+            now_ms,
+            verdict,
+            disagreements,
+            repaired,
+            round(seconds, 1),
+            now_ms if is_whole else whole_ms,
+        )
+        value = json.dumps(asdict(made), separators=(",", ":"))
+        # Not REPLACE: that needs the right to delete from toc_meta, which nobody else does.
+        if not connection.execute(change.values(value=value)).rowcount:
+            connection.execute(insert(database.meta), {"name": RECONCILED, "value": value})
+        return made
+
+    return database.run_transaction(write)
+
+
+def read_last_result(databases: Databases) -> LastReconcileResult | None:
+    """The last run's result; None: there was none yet. Raises StoreUnavailable."""
+    database = databases[0]
+    return database.read(lambda connection: _read_result(connection, database))
+
+
+def _read_result(connection: Connection, database: Database) -> LastReconcileResult | None:
+    query = select(database.meta.c.value).where(database.meta.c.name == RECONCILED)
+    value = connection.scalar(query)
+    if value is None:
+        return None
+    try:
+        found = json.loads(value)
+        whole_ms = found["whole_ms"]
+        return LastReconcileResult(
+            int(found["ended_ms"]),
+            str(found["verdict"])[:VERDICT_CHARS_MAX],
+            int(found["disagreements"]),
+            int(found["repaired"]),
+            float(found["seconds"]),
+            None if whole_ms is None else int(whole_ms),
+        )
+    except (ValueError, KeyError, TypeError):  # written by other hands, or by another release
+        return None

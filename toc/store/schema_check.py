@@ -1,0 +1,96 @@
+"""Before a database is used it must stand at our revision and have been set up with our routing.
+
+One that does not answer when a process starts is checked at its first answer, before anything else is
+asked of it: so a process can start while one of several databases is down, or hangs, and the others'
+jobs go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from queue import Empty, SimpleQueue
+
+from toc.errors import StoreUnavailable
+from toc.runtime.clock import SystemClock
+from toc.store import migrate
+from toc.store.catalogue import Catalogue
+from toc.store.databases import Database, Databases
+
+log = logging.getLogger(__name__)
+
+ANSWER_S_MAX = 5.0  # for all of them: a database that hangs would keep the start for a minute
+
+
+TableInspection = Callable[[Database], None]
+
+
+def check_databases(
+    databases: Databases,
+    catalogue: Catalogue,
+    expected_meta: Mapping[str, str],
+    inspect: TableInspection | None = None,
+) -> None:
+    """Raises SchemaMismatch when one that answers does not fit; StoreUnavailable when none answers.
+
+    `inspect(database)` looks at the tables themselves (`inspection`), and raises as well: for processes
+    that live long. None: not, because a few queries of the schema cost a client more than its call.
+    """
+
+    def check_late(database: Database) -> None:
+        migrate.refuse_incompatible([database])
+        catalogue.verify_and_record(expected_meta, [database])
+        if inspect is not None:
+            inspect(database)
+        catalogue.types.read_copy(database)
+        catalogue.types.write_missing_types([database])
+        log.info("database %d answers, and is what it must be", database.index)
+
+    away: dict[Database, StoreUnavailable] = {}
+    for database, error in _check_all(databases, catalogue, inspect).items():
+        if isinstance(error, StoreUnavailable) and not error.refused:
+            away[database] = error
+        elif error is not None:  # it is there, and it or the settings are wrong
+            raise error
+    answering = [database for database in databases if database not in away]
+    if not answering:
+        raise next(iter(away.values()))
+    for database, reason in away.items():
+        log.warning("starting without one: %s", reason)
+        database.check_before_use(check_late)
+    catalogue.verify_and_record(expected_meta, answering)
+    catalogue.types.write_missing_types(answering)
+
+
+def _check_all(
+    databases: Iterable[Database], catalogue: Catalogue, inspect: TableInspection | None
+) -> dict[Database, Exception | None]:
+    """What the check of each met, side by side; None: it fits."""
+    answers: SimpleQueue[tuple[Database, Exception | None]] = SimpleQueue()
+
+    def look(database: Database) -> None:
+        try:
+            migrate.refuse_incompatible([database])
+            catalogue.types.read_copy(database)
+            if inspect is not None:
+                inspect(database)
+            answers.put((database, None))
+        except Exception as error:  # noqa: BLE001 - the caller raises it
+            answers.put((database, error))
+
+    met: dict[Database, Exception | None] = {}
+    for database in databases:
+        late = TimeoutError(f"no answer within {ANSWER_S_MAX:g} s")
+        met[database] = StoreUnavailable(database.index, late)
+        # A thread, not a pool: the end of the process must not wait for one that hangs.
+        threading.Thread(target=look, args=(database,), name="toc-admit", daemon=True).start()
+    clock = SystemClock()
+    deadline_s = clock.monotonic_s() + ANSWER_S_MAX
+    for _ in list(met):
+        try:
+            database, error = answers.get(timeout=max(0.0, deadline_s - clock.monotonic_s()))
+        except Empty:
+            break
+        met[database] = error
+    return met

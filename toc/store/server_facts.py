@@ -1,0 +1,67 @@
+"""What kind of server a database is and how it is set up: for `toc doctor`. Writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection, select, text
+
+from toc.store.archive_status import ARCHIVED
+from toc.store.databases import Database
+from toc.store.reconcile_status import RECONCILED
+from toc.store.schema import FITS_SINCE
+from toc.store.sessions import EXPECTED
+
+_DURABILITY = ("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """`kind`: mysql, mariadb or sqlite. `durability`: the variables behind a COMMIT's worth.
+
+    `session`: variables of toc's own session that `sessions.EXPECTED` names. `sql_mode`: the one that other
+    sessions get from the server. `tls`: version and cipher of the connection; empty: it has no TLS.
+    """
+
+    kind: str
+    version: str
+    durability: Mapping[str, str]
+    session: Mapping[str, str] = field(default_factory=dict)
+    sql_mode: str = ""
+    tls: str = ""
+
+
+def read_server_info(database: Database) -> ServerInfo:
+    """Asks the server. Raises StoreUnavailable."""
+
+    def read(connection: Connection) -> ServerInfo:
+        if database.sqlite:
+            version = str(connection.scalar(text("SELECT sqlite_version()")))
+            return ServerInfo("sqlite", version, {})
+        version = str(connection.scalar(text("SELECT VERSION()")))
+        kind = "mariadb" if "mariadb" in version.lower() else "mysql"
+        everywhere = _read_variables(connection, "GLOBAL", [*_DURABILITY, "sql_mode"])
+        session = _read_variables(connection, "SESSION", EXPECTED)
+        sql_mode = everywhere.pop("sql_mode")
+        sql = "SHOW SESSION STATUS WHERE Variable_name IN ('Ssl_version', 'Ssl_cipher')"
+        found = {str(name): str(value) for name, value in connection.execute(text(sql))}
+        tls = f"{found['Ssl_version']} {found['Ssl_cipher']}" if found.get("Ssl_cipher") else ""
+        return ServerInfo(kind, version, everywhere, session, sql_mode, tls)
+
+    return database.run_transaction(read)
+
+
+def _read_variables(connection: Connection, scope: str, names: Iterable[str]) -> dict[str, str]:
+    listed = ", ".join(f"'{name}'" for name in names)
+    sql = f"SHOW {scope} VARIABLES WHERE Variable_name IN ({listed})"
+    return {str(name): str(value) for name, value in connection.execute(text(sql))}
+
+
+def read_recorded_meta(database: Database) -> dict[str, str]:
+    """What the catalogue keeps: the routing's fingerprint and the database's own index."""
+    table = database.meta
+    # What the schema says of itself is none of them, nor what the nights came to.
+    others = FITS_SINCE, RECONCILED, ARCHIVED
+    query = select(table.c.name, table.c.value).where(table.c.name.not_in(others))
+    return database.run_transaction(lambda c: {row.name: row.value for row in c.execute(query)})

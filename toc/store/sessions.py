@@ -1,0 +1,114 @@
+"""Sessions of MySQL and MariaDB as toc needs them, whatever the server's global variables and the URL say.
+
+Each connection that toc opens itself is opened with `session_arguments`, by whatever part. The driver is
+told the charset and sets the session's: values are escaped by the driver, and a session with another
+charset would read other texts out of the same bytes. All other variables are set by one statement, before
+anything else is asked, so SQLAlchemy finds no ANSI quotes when it looks at the first connection.
+"""
+
+from __future__ import annotations
+
+import ssl
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from pymysql.constants import CR
+from pymysql.err import OperationalError
+from sqlalchemy import URL
+
+from toc.errors import SettingsError
+from toc.runtime.settings import MysqlSettings
+
+CHARSET = "utf8mb4"
+
+LOCK_WAIT_S = 5  # for a row, and for a table that somebody changes
+
+_NO_LIMIT = 2**64 - 1
+
+SQL_MODE = (
+    "STRICT_TRANS_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,"
+    "ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
+)
+
+# MySQL reads what is in /*!80000 */, MariaDB what is in /*M! */.
+_SESSION_SQL = """SET SESSION sql_mode = '{sql_mode}', time_zone = '+00:00',
+ /*!80000 transaction_isolation = 'READ-COMMITTED', max_execution_time = 0, */
+ /*M! tx_isolation = 'READ-COMMITTED', max_statement_time = 0, */
+ lock_wait_timeout = {lock_wait_s}, innodb_lock_wait_timeout = {lock_wait_s},
+ completion_type = 'NO_CHAIN', unique_checks = 1, sql_safe_updates = 0,
+ sql_select_limit = {no_limit}, sql_big_selects = 1"""
+"""Global values that would break a promise, were they not set here: ANSI quotes (statements do not parse), no
+strict mode (values are cut silently), completion_type CHAIN (a COMMIT opens a transaction that nobody
+commits), unique_checks 0 (a unique index may take duplicates), limits on the rows or the time of a SELECT
+(the loader takes the end of a cut page for the end of the table)."""
+
+
+EXPECTED = {
+    "character_set_client": CHARSET, "character_set_connection": CHARSET, "sql_mode": SQL_MODE,
+    "time_zone": "+00:00", "completion_type": "NO_CHAIN", "sql_select_limit": str(_NO_LIMIT),
+}  # fmt: skip
+"""What such a session says of itself: another value was set by a proxy between toc and the server."""
+
+
+_CLEAR_PLUGINS = ("mysql_clear_password", "dialog")
+
+
+class _NoClearPassword:
+    """Answers a server that asks for the password itself: anyone between toc and the server may ask so."""
+
+    def __init__(self, connection: object) -> None:
+        """What the driver calls; the connection is not needed."""
+
+    def authenticate(self, packet: object) -> NoReturn:
+        """Called instead of sending the password. Raises OperationalError."""
+        raise OperationalError(
+            CR.CR_AUTH_PLUGIN_ERR,
+            "the server asks for the password in clear text (mysql_clear_password or dialog), which is "
+            "sent only to a server whose certificate is verified: set mysql.tls to 'verify_identity'",
+        )
+
+
+def session_arguments(url: URL, mysql: MysqlSettings) -> dict[str, Any]:
+    """Arguments of the driver for each connection to the URL; they win over those of the URL.
+
+    Raises SettingsError where a file of `mysql` cannot be used, or the URL's driver is not PyMySQL and
+    `mysql` says other than it does by default.
+    """
+    session_sql = _SESSION_SQL.format(
+        sql_mode=SQL_MODE, lock_wait_s=LOCK_WAIT_S, no_limit=_NO_LIMIT
+    )
+    arguments: dict[str, Any] = {"charset": CHARSET, "init_command": session_sql}
+    is_verified = mysql.tls in ("verify_ca", "verify_identity")
+    if url.get_driver_name() == "pymysql" and not is_verified and "unix_socket" not in url.query:
+        arguments["auth_plugin_map"] = dict.fromkeys(_CLEAR_PLUGINS, _NoClearPassword)
+    if mysql == MysqlSettings():
+        return arguments  # drivers take TLS where the server offers it
+    if url.get_driver_name() != "pymysql":
+        raise SettingsError(
+            f"mysql.tls: the driver {url.get_driver_name()} has TLS options of its own: use mysql+pymysql://"
+        )
+    if mysql.tls == "off":
+        return arguments | {"ssl_disabled": True}
+    return arguments | {"ssl": _tls_context(mysql)}
+
+
+@lru_cache(maxsize=8)
+def _tls_context(mysql: MysqlSettings) -> ssl.SSLContext:
+    """The driver refuses a connection without TLS where it is given a context."""
+    try:
+        context = ssl.create_default_context(cafile=mysql.tls_ca)
+    except OSError as error:
+        raise SettingsError(f"mysql.tls_ca: {mysql.tls_ca!r} cannot be used: {error}") from error
+    # MySQL makes certificates for itself that lack what Python 3.13 asks for by default.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    context.check_hostname = mysql.tls == "verify_identity"
+    if mysql.tls == "required":
+        context.verify_mode = ssl.CERT_NONE
+    if mysql.tls_cert is not None:
+        try:
+            # A key with a password is refused: without the argument, Python would ask at the terminal.
+            context.load_cert_chain(mysql.tls_cert, mysql.tls_key, password="")
+        except OSError as error:
+            named = f"{mysql.tls_cert!r} with the key in {mysql.tls_key or mysql.tls_cert!r}"
+            raise SettingsError(f"mysql.tls_cert: {named} cannot be used: {error}") from error
+    return context

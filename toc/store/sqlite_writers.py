@@ -1,0 +1,66 @@
+"""SQLite has one writer: which callers' transactions of this thread hold the write lock of which file.
+
+A joined transaction holds the lock until its caller ends it. Another connection of the same thread that
+wants to write would wait for the lock until its time-out: the thread that should end the transaction is the
+one that waits. So such a call is refused at once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any
+
+from sqlalchemy import Connection
+
+from toc.errors import InvalidInput
+
+
+class _ThreadWriters(threading.local):
+    def __init__(self) -> None:
+        self.writers: list[tuple[weakref.ref[Connection], str]] = []
+
+
+_thread_writers = _ThreadWriters()
+
+
+def remember_writer(connection: Connection) -> None:
+    """Notes a caller's connection that is in a transaction on a SQLite file."""
+    if connection.dialect.name != "sqlite" or not _is_in_transaction(connection):
+        return
+    _forget_ended()
+    if all(writer() is not connection for writer, _ in _thread_writers.writers):
+        files = connection.exec_driver_sql("PRAGMA database_list")
+        path = next((row[2] for row in files if row[1] == "main"), "")
+        _thread_writers.writers.append((weakref.ref(connection), path))
+
+
+def refuse_self_deadlock(path: str) -> None:
+    """Raises InvalidInput when a transaction of this thread that toc has joined may hold the file's lock."""
+    if not _thread_writers.writers:
+        return
+    _forget_ended()
+    if os.path.realpath(path) in {file for _, file in _thread_writers.writers}:
+        raise InvalidInput(
+            "session",
+            None,
+            f"this thread's open transaction holds the write lock of {path} (SQLite has one writer), and "
+            "this call, on a connection of its own, would wait for it for ever: commit first, or give "
+            "schedule() the same session. A new biz_type is written on a connection of its own, too",
+        )
+
+
+def _forget_ended() -> None:
+    _thread_writers.writers = [
+        (writer, file)
+        for writer, file in _thread_writers.writers
+        if (connection := writer()) is not None and _is_in_transaction(connection)
+    ]
+
+
+def _is_in_transaction(connection: Connection) -> bool:
+    if connection.closed or connection.invalidated:
+        return False
+    raw: Any = connection.connection.driver_connection
+    return bool(getattr(raw, "in_transaction", False))

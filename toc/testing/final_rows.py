@@ -1,0 +1,32 @@
+"""The end of a history: what the databases say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from toc.runtime.clock import SystemClock
+from toc.runtime.settings import Settings, load_settings
+from toc.store.databases import Databases
+from toc.store.table_scan import final_rows
+from toc.testing.history import Row
+
+
+def rows(settings: Settings | None = None) -> Iterator[Row]:
+    """Every job as a Row (default: of the settings of the environment), one page in memory at a time.
+
+    Read them when everything has ended, and before a purge takes the ended ones. Raises
+    StoreUnavailable and SettingsError.
+    """
+    databases = Databases.from_settings(settings or load_settings(), SystemClock())
+    try:
+        for row in final_rows(databases):
+            yield Row(
+                row.job_id,
+                row.status.name.lower(),
+                row.attempts,
+                row.action_ms,
+                row.token or "",
+                row.dead_letter,
+            )
+    finally:
+        databases.close()

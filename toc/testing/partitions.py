@@ -1,0 +1,165 @@
+"""Journals too large for memory: their lines are sorted into parts by job, and each part is judged alone.
+
+One pass reads every file once and writes each line to its job's part; a second one judges the parts.
+Both run in as many processes as there are processors. A part is small enough for any machine, and the
+memory used does not grow with the history.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from toc.testing.faults import Faults
+from toc.testing.history import Fault, ScheduleUnanswered
+from toc.testing.judge import Judge, Rules
+from toc.testing.report import Report
+from toc.testing.stories import Stories
+
+CHUNK_BYTES = 64 << 20  # what one task of the first pass reads
+READ_BYTES = 8 << 20
+PART_BYTES = 16 << 20
+BLOCK_BYTES = 256 << 10  # what the parser is given at a time
+LINE_BYTES_SHOWN = 200
+# In JSON a quotation mark inside a text stands behind a backslash: this is the name, never a value.
+_JOB_ID = re.compile(rb'"job_id":\s*(\d+)')
+
+
+class _Chunk(NamedTuple):
+    """The lines of a file that begin at byte `first` or later, and before `end`."""
+
+    path: Path
+    first: int
+    end: int
+
+
+class _SharedEntries(NamedTuple):
+    """Entries that belong to no single job."""
+
+    faults: list[Fault]
+    unanswered: list[ScheduleUnanswered]
+
+
+def check_files(paths: list[Path], rules: Rules, processes: int) -> tuple[Report, _SharedEntries]:
+    """Judges all jobs of these journals. Uses as much room in the temporary directory as they have."""
+    sizes = {path: path.stat().st_size for path in paths}
+    parts = sum(sizes.values()) // PART_BYTES | 1  # odd: ids end in a hash and a sequence
+    with (
+        TemporaryDirectory(prefix="toc-check-") as name,
+        ProcessPoolExecutor(processes, get_context("spawn"), gc.disable) as pool,
+    ):
+        directory = Path(name)
+        for part in range(parts):
+            (directory / str(part)).mkdir()
+        common = _SharedEntries([], [])
+        chunks = [
+            (directory, str(number), chunk, parts) for number, chunk in enumerate(_chunks(sizes))
+        ]
+        for found in pool.map(_sort_into_parts, *zip(*chunks, strict=True)):
+            common.faults.extend(found.faults)
+            common.unanswered.extend(found.unanswered)
+        report = Report(entries=len(common.faults) + len(common.unanswered))
+        tasks = [(directory / str(part), rules, common) for part in range(parts)]
+        for judged in pool.map(_judge_part, *zip(*tasks, strict=True)):
+            report.merge(judged, rules.problems_max)
+    return report, common
+
+
+def add_file(stories: Stories, path: Path) -> None:
+    """Reads a journal, without its last line where that was cut off. Raises ValueError for no journal."""
+    with path.open("rb") as file:
+        while lines := file.readlines(BLOCK_BYTES):
+            if not lines[-1].endswith(b"\n"):
+                lines.pop()
+            try:
+                _add_lines(stories, lines)
+            except (ValueError, KeyError, TypeError):
+                _find_fault(path, lines)
+                raise
+
+
+def _add_lines(stories: Stories, lines: list[bytes]) -> None:
+    # Many lines as one document: half the time that a call of the parser for each takes.
+    for kind, values in json.loads(b"[" + b",".join(lines) + b"]"):
+        stories.add(kind, values)
+
+
+def _find_fault(path: Path, lines: list[bytes]) -> None:
+    """Raises ValueError for the first line that is no entry."""
+    for line in lines:
+        try:
+            _add_lines(Stories(), [line])
+        except (ValueError, KeyError, TypeError) as error:
+            shown = line[:LINE_BYTES_SHOWN].decode(errors="replace").rstrip()
+            raise ValueError(f"{path}: this is no entry of a history: {shown}") from error
+
+
+def _chunks(sizes: dict[Path, int]) -> Iterator[_Chunk]:
+    for path, size in sizes.items():
+        for first in range(0, size, CHUNK_BYTES):
+            yield _Chunk(path, first, min(first + CHUNK_BYTES, size))
+
+
+def _sort_into_parts(directory: Path, name: str, chunk: _Chunk, parts: int) -> _SharedEntries:
+    """Writes the lines of a chunk to the files `directory/<part>/<name>`."""
+    common = Stories()
+    with chunk.path.open("rb") as file:
+        if chunk.first:
+            file.seek(chunk.first - 1)
+            file.readline()  # the line that the chunk before has begun
+        while file.tell() < chunk.end:
+            lines = file.readlines(min(READ_BYTES, chunk.end - file.tell()))
+            if lines and not lines[-1].endswith(b"\n"):
+                lines.pop()
+            nobodys: list[bytes] = []
+            by_part: list[list[bytes]] = [[] for _ in range(parts)]
+            for line in lines:
+                match = _JOB_ID.search(line)
+                if match is None:
+                    nobodys.append(line)
+                else:
+                    by_part[int(match[1]) % parts].append(line)
+            _find_fault(chunk.path, nobodys)
+            _add_lines(common, nobodys)
+            for part, found in enumerate(by_part):
+                if found:
+                    with (directory / str(part) / name).open("ab") as out:
+                        out.writelines(found)
+    return _SharedEntries(common.faults, common.unanswered)
+
+
+def _judge_part(directory: Path, rules: Rules, common: _SharedEntries) -> Report:
+    stories = Stories()
+    for path in sorted(directory.iterdir()):
+        add_file(stories, path)
+        path.unlink()
+    return judge_all(stories, rules, common.faults, common.unanswered)
+
+
+def judge_all(
+    stories: Stories,
+    rules: Rules,
+    faults: list[Fault],
+    unanswered: list[ScheduleUnanswered],
+) -> Report:
+    """The report on these jobs alone."""
+    judge = Judge(rules, Faults(faults, rules.linger_ms), strangers_are_legal=bool(unanswered))
+    for job_id, story in stories.jobs.items():
+        judge.judge(job_id, story)
+    judge.report.entries = stories.entries
+    for late in judge.report.by_type.values():
+        judge.report.lateness.merge(late)
+    return judge.report
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,90 @@
+"""Whether reminders flow, by the results of the latest calls to each slot."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from toc.runtime.clock import Clock
+from toc.timer.redis_errors import is_full, is_refusal
+
+log = logging.getLogger(__name__)
+
+GROWING_VERBS = {"arm", "load_page", "begin_mark"}  # they need memory: a full server refuses them
+FORGET_S = 15.0  # a refusal that was not repeated for so long is dropped: another node owns the slot by now
+
+
+class TimerAvailability:
+    """Remembers which slots refused calls. `Slots` writes it; the scanner shortens its period by it.
+
+    Any thread.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        # By (topic, slot): the verb that was refused last, and when by the monotonic clock.
+        self._refused: dict[tuple[str, int], tuple[str, float]] = {}
+        self.unreachable = False  # the last call that concerned no single slot was not answered
+        self.unfit_reason = (
+            ""  # why Redis is unreliable (it may evict reminders); "": it is reliable
+        )
+        self.takes_reminders = True
+
+    @property
+    def available(self) -> bool:
+        if self.unreachable or self.unfit_reason:
+            return False
+        since_s = self._clock.monotonic_s() - FORGET_S
+        return not any(at_s >= since_s for _, at_s in list(self._refused.values()))
+
+    def record_answers(
+        self, verb: str, topic: str, slots: Sequence[int], answers: Sequence[Any]
+    ) -> None:
+        """Records the answers of a call, one per slot; an exception among them is a refusal."""
+        refused = {
+            slot: answer
+            for slot, answer in zip(slots, answers, strict=True)
+            if isinstance(answer, Exception)
+        }
+        if verb in GROWING_VERBS:
+            full = {slot for slot, error in refused.items() if is_full(error)}
+            if full or len(refused) < len(answers):
+                self._set_takes_reminders(not full)
+            refused = {slot: error for slot, error in refused.items() if slot not in full}
+        else:
+            full = set()
+        if refused:
+            self._record_refusals(verb, topic, refused)
+        else:
+            self.unreachable = False
+        if self._refused:
+            self._clear_refusals(verb, topic, set(slots) - refused.keys() - full)
+
+    def _set_takes_reminders(self, accepting: bool) -> None:
+        if accepting != self.takes_reminders:
+            log.warning("Redis %s", "takes reminders again" if accepting else "is full")
+        self.takes_reminders = accepting
+
+    def _record_refusals(self, verb: str, topic: str, refused: dict[int, Exception]) -> None:
+        now_s = self._clock.monotonic_s()
+        new = [slot for slot in refused if (topic, slot) not in self._refused]
+        for slot in refused:
+            self._refused[topic, slot] = verb, now_s
+        if new:
+            level = logging.WARNING if is_refusal(refused[new[0]]) else logging.ERROR
+            text = "%d slots of %s are refused to %s, %d among them: %s"
+            log.log(level, text, len(new), topic, verb, new[0], refused[new[0]])
+
+    def _clear_refusals(self, verb: str, topic: str, slots: set[int]) -> None:
+        """Forgets the refusals of slots that answered `verb`.
+
+        A "pop" or "heads" clears any refusal, because both need the right to write (see heads.lua); another
+        verb clears only its own. So a server that answers reads but refuses writes stays recorded.
+        """
+        for slot in slots:
+            kept = self._refused.get((topic, slot))
+            if kept is not None and verb in ("pop", "heads", kept[0]):
+                self._refused.pop((topic, slot), None)
+        if not self._refused:
+            log.info("all slots are served again")

@@ -1,0 +1,183 @@
+"""Corrections of rows after an answer was lost, or when a hold ends; the settler writes them.
+
+A claim or take-over whose answer was lost may have been committed. Nobody runs such a job, so it is given
+back under that token; if it was not committed, this changes nothing. A correction waits for its database
+without a time limit, since it stays valid while the row has the token. It never waits for a lock: when a
+row is locked, its correction is retried later, and the others are written.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from toc.errors import StoreUnavailable, is_away
+from toc.runtime.clock import Clock
+from toc.runtime.log_throttle import LogThrottle
+from toc.store.claims import Claims, Outcome
+from toc.store.databases import Database
+from toc.timer.slots import Entry
+from toc.worker.acks import Ack, AckSender
+
+CORRECTIONS_MAX = 10_000  # jobs per database; beyond that the oldest are dropped: their leases end
+AGAIN_S, TRIES_MAX = 1.0, 60  # retries of a correction that fails though its database answers
+REST = 4  # after waiting for a table lock, the pause is so many times as long
+
+
+def _event() -> threading.Event:
+    return threading.Event()  # looked up when it is made: the simulation has its own
+
+
+class Correction(Protocol):
+    """`written` is set when the correction is in the database, is not needed, or was dropped."""
+
+    written: threading.Event
+    tries: int
+    again_s: float  # not before this
+
+    @property
+    def job_ids(self) -> Sequence[int]:
+        """The jobs whose rows are not corrected yet."""
+
+    def write(self, database: Database, claims: Claims) -> Sequence[Ack]:
+        """Corrects all rows that are not locked; returns the acks to send to Redis.
+
+        Afterwards `job_ids` are those whose rows were locked.
+        """
+
+
+@dataclass(slots=True, eq=False)
+class GiveBack:
+    """Gives back the jobs of one claim, or of one take-over. `due_ms` None: they were not popped."""
+
+    topic: str
+    outcomes: Sequence[Outcome]
+    due_ms: int | None = None
+    written: threading.Event = field(default_factory=_event)
+    tries: int = 0
+    again_s: float = float("-inf")
+
+    @property
+    def job_ids(self) -> Sequence[int]:
+        return [outcome.job_id for outcome in self.outcomes]
+
+    def write(self, database: Database, claims: Claims) -> Sequence[Ack]:
+        locked: set[int] = set()
+        held = claims.settle(database, self.outcomes, locked)
+        self.outcomes = [o for o in self.outcomes if o.job_id in locked and o[:2] not in held]
+        if self.due_ms is None:
+            return ()
+        return [Ack(self.topic, job_id, Entry(self.due_ms, job_id)) for job_id, _ in held]
+
+
+@dataclass(slots=True, eq=False)
+class ChangeAloneMark:
+    """Removes the mark ":alone" from a run's token, or sets it again, by replacing `seen` with `token`.
+
+    It is removed when other jobs start to run at the same time, and set again when the run hangs.
+    """
+
+    shard: int
+    job_id: int
+    seen: str
+    token: str
+    written: threading.Event = field(default_factory=_event)
+    tries: int = 0
+    again_s: float = float("-inf")
+    job_ids: Sequence[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.job_ids = [self.job_id]
+
+    def write(self, database: Database, claims: Claims) -> Sequence[Ack]:
+        if claims.replace_token(database, self.shard, self.job_id, self.seen, self.token):
+            self.job_ids = []
+        return ()
+
+
+class Corrections:
+    """The corrections of one database, in order. `put` by any thread, `write_next` by the settler's."""
+
+    def __init__(
+        self,
+        database: Database,
+        claims: Claims,
+        acks: AckSender,
+        clock: Clock,
+        log_throttle: LogThrottle,
+    ) -> None:
+        self._database, self._claims, self._acks = database, claims, acks
+        self._clock, self._log_throttle = clock, log_throttle
+        self._lock = threading.Lock()
+        self._queue: deque[Correction] = deque()
+        self._again_s = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, correction: Correction) -> None:
+        with self._lock:
+            self._queue.append(correction)
+            while len(self._queue) > 1 and self._count_jobs() > CORRECTIONS_MAX:
+                self._queue.popleft().written.set()  # nobody is to wait for it any more
+                text = "database %d: claims whose answer was lost are left to their leases"
+                self._log_throttle.warning("corrections", text, self._database.index)
+
+    def _count_jobs(self) -> int:
+        return sum(len(each.job_ids) for each in self._queue)
+
+    def write_next(self) -> float:
+        """Writes one correction. Returns the seconds until the next one.
+
+        Raises StoreUnavailable and keeps the correction when the database does not answer.
+        """
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            if not self._queue:
+                return float("inf")
+            wait_s = max(self._again_s, min(each.again_s for each in self._queue)) - now_s
+            first = self._next_due(now_s) if wait_s <= 0 else None
+        if first is None:
+            return wait_s if wait_s > 0 else AGAIN_S
+        try:
+            acks = first.write(self._database, self._claims)
+        except Exception as error:
+            locked = isinstance(error, StoreUnavailable) and error.locked
+            if is_away(error) and not locked:
+                raise
+            first.tries += not locked
+            text = "database %d: a claim whose answer was lost cannot be given back: %s"
+            self._log_throttle.warning("correction", text, self._database.index, error)
+            ended_s = self._clock.monotonic_s()
+            pause_s = max(AGAIN_S, REST * (ended_s - now_s)) if locked else AGAIN_S
+            self._again_s = ended_s + pause_s
+            self._remove(first, back=first.tries < TRIES_MAX)
+            return pause_s
+        if first.job_ids:  # locked: it keeps its place, and those behind it go on
+            first.again_s = self._clock.monotonic_s() + AGAIN_S
+        else:
+            self._remove(first, back=False)
+        self._acks.put(acks)
+        return 0
+
+    def _next_due(self, now_s: float) -> Correction | None:
+        """The first correction that is due and that follows no other one of the same job."""
+        before: set[int] = set()
+        for each in self._queue:
+            if each.again_s <= now_s and before.isdisjoint(each.job_ids):
+                return each
+            before.update(each.job_ids)
+        return None
+
+    def _remove(self, one: Correction, *, back: bool) -> None:
+        """Removes a correction from the queue; `back`: appends it again for a retry."""
+        with self._lock:
+            if one in self._queue:  # else it was dropped because the queue was full
+                self._queue.remove(one)
+                if back:
+                    self._queue.append(one)
+        if not back:
+            one.written.set()

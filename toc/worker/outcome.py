@@ -1,0 +1,78 @@
+"""Turns what a handler returned or raised into an outcome. Pure: time and randomness are passed in."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from datetime import datetime
+
+from toc.domain.times import EPOCH, MS_MAX, ceil_ms
+from toc.handlers.verdicts import Dead, Drop, Retry, Snooze
+from toc.store.claims import ERROR_CHARS_MAX, Outcome, OutcomeKind
+from toc.worker.run import CancelledByShutdown, Run
+
+
+def outcome_of(
+    run: Run, result: object, now_ms: int, spread: float, *, snooze_ms_min: int
+) -> Outcome:
+    """The outcome of a run. `result`: what the handler returned, or the exception it raised.
+
+    `spread`: a random number in [-1, 1] for the retry's delay. `snooze_ms_min`: a snoozed job is due at
+    least so much later than now. Snoozes count no attempts, so nothing else would stop a handler that
+    always asks for a moment in the past.
+    """
+    job, token = run.job, run.token
+    if not isinstance(result, BaseException):  # a verdict is one as well
+        if isinstance(result, CancelledByShutdown):
+            return give_back_outcome(run)
+        return Outcome(job.job_id, token, OutcomeKind.DONE)
+    if isinstance(result, Snooze):
+        until = result.until
+        ms = ceil_ms(until - EPOCH) if isinstance(until, datetime) else now_ms + ceil_ms(until)
+        due_ms = min(max(ms, now_ms + snooze_ms_min), MS_MAX)
+        return Outcome(job.job_id, token, OutcomeKind.SNOOZE, due_ms=due_ms)
+    if isinstance(result, (Drop, Dead)):
+        kind = OutcomeKind.DROP if isinstance(result, Drop) else OutcomeKind.BURY
+        return Outcome(job.job_id, token, kind, error=result.reason)
+    return _outcome_of_failure(run, result, now_ms, spread)
+
+
+def give_back_outcome(run: Run) -> Outcome:
+    """The outcome of a run that was not started, or was cancelled by the shutdown: no attempt is counted.
+
+    If it was taken over, the row becomes as it was before (see `Outcome.previous_token`).
+    """
+    text = "not run to its end" if run.previous_token else ""
+    return Outcome(
+        run.job.job_id,
+        run.token,
+        OutcomeKind.GIVE_BACK,
+        error=text,
+        previous_token=run.previous_token,
+    )
+
+
+def _outcome_of_failure(run: Run, result: BaseException, now_ms: int, spread: float) -> Outcome:
+    """The outcome of a failure or a Retry: another attempt, or a burial after the last one."""
+    job, spec = run.job, run.spec
+    error = result.reason if isinstance(result, Retry) else describe_error(result)
+    if job.attempts >= spec.max_attempts:
+        return Outcome(job.job_id, run.token, OutcomeKind.BURY, error=error)
+    delay_s = (
+        result.after_s if isinstance(result, Retry) else spec.retry.delay_s(job.attempts, spread)
+    )
+    return Outcome(
+        job.job_id,
+        run.token,
+        OutcomeKind.RETRY,
+        due_ms=now_ms + math.ceil(delay_s * 1000),
+        error=error,
+    )
+
+
+def describe_error(error: BaseException) -> str:
+    """An exception as text for the dead letter: the message first, then the innermost lines."""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    frames = "".join(traceback.format_tb(error.__traceback__)[-5:])
+    # A lone surrogate in a message must not make the dead letter unwritable.
+    return f"{text}\n{frames}".encode(errors="replace").decode()[:ERROR_CHARS_MAX].strip()

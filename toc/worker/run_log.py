@@ -1,0 +1,124 @@
+"""Log lines about handlers' runs: every failure, with its job and its next attempt."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from datetime import datetime, timedelta
+
+from toc.domain.texts import one_line
+from toc.domain.times import EPOCH, ceil_ms, datetime_of
+from toc.handlers.current import ids_of
+from toc.handlers.verdicts import Retry, Snooze, Verdict
+from toc.runtime.clock import Clock
+from toc.runtime.log_throttle import LogThrottle
+from toc.store.claims import Outcome, OutcomeKind
+from toc.worker.outcome import describe_error
+from toc.worker.run import Run
+
+log = logging.getLogger(__name__)
+
+ERROR_CHARS_MAX = 500  # of an error's text in a line
+WINDOW_S = 60.0
+
+
+class RunLog:
+    """Logs starts and ends of handlers. Any thread.
+
+    `tracebacks`: how many per minute and biz_type; further failures are logged as one line.
+    """
+
+    def __init__(self, clock: Clock, *, tracebacks: int) -> None:
+        self._clock, self._tracebacks = clock, tracebacks
+        self._lock = threading.Lock()
+        self._log_throttle = LogThrottle(log)
+        # By biz_type: when the current minute began, and how many tracebacks were logged in it.
+        self._given: dict[str, tuple[float, int]] = {}
+
+    def log_start(self, run: Run) -> None:
+        """Logs that a handler is about to be called."""
+        if log.isEnabledFor(logging.DEBUG):
+            text = "%s starts, attempt %d of %d"
+            extra = ids_of(run.job)
+            log.debug(
+                text, _describe_run(run), run.job.attempts, run.spec.max_attempts, extra=extra
+            )
+
+    def log_end(
+        self, run: Run, result: object, outcome: Outcome, now_ms: int, seconds: float
+    ) -> None:
+        """Logs that a handler has returned or raised `result`, which became `outcome`."""
+        if log.isEnabledFor(logging.DEBUG):
+            text = "%s ended after %.3f s: %s"
+            log.debug(text, _describe_run(run), seconds, outcome.kind, extra=ids_of(run.job))
+        if isinstance(result, BaseException) and not isinstance(result, Verdict):
+            self._log_failure(run, result, outcome)
+        elif isinstance(result, Retry) and outcome.kind is OutcomeKind.RETRY:
+            text = "%s asks in attempt %d of %d to be tried again: %s; the next attempt is at %s"
+            at = _due_text(outcome)
+            args = (
+                _describe_run(run),
+                run.job.attempts,
+                run.spec.max_attempts,
+                one_line(result.reason),
+            )
+            log.info(text, *args, at, extra=ids_of(run.job))
+        elif isinstance(result, Snooze) and _has_passed(result.until, now_ms):
+            text = "%s snoozes until %s, which has passed: it acts again at %s"
+            key = ("snooze", run.job.biz_type)
+            self._log_throttle.warning(
+                key, text, _describe_run(run), result.until, _due_text(outcome)
+            )
+
+    def _log_failure(self, run: Run, error: BaseException, outcome: Outcome) -> None:
+        try:
+            what = one_line(f"{type(error).__name__}: {error}".rstrip(": "))[:ERROR_CHARS_MAX]
+        except Exception:  # noqa: BLE001 - the handler's own class cannot show itself
+            what = type(error).__name__
+        again = "no attempt is left, the job is dead"
+        if outcome.kind is OutcomeKind.RETRY:
+            again = f"the next one is at {_due_text(outcome)}"
+        traced = error if self._may_log_traceback(run.job.biz_type) else None
+        frames = ""
+        if traced is not None and not _can_be_written(traced):
+            traced, frames = None, "; " + one_line(describe_error(error))
+        log.warning(
+            "%s failed in attempt %d of %d: %s; %s%s",
+            _describe_run(run), run.job.attempts, run.spec.max_attempts, what, again, frames,
+            exc_info=traced, extra=ids_of(run.job),
+        )  # fmt: skip
+
+    def _may_log_traceback(self, biz_type: str) -> bool:
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            since_s, given = self._given.get(biz_type, (now_s, 0))
+            if now_s - since_s >= WINDOW_S:
+                since_s, given = now_s, 0
+            self._given[biz_type] = since_s, given + 1
+        return given < self._tracebacks
+
+
+def _can_be_written(error: BaseException) -> bool:
+    """Whether a log file can take its traceback: it refuses records with lone surrogates."""
+    try:
+        "".join(traceback.format_exception(error)).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _describe_run(run: Run) -> str:
+    job = run.job
+    return f"job {job.job_id} of {job.biz_type} (biz_id {job.biz_id})"
+
+
+def _due_text(outcome: Outcome) -> str:
+    return datetime_of(outcome.due_ms).isoformat(timespec="milliseconds")
+
+
+def _has_passed(until: object, now_ms: int) -> bool:
+    """Whether a Snooze asks for a moment before now."""
+    if isinstance(until, datetime):
+        return ceil_ms(until - EPOCH) < now_ms
+    return isinstance(until, timedelta) and until < timedelta()
