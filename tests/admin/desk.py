@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import text
 
 from tests.integration.world import World
-from toc.admin.changes import BulkChanges, DryRunResult, open_bulk_changes
-from toc.admin.orders import BulkOrder, Verb
-from toc.admin.run import RunAccount
+from toc.admin.bulk_changes import BulkChanges, DryRunResult, open_bulk_changes
+from toc.admin.bulk_order import BulkOrder, Verb
+from toc.admin.bulk_run import RunAccount
 from toc.admin.where import Where
 from toc.domain.job import Event
 from toc.store.events import read_events

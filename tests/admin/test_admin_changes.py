@@ -20,8 +20,8 @@ from tests.contract.library import ACTOR, Library
 from tests.integration.world import World
 from tests.servers.process import free_port
 from tests.worker.waiting import wait_until
-from toc.admin import changes as changes_module
-from toc.admin.run import PAUSE_S_MIN, Interrupted, RunAccount
+from toc.admin import bulk_changes as changes_module
+from toc.admin.bulk_run import PAUSE_S_MIN, Interrupted, RunAccount
 from toc.domain.job import Event, Status
 from toc.domain.routing import hash_of
 from toc.errors import InvalidInput, SchemaMismatch, StoreUnavailable

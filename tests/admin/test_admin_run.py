@@ -12,7 +12,7 @@ import pytest
 
 from tests.admin.desk import ANN, Desk, order, totals
 from tests.worker.waiting import wait_until
-from toc.admin.run import PAUSE_S_MIN, Interrupted, RunAccount, UnsurePage
+from toc.admin.bulk_run import PAUSE_S_MIN, Interrupted, RunAccount, UnsurePage
 from toc.domain.job import Status
 from toc.errors import SchemaMismatch
 from toc.store.bulk_update import IDS_MAX, BulkUpdate

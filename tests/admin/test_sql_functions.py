@@ -9,9 +9,9 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 from tests.admin.world import World, prepare, same_rows
-from toc.admin.functions import ALIASES, FUNCTIONS, SPELLED, UNITS
-from toc.admin.lite import functions
-from toc.admin.writing import _REFUSED
+from toc.admin.allowed_functions import ALIASES, FUNCTIONS, SPELLED, UNITS
+from toc.admin.sql_writer import _REFUSED
+from toc.admin.sqlite_functions import functions
 from toc.errors import InvalidInput
 
 EXPRESSIONS = [

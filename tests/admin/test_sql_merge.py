@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tests.admin.test_sql_safety import asking
 from tests.admin.world import World
-from toc.admin import ask
-from toc.admin.ask import Unanswered
-from toc.admin.merge import Rows, Types, json_of, key_of
-from toc.admin.plan import plan
-from toc.admin.writing import rest_of
+from toc.admin import query_run
+from toc.admin.query_plan import plan
+from toc.admin.query_run import Unanswered
+from toc.admin.row_merge import Rows, Types, json_of, key_of
+from toc.admin.sql_writer import rest_of
 from toc.store.fan_out import Question, Reply
 
 TEXT = st.text(alphabet="\t\x01 aAäz~\U0001f600", max_size=6)
@@ -273,8 +273,8 @@ def test_too_many_groups_are_an_error_and_no_answer(world: World) -> None:
 
 @pytest.fixture
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ask, "GROUPS_MAX", 5)
-    monkeypatch.setattr(ask, "PARTIALS_MAX", 12)
+    monkeypatch.setattr(query_run, "GROUPS_MAX", 5)
+    monkeypatch.setattr(query_run, "PARTIALS_MAX", 12)
 
 
 def test_too_many_bytes_are_an_error_and_no_answer(world: World) -> None:

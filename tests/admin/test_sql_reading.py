@@ -8,12 +8,12 @@ import re
 import pytest
 
 from tests.admin.queries import Maker
-from toc.admin.ask import wanted_of
-from toc.admin.functions import ALIASES, FUNCTIONS
-from toc.admin.pieces import Piece, pieces_of, statements
-from toc.admin.plan import Plan, plan
-from toc.admin.reading import TABLES, WINDOW_MAX
-from toc.admin.writing import rest_of
+from toc.admin.allowed_functions import ALIASES, FUNCTIONS
+from toc.admin.query_plan import Plan, plan
+from toc.admin.query_reader import TABLES, WINDOW_MAX
+from toc.admin.query_run import wanted_of
+from toc.admin.shard_queries import Piece, pieces_of, statements
+from toc.admin.sql_writer import rest_of
 from toc.domain.ids import IdFactory
 from toc.domain.routing import Routing, hash_of
 from toc.errors import InvalidInput

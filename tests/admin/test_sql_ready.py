@@ -15,9 +15,9 @@ from pymysql.constants import CLIENT
 from sqlalchemy import make_url
 
 from tests.admin.world import NOW_MS, World, same_rows
-from toc.admin.ask import wanted_of
-from toc.admin.pieces import pieces_of, statements
-from toc.admin.plan import plan
+from toc.admin.query_plan import plan
+from toc.admin.query_run import wanted_of
+from toc.admin.shard_queries import pieces_of, statements
 from toc.domain.ids import ID_EPOCH_MS
 from toc.store.accounts import ROLES
 from toc.store.accounts import grant_statements as account_statements

@@ -15,8 +15,8 @@ from sqlalchemy.pool import NullPool
 
 from tests.admin.world import LIMITS, World
 from tests.cli.processes import wait_until
-from toc.admin.ask import Unanswered
-from toc.admin.lite import functions
+from toc.admin.query_run import Unanswered
+from toc.admin.sqlite_functions import functions
 from toc.runtime.clock import Clock, SystemClock
 from toc.store.fan_out import FanOut, Limits, Question, QuestionFailure, Reply, _Database
 from toc.testing import TestClock

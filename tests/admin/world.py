@@ -17,11 +17,11 @@ from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
 from tests.servers.endpoint import Endpoint
-from toc.admin.ask import Result, ask
-from toc.admin.lite import functions
-from toc.admin.plan import plan
-from toc.admin.reading import read
-from toc.admin.writing import write
+from toc.admin.query_plan import plan
+from toc.admin.query_reader import read
+from toc.admin.query_run import Result, ask
+from toc.admin.sql_writer import write
+from toc.admin.sqlite_functions import functions
 from toc.domain.ids import IdFactory
 from toc.domain.routing import hash_of
 from toc.domain.times import datetime_of

@@ -1,10 +1,11 @@
-"""What people do to many jobs at once, and what they look up: across all shards, carefully.
+"""Commands of DBAs that read or change many jobs across all shards.
 
-ask             `toc sql`: one SELECT over all shards. `grammar` parses it, `reading` (`terms`, `kinds`)
-                checks it and makes a tree of our own, `plan` says what shards are asked and what is left,
-                `pieces` whom, `writing` writes that for each kind of server (`lite` has MySQL's functions for
-                SQLite), `merge` puts rows in order or hands them to a server for the rest
-where           a person's WHERE: read, checked, and turned into a condition of our own
-orders          what `toc admin` is told to do; changes does it, reminders tells Redis
-story           `toc explain`: all there is to know about one job
+toc sql       query_run answers one SELECT over all shards. statement_parser, query_reader,
+              expression_parser, function_calls and type_check make a checked tree of the text;
+              query_plan decides which SELECT the shards get and which one a server runs on their rows;
+              shard_queries and sql_writer write both; row_merge puts rows in order.
+              sqlite_functions has MySQL's functions for SQLite.
+toc admin     bulk_order is one order with its WHERE (where); bulk_changes and bulk_run carry it out;
+              reminder_updates tells Redis.
+toc explain   explain collects everything known about one job.
 """

@@ -21,7 +21,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from toc.admin.grammar import TocMySQL, shown
+from toc.admin.statement_parser import TocMySQL, shown
 from toc.domain.job import Status
 from toc.domain.routing import BIZ_ID_MAX
 from toc.domain.times import EPOCH, MS_MAX, datetime_of

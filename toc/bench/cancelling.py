@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from toc.admin.changes import open_bulk_changes
-from toc.admin.orders import BulkOrder, Verb
-from toc.admin.run import RunAccount
+from toc.admin.bulk_changes import open_bulk_changes
+from toc.admin.bulk_order import BulkOrder, Verb
+from toc.admin.bulk_run import RunAccount
 from toc.admin.where import Where
 from toc.bench.common import FAR_MS, Bench, Rates, check_statuses, schedule_all, time_each_ms
 from toc.bench.load import group_by_database, job_specs, plan_rows

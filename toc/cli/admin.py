@@ -22,9 +22,9 @@ from toc.cli.time_texts import WHEN_HELP, parse_when, shown
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from toc.admin.changes import BulkChanges, Count, DryRunResult
-    from toc.admin.orders import BulkOrder
-    from toc.admin.run import DatabaseProgress, RunAccount
+    from toc.admin.bulk_changes import BulkChanges, Count, DryRunResult
+    from toc.admin.bulk_order import BulkOrder
+    from toc.admin.bulk_run import DatabaseProgress, RunAccount
     from toc.domain.job import Job
     from toc.runtime.settings import Settings
     from toc.store.databases import Database
@@ -148,9 +148,9 @@ def redrive(
 
 
 def _run_bulk_command(output: Output, word: str, options: _BulkOptions) -> int:
-    from toc.admin.changes import open_bulk_changes  # noqa: PLC0415 - quick start
-    from toc.admin.orders import BulkOrder, Verb  # noqa: PLC0415
-    from toc.admin.run import Interrupted  # noqa: PLC0415
+    from toc.admin.bulk_changes import open_bulk_changes  # noqa: PLC0415 - quick start
+    from toc.admin.bulk_order import BulkOrder, Verb  # noqa: PLC0415
+    from toc.admin.bulk_run import Interrupted  # noqa: PLC0415
     from toc.admin.where import Where  # noqa: PLC0415
     from toc.runtime.settings import load_settings  # noqa: PLC0415
 
@@ -202,7 +202,7 @@ def _run_order(
     options: _BulkOptions,
     stop_signals: StopSignals,
 ) -> None:
-    from toc.admin.run import RunAccount  # noqa: PLC0415 - quick start
+    from toc.admin.bulk_run import RunAccount  # noqa: PLC0415 - quick start
 
     order.check_signed()
     databases = changes.databases(options.database)
@@ -230,7 +230,7 @@ def _explain_early_end(
     error: BaseException, order: BulkOrder, account: RunAccount
 ) -> tuple[str, int]:
     """The line and the exit code for a run that did not complete."""
-    from toc.admin.run import Interrupted  # noqa: PLC0415 - quick start
+    from toc.admin.bulk_run import Interrupted  # noqa: PLC0415 - quick start
 
     text, code = "interrupted", INTERRUPTED
     if isinstance(error, Exception) and not isinstance(error, Interrupted):

@@ -14,12 +14,12 @@ from typing import Annotated, Any
 
 import typer
 
-from toc.admin.ask import MERGE_BYTES, Result, Unanswered, ask, wanted_of
-from toc.admin.lite import functions
-from toc.admin.pieces import pieces_of, statements
-from toc.admin.plan import Plan, plan
-from toc.admin.terms import Output as Column
-from toc.admin.writing import sql_for_display, write
+from toc.admin.expression_parser import Output as Column
+from toc.admin.query_plan import Plan, plan
+from toc.admin.query_run import MERGE_BYTES, Result, Unanswered, ask, wanted_of
+from toc.admin.shard_queries import pieces_of, statements
+from toc.admin.sql_writer import sql_for_display, write
+from toc.admin.sqlite_functions import functions
 from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK, SETTINGS, UNAVAILABLE, USAGE, CommandError, print_error_line
 from toc.cli.output import Output, json_line, make_console, printable

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from sqlglot import exp
 
-from toc.admin.functions import AGGREGATES
-from toc.admin.grammar import only, refused
+from toc.admin.allowed_functions import AGGREGATES
+from toc.admin.statement_parser import only, refused
 
 
 def inside(node: exp.Expr) -> Iterator[exp.Expr]:

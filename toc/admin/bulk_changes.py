@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from toc.admin.orders import BulkOrder, Verb
-from toc.admin.reminders import ReminderUpdates
-from toc.admin.run import BulkRun, Interrupted, Page, RunAccount
+from toc.admin.bulk_order import BulkOrder, Verb
+from toc.admin.bulk_run import BulkRun, Interrupted, Page, RunAccount
+from toc.admin.reminder_updates import ReminderUpdates
 from toc.domain.job import Job, Status
 from toc.errors import InvalidInput, NotFound
 from toc.runtime.clock import Clock, ServerTime, SystemClock

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from toc.admin.plan import Leaf, conjuncts
-from toc.admin.reading import BIZ_TYPES
-from toc.admin.writing import sql_for_display, write
+from toc.admin.query_plan import Leaf, conjuncts
+from toc.admin.query_reader import BIZ_TYPES
+from toc.admin.sql_writer import sql_for_display, write
 from toc.domain.ids import gene_of
 from toc.domain.routing import Routing, hash_of
 from toc.store.schema import job_table_name

@@ -9,13 +9,13 @@ from typing import Any
 
 from sqlglot import exp
 
-from toc.admin.merge import Row, Rows, Types, json_of, key_of
-from toc.admin.pieces import Piece, pieces_of, statements
-from toc.admin.plan import Leaf, Plan
-from toc.admin.reading import BIZ_TYPES
-from toc.admin.terms import Output
-from toc.admin.trees import number
-from toc.admin.writing import rest_of
+from toc.admin.expression_parser import Output
+from toc.admin.query_plan import Leaf, Plan
+from toc.admin.query_reader import BIZ_TYPES
+from toc.admin.row_merge import Row, Rows, Types, json_of, key_of
+from toc.admin.shard_queries import Piece, pieces_of, statements
+from toc.admin.sql_writer import rest_of
+from toc.admin.syntax_tree import number
 from toc.domain.biz_types import FIRST_NO
 from toc.domain.routing import Routing
 from toc.store.fan_out import FanOut, Question, QuestionFailure, bytes_of, too_large

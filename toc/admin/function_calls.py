@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from sqlglot import exp
 
-from toc.admin.functions import (
+from toc.admin.allowed_functions import (
     AGGREGATES,
     ALIASES,
     DAY_UNITS,
@@ -17,9 +17,9 @@ from toc.admin.functions import (
     WINDOWS,
     Kind,
 )
-from toc.admin.grammar import not_taken, only, refused, shown
-from toc.admin.kinds import Typed, alike, called, check_numbers, mixed, moment, time_literal
-from toc.admin.trees import call, clause_list, is_text, number, operand, ordered
+from toc.admin.statement_parser import not_taken, only, refused, shown
+from toc.admin.syntax_tree import call, clause_list, is_text, number, operand, ordered
+from toc.admin.type_check import Typed, alike, called, check_numbers, mixed, moment, time_literal
 from toc.errors import InvalidInput
 
 

@@ -14,7 +14,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from toc.admin.plan import Plan
+from toc.admin.query_plan import Plan
 
 Row = Sequence[Any]
 Key = Callable[[Any], tuple[int, Any]]

@@ -10,9 +10,9 @@ from typing import Any
 
 from sqlglot import exp
 
-from toc.admin.grammar import TocMySQL, refused
-from toc.admin.lite import INTEGER_MAX
-from toc.admin.trees import call, is_aggregate, number
+from toc.admin.sqlite_functions import INTEGER_MAX
+from toc.admin.statement_parser import TocMySQL, refused
+from toc.admin.syntax_tree import call, is_aggregate, number
 
 _WORD = 9  # digits that MySQL computes at once
 _AVERAGE_DIGITS = 4  # more than the sum's: div_precision_increment

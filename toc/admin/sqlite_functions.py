@@ -15,7 +15,7 @@ from decimal import ROUND_CEILING, ROUND_DOWN, ROUND_FLOOR, ROUND_HALF_UP, Decim
 from fractions import Fraction
 from typing import Any
 
-from toc.admin.functions import DAY_UNITS
+from toc.admin.allowed_functions import DAY_UNITS
 from toc.domain.times import EPOCH
 
 Value = int | float | str

@@ -13,9 +13,9 @@ from datetime import datetime
 
 from sqlglot import exp
 
-from toc.admin.functions import FUNCTIONS, Kind
-from toc.admin.grammar import refused
-from toc.admin.trees import call, cast, is_text, name_of, number
+from toc.admin.allowed_functions import FUNCTIONS, Kind
+from toc.admin.statement_parser import refused
+from toc.admin.syntax_tree import call, cast, is_text, name_of, number
 
 TEXTS = frozenset(
     {"type_name", "status_name", "worker", "dedup_key", "attribute", "error", "what", "from_name",

@@ -13,11 +13,10 @@ from collections.abc import Mapping
 
 from sqlglot import exp
 
-from toc.admin.calls import aggregate_name
-from toc.admin.grammar import not_taken, only, parsed, refused, shown, too_deep
-from toc.admin.kinds import Typed, kind_of_column, truth
-from toc.admin.terms import Output, Scope, Source, Terms, column_of
-from toc.admin.trees import (
+from toc.admin.expression_parser import Output, Scope, Source, Terms, column_of
+from toc.admin.function_calls import aggregate_name
+from toc.admin.statement_parser import not_taken, only, parsed, refused, shown, too_deep
+from toc.admin.syntax_tree import (
     clause_list,
     has_aggregate,
     inside,
@@ -27,6 +26,7 @@ from toc.admin.trees import (
     number,
     ordered,
 )
+from toc.admin.type_check import Typed, kind_of_column, truth
 from toc.store.views import COLUMNS
 
 BIZ_TYPES = "toc_biz_type"

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
-from toc.admin.functions import NOW_FUNCTIONS
-from toc.admin.reading import IDS, TABLES, read
-from toc.admin.terms import Output
-from toc.admin.trees import call, cast, has_aggregate, inside, is_aggregate, number
+from toc.admin.allowed_functions import NOW_FUNCTIONS
+from toc.admin.expression_parser import Output
+from toc.admin.query_reader import IDS, TABLES, read
+from toc.admin.syntax_tree import call, cast, has_aggregate, inside, is_aggregate, number
 from toc.store.views import JOBS
 
 Order = tuple[tuple[int, bool], ...]

@@ -13,21 +13,21 @@ from typing import Any, ClassVar
 
 from sqlglot import exp
 
-from toc.admin.calls import Calls, choice
-from toc.admin.functions import (
+from toc.admin.allowed_functions import (
     ALIASES,
     FUNCTIONS,
     Kind,
 )
-from toc.admin.grammar import not_taken, only, refused, shown
-from toc.admin.kinds import (
+from toc.admin.function_calls import Calls, choice
+from toc.admin.statement_parser import not_taken, only, refused, shown
+from toc.admin.syntax_tree import cast, is_text, number, operand
+from toc.admin.type_check import (
     Typed,
     alike,
     called,
     check_numbers,
     time_literal,
 )
-from toc.admin.trees import cast, is_text, number, operand
 
 _COMPARED: Mapping[type[Any], str] = {
     exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
