@@ -28,7 +28,7 @@ from toc.node.node import Node
 from toc.runtime.settings import Settings, TopicSettings
 from toc.store.claims import OutcomeKind
 from toc.store.purge_pages import PurgePages
-from toc.timer.slots import Entry
+from toc.timer.reminders import Reminder
 
 __all__ = ["make_rig"]
 
@@ -73,7 +73,7 @@ def pop(desk: Desk, job_id: int) -> None:
 
 
 def forget(desk: Desk, job_id: int) -> None:
-    desk.world.slots.ack("default", {desk.world.slot(job_id): [job_id]})
+    desk.world.slots.ack("default", [job_id])
 
 
 # ---- the row
@@ -241,11 +241,11 @@ def test_retried(desk: Desk) -> None:
     desk.library.claim([job_id], TOKEN)
     due_ms = desk.library.now_ms + 90 * SECOND
     desk.library.settle_as(OutcomeKind.RETRY, job_id, TOKEN, due_ms, "boom")
-    desk.world.slots.put_back("default", {desk.world.slot(job_id): [Entry(due_ms, job_id)]})
+    desk.world.slots.put_back("default", [Reminder(due_ms, job_id)])
     words = "due in 1m 30s, after 1 attempt, but armed 1m 30s earlier: it was moved; the claim puts it right"
     says(desk, job_id, False, words)  # put_back never makes a reminder later: the earliest wins
     forget(desk, job_id)
-    desk.world.slots.put_back("default", {desk.world.slot(job_id): [Entry(due_ms, job_id)]})
+    desk.world.slots.put_back("default", [Reminder(due_ms, job_id)])
     found = says(desk, job_id, True, "due in 1m 30s, after 1 attempt, and armed for that moment")
     (event,) = found.events
     assert (event.what, event.actor, event.reason) == ("retry", "shop7:4711", "boom")
@@ -375,8 +375,7 @@ def test_a_job_that_is_not_there(desk: Desk) -> None:
     found = says(desk, gone, True, purged)
     assert (found.record, found.events) == (None, [])
     assert [place.topic for place in found.places] == ["default", "vip"]
-    slot = desk.world.slot(gone)
-    desk.world.slots.arm("default", {slot: [Entry(desk.library.now_ms, gone)]})
+    desk.world.slots.arm("default", [Reminder(desk.library.now_ms, gone)])
     says(desk, gone, False, f"{purged}; its reminder goes with the next claim")
     never = "there is no such job: by its id it would be made in"
     assert look(desk, JOB_ID_MAX)[1].text.startswith(never)

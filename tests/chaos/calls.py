@@ -24,7 +24,7 @@ from toc.testing import (
     Scheduled,
     ScheduleUnanswered,
 )
-from toc.timer.slots import Entry as Reminder
+from toc.timer.reminders import Reminder
 
 TRIES_MAX = 8
 

@@ -32,7 +32,7 @@ from toc.center.reminder_queue import ReminderQueue
 from toc.errors import StoreUnavailable
 from toc.runtime.settings import Settings
 from toc.testing import Journal
-from toc.timer.slots import Entry as Reminder
+from toc.timer.reminders import Reminder
 
 PERIOD_S = 0.2
 BULK_MAX = 2000

@@ -12,11 +12,10 @@ import pytest
 
 from tests.cli.conftest import Toc
 from tests.cli.processes import Process, clean_environment, wait_until
-from toc.errors import TimerUnavailable
 from toc.node import dev
 from toc.node.dev import DevError, PrivateRedis, find_redis_server
-from toc.runtime.clock import SystemClock
-from toc.timer.slots import Slots
+from toc.timer.connect import connect
+from toc.timer.redis_errors import UNAVAILABLE
 
 Start = Callable[..., Process]
 
@@ -31,14 +30,11 @@ print(toc.cancel(far))
 
 def redis_pid(directory: Path) -> int | None:
     """The process behind the socket; None where nobody answers."""
-    slots = Slots(f"unix://{directory}/redis.sock", "toc", SystemClock(), timeout_s=1)
-    try:
-        slots.time_ms()
-        return int(slots.client().info("server")["process_id"])
-    except TimerUnavailable:
-        return None
-    finally:
-        slots.close()
+    with connect(f"unix://{directory}/redis.sock", 1) as client:
+        try:
+            return int(client.info("server")["process_id"])
+        except UNAVAILABLE:
+            return None
 
 
 def lives(pid: int) -> bool:

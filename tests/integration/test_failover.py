@@ -13,6 +13,7 @@ import redis
 
 from tests.contract.library import Library
 from tests.integration.world import World
+from tests.scripts.rig import id_in_slot
 from tests.scripts.sentinel import SERVICE, start_sentinel
 from tests.servers import RedisCluster, Server, ServerUnavailableError, start_redis
 from tests.servers.process import free_port
@@ -23,7 +24,7 @@ from toc.timer import circuit_breaker
 from toc.timer import wakeup as wakeups
 from toc.timer.keys import store_key
 from toc.timer.loader import Loader, Mark
-from toc.timer.slots import Entry, Slots
+from toc.timer.reminders import Reminder, Reminders
 from toc.timer.wakeup import WakeupListener
 
 MINUTE = timedelta(minutes=1)
@@ -226,7 +227,7 @@ def spread(
     monkeypatch.setattr(circuit_breaker, "PROBE_AFTER_S", 0.1)
     world = World(small_library, cluster.url.replace("redis://", "redis+cluster://"))
     url, namespace = world.settings.redis_url, world.settings.namespace
-    world.slots = Slots(url, namespace, world.clock, timeout_s=0.5)
+    world.slots = Reminders(url, namespace, world.clock, world.settings.slots_of, timeout_s=0.5)
     yield world
     for node in cluster.nodes:
         node.thaw() if node.is_running else node.start()
@@ -234,7 +235,7 @@ def spread(
     world.close()
 
 
-def served(slots: Slots) -> bool:
+def served(slots: Reminders) -> bool:
     try:
         slots.drop_marks("default", range(4))
     except TimerUnavailable:
@@ -388,7 +389,7 @@ def test_no_load_begins_without_memory(small_library: Library, tmp_path: Path) -
 # ---- wake-ups
 
 
-def hearing(slots: Slots, namespace: str) -> tuple[WakeupListener, list[int]]:
+def hearing(slots: Reminders, namespace: str) -> tuple[WakeupListener, list[int]]:
     heard: list[int] = []
     return WakeupListener(slots, namespace, {"default": lambda slot, _: heard.append(slot)}), heard
 
@@ -398,8 +399,8 @@ def wakes(world: World, wakeup: WakeupListener, heard: list[int], slot: int) -> 
     heard.clear()
     try:
         wakeup.run_once()  # subscribes, where it must
-        world.slots.ack("default", {slot: [1]})
-        world.slots.arm("default", {slot: [Entry(1, 1)]})
+        world.slots.ack("default", [id_in_slot(slot)])
+        world.slots.arm("default", [Reminder(1, id_in_slot(slot))])
         wakeup.run_once()
     except TimerUnavailable:
         return False

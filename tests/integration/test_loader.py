@@ -14,7 +14,7 @@ from toc.errors import StoreUnavailable, TimerUnavailable
 from toc.timer import keys
 from toc.timer import loader as module
 from toc.timer.loader import Loader, Mark
-from toc.timer.slots import Entry, Marks
+from toc.timer.reminders import Marks, Reminder
 
 MINUTE = timedelta(minutes=1)
 
@@ -94,7 +94,7 @@ def load_and_drop(world: World, job_id: int) -> Loader:
     loader = world.loader()
     loader.step()
     assert world.reminder(job_id) == 0
-    world.slots.ack("default", {world.slot(job_id): [job_id]})
+    world.slots.ack("default", [job_id])
     return loader
 
 
@@ -141,9 +141,7 @@ def test_what_a_server_has_lost_is_noticed_at_once(world: World) -> None:
     assert loader.step() == len(jobs)
     client, namespace = world.slots.client(), world.settings.namespace
     for slot in range(4):  # as a fail-over to a replica, with the marks of who was there before
-        world.slots.ack(
-            "default", {slot: [job_id for job_id in jobs if world.slot(job_id) == slot]}
-        )
+        world.slots.ack("default", [job_id for job_id in jobs if world.slot(job_id) == slot])
         key = keys.mark_key(namespace, "default", slot)
         for shard, text in client.hgetall(key).items():
             mark = Mark.parse(text.decode())
@@ -362,7 +360,7 @@ def test_two_loaders_do_no_harm(world: World) -> None:
     one, two = world.loader(), world.loader()
     assert one.step() + two.step() == 40
     assert [world.reminder(job_id) for job_id in jobs] == list(range(40))
-    world.slots.arm("default", {0: [Entry(1, 1)]})
+    world.slots.arm("default", [Reminder(1, 1)])
     assert turn(one) + turn(two) == 0
 
 

@@ -14,7 +14,7 @@ from toc.runtime.sink import Batch
 from toc.timer import keys
 from toc.timer.next_due_watcher import NextDueWatcher
 from toc.timer.poller import GUESS_MIN, NO_ROOM_S, PAUSED_S, WAIT_S_MAX, Poller
-from toc.timer.slots import Entry
+from toc.timer.reminders import Reminder
 from toc.timer.wakeup import WakeupListener
 
 STAY_MS = 30_000
@@ -87,8 +87,8 @@ def look(world: World, poll: Poller) -> None:
 def arm(world: World, slot: int, *in_ms: int) -> list[int]:
     """Arms jobs of a slot; their ids."""
     ids = [world.library.ids.draw([slot])[0] for _ in in_ms]
-    entries = [Entry(world.now_ms + ms, job_id) for ms, job_id in zip(in_ms, ids, strict=True)]
-    world.slots.arm("default", {slot: entries})
+    entries = [Reminder(world.now_ms + ms, job_id) for ms, job_id in zip(in_ms, ids, strict=True)]
+    world.slots.arm("default", entries)
     return ids
 
 
@@ -321,8 +321,10 @@ def test_a_home_that_is_broken_costs_a_look_nothing(small: World, sink: Recordin
     """Of reminders in a wrong slot: where they belong, the key is none of toc's."""
     (well,) = arm(small, 1, 0)
     stranger = small.library.ids.draw([2])[0]
-    small.slots.arm("default", {1: [Entry(small.now_ms, stranger)]})
     client = small.slots.client()
+    client.zadd(
+        keys.store_key(small.settings.namespace, "default", 1), {str(stranger): small.now_ms}
+    )
     client.set(keys.store_key(small.settings.namespace, "default", 2), "broken")
     poll = poller(small, sink)
     poll.set_slots([1])

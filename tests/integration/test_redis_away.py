@@ -12,13 +12,14 @@ import pytest
 
 from tests.contract.library import Library
 from tests.integration.world import NEAR_MS, World
+from tests.scripts.rig import id_in_slot, slots_of
 from tests.servers import Server, ServerUnavailableError
 from tests.servers.redis import start_redis_cluster
 from toc.center import reminder_queue
 from toc.errors import TimerUnavailable
 from toc.runtime import metrics
 from toc.timer.keys import store_key
-from toc.timer.slots import Entry, Slots
+from toc.timer.reminders import Reminder, Reminders
 
 MINUTE = timedelta(minutes=1)
 
@@ -86,7 +87,7 @@ def test_all_verbs_work_without_redis(away: World) -> None:
     assert center.find(42)[0].due_ms == away.now_ms + 120_000
     assert center.cancel(job_id) == "cancelled"
     with pytest.raises(TimerUnavailable):
-        away.slots.arm("default", {0: [Entry(1, 1)]})
+        away.slots.arm("default", [Reminder(1, 1)])
     assert not away.slots.available
 
 
@@ -164,17 +165,19 @@ class Away:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slots: frozenset[int] = frozenset()
         self.calls: list[frozenset[int]] = []
-        arm = Slots.arm
+        arm = Reminders.arm
 
-        def armed(slots: Slots, topic: str, entries: Any) -> int:
-            self.calls.append(frozenset(entries))
-            out = self.slots & entries.keys()
-            time_ms = arm(slots, topic, {s: entries[s] for s in entries if s not in out})
+        def armed(reminders: Reminders, topic: str, some: Any) -> int:
+            some = [(reminders.slot_of(topic, one.job_id), one) for one in some]
+            asked = frozenset(slot for slot, _ in some)
+            self.calls.append(asked)
+            out = self.slots & asked
+            time_ms = arm(reminders, topic, [one for slot, one in some if slot not in out])
             if out:
-                raise TimerUnavailable(OSError("node is down"), frozenset(out))
+                raise TimerUnavailable(OSError("node is down"), out)
             return time_ms
 
-        monkeypatch.setattr(Slots, "arm", armed)
+        monkeypatch.setattr(Reminders, "arm", armed)
 
 
 @pytest.fixture
@@ -256,14 +259,14 @@ def test_a_cluster_says_which_slots_were_refused(small: World, tmp_path: Path) -
         pytest.skip(str(error))
     url = cluster.url.replace("redis://", "redis+cluster://")
     with cluster:
-        slots = Slots(url, "toc-test-refused", small.clock, timeout_s=0.5)
-        entries = {slot: [Entry(1, slot)] for slot in range(24)}
+        slots = Reminders(url, "toc-test-refused", small.clock, slots_of, timeout_s=0.5)
+        entries = [Reminder(1, id_in_slot(slot)) for slot in range(24)]
         slots.arm("default", entries)
         client: Any = slots.client()
         lost = client.get_node_from_key(store_key("toc-test-refused", "default", 0)).port
         mine = {
             slot
-            for slot in entries
+            for slot in range(24)
             if client.get_node_from_key(store_key("toc-test-refused", "default", slot)).port == lost
         }
         (node,) = [node for node in cluster.nodes if f":{lost}/" in f"{node.url}/"]

@@ -24,7 +24,7 @@ from toc.store.claims import OutcomeKind
 from toc.store.databases import Database
 from toc.store.job_repair import JobRepair
 from toc.store.jobs import InsertResult
-from toc.timer.slots import Slots
+from toc.timer.reminders import Reminders
 
 MINUTE = timedelta(minutes=1)
 
@@ -212,7 +212,7 @@ def test_find_by_business_key(world: World) -> None:
 
 def test_a_dead_job_is_driven_again_at_once(world: World) -> None:
     job_id = world.center.schedule(42, timedelta(0), biz_type="order.close")
-    world.slots.ack("default", {world.slot(job_id): [job_id]})
+    world.slots.ack("default", [job_id])
     world.library.claim([job_id], "one")
     world.library.settle_as(OutcomeKind.BURY, job_id, "one", error="no luck")
     (letter,) = world.center.dead()
@@ -251,9 +251,9 @@ def test_a_redis_with_a_wrong_clock_moves_no_job(
     small: World, monkeypatch: pytest.MonkeyPatch, wrong_ms: int
 ) -> None:
     asked = 0
-    arm, now_ms = Slots.arm, Database.now_ms
+    arm, now_ms = Reminders.arm, Database.now_ms
 
-    def arm_elsewhen(self: Slots, topic: str, entries: Any) -> int:
+    def arm_elsewhen(self: Reminders, topic: str, entries: Any) -> int:
         return arm(self, topic, entries) + wrong_ms
 
     def counted(self: Database) -> int:
@@ -261,7 +261,7 @@ def test_a_redis_with_a_wrong_clock_moves_no_job(
         asked += 1
         return now_ms(self)
 
-    monkeypatch.setattr(Slots, "arm", arm_elsewhen)
+    monkeypatch.setattr(Reminders, "arm", arm_elsewhen)
     monkeypatch.setattr(Database, "now_ms", counted)
     center = toc.TimeoutCenter(small.settings)  # its clock is not frozen
     try:

@@ -11,7 +11,7 @@ from toc.domain.ids import gene_of
 from toc.domain.routing import slot_of
 from toc.runtime.settings import Settings, TopicSettings
 from toc.timer.loader import Loader
-from toc.timer.slots import Slots
+from toc.timer.reminders import Reminders
 
 NEAR_MS = 1_200_000  # horizon + slack: due later than this, a job is the loader's
 HORIZON_MS, SLACK_MS = 900_000, 300_000
@@ -34,7 +34,7 @@ class World:
             }
         )
         self.center = TimeoutCenter(self.settings, clock=self.clock)
-        self.slots = Slots(self.settings.redis_url, self.settings.namespace, self.clock)
+        self.slots = Reminders.from_settings(self.settings, self.clock)
 
     def close(self) -> None:
         self.center.close()

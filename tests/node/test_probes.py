@@ -10,7 +10,7 @@ from toc.errors import SchemaMismatch, TimerUnavailable, TocError
 from toc.node.probes import PATIENCE_S, TICK_S, ClockComparison, Probe
 from toc.runtime.clock import SystemClock
 from toc.testing import TestClock
-from toc.timer.slots import Slots
+from toc.timer.reminders import Reminders
 
 
 class Server:
@@ -158,7 +158,7 @@ def test_clocks_too_far_apart_are_beyond(clock: TestClock) -> None:
 def test_every_node_of_a_redis_cluster_says_its_time(redis_cluster: Endpoint) -> None:
     url = redis_cluster.url.replace("redis://", "redis+cluster://")
     clock = SystemClock()
-    slots = Slots(url, "t", clock)
+    slots = Reminders(url, "t", clock, lambda topic: 1)
     times_ms = slots.times_ms()
     slots.close()
     assert len(times_ms) == 3

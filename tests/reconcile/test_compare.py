@@ -21,7 +21,7 @@ from toc.reconcile.run import Reconciliation
 from toc.store.claims import OutcomeKind
 from toc.timer import keys
 from toc.timer.loader import Mark
-from toc.timer.slots import Entry
+from toc.timer.reminders import Reminder
 
 OVERDUE_MS = 120_000
 LOADED_MS = (
@@ -80,14 +80,17 @@ def schedule(world: World, in_ms: int, biz_id: int = 42, biz_type: str = "order.
 
 
 def forget(world: World, job_id: int, topic: str = "default") -> None:
-    world.slots.ack(topic, {world.slot(job_id, topic): [job_id]})
+    world.slots.ack(topic, [job_id])
 
 
 def arm(
     world: World, job_id: int, in_ms: int, slot: int | None = None, topic: str = "default"
 ) -> None:
-    slot = world.slot(job_id, topic) if slot is None else slot
-    world.slots.arm(topic, {slot: [Entry(world.now_ms + in_ms, job_id)]})
+    if slot is None:
+        world.slots.arm(topic, [Reminder(world.now_ms + in_ms, job_id)])
+    else:
+        key = keys.store_key(world.settings.namespace, topic, slot)
+        world.slots.client().zadd(key, {str(job_id): world.now_ms + in_ms})
 
 
 def set_row(world: World, job_id: int, values: str) -> None:

@@ -102,7 +102,7 @@ def test_after_a_mark_is_dropped_the_loader_brings_all(town: Town) -> None:
     loader: Loader = town.world.loader()
     loader.step()
     topic, slot = town.home(job_id)
-    town.slots.ack(topic, {slot: [job_id, later]})
+    town.slots.remove(topic, {slot: [job_id, later]})
     loader.step()
     assert town.world.reminders() == 0  # the mark says that all is there
     town.mend(Finding(K.MARK_AHEAD, town.library.shard(job_id), topic, slot))
@@ -227,7 +227,7 @@ def missing_and_popped(town: Town) -> tuple[Finding, str]:
 
 def missing_in_the_wrong_table(town: Town) -> tuple[Finding, str]:
     case = in_the_wrong_table(town)
-    town.slots.ack("default", {case.finding.slot: [case.finding.job_id]})
+    town.slots.remove("default", {case.finding.slot: [case.finding.job_id]})
     how = "its row lies where no worker looks: that must be repaired first"
     return case.finding._replace(kind=K.MISSING), how
 
@@ -240,13 +240,13 @@ def orphan_that_lives_again(town: Town) -> tuple[Finding, str]:
 
 def orphan_that_went(town: Town) -> tuple[Finding, str]:
     case = orphan(OutcomeKind.DONE)(town)
-    town.slots.ack(case.finding.topic, {case.finding.slot: [case.finding.job_id]})
+    town.slots.remove(case.finding.topic, {case.finding.slot: [case.finding.job_id]})
     return case.finding, "it has left that slot by itself"
 
 
 def wrong_slot_that_was_left(town: Town) -> tuple[Finding, str]:
     case = wrong_slot(town)
-    town.slots.ack(case.finding.topic, {case.finding.slot: [case.finding.job_id]})
+    town.slots.remove(case.finding.topic, {case.finding.slot: [case.finding.job_id]})
     return case.finding, "it has left that slot by itself"
 
 
@@ -260,7 +260,7 @@ def wrong_slot_that_is_right(town: Town) -> tuple[Finding, str]:
 def stuck_and_back(town: Town) -> tuple[Finding, str]:
     case = stuck(town)
     job_id = case.finding.job_id
-    town.slots.ack(case.finding.topic, {case.finding.slot: [job_id]})
+    town.slots.remove(case.finding.topic, {case.finding.slot: [job_id]})
     town.put(town.home(job_id), job_id, SOON_MS)
     return case.finding, "it is back by itself"
 
@@ -401,10 +401,10 @@ class Between:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._slots, name)
 
-    def ack(self, topic: str, ids: Mapping[int, Sequence[int]]) -> None:
+    def remove(self, topic: str, ids: Mapping[int, Sequence[int]]) -> None:
         self._what()
         self.acked |= {(topic, slot, job_id) for slot, some in ids.items() for job_id in some}
-        self._slots.ack(topic, ids)
+        self._slots.remove(topic, ids)
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])

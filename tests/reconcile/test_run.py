@@ -27,7 +27,7 @@ from toc.reconcile.run import Reconciliation
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import ReconcileSettings, Settings
 from toc.store import migrate
-from toc.timer.slots import Slots
+from toc.timer.reminders import Reminders
 
 __all__ = ["no_settings", "own_mysql", "redis", "servers", "toc"]
 
@@ -47,10 +47,10 @@ class Damaged:
         self.lost = ids[::4]
         with closing(self.slots()) as slots:
             for job_id in self.lost:
-                slots.ack("default", {gene_of(job_id) % SHARDS: [job_id]})
+                slots.ack("default", [job_id])
 
-    def slots(self) -> Slots:
-        return Slots(self.settings.redis_url, self.settings.namespace, SystemClock())
+    def slots(self) -> Reminders:
+        return Reminders.from_settings(self.settings, SystemClock())
 
     def run(
         self, spark: Any = None, *, repair: bool = False, on_progress: Any = None
@@ -216,10 +216,10 @@ def test_what_cannot_be_looked_at_again_is_no_disagreement(
 def test_an_unexpected_error_in_a_repair_is_told(
     damaged: Damaged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Slots, *_: object) -> None:
+    def refuse(self: Reminders, *_: object) -> None:
         raise ResponseError("WRONGTYPE")
 
-    monkeypatch.setattr(Slots, "arm", refuse)
+    monkeypatch.setattr(Reminders, "arm", refuse)
     outcome = damaged.run(repair=True)
     assert outcome.verdict == RunVerdict.UNABLE
     assert outcome.broken_off == "ResponseError: WRONGTYPE"
@@ -234,8 +234,8 @@ def test_the_command_says_it_by_its_exit_code(toc: Toc) -> None:
     agreed = toc("reconcile", "--master", "none", "--json")
     assert (agreed.code, agreed.json["verdict"]) == (0, "agreed")
     settings = Settings()
-    with closing(Slots(settings.redis_url, settings.namespace, SystemClock())) as slots:
-        slots.ack("default", {gene_of(int(job_id)) % 4: [int(job_id)]})
+    with closing(Reminders.from_settings(settings, SystemClock())) as slots:
+        slots.ack("default", [int(job_id)])
     left = toc("reconcile", "--master", "none")
     assert left.code == 1
     assert "missing" in left.out

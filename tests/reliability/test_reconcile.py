@@ -35,7 +35,7 @@ from toc.domain.times import datetime_of
 from toc.runtime.clock import SystemClock
 from toc.timer import keys
 from toc.timer.loader import Mark
-from toc.timer.slots import Slots
+from toc.timer.reminders import Reminders
 
 # EACH is set by hand to several thousand.
 pytestmark = pytest.mark.timeout(400 + int(os.environ.get("TOC_TEST_DAMAGE", "0")) / 5)
@@ -60,7 +60,7 @@ TERMS = {"timeout": 1, "retry": [0]}
 class Damage:
     """Damaged jobs. `expected`: what a compare must call each; `fires`: business ids of the living."""
 
-    def __init__(self, fleet: Fleet, slots: Slots) -> None:
+    def __init__(self, fleet: Fleet, slots: Reminders) -> None:
         self._fleet, self._slots = fleet, slots
         self._settings = fleet.stack.settings
         self._client: Any = slots.client()
@@ -347,7 +347,7 @@ def test_all_damage_is_found_and_none_is_invented(
         },
     )
     settings = fleet.stack.settings
-    slots = Slots(settings.redis_url, settings.namespace, SystemClock())
+    slots = Reminders.from_settings(settings, SystemClock())
     with (
         closing(slots),
         fleet.load(150, 1.0) as load,

@@ -7,14 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from toc.domain.ids import SEQUENCE_BITS
 from toc.timer import keys
 from toc.timer.nodes import make_nodes
+from toc.timer.reminders import Reminders, connect
 from toc.timer.scripts import ScriptCall, Scripts
-from toc.timer.slots import Slots, connect
 
 TOPIC, SLOT = "default", 7
 NOW = 1_795_000_000_000  # 13 digits, as today's times have
 CHANNEL_END = b"end"
+
+
+def slots_of(_: str) -> int:
+    """The slot_amount of each topic."""
+    return 1024
+
+
+def id_in_slot(slot: int, n: int = 0) -> int:
+    """The nth job_id (of 4,096) whose reminder belongs into a slot."""
+    return slot << SEQUENCE_BITS | n
 
 
 @dataclass(frozen=True)
@@ -47,8 +58,8 @@ class Rig:
             self.client.delete(key)
         self.client.close()
 
-    def slots(self, clock: Any) -> Slots:
-        return Slots(self.url, self.namespace, clock)
+    def slots(self, clock: Any) -> Reminders:
+        return Reminders(self.url, self.namespace, clock, slots_of)
 
     # ---- state
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.scripts.rig import TOPIC, Rig
+from tests.scripts.rig import TOPIC, Rig, id_in_slot, slots_of
 from tests.servers import ServerUnavailableError, start_redis
 from tests.servers.process import free_port
 from tests.servers.redis import start_redis_replica
@@ -19,7 +19,7 @@ from toc.testing import TestClock
 from toc.timer import server_facts
 from toc.timer.availability import FORGET_S, TimerAvailability
 from toc.timer.redis_errors import is_full, is_refusal
-from toc.timer.slots import Entry, Slots
+from toc.timer.reminders import Reminder, Reminders
 
 AWAY = redis.ConnectionError("away")
 FULL = redis.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
@@ -135,7 +135,7 @@ def test_a_policy_that_was_not_seen_at_the_start_is_seen_later(
     tmp_path: Path, flavour: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock, port = TestClock(), free_port()
-    slots = Slots(f"redis://127.0.0.1:{port}", "toc", clock)
+    slots = Reminders(f"redis://127.0.0.1:{port}", "toc", clock, slots_of)
     with pytest.raises(TimerUnavailable):
         slots.check()
     try:
@@ -144,8 +144,8 @@ def test_a_policy_that_was_not_seen_at_the_start_is_seen_later(
         pytest.skip(str(error))
     with server:
         for _ in range(3):
-            slots.arm(TOPIC, {1: [Entry(1, 1)]})
-            assert [popped.ids for popped in slots.pop(TOPIC, [(1, 5)], 1000)] == [[1]]
+            slots.arm(TOPIC, [Reminder(1, id_in_slot(1))])
+            assert [popped.ids for popped in slots.pop(TOPIC, [(1, 5)], 1000)] == [[id_in_slot(1)]]
             assert not slots.available  # the scanner must not count on it
         errors = [r for r in caplog.records if r.levelno == logging.ERROR]
         assert ["allkeys-lru" in record.getMessage() for record in errors] == [True]
@@ -164,7 +164,7 @@ def test_a_policy_that_was_not_seen_at_the_start_is_seen_later(
 
 def test_a_server_of_another_version_is_learned(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = TestClock()
-    slots = Slots(rig.url, rig.namespace, clock)
+    slots = Reminders(rig.url, rig.namespace, clock, slots_of)
     with monkeypatch.context() as patch:
         older = {**slots.server_info(), "version": "6.2.0"}
         patch.setattr(slots, "server_info", lambda: older)
@@ -185,17 +185,17 @@ def test_a_demoted_masters_connections_are_given_up(tmp_path: Path, flavour: Any
     except ServerUnavailableError as error:
         pytest.skip(str(error))
     with master, start_redis_replica(tmp_path / "replica", master, flavour) as replica:
-        slots = Slots(f"{master.url}?client_name=reminded", "toc", TestClock())
-        slots.arm(TOPIC, {1: [Entry(1, 1)]})
+        slots = Reminders(f"{master.url}?client_name=reminded", "toc", TestClock(), slots_of)
+        slots.arm(TOPIC, [Reminder(1, id_in_slot(1))])
         with redis.Redis.from_url(replica.url) as client:
             client.replicaof("NO", "ONE")
         with redis.Redis.from_url(master.url) as client:
             host, _, port = replica.url.partition("://")[2].partition("/")[0].partition(":")
             client.replicaof(host, port)
             for amount in (1, 2):
-                wanted = [(slot, 1) for slot in range(amount)]
+                wanted = [Reminder(1, id_in_slot(slot)) for slot in range(amount)]
                 with pytest.raises(TimerUnavailable):
-                    slots.arm(TOPIC, {slot: [Entry(1, 1)] for slot, _ in wanted})
+                    slots.arm(TOPIC, wanted)
                 wait_until(
                     lambda: all(one["name"] != "reminded" for one in client.client_list()),
                     "its connections are closed",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.scripts.rig import TOPIC
+from tests.scripts.rig import TOPIC, id_in_slot, slots_of
 from tests.scripts.sentinel import SERVICE, start_sentinel
 from tests.servers import Server, ServerUnavailableError, start_redis
 from tests.servers.process import free_port
@@ -21,7 +21,7 @@ from toc.runtime.settings import Settings
 from toc.testing import TestClock
 from toc.timer import connect as module
 from toc.timer.connect import check_url, connect
-from toc.timer.slots import Entry, Slots
+from toc.timer.reminders import Reminder, Reminders
 
 SECRET = "p%40ss,word"  # as a URL spells it
 
@@ -80,7 +80,7 @@ def test_understood(url: str) -> None:
 @pytest.mark.parametrize("url", REFUSED)
 def test_refused_without_showing_the_password(url: str) -> None:
     with pytest.raises(SettingsError) as raised:
-        Slots(url, "toc", TestClock())
+        Reminders(url, "toc", TestClock(), slots_of)
     assert REFUSED[url] in str(raised.value)
     assert "ss,word" not in str(raised.value)
     assert raised.value.__cause__ is None
@@ -154,10 +154,10 @@ def watched(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Watched]
 @pytest.mark.parametrize("how", [Server.kill, Server.freeze], ids=["is killed", "hangs"])
 def test_the_slots_go_on_at_the_master_that_sentinels_name(watched: Watched, how: Any) -> None:
     clock = TestClock()
-    slots = Slots(watched.url, "toc", clock, timeout_s=1)
+    slots = Reminders(watched.url, "toc", clock, slots_of, timeout_s=1)
     slots.check()
     assert slots.server_info()["mode"] == "sentinel"
-    slots.arm(TOPIC, {0: [Entry(clock.wall_ms(), 1)]})
+    slots.arm(TOPIC, [Reminder(clock.wall_ms(), id_in_slot(0))])
     slots.client().wait(1, 10_000)  # the replica has it
     before = slots.marks(TOPIC, [0])[0].run_id
     how(watched.master)
@@ -166,7 +166,7 @@ def test_the_slots_go_on_at_the_master_that_sentinels_name(watched: Watched, how
 
     def armed() -> bool:
         try:
-            slots.arm(TOPIC, {1: [Entry(clock.wall_ms(), 2)]})
+            slots.arm(TOPIC, [Reminder(clock.wall_ms(), id_in_slot(1))])
         except TimerUnavailable as error:
             errors.append(str(error))
             return False
@@ -178,7 +178,7 @@ def test_the_slots_go_on_at_the_master_that_sentinels_name(watched: Watched, how
     assert slots.available
     assert slots.marks(TOPIC, [0])[0].run_id != before
     popped = slots.pop(TOPIC, [(0, 5), (1, 5)], 1000)
-    assert [answer.ids for answer in popped] == [[1], [2]]
+    assert [answer.ids for answer in popped] == [[id_in_slot(0)], [id_in_slot(1)]]
     assert not any("ss,word" in text for text in errors)
     slots.close()
 
@@ -195,7 +195,9 @@ def test_a_late_answer_is_nobodys(watched: Watched) -> None:
 
 
 def test_no_sentinel_answers() -> None:
-    slots = Slots(f"redis+sentinel://127.0.0.1:{free_port()}/{SERVICE}", "toc", TestClock())
+    slots = Reminders(
+        f"redis+sentinel://127.0.0.1:{free_port()}/{SERVICE}", "toc", TestClock(), slots_of
+    )
     with pytest.raises(TimerUnavailable, match=SERVICE):
         slots.check()
     assert not slots.available

@@ -9,12 +9,12 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from tests.scripts.rig import NOW, SLOT, TOPIC, Rig, State
+from tests.scripts.rig import NOW, SLOT, TOPIC, Rig, State, id_in_slot, slots_of
 from tests.servers import Server, ServerUnavailableError, start_redis
 from toc.errors import TimerUnavailable
 from toc.testing import TestClock
 from toc.timer import keys
-from toc.timer.slots import PAIRS_MAX, Entry, Slots
+from toc.timer.reminders import PAIRS_MAX, Reminder, Reminders
 
 STAY = 30_000
 
@@ -24,17 +24,15 @@ def test_a_server_that_forgot_the_scripts_is_given_them_again(rig: Rig, calls: i
     clock = TestClock()
     slots = rig.slots(clock)
     now_ms = clock.wall_ms()
-    entries = {
-        slot: [Entry(now_ms, slot * 10), Entry(now_ms, slot * 10 + 1)] for slot in range(calls)
-    }
-    slots.arm(TOPIC, entries)
+    ids = {slot: [id_in_slot(slot), id_in_slot(slot, 1)] for slot in range(calls)}
+    slots.arm(TOPIC, [Reminder(now_ms, job_id) for some in ids.values() for job_id in some])
     rig.client.script_flush()
     popped = slots.pop(TOPIC, [(slot, 10) for slot in range(calls)], STAY)
-    assert [pop.ids for pop in popped] == [[slot * 10, slot * 10 + 1] for slot in range(calls)]
+    assert [pop.ids for pop in popped] == list(ids.values())
     assert {pop.time_ms for pop in popped} == {now_ms}
     rig.client.script_flush()
-    slots.ack(TOPIC, {slot: [slot * 10] for slot in range(calls)})
-    back = {slot: [Entry(now_ms + 5, slot * 10 + 1)] for slot in range(calls)}
+    slots.ack(TOPIC, [first for first, _ in ids.values()])
+    back = [Reminder(now_ms + 5, second) for _, second in ids.values()]
     rig.client.script_flush()
     slots.put_back(TOPIC, back)
     assert slots.depths(TOPIC, range(calls)) == [(slot, 1, 0, now_ms + 5) for slot in range(calls)]
@@ -46,11 +44,13 @@ def test_more_entries_than_one_call_takes(rig: Rig) -> None:
     slots = rig.slots(clock)
     now_ms = clock.wall_ms()
     count = 2 * PAIRS_MAX + 1
-    slots.arm(TOPIC, {SLOT: [Entry(now_ms + n, n) for n in range(count)], 3: [Entry(5, 1)]})
+    ids = [id_in_slot(SLOT, n) for n in range(count)]
+    reminders = [Reminder(now_ms + n, job_id) for n, job_id in enumerate(ids)]
+    slots.arm(TOPIC, [*reminders, Reminder(5, id_in_slot(3))])
     assert rig.client.zcard(rig.store) == count
     assert slots.depths(TOPIC, [SLOT, 3]) == [(SLOT, count, 0, now_ms), (3, 1, 0, 5)]
-    assert slots.find_reminder(TOPIC, SLOT, count - 1) == (now_ms + count - 1, None)
-    slots.ack(TOPIC, {SLOT: range(count)})
+    assert slots.find_reminder(TOPIC, SLOT, ids[-1]) == (now_ms + count - 1, None)
+    slots.ack(TOPIC, ids)
     assert rig.client.zcard(rig.store) == 0
     slots.close()
 
@@ -98,19 +98,19 @@ def test_a_full_server_ends_a_stay(full: Rig) -> None:
 
 def test_a_full_server_takes_nothing_new(full: Rig) -> None:
     before = full.state()
-    slots = Slots(full.url, full.namespace, TestClock())
+    slots = Reminders(full.url, full.namespace, TestClock(), slots_of)
     with pytest.raises(TimerUnavailable):
-        slots.arm(TOPIC, {SLOT: [Entry(NOW, 9)]})
+        slots.arm(TOPIC, [Reminder(NOW, id_in_slot(SLOT))])
     assert (slots.takes_reminders, slots.available) == (False, True)
     with pytest.raises(TimerUnavailable):
-        slots.load_page(TOPIC, SLOT, 3, "seen", "moved", [Entry(NOW, 9)])
+        slots.load_page(TOPIC, SLOT, 3, "seen", "moved", [Reminder(NOW, 9)])
     with pytest.raises(TimerUnavailable):
         slots.load_page(TOPIC, SLOT, 3, "seen", "moved", [])
     with pytest.raises(TimerUnavailable):
         slots.begin_mark(TOPIC, SLOT, 3, "moved")
     assert full.state() == before
     full.client.config_set("maxmemory", 0)
-    slots.arm(TOPIC, {SLOT: [Entry(NOW, 9)]})
+    slots.arm(TOPIC, [Reminder(NOW, id_in_slot(SLOT))])
     assert (slots.takes_reminders, slots.available) == (True, True)
     slots.close()
     slots.close()
@@ -129,10 +129,13 @@ def until_full(call: Callable[[int], Any]) -> int:
 def test_a_server_fills_up_and_is_emptied_again(full: Rig) -> None:
     clock = TestClock()
     now_ms = clock.wall_ms()
-    slots = Slots(full.url, full.namespace, clock)
-    pages = {slot: [Entry(now_ms, slot * 1000 + n) for n in range(200)] for slot in range(100, 400)}
+    slots = Reminders(full.url, full.namespace, clock, slots_of)
+    pages = {
+        slot: [Reminder(now_ms, id_in_slot(slot, n)) for n in range(200)]
+        for slot in range(100, 400)
+    }
     full.client.config_set("maxmemory", full.client.info("memory")["used_memory"] + 400_000)
-    amount = until_full(lambda n: slots.arm(TOPIC, {100 + n: pages[100 + n]}))
+    amount = until_full(lambda n: slots.arm(TOPIC, pages[100 + n]))
     taken = range(100, 100 + amount)
     assert taken
     assert (slots.takes_reminders, slots.available) == (False, True)
@@ -146,21 +149,21 @@ def test_a_server_fills_up_and_is_emptied_again(full: Rig) -> None:
         assert [(p.slot, sorted(p.ids)) for p in popped] == [
             (slot, [job_id for _, job_id in pages[slot]]) for slot in taken
         ]
-        slots.put_back(TOPIC, {slot: pages[slot] for slot in taken})
+        slots.put_back(TOPIC, [one for slot in taken for one in pages[slot]])
     assert (slots.takes_reminders, slots.available) == (False, True)
-    slots.ack(TOPIC, {slot: [job_id for _, job_id in pages[slot]] for slot in taken})
-    slots.arm(TOPIC, {slot: pages[slot] for slot in taken[: len(taken) // 2]})
+    slots.ack(TOPIC, [job_id for slot in taken for _, job_id in pages[slot]])
+    slots.arm(TOPIC, [one for slot in taken[: len(taken) // 2] for one in pages[slot]])
     assert (slots.takes_reminders, slots.available) == (True, True)
     slots.close()
 
 
 def test_a_page_is_refused_whole_where_memory_ends(full: Rig) -> None:
-    slots = Slots(full.url, full.namespace, TestClock())
+    slots = Reminders(full.url, full.namespace, TestClock(), slots_of)
     full.client.config_set("maxmemory", full.client.info("memory")["used_memory"] + 400_000)
     slots.begin_mark(TOPIC, SLOT, 3, "page 0")
 
     def load(page: int) -> None:
-        rows = [Entry(NOW + page, 1000 + page * 100 + n) for n in range(100)]
+        rows = [Reminder(NOW + page, 1000 + page * 100 + n) for n in range(100)]
         assert slots.load_page(TOPIC, SLOT, 3, f"page {page}", f"page {page + 1}", rows)
 
     done = until_full(load)
@@ -191,9 +194,9 @@ def lonely(
 
 @pytest.mark.parametrize("amount", [1, 2])
 def test_a_server_that_refuses_to_write_is_unavailable(lonely: Rig, amount: int) -> None:
-    slots = Slots(lonely.url, lonely.namespace, TestClock())
+    slots = Reminders(lonely.url, lonely.namespace, TestClock(), slots_of)
     with pytest.raises(TimerUnavailable, match="NOREPLICAS"):
-        slots.arm(TOPIC, {slot: [Entry(NOW, 9)] for slot in range(amount)})
+        slots.arm(TOPIC, [Reminder(NOW, id_in_slot(slot)) for slot in range(amount)])
     with pytest.raises(TimerUnavailable, match="NOREPLICAS"):
         slots.begin_mark(TOPIC, SLOT, 3, "mark")
     assert not slots.available
@@ -214,5 +217,5 @@ def test_a_fault_in_a_call_is_not_taken_for_an_absent_server(rig: Rig) -> None:
     slots = rig.slots(TestClock())
     rig.client.set(rig.store, "not a sorted set")
     with pytest.raises(redis.exceptions.ResponseError, match="WRONGTYPE"):
-        slots.arm(TOPIC, {SLOT: [Entry(NOW, 9)]})
+        slots.arm(TOPIC, [Reminder(NOW, id_in_slot(SLOT))])
     slots.close()

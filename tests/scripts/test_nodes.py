@@ -12,7 +12,7 @@ import redis
 from redis.crc import key_slot
 from redis.exceptions import AskError
 
-from tests.scripts.rig import TOPIC
+from tests.scripts.rig import TOPIC, id_in_slot, slots_of
 from tests.servers import (
     RedisCluster,
     Server,
@@ -27,7 +27,7 @@ from toc.testing import TestClock
 from toc.timer import circuit_breaker, keys, nodes, pipeline
 from toc.timer.connect import connect
 from toc.timer.pipeline import Command
-from toc.timer.slots import Entry, Slots
+from toc.timer.reminders import Reminder, Reminders
 
 SLOTS = range(24)
 BREAK = {"is killed": Server.kill, "hangs": Server.freeze}
@@ -54,8 +54,8 @@ class Broken:
         self.namespace = f"toc-test-{secrets.token_hex(6)}"
         self.clock = TestClock()
         self.now_ms = self.clock.wall_ms()
-        self.slots = Slots(self.url, self.namespace, self.clock, timeout_s=0.5)
-        self.slots.arm(TOPIC, {slot: [Entry(self.now_ms, slot)] for slot in SLOTS})
+        self.slots = Reminders(self.url, self.namespace, self.clock, slots_of, timeout_s=0.5)
+        self.slots.arm(TOPIC, [Reminder(self.now_ms, id_in_slot(slot)) for slot in SLOTS])
         client: Any = self.slots.client()
         ports = [
             client.get_node_from_key(keys.store_key(self.namespace, TOPIC, slot)).port
@@ -162,17 +162,17 @@ def test_writes_do_what_they_can_beside_a_node_that(broken: Broken, how: str) ->
     BREAK[how](node)
     well = broken.off(node)
     with pytest.raises(TimerUnavailable):
-        slots.arm(TOPIC, {slot: [Entry(now_ms + 5, 100 + slot)] for slot in SLOTS})
+        slots.arm(TOPIC, [Reminder(now_ms + 5, id_in_slot(slot, 1)) for slot in SLOTS])
     assert slots.depths(TOPIC, SLOTS) == [(slot, 2, 0, now_ms) for slot in well]
     assert broken.popped() == well
     with pytest.raises(TimerUnavailable):
-        slots.put_back(TOPIC, {slot: [Entry(now_ms + 7, slot)] for slot in SLOTS})
+        slots.put_back(TOPIC, [Reminder(now_ms + 7, id_in_slot(slot)) for slot in SLOTS])
     assert slots.depths(TOPIC, SLOTS) == [(slot, 2, 0, now_ms + 5) for slot in well]
     with pytest.raises(TimerUnavailable):
-        slots.ack(TOPIC, {slot: [100 + slot] for slot in SLOTS})
+        slots.ack(TOPIC, [id_in_slot(slot, 1) for slot in SLOTS])
     assert slots.depths(TOPIC, SLOTS) == [(slot, 1, 0, now_ms + 7) for slot in well]
     slots.begin_mark(TOPIC, well[0], 3, "seen")
-    assert slots.load_page(TOPIC, well[0], 3, "seen", "after", [Entry(now_ms, 900)])
+    assert slots.load_page(TOPIC, well[0], 3, "seen", "after", [Reminder(now_ms, 900)])
     with pytest.raises(TimerUnavailable):
         slots.begin_mark(TOPIC, broken.on(node)[0], 3, "seen")
     with pytest.raises(TimerUnavailable):
@@ -227,7 +227,7 @@ def test_all_nodes_away(broken: Broken) -> None:
 def test_one_node_that_answers_is_enough_to_start_from(broken: Broken) -> None:
     host = broken.url.partition("://")[2].partition("/")[0]
     url = f"redis+cluster://127.0.0.1:{free_port()},{host}"
-    slots = Slots(url, broken.namespace, broken.clock)
+    slots = Reminders(url, broken.namespace, broken.clock, slots_of)
     assert len(slots.pop(TOPIC, [(slot, 5) for slot in SLOTS], 1000)) == len(SLOTS)
     slots.close()
 
@@ -263,7 +263,7 @@ def test_one_redis_that_hangs_holds_up_a_caller_once(
     lone: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(circuit_breaker, "PROBE_AFTER_S", 3600.0)
-    slots = Slots(lone.url, "toc", TestClock(), timeout_s=0.3)
+    slots = Reminders(lone.url, "toc", TestClock(), slots_of, timeout_s=0.3)
     assert serves(slots, 5)
     client: Any = slots.client()
     asked: list[Any] = []
@@ -281,7 +281,7 @@ def test_one_redis_that_hung_is_served_again_after_it(
     lone: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(circuit_breaker, "PROBE_AFTER_S", 0.05)
-    slots = Slots(lone.url, "toc", TestClock(), timeout_s=0.3)
+    slots = Reminders(lone.url, "toc", TestClock(), slots_of, timeout_s=0.3)
     assert serves(slots, 5)
     lone.freeze()
     for _ in range(4):
@@ -293,7 +293,7 @@ def test_one_redis_that_hung_is_served_again_after_it(
 
 
 def test_one_redis_that_is_restarted_is_served_at_once(lone: Server) -> None:
-    slots = Slots(lone.url, "toc", TestClock())
+    slots = Reminders(lone.url, "toc", TestClock(), slots_of)
     assert serves(slots, 5)
     lone.kill()
     assert not serves(slots, 5)
@@ -331,7 +331,7 @@ class Moving:
 @pytest.fixture
 def moving(broken: Broken) -> Iterator[Moving]:
     broken.popped()
-    broken.slots.ack(TOPIC, {slot: [slot] for slot in SLOTS})  # its keys need not be migrated
+    broken.slots.ack(TOPIC, [id_in_slot(slot) for slot in SLOTS])  # its keys need not be migrated
     moving = Moving(broken, 5)
     yield moving
     with redis.Redis.from_url(moving.target.url) as client:
@@ -342,7 +342,7 @@ def moving(broken: Broken) -> Iterator[Moving]:
 def test_a_hash_slot_on_the_move_is_asked_for_where_it_goes(broken: Broken, moving: Moving) -> None:
     slots, now_ms = broken.slots, broken.now_ms
     moving.begin()
-    slots.arm(TOPIC, {slot: [Entry(now_ms, slot)] for slot in SLOTS})
+    slots.arm(TOPIC, [Reminder(now_ms, id_in_slot(slot)) for slot in SLOTS])
     with redis.Redis.from_url(moving.source.url) as client, pytest.raises(AskError):
         client.exists(keys.store_key(broken.namespace, TOPIC, 5))
     assert slots.depths(TOPIC, SLOTS) == [(slot, 1, 0, now_ms) for slot in SLOTS]
@@ -352,7 +352,7 @@ def test_a_hash_slot_on_the_move_is_asked_for_where_it_goes(broken: Broken, movi
     assert not slots.available
     moving.end()
     (popped,) = slots.pop(TOPIC, [(5, 5)], 1000)
-    assert popped.ids == [5]
+    assert popped.ids == [id_in_slot(5)]
     assert slots.available
 
 
@@ -367,11 +367,11 @@ def test_a_hash_slot_that_has_moved_is_followed_and_then_known(
     target = next(slot for slot in SLOTS if broken.node_of[slot] is moving.target)
     moving.end()
     asked.clear()
-    slots.arm(TOPIC, {5: [Entry(now_ms, 5)]})
+    slots.arm(TOPIC, [Reminder(now_ms, id_in_slot(5))])
     assert asked == [redis_port(moving.source), redis_port(moving.target)]
     asked.clear()
     (popped,) = slots.pop(TOPIC, [(5, 5)], 1000)
-    assert (popped.ids, asked) == ([5], [redis_port(moving.target)])
+    assert (popped.ids, asked) == ([id_in_slot(5)], [redis_port(moving.target)])
     assert slots.marks(TOPIC, [5])[5].run_id == marks[target].run_id
     assert slots.available
 
@@ -382,7 +382,7 @@ def test_a_hash_slot_without_a_node_takes_no_other_along(broken: Broken, moving:
     others = [slot for slot in SLOTS if slot != 5]
     assert broken.popped() == others
     assert not broken.slots.available
-    fresh = Slots(broken.url, broken.namespace, broken.clock)
+    fresh = Reminders(broken.url, broken.namespace, broken.clock, slots_of)
     assert len(fresh.pop(TOPIC, [(slot, 5) for slot in SLOTS], 1000)) == len(others)
     moving.tell(moving.source, "ADDSLOTS", moving.hash_slot)
     for slots in (broken.slots, fresh):
@@ -391,7 +391,7 @@ def test_a_hash_slot_without_a_node_takes_no_other_along(broken: Broken, moving:
     fresh.close()
 
 
-def serves(slots: Slots, slot: int) -> bool:
+def serves(slots: Reminders, slot: int) -> bool:
     try:
         slots.pop(TOPIC, [(slot, 5)], 1000)
     except TimerUnavailable:

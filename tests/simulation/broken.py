@@ -124,7 +124,7 @@ VARIANTS = (
                 "commit-before-arm",
                 before="if state.reminder_queue is not None:\n"
                 "    topic = self.settings.topic_of(biz_type)\n"
-                "    state.reminder_queue.place([(topic, Entry(new[0].action_ms, new[0].job_id))])",
+                "    state.reminder_queue.place([(topic, Reminder(new[0].action_ms, new[0].job_id))])",
                 after="return inserted.job_id",
             ),
         ),
@@ -140,7 +140,7 @@ VARIANTS = (
         (
             Change(
                 "arms-before-mark",
-                before="self._slots.begin_mark(self._topic, slot, shard, after)\ntext = after",
+                before="self._reminders.begin_mark(self._topic, slot, shard, after)\ntext = after",
             ),
         ),
         "I1", 12, "kill,lost", "bare",

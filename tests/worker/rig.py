@@ -28,7 +28,7 @@ from toc.runtime.sink import Batch
 from toc.store import migrate
 from toc.store.catalogue import Catalogue
 from toc.store.databases import Database, Databases
-from toc.timer.slots import Slots
+from toc.timer.reminders import Reminders
 from toc.worker.worker import Worker
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -163,10 +163,10 @@ class Rig:
         self._closing.insert(0, databases.close)
         return databases
 
-    def slots(self) -> Slots | None:
+    def slots(self) -> Reminders | None:
         if not self.settings.has_timer:
             return None
-        slots = Slots(self.settings.redis_url, self.settings.namespace, self.clock)
+        slots = Reminders.from_settings(self.settings, self.clock)
         self._closing.insert(0, slots.close)
         return slots
 
@@ -231,7 +231,7 @@ class Rig:
         return self._place(job_id, topic)[1]
 
     def _place(self, job_id: int, topic: str) -> tuple[int | None, int | None]:
-        slots = self.center._connected().slots
+        slots = self.center._connected().reminders
         assert slots is not None
         slot = slot_of(gene_of(job_id), self.settings.slots_of(topic))
         return slots.find_reminder(topic, slot, job_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.worker.conftest import MakeRig
 from tests.worker.rig import FAR, NOW, TYPE, Gate
 from tests.worker.waiting import wait_until
 from toc.domain.job import Status
-from toc.timer.slots import Entry
+from toc.timer.reminders import Reminder
 from toc.worker.acks import Ack, AckSender
 
 
@@ -23,7 +23,7 @@ def test_outcomes_are_recorded_while_redis_keeps_an_ack_waiting(make_rig: MakeRi
     assert slots is not None
     hangs, go_on, ack = threading.Event(), threading.Event(), slots.ack
 
-    def hang(topic: str, ids: Mapping[int, Sequence[int]]) -> None:
+    def hang(topic: str, ids: Iterable[int]) -> None:
         if threading.current_thread().name == worker._acks.name:  # others meet what is not theirs
             hangs.set()
             assert go_on.wait(20)
@@ -58,7 +58,7 @@ def test_no_more_wait_than_may_and_the_newest_of_them(
 ) -> None:
     rig = make_rig()
     jobs = [rig.center.schedule(n, NOW, biz_type=TYPE) for n in range(5)]
-    acks = AckSender(rig.slots(), rig.settings.slots_of, rig.clock, batch_max=2, queue_max=3)
+    acks = AckSender(rig.slots(), rig.clock, batch_max=2, queue_max=3)
     with caplog.at_level("WARNING"):
         acks.put([Ack("default", job_id, None) for job_id in jobs[:3]])
         assert "Redis is slow" not in caplog.text
@@ -73,11 +73,11 @@ def test_no_more_wait_than_may_and_the_newest_of_them(
 
 def test_what_is_put_immediately_before_a_stop_is_told(make_rig: MakeRig) -> None:
     rig = make_rig()
-    acks = AckSender(rig.slots(), rig.settings.slots_of, rig.clock, batch_max=2, queue_max=10)
+    acks = AckSender(rig.slots(), rig.clock, batch_max=2, queue_max=10)
     acks.start()
     jobs = [rig.center.schedule(n, FAR, biz_type=TYPE) for n in range(5)]
     due_ms = rig.row(jobs[0]).action_ms
-    acks.put([Ack("default", job_id, Entry(due_ms, job_id)) for job_id in jobs])
+    acks.put([Ack("default", job_id, Reminder(due_ms, job_id)) for job_id in jobs])
     assert acks.stop(5.0)
     assert [rig.armed_ms(job_id) for job_id in jobs] == [due_ms] * 5
 
@@ -88,14 +88,14 @@ def test_a_broken_key_costs_no_other_topic_its_acks(make_rig: MakeRig) -> None:
     assert slots is not None
     ack, told = slots.ack, list[str]()
 
-    def failing(topic: str, ids: Mapping[int, Sequence[int]]) -> None:
+    def failing(topic: str, ids: Iterable[int]) -> None:
         told.append(topic)
         if topic != "fine":
             raise ValueError("WRONGTYPE")
         ack(topic, ids)
 
     slots.ack = failing  # type: ignore[method-assign]
-    acks = AckSender(slots, rig.settings.slots_of, rig.clock, batch_max=10, queue_max=10)
+    acks = AckSender(slots, rig.clock, batch_max=10, queue_max=10)
     acks.put([Ack(topic, 1, None) for topic in ("one", "fine", "two")])
     acks.run_once()
     assert sorted(told) == ["fine", "one", "two"]

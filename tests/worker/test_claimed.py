@@ -13,8 +13,9 @@ from tests.worker.waiting import remains, wait_until
 from toc.domain.job import Job, Status
 from toc.errors import StoreUnavailable
 from toc.runtime.sink import Batch, Sink
+from toc.timer import keys
 from toc.timer.poller import Poller
-from toc.timer.slots import Entry, Slots
+from toc.timer.reminders import Reminders
 
 
 def refused() -> float:
@@ -242,7 +243,7 @@ def test_a_reminder_ahead_of_its_time_stays_where_it_is(make_rig: MakeRig) -> No
     wait_until(fired)
     assert remains(lambda: rig.out_ms(ahead) is None, 0.3)
     assert set(looks) == {None}
-    slots = rig.center._connected().slots
+    slots = rig.center._connected().reminders
     assert slots is not None
     popped = slots.pop("default", [(slot, 100) for slot in range(4)], 1000)
     assert [answer.ids for answer in popped] == [[], [], [], []]
@@ -257,7 +258,8 @@ def test_an_id_in_two_slots_that_is_popped_in_one_call_starts_once(make_rig: Mak
     worker, slots = rig.alone(), rig.slots()
     assert slots is not None
     job_id = rig.center.schedule(rig.biz_id_on(0), LONG_AGO, biz_type=TYPE)
-    slots.arm("default", {2: [Entry(rig.row(job_id).action_ms, job_id)]})
+    wrong = keys.store_key(rig.settings.namespace, "default", 2)
+    slots.client().zadd(wrong, {str(job_id): rig.row(job_id).action_ms})
     poller = poller_of(rig, slots, worker)
     poller.set_slots([0, 2])
     poller.run_once()
@@ -289,7 +291,8 @@ def test_a_poller_offers_each_id_once(make_rig: MakeRig) -> None:
     slots, sink = rig.slots(), HalfSink()
     assert slots is not None
     job_id = rig.center.schedule(rig.biz_id_on(0), LONG_AGO, biz_type=TYPE)
-    slots.arm("default", {2: [Entry(rig.row(job_id).action_ms, job_id)]})
+    wrong = keys.store_key(rig.settings.namespace, "default", 2)
+    slots.client().zadd(wrong, {str(job_id): rig.row(job_id).action_ms})
     poller = poller_of(rig, slots, sink)
     poller.set_slots([0, 2])
     with pytest.raises(StoreUnavailable):
@@ -333,7 +336,7 @@ def test_a_database_that_is_away_holds_up_no_other(make_rig: MakeRig) -> None:
     assert {rig.row(job_id).attempts for job_id in away} == {1}
 
 
-def poller_of(rig: Rig, slots: Slots, sink: Sink) -> Poller:
+def poller_of(rig: Rig, slots: Reminders, sink: Sink) -> Poller:
     """A poller of database 0, to be run step by step."""
     return Poller(
         "toc-poller",

@@ -11,7 +11,7 @@ from tests.worker.rig import LONG_AGO, NOW, TYPE, Rig, metric
 from tests.worker.waiting import wait_until
 from toc.domain.job import Job, Status
 from toc.timer import keys
-from toc.timer.slots import Slots
+from toc.timer.reminders import Reminders
 
 STAY_S = 600.0  # far beyond the test: what is lost with a look stays lost
 
@@ -31,8 +31,8 @@ FOREIGN = [
 ]
 
 
-def slots_of(rig: Rig) -> Slots:
-    slots = rig.center._connected().slots
+def slots_of(rig: Rig) -> Reminders:
+    slots = rig.center._connected().reminders
     assert slots is not None
     return slots
 
@@ -94,7 +94,7 @@ def test_health_says_how_many_were_met(make_rig: MakeRig) -> None:
     assert "queues" not in {part.part for part in rig.node.health()}
     put(rig, 1, b"a", b"b\n")
     put(rig, 2, b"c")
-    slots = rig.node.slots
+    slots = rig.node.reminders
     assert slots is not None
     wait_until(lambda: slots.foreign.recent_removals[0] == 3)
     (part,) = [part for part in rig.node.health() if part.part == "queues"]

@@ -65,9 +65,9 @@ def test_a_lost_reminder_costs_the_grace(make_rig: MakeRig) -> None:
     rig.start()
     rig.wait_for_loader()
     job_id = rig.center.schedule(2, SOON, biz_type=TYPE)
-    slots = rig.center._connected().slots
+    slots = rig.center._connected().reminders
     assert slots is not None
-    slots.ack("default", {slot: [job_id] for slot in range(4)})  # lost
+    slots.ack("default", [job_id])  # lost
     rig.wait_for(Status.DONE, job_id)
     assert times[0] > rig.row(job_id).action_ms + 300
 

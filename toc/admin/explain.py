@@ -29,7 +29,7 @@ from toc.store.purge_counts import PurgesAround, read_purges_around
 from toc.store.schema import job_table_name
 from toc.store.server_facts import read_recorded_meta
 from toc.timer.keys import prepare_key, store_key
-from toc.timer.slots import Slots
+from toc.timer.reminders import Reminders
 
 EVENTS_MAX = 200
 PURGES_MAX, PURGES_TOLD = 10, 3  # how many counts of deleted jobs are read; named in the sentence
@@ -186,9 +186,7 @@ def _check_routing(settings: Settings, database: Database) -> None:
 def _ask_redis(settings: Settings, clock: Clock, found: JobExplanation) -> None:
     if not settings.has_timer:
         return
-    slots = Slots(
-        settings.redis_url, settings.namespace, clock, timeout_s=settings.connect_timeout_s
-    )
+    reminders = Reminders.from_settings(settings, clock)
     places = []
     try:
         for topic, amount in settings.slot_amounts.items():
@@ -198,13 +196,13 @@ def _ask_redis(settings: Settings, clock: Clock, found: JobExplanation) -> None:
                 prepare_key(settings.namespace, topic, slot),
             )
             places.append(
-                TopicPlace(topic, slot, *names, *slots.find_reminder(topic, slot, found.job_id))
+                TopicPlace(topic, slot, *names, *reminders.find_reminder(topic, slot, found.job_id))
             )
         found.places = places
     except TocError as error:
         found.troubles["redis"] = str(error)
     finally:
-        slots.close()
+        reminders.close()
 
 
 def _ask_zookeeper(settings: Settings, clock: Clock, found: JobExplanation) -> None:

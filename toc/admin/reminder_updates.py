@@ -7,13 +7,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from toc.center.reminder_queue import ReminderQueue
-from toc.domain.ids import gene_of
-from toc.domain.routing import slot_of
 from toc.errors import TimerUnavailable
 from toc.runtime.clock import Clock, ServerTime
 from toc.runtime.settings import Settings
 from toc.store.bulk_update import ChangedJob
-from toc.timer.slots import Entry, Slots
+from toc.timer.reminders import Reminder, Reminders
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +24,10 @@ class ReminderUpdates:
 
     def __init__(self, settings: Settings, clock: Clock, time: ServerTime) -> None:
         self._settings, self._clock = settings, clock
-        self._slots = Slots(
-            settings.redis_url, settings.namespace, clock, timeout_s=settings.connect_timeout_s
-        )
+        self._reminders = Reminders.from_settings(settings, clock)
         near_s = settings.timer.horizon_s + settings.timer.slack_s
         self._reminder_queue = ReminderQueue(
-            lambda: self._slots,
-            settings.slots_of,
+            lambda: self._reminders,
             time,
             clock,
             near_ms=round(near_s * 1000),
@@ -44,25 +39,24 @@ class ReminderUpdates:
         """Acks the reminders of ended jobs and arms jobs that are due soon. `names`: the biz_types by
         number.
         """
-        ended: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-        live: list[tuple[str, Entry]] = []
+        ended: dict[str, list[int]] = defaultdict(list)
+        live: list[tuple[str, Reminder]] = []
         for job_id, type_no, due_ms in moved:
             if type_no not in names:  # no worker takes a job of such a type
                 continue
             topic = self._settings.topic_of(names[type_no])
             if due_ms is None:
-                slot = slot_of(gene_of(job_id), self._settings.slots_of(topic))
-                ended[topic][slot].append(job_id)
+                ended[topic].append(job_id)
             else:
-                live.append((topic, Entry(due_ms, job_id)))
+                live.append((topic, Reminder(due_ms, job_id)))
         self._reminder_queue.place(live)
         for topic, ids in ended.items():
             if self._clock.monotonic_s() >= self._retry_at_s:
                 self._ack_ended(topic, ids)
 
-    def _ack_ended(self, topic: str, ids: Mapping[int, Sequence[int]]) -> None:
+    def _ack_ended(self, topic: str, ids: Sequence[int]) -> None:
         try:
-            self._slots.ack(topic, ids)
+            self._reminders.ack(topic, ids)
             return
         except TimerUnavailable as error:
             log.warning("reminders of ended jobs stay until they are popped: %s", error)
@@ -72,4 +66,4 @@ class ReminderUpdates:
 
     def close(self) -> None:
         self._reminder_queue.stop(STOP_S)
-        self._slots.close()
+        self._reminders.close()

@@ -24,8 +24,8 @@ from toc.center.center import TimeoutCenter
 from toc.domain.job import Status
 from toc.errors import TocError
 from toc.runtime.clock import SystemClock
+from toc.timer.reminders import Reminders
 from toc.timer.scripts import Client
-from toc.timer.slots import Slots
 from toc.trial.worker import wall_ms
 
 SPREAD_MS = 250_000  # all within the horizon: loaded, armed, not due
@@ -84,9 +84,7 @@ def idle(bench: Bench) -> None:
 def _wait_for_loader(bench: Bench) -> None:
     """Waits until the loader has read all shards once: that round is work, not idleness."""
     settings = bench.scratch.ours
-    slots = Slots(
-        settings.redis_url, settings.namespace, SystemClock(), timeout_s=settings.connect_timeout_s
-    )
+    reminders = Reminders.from_settings(settings, SystemClock())
     wanted = range(settings.slots_of("default"))
     end_s, quiet = time.monotonic() + LOAD_S_MAX, 0
     seen: list[dict[int, str]] = []
@@ -95,11 +93,11 @@ def _wait_for_loader(bench: Bench) -> None:
             if time.monotonic() > end_s:
                 raise TocError(f"the loader did not come to rest within {LOAD_S_MAX:g} s")
             time.sleep(0.5)
-            marks = [found.by_shard for found in slots.marks("default", wanted).values()]
+            marks = [found.by_shard for found in reminders.marks("default", wanted).values()]
             quiet = quiet + 1 if marks == seen and all(marks) else 0
             seen = marks
     finally:
-        slots.close()
+        reminders.close()
 
 
 def _count_calls(client: Client, seconds: float) -> tuple[Counter[str], int]:

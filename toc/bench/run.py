@@ -16,7 +16,7 @@ from toc.bench.scratch import Scratch, scratch
 from toc.bench.stock import insert_stock
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
-from toc.timer.slots import Slots
+from toc.timer.reminders import Reminders
 from toc.trial.connected import open_databases
 
 TELLS = 20
@@ -63,18 +63,16 @@ def _stock(bench: Bench) -> None:
 def _about(made: Scratch, options: Options) -> dict[str, object]:
     """What a reader must know before he compares figures."""
     settings = made.ours
-    slots = Slots(
-        settings.redis_url, settings.namespace, SystemClock(), timeout_s=settings.connect_timeout_s
-    )
+    reminders = Reminders.from_settings(settings, SystemClock())
     with open_databases(settings) as databases:
         database = databases[0]
         sql = "SELECT sqlite_version()" if database.sqlite else "SELECT VERSION()"
         version = str(database.run_transaction(lambda c: c.execute(text(sql)).scalar_one()))
         engine = database.engine.dialect.name
     try:
-        redis = slots.server_info()
+        redis = reminders.server_info()
     finally:
-        slots.close()
+        reminders.close()
     return {
         "servers": {engine: version, "redis": f"{redis['version']} ({redis['mode']})"},
         "databases": len(settings.databases),

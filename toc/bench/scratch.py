@@ -23,8 +23,8 @@ from toc.runtime.settings import MysqlSettings, Settings, TimerSettings, load_se
 from toc.store import migrate
 from toc.store.sessions import session_arguments
 from toc.timer import keys
+from toc.timer.reminders import connect
 from toc.timer.scripts import UNAVAILABLE, Client
-from toc.timer.slots import connect
 from toc.trial.connected import open_databases
 
 TOPIC = "default"

@@ -9,14 +9,14 @@ from sqlalchemy import Connection, event
 
 from toc.errors import InvalidInput
 from toc.store.sqlite_writers import remember_writer
-from toc.timer.entry import Entry
+from toc.timer.reminder import Reminder
 
 if TYPE_CHECKING:  # the ORM is imported by who has a session of it
     from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
     AnySession = Session | scoped_session[Any]
 
-JobsToPlace = list[tuple[str, Entry]]
+JobsToPlace = list[tuple[str, Reminder]]
 PlaceJobs = Callable[[JobsToPlace], None]
 _KEY = "toc_placed_after_commit"
 

@@ -47,11 +47,11 @@ from toc.store.complete import complete
 from toc.store.databases import Database, Databases
 from toc.store.jobs import InsertResult, Jobs, OnDuplicate
 from toc.store.schema_check import check_databases
-from toc.timer.entry import Entry
+from toc.timer.reminder import Reminder
 
 if TYPE_CHECKING:
     from toc.center.after_commit import AnySession
-    from toc.timer.slots import Slots
+    from toc.timer.reminders import Reminders
 
 When = datetime | timedelta
 
@@ -98,8 +98,8 @@ class _Connections(NamedTuple):
     reminder_queue: ReminderQueue | None
 
     @property
-    def slots(self) -> Slots | None:
-        return None if self.reminder_queue is None else self.reminder_queue.slots
+    def reminders(self) -> Reminders | None:
+        return None if self.reminder_queue is None else self.reminder_queue.reminders
 
 
 class TimeoutCenter:
@@ -213,7 +213,7 @@ class TimeoutCenter:
         metrics.SCHEDULED.inc(inserted.written)
         if inserted.written and state.reminder_queue is not None:
             topic = self.settings.topic_of(biz_type)
-            placed = [(topic, Entry(inserted.due_ms, inserted.job_id))]
+            placed = [(topic, Reminder(inserted.due_ms, inserted.job_id))]
             if own is not None:
                 after_commit(own, placed, state.reminder_queue.place)
             elif joined is None:
@@ -290,7 +290,7 @@ class TimeoutCenter:
         for job_id in job_ids:
             job = self.get(job_id)
             if job is not None and job.due_ms is not None:
-                self._arm_if_near(state, job.biz_type, Entry(job.due_ms, job.job_id))
+                self._arm_if_near(state, job.biz_type, Reminder(job.due_ms, job.job_id))
 
     # ---- change
 
@@ -492,15 +492,14 @@ class TimeoutCenter:
         if settings.has_timer:
             near_s = settings.timer.horizon_s + settings.timer.slack_s
             arms = ReminderQueue(
-                lambda: _make_slots(settings, clock),
-                settings.slots_of,
+                lambda: _make_reminders(settings, clock),
                 time,
                 clock,
                 near_ms=round(near_s * 1000),
                 kept_max=settings.timer.arm_retries_max,
             )
             if "+" in settings.redis_url:  # several hosts: only redis' own parts can check the URL
-                _ = arms.slots
+                _ = arms.reminders
         now = {database.index: ServerTime(clock) for database in databases}
         return _Connections(databases, catalogue, jobs, ids, now, time, arms)
 
@@ -654,23 +653,23 @@ class TimeoutCenter:
                 topics = {name: self.settings.topic_of(name) for name in names}
                 state.reminder_queue.place(
                     [
-                        (topics[wanted[position].biz_type], Entry(one.due_ms, one.job_id))
+                        (topics[wanted[position].biz_type], Reminder(one.due_ms, one.job_id))
                         for position, one in zip(positions, inserted, strict=True)
                         if one.written
                     ]
                 )
             yield from zip(positions, inserted, strict=True)
 
-    def _arm_if_near(self, state: _Connections, biz_type: str, entry: Entry) -> None:
+    def _arm_if_near(self, state: _Connections, biz_type: str, reminder: Reminder) -> None:
         if state.reminder_queue is not None:
-            self._database_now_ms(state, self._database_of_job(state, entry.job_id))
-            state.reminder_queue.place([(self.settings.topic_of(biz_type), entry)])
+            self._database_now_ms(state, self._database_of_job(state, reminder.job_id))
+            state.reminder_queue.place([(self.settings.topic_of(biz_type), reminder)])
 
     def _arm_changed_job(self, state: _Connections, job_id: int, due_ms: int) -> None:
         """Arms a job that was changed by id: reads its row first, for the type that decides the topic."""
         job = state.jobs.get(job_id)
         if job is not None:
-            self._arm_if_near(state, job.biz_type, Entry(due_ms, job_id))
+            self._arm_if_near(state, job.biz_type, Reminder(due_ms, job_id))
 
     def _find_ids(self, state: _Connections, target: JobTarget) -> list[int]:
         return target.find_ids(state.jobs, state.catalogue, state.databases)
@@ -687,9 +686,7 @@ class TimeoutCenter:
             raise InvalidInput("on_duplicate", value, "must be 'keep', 'replace' or 'error'")
 
 
-def _make_slots(settings: Settings, clock: Clock) -> Slots:
-    from toc.timer.slots import Slots  # noqa: PLC0415 - far jobs do without redis
+def _make_reminders(settings: Settings, clock: Clock) -> Reminders:
+    from toc.timer.reminders import Reminders  # noqa: PLC0415 - far jobs do without redis
 
-    return Slots(
-        settings.redis_url, settings.namespace, clock, timeout_s=settings.connect_timeout_s
-    )
+    return Reminders.from_settings(settings, clock)

@@ -6,19 +6,17 @@ import logging
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from toc.domain.ids import gene_of
-from toc.domain.routing import slot_of
 from toc.errors import TimerUnavailable
 from toc.runtime import metrics
 from toc.runtime.clock import Clock, ServerTime
 from toc.runtime.service import Service
-from toc.timer.entry import Entry
+from toc.timer.reminder import Reminder
 
 if TYPE_CHECKING:
-    from toc.timer.slots import Slots
+    from toc.timer.reminders import Reminders
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +32,13 @@ class ReminderQueue(Service):
     """Arms near jobs during the call; failed ones (up to `kept_max`) are retried in the background.
 
     After a failure, calls do not wait for Redis until a retry has succeeded: they queue at once. On a
-    cluster this applies to the refused slots only. `make_slots` is called once, when the first near job is
-    armed: until then redis is not imported.
+    cluster this applies to the refused slots only. `make_reminders` is called once, when the first near job
+    is armed: until then redis is not imported.
     """
 
     def __init__(
         self,
-        make_slots: Callable[[], Slots],
-        slots_of: Callable[[str], int],
+        make_reminders: Callable[[], Reminders],
         time: ServerTime,
         clock: Clock,
         *,
@@ -49,13 +46,11 @@ class ReminderQueue(Service):
         kept_max: int,
     ) -> None:
         super().__init__("toc-rearm")
-        self._make_slots, self._slots_of, self._time, self._clock = (
-            make_slots, slots_of, time, clock,
-        )  # fmt: skip
-        self._slots: Slots | None = None
+        self._make_reminders, self._time, self._clock = make_reminders, time, clock
+        self._reminders: Reminders | None = None
         self._near_ms, self._kept_max = near_ms, kept_max
         self._lock = threading.Lock()
-        self._kept: deque[tuple[_TopicSlot, Entry]] = deque()
+        self._kept: deque[tuple[_TopicSlot, Reminder]] = deque()
         self._down = False  # all of Redis; else `_refused` says which slots
         self._refused: set[_TopicSlot] = set()
         self._retry_s = AGAIN_S_MIN
@@ -64,21 +59,21 @@ class ReminderQueue(Service):
         self._passed_over: set[_TopicSlot] = set()
 
     @property
-    def slots(self) -> Slots:
-        """The timer's slots; made at the first use."""
+    def reminders(self) -> Reminders:
+        """The timer's reminders; made at the first use."""
         with self._lock:
-            if self._slots is None:
-                self._slots = self._make_slots()
-            return self._slots
+            if self._reminders is None:
+                self._reminders = self._make_reminders()
+            return self._reminders
 
     def close(self, timeout_s: float) -> None:
         """Ends the retries and disconnects from Redis."""
         self.stop(timeout_s)
-        if self._slots is not None:
-            self._slots.close()
+        if self._reminders is not None:
+            self._reminders.close()
 
-    def place(self, jobs: Sequence[tuple[str, Entry]]) -> None:
-        """Arms those of the (topic, entry) pairs that are near. Call it after the commit. Never raises."""
+    def place(self, jobs: Sequence[tuple[str, Reminder]]) -> None:
+        """Arms those of the (topic, reminder) pairs that are near. Call it after the commit. Never raises."""
         until_ms = self._time.now_ms() + self._near_ms
         near = self._group_by_slot(
             job for job in jobs if job[1].due_ms is not None and job[1].due_ms <= until_ms
@@ -106,10 +101,10 @@ class ReminderQueue(Service):
             if not self._left_in_pass:
                 self._left_in_pass, self._passed_over = len(self._kept), set()
             batch = list(islice(self._kept, min(BATCH, self._left_in_pass)))
-        asked: dict[_TopicSlot, list[Entry]] = defaultdict(list)
-        for place, entry in batch:
+        asked: dict[_TopicSlot, list[Reminder]] = defaultdict(list)
+        for place, reminder in batch:
             if place not in self._passed_over:
-                asked[place].append(entry)
+                asked[place].append(reminder)
         refused, down = self._try_arm(asked)
         self._passed_over |= refused
         with self._lock:
@@ -130,25 +125,27 @@ class ReminderQueue(Service):
         self._retry_s = AGAIN_S_MIN
         return 0
 
-    def _group_by_slot(self, jobs: Iterable[tuple[str, Entry]]) -> dict[_TopicSlot, list[Entry]]:
-        found: dict[_TopicSlot, list[Entry]] = defaultdict(list)
-        for topic, entry in jobs:
-            found[topic, slot_of(gene_of(entry.job_id), self._slots_of(topic))].append(entry)
+    def _group_by_slot(
+        self, jobs: Iterable[tuple[str, Reminder]]
+    ) -> dict[_TopicSlot, list[Reminder]]:
+        found: dict[_TopicSlot, list[Reminder]] = defaultdict(list)
+        for topic, reminder in jobs:
+            found[topic, self.reminders.slot_of(topic, reminder.job_id)].append(reminder)
         return found
 
     def _try_arm(
-        self, entries_of: Mapping[_TopicSlot, Sequence[Entry]]
+        self, reminders_of: Mapping[_TopicSlot, Sequence[Reminder]]
     ) -> tuple[set[_TopicSlot], bool]:
         """Returns the slots that were refused, and whether all of Redis refused. Never raises."""
-        by_topic: dict[str, dict[int, Sequence[Entry]]] = defaultdict(dict)
-        for (topic, slot), entries in entries_of.items():
-            by_topic[topic][slot] = entries
+        by_topic: dict[str, dict[int, Sequence[Reminder]]] = defaultdict(dict)
+        for (topic, slot), reminders in reminders_of.items():
+            by_topic[topic][slot] = reminders
         refused: set[_TopicSlot] = set()
         todo = list(by_topic.items())
         while todo:
             topic, by_slot = todo.pop()
             try:
-                self._time.record_answer(self.slots.arm(topic, by_slot))
+                self._time.record_answer(self.reminders.arm(topic, chain(*by_slot.values())))
             except TimerUnavailable as error:
                 self._log_throttle.warning(error.code, "reminders are kept for a retry: %s", error)
                 if error.slots is None:
@@ -158,16 +155,16 @@ class ReminderQueue(Service):
                 # The job is committed: whatever Redis says, the call must not fail now. It may be
                 # one slot that is broken: each is tried alone.
                 if len(by_slot) > 1:
-                    todo += [(topic, {slot: entries}) for slot, entries in by_slot.items()]
+                    todo += [(topic, {slot: some}) for slot, some in by_slot.items()]
                     continue
                 log.exception("reminders are kept for a retry")
                 refused |= {(topic, slot) for slot in by_slot}
         return refused, False
 
     def _keep_for_retry(
-        self, late: Mapping[_TopicSlot, Sequence[Entry]], refused: set[_TopicSlot], *, down: bool
+        self, late: Mapping[_TopicSlot, Sequence[Reminder]], refused: set[_TopicSlot], *, down: bool
     ) -> None:
-        jobs = [(place, entry) for place, entries in late.items() for entry in entries]
+        jobs = [(place, reminder) for place, reminders in late.items() for reminder in reminders]
         metrics.ARMS_FAILED.inc(len(jobs))
         with self._lock:
             is_news = not self._kept or (down and not self._down) or not refused <= self._refused

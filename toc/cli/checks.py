@@ -29,8 +29,8 @@ from toc.store.server_facts import ServerInfo, read_recorded_meta, read_server_i
 from toc.store.sessions import EXPECTED
 from toc.store.table_check import WAY_OUT, summarize_faults
 from toc.timer.foreign_members import format_members
-from toc.timer.slots import VERSION_MIN as REDIS_MIN
-from toc.timer.slots import Slots
+from toc.timer.reminders import VERSION_MIN as REDIS_MIN
+from toc.timer.reminders import Reminders
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -163,14 +163,9 @@ class Doctor:
         if not settings.has_timer:
             yield Check("redis", "reachable", "ok", "none: the scanner fires alone")
             return
-        slots = Slots(
-            settings.redis_url,
-            settings.namespace,
-            self._clock,
-            timeout_s=settings.connect_timeout_s,
-        )
+        reminders = Reminders.from_settings(settings, self._clock)
         try:
-            facts = slots.server_info()
+            facts = reminders.server_info()
             yield Check("redis", "reachable", "ok", f"{settings.redis_url} ({facts['mode']})")
             supported = _parse_version(facts["version"]) >= REDIS_MIN
             advice = f"upgrade: toc needs Redis {REDIS_MIN[0]}.{REDIS_MIN[1]} or later"
@@ -184,19 +179,19 @@ class Doctor:
                 policy,
                 "set maxmemory-policy noeviction: else Redis throws reminders away",
             )
-            yield self._check_clock("redis", slots.time_ms)
-            yield self._check_members(slots)
+            yield self._check_clock("redis", reminders.time_ms)
+            yield self._check_members(reminders)
         except Exception as error:  # noqa: BLE001 - as above
             advice = "check TOC_REDIS_URL and that Redis runs; until then the scanner fires, late"
             yield _no_answer("redis", error, advice)
         finally:
-            slots.close()
+            reminders.close()
 
-    def _check_members(self, slots: Slots) -> Check:
+    def _check_members(self, reminders: Reminders) -> Check:
         found = [
             member
             for topic, amount in self._settings.slot_amounts.items()
-            for member in slots.foreign_members(topic, range(amount), STRANGERS_FIRST)
+            for member in reminders.foreign_members(topic, range(amount), STRANGERS_FIRST)
         ]
         how = f"{len(found)} members of queues are no job_id: {format_members(found)}"
         advice = f"toc removes each of them when it is due, and {FOREIGN_MEANS}"

@@ -25,7 +25,7 @@ def slots(
     """
     from toc.runtime.clock import SystemClock  # noqa: PLC0415 - quick start
     from toc.runtime.settings import load_settings  # noqa: PLC0415
-    from toc.timer.slots import Slots  # noqa: PLC0415
+    from toc.timer.reminders import Reminders  # noqa: PLC0415
 
     settings = load_settings()
     if not settings.has_timer:
@@ -33,9 +33,7 @@ def slots(
     topics = sorted({"default", *settings.topics})
     if topic is not None and topic not in topics:
         raise CommandError(f"--topic: there is no {topic!r}; there are: {', '.join(topics)}", USAGE)
-    timer = Slots(
-        settings.redis_url, settings.namespace, SystemClock(), timeout_s=settings.connect_timeout_s
-    )
+    timer = Reminders.from_settings(settings, SystemClock())
     try:
         now_ms = timer.time_ms()
         found = [

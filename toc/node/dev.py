@@ -19,13 +19,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, ClassVar, Self
 
-from toc.errors import TimerUnavailable, TocError
+from toc.errors import TocError
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.files import make_directory, open_file
 from toc.runtime.settings import Settings, load_settings
 from toc.runtime.urls import check_socket
-from toc.timer.scripts import UNAVAILABLE
-from toc.timer.slots import VERSION_MIN, Slots
+from toc.timer.connect import connect
+from toc.timer.redis_errors import UNAVAILABLE
+from toc.timer.server_facts import VERSION_MIN
 
 log = logging.getLogger(__name__)
 
@@ -163,15 +164,15 @@ class PrivateRedis:
 
     def _wait_until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
         deadline_s = self._clock.monotonic_s() + START_S_MAX
-        with self._open_client() as slots:
+        with connect(f"unix://{self._socket}", 1.0) as client:
             while True:
                 status = process.poll()
                 if status is not None:
                     raise DevError(
                         f"redis-server ended with status {status}: {self._last_log_line()}"
                     )
-                with contextlib.suppress(TimerUnavailable):
-                    slots.time_ms()
+                with contextlib.suppress(*UNAVAILABLE):
+                    client.ping()
                     return
                 if self._clock.monotonic_s() > deadline_s:
                     raise DevError(f"redis-server does not answer: {self._last_log_line()}")
@@ -179,22 +180,17 @@ class PrivateRedis:
 
     def _end_left_behind_redis(self) -> None:
         if self._socket.exists():
-            with self._open_client() as slots, contextlib.suppress(TimerUnavailable, *UNAVAILABLE):
-                slots.time_ms()
-                slots.client().shutdown(nosave=True)
+            with (
+                connect(f"unix://{self._socket}", 1.0) as client,
+                contextlib.suppress(*UNAVAILABLE),
+            ):
+                client.ping()
+                client.shutdown(nosave=True)
                 deadline_s = self._clock.monotonic_s() + STOP_S_MAX
                 while self._clock.monotonic_s() < deadline_s:
-                    slots.time_ms()  # raises when it has ended
+                    client.ping()  # raises when it has ended
                     self._clock.sleep_s(POLL_S)
         self._socket.unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def _open_client(self) -> Iterator[Slots]:
-        slots = Slots(f"unix://{self._socket}", "toc", self._clock, timeout_s=1.0)
-        try:
-            yield slots
-        finally:
-            slots.close()
 
     def _last_log_line(self) -> str:
         log = self._directory / "redis.log"

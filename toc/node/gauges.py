@@ -6,7 +6,7 @@ from toc.domain.placement import Assignment
 from toc.node.work_sources import WorkSources
 from toc.runtime import metrics
 from toc.runtime.service import Service
-from toc.timer.slots import Slots
+from toc.timer.reminders import Reminders
 
 TICK_S = 10.0
 
@@ -14,9 +14,9 @@ TICK_S = 10.0
 class Gauges(Service):
     """Sets the gauges of one node. `assignment`: the node's share, set by the node."""
 
-    def __init__(self, slots: Slots | None, work_sources: WorkSources) -> None:
+    def __init__(self, reminders: Reminders | None, work_sources: WorkSources) -> None:
         super().__init__("toc-gauges")
-        self._slots, self._work_sources = slots, work_sources
+        self._reminders, self._work_sources = reminders, work_sources
         self.assignment = Assignment({}, {}, (), ())
 
     def run_once(self) -> float:
@@ -25,8 +25,8 @@ class Gauges(Service):
         metrics.SHARDS_OWNED.set(len(assignment.shards))
         for topic, owned in assignment.slots.items():
             metrics.SLOTS_OWNED.labels(topic).set(len(owned))
-            if self._slots is not None:
-                sizes = self._slots.sizes(topic, owned)
+            if self._reminders is not None:
+                sizes = self._reminders.sizes(topic, owned)
                 metrics.SLOT_ENTRIES.labels(topic, "store").set(sizes.armed)
                 metrics.SLOT_ENTRIES.labels(topic, "prepare").set(sizes.out)
                 metrics.SLOT_ENTRIES_MAX.labels(topic).set(sizes.fullest)

@@ -23,7 +23,7 @@ from toc.scanner.fallback import OverdueShards
 from toc.store.biz_types import Conflicts, describe_conflict
 from toc.store.reconcile_status import LastReconcileResult
 from toc.store.table_check import WAY_OUT, TableCheck
-from toc.timer.slots import Slots
+from toc.timer.reminders import Reminders
 
 FOREIGN_MEANS = (
     "no job waits for it; another program writes into the queues of toc in Redis: find it, or give toc a "
@@ -52,11 +52,11 @@ class Health:
     def __init__(
         self,
         settings: Settings,
-        slots: Slots | None,
+        reminders: Reminders | None,
         probes: Sequence[Probe],
         clocks: ClockComparison | None,
     ) -> None:
-        self._settings, self._slots, self._clocks = settings, slots, clocks
+        self._settings, self._reminders, self._clocks = settings, reminders, clocks
         self._probes = {probe.server: probe for probe in probes}
         self._databases = len(settings.databases)
 
@@ -79,7 +79,7 @@ class Health:
             yield _health_of_overdue_jobs(
                 [fallback.overdue for fallback in work_sources.fallbacks.values()]
             )
-            if self._slots is not None:
+            if self._reminders is not None:
                 yield self._health_of_loading(work_sources)
 
     def _health_of_database(self, database: int) -> HealthPart:
@@ -103,10 +103,10 @@ class Health:
 
     def _health_of_redis(self) -> HealthPart:
         scanner = self._settings.scanner
-        if self._slots is None:
+        if self._reminders is None:
             means = f"the scanner fires, up to {scanner.tick_s:g} s late"
             return HealthPart("redis", "up", None, "not used", means)
-        finding, slots = self._probes["redis"].finding, self._slots
+        finding, reminders = self._probes["redis"].finding, self._reminders
         if not finding.up:
             means = "the scanner fires from the databases, about 1 to 3 s late"
             return HealthPart("redis", "down", finding.since_ms, finding.error, means)
@@ -117,12 +117,12 @@ class Health:
             return HealthPart(
                 "redis", "degraded", None, "its clock is too far from a database's", means
             )
-        if not slots.available:
+        if not reminders.available:
             means = (
                 "jobs of the slots that are refused are fired by the scanner, about 1 to 3 s late"
             )
             return HealthPart("redis", "degraded", None, "some calls are refused", means)
-        if not slots.takes_reminders:
+        if not reminders.takes_reminders:
             late_s = scanner.grace_s + scanner.tick_s
             means = (
                 f"new jobs stay in the databases; the scanner fires them, up to {late_s:g} s late"
@@ -132,7 +132,9 @@ class Health:
 
     def _health_of_queues(self) -> Iterator[HealthPart]:
         """Yields a part only if members that toc did not write were found in Redis' queues."""
-        number, since_ms = (0, 0) if self._slots is None else self._slots.foreign.recent_removals
+        number, since_ms = (
+            (0, 0) if self._reminders is None else self._reminders.foreign.recent_removals
+        )
         if number:
             how = f"{number} members that are no job_id were removed; the log names some"
             yield HealthPart("queues", "degraded", since_ms, how, FOREIGN_MEANS)
@@ -147,7 +149,7 @@ class Health:
             if view.leader is not None:
                 how = f"{len(view.members)} nodes, {identity_of(view.leader)} leads"
             return HealthPart("zookeeper", "up", since_ms, how)
-        if self._slots is None:
+        if self._reminders is None:
             means = "when a node dies, the others' scanners take its shards, late by the tick"
         else:
             means = (

@@ -43,7 +43,7 @@ from toc.store.catalogue import Catalogue
 from toc.store.databases import Databases
 from toc.store.schema_check import check_databases
 from toc.store.table_check import TableCheck
-from toc.timer.slots import Slots
+from toc.timer.reminders import Reminders
 from toc.worker.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -77,14 +77,9 @@ class Node:
         self._handlers = handlers if handlers is not None else registry
         self._restart_wanted = restart_wanted
         self.databases = Databases.from_settings(settings, self._clock)
-        self.slots: Slots | None = None
+        self.reminders: Reminders | None = None
         if settings.has_timer:
-            self.slots = Slots(
-                settings.redis_url,
-                settings.namespace,
-                self._clock,
-                timeout_s=settings.connect_timeout_s,
-            )
+            self.reminders = Reminders.from_settings(settings, self._clock)
         probes = [
             Probe(
                 f"database_{database.index}",
@@ -95,8 +90,8 @@ class Node:
             for database in self.databases
         ]
         redis = None
-        if self.slots is not None:
-            redis = Probe("redis", self.slots.times_ms, self._clock)
+        if self.reminders is not None:
+            redis = Probe("redis", self.reminders.times_ms, self._clock)
         self.probes = probes if redis is None else [*probes, redis]
         self._clocks = ClockComparison(redis, probes, skew_s_max=settings.timer.skew_s_max)
         self.worker: Worker | None = None
@@ -113,7 +108,7 @@ class Node:
         self._gauges: Gauges | None = None
         self._stopping, self._stopping_ms = False, 0
         self._table_check = TableCheck(self._clock, settings.routing.facts())
-        self._health_words = Health(settings, self.slots, self.probes, self._clocks)
+        self._health_words = Health(settings, self.reminders, self.probes, self._clocks)
         self._assignment_lock = threading.Lock()
         # The shards (under "") and slots (under their topic) that this node owns, and since when.
         self._holdings = {name: Holding() for name in ("", *settings.slot_amounts)}
@@ -126,9 +121,9 @@ class Node:
         catalogue = Catalogue(self.databases)
         self._types = catalogue.types
         check_databases(self.databases, catalogue, settings.facts, self._table_check.check)
-        if self.slots is not None:
+        if self.reminders is not None:
             try:
-                self.slots.check()
+                self.reminders.check()
             except TimerUnavailable as error:
                 log.warning("starting without the timer, the scanner fires: %s", error)
         for database in self.databases:
@@ -141,8 +136,7 @@ class Node:
             self.name,
             self.databases,
             catalogue,
-            self.slots,
-            settings.slots_of,
+            self.reminders,
             settings.topic_of,
             round((settings.timer.horizon_s + settings.timer.slack_s) * 1000),
             self._handlers,
@@ -154,7 +148,7 @@ class Node:
         self.work_sources = WorkSources(
             settings,
             self.databases,
-            self.slots,
+            self.reminders,
             worker,
             catalogue,
             self._clock,
@@ -164,7 +158,7 @@ class Node:
         self.type_readers = [TypeReader(database, types) for database in self.databases]
         self.purgers = list(self._make_purgers(types))
         self.watches = list(self._make_watches(catalogue))
-        self._gauges = Gauges(self.slots, self.work_sources)
+        self._gauges = Gauges(self.reminders, self.work_sources)
         self._warm_up_connections()
         # The objects made so far live on: a full collection of them would stop every thread for 20 ms.
         gc.collect()
@@ -199,8 +193,8 @@ class Node:
             clean &= self.worker.stop(self.settings.worker.stop_s)
         if self.http is not None:
             self.http.stop()
-        if self.slots is not None:
-            self.slots.close()
+        if self.reminders is not None:
+            self.reminders.close()
         self.databases.close()
         return clean
 
@@ -333,18 +327,18 @@ class Node:
     def _make_watches(self, catalogue: Catalogue) -> Iterator[ShardWatch]:
         """One per database, if there is a Redis to compare it with."""
         reconcile = self.settings.reconcile
-        if self.slots is None or reconcile.watch_s == "none":
+        if self.reminders is None or reconcile.watch_s == "none":
             return
         settings, repair, types = limit_for_watch(self.settings), None, catalogue.types
         if reconcile.repair:  # only of jobs that ShardCompare has just read: their types are known
             repair = Repairer(
-                self.databases, self.slots, settings, types.known_name, self._clock, self.name
+                self.databases, self.reminders, settings, types.known_name, self._clock, self.name
             ).repair
         for database in self.databases:
             name = partial(types.find_name, database=database)
             yield ShardWatch(
                 database.index,
-                ShardCompare(self.databases, self.slots, settings, name),
+                ShardCompare(self.databases, self.reminders, settings, name),
                 self._clock,
                 watch_s=reconcile.watch_s,
                 grace_s=reconcile.grace_s,

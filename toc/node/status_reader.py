@@ -66,7 +66,7 @@ class StatusReader:
         """Asks every server once, in parallel. One that hangs costs its timeout."""
         with ThreadPoolExecutor(PARALLEL_MAX) as pool:
             list(pool.map(lambda probe: probe.run_once(), self._node.probes))
-        health = Health(self._settings, self._node.slots, self._node.probes, None)
+        health = Health(self._settings, self._node.reminders, self._node.probes, None)
         view = None
         if self.members is not None:
             view = View([member.identity for member in self.members], connected=True)
@@ -111,14 +111,14 @@ class StatusReader:
 
     def check_queues(self) -> HealthPart | None:
         """The members of queues in Redis that are no job_id; None: there are none, or Redis is down."""
-        slots = self._node.slots
-        if slots is None:
+        reminders = self._node.reminders
+        if reminders is None:
             return None
         try:
             found = [
                 member
                 for topic, amount in self._settings.slot_amounts.items()
-                for member in slots.foreign_members(topic, range(amount), STRANGERS_FIRST)
+                for member in reminders.foreign_members(topic, range(amount), STRANGERS_FIRST)
             ]
         except TimerUnavailable:  # another part says so
             return None

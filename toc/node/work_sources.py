@@ -23,7 +23,7 @@ from toc.timer.claimer import Claimer
 from toc.timer.loader import Loader
 from toc.timer.next_due_watcher import NextDueWatcher, OnHeadSeen
 from toc.timer.poller import Poller
-from toc.timer.slots import Slots
+from toc.timer.reminders import Reminders
 from toc.timer.wakeup import OnWakeup, WakeupListener
 from toc.worker.worker import Worker
 
@@ -38,13 +38,13 @@ class WorkSources:
         self,
         settings: Settings,
         databases: Databases,
-        slots: Slots | None,
+        reminders: Reminders | None,
         worker: Worker,
         catalogue: Catalogue,
         clock: Clock,
         timer_may_fire: Callable[[], bool],
     ) -> None:
-        self._settings, self._databases, self._slots = settings, databases, slots
+        self._settings, self._databases, self._reminders = settings, databases, reminders
         self._worker, self._types, self._clock, self._timer_may_fire = (
             worker,
             catalogue.types,
@@ -66,25 +66,25 @@ class WorkSources:
         self.claimers: dict[int, Claimer] = {}
         self._next_due_watcher: NextDueWatcher | None = None
         self._wakeup: WakeupListener | None = None
-        if slots is None:
+        if reminders is None:
             return
         for topic in settings.topic_names:
             for database in sorted(
                 {self._database_of_slot(slot) for slot in range(settings.slots_of(topic))}
             ):
-                self.loaders[topic, database] = self._make_loader(slots, topic, database)
+                self.loaders[topic, database] = self._make_loader(reminders, topic, database)
                 for lane in range(LANES):
                     self.pollers[topic, database, lane] = self._make_poller(
-                        slots, topic, database, lane
+                        reminders, topic, database, lane
                     )
         see: Mapping[str, OnHeadSeen] = {
             topic: self._make_next_due_callback(topic) for topic in settings.topic_names
         }
-        self._next_due_watcher = NextDueWatcher(slots, see, period_s=settings.timer.slow_poll_s)
+        self._next_due_watcher = NextDueWatcher(reminders, see, period_s=settings.timer.slow_poll_s)
         hear: Mapping[str, OnWakeup] = {
             topic: self._make_wakeup_callback(topic) for topic in settings.topic_names
         }
-        self._wakeup = WakeupListener(slots, settings.namespace, hear)
+        self._wakeup = WakeupListener(reminders, settings.namespace, hear)
 
     def __iter__(self) -> Iterator[Service]:
         yield from self.pollers.values()
@@ -180,16 +180,16 @@ class WorkSources:
         return see
 
     def _make_scanner(self, database: int, lane: int) -> Scanner:
-        settings, slots, worker = self._settings, self._slots, self._worker
+        settings, reminders, worker = self._settings, self._reminders, self._worker
         scanner = Scanner(
             f"toc-scanner-{database}-{lane}",
             self._pages,
             worker,
             lambda: worker.types,
-            lambda: slots is None or (slots.available and self._timer_may_fire()),
+            lambda: reminders is None or (reminders.available and self._timer_may_fire()),
             settings.routing,
             self._clock,
-            grace_ms=round(settings.scanner.grace_s * 1000) if slots is not None else 0,
+            grace_ms=round(settings.scanner.grace_s * 1000) if reminders is not None else 0,
             tick_s=settings.scanner.tick_s,
             page_rows=settings.scanner.page,
         )
@@ -215,11 +215,11 @@ class WorkSources:
         worker.add_room_listener(fallback.wake_for_room)
         return fallback
 
-    def _make_loader(self, slots: Slots, topic: str, database: int) -> Loader:
+    def _make_loader(self, reminders: Reminders, topic: str, database: int) -> Loader:
         settings, timer = self._settings, self._settings.timer
         return Loader(
             f"toc-loader-{topic}-{database}",
-            slots,
+            reminders,
             self._pages,
             topic,
             settings.slots_of(topic),
@@ -240,11 +240,11 @@ class WorkSources:
             # looked at once too often, or left to the scanner.
             return "default"
 
-    def _make_poller(self, slots: Slots, topic: str, database: int, lane: int) -> Poller:
+    def _make_poller(self, reminders: Reminders, topic: str, database: int, lane: int) -> Poller:
         timer = self._settings.timer
         poller = Poller(
             f"toc-poller-{topic}-{database}-{lane}",
-            slots,
+            reminders,
             topic,
             self._settings.slots_of(topic),
             database,

@@ -23,11 +23,11 @@ from toc.store.compare_reads import CompareReads
 from toc.store.databases import Databases
 from toc.store.schema_check import check_databases
 from toc.timer.loader import read_period_s
-from toc.timer.slots import Slots
+from toc.timer.reminders import Reminders
 
 
 @contextmanager
-def open_both_sides(settings: Settings, clock: Clock) -> Iterator[tuple[Databases, Slots]]:
+def open_both_sides(settings: Settings, clock: Clock) -> Iterator[tuple[Databases, Reminders]]:
     """Opens the databases and Redis; connects on first use.
 
     Raises SettingsError if there is no Redis, SchemaMismatch if the databases were set up with other shards
@@ -36,14 +36,12 @@ def open_both_sides(settings: Settings, clock: Clock) -> Iterator[tuple[Database
     if not settings.has_timer:
         raise SettingsError("redis_url: is 'none': there is nothing to compare with")
     databases = Databases.from_settings(settings, clock, pool_size=2)
-    slots = Slots(
-        settings.redis_url, settings.namespace, clock, timeout_s=settings.connect_timeout_s
-    )
+    reminders = Reminders.from_settings(settings, clock)
     try:
         check_databases(databases, Catalogue(databases), settings.facts)
-        yield databases, slots
+        yield databases, reminders
     finally:
-        slots.close()
+        reminders.close()
         databases.close()
 
 
@@ -57,7 +55,7 @@ class ShardCompare:
     def __init__(
         self,
         databases: Databases,
-        slots: Slots,
+        slots: Reminders,
         settings: Settings,
         name_of_type: Callable[[int], str],
     ) -> None:

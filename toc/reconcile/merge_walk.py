@@ -21,7 +21,7 @@ from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
 from toc.store.compare_reads import CompareReads, LivePage
 from toc.timer.loader import Mark
-from toc.timer.slots import Slots
+from toc.timer.reminders import Reminders
 
 
 class _Window(NamedTuple):
@@ -37,7 +37,7 @@ class MergeWalk:
     def __init__(
         self,
         rows: CompareReads,
-        slots: Slots,
+        slots: Reminders,
         settings: Settings,
         limits: Tolerances,
         rechecker: Rechecker,

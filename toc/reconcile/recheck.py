@@ -21,7 +21,7 @@ from toc.errors import NotFound
 from toc.reconcile.findings import Finding
 from toc.runtime.settings import Settings
 from toc.store.compare_reads import CompareReads, FullRow
-from toc.timer.slots import Slots
+from toc.timer.reminders import Reminders
 
 Spot = tuple[str, int]
 """A topic and one of its slots."""
@@ -58,7 +58,7 @@ class Rechecker:
     def __init__(
         self,
         rows: CompareReads,
-        slots: Slots,
+        slots: Reminders,
         settings: Settings,
         limits: Tolerances,
         name_of_type: Callable[[int], str],

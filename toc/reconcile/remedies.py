@@ -15,7 +15,7 @@ from toc.domain.disagreements import Disagreement, latest_ms
 from toc.domain.job import Status
 from toc.reconcile.findings import Finding
 from toc.store.compare_reads import FullRow
-from toc.timer.slots import Entry
+from toc.timer.reminders import Reminder
 
 Spot = tuple[str, int]
 """A topic and one of its slots."""
@@ -82,7 +82,7 @@ class Remedy(NamedTuple):
     how: str
     done: bool = True
     arm_ms: int | None = None
-    back: Entry | None = None
+    back: Reminder | None = None
     forget: bool = False
 
     @property
@@ -172,7 +172,7 @@ def _remedy_of_stuck(current: RecheckedFinding) -> Remedy:
     assert current.row is not None  # noqa: S101 - it is due
     far = due_ms > current.until_ms
     how = "taken out: the loader brings it" if far else "put back at its due_time"
-    return Remedy(how, back=Entry(None if far else due_ms, current.row.job_id))
+    return Remedy(how, back=Reminder(None if far else due_ms, current.row.job_id))
 
 
 def _remedy_of_overdue(current: RecheckedFinding) -> Remedy:

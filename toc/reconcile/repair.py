@@ -54,7 +54,7 @@ from toc.store.columns import sql_time
 from toc.store.compare_reads import CompareReads, FullRow
 from toc.store.databases import Databases
 from toc.store.job_repair import JobRepair, ShiftedJob
-from toc.timer.slots import Entry, Slots
+from toc.timer.reminders import Reminder, Reminders
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Repairer:
     def __init__(
         self,
         databases: Databases,
-        slots: Slots,
+        slots: Reminders,
         settings: Settings,
         name_of_type: Callable[[int], str],
         clock: Clock,
@@ -206,7 +206,7 @@ class Repairer:
         topic = self._topic_of_type(rehomed.type_no)
         home = self._home_spot(topic, rehomed.job_id)
         if rehomed.due_ms <= now_ms + self._near_ms:
-            self._arm({home: [Entry(rehomed.due_ms, rehomed.job_id)]}, armed)
+            self._arm({topic: [Reminder(rehomed.due_ms, rehomed.job_id)]}, armed)
         # The old shard's loader took the slot from the shard, a worker takes it from the id.
         amount = self._settings.slots_of(topic)
         spots = {(finding.topic, finding.slot), (topic, slot_of(finding.shard, amount))}
@@ -298,23 +298,23 @@ class Repairer:
         if not todo:
             return
         self._write_trace([pair for pair in todo if _row_place(pair[0].finding) not in noted])
-        arms: dict[Spot, list[Entry]] = defaultdict(list)
-        backs: dict[Spot, list[Entry]] = defaultdict(list)
+        arms: dict[str, list[Reminder]] = defaultdict(list)
+        backs: dict[str, list[Reminder]] = defaultdict(list)
         acks: dict[Spot, list[int]] = defaultdict(list)
         ended: set[int] = set()
         for current, wanted in todo:
             job_id = current.finding.job_id
             if wanted.arm_ms is not None:
-                arms[current.home].append(Entry(wanted.arm_ms, job_id))
+                arms[current.home[0]].append(Reminder(wanted.arm_ms, job_id))
             if wanted.back is not None:
-                backs[current.spot].append(wanted.back)
+                backs[current.spot[0]].append(wanted.back)
             if wanted.forget:
                 acks[current.spot].append(job_id)
                 if current.due_ms is None:
                     ended.add(job_id)
         self._arm(arms, armed)
-        for topic, entries in _by_topic(backs).items():
-            self._slots.put_back(topic, entries)
+        for topic, some in backs.items():
+            self._slots.put_back(topic, some)
         self._ack(acks, ended, rechecked[0].now_ms, armed)
 
     def _write_trace(self, todo: Iterable[tuple[RecheckedFinding, Remedy]]) -> None:
@@ -333,10 +333,10 @@ class Repairer:
         if reasons:
             self._job_repair.record_events(reasons)
 
-    def _arm(self, entries: Mapping[Spot, Sequence[Entry]], armed: set[int]) -> None:
-        for topic, by_slot in _by_topic(entries).items():
-            self._slots.arm(topic, by_slot)
-        armed.update(entry.job_id for some in entries.values() for entry in some)
+    def _arm(self, reminders: Mapping[str, Sequence[Reminder]], armed: set[int]) -> None:
+        for topic, some in reminders.items():
+            self._slots.arm(topic, some)
+            armed.update(reminder.job_id for reminder in some)
 
     def _ack(
         self,
@@ -347,17 +347,17 @@ class Repairer:
     ) -> None:
         """Acks ids, then arms those of the `ended` that are live again (see 5 above)."""
         for topic, by_slot in _by_topic(acks).items():
-            self._slots.ack(topic, by_slot)
+            self._slots.remove(topic, by_slot)
         ids: dict[int, set[int]] = defaultdict(set)
         for job_id in ended:
             ids[self._shard_of(job_id)].add(job_id)
-        alive: dict[Spot, list[Entry]] = defaultdict(list)
+        alive: dict[str, list[Reminder]] = defaultdict(list)
         for shard in sorted(ids):
             for row in self._rows.full_rows(shard, ids[shard]):
                 due_ms = row.due_ms if row.status.live else None
                 if due_ms is not None and due_ms <= now_ms + self._near_ms:
-                    home = self._home_spot(self._topic_of_type(row.type_no), row.job_id)
-                    alive[home].append(Entry(due_ms, row.job_id))
+                    topic = self._topic_of_type(row.type_no)
+                    alive[topic].append(Reminder(due_ms, row.job_id))
         self._arm(alive, armed)
 
     def _drop_mark(self, finding: Finding) -> RepairResult:

@@ -1,15 +1,15 @@
 """The timer: Redis reminds workers of due jobs. A reminder decides nothing; the claim in the database does.
 
-The database is the authority. An entry in Redis says only "look at this row". A lost entry makes its job
-late (the loader loads it again, and the scanner runs overdue jobs); a surplus entry costs one claim that
+The database is the authority. A reminder in Redis says only "look at this row". A lost reminder makes its
+job late (the loader loads it again, and the scanner runs overdue jobs); a surplus one costs one claim that
 finds nothing. Time is the Redis server's TIME, read inside the scripts; clients' clocks do not matter (I4).
 
 Each slot has three keys (see `keys`): the StoreQueue (job_id by due time in ms), the PrepareQueue (popped
-entries, by the end of their stay in ms) and the marks (per shard: how far the loader has loaded). No
+reminders, by the end of their stay in ms) and the marks (per shard: how far the loader has loaded). No
 decision reads the PrepareQueue.
 
-    slots              the operations (arm, pop, ack, put_back, load_page) and the queries
-    entry              a reminder
+    reminders          the operations (arm, pop, ack, put_back, load_page) and the queries
+    reminder           the value: look at the row of a job_id at a due time
     availability       whether reminders flow, by the results of the latest calls
     scripts            loads and calls lua/*.lua
     keys               the names of the keys
@@ -20,9 +20,9 @@ decision reads the PrepareQueue.
     connect            makes a client from a URL
     server_facts       whether a server is fit to hold reminders
     foreign_members    members of queues that are no job_id
-    next_due_watcher   reads the heads (first entries) of all slots periodically
+    next_due_watcher   reads the heads (first reminders) of all slots periodically
     wakeup             listens for "a slot has a new head"
-    poller             pops due entries and hands them to the sink
+    poller             pops due reminders and hands them to the sink
     claimer            claims popped ids in a thread per database
     loader             loads rows into the slots when they are due soon
 
@@ -32,7 +32,7 @@ or a restart, is another process: its run_id differs from the one in the marks, 
 rows within the horizon again. While a slot is not served, `available` is False and the scanner's period is
 shorter.
 
-A popped entry returns to its StoreQueue after `stay_s` unless it is acked. A worker learns of a new head by
-a wake-up at once, or by reading all heads within `slow_poll_s`. Rows due within `horizon_s` are loaded;
+A popped reminder returns to its StoreQueue after `stay_s` unless it is acked. A worker learns of a new head
+by a wake-up at once, or by reading all heads within `slow_poll_s`. Rows due within `horizon_s` are loaded;
 clients arm jobs due within horizon + slack, so that loader and clients overlap by `slack_s`.
 """

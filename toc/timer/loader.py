@@ -33,7 +33,7 @@ from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.store.due_pages import PAUSE_FACTOR, SHARDS_PER_QUERY_MAX, DuePages
-from toc.timer.slots import Entry, Marks, Slots
+from toc.timer.reminders import Marks, Reminder, Reminders
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class Loader(Service):
     def __init__(
         self,
         name: str,
-        slots: Slots,
+        reminders: Reminders,
         pages: DuePages,
         topic: str,
         slot_amount: int,
@@ -125,7 +125,7 @@ class Loader(Service):
         page_rows: int,
     ) -> None:
         super().__init__(name)
-        self._slots, self._pages, self._topic = slots, pages, topic
+        self._reminders, self._pages, self._topic = reminders, pages, topic
         self._owned: Sequence[int] = ()
         self._slot_of: dict[int, int] = {}  # by shard
         self._shards_by_step: Sequence[Sequence[int]] = ()  # the shards whose turn it is, by step
@@ -204,15 +204,15 @@ class Loader(Service):
     def _read_marks(self, due: Collection[int]) -> dict[int, Marks]:
         """Reads the marks of these shards' slots and of two slots per server; all slots' if any is lost."""
         asked = {self._slot_of[shard] for shard in due}
-        asked.update(self._slots.first_and_last_slot_per_node(self._topic, self._owned))
-        marks = self._slots.marks(self._topic, sorted(asked))
+        asked.update(self._reminders.first_and_last_slot_per_node(self._topic, self._owned))
+        marks = self._reminders.marks(self._topic, sorted(asked))
         others = [slot for slot in self._owned if slot not in asked]
         if others and any(self._shards_without_mark(slot, found) for slot, found in marks.items()):
             asked.update(others)
             with suppress(
                 TimerUnavailable
             ):  # the nodes of these slots failed; others have answered
-                marks |= self._slots.marks(self._topic, others)
+                marks |= self._reminders.marks(self._topic, others)
         for slot in asked - marks.keys():  # its node did not answer
             self._unread.update(self._shards_of_slot(slot))
         return marks
@@ -315,21 +315,21 @@ class Loader(Service):
     def _load_shard(self, slot: int, shard: int, text: str | None, run_id: str) -> int:
         brought = 0
         for _ in range(PAGES_MAX):
-            bound_ms = self._slots.time_ms() + self._horizon_ms  # before the snapshot
+            bound_ms = self._reminders.time_ms() + self._horizon_ms  # before the snapshot
             mark = Mark.parse_valid(text, run_id)
             if mark is None or mark.due_ms > bound_ms + self._slack_ms:
                 mark = Mark(uuid.uuid4().hex[:12], run_id, 0, 0)
                 text = str(mark)
-                self._slots.begin_mark(self._topic, slot, shard, text)
+                self._reminders.begin_mark(self._topic, slot, shard, text)
             rows = self._pages.due_after(
                 shard, (mark.due_ms, mark.job_id), bound_ms, self._page_rows
             )
             if not rows:
                 self._record_read(shard)
                 break
-            page = [Entry(row.due_ms, row.job_id) for row in rows if self._of_topic(row.type_no)]
+            page = [Reminder(row.due_ms, row.job_id) for row in rows if self._of_topic(row.type_no)]
             after = str(mark._replace(due_ms=rows[-1].due_ms, job_id=rows[-1].job_id))
-            loaded = self._slots.load_page(  # guard: arms-before-mark
+            loaded = self._reminders.load_page(  # guard: arms-before-mark
                 self._topic, slot, shard, text or "", after, page
             )
             if not loaded:

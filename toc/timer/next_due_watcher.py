@@ -1,4 +1,4 @@
-"""Reads the heads (first entries) of all slots periodically, and reports those that are due soon.
+"""Reads the heads (first reminders) of all slots periodically, and reports those that are due soon.
 
 It backs up wake-ups, which can be lost, and notices slots that their owner does not pop. One or two calls
 read all slots of a topic, so that an idle worker costs almost nothing.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from toc.errors import TimerUnavailable
 from toc.runtime.service import Service
-from toc.timer.slots import Slots
+from toc.timer.reminders import Reminders
 
 OnHeadSeen = Callable[[int, float], None]
 """Called with a slot and the seconds until its head is due (less than 0: overdue)."""
@@ -24,10 +24,10 @@ class NextDueWatcher(Service):
     """
 
     def __init__(
-        self, slots: Slots, on_head_seen: Mapping[str, OnHeadSeen], *, period_s: float
+        self, reminders: Reminders, on_head_seen: Mapping[str, OnHeadSeen], *, period_s: float
     ) -> None:
         super().__init__("toc-heads")
-        self._slots, self._on_head_seen, self._period_s = slots, on_head_seen, period_s
+        self._reminders, self._on_head_seen, self._period_s = reminders, on_head_seen, period_s
         self._owned: Mapping[str, Sequence[int]] = {}
         self._new_slots: deque[Mapping[str, Sequence[int]]] = deque(maxlen=1)
 
@@ -44,7 +44,7 @@ class NextDueWatcher(Service):
             on_head_seen = self._on_head_seen[topic]
             try:
                 # All heads due before the next step has ended, even if this step is late.
-                near = self._slots.heads(topic, slots, 2 * self._period_s + 1)
+                near = self._reminders.heads(topic, slots, 2 * self._period_s + 1)
             except TimerUnavailable as error:
                 failed = error
                 continue

@@ -1,4 +1,4 @@
-"""Pops due entries and hands them to the sink. Sleeps until the next due time, or until it learns of one.
+"""Pops due reminders and hands them to the sink. Sleeps until the next due time, or until it learns of one.
 
 One poller serves the slots of one topic whose shards are in one database, so that a database that does not
 answer delays no other. Where a slot holds jobs of several databases, each database has a thread of its own
@@ -25,7 +25,7 @@ from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.runtime.sink import Batch, Sink
 from toc.timer.claimer import Claimer
-from toc.timer.slots import Entry, Slots
+from toc.timer.reminders import Reminder, Reminders
 
 NO_ROOM_S = 0.02  # a full sink is tried again after this, or when it calls `wake`
 GUESS_MIN = 4  # a slot's first pop asks for so many; a full answer doubles the number
@@ -44,7 +44,7 @@ class Poller(Service):
     def __init__(
         self,
         name: str,
-        slots: Slots,
+        reminders: Reminders,
         topic: str,
         slot_amount: int,
         database: int,
@@ -58,7 +58,7 @@ class Poller(Service):
         claimers: Mapping[int, Claimer] | None = None,
     ) -> None:
         super().__init__(name)
-        self._slots, self._topic, self._database, self._sink = slots, topic, database, sink
+        self._reminders, self._topic, self._database, self._sink = reminders, topic, database, sink
         self._slot_amount = slot_amount
         self._claimers = claimers or {}
         self._routing, self._clock, self._paused = routing, clock, paused
@@ -156,7 +156,7 @@ class Poller(Service):
                 self._due_s[slot] = min(self._due_s[slot], due_s)
 
     def _pop_counts(self, due: Sequence[int], room: int) -> list[tuple[int, int]]:
-        """How many entries to pop from each slot, so that all fit into `room`.
+        """How many reminders to pop from each slot, so that all fit into `room`.
 
         The room is divided evenly, but each slot gets at least half of it if it wants that much: a few large
         batches are cheaper than many small ones.
@@ -172,9 +172,9 @@ class Poller(Service):
         return shares
 
     def _pop(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Pops, and updates when each slot's next entry is due. Returns (job_id, Redis' TIME in ms) pairs."""
+        """Pops, and updates when each slot is due next. Returns (job_id, Redis' TIME in ms) pairs."""
         found: list[tuple[int, int]] = []
-        popped = self._slots.pop(self._topic, wanted, self._stay_ms)
+        popped = self._reminders.pop(self._topic, wanted, self._stay_ms)
         answered_s = self._clock.monotonic_s()
         asked = dict(wanted)
         for slot in asked.keys() - {answer.slot for answer in popped}:
@@ -199,16 +199,17 @@ class Poller(Service):
         If they were offered as they are, a job with two reminders could be claimed twice in one batch, and
         an ack, which goes to the job's own slot, would not remove this reminder: it would return for ever.
         """
-        home: dict[int, list[Entry]] = defaultdict(list)
+        well: list[int] = []
+        strange: list[int] = []
         for job_id in ids:
-            home[slot_of(gene_of(job_id), self._slot_amount)].append(Entry(time_ms, job_id))
-        well = [entry.job_id for entry in home.pop(slot, ())]
-        strange = [entry.job_id for entries in home.values() for entry in entries]
+            in_place = slot_of(gene_of(job_id), self._slot_amount) == slot
+            (well if in_place else strange).append(job_id)
         text = "slot %d of topic %s held reminders of other slots, of job %d for one: moved there"
         self._log_throttle.warning("strange", text, slot, self._topic, strange[0])
         try:
-            self._slots.put_back(self._topic, home)
-            self._slots.ack(self._topic, {slot: strange})  # in this order: a reminder is never lost
+            # In this order: a reminder is never lost.
+            self._reminders.put_back(self._topic, [Reminder(time_ms, job_id) for job_id in strange])
+            self._reminders.remove(self._topic, {slot: strange})
         except (TimerUnavailable, ResponseError) as error:  # the key of one of them may be broken
             text = "reminders of other slots in slot %d are moved when their stay is over: %s"
             self._log_throttle.warning("strange later", text, slot, error)

@@ -15,7 +15,7 @@ from toc.runtime.service import Service
 from toc.timer import keys
 from toc.timer.foreign_members import format_members
 from toc.timer.redis_errors import UNAVAILABLE
-from toc.timer.slots import Slots
+from toc.timer.reminders import Reminders
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +28,11 @@ OnWakeup = Callable[[int, float], None]
 class WakeupListener(Service):
     """Listens on the channel of each topic. `on_wakeup`: one callback per topic."""
 
-    def __init__(self, slots: Slots, namespace: str, on_wakeup: Mapping[str, OnWakeup]) -> None:
+    def __init__(
+        self, reminders: Reminders, namespace: str, on_wakeup: Mapping[str, OnWakeup]
+    ) -> None:
         super().__init__("toc-wakeup")
-        self._slots = slots
+        self._reminders = reminders
         self._on_wakeup = {
             keys.wake_channel(namespace, topic): call for topic, call in on_wakeup.items()
         }
@@ -42,7 +44,7 @@ class WakeupListener(Service):
         """Waits up to half a second for one message."""
         try:
             if self._subscription is None:
-                self._subscription = self._slots.subscribe(self._on_wakeup)
+                self._subscription = self._reminders.subscribe(self._on_wakeup)
                 self._heard_s, self._asked = self._clock.monotonic_s(), False
             message: Any = self._subscription.get_message(timeout=0.5)
             self._check_silence(self._subscription, heard=message is not None)

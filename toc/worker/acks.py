@@ -7,16 +7,14 @@ reminder returns after its stay, and the claim sees the state of the row.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from toc.domain.ids import gene_of
-from toc.domain.routing import slot_of
 from toc.errors import TimerUnavailable
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
-from toc.timer.slots import Entry, Slots
+from toc.timer.reminders import Reminder, Reminders
 
 IDLE_S = 60.0  # any time will do: `put` wakes the thread
 
@@ -26,23 +24,22 @@ class Ack(NamedTuple):
 
     topic: str
     job_id: int
-    back: Entry | None
+    back: Reminder | None
 
 
 class AckSender(Service):
-    """Sends queued acks to Redis, up to `batch_max` at a time. `slots` None (no timer): it drops them."""
+    """Sends queued acks to Redis, up to `batch_max` at a time. `reminders` None (no timer): it drops them."""
 
     def __init__(
         self,
-        slots: Slots | None,
-        slots_of: Callable[[str], int],
+        reminders: Reminders | None,
         clock: Clock,
         *,
         batch_max: int,
         queue_max: int,
     ) -> None:
         super().__init__("toc-acks")
-        self._slots, self._slots_of = slots, slots_of
+        self._reminders = reminders
         self._clock, self._batch_max, self._queue_max = clock, batch_max, queue_max
         self._queue: deque[Ack] = deque(maxlen=queue_max)
 
@@ -51,7 +48,7 @@ class AckSender(Service):
 
         Never blocks: beyond `queue_max` the oldest acks are dropped.
         """
-        if self._slots is None:
+        if self._reminders is None:
             return
         if len(self._queue) + len(acks) > self._queue_max:
             text = "Redis is slow: settled jobs are not told, and come back when their stay is over"
@@ -62,7 +59,7 @@ class AckSender(Service):
     def run_once(self) -> float:
         """Sends one batch. Returns the seconds until the next."""
         gone: dict[str, list[int]] = defaultdict(list)
-        backs: dict[str, list[Entry]] = defaultdict(list)
+        backs: dict[str, list[Reminder]] = defaultdict(list)
         for _ in range(min(len(self._queue), self._batch_max)):
             topic, job_id, back = self._queue.popleft()
             if back is None:
@@ -85,20 +82,13 @@ class AckSender(Service):
             self.run_once()
         return ended
 
-    def send_acks(self, topic: str, gone: Sequence[int], backs: Sequence[Entry]) -> None:
+    def send_acks(self, topic: str, gone: Sequence[int], backs: Sequence[Reminder]) -> None:
         """Sends acks now: deletes the reminders of `gone` and puts those of `backs` back."""
-        if self._slots is None or not (gone or backs):
+        if self._reminders is None or not (gone or backs):
             return
-        slots = self._slots_of(topic)
-        gone_by_slot: dict[int, list[int]] = defaultdict(list)
-        backs_by_slot: dict[int, list[Entry]] = defaultdict(list)
-        for job_id in gone:
-            gone_by_slot[slot_of(gene_of(job_id), slots)].append(job_id)
-        for entry in backs:
-            backs_by_slot[slot_of(gene_of(entry.job_id), slots)].append(entry)
         try:
-            self._slots.ack(topic, gone_by_slot)
-            self._slots.put_back(topic, backs_by_slot)
+            self._reminders.ack(topic, gone)
+            self._reminders.put_back(topic, backs)
         except TimerUnavailable as error:
             text = "popped jobs come back when their stay is over, which is harmless: %s"
             self._log_throttle.warning("acks", text, error)

@@ -19,7 +19,7 @@ from toc.runtime.clock import Clock
 from toc.runtime.log_throttle import LogThrottle
 from toc.store.claims import Claims, Outcome
 from toc.store.databases import Database
-from toc.timer.slots import Entry
+from toc.timer.reminders import Reminder
 from toc.worker.acks import Ack, AckSender
 
 CORRECTIONS_MAX = 10_000  # jobs per database; beyond that the oldest are dropped: their leases end
@@ -70,7 +70,7 @@ class GiveBack:
         self.outcomes = [o for o in self.outcomes if o.job_id in locked and o[:2] not in held]
         if self.due_ms is None:
             return ()
-        return [Ack(self.topic, job_id, Entry(self.due_ms, job_id)) for job_id, _ in held]
+        return [Ack(self.topic, job_id, Reminder(self.due_ms, job_id)) for job_id, _ in held]
 
 
 @dataclass(slots=True, eq=False)

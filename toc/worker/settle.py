@@ -18,7 +18,7 @@ from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.store.claims import Claims, OutcomeKind
 from toc.store.databases import Database
-from toc.timer.slots import Entry
+from toc.timer.reminders import Reminder
 from toc.worker.acks import Ack, AckSender
 from toc.worker.corrections import Correction, Corrections
 from toc.worker.run import FinishedRun, Run
@@ -41,7 +41,7 @@ class Settler(Service):
         claims: Claims,
         acks: AckSender,
         on_released: Callable[[int, list[Run]], None],
-        put_back_entry: Callable[[int, int, int], Entry],
+        put_back_entry: Callable[[int, int, int], Reminder],
         clock: Clock,
         *,
         batch_max: int,

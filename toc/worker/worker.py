@@ -30,7 +30,7 @@ from toc.store.catalogue import Catalogue
 from toc.store.claims import ClaimedRow, Claims, Outcome, OutcomeKind
 from toc.store.databases import Databases
 from toc.store.schema import job_table_name
-from toc.timer.slots import Entry, Slots
+from toc.timer.reminders import Reminder, Reminders
 from toc.worker.acks import AckSender
 from toc.worker.adaptive_limiter import AdaptiveLimiter
 from toc.worker.claim_result import ClaimResult, claim_result_of
@@ -65,8 +65,8 @@ class Worker:
 
     `name` identifies the process ("host:pid"); each claim's token adds a random number of this process and
     a sequence number, so that no two claims have the same token. `restart_wanted` is called when too many
-    handlers are stuck. `slots` is None where there is no timer. `near_ms` (horizon + slack): reminders due
-    later than that from now are not put back into Redis; the loader will load them (I6).
+    handlers are stuck. `reminders` is None where there is no timer. `near_ms` (horizon + slack): reminders
+    due later than that from now are not put back into Redis; the loader will load them (I6).
     """
 
     def __init__(
@@ -74,8 +74,7 @@ class Worker:
         name: str,
         databases: Databases,
         catalogue: Catalogue,
-        slots: Slots | None,
-        slots_of: Callable[[str], int],
+        reminders: Reminders | None,
         topic_of: Callable[[str], str],
         near_ms: int,
         registry: Registry,
@@ -119,7 +118,7 @@ class Worker:
             stuck_max=settings.stuck_max,
         )
         self._acks = AckSender(
-            slots, slots_of, clock, batch_max=settings.settle_max, queue_max=settings.queue_max
+            reminders, clock, batch_max=settings.settle_max, queue_max=settings.queue_max
         )
         self._settlers = [
             Settler(
@@ -352,7 +351,7 @@ class Worker:
     ) -> int:
         """Acts on the claim result of each id, once; returns how many jobs are to be run."""
         gone: list[int] = []
-        later: list[Entry] = []
+        later: list[Reminder] = []
         runs: list[Run] = []
         bare: list[int] = []
         strange: dict[int, list[int]] = {}
@@ -385,12 +384,12 @@ class Worker:
                 strange.setdefault(shard, []).append(job_id)
             elif fate is ClaimResult.UNHANDLED:
                 self._warn_unhandled(row.type_no, database)
-                later.append(Entry(now_ms + unhandled_ms(now_ms - row.due_ms), job_id))
+                later.append(Reminder(now_ms + unhandled_ms(now_ms - row.due_ms), job_id))
             elif (
                 row.due_ms <= now_ms
             ):  # the loader's mark is past it: its reminder must stay in Redis
                 wait_ms = self._put_back_delay_ms(database, row.due_ms)
-                later.append(Entry(now_ms + wait_ms, job_id))
+                later.append(Reminder(now_ms + wait_ms, job_id))
             else:
                 later.append(self._put_back_entry(now_ms, row.due_ms, job_id))
         self._queue_runs(database, runs, rescued=not batch.popped)
@@ -624,10 +623,10 @@ class Worker:
         left_ms = 0 if now_ms is None else due_ms - now_ms
         return min(max(left_ms, PUT_BACK_MS_MIN), PUT_BACK_MS_MAX)
 
-    def _put_back_entry(self, now_ms: int, due_ms: int, job_id: int) -> Entry:
-        """The entry to put back: with the due time, or with None if that is beyond `near_ms`."""
+    def _put_back_entry(self, now_ms: int, due_ms: int, job_id: int) -> Reminder:
+        """The reminder to put back: with the due time, or with None if that is beyond `near_ms`."""
         far = due_ms > now_ms + self._near_ms
-        return Entry(None if far else due_ms, job_id)
+        return Reminder(None if far else due_ms, job_id)
 
     # ---- types
 
@@ -712,7 +711,7 @@ class Worker:
         if batch.popped and batch.time_ms is not None:
             due_ms = batch.time_ms + later_ms
             ids = [job_id for ids in batch.ids.values() for job_id in ids]
-            self._acks.send_acks(batch.topic, [], [Entry(due_ms, job_id) for job_id in ids])
+            self._acks.send_acks(batch.topic, [], [Reminder(due_ms, job_id) for job_id in ids])
 
 
 def _failing_handler(error: Exception) -> Callable[[Job], None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Entry(NamedTuple):
+class Reminder(NamedTuple):
     """A reminder: look at the row of `job_id` at `due_ms`.
 
     `due_ms` is None only in `put_back`: nothing is armed, since the loader will load the row in time.

@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import copysign, isfinite
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
 
 from redis.client import PubSub
 from redis.cluster import RedisCluster
 from redis.exceptions import ResponseError, SlotNotCoveredError
 
+from toc.domain.ids import gene_of
+from toc.domain.routing import slot_of
 from toc.errors import SchemaMismatch, TimerUnavailable
 from toc.runtime.clock import Clock
+from toc.runtime.settings import Settings
 from toc.timer import keys, server_facts
 from toc.timer.availability import TimerAvailability
 from toc.timer.connect import check_url, connect
-from toc.timer.entry import Entry
 from toc.timer.foreign_members import ForeignMembers, parse_job_id, parse_job_ids, split_members
 from toc.timer.nodes import Client, Nodes, make_nodes
 from toc.timer.pipeline import Command
 from toc.timer.redis_errors import UNAVAILABLE, is_refusal
+from toc.timer.reminder import Reminder
 from toc.timer.scripts import ScriptCall, Scripts
 from toc.timer.server_facts import VERSION_MIN
 
-__all__ = ["PAIRS_MAX", "VERSION_MIN", "Entry", "Popped", "Slots", "connect"]
+__all__ = ["PAIRS_MAX", "VERSION_MIN", "Popped", "Reminder", "Reminders", "connect"]
 
 log = logging.getLogger(__name__)
 
-PAIRS_MAX = 1000  # entries per call of a script, well below Lua's limit of about 8,000 values
+PAIRS_MAX = 1000  # reminders per call of a script, well below Lua's limit of about 8,000 values
 # Slots per call of a script that reads many: Redis does nothing else for about a millisecond.
 SLOTS_MAX = 1024
+_Item = TypeVar("_Item", int, Reminder)
 CHECK_EVERY_S = 60.0  # by then the server may have been replaced or reconfigured
 
 
@@ -40,7 +46,7 @@ CHECK_EVERY_S = 60.0  # by then the server may have been replaced or reconfigure
 class Popped:
     """The result of popping one slot.
 
-    `time_ms`: the server's TIME. `next_s`: seconds until the slot's next entry is due; None: it is empty.
+    `time_ms`: the server's TIME. `next_s`: seconds until the slot's next reminder is due; None: it is empty.
     `foreign`: how many popped members were no job_id and were removed.
     """
 
@@ -60,7 +66,7 @@ class Marks(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Entries of some slots: in all StoreQueues, in the fullest StoreQueue, in all PrepareQueues."""
+    """Reminders of some slots: in all StoreQueues, in the fullest StoreQueue, in all PrepareQueues."""
 
     armed: int
     fullest: int
@@ -74,23 +80,46 @@ class ReminderPage(NamedTuple):
     foreign: int
 
 
-class Slots:
-    """The slots of all topics on one Redis, or on a Redis Cluster. Connects at the first call.
+class Reminders:
+    """The reminders of all topics on one Redis, or on a Redis Cluster. Connects at the first call.
+
+    `slots_of`: the slot_amount of a topic. `arm`, `ack` and `put_back` find the slot of each job by its id;
+    `pop` and `load_page` are given slots, by the owner of the slots.
 
     Every method raises TimerUnavailable. When a node of a cluster fails, only its own slots fail: queries
     leave them out and raise when no slot is left; writing methods write all they can, then raise if
     anything was refused. Each call can be repeated.
     """
 
-    def __init__(self, url: str, namespace: str, clock: Clock, *, timeout_s: float = 3.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        namespace: str,
+        clock: Clock,
+        slots_of: Callable[[str], int],
+        *,
+        timeout_s: float = 3.0,
+    ) -> None:
         check_url(url)
         self._url, self._namespace, self._clock, self._timeout_s = url, namespace, clock, timeout_s
+        self._slots_of = slots_of
         self._client: Client | None = None
         self._nodes: Nodes | None = None
         self._scripts: Scripts | None = None
         self._next_check_s = 0.0  # when to read the server's INFO again
         self._availability = TimerAvailability(clock)
         self.foreign = ForeignMembers(clock)
+
+    @classmethod
+    def from_settings(cls, settings: Settings, clock: Clock) -> Reminders:
+        """The reminders in the Redis that the settings name."""
+        return cls(
+            settings.redis_url,
+            settings.namespace,
+            clock,
+            settings.slots_of,
+            timeout_s=settings.connect_timeout_s,
+        )
 
     @property
     def available(self) -> bool:
@@ -104,21 +133,17 @@ class Slots:
 
     # ---- verbs
 
-    def arm(self, topic: str, entries: Mapping[int, Sequence[Entry]]) -> int:
-        """Puts entries (by slot) into their StoreQueues; the earliest reminder of a job wins.
+    def slot_of(self, topic: str, job_id: int) -> int:
+        """The slot that holds the job's reminder."""
+        return slot_of(gene_of(job_id), self._slots_of(topic))
+
+    def arm(self, topic: str, reminders: Iterable[Reminder]) -> int:
+        """Puts reminders into the StoreQueues of their slots; the earliest reminder of a job wins.
 
         Returns the server's time in ms. On a cluster, TimerUnavailable names the refused slots; the others
         are armed.
         """
-        channel = keys.wake_channel(self._namespace, topic)
-        calls = [
-            (
-                slot,
-                (self._store_key(topic, slot),),
-                (self._frozen_now(), channel, slot, *_flatten(part)),
-            )
-            for slot, part in _split_into_calls(entries)
-        ]
+        calls = self._calls_with_reminders(topic, reminders, self._store_key_alone)
         answers = self._call_script("arm", topic, calls)
         failed = {
             call[0]: answer
@@ -133,9 +158,9 @@ class Slots:
         return int(answers[-1][0]) if answers else 0
 
     def pop(self, topic: str, wanted: Sequence[tuple[int, int]], stay_ms: int) -> list[Popped]:
-        """Moves due entries to their PrepareQueues and returns them: up to n for each (slot, n).
+        """Moves due reminders to their PrepareQueues and returns them: up to n for each (slot, n).
 
-        `stay_ms`: an entry that is not acked by then returns to its StoreQueue.
+        `stay_ms`: a reminder that is not acked by then returns to its StoreQueue.
         """
         answers = self._call_script(
             "pop",
@@ -181,35 +206,26 @@ class Slots:
         for slot, some in members.items():
             self.foreign.record_removed(topic, slot, some)
 
-    def ack(self, topic: str, ids: Mapping[int, Sequence[int]]) -> None:
-        """Deletes the reminders of ids (by slot) that the database has settled or does not have."""
-        self._call_script_or_raise(
-            "ack",
-            topic,
-            [(slot, self._queue_keys(topic, slot), part) for slot, part in _split_into_calls(ids)],
-        )
+    def ack(self, topic: str, job_ids: Iterable[int]) -> None:
+        """Deletes the reminders of jobs that the database has settled or does not have."""
+        self.remove(topic, self._group_by_slot(topic, job_ids, int))
 
-    def put_back(self, topic: str, entries: Mapping[int, Sequence[Entry]]) -> None:
-        """Returns popped entries (by slot) to their StoreQueues, at their due time.
+    def remove(self, topic: str, ids: Mapping[int, Sequence[int]]) -> None:
+        """Deletes reminders of ids by the slot that holds them, which may be another one than the job's."""
+        parts = _split_into_calls(ids)
+        calls = [(slot, self._queue_keys(topic, slot), part) for slot, part in parts]
+        self._call_script_or_raise("ack", topic, calls)
 
-        An entry whose `due_ms` is None is only removed from the PrepareQueue.
+    def put_back(self, topic: str, reminders: Iterable[Reminder]) -> None:
+        """Returns popped reminders to the StoreQueues of their slots, at their due time.
+
+        A reminder whose `due_ms` is None is only removed from the PrepareQueue.
         """
-        channel = keys.wake_channel(self._namespace, topic)
-        self._call_script_or_raise(
-            "put_back",
-            topic,
-            [
-                (
-                    slot,
-                    self._queue_keys(topic, slot),
-                    (self._frozen_now(), channel, slot, *_flatten(part)),
-                )
-                for slot, part in _split_into_calls(entries)
-            ],
-        )
+        calls = self._calls_with_reminders(topic, reminders, self._queue_keys)
+        self._call_script_or_raise("put_back", topic, calls)
 
     def load_page(
-        self, topic: str, slot: int, shard: int, seen: str, mark: str, page: Sequence[Entry]
+        self, topic: str, slot: int, shard: int, seen: str, mark: str, page: Sequence[Reminder]
     ) -> bool:
         """Arms a page and moves the shard's mark from `seen` to `mark`, or does nothing (False)."""
         names = self._store_key(topic, slot), keys.mark_key(self._namespace, topic, slot)
@@ -220,7 +236,7 @@ class Slots:
     # ---- marks and queries
 
     def heads(self, topic: str, slots: Iterable[int], within_s: float) -> dict[int, float]:
-        """slot -> seconds until its next entry is due (< 0: overdue), if that is within `within_s`."""
+        """slot -> seconds until its next reminder is due (< 0: overdue), if that is within `within_s`."""
         near_ms = round(within_s * 1000)
         found: dict[int, float] = {}
 
@@ -237,7 +253,7 @@ class Slots:
         return found
 
     def sizes(self, topic: str, slots: Iterable[int]) -> Sizes:
-        """How many entries the slots hold, as far as their nodes answer."""
+        """How many reminders the slots hold, as far as their nodes answer."""
         found: list[Sizes] = []
 
         def sort_out(part: Sequence[int], answer: Sequence[Any]) -> list[Any]:
@@ -309,7 +325,7 @@ class Slots:
         _raise_if_any_failed(self._send_commands("drop_marks", topic, wanted, commands))
 
     def depths(self, topic: str, slots: Iterable[int]) -> list[tuple[int, int, int, int | None]]:
-        """For each slot: (slot, armed, in flight, due ms of the next entry or None)."""
+        """For each slot: (slot, armed, in flight, due ms of the next reminder or None)."""
         wanted = list(slots)
         commands = []
         for slot in wanted:
@@ -334,14 +350,16 @@ class Slots:
         """Members that are no job_id, among the `first` ones of each queue, as far as nodes answer."""
         queues = [(slot, key) for slot in slots for key in self._queue_keys(topic, slot)]
         commands = [Command(key, ("ZRANGE", key, 0, first - 1)) for _, key in queues]
-        answers = self._send_commands("strangers", topic, [slot for slot, _ in queues], commands)
+        answers = self._send_commands(
+            "foreign_members", topic, [slot for slot, _ in queues], commands
+        )
         found = [answer for answer in answers if not isinstance(answer, Exception)]
         return [member for answer in found for member in split_members(answer)[1]]
 
     def find_reminder(self, topic: str, slot: int, job_id: int) -> tuple[int | None, int | None]:
         """A job's scores in ms: (in the StoreQueue, in the PrepareQueue); None where it is not."""
         commands = [Command(key, ("ZSCORE", key, job_id)) for key in self._queue_keys(topic, slot)]
-        scores = self._send_commands("place_of", topic, [slot] * 2, commands)
+        scores = self._send_commands("find_reminder", topic, [slot] * 2, commands)
         _raise_if_any_failed(scores)
         armed, out = map(_whole_ms_or_none, scores)
         return armed, out
@@ -349,14 +367,14 @@ class Slots:
     def armed_pages(
         self, topic: str, slot: int, after_ms: int | None, until_ms: int | None, page: int
     ) -> Iterator[ReminderPage]:
-        """The entries of a StoreQueue due after `after_ms` and up to `until_ms` (None: no bound), in pages.
+        """The reminders of a StoreQueue due after `after_ms` and up to `until_ms` (None: no bound), in pages.
 
-        Entries that move meanwhile may appear twice, or not at all.
+        Reminders that move meanwhile may appear twice, or not at all.
         """
         return self._walk_queue(topic, self._store_key(topic, slot), slot, after_ms, until_ms, page)
 
     def popped_pages(self, topic: str, slot: int, page: int) -> Iterator[ReminderPage]:
-        """The entries of a PrepareQueue with the ends of their stays, in pages, as `armed_pages`."""
+        """The reminders of a PrepareQueue with the ends of their stays, in pages, as `armed_pages`."""
         key = keys.prepare_key(self._namespace, topic, slot)
         return self._walk_queue(topic, key, slot, None, None, page)
 
@@ -374,7 +392,7 @@ class Slots:
         skip = 0  # those with the score of `low` that were given already
         while True:
             args = ("ZRANGE", key, low, high, "BYSCORE", "LIMIT", skip, page, "WITHSCORES")
-            (answer,) = self._send_commands("entries", topic, [slot], [Command(key, args)])
+            (answer,) = self._send_commands("walk", topic, [slot], [Command(key, args)])
             _raise_if_any_failed([answer])
             members, scores = _members_and_scores(answer)
             yield _reminder_page(members, scores)
@@ -395,7 +413,7 @@ class Slots:
             for key in self._queue_keys(topic, slot)
         ]
         slots = [slot for slot, _ in parts for _ in range(2)]
-        answers = self._send_commands("places", topic, slots, commands)
+        answers = self._send_commands("find_reminders", topic, slots, commands)
         _raise_if_any_failed(answers)
         found = {}
         for (slot, part), armed, out in zip(parts, answers[::2], answers[1::2], strict=True):
@@ -465,6 +483,28 @@ class Slots:
             self._client.close()
 
     # ---- inside
+
+    def _calls_with_reminders(
+        self,
+        topic: str,
+        reminders: Iterable[Reminder],
+        keys_of: Callable[[str, int], Sequence[str]],
+    ) -> list[_SlotCall]:
+        """The calls of a script that takes reminders, for the slots of their jobs."""
+        channel, now = keys.wake_channel(self._namespace, topic), self._frozen_now()
+        by_slot = self._group_by_slot(topic, reminders, attrgetter("job_id"))
+        return [
+            (slot, keys_of(topic, slot), (now, channel, slot, *_flatten(part)))
+            for slot, part in _split_into_calls(by_slot)
+        ]
+
+    def _group_by_slot(
+        self, topic: str, items: Iterable[_Item], job_id_of: Callable[[_Item], int]
+    ) -> Mapping[int, Sequence[_Item]]:
+        by_slot, amount = defaultdict[int, list[_Item]](list), self._slots_of(topic)
+        for item in items:
+            by_slot[slot_of(gene_of(job_id_of(item)), amount)].append(item)
+        return by_slot
 
     def _call_script_or_raise(self, verb: str, topic: str, calls: Sequence[_SlotCall]) -> list[Any]:
         answers = self._call_script(verb, topic, calls)
@@ -553,6 +593,9 @@ class Slots:
     def _store_key(self, topic: str, slot: int) -> str:
         return keys.store_key(self._namespace, topic, slot)
 
+    def _store_key_alone(self, topic: str, slot: int) -> tuple[str]:
+        return (self._store_key(topic, slot),)
+
     def _mark_key(self, topic: str, slot: int) -> str:
         return keys.mark_key(self._namespace, topic, slot)
 
@@ -587,12 +630,12 @@ def _split_into_calls(by_slot: Mapping[int, Sequence[Any]]) -> Iterable[tuple[in
             yield slot, items[start : start + PAIRS_MAX]
 
 
-def _flatten(entries: Sequence[Entry]) -> list[int | str]:
-    return ["" if value is None else value for entry in entries for value in entry]
+def _flatten(reminders: Sequence[Reminder]) -> list[int | str]:
+    return ["" if value is None else value for reminder in reminders for value in reminder]
 
 
 def _head_score(head: Sequence[Any]) -> int | None:
-    """The score in the answer of a ZRANGE of one entry WITHSCORES; None when it is empty."""
+    """The score in the answer of a ZRANGE of one reminder WITHSCORES; None when it is empty."""
     scores = _members_and_scores(head)[1]
     return _whole_ms(scores[0]) if scores else None
 
