@@ -143,7 +143,6 @@ class Rig:
             databases,
             catalogue,
             slots,
-            self.settings.slots_of,
             self.settings.topic_of,
             round((self.settings.timer.horizon_s + self.settings.timer.slack_s) * 1000),
             self.registry,
