@@ -14,7 +14,7 @@ from toc.admin.where import Where
 from toc.domain.job import Status
 from toc.errors import SchemaMismatch
 from toc.store import bulk_update as sets_module
-from toc.store.biz_types import read_names_by_number
+from toc.store.biz_types import read_known_types
 from toc.store.bulk_update import BulkUpdate, RowWindow
 from toc.store.claims import OutcomeKind
 from toc.store.conditions import Condition, Constant, Every, bounds_of
@@ -49,7 +49,7 @@ def parse(where: str) -> Condition:
 
 def sets_of(library: Library, where: str, reach: str = "TRUE") -> BulkUpdate:
     return BulkUpdate(
-        library.databases, read_names_by_number(library.databases)[0], parse(where), parse(reach)
+        library.databases, read_known_types(library.databases).names, parse(where), parse(reach)
     )
 
 

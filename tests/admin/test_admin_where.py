@@ -12,7 +12,7 @@ from toc.admin.where import CHARS_MAX, VALUES_MAX, Where
 from toc.domain.job import Status
 from toc.domain.routing import BIZ_ID_MAX
 from toc.errors import InvalidInput
-from toc.store.biz_types import read_names_by_number
+from toc.store.biz_types import read_known_types
 from toc.store.bulk_update import BulkUpdate
 from toc.store.claims import OutcomeKind
 from toc.store.conditions import (
@@ -425,7 +425,7 @@ def by_hand(library: Library, where: str) -> set[int]:
 
 def by_us(library: Library, where: str) -> set[int]:
     condition = read(where)
-    names = read_names_by_number(library.databases)[0]
+    names = read_known_types(library.databases).names
     sets = BulkUpdate(library.databases, names, condition, Constant(True))
     found: list[int] = []
     for window in sets.windows(library.databases[0], bounds_of(condition), lambda: None):

@@ -337,16 +337,3 @@ def test_a_database_that_has_moved_away_is_not_read(own_world: World) -> None:
         assert caught.value.failures[0].what == "down"
     finally:
         own_world.execute(f"ALTER SCHEMA {name} READ ONLY = 0")
-
-
-def test_a_database_that_lacks_a_type_name_is_an_error_not_a_smaller_count(
-    own_world: World,
-) -> None:
-    asked = "SELECT type_name, COUNT(*) FROM toc_jobs GROUP BY type_name"
-    assert own_world.rows(asked)
-    own_world.execute("DELETE FROM toc_biz_type WHERE type_no = 1", database=1)
-    with pytest.raises(Unanswered, match=r"^database 1, table toc_biz_type: lacks \S+, which"):
-        own_world.rows(asked)
-    with pytest.raises(Unanswered, match="lacks"):
-        own_world.rows("SELECT COUNT(*) FROM toc_dead_jobs")
-    assert own_world.rows("SELECT COUNT(*) FROM toc_events")

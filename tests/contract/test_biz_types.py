@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,18 @@ import pytest
 from tests.contract.breaks import statements_of
 from tests.contract.engines import library_on
 from tests.contract.library import Library
+from tests.worker.waiting import wait_until
+from toc.center.center import TimeoutCenter
 from toc.domain.biz_types import FIRST_NO, type_no_of
+from toc.domain.job import Status
+from toc.domain.routing import hash_of
 from toc.errors import InvalidInput, NotFound, SchemaMismatch, StoreUnavailable
 from toc.store import biz_types
-from toc.store.biz_types import REFRESH_S, BizTypes, read_names_by_number
+from toc.store.biz_types import REFRESH_S, BizTypes, read_known_types
 from toc.store.catalogue import Catalogue
 from toc.store.databases import Database, Databases
+
+LATER = timedelta(days=1)
 
 
 @pytest.fixture
@@ -30,6 +38,28 @@ def name() -> str:
 def two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Library]:
     with library_on(request.param, request, tmp_path, databases=2) as library:
         yield library
+
+
+@pytest.fixture
+def center(two: Library) -> Iterator[TimeoutCenter]:
+    with TimeoutCenter(two.settings, clock=two.clock) as center:
+        yield center
+
+
+def biz_id_on(two: Library, database: int) -> int:
+    """One whose jobs are in this database."""
+    routing = two.settings.routing
+    return next(n for n in range(100) if routing.database(routing.shard(hash_of(n))) == database)
+
+
+def names_of_one_number() -> tuple[str, str]:
+    """Two types whose numbers are the same: found after some 40,000 names."""
+    names: dict[int, str] = {}
+    while True:
+        name = f"type.{secrets.token_hex(6)}"
+        other = names.setdefault(type_no_of(name), name)
+        if other != name:
+            return name, other
 
 
 def copy_of(database: Database) -> dict[int, str]:
@@ -69,7 +99,7 @@ def test_a_type_gets_one_number(library: Library, name: str) -> None:
     for types in (library.catalogue.types, BizTypes(library.databases)):
         assert types.number_or_create(name, here) == type_no_of(name)
         assert types.find_name(type_no_of(name), here) == name
-        assert types.find_numbers(name, here) == (type_no_of(name),)
+        assert types.find_number(name, here) == type_no_of(name)
     assert copy_of(here)[type_no_of(name)] == name
 
 
@@ -80,7 +110,7 @@ def test_types_are_told_apart_by_case(library: Library, name: str) -> None:
 
 def test_a_look_writes_nothing(library: Library, name: str) -> None:
     types, here = library.catalogue.types, library.databases[0]
-    assert types.find_numbers(name, here) == ()
+    assert types.find_number(name, here) is None
     with pytest.raises(NotFound, match="999999"):
         types.find_name(999_999, here)
     assert name not in copy_of(here).values()
@@ -88,19 +118,11 @@ def test_a_look_writes_nothing(library: Library, name: str) -> None:
 
 def test_what_another_process_has_made_since_is_found(library: Library, name: str) -> None:
     other, types, here = BizTypes(library.databases), library.catalogue.types, library.databases[0]
-    assert types.find_numbers(name, here) == ()
+    assert types.find_number(name, here) is None
     other.number_or_create(name, here)
-    assert types.find_numbers(name, here) == (type_no_of(name),)
+    assert types.find_number(name, here) == type_no_of(name)
     other.number_or_create(name + ".2", here)
     assert types.find_name(type_no_of(name + ".2"), here) == name + ".2"
-
-
-def test_a_type_of_a_release_before_keeps_its_number(library: Library, name: str) -> None:
-    here = library.databases[0]
-    number = max(no for no in [0, *copy_of(here)] if no < FIRST_NO) + 1
-    write(here, {number: name})
-    assert library.catalogue.types.number_or_create(name, here) == number
-    assert library.catalogue.types.find_name(number, here) == name
 
 
 def test_known_types_are_not_asked_for_again(library: Library, name: str) -> None:
@@ -108,7 +130,7 @@ def test_known_types_are_not_asked_for_again(library: Library, name: str) -> Non
     number = types.number_or_create(name, here)
     with statements_of(here) as statements:
         types.number_or_create(name, here)
-        types.find_numbers(name, here)
+        types.find_number(name, here)
         types.find_name(number, here)
     assert statements == []
 
@@ -169,25 +191,12 @@ def test_what_a_fail_over_has_lost_is_written_again(library: Library, name: str)
     assert copy_of(here)[number] == name
 
 
-def test_a_name_whose_number_is_taken_is_refused(
-    library: Library, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One in a billion; here always."""
-    taken = library.catalogue.types.number_or_create(name, library.databases[0])
-    monkeypatch.setattr(biz_types, "type_no_of", lambda name: taken)
-    for types in (library.catalogue.types, BizTypes(library.databases)):
-        with pytest.raises(InvalidInput, match=f"the type '{name}' has its number"):
-            types.number_or_create(name + ".other", library.databases[0])
-    assert name + ".other" not in copy_of(library.databases[0]).values()
-
-
 def test_the_target_alone_is_asked(two: Library, name: str) -> None:
-    """Database 0 gets a new type as well (`test_two_numbers`)."""
     types = BizTypes(two.databases)
-    number = types.number_or_create(name, two.databases[1])
     with statements_of(two.databases[0]) as statements:
+        number = types.number_or_create(name, two.databases[1])
         assert types.number_or_create(name, two.databases[1]) == number
-        assert types.find_numbers(name + ".no", two.databases[1]) == ()
+        assert types.find_number(name + ".no", two.databases[1]) is None
         assert types.find_name(number, two.databases[1]) == name
     assert statements == []
 
@@ -198,62 +207,63 @@ def test_copies_are_made_alike_when_a_process_starts(two: Library, name: str) ->
     types = BizTypes(two.databases)
     for database in two.databases:
         types.read_copy(database)
-    types.write_missing_types(two.databases)
+    types.share_copies(two.databases)
     assert copy_of(two.databases[0]) == copy_of(two.databases[1])
 
 
-def test_a_known_number_of_another_copy_is_used(two: Library, name: str) -> None:
-    write(two.databases[0], {77: name})
-    types = BizTypes(two.databases)
-    types.read_copy(two.databases[0])
-    assert types.number_or_create(name, two.databases[1]) == 77
-
-
-def test_a_type_with_two_numbers_is_one_type(two: Library, name: str) -> None:
-    """Of a release before, and made again while that database was away."""
-    number = BizTypes(two.databases).number_or_create(name, two.databases[1])
-    lose(two.databases[0], name)
-    write(two.databases[0], {77: name})
-    types = BizTypes(two.databases)
-    for database in two.databases:
-        types.read_copy(database)
-    types.write_missing_types(two.databases)
-    assert [types.number_or_create(name, database) for database in two.databases] == [77, number]
-    assert {types.find_name(no, database) for no in (77, number) for database in two.databases} == {
-        name
-    }
-    assert not types.known.conflicts
-
-
 def test_a_number_with_two_names_is_refused_and_told(
-    two: Library, name: str, caplog: pytest.LogCaptureFixture
+    two: Library, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a release before has left it after a fail-over of database 0."""
-    write(two.databases[0], {77: f"{name}.other"})
-    write(two.databases[1], {77: name})
+    """Both types were made at the same time, each in its own database."""
+    name, other = names_of_one_number()
+    number = type_no_of(name)
+    write(two.databases[0], {number: other})
+    write(two.databases[1], {number: name})
     types = Catalogue(two.databases).types
     with caplog.at_level(logging.ERROR):
         for database in two.databases:
             types.read_copy(database)
-        types.write_missing_types(two.databases)
-    told = f"the number 77 is '{name}.other' in database 0, '{name}' in database 1"
+        types.share_copies(two.databases)
+    told = f"the number {number} is '{other}' in database 0, '{name}' in database 1"
     assert [told in record.getMessage() for record in caplog.records] == [True]
-    for database, lost in ((0, f"{name}.other"), (1, name)):
-        with pytest.raises(SchemaMismatch, match="the number 77 is"):
-            types.number_or_create(lost, two.databases[database])
-        assert types.find_name(77, two.databases[database]) == lost  # for looking at
-    assert 77 not in types.known.names
-    names, conflicts = read_names_by_number(two.databases)
-    assert 77 not in names
-    assert conflicts == {77: {0: f"{name}.other", 1: name}} == types.known.conflicts
-    # A person has given one of them the number of its name.
+    for database, own in ((0, other), (1, name)):
+        with pytest.raises(SchemaMismatch, match=f"the number {number} is"):
+            types.number_or_create(own, two.databases[database])
+        assert types.find_name(number, two.databases[database]) == own  # for looking at
+    assert number not in types.known.names
+    names, conflicts, _ = read_known_types(two.databases)
+    assert number not in names
+    assert conflicts == {number: {0: other, 1: name}} == types.known.conflicts
+    # A person has given one of the types another name, and so another number.
     with two.databases[0].engine.begin() as connection:
-        sql = f"UPDATE toc_biz_type SET type_no = {type_no_of(name + '.other')} WHERE type_no = 77"
-        connection.exec_driver_sql(sql)
+        sql = (
+            f"UPDATE toc_biz_type SET type_no = {type_no_of(other + '.new')}, name = '{other}.new'"
+        )
+        connection.exec_driver_sql(f"{sql} WHERE type_no = {number}")
     types.read_copy(two.databases[0])
     assert not types.known.conflicts
-    assert types.number_or_create(name, two.databases[1]) == 77
-    assert copy_of(two.databases[0])[type_no_of(name + ".other")] == f"{name}.other"
+    assert types.number_or_create(name, two.databases[1]) == number
+    assert copy_of(two.databases[0])[type_no_of(other + ".new")] == f"{other}.new"
+    assert copy_of(two.databases[0])[number] == name  # it is written where it can be now
+
+
+def test_the_second_name_of_a_number_is_refused(library: Library) -> None:
+    """One name in a billion has a number that another has; here a pair of such names is searched for."""
+    name, other = names_of_one_number()
+    types, here = library.catalogue.types, library.databases[0]
+    number = types.number_or_create(name, here)
+    for each in (types, BizTypes(library.databases)):
+        with pytest.raises(InvalidInput, match=f"the type '{name}' has its number, {number}"):
+            each.number_or_create(other, here)
+        assert each.find_number(other, here) is None
+    assert other not in copy_of(here).values()
+
+
+def test_a_name_that_has_another_number_by_hand_is_refused(library: Library, name: str) -> None:
+    write(library.databases[0], {77: name})
+    with pytest.raises(InvalidInput, match="its row in toc_biz_type has another number"):
+        library.catalogue.types.number_or_create(name, library.databases[0])
+    lose(library.databases[0], name)
 
 
 def test_names_of_the_databases_that_answer(tmp_path: Path) -> None:
@@ -261,10 +271,10 @@ def test_names_of_the_databases_that_answer(tmp_path: Path) -> None:
     library.close()
     urls = [f"sqlite:///{tmp_path}/0.db", f"sqlite:///{tmp_path}/away/1.db"]
     databases = Databases(urls, library.settings.routing, library.clock)
-    assert set(read_names_by_number(databases)[0].values()) == {"order.close", "report"}
+    assert set(read_known_types(databases).names.values()) == {"order.close", "report"}
     for asked, all_must_answer in ((databases.all, True), (databases.all[1:], False)):
         with pytest.raises(StoreUnavailable, match="database 1"):
-            read_names_by_number(asked, all_must_answer=all_must_answer)
+            read_known_types(asked, all_must_answer=all_must_answer)
     databases.close()
 
 
@@ -274,9 +284,9 @@ def test_a_name_is_found_while_another_thread_reads(
     """A read that began before a type was made does not know it, and must not forget it."""
     types, here, rows = library.catalogue.types, library.databases[0], biz_types._fetch_types
 
-    def made_meanwhile(database: Database, query: object) -> dict[int, str]:
+    def made_meanwhile(database: Database) -> dict[int, str]:
         monkeypatch.setattr(biz_types, "_fetch_types", rows)
-        there = rows(database, query)  # type: ignore[arg-type]
+        there = rows(database)
         types.number_or_create(name, here)
         return there
 
@@ -287,16 +297,107 @@ def test_a_name_is_found_while_another_thread_reads(
     assert statements == []
 
 
-def test_a_type_of_the_call_that_is_forgotten_meanwhile_is_no_error(
-    library: Library, name: str, monkeypatch: pytest.MonkeyPatch
+# ---- conflicts between databases, as clients meet them
+
+
+def test_a_verb_does_not_use_a_number_that_its_type_has_no_more(
+    two: Library, center: TimeoutCenter
 ) -> None:
-    types, here, add = library.catalogue.types, library.databases[0], BizTypes._create_types
+    """A client that only cancels reads the types again as well."""
+    name, other = names_of_one_number()
+    here, number = biz_id_on(two, 0), type_no_of(name)
+    write(two.databases[0], {number: name})
+    assert center.cancel(biz_id=here, biz_type=name) == "unknown"
+    lose(two.databases[0], name)
+    write(two.databases[0], {number: other})
+    job_id = two.pending(here, 86_400_000, type_no=number)
+    two.clock.advance(REFRESH_S)
+    assert center.cancel(biz_id=here, biz_type=name) == "unknown"
+    assert two.row(job_id).status == Status.PENDING
+
+
+def test_a_client_of_one_database_hears_of_conflicts_with_another(
+    two: Library, center: TimeoutCenter
+) -> None:
+    """So that it writes nothing under a number in conflict, and goes on when that is over."""
+    name, other = names_of_one_number()
+    here = biz_id_on(two, 1)
+
+    def refuses() -> bool:
+        try:
+            center.schedule(here, LATER, biz_type=name)
+        except SchemaMismatch:
+            return True
+        return False
+
+    assert not refuses()
+    write(two.databases[0], {type_no_of(name): other})
+    two.clock.advance(REFRESH_S)
+    wait_until(refuses)
+    lose(two.databases[0], other)
+    two.clock.advance(REFRESH_S)
+    wait_until(lambda: not refuses())
+
+
+def test_a_read_that_failed_is_made_again_by_the_next_call(two: Library, name: str) -> None:
+    """Else clients would use what they know for a minute more."""
+    types, here = BizTypes(two.databases), two.databases[0]
     types.number_or_create(name, here)
+    two.clock.advance(REFRESH_S)
+    check, here._check = here._check, _refuse
+    with pytest.raises(SchemaMismatch):
+        types.number_or_create(name, here)
+    with pytest.raises(SchemaMismatch):
+        types.number_or_create(name, here)
+    here._check, here._check_error = check, None
+    assert types.number_or_create(name, here) == type_no_of(name)
+    types.close()
 
-    def lost_meanwhile(*asked: object) -> object:
-        types._copies[0] = types._copies[0]._replace(names={}, numbers={})
-        return add(*asked)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(BizTypes, "_create_types", lost_meanwhile)
-    found = types.numbers_or_create([name, f"{name}.new"], here)
-    assert found == {each: type_no_of(each) for each in (name, f"{name}.new")}
+def _refuse(database: object) -> None:
+    raise SchemaMismatch("not now")
+
+
+def test_one_thread_at_a_time_reads_the_other_databases(two: Library, name: str) -> None:
+    """However long one of them hangs."""
+    types, released = BizTypes(two.databases), threading.Event()
+    started: list[str] = []
+
+    def read_copy(database: Database) -> None:
+        if database.index:
+            started.append(threading.current_thread().name)
+            released.wait(30)
+
+    types.read_copy = read_copy  # type: ignore[method-assign]
+    try:
+        for _ in range(3):
+            two.clock.advance(REFRESH_S)
+            types.find_number(name, two.databases[0])
+            wait_until(lambda: bool(started))
+        assert started == ["toc-types"]
+    finally:
+        released.set()
+    wait_until(types._others_done.is_set)
+    two.clock.advance(REFRESH_S)
+    types.find_number(name, two.databases[0])
+    wait_until(lambda: len(started) == 2)
+    types.close()
+
+
+def test_where_no_thread_can_start_the_call_goes_on(
+    two: Library, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    types = BizTypes(two.databases)
+    two.clock.advance(REFRESH_S)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        assert types.number_or_create(name, two.databases[0]) == type_no_of(name)
+    other = f"{name}.other"
+    write(two.databases[1], {type_no_of(other): other})
+    two.clock.advance(REFRESH_S)
+    types.find_number(name, two.databases[0])
+    wait_until(lambda: type_no_of(other) in types.known.names)
+    types.close()

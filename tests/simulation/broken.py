@@ -167,7 +167,11 @@ VARIANTS = (
     Variant("trusts-the-members", removed("net-under-every-shard"), "I1", 1, "foreign"),
     Variant(
         "type-numbers-are-counted",
-        replaced("number-of-a-name", "next(iter(numbers), 1 + max([0, *self.known.names, *wanted]))"),
+        replaced(
+            "number-of-a-name",
+            "{name: next((no for no, known in self.known.names.items() if known == name),"
+            " 1 + at + max([0, *self.known.names])) for at, name in enumerate(sorted(names))}",
+        ),
         "type", 13, "types",
     ),
     Variant("a-step-that-raises", replaced("loader-step", "len(done) // len(done)"), "bug", 1),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from tests.contract.test_biz_types import names_of_one_number
 from tests.worker.conftest import MakeRig
 from tests.worker.rig import FAR, NOW, Rig, metric
 from tests.worker.waiting import wait_until
@@ -38,23 +39,6 @@ def test_a_type_that_is_new_to_the_node_runs_at_once(
     assert [job.biz_type for job in seen] == [f"new.{n}" for n in range(8)]
 
 
-def test_a_type_that_another_database_has_under_another_number(make_rig: MakeRig) -> None:
-    """Of a release before; it is met after the start."""
-    rig = make_rig()
-    seen: list[Job] = []
-    rig.handler("order.close")(seen.append)
-    worker = rig.alone()
-    rig.center.schedule(1, NOW, biz_type="other")
-    number = type_no_of("order.close")
-    with rig.center._connected().databases[0].engine.begin() as connection:
-        connection.execute(text(f"UPDATE toc_biz_type SET type_no = 7 WHERE type_no = {number}"))
-    job_id = rig.center.schedule(1, NOW, biz_type="order.close")
-    rig.sql(job_id, "UPDATE {table} SET biz_type = 7 WHERE job_id = :id", id=job_id)
-    assert rig.offer(worker, job_id) == 1
-    rig.wait_for(Status.DONE, job_id)
-    assert [job.biz_type for job in seen] == ["order.close"]
-
-
 def test_a_number_without_a_name_is_run_by_nobody(make_rig: MakeRig) -> None:
     rig = make_rig()
     seen: list[Job] = []
@@ -70,17 +54,21 @@ def test_a_number_without_a_name_is_run_by_nobody(make_rig: MakeRig) -> None:
 def test_jobs_of_a_number_with_two_names_wait(make_rig: MakeRig) -> None:
     rig = make_rig(databases=2, scanner={"grace_s": 0, "tick_s": 0.05}, **FROM_THE_DATABASE)
     here, there = rig.biz_id_on(0), rig.biz_id_on(2)
-    write_type(rig, 0, 77, "one")
-    write_type(rig, 1, 77, "other")
+    one, other = names_of_one_number()
+    number = type_no_of(one)
+    write_type(rig, 0, number, one)
+    write_type(rig, 1, number, other)
     jobs = [rig.center.schedule(biz_id, NOW, biz_type="mine") for biz_id in (here, there)]
     for job_id in jobs:
-        rig.sql(job_id, "UPDATE {table} SET biz_type = 77 WHERE job_id = :id", id=job_id)
+        sql = "UPDATE {table} SET biz_type = :n WHERE job_id = :id"
+        rig.sql(job_id, sql, id=job_id, n=number)
     seen: list[Job] = []
-    rig.handler("one")(seen.append)
+    rig.handler(one)(seen.append)
     rig.handler("*")(seen.append)
     worker = rig.start()
-    for name, biz_id in (("one", here), ("other", there)):
-        with pytest.raises(SchemaMismatch, match="the number 77 is 'one' in database 0"):
+    told = f"the number {number} is '{one}' in database 0"
+    for name, biz_id in ((one, here), (other, there)):
+        with pytest.raises(SchemaMismatch, match=told):
             make_rig(databases=2, **FROM_THE_DATABASE).center.schedule(biz_id, NOW, biz_type=name)
     again = rig.center.schedule(here, NOW, biz_type="mine")
     rig.wait_for(Status.DONE, again)
@@ -91,18 +79,19 @@ def test_jobs_of_a_number_with_two_names_wait(make_rig: MakeRig) -> None:
     assert rig.node is not None
     part = next(part for part in rig.node.health() if part.part == "biz_types")
     assert part.state == "degraded"
-    assert "the number 77 is 'one' in database 0, 'other' in database 1" in part.how
-    # A person gives one of them its own number.
+    assert f"{told}, '{other}' in database 1" in part.how
+    # A person gives one of them another name, and so another number (docs/how-to/type-conflict.md).
+    new_no = type_no_of("new")
     with rig.center._connected().databases[1].engine.begin() as connection:
-        number = type_no_of("other")
-        connection.execute(text(f"UPDATE toc_biz_type SET type_no = {number} WHERE type_no = 77"))
-    rig.sql(jobs[1], "UPDATE {table} SET biz_type = :n WHERE job_id = :id", id=jobs[1], n=number)
+        sql = f"UPDATE toc_biz_type SET type_no = {new_no}, name = 'new' WHERE type_no = {number}"
+        connection.execute(text(sql))
+    rig.sql(jobs[1], "UPDATE {table} SET biz_type = :n WHERE job_id = :id", id=jobs[1], n=new_no)
     for reader in rig.node.type_readers:
         reader.wake()
     rig.wait_for(Status.DONE, *jobs)
     wait_until(lambda: len(seen) == 3)
     assert {job.job_id: job.biz_type for job in seen} == {
-        again: "mine", jobs[0]: "one", jobs[1]: "other",
+        again: "mine", jobs[0]: one, jobs[1]: "new",
     }  # fmt: skip
     assert all(part.part != "biz_types" for part in rig.node.health())
 
@@ -128,18 +117,18 @@ def test_a_job_whose_type_is_in_conflict_once_it_is_claimed_is_given_back(
     """It would be left to its lease, and its attempt would count."""
     rig = make_rig(databases=2, **FROM_THE_DATABASE)
     here = rig.biz_id_on(0)
-    write_type(rig, 0, 77, "one")
-    rig.handler("one")(lambda _: None)
+    one, other = names_of_one_number()
+    rig.handler(one)(lambda _: None)
     worker = rig.alone()
-    job_id = rig.center.schedule(here, NOW, biz_type="one")
+    job_id = rig.center.schedule(here, NOW, biz_type=one)
     assert rig.row(job_id).status == Status.PENDING
     claim, types = worker._claims.claim, worker._types
 
     def meanwhile(*asked: Any) -> Any:
         seen = claim(*asked)
         with rig.center._connected().databases[1].engine.begin() as connection:
-            connection.execute(text("DELETE FROM toc_biz_type WHERE type_no = 77"))
-        write_type(rig, 1, 77, "other")
+            connection.execute(text(f"DELETE FROM toc_biz_type WHERE name = '{one}'"))
+        write_type(rig, 1, type_no_of(one), other)
         types.read_copy(worker._databases[1])
         worker._refresh_types()
         return seen

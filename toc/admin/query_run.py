@@ -11,17 +11,13 @@ from sqlglot import exp
 
 from toc.admin.expression_parser import Output
 from toc.admin.query_plan import Leaf, Plan
-from toc.admin.query_reader import BIZ_TYPES
 from toc.admin.row_merge import Row, Rows, Types, json_of, key_of
 from toc.admin.shard_queries import Piece, pieces_of, statements
 from toc.admin.sql_writer import rest_of
 from toc.admin.syntax_tree import number
-from toc.domain.biz_types import FIRST_NO
 from toc.domain.routing import Routing
 from toc.store.fan_out import FanOut, Question, QuestionFailure, bytes_of, too_large
-from toc.store.views import DEAD_JOBS, JOBS
 
-NAMES_SHOWN = 5
 GROUPS_MAX = 100_000
 """Groups (with those of COUNT(DISTINCT)) that one shard may send."""
 PARTIALS_MAX = 2_000_000
@@ -114,7 +110,6 @@ class _Run:
             failure = self._asking.fix_now(list(dict.fromkeys(piece.database for piece in pieces)))
             if failure is not None:
                 raise Unanswered([failure])
-        self._check_names({piece.database for piece in pieces} - {0})
         rows = self._merged() if plan.rest is None else self._rest(plan.rest)
         return Result(
             plan.outputs,
@@ -126,37 +121,6 @@ class _Run:
 
     def _pieces(self, leaf: Leaf) -> list[Piece]:
         return pieces_of(leaf, self._routing, self._database, sqlite=self._asking.sqlite)
-
-    def _check_names(self, others: set[int]) -> None:
-        """Each database joins with its own copy of the type names.
-
-        Those of its own jobs are there; but the types of releases before 20 were copied from database
-        0, and where that failed, a join would count wrong.
-        """
-        if not others or not any(leaf.table in (JOBS, DEAD_JOBS) for leaf in self._plan.leaves):
-            return
-        wanted = self._names_in(0)
-        if isinstance(wanted, QuestionFailure):
-            raise Unanswered([wanted])
-        for database in sorted(others):
-            copied = self._names_in(database)
-            if isinstance(copied, QuestionFailure):  # its tables will say so, each for itself
-                continue
-            lacking = sorted(name for number, name in wanted - copied if number < FIRST_NO)
-            if lacking:
-                text = (
-                    f"lacks {', '.join(lacking[:NAMES_SHOWN])}, which database 0 has: start any toc process "
-                    f"while both answer (`toc doctor`), it copies them"
-                )
-                question = Question(0, database, BIZ_TYPES, "", {})
-                raise Unanswered([QuestionFailure(question, "schema", text)])
-
-    def _names_in(self, database: int) -> set[tuple[int, str]] | QuestionFailure:
-        sql = "SELECT type_no, name FROM toc_biz_type"
-        reply = self._asking.ask_one(Question(0, database, BIZ_TYPES, sql, {}))
-        if isinstance(reply, QuestionFailure):
-            return reply
-        return {(int(number), str(name)) for number, name in reply.rows}
 
     # ---- rows as they come
 

@@ -386,16 +386,13 @@ class TimeoutCenter:
         state = self._connected()
         biz_id = check_biz_id(biz_id)
         shard, limit = self.settings.routing.shard(hash_of(biz_id)), self.settings.limits.find
-        if biz_type is None:
-            return state.jobs.find(shard, biz_id, None, limit)
-        types, home = state.catalogue.types, self._database_of_biz_id(state, biz_id)
-        type_nos = types.find_numbers(check_biz_type(biz_type), home)
-        found = state.jobs.find(shard, biz_id, type_nos, limit) if type_nos else []
-        if found:
-            return found
-        state.jobs.load_type_names(shard, biz_id)  # perhaps under a number that only others know
-        later_nos = types.find_numbers(biz_type, home)
-        return [] if later_nos == type_nos else state.jobs.find(shard, biz_id, later_nos, limit)
+        type_no = None
+        if biz_type is not None:
+            home = self._database_of_biz_id(state, biz_id)
+            type_no = state.catalogue.types.find_number(check_biz_type(biz_type), home)
+            if type_no is None:
+                return []
+        return state.jobs.find(shard, biz_id, type_no, limit)
 
     def dead(self, limit: int = 100, biz_type: str | None = None) -> list[DeadJob]:
         """Dead letters, newest first; at most `limit` (up to `limits.find`)."""
@@ -455,6 +452,7 @@ class TimeoutCenter:
         if state is not None:
             if state.reminder_queue is not None:
                 state.reminder_queue.close(STOP_S)
+            state.catalogue.types.close()
             state.databases.close()
 
     def __enter__(self) -> TimeoutCenter:
@@ -576,9 +574,9 @@ class TimeoutCenter:
         """Jobs of one database, with an id and a type's number each. Asks this database alone."""
         now_ms = self._database_now_ms(state, database)
         names = {job.biz_type for job in wanted}
-        types = state.catalogue.types
-        number = types.numbers_or_create(names, database, self.settings.limits.biz_types)
-        others = {name: types.other_numbers(name, number[name], database) for name in names}
+        number = state.catalogue.types.numbers_or_create(
+            names, database, self.settings.limits.biz_types
+        )
         ids = state.ids.draw([hash_of(job.biz_id) for job in wanted])
         return [
             NewJob(
@@ -588,7 +586,6 @@ class TimeoutCenter:
                 action_ms(job.action_time, now_ms) if job.due_ms is None else job.due_ms,
                 job.attribute,
                 job.dedup_key,
-                others[job.biz_type],
             )
             for job_id, job in zip(ids, wanted, strict=True)
         ]

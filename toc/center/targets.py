@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from toc.domain.ids import check_job_id, created_ms_of, first_id_of
@@ -51,25 +50,14 @@ class JobTarget(NamedTuple):
         if self.job_id is not None:
             return [self.job_id]
         shard = databases.routing.shard(hash_of(self.biz_id))
-        if self.biz_type is None:
-            return self._find_ids_of_types(jobs, shard, None)
-        type_nos = catalogue.types.find_numbers(self.biz_type, databases.of_shard(shard))
-        found = self._find_ids_of_types(jobs, shard, type_nos)
-        if found:
-            return found
-        # Perhaps under a number that only other databases know.
-        jobs.load_type_names(shard, self.biz_id)
-        later_nos = catalogue.types.find_numbers(self.biz_type, databases.of_shard(shard))
-        return [] if later_nos == type_nos else self._find_ids_of_types(jobs, shard, later_nos)
-
-    def _find_ids_of_types(
-        self, jobs: Jobs, shard: int, type_nos: Sequence[int] | None
-    ) -> list[int]:
-        if type_nos is not None and not type_nos:
-            return []
-        live = jobs.live_ids(shard, self.biz_id, type_nos, self.dedup_key)
+        type_no = None
+        if self.biz_type is not None:
+            type_no = catalogue.types.find_number(self.biz_type, databases.of_shard(shard))
+            if type_no is None:
+                return []
+        live = jobs.live_ids(shard, self.biz_id, type_no, self.dedup_key)
         return live or [
-            job.job_id for job in jobs.find(shard, self.biz_id, type_nos, 1, self.dedup_key)
+            job.job_id for job in jobs.find(shard, self.biz_id, type_no, 1, self.dedup_key)
         ]
 
     def answer_unknown(self, jobs: Jobs, routing: Routing, now_ms: int, limit: int) -> Answer:

@@ -20,7 +20,7 @@ from toc.reconcile.nightly import missing_software
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
 from toc.store import migrate
-from toc.store.biz_types import describe_conflict, read_names_by_number
+from toc.store.biz_types import describe_conflict, read_known_types
 from toc.store.databases import Database, Databases
 from toc.store.reconcile_status import read_last_result
 from toc.store.schema_status import read_status
@@ -308,7 +308,7 @@ class Doctor:
     def _check_types(self, databases: Databases) -> Iterator[Check]:
         types: set[str] | None = None
         with suppress(Exception):  # said above already
-            names, conflicts = read_names_by_number(databases)
+            names, conflicts, _ = read_known_types(databases)
             types = {*names.values(), *(n for said in conflicts.values() for n in said.values())}
             found = "; ".join(describe_conflict(number, conflicts) for number in sorted(conflicts))
             yield Check(
@@ -316,7 +316,7 @@ class Doctor:
                 "numbers",
                 "fail" if conflicts else "ok",
                 found or f"{len(types)} types, no number has two names",
-                "give one of the two another number: docs/how-to/type-conflict.md",
+                "give one of the two types another name: docs/how-to/type-conflict.md",
             )
         if self._handlers is not None:
             yield from self._check_handlers(types, self._handlers)

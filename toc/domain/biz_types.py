@@ -5,11 +5,11 @@ from __future__ import annotations
 from zlib import crc32
 
 FIRST_NO = 2**30
-"""Numbers below were counted up by releases before; a type that has one keeps it."""
+"""The smallest number of a type: a number is never mistaken for a count or a status."""
 
 
 def type_no_of(biz_type: str) -> int:
-    """The number that a new type gets: 30 bits of its name's CRC-32, from 2^30 to 2^31 - 1.
+    """The number of a type: 30 bits of its name's CRC-32, from 2^30 to 2^31 - 1.
 
     In SQL: `CRC32(name) & 1073741823 | 1073741824`.
     """

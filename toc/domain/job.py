@@ -202,7 +202,6 @@ class NewJob(NamedTuple):
     action_ms: int
     attribute: str | None  # JSON text
     dedup_key: str | None
-    other_nos: tuple[int, ...] = ()  # that jobs of this type may have as well: they hold keys too
 
 
 @dataclass(frozen=True, slots=True)

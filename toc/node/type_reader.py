@@ -21,5 +21,4 @@ class TypeReader(Service):
     def run_once(self) -> float:
         """Raises StoreUnavailable."""
         self._types.read_copy(self._database)
-        self._types.write_missing_types([self._database])
         return REFRESH_S

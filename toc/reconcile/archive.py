@@ -36,7 +36,7 @@ from toc.runtime.clock import Clock
 from toc.runtime.settings import Days, Settings
 from toc.store import archive_status
 from toc.store.archive_status import ArchiveStatus, TimeWindow
-from toc.store.biz_types import read_names_by_number
+from toc.store.biz_types import read_known_types
 from toc.store.columns import sql_time
 from toc.store.databases import Database, Databases
 from toc.store.ended_jobs import DAY_MS, HOUR_MS
@@ -197,7 +197,7 @@ class _ArchiveRun:
         """Copies the window to the staging folder; True if its sums equal the database's."""
         url = self._folders.url(_staging_folder(database, status.begun))
         # The archive is for ever: the names from the database itself must be there, and win.
-        names = read_names_by_number(databases)[0] | read_names_by_number([database])[0]
+        names = {**read_known_types(databases).names, **read_known_types([database]).names}
         for left in reversed(range(TRIES)):
             with self._time_phase("write"):
                 write(self._spark, self._settings, database.shards, window, names, url)

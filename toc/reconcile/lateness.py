@@ -32,7 +32,7 @@ from toc.reconcile.spark_files import SparkFiles
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Days, Settings
 from toc.store.archive_status import TimeWindow
-from toc.store.biz_types import read_names_by_number
+from toc.store.biz_types import read_known_types
 from toc.store.columns import sql_time
 from toc.store.databases import Databases
 from toc.store.ended_jobs import (
@@ -139,7 +139,7 @@ def _write_all(
 ) -> None:
     with closing(Databases.from_settings(settings, clock, pool_size=2)) as databases:
         now_ms = databases.now_ms()
-        names, _ = read_names_by_number(databases, all_must_answer=True)
+        names = dict(read_known_types(databases, all_must_answer=True).names)
 
     def is_written(day_ms: int) -> bool:
         marks = (f"{table}/{_day_folder(day_ms)}/{DONE_MARK}" for table in (SCHEDULED, LATENESS))

@@ -47,7 +47,6 @@ from toc.runtime.files import on_sqlite_connect
 from toc.runtime.server_clock import ServerClock
 from toc.runtime.settings import MysqlSettings, Settings
 from toc.store import schema
-from toc.store.background_queries import BackgroundQueries
 from toc.store.columns import ms_of_sql_time, sql_time
 from toc.store.database_home import DatabaseHome
 from toc.store.driver_errors import translate_error
@@ -432,7 +431,6 @@ class Databases:
     ) -> None:
         self.routing = routing
         self.clock = clock
-        self.background_queries = BackgroundQueries()
         rng = rng or random.Random()  # noqa: S311 - spreads retries, keeps no secrets
         self.all = [
             Database(
@@ -486,6 +484,5 @@ class Databases:
         return self.all[self.routing.database(shard)]
 
     def close(self) -> None:
-        self.background_queries.close()
         for database in self.all:
             database.close()

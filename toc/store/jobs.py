@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import (
     BindParameter,
-    ColumnElement,
     Connection,
     CursorResult,
     Executable,
@@ -29,7 +27,7 @@ from sqlalchemy.exc import IntegrityError
 
 from toc.domain.ids import gene_of
 from toc.domain.job import ANSWER_OF_STATUS, Answer, DeadJob, Job, NewJob, Scheduled, Status
-from toc.errors import DuplicateJob, NotFound
+from toc.errors import DuplicateJob
 from toc.store.catalogue import Catalogue
 from toc.store.columns import Millis, db_now, signed64, sql_time
 from toc.store.databases import Database, Databases, execute_on
@@ -104,7 +102,7 @@ class Jobs:
 
     def type_name(self, type_no: int, database: Database) -> str:
         """The name of a type number in a database. Raises NotFound."""
-        return self._catalogue.types.find_name_anywhere(type_no, database)
+        return self._catalogue.types.find_name(type_no, database)
 
     # ---- insert
 
@@ -190,14 +188,14 @@ class Jobs:
         self,
         shard: int,
         biz_id: int,
-        type_nos: Sequence[int] | None,
+        type_no: int | None,
         limit: int,
         dedup_key: str | None = None,
     ) -> list[Job]:
-        """Jobs of a business id, live and ended, newest first; at most `limit`."""
+        """Jobs of a business id, live and ended, newest first; at most `limit`. `type_no` None: all types."""
         query = select(*JOB_COLUMNS).where(c.biz_id == biz_id)
-        if type_nos is not None:
-            query = query.where(_has_type(c.biz_type, type_nos))
+        if type_no is not None:
+            query = query.where(c.biz_type == type_no)
         if dedup_key is not None:
             query = query.where(c.dedup_key == dedup_key)
         query = query.order_by(c.job_id.desc()).limit(limit)
@@ -206,12 +204,12 @@ class Jobs:
         return [job_from_row(row, self.type_name(row.biz_type, database)) for row in rows]
 
     def live_ids(
-        self, shard: int, biz_id: int, type_nos: Sequence[int] | None, dedup_key: str | None
+        self, shard: int, biz_id: int, type_no: int | None, dedup_key: str | None
     ) -> list[int]:
         """All live jobs of a business id (and type, and key), however many there are, oldest first."""
         query = select(c.job_id).where(c.biz_id == biz_id, c.status.in_(_LIVE))
-        if type_nos is not None:
-            query = query.where(_has_type(c.biz_type, type_nos))
+        if type_no is not None:
+            query = query.where(c.biz_type == type_no)
         if dedup_key is not None:
             query = query.where(c.dedup_key == dedup_key)
         database, found = self._databases.of_shard(shard), list[int]()
@@ -222,15 +220,6 @@ class Jobs:
             found += ids
             if len(ids) < ROWS_MAX:
                 return found
-
-    def load_type_names(self, shard: int, biz_id: int) -> None:
-        """Loads the names of the types of a business id's jobs; from other databases if need be."""
-        query = select(c.biz_type).where(c.biz_id == biz_id).distinct()
-        database = self._databases.of_shard(shard)
-        numbers = database.read(lambda x: execute_on(x, shard, query).scalars().all())
-        for type_no in numbers:
-            with suppress(NotFound):
-                self.type_name(type_no, database)
 
     # ---- guarded verbs
 
@@ -247,8 +236,6 @@ class Jobs:
     def redrive(self, job_id: int, action_ms: int, reason: str | None = None) -> Answer:
         """Dead -> pending at `action_ms`. "superseded" when a newer live job holds its key."""
         transition = Transition("redrive", Status.DEAD, Status.PENDING, self.actor, reason)
-        if self._key_is_held_under_other_number(job_id):
-            return Answer("superseded", job_id)
         try:
             return self._change_job_or_copy(job_id, transition, "redriven", {"at": action_ms})
         except IntegrityError as error:
@@ -256,25 +243,14 @@ class Jobs:
                 return Answer("superseded", job_id)
             raise
 
-    def _key_is_held_under_other_number(self, job_id: int) -> bool:
-        """Whether a live job under another number of its type holds a dead job's key."""
-        if not self._catalogue.types.known.several_numbers:
-            return False
-        job = self.get(job_id)
-        if job is None or job.status is not Status.DEAD or job.dedup_key is None:
-            return False
-        shard, database = self._locate(job_id)
-        numbers = self._catalogue.types.find_numbers(job.biz_type, database)
-        return bool(self.live_ids(shard, job.biz_id, numbers, job.dedup_key))
-
     def dead_letters(self, limit: int, biz_type: str | None = None) -> list[DeadJob]:
         """Dead letters of all databases, newest first."""
         found: list[DeadJob] = []
         for database in self._databases:
-            type_nos = None
+            type_no = None
             if biz_type is not None:
-                type_nos = self._catalogue.types.find_numbers(biz_type, database)
-                if not type_nos:
+                type_no = self._catalogue.types.find_number(biz_type, database)
+                if type_no is None:
                     continue
             table = database.dead
             query = select(
@@ -285,8 +261,8 @@ class Jobs:
                 table.c.error,
                 table.c.dead_time,
             )
-            if type_nos is not None:
-                query = query.where(_has_type(table.c.biz_type, type_nos))
+            if type_no is not None:
+                query = query.where(table.c.biz_type == type_no)
             query = query.order_by(table.c.dead_time.desc(), table.c.job_id.desc()).limit(limit)
             for row in database.read(lambda c, q=query: c.execute(q).all()):  # type: ignore[misc]
                 found.append(DeadJob(row[0], row[1], self.type_name(row[2], database), *row[3:]))
@@ -444,8 +420,6 @@ class _ShardInsert:
         self._repeated = repeated
 
     def insert(self, connection: Connection, jobs: list[NewJob]) -> list[InsertResult]:
-        if any(job.other_nos and job.dedup_key is not None for job in jobs):
-            return [self._insert_one(connection, job) for job in jobs]
         try:
             self._insert_rows(connection, jobs)
         except IntegrityError:
@@ -455,11 +429,6 @@ class _ShardInsert:
 
     def _insert_one(self, connection: Connection, job: NewJob) -> InsertResult:
         for _ in range(_TRIES_MAX):
-            if job.other_nos and job.dedup_key is not None:
-                # The unique index does not cover a type's other numbers: look for their rows first.
-                held = self._find_holder_of_other_number(connection, job)
-                if held is not None:
-                    return held
             try:
                 self._insert_rows(connection, [job])
             except IntegrityError as error:
@@ -488,31 +457,11 @@ class _ShardInsert:
                 return InsertResult(job.job_id, job.action_ms, written=True)
         return job._replace(job_id=self._jobs.fresh_id_like(job.job_id))
 
-    def _find_holder_of_other_number(
-        self, connection: Connection, job: NewJob
-    ) -> InsertResult | None:
-        """As `_handle_held_key`, for a holder that an earlier release inserted under another type number.
-
-        None: there is no such holder.
-        """
-        for number in job.other_nos:
-            its = c.biz_id == job.biz_id, c.biz_type == number, c.live_key == job.dedup_key
-            # First without a lock: under a caller's REPEATABLE READ a locking read that finds nothing would
-            # keep others from inserting there.
-            if self._execute(connection, select(c.job_id).where(*its)).first() is not None:
-                found = self._handle_held_key(connection, job, number)
-                if isinstance(found, InsertResult):
-                    return found
-        return None
-
-    def _handle_held_key(
-        self, connection: Connection, job: NewJob, type_no: int | None = None
-    ) -> InsertResult | NewJob:
-        number = job.type_no if type_no is None else type_no
+    def _handle_held_key(self, connection: Connection, job: NewJob) -> InsertResult | NewJob:
         holder = self._execute(
             connection,
             select(c.job_id, c.status, c.due_time)
-            .where(c.biz_id == job.biz_id, c.biz_type == number, c.live_key == job.dedup_key)
+            .where(c.biz_id == job.biz_id, c.biz_type == job.type_no, c.live_key == job.dedup_key)
             # A locking read sees committed rows even in a caller's REPEATABLE READ.
             .with_for_update(read=True),
         ).first()
@@ -584,11 +533,6 @@ def _insert_sql(database: Database, shard: int, jobs: Sequence[NewJob]) -> State
     name = database.job_table_name(shard)
     text = f"INSERT INTO {name} ({_COLUMNS}) VALUES {', '.join(rows)}"  # noqa: S608
     return text, tuple(values)
-
-
-def _has_type(column: ColumnElement[int], type_nos: Sequence[int]) -> ColumnElement[bool]:
-    """A condition: whether the column is one of these type numbers."""
-    return column == type_nos[0] if len(type_nos) == 1 else column.in_(type_nos)
 
 
 def _estimated_bytes(job: NewJob) -> int:

@@ -44,7 +44,6 @@ def check_databases(
         if inspect is not None:
             inspect(database)
         catalogue.types.read_copy(database)
-        catalogue.types.write_missing_types([database])
         log.info("database %d answers, and is what it must be", database.index)
 
     away: dict[Database, StoreUnavailable] = {}
@@ -60,7 +59,7 @@ def check_databases(
         log.warning("starting without one: %s", reason)
         database.check_before_use(check_late)
     catalogue.verify_and_record(expected_meta, answering)
-    catalogue.types.write_missing_types(answering)
+    catalogue.types.share_copies(answering)
 
 
 def _check_all(
