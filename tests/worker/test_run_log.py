@@ -101,13 +101,14 @@ def test_a_retry_that_is_asked_for_is_no_warning(
     make_rig: MakeRig, log: pytest.LogCaptureFixture
 ) -> None:
     rig = make_rig()
-    rig.handler()(lambda job: Retry(0, "still busy") if job.attempts == 1 else None)
+    answers = iter([Retry(0, "still busy")])  # by runs: a lease may be lost before the first one
+    rig.handler()(lambda _: next(answers, None))
     rig.start()
     job_id = rig.center.schedule(1, NOW, biz_type=TYPE)
     rig.wait_for(Status.DONE, job_id)
     wait_until(lambda: len(of_runs(log, logging.INFO)) == 1)
     (record,) = of_runs(log, logging.INFO)
-    assert record.getMessage().startswith(f"job {job_id} of {TYPE} (biz_id 1) asks in attempt 1 of")
+    assert record.getMessage().startswith(f"job {job_id} of {TYPE} (biz_id 1) asks in attempt ")
     assert "still busy" in record.getMessage()
     assert of_runs(log) == []
 
