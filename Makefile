@@ -10,6 +10,7 @@ SETUP := .venv/setup.stamp
 SETUP_ALL := .venv/setup-all.stamp
 ARGS ?=
 MINUTES ?= 30
+PROCESSES ?= 4
 SEED ?=
 
 .PHONY: help
@@ -65,12 +66,21 @@ lint: setup-all  ## check style, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Outside CI a server may be missing: Docker may serve it, and else its tests are skipped. Three processes,
-# each with servers of its own: the tests mostly wait.
+# All processes of a run would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Each process has servers of its own. Tests wait much: two processes per processor core. See tests/balance.py.
+SHARED := --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+
+# Outside CI a server may be missing: Docker may serve it, and else its tests are skipped.
 .PHONY: test
 test: setup-all  ## run the tests, on real servers; ARGS='-k word' goes to pytest
 	@$(BIN)/python -m tests.servers install || [ -z "$${CI:-}" ]
-	@$(BIN)/pytest $(if $(ARGS),$(ARGS),--numprocesses 3 --dist loadfile --no-loadscope-reorder)
+	@$(BIN)/pytest $(if $(ARGS),$(ARGS),$(SHARED))
+
+.PHONY: durations
+durations: setup-all servers  ## run the tests and write down how long each file takes, to share them out well
+	@TOC_TEST_DURATIONS=write $(BIN)/pytest $(SHARED)
 
 .PHONY: reference
 reference: setup-all  ## make the pages of docs/reference that come from the program
@@ -78,7 +88,7 @@ reference: setup-all  ## make the pages of docs/reference that come from the pro
 
 .PHONY: test-all
 test-all: setup-all servers  ## the tests that take hours too: 5,000 seeds, every fault, the large models
-	@TOC_TEST=all TOC_TEST_SEEDS=$${TOC_TEST_SEEDS:-5000} $(BIN)/pytest $(if $(ARGS),$(ARGS),--numprocesses 3 --dist loadfile --no-loadscope-reorder)
+	@TOC_TEST=all TOC_TEST_SEEDS=$${TOC_TEST_SEEDS:-5000} $(BIN)/pytest $(if $(ARGS),$(ARGS),$(SHARED))
 
 .PHONY: reliability
 reliability: setup-all servers  ## break real servers under load, and print what became of the jobs
