@@ -19,9 +19,9 @@ from toc.runtime.settings import Settings
 from toc.store import migrate, schema
 from toc.store.catalogue import Catalogue
 from toc.store.databases import Databases
+from toc.store.recorded_meta import read_recorded_meta
 from toc.store.schema_check import check_databases
 from toc.store.schema_executor import StepProgress
-from toc.store.server_facts import read_recorded_meta
 
 HEAD = "0004"  # of this release
 

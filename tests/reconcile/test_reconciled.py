@@ -25,7 +25,7 @@ from toc.store.reconcile_status import (
     read_last_result,
     record_result,
 )
-from toc.store.server_facts import read_recorded_meta
+from toc.store.recorded_meta import read_recorded_meta
 from toc.testing import TestClock
 
 __all__ = ["no_settings", "redis", "servers", "toc"]

@@ -144,7 +144,7 @@ class Rig:
             catalogue,
             slots,
             self.settings.topic_of,
-            round((self.settings.timer.horizon_s + self.settings.timer.slack_s) * 1000),
+            self.settings.timer.arm_within_ms,
             self.registry,
             self.clock,
             random.Random(1),  # noqa: S311 - jitter and names

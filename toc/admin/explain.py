@@ -16,18 +16,18 @@ from toc.domain.ids import check_job_id, created_ms_of, gene_of
 from toc.domain.job import Event, Job, Status
 from toc.domain.placement import group_of, identity_of, in_group, ranking, shard_name, slot_name
 from toc.domain.routing import slot_of
-from toc.errors import SchemaMismatch, TocError
+from toc.errors import TocError
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
 from toc.store.bulk_update import explain_missing_table
 from toc.store.columns import sql_time
-from toc.store.databases import Database, Databases
+from toc.store.databases import Databases
 from toc.store.ended_jobs import DAY_MS
 from toc.store.events import read_events
 from toc.store.job_details import JobDetails, read_job_details
 from toc.store.purge_counts import PurgesAround, read_purges_around
+from toc.store.recorded_meta import read_recorded_meta, refuse_other_facts
 from toc.store.schema import job_table_name
-from toc.store.server_facts import read_recorded_meta
 from toc.timer.keys import prepare_key, store_key
 from toc.timer.reminders import Reminders
 
@@ -147,40 +147,24 @@ def find_job_story(settings: Settings, job_id: int, clock: Clock | None = None) 
 def _ask_database(settings: Settings, clock: Clock, found: JobExplanation) -> None:
     databases = Databases.from_settings(settings, clock, pool_size=1)
     database = databases[found.home.database]
+    recorded: dict[str, str] = {}
     try:
         found.now_ms = database.now_ms()
         with explain_missing_table(database, database.meta.name):
-            _check_routing(settings, database)
+            recorded = read_recorded_meta(database)
         found.record = read_job_details(database, found.home.shard, found.job_id)
         with explain_missing_table(database, database.event.name):
             found.events = read_events(database, found.job_id, EVENTS_MAX)
         if found.record is None:
             with explain_missing_table(database, database.purge.name):
                 found.purges = read_purges_around(database, found.job_id, PURGES_MAX)
-    except _WrongRoutingSettings:
-        raise
     except TocError as error:
         found.database_error = error
         found.troubles[f"database {database.index}"] = str(error)
     finally:
         databases.close()
-
-
-class _WrongRoutingSettings(SchemaMismatch):
-    """The settings name another table than the job's, so the answer would be wrong."""
-
-
-def _check_routing(settings: Settings, database: Database) -> None:
-    """Raises if the database was set up with other routing: the job would be looked for in the wrong
-    table.
-    """
-    kept = read_recorded_meta(database)
-    for name, value in {**settings.facts, "database": str(database.index)}.items():
-        if kept.get(name, value) != value:
-            raise _WrongRoutingSettings(
-                f"database {database.index} was set up with {name} = {kept[name]}, "
-                f"the settings say {value}"
-            )
+    # With another routing the job was looked for in the wrong table.
+    refuse_other_facts(database, recorded, settings.facts)
 
 
 def _ask_redis(settings: Settings, clock: Clock, found: JobExplanation) -> None:

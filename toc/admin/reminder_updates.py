@@ -25,12 +25,11 @@ class ReminderUpdates:
     def __init__(self, settings: Settings, clock: Clock, time: ServerTime) -> None:
         self._settings, self._clock = settings, clock
         self._reminders = Reminders.from_settings(settings, clock)
-        near_s = settings.timer.horizon_s + settings.timer.slack_s
         self._reminder_queue = ReminderQueue(
             lambda: self._reminders,
             time,
             clock,
-            near_ms=round(near_s * 1000),
+            near_ms=settings.timer.arm_within_ms,
             kept_max=settings.timer.arm_retries_max,
         )
         self._retry_at_s = float("-inf")  # no try before this time, by the monotonic clock

@@ -20,7 +20,7 @@ def disagreements(settings: Settings) -> tuple[int, int]:
     clock = SystemClock()
     databases = Databases.from_settings(settings, clock, pool_size=1)
     client = connect(settings.redis_url, settings.connect_timeout_s)
-    until_ms = clock.wall_ms() + round((settings.timer.horizon_s + settings.timer.slack_s) * 1000)
+    until_ms = clock.wall_ms() + settings.timer.arm_within_ms
     values = {"until": datetime_of(until_ms).replace(tzinfo=None)}
     rows: dict[int, int] = {}
     armed: dict[int, int] = {}

@@ -488,12 +488,11 @@ class TimeoutCenter:
         time = ServerTime(clock)
         arms = None
         if settings.has_timer:
-            near_s = settings.timer.horizon_s + settings.timer.slack_s
             arms = ReminderQueue(
                 lambda: _make_reminders(settings, clock),
                 time,
                 clock,
-                near_ms=round(near_s * 1000),
+                near_ms=settings.timer.arm_within_ms,
                 kept_max=settings.timer.arm_retries_max,
             )
             if "+" in settings.redis_url:  # several hosts: only redis' own parts can check the URL

@@ -23,9 +23,10 @@ from toc.store import migrate
 from toc.store.biz_types import describe_conflict, read_known_types
 from toc.store.databases import Database, Databases
 from toc.store.reconcile_status import read_last_result
+from toc.store.recorded_meta import differing_facts, read_recorded_meta
 from toc.store.schema_status import read_status
 from toc.store.schema_steps import SchemaTarget
-from toc.store.server_facts import ServerInfo, read_recorded_meta, read_server_info
+from toc.store.server_facts import ServerInfo, read_server_info
 from toc.store.sessions import EXPECTED
 from toc.store.table_check import WAY_OUT, summarize_faults
 from toc.timer.foreign_members import format_members
@@ -134,11 +135,9 @@ class Doctor:
             return
         yield Check(name, "schema", "ok", found)
         kept = read_recorded_meta(database)
-        expected = self._expected | {"database": str(database.index)}
         wrong = [
-            f"{fact} is {kept[fact]}, the settings say {value}"
-            for fact, value in sorted(expected.items())
-            if kept.get(fact, value) != value
+            f"{fact} is {recorded}, the settings say {value}"
+            for fact, recorded, value in differing_facts(database.index, kept, self._expected)
         ]
         found = "; ".join(wrong) or (
             "matches" if kept else "not recorded yet: the first start does"

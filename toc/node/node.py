@@ -138,7 +138,7 @@ class Node:
             catalogue,
             self.reminders,
             settings.topic_of,
-            round((settings.timer.horizon_s + settings.timer.slack_s) * 1000),
+            settings.timer.arm_within_ms,
             self._handlers,
             self._clock,
             random.Random(),  # noqa: S311 - jitter and names

@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from toc.errors import SchemaMismatch, TocError
+from toc.errors import TocError
 from toc.reconcile.archive_files import (
     differences,
     session_for_parquet,
@@ -40,7 +40,7 @@ from toc.store.biz_types import read_known_types
 from toc.store.columns import sql_time
 from toc.store.databases import Database, Databases
 from toc.store.ended_jobs import DAY_MS, HOUR_MS
-from toc.store.server_facts import read_recorded_meta
+from toc.store.recorded_meta import read_recorded_meta, refuse_other_facts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -154,7 +154,8 @@ class _ArchiveRun:
     def _archive_window(
         self, databases: Databases, database: Database, done: ArchivedDatabase
     ) -> None:
-        _check_routing(self._settings, database)
+        # With fewer shards, rows that were never read would count as archived.
+        refuse_other_facts(database, read_recorded_meta(database), self._settings.facts)
         until_ms = cutoff_ms(database.now_ms(), self._settings.retention.days_min)
         status = archive_status.read_archive_status(database)
         if status is not None:
@@ -277,14 +278,3 @@ def _staging_folder(database: Database, run: int | None = None) -> str:
 
 def _day_folder(database: Database, day: str) -> str:
     return f"{JOBS}/{day}/database={database.index}"
-
-
-def _check_routing(settings: Settings, database: Database) -> None:
-    """Raises if the shards differ: with fewer of them, rows that were never read would count as archived."""
-    kept = read_recorded_meta(database)
-    for name, value in {**settings.facts, "database": str(database.index)}.items():
-        if kept.get(name, value) != value:
-            raise SchemaMismatch(
-                f"database {database.index} was set up with {name} = {kept[name]}, "
-                f"the settings say {value}"
-            )

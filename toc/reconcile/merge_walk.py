@@ -59,8 +59,7 @@ class MergeWalk:
             for topic, marks in found.items()
             if (mark := Mark.parse_valid(marks.by_shard.get(self._shard), marks.run_id)) is not None
         }
-        timer = settings.timer
-        self.until_ms = self._now_ms + round((timer.horizon_s + timer.slack_s) * 1000)
+        self.until_ms = self._now_ms + settings.timer.arm_within_ms
         self._out: dict[str, set[int]] = {topic: set() for topic in self._slot}
         self._covered: Counter[str] = Counter()
         # Reminders of the last ms of a page: their rows may be on the next page.

@@ -103,7 +103,7 @@ class Repairer:
         self._routing, self._slots, self._settings = databases.routing, slots, settings
         self._name_of_type, self._clock = name_of_type, clock
         self._rows, self._job_repair = CompareReads(databases), JobRepair(databases, actor)
-        self._near_ms = round((settings.timer.horizon_s + settings.timer.slack_s) * 1000)
+        self._near_ms = settings.timer.arm_within_ms
         self._per_s = settings.reconcile.repairs_per_s
         self._batch = max(1, min(BATCH, int(self._per_s)))
         self._rate_lock = threading.Lock()

@@ -114,6 +114,11 @@ class TimerSettings(_Part):
     )
     arm_retries_max: int = Field(10_000, ge=0, description="failed reminders kept for another try")
 
+    @property
+    def arm_within_ms(self) -> int:
+        """Jobs that are due within so many ms get a reminder at once: the horizon and the slack."""
+        return round((self.horizon_s + self.slack_s) * 1000)
+
     @model_validator(mode="after")
     def _relations(self) -> Self:
         if self.load_tick_s > self.horizon_s / 3:

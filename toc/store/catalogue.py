@@ -12,6 +12,7 @@ from toc.errors import SchemaMismatch, StoreUnavailable, WrongDatabase
 from toc.store.biz_types import BizTypes
 from toc.store.database_home import HOME
 from toc.store.databases import Database, Databases
+from toc.store.recorded_meta import read_recorded_meta, refuse_other_facts
 
 _ID = "database_id"
 
@@ -37,13 +38,12 @@ class Catalogue:
         routing would take rows for gone.
         """
         checked = self._databases.all if databases is None else databases
-        kept = [self._read_meta(database) for database in checked]
-        expected = [{**expected_meta, "database": str(database.index)} for database in checked]
-        for database, there, wanted in zip(checked, kept, expected, strict=True):
-            _refuse_differences(database, there, wanted)
-        for database, there, wanted in zip(checked, kept, expected, strict=True):
+        kept = [read_recorded_meta(database) for database in checked]
+        for database, there in zip(checked, kept, strict=True):
+            refuse_other_facts(database, there, expected_meta)
+        for database, there in zip(checked, kept, strict=True):
             # The identity is made once; check_connection compares it.
-            new = {_ID: str(uuid.uuid4())} | wanted
+            new = {_ID: str(uuid.uuid4()), **expected_meta, "database": str(database.index)}
             rows = [{"name": k, "value": v} for k, v in new.items() if k not in there]
             if rows:
                 try:
@@ -53,7 +53,7 @@ class Catalogue:
                 except (
                     IntegrityError
                 ):  # another process inserted them first: compare with its values
-                    _refuse_differences(database, self._read_meta(database), wanted)
+                    refuse_other_facts(database, read_recorded_meta(database), expected_meta)
                 except StoreUnavailable as error:
                     if not error.denied:
                         raise
@@ -62,11 +62,6 @@ class Catalogue:
                         f"database {database.index}: toc_meta does not say {names} yet, and this account "
                         "may not write it: start a worker first, whose account may"
                     ) from error
-
-    def _read_meta(self, database: Database) -> dict[str, str]:
-        query = select(database.meta.c.name, database.meta.c.value)
-        rows = database.read(lambda connection: connection.execute(query).all())
-        return {str(name): str(value) for name, value in rows}
 
     def check_connection(self, connection: Connection, database: Database) -> None:
         """Raises WrongDatabase unless the caller's connection reaches this database."""
@@ -92,14 +87,3 @@ def _read_identity(connection: Connection, database: Database) -> dict[str, str]
     table = database.meta
     query = select(table.c.name, table.c.value).where(table.c.name.in_((_ID, HOME)))
     return {str(name): str(value) for name, value in connection.execute(query)}
-
-
-def _refuse_differences(
-    database: Database, recorded: Mapping[str, str], expected: Mapping[str, str]
-) -> None:
-    for name, value in expected.items():
-        if recorded.get(name, value) != value:
-            raise SchemaMismatch(
-                f"database {database.index} was set up with {name} = {recorded[name]}, "
-                f"the settings say {value}: this cannot be changed later"
-            )

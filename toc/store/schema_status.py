@@ -18,8 +18,8 @@ from toc.store import drift, migrate
 from toc.store.databases import Database, Databases
 from toc.store.drift import DriftFinding
 from toc.store.identity import describe_differences
+from toc.store.recorded_meta import read_recorded_meta
 from toc.store.schema_steps import SchemaStep, SchemaTarget, Shapes
-from toc.store.server_facts import read_recorded_meta
 
 PARALLEL_MAX = 8
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, text
 
-from toc.store.archive_status import ARCHIVED
 from toc.store.databases import Database
-from toc.store.reconcile_status import RECONCILED
-from toc.store.schema import FITS_SINCE
 from toc.store.sessions import EXPECTED
 
 _DURABILITY = ("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog")
@@ -56,12 +53,3 @@ def _read_variables(connection: Connection, scope: str, names: Iterable[str]) ->
     listed = ", ".join(f"'{name}'" for name in names)
     sql = f"SHOW {scope} VARIABLES WHERE Variable_name IN ({listed})"
     return {str(name): str(value) for name, value in connection.execute(text(sql))}
-
-
-def read_recorded_meta(database: Database) -> dict[str, str]:
-    """What the catalogue keeps: the routing's fingerprint and the database's own index."""
-    table = database.meta
-    # What the schema says of itself is none of them, nor what the nights came to.
-    others = FITS_SINCE, RECONCILED, ARCHIVED
-    query = select(table.c.name, table.c.value).where(table.c.name.not_in(others))
-    return database.run_transaction(lambda c: {row.name: row.value for row in c.execute(query)})
