@@ -102,7 +102,7 @@ VOID = {"meta", "link", "br", "img", "input", "hr", "source", "base", "embed", "
 TAGS = re.compile(
     r"html|head|meta|link|title|style|body|header|h[123]|main|footer|section|div|p|span|strong|time|a|code"
     r"|br|table|caption|thead|tbody|tr|th|td|figure|figcaption|details|summary"
-    r"|svg|g|path|defs|use|text|rect|clippath"
+    r"|svg|g|path|text|rect"
 )
 
 
@@ -266,21 +266,15 @@ def test_nothing_heavy_is_imported_before_a_report_is_written() -> None:
     assert subprocess.run(run, capture_output=True, check=True, cwd=ROOT).stdout == b"\n"
 
 
-def test_matplotlib_says_nothing(settings: Settings, tmp_path: Path) -> None:
-    # Its first run, in a home where it cannot keep its cache.
+def test_the_libraries_print_nothing(tmp_path: Path) -> None:
     code = (
         "import tests.reconcile.test_report as t; from toc.reconcile.report import report; "
         "from toc.runtime.settings import Settings; "
         f"report.write(t.outcome_of(t.missing()), Settings(reconcile=dict(directory={str(tmp_path)!r})))"
     )
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        capture_output=True,
-        check=True,
-        cwd=ROOT,
-        env=os.environ | {"MPLCONFIGDIR": "/dev/null/nowhere", "HOME": "/dev/null/nowhere"},
-    )
-    assert (run.stdout, run.stderr) == (b"", b"")
+    run = [sys.executable, "-W", "error", "-c", code]
+    ended = subprocess.run(run, capture_output=True, check=True, cwd=ROOT)
+    assert (ended.stdout, ended.stderr) == (b"", b"")
 
 
 # ---- killed, and leftovers
@@ -803,7 +797,7 @@ def test_the_time_and_where_it_went(settings: Settings) -> None:
     assert page.table("part", "share") == [
         ["starting", "6.20 s", "14 %"],
         ["reading and comparing", "1.90 s", "4 %"],
-        ["waiting, so that what only moves settles", "10.0 s", "23 %"],
+        ["waiting, so that jobs in motion settle", "10.0 s", "23 %"],
     ]
     assert page.table("work", "share") == [
         ["reading rows", "1.50 s", "86 %"],

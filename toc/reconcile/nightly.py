@@ -42,7 +42,7 @@ STOP_S = 10.0
 POLL_S = 0.05  # between two checks whether it has ended
 PARENT_POLL_S = 1.0
 
-MODULES = ("pyspark", "pyarrow", "pandas", "jinja2", "matplotlib")
+MODULES = ("pyspark", "pyarrow", "pandas", "jinja2")
 """The packages of the extra `reconcile`."""
 
 GOOD = (RunVerdict.AGREED, RunVerdict.REPAIRED)

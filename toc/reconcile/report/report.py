@@ -1,8 +1,8 @@
 """The report of a run: a folder with findings.parquet, summary.json and index.html.
 
-A folder is written under another name and renamed when it is whole, and gets that name back before it
-is deleted: whoever lists the directory sees whole reports only. What a killed run left is cleared away
-by a later one. Only folders with our mark in them are ever deleted, and none is overwritten.
+A folder is written under a draft's name and renamed when it is complete, and gets a draft's name again before
+it is deleted: a reader of the directory sees complete reports only. A later run deletes the drafts of killed
+runs. Only folders with a summary of toc are deleted, and none is overwritten.
 """
 
 from __future__ import annotations
@@ -15,33 +15,34 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from toc.domain.disagreements import Disagreement
 from toc.domain.times import datetime_of
 from toc.errors import SettingsError
 from toc.reconcile.findings import ReconcileResult
-from toc.reconcile.report.lines import lines_of
 from toc.reconcile.report.summary import (
     SUMMARY,
-    Before,
     BrokenSummary,
-    before_of,
-    before_told,
+    earlier_name,
+    facts_of_earlier,
     read_summary,
     summary_of,
 )
+from toc.reconcile.report.words import advice, clean, kinds_text, ranges
 from toc.runtime.files import DIRECTORY_MODE, make_directory, open_file
 from toc.runtime.settings import Settings
 
 log = logging.getLogger(__name__)
 
 PAGE, FINDINGS = "index.html", "findings.parquet"
-MODULES = ("jinja2", "matplotlib", "pyarrow")
+MODULES = ("jinja2", "pyarrow")
 LEFTOVER_S = 3600  # older drafts are of runs that were killed: writing takes seconds
 LOOKS_MAX = 50  # at earlier reports
+LINES_MAX = 10  # of reasons; the page has them all
 
 _NAME = re.compile(r"(\d{4}-\d\d-\d\dT\d{6}Z)(?:-([1-9]\d*))?", re.ASCII)
 _DRAFT = re.compile(rf"\.{_NAME.pattern}\.\d+\.partial", re.ASCII)
@@ -61,7 +62,7 @@ def write(outcome: ReconcileResult, settings: Settings) -> Path:
     stamp = f"{datetime_of(outcome.began_ms):%Y-%m-%dT%H%M%SZ}"
     before, notes = _find_earlier(directory, stamp, outcome.namespace)
     summary = summary_of(outcome, before)
-    page = render(outcome, summary, before, notes)
+    page = render(outcome, summary, notes)
     with _explain_write_errors(settings):
         make_directory(directory)
         draft = _new_draft(directory, stamp)
@@ -93,15 +94,57 @@ def check(settings: Settings) -> None:
 
 
 def lines(outcome: ReconcileResult, report: Path | None = None) -> list[str]:
-    """The result as a few plain lines. `report`: what `write` returned; with it, yesterday's figures too."""
-    return list(lines_of(outcome, _read_before_of(report), report))
+    """The result as a few plain lines. `report`: returned by `write`; with it, earlier figures are shown."""
+    summary = _facts(outcome, report)
+    found = [summary["text"]]
+    for row in summary["failures"][:LINES_MAX]:
+        noun = "shard" if len(row["shards"]) == 1 else "shards"
+        where = f"{noun} {clean(ranges(row['shards']))} (database {row['database']})"
+        found.append(f"not compared: {where}: {row['reason']}")
+    if len(summary["failures"]) > LINES_MAX:
+        more = len(summary["failures"]) - LINES_MAX
+        found.append(f"not compared: {more} more reasons, see the report")
+    if summary["broken_off"]:
+        found.append(f"repairing broke off: {summary['broken_off']}")
+    found += _kind_lines(summary)
+    if outcome.repairing:
+        left = [row for row in summary["repairs"] if not row["repaired"]]
+        found += [f"left: {kinds_text(row['kinds'])}: {row['how']}" for row in left[:LINES_MAX]]
+        if len(left) > LINES_MAX:
+            found.append(f"left: {len(left) - LINES_MAX} more reasons, see the report")
+    if report is not None:
+        found.append(f"report: {report / PAGE}")
+    text, commands = advice(outcome)
+    if commands:
+        found.append(f"{text} {', '.join(f'`{command}`' for command in commands)}")
+    return found
 
 
 def as_json(outcome: ReconcileResult, report: Path | None = None) -> dict[str, Any]:
-    """What summary.json holds, and where the report is."""
-    return summary_of(outcome, _read_before_of(report)) | {
-        "report": None if report is None else str(report)
-    }
+    """The content of summary.json, and the report's folder."""
+    return _facts(outcome, report) | {"report": None if report is None else str(report)}
+
+
+def _facts(outcome: ReconcileResult, report: Path | None) -> dict[str, Any]:
+    """The summary as written; it knows the earlier run."""
+    if report is not None:
+        with suppress(BrokenSummary):
+            return read_summary(report)
+    return summary_of(outcome)
+
+
+def _kind_lines(summary: Mapping[str, Any]) -> Iterator[str]:
+    before, earlier = summary["before"], earlier_name(summary)
+    for kind in Disagreement:
+        now, then = summary["found"].get(kind, 0), before["found"][kind] if before else 0
+        if not now and not then:
+            continue
+        facts = [f"{now:>9,}"]
+        if summary["repairing"]:
+            facts.append(f"{summary['repaired'].get(kind, 0):,} repaired")
+        if before:
+            facts.append(f"{earlier} {then:,}")
+        yield f"  {kind.value:<10} {'  '.join(facts)}"
 
 
 # ---- one report
@@ -179,28 +222,20 @@ def _list_reports(directory: Path) -> list[tuple[tuple[str, int], Path]]:
     return sorted(found, reverse=True)
 
 
-def _find_earlier(directory: Path, stamp: str, namespace: str) -> tuple[Before | None, list[str]]:
-    """The newest earlier report of this namespace, and notes about those that cannot be used."""
+def _find_earlier(
+    directory: Path, stamp: str, namespace: str
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """The newest earlier report of this namespace, and notes on those that cannot be read."""
     notes: list[str] = []
     earlier = [path for (second, _), path in _list_reports(directory) if second <= stamp]
     for path in earlier[:LOOKS_MAX]:
         try:
             summary = read_summary(path)
             if summary.get("namespace") == namespace:
-                return before_of(path.name, summary), notes
+                return facts_of_earlier(path.name, summary), notes
         except BrokenSummary as error:
             notes.append(f"An earlier report was left out: {path.name}/{SUMMARY} {error}.")
     return None, notes
-
-
-def _read_before_of(report: Path | None) -> Before | None:
-    """What a written report says about the one before it."""
-    if report is None:
-        return None
-    try:
-        return before_told(read_summary(report))
-    except BrokenSummary:
-        return None
 
 
 def _delete_old_drafts(directory: Path, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""A run in figures: what summary.json holds, and what the next run's report reads of it."""
+"""The facts of a run: summary.json, and the part of it that the next run's report reads."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import heapq
 import json
 import os
 import stat
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,37 +31,22 @@ _HOUR_MS = 3_600_000
 _COUNT_END = 2**63
 
 
-@dataclass(frozen=True, slots=True)
-class Before:
-    """What an earlier report says. `report`: its folder's name; `began`: in UTC."""
-
-    report: str
-    began: datetime
-    verdict: str
-    compared: int
-    shards: int
-    found: Mapping[str, int]
-
-
 class BrokenSummary(Exception):
     """A summary that cannot be read; the text says why."""
 
 
-def earlier_name(began_ms: int, before: Before | None) -> str:
-    """What to call the run before: "yesterday" only where it was."""
+def earlier_name(summary: Mapping[str, Any]) -> str:
+    """The name of the run before: "yesterday" only if it was; "" without one."""
+    before = summary["before"]
     if before is None:
         return ""
-    days = datetime_of(began_ms).date() - before.began.date()
+    days = _utc(summary["began"]).date() - _utc(before["began"]).date()
     return "yesterday" if days == timedelta(days=1) else "the run before"
 
 
 def mended_of(outcome: ReconcileResult) -> dict[Finding, RepairResult]:
     """What repair did, by finding."""
     return {mend.finding: mend for mend in outcome.repairs}
-
-
-def repaired_by_kind(outcome: ReconcileResult) -> Counter[Disagreement]:
-    return Counter(mend.finding.kind for mend in outcome.repairs if mend.done)
 
 
 def type_of(finding: Finding) -> str:
@@ -73,7 +56,7 @@ def type_of(finding: Finding) -> str:
     return "(of a slot)" if finding.kind is Disagreement.MARK_AHEAD else "(no row)"
 
 
-def hour_of(finding: Finding) -> str:
+def _hour_of(finding: Finding) -> str:
     """The hour of its due_time, else of its reminder: 2026-11-21T03:00Z."""
     ms = finding.armed_ms if finding.due_ms is None else finding.due_ms
     if ms is None:
@@ -83,29 +66,48 @@ def hour_of(finding: Finding) -> str:
     return f"{datetime_of(ms // _HOUR_MS * _HOUR_MS):%Y-%m-%dT%H:%MZ}"
 
 
-def reasons(outcome: ReconcileResult) -> dict[tuple[bool, str], Counter[Disagreement]]:
-    """(whether it is repaired, how or why not) -> findings by kind; those never tried too.
+def _reason_rows(outcome: ReconcileResult) -> list[dict[str, Any]]:
+    """Findings by what became of them, and how or why not; those never tried too.
 
-    Repaired first, then the largest first.
+    Repaired ones first, then the largest groups first.
     """
-    grouped: dict[tuple[bool, str], Counter[Disagreement]] = {}
+    grouped: dict[tuple[bool, str], Counter[str]] = defaultdict(Counter)
     for mend in outcome.repairs:
-        kinds = grouped.setdefault((mend.done, clean(mend.how)), Counter())
-        kinds[mend.finding.kind] += 1
-    tried = Counter(mend.finding.kind for mend in outcome.repairs)
-    untried = outcome.found - tried
+        grouped[mend.done, clean(mend.how)][mend.finding.kind] += 1
+    untried = outcome.found - Counter(mend.finding.kind for mend in outcome.repairs)
     if untried:
-        grouped.setdefault((False, why_left(outcome)), Counter()).update(untried)
-    return dict(sorted(grouped.items(), key=lambda x: (not x[0][0], -x[1].total(), x[0][1])))
+        grouped[False, why_left(outcome)].update(untried)
+    ordered = sorted(grouped.items(), key=lambda x: (not x[0][0], -x[1].total(), x[0][1]))
+    return [_reason_row(done, how, kinds) for (done, how), kinds in ordered]
 
 
-def failures(outcome: ReconcileResult) -> dict[tuple[int, str], set[int]]:
-    """(database, reason) -> shards that were not compared; those of most first."""
-    grouped: dict[tuple[int, str], set[int]] = {}
+def fold_reasons(rows: Sequence[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """The first `limit` rows; the others as one row of repaired findings and one of those left."""
+    found = list(rows[:limit])
+    for done in (True, False):
+        rest: Counter[str] = Counter()
+        for row in rows[limit:]:
+            if row["repaired"] is done:
+                rest.update(row["kinds"])
+        if rest:
+            found.append(_reason_row(done, f"other reasons: see {SUMMARY}", rest))
+    return found
+
+
+def _reason_row(done: bool, how: str, kinds: Counter[str]) -> dict[str, Any]:
+    return {"repaired": done, "how": how, "number": kinds.total(), "kinds": _by_kind(kinds)}
+
+
+def _failure_rows(outcome: ReconcileResult) -> list[dict[str, Any]]:
+    """Shards that were not compared, by database and reason; the largest groups first."""
+    grouped: dict[tuple[int, str], set[int]] = defaultdict(set)
     for failure in outcome.failures:
-        key = database_of(outcome, failure.shard), clean(failure.text)
-        grouped.setdefault(key, set()).add(failure.shard)
-    return dict(sorted(grouped.items(), key=lambda item: (-len(item[1]), item[0])))
+        grouped[database_of(outcome, failure.shard), clean(failure.text)].add(failure.shard)
+    ordered = sorted(grouped.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [
+        {"database": database, "shards": sorted(shards), "reason": reason}
+        for (database, reason), shards in ordered
+    ]
 
 
 def database_of(outcome: ReconcileResult, shard: int) -> int:
@@ -113,11 +115,11 @@ def database_of(outcome: ReconcileResult, shard: int) -> int:
 
 
 def examples(outcome: ReconcileResult) -> dict[Disagreement, list[Finding]]:
-    """A few of each kind: what is not repaired first, then by time."""
+    """A few findings of each kind: those not repaired first, then by time."""
     mended = mended_of(outcome)
-    by_kind: dict[Disagreement, list[Finding]] = {}
+    by_kind: dict[Disagreement, list[Finding]] = defaultdict(list)
     for finding in outcome.findings:
-        by_kind.setdefault(finding.kind, []).append(finding)
+        by_kind[finding.kind].append(finding)
 
     def order(finding: Finding) -> tuple[bool, int, int, str, int]:
         mend = mended.get(finding)
@@ -132,22 +134,21 @@ def examples(outcome: ReconcileResult) -> dict[Disagreement, list[Finding]]:
     }
 
 
-def total_s(outcome: ReconcileResult) -> float:
-    """From beginning to end; before the end is known, what the parts took."""
+def _total_s(outcome: ReconcileResult) -> float:
+    """From beginning to end; the sum of its phases while the end is not known."""
     if outcome.ended_ms > outcome.began_ms:
         return (outcome.ended_ms - outcome.began_ms) / 1000
     return sum(outcome.seconds.values())
 
 
-def rows_per_s(outcome: ReconcileResult) -> int | None:
-    """Live rows over the seconds of the compare; None where nothing was measured."""
-    seconds = outcome.seconds.get("compare", 0.0)
-    return round(outcome.counts["rows"] / seconds) if seconds > 0 else None
+def summary_of(outcome: ReconcileResult, before: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The facts of a run as plain data; ids are texts, times ISO 8601 in UTC.
 
-
-def summary_of(outcome: ReconcileResult, before: Before | None = None) -> dict[str, Any]:
-    """What summary.json holds: plain data, ids as texts, times as ISO 8601 in UTC."""
-    repaired = repaired_by_kind(outcome)
+    Page, terminal lines and summary.json all show these. `before`: the facts of an earlier run
+    (`facts_of_earlier`).
+    """
+    repaired = Counter(mend.finding.kind for mend in outcome.repairs if mend.done)
+    compare_s = outcome.seconds.get("compare", 0.0)
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -162,46 +163,31 @@ def summary_of(outcome: ReconcileResult, before: Before | None = None) -> dict[s
         "shards": outcome.shards,
         "compared": outcome.compared,
         "counts": dict(sorted(outcome.counts.items())),
-        "found": by_kind(outcome.found),
+        "found": _by_kind(outcome.found),
         "found_total": outcome.found.total(),
         "kept": len(outcome.findings),
         "by_type": _bounded(Counter(map(type_of, outcome.findings))),
         "by_shard": _bounded(Counter(str(f.shard) for f in outcome.findings), 1 << 20),
-        "by_hour": dict(sorted(_bounded(Counter(map(hour_of, outcome.findings))).items())),
-        "repaired": by_kind(repaired),
+        "by_hour": dict(sorted(_bounded(Counter(map(_hour_of, outcome.findings))).items())),
+        "repaired": _by_kind(repaired),
         "repaired_total": repaired.total(),
-        "repairs": [
-            {"repaired": done, "how": how, "number": kinds.total(), "kinds": by_kind(kinds)}
-            for (done, how), kinds in islice(reasons(outcome).items(), GROUPS_MAX)
-        ],
+        "repairs": fold_reasons(_reason_rows(outcome), GROUPS_MAX),
         "broken_off": clean(outcome.broken_off),
-        "failures": [
-            {"database": database, "shards": sorted(shards), "reason": reason}
-            for (database, reason), shards in failures(outcome).items()
-        ],
+        "failures": _failure_rows(outcome),
         "examples": {
             kind.value: [str(finding.job_id) for finding in found if finding.job_id]
             for kind, found in examples(outcome).items()
         },
         "seconds": {name: round(seconds, 3) for name, seconds in outcome.seconds.items()},
         "work": {name: round(seconds, 3) for name, seconds in outcome.work.items()},
-        "total_seconds": round(total_s(outcome), 3),
-        "rows_per_second": rows_per_s(outcome),
-        "before": None
-        if before is None
-        else {
-            "report": before.report,
-            "began": iso(ceil_ms(before.began - EPOCH)),
-            "verdict": before.verdict,
-            "compared": before.compared,
-            "shards": before.shards,
-            "found": dict(before.found),
-        },
+        "total_seconds": round(_total_s(outcome), 3),
+        "rows_per_second": round(outcome.counts["rows"] / compare_s) if compare_s > 0 else None,
+        "before": before,
     }
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """The summary of a report, of whatever version. Raises BrokenSummary unless it has our mark."""
+    """The summary of a report, of any version. Raises BrokenSummary for a file that is none."""
     try:
         with open(folder / SUMMARY, "rb", opener=_open_to_read) as file:
             text = file.read(_BYTES_MAX + 1)
@@ -222,7 +208,7 @@ _NO_FILE = "it is no regular file"
 
 
 def _open_to_read(path: str, flags: int) -> int:
-    """Waits for nobody who should write a pipe, and follows no link. Raises OSError."""
+    """Opens regular files only: it does not wait for the writer of a pipe, and follows no link."""
     try:
         number = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:
@@ -235,25 +221,21 @@ def _open_to_read(path: str, flags: int) -> int:
     return number
 
 
-def before_of(name: str, summary: Mapping[str, Any]) -> Before:
-    """What counts of an earlier summary. Raises BrokenSummary."""
+def facts_of_earlier(name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of an earlier run that a report shows. `name`: of its folder. Raises BrokenSummary."""
     if summary.get("version") != VERSION:
         raise BrokenSummary(f"has version {clean(str(summary.get('version')), 20)}, not {VERSION}")
-    return _before(name, summary)
-
-
-def before_told(summary: Mapping[str, Any]) -> Before | None:
-    """What a summary says about the report before it. Raises BrokenSummary."""
-    before = summary.get("before")
-    return _before(str(before.get("report")), before) if isinstance(before, dict) else None
-
-
-def _before(name: str, summary: Mapping[str, Any]) -> Before:
     try:
-        verdict = RunVerdict[str(summary["verdict"]).upper()].name.lower()
-        found = {kind.value: _count(summary["found"].get(kind.value, 0)) for kind in Disagreement}
-        compared, shards = _count(summary["compared"]), _count(summary["shards"])
-        return Before(name, _utc(summary["began"]), verdict, compared, shards, found)
+        return {
+            "report": name,
+            "began": iso(ceil_ms(_utc(summary["began"]) - EPOCH)),
+            "verdict": RunVerdict[str(summary["verdict"]).upper()].name.lower(),
+            "compared": _count(summary["compared"]),
+            "shards": _count(summary["shards"]),
+            "found": {
+                kind.value: _count(summary["found"].get(kind.value, 0)) for kind in Disagreement
+            },
+        }
     except (KeyError, AttributeError, TypeError, ValueError, OverflowError):
         raise BrokenSummary("lacks what it should hold") from None
 
@@ -271,17 +253,14 @@ def _count(value: object) -> int:
     return value
 
 
-def by_kind(counts: Mapping[Disagreement, int]) -> dict[str, int]:
+def _by_kind(counts: Mapping[Any, int]) -> dict[str, int]:
     return {kind.value: counts[kind] for kind in Disagreement if counts.get(kind)}
 
 
 def _bounded(counts: Counter[str], limit: int = GROUPS_MAX) -> dict[str, int]:
-    """The largest groups, largest first, equals by name; the rest as one."""
-    ordered: Iterable[tuple[str, int]] = sorted(
-        counts.items(), key=lambda item: (-item[1], item[0])
-    )
-    bounded: dict[str, int] = {}
-    for number, (name, count) in enumerate(ordered):
-        key = name if number < limit else REST
-        bounded[key] = bounded.get(key, 0) + count
-    return bounded
+    """The largest groups, largest first, those of one size by name; the rest as one."""
+    bounded: Counter[str] = Counter()
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    for place, (name, count) in enumerate(ordered):
+        bounded[name if place < limit else REST] += count
+    return dict(bounded)

@@ -1,9 +1,9 @@
-"""What a report says in words: kinds, verdicts, times, and texts of others made safe to show."""
+"""The words of a report: kinds, verdicts, times; and texts from elsewhere, made safe to show."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from toc.domain.disagreements import Disagreement
 from toc.domain.job import Status
@@ -16,9 +16,8 @@ TEXT_CHARS_MAX = 300  # of a reason: what drivers say can be long
 NAME_CHARS_MAX = 64
 
 
-@dataclass(frozen=True, slots=True)
-class KindWords:
-    """A kind: what it means for the job, and what `--repair` does about it."""
+class KindWords(NamedTuple):
+    """What a kind means for the job, and what `--repair` does about it."""
 
     means: str
     repair: str
@@ -26,7 +25,7 @@ class KindWords:
 
 KINDS = {
     Disagreement.MISSING: KindWords(
-        "Pending and due soon, but nothing in Redis reminds of it: it would run late.",
+        "Pending and due soon, but without a reminder in Redis: it would run late.",
         "Its reminder is armed at the row's due_time.",
     ),
     Disagreement.LATE: KindWords(
@@ -38,24 +37,24 @@ KINDS = {
         "The reminder is forgotten.",
     ),
     Disagreement.WRONG_SLOT: KindWords(
-        "Its reminder stands in a slot where no loader puts it, and none in its own "
+        "It has a reminder in a slot where no loader puts it, and none in its own "
         "(were topics or slots changed?).",
         "It is armed in its own slot, then forgotten in the other one.",
     ),
     Disagreement.TWO_SLOTS: KindWords(
-        "It has a reminder in its own slot and one more elsewhere. No job is late; it is looked at twice.",
+        "It has a reminder in its own slot and one in another. No job is late; it is popped twice.",
         "The reminder outside its own slot is forgotten.",
     ),
     Disagreement.STUCK: KindWords(
-        "Popped long ago, and neither acked nor put back: its worker is gone, and nobody pops the slot.",
+        "Popped long ago, and neither acked nor put back: its worker is gone, and no node pops the slot.",
         "It is put back at the row's due_time, or forgotten if the job has ended.",
     ),
     Disagreement.LEASE_OVER: KindWords(
-        "Running by its row, but its lease has long been over: its worker is gone, and no scanner came.",
+        "Its row is running, but the lease ended long ago: its worker is gone, and no scanner came.",
         "Its reminder is armed; the worker that pops it takes it over.",
     ),
     Disagreement.OVERDUE: KindWords(
-        "Pending and long due, and nobody has run it. Do workers run that handle its type?",
+        "Pending and long due, and no worker has run it. Are there workers with a handler for its type?",
         "Its reminder is armed. One that is armed already is left: no worker takes it.",
     ),
     Disagreement.MOVED: KindWords(
@@ -64,7 +63,7 @@ KINDS = {
     ),
     Disagreement.MISFIT: KindWords(
         "Its id does not fit its biz_id or its table: cancelling by biz_id does not find it.",
-        "A copy under an id that fits stands for it; it is cancelled.",
+        "It is copied under an id that fits, and cancelled.",
     ),
     Disagreement.MARK_AHEAD: KindWords(
         "The loader's mark of a slot says that rows are loaded, but most of them are in no queue "
@@ -74,22 +73,22 @@ KINDS = {
 }
 
 COUNTS = {
-    "rows": "live jobs within reach, compared one by one",
+    "rows": "live jobs due soon, compared one by one",
     "far": "live jobs due later: counted, not read",
     "armed": "reminders in StoreQueues",
     "out": "reminders out with workers (PrepareQueues)",
-    "early": "reminders earlier than due: legal, the claim puts them right",
+    "early": "reminders earlier than due: legal, the claim corrects them",
     "cancelled": "reminders of cancelled jobs: legal, forgotten when popped",
     "unarmed": "running jobs without a reminder: legal, the scanner watches them",
-    "foreign": "members of queues that are no job ids: by another program, removed when due",
+    "foreign": "members of queues that are no job ids: of another program, removed when due",
     "suspects": "suspects, looked up again",
 }
 
 SECONDS = {
     "start": "starting",
     "compare": "reading and comparing",
-    "look": "looking suspects up",
-    "grace": "waiting, so that what only moves settles",
+    "look": "looking suspects up again",
+    "grace": "waiting, so that jobs in motion settle",
     "repair": "repairing",
     "report": "writing the report",
 }
@@ -98,7 +97,7 @@ WORK = {
     "rows": "reading rows",
     "reminders": "reading reminders",
     "pair": "pairing them off",
-    "verify": "looking up what does not pair off",
+    "verify": "looking up what has no counterpart",
 }
 
 
@@ -107,9 +106,9 @@ def count_words(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
-def kinds_text(counts: Mapping[Disagreement, int]) -> str:
-    """ "12 missing, 3 orphan", in the order of the kinds."""
-    return ", ".join(f"{counts[kind]:,} {kind.value}" for kind in Disagreement if counts.get(kind))
+def kinds_text(counts: Mapping[str, int]) -> str:
+    """ "12 missing, 3 orphan"."""
+    return ", ".join(f"{number:,} {kind}" for kind, number in counts.items())
 
 
 def headline(outcome: ReconcileResult) -> str:
