@@ -113,10 +113,10 @@ demo: setup  ## show it
 
 .PHONY: bench
 # Without TLS, for the floor as for toc: on loopback it protects nothing and costs both.
-bench: servers  ## measure it, on fresh MySQL and Redis servers
+bench: setup-all servers  ## measure toc beside the bare drivers, on fresh MySQL and Redis servers
 	@$(BIN)/python -m tests.servers run mysql redis -- bash -c \
 	  'TOC_DATABASES=$$TOC_TEST_MYSQL_URL/toc TOC_MYSQL__TLS=off TOC_REDIS_URL=$$TOC_TEST_REDIS_URL exec "$$@"' \
-	  bench $(BIN)/toc bench $(ARGS)
+	  bench $(BIN)/python -m tests.bench $(ARGS)
 
 # Not in .venv: what audits is no part of what is audited.
 AUDIT := .venv-audit

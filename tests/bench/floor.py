@@ -1,4 +1,4 @@
-"""The floor: the least that drivers must do for the same work, by hand, in one thread each.
+"""The floor: the least that drivers must do for the same work, by hand.
 
 pymysql's cursors and redis-py directly. The connections come out of toc's own engine and Redis
 factory, so TLS, isolation level and time-outs are alike on both sides by construction.
@@ -6,19 +6,33 @@ factory, so TLS, isolation level and time-outs are alike on both sides by constr
 
 from __future__ import annotations
 
+import json
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from toc.bench.load import FLOOR_TYPE_NO, PlannedRow
-from toc.bench.scratch import TOPIC
-from toc.domain.ids import gene_of
-from toc.domain.routing import slot_of
+from toc.bench.child_node import wall_ms
+from toc.bench.common import CLIENTS, FAR_MS, Bench, run_in_threads_s, time_each_ms
+from toc.bench.load import attribute
+from toc.bench.report import BenchCheck
+from toc.bench.scratch import Scratch, open_scratch
+from toc.domain.ids import IdFactory, gene_of
+from toc.domain.routing import hash_of, slot_of
+from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.store.columns import sql_time
 from toc.store.databases import Database, Databases
 from toc.timer import keys
 from toc.timer.scripts import Client
+
+TOPIC = "default"
+TYPE_NO = 1
+DRAINERS = 2
+"""Threads of a drain: one works in Python while the other waits for a server."""
 
 LEASE_S = 60
 STAY_MS = 30_000
@@ -44,8 +58,47 @@ return {upto, unpack(due)}
 """
 
 
-class Floor:
-    """One raw connection per database, and one Redis client."""
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """One job as the floor writes it; all texts are made before the clock runs."""
+
+    job_id: int
+    biz_id: int
+    due_ms: int
+    when: str  # SQL text without quotes
+    attribute: str  # a SQL literal
+
+
+Batch = Mapping[int, Mapping[int, Sequence[PlannedRow]]]
+"""Database -> shard -> rows, both ascending."""
+
+
+def plan_rows(ids: IdFactory, first: int, count: int, due_ms: int) -> list[PlannedRow]:
+    """The rows of jobs with business ids from `first` on."""
+    job_ids = ids.draw([hash_of(first + i) for i in range(count)])
+    return [
+        PlannedRow(job_id, first + i, due_ms, sql_time(due_ms), _json_literal(attribute(first + i)))
+        for i, job_id in enumerate(job_ids)
+    ]
+
+
+def _json_literal(value: dict[str, Any]) -> str:
+    """JSON as a MySQL string literal."""
+    text = json.dumps(value, separators=(",", ":"))
+    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def group_by_database(settings: Settings, jobs: Sequence[PlannedRow]) -> Batch:
+    found: dict[int, dict[int, list[PlannedRow]]] = defaultdict(lambda: defaultdict(list))
+    routing = settings.routing
+    for job in sorted(jobs, key=lambda job: routing.shard(hash_of(job.biz_id))):
+        shard = routing.shard(hash_of(job.biz_id))
+        found[routing.database(shard)][shard].append(job)
+    return found
+
+
+class FloorConnection:
+    """One raw connection per database, and one Redis client. For one thread."""
 
     def __init__(self, settings: Settings, databases: Databases, client: Client) -> None:
         self._settings, self._client, self._databases = settings, client, databases
@@ -62,7 +115,7 @@ class Floor:
 
     # ---- schedule
 
-    def insert_many(self, batch: Mapping[int, Mapping[int, Sequence[PlannedRow]]]) -> None:
+    def insert_many(self, batch: Batch) -> None:
         """One INSERT per shard, one transaction per database, then a ZADD per slot, pipelined."""
         self.insert_rows(batch)
         entries: dict[str, dict[str, int]] = defaultdict(dict)
@@ -75,21 +128,21 @@ class Floor:
             pipe.zadd(key, scores)
         pipe.execute()
 
-    def insert_rows(self, batch: Mapping[int, Mapping[int, Sequence[PlannedRow]]]) -> None:
+    def insert_rows(self, batch: Batch) -> None:
         """The same without reminders."""
         for index, shards in batch.items():
             execute = self._cursors[index].execute
             for shard, jobs in shards.items():
                 rows = ",".join([_values(job) for job in jobs])
                 table = self._databases[index].job_table_name(shard)
-                execute(f"INSERT INTO {table} ({COLUMNS}) VALUES {rows}")  # noqa: S608 - our own rows
+                execute(f"INSERT INTO {table} ({COLUMNS}) VALUES {rows}")
             self._raw[index].commit()
 
     def insert(self, job: PlannedRow) -> None:
         """One-row INSERT, COMMIT, ZADD."""
         database, shard = self._home(job.job_id)
         table = database.job_table_name(shard)
-        sql = f"INSERT INTO {table} ({COLUMNS}) VALUES {_values(job)}"  # noqa: S608
+        sql = f"INSERT INTO {table} ({COLUMNS}) VALUES {_values(job)}"
         self._cursors[database.index].execute(sql)
         self._raw[database.index].commit()
         self._client.zadd(self._store(job.job_id), {str(job.job_id): job.due_ms})
@@ -113,12 +166,12 @@ class Floor:
         database, shard = self._home(ids[0])
         table, listed = database.job_table_name(shard), ",".join(map(str, ids))
         changed = self._cursors[database.index].execute(
-            f"UPDATE {table} SET status = 3, due_time = NULL, gmt_modified = UTC_TIMESTAMP(3) "  # noqa: S608
+            f"UPDATE {table} SET status = 3, due_time = NULL, gmt_modified = UTC_TIMESTAMP(3) "
             f"WHERE job_id IN ({listed}) AND status = 0"
         )
         if events:
             self._cursors[database.index].execute(
-                f"INSERT INTO toc_event ({EVENT}) SELECT UTC_TIMESTAMP(3), job_id, 'cancel', 0, 3, "  # noqa: S608
+                f"INSERT INTO toc_event ({EVENT}) SELECT UTC_TIMESTAMP(3), job_id, 'cancel', 0, 3, "
                 f"attempts, 'toc bench', 'measured' FROM {table} WHERE job_id IN ({listed})"
             )
         self._raw[database.index].commit()
@@ -161,17 +214,17 @@ class Floor:
         listed = ",".join(map(str, ids))
         token = f"floor:{ids[0]}"
         cursor.execute(
-            f"UPDATE {table} SET status = 1, worker = '{token}', attempts = attempts + 1, "  # noqa: S608
+            f"UPDATE {table} SET status = 1, worker = '{token}', attempts = attempts + 1, "
             f"due_time = TIMESTAMPADD(SECOND, {LEASE_S}, UTC_TIMESTAMP(3)), "
             "gmt_modified = UTC_TIMESTAMP(3) "
             f"WHERE job_id IN ({listed}) AND status = 0 AND due_time <= '{sql_time(now_ms)}'"
         )
         raw.commit()
-        cursor.execute(f"SELECT {READ} FROM {table} WHERE job_id IN ({listed})")  # noqa: S608
+        cursor.execute(f"SELECT {READ} FROM {table} WHERE job_id IN ({listed})")
         mine = [row[0] for row in cursor.fetchall() if row[-1] == token]
         listed = ",".join(map(str, mine))
         changed = cursor.execute(
-            f"UPDATE {table} SET status = 2, gmt_modified = UTC_TIMESTAMP(3), due_time = NULL "  # noqa: S608
+            f"UPDATE {table} SET status = 2, gmt_modified = UTC_TIMESTAMP(3), due_time = NULL "
             f"WHERE job_id IN ({listed}) AND status = 1 AND worker = '{token}'"
         )
         raw.commit()
@@ -194,4 +247,107 @@ class Floor:
 
 def _values(job: PlannedRow) -> str:
     when = f"'{job.when}','{job.when}'"
-    return f"({job.job_id},{job.biz_id},{FLOOR_TYPE_NO},{when},{job.attribute},NULL)"
+    return f"({job.job_id},{job.biz_id},{TYPE_NO},{when},{job.attribute},NULL)"
+
+
+class BareDrivers:
+    """The floor of a run; it implements `toc.bench.common.Floor`. It has databases of its own."""
+
+    def __init__(
+        self, bench: Bench, scratch: Scratch, connections: Sequence[FloorConnection]
+    ) -> None:
+        self._bench, self._scratch, self._connections = bench, scratch, connections
+        self._one = connections[0]
+        self._ids = IdFactory(SystemClock().wall_ms, 0)
+        self._batch = bench.options.batch
+
+    def schedule_many(self, jobs: int) -> float:
+        batches = self._plan_batches(jobs, int(wall_ms()) + FAR_MS)
+        started_s = time.perf_counter()
+        for batch in batches:
+            self._one.insert_many(batch)
+        return jobs / (time.perf_counter() - started_s)
+
+    def schedule(self, jobs: int) -> list[float]:
+        return time_each_ms([partial(self._one.insert, row) for row in self._plan(jobs)])
+
+    def schedule_in_threads(self, clients: int, each: int) -> float:
+        def insert_all(connection: FloorConnection, rows: Sequence[PlannedRow]) -> None:
+            for row in rows:
+                connection.insert(row)
+
+        works = [
+            partial(insert_all, connection, self._plan(each))
+            for connection in self._connections[:clients]
+        ]
+        return clients * each / run_in_threads_s(works)
+
+    def cancel(self, jobs: int, *, events: bool) -> float:
+        ids = self._insert_armed(jobs)
+        calls = [partial(self._one.cancel, [job_id], events=events) for job_id in ids]
+        return jobs / sum(time_each_ms(calls)) * 1000
+
+    def cancel_in_bulk(self, jobs: int, *, events: bool) -> float:
+        ids = self._insert_armed(jobs)
+        started_s = time.perf_counter()
+        parts = self._one.parts(ids, self._batch)
+        cancelled = sum(self._one.cancel(part, events=events) for part in parts)
+        return cancelled / (time.perf_counter() - started_s)
+
+    def drain(self, jobs: int) -> float:
+        for batch in self._plan_batches(jobs, int(self._bench.redis_ms())):
+            self._one.insert_many(batch)
+        connections = self._connections[:DRAINERS]
+        counts: list[int] = []
+
+        def drain_part(n: int) -> None:
+            counts.append(connections[n].drain(self._batch, n, len(connections)))
+
+        took_s = run_in_threads_s([partial(drain_part, n) for n in range(len(connections))])
+        settled = sum(counts)
+        text = f"the floor settled {settled:,} of {jobs:,} rows"
+        self._bench.report.checks.append(BenchCheck("drain", text, settled == jobs))
+        return settled / took_s
+
+    def clear(self) -> None:
+        self._scratch.clear()
+
+    def insert_stock(self, first: int, count: int, due_ms: int) -> None:
+        """Writes rows without reminders, here and beside toc's own rows."""
+        for side in (self._scratch, self._bench.scratch):
+            rows = plan_rows(self._ids, first, count, due_ms)
+            with closing(FloorConnection(side.settings, side.databases, side.client)) as writer:
+                writer.insert_rows(group_by_database(side.settings, rows))
+
+    def _insert_armed(self, jobs: int) -> list[int]:
+        rows = self._plan(jobs)
+        self._one.insert_many(group_by_database(self._scratch.settings, rows))
+        return [row.job_id for row in rows]
+
+    def _plan(self, jobs: int) -> list[PlannedRow]:
+        first = self._bench.reserve_biz_ids(jobs)
+        return plan_rows(self._ids, first, jobs, int(wall_ms()) + FAR_MS)
+
+    def _plan_batches(self, jobs: int, due_ms: int) -> list[Batch]:
+        rows = plan_rows(self._ids, self._bench.reserve_biz_ids(jobs), jobs, due_ms)
+        return [
+            group_by_database(self._scratch.settings, rows[at : at + self._batch])
+            for at in range(0, jobs, self._batch)
+        ]
+
+
+@contextmanager
+def open_floor(bench: Bench, settings: Settings) -> Iterator[BareDrivers]:
+    """Databases beside those of toc, with the same shards, and connections to them."""
+    ours, count = bench.scratch, max(DRAINERS, bench.options.clients or CLIENTS)
+    with (
+        open_scratch(settings, ours.settings.shards, name="floor", stocked=ours.stocked) as scratch,
+        ExitStack() as stack,
+    ):
+        connections = [
+            stack.enter_context(
+                closing(FloorConnection(scratch.settings, scratch.databases, scratch.client))
+            )
+            for _ in range(count)
+        ]
+        yield BareDrivers(bench, scratch, connections)

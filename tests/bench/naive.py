@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from toc.bench.scratch import TOPIC
+from tests.bench.floor import TOPIC
 from toc.domain.times import datetime_of
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
@@ -28,7 +28,7 @@ def disagreements(settings: Settings) -> tuple[int, int]:
         for database in databases:
             for shard in database.shards:
                 sql = text(
-                    f"SELECT job_id, due_time FROM {database.job_table_name(shard)} "  # noqa: S608 - its own name
+                    f"SELECT job_id, due_time FROM {database.job_table_name(shard)} "
                     "WHERE due_time IS NOT NULL AND due_time <= :until"
                 )
                 found = database.read(lambda c, sql=sql: c.execute(sql, values).all())  # type: ignore[misc]

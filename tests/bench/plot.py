@@ -19,7 +19,7 @@ INCHES = (9.0, 3.2)  # of each part
 def check_plot(path: Path) -> None:
     """Before anything is measured. Raises SettingsError for what `plot` would say in the end."""
     if find_spec("matplotlib") is None:
-        raise SettingsError("--plot needs matplotlib: pip install 'toc[plot]'")
+        raise SettingsError("--plot needs matplotlib: make setup-all")
     if not path.parent.is_dir():
         raise SettingsError(f"--plot: {path} cannot be written: there is no folder {path.parent}")
 

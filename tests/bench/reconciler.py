@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from toc.bench.naive import disagreements
+from tests.bench.naive import disagreements
+from toc.bench.child import lines_from_parent, send_to_parent
+from toc.bench.child_node import settings_of
 from toc.reconcile.run import Reconciliation
 from toc.reconcile.spark import open_session
 from toc.runtime.settings import Settings
-from toc.trial.child import lines_from_parent, send_to_parent
-from toc.trial.worker import settings_of
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 import json
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,16 @@ import redis
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
+from tests.bench import reconciling
+from tests.bench.__main__ import main as make_bench
+from tests.bench.plot import plot
+from tests.bench.run import ALL_CASES, run
 from tests.servers.endpoint import Endpoint
-from toc.bench import reconciling
 from toc.bench.bottleneck import Utilisation, bottleneck_words
-from toc.bench.cases import CASES
 from toc.bench.common import Options
 from toc.bench.lateness import GATHER_S, RateClient, due_times_s
 from toc.bench.load import BIZ_TYPE
-from toc.bench.plot import plot
 from toc.bench.report import BenchReport
-from toc.bench.run import run
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.cli.main import main
 from toc.errors import SettingsError
@@ -67,9 +66,11 @@ def test_every_case_beside_the_floor(
     server: Endpoint = request.getfixturevalue(f"{engine}_server")
     name = f"shop{secrets.token_hex(4)}"  # need not exist
     said: list[str] = []
-    report = run(settings_on(f"{server.url}/{name}", redis_server), SMALL, list(CASES), said.append)
+    report = run(
+        settings_on(f"{server.url}/{name}", redis_server), SMALL, list(ALL_CASES), said.append
+    )
     assert not report.broken
-    assert {figure.case for figure in report.figures} == CASES.keys()
+    assert {figure.case for figure in report.figures} == ALL_CASES.keys()
     for figure in report.figures:
         assert figure.toc.low <= figure.toc.middle <= figure.toc.high
         if figure.case in FLOOR_CASES and figure.unit != "rows/s":
@@ -88,7 +89,7 @@ def test_every_case_beside_the_floor(
 
 
 @pytest.mark.usefixtures("bench_keys")
-def test_on_sqlite_there_is_no_floor(
+def test_the_command_has_no_floor(
     redis_server: Endpoint,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -100,7 +101,6 @@ def test_on_sqlite_there_is_no_floor(
     code = main(["bench", "--case", "schedule_many", "--case", "drain", *options, "--json"])
     said = capsys.readouterr()
     assert code == 0
-    assert "SQLite: there is no floor" in said.err
     found = json.loads(said.out)
     assert found["about"]["shards"] == 2
     assert {figure["case"] for figure in found["figures"]} == {"schedule_many", "drain"}
@@ -110,6 +110,17 @@ def test_on_sqlite_there_is_no_floor(
         "without Redis beside with",
     }
     assert all(check["holds"] for check in found["checks"])
+
+
+@pytest.mark.usefixtures("bench_keys")
+def test_on_sqlite_there_is_no_floor(redis_server: Endpoint) -> None:
+    said: list[str] = []
+    settings = settings_on("sqlite:///never-made.db", redis_server)
+    report = run(settings, SMALL, ["schedule_many"], said.append)
+    assert not report.broken
+    assert any("SQLite: there is no floor" in line for line in said)
+    with pytest.raises(SettingsError, match="--pending"):
+        run(settings, SMALL, ["schedule_many"], said.append, pending=10)
 
 
 def test_without_the_right_to_make_databases(
@@ -142,11 +153,10 @@ def test_without_redis(redis_url: str, fault: str) -> None:
 def test_rows_that_only_stand_there(mysql_server: Endpoint, redis_server: Endpoint) -> None:
     """They are there while a case runs, on both sides, and no figure of it counts them."""
     said: list[str] = []
-    options = replace(SMALL, pending=1000)
     settings = settings_on(f"{mysql_server.url}/shop{secrets.token_hex(4)}", redis_server)
-    report = run(settings, options, ["cancel", "schedule"], said.append)
+    report = run(settings, SMALL, ["cancel", "schedule"], said.append, pending=1000)
     assert not report.broken
-    assert "2,000 of 2,000 pending rows, for both sides" in said
+    assert "1,000 of 1,000 pending rows, on both sides" in said
 
 
 @pytest.mark.parametrize("kind", ["even", "random", "whole"])
@@ -188,7 +198,7 @@ def test_a_client_that_gathers_calls_no_more_often_than_it_says(
 def test_where_no_picture_can_be_drawn_nothing_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", "--plot", str(tmp_path / "none" / "bench.png")]) == 4
+    assert make_bench(["--plot", str(tmp_path / "none" / "bench.png")]) == 4
     assert "there is no folder" in capsys.readouterr().err
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from toc.trial.child import Child, ChildFailed, unwind_on_signals
+from toc.bench.child import Child, ChildFailed, unwind_on_signals
 
 
 def test_a_child_that_fails_says_why() -> None:
@@ -27,7 +27,7 @@ def test_a_child_that_says_nothing_is_not_waited_for() -> None:
 
 def test_a_child_ends_with_its_pipe() -> None:
     code = (
-        "from toc.trial.child import lines_from_parent, send_to_parent\n"
+        "from toc.bench.child import lines_from_parent, send_to_parent\n"
         "for line in lines_from_parent(): send_to_parent(line)"
     )
     process = subprocess.Popen(

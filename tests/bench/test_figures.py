@@ -2,7 +2,7 @@
 
 import pytest
 
-from toc.trial.statistics import Spread, counts, histogram, percentile, sparkline, spread
+from toc.bench.statistics import Spread, counts, histogram, percentile, sparkline, spread
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ MAY_DRAW = {
     "toc/timer/loader.py": "a load's id: only has to differ",
     "toc/reconcile/lateness.py": "a folder's name: only has to differ",
 }
-WHOLE_PROGRAMS = ("toc/bench/", "toc/demo/", "toc/trial/", "toc/cli/", "toc/node/dev.py")
+WHOLE_PROGRAMS = ("toc/bench/", "toc/demo/", "toc/cli/", "toc/node/dev.py")
 """They start processes and measure them: real time is their subject."""
 
 
@@ -156,7 +156,7 @@ OUTSIDE = {
 @pytest.mark.parametrize("system", OUTSIDE)
 def test_each_outside_system_has_one_package(system: str) -> None:
     allowed = OUTSIDE[system] + tuple(
-        part for part in ("toc/bench/", "toc/demo/", "toc/trial/") if part not in OUTSIDE[system]
+        part for part in ("toc/bench/", "toc/demo/") if part not in OUTSIDE[system]
     )
     found = {
         name

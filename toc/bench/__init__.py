@@ -1,13 +1,11 @@
-"""`toc bench`: what toc costs over the bare drivers that do the same work, measured in one run.
+"""`toc bench`: how fast toc is on the servers of the settings, and how late its jobs start.
 
-Absolute figures are worth little: the same machine gives half or double from one hour to the
-next. So the floor (plain cursors and plain redis-py, on tables of the same schema, with the same
-connection options and the same rows) and toc take turns, round by round, and the figure that counts
-is the ratio within a round. Medians and extremes are of all rounds.
+    scratch      databases and keys of its own       load        the jobs that are scheduled
+    scheduling   schedule_many, schedule             child       a process on a pipe
+    cancelling   cancel                              child_node  a node in such a process
+    draining     drain                               worker      the worker's process: no-op handlers
+    lateness     lateness                            statistics  percentiles, histograms
+    run          one run from settings to report     report      table, histograms, JSON
 
-    scratch     databases and keys of its own      floor     the bare statements
-    cases       the cases by name                  load      the jobs, for both sides
-    scheduling  schedule_many, schedule            worker    the no-op worker's process
-    running     drain, lateness                    report    table, histogram, JSON
-    idling      an idle worker                     run       one run from settings to report
+`make bench` runs more cases, and measures the bare drivers beside toc (tests/bench).
 """

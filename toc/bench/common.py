@@ -1,4 +1,4 @@
-"""What all cases share: options, both sides, worker processes, checks."""
+"""What all cases share: options, the system under test, worker processes, checks."""
 
 from __future__ import annotations
 
@@ -6,25 +6,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import func, select
 
-from toc.bench.floor import Floor
+from toc.bench.child import Child
+from toc.bench.child_node import settings_line, wall_ms
+from toc.bench.load import BIZ_TYPE
 from toc.bench.report import BenchCheck, BenchReport
 from toc.bench.scratch import STOCK_FROM, Scratch
 from toc.center.center import JobSpec, TimeoutCenter
-from toc.domain.ids import IdFactory
 from toc.domain.job import Status
-from toc.runtime.clock import SystemClock
-from toc.store.databases import Database, Databases, execute_on
+from toc.store.databases import Database, execute_on
 from toc.store.schema import JOB
 from toc.timer.scripts import Client
-from toc.trial.child import Child
-from toc.trial.connected import open_databases
-from toc.trial.worker import settings_line, wall_ms
 
 FAR_MS = 600_000  # armed (below horizon + slack), and not due while a case runs
 START_S = 60.0
@@ -32,17 +29,36 @@ CALL_JOBS = 5000
 POLL_S = 0.01  # short against a drain of seconds, and long enough not to disturb it
 QUIET_S = 0.3  # a job that runs twice would start within this time
 CLIENTS = 8  # threads that schedule in parallel
-DRAINERS = 2  # threads of the drain's floor: one works in Python while the other waits for a server
+
+
+class Floor(Protocol):
+    """The same work by the bare drivers, to compare toc with. All rates are in jobs per second."""
+
+    def schedule_many(self, jobs: int) -> float: ...
+
+    def schedule(self, jobs: int) -> list[float]:
+        """The duration of each call in ms."""
+
+    def schedule_in_threads(self, clients: int, each: int) -> float: ...
+
+    def cancel(self, jobs: int, *, events: bool) -> float:
+        """One by one. `events`: writes an event for each job, as toc does."""
+
+    def cancel_in_bulk(self, jobs: int, *, events: bool) -> float: ...
+
+    def drain(self, jobs: int) -> float: ...
+
+    def clear(self) -> None:
+        """Empties its tables and queues."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options. `jobs`: a round; a tenth of it one by one, five times as many armed, ten times as many in
-    the crowd.
+    """`jobs`: in each round; a tenth of it for calls with one job. `batch`: jobs per call of schedule_many.
 
-    `rates`: jobs per second of the lateness case. `due`: their spread (`lateness.due_times_s`). `clients`:
-    threads that schedule; `workers`: processes (None: each case's default). `pending`: rows that are in the
-    tables before anything is measured, due next year.
+    `rates`: jobs per second of the lateness case. `due`: how its due times are spread
+    (`lateness.due_times_s`). `seconds`: its duration. `clients`: threads that schedule; `workers`: processes
+    (None: the default of each case).
     """
 
     jobs: int = 20_000
@@ -53,28 +69,18 @@ class Options:
     rounds: int = 3
     clients: int | None = None
     workers: int | None = None
-    pending: int = 0
 
 
 @dataclass(slots=True)
 class Bench:
-    """What all cases share. `tell` is called with progress lines. `floors`: one per thread; none on
-    SQLite.
-    """
+    """What a case needs. `tell` is called with lines of progress. `floor`: None without a comparison."""
 
     scratch: Scratch
-    databases: Databases  # toc's side, to look into
-    floors: Sequence[Floor]
     options: Options
     report: BenchReport
     tell: Callable[[str], None]
-    ids: IdFactory = field(default_factory=lambda: IdFactory(SystemClock().wall_ms, 0))
+    floor: Floor | None = None
     next_biz_id: int = 1
-
-    @property
-    def floor(self) -> Floor | None:
-        """The first floor, for cases with one thread."""
-        return next(iter(self.floors), None)
 
     def reserve_biz_ids(self, count: int) -> int:
         """Reserves so many new business ids; returns the first."""
@@ -84,24 +90,7 @@ class Bench:
 
     def redis_ms(self) -> float:
         """The timer's clock now, with its microseconds."""
-        return _redis_ms(self.scratch.client)
-
-
-@contextmanager
-def open_bench(
-    scratch: Scratch, options: Options, report: BenchReport, tell: Callable[[str], None]
-) -> Iterator[Bench]:
-    """Connects both sides."""
-    with open_databases(scratch.ours) as databases:
-        if scratch.floor is None:
-            yield Bench(scratch, databases, (), options, report, tell)
-            return
-        with open_databases(scratch.floor) as bare, ExitStack() as stack:
-            floors = [
-                stack.enter_context(closing(Floor(scratch.floor, bare, scratch.client)))
-                for _ in range(max(DRAINERS, options.clients or CLIENTS))
-            ]
-            yield Bench(scratch, databases, floors, options, report, tell)
+        return read_redis_ms(self.scratch.client)
 
 
 def schedule_all(center: TimeoutCenter, jobs: Sequence[JobSpec]) -> list[int]:
@@ -113,17 +102,7 @@ def schedule_all(center: TimeoutCenter, jobs: Sequence[JobSpec]) -> list[int]:
     ]
 
 
-def check_starts(
-    case: str, ids: Sequence[int], ran: WorkerResults, offset_ms: float, unsure_ms: float
-) -> list[BenchCheck]:
-    """Checks on the starts that workers have reported: each job once, none early."""
-    once = Counter(job_id for job_id, *_ in ran.starts) == Counter(ids)
-    least_ms = min((at + offset_ms - action_ms for _, action_ms, at in ran.starts), default=0.0)
-    how = f", as far as the clocks are known: {unsure_ms:.2f} ms" if unsure_ms else ""
-    return [
-        BenchCheck(case, f"each of {len(ids):,} jobs reached the handler once", once),
-        BenchCheck(case, f"none was early{how}", least_ms >= -unsure_ms),
-    ]
+# ---- workers
 
 
 class WorkerResults(NamedTuple):
@@ -143,12 +122,13 @@ class Workers:
     def wait_until_settled(
         self, count: int, timeout_s: float, then: Callable[[], None] = lambda: None
     ) -> WorkerResults:
-        """Waits until `count` handlers have started and all is settled, or for timeout_s; then calls
-        `then`.
+        """Waits until `count` handlers have started and all jobs are settled, at most `timeout_s`.
+
+        Then calls `then`.
         """
         end_s = time.monotonic() + timeout_s
         while time.monotonic() < end_s:
-            answers = self._ask({"do": "look"})
+            answers = self._ask("count")
             started = sum(answer["started"] for answer in answers)
             if started >= count and not any(answer["in_flight"] for answer in answers):
                 break
@@ -156,33 +136,36 @@ class Workers:
         settled_ms = wall_ms()
         then()
         time.sleep(QUIET_S)
-        answers = self._ask({"do": "take"})
+        answers = self._ask("take")
         starts = [(*start,) for answer in answers for start in answer["starts"]]
         memory_mb = max(answer["memory_kb"] for answer in answers) / 1000
         return WorkerResults(settled_ms, starts, memory_mb)
 
     def cpu_s(self) -> list[float]:
         """The CPU time of each process so far."""
-        return [answer["cpu_s"] for answer in self._ask({"do": "cpu"})]
+        return [answer["cpu_s"] for answer in self._ask("cpu")]
 
-    def _ask(self, line: dict[str, Any]) -> list[dict[str, Any]]:
+    def _ask(self, command: str) -> list[dict[str, Any]]:
         for child in self._children:
-            child.send(line)
+            child.send({"do": command})
         return [child.receive(START_S) for child in self._children]
 
 
 @contextmanager
-def worker_processes(bench: Bench, count: int, **changes: Any) -> Iterator[Workers]:
-    """Starts workers with these settings changed; `toc.bench.worker` has their commands."""
-    settings = bench.scratch.ours.model_copy(update=changes)
+def worker_processes(
+    bench: Bench, count: int, biz_types: Sequence[str] = (BIZ_TYPE,), **changes: Any
+) -> Iterator[Workers]:
+    """Starts workers with handlers for these types; `changes`: settings that differ from the benchmark's."""
+    settings = bench.scratch.settings.model_copy(update=changes)
+    first = settings_line(settings) | {"biz_types": biz_types}
     with ExitStack() as stack:
-        children = [
-            stack.enter_context(Child("toc.bench.worker", settings_line(settings)))
-            for _ in range(count)
-        ]
+        children = [stack.enter_context(Child("toc.bench.worker", first)) for _ in range(count)]
         for child in children:
             child.receive(START_S)
         yield Workers(children)
+
+
+# ---- clocks and durations
 
 
 def clock_offset(client: Client) -> tuple[float, float]:
@@ -193,29 +176,17 @@ def clock_offset(client: Client) -> tuple[float, float]:
     best = (float("inf"), 0.0)
     for _ in range(20):
         before = wall_ms()
-        server = _redis_ms(client)
+        server = read_redis_ms(client)
         after = wall_ms()
         best = min(best, (after - before, server - (before + after) / 2))
     trip_ms, offset_ms = best
     return (0.0, 0.0) if abs(offset_ms) <= trip_ms / 2 else (offset_ms, trip_ms / 2)
 
 
-def _redis_ms(client: Client) -> float:
+def read_redis_ms(client: Client) -> float:
     answer: Any = client.time()
     seconds, micros = next(iter(answer.values())) if isinstance(answer, dict) else answer
     return float(int(seconds) * 1000 + int(micros) / 1000)
-
-
-class Rates:
-    """Rounds of (floor, toc) in jobs per second; each is reported when it is added."""
-
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self.rounds: list[tuple[float | None, float]] = []
-
-    def add(self, floor: float | None, ours: float) -> None:
-        self.rounds.append((floor, ours))
-        self._bench.tell(f"round {len(self.rounds)}: {pair_words(floor, ours)} jobs/s")
 
 
 def time_each_ms(calls: Iterable[Callable[[], object]]) -> list[float]:
@@ -237,6 +208,18 @@ def run_in_threads_s(works: Sequence[Callable[[], object]]) -> float:
         return time.perf_counter() - started_s
 
 
+class Rates:
+    """Rounds of (floor, toc) in jobs per second; each is told when it is added."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.rounds: list[tuple[float | None, float]] = []
+
+    def add(self, floor: float | None, ours: float) -> None:
+        self.rounds.append((floor, ours))
+        self._bench.tell(f"round {len(self.rounds)}: {pair_words(floor, ours)} jobs/s")
+
+
 def pair_words(floor: float | None, ours: float) -> str:
     """Both sides of a round in words."""
     if floor is None:
@@ -244,10 +227,26 @@ def pair_words(floor: float | None, ours: float) -> str:
     return f"floor {floor:,.0f}, toc {ours:,.0f}, ratio {ours / floor:.2f}"
 
 
+# ---- checks
+
+
+def check_starts(
+    case: str, ids: Sequence[int], ran: WorkerResults, offset_ms: float, unsure_ms: float
+) -> list[BenchCheck]:
+    """Checks on the starts that workers have recorded: each job once, none early."""
+    once = Counter(job_id for job_id, *_ in ran.starts) == Counter(ids)
+    least_ms = min((at + offset_ms - action_ms for _, action_ms, at in ran.starts), default=0.0)
+    how = f", as far as the clocks are known: {unsure_ms:.2f} ms" if unsure_ms else ""
+    return [
+        BenchCheck(case, f"each of {len(ids):,} jobs reached the handler once", once),
+        BenchCheck(case, f"none was early{how}", least_ms >= -unsure_ms),
+    ]
+
+
 def check_statuses(bench: Bench, case: str, expected: dict[Status, int]) -> None:
-    """Compares the rows with what must be there; then clears both sides for the next case."""
+    """Checks that the databases have so many jobs of each status; then clears them for the next case."""
     found: Counter[Status] = Counter()
-    for database in bench.databases:
+    for database in bench.scratch.databases:
         for shard in database.shards:
             found.update(_count_by_status(database, shard))
     wanted = ", ".join(f"{n:,} {status.name.lower()}" for status, n in expected.items())
@@ -255,11 +254,13 @@ def check_statuses(bench: Bench, case: str, expected: dict[Status, int]) -> None
         BenchCheck(case, f"the database has {wanted} and nothing else", found == Counter(expected))
     )
     bench.scratch.clear()
+    if bench.floor is not None:
+        bench.floor.clear()
 
 
 def _count_by_status(database: Database, shard: int) -> dict[Status, int]:
-    """How many jobs of the benchmark a table has, by status."""
-    ours = JOB.c.biz_id < STOCK_FROM
-    query = select(JOB.c.status, func.count()).where(ours).group_by(JOB.c.status)
+    query = (
+        select(JOB.c.status, func.count()).where(JOB.c.biz_id < STOCK_FROM).group_by(JOB.c.status)
+    )
     rows: Any = database.read(lambda connection: execute_on(connection, shard, query).all())
     return {Status(status): count for status, count in rows}

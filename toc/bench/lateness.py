@@ -1,4 +1,4 @@
-"""How late handlers start: at a steady rate, and beside a crowd that is due at one instant."""
+"""How late handlers start, at a steady rate."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import random
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
+from toc.bench.child_node import wall_ms
 from toc.bench.common import (
     Bench,
-    WorkerResults,
     check_starts,
     check_statuses,
     clock_offset,
@@ -21,23 +20,15 @@ from toc.bench.common import (
     schedule_all,
     worker_processes,
 )
-from toc.bench.load import ASIDE_TYPE, BIZ_TYPE, job_spec, job_specs
-from toc.bench.report import Target
-from toc.bench.scratch import scratch
+from toc.bench.load import BIZ_TYPE, job_spec
+from toc.bench.statistics import histogram, percentile
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.domain.job import Status
-from toc.trial.connected import open_databases
-from toc.trial.statistics import histogram, percentile
-from toc.trial.worker import wall_ms
 
 AHEAD_S = 2.0  # scheduled so long before it is due
 ONE_BY_ONE = 1000  # jobs a second: about what one thread can do so
 GATHER_S = 0.05  # beyond that, one call has what has come up in so long
 TIMEOUT_S = 60.0
-TARGETS_MS = {300: (3, 10), 2000: (None, 50)}
-"""p50 and p99 by rate."""
-CROWD = 10  # times `jobs` are due at once
-ASIDE_RATE = 50.0
 
 
 def lateness(bench: Bench) -> None:
@@ -51,7 +42,7 @@ def _measure_rate(bench: Bench, rate: float) -> None:
     offset_ms, unsure_ms = clock_offset(bench.scratch.client)
     jobs = round(rate * options.seconds)
     with (
-        TimeoutCenter(bench.scratch.ours) as center,
+        TimeoutCenter(bench.scratch.settings) as center,
         worker_processes(bench, options.workers or 1) as workers,
     ):
         center.dead(1)  # connected before the clock runs
@@ -63,18 +54,17 @@ def _measure_rate(bench: Bench, rate: float) -> None:
     late_ms = [at + offset_ms - action for _, action, at in ran.starts]
     if not late_ms:
         return
-    p50_ms, p99_ms = TARGETS_MS.get(int(rate), (None, None))
-    for what, value, most in (
-        ("p50", percentile(late_ms, 50), p50_ms),
-        ("p99", percentile(late_ms, 99), p99_ms),
-        ("max", max(late_ms), None),
-        ("min", min(late_ms), None),
+    p50_ms, p99_ms = percentile(late_ms, 50), percentile(late_ms, 99)
+    for what, value in (
+        ("p50", p50_ms),
+        ("p99", p99_ms),
+        ("max", max(late_ms)),
+        ("min", min(late_ms)),
     ):
-        targets = () if most is None else (Target("toc", "<=", most),)
-        report.add_rounds(name, f"{what} at {rate:g} jobs/s", "ms", [(None, value)], *targets)
+        report.add_rounds(name, f"{what} at {rate:g} jobs/s", "ms", [(None, value)])
     asked = f"clients' rate, asked {rate:g}"
     report.add_rounds(name, asked, "jobs/s", [(None, jobs / took_s)])
-    bench.tell(f"p50 {percentile(late_ms, 50):.1f} ms, p99 {percentile(late_ms, 99):.1f} ms")
+    bench.tell(f"p50 {p50_ms:.1f} ms, p99 {p99_ms:.1f} ms")
     title = f"Lateness at {rate:g} jobs/s: handler start minus action_time"
     report.pictures[title] = histogram(late_ms)
     report.samples[title] = late_ms
@@ -147,49 +137,3 @@ class RateClient:
             else:
                 ids.extend(schedule_all(self._center, [job(n) for n in some]))
         return ids
-
-
-def crowd(bench: Bench) -> None:
-    """Many jobs that are due at one instant, and beside them a few of another topic, all the time."""
-    options, report, name = bench.options, bench.report, "crowd"
-    jobs = options.jobs * CROWD
-    # The topics are a fact of the database: so these are its own.
-    with (
-        scratch(bench.scratch.ours, topics={"aside": {"biz_types": [ASIDE_TYPE]}}) as made,
-        open_databases(made.ours) as databases,
-    ):
-        own = replace(bench, scratch=made, databases=databases)
-        offset_ms, unsure_ms = clock_offset(made.client)
-        with TimeoutCenter(made.ours) as center, worker_processes(own, 1) as workers:
-            due_ms = int(bench.redis_ms() + jobs * 0.1 + 5000)
-            bench.tell(f"scheduling {jobs:,} jobs")
-            many = schedule_all(center, job_specs(bench.reserve_biz_ids(jobs), jobs, due_ms))
-            time.sleep(max(0.0, (due_ms - bench.redis_ms()) / 1000 - 2 * AHEAD_S))
-            seconds = 3 * AHEAD_S + jobs / 10_000
-            due = list(
-                itertools.islice(due_times_s("even", ASIDE_RATE), round(seconds * ASIDE_RATE))
-            )
-            first = bench.reserve_biz_ids(len(due))
-            few = RateClient(center, offset_ms).run(due, first, ASIDE_TYPE, ASIDE_RATE)
-            ran = workers.wait_until_settled(len(many) + len(few), TIMEOUT_S + jobs / 1000)
-        check_statuses(own, name, {Status.DONE: len(many) + len(few)})
-    report.checks += check_starts(name, [*many, *few], ran, offset_ms, unsure_ms)
-    _report_crowd(bench, ran, set(few), due_ms, offset_ms)
-
-
-def _report_crowd(
-    bench: Bench, ran: WorkerResults, few: set[int], due_ms: int, offset_ms: float
-) -> None:
-    starts = [(job_id, action_ms, at + offset_ms) for job_id, action_ms, at in ran.starts]
-    last_ms = max((at for job_id, _, at in starts if job_id not in few), default=float(due_ms))
-    rate = (len(starts) - len(few)) / max(1.0, last_ms - due_ms) * 1000
-    beside = [
-        at - action for job_id, action, at in starts if job_id in few and due_ms <= at <= last_ms
-    ]
-    add = bench.report.add_rounds
-    add("crowd", "drained", "jobs/s", [(None, rate)])
-    if beside:
-        what = f"of {len(beside)} others meanwhile"
-        add("crowd", f"p50 {what}", "ms", [(None, percentile(beside, 50))])
-        add("crowd", f"max {what}", "ms", [(None, max(beside))], Target("toc", "<=", 1000))
-    bench.tell(f"{rate:,.0f} jobs/s")

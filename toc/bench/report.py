@@ -1,44 +1,22 @@
-"""What was measured, as a table for people and as JSON for the next comparison."""
+"""The figures of a run, as a table for people and as JSON for programs."""
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from toc.trial.statistics import Spread, spread
-
-_RELATIONS = {">=": operator.ge, "<=": operator.le, "<": operator.lt}
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A wish for the median: of the ratio, or of toc's own figure."""
-
-    of: Literal["ratio", "toc"]
-    relation: Literal[">=", "<=", "<"]
-    value: float
-
-    def met_by(self, figure: Figure) -> bool | None:
-        """None: there is nothing to compare with."""
-        measured = figure.ratio if self.of == "ratio" else figure.toc
-        if measured is None:
-            return None
-        return bool(_RELATIONS[self.relation](measured.middle, self.value))
-
-    def __str__(self) -> str:
-        return f"{self.of} {self.relation} {self.value:,g}"
+from toc.bench.statistics import Spread, spread
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured thing. `ratio` is toc over floor, round by round, and has no unit."""
+    """One measured value. `floor`: of what was measured beside it; `ratio`: toc / floor in each round."""
 
     case: str
     what: str
@@ -46,12 +24,11 @@ class Figure:
     toc: Spread
     floor: Spread | None = None
     ratio: Spread | None = None
-    targets: tuple[Target, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BenchCheck:
-    """Something that must hold however slow the machine is."""
+    """A condition that must hold however slow the machine is."""
 
     case: str
     what: str
@@ -60,16 +37,14 @@ class BenchCheck:
 
 @dataclass(slots=True)
 class BenchReport:
-    """Everything of one run."""
+    """All that one run measured. `about`: servers, machine and options."""
 
     about: dict[str, Any]
     figures: list[Figure] = field(default_factory=list)
     checks: list[BenchCheck] = field(default_factory=list)
     pictures: dict[str, list[str]] = field(default_factory=dict)  # histograms, by title
     notes: list[str] = field(default_factory=list)
-    samples: dict[str, list[float]] = field(
-        default_factory=dict
-    )  # what they are of, in ms, to plot
+    samples: dict[str, list[float]] = field(default_factory=dict)  # lateness in ms, by title
 
     @property
     def broken(self) -> list[BenchCheck]:
@@ -81,7 +56,6 @@ class BenchReport:
         what: str,
         unit: str,
         rounds: Sequence[tuple[float | None, float]],
-        *targets: Target,
     ) -> None:
         """Rounds of (floor, toc); floor None where there is none."""
         pairs = [(floor, toc) for floor, toc in rounds if floor is not None]
@@ -95,24 +69,14 @@ class BenchReport:
                 spread([toc / floor for floor, toc in pairs if floor])
                 if any(f for f, _ in pairs)
                 else None,
-                targets,
             )
         )
 
     def as_json(self) -> dict[str, Any]:
         """Plain data: spreads are [low, median, high]."""
-        figures = [
-            asdict(figure)
-            | {
-                "targets": [
-                    {"text": str(target), "met": target.met_by(figure)} for target in figure.targets
-                ]
-            }
-            for figure in self.figures
-        ]
         return {
             "about": self.about,
-            "figures": figures,
+            "figures": [asdict(figure) for figure in self.figures],
             "checks": [asdict(check) for check in self.checks],
             "histograms": self.pictures,
             "notes": self.notes,
@@ -120,8 +84,8 @@ class BenchReport:
 
     def show(self, console: Console) -> None:
         """Prints the table, the histograms and the checks."""
-        table = Table(title="toc beside the bare drivers", caption=_CAPTION)
-        for name in ("case", "what", "unit", "floor", "toc", "ratio", "target"):
+        table = Table(title="toc bench", caption=_CAPTION)
+        for name in ("case", "what", "unit", "floor", "toc", "ratio"):
             table.add_column(
                 name, justify="right" if name in ("floor", "toc", "ratio") else "left", no_wrap=True
             )
@@ -138,7 +102,6 @@ class BenchReport:
                 _spread(figure.floor),
                 _spread(figure.toc),
                 _spread(figure.ratio),
-                "\n".join(_target(target, figure) for target in figure.targets),
             )
         console.print(table)
         for title, lines in self.pictures.items():
@@ -157,7 +120,9 @@ class BenchReport:
 
 
 _WHOLE = 1000  # from here on a figure has no fraction worth printing
-_CAPTION = "median (low to high of all rounds); ratio: toc / floor within a round"
+_CAPTION = (
+    "median (low to high of all rounds); floor: measured in turns with toc; ratio: toc / floor"
+)
 
 
 def _spread(value: Spread | None) -> str:
@@ -170,9 +135,3 @@ def _spread(value: Spread | None) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < _WHOLE else f"{value:,.0f}"
-
-
-def _target(target: Target, figure: Figure) -> str:
-    met = target.met_by(figure)
-    mark = "" if met is None else " [green]met[/]" if met else " [yellow]missed[/]"
-    return f"{target}{mark}"

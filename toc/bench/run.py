@@ -4,77 +4,70 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 
 from sqlalchemy import text
 
-from toc.bench.cases import CASES
-from toc.bench.common import Bench, Options, open_bench
+from toc.bench.cancelling import cancel
+from toc.bench.common import Bench, Options
+from toc.bench.draining import drain
+from toc.bench.lateness import lateness
 from toc.bench.report import BenchReport
-from toc.bench.scratch import Scratch, scratch
-from toc.bench.stock import insert_stock
+from toc.bench.scheduling import schedule, schedule_many
+from toc.bench.scratch import Scratch, open_scratch
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.timer.reminders import Reminders
-from toc.trial.connected import open_databases
 
-TELLS = 20
-NO_FLOOR = "SQLite: there is no floor to compare with, it is made of MySQL's statements"
+Case = Callable[[Bench], None]
+
+CASES: Mapping[str, Case] = {
+    "schedule_many": schedule_many,
+    "schedule": schedule,
+    "cancel": cancel,
+    "drain": drain,
+    "lateness": lateness,
+}
+"""By name, in the order in which they run."""
 
 
-def run(
+@contextmanager
+def open_bench(
     settings: Settings,
     options: Options,
-    cases: Sequence[str],
     tell: Callable[[str], None],
     *,
     shards: int | None = None,
-) -> BenchReport:
-    """Runs the cases on the servers of the settings. Raises SettingsError and StoreUnavailable."""
-    with scratch(settings, shards, stocked=options.pending > 0) as made:
-        report = BenchReport(_about(made, options))
-        if made.floor is None:
-            report.about["floor"] = NO_FLOOR
-            tell(NO_FLOOR)
+    stocked: bool = False,
+) -> Iterator[Bench]:
+    """Databases of its own on the servers of the settings. Raises SettingsError and StoreUnavailable."""
+    with open_scratch(settings, shards, stocked=stocked) as scratch:
+        report = BenchReport(_read_setup(scratch, options))
         tell(", ".join(f"{name} {value}" for name, value in report.about["servers"].items()))
-        with open_bench(made, options, report, tell) as bench:
-            if options.pending:
-                _stock(bench)
-            for name in cases:
-                tell(f"{name} …")
-                CASES[name](bench)
-        return report
+        yield Bench(scratch, options, report, tell)
 
 
-def _stock(bench: Bench) -> None:
-    rows, done = bench.options.pending, 0
-    total = rows * len(bench.scratch.sides())
-
-    def passed(count: int) -> None:
-        nonlocal done
-        before, done = done, done + count
-        if before * TELLS // total != done * TELLS // total:
-            bench.tell(f"{done:,} of {total:,} pending rows, for both sides")
-
-    insert_stock(bench, rows, passed)
+def run_cases(bench: Bench, cases: Mapping[str, Case], names: Sequence[str]) -> BenchReport:
+    for name in names:
+        bench.tell(f"{name} …")
+        cases[name](bench)
+    return bench.report
 
 
-def _about(made: Scratch, options: Options) -> dict[str, object]:
-    """What a reader must know before he compares figures."""
-    settings = made.ours
-    reminders = Reminders.from_settings(settings, SystemClock())
-    with open_databases(settings) as databases:
-        database = databases[0]
-        sql = "SELECT sqlite_version()" if database.sqlite else "SELECT VERSION()"
-        version = str(database.run_transaction(lambda c: c.execute(text(sql)).scalar_one()))
-        engine = database.engine.dialect.name
-    try:
+def _read_setup(scratch: Scratch, options: Options) -> dict[str, object]:
+    """The servers, the machine and the options: figures of different ones cannot be compared."""
+    settings, database = scratch.settings, scratch.databases[0]
+    sql = "SELECT sqlite_version()" if database.sqlite else "SELECT VERSION()"
+    version = str(database.run_transaction(lambda c: c.execute(text(sql)).scalar_one()))
+    with closing(Reminders.from_settings(settings, SystemClock())) as reminders:
         redis = reminders.server_info()
-    finally:
-        reminders.close()
     return {
-        "servers": {engine: version, "redis": f"{redis['version']} ({redis['mode']})"},
+        "servers": {
+            database.engine.dialect.name: version,
+            "redis": f"{redis['version']} ({redis['mode']})",
+        },
         "databases": len(settings.databases),
         "shards": settings.shards,
         "cpus": os.cpu_count(),

@@ -1,11 +1,11 @@
-"""schedule_many and schedule, beside INSERTs and ZADDs."""
+"""schedule_many and schedule."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from functools import partial
 
+from toc.bench.child_node import wall_ms
 from toc.bench.common import (
     CLIENTS,
     FAR_MS,
@@ -15,26 +15,25 @@ from toc.bench.common import (
     run_in_threads_s,
     time_each_ms,
 )
-from toc.bench.floor import Floor
-from toc.bench.load import PlannedRow, group_by_database, job_specs, plan_rows
-from toc.bench.report import Target
+from toc.bench.load import job_specs
+from toc.bench.statistics import percentile
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.domain.job import Status
-from toc.trial.statistics import percentile
-from toc.trial.worker import wall_ms
+
+WARM_UP_JOBS = 100
 
 
 def schedule_many(bench: Bench) -> None:
-    """Batches through `schedule_many` beside hand-built INSERTs and pipelined ZADDs."""
+    """Batches through `schedule_many`."""
     options, rates = bench.options, Rates(bench)
     written = 0
-    with TimeoutCenter(bench.scratch.ours) as center:
+    with TimeoutCenter(bench.scratch.settings) as center:
         for number in range(options.rounds + 1):
-            jobs = options.jobs if number else options.batch  # the first is to warm up
-            floor = _floor_many(bench, jobs)
-            first, due_ms = bench.reserve_biz_ids(jobs), wall_ms() + FAR_MS
+            jobs = options.jobs if number else options.batch  # the first round is a warm-up
+            floor = None if bench.floor is None else bench.floor.schedule_many(jobs)
+            first, due_ms = bench.reserve_biz_ids(jobs), int(wall_ms()) + FAR_MS
             batches = [
-                job_specs(first + at, min(options.batch, jobs - at), int(due_ms))
+                job_specs(first + at, min(options.batch, jobs - at), due_ms)
                 for at in range(0, jobs, options.batch)
             ]
             started_s = time.perf_counter()
@@ -44,104 +43,52 @@ def schedule_many(bench: Bench) -> None:
             written += jobs
             if number:
                 rates.add(floor, ours)
-    name = "schedule_many"
-    bench.report.add_rounds(
-        name, f"{options.batch} a call", "jobs/s", rates.rounds, Target("ratio", ">=", 0.85)
-    )
-    check_statuses(bench, name, {Status.PENDING: written})
-
-
-def _floor_many(bench: Bench, jobs: int) -> float | None:
-    if bench.floor is None or bench.scratch.floor is None:
-        return None
-    rows = plan_rows(bench.ids, bench.reserve_biz_ids(jobs), jobs, int(wall_ms()) + FAR_MS)
-    size = bench.options.batch
-    batches = [
-        group_by_database(bench.scratch.floor, rows[at : at + size]) for at in range(0, jobs, size)
-    ]
-    started_s = time.perf_counter()
-    for batch in batches:
-        bench.floor.insert_many(batch)
-    return jobs / (time.perf_counter() - started_s)
+    bench.report.add_rounds("schedule_many", f"{options.batch} a call", "jobs/s", rates.rounds)
+    check_statuses(bench, "schedule_many", {Status.PENDING: written})
 
 
 def schedule(bench: Bench) -> None:
-    """One job per call beside INSERT, COMMIT, ZADD: from one thread, then from one for each client."""
-    options = bench.options
+    """One job per call: from one thread, then from several."""
+    options, report = bench.options, bench.report
     count = max(options.jobs // 10, 1)
-    rates = Rates(bench)
-    calls: dict[float, list[tuple[float | None, float]]] = {50: [], 99: []}
+    clients = options.clients or CLIENTS
+    each = max(count // clients, 1)
     written = 0
-    with TimeoutCenter(bench.scratch.ours) as center:
-        for number in range(options.rounds + 1):
-            jobs = count if number else min(count, 100)
-            floor_ms = _floor_one_by_one(bench, jobs)
-            load = job_specs(bench.reserve_biz_ids(jobs), jobs, int(wall_ms()) + FAR_MS)
-            ours_ms = time_each_ms([lambda job=job: center.schedule(**job) for job in load])  # type: ignore[misc]
+    one_by_one, in_threads = Rates(bench), Rates(bench)
+    calls: dict[float, list[tuple[float | None, float]]] = {50: [], 99: []}
+    with TimeoutCenter(bench.scratch.settings) as center:
+        for number in range(options.rounds + 1):  # the first round is a warm-up
+            jobs = count if number else min(count, WARM_UP_JOBS)
+            floor_ms = None if bench.floor is None else bench.floor.schedule(jobs)
+            load = _load(bench, jobs)
+            ours_ms = time_each_ms([partial(center.schedule, **job) for job in load])
             written += jobs
             if number:
-                rates.add(_per_second(floor_ms), jobs / sum(ours_ms) * 1000)
+                floor_rate = None if floor_ms is None else jobs / sum(floor_ms) * 1000
+                one_by_one.add(floor_rate, jobs / sum(ours_ms) * 1000)
                 for percent, found in calls.items():
-                    found.append(
-                        (
-                            percentile(floor_ms, percent) if floor_ms else None,
-                            percentile(ours_ms, percent),
-                        )
-                    )
-        report, name = bench.report, "schedule"
-        report.add_rounds(name, "one by one", "jobs/s", rates.rounds, Target("ratio", ">=", 0.9))
-        for percent, found in calls.items():
-            report.add_rounds(name, f"one call, p{percent:g}", "ms", found)
-        clients = options.clients or CLIENTS
-        each = max(count // clients, 1)
-        jobs = each * clients
-        rates = Rates(bench)
-        for number in range(options.rounds + 1):  # again: each thread has a connection to make
-            rate = _threads(bench, center, clients, each)
-            written += jobs
+                    floor = None if floor_ms is None else percentile(floor_ms, percent)
+                    found.append((floor, percentile(ours_ms, percent)))
+        for number in range(options.rounds + 1):  # again: each thread has to connect
+            floor = None
+            if bench.floor is not None:
+                floor = bench.floor.schedule_in_threads(clients, each)
+            loads = [_load(bench, each) for _ in range(clients)]
+            took_s = run_in_threads_s([partial(_schedule_each, center, load) for load in loads])
+            written += each * clients
             if number:
-                rates.add(*rate)
-        what = f"{clients} threads"
-        report.add_rounds(name, what, "jobs/s", rates.rounds, Target("ratio", ">=", 0.9))
-    check_statuses(bench, name, {Status.PENDING: written})
+                in_threads.add(floor, each * clients / took_s)
+    report.add_rounds("schedule", "one by one", "jobs/s", one_by_one.rounds)
+    for percent, found in calls.items():
+        report.add_rounds("schedule", f"one call, p{percent:g}", "ms", found)
+    report.add_rounds("schedule", f"{clients} threads", "jobs/s", in_threads.rounds)
+    check_statuses(bench, "schedule", {Status.PENDING: written})
 
 
-def _threads(
-    bench: Bench, center: TimeoutCenter, clients: int, each: int
-) -> tuple[float | None, float]:
-    """Jobs per second of the floor's and of toc's clients."""
-    due_ms = int(wall_ms()) + FAR_MS
-
-    loads = [job_specs(bench.reserve_biz_ids(each), each, due_ms) for _ in range(clients)]
-    floor_s = None
-    if bench.floors:
-        rows = [
-            plan_rows(bench.ids, bench.reserve_biz_ids(each), each, due_ms) for _ in range(clients)
-        ]
-        floors = zip(bench.floors, rows, strict=False)
-        floor_s = run_in_threads_s([partial(_insert_all, floor, its) for floor, its in floors])
-    ours_s = run_in_threads_s([partial(_schedule_all, center, load) for load in loads])
-    jobs = each * clients
-    return jobs / floor_s if floor_s else None, jobs / ours_s
+def _load(bench: Bench, jobs: int) -> list[JobSpec]:
+    return job_specs(bench.reserve_biz_ids(jobs), jobs, int(wall_ms()) + FAR_MS)
 
 
-def _insert_all(floor: Floor, rows: Sequence[PlannedRow]) -> None:
-    for row in rows:
-        floor.insert(row)
-
-
-def _schedule_all(center: TimeoutCenter, load: Sequence[JobSpec]) -> None:
+def _schedule_each(center: TimeoutCenter, load: list[JobSpec]) -> None:
     for job in load:
         center.schedule(**job)
-
-
-def _floor_one_by_one(bench: Bench, jobs: int) -> list[float]:
-    floor = bench.floor
-    if floor is None:
-        return []
-    rows = plan_rows(bench.ids, bench.reserve_biz_ids(jobs), jobs, int(wall_ms()) + FAR_MS)
-    return time_each_ms([lambda row=row: floor.insert(row) for row in rows])  # type: ignore[misc]
-
-
-def _per_second(calls_ms: Sequence[float]) -> float | None:
-    return len(calls_ms) / sum(calls_ms) * 1000 if calls_ms else None

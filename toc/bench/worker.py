@@ -1,58 +1,54 @@
-"""The worker's process of the benchmark: its handler only remembers when it was called."""
+"""The worker's process of the benchmark: its handler only records when it was called."""
 
 from __future__ import annotations
 
 import resource
+import time
 from typing import Any
 
-from toc.bench.load import ASIDE_TYPE, BIZ_TYPE
+from toc.bench.child import lines_from_parent
+from toc.bench.child_node import serve, settings_of, wall_ms
 from toc.domain.job import Job
 from toc.handlers.registry import Registry
 from toc.node.node import Node
-from toc.trial.child import lines_from_parent
-from toc.trial.worker import Command, serve, settings_of, wall_ms
 
 # job_id, action_ms, handler start in ms by this machine
 _starts: list[tuple[int, int, float]] = []
 
 
-def _noop(job: Job) -> None:
+def _record_start(job: Job) -> None:
     _starts.append((job.job_id, job.action_ms, wall_ms()))
 
 
-def _make_progress_command(node: Node) -> Command:
-    def look(line: dict[str, Any]) -> dict[str, Any]:
-        """How many handlers have started, and how many jobs are not settled yet."""
-        del line
-        worker = node.worker
-        assert worker is not None  # noqa: S101 - a node with handlers has one
-        return {"started": len(_starts), "in_flight": worker.in_flight}
-
-    return look
+def _count_starts(node: Node) -> dict[str, Any]:
+    """How many handlers have started, and how many jobs are not settled yet."""
+    worker = node.worker
+    assert worker is not None  # noqa: S101 - a node with handlers has one
+    return {"started": len(_starts), "in_flight": worker.in_flight}
 
 
-def _make_take_command(node: Node) -> Command:
+def _take_starts(node: Node) -> dict[str, Any]:
+    """Hands the starts over, and forgets them. `memory_kb`: the peak since the process began."""
     del node
+    starts = list(_starts)
+    _starts.clear()
+    return {"starts": starts, "memory_kb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
 
-    def take(line: dict[str, Any]) -> dict[str, Any]:
-        """Hands the starts over; the next ones are counted anew. `memory_kb`: the most it ever had."""
-        del line
-        starts = list(_starts)
-        _starts.clear()
-        return {"starts": starts, "memory_kb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
 
-    return take
+def _read_cpu(node: Node) -> dict[str, Any]:
+    """CPU seconds of this process, all threads."""
+    del node
+    return {"cpu_s": time.process_time()}
 
 
 def main() -> None:
+    first = next(lines_from_parent())
+    settings = settings_of(first)
     handlers = Registry()
-    for biz_type in (BIZ_TYPE, ASIDE_TYPE):
-        handlers.handler(biz_type)(_noop)
-    serve(
-        handlers,
-        {"look": _make_progress_command, "take": _make_take_command},
-        settings_of(next(lines_from_parent())),
-    )
+    for biz_type in first["biz_types"]:
+        handlers.handler(biz_type)(_record_start)
+    commands = {"count": _count_starts, "take": _take_starts, "cpu": _read_cpu}
+    serve(handlers, settings, commands)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from toc.bench.child import unwind_on_signals
 from toc.cli import exit_codes
 from toc.cli.output import make_console
 from toc.demo.run import Plan, run
 from toc.demo.view import Tally, panel, show
 from toc.testing.report import Report
-from toc.trial.child import unwind_on_signals
 
 PLAIN_EVERY_S = 5.0
 

@@ -11,12 +11,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from toc.bench.child import lines_from_parent, send_to_parent
+from toc.bench.child_node import settings_of, wall_ms
 from toc.center.center import TimeoutCenter
 from toc.demo.story import Order, make_orders
 from toc.domain.times import EPOCH, ceil_ms
 from toc.testing.history import CancelAnswered, Journal, RescheduleAnswered, Scheduled
-from toc.trial.child import lines_from_parent, send_to_parent
-from toc.trial.worker import settings_of, wall_ms
 
 THREADS = 4  # an answer of SQLite takes milliseconds when the worker writes too
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import func, select
 
+from toc.bench.child import Child
+from toc.bench.child_node import settings_line, wall_ms
 from toc.demo.story import MAX_ATTEMPTS
 from toc.demo.view import Tally
 from toc.domain.job import Status
 from toc.node.dev import DevDirectory, PrivateRedis
+from toc.runtime.clock import SystemClock
 from toc.runtime.settings import (
     LimitSettings,
     ScannerSettings,
@@ -31,9 +35,6 @@ from toc.testing.final_rows import rows
 from toc.testing.history import Entry, Tail
 from toc.testing.judge import Rules
 from toc.testing.report import Report
-from toc.trial.child import Child
-from toc.trial.connected import open_databases
-from toc.trial.worker import settings_line, wall_ms
 
 DATABASES, SHARDS = 4, 16  # SQLite has one writer per file; with four, processes rarely meet
 TICK_S = 0.25
@@ -61,7 +62,7 @@ def run(plan: Plan, on_tick: Look) -> Report:
     ):
         settings = _settings(directory)
         migrate.upgrade(settings)
-        with open_databases(settings) as databases:
+        with closing(Databases.from_settings(settings, SystemClock())) as databases:
             entries = _play_story(plan, settings, directory.path, databases, on_tick)
             return check([entries, rows(settings)], Rules(max_attempts=MAX_ATTEMPTS))
 

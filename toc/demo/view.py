@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from toc.bench.statistics import LATENESS_EDGES_MS, bars, histogram, percentile, sparkline
 from toc.demo.story import ABOUT, MAX_ATTEMPTS
 from toc.testing.history import (
     CancelAnswered,
@@ -23,7 +24,6 @@ from toc.testing.history import (
     Started,
 )
 from toc.testing.report import MEANING, Kind, Lateness, Report
-from toc.trial.statistics import LATENESS_EDGES_MS, bars, histogram, percentile, sparkline
 
 RECENT = 500  # starts that "now" looks at
 SECONDS_SHOWN = 60

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from toc.bench.child import lines_from_parent
+from toc.bench.child_node import serve, settings_of, wall_ms
 from toc.demo.story import MAX_ATTEMPTS, RETRY_S
 from toc.domain.job import Job
 from toc.handlers.registry import Registry
 from toc.testing.history import Ended, Journal, Started
-from toc.trial.child import lines_from_parent
-from toc.trial.worker import serve, settings_of, wall_ms
 
 PROCESS = "worker"
 
@@ -38,7 +38,7 @@ def handlers(journal: Journal) -> Registry:
 def main() -> None:
     first = next(lines_from_parent())
     with Journal(Path(first["journal"])) as journal:
-        serve(handlers(journal), {}, settings_of(first))
+        serve(handlers(journal), settings_of(first), {})
 
 
 if __name__ == "__main__":

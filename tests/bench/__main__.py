@@ -1,0 +1,77 @@
+"""`make bench`: all cases, with the bare drivers measured beside toc."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from tests.bench.plot import check_plot, plot
+from tests.bench.run import ALL_CASES, run
+from tests.bench.targets import target_lines
+from toc.bench.child import unwind_on_signals
+from toc.bench.common import Options
+from toc.cli.output import make_console
+from toc.errors import TocError
+from toc.runtime.settings import load_settings
+
+
+def read_arguments(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("make bench")
+    add = parser.add_argument
+    add("--case", action="append", choices=list(ALL_CASES), help="only this one; may be repeated")
+    add("--jobs", type=int, default=Options.jobs, help="jobs in each round")
+    add("--rate", action="append", type=float, help="jobs/s of lateness; may be repeated")
+    add("--due", choices=["even", "random", "whole"], default=Options.due)
+    add("--seconds", type=float, default=Options.seconds, help="duration of lateness")
+    add("--batch", type=int, default=Options.batch, help="jobs per call, and per pop of the floor")
+    add("--rounds", type=int, default=Options.rounds, help="how often floor and toc take turns")
+    add("--clients", type=int, help="threads that schedule")
+    add("--workers", type=int, help="worker processes")
+    add("--shards", type=int, help="job tables, and slots")
+    add("--pending", type=int, default=0, help="rows that fill the tables before, due next year")
+    add("--plot", type=Path, metavar="FILE.png", help="write a picture too")
+    add("--json", action="store_true", help="print JSON instead of a table")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    """Exits 1 when a count or an invariant is wrong; a figure that misses its target is no error."""
+    given = read_arguments(arguments)
+    options = Options(
+        given.jobs,
+        tuple(given.rate or Options.rates),
+        given.due,
+        given.seconds,
+        given.batch,
+        given.rounds,
+        given.clients,
+        given.workers,
+    )
+    progress = make_console(stderr=True)
+    try:
+        if given.plot is not None:
+            check_plot(given.plot)
+        with unwind_on_signals():
+            report = run(
+                load_settings(),
+                options,
+                given.case or list(ALL_CASES),
+                lambda line: progress.print(line, highlight=False, markup=False),
+                shards=given.shards,
+                pending=given.pending,
+            )
+        report.notes += target_lines(report)
+        if given.json:
+            sys.stdout.write(json.dumps(report.as_json(), indent=2) + "\n")
+        else:
+            report.show(make_console())
+        if given.plot is not None:  # last: the figures are printed before a drawing can fail
+            plot(report, given.plot)
+    except TocError as error:
+        progress.print(str(error), highlight=False, markup=False)
+        return 4
+    return 1 if report.broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
