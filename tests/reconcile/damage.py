@@ -12,6 +12,7 @@ from tests.integration.world import NEAR_MS, World
 from toc.domain.disagreements import Disagreement
 from toc.domain.ids import GENE_MASK
 from toc.domain.routing import hash_of
+from toc.reconcile.both_sides import BothSides, Spot
 from toc.reconcile.findings import Finding, RepairResult
 from toc.reconcile.repair import Repairer
 from toc.runtime.settings import ReconcileSettings
@@ -23,7 +24,6 @@ FAR_MS = NEAR_MS + 60_000
 LONG_MS = 600_000  # overdue, and over a stay, by far
 ACTOR = "night"
 K = Disagreement
-Spot = tuple[str, int]
 
 
 class Town:
@@ -43,14 +43,9 @@ class Town:
         settings = self.world.settings.model_copy(
             update={"reconcile": ReconcileSettings(repairs_per_s=per_s)}
         )
-        return Repairer(
-            self.library.databases,
-            slots or self.slots,
-            settings,
-            self.library.catalogue.types.find_name,
-            self.library.clock,
-            ACTOR,
-        )
+        find_name = self.library.catalogue.types.find_name
+        sides = BothSides(self.library.databases, slots or self.slots, settings, find_name)
+        return Repairer(sides, ACTOR)
 
     def mend(self, *findings: Finding) -> list[RepairResult]:
         return list(self.repairs().repair(findings))
@@ -400,7 +395,7 @@ def moved_from_afar(town: Town) -> Case:
     )
 
 
-COPIED = "a copy stands for it where it belongs"
+COPIED = "it was copied to where it belongs"
 
 
 def misfit_of(shard: int, home: int) -> Callable[[Town], Case]:

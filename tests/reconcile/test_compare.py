@@ -15,6 +15,7 @@ from tests.integration.world import HORIZON_MS, NEAR_MS, World
 from tests.servers.endpoint import Endpoint
 from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
 from toc.domain.ids import GENE_BITS, SEQUENCE_BITS
+from toc.reconcile.both_sides import BothSides
 from toc.reconcile.compare import ShardCompare
 from toc.reconcile.findings import Finding, ShardComparison
 from toc.reconcile.run import Reconciliation
@@ -48,9 +49,8 @@ def world(_migrated: Library, redis_server: Endpoint) -> Iterator[World]:
 def compare(world: World, **changes: object) -> ShardCompare:
     own = world.settings.reconcile.model_copy(update=changes)
     settings = world.settings.model_copy(update={"reconcile": own})
-    return ShardCompare(
-        world.library.databases, world.slots, settings, world.library.catalogue.types.find_name
-    )
+    find_name = world.library.catalogue.types.find_name
+    return ShardCompare(BothSides(world.library.databases, world.slots, settings, find_name))
 
 
 def found(world: World, **changes: object) -> list[Finding]:

@@ -17,6 +17,7 @@ from toc.domain.disagreements import Disagreement
 from toc.domain.ids import gene_of
 from toc.domain.job import Job, Status
 from toc.domain.routing import hash_of
+from toc.reconcile.both_sides import BothSides
 from toc.reconcile.findings import Finding
 from toc.reconcile.repair import Repairer
 from toc.store.compare_reads import CompareReads
@@ -94,10 +95,9 @@ class Yard:
         )
 
     def mend(self) -> None:
-        settings, clock = self.rig.settings, self.rig.clock
-        repairs = Repairer(
-            self.databases, self.slots, settings, self.catalogue.types.find_name, clock, ACTOR
-        )
+        find_name = self.catalogue.types.find_name
+        sides = BothSides(self.databases, self.slots, self.rig.settings, find_name)
+        repairs = Repairer(sides, ACTOR)
         assert [mend for mend in repairs.repair(self.findings) if not mend.done] == []
         self.findings.clear()
 

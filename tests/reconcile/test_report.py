@@ -933,7 +933,7 @@ def test_the_lines_for_a_terminal(settings: Settings) -> None:
         "  orphan             1  0 repaired  yesterday 0",
         "left: 1 missing, 1 orphan: it moved again",
         f"report: {folder}/index.html",
-        "See below what was not repaired, and why; then let it try again. `toc reconcile --repair`",
+        "See below what was not repaired, and why; then try again. `toc reconcile --repair`",
     ]
     assert report.lines(outcome_of()) == [
         "The databases and Redis agree: 1,000,000 live jobs compared, nothing disagrees."

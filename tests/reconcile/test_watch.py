@@ -33,6 +33,7 @@ from toc.handlers.registry import Registry
 from toc.node.dev import PrivateRedis
 from toc.node.node import Node
 from toc.reconcile import watch as module
+from toc.reconcile.both_sides import BothSides
 from toc.reconcile.compare import ShardCompare
 from toc.reconcile.findings import ShardComparison
 from toc.reconcile.repair import Repairer
@@ -72,11 +73,9 @@ class Spied(ShardCompare):
             update={"reconcile": world.settings.reconcile.model_copy(update=changes)}
         )
         library = world.library
+        find_name = library.catalogue.types.find_name
         super().__init__(
-            library.databases,
-            world.slots,
-            limit_for_watch(settings),
-            library.catalogue.types.find_name,
+            BothSides(library.databases, world.slots, limit_for_watch(settings), find_name)
         )
         self._clock = world.clock
         self.looks: list[tuple[float, int]] = []
@@ -130,15 +129,9 @@ def a_round(world: World, watch: ShardWatch) -> None:
 
 def repairing(world: World) -> dict[str, Any]:
     library = world.library
-    repairs = Repairer(
-        library.databases,
-        world.slots,
-        world.settings,
-        library.catalogue.types.find_name,
-        world.clock,
-        "watch",
-    )
-    return {"repair": repairs.repair}
+    find_name = library.catalogue.types.find_name
+    sides = BothSides(library.databases, world.slots, world.settings, find_name)
+    return {"repair": Repairer(sides, "watch").repair}
 
 
 class Counted:

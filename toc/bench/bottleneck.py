@@ -12,7 +12,7 @@ from redis.cluster import RedisCluster
 from toc.bench.common import Workers
 from toc.timer.scripts import Client
 
-BUSY = 0.85  # of what a part can give: more is not to be had from it
+BUSY = 0.85  # of a part's capacity: from here on it counts as the limit
 _PROCESSORS = Path("/proc/stat")
 
 

@@ -1,4 +1,4 @@
-"""What all cases share: options, the system under test, worker processes, checks."""
+"""Parts of all cases: options, the system under test, worker processes, checks."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Options:
 
 @dataclass(slots=True)
 class Bench:
-    """What a case needs. `tell` is called with lines of progress. `floor`: None without a comparison."""
+    """The context of a case. `tell` is called with lines of progress. `floor`: None without a comparison."""
 
     scratch: Scratch
     options: Options
@@ -171,7 +171,7 @@ def worker_processes(
 def clock_offset(client: Client) -> tuple[float, float]:
     """(Redis' clock minus this machine's, how far that may be off), in ms.
 
-    (0, 0) when they cannot be told apart: then it is the same machine, and one clock.
+    (0, 0) when they cannot be distinguished: then it is the same machine, and one clock.
     """
     best = (float("inf"), 0.0)
     for _ in range(20):
@@ -209,7 +209,7 @@ def run_in_threads_s(works: Sequence[Callable[[], object]]) -> float:
 
 
 class Rates:
-    """Rounds of (floor, toc) in jobs per second; each is told when it is added."""
+    """Rounds of (floor, toc) in jobs per second; each is printed when it is added."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench

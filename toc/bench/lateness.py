@@ -27,7 +27,7 @@ from toc.domain.job import Status
 
 AHEAD_S = 2.0  # scheduled so long before it is due
 ONE_BY_ONE = 1000  # jobs a second: about what one thread can do so
-GATHER_S = 0.05  # beyond that, one call has what has come up in so long
+GATHER_S = 0.05  # above that rate, one call schedules the jobs of so long
 TIMEOUT_S = 60.0
 
 

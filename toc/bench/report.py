@@ -16,7 +16,7 @@ from toc.bench.statistics import Spread, spread
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured value. `floor`: of what was measured beside it; `ratio`: toc / floor in each round."""
+    """One measured value. `floor`: the value it is compared with; `ratio`: toc / floor in each round."""
 
     case: str
     what: str

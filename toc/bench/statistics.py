@@ -9,13 +9,13 @@ from statistics import median
 from typing import NamedTuple
 
 LATENESS_EDGES_MS = (1, 2, 5, 10, 20, 50, 100, 250, 500, 1000, 5000)
-"""Upper edges of the histogram of lateness; what is above the last one has a row of its own."""
+"""Upper edges of the histogram of lateness; values above the last one have a row of their own."""
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 class Spread(NamedTuple):
-    """Several measurements of one thing."""
+    """The range of several measurements."""
 
     low: float
     middle: float  # the median
@@ -60,7 +60,7 @@ def bars(
     unit: str = "ms",
     width: int = 40,
 ) -> list[str]:
-    """The same for values that are counted already: one count per edge, and one for what is above."""
+    """The same for counts: one per edge, and one for the values above the last edge."""
     held = [position for position, n in enumerate(found) if n]
     if not held:
         return []
@@ -75,7 +75,7 @@ def bars(
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """One character per value, as high as the value is beside the largest."""
+    """One character per value; the largest value has the full height."""
     top = max(values, default=0)
     if top <= 0:
         return " " * len(values)

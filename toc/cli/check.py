@@ -40,7 +40,7 @@ def check(
         int, typer.Option(min=0, max=KEPT_MAX, help="Show so many problems of each kind.")
     ] = 20,
 ) -> int:
-    """Say whether toc kept its promises: check what clients and handlers wrote down.
+    """Say whether toc kept its promises, by the journals of clients and handlers.
 
     Exits 1 when it did not.
     """

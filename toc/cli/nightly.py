@@ -56,8 +56,8 @@ def nightly(
 ) -> int:
     """Compare the databases with Redis (and repair, by reconcile.repair), measure lateness, archive.
 
-    What the leader runs every night at reconcile.nightly. A part that fails keeps no other from being
-    done. Exits with the worst of their codes; without Spark it compares in this process, and fails.
+    The leader runs this every night at reconcile.nightly. If one part fails, the others still run.
+    Exits with the worst of their codes; without Spark it compares in this process, and fails.
     """
     settings, clock = load_settings(), SystemClock()
     if parent is not None:
@@ -93,7 +93,7 @@ def _run_part(part: str, work: Work, output: Output) -> PartResult:
         text, code = explain(error)
         lines = [f"{part}: {masked(text)}"]
     said = PartResult(part, int(code), list(lines))
-    if not output.as_json:  # at once: somebody may be reading the log
+    if not output.as_json:  # at once: a person may be reading the log
         for line in said.lines:
             typer.echo(printable(line))
     return said

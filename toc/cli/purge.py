@@ -30,7 +30,7 @@ class DatabaseResult(NamedTuple):
 
 @answers
 def purge(output: Output) -> int:
-    """Delete what has ended long ago: one pass over all databases, by retention.* of the settings.
+    """Delete jobs that ended long ago: one pass over all databases, by retention.* of the settings.
 
     For cron, where retention.in_workers is false. It is as gentle as workers are (retention.share), waits
     for replicas, and keeps what the archive lacks. SIGTERM ends it after the present page. Exits 0 when all

@@ -73,7 +73,7 @@ def reconcile(
 
 
 def open_spark(settings: Settings, master: str | None) -> Any:
-    """A Spark session, or None for `master` none. Its own words go to spark.log beside the reports."""
+    """A Spark session, or None for `master` none. Spark's output goes to spark.log in reconcile.directory."""
     if master == HERE:
         return nullcontext(None)
     return open_session(settings, master, Path(settings.reconcile.directory) / "spark.log")

@@ -39,8 +39,8 @@ from toc.testing.report import Report
 DATABASES, SHARDS = 4, 16  # SQLite has one writer per file; with four, processes rarely meet
 TICK_S = 0.25
 START_S = 60.0
-END_S_MAX = 40.0  # what has not ended so long after the client's last deed is lost
-QUIET_S = 0.5  # a start too many would come within this
+END_S_MAX = 40.0  # jobs that have not ended so long after the client's last call are lost
+QUIET_S = 0.5  # a job that runs twice would start within this time
 
 Look = Callable[[Tally, float], None]
 """Called every tick with the figures so far and the seconds that have passed."""
@@ -68,7 +68,7 @@ def run(plan: Plan, on_tick: Look) -> Report:
 
 
 def _settings(directory: DevDirectory) -> Settings:
-    """The embedded default, whatever else the user has set for his own nodes."""
+    """The default settings, without those that the user has set for their own nodes."""
     parts: dict[str, Any] = {
         "timer": TimerSettings(),
         "scanner": ScannerSettings(),
@@ -122,7 +122,7 @@ def _play_story(
             tick(started_s)
         time.sleep(QUIET_S)
         tick(started_s)
-    tick(started_s)  # what the worker wrote while it was ending
+    tick(started_s)  # the last entries of the worker
     return entries
 
 

@@ -1,4 +1,4 @@
-"""Which orders come when, and what becomes of them. Pure: the seed decides everything."""
+"""The orders of the demo: when each comes, and when it is paid or moved. The seed decides all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees: a live panel in a terminal, plain lines elsewhere, the summary at the end."""
+"""The display: a live panel in a terminal, plain lines elsewhere, the summary at the end."""
 
 from __future__ import annotations
 

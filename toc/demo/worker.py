@@ -15,7 +15,7 @@ PROCESS = "worker"
 
 
 class OutsideTroubleError(Exception):
-    """What a handler meets in the world: a service that is down, a coupon that is gone."""
+    """An error of the outside world: a service that is down, a coupon that is gone."""
 
 
 def handlers(journal: Journal) -> Registry:

@@ -28,6 +28,7 @@ from toc.node.http import HttpServer
 from toc.node.probes import PATIENCE_S, TICK_S, ClockComparison, Probe
 from toc.node.type_reader import TypeReader
 from toc.node.work_sources import WorkSources
+from toc.reconcile.both_sides import BothSides
 from toc.reconcile.compare import ShardCompare
 from toc.reconcile.nightly import Nightly
 from toc.reconcile.repair import Repairer
@@ -331,14 +332,13 @@ class Node:
             return
         settings, repair, types = limit_for_watch(self.settings), None, catalogue.types
         if reconcile.repair:  # only of jobs that ShardCompare has just read: their types are known
-            repair = Repairer(
-                self.databases, self.reminders, settings, types.known_name, self._clock, self.name
-            ).repair
+            sides = BothSides(self.databases, self.reminders, settings, types.known_name)
+            repair = Repairer(sides, self.name).repair
         for database in self.databases:
             name = partial(types.find_name, database=database)
             yield ShardWatch(
                 database.index,
-                ShardCompare(self.databases, self.reminders, settings, name),
+                ShardCompare(BothSides(self.databases, self.reminders, settings, name)),
                 self._clock,
                 watch_s=reconcile.watch_s,
                 grace_s=reconcile.grace_s,

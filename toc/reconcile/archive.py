@@ -17,8 +17,8 @@ staging folder, which a later run throws away: nobody can declare it archived an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from toc.reconcile.archive_files import (
     sums_of_parquet,
     write,
 )
+from toc.reconcile.findings import timed
 from toc.reconcile.spark_errors import reason_of, spark_errors
 from toc.reconcile.spark_files import SparkFiles
 from toc.runtime.clock import Clock
@@ -200,9 +201,9 @@ class _ArchiveRun:
         # The archive is for ever: the names from the database itself must be there, and win.
         names = {**read_known_types(databases).names, **read_known_types([database]).names}
         for left in reversed(range(TRIES)):
-            with self._time_phase("write"):
+            with timed(self._clock, self.result.seconds, "write"):
                 write(self._spark, self._settings, database.shards, window, names, url)
-            with self._time_phase("check"):
+            with timed(self._clock, self.result.seconds, "check"):
                 archive_sums = sums_of_parquet(self._spark, url, names)
                 database_sums = sums_of_database(
                     self._spark, self._settings, database.shards, window
@@ -231,7 +232,7 @@ class _ArchiveRun:
                     "of another machine? Run `toc nightly` on that one (docs/how-to/archive.md)"
                 )
             return 0  # another run has moved them meanwhile
-        with self._time_phase("publish"):
+        with timed(self._clock, self.result.seconds, "publish"):
             for day in self._folders.folders(staging):
                 for file in self._folders.files(f"{staging}/{day}"):
                     self._folders.move(
@@ -260,15 +261,6 @@ class _ArchiveRun:
                     "the day was never archived: was it restored from a backup, or do two systems "
                     "share the folder? Move away what is not its own (docs/how-to/archive.md)"
                 )
-
-    @contextmanager
-    def _time_phase(self, phase: str) -> Iterator[None]:
-        began_s = self._clock.monotonic_s()
-        try:
-            yield
-        finally:
-            seconds = self.result.seconds
-            seconds[phase] = seconds.get(phase, 0.0) + self._clock.monotonic_s() - began_s
 
 
 def _staging_folder(database: Database, run: int | None = None) -> str:

@@ -8,59 +8,23 @@ looked up at once, and again `grace_s` later; only a disagreement that is still 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from toc.domain.disagreements import Disagreement, Tolerances
-from toc.errors import SettingsError
+from toc.reconcile.both_sides import BothSides
 from toc.reconcile.findings import Finding, ShardComparison
 from toc.reconcile.merge_walk import MergeWalk
 from toc.reconcile.recheck import Rechecker, Suspects
-from toc.runtime.clock import Clock
-from toc.runtime.settings import Settings
-from toc.store.catalogue import Catalogue
-from toc.store.compare_reads import CompareReads
-from toc.store.databases import Databases
-from toc.store.schema_check import check_databases
 from toc.timer.loader import read_period_s
-from toc.timer.reminders import Reminders
-
-
-@contextmanager
-def open_both_sides(settings: Settings, clock: Clock) -> Iterator[tuple[Databases, Reminders]]:
-    """Opens the databases and Redis; connects on first use.
-
-    Raises SettingsError if there is no Redis, SchemaMismatch if the databases were set up with other shards
-    or slots (every job would look misplaced, and be moved), and StoreUnavailable if no database answers.
-    """
-    if not settings.has_timer:
-        raise SettingsError("redis_url: is 'none': there is nothing to compare with")
-    databases = Databases.from_settings(settings, clock, pool_size=2)
-    reminders = Reminders.from_settings(settings, clock)
-    try:
-        check_databases(databases, Catalogue(databases), settings.facts)
-        yield databases, reminders
-    finally:
-        reminders.close()
-        databases.close()
 
 
 class ShardCompare:
     """Compares shards with their slots. Only reads. Every method raises StoreUnavailable and
     TimerUnavailable.
-
-    `name_of_type`: gives the name of a type's number; raises NotFound.
     """
 
-    def __init__(
-        self,
-        databases: Databases,
-        slots: Reminders,
-        settings: Settings,
-        name_of_type: Callable[[int], str],
-    ) -> None:
-        self._reads, self._slots, self._settings = CompareReads(databases), slots, settings
-        self._clock = databases.clock
+    def __init__(self, sides: BothSides) -> None:
+        self._sides = sides
+        settings = sides.settings
         timer, reconcile = settings.timer, settings.reconcile
         seen_s = read_period_s(timer.horizon_s, timer.load_tick_s) + reconcile.grace_s
         self._limits = Tolerances(
@@ -68,31 +32,16 @@ class ShardCompare:
             overdue_ms=round(settings.overdue_s * 1000),
             stuck_ms=round(settings.overdue_s * 1000),
         )
-        self._rechecker = Rechecker(self._reads, slots, settings, self._limits, name_of_type)
+        self._rechecker = Rechecker(sides, self._limits)
         self._kept_max = settings.findings_kept
-
-    @classmethod
-    @contextmanager
-    def open(cls, settings: Settings, clock: Clock) -> Iterator[ShardCompare]:
-        """Opens connections of its own. Raises as `open_both_sides`."""
-        with open_both_sides(settings, clock) as (databases, slots):
-            yield cls(databases, slots, settings, Catalogue(databases).types.find_name)
 
     def compare_shard(self, shard: int, *, far: bool = True) -> ShardComparison:
         """Compares a shard, and looks its suspects up. `far`: also counts the rows due beyond the horizon."""
         compared = ShardComparison(shard)
-        walk = MergeWalk(
-            self._reads,
-            self._slots,
-            self._settings,
-            self._limits,
-            self._rechecker,
-            self._clock,
-            compared,
-        )
+        walk = MergeWalk(self._sides, self._limits, self._rechecker, compared)
         walk.run()
         if far:
-            compared.counts["far"] = self._reads.count_due_after(shard, walk.until_ms)
+            compared.counts["far"] = self._sides.reads.count_due_after(shard, walk.until_ms)
         self._check_marks(compared)
         return compared
 

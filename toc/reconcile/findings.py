@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
 from toc.domain.disagreements import Disagreement
+from toc.runtime.clock import Clock
 
 
 class Finding(NamedTuple):
@@ -136,3 +139,13 @@ class ReconcileResult:
             return RunVerdict.AGREED
         mended = sum(repair.done for repair in self.repairs)
         return RunVerdict.REPAIRED if mended == self.found.total() else RunVerdict.LEFT
+
+
+@contextmanager
+def timed(clock: Clock, seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Adds the duration of the block to `seconds[phase]`."""
+    began_s = clock.monotonic_s()
+    try:
+        yield
+    finally:
+        seconds[phase] = seconds.get(phase, 0.0) + clock.monotonic_s() - began_s

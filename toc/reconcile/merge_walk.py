@@ -15,13 +15,11 @@ from typing import NamedTuple
 from toc.domain.disagreements import Disagreement, Tolerances
 from toc.domain.ids import SEQUENCE_BITS, gene_of
 from toc.domain.routing import slot_of
+from toc.reconcile.both_sides import BothSides
 from toc.reconcile.findings import MarkCoverage, ShardComparison
 from toc.reconcile.recheck import Rechecker, Suspects
-from toc.runtime.clock import Clock
-from toc.runtime.settings import Settings
-from toc.store.compare_reads import CompareReads, LivePage
+from toc.store.compare_reads import LivePage
 from toc.timer.loader import Mark
-from toc.timer.reminders import Reminders
 
 
 class _Window(NamedTuple):
@@ -36,22 +34,22 @@ class MergeWalk:
 
     def __init__(
         self,
-        rows: CompareReads,
-        slots: Reminders,
-        settings: Settings,
+        sides: BothSides,
         limits: Tolerances,
         rechecker: Rechecker,
-        clock: Clock,
         compared: ShardComparison,
     ) -> None:
-        self._clock, self._booked_until_s = clock, clock.monotonic_s()
-        self._reads, self._slots, self._settings = rows, slots, settings
+        self._sides, self._reads, self._reminders = sides, sides.reads, sides.reminders
+        self._clock, self._booked_until_s = sides.clock, sides.clock.monotonic_s()
         self._limits, self._rechecker, self._compared = limits, rechecker, compared
+        settings = sides.settings
         self._shard, self._shards = compared.shard, settings.shards
         self._page, self._kept_max = settings.reconcile.page, settings.findings_kept
         self._amounts = settings.slot_amounts
         self._slot = {topic: slot_of(self._shard, n) for topic, n in self._amounts.items()}
-        found = {topic: slots.marks(topic, [slot])[slot] for topic, slot in self._slot.items()}
+        found = {
+            topic: self._reminders.marks(topic, [slot])[slot] for topic, slot in self._slot.items()
+        }
         self._now_ms = min(marks.time_ms for marks in found.values())
         # A mark from another life of the Redis server does not count: the loader writes a new one.
         self._marks = {
@@ -102,7 +100,7 @@ class MergeWalk:
 
     def _read_prepare_queue(self, topic: str) -> None:
         slot, stuck_ms = self._slot[topic], self._now_ms - self._limits.stuck_ms
-        for page in self._slots.popped_pages(topic, slot, self._page):
+        for page in self._reminders.popped_pages(topic, slot, self._page):
             mine = self._keep_own_shard(topic, page.by_id)
             self._compared.counts["out"] += len(mine)
             self._compared.counts["foreign"] += page.foreign
@@ -165,7 +163,7 @@ class MergeWalk:
             return {topic: dict(rows) for topic in self._slot}
         found: dict[str, dict[int, int]] = {topic: {} for topic in self._slot}
         topics = {
-            n: self._settings.topic_of(self._rechecker.type_name(n)) for n in set(page.types)
+            n: self._sides.topic_of_type(n) for n in set(page.types)
         }  # one look-up for each type
         for (job_id, due_ms), type_no in zip(rows, page.types, strict=True):
             found[topics[type_no]][job_id] = due_ms
@@ -173,7 +171,7 @@ class MergeWalk:
 
     def _read_reminders(self, topic: str, window: _Window) -> dict[int, int]:
         found, self._carried[topic] = self._carried[topic], {}
-        for page in self._slots.armed_pages(topic, self._slot[topic], *window, self._page):
+        for page in self._reminders.armed_pages(topic, self._slot[topic], *window, self._page):
             mine = self._keep_own_shard(topic, page.by_id)
             self._compared.counts["armed"] += len(mine)
             self._compared.counts["foreign"] += page.foreign

@@ -51,7 +51,7 @@ WORDS = {
     RunVerdict.LEFT: "disagreements are left",
     RunVerdict.UNABLE: "not everything could be done",
     RunVerdict.REPAIRED: "all disagreements are repaired",
-    4: "settings, schema or what is installed are wrong",
+    4: "the settings or the schema are wrong, or software is missing",
 }
 
 
@@ -88,7 +88,7 @@ class Nightly:
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = False
         self.lack = ""
-        """What this node lacked for the run at its start, and how to get it; empty: nothing."""
+        """The software that this node lacked at its start, and how to install it; "": none."""
         self.since_ms: int | None = None
         """When the present run began, by this machine's wall clock; None: there is none."""
         self.last: LastRun | None = None
@@ -201,8 +201,8 @@ class Nightly:
 def end_with_parent(parent: int, clock: Clock) -> None:
     """From now on this process and its group are killed when `parent` is no longer its parent.
 
-    Then the parent was killed, and nobody is left to stop this run. It polls, since only Linux has a signal
-    for it, and that one depends on the thread that started the process.
+    Then the parent was killed, and no process is left that would stop this run. It polls, since only Linux has
+    a signal for it, and that one depends on the thread that started the process.
     """
 
     def poll_parent() -> None:
@@ -214,14 +214,14 @@ def end_with_parent(parent: int, clock: Clock) -> None:
 
 
 def words_of_exit_code(code: int) -> str:
-    """What an exit code of `toc nightly` means."""
+    """The meaning of an exit code of `toc nightly`."""
     if code < 0:
         return f"it was ended by signal {-code}"
     return WORDS.get(code, f"it failed, with exit code {code}")
 
 
 def missing_software() -> str:
-    """What the nightly run needs and this machine lacks, and how to get it; empty: nothing.
+    """The software that the nightly run needs and this machine lacks, and how to install it; "": none.
 
     Imports none of it: a worker should not load Spark.
     """

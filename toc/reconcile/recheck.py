@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from toc.domain.disagreements import (
@@ -14,17 +14,10 @@ from toc.domain.disagreements import (
     disagreements,
     is_misfit,
 )
-from toc.domain.ids import gene_of
 from toc.domain.job import Status
-from toc.domain.routing import slot_of
-from toc.errors import NotFound
+from toc.reconcile.both_sides import BothSides, Spot
 from toc.reconcile.findings import Finding
-from toc.runtime.settings import Settings
-from toc.store.compare_reads import CompareReads, FullRow
-from toc.timer.reminders import Reminders
-
-Spot = tuple[str, int]
-"""A topic and one of its slots."""
+from toc.store.compare_reads import FullRow
 
 
 class Suspects(defaultdict[Spot, set[int]]):
@@ -53,65 +46,42 @@ class _Suspect(NamedTuple):
 
 
 class Rechecker:
-    """Looks jobs up on both sides. `name_of_type`: gives the name of a type's number; raises NotFound."""
+    """Looks jobs up on both sides."""
 
-    def __init__(
-        self,
-        rows: CompareReads,
-        slots: Reminders,
-        settings: Settings,
-        limits: Tolerances,
-        name_of_type: Callable[[int], str],
-    ) -> None:
-        self._reads, self._slots, self._settings = rows, slots, settings
-        self._limits, self._name_of_type = limits, name_of_type
-        self._shards, self._amounts = settings.shards, settings.slot_amounts
-        self._names: dict[int, str] = {}
+    def __init__(self, sides: BothSides, limits: Tolerances) -> None:
+        self._sides, self._limits, self._shards = sides, limits, sides.settings.shards
 
     def recheck(self, shard: int, suspects: Mapping[Spot, Collection[int]]) -> Iterator[Rechecked]:
         """Yields the present state of ids that were found in some slots."""
         ids = {job_id for some in suspects.values() for job_id in some}
         rows = self._read_full_rows(shard, ids)
-        spots: dict[int, set[Spot]] = defaultdict(set)
+        wanted: dict[Spot, set[int]] = defaultdict(set)
         for spot, some in suspects.items():
-            for job_id in some:
-                spots[job_id].add(spot)
+            wanted[spot].update(some)
         for job_id, row in rows.items():
-            spots[job_id].add(self._home_spot(row))
-        places = self._find_places(spots)
-        now_ms = self._slots.time_ms()
+            wanted[self._sides.home_of_row(row)].add(job_id)
+        spot_of = {job_id: spot for spot in sorted(wanted, reverse=True) for job_id in wanted[spot]}
+        places = self._sides.find_places({spot: list(some) for spot, some in wanted.items()})
+        now_ms = self._sides.reminders.time_ms()
         for job_id in sorted(ids):
-            suspect = _Suspect(job_id, rows.get(job_id), places.get(job_id, []), min(spots[job_id]))
+            found = [ReminderPlace(*spot, *at) for spot, at in places.get(job_id, {}).items()]
+            suspect = _Suspect(job_id, rows.get(job_id), found, spot_of[job_id])
             yield self._judge(shard, suspect, now_ms)
-
-    def _find_places(self, spots: Mapping[int, Collection[Spot]]) -> dict[int, list[ReminderPlace]]:
-        """Where each id is, among the spots given for it."""
-        wanted: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-        for job_id, some in spots.items():
-            for topic, slot in some:
-                wanted[topic][slot].append(job_id)
-        found: dict[int, list[ReminderPlace]] = defaultdict(list)
-        for topic, by_slot in wanted.items():
-            for (slot, job_id), (armed, out) in self._slots.find_reminders(topic, by_slot).items():
-                found[job_id].append(ReminderPlace(topic, slot, armed, out))
-        return found
 
     def _read_full_rows(self, shard: int, ids: Collection[int]) -> dict[int, FullRow]:
         """The rows of the ids: in this shard, else in the shard that the id names."""
-        found = {row.job_id: row for row in self._reads.full_rows(shard, ids)}
+        found = {row.job_id: row for row in self._sides.reads.full_rows(shard, ids)}
         elsewhere: dict[int, list[int]] = defaultdict(list)
         for job_id in ids:
-            other = gene_of(job_id) & (self._shards - 1)
+            other = self._sides.shard_of(job_id)
             if job_id not in found and other != shard:
                 elsewhere[other].append(job_id)
-        for other, some in sorted(elsewhere.items()):
-            found |= {row.job_id: row for row in self._reads.full_rows(other, some)}
-        return found
+        return found | {row.job_id: row for row in self._sides.read_rows(elsewhere).values()}
 
     def _judge(self, shard: int, suspect: _Suspect, now_ms: int) -> Rechecked:
         full, places, row, home = suspect.row, suspect.places, None, suspect.spot
         if full is not None:
-            home = self._home_spot(full)
+            home = self._sides.home_of_row(full)
             row = RowFacts(
                 suspect.job_id, full.shard, full.biz_id, home[0], full.status,
                 full.action_ms, full.due_ms, full.attempts, full.claimed_ms,
@@ -143,26 +113,12 @@ class Rechecker:
         return finding._replace(
             shard=row.shard,
             biz_id=row.biz_id,
-            biz_type=self.type_name(row.type_no),
+            biz_type=self._sides.type_name(row.type_no),
             status=int(row.status),
             action_ms=row.action_ms,
             due_ms=row.due_ms,
             attempts=row.attempts,
         )
-
-    def type_name(self, type_no: int) -> str:
-        """The name of a type; "" for a number that has none (written by another program, or not yet read)."""
-        type_name = self._names.get(type_no)
-        if type_name is None:
-            try:
-                type_name = self._names[type_no] = self._name_of_type(type_no)
-            except NotFound:
-                return ""
-        return type_name
-
-    def _home_spot(self, row: FullRow) -> Spot:
-        topic = self._settings.topic_of(self.type_name(row.type_no))
-        return topic, slot_of(gene_of(row.job_id), self._amounts[topic])
 
 
 def _places_of_kind(

@@ -1,8 +1,7 @@
-"""The remedy for one disagreement, given both sides as they are right before the repair. Pure: it asks
-nobody.
+"""The remedy for one disagreement, given both sides as they are right before the repair. Pure functions.
 
 A finding may be minutes old. Therefore each rule first asks whether it is still true; if not, there is
-nothing to do. What a rule orders is harmless if the job has changed once more meanwhile: the claim corrects
+nothing to do. A remedy is harmless if the job has changed once more meanwhile: the claim corrects
 an early reminder, and forgets the reminder of an ended job when it is popped.
 """
 
@@ -13,17 +12,11 @@ from typing import NamedTuple
 
 from toc.domain.disagreements import Disagreement, latest_ms
 from toc.domain.job import Status
+from toc.reconcile.both_sides import NOWHERE, Places, Spot
 from toc.reconcile.findings import Finding
 from toc.store.compare_reads import FullRow
 from toc.timer.reminders import Reminder
 
-Spot = tuple[str, int]
-"""A topic and one of its slots."""
-
-Places = tuple[int | None, int | None]
-"""A reminder's places in a slot: its time in the StoreQueue, the end of its stay in the PrepareQueue."""
-
-NOWHERE: Places = (None, None)
 _ARMED = "armed at its due_time"
 
 

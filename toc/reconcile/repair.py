@@ -1,4 +1,4 @@
-"""Repairs the findings of a compare, through the same guarded statements and scripts that all others use.
+"""Repairs the findings of a compare, with the guarded statements and scripts that workers use.
 
 Right before its repair each job is read again, in the database and in Redis (`remedies`); so a finding may be
 old, a run may be repeated, and two may run at the same time. The steps for a batch:
@@ -31,34 +31,24 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TypeVar
 
 from toc.domain.disagreements import Disagreement
-from toc.domain.ids import gene_of
 from toc.domain.job import Status
 from toc.domain.routing import slot_of
-from toc.errors import NotFound
+from toc.reconcile.both_sides import NOWHERE, BothSides, Spot, by_topic
 from toc.reconcile.findings import Finding, RepairResult
 from toc.reconcile.remedies import (
-    NOWHERE,
-    Places,
     RecheckedFinding,
     Remedy,
-    Spot,
     choose_remedy,
     remedy_after_realign,
 )
-from toc.runtime.clock import Clock
-from toc.runtime.settings import Settings
 from toc.store.columns import sql_time
-from toc.store.compare_reads import CompareReads, FullRow
-from toc.store.databases import Databases
+from toc.store.compare_reads import FullRow
 from toc.store.job_repair import JobRepair, ShiftedJob
-from toc.timer.reminders import Reminder, Reminders
+from toc.timer.reminders import Reminder
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 BATCH = 200  # findings at a time, and at most those of one second
 
@@ -85,24 +75,15 @@ _LIVE = [int(status) for status in Status if status.live]
 
 
 class Repairer:
-    """Repairs findings. `name_of_type`: gives the name of a type's number; raises NotFound. `actor`: named in
-    events.
+    """Repairs findings. `actor`: named in events.
 
     Thread-safe; all callers together repair at most `reconcile.repairs_per_s`.
     """
 
-    def __init__(
-        self,
-        databases: Databases,
-        slots: Reminders,
-        settings: Settings,
-        name_of_type: Callable[[int], str],
-        clock: Clock,
-        actor: str,
-    ) -> None:
-        self._routing, self._slots, self._settings = databases.routing, slots, settings
-        self._name_of_type, self._clock = name_of_type, clock
-        self._rows, self._job_repair = CompareReads(databases), JobRepair(databases, actor)
+    def __init__(self, sides: BothSides, actor: str) -> None:
+        settings = sides.settings
+        self._sides, self._reminders, self._clock = sides, sides.reminders, sides.clock
+        self._job_repair = JobRepair(sides.databases, actor)
         self._near_ms = settings.timer.arm_within_ms
         self._per_s = settings.reconcile.repairs_per_s
         self._batch = max(1, min(BATCH, int(self._per_s)))
@@ -138,7 +119,11 @@ class Repairer:
 
     def _batch_key(self, finding: Finding) -> tuple[int, Disagreement, int]:
         """Findings may share a batch if this is equal: one kind, one database."""
-        return _ORDER[finding.kind], finding.kind, self._routing.database(finding.shard)
+        return (
+            _ORDER[finding.kind],
+            finding.kind,
+            self._sides.settings.routing.database(finding.shard),
+        )
 
     def _order_key(self, finding: Finding) -> tuple[int, int, str, int, int]:
         return (
@@ -165,7 +150,7 @@ class Repairer:
             for finding in batch:
                 results.append(self._drop_mark(finding))
             return
-        now_ms = self._slots.time_ms()
+        now_ms = self._reminders.time_ms()
         rechecked = self._recheck_batch(batch, now_ms, armed)  # without Redis nothing is changed
         match kind:
             case Disagreement.MISFIT:
@@ -203,18 +188,18 @@ class Repairer:
         rehomed = self._job_repair.copy_to_right_shard(finding.shard, old_id)
         if rehomed.job_id is None:
             return RepairResult(finding, rehomed.is_over and finding.status in _LIVE, rehomed.why)
-        topic = self._topic_of_type(rehomed.type_no)
-        home = self._home_spot(topic, rehomed.job_id)
+        topic = self._sides.topic_of_type(rehomed.type_no)
+        home = self._sides.home_spot(topic, rehomed.job_id)
         if rehomed.due_ms <= now_ms + self._near_ms:
             self._arm({topic: [Reminder(rehomed.due_ms, rehomed.job_id)]}, armed)
         # The old shard's loader took the slot from the shard, a worker takes it from the id.
-        amount = self._settings.slots_of(topic)
+        amount = self._sides.settings.slots_of(topic)
         spots = {(finding.topic, finding.slot), (topic, slot_of(finding.shard, amount))}
-        spots.add(self._home_spot(topic, old_id))
+        spots.add(self._sides.home_spot(topic, old_id))
         if rehomed.job_id == old_id:  # only its shard was wrong
             spots.discard(home)
         self._ack({spot: [old_id] for spot in spots}, {old_id}, now_ms, armed)
-        return RepairResult(finding, True, "a copy stands for it where it belongs")
+        return RepairResult(finding, True, "it was copied to where it belongs")
 
     # ---- looking
 
@@ -222,31 +207,24 @@ class Repairer:
         self, batch: Sequence[Finding], now_ms: int, armed: set[int]
     ) -> list[RecheckedFinding]:
         """Reads the rows of findings, then their reminders: in their own slots, and where they were found."""
-        rows = self._read_rows(batch)
-        homes: list[Spot] = []
+        sides, rows = self._sides, self._read_rows(batch)
+        homes = [
+            (finding.topic, finding.slot) if row is None else sides.home_of_row(row)
+            for finding, row in zip(batch, rows, strict=True)
+        ]
         wanted: dict[Spot, list[int]] = defaultdict(list)
-        for finding, row in zip(batch, rows, strict=True):
-            spot = finding.topic, finding.slot
-            home = (
-                spot
-                if row is None
-                else self._home_spot(self._topic_of_type(row.type_no), row.job_id)
-            )
-            homes.append(home)
-            for place in {home, spot}:
-                wanted[place].append(finding.job_id)
-        places_of: dict[tuple[str, int, int], Places] = {}
-        for topic, by_slot in _by_topic(wanted).items():
-            for (slot, job_id), stand in self._slots.find_reminders(topic, by_slot).items():
-                places_of[topic, slot, job_id] = stand
+        for finding, home in zip(batch, homes, strict=True):
+            for spot in {home, (finding.topic, finding.slot)}:
+                wanted[spot].append(finding.job_id)
+        places = sides.find_places(wanted)
         return [
             RecheckedFinding(
                 finding, row, home,
-                at_home=places_of.get((*home, finding.job_id), NOWHERE),
-                at_spot=places_of.get((finding.topic, finding.slot, finding.job_id), NOWHERE),
+                at_home=places.get(finding.job_id, {}).get(home, NOWHERE),
+                at_spot=places.get(finding.job_id, {}).get((finding.topic, finding.slot), NOWHERE),
                 now_ms=now_ms,
                 until_ms=now_ms + self._near_ms,
-                shard_of_id=self._shard_of(finding.job_id),
+                shard_of_id=sides.shard_of(finding.job_id),
                 just_armed=finding.job_id in armed,
             )
             for finding, row, home in zip(batch, rows, homes, strict=True)
@@ -255,34 +233,19 @@ class Repairer:
     def _read_rows(self, batch: Sequence[Finding]) -> list[FullRow | None]:
         """For each finding, the row where a worker finds it if that is live, else the one where it was found.
 
-        There may be two with one id, if somebody has copied rows by hand.
+        There may be two with one id, if a person has copied rows by hand.
         """
         ids: dict[int, set[int]] = defaultdict(set)
         for finding in batch:
             ids[finding.shard].add(finding.job_id)
-            ids[self._shard_of(finding.job_id)].add(finding.job_id)
-        found: dict[tuple[int, int], FullRow] = {}
-        for shard in sorted(ids):
-            for row in self._rows.full_rows(shard, ids[shard]):
-                found[shard, row.job_id] = row
+            ids[self._sides.shard_of(finding.job_id)].add(finding.job_id)
+        found = self._sides.read_rows(ids)
         rows = []
         for finding in batch:
-            own = found.get((self._shard_of(finding.job_id), finding.job_id))
+            own = found.get((self._sides.shard_of(finding.job_id), finding.job_id))
             at_spot = found.get(_row_place(finding), own)
             rows.append(own if own is not None and own.status.live else at_spot)
         return rows
-
-    def _shard_of(self, job_id: int) -> int:
-        return self._routing.shard(gene_of(job_id))
-
-    def _topic_of_type(self, type_no: int) -> str:
-        try:
-            return self._settings.topic_of(self._name_of_type(type_no))
-        except NotFound:  # a number that was not written by toc
-            return self._settings.topic_of("")
-
-    def _home_spot(self, topic: str, job_id: int) -> Spot:
-        return topic, slot_of(gene_of(job_id), self._settings.slots_of(topic))
 
     # ---- reminders
 
@@ -314,7 +277,7 @@ class Repairer:
                     ended.add(job_id)
         self._arm(arms, armed)
         for topic, some in backs.items():
-            self._slots.put_back(topic, some)
+            self._reminders.put_back(topic, some)
         self._ack(acks, ended, rechecked[0].now_ms, armed)
 
     def _write_trace(self, todo: Iterable[tuple[RecheckedFinding, Remedy]]) -> None:
@@ -335,7 +298,7 @@ class Repairer:
 
     def _arm(self, reminders: Mapping[str, Sequence[Reminder]], armed: set[int]) -> None:
         for topic, some in reminders.items():
-            self._slots.arm(topic, some)
+            self._reminders.arm(topic, some)
             armed.update(reminder.job_id for reminder in some)
 
     def _ack(
@@ -346,26 +309,25 @@ class Repairer:
         armed: set[int],
     ) -> None:
         """Acks ids, then arms those of the `ended` that are live again (see 5 above)."""
-        for topic, by_slot in _by_topic(acks).items():
-            self._slots.remove(topic, by_slot)
+        for topic, by_slot in by_topic(acks).items():
+            self._reminders.remove(topic, by_slot)
         ids: dict[int, set[int]] = defaultdict(set)
         for job_id in ended:
-            ids[self._shard_of(job_id)].add(job_id)
+            ids[self._sides.shard_of(job_id)].add(job_id)
         alive: dict[str, list[Reminder]] = defaultdict(list)
-        for shard in sorted(ids):
-            for row in self._rows.full_rows(shard, ids[shard]):
-                due_ms = row.due_ms if row.status.live else None
-                if due_ms is not None and due_ms <= now_ms + self._near_ms:
-                    topic = self._topic_of_type(row.type_no)
-                    alive[topic].append(Reminder(due_ms, row.job_id))
+        for row in self._sides.read_rows(ids).values():
+            due_ms = row.due_ms if row.status.live else None
+            if due_ms is not None and due_ms <= now_ms + self._near_ms:
+                topic = self._sides.topic_of_type(row.type_no)
+                alive[topic].append(Reminder(due_ms, row.job_id))
         self._arm(alive, armed)
 
     def _drop_mark(self, finding: Finding) -> RepairResult:
         topic, slot = finding.topic, finding.slot
-        if finding.shard not in self._slots.marks(topic, [slot])[slot].by_shard:
+        if finding.shard not in self._reminders.marks(topic, [slot])[slot].by_shard:
             return RepairResult(finding, True, "it was dropped meanwhile")
         log.info("repair: %s: dropped the mark of %s slot %d", finding.kind, topic, slot)
-        self._slots.drop_marks(topic, [slot])
+        self._reminders.drop_marks(topic, [slot])
         return RepairResult(finding, True, "dropped: the loader begins anew")
 
 
@@ -380,10 +342,3 @@ def _result_of(current: RecheckedFinding, done: Remedy) -> RepairResult:
 def _split(items: Sequence[Finding], size: int) -> Iterator[Sequence[Finding]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
-
-
-def _by_topic(by_spot: Mapping[Spot, Sequence[T]]) -> dict[str, dict[int, Sequence[T]]]:
-    found: dict[str, dict[int, Sequence[T]]] = defaultdict(dict)
-    for (topic, slot), items in by_spot.items():
-        found[topic][slot] = items
-    return found

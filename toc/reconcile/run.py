@@ -1,7 +1,7 @@
 """A whole reconciliation: compares all shards, looks the disagreements up again, then repairs them.
 
-Nothing is repaired unless everything was compared: data that seems missing may be in a part that did not
-answer.
+Nothing is repaired unless every shard was compared: a job that seems to be missing may be in a database that
+did not answer.
 """
 
 from __future__ import annotations
@@ -9,18 +9,17 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from toc.domain.disagreements import Disagreement
 from toc.errors import StoreUnavailable, TimerUnavailable, TocError
-from toc.reconcile.compare import ShardCompare, open_both_sides
-from toc.reconcile.findings import ReconcileResult, ShardComparison, ShardFailure
+from toc.reconcile.both_sides import BothSides
+from toc.reconcile.compare import ShardCompare
+from toc.reconcile.findings import ReconcileResult, ShardComparison, ShardFailure, timed
 from toc.reconcile.repair import Repairer
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
-from toc.store.catalogue import Catalogue
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,10 +46,11 @@ class CompareTask:
         """Yields the result of each item. A database that does not answer is asked only once."""
         key = json.dumps(
             self.settings.model_dump(), default=str
-        )  # with passwords: they tell settings apart
+        )  # with passwords: settings may differ only in them
         if key not in _open_compares:
             try:
-                _open_compares[key] = ShardCompare.open(self.settings, self.clock).__enter__()
+                sides = BothSides.open(self.settings, self.clock).__enter__()
+                _open_compares[key] = ShardCompare(sides)
             except TocError as error:
                 for item in items:
                     yield ShardFailure(item if isinstance(item, int) else item.shard, str(error))
@@ -106,25 +106,25 @@ class Reconciliation:
         )
 
     def run(self) -> ReconcileResult:
-        """Compares, looks up again, repairs. Raises as `compare.open_both_sides`."""
+        """Compares, looks up again, repairs. Raises as `BothSides.open`."""
         outcome = self.outcome
-        with open_both_sides(self._settings, self._clock):
+        with BothSides.open(self._settings, self._clock):
             pass  # raises if the settings do not fit the databases
-        with self._time_phase("compare"):
+        with timed(self._clock, outcome.seconds, "compare"):
             first = self._run_tasks("comparing", self._shards_by_turns())
         suspect = [compared for compared in first if compared.findings]
         # A shard that cannot be looked at again has no findings: seeing them once is not enough.
         still = {compared.shard: compared for compared in first if not compared.findings}
         if suspect:
-            with self._time_phase("grace"):
+            with timed(self._clock, outcome.seconds, "grace"):
                 self._clock.sleep_s(self._settings.reconcile.grace_s)
-            with self._time_phase("look"):
+            with timed(self._clock, outcome.seconds, "look"):
                 for compared in self._run_tasks("looking again", suspect):
                     still[compared.shard] = compared
         outcome.compared = self._settings.shards - len({f.shard for f in outcome.failures})
         self._merge_results(still.values())
         if self._repair and outcome.findings and not outcome.failures:
-            with self._time_phase("repair"):
+            with timed(self._clock, outcome.seconds, "repair"):
                 self._repair_findings()
         outcome.ended_ms = self._clock.wall_ms()
         return outcome
@@ -147,8 +147,8 @@ class Reconciliation:
             )
         else:
             answers = []
-            with ShardCompare.open(self._settings, self._clock) as compare:
-                for answer in work.compare_items(compare, items):
+            with BothSides.open(self._settings, self._clock) as sides:
+                for answer in work.compare_items(ShardCompare(sides), items):
                     answers.append(answer)
                     self._on_progress(phase, len(answers), len(items))
         self.outcome.failures += [a for a in answers if isinstance(a, ShardFailure)]
@@ -162,8 +162,7 @@ class Reconciliation:
                 outcome.work[on] += seconds
             outcome.found += compared.found
             outcome.findings += compared.findings
-        # A reminder in the wrong slot is also reported as missing, by the shard where it belongs: drop that
-        # one.
+        # The shard where it belongs reports a reminder in the wrong slot as missing, too: drop that finding.
         elsewhere = {f.job_id for f in outcome.findings if f.kind is Disagreement.WRONG_SLOT}
         if elsewhere:
             kept = [
@@ -180,9 +179,8 @@ class Reconciliation:
         outcome, settings = self.outcome, self._settings
         number = len(outcome.findings)
         self._on_progress("repairing", 0, number)
-        with open_both_sides(settings, self._clock) as (databases, slots):
-            name = Catalogue(databases).types.find_name
-            repairs = Repairer(databases, slots, settings, name, self._clock, self._actor)
+        with BothSides.open(settings, self._clock) as sides:
+            repairs = Repairer(sides, self._actor)
             try:
                 for mend in repairs.repair(
                     outcome.findings, lambda done: self._on_progress("repairing", done, number)
@@ -193,12 +191,3 @@ class Reconciliation:
             except Exception as error:
                 log.exception("repairing broke off")
                 outcome.broken_off = f"{type(error).__name__}: {error}"
-
-    @contextmanager
-    def _time_phase(self, phase: str) -> Iterator[None]:
-        began_s = self._clock.monotonic_s()
-        try:
-            yield
-        finally:
-            seconds = self.outcome.seconds
-            seconds[phase] = seconds.get(phase, 0.0) + self._clock.monotonic_s() - began_s

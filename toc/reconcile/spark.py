@@ -1,9 +1,9 @@
-"""Spark: a quiet session, and work spread over its executors.
+"""A Spark session that prints nothing, and functions that run on its executors.
 
-The work is plain functions over a few small items (shards); what they read never passes through Spark.
-So this is the RDD interface and not DataFrames with mapInArrow: measured on `local[2]`, the first
-answer is there after half the time, and a worker's process takes a third of the memory, for want of
-Arrow and of the SQL engine's start. DataFrames are for what is written as Parquet.
+The work is plain functions over a few small items (shards); the rows that they read never pass through Spark.
+So this uses RDDs and not DataFrames with mapInArrow: measured on `local[2]`, the first answer takes half the
+time, and a worker's process a third of the memory, because neither Arrow nor the SQL engine starts.
+DataFrames are for data that is written as Parquet.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 APP = "toc"
-TASK_ITEMS_MAX = 32  # a task costs tens of ms by itself; progress is told after each
+TASK_ITEMS_MAX = 32  # a task costs tens of ms by itself; progress is reported after each
 LOOK_S = 0.2
 
 _DEFAULTS = {
@@ -47,7 +47,7 @@ _LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "512m",
     "spark.sql.shuffle.partitions": "8",
-    # A short run: a quick start and a small heap are worth more than the last of its speed.
+    # A short run: a quick start and a small heap matter more than the highest speed.
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData",
 }
 """For Spark in this process; on a cluster its own settings decide."""
@@ -57,7 +57,7 @@ _LOCAL = {
 def open_session(
     settings: Settings, master: str | None = None, log_file: Path | None = None
 ) -> Iterator[SparkSession]:
-    """A Spark session. What Spark and Java say goes to `log_file` (default: nowhere).
+    """A Spark session. The output of Spark and Java goes to `log_file` (default: nowhere).
 
     `master`: default that of spark-submit, of `reconcile.spark`, else all cores of this machine. An
     active session is used as it is, and stays. Raises SettingsError without the extra, or Java.
@@ -72,7 +72,7 @@ def open_session(
         return
     conf, hidden = _split_conf(settings, master)
     if str(conf.get("spark.master")).startswith("local"):
-        # Its workers are this Python, whatever PATH says.
+        # Spark's workers use this Python, not the first one on PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     try:
         with _redirect_stderr(log_file):
@@ -94,9 +94,9 @@ def run_on_executors(
     items: Sequence[T],
     tell: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[R]:
-    """`function` over all items on the executors: once for each task, with the task's items.
+    """Runs `function` on the executors, once for each task with the task's items; returns all results.
 
-    `tell(done, of)`: tasks, now and then.
+    `tell` is called a few times per second: (tasks that are done, all tasks).
     """
     context = spark.sparkContext
     if not items:
@@ -127,9 +127,8 @@ def _tell_progress(
 
 
 def _start_java(conf: SparkConf) -> None:
-    """Java's process, which pyspark gives all properties of `conf` as arguments: `ps` shows them to anyone.
-
-    Secrets are set afterwards, through pyspark's own connection to Java.
+    """Starts Java's process. All properties of `conf` become its arguments, which `ps` shows to any user; so
+    secrets are set afterwards, through pyspark's own connection to Java.
     """
     from pyspark import SparkContext  # noqa: PLC0415 - an extra
 
@@ -137,13 +136,13 @@ def _start_java(conf: SparkConf) -> None:
 
 
 def _split_conf(settings: Settings, master: str | None) -> tuple[SparkConf, dict[str, str]]:
-    """The properties that may be seen, and those of `reconcile.spark` that are secrets.
+    """The properties that other users may see, and those of `reconcile.spark` that are secrets.
 
-    Options of Java itself are arguments of its process, whatever stands in them.
+    Java's own options are always arguments of its process.
     """
     from pyspark import SparkConf  # noqa: PLC0415 - an extra
 
-    conf = SparkConf()  # with what spark-submit was given
+    conf = SparkConf()  # with the properties given to spark-submit
     hidden: dict[str, str] = {}
     for name, value in settings.reconcile.spark.items():
         if str(value) == revealed(value) or name.endswith("JavaOptions"):
@@ -163,12 +162,12 @@ def _split_conf(settings: Settings, master: str | None) -> tuple[SparkConf, dict
 
 @contextmanager
 def _redirect_stderr(log_file: Path | None) -> Iterator[None]:
-    """Java inherits the error output that this process has meanwhile, and keeps it."""
+    """Redirects this process' error output for a while. Java, started meanwhile, inherits and keeps it."""
     where = log_file or Path(os.devnull)
     sys.stderr.flush()
     kept = os.dup(2)
     try:
-        # Of the last run only: it is for looking up why that one failed.
+        # Only of the last run: to find out why that one failed.
         with open_file(where, "wb") as log:
             os.dup2(log.fileno(), 2)
         yield

@@ -1,4 +1,4 @@
-"""What Spark and its stores raise, in a line."""
+"""Errors of Spark and of its file systems, as one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _OURS = re.compile(r"^(?:toc\.errors\.)(\w+): (.+)$", re.MULTILINE)
 
 
 def spark_errors() -> tuple[type[Exception], ...]:
-    """Whatever Spark, Java and a store may raise."""
+    """The classes of all errors that Spark, Java and a file system may raise."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
@@ -16,7 +16,7 @@ def spark_errors() -> tuple[type[Exception], ...]:
 
 
 def reason_of(error: Exception) -> str:
-    """What the executors' error of ours says, else the first line of theirs; never a traceback."""
+    """The text of toc's own error on an executor, else the first line of Spark's; never a traceback."""
     text = str(error)
     ours = _OURS.findall(text)
     if ours:

@@ -1,7 +1,7 @@
-"""Files where Spark writes: a directory of this machine, or any store that it has a driver for.
+"""Files where Spark writes: in a directory of this machine, or in any store that Spark has a driver for.
 
-Only what every such store can do: list, create by renaming one file, delete. A folder is never renamed:
-object stores copy it piece by piece, and half of it stays behind when they are interrupted.
+It uses only operations that every such store has: list, rename one file, delete. A folder is never renamed:
+object stores copy it file by file, and an interrupted copy leaves half of it behind.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""For the tests of whoever uses toc: a clock that stands still, and a judge of what really happened.
+"""For tests of programs that use toc: a clock that the test moves, and a checker of what happened.
 
 clock = TestClock()
 center = toc.TimeoutCenter(settings, clock=clock)
 center.schedule(42, timedelta(minutes=30))
 clock.advance(timedelta(minutes=30))     # now it is due, for MySQL and Redis too
 
-Calls and handlers write what they did to a Journal each, and `check` says whether toc has kept its
+Each client and each handler process writes a Journal; `check` reads them and says whether toc kept its
 promises (docs/how-to/testing.md).
 """
 

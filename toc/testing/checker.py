@@ -1,8 +1,8 @@
-"""Did toc keep its promises? Reads what really happened and what the databases say; believes no counter.
+"""Says whether toc kept its promises, from journals and the databases' rows alone; it uses no counter of toc.
 
 In the manner of Jepsen's checker for Chronos, for jobs that are due once: each job's calls, handler
-runs and final row are one story (`judge`); a duplicate needs a reason, and a fault is one (`faults`).
-What can be found is `report.Kind`. Time and memory grow with the largest part, not with the history.
+runs and final row are judged together (`judge`); a duplicate needs a reason, such as a fault (`faults`).
+`report.Kind` lists the problems. Memory grows with the largest part, not with the history.
 """
 
 from __future__ import annotations

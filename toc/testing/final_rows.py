@@ -1,4 +1,4 @@
-"""The end of a history: what the databases say."""
+"""The last entries of a history: the jobs' final rows in the databases."""
 
 from __future__ import annotations
 

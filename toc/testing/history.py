@@ -1,8 +1,8 @@
-"""What really happened, written down by those who did it: one JSON line `[kind, values]` per entry.
+"""Entries that clients and handlers write about their own calls and runs: a JSON line `[kind, values]` each.
 
 Each process has a file of its own. Times are milliseconds since 1970 UTC, with fractions, of one clock
-that all share: the servers'. Answers are the words of `toc.Answer`; "" where the call has raised, so
-that nobody knows its outcome. `toc.testing.check` reads it all and says whether toc kept its promises.
+that all share: the servers'. Answers are the texts of `toc.Answer`; "" if the call raised, so that its
+outcome is unknown. `toc.testing.check` reads all entries and says whether toc kept its promises.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Redriven:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first thing that a handler did. `attempt`, `token`: its job's `attempts` and `token`."""
+    """A handler has started; written first of all. `attempt`, `token`: its job's `attempts` and `token`."""
 
     job_id: int
     biz_type: str
@@ -81,7 +81,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last thing it did. `failed`: it raised.
+    """A handler has ended; written last of all. `failed`: it raised.
 
     `verdict`: "retry", "snooze", "drop" or "dead", where it returned one of these in place of success;
     "stopped" where an `async def` handler was cancelled because its process ended.
@@ -98,10 +98,10 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What was done to whom, and how long: it explains duplicates and lateness.
+    """A fault that was injected, and its duration: it explains duplicates and lateness.
 
-    `processes`: those that were killed, frozen or cut off, named as in `Started`. Empty: a server or
-    the whole network, and so everybody.
+    `processes`: those that were killed, frozen or cut off, named as in `Started`. Empty: all of them, because
+    a server or the whole network failed.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The end: what the database says. `status`: the word, "pending" to "dead".
+    """A job's final row in the database. `status`: the word, "pending" to "dead".
 
     `token`: the row's column `worker`; "": not looked at. `dead_letter`: None: not looked at.
     """
@@ -173,14 +173,14 @@ class Journal:
 
 
 class Tail:
-    """Reads a journal that somebody else is writing; each entry once."""
+    """Reads a journal while another process writes it; each entry once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def read(self) -> list[Entry]:
-        """What has come since the last call; nothing while there is no file."""
+        """The entries since the last call; none while there is no file."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)

@@ -1,4 +1,4 @@
-"""The verdict on one job: its story against what toc promises. Pure.
+"""The verdict on one job: its entries compared with toc's promises. Pure.
 
 A call whose answer was lost ("") may have had effect or not, at any moment since it was asked: both
 are legal, and so the action_time in force is a set. A second Scheduled of one id is such a call too: under a
@@ -31,13 +31,15 @@ from toc.testing.stories import (
 from toc.worker.lease_recovery import EXTRA_MAX
 
 OVERTIME = "over its timeout"
-CLIENT_OFF_MS = 5000.0  # what a client takes for the servers' time it heard up to a slow answer ago
+CLIENT_OFF_MS = (
+    5000.0  # how far a client's idea of the servers' time may be off, after a slow answer
+)
 _CANCELLED = ("cancelled", "already_cancelled")
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a check knows besides the history.
+    """Facts about a run that its history does not have.
 
     tolerance_ms: how far handlers' and clients' clocks may differ from the servers' (default 0).
 
@@ -95,7 +97,7 @@ class Judge:
         if not story.schedules:
             self.report.strangers += 1
             if not self._strangers_are_legal:
-                case.add_problem(Kind.WRONG, "it is there, and nobody scheduled it")
+                case.add_problem(Kind.WRONG, "it exists, and no client scheduled it")
                 return
         case.check()
 
@@ -382,12 +384,12 @@ class _JobCase:
         story = self._story
         if any(call.answer in {"cancelled", ""} for call in story.cancels):
             return
-        # A cancel whose answer was lost is repeated by the client, and finds what it did itself.
+        # A client repeats a cancel whose answer was lost, and finds the job that it cancelled itself.
         again = (call for call in story.cancels if call.answer == "already_cancelled")
         if any(self._faults.any_within(call.asked_ms, call.at_ms) for call in again):
             return
         if all(end.how != DROPPED for end in story.ends):
-            self.add_problem(Kind.WRONG, "cancelled, but nobody was told so")
+            self.add_problem(Kind.WRONG, "cancelled, but no call was answered so")
 
     def _check_dead(self, row: FinalState) -> None:
         story = self._story
@@ -408,7 +410,7 @@ class _JobCase:
         since_ms = max((call.asked_ms for call in self._calls_that_reset()), default=-math.inf)
         failed = sum(end.how == AGAIN and end.at_ms >= since_ms for end in story.ends)
         killed = self._faults.any_within(self._writes[0].action_ms if self._writes else 0, math.inf)
-        # One that lost its lease beside others may get more attempts, until it has run alone.
+        # A job that lost its lease while other jobs ran may get more attempts, until it has run alone.
         most = wanted + EXTRA_MAX if killed else wanted
         if not wanted <= row.attempts <= most or (failed != wanted and not killed):
             text = f"dead after {failed} failures and {row.attempts} attempts of {wanted}"
@@ -436,7 +438,7 @@ def _writes(story: Story, *, snoozed: bool) -> list[_ActionTimeWrite]:
         first = story.schedules[0]
         writes = [_ActionTimeWrite(first.action_ms, -math.inf, first.at_ms, True, first.asked_ms)]
     elif story.row is not None and not (snoozed or story.moves or story.redrives):
-        # Nobody knows what a lost schedule() was told; its row does.
+        # The call that scheduled it is unknown; its row has the time.
         return [_ActionTimeWrite(story.row.action_ms, -math.inf, -math.inf, True, -math.inf)]
     else:
         return []

@@ -27,9 +27,9 @@ from toc.testing.stories import Stories
 CHUNK_BYTES = 64 << 20  # what one task of the first pass reads
 READ_BYTES = 8 << 20
 PART_BYTES = 16 << 20
-BLOCK_BYTES = 256 << 10  # what the parser is given at a time
+BLOCK_BYTES = 256 << 10  # parsed at a time
 LINE_BYTES_SHOWN = 200
-# In JSON a quotation mark inside a text stands behind a backslash: this is the name, never a value.
+# In JSON a quotation mark inside a text follows a backslash: so this matches the name, never a value.
 _JOB_ID = re.compile(rb'"job_id":\s*(\d+)')
 
 

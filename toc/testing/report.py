@@ -1,4 +1,4 @@
-"""What a check has found: counts, problems with their words, lateness. Reports of parts add up."""
+"""The result of a check: counts, problems, lateness. The reports on parts of a history can be merged."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Lateness:
 
 @dataclass(slots=True)
 class FaultFigures:
-    """What went on under all faults of one name.
+    """The effects of all faults of one name.
 
     during: lateness of jobs that were due while it lasted. after: of those due between its end and the
     next fault. recovery_ms: how long after its end a job was still late by more than `Rules.late_ms`.

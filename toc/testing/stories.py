@@ -1,7 +1,7 @@
-"""What a history says of each job, sorted by job. Pure.
+"""The entries of a history, grouped by job. Pure.
 
-An entry comes as its kind and its values, as a journal has them: no object is made of what is only
-to be sorted in. Tuples begin with their time, so that they sort by it.
+An entry comes as its kind and its values, as a journal has them; for speed no object is made of it. Tuples
+begin with their time, so that they sort by it.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _new_draft(directory: Path, name: str) -> Path:
-    """An empty folder that nobody else has."""
+    """A new, empty folder."""
     for number in itertools.count(1):
         draft = directory / f".{name}.{number}.partial"
         with suppress(FileExistsError):
@@ -196,13 +196,13 @@ def _new_draft(directory: Path, name: str) -> Path:
 
 
 def _publish(draft: Path, directory: Path, stamp: str) -> Path:
-    """Gives a draft its name, behind all others of its second."""
+    """Gives a draft its name: its number is the highest of that second."""
     taken = [number for (second, number), _ in _list_reports(directory) if second == stamp]
     for number in itertools.count(max(taken, default=0) + 1):
         report = directory / (stamp if number == 1 else f"{stamp}-{number}")
         try:
             return draft.rename(report)
-        except OSError as error:  # somebody else's, since we looked
+        except OSError as error:  # another process has just taken the name
             if error.errno not in _TAKEN:
                 raise
     raise AssertionError

@@ -23,7 +23,7 @@ SCHEMA = "toc.reconcile.report"
 VERSION = 1
 
 EXAMPLES = 10  # of each kind
-GROUPS_MAX = 1000  # types, hours and reasons told apart; the rest is one group
+GROUPS_MAX = 1000  # types, hours, reasons; the rest is one group
 REST = "(other)"
 NO_TIME = "(no time)"
 _BYTES_MAX = 8_000_000  # of a summary that is read: ours are far below

@@ -58,7 +58,7 @@ KINDS = {
         "Its reminder is armed. One that is armed already is left: no worker takes it.",
     ),
     Disagreement.MOVED: KindWords(
-        "Pending, never tried, and its due_time is not its action_time: moved by hand, past toc's verbs.",
+        "Pending, never tried, and its due_time is not its action_time: it was changed by hand.",
         "Its due_time is set to its action_time.",
     ),
     Disagreement.MISFIT: KindWords(
@@ -143,29 +143,35 @@ def headline(outcome: ReconcileResult) -> str:
 
 
 def advice(outcome: ReconcileResult) -> tuple[str, tuple[str, ...]]:
-    """What to do now, and the commands for it."""
+    """What to do next, and the commands for it."""
     match outcome.verdict:
         case RunVerdict.AGREED:
             return "Nothing to do.", ()
         case RunVerdict.REPAIRED:
-            return "Nothing to do now. What comes back every night has a cause to be found.", ()
+            return (
+                "Nothing to do now. If the same kinds come back every night, look for the cause.",
+                (),
+            )
         case RunVerdict.LEFT if not outcome.repairing:
-            return "Read what the kinds mean, then let it repair them.", ("toc reconcile --repair",)
+            return "Read the meaning of the kinds, then repair them.", ("toc reconcile --repair",)
         case RunVerdict.LEFT:
-            return "See below what was not repaired, and why; then let it try again.", (
+            return "See below what was not repaired, and why; then try again.", (
                 "toc reconcile --repair",
             )
     if outcome.broken_off and not outcome.failures:
-        return "No repair is half done. See below why it broke off; then let it try again.", (
+        return "No repair is half done. See below why repairing broke off; then try again.", (
             "toc status",
             "toc reconcile --repair",
         )
     again = "toc reconcile --repair" if outcome.repairing else "toc reconcile"
-    return "See what does not answer, put it right, and compare again.", ("toc status", again)
+    return "Find out which server does not answer, repair it, and compare again.", (
+        "toc status",
+        again,
+    )
 
 
 def why_left(outcome: ReconcileResult) -> str:
-    """Why findings were not repaired, or not tried."""
+    """Why findings were not repaired."""
     if outcome.broken_off:
         return "not tried: repairing broke off before"
     if not outcome.repairing:
@@ -178,7 +184,7 @@ def why_left(outcome: ReconcileResult) -> str:
 
 
 def status_name(status: int | None) -> str | None:
-    """ "pending" and so on; other hands may have written other numbers."""
+    """ "pending" and so on; another program may have written other numbers."""
     if status is None:
         return None
     try:
@@ -188,14 +194,14 @@ def status_name(status: int | None) -> str | None:
 
 
 def clean(text: str, chars: int = TEXT_CHARS_MAX) -> str:
-    """A text that others wrote on one line, without passwords and terminal control characters."""
+    """A text from elsewhere on one line, without passwords and terminal control characters."""
     text = " ".join(text.split())[: 10 * chars]
     text = one_line(masked(text))
     return text if len(text) <= chars else text[: chars - 1] + "…"
 
 
 def iso(ms: int) -> str:
-    """2026-11-21T03:00:00.000Z; what is beyond all dates, as it is."""
+    """2026-11-21T03:00:00.000Z; a number beyond all dates as "… ms"."""
     if not 0 <= ms <= MS_MAX:
         return f"{ms} ms"
     return datetime_of(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")

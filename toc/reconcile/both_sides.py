@@ -1,0 +1,111 @@
+"""The databases and Redis of a set of settings, as compare and repair read single jobs in them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import TypeVar
+
+from toc.domain.ids import gene_of
+from toc.domain.routing import slot_of
+from toc.errors import NotFound, SettingsError
+from toc.runtime.clock import Clock
+from toc.runtime.settings import Settings
+from toc.store.catalogue import Catalogue
+from toc.store.compare_reads import CompareReads, FullRow
+from toc.store.databases import Databases
+from toc.store.schema_check import check_databases
+from toc.timer.reminders import Reminders
+
+T = TypeVar("T")
+
+Spot = tuple[str, int]
+"""A topic and one of its slots."""
+
+Places = tuple[int | None, int | None]
+"""A reminder's places in a slot: its time in the StoreQueue, the end of its stay in the PrepareQueue."""
+
+NOWHERE: Places = (None, None)
+
+
+class BothSides:
+    """Rows and reminders. All methods may raise StoreUnavailable or TimerUnavailable.
+
+    `name_of_type`: gives the name of a type's number; raises NotFound.
+    """
+
+    def __init__(
+        self,
+        databases: Databases,
+        reminders: Reminders,
+        settings: Settings,
+        name_of_type: Callable[[int], str],
+    ) -> None:
+        self.databases, self.reminders, self.settings = databases, reminders, settings
+        self.reads, self.clock = CompareReads(databases), databases.clock
+        self._name_of_type = name_of_type
+
+    @classmethod
+    @contextmanager
+    def open(cls, settings: Settings, clock: Clock) -> Iterator[BothSides]:
+        """Opens connections of its own; they connect on first use.
+
+        Raises SettingsError if there is no Redis, SchemaMismatch if the databases were set up with other
+        shards or slots (every job would look misplaced, and be moved), and StoreUnavailable if no database
+        answers.
+        """
+        if not settings.has_timer:
+            raise SettingsError("redis_url: is 'none': there is nothing to compare with")
+        with (
+            closing(Databases.from_settings(settings, clock, pool_size=2)) as databases,
+            closing(Reminders.from_settings(settings, clock)) as reminders,
+        ):
+            catalogue = Catalogue(databases)
+            check_databases(databases, catalogue, settings.facts)
+            yield cls(databases, reminders, settings, catalogue.types.find_name)
+
+    def type_name(self, type_no: int) -> str:
+        """The name of a type; "" for a number without one (written by another program, or not yet read)."""
+        try:
+            return self._name_of_type(type_no)
+        except NotFound:
+            return ""
+
+    def topic_of_type(self, type_no: int) -> str:
+        return self.settings.topic_of(self.type_name(type_no))
+
+    def shard_of(self, job_id: int) -> int:
+        """The shard where workers look for the job."""
+        return self.databases.routing.shard(gene_of(job_id))
+
+    def home_spot(self, topic: str, job_id: int) -> Spot:
+        """The slot where the job's reminder belongs."""
+        return topic, slot_of(gene_of(job_id), self.settings.slots_of(topic))
+
+    def home_of_row(self, row: FullRow) -> Spot:
+        return self.home_spot(self.topic_of_type(row.type_no), row.job_id)
+
+    def read_rows(self, ids: Mapping[int, Collection[int]]) -> dict[tuple[int, int], FullRow]:
+        """(shard, job_id) → its row, for ids by shard."""
+        return {
+            (shard, row.job_id): row
+            for shard in sorted(ids)
+            for row in self.reads.full_rows(shard, ids[shard])
+        }
+
+    def find_places(self, ids: Mapping[Spot, Sequence[int]]) -> dict[int, dict[Spot, Places]]:
+        """job_id → each of its spots that has a reminder of it → the places there."""
+        found: dict[int, dict[Spot, Places]] = defaultdict(dict)
+        for topic, by_slot in by_topic(ids).items():
+            for (slot, job_id), places in self.reminders.find_reminders(topic, by_slot).items():
+                found[job_id][topic, slot] = places
+        return found
+
+
+def by_topic(by_spot: Mapping[Spot, T]) -> dict[str, dict[int, T]]:
+    """Topic → slot → value, as `Reminders` takes it."""
+    found: dict[str, dict[int, T]] = defaultdict(dict)
+    for (topic, slot), value in by_spot.items():
+        found[topic][slot] = value
+    return found
