@@ -201,8 +201,8 @@ class Nightly:
 def end_with_parent(parent: int, clock: Clock) -> None:
     """From now on this process and its group are killed when `parent` is no longer its parent.
 
-    Then the parent was killed, and no process is left to stop this run. It polls, since only Linux has a signal
-    for it, and that one depends on the thread that started the process.
+    Then the parent was killed, and no process is left to stop this run. It polls, since only Linux has a
+    signal for it, and that one depends on the thread that started the process.
     """
 
     def poll_parent() -> None:
