@@ -620,10 +620,10 @@ def lost_jobs(settings: Settings) -> list[int]:
         ids = center.schedule_many(
             [{"biz_id": n, "action_time": timedelta(minutes=5)} for n in range(40)], biz_type="t"
         )
-        slots = center._connected().slots
-        assert slots is not None
+        reminders = center._connected().reminders
+        assert reminders is not None
         for slot in range(settings.shards):
-            slots.client().delete(keys.store_key(settings.namespace, "default", slot))
+            reminders.client().delete(keys.store_key(settings.namespace, "default", slot))
         return ids
 
 
@@ -653,9 +653,9 @@ def test_a_node_repairs_when_told_to(start: Start, settings: Settings) -> None:
     wait_until(lambda: counted.repaired.get("missing") == len(ids), "the repair")
     with TimeoutCenter(settings) as center:
         assert {center.get(job_id).status for job_id in ids} == {Status.PENDING}
-        slots = center._connected().slots
-        assert slots is not None
-        depths = slots.depths("default", range(settings.shards))
+        reminders = center._connected().reminders
+        assert reminders is not None
+        depths = reminders.depths("default", range(settings.shards))
         assert sum(depth[1] for depth in depths) == len(ids)
     wait_until(lambda: part(node, "watch").state == "up", "the watch to be content")
 
