@@ -13,7 +13,8 @@ import pymysql
 from sqlalchemy import Connection, Engine, event
 
 from toc.store.databases import Database
-from toc.store.pipeline import PipelinedConnection, Statement, StatementResult
+from toc.store.pipeline import PipelinedConnection
+from toc.store.verb import StatementResult
 
 
 @dataclass
@@ -46,8 +47,8 @@ def lose_answers(
 
     begin = PipelinedConnection.__init__
 
-    def begin_and_lose(line: PipelinedConnection, engine: Engine) -> None:
-        begin(line, engine)
+    def begin_and_lose(line: PipelinedConnection, engine: Engine, idle_s: int) -> None:
+        begin(line, engine, idle_s)
         if engine is database.autocommit_engine:
             line._pooled = _Losing(line._pooled, losing, lambda: lost.times < times)  # type: ignore[assignment]
 
@@ -97,8 +98,8 @@ class _Losing:
         cursor = self._pooled.cursor()
         execute = cursor.execute
 
-        def execute_and_lose(text: str, values: Any) -> None:
-            execute(text, values)
+        def execute_and_lose(text: str) -> None:
+            execute(text)
             if self._loses() and ("; COMMIT " in text or text.startswith(("INSERT", "UPDATE"))):
                 while cursor.nextset():  # until the server has done all of it
                     pass
@@ -118,21 +119,19 @@ def statements_of(database: Database) -> Iterator[list[str]]:
     ) -> None:
         seen.append(statement)
 
-    send = PipelinedConnection.send
+    send = PipelinedConnection._send_packet
 
-    def send_and_note(
-        line: PipelinedConnection, statements: Sequence[Statement]
-    ) -> list[StatementResult]:
+    def send_and_note(line: PipelinedConnection, texts: Sequence[str]) -> list[StatementResult]:
         if line._engine is database.autocommit_engine:
-            seen.append("; ".join(text for text, _ in statements))
-        return send(line, statements)
+            seen.append("; ".join(texts))
+        return send(line, texts)
 
     for engine in (database.engine, database.autocommit_engine):
         event.listen(engine, "before_cursor_execute", note)
-    PipelinedConnection.send = send_and_note  # type: ignore[method-assign]
+    PipelinedConnection._send_packet = send_and_note  # type: ignore[method-assign]
     try:
         yield seen
     finally:
-        PipelinedConnection.send = send  # type: ignore[method-assign]
+        PipelinedConnection._send_packet = send  # type: ignore[method-assign]
         for engine in (database.engine, database.autocommit_engine):
             event.remove(engine, "before_cursor_execute", note)

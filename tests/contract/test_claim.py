@@ -14,7 +14,8 @@ from toc.domain.job import Status
 from toc.errors import StoreUnavailable
 from toc.store import claims, databases
 from toc.store.claims import Claims, Outcome, OutcomeKind
-from toc.store.pipeline import PipelinedConnection, StatementResult
+from toc.store.pipeline import PipelinedConnection
+from toc.store.verb import StatementResult
 
 
 def test_a_claim_takes_a_due_job(library: Library) -> None:
@@ -333,10 +334,10 @@ def test_one_look_sees_the_rows_of_many_shards(
     send = PipelinedConnection.send_transaction
 
     def send_and_count(
-        line: PipelinedConnection, changes: Any, looks: Any, idle_s: int
+        line: PipelinedConnection, changes: Any, reads: Any
     ) -> list[StatementResult]:
-        sent.append(len(looks))
-        return send(line, changes, looks, idle_s)
+        sent.append(len(reads))
+        return send(line, changes, reads)
 
     with monkeypatch.context() as patched:
         patched.setattr(PipelinedConnection, "send_transaction", send_and_count)

@@ -19,7 +19,7 @@ from toc.errors import DuplicateJob, StoreUnavailable
 from toc.store import pipeline
 from toc.store.claims import OutcomeKind
 from toc.store.jobs import ROWS_MAX, InsertResult
-from toc.store.pipeline import Statement, StatementResult
+from toc.store.verb import Statement, StatementResult, Verb
 
 
 def test_a_new_row_is_pending_and_due_at_its_action_time(library: Library) -> None:
@@ -87,15 +87,16 @@ def test_a_packet_that_fails_anywhere_leaves_nothing(library: Library, failing: 
     move = f"UPDATE {table} SET attempts = attempts + %s WHERE job_id = %s"
 
     def sent(*changes: Statement) -> list[StatementResult] | None:
-        return database.run_pipelined(lambda line: line.send_transaction([changes], [], 10))
+        return database.run_pipelined(Verb(changes, (), lambda results, _: results))
 
-    one, two, fails = (move, (1, job_id)), (move, (2, job_id)), (failing.format(table), ())
+    one, two = Statement(move, (1, job_id)), Statement(move, (2, job_id))
+    fails = Statement(failing.format(table))
     try:
         assert sent(one, fails, two) is None
     except StoreUnavailable:
         assert failing.startswith("KILL")  # the connection is lost
     assert library.row(job_id).attempts == 0
-    answers = sent((move, (1, job_id)), (move, (5, 1)))
+    answers = sent(one, Statement(move, (5, 1)))
     assert answers is not None
     assert [answer.rowcount for answer in answers] == [1, 0]
     assert library.row(job_id).attempts == 1

@@ -24,6 +24,7 @@ from toc.store.databases import Databases
 from toc.store.fan_out import FanOut, Limits, Question, QuestionFailure
 from toc.store.mover import MoveServer as MovedServer
 from toc.store.replicas import Replica, ReplicaUnavailable
+from toc.store.verb import Statement, Verb
 
 START = {"mysql": start_mysql, "mariadb": start_mariadb}
 NAME = "toc_tls"
@@ -114,14 +115,14 @@ def doctor(settings: Settings) -> tuple[str, str]:
 def connected(settings: Settings) -> bool:
     """Whether transactions, single statements and packets all have an encrypted connection."""
     ask = "SHOW SESSION STATUS LIKE 'Ssl_cipher'"
+    packet = [Statement(ask), Statement("SELECT 1")]
+    verb = Verb([Statement("DO 1")], packet, lambda results, _: results[1].rows[0])
     with closing(Databases.from_settings(settings, SystemClock())) as databases:
         database = databases[0]
         ways = (
             database.run_transaction(lambda c: c.execute(text(ask)).one()),
             database.read(lambda c: c.execute(text(ask)).one()),
-            (database.run_pipelined(lambda line: line.send([(ask, ()), ("SELECT 1", ())])) or [])[
-                0
-            ].rows[0],
+            database.run_pipelined(verb) or ("", ""),
         )
         return all(cipher for _, cipher in ways)
 

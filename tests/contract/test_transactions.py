@@ -23,7 +23,7 @@ from toc.domain.job import Status
 from toc.errors import StatementFailed, StoreUnavailable
 from toc.store import session_timeout
 from toc.store.databases import TRIES_MAX, Database, Databases
-from toc.store.pipeline import PipelinedConnection
+from toc.store.verb import Statement, Verb
 
 
 @pytest.fixture
@@ -208,25 +208,25 @@ def test_a_packet_that_is_broken_off_leaves_no_connection_behind(library: Librar
     if not library.packets:
         pytest.skip("it has no packets")
     database = library.databases[0]
-    asked = [("SELECT CONNECTION_ID()", ())]
+    asked = [Statement("SELECT CONNECTION_ID()")]
 
-    def broken_off(line: PipelinedConnection) -> None:
-        cursor = line._pooled.driver_connection.cursor  # type: ignore[union-attr]
+    def broken_off(_: object, line: Any) -> None:
+        cursor = line._pooled.driver_connection.cursor
         ids.append(line.send(asked)[0].rows[0][0])
 
-        class Interrupted(cursor().__class__):  # type: ignore[misc, valid-type]
+        class Interrupted(cursor().__class__):  # type: ignore[misc]
             def nextset(self) -> bool:
                 if self._executed:  # some are read, and some are not
                     raise KeyboardInterrupt
                 return bool(super().nextset())
 
-        line._pooled.driver_connection.cursorclass = Interrupted  # type: ignore[union-attr]
+        line._pooled.driver_connection.cursorclass = Interrupted
         line.send([*asked, *asked])
 
     ids: list[int] = []
     with pytest.raises(KeyboardInterrupt):
-        database.run_pipelined(broken_off)
-    answers = database.run_pipelined(lambda line: line.send([*asked, *asked]))
+        database.run_pipelined(Verb(asked, (), broken_off))
+    answers = database.run_pipelined(Verb(asked, asked, lambda results, _: results))
     assert answers is not None
     assert answers[0].rows == answers[1].rows
     assert answers[0].rows[0][0] not in ids
@@ -235,12 +235,13 @@ def test_a_packet_that_is_broken_off_leaves_no_connection_behind(library: Librar
 @pytest.mark.usefixtures("mysql_only")
 def test_a_session_amid_a_packet_ends_when_it_stands_still(library: Library) -> None:
     """And has its own patience again afterwards."""
-    read = "SELECT @@SESSION.wait_timeout"
+    read = Statement("SELECT @@SESSION.wait_timeout")
 
     if not library.packets:
         pytest.skip("it has no packets")
+    library.databases[0].idle_transaction_s = 7
     answers = library.databases[0].run_pipelined(
-        lambda line: line.send_transaction([[(read, ())] * 2], [(read, ())], idle_timeout_s=7)
+        Verb([read, read], [read], lambda results, _: results)
     )
     assert answers is not None
     amid, _, after = answers
@@ -330,7 +331,7 @@ def test_a_server_that_is_gone_is_unavailable(library: Library) -> None:
 @pytest.mark.usefixtures("mysql_only")
 def test_connections_that_were_killed_while_idle_are_replaced(library: Library) -> None:
     job_id = library.pending()
-    library.jobs.insert([library.new(), library.new()], "keep")
+    library.jobs.insert([library.new(key="a"), library.new(key="b")], "keep")  # in a transaction
     killed = 0
     killer = create_engine(library.settings.databases[0], poolclass=NullPool)
     with killer.begin() as connection:

@@ -25,6 +25,7 @@ from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.store import database_home
 from toc.store.databases import Databases
+from toc.store.verb import Statement, Verb
 
 
 def server_of(town: Town, center: TimeoutCenter) -> str:
@@ -313,7 +314,8 @@ def test_a_packet_that_is_refused_leaves_no_session_behind(town: Town) -> None:
     before = sessions_of(database.autocommit_engine)
     with read_only(town):
         assert (
-            database.run_pipelined(lambda line: line.send([("DELETE FROM toc_event", ())])) is None
+            database.run_pipelined(Verb([Statement("DELETE FROM toc_event")], (), lambda *_: True))
+            is None
         )
     assert not before & sessions_of(database.autocommit_engine)
 

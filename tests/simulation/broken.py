@@ -76,7 +76,7 @@ VARIANTS = (
     Variant(
         "take-over-unguarded",
         (*replaced("take-over-seen", "$old[:1]"), *removed("take-over-lease")),
-        "I2 I5", 11, "freeze,kill,views",
+        "I2 I4 I5", 44, "freeze,kill,views",
     ),
     Variant(
         "claim-believes-redis-clock",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pymysql
 import pytest
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 from sqlalchemy.exc import OperationalError
 
 from tests.worker.conftest import MakeRig
@@ -26,8 +26,8 @@ from toc.worker.worker import Worker
 @contextmanager
 def outage_after_commit(worker: Worker, verb: str) -> Iterator[Outage]:
     """Database 0 goes away between the COMMIT of the next `claim` or `take_over` and its read."""
-    claims, broken = worker._claims, Outage(worker._databases[0])
-    asks, look = getattr(claims, verb), claims._read_rows
+    claims, database = worker._claims, worker._databases[0]
+    asks, broken = getattr(claims, verb), Outage(database)
     asked = begun = False
 
     def asking(*arguments: Any) -> Any:
@@ -35,18 +35,20 @@ def outage_after_commit(worker: Worker, verb: str) -> Iterator[Outage]:
         asked = True
         return asks(*arguments)
 
-    def looking(*arguments: Any) -> Any:
+    def go_away(connection: Connection, cursor: Any = None, statement: str = "", *_: Any) -> None:
         nonlocal begun
-        if asked and not begun:
+        if asked and not begun and not statement.startswith("SELECT"):
             begun = True
-            broken.begin()
-        return look(*arguments)
+            broken.begin()  # the COMMIT itself still goes through
 
     setattr(claims, verb, asking)
-    claims._read_rows = looking  # type: ignore[method-assign]
+    event.listen(database.engine, "commit", go_away)
+    event.listen(database.autocommit_engine, "after_cursor_execute", go_away)
     try:
         yield broken
     finally:
+        event.remove(database.engine, "commit", go_away)
+        event.remove(database.autocommit_engine, "after_cursor_execute", go_away)
         if begun:
             broken.end()
 

@@ -5,6 +5,7 @@ Authority: the row. When `Jobs.insert` has returned, the job is as durable as th
 the database's clock. Nothing else in toc decides who may run a job.
 
     databases   connections, transactions, retries
+    verb        a verb, written once; pipeline: the executor that sends it in one round trip
     columns, schema, duplicates   where MySQL, MariaDB and SQLite differ
     catalogue   type numbers, routing fingerprint, identity of a database
     jobs        clients' verbs: insert, get, find, cancel, reschedule, redrive, dead letters

@@ -12,19 +12,18 @@ clock only within the bounds that this process keeps for it (see `runtime.server
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
+    BindParameter,
     Connection,
+    Integer,
     Update,
     and_,
     bindparam,
     case,
-    delete,
     insert,
     select,
     update,
@@ -37,11 +36,11 @@ from toc.errors import StoreUnavailable
 from toc.runtime.server_clock import TimeBounds
 from toc.store.columns import Millis, db_now, db_now_plus
 from toc.store.databases import Database, Databases, execute_on
-from toc.store.events import Transition, record_events
-from toc.store.pipeline import PipelinedConnection, PipelineUnsupportedError
+from toc.store.events import EventStatement, Transition
 from toc.store.prepared import PreparedStatement
 from toc.store.rows import JOB_COLUMNS, status_from_number
 from toc.store.schema import JOB
+from toc.store.verb import Executor, Statement, StatementResult, Verb, run_statements
 
 c = JOB.c
 ERROR_CHARS_MAX = 4000
@@ -112,9 +111,15 @@ class Claims:
 
     def __init__(self, databases: Databases, lease_ms: Mapping[int, int]) -> None:
         self._databases = databases
-        self._dialect = databases[0].engine.dialect
-        self._select_claimed = PreparedStatement(_SELECT_CLAIMED, self._dialect)
-        self._settle_done = PreparedStatement(_SETTLE[OutcomeKind.DONE], self._dialect)
+        self._dialect = dialect = databases[0].engine.dialect
+        self._select_claimed = PreparedStatement(_SELECT_CLAIMED, dialect)
+        self._select_settled = PreparedStatement(_SELECT_SETTLED, dialect)
+        self._settles = {kind: PreparedStatement(each, dialect) for kind, each in _SETTLE.items()}
+        self._undo_take_over = PreparedStatement(_UNDO_TAKE_OVER, dialect)
+        self._replace_token = PreparedStatement(_REPLACE_TOKEN, dialect)
+        self._bury_expired = PreparedStatement(_BURY_EXPIRED, dialect)
+        self._events = {database.index: EventStatement(database) for database in databases}
+        self._letters = {database.index: DeadLetterStatement(database) for database in databases}
         self.set_lease_times(lease_ms)
 
     def set_lease_times(self, lease_ms: Mapping[int, int]) -> None:
@@ -128,7 +133,7 @@ class Claims:
         claim_now = _claim_statement(db_now(), types, lease_end)
         self._claim_before = PreparedStatement(claim_at, self._dialect)
         self._claim_due = PreparedStatement(claim_now, self._dialect)
-        self._take_over = (
+        take_over = (
             update(JOB)
             .where(
                 *_RUNS_UNDER_SEEN,  # guard: take-over-seen
@@ -136,6 +141,7 @@ class Claims:
             )
             .values(**_claim_values(lease_end))
         )
+        self._take_over = PreparedStatement(take_over, self._dialect)
 
     # ---- claim
 
@@ -152,49 +158,23 @@ class Claims:
         A row that is not due by the database's clock as well (within SKEW_MS) is not claimed.
         A returned row with this `token` is claimed. Repeating the call with the same token is safe.
         """
-        parts = [(shard, sorted(ids_by_shard[shard])) for shard in sorted(ids_by_shard)]
-
+        parts = [
+            (database.job_table_name(shard), sorted(ids_by_shard[shard]))
+            for shard in sorted(ids_by_shard)
+        ]
         bounds = database.server_clock.bounds()
         statement = self._claim_before if now_ms is not None else self._claim_due
         until_ms = bounds.due_ms
         if now_ms is not None:
             until_ms = min(now_ms, until_ms)  # guard: claim-bound
         values = {"token": token, "until": until_ms, "lease_from": bounds.from_ms}
-        claims = [
-            statement.bind(database.job_table_name(shard), ids, **values) for shard, ids in parts
-        ]
+        claims = [statement.bind(table, ids, **values) for table, ids in parts]
 
-        def claim_rows(connection: Connection) -> None:
-            for text, values in claims:
-                connection.exec_driver_sql(text, values)
+        def make_answer(results: list[StatementResult], _: Executor) -> dict[int, ClaimedRow]:
+            return self._to_claimed_rows(results[len(claims) :])
 
-        def claim_and_read(connection: Connection) -> dict[int, ClaimedRow]:
-            claim_rows(connection)
-            return self._read_rows(connection, database, parts, bounds)
-
-        tables = [(database.job_table_name(shard), ids) for shard, ids in parts]
-        reads = [
-            self._select_claimed.bind_union(
-                tables[at : at + SHARDS_PER_SELECT_MAX], lease_until=bounds.lease_ms
-            )
-            for at in range(0, len(tables), SHARDS_PER_SELECT_MAX)
-        ]
-
-        def claim_and_read_in_packet(line: PipelinedConnection) -> dict[int, ClaimedRow]:
-            answers = line.send_transaction([claims], reads, database.idle_transaction_s)
-            answers = answers[len(claims) :]
-            return self._to_claimed_rows(row for answer in answers for row in answer.rows)
-
-        found = database.run_pipelined(claim_and_read_in_packet)
-        if found is not None:
-            return found
-        if len(parts) == 1:  # one statement commits itself; the read follows on the same connection
-            return database.read(claim_and_read)
-        # Several statements share one commit, which is the expensive part.
-        database.run_transaction(claim_rows)
-        return database.read(
-            lambda connection: self._read_rows(connection, database, parts, bounds)
-        )
+        verb = Verb(claims, self._selects_of_claimed(parts, bounds), make_answer)
+        return database.run_verb(verb)
 
     def take_over(
         self,
@@ -213,37 +193,34 @@ class Claims:
         that of this call's first try: its COMMIT was sent, and the answer was lost.
         """
         sent = False  # True: a COMMIT was sent, and may take effect at any time
-
+        table, bounds = database.job_table_name(shard), database.server_clock.bounds()
         reason = f"the lease of {seen_token} was over"
-        transition = Transition(
-            "take_over", Status.RUNNING, Status.RUNNING, process_of(token), reason
-        )
-
-        bounds = database.server_clock.bounds()
-        values = {
-            "id": job_id, "seen": seen_token, "token": token,
-            "lease_until": bounds.lease_ms, "lease_from": bounds.from_ms,
-        }  # fmt: skip
+        running, actor = Status.RUNNING, process_of(token)
+        times = {"lease_until": bounds.lease_ms, "lease_from": bounds.from_ms}
+        changes = [
+            self._take_over.bind(table, [job_id], seen=seen_token, token=token, **times),
+            self._events[database.index].bind(
+                table, job_id, Transition("take_over", running, running, actor, reason)
+            ),
+        ]
 
         def take_over_row(connection: Connection) -> None:
             nonlocal sent
-            if not _try_lock(connection, shard, job_id):
-                if sent:
-                    text = f"the answer of a COMMIT was lost, and job {job_id} is locked"
-                    raise StoreUnavailable(database.index, TimeoutError(text))
-                return
-            if execute_on(connection, shard, self._take_over, values).rowcount:
-                record_events(connection, database, shard, c.job_id == job_id, transition)
+            free, _ = _try_lock(connection, shard, [job_id])
+            if not free and sent:
+                text = f"the answer of a COMMIT was lost, and job {job_id} is locked"
+                raise StoreUnavailable(database.index, TimeoutError(text))
+            if free and run_statements(connection, changes)[0].rowcount:
                 sent = True
                 before_commit()
 
         database.run_transaction(take_over_row)
         # After a lost answer the caller gives the job back: see `Outcome.previous_token`.
-        parts = [(shard, [job_id])]
-        row = database.read(lambda x: self._read_rows(x, database, parts, bounds)).get(job_id)
-        return (
-            row if row is not None and row.status is Status.RUNNING and row.token == token else None
-        )
+        reads = self._selects_of_claimed([(table, [job_id])], bounds)
+        results = database.read(lambda connection: run_statements(connection, reads))
+        row = self._to_claimed_rows(results).get(job_id)
+        is_ours = row is not None and row.status is running and row.token == token
+        return row if is_ours else None
 
     def replace_token(
         self, database: Database, shard: int, job_id: int, seen_token: str, token: str
@@ -254,12 +231,13 @@ class Claims:
         nothing when the row no longer runs under `seen_token`. False: another transaction (perhaps the
         handler's own) has locked the row; this method does not wait for it.
         """
-        values = {"id": job_id, "seen": seen_token, "token": token}
+        table = database.job_table_name(shard)
+        change = self._replace_token.bind(table, [job_id], seen=seen_token, token=token)
 
         def work(connection: Connection) -> bool:
-            free, locked = _try_lock_all(connection, shard, [job_id])
+            free, locked = _try_lock(connection, shard, [job_id])
             if free:
-                execute_on(connection, shard, _REPLACE_TOKEN, values)
+                run_statements(connection, [change])
             return not locked
 
         return database.run_transaction(work)
@@ -271,22 +249,38 @@ class Claims:
 
         False: the row is locked, or does not run under `seen_token` any more.
         """
-        transition = Transition(
-            OutcomeKind.BURY, Status.RUNNING, Status.DEAD, process_of(actor), error
-        )
-        lease_ms = database.server_clock.bounds().lease_ms
-        values = {"id": job_id, "seen": seen_token, "lease_until": lease_ms}
+        table, lease_ms = database.job_table_name(shard), database.server_clock.bounds().lease_ms
+        transition = Transition("bury", Status.RUNNING, Status.DEAD, process_of(actor), error)
+        changes = [
+            self._bury_expired.bind(table, [job_id], seen=seen_token, lease_until=lease_ms),
+            self._events[database.index].bind(table, job_id, transition),
+            self._letters[database.index].bind(table, job_id, error),
+        ]
 
         def work(connection: Connection) -> bool:
-            if not _try_lock(connection, shard, job_id):
-                return False
-            if not execute_on(connection, shard, _BURY_EXPIRED, values).rowcount:
-                return False
-            _write_dead_letter(connection, database, shard, job_id, error)
-            record_events(connection, database, shard, c.job_id == job_id, transition)
-            return True
+            free, _ = _try_lock(connection, shard, [job_id])
+            return bool(free and run_statements(connection, changes)[0].rowcount)
 
         return database.run_transaction(work)
+
+    def _selects_of_claimed(
+        self, parts: Sequence[tuple[str, Sequence[int]]], bounds: TimeBounds
+    ) -> list[Statement]:
+        """The statements that read rows after a claim. `parts`: tables and their ids."""
+        size = SHARDS_PER_SELECT_MAX
+        return [
+            self._select_claimed.bind_union(parts[at : at + size], lease_until=bounds.lease_ms)
+            for at in range(0, len(parts), size)
+        ]
+
+    def _to_claimed_rows(self, results: Iterable[StatementResult]) -> dict[int, ClaimedRow]:
+        """Converts the driver's rows to ClaimedRow, by id."""
+        found: dict[int, ClaimedRow] = {}
+        rows = (row for result in results for row in result.rows)
+        for values in self._select_claimed.convert_rows(rows):
+            values[3], values[-1] = status_from_number(values[3]), bool(values[-1])
+            found[values[0]] = ClaimedRow._make(values)
+        return found
 
     # ---- settle
 
@@ -312,149 +306,128 @@ class Claims:
         self, database: Database, outcomes: Sequence[Outcome], locked: set[int] | None
     ) -> set[tuple[int, str]]:
         routing = self._databases.routing
-        groups: dict[tuple[int, OutcomeKind, str], list[Outcome]] = defaultdict(list)
+        by_group: dict[tuple[int, OutcomeKind, str], list[Outcome]] = defaultdict(list)
         for outcome in outcomes:
-            groups[(routing.shard(gene_of(outcome.job_id)), outcome.kind, outcome.token)].append(
-                outcome
-            )
+            shard = routing.shard(gene_of(outcome.job_id))
+            by_group[(shard, outcome.kind, outcome.token)].append(outcome)
         # Ordered by shard and id: two transactions never deadlock on each other's rows.
-        ordered = [(key, sorted(groups[key], key=lambda o: o.job_id)) for key in sorted(groups)]
-
-        def work(connection: Connection) -> set[tuple[int, str]]:
-            held: set[tuple[int, str]] = set()
-            for (shard, kind, token), together in ordered:
-                group = together
-                if locked is not None:
-                    ids = {outcome.job_id for outcome in group}
-                    free, busy = _try_lock_all(connection, shard, sorted(ids))
-                    locked.update(busy)
-                    group = [outcome for outcome in group if outcome.job_id in free]
-                    if not group:
-                        continue
-                ids = self._settle_group(connection, database, shard, kind, token, group)
-                held.update((job_id, token) for job_id in ids)
-            return held
-
-        kinds = {kind for _, kind, _ in groups}
-        single = kinds <= _ONE_STATEMENT and not any(outcome.previous_token for outcome in outcomes)
-        single = single and locked is None
-        if kinds == {OutcomeKind.DONE} and locked is None:
-            together = partial(self._settle_done_in_packet, database=database, groups=ordered)
-            found = database.run_pipelined(together)
-            if found is not None:
-                return found
-        return (
-            database.read(work) if len(ordered) == 1 and single else database.run_transaction(work)
-        )
-
-    def _settle_done_in_packet(
-        self,
-        line: PipelinedConnection,
-        database: Database,
-        groups: Sequence[tuple[tuple[int, OutcomeKind, str], list[Outcome]]],
-    ) -> set[tuple[int, str]]:
-        ids = [[outcome.job_id for outcome in group] for _, group in groups]
-        changes = [
-            self._settle_done.bind(database.job_table_name(shard), some, token=token)
-            for ((shard, _, token), _), some in zip(groups, ids, strict=True)
+        groups = [
+            (shard, sorted(by_group[(shard, kind, token)]))
+            for shard, kind, token in sorted(by_group)
         ]
-        answers = line.send_transaction([changes], [], database.idle_transaction_s)
-        if any(answer.rowcount != len(some) for answer, some in zip(answers, ids, strict=True)):
-            # Some are stale, or this is a retry. The statement-by-statement path finds out which.
-            raise PipelineUnsupportedError
-        return {(outcome.job_id, outcome.token) for _, group in groups for outcome in group}
+        if locked is None:
+            settles = [self._group_settle(database, shard, group) for shard, group in groups]
+            return database.run_verb(_settle_verb(settles))
 
-    def _read_rows(
-        self,
-        connection: Connection,
-        database: Database,
-        parts: list[tuple[int, list[int]]],
-        bounds: TimeBounds,
-    ) -> dict[int, ClaimedRow]:
-        return self._to_claimed_rows(
-            row
-            for shard, ids in parts
-            for row in self._select_claimed.execute(
-                connection, database.job_table_name(shard), ids, lease_until=bounds.lease_ms
-            ).cursor.fetchall()
-        )
+        def settle_unlocked_rows(connection: Connection) -> set[tuple[int, str]]:
+            settled: set[tuple[int, str]] = set()
+            for shard, group in groups:
+                free, busy = _try_lock(connection, shard, [outcome.job_id for outcome in group])
+                locked.update(busy)
+                part = [outcome for outcome in group if outcome.job_id in free]
+                if part:
+                    settle = self._group_settle(database, shard, part)
+                    *_, rest = run_statements(connection, [*settle.changes, settle.select_settled])
+                    settled |= settle.settled_of(rest)
+            return settled
 
-    def _to_claimed_rows(self, rows: Iterable[tuple[Any, ...]]) -> dict[int, ClaimedRow]:
-        """Converts the driver's rows to ClaimedRow, by id."""
-        found: dict[int, ClaimedRow] = {}
-        for values in self._select_claimed.convert_rows(rows):
-            values[3], values[-1] = status_from_number(values[3]), bool(values[-1])
-            found[values[0]] = ClaimedRow._make(values)
-        return found
+        return database.run_transaction(settle_unlocked_rows)
 
-    def _settle_group(
-        self,
-        connection: Connection,
-        database: Database,
-        shard: int,
-        kind: OutcomeKind,
-        token: str,
-        group: list[Outcome],
-    ) -> set[int]:
-        ids = [outcome.job_id for outcome in group]
+    def _group_settle(
+        self, database: Database, shard: int, outcomes: Sequence[Outcome]
+    ) -> _GroupSettle:
+        """`outcomes`: of one kind and token."""
+        _, token, kind, *_, previous_token = outcomes[0]
+        table, ids = database.job_table_name(shard), [outcome.job_id for outcome in outcomes]
         if kind is OutcomeKind.DONE:
-            changed = self._settle_done.execute(
-                connection, database.job_table_name(shard), ids, token=token
-            ).rowcount
-        elif (
-            kind is OutcomeKind.GIVE_BACK and not group[0].previous_token
-        ):  # a take-over has its token for itself: its group is one job
+            changes = [self._settles[kind].bind(table, ids, token=token)]
+        elif kind is OutcomeKind.GIVE_BACK and not previous_token:
             until_ms = database.server_clock.bounds().due_ms
-            values = {"ids": ids, "token": token, "until": until_ms}
-            changed = execute_on(connection, shard, _SETTLE[kind], values).rowcount
+            changes = [self._settles[kind].bind(table, ids, token=token, until=until_ms)]
         else:  # each outcome has its own time, reason and event
-            changed = 0
-            for outcome in group:
-                changed += self._settle_one(connection, database, shard, outcome)
-        if changed == len(ids):
-            held = set(ids)
-        else:
-            # Some are stale, or this is the retry of a settle whose answer was lost: then the row is as that
-            # try left it, under our token.
-            after, worker = _STATUS_AFTER[kind], token
-            if group[0].previous_token:
-                after, worker = Status.RUNNING, group[0].previous_token
-            mine = and_(c.job_id.in_(ids), c.worker == worker, c.status == int(after))
-            held = set(execute_on(connection, shard, select(c.job_id).where(mine)).scalars())
-        return held
+            changes = [
+                statement
+                for outcome in outcomes
+                for statement in self._settle_one(database, table, outcome)
+            ]
+        # A take-over has its token for itself, so that its group is one job.
+        after = Status.RUNNING if previous_token else _STATUS_AFTER[kind]
+        select_settled = self._select_settled.bind(
+            table, ids, token=previous_token or token, status=int(after)
+        )
+        return _GroupSettle(outcomes, changes, select_settled)
 
-    def _settle_one(
-        self, connection: Connection, database: Database, shard: int, outcome: Outcome
-    ) -> int:
-        """Settles one outcome; returns how many rows were changed: 1 or 0."""
-        job_id, kind = outcome.job_id, outcome.kind
-        values: dict[str, Any] = {"ids": [job_id], "token": outcome.token}
+    def _settle_one(self, database: Database, table: str, outcome: Outcome) -> Iterator[Statement]:
+        """The statements that settle one outcome and write its event."""
+        ids, kind = [outcome.job_id], outcome.kind
+        from_status, after, what = Status.RUNNING, _STATUS_AFTER[kind], str(kind)
+        values: dict[str, Any] = {"token": outcome.token}
         if kind in (OutcomeKind.RETRY, OutcomeKind.SNOOZE):
             values["due"] = outcome.due_ms
-        statement, move = _SETTLE[kind], Transition(kind, Status.RUNNING, _STATUS_AFTER[kind], "")
         if outcome.previous_token:
-            values |= {
-                "seen": outcome.previous_token,
-                "until": database.server_clock.bounds().lease_ms,
-            }
-            statement, move = (
-                _UNDO_TAKE_OVER,
-                Transition("undo_take_over", Status.RUNNING, Status.RUNNING, ""),
-            )
-        changed = execute_on(connection, shard, statement, values).rowcount
-        if not changed or kind is OutcomeKind.SNOOZE:
-            return changed
+            after, what = Status.RUNNING, "undo_take_over"
+            until_ms = database.server_clock.bounds().lease_ms
+            values |= {"seen": outcome.previous_token, "until": until_ms}
+            yield self._undo_take_over.bind(table, ids, **values)
+        else:
+            yield self._settles[kind].bind(table, ids, **values)
+        if kind is OutcomeKind.SNOOZE:
+            return
+        actor = process_of(outcome.token)
+        transition = Transition(what, from_status, after, actor, outcome.error)
+        yield self._events[database.index].bind(table, outcome.job_id, transition)
         if kind is OutcomeKind.BURY:
-            _write_dead_letter(connection, database, shard, job_id, outcome.error)
-        move = replace(move, actor=process_of(outcome.token), reason=outcome.error)
-        record_events(connection, database, shard, c.job_id == job_id, move)
-        return changed
+            yield self._letters[database.index].bind(table, outcome.job_id, outcome.error)
+
+
+class _GroupSettle(NamedTuple):
+    """The settle of outcomes of one shard, kind and token.
+
+    select_settled: selects the rows that are as the changes leave them: this settle or an earlier try of it,
+    whose answer was lost, has settled them.
+    """
+
+    outcomes: Sequence[Outcome]
+    changes: Sequence[Statement]
+    select_settled: Statement
+
+    def settled_of(self, selected: StatementResult) -> set[tuple[int, str]]:
+        """The (job_id, token) pairs that were settled, from the result of `select_settled`."""
+        return {(job_id, self.outcomes[0].token) for (job_id,) in selected.rows}
+
+
+def _settle_verb(groups: Sequence[_GroupSettle]) -> Verb[set[tuple[int, str]]]:
+    """The verb that settles groups; it answers the (job_id, token) pairs that were settled."""
+    # A done row stays as it is: it is selected after the COMMIT, and only when the counts differ.
+    # Other rows may be claimed again after the COMMIT, so they are selected in the transaction.
+    changes: list[Statement] = []
+    ends: list[int] = []
+    for group in groups:
+        changes += group.changes
+        if group.outcomes[0].kind is not OutcomeKind.DONE:
+            changes.append(group.select_settled)
+        ends.append(len(changes))
+
+    def make_answer(results: Sequence[StatementResult], executor: Executor) -> set[tuple[int, str]]:
+        settled: set[tuple[int, str]] = set()
+        for group, end in zip(groups, ends, strict=True):
+            last = results[end - 1]
+            if group.outcomes[0].kind is not OutcomeKind.DONE:
+                settled |= group.settled_of(last)
+            elif last.rowcount == len(group.outcomes):
+                settled |= {outcome[:2] for outcome in group.outcomes}
+            else:
+                settled |= group.settled_of(*executor.send([group.select_settled]))
+        return settled
+
+    return Verb(changes, (), make_answer)
 
 
 # ---- statements on any shard
 
+_IDS: BindParameter[Any] = bindparam("ids", expanding=True)
 _RUNS_UNDER_SEEN = (
-    c.job_id == bindparam("id"),
+    c.job_id.in_(_IDS),
     c.status == int(Status.RUNNING),
     c.worker == bindparam("seen"),
 )
@@ -489,7 +462,7 @@ def _claim_statement(now: Any, types: list[int], lease_end: Any) -> Update:
     return (
         update(JOB)
         .where(
-            c.job_id.in_(bindparam("ids", expanding=True)),
+            c.job_id.in_(_IDS),
             c.status == int(Status.PENDING),  # guard: claim-pending
             c.due_time <= bindparam("until", type_=Millis()),  # guard: claim-until
             c.due_time <= now,  # guard: claim-due
@@ -507,7 +480,7 @@ def _settle_statement(kind: OutcomeKind, *values: tuple[Any, Any]) -> Update:
     return (
         update(JOB)
         .where(
-            c.job_id.in_(bindparam("ids", expanding=True)),
+            c.job_id.in_(_IDS),
             c.status == int(Status.RUNNING),
             c.worker == bindparam("token"),  # guard: settle-token
         )
@@ -536,7 +509,7 @@ _SETTLE = {
 _UNDO_TAKE_OVER = (
     update(JOB)
     .where(
-        c.job_id.in_(bindparam("ids", expanding=True)),
+        c.job_id.in_(_IDS),
         c.status == int(Status.RUNNING),
         c.worker == bindparam("token"),
     )
@@ -547,9 +520,6 @@ _UNDO_TAKE_OVER = (
         gmt_modified=db_now(),
     )
 )
-_ONE_STATEMENT = {OutcomeKind.DONE, OutcomeKind.GIVE_BACK}
-"""Kinds whose group is settled by a single autocommit statement."""
-
 _BURY_EXPIRED = (
     update(JOB)
     .where(*_RUNS_UNDER_SEEN, *_LEASE_IS_OVER)
@@ -558,47 +528,39 @@ _BURY_EXPIRED = (
 _REPLACE_TOKEN = (
     update(JOB).where(*_RUNS_UNDER_SEEN).values(worker=bindparam("token"), gmt_modified=db_now())
 )
-_TRY_LOCK = select(c.job_id).where(c.job_id == bindparam("id")).with_for_update(skip_locked=True)
-_SELECT_PRESENT = select(c.job_id).where(c.job_id.in_(bindparam("ids", expanding=True)))
-_TRY_LOCK_ALL = _SELECT_PRESENT.with_for_update(skip_locked=True)
-_SELECT_CLAIMED = select(*JOB_COLUMNS, and_(*_LEASE_IS_OVER)).where(
-    c.job_id.in_(bindparam("ids", expanding=True))
+_SELECT_PRESENT = select(c.job_id).where(c.job_id.in_(_IDS))
+_TRY_LOCK = _SELECT_PRESENT.with_for_update(skip_locked=True)
+_SELECT_SETTLED = _SELECT_PRESENT.where(
+    c.worker == bindparam("token"), c.status == bindparam("status", type_=Integer)
 )
+_SELECT_CLAIMED = select(*JOB_COLUMNS, and_(*_LEASE_IS_OVER)).where(c.job_id.in_(_IDS))
 
 
-def _try_lock(connection: Connection, shard: int, job_id: int) -> bool:
-    """Locks a row without waiting; False: another transaction has locked it. Checks no status.
+def _try_lock(connection: Connection, shard: int, ids: Sequence[int]) -> tuple[set[int], set[int]]:
+    """Locks rows without waiting: (locked now, locked by others). Ids in neither set have no row.
 
     The other transaction may belong to the process that lost the lease, and hang: waiting for it would
     delay the other lost jobs too.
     """
-    return execute_on(connection, shard, _TRY_LOCK, {"id": job_id}).first() is not None
-
-
-def _try_lock_all(
-    connection: Connection, shard: int, ids: Sequence[int]
-) -> tuple[set[int], set[int]]:
-    """Locks rows without waiting: (locked now, locked by others). Ids in neither set have no row."""
-    free = set(execute_on(connection, shard, _TRY_LOCK_ALL, {"ids": ids}).scalars())
+    free = set(execute_on(connection, shard, _TRY_LOCK, {"ids": ids}).scalars())
     rest = [job_id for job_id in ids if job_id not in free]
     locked = execute_on(connection, shard, _SELECT_PRESENT, {"ids": rest}).scalars() if rest else ()
     return free, set(locked)
 
 
-def _write_dead_letter(
-    connection: Connection, database: Database, shard: int, job_id: int, error: str
-) -> None:
-    dead = database.dead
-    connection.execute(delete(dead).where(dead.c.job_id == job_id))  # from before a redrive
-    query = select(c.biz_id, c.biz_type, c.attempts).where(c.job_id == job_id)
-    job = execute_on(connection, shard, query).one()
-    connection.execute(
-        insert(dead).values(
-            job_id=job_id,
-            biz_id=job.biz_id,
-            biz_type=job.biz_type,
-            attempts=job.attempts,
-            error=error[:ERROR_CHARS_MAX],
-            dead_time=db_now(),
-        )
-    )
+class DeadLetterStatement:
+    """Writes the dead letter of one job in a verb, if the statement before it has changed a row."""
+
+    def __init__(self, database: Database) -> None:
+        dead = database.dead.c
+        columns = dead.job_id, dead.biz_id, dead.biz_type, dead.attempts, dead.error, dead.dead_time
+        error: BindParameter[Any] = bindparam("error")
+        rows = select(c.job_id, c.biz_id, c.biz_type, c.attempts, error, db_now())
+        letter = insert(database.dead).from_select(columns, rows.where(c.job_id.in_(_IDS)))
+        self._prepared = PreparedStatement(letter, database.engine.dialect)
+
+    def bind(self, table: str, job_id: int, error: str) -> Statement:
+        """The statement for a row of this table."""
+        text, values, _ = self._prepared.bind(table, [job_id], error=error[:ERROR_CHARS_MAX])
+        # A letter from before a redrive may be there. SQLAlchemy has no REPLACE; all servers do.
+        return Statement(text.replace("INSERT", "REPLACE", 1), values, if_changed=True)

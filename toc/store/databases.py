@@ -3,12 +3,12 @@
 Every connection of toc runs READ COMMITTED: under REPEATABLE READ a locking read of ids that are
 gone locks the gap at the end of the table, and all inserts of the shard would wait for it.
 
-Every transaction is `Database.run_transaction(work)`: it begins, calls `work(connection)` and commits.
-`Database.read(work)` is for statements that need no common transaction. `Database.run_pipelined(send)` is the
-fast path for both; callers fall back to the other two when it returns None. Deadlocks, lock wait timeouts and
-lost connections are retried a few times: each of toc's verbs can be repeated, because its guard or its ids
-make the second run harmless. A caller's own transaction is not run here: a deadlock rolls it back as a whole,
-and only the caller can repeat it.
+`Database.run_verb(verb)` runs a verb whose statements are known beforehand (see `verb`). A transaction whose
+statements depend on each other's results is `Database.run_transaction(work)`: it begins, calls
+`work(connection)` and commits. `Database.read(work)` is for reads that need no transaction.
+Deadlocks, lock wait timeouts and lost connections are retried a few times: each of toc's verbs can be
+repeated, because its guard or its ids make the second run harmless. A caller's own transaction is not run
+here: a deadlock rolls it back as a whole, and only the caller can repeat it.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ from toc.store.prepared import IdList, text_of_ids
 from toc.store.session_timeout import end_idle_sessions
 from toc.store.sessions import session_arguments
 from toc.store.sqlite_writers import refuse_self_deadlock
+from toc.store.verb import PlainConnection, Statement, Verb
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -246,27 +247,41 @@ class Database:
         if self.sqlite:
             refuse_self_deadlock(str(self.engine.url.database))
 
-    def run_pipelined(self, send: Callable[[PipelinedConnection], T]) -> T | None:
-        """Runs `send(connection)`, which sends packets of statements.
+    def run_verb(self, verb: Verb[T]) -> T:
+        """Runs a verb with the pipelined executor, or with the plain one where that fails.
 
-        None: a packet failed, or the driver supports none; the caller runs the statements one by one.
+        Raises as `run_transaction` does.
+        """
+        answer = self.run_pipelined(verb)
+        if answer is not None:
+            return answer
+        self._refuse_self_deadlock()
+        plain = partial(PlainConnection, self.engine, self.autocommit_engine)
+        return self._run_with_retries(partial(_connect_and_run, plain, verb.run))
+
+    def run_pipelined(self, verb: Verb[T]) -> T | None:
+        """Runs a verb with the pipelined executor alone.
+
+        None: a packet failed, or the driver, the server or a proxy supports none.
         """
         if not self._supports_packets:
             return None
+        connect = self._open_pipelined_connection
         try:
-            return self._run_with_retries(
-                partial(_connect_and_run, self._open_pipelined_connection, send)
-            )
+            return self._run_with_retries(partial(_connect_and_run, connect, verb.run))
         except PipelineUnsupportedError as error:
             if error.refused:
                 self._supports_packets = False
+            if error.undone:
+                verb.tries -= 1
             return None
 
     def _open_pipelined_connection(self) -> PipelinedConnection:
-        line, frozen = PipelinedConnection(self.autocommit_engine), self._clock.frozen_ms()
+        connection = PipelinedConnection(self.autocommit_engine, self.idle_transaction_s)
+        frozen = self._clock.frozen_ms()
         if frozen is not None:  # tests only
-            line.send([(_timestamp_sql(frozen), ())])
-        return line
+            connection.send([Statement(_timestamp_sql(frozen))])
+        return connection
 
     def check_before_use(self, check: Callable[[Database], None]) -> None:
         """From now on `check(self)` must pass once before any other statement runs on this database."""

@@ -138,13 +138,13 @@ class DuePages:
         bits: list[str] = []
         arguments: list[Any] = []
         for position, (shard, given) in enumerate(values.items()):
-            text, filled = prepared.bind(database.job_table_name(shard), **given)
-            bits.append(f"(EXISTS ({text}) << {position % BITS})")
-            arguments += filled
+            statement = prepared.bind(database.job_table_name(shard), **given)
+            bits.append(f"(EXISTS ({statement.text}) << {position % BITS})")
+            arguments += statement.values
         numbers = [" | ".join(bits[at : at + BITS]) for at in range(0, len(bits), BITS)]
-        statement = f"SELECT {', '.join(numbers)}"
+        query_text = f"SELECT {', '.join(numbers)}"
         found = database.read(
-            lambda connection: connection.exec_driver_sql(statement, tuple(arguments)).one()
+            lambda connection: connection.exec_driver_sql(query_text, tuple(arguments)).one()
         )
         return {
             shard

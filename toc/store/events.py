@@ -21,7 +21,6 @@ from sqlalchemy import (
     String,
     bindparam,
     case,
-    func,
     insert,
     literal,
     select,
@@ -31,10 +30,10 @@ from toc.domain.job import Event, Status
 from toc.domain.limits import REASON_CHARS_MAX
 from toc.store.columns import db_now
 from toc.store.databases import Database, execute_on
-from toc.store.pipeline import Statement
 from toc.store.prepared import PreparedStatement
 from toc.store.rows import status_from_number
 from toc.store.schema import JOB
+from toc.store.verb import Statement
 
 c = JOB.c
 
@@ -66,29 +65,28 @@ def record_events(
 
 
 class EventStatement:
-    """The INSERT of an event for a packet: for one job, if the statement before it has changed a row."""
+    """The INSERT of the event of one job in a verb, if the statement before it has changed a row."""
 
     def __init__(self, database: Database) -> None:
         before: list[BindParameter[Any]] = [*map(bindparam, ("what", "from_status", "to_status"))]
         after: list[BindParameter[Any]] = [*map(bindparam, ("actor", "reason"))]
         its = c.job_id.in_(bindparam("ids", expanding=True))
-        rows = select(db_now(), c.job_id, *before, c.attempts, *after).where(
-            its, func.row_count() > 0
-        )
+        rows = select(db_now(), c.job_id, *before, c.attempts, *after).where(its)
         statement = insert(database.event).from_select(_event_columns(database), rows)
         self._prepared = PreparedStatement(statement, database.engine.dialect)
 
     def bind(self, table: str, job_id: int, transition: Transition) -> Statement:
         """The statement for a row of this table."""
-        return self._prepared.bind(
+        statement = self._prepared.bind(
             table,
             [job_id],
-            what=transition.what,
+            what=str(transition.what),
             from_status=int(transition.from_status),
             to_status=int(transition.to_status),
             actor=transition.actor,
             reason=_cut_reason(transition.reason),
         )
+        return statement._replace(if_changed=True)
 
 
 def record_unchanged_jobs(

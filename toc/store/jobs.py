@@ -34,16 +34,12 @@ from toc.store.databases import Database, Databases, execute_on
 from toc.store.duplicates import is_live_duplicate, is_primary_duplicate
 from toc.store.events import EventStatement, Transition, record_events
 from toc.store.external_transaction import join_transaction
-from toc.store.pipeline import (
-    BYTES_MAX,
-    PipelinedConnection,
-    PipelineUnsupportedError,
-    Statement,
-)
+from toc.store.pipeline import BYTES_MAX
 from toc.store.prepared import PreparedStatement
 from toc.store.repaired_copies import find_copy
 from toc.store.rows import JOB_COLUMNS, job_from_row, status_from_number
 from toc.store.schema import JOB
+from toc.store.verb import Executor, Statement, StatementResult, Verb, run_statements
 
 c = JOB.c
 OnDuplicate = Literal["keep", "replace", "error"]
@@ -96,9 +92,7 @@ class Jobs:
         self._catalogue = catalogue
         self._fresh_id = fresh_id
         self.actor = actor
-        self._change_packets = {
-            each.index: _ChangePacket(each) for each in databases if not each.sqlite
-        }
+        self._changes = {database.index: _ChangeStatements(database) for database in databases}
 
     def type_name(self, type_no: int, database: Database) -> str:
         """The name of a type number in a database. Raises NotFound."""
@@ -127,51 +121,53 @@ class Jobs:
             for shard in sorted(by_shard)
             for part in _split_rows(jobs, by_shard[shard])
         ]
-        # A single row needs one statement, which commits itself; replacing a row needs two.
-        is_single_statement = connection is None and len(jobs) == 1 and on_duplicate != "replace"
-        may_be_committed = False  # perhaps: a run had come to its COMMIT
-
-        def insert_in_transaction(connection: Connection) -> list[InsertResult]:
-            nonlocal may_be_committed
-            answers: dict[int, InsertResult] = {}
-            for shard, positions in parts:
-                writer = _ShardInsert(
-                    self, database, shard, on_duplicate, repeated=may_be_committed
-                )
-                may_be_committed = may_be_committed or is_single_statement
-                found = writer.insert(connection, [jobs[position] for position in positions])
-                answers.update(zip(positions, found, strict=True))
-            may_be_committed = True
-            return [answers[position] for position in range(len(jobs))]
-
-        def insert_in_packets(line: PipelinedConnection) -> list[InsertResult]:
-            nonlocal may_be_committed
-            before, may_be_committed = may_be_committed, True
-            packets = list(_build_packets(database, jobs, parts))
-            try:
-                line.send_transaction(packets, [], database.idle_transaction_s)
-            except PipelineUnsupportedError as error:
-                may_be_committed = before or not error.undone
-                raise
-            return [InsertResult(job.job_id, job.action_ms, written=True) for job in jobs]
-
         if connection is not None:
             with join_transaction(connection, database, self._catalogue):
-                return insert_in_transaction(connection)
+                return self._insert_parts(
+                    connection, database, jobs, parts, on_duplicate, repeated=False
+                )
+        verb = _insert_verb(database, jobs, parts)
         # A key is often held already, and then the packet would fail.
-        keyless = all(job.dedup_key is None for job in jobs)
-        found = (
-            database.run_pipelined(insert_in_packets)
-            if keyless and (is_single_statement or len(parts) > 1)
-            else None
-        )
-        if found is not None:
-            return found
-        return (
-            database.run_autocommit(insert_in_transaction)
-            if is_single_statement
-            else database.run_transaction(insert_in_transaction)
-        )
+        if all(job.dedup_key is None for job in jobs):
+            inserted = database.run_pipelined(verb)
+            if inserted is not None:
+                return inserted
+        may_be_committed = verb.tries > 0
+        # A single row needs one statement, which commits itself; replacing a row needs two.
+        is_single_statement = len(jobs) == 1 and on_duplicate != "replace"
+
+        def insert_with_plain_statements(connection: Connection) -> list[InsertResult]:
+            nonlocal may_be_committed
+            repeated, may_be_committed = may_be_committed, may_be_committed or is_single_statement
+            results = self._insert_parts(
+                connection, database, jobs, parts, on_duplicate, repeated=repeated
+            )
+            may_be_committed = True
+            return results
+
+        run = database.run_autocommit if is_single_statement else database.run_transaction
+        return run(insert_with_plain_statements)
+
+    def _insert_parts(
+        self,
+        connection: Connection,
+        database: Database,
+        jobs: Sequence[NewJob],
+        parts: Sequence[tuple[int, list[int]]],
+        on_duplicate: OnDuplicate,
+        *,
+        repeated: bool,
+    ) -> list[InsertResult]:
+        """Inserts jobs on a connection. `parts`: (shard, positions in `jobs`), one INSERT each.
+
+        repeated: an earlier try of this call may have been committed.
+        """
+        results: dict[int, InsertResult] = {}
+        for shard, positions in parts:
+            writer = _ShardInsert(self, database, shard, on_duplicate, repeated=repeated)
+            found = writer.insert(connection, [jobs[position] for position in positions])
+            results.update(zip(positions, found, strict=True))
+        return [results[position] for position in range(len(jobs))]
 
     # ---- look
 
@@ -289,40 +285,48 @@ class Jobs:
         self, job_id: int, transition: Transition, answer: str, values: dict[str, Any]
     ) -> Answer:
         shard, database = self._locate(job_id)
-        status, given = transition.from_status, {"ids": [job_id], **values}
-        tries = 0
-
-        def change_in_transaction(connection: Connection) -> Answer:
-            nonlocal tries
-            tries += 1
-            for _ in range(_TRIES_MAX):
-                if execute_on(connection, shard, _CHANGES[transition.what], given).rowcount:
-                    if status is Status.DEAD:
-                        letter = database.dead.c.job_id == job_id
-                        connection.execute(delete(database.dead).where(letter))
-                    record_events(connection, database, shard, c.job_id == job_id, transition)
-                    return Answer(answer, job_id)
-                row = execute_on(connection, shard, _SELECT_STATUS, given).first()
-                if row is None or row.status != status:
-                    break  # else a retry made it pending again between the UPDATE and the SELECT: try again
-            return _answer_from_row(job_id, row)
-
-        def change_in_packet(line: PipelinedConnection) -> Answer:
-            nonlocal tries
-            tries += 1
-            return self._change_packets[database.index].send(
-                line, shard, job_id, transition, answer, values
-            )
-
-        found = database.run_pipelined(change_in_packet) if status is Status.PENDING else None
-        answered = database.run_transaction(change_in_transaction) if found is None else found
-        if not answered.ok and tries > 1 and "at" in values:
+        changeable_again = str(ANSWER_OF_STATUS[transition.from_status])
+        for _ in range(_TRIES_MAX):
+            verb = self._change_verb(database, shard, job_id, transition, answer, values)
+            found = database.run_verb(verb)
+            if found != changeable_again:
+                break  # otherwise its status changed between the UPDATE and the SELECT: try again
+        if not found.ok and verb.tries > 1 and "at" in values:
             # An earlier try may have committed and its answer was lost: then the row has this call's time.
             its = select(c.action_time).where(c.job_id == job_id)
             action_ms = database.read(lambda x: execute_on(x, shard, its).scalar())
             if action_ms == values["at"]:
                 return Answer(answer, job_id)
-        return answered
+        return found
+
+    def _change_verb(
+        self,
+        database: Database,
+        shard: int,
+        job_id: int,
+        transition: Transition,
+        answer: str,
+        values: Mapping[str, Any],
+    ) -> Verb[Answer]:
+        """The verb answers `answer` when the job was changed, else the status that it found."""
+        statements, table = self._changes[database.index], database.job_table_name(shard)
+        changes = [
+            statements.change[transition.what].bind(table, [job_id], **values),
+            statements.event.bind(table, job_id, transition),
+        ]
+        if transition.from_status is Status.DEAD:
+            changes.append(statements.delete_letter.bind(table, [job_id])._replace(if_changed=True))
+
+        def make_answer(results: Sequence[StatementResult], executor: Executor) -> Answer:
+            if results[0].rowcount:
+                return Answer(answer, job_id)
+            (found,) = executor.send([statements.status.bind(table, [job_id])])
+            if not found.rows:
+                return Answer("unknown")
+            ((status, attempts),) = found.rows
+            return Answer(ANSWER_OF_STATUS[status_from_number(status)], job_id, attempts)
+
+        return Verb(changes, (), make_answer)
 
     def _locate(self, job_id: int) -> tuple[int, Database]:
         shard = self._databases.routing.shard(gene_of(job_id))
@@ -355,49 +359,16 @@ _CHANGES = {
 _SELECT_STATUS = select(c.status, c.attempts).where(c.job_id.in_(bindparam("ids", expanding=True)))
 
 
-class _ChangePacket:
-    """Sends a guarded change and its event to one database, in one packet."""
+class _ChangeStatements:
+    """The statements of guarded changes on one database."""
 
     def __init__(self, database: Database) -> None:
-        dialect = database.engine.dialect
-        self._database, self._event = database, EventStatement(database)
-        self._change = {
-            what: PreparedStatement(change, dialect) for what, change in _CHANGES.items()
-        }
-        self._status = PreparedStatement(_SELECT_STATUS, dialect)
-
-    def send(
-        self,
-        line: PipelinedConnection,
-        shard: int,
-        job_id: int,
-        transition: Transition,
-        answer: str,
-        values: Mapping[str, Any],
-    ) -> Answer:
-        """Returns `answer` when the job was changed, else the answer for the status that was found."""
-        table = self._database.job_table_name(shard)
-        changes = [
-            self._change[transition.what].bind(table, [job_id], **values),
-            self._event.bind(table, job_id, transition),
-        ]
-        idle_s = self._database.idle_transaction_s
-        changed, _ = line.send_transaction([changes], [], idle_s)
-        if changed.rowcount:
-            return Answer(answer, job_id)
-        (looked,) = line.send([self._status.bind(table, [job_id])])
-        row = next(iter(looked.rows), None)
-        if row is not None and row[0] == transition.from_status:
-            # A retry made it pending again between the UPDATE and the SELECT: try again.
-            raise PipelineUnsupportedError
-        return _answer_from_row(job_id, row)
-
-
-def _answer_from_row(job_id: int, row: Sequence[Any] | None) -> Answer:
-    """The answer for a row (status, attempts) that was not changed; None: there is no row."""
-    if row is None:
-        return Answer("unknown")
-    return Answer(ANSWER_OF_STATUS[status_from_number(row[0])], job_id, row[1])
+        dialect, letter = database.engine.dialect, database.dead.c.job_id
+        self.change = {what: PreparedStatement(each, dialect) for what, each in _CHANGES.items()}
+        self.event = EventStatement(database)
+        letters = delete(database.dead).where(letter.in_(bindparam("ids", expanding=True)))
+        self.delete_letter = PreparedStatement(letters, dialect)
+        self.status = PreparedStatement(_SELECT_STATUS, dialect)
 
 
 class _ShardInsert:
@@ -507,12 +478,11 @@ class _ShardInsert:
         return execute_on(connection, self._shard, statement)
 
     def _insert_rows(self, connection: Connection, jobs: list[NewJob]) -> None:
-        text, values = _insert_sql(self._database, self._shard, jobs)
-        connection.exec_driver_sql(text, values)
+        run_statements(connection, [_insert_statement(self._database, self._shard, jobs)])
 
 
-def _insert_sql(database: Database, shard: int, jobs: Sequence[NewJob]) -> Statement:
-    """An INSERT of these jobs into one shard: text and values."""
+def _insert_statement(database: Database, shard: int, jobs: Sequence[NewJob]) -> Statement:
+    """An INSERT of these jobs into one shard."""
     # Text, not insert(): SQLAlchemy would use executemany and render row by row, which costs a third of
     # the speed (docs/explanation/performance.md). Values are bound, but as few as possible: the driver
     # escapes each value in Python.
@@ -532,7 +502,7 @@ def _insert_sql(database: Database, shard: int, jobs: Sequence[NewJob]) -> State
             values.append(job.dedup_key)
     name = database.job_table_name(shard)
     text = f"INSERT INTO {name} ({_COLUMNS}) VALUES {', '.join(rows)}"  # noqa: S608
-    return text, tuple(values)
+    return Statement(text, tuple(values))
 
 
 def _estimated_bytes(job: NewJob) -> int:
@@ -554,18 +524,13 @@ def _split_rows(jobs: Sequence[NewJob], positions: Sequence[int]) -> Iterator[li
         yield part
 
 
-def _build_packets(
+def _insert_verb(
     database: Database, jobs: Sequence[NewJob], parts: Sequence[tuple[int, list[int]]]
-) -> Iterator[list[Statement]]:
-    """Builds the INSERTs of all parts and groups them into packets of about BYTES_MAX bytes."""
-    packet: list[Statement] = []
-    size = 0
-    for shard, positions in parts:
-        part = [jobs[position] for position in positions]
-        packet.append(_insert_sql(database, shard, part))
-        size += sum(map(_estimated_bytes, part))
-        if size >= BYTES_MAX:
-            yield packet
-            packet, size = [], 0
-    if packet:
-        yield packet
+) -> Verb[list[InsertResult]]:
+    """The INSERTs of all parts. They fail for a taken id."""
+    changes = [
+        _insert_statement(database, shard, [jobs[position] for position in positions])
+        for shard, positions in parts
+    ]
+    inserted = [InsertResult(job.job_id, job.action_ms, written=True) for job in jobs]
+    return Verb(changes, (), lambda results, executor: inserted)

@@ -10,25 +10,27 @@ driver's: so a single statement is sent this way too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
 from toc.store.database_home import is_fence
+from toc.store.verb import Statement, StatementResult
 
-BYTES_MAX = 1_000_000  # of values in a packet: far below any server's max_allowed_packet
+BYTES_MAX = 1_000_000  # of a packet, about: far below any server's max_allowed_packet
 
 # gone away, lost during query, shutdown, killed, ended because idle
 LOST_ERRORS = {2006, 2013, 2055, 1053, 1927, 4031}
 _PARSE_ERROR = 1064  # the error for a second statement, when the server accepts only one at a time
+_IF_CHANGED = " AND ROW_COUNT() > 0"  # of the statement before; see `Statement.if_changed`
 
 
 class PipelineUnsupportedError(Exception):
-    """The batch failed or is unsupported: run the statements one by one.
+    """The packet failed or is unsupported: run the statements one by one.
 
-    refused: the server, or a proxy before it, takes no packets at all. undone: True: a transaction without
-    reads was certainly rolled back; False: nobody knows.
+    refused: the server, or a proxy before it, accepts no packets at all. undone: True: a transaction
+    without reads was certainly rolled back; False: it may have been committed.
     """
 
     def __init__(self, *, refused: bool = False, undone: bool = True) -> None:
@@ -36,26 +38,20 @@ class PipelineUnsupportedError(Exception):
         self.refused, self.undone = refused, undone
 
 
-class StatementResult(NamedTuple):
-    """The result of one statement: the driver's rowcount, and the rows that the statement returned."""
-
-    rowcount: int
-    rows: Sequence[tuple[Any, ...]]
-
-
-Statement = tuple[str, tuple[Any, ...]]
-"""SQL text with the driver's placeholders, and the values that the driver binds."""
-
-
 class PipelinedConnection:
-    """An autocommit connection that sends packets of statements. A context manager.
+    """The executor of verbs that sends packets of statements. A context manager.
+
+    It has one autocommit connection. When a change of a transaction fails, the transaction stays open until
+    this process reads the error; so the server ends a session that is in a transaction after
+    `idle_transaction_s` without a statement (see `session_timeout`).
 
     Raises SQLAlchemy's OperationalError when the connection is lost or cannot be opened, and
     PipelineUnsupportedError for every other server error, a fenced database (`database_home`) included.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, idle_transaction_s: int) -> None:
         self._engine, self._pool, self._dbapi = engine, engine.pool, engine.dialect.loaded_dbapi
+        self._idle_transaction_s = idle_transaction_s
         try:
             self._pooled = engine.raw_connection()
         except self._dbapi.Error as error:
@@ -70,12 +66,46 @@ class PipelinedConnection:
 
     def send(self, statements: Sequence[Statement]) -> list[StatementResult]:
         """Sends the statements in one packet; returns their results, in order."""
-        text = "; ".join([text for text, _ in statements])
-        values = tuple([value for _, values in statements for value in values])
+        return self._send_packet(self._render(statements))
+
+    def send_transaction(
+        self, changes: Sequence[Statement], reads: Sequence[Statement]
+    ) -> list[StatementResult]:
+        """Sends changes, one transaction with its COMMIT, and `reads` after the COMMIT; returns all results.
+
+        It is one packet, or more when the changes are longer than BYTES_MAX. A single change is sent without
+        a transaction: it commits itself.
+        """
+        if len(changes) == 1:
+            return self.send([*changes, *reads])
+        begin = [f"SET SESSION wait_timeout = {self._idle_transaction_s:d}", "BEGIN"]
+        *before, last = _split_packets(self._render(changes))
+        results: list[StatementResult] = []
+        try:
+            for packet in before:
+                results += self._send_packet([*begin, *packet])[len(begin) :]
+                begin = []
+            found = self._send_packet([*begin, *last, *_COMMIT, *self._render(reads)])
+        except BaseException:
+            self._discard_connection()  # the connection may be in the middle of the transaction
+            raise
+        reads_start = len(begin) + len(last) + len(_COMMIT)
+        return [*results, *found[len(begin) : reads_start - len(_COMMIT)], *found[reads_start:]]
+
+    def _render(self, statements: Sequence[Statement]) -> list[str]:
+        """The texts of statements, with the values that the driver has escaped."""
+        cursor = self._pooled.cursor()
+        return [
+            cursor.mogrify(text + _IF_CHANGED if if_changed else text, values)
+            for text, values, if_changed in statements
+        ]
+
+    def _send_packet(self, texts: Sequence[str]) -> list[StatementResult]:
+        packet = "; ".join(texts)
         results: list[StatementResult] = []
         try:
             cursor = self._pooled.cursor()
-            cursor.execute(text, values)
+            cursor.execute(packet)
             for result in _read_results(cursor):
                 results.append(result)  # noqa: PERF402 - those before an error count
         except self._dbapi.IntegrityError as error:  # the server sends no further results
@@ -86,54 +116,19 @@ class PipelinedConnection:
             if (lost or is_fence(error)) and self._engine.pool is self._pool:
                 self._engine.dispose()  # the other pooled connections are lost as well
             if lost:
-                raise OperationalError(text, None, error, connection_invalidated=True) from error
-            refused = len(statements) > 1 and not results and error.args[0] == _PARSE_ERROR
+                raise OperationalError(packet, None, error, connection_invalidated=True) from error
+            refused = len(texts) > 1 and not results and error.args[0] == _PARSE_ERROR
             # The retry, statement by statement, meets the error again and handles it. An error without a
             # number is the driver's own: it could not read the stream, and the server may have committed.
             undone = isinstance(error.args[0], int)
             raise PipelineUnsupportedError(refused=refused, undone=undone) from error
-        except (
-            BaseException
-        ):  # for example the thread is told to end: results may still be in transit
+        except BaseException:  # for example KeyboardInterrupt: results may still be in transit
             self._discard_connection()
             raise
-        if len(results) != len(
-            statements
-        ):  # a result is missing: its statement must not count as done
+        if len(results) != len(texts):  # the statement without a result may not have run
             self._discard_connection()
             raise PipelineUnsupportedError(undone=False)
         return results
-
-    def send_transaction(
-        self,
-        packets: Sequence[Sequence[Statement]],
-        reads: Sequence[Statement],
-        idle_timeout_s: int,
-    ) -> list[StatementResult]:
-        """Sends changes in `packets`, one transaction with its COMMIT, then `reads` after the COMMIT.
-
-        Returns all results in order. A single change is sent without a transaction: it commits itself.
-        When a change fails, the transaction stays open until this process reads the error. So the
-        server ends the session after `idle_timeout_s` without a statement (see `session_timeout`).
-        """
-        if sum(map(len, packets)) == 1:
-            return self.send([*packets[0], *reads])
-        begin: list[Statement] = [
-            (f"SET SESSION wait_timeout = {idle_timeout_s:d}", ()),
-            ("BEGIN", ()),
-        ]
-        *before, last = packets
-        results: list[StatementResult] = []
-        try:
-            for changes in before:
-                results += self.send([*begin, *changes])[len(begin) :]
-                begin = []
-            found = self.send([*begin, *last, *_COMMIT, *reads])
-        except BaseException:
-            self._discard_connection()  # the connection may be in the middle of the transaction
-            raise
-        reads_start = len(begin) + len(last) + len(_COMMIT)
-        return [*results, *found[len(begin) : reads_start - len(_COMMIT)], *found[reads_start:]]
 
     def _discard_connection(self) -> None:
         if self._pooled.is_valid:
@@ -144,11 +139,11 @@ class PipelinedConnection:
         return known or self._engine.dialect.is_disconnect(error, None, None)
 
 
-_COMMIT: list[Statement] = [
+_COMMIT = [
     # Before the COMMIT: an error of this statement then means that nothing was committed.
-    ("SET SESSION wait_timeout = DEFAULT", ()),
+    "SET SESSION wait_timeout = DEFAULT",
     # Explicit, because completion_type CHAIN would open the next transaction.
-    ("COMMIT AND NO CHAIN NO RELEASE", ()),
+    "COMMIT AND NO CHAIN NO RELEASE",
 ]
 
 
@@ -157,3 +152,16 @@ def _read_results(cursor: Any) -> Iterator[StatementResult]:
         yield StatementResult(cursor.rowcount, cursor.fetchall())
         if not cursor.nextset():
             return
+
+
+def _split_packets(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Splits texts into packets of about BYTES_MAX."""
+    packet: list[str] = []
+    size = 0
+    for text in texts:
+        if size >= BYTES_MAX:
+            yield packet
+            packet, size = [], 0
+        packet.append(text)
+        size += len(text)
+    yield packet

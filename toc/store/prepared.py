@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, CursorResult, Dialect, Insert, Select, Update
+from sqlalchemy import BindParameter, Delete, Dialect, Insert, Select, Update
 
-from toc.store.pipeline import Statement
 from toc.store.schema import ANY_SHARD
+from toc.store.verb import Statement
 
 _EXPANDING = re.compile(r"__\[POSTCOMPILE_(\w+)\]")
 _IDS = "ids"
@@ -35,7 +35,7 @@ def text_of_ids(ids: IdList, mapping: object = None) -> str:
 class PreparedStatement:
     """A statement on `schema.JOB`, with one expanding parameter `ids` or none."""
 
-    def __init__(self, statement: Update | Insert | Select[Any], dialect: Dialect) -> None:
+    def __init__(self, statement: Update | Insert | Delete | Select[Any], dialect: Dialect) -> None:
         if (
             not dialect.positional
         ):  # some drivers use named placeholders; all of them accept positional ones
@@ -64,12 +64,6 @@ class PreparedStatement:
             if convert is not None
         ]
 
-    def execute(
-        self, connection: Connection, table: str, ids: Sequence[int], **values: Any
-    ) -> CursorResult[Any]:
-        """Executes the statement on a table (its quoted name) for some ids."""
-        return connection.exec_driver_sql(*self.bind(table, ids, **values))
-
     def bind(self, table: str, ids: Sequence[int] = (), **values: Any) -> Statement:
         """The text for this table and this number of ids, and its arguments."""
         given = [IdList(ids)] if self._takes_ids else ids
@@ -81,15 +75,15 @@ class PreparedStatement:
             arguments += given
         for fill in self._after:
             fill(arguments, values)
-        return text, tuple(arguments)
+        return Statement(text, tuple(arguments))
 
     def bind_union(self, parts: Sequence[tuple[str, Sequence[int]]], **values: Any) -> Statement:
         """One statement that selects these ids from these tables (UNION ALL); the rows are unordered."""
         each = [self.bind(table, ids, **values) for table, ids in parts]
-        text = " UNION ALL ".join([text for text, _ in each])
-        return text, tuple([value for _, values in each for value in values])
+        text = " UNION ALL ".join([statement.text for statement in each])
+        return Statement(text, tuple([value for statement in each for value in statement.values]))
 
-    def convert_rows(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[list[Any]]:
+    def convert_rows(self, rows: Iterable[Sequence[Any]]) -> Iterator[list[Any]]:
         """Converts rows of a SELECT from the driver's values to the columns' Python values."""
         for row in rows:
             values = list(row)
