@@ -1,21 +1,21 @@
-"""Everything that toc raises.
+"""All exceptions that toc raises.
 
     TocError
     ├── InvalidInput         the call is wrong: fix the named field        (also a ValueError)
     ├── SettingsError        the settings are wrong: fix the named setting (also a ValueError)
     ├── DuplicateJob         a live job holds the key and on_duplicate="error" was asked for
-    ├── PartlyScheduled      a bulk call reached some databases, not all    (retryable)
-    ├── ClaimLost            a handler's claim is over: its transaction must not commit
+    ├── PartlyScheduled      a bulk call committed jobs in some databases only (retryable)
+    ├── ClaimLost            the job no longer runs under this handler's claim: do not commit
     ├── NotFound             no such job, type or table
     ├── WrongDatabase        a caller's connection does not reach the job's shard
     ├── SchemaMismatch       the database's tables or routing are not what this release expects
-    ├── StatementFailed      a database refuses a statement: its tables differ from toc's
+    ├── StatementFailed      a database answers with an error: its tables differ from toc's
     ├── StoreUnavailable     a database cannot be used now                 (retryable)
     ├── TimerUnavailable     Redis does not answer                         (retryable)
     └── ClusterUnavailable   ZooKeeper does not answer                     (retryable)
 
-Each class has a stable `code`, shared by the command line and the logs, and says with `retryable`
-whether the same call may succeed later. Facts are attributes, not only text.
+Each class has a stable `code`, which the command line and the logs use. `retryable` says whether the same
+call may succeed later. Facts, such as a job_id, are attributes too, so callers need not parse the text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import ClassVar
 
 
 class TocError(Exception):
-    """The root of all errors of toc."""
+    """The base class of all exceptions of toc."""
 
     code: ClassVar[str] = "error"
     retryable: ClassVar[bool] = False
@@ -33,7 +33,7 @@ class TocError(Exception):
 class InvalidInput(TocError, ValueError):
     """A value was refused before anything was written.
 
-    `field` names the argument, `value` is what was given, `rule` says what is allowed.
+    `field` is the name of the argument, `value` the refused value, `rule` the condition that it breaks.
     """
 
     code = "invalid_input"
@@ -58,7 +58,7 @@ class SettingsError(TocError, ValueError):
 class DuplicateJob(TocError):
     """A live job with this (biz_id, biz_type, dedup_key) exists; `job_id` is its id.
 
-    `running` is True when its handler has been started: then it cannot be replaced any more.
+    `running` is True when the job's handler has been started: such a job can no longer be replaced.
     """
 
     code = "duplicate"
@@ -75,9 +75,10 @@ class DuplicateJob(TocError):
 
 
 class PartlyScheduled(TocError):
-    """A bulk call reached some databases and not others: transactions do not span databases.
+    """A bulk call committed its jobs in some databases and failed in others: no transaction spans databases.
 
-    `job_ids` has the id of every job that was committed, None for the others, in the order given.
+    `job_ids` has one element per job, in the order of the call: the id of a committed job, None for a
+    failed one.
     """
 
     code = "partly_scheduled"
@@ -90,10 +91,12 @@ class PartlyScheduled(TocError):
 
 
 class ClaimLost(TocError):
-    """`toc.complete`: the job no longer runs under the handler's claim. Let it go through, uncommitted.
+    """`toc.complete` found that the job no longer runs under the handler's claim.
 
-    `status` is what the job is now ("running": under another claim, `holder`; or pending, cancelled,
-    dead); `token` is the claim that was lost.
+    Do not catch it inside the transaction: the transaction must be rolled back.
+
+    `status` is the job's current status ("running" means under another claim, whose token is `holder`; or
+    pending, cancelled, dead). `token` is the token of the lost claim.
     """
 
     code = "claim_lost"
@@ -105,28 +108,28 @@ class ClaimLost(TocError):
 
 
 class NotFound(TocError):
-    """What was asked for does not exist."""
+    """The job, type or table does not exist."""
 
     code = "not_found"
 
 
 class WrongDatabase(TocError):
-    """The caller's connection does not reach the database that holds the job's shard."""
+    """The caller's connection is to another database than the one that holds the job's shard."""
 
     code = "wrong_database"
 
 
 class SchemaMismatch(TocError):
-    """The tables, their revision or the routing in the catalogue differ from what is expected."""
+    """The tables, their revision or the stored routing differ from those that this release expects."""
 
     code = "schema_mismatch"
 
 
 class StatementFailed(TocError):
-    """A database answers and refuses a statement: `toc migrate --status` shows how its tables differ.
+    """A database refused a statement. `toc migrate --status` shows how its tables differ from toc's.
 
-    `table`: the first table of toc that the statement names; None: it names none. `number`: the server's
-    number of the error, None of SQLite.
+    `table`: the first table of toc that the statement names; None when it names none. `number`: the
+    server's error number; None on SQLite.
     """
 
     code = "statement_failed"
@@ -141,10 +144,10 @@ class StatementFailed(TocError):
         )
 
 
-# What a user has to put right: access denied (database, user, socket), no such database, a statement
-# or table that he may not use; a way to log in that the driver does not have, or that toc refuses.
+# Errors that a person has to fix: access denied (database, user, socket), no such database, a statement or
+# table that the account may not use, a login method that the driver lacks or toc refuses.
 MYSQL_REFUSALS = frozenset({1044, 1045, 1049, 1142, 1143, 1227, 1698, 2059, 2061})
-# Of these: a table or column that the account may not use so.
+# Those of them that are about one table or column.
 MYSQL_DENIED = frozenset({1142, 1143})
 GRANTS_HINT = " (`toc grants` prints what the account of each role needs)"
 # A table whose file is missing, unreadable, discarded or corrupt.
@@ -154,12 +157,12 @@ MYSQL_LOCKS = frozenset({1205, 1213, 3572})  # a lock wait that took too long, a
 
 
 class StoreUnavailable(TocError):
-    """A database cannot be used now. The call may have happened: toc's verbs can be repeated.
+    """A database cannot be used now. The call may have taken effect; it is safe to repeat it.
 
-    `refused` is True when it does answer, and says no: the settings are wrong, or its grants; `denied`, when
-    that is about one table: the account lacks a right (`toc grants`). `one_table`
-    is True when it does answer, and one table is broken: the others can be used. `locked` is True when
-    it does answer, and another transaction has locked what was asked for.
+    The flags tell cases apart in which the database does answer. `refused`: it refuses the login or the
+    statement; the settings or grants are wrong. `denied`: the account lacks a right on one table (see
+    `toc grants`). `one_table`: one table is broken, the others work. `locked`: another transaction holds
+    a lock on the rows.
     """
 
     code = "store_unavailable"
@@ -173,9 +176,8 @@ class StoreUnavailable(TocError):
         self.denied = number in MYSQL_DENIED
         self.locked = number in MYSQL_LOCKS
         text = str(original or cause).splitlines()[0]
-        if (
-            text == "unable to open database file"
-        ):  # SQLite's words for a directory that is not there
+        # SQLite says this when the directory does not exist.
+        if text == "unable to open database file":
             text += ": run `toc dev` in this directory, or set TOC_DATABASES and TOC_REDIS_URL"
         what = "has a broken table" if self.one_table else "does not answer"
         if self.refused:
@@ -186,14 +188,14 @@ class StoreUnavailable(TocError):
 
 
 def is_away(error: Exception) -> bool:
-    """Whether it says that a database cannot be used at all."""
+    """True when the error means that the whole database cannot be used, not only one table of it."""
     return isinstance(error, StoreUnavailable) and not error.one_table
 
 
 class TimerUnavailable(TocError):
-    """Redis does not answer. Jobs are safe: the loader and the scanner bring them.
+    """Redis does not answer. No job is lost: the loader and the scanner find them in the database.
 
-    `slots` are those of the topic that were refused, where the others were served; None: all.
+    `slots`: the slots of the topic that failed while the others succeeded; None: all failed.
     """
 
     code = "timer_unavailable"
@@ -205,7 +207,7 @@ class TimerUnavailable(TocError):
 
 
 class ClusterUnavailable(TocError):
-    """ZooKeeper does not answer. The last assignment stays: jobs go on being fired."""
+    """ZooKeeper does not answer. Nodes keep their last assignment and go on firing jobs."""
 
     code = "cluster_unavailable"
     retryable = True

@@ -1,8 +1,8 @@
-"""What MySQL and Redis can disagree about, and the rule of each kind.
+"""The kinds of disagreement between MySQL and Redis, and the rule for each.
 
-The row decides; Redis only reminds. Allowed, and no disagreement: a reminder that is too
-early (the claim puts it right), one of a cancelled job (it is forgotten when it is popped), none for a
-running job (its worker may have found it in the database; the scanner watches its lease).
+The row decides; Redis only holds reminders. These are legal and no disagreement: a reminder that is too
+early (the claim corrects it), a reminder of a cancelled job (it is deleted when it is popped), a running
+job without a reminder (a scanner may have claimed it; scanners watch its lease).
 """
 
 from __future__ import annotations
@@ -17,47 +17,49 @@ from toc.domain.policy import unhandled_ms
 from toc.domain.routing import hash_of
 
 SOON_MS = 5_000
-"""A job that is due already and reminded of within so long is on its way, or after the time for which a node
-without its handler puts it back."""
+"""A job that is due already is not late if its reminder comes within this time, in ms (plus the delay for
+which a node without the handler puts the reminder back)."""
 
 LATELY_MS = 3_600_000
-"""A job that was claimed within so long may have left a reminder at the end of that lease, when another
-worker popped it while it ended."""
+"""In ms. For this time after its claim an ended job may still have a reminder at the end of its lease:
+another worker popped the reminder while the job ended."""
 
 
 class Disagreement(StrEnum):
-    """The kinds, each of one job but for the last one, which is of a slot."""
+    """The kinds. MARK_AHEAD is about a slot; all others are about one job."""
 
     MISSING = "missing"
     """pending and due within the horizon, and in no queue"""
     LATE = "late"
     """the reminder is later than the row's due_time"""
     ORPHAN = "orphan"
-    """a reminder of a job that has ended, is gone, or was never there"""
+    """a reminder of a job that has ended, was deleted, or never existed"""
     WRONG_SLOT = "wrong_slot"
-    """a reminder where no loader puts it, and none in its own slot"""
+    """a reminder in another slot than the job's own, and none in its own slot"""
     TWO_SLOTS = "two_slots"
     """a reminder in its own slot and in another one"""
     STUCK = "stuck"
-    """in a PrepareQueue long after its stay"""
+    """in a PrepareQueue long after its stay there ended"""
     LEASE_OVER = "lease_over"
-    """running, and its lease has long been over"""
+    """running, and its lease ended long ago"""
     OVERDUE = "overdue"
     """pending, and long overdue"""
     MOVED = "moved"
-    """pending, never tried, due_time is not action_time: moved by hand"""
+    """pending, never tried, and due_time differs from action_time: somebody changed the row by hand"""
     MISFIT = "misfit"
-    """the gene of its id does not fit its biz_id, or its shard does not fit the gene"""
+    """the job_id does not belong to the biz_id, or the row lies in a table that does not
+    fit the job_id"""
     MARK_AHEAD = "mark_ahead"
-    """the loader's mark is beyond rows of which most are in no queue"""
+    """the loader's mark says that rows were loaded, and most of these rows are in no queue"""
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """Where a rule begins to count, in ms.
+    """The tolerances of the rules, in ms.
 
-    near: rows due within so long must have a reminder; the horizon, less what a loader may take to see
-    them. overdue: for rows that are due, and for reminders of cancelled jobs. stuck: beyond a stay.
+    near_ms: rows due within this time must have a reminder (the horizon, less the time that a loader may
+    take to read them). overdue_ms: how long a due row, or a reminder of a cancelled job, may remain.
+    stuck_ms: how long a reminder may remain in the PrepareQueue after its stay ended.
     """
 
     near_ms: int
@@ -67,7 +69,10 @@ class Tolerances:
 
 @dataclass(frozen=True, slots=True)
 class RowFacts:
-    """A row, as far as the rules ask. `shard`: of the table that it lies in. `topic`: of its type."""
+    """The columns of a row that the rules need.
+
+    `shard`: the table that holds the row. `topic`: of its type.
+    """
 
     job_id: int
     shard: int
@@ -82,7 +87,8 @@ class RowFacts:
 
 @dataclass(frozen=True, slots=True)
 class ReminderPlace:
-    """Where a reminder stands: at `armed_ms` in the StoreQueue, until `out_ms` in the PrepareQueue."""
+    """A slot that holds a reminder: due at `armed_ms` in its StoreQueue, or until `out_ms` in its
+    PrepareQueue."""
 
     topic: str
     slot: int
@@ -97,9 +103,10 @@ def disagreements(
     now_ms: int,
     limits: Tolerances,
 ) -> Iterator[Disagreement]:
-    """What is wrong with one job. `row`: None when there is none; `home`: its topic and slot.
+    """Yields the disagreements of one job.
 
-    `places`: of all slots where it stands in a queue.
+    `row`: None when it does not exist. `home`: the topic and slot where its reminder belongs. `places`: all
+    slots that hold a reminder of it.
     """
     stuck = any(
         place.out_ms is not None and place.out_ms < now_ms - limits.stuck_ms for place in places
@@ -119,12 +126,13 @@ def disagreements(
 
 
 def latest_ms(due_ms: int, now_ms: int) -> int:
-    """Until when a reminder is in time."""
+    """The latest time, in ms, at which a reminder of the row is not late."""
     return due_ms if due_ms > now_ms else now_ms + unhandled_ms(now_ms - due_ms) + SOON_MS
 
 
 def is_misfit(row: RowFacts, shards: int) -> bool:
-    """Whether by-business verbs, or workers, look for the row in another place than it is in."""
+    """Whether calls by biz_id, or workers, would look for the row in another table than the one that holds
+    it."""
     gene = gene_of(row.job_id)
     return gene != hash_of(row.biz_id) & GENE_MASK or gene & (shards - 1) != row.shard
 
@@ -135,7 +143,8 @@ def _of_ended(
     waits = row is not None and (
         row.status is Status.CANCELLED or now_ms - (row.claimed_ms or 0) < LATELY_MS
     )
-    oldest_ms = now_ms - limits.overdue_ms  # not popped since then: nobody will
+    # A reminder that was not popped since then will not be popped any more.
+    oldest_ms = now_ms - limits.overdue_ms
     for place in places:
         if place.armed_ms is not None and not (waits and place.armed_ms > oldest_ms):
             yield Disagreement.ORPHAN

@@ -1,10 +1,10 @@
-"""job_id: 63 bits that need no coordinator and know their own shard and slot.
+"""Job ids: 63-bit numbers, made without a coordinator; the shard and slot can be computed from an id.
 
     41 bits milliseconds since 2024-01-01 UTC (until 2093) | 10 bits gene | 12 bits sequence
 
 The gene is the low 10 bits of the routing hash. The sequence starts at random, so two processes
-rarely draw the same id in the same millisecond for the same gene; when they do, the primary key
-refuses the second and its writer draws again.
+rarely make the same id in the same millisecond for the same gene. If they do, the primary key refuses the
+second insert, and its writer makes another id.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def gene_of(job_id: int) -> int:
 
 
 def created_ms_of(job_id: int) -> int:
-    """When the id was drawn, by its maker's clock, in milliseconds since 1970."""
+    """When the id was made, by the clock of the process that made it, in milliseconds since 1970."""
     return (job_id >> (GENE_BITS + SEQUENCE_BITS)) + ID_EPOCH_MS
 
 
 def first_id_of(ms: int) -> int:
-    """The lowest id that can be drawn at a moment: all that were drawn before are below it."""
+    """The lowest id that can be made at `ms`: all ids made earlier are lower."""
     return max(0, ms - ID_EPOCH_MS) << (GENE_BITS + SEQUENCE_BITS)
 
 
@@ -40,18 +40,21 @@ def check_job_id(value: object) -> int:
     """Returns a well-formed job_id, raises InvalidInput for anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= JOB_ID_MAX:
         raise InvalidInput("job_id", value, f"must be an integer from 0 to {JOB_ID_MAX}")
-    return int(value)  # a plain one: drivers refuse others
+    return int(value)  # a plain int: drivers refuse subclasses
 
 
 class IdFactory:
-    """Draws job ids; thread-safe. `wall_ms` gives the time, `start` the first sequence number."""
+    """Makes job ids; thread-safe.
+
+    `wall_ms()`: the time in ms since 1970. `start`: the first sequence number.
+    """
 
     def __init__(self, wall_ms: Callable[[], int], start: int) -> None:
         self._wall_ms = wall_ms
         self._lock = threading.Lock()
         self._ms = 0
         self._sequence = start & SEQUENCE_MASK
-        self._left = 0  # how many numbers the present millisecond still has
+        self._left = 0  # how many sequence numbers are left in this millisecond
 
     def draw(self, hashes: list[int]) -> list[int]:
         """One new id for each routing hash. Never gives the same id twice in one process."""

@@ -1,4 +1,4 @@
-"""A job, its states, and the only moves between them."""
+"""A job, its statuses, and the legal transitions between them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from toc.domain.times import datetime_of
 
 
 class Status(IntEnum):
-    """The column `status`. 0, 2 and 3 are what DBAs have always queried."""
+    """The values of the column `status`."""
 
     PENDING = 0
     RUNNING = 1
     DONE = 2
     CANCELLED = 3
-    DEAD = 4  # retries used up; in toc_dead_job too
+    DEAD = 4  # its attempts are used up; toc_dead_job has the error
 
     @property
     def live(self) -> bool:
-        """True while toc still has to look at the row."""
+        """True for pending and running: toc still has to act on the row."""
         return self <= Status.RUNNING
 
 
@@ -40,17 +40,17 @@ TRANSITIONS: dict[Status, dict[str, Status]] = {
         "drop": Status.CANCELLED,
         "bury": Status.DEAD,
         "take_over": Status.RUNNING,  # only when the lease is over, by the database's clock
-        "undo_take_over": Status.RUNNING,  # nobody ran it: as it was before, its lease is over
+        "undo_take_over": Status.RUNNING,  # no handler was started: as before the take-over
     },
     Status.DEAD: {"redrive": Status.PENDING},
     Status.DONE: {},
     Status.CANCELLED: {},
 }
-"""Every legal move: from -> verb -> to. Each verb is one guarded statement in `toc.store`."""
+"""Every legal transition: from -> verb -> to. Each verb is one guarded statement in `toc.store`."""
 
 
 class AnswerKind(StrEnum):
-    """All that cancel, reschedule and redrive can answer."""
+    """The possible answers of cancel, reschedule and redrive."""
 
     CANCELLED = "cancelled"
     RESCHEDULED = "rescheduled"
@@ -68,18 +68,18 @@ _OK = {AnswerKind.CANCELLED, AnswerKind.RESCHEDULED, AnswerKind.REDRIVEN}
 
 
 class Answer(str):
-    """What cancel, reschedule or redrive found: one of the texts below, with facts beside it.
+    """The answer of cancel, reschedule or redrive: one of the texts below, with facts as attributes.
 
     cancelled | rescheduled | redriven    this call did it
     running | done | already_cancelled | dead | pending    it did not: the job's current status
     superseded    redrive: a newer live job holds the job's key
     unknown       there is no such job
 
-    `ok`: the call did what it was asked for (the first line). An answer is true when it is ok, and only
-    then; so "already_cancelled" is false: to repeat a cancel, test `answer in ("cancelled",
-    "already_cancelled")`. `kind`: the same as an enum. `job_id` is the job that answered (None for
-    unknown), `attempts` how often it was tried. `hint`: what may be wrong with the call, for people; of an
-    "unknown" only, else None.
+    `ok`: True when the call changed the job (the first line). `bool(answer)` is `answer.ok`, so
+    "already_cancelled" is false: code that may cancel twice tests `answer in ("cancelled",
+    "already_cancelled")`. `kind`: the text as an enum. `job_id`: the job (None for unknown). `attempts`:
+    how often it was tried. `hint`: what may be wrong with the call, as a text for people; only with
+    "unknown", otherwise None.
     """
 
     __slots__ = ("attempts", "hint", "job_id")
@@ -101,7 +101,7 @@ class Answer(str):
 
     @property
     def ok(self) -> bool:
-        """The call did what it was asked for."""
+        """Whether the call changed the job as asked."""
         return self.kind in _OK
 
     def __bool__(self) -> bool:
@@ -114,11 +114,11 @@ class Answer(str):
 
 
 class Scheduled(NamedTuple):
-    """What schedule did, where it is asked for (`details=True`).
+    """What `schedule(..., details=True)` did.
 
-    `did`: "inserted", a new job; "replaced", the live job that holds the dedup_key has the new time and
-    attribute; "kept", that job stays as it was. `running`: the job that was kept runs already: it will not
-    act on what this call wanted.
+    `did`: "inserted", a new job; "replaced", the live job with the same dedup_key got the new time
+    and attribute; "kept", that job is unchanged. `running`: the kept job runs already, so it does not use the
+    new time and attribute.
     """
 
     job_id: int
@@ -127,7 +127,7 @@ class Scheduled(NamedTuple):
 
     @property
     def created(self) -> bool:
-        """It is a new job."""
+        """Whether the call inserted a new job."""
         return self.did == "inserted"
 
 
@@ -142,12 +142,12 @@ ANSWER_OF_STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job as the database has it. Times are milliseconds since 1970 UTC.
+    """One job, as read from the database. Times are milliseconds since 1970 UTC.
 
-    `due_ms` is when toc looks at the row next: action_time while pending, the retry's time after a
-    failure, the end of the lease while running, None once ended. `token` names the claim that runs
+    `due_ms` is when toc acts on the row next: action_time while pending, the retry's time after a
+    failure, the end of the lease while running, None once ended. `token` identifies the claim that runs
     the job (or ran it last): `toc.complete` compares it with the row's, inside the handler's
-    own transaction. `claimed_ms` is when it was last taken.
+    own transaction. `claimed_ms`: when it was last claimed; None: never.
     """
 
     job_id: int
@@ -175,12 +175,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a person or an unhappy path did to a job.
+    """A recorded change of a job: by a person, or by anything but a normal start and end.
 
-    what: the verb. attempts: how often the job has been tried, after the event. actor: who did it, a
-    person's name or a process (host:pid…). reason: why, where something is known. account: the database's
+    what: the verb. attempts: the number of attempts after the event. actor: a person's name or a process
+    (host:pid…). reason: why; None: not known. account: the database's
     account that wrote it, by the server's own word; None: SQLite, or written before revision 0004. It
-    says nothing of what happened, so events are equal without it.
+    is not compared: events that differ only in it are equal.
     """
 
     at_ms: int

@@ -1,4 +1,4 @@
-"""What callers may pass in, checked at the earliest point and before anything is written."""
+"""Checks of the callers' arguments, made before anything is written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEDUP_KEY_CHARS_MAX = 64
 ACTOR_CHARS_MAX = 96
 REASON_CHARS_MAX = 1000
 NESTING_MAX = 31
-"""Objects and lists inside each other; MariaDB's JSON functions read no more."""
+"""The maximum depth of nested objects and lists; MariaDB's JSON functions read no deeper."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _KEY = re.compile(r"[!-~]*")  # printable ASCII without spaces: compares the same on every engine
 
@@ -67,7 +67,7 @@ def check_reason(value: object) -> str | None:
 
 
 def _is_unicode(text: str) -> bool:
-    """A lone surrogate can be written nowhere."""
+    """False for a text with a lone surrogate: no database or file can store it."""
     return text.encode(errors="replace").decode() == text
 
 
@@ -92,14 +92,14 @@ def attribute_json(value: object, bytes_max: int) -> str | None:
         raise InvalidInput(
             "attribute", value, f"must be at most {bytes_max} bytes as JSON, is {size}"
         )
-    # Counting brackets costs nothing, and most attributes have few.
+    # Counting brackets is cheap, and for most attributes it makes the walk below unnecessary.
     if text.count("{") + text.count("[") > NESTING_MAX and _is_deeper(value, NESTING_MAX):
         raise InvalidInput("attribute", value, _TOO_DEEP)
     return text
 
 
 def _is_deeper(value: object, levels: int) -> bool:
-    """Whether objects and lists are inside each other more than so many levels deep."""
+    """Whether objects and lists are nested more than `levels` deep."""
     inside: list[object] = [value]
     for _ in range(levels):
         found: list[object] = []
@@ -115,7 +115,7 @@ def _is_deeper(value: object, levels: int) -> bool:
 
 
 def attribute_of(text: str | None) -> dict[str, Any]:
-    """The attribute as the handler sees it; an empty dict where none was given."""
+    """Parses a stored attribute; an empty dict for None."""
     if not text:
         return {}
     value: dict[str, Any] = json.loads(text)

@@ -1,12 +1,13 @@
-"""Who does what: rendezvous hashing of slots and shards over the members of a cluster.
+"""Assigns slots and shards to the members of a cluster by rendezvous hashing.
 
-Every node computes the same answer from the same members, so nobody has to hand work out. For each
-thing, each member has a score; the highest owns it. A member that joins or leaves changes no score of
-the others, so only its own share moves (Thaler and Ravishankar, "Using Name-Based Mappings to
-Increase Hit Rates", 1998). The second highest is its deputy: exactly the one that would inherit it.
+Every node computes the same assignment from the same members, so no coordinator is needed. For each slot or
+shard (a resource), each member has a score; the member with the highest score owns it. A member that joins
+or leaves changes no score of the others, so only its own share moves (Thaler and Ravishankar, "Using
+Name-Based Mappings to Increase Hit Rates", 1998). The member with the second highest score is the deputy:
+the member that would own the resource if the owner left.
 
-Only members of one group are compared: those that run handlers of the same types. Each group owns
-everything once, so that each type has somebody for each slot and shard.
+Only members of one group share with each other: those that run handlers of the same types. Each group owns
+all slots and shards, so that each type has an owner for each of them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from heapq import nlargest
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one node does: slots by topic, and shards, that it owns, and those that it is the deputy of."""
+    """The share of one node: the slots (by topic) and shards that it owns, and those that it is the deputy
+    of."""
 
     slots: Mapping[str, Sequence[int]]
     deputised: Mapping[str, Sequence[int]]
@@ -27,15 +29,15 @@ class Assignment:
     deputised_shards: Sequence[int]
 
 
-def ranking(thing: str, members: Iterable[str]) -> list[str]:
-    """The owner of a thing and its deputy: at most two members, the owner first."""
-    return nlargest(2, members, key=lambda member: (_score(thing, member), member))
+def ranking(resource: str, members: Iterable[str]) -> list[str]:
+    """The owner and the deputy of a resource: at most two members, the owner first."""
+    return nlargest(2, members, key=lambda member: (_score(resource, member), member))
 
 
 def assign(
     member: str, members: Sequence[str], slot_amounts: Mapping[str, int], shards: int
 ) -> Assignment:
-    """The share of `member` among those of `members` that are of its group. `slot_amounts` by topic."""
+    """The assignment of `member` among the members of its group. `slot_amounts`: by topic."""
     peers = [peer for peer in members if group_of(peer) == group_of(member)]
     shares = {
         topic: _share(member, peers, [slot_name(topic, slot) for slot in range(amount)])
@@ -50,20 +52,22 @@ def assign(
     )
 
 
-def _share(member: str, peers: Sequence[str], things: Sequence[str]) -> tuple[list[int], list[int]]:
-    """The positions of the things that the member owns, and of those that it is the deputy of."""
+def _share(
+    member: str, peers: Sequence[str], resources: Sequence[str]
+) -> tuple[list[int], list[int]]:
+    """The indexes of the resources that the member owns, and of those that it is the deputy of."""
     owned, deputised = [], []
-    for position, thing in enumerate(things):
-        first, *second = ranking(thing, peers)
+    for index, resource in enumerate(resources):
+        first, *second = ranking(resource, peers)
         if first == member:
-            owned.append(position)
+            owned.append(index)
         elif member in second:
-            deputised.append(position)
+            deputised.append(index)
     return owned, deputised
 
 
 def in_group(identity: str, biz_types: Iterable[str]) -> str:
-    """The name of a member that runs handlers of these types."""
+    """The member's name with a hash of its types at the end: members with the same types are one group."""
     types = "\n".join(sorted(biz_types))
     return f"{identity}~{blake2b(types.encode(), digest_size=4).hexdigest()}"
 
@@ -73,7 +77,7 @@ def group_of(member: str) -> str:
 
 
 def identity_of(member: str) -> str:
-    """The process behind a member's name: what the tokens of its claims begin with."""
+    """The process name in a member's name; the tokens of its claims begin with it."""
     return member.partition("~")[0]
 
 
@@ -85,5 +89,5 @@ def shard_name(shard: int) -> str:
     return f"shard {shard}"  # no topic has a space in its name
 
 
-def _score(thing: str, member: str) -> bytes:
-    return blake2b(f"{member}\n{thing}".encode(), digest_size=8).digest()
+def _score(resource: str, member: str) -> bytes:
+    return blake2b(f"{member}\n{resource}".encode(), digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""When a failed job is tried again."""
+"""Retry policies: how long to wait before a failed job is tried again."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from toc.errors import InvalidInput
 
 ATTEMPTS_MAX = 1000  # upper bound of max_attempts; the column is a SMALLINT
 DELAY_S_MAX = 365 * 86_400.0
-# A job without a handler here waits for another node, or a deploy: between these two.
+# Bounds of the delay before the reminder of a job without a handler in this process is popped again.
 UNHANDLED_MS_MIN, UNHANDLED_MS_MAX = 10_000, 300_000
 
 
 def unhandled_ms(overdue_ms: int) -> int:
-    """How long the reminder of a job without a handler here is put off: as long as the job is overdue.
+    """The delay, in ms, of the reminder of a job that has no handler in this process: as long as it is
+    overdue.
 
-    So it is popped less and less often. Nodes that have the handler do not wait for the reminder: their
-    scanners claim what is overdue.
+    So the reminder is popped less and less often. A node that has the handler does not wait for the
+    reminder: its scanner claims overdue rows.
     """
     return max(UNHANDLED_MS_MIN, min(overdue_ms, UNHANDLED_MS_MAX))
 
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """Back-off that grows: first_s, first_s * factor, ... up to max_s, each spread by ± jitter.
+    """Exponential back-off: first_s, first_s * factor, ... up to max_s, each varied at random by ± jitter.
 
-    Jitter keeps jobs that failed together from coming back together (M. Brooker, "Exponential
-    Backoff and Jitter", AWS Architecture Blog, 2015).
+    Jitter prevents jobs that failed together from being retried together (M. Brooker, "Exponential
+    Backoff and Jitter", AWS Architecture Blog, 2015). `jitter` is a fraction: 0.2 means ± 20 %.
     """
 
     first_s: float = 10.0
@@ -50,7 +51,7 @@ class Exponential:
                 )
 
     def delay_s(self, attempt: int, spread: float) -> float:
-        """Seconds to wait after the attempt-th attempt (from 1); `spread` lies in [-1, 1]."""
+        """Seconds to wait after attempt number `attempt` (from 1). `spread`: a random number from -1 to 1."""
         try:
             delay = self.first_s * self.factor ** (attempt - 1)
         except OverflowError:  # a factor of 1000, say, after 103 attempts
@@ -75,7 +76,10 @@ class Delays:
                 )
 
     def delay_s(self, attempt: int, spread: float) -> float:
-        """Seconds to wait after the attempt-th attempt (from 1); a list is not spread."""
+        """Seconds to wait after attempt number `attempt` (from 1).
+
+        `spread` is ignored: a list has no jitter.
+        """
         del spread
         return self.seconds[min(attempt, len(self.seconds)) - 1]
 
@@ -84,7 +88,7 @@ RetryPolicy = Exponential | Delays
 
 
 def retry_policy(value: RetryPolicy | Sequence[float] | None) -> RetryPolicy:
-    """What a caller may write for `retry=`: a list of seconds, a policy, or None for the default."""
+    """Converts the argument `retry=` to a policy: a list of seconds, a policy, or None for the default."""
     if value is None:
         return Exponential()
     if isinstance(value, (Exponential, Delays)):

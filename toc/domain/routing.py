@@ -1,7 +1,8 @@
-"""One hash for everything: biz_id -> h -> shard, database and slot (design §3).
+"""Routing: a hash of the biz_id gives the shard, the database and the slot.
 
 All counts are powers of two and `slot_amount <= shards`, so a slot's jobs come from few shards
-(exactly one by default). That makes popped batches cheap to claim and the nightly compare local.
+(exactly one by default). So the jobs of a popped batch are in few tables, and the nightly compare needs no
+shuffle.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ def is_power_of_two(n: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How hashes map to shards and databases.
+    """Maps hashes to shards and databases.
 
-    `shards`: job tables in all, `databases`: servers or schemas that share them evenly.
+    `shards`: the number of job tables in all databases together. `databases`: the number of databases; each
+    has the same number of shards.
     """
 
     shards: int
@@ -67,7 +69,7 @@ class Routing:
         yield from range(slot, self.shards, slot_amount)
 
     def facts(self) -> dict[str, str]:
-        """The fingerprint that the catalogue keeps: a node with other facts must not start."""
+        """The values that `toc_meta` stores. A node with other values refuses to start."""
         return {"hash": "crc32", "shards": str(self.shards), "databases": str(self.databases)}
 
 

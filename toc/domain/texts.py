@@ -1,4 +1,4 @@
-"""Texts that come from outside, made safe to print: neither a terminal nor a log reader obeys them.
+"""Escapes texts that come from outside, so that they are safe to print on a terminal and in logs.
 
 A name or an error message may hold an escape sequence that rewrites a terminal, a character that turns
 the reading direction around, or a line break that begins a forged log line. Backslash sequences
@@ -29,7 +29,7 @@ def shortened(text: str, chars_max: int) -> str:
 
 
 def in_json(document: str) -> str:
-    """A JSON document without line breaks, its control characters written as JSON's own escapes."""
+    """Escapes the control characters of a one-line JSON document by JSON's own escapes."""
     if document.isprintable():
         return document
     return "".join(ch if ch.isprintable() else _in_json(ch) for ch in document)
@@ -47,6 +47,6 @@ def _escaped(ch: str) -> str:
 
 
 def _in_json(ch: str) -> str:
-    """UTF-16 code units, as JSON writes a character that it escapes."""
+    """The JSON escape of a character: its UTF-16 code units."""
     data = ch.encode("utf-16-be", "surrogatepass")
     return "".join(starmap("\\u{:02x}{:02x}".format, zip(data[::2], data[1::2], strict=True)))

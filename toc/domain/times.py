@@ -1,7 +1,7 @@
-"""Times are whole milliseconds since 1970-01-01 UTC, rounded up, in every layer below the API.
+"""Conversion of times. Every layer below the API uses whole milliseconds since 1970-01-01 UTC, rounded up.
 
-Rounding up is what keeps invariant I4 (never early) when a caller gives microseconds. MySQL rounds
-and MariaDB truncates fractions on INSERT, so no fraction may ever reach them.
+Rounding up keeps invariant I4 (never early) when a caller gives microseconds. MySQL rounds and MariaDB
+truncates fractions on INSERT, so toc never sends them fractions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tokens of claims: "host:pid:incarnation:number", and for a run that nothing else ran beside, ":alone".
 
-A token stands for one claim only. It may lose its mark while its run goes on (ADR 19): then the row has
-it without, and whoever looks for the row of that run looks for both forms.
+Each claim has its own token. The mark may be removed while the job runs (ADR 19): the row then has the token
+without the mark, so code that looks for the row of a run compares both forms.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ ALONE = ":alone"
 
 
 def without_mark(token: str) -> str:
-    """The token of the same claim once something else has begun to run beside it."""
+    """The token without ":alone"; it stands for the same claim."""
     return token.removesuffix(ALONE)
 
 
 def process_of(token: str) -> str:
-    """host:pid, which a claim's token begins with: the actor of its events."""
+    """The process ("host:pid") at the beginning of a token. Events name it as their actor."""
     return ":".join(token.split(":", 2)[:2])

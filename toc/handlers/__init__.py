@@ -1,1 +1,1 @@
-"""What to do: handlers by biz_type, and what they may answer."""
+"""Handlers by biz_type, and the verdicts that they may return."""

@@ -10,7 +10,7 @@ from toc.domain.job import Job
 def printer(write: Callable[[str], None], now_ms: Callable[[], int]) -> Callable[[Job], None]:
     """A handler for every type that writes one line per fired job: what `toc dev` runs by default.
 
-    `now_ms`: the time to measure the lateness by, in milliseconds since 1970.
+    `now_ms()`: the current time in milliseconds since 1970; the lateness is measured by it.
     """
 
     def fired(job: Job) -> None:

@@ -1,4 +1,7 @@
-"""Which job the code that runs now works for: for log lines of handlers, and of libraries below them."""
+"""The job of the handler that runs now.
+
+Log lines of handlers, and of libraries that they call, can name it.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,13 @@ class JobFilter(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if not hasattr(record, "job_id"):  # toc's own lines about a run bring theirs
+        if not hasattr(record, "job_id"):  # records of toc's own run log have these fields already
             vars(record).update(ids_of(running_job.get()))
         return True
 
 
 def ids_of(job: Job | None) -> dict[str, object]:
-    """What a log record tells of a job."""
+    """The fields that a log record gets for a job."""
     if job is None:
         return {"job_id": None, "biz_type": None, "biz_id": None, "attempt": None}
     return {

@@ -1,4 +1,4 @@
-"""Which function handles which biz_type, and under which terms."""
+"""The registry of handlers: the function of each biz_type, with its timeout and retry policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toc.handlers.verdicts import Verdict
 
 Handler = Callable[[Job], Any] | Callable[[Job], Awaitable[Any]]
 F = TypeVar("F", bound=Callable[[Job], Verdict | None] | Callable[[Job], Awaitable[Verdict | None]])
-"""What a type checker takes for a handler: a function of a job that returns nothing, or a verdict."""
+"""The type of a handler for type checkers: a function of a job that returns None or a verdict."""
 
 
 TIMEOUT_S_DEFAULT, TIMEOUT_S_MAX = 30.0, 86_400.0
@@ -26,7 +26,7 @@ EVERY_TYPE = "*"
 
 @dataclass(frozen=True, slots=True)
 class HandlerSpec:
-    """A handler and its terms. `timeout_s`: how long one run may take, in seconds."""
+    """A handler with its settings. `timeout_s`: how long one run may take, in seconds."""
 
     biz_type: str
     function: Handler
@@ -58,8 +58,8 @@ class Registry:
 
         The function gets a `toc.Job`. A return means done, an exception means retry; see
         `toc.Retry`, `toc.Snooze`, `toc.Drop` and `toc.Dead`. It may run again after a crash: make it
-        idempotent. Raises InvalidInput for terms out of range, for a type that is taken, and for a
-        function that toc could not run: a generator, a class, one that takes no argument.
+        idempotent. Raises InvalidInput for an argument out of range, for a type that has a handler already,
+        and for a function that toc cannot run: a generator, a class, a function without a parameter.
         """
         if callable(biz_type):
             rule = f'write @toc.handler("...") with the biz_type; it stands without at {_place_of(biz_type)}'
@@ -119,7 +119,7 @@ class Registry:
 
 
 def _check_function(function: object) -> None:
-    """Raises InvalidInput for what cannot be a handler, or would do nothing when it is called."""
+    """Raises InvalidInput for an object that cannot be a handler, or whose call would run nothing."""
     rule = ""
     if not callable(function):
         raise InvalidInput("handler", function, "must be callable")
@@ -140,7 +140,7 @@ def _check_function(function: object) -> None:
 def _takes_a_job(function: Callable[..., Any]) -> bool:
     try:
         signature = inspect.signature(function)
-    except (ValueError, TypeError):  # of some functions written in C nobody can tell
+    except (ValueError, TypeError):  # some functions written in C have no signature
         return True
     try:
         signature.bind(None)
@@ -150,7 +150,7 @@ def _takes_a_job(function: Callable[..., Any]) -> bool:
 
 
 def _place_of(function: object) -> str:
-    """Where a user finds a function: its name, file and line, as far as they are known."""
+    """The name of a function with its file and line, as far as they are known."""
     found = inspect.unwrap(function) if callable(function) else function
     while isinstance(found, partial):
         found = found.func

@@ -1,4 +1,4 @@
-"""What a handler may say instead of "done". Return one, or raise it from deep inside."""
+"""Verdicts: results of a handler other than "done". A handler returns one, or raises it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ REASON_CHARS_MAX = 1000
 
 
 def _text(reason: object) -> str:
-    """Bounded, and without lone surrogates, which no database takes."""
+    """The reason as a text of bounded length, without lone surrogates, which no database accepts."""
     return str(reason)[:REASON_CHARS_MAX].encode(errors="replace").decode()
 
 
 class Verdict(Exception):
-    """The root of all verdicts. A plain return means done, any other exception means retry."""
+    """The base class of all verdicts. A return of None means done; any other exception means retry."""
 
 
 class Retry(Verdict):
-    """Try again after so many seconds (or a timedelta), in place of the type's back-off.
+    """Retries the job after `after` seconds (or a timedelta), instead of after the type's back-off.
 
-    Counts as an attempt: the last one ends dead.
+    The run counts as an attempt; when it was the last one, the job is dead.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class Retry(Verdict):
 
 
 class Snooze(Verdict):
-    """Act at another time (an aware datetime or a timedelta from now). Not an attempt.
+    """Runs the job again at another time: an aware datetime, or a timedelta from now. Not an attempt.
 
-    The job's action_time moves, as with reschedule. A moment that has passed, or is closer than
-    `worker.snooze_s_min` (1 s), counts as that much from now.
+    The job's action_time changes, as with reschedule. A time in the past, or nearer than
+    `worker.snooze_s_min` (1 s) from now, is replaced by that minimum.
     """
 
     def __init__(self, until: datetime | timedelta) -> None:
@@ -56,7 +56,7 @@ class Snooze(Verdict):
 
 
 class Drop(Verdict):
-    """Nothing needs to be done any more: the job ends as cancelled."""
+    """Ends the job as cancelled: no action is needed any more."""
 
     def __init__(self, reason: str) -> None:
         self.reason = _text(reason)
@@ -64,7 +64,7 @@ class Drop(Verdict):
 
 
 class Dead(Verdict):
-    """Further tries are pointless: the job ends dead at once, with this reason."""
+    """Ends the job dead at once, with this reason: more attempts would not help."""
 
     def __init__(self, reason: str) -> None:
         self.reason = _text(reason)
