@@ -6,8 +6,16 @@ import os
 import signal
 from typing import Any
 
+import hypothesis
+
 from tests.simulation import FIRST_SEED, SEEDS
 from tests.table import write_table
+
+# A busy machine is slow: no time of a single example is asserted.
+hypothesis.settings.register_profile(
+    "toc", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("toc")
 
 pytest_plugins = ["tests.alone", "tests.balance", "tests.servers.fixtures"]
 
