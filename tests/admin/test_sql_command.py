@@ -205,10 +205,10 @@ def test_one_database(sql: Sql) -> None:
 @pytest.mark.parametrize(
     ("text", "code", "says"),
     [
-        ("UPDATE toc_jobs SET status = 3", 2, "only a SELECT is taken"),
+        ("UPDATE toc_jobs SET status = 3", 2, "only a SELECT is accepted"),
         ("SELECT due_tme FROM toc_jobs", 2, "did you mean due_time?; got 'due_tme'"),
         ("SELECT job_id FROM toc_jobs WHERE SLEEP(9)", 2, "got 'SLEEP'"),
-        ("SELECT job_id FROM toc_jobs NATURAL JOIN toc_events", 2, "METHOD is not taken here"),
+        ("SELECT job_id FROM toc_jobs NATURAL JOIN toc_events", 2, "NATURAL is not accepted here"),
     ],
 )
 def test_a_mistake_is_one_line(sql: Sql, text: str, code: int, says: str) -> None:

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from tests.admin.test_sql_safety import asking
 from tests.admin.world import World
 from toc.admin import query_run
-from toc.admin.query_plan import plan
-from toc.admin.query_run import Unanswered
-from toc.admin.row_merge import Rows, Types, json_of, key_of
-from toc.admin.sql_writer import rest_of
+from toc.admin.json_table import JsonTable
+from toc.admin.query_plan import plan_query
+from toc.admin.query_run import QueryFailed
+from toc.admin.row_merge import RowMerge, sort_key
+from toc.admin.sql_writer import write_final_query
 from toc.store.fan_out import Question, Reply
 
 TEXT = st.text(alphabet="\t\x01 aAäz~\U0001f600", max_size=6)
@@ -33,19 +34,19 @@ def padded_order(one: str, other: str) -> int:
 
 @given(TEXT, TEXT)
 def test_keys_compare_texts_as_if_spaces_followed(one: str, other: str) -> None:
-    key = key_of(pads=True)
+    key = sort_key(pads=True)
     a, b = key(one), key(other)
     assert (a > b) - (a < b) == padded_order(one, other)
 
 
 @given(st.lists(TEXT, max_size=8))
 def test_sorting_by_keys_is_sorting_as_the_server_does(texts: list[str]) -> None:
-    assert sorted(texts, key=key_of(pads=True)) == sorted(texts, key=cmp_to_key(padded_order))
-    assert sorted(texts, key=key_of(pads=False)) == sorted(texts)
+    assert sorted(texts, key=sort_key(pads=True)) == sorted(texts, key=cmp_to_key(padded_order))
+    assert sorted(texts, key=sort_key(pads=False)) == sorted(texts)
 
 
 def test_null_is_the_smallest() -> None:
-    key = key_of(pads=True)
+    key = sort_key(pads=True)
     values = [None, "", "a", None, "b"]
     assert sorted(values, key=key) == [None, None, "", "a", "b"]
     assert sorted([3, None, Decimal("-1.5"), 2.5], key=key) == [None, Decimal("-1.5"), 2.5, 3]
@@ -56,17 +57,16 @@ def test_null_is_the_smallest() -> None:
 
 def merged(world: World, sql: str, *shards: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """What becomes of shards' partial groups."""
-    made = plan(sql)
-    assert made.rest is not None
-    (leaf,) = made.leaves
-    types = Types(len(leaf.select.expressions), leaf.ids)
-    rows = [row for shard in shards for row in shard]
-    for row in rows:
-        types.note(row)
-    text, values = rest_of(made.rest, {"l0": types.names(())}, limit=99, sqlite=world.sqlite)
-    given = f"[{','.join(json_of(row, sqlite=world.sqlite) for row in rows)}]"
+    made = plan_query(sql)
+    assert made.final is not None
+    (query,) = made.tables
+    table = JsonTable(len(query.select.expressions), query.ids, world.sqlite)
+    for place, rows in enumerate(shards):
+        table.add(place, rows)
+    types = {"l0": table.types(())}
+    text, values = write_final_query(made.final, types, limit=99, sqlite=world.sqlite)
     with closing(asking(world)) as own:
-        reply = own.ask_one(Question(0, 0, "", text, {**values, "l0": given}))
+        reply = own.ask_one(Question(0, 0, "", text, {**values, "l0": table.document()}))
     assert isinstance(reply, Reply), reply
     return reply.rows
 
@@ -137,7 +137,7 @@ def test_what_is_equal_for_the_server_is_one_group(world: World) -> None:
 
 
 def test_the_order_of_answers_changes_nothing() -> None:
-    made = plan("SELECT status, worker FROM toc_jobs ORDER BY status DESC, worker LIMIT 6")
+    made = plan_query("SELECT status, worker FROM toc_jobs ORDER BY status DESC, worker LIMIT 6")
     rng = random.Random(7)  # noqa: S311
     shards = [
         sorted(
@@ -148,20 +148,20 @@ def test_the_order_of_answers_changes_nothing() -> None:
     ]
     results = set()
     for _ in range(20):
-        rows = Rows(made, 6, key_of(pads=True))
+        rows = RowMerge(made, 6, sort_key(pads=True))
         for place in rng.sample(range(5), 5):
             rows.add(place, shards[place])
-        results.add(tuple(map(tuple, rows.finish())))
+        results.add(tuple(map(tuple, rows.rows())))
     assert len(results) == 1
 
 
 def test_only_what_can_be_shown_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = plan("SELECT job_id FROM toc_jobs ORDER BY job_id DESC LIMIT 3")
-    rows = Rows(made, 3, key_of(pads=True))
+    made = plan_query("SELECT job_id FROM toc_jobs ORDER BY job_id DESC LIMIT 3")
+    rows = RowMerge(made, 3, sort_key(pads=True))
     for place in range(100):
         rows.add(place, [(place * 1000 + i,) for i in range(1000)])
         assert len(rows._kept) <= 11_006
-    assert rows.finish() == [(99_999,), (99_998,), (99_997,)]
+    assert rows.rows() == [(99_999,), (99_998,), (99_997,)]
 
 
 # ---- on servers
@@ -258,12 +258,12 @@ def test_types_are_those_of_one_table(world: World) -> None:
 @pytest.mark.usefixtures("small_bounds")
 def test_too_many_groups_are_an_error_and_no_answer(world: World) -> None:
     with pytest.raises(
-        Unanswered, match=r"^database \d, table toc_job_000\d: has more than 5 groups"
+        QueryFailed, match=r"^database \d, table toc_job_000\d: has more than 5 groups"
     ):
         world.rows("SELECT job_id, COUNT(*) FROM toc_jobs GROUP BY job_id")
-    with pytest.raises(Unanswered, match="has more than 5 groups"):
+    with pytest.raises(QueryFailed, match="has more than 5 groups"):
         world.rows("SELECT COUNT(DISTINCT job_id) FROM toc_jobs")
-    with pytest.raises(Unanswered, match="the groups of all shards to more than 12"):
+    with pytest.raises(QueryFailed, match="the groups of all shards to more than 12"):
         world.rows("SELECT shard, status = 0, COUNT(*) FROM toc_jobs GROUP BY 1, 2")
     assert (
         len(world.rows("SELECT status, COUNT(*) FROM toc_jobs WHERE shard < 2 GROUP BY 1 LIMIT 2"))
@@ -274,15 +274,15 @@ def test_too_many_groups_are_an_error_and_no_answer(world: World) -> None:
 @pytest.fixture
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query_run, "GROUPS_MAX", 5)
-    monkeypatch.setattr(query_run, "PARTIALS_MAX", 12)
+    monkeypatch.setattr(query_run, "ROWS_MAX", 12)
 
 
 def test_too_many_bytes_are_an_error_and_no_answer(world: World) -> None:
     sql = "SELECT job_id, attribute, CONCAT(SUM(attempts), '!') FROM toc_jobs GROUP BY 1, 2"
     assert len(world.rows(sql, merge_bytes=100_000)) > 100
     with pytest.raises(
-        Unanswered,
-        match=r"^database \d, table toc_job_000\d: what is to be merged is more than 0.001 MB",
+        QueryFailed,
+        match=r"^database \d, table toc_job_000\d: the rows to be merged are more than 0.001 MB",
     ):
         world.rows(sql, merge_bytes=1000)
     assert world.rows("SELECT * FROM toc_jobs", merge_bytes=1000)  # is not merged

@@ -15,9 +15,9 @@ from pymysql.constants import CLIENT
 from sqlalchemy import make_url
 
 from tests.admin.world import NOW_MS, World, same_rows
-from toc.admin.query_plan import plan
-from toc.admin.query_run import wanted_of
-from toc.admin.shard_queries import pieces_of, statements
+from toc.admin.query_plan import plan_query
+from toc.admin.query_run import rows_for
+from toc.admin.shard_queries import shard_queries
 from toc.domain.ids import ID_EPOCH_MS
 from toc.store.accounts import ROLES
 from toc.store.accounts import grant_statements as account_statements
@@ -198,12 +198,17 @@ def test_each_uses_the_index_that_its_head_names(own_world: World) -> None:
 
 def first_statement(world: World, name: str) -> tuple[str, str]:
     """The first table of database 0 that a query asks, and how."""
-    made = plan(text_of(name), {VALUES[name]: "42"} if name in VALUES else {})
-    (leaf,) = made.leaves
-    pieces = pieces_of(leaf, world.settings.routing, 0, sqlite=False)
-    wanted = wanted_of(made, leaf, 1000)
-    piece, sql, _ = next(statements(leaf, pieces, wanted, sqlite=False, bind=False))
-    return piece.table, sql
+    plan = plan_query(text_of(name), {VALUES[name]: "42"} if name in VALUES else {})
+    (table,) = plan.tables
+    first, *_ = shard_queries(
+        table,
+        world.settings.routing,
+        sqlite=False,
+        rows_max=rows_for(plan, table, 1000),
+        database=0,
+        bind=False,
+    )
+    return first.table, first.sql
 
 
 def fill_shard(cursor: Any, table: str) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 
 from tests.admin.world import LIMITS, World
 from tests.cli.processes import wait_until
-from toc.admin.query_run import Unanswered
+from toc.admin.query_run import QueryFailed
 from toc.admin.sqlite_functions import functions
 from toc.runtime.clock import Clock, SystemClock
 from toc.store.fan_out import FanOut, Limits, Question, QuestionFailure, Reply, _Database
@@ -158,11 +158,11 @@ def test_bytes_are_limited(world: World) -> None:
     """Of one table's answer, and of all that is kept; what is looked at and left costs nothing."""
     sql = "SELECT job_id, attribute, action_time FROM toc_jobs"
     few = replace(LIMITS, bytes_max=900)
-    with pytest.raises(Unanswered, match=r"toc_job_000\d: answers more than 0.0009 MB"):
+    with pytest.raises(QueryFailed, match=r"toc_job_000\d: answers more than 0.0009 MB"):
         world.rows(f"{sql} WHERE shard = 0", limits=few)
     more = replace(LIMITS, bytes_max=5000)
     assert world.rows(f"{sql} WHERE shard = 0", limits=more)
-    with pytest.raises(Unanswered, match=r"answers more than 0.005 MB: name fewer columns"):
+    with pytest.raises(QueryFailed, match=r"answers more than 0.005 MB: name fewer columns"):
         world.rows(sql, limits=more)
     assert len(world.rows(f"{sql} ORDER BY job_id LIMIT 40", limits=more)) == 40
     own = asking(world, few)
@@ -200,7 +200,7 @@ def test_connections_per_database_are_limited(world: World) -> None:
 def test_a_table_that_somebody_dropped(own_world: World) -> None:
     own_world.execute("ALTER TABLE toc_job_0006 RENAME TO away", 1)
     with pytest.raises(
-        Unanswered, match=r"^database 1, table toc_job_0006: .*toc_job_0006"
+        QueryFailed, match=r"^database 1, table toc_job_0006: .*toc_job_0006"
     ) as caught:
         own_world.rows("SELECT COUNT(*) FROM toc_jobs")
     assert caught.value.failures[0].what == "schema"
@@ -215,7 +215,7 @@ def test_a_table_that_somebody_dropped(own_world: World) -> None:
 def test_a_column_that_somebody_dropped(own_world: World) -> None:
     own_world.execute("ALTER TABLE toc_job_0003 RENAME COLUMN claim_time TO away", 0)
     with pytest.raises(
-        Unanswered, match=r"^database 0, table toc_job_0003: .*claim_time"
+        QueryFailed, match=r"^database 0, table toc_job_0003: .*claim_time"
     ) as caught:
         own_world.rows("SELECT MAX(claim_time) FROM toc_jobs")
     assert caught.value.failures[0].what == "schema"
@@ -229,7 +229,7 @@ def test_a_database_that_is_away(
     )  # fmt: skip
     settings = world.settings.model_copy(update={"databases": (world.settings.databases[0], gone)})
     half = replace(world, settings=settings)
-    with pytest.raises(Unanswered, match=r"^database 1: does not answer: ") as caught:
+    with pytest.raises(QueryFailed, match=r"^database 1: does not answer: ") as caught:
         half.rows("SELECT COUNT(*) FROM toc_jobs")
     assert caught.value.failures[0].what == "down"
     tried = []
@@ -244,7 +244,7 @@ def test_a_database_that_is_away(
     assert [f.question.table for f in result.missing] == [f"toc_job_{n:04d}" for n in range(4, 8)]
     assert half.rows("SELECT COUNT(*) FROM toc_jobs", database=0)
     nowhere = settings.model_copy(update={"databases": (gone, gone + "x")})
-    with pytest.raises(Unanswered, match=r"^database \d: does not answer"):
+    with pytest.raises(QueryFailed, match=r"^database \d: does not answer"):
         replace(world, settings=nowhere).rows("SELECT COUNT(*) FROM toc_jobs", partial=True)
     assert not list(tmp_path.iterdir())  # no empty database was made
 
@@ -310,7 +310,7 @@ def test_settings_that_see_other_shards_are_an_error(world: World) -> None:
     ):
         other = replace(world, settings=settings.model_copy(update=wrong))
         with pytest.raises(
-            Unanswered, match=r"^database \d: was set up with \w+ = \d, the settings say"
+            QueryFailed, match=r"^database \d: was set up with \w+ = \d, the settings say"
         ):
             other.rows("SELECT COUNT(*) FROM toc_jobs")
 
@@ -332,7 +332,7 @@ def test_a_database_that_has_moved_away_is_not_read(own_world: World) -> None:
     name = make_url(own_world.settings.databases[1]).database
     own_world.execute(f"ALTER SCHEMA {name} READ ONLY = 1")
     try:
-        with pytest.raises(Unanswered, match=r"^database 1: .*has moved") as caught:
+        with pytest.raises(QueryFailed, match=r"^database 1: .*has moved") as caught:
             own_world.rows("SELECT COUNT(*) FROM toc_jobs")
         assert caught.value.failures[0].what == "down"
     finally:

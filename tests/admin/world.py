@@ -17,10 +17,10 @@ from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
 from tests.servers.endpoint import Endpoint
-from toc.admin.query_plan import plan
-from toc.admin.query_reader import read
-from toc.admin.query_run import Result, ask
-from toc.admin.sql_writer import write
+from toc.admin.query_plan import plan_query
+from toc.admin.query_reader import read_query
+from toc.admin.query_run import QueryResult, QueryRun
+from toc.admin.sql_writer import write_sql
 from toc.admin.sqlite_functions import functions
 from toc.domain.ids import IdFactory
 from toc.domain.routing import hash_of
@@ -76,16 +76,16 @@ class World:
         *,
         rows_max: int = 100_000,
         **more: Any,
-    ) -> Result:
-        asking = FanOut(
+    ) -> QueryResult:
+        fan_out = FanOut(
             self.settings.databases,
             self.settings.routing,
             self.clock,
             more.pop("limits", LIMITS),
             functions,
         )
-        made = plan(sql, values)
-        return ask(made, self.settings.routing, asking, rows_max=rows_max, **more)
+        plan = plan_query(sql, values)
+        return QueryRun(plan, self.settings.routing, fan_out, rows_max, **more).result()
 
     def rows(self, sql: str, **more: Any) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in self.ask(sql, **more).rows]
@@ -123,7 +123,7 @@ def _truth_of_sqlite(path: str, sql: str) -> list[tuple[Any, ...]]:
 
 def one_table_statement(sql: str) -> tuple[str, dict[str, object]]:
     """The statement as a whole in SQLite's dialect, with nothing split."""
-    return write(read(sql)[0], sqlite=True)
+    return write_sql(read_query(sql)[0], sqlite=True)
 
 
 def prepare(connection: Connection) -> None:

@@ -1,23 +1,23 @@
-"""The functions that `toc sql` takes: they have no side effects, and the same input gives the same answer.
+"""The functions that `toc sql` accepts: they have no side effects, and equal arguments give equal results.
 
-What is not listed is refused: SLEEP, GET_LOCK, LOAD_FILE, RAND, UUID and what servers will think of next.
+A function that is not listed is refused: SLEEP, GET_LOCK, LOAD_FILE, RAND, UUID, and any that a later
+release of MySQL adds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["number", "text", "time", "date", "json", "any"]
-"""Of an expression's value. any: NULL, or not known. json: only JSON_UNQUOTE and IS NULL take it."""
+"""The type of a value. any: NULL, or not known. A JSON value can only be shown or made a text."""
 
-Takes = Literal["number", "time", "any", "alike", "json"]
-"""Of a function's arguments; time: its first, which may be a date or a text; alike: all of one kind."""
+Takes = Literal["number", "time", "any", "same", "json", "special"]
+"""The type of a function's arguments. time: the first is a time, date or text. same: all are of one type.
+special: `FunctionCalls` has a method for this function."""
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
-    """`least` to `most` arguments, what kinds, and the kind of the value (None: that of the arguments)."""
+class Function(NamedTuple):
+    """A function with `least` to `most` arguments. `gives` None: the type of the arguments."""
 
     least: int
     most: int
@@ -48,10 +48,10 @@ FUNCTIONS: dict[str, Function] = {
     **_functions("json", "text", JSON_UNQUOTE=(1, 1)),
     **_functions(
         "number", "number", ABS=(1, 1), SIGN=(1, 1), ROUND=(1, 2), TRUNCATE=(2, 2), FLOOR=(1, 1),
-        CEILING=(1, 1), MOD=(2, 2),
+        CEILING=(1, 1),
     ),
     **_functions(
-        "alike", None, COALESCE=(1, _MANY), NULLIF=(2, 2), GREATEST=(2, _MANY), LEAST=(2, _MANY)
+        "same", None, COALESCE=(1, _MANY), NULLIF=(2, 2), GREATEST=(2, _MANY), LEAST=(2, _MANY)
     ),
     **_functions("number", "time", NOW=(0, 1), UTC_TIMESTAMP=(0, 1), FROM_UNIXTIME=(1, 1)),
     **_functions("any", "date", CURDATE=(0, 0), UTC_DATE=(0, 0)),
@@ -63,6 +63,10 @@ FUNCTIONS: dict[str, Function] = {
         MINUTE=(1, 1), SECOND=(1, 1), MICROSECOND=(1, 1), DAYOFWEEK=(1, 1), WEEKDAY=(1, 1),
         DAYOFYEAR=(1, 1), WEEK=(1, 2), DATEDIFF=(2, 2), UNIX_TIMESTAMP=(0, 1),
     ),
+    **_functions(
+        "special", None, IF=(3, 3), ISNULL=(1, 1), MOD=(2, 2), DATE_ADD=(2, 2), DATE_SUB=(2, 2),
+        TIMESTAMPADD=(3, 3), TIMESTAMPDIFF=(3, 3),
+    ),
 }  # fmt: skip
 
 ALIASES = {
@@ -72,19 +76,18 @@ ALIASES = {
     "LOCALTIMESTAMP": "NOW", "CURRENT_DATE": "CURDATE",
 }  # fmt: skip
 
-SPELLED = ("IF", "ISNULL", "DATE_ADD", "DATE_SUB", "TIMESTAMPADD", "TIMESTAMPDIFF", "CAST",
-           "EXTRACT")  # fmt: skip
-"""Taken too; their arguments are not all expressions."""
-
 AGGREGATES = frozenset({"COUNT", "SUM", "MIN", "MAX", "AVG", "GROUP_CONCAT"})
-WINDOWS = {
-    "ROW_NUMBER": 0, "RANK": 0, "DENSE_RANK": 0, "PERCENT_RANK": 0, "CUME_DIST": 0, "NTILE": 1,
-    "LAG": 3, "LEAD": 3, "FIRST_VALUE": 1, "LAST_VALUE": 1, "NTH_VALUE": 2,
+
+_WINDOW_NUMBERS = ("ROW_NUMBER", "RANK", "DENSE_RANK", "PERCENT_RANK", "CUME_DIST")
+WINDOW_FUNCTIONS: dict[str, Function] = {
+    **_functions("any", "number", **dict.fromkeys(_WINDOW_NUMBERS, (0, 0)), NTILE=(1, 1)),
+    **_functions(
+        "any", None, LAG=(1, 3), LEAD=(1, 3), FIRST_VALUE=(1, 1), LAST_VALUE=(1, 1), NTH_VALUE=(2, 2)
+    ),
 }  # fmt: skip
-"""Window functions, and how many arguments they take at most."""
 
 NOW_FUNCTIONS = frozenset({"NOW", "UTC_TIMESTAMP", "CURDATE", "UTC_DATE", "UNIX_TIMESTAMP"})
-"""Those that may read the clock."""
+"""Functions that may read the clock."""
 
 UNITS = ("MICROSECOND", "SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR")
 DAY_UNITS = frozenset(UNITS[4:])

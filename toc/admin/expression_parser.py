@@ -1,6 +1,6 @@
-"""Expressions of a statement: from sqlglot's tree to one of our own making, with the kind of each value.
+"""Reads an expression: makes a checked tree of our own from sqlglot's tree.
 
-What is not listed here is refused by its name.
+An expression that is not listed in `_READERS` is refused.
 """
 
 from __future__ import annotations
@@ -13,298 +13,268 @@ from typing import Any, ClassVar
 
 from sqlglot import exp
 
-from toc.admin.allowed_functions import (
-    ALIASES,
-    FUNCTIONS,
-    Kind,
-)
-from toc.admin.function_calls import Calls, choice
-from toc.admin.statement_parser import not_taken, only, refused, shown
-from toc.admin.syntax_tree import cast, is_text, number, operand
-from toc.admin.type_check import (
-    Typed,
-    alike,
-    called,
-    check_numbers,
-    time_literal,
-)
+from toc.admin.allowed_functions import ALIASES, FUNCTIONS, Kind
+from toc.admin.function_calls import FunctionCalls, case
+from toc.admin.statement_parser import not_accepted, refused, shown
+from toc.admin.syntax_tree import cast, is_text, kind_of, number, operand, text, typed
+from toc.admin.type_check import checked_call, numbers, same_kind, time_literal
 
-_COMPARED: Mapping[type[Any], str] = {
+_OPERATORS: Mapping[type[Any], str] = {
     exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
-    exp.NullSafeEQ: "<=>",
+    exp.NullSafeEQ: "<=>", exp.Mul: "*", exp.Div: "/", exp.IntDiv: "DIV", exp.Mod: "%",
+    exp.Add: "+", exp.Sub: "-",
 }  # fmt: skip
-_COMPUTED: Mapping[type[Any], str] = {exp.Mul: "*", exp.Div: "/", exp.IntDiv: "DIV", exp.Mod: "%"}
-_TESTS = (*_COMPARED, exp.Not, exp.Is, exp.In, exp.Between, exp.Like, exp.RegexpLike)
-"""Of one level of MySQL's precedence, nearly. Which comes first is for the reader to say, in parentheses."""
+_COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ)
+_TESTS = (*_COMPARISONS, exp.Not, exp.Is, exp.In, exp.Between, exp.Like, exp.RegexpLike)
+"""Operators of nearly equal precedence in MySQL. The user must write parentheses between them."""
 _CASTS: Mapping[str, tuple[Kind, int]] = {
     "BIGINT": ("number", 0), "UBIGINT": ("number", 0), "DECIMAL": ("number", 2), "CHAR": ("text", 1),
     "DATE": ("date", 0), "DATETIME": ("time", 1), "DOUBLE": ("number", 0),
 }  # fmt: skip
-"""By sqlglot's name of a type: the kind, and how many sizes it takes."""
+"""By sqlglot's name of a type: the type for us, and how many sizes it takes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """A column of an answer. `is_id`: a 64-bit number that names something."""
+class ResultColumn:
+    """A column of an answer. `is_id`: its values are 64-bit ids."""
 
     name: str
     kind: Kind
     is_id: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A table, or a query, under a name. `columns`: by the person's names, with ours."""
-
-    key: str
-    columns: Mapping[str, tuple[str, Output]]
+Columns = dict[str, exp.Expr]
+"""The columns of a table, by the user's names in small letters."""
 
 
 @dataclass(slots=True)
 class Scope:
-    outer: Scope | None
-    sources: dict[str, Source] = field(default_factory=dict)
-    aliases: dict[str, Typed] = field(default_factory=dict)
-    no_aliases: frozenset[str] = frozenset()
-    """Of the SELECT, where a WHERE is read."""
+    """The names that a SELECT knows: its tables, aliases and WITH queries, and those of the outer SELECT."""
+
+    outer: Scope | None = None
+    ctes: Mapping[str, tuple[str, list[ResultColumn]]] = field(default_factory=dict)
+    tables: dict[str, Columns] = field(default_factory=dict)
+    aliases: Columns = field(default_factory=dict)
+    unusable_aliases: frozenset[str] = frozenset()
+    """The aliases, while a WHERE is read, which cannot use them."""
 
 
-class Terms(Calls):
+class ExpressionParser(FunctionCalls):
     """Reads expressions in a scope. `values` are those of the @names."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values
         self.used: set[str] = set()
-        """The @names that were met."""
-        self._scope = Scope(None)
-        self._ctes: Mapping[str, Source] = {}
+        """The @names that the statement has."""
+        self.scope = Scope()
 
-    def query(
-        self, node: exp.Expr, outer: Scope | None, ctes: Mapping[str, Source]
-    ) -> tuple[exp.Query, list[Output]]:
-        """A query within an expression."""
-        raise NotImplementedError
+    def query(self, node: exp.Expr, outer: Scope) -> tuple[exp.Query, list[ResultColumn]]:
+        """Reads a subquery."""
+        raise not_accepted(node)
 
-    def expr(self, node: exp.Expr) -> Typed:
+    def expr(self, node: exp.Expr, *, json: bool = False) -> exp.Expr:
         reader = self._READERS.get(type(node))
         if reader is None:
-            raise not_taken(node)
-        return reader(self, node)
+            raise not_accepted(node)
+        made = reader(self, node)
+        if kind_of(made) == "json" and not json:
+            rule = "JSON has no order and is not compared: ->> and JSON_UNQUOTE make a text of it"
+            raise refused(shown(node), rule)
+        return made
 
-    def _column(self, node: exp.Expr) -> Typed:
+    # ---- names
+
+    def _column(self, node: exp.Expr) -> exp.Expr:
         if not isinstance(node.this, exp.Identifier):
-            raise not_taken(node.this)
-        only(node, "this", "table")
+            raise not_accepted(node.this)
         name, table = node.name.lower(), node.text("table").lower()
-        if not node.this.args.get("quoted") and not table:
-            function = ALIASES.get(name.upper(), name.upper())
-            if function in FUNCTIONS and FUNCTIONS[function].least == 0 and "_" in name:
-                return called(function, [])  # UTC_TIMESTAMP without parentheses
         if table:
-            return self._of_table(table, name)
+            return self._column_of(table, name)
+        function = ALIASES.get(name.upper(), name.upper())
+        is_word = not node.this.args.get("quoted") and "_" in name
+        if is_word and function in FUNCTIONS and FUNCTIONS[function].least == 0:
+            return checked_call(function, [])  # UTC_TIMESTAMP without parentheses
         return self._unqualified(name)
 
-    def _unqualified(self, name: str) -> Typed:
-        scope: Scope | None = self._scope
+    def _unqualified(self, name: str) -> exp.Expr:
+        scope: Scope | None = self.scope
         while scope is not None:
-            found = [s for s in scope.sources.values() if name in s.columns]
+            found = [columns[name] for columns in scope.tables.values() if name in columns]
             if len(found) > 1:
-                raise refused(name, "is in more than one table: write the table before it")
+                raise refused(
+                    name, "more than one table has this column: write the table before it"
+                )
             alias = scope.aliases.get(name)
-            if found:
-                own = column_of(found[0].key, *found[0].columns[name])
-                if alias is not None and alias[0] != own:
-                    rule = "is a column and another column's alias: name it anew"
-                    raise refused(name, rule)
-                return own, found[0].columns[name][1].kind
-            if alias is not None:
-                return alias[0].copy(), alias[1]
-            if name in scope.no_aliases:
-                raise refused(name, "is an alias, and WHERE knows columns only")
+            if found and alias is not None and alias != found[0]:
+                raise refused(
+                    name, "this is a column and another column's alias: choose another alias"
+                )
+            if found or alias is not None:
+                return (found[0] if alias is None else alias).copy()
+            if name in scope.unusable_aliases:
+                raise refused(name, "this is an alias, and WHERE can only use columns")
             scope = scope.outer
-        sources = self._scope.sources
-        near = [*(one for s in sources.values() for one in s.columns), *self._scope.aliases]
-        raise refused(name, f"{' or '.join(sources)} has no such column", near)
+        tables = self.scope.tables
+        near = [*(one for columns in tables.values() for one in columns), *self.scope.aliases]
+        raise refused(name, f"{' or '.join(tables)} has no such column", near)
 
-    def _of_table(self, table: str, name: str) -> Typed:
-        scope: Scope | None = self._scope
-        while scope is not None and table not in scope.sources:
+    def _column_of(self, table: str, name: str) -> exp.Expr:
+        scope: Scope | None = self.scope
+        while scope is not None and table not in scope.tables:
             scope = scope.outer
         if scope is None:
-            known = ", ".join(self._scope.sources)
-            raise refused(f"{table}.{name}", f"the table here is {known}")
-        columns = scope.sources[table].columns
+            known = ", ".join(self.scope.tables)
+            raise refused(f"{table}.{name}", f"there is no such table in FROM; there are {known}")
+        columns = scope.tables[table]
         if name not in columns:
             raise refused(name, f"{table} has no such column", columns)
-        return column_of(scope.sources[table].key, *columns[name]), columns[name][1].kind
+        return columns[name].copy()
 
-    def _connector(self, node: exp.Expr) -> Typed:
-        word = "AND" if isinstance(node, exp.And) else "OR"
-        made = [self.expr(part) for part in node.flatten(unnest=False)]
-        check_numbers(word, made)
-        parts = [operand(part) for part, _ in made]
-        return reduce(lambda left, right: type(node)(this=left, expression=right), parts), "number"
-
-    def _comparison(self, node: exp.Expr) -> Typed:
-        only(node, "this", "expression", "safe", "typed")
-        operator = _COMPARED[type(node)]
-        parts = self._ordered_parts(operator, node.this, node.expression)
-        (left, right), _ = alike(parts, operator)
-        return type(node)(this=operand(left), expression=operand(right)), "number"
-
-    def _arithmetic(self, node: exp.Expr) -> Typed:
-        only(node, "this", "expression", "safe", "typed")
-        return self._computed(
-            type(node), _COMPUTED[type(node)], self._all([node.this, node.expression])
-        )
-
-    def _ordered_parts(self, operator: str, *nodes: exp.Expr) -> list[Typed]:
-        for node in nodes:
-            if isinstance(node, _TESTS):
-                rule = f"put it in parentheses, before or after {operator}"
-                raise refused(shown(node), rule)
-        return self._all(list(nodes))
-
-    def _sum(self, node: exp.Expr) -> Typed:
-        only(node, "this", "expression")
-        left, right, minus = node.this, node.expression, isinstance(node, exp.Sub)
-        if isinstance(left, exp.Interval):
-            # MySQL takes all that follows for the time: INTERVAL 1 HOUR + (due_time < NOW()).
-            raise refused(shown(left), "put the INTERVAL behind the time")
-        if isinstance(right, exp.Interval):
-            return self._shift(left, right, minus=minus)
-        return self._computed(type(node), "-" if minus else "+", self._all([left, right]))
-
-    def _unary(self, node: exp.Expr) -> Typed:
-        only(node, "this")
-        typed = self.expr(node.this)
-        check_numbers("NOT" if isinstance(node, exp.Not) else "NEG", [typed])
-        return type(node)(this=operand(typed[0])), "number"
-
-    def _paren(self, node: exp.Expr) -> Typed:
-        only(node, "this")
-        return self.expr(node.this)
-
-    def _is(self, node: exp.Expr) -> Typed:
-        only(node, "this", "expression")
-        if not isinstance(node.expression, (exp.Null, exp.Boolean)):
-            raise not_taken(node.expression)
-        ((part, kind),) = self._ordered_parts("IS", node.this)
-        if isinstance(node.expression, exp.Boolean):
-            check_numbers("IS", [(part, kind)])
-        return exp.Is(this=operand(part), expression=node.expression.copy()), "number"
-
-    def _in(self, node: exp.Expr) -> Typed:
-        only(node, "this", "expressions", "query")
-        query = node.args.get("query")
-        if query is not None:
-            ((left, kind),) = self._ordered_parts("IN", node.this)
-            made, output = self._subquery(query)
-            (left, _), _ = alike([(left, kind), (exp.Null(), output.kind)], "IN")
-            return exp.In(this=operand(left), query=exp.Subquery(this=made)), "number"
-        (left, *choices), _ = alike(self._ordered_parts("IN", node.this, *node.expressions), "IN")
-        return exp.In(this=operand(left), expressions=choices), "number"
-
-    def _exists(self, node: exp.Expr) -> Typed:
-        only(node, "this")
-        made, _ = self.query(node.this, self._scope, self._ctes)
-        return exp.Exists(this=made), "number"
-
-    def _scalar(self, node: exp.Expr) -> Typed:
-        made, output = self._subquery(node)
-        return exp.Subquery(this=made), output.kind
-
-    def _subquery(self, node: exp.Expr) -> tuple[exp.Query, Output]:
-        made, outputs = self.query(node, self._scope, self._ctes)
-        if len(outputs) != 1:
-            raise refused(shown(node), "must have one column")
-        return made, outputs[0]
-
-    def _between(self, node: exp.Expr) -> Typed:
-        only(node, "this", "low", "high")
-        parts = self._ordered_parts("BETWEEN", node.this, node.args["low"], node.args["high"])
-        (value, low, high), _ = alike(parts, "BETWEEN")
-        return exp.Between(this=operand(value), low=operand(low), high=operand(high)), "number"
-
-    def _like(self, node: exp.Expr) -> Typed:
-        only(node, "this", "expression", "negate")
-        word = "LIKE" if isinstance(node, exp.Like) else "REGEXP"
-        parts = self._ordered_parts(word, node.this, node.expression)
-        if any(kind in ("number", "json") for _, kind in parts):
-            raise refused(word, "is for texts")
-        left, right = (operand(part) for part, _ in parts)
-        like = type(node)(this=left, expression=right)
-        return (exp.Not(this=operand(like)) if node.args.get("negate") else like), "number"
-
-    def _literal(self, node: exp.Expr) -> Typed:
-        only(node, "this", "is_string")
-        if node.is_string:
-            return exp.Literal.string(node.name), "text"
-        if not re.fullmatch(r"(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", node.name, re.ASCII):
-            raise refused(node.name, "is no number")
-        return number(node.name), "number"
-
-    def _word(self, node: exp.Expr) -> Typed:
-        return node.copy(), "any"
-
-    def _texts(self, node: exp.Expr) -> Typed:
-        """'a' 'b' is one literal."""
-        if not all(map(is_text, node.expressions)):
-            raise not_taken(node)
-        return exp.Literal.string("".join(part.name for part in node.expressions)), "text"
-
-    def _parameter(self, node: exp.Expr) -> Typed:
-        only(node, "this")
+    def _parameter(self, node: exp.Expr) -> exp.Expr:
         name = node.name
         if name not in self._values:
-            raise refused(f"@{name}", f"has no value: --set {name}=VALUE", self._values)
+            raise refused(f"@{name}", f"it has no value: add --set {name}=VALUE", self._values)
         self.used.add(name)
         value = self._values[name]
         if re.fullmatch(r"-?\d{1,20}", value, re.ASCII):
-            return number(int(value)), "number"
+            return number(int(value))
         quoted = re.fullmatch(r"'(.*)'", value, re.DOTALL)
-        return exp.Literal.string(quoted[1] if quoted else value), "text"
+        return text(quoted[1] if quoted else value)
 
-    def _now(self, node: exp.Expr) -> Typed:
-        only(node)
-        return called("CURDATE" if isinstance(node, exp.CurrentDate) else "NOW", [])
+    # ---- operators
 
-    def _case(self, node: exp.Expr) -> Typed:
-        only(node, "this", "ifs", "default")
-        for one in node.args["ifs"]:
-            only(one, "this", "true")
-        whens = self._all([one.this for one in node.args["ifs"]])
-        results = self._all([one.args["true"] for one in node.args["ifs"]])
-        default = node.args.get("default")
-        otherwise = [] if default is None else [self.expr(default)]
-        if node.args.get("this") is None:
-            return choice(None, whens, results, otherwise)
-        return choice(self.expr(node.this), whens, results, otherwise)
+    def _operands(self, operator: str, *nodes: exp.Expr) -> list[exp.Expr]:
+        for node in nodes:
+            if isinstance(node, _TESTS):
+                raise refused(shown(node), f"put it in parentheses beside {operator}")
+        return self.all(list(nodes))
 
-    def _cast(self, node: exp.Expr) -> Typed:
-        only(node, "this", "to")
+    def _connector(self, node: exp.Expr) -> exp.Expr:
+        parts = self.all(list(node.flatten(unnest=False)))
+        parts = [operand(part) for part in numbers(parts, type(node).__name__.upper())]
+        return typed(
+            reduce(lambda left, right: type(node)(this=left, expression=right), parts), "number"
+        )
+
+    def _comparison(self, node: exp.Expr) -> exp.Expr:
+        operator = _OPERATORS[type(node)]
+        parts = self._operands(operator, node.this, node.expression)
+        left, right = map(operand, same_kind(parts, operator))
+        return typed(type(node)(this=left, expression=right), "number")
+
+    def _arithmetic(self, node: exp.Expr) -> exp.Expr:
+        left, right = node.this, node.expression
+        if isinstance(left, exp.Interval):
+            # MySQL takes all that follows for the time: INTERVAL 1 HOUR + (due_time < NOW()).
+            raise refused(shown(left), "write the INTERVAL after the time")
+        if isinstance(right, exp.Interval) and isinstance(node, (exp.Add, exp.Sub)):
+            return self.shifted(left, right, minus=isinstance(node, exp.Sub))
+        return self.computed(type(node), _OPERATORS[type(node)], [left, right])
+
+    def _unary(self, node: exp.Expr) -> exp.Expr:
+        (part,) = numbers([self.expr(node.this)], "NOT" if isinstance(node, exp.Not) else "-")
+        return typed(type(node)(this=operand(part)), "number")
+
+    def _paren(self, node: exp.Expr) -> exp.Expr:
+        return self.expr(node.this, json=True)
+
+    def _is(self, node: exp.Expr) -> exp.Expr:
+        if not isinstance(node.expression, (exp.Null, exp.Boolean)):
+            raise not_accepted(node.expression)
+        if isinstance(node.expression, exp.Boolean):
+            (part,) = numbers(self._operands("IS", node.this), "IS")
+        elif isinstance(node.this, _TESTS):
+            raise refused(shown(node.this), "put it in parentheses before IS")
+        else:
+            part = self.expr(node.this, json=True)
+        return typed(exp.Is(this=operand(part), expression=node.expression.copy()), "number")
+
+    def _in(self, node: exp.Expr) -> exp.Expr:
+        query = node.args.get("query")
+        if query is None:
+            parts = self._operands("IN", node.this, *node.expressions)
+            left, *choices = same_kind(parts, "IN")
+            made = exp.In(this=operand(left), expressions=choices)
+        else:
+            (left,) = self._operands("IN", node.this)
+            subquery = self._scalar(query)
+            left, _ = same_kind([left, typed(exp.Null(), kind_of(subquery))], "IN")
+            made = exp.In(this=operand(left), query=subquery)
+        return typed(made, "number")
+
+    def _between(self, node: exp.Expr) -> exp.Expr:
+        parts = self._operands("BETWEEN", node.this, node.args["low"], node.args["high"])
+        value, low, high = map(operand, same_kind(parts, "BETWEEN"))
+        return typed(exp.Between(this=value, low=low, high=high), "number")
+
+    def _like(self, node: exp.Expr) -> exp.Expr:
+        word = "LIKE" if isinstance(node, exp.Like) else "REGEXP"
+        parts = self._operands(word, node.this, node.expression)
+        if any(kind_of(part) == "number" for part in parts):
+            raise refused(word, "it is for texts")
+        left, right = map(operand, parts)
+        like = typed(type(node)(this=left, expression=right), "number")
+        negated = typed(exp.Not(this=operand(like)), "number")
+        return negated if node.args.get("negate") else like
+
+    # ---- subqueries
+
+    def _exists(self, node: exp.Expr) -> exp.Expr:
+        made, _ = self.query(node.this, self.scope)
+        return typed(exp.Exists(this=made), "number")
+
+    def _scalar(self, node: exp.Expr) -> exp.Expr:
+        made, columns = self.query(node, self.scope)
+        if len(columns) != 1:
+            raise refused(shown(node), "this subquery must have one column")
+        return typed(exp.Subquery(this=made), columns[0].kind)
+
+    # ---- values
+
+    def _literal(self, node: exp.Expr) -> exp.Expr:
+        if node.is_string:
+            return text(node.name)
+        if not re.fullmatch(r"(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", node.name, re.ASCII):
+            raise refused(node.name, "this is no number")
+        return number(node.name)
+
+    def _null(self, node: exp.Expr) -> exp.Expr:
+        return typed(node.copy(), "any")
+
+    def _texts(self, node: exp.Expr) -> exp.Expr:
+        """'a' 'b' is one literal."""
+        if not all(map(is_text, node.expressions)):
+            raise not_accepted(node)
+        return text("".join(part.name for part in node.expressions))
+
+    def _now(self, node: exp.Expr) -> exp.Expr:
+        return checked_call("CURDATE" if isinstance(node, exp.CurrentDate) else "NOW", [])
+
+    def _case(self, node: exp.Expr) -> exp.Expr:
+        subject, default = node.args.get("this"), node.args.get("default")
+        whens = self.all([one.this for one in node.args["ifs"]])
+        results = [one.args["true"] for one in node.args["ifs"]]
+        results += [] if default is None else [default]
+        return case(
+            None if subject is None else self.expr(subject), whens, self.all(results, json=True)
+        )
+
+    def _cast(self, node: exp.Expr) -> exp.Expr:
         to = node.args["to"]
-        only(to, "this", "expressions", "nested")
         name = to.this.name if isinstance(to.this, exp.DType) else ""
-        if name == "TIMESTAMPTZ" and is_text(node.this):
-            return cast(
-                time_literal(node.this.name), "DATETIME", 3
-            ), "time"  # TIMESTAMP '2030-01-31'
+        if name == "TIMESTAMPTZ" and is_text(node.this):  # TIMESTAMP '2030-01-31'
+            return typed(cast(time_literal(node.this.name), "DATETIME", 3), "time")
         kind, most = _CASTS.get(name, ("any", -1))
         sizes = [size.this for size in to.expressions]
         if len(sizes) > most:
             known = "SIGNED, UNSIGNED, DECIMAL, CHAR, DATE, DATETIME, DOUBLE"
-            raise refused(shown(node), f"CAST goes to one of {known}")
+            raise refused(shown(node), f"CAST converts to one of {known}")
         if not all(isinstance(size, exp.Literal) and size.name.isdigit() for size in sizes):
             raise refused(shown(node), "sizes are whole numbers")
-        part, own = self.expr(node.this)
-        if own == "json":
-            raise refused(shown(node), "takes no JSON: ->> and JSON_UNQUOTE make a text of it")
-        return cast(part, name, *(int(size.name) for size in sizes)), kind
+        return typed(cast(self.expr(node.this), name, *(int(size.name) for size in sizes)), kind)
 
-    def _json(self, node: exp.Expr) -> Typed:
-        """-> and ->>, which MariaDB has not."""
-        only(node, "this", "expression", "only_json_types", "scalar_only")
+    def _json(self, node: exp.Expr) -> exp.Expr:
+        """-> and ->>, which MariaDB does not have."""
         path = "$"
         for one in node.expression.expressions[1:]:
             if isinstance(one, exp.JSONPathKey) and re.fullmatch(r"[\w ./-]+", str(one.this)):
@@ -312,24 +282,27 @@ class Terms(Calls):
             elif isinstance(one, exp.JSONPathSubscript) and str(one.this).isdigit():
                 path += f"[{one.this}]"
             else:
-                raise refused(shown(node), "a path is one like '$.key[0].key'")
-        found = called("JSON_EXTRACT", [self.expr(node.this), (exp.Literal.string(path), "text")])
-        return called("JSON_UNQUOTE", [found]) if type(node) is exp.JSONExtractScalar else found
+                raise refused(shown(node), "write a path like '$.key[0].key'")
+        found = checked_call("JSON_EXTRACT", [self.expr(node.this), text(path)])
+        is_text_wanted = type(node) is exp.JSONExtractScalar
+        return checked_call("JSON_UNQUOTE", [found]) if is_text_wanted else found
 
-    _READERS: ClassVar[Mapping[type[Any], Callable[[Terms, Any], Typed]]] = {
-        **dict.fromkeys(_COMPARED, _comparison), **dict.fromkeys(_COMPUTED, _arithmetic),
-        exp.And: _connector, exp.Or: _connector, exp.Add: _sum, exp.Sub: _sum, exp.Not: _unary,
-        exp.Neg: _unary, exp.Paren: _paren, exp.Is: _is, exp.In: _in, exp.Between: _between,
-        exp.Like: _like, exp.RegexpLike: _like, exp.Literal: _literal, exp.Boolean: _word,
-        exp.Null: _word, exp.Concat: _texts, exp.Parameter: _parameter, exp.Column: _column,
-        exp.CurrentTimestamp: _now, exp.CurrentDate: _now, exp.Localtime: _now,
-        exp.Localtimestamp: _now, exp.Case: _case, exp.Cast: _cast, exp.JSONExtract: _json,
-        exp.JSONExtractScalar: _json, exp.Anonymous: Calls.call, exp.GroupConcat: Calls.group_concat,
-        exp.Window: Calls.window, exp.Extract: Calls.extract, exp.Exists: _exists, exp.Subquery: _scalar,
+    _READERS: ClassVar[Mapping[type[Any], Callable[[Any, Any], exp.Expr]]] = {
+        **dict.fromkeys(_OPERATORS, _arithmetic), **dict.fromkeys(_COMPARISONS, _comparison),
+        exp.And: _connector, exp.Or: _connector, exp.Not: _unary, exp.Neg: _unary, exp.Paren: _paren,
+        exp.Is: _is, exp.In: _in, exp.Between: _between, exp.Like: _like, exp.RegexpLike: _like,
+        exp.Literal: _literal, exp.Boolean: _null, exp.Null: _null, exp.Concat: _texts,
+        exp.Parameter: _parameter, exp.Column: _column, exp.CurrentTimestamp: _now,
+        exp.CurrentDate: _now, exp.Localtime: _now, exp.Localtimestamp: _now, exp.Case: _case,
+        exp.Cast: _cast, exp.JSONExtract: _json, exp.JSONExtractScalar: _json,
+        exp.Anonymous: FunctionCalls.call, exp.GroupConcat: FunctionCalls.group_concat,
+        exp.Window: FunctionCalls.window, exp.Extract: FunctionCalls.extract, exp.Exists: _exists,
+        exp.Subquery: _scalar,
     }  # fmt: skip
 
 
-def column_of(key: str, name: str, output: Output) -> exp.Column:
-    made = exp.column(name, table=key)
-    made.meta.update(name=output.name, is_id=output.is_id)
+def column_of(table: str, name: str, column: ResultColumn) -> exp.Expr:
+    """A column of a table, under our names, with the facts of the user's column."""
+    made = typed(exp.column(name, table=table), column.kind)
+    made.meta.update(name=column.name, is_id=column.is_id)
     return made

@@ -1,10 +1,10 @@
-"""What `toc sql` does with a statement: what tables are asked (leaves), and what is left to do (the rest).
+"""Splits a statement of `toc sql` into the SELECTs that shards get and one that a server runs on their rows.
 
-Every table that the statement names is a leaf. Where a SELECT is of one table alone, all shards do as much
-of it as is exact: WHERE; partial aggregates by group (AVG as a sum and a count; a DISTINCT of an aggregate
-is one more key); or ORDER BY and LIMIT. Of other tables they send the columns that are used, of the rows
-that the conditions on that table alone let pass. The rest is the statement itself with leaves in its tables'
-place, and one of the servers runs it: what it answers is what MySQL means.
+Every table that the statement names becomes a `TableQuery`. For a SELECT from one table the shards do as much
+as is exact: WHERE; partial aggregates by group (AVG as a sum and a count; a DISTINCT of an aggregate is one
+more key); or ORDER BY and LIMIT. For other tables they send the columns that are used, of the rows that match
+the conditions on that table alone. The final query is the statement itself, which reads the rows of the table
+queries instead of its tables. One of the servers runs it, so its result is MySQL's own.
 """
 
 from __future__ import annotations
@@ -15,48 +15,59 @@ from dataclasses import dataclass, replace
 from sqlglot import exp
 
 from toc.admin.allowed_functions import NOW_FUNCTIONS
-from toc.admin.expression_parser import Output
-from toc.admin.query_reader import IDS, TABLES, read
-from toc.admin.syntax_tree import call, cast, has_aggregate, inside, is_aggregate, number
+from toc.admin.expression_parser import ResultColumn
+from toc.admin.query_reader import IDS, TABLES, read_query
+from toc.admin.syntax_tree import (
+    call,
+    cast,
+    has_aggregate,
+    has_window,
+    inside,
+    is_aggregate,
+    is_id,
+    number,
+    whole_number,
+)
 from toc.store.views import JOBS
 
 Order = tuple[tuple[int, bool], ...]
+"""Places of columns, and whether each is descending."""
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """Rows of a leaf matter only if `column` of its table is among the values in `place` of another leaf."""
+class IdFilter:
+    """Only rows whose `column` is among the values in column `place` of another table query can matter."""
 
     column: str
-    leaf: str
+    other: str
     place: int
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """What each shard or database is asked of a table: `select`, whose FROM is filled in for each.
+class TableQuery:
+    """The SELECT that each shard or database gets for a table; its FROM is filled in for each.
 
-    Its columns are c0, c1, …; `ids` are the places of 64-bit ids. `wanted`: so many rows of each are
-    enough; None: there is no telling. `is_groups`: they are groups.
+    Its columns are c0, c1, …; `ids` are the places of 64-bit ids. `rows_max`: so many rows of each shard are
+    enough; None: all may matter. `is_groups`: the rows are partial groups.
     """
 
     name: str
     table: str
     select: exp.Select
-    ids: frozenset[int]
-    wanted: int | None = None
+    ids: frozenset[int] = frozenset()
+    rows_max: int | None = None
     is_groups: bool = False
-    links: tuple[Link, ...] = ()
+    id_filters: tuple[IdFilter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """`rest` None: the answer is the rows of the only leaf, put into `order` (places of columns; whether
-    each goes down), different ones if `distinct`, from `offset` on, `limit` of them."""
+class QueryPlan:
+    """`final` None: the answer is the rows of the only table query, merged in `order`; only different ones
+    if `distinct`; `limit` of them, after the first `offset`."""
 
-    outputs: tuple[Output, ...]
-    leaves: tuple[Leaf, ...]
-    rest: exp.Query | None
+    columns: tuple[ResultColumn, ...]
+    tables: tuple[TableQuery, ...]
+    final: exp.Query | None
     order: Order = ()
     distinct: bool = False
     limit: int | None = None
@@ -64,62 +75,59 @@ class Plan:
 
     @property
     def reads_the_clock(self) -> bool:
-        trees = [
-            *(leaf.select for leaf in self.leaves),
-            *([] if self.rest is None else [self.rest]),
-        ]
+        trees: list[exp.Expr] = [table.select for table in self.tables]
+        trees += [] if self.final is None else [self.final]
         return any(
             one.name in NOW_FUNCTIONS for tree in trees for one in tree.find_all(exp.Anonymous)
         )
 
     def rows_wanted(self, rows_max: int) -> int:
-        """How many rows of a shard can matter: one more than are shown tells that there are more."""
+        """How many rows of a shard can matter. One more than `rows_max` shows that there are more."""
         return self.offset + min(rows_max + 1, rows_max + 1 if self.limit is None else self.limit)
 
 
-def plan(text: str, values: Mapping[str, str] | None = None) -> Plan:
-    """Reads a statement and says how it is answered. `values` are those of its @names.
+def plan_query(statement: str, values: Mapping[str, str] | None = None) -> QueryPlan:
+    """Reads a statement and splits it. `values` are those of its @names.
 
     Raises InvalidInput with the part that is wrong.
     """
-    query, outputs = read(text, values)
-    if isinstance(query, exp.Select) and not query.args.get("with_") and _is_rows(query):
-        return _rows(query, outputs)
+    query, columns = read_query(statement, values)
+    if isinstance(query, exp.Select) and not query.args.get("with_") and _is_only_rows(query):
+        return _plan_rows(query, columns)
     planner = _Planner(query)
-    rest = planner.rest()
-    return Plan(tuple(outputs), tuple(planner.leaves), rest)
+    final = planner.final_query()
+    return QueryPlan(tuple(columns), tuple(planner.tables), final)
 
 
-def _alone(select: exp.Select) -> exp.Table | None:
-    """The table of a SELECT that is of this one alone."""
+def _only_table(select: exp.Select) -> exp.Table | None:
+    """The table of a SELECT that reads this one alone, and no subquery."""
     table = select.args["from_"].this
     if select.args.get("joins") or not isinstance(table, exp.Table) or table.name not in TABLES:
         return None
     if any(one is not select for one in select.find_all(exp.Query)):
         return None
-    key = table.alias
-    return table if all(one.table == key for one in select.find_all(exp.Column)) else None
+    columns = select.find_all(exp.Column)
+    return table if all(one.table == table.alias for one in columns) else None
 
 
-def _is_rows(select: exp.Select) -> bool:
-    if _alone(select) is None or select.args.get("group"):
+def _is_only_rows(select: exp.Select) -> bool:
+    """Whether it selects rows of one table, without groups and window functions."""
+    if _only_table(select) is None or select.args.get("group"):
         return False
-    return not has_aggregate(select) and not any(
-        isinstance(one, exp.Window) for one in inside(select)
-    )
+    return not has_aggregate(select) and not has_window(select)
 
 
-def _rows(select: exp.Select, outputs: Sequence[Output]) -> Plan:
-    """Of a SELECT without groups: shards compute all of it, and its rows are merged."""
+def _plan_rows(select: exp.Select, columns: Sequence[ResultColumn]) -> QueryPlan:
+    """For a SELECT of rows: shards compute all of it, and their rows are merged."""
     exprs = [one.this for one in select.expressions]
     order: list[tuple[int, bool]] = []
-    for one in _ordered_by(select):
-        is_place = isinstance(one.this, exp.Literal) and not one.this.is_string
-        place = int(one.this.name) - 1 if is_place else len(exprs)
-        if place == len(exprs):
-            exprs.append(one.this)
-        order.append((place, bool(one.args.get("desc"))))
-    pushed = _pushed(exprs, select.args.get("where"))
+    for term in _order_terms(select):
+        place = whole_number(term.this)
+        if place is None:
+            exprs.append(term.this)
+            place = len(exprs)
+        order.append((place - 1, bool(term.args.get("desc"))))
+    pushed = _select_for_shards(exprs, select.args.get("where"))
     if order:
         terms = [
             exp.Ordered(this=number(place + 1), desc=desc or None, nulls_first=not desc)
@@ -129,14 +137,12 @@ def _rows(select: exp.Select, outputs: Sequence[Output]) -> Plan:
     distinct = select.args.get("distinct") is not None
     if distinct:
         pushed.set("distinct", exp.Distinct())
-    leaf = Leaf("l0", select.args["from_"].this.name, pushed, frozenset())
-    return Plan(
-        tuple(outputs), (leaf,), None, tuple(order), distinct,
-        _count(select, "limit"), _count(select, "offset") or 0,
-    )  # fmt: skip
+    table = TableQuery("l0", select.args["from_"].this.name, pushed)
+    limit, offset = _count(select, "limit"), _count(select, "offset") or 0
+    return QueryPlan(tuple(columns), (table,), None, tuple(order), distinct, limit, offset)
 
 
-def _ordered_by(query: exp.Query) -> list[exp.Expr]:
+def _order_terms(query: exp.Query) -> list[exp.Expr]:
     order = query.args.get("order")
     return [] if order is None else list(order.expressions)
 
@@ -146,212 +152,193 @@ def _count(query: exp.Query, name: str) -> int | None:
     return None if clause is None else int(clause.expression.name)
 
 
-def _pushed(exprs: Sequence[exp.Expr], where: exp.Expr | None) -> exp.Select:
-    """What a shard selects: of one table, so columns need not say theirs."""
+def _select_for_shards(exprs: Sequence[exp.Expr], where: exp.Expr | None) -> exp.Select:
+    """A SELECT from one table, so its columns need no table."""
     made = exp.Select(expressions=[exp.alias_(one.copy(), f"c{i}") for i, one in enumerate(exprs)])
     if where is not None:
         made.set("where", where.copy())
-    for column in made.find_all(exp.Column):
-        column.set("table", None)
+    _remove_tables(made)
     return made
 
 
+def _remove_tables(made: exp.Expr) -> None:
+    for column in made.find_all(exp.Column):
+        column.set("table", None)
+
+
 def conjuncts(where: exp.Expr | None) -> list[exp.Expr]:
-    """The conditions that must all hold."""
+    """The conditions that must all be true."""
     if isinstance(where, exp.Where):
         where = where.this
     if where is None:
         return []
-    parts = where.flatten() if isinstance(where, exp.And) else [where]
     found: list[exp.Expr] = []
-    for one in parts:
+    for one in where.flatten() if isinstance(where, exp.And) else [where]:
         part = one.unnest()
         found += conjuncts(part) if isinstance(part, exp.And) else [part]
     return found
 
 
 class _Planner:
-    """Puts leaves into the place of tables."""
+    """Replaces the tables of a statement by table queries."""
 
     def __init__(self, query: exp.Query) -> None:
         self._query = query
-        self.leaves: list[Leaf] = []
-        self._links: list[tuple[exp.Column, exp.Column]] = []
-        self._places: dict[str, tuple[int, dict[str, int]]] = {}
+        self.tables: list[TableQuery] = []
+        self._equal_columns: list[tuple[exp.Column, exp.Column]] = []
 
-    def rest(self) -> exp.Query:
-        """The statement, of leaves."""
+    def final_query(self) -> exp.Query:
         for select in list(self._query.find_all(exp.Select)):
-            if not self._groups(select):
-                for table in self._tables(select):
-                    self._columns(select, table)
-                self._link(select)
-        self._add_links()
+            if self._is_grouped(select):
+                self._push_groups(select)
+            else:
+                for table in _tables_of(select):
+                    self._push_columns(select, table)
+                self._equal_columns += _equal_columns(select)
+        self._add_id_filters()
         return self._query
 
-    def _leaf(self, table: exp.Table, select: exp.Select, **more: object) -> str:
-        name = f"l{len(self.leaves)}"
-        self.leaves.append(Leaf(name, table.name, select, **more))  # type: ignore[arg-type]
+    def _add(self, table: exp.Table, query: TableQuery) -> None:
+        name = f"l{len(self.tables)}"
+        self.tables.append(replace(query, name=name, table=table.name))
         table.set("this", exp.to_identifier(name))
-        return name
 
     # ---- groups
 
-    def _groups(self, select: exp.Select) -> bool:
-        """Replaces aggregates by those of the shards' partial ones, where they can be added up."""
-        table = _alone(select)
+    def _is_grouped(self, select: exp.Select) -> bool:
+        """Whether its groups can be made of the shards' partial groups."""
         found = [one for one in inside(select) if is_aggregate(one)]
-        group = select.args.get("group")
-        if (
-            table is None
-            or not (found or group)
-            or any(isinstance(one, exp.GroupConcat) for one in found)
-        ):
+        if any(isinstance(one, exp.GroupConcat) for one in found):
             return False
+        return _only_table(select) is not None and bool(found or select.args.get("group"))
+
+    def _push_groups(self, select: exp.Select) -> None:
+        table, group = select.args["from_"].this, select.args.get("group")
         keys: list[exp.Expr] = list(dict.fromkeys(group.expressions)) if group else []
         pushed = list(keys)
-        for one in found:
-            for arg in _distinct_of(one):
+        for one in inside(select):
+            for arg in _distinct_arguments(one) if is_aggregate(one) else ():
                 _place(pushed, arg)
-        spread = len(pushed)
+        width = len(pushed)
         for clause in ("expressions", "having", "order"):
             part = select.args.get(clause)
             for one in part if isinstance(part, list) else [] if part is None else [part]:
-                _replace(one, keys, pushed, table.alias)
-        where = select.args.get("where")
-        leaf = _pushed(pushed, where)
-        if spread:
-            leaf.set("group", exp.Group(expressions=[number(i + 1) for i in range(spread)]))
+                _combine_groups(one, keys, pushed, table.alias)
+        made = _select_for_shards(pushed, select.args.get("where"))
+        if width:
+            made.set("group", exp.Group(expressions=[number(i + 1) for i in range(width)]))
         select.set("where", None)
         if keys:
             columns = [exp.column(f"c{i}", table=table.alias) for i in range(len(keys))]
             select.set("group", exp.Group(expressions=columns))
-        ids = frozenset(i for i, one in enumerate(pushed) if _is_id(one))
-        self._leaf(table, leaf, ids=ids, is_groups=True)
-        return True
+        ids = frozenset(i for i, one in enumerate(pushed) if is_id(one))
+        self._add(table, TableQuery("", "", made, ids, is_groups=True))
 
     # ---- rows
 
-    def _tables(self, select: exp.Select) -> Iterator[exp.Table]:
-        sources = [select.args["from_"].this, *(one.this for one in select.args.get("joins") or [])]
-        return (one for one in sources if isinstance(one, exp.Table) and one.name in TABLES)
-
-    def _columns(self, select: exp.Select, table: exp.Table) -> None:
+    def _push_columns(self, select: exp.Select, table: exp.Table) -> None:
         key = table.alias
-        used = [one.name for one in self._query.find_all(exp.Column) if one.table == key]
-        names = list(dict.fromkeys(used)) or [TABLES[table.name][0]]
-        conditions = [one.copy() for one in _own_conditions(select, table)]
-        where = exp.and_(*map(_wrapped, conditions), copy=False) if conditions else None
-        columns = [exp.column(name, table=key) for name in names]
-        leaf = _pushed(columns, None if where is None else exp.Where(this=where))
-        wanted = self._push_order(select, leaf, names)
-        for column in self._query.find_all(exp.Column):
-            if column.table == key:
-                column.meta["base"] = column.name
-                column.set("this", exp.to_identifier(f"c{names.index(column.name)}"))
+        columns = [one for one in self._query.find_all(exp.Column) if one.table == key]
+        names = list(dict.fromkeys(one.name for one in columns)) or [TABLES[table.name][0]]
+        own = [_wrapped(one.copy()) for one in _own_conditions(select, table)]
+        where = exp.Where(this=exp.and_(*own, copy=False)) if own else None
+        made = _select_for_shards([exp.column(name, table=key) for name in names], where)
+        rows_max = self._push_order(select, made)
+        for column in columns:
+            column.meta["base"] = column.name
+            column.set("this", exp.to_identifier(f"c{names.index(column.name)}"))
         ids = frozenset(i for i, name in enumerate(names) if name in IDS)
-        self._leaf(table, leaf, ids=ids, wanted=wanted)
+        self._add(table, TableQuery("", "", made, ids, rows_max))
 
-    def _push_order(self, select: exp.Select, leaf: exp.Select, names: list[str]) -> int | None:
-        """ORDER BY columns, and LIMIT."""
+    def _push_order(self, select: exp.Select, made: exp.Select) -> int | None:
+        """Copies ORDER BY and LIMIT of a SELECT of rows. Returns how many rows of a shard are enough."""
         limit = _count(select, "limit")
-        if limit is None or not _is_rows(select) or select.args.get("distinct"):
+        if limit is None or not _is_only_rows(select) or select.args.get("distinct"):
             return None
         terms = []
-        for one in _ordered_by(select):
-            expr = one.this
-            if isinstance(expr, exp.Literal) and not expr.is_string:
-                expr = select.expressions[int(expr.name) - 1].this
-            expr = expr.copy()
-            for column in expr.find_all(exp.Column):
-                column.set("table", None)
+        for term in _order_terms(select):
+            place = whole_number(term.this)
+            expr = term.this if place is None else select.expressions[place - 1].this
             if isinstance(expr, exp.Literal):
-                return None  # a text, which would be a place
-            terms.append(
-                exp.Ordered(
-                    this=expr, desc=one.args.get("desc"), nulls_first=one.args.get("nulls_first")
-                )
-            )
+                return None  # shards would take it for the place of a column
+            copied = term.copy()
+            copied.set("this", expr.copy())
+            _remove_tables(copied)
+            terms.append(copied)
         if terms:
-            leaf.set("order", exp.Order(expressions=terms))
+            made.set("order", exp.Order(expressions=terms))
         return limit + (_count(select, "offset") or 0)
 
-    # ---- links
+    # ---- id filters
 
-    def _link(self, select: exp.Select) -> None:
-        """Notes columns that must be equal for a row to matter."""
-        joins = select.args.get("joins") or []
-        if any(join.side == "RIGHT" for join in joins):
-            return
-        # Of a LEFT JOIN only the table itself depends on its condition.
-        free = {
-            select.args["from_"].this.alias,
-            *(join.this.alias for join in joins if not join.side),
-        }
-        for join in joins:
-            for one in conjuncts(join.args.get("on")):
-                self._note(one, {join.this.alias} if join.side else free)
-        for one in conjuncts(select.args.get("where")):
-            self._note(one, free)
-
-    def _note(self, one: exp.Expr, keys: set[str]) -> None:
-        sides: list[exp.Expr] = []
-        if isinstance(one, exp.EQ):
-            sides = [one.this, one.expression]
-        elif isinstance(one, exp.In) and one.args.get("query") is not None:
-            inner = one.args["query"].this
-            if isinstance(inner, exp.Select) and not has_aggregate(inner):
-                sides = [one.this, inner.expressions[0].this]
-        columns = [side for side in sides if isinstance(side, exp.Column)]
-        if len(columns) == 2:
-            pairs = [columns, columns[::-1]] if isinstance(one, exp.EQ) else [columns]
-            self._links += [(left, right) for left, right in pairs if left.table in keys]
-
-    def _add_links(self) -> None:
-        """Of jobs to other tables: these are small."""
-        by_key = {
-            table.alias: table.name
-            for table in self._query.find_all(exp.Table)
-            if any(leaf.name == table.name for leaf in self.leaves)
-        }
-        by_name = {leaf.name: leaf for leaf in self.leaves}
-        for left, right in self._links:
-            name = str(left.meta.get("base", ""))
-            own, other = (
-                by_name.get(by_key.get(left.table, "")),
-                by_name.get(by_key.get(right.table, "")),
-            )
+    def _add_id_filters(self) -> None:
+        """Filters job queries by the ids of other tables, which are small."""
+        names = {table.alias: table.name for table in self._query.find_all(exp.Table)}
+        by_name = {table.name: table for table in self.tables}
+        for left, right in self._equal_columns:
+            column = str(left.meta.get("base", ""))
+            own = by_name.get(names.get(left.table, ""))
+            other = by_name.get(names.get(right.table, ""))
             if own is None or other is None or own.is_groups or other.is_groups:
                 continue
-            if own.table == JOBS and other.table != JOBS and name in IDS and own.wanted is None:
-                link = Link(name, other.name, int(right.name[1:]))
-                by_name[own.name] = replace(own, links=(*own.links, link))
-        self.leaves = [by_name[leaf.name] for leaf in self.leaves]
+            if own.table == JOBS != other.table and column in IDS and own.rows_max is None:
+                added = IdFilter(column, other.name, int(right.name[1:]))
+                by_name[own.name] = replace(own, id_filters=(*own.id_filters, added))
+        self.tables = [by_name[table.name] for table in self.tables]
+
+
+def _tables_of(select: exp.Select) -> Iterator[exp.Table]:
+    sources = [select.args["from_"].this, *(one.this for one in select.args.get("joins") or [])]
+    return (one for one in sources if isinstance(one, exp.Table) and one.name in TABLES)
+
+
+def _equal_columns(select: exp.Select) -> Iterator[tuple[exp.Column, exp.Column]]:
+    """Pairs of columns: rows of the first one's table matter only where the two are equal."""
+    joins = select.args.get("joins") or []
+    if any(join.side == "RIGHT" for join in joins):
+        return
+    # Of a LEFT JOIN only the joined table depends on the condition.
+    first = select.args["from_"].this.alias
+    inner = {first, *(join.this.alias for join in joins if not join.side)}
+    conditions = [(one, inner) for one in conjuncts(select.args.get("where"))]
+    for join in joins:
+        keys = {join.this.alias} if join.side else inner
+        conditions += [(one, keys) for one in conjuncts(join.args.get("on"))]
+    for one, keys in conditions:
+        for left, right in _equal_sides(one):
+            if (
+                isinstance(left, exp.Column)
+                and isinstance(right, exp.Column)
+                and left.table in keys
+            ):
+                yield left, right
+
+
+def _equal_sides(condition: exp.Expr) -> list[tuple[exp.Expr, exp.Expr]]:
+    if isinstance(condition, exp.EQ):
+        sides = (condition.this, condition.expression)
+        return [sides, sides[::-1]]
+    if isinstance(condition, exp.In) and condition.args.get("query") is not None:
+        inner = condition.args["query"].this
+        if isinstance(inner, exp.Select) and not has_aggregate(inner):
+            return [(condition.this, inner.expressions[0].this)]
+    return []
 
 
 def _own_conditions(select: exp.Select, table: exp.Table) -> Iterator[exp.Expr]:
-    """What can be asked of a table before it is joined: conditions on its columns alone."""
-    key = table.alias
+    """The conditions on this table alone that its rows must match before they are joined."""
     joins = select.args.get("joins") or []
     if any(join.side == "RIGHT" for join in joins):
         return
     own = next((join for join in joins if join.this is table), None)
     found = [] if own is None else conjuncts(own.args.get("on"))
-    if own is None or not own.side:  # or rows without a match would be judged, too
+    if own is None or not own.side:  # the others apply after a LEFT JOIN has added its empty rows
         found += conjuncts(select.args.get("where"))
-        found += [
-            one
-            for join in joins
-            if not join.side and join is not own
-            for one in conjuncts(join.args.get("on"))
-        ]
+        for join in joins:
+            found += [] if join.side or join is own else conjuncts(join.args.get("on"))
     for one in found:
-        columns = list(one.find_all(exp.Column))
-        if (
-            columns
-            and all(column.table == key for column in columns)
-            and one.find(exp.Query) is None
-        ):
+        tables = {column.table for column in one.find_all(exp.Column)}
+        if tables == {table.alias} and one.find(exp.Query) is None:
             yield one
 
 
@@ -359,13 +346,7 @@ def _wrapped(node: exp.Expr) -> exp.Expr:
     return node if isinstance(node, exp.Paren) else exp.Paren(this=node)
 
 
-def _is_id(expr: exp.Expr) -> bool:
-    if isinstance(expr, exp.Anonymous) and expr.name in ("MIN", "MAX"):
-        expr = expr.expressions[0]
-    return isinstance(expr, exp.Column) and expr.name in IDS
-
-
-def _distinct_of(aggregate: exp.Expr) -> list[exp.Expr]:
+def _distinct_arguments(aggregate: exp.Expr) -> list[exp.Expr]:
     first = aggregate.expressions[0]
     return list(first.expressions) if isinstance(first, exp.Distinct) else []
 
@@ -376,27 +357,28 @@ def _place(pushed: list[exp.Expr], expr: exp.Expr) -> int:
     return pushed.index(expr)
 
 
-def _replace(node: exp.Expr, keys: list[exp.Expr], pushed: list[exp.Expr], key: str) -> None:
-    """Keys and aggregates by columns of the partial groups, and aggregates of these."""
+def _combine_groups(node: exp.Expr, keys: list[exp.Expr], pushed: list[exp.Expr], key: str) -> None:
+    """Replaces keys by columns of the partial groups, and aggregates by aggregates of these columns.
 
-    def column(place: int) -> exp.Expr:
-        return exp.column(f"c{place}", table=key)
+    AVG becomes AVERAGE(sum, count) where it is shown and MEAN(sum, count) where it is computed with.
+    """
 
-    def total(expr: exp.Expr) -> exp.Expr:
-        return call("SUM", column(_place(pushed, expr)))
+    def column(expr: exp.Expr) -> exp.Expr:
+        return exp.column(f"c{_place(pushed, expr)}", table=key)
 
     for one in list(node.iter_expressions()):
         if one in keys:
-            one.replace(column(keys.index(one)))
+            one.replace(exp.column(f"c{keys.index(one)}", table=key))
         elif not is_aggregate(one):
-            _replace(one, keys, pushed, key)
-        elif _distinct_of(one):
-            columns = [column(_place(pushed, arg)) for arg in _distinct_of(one)]
+            _combine_groups(one, keys, pushed, key)
+        elif _distinct_arguments(one):
+            columns = [column(arg) for arg in _distinct_arguments(one)]
             one.replace(call(one.name, exp.Distinct(expressions=columns)))
         elif one.name == "AVG":
-            parts = [total(call(name, *one.expressions)) for name in ("SUM", "COUNT")]
-            one.replace(call("AVERAGE" if isinstance(one.parent, exp.Alias) else "MEAN", *parts))
+            sums = [call("SUM", column(call(name, *one.expressions))) for name in ("SUM", "COUNT")]
+            one.replace(call("AVERAGE" if isinstance(one.parent, exp.Alias) else "MEAN", *sums))
         elif one.name == "COUNT":
-            one.replace(cast(call("COALESCE", total(one), number(0)), "BIGINT"))
+            total = call("COALESCE", call("SUM", column(one)), number(0))
+            one.replace(cast(total, "BIGINT"))
         else:
-            one.replace(call(one.name, column(_place(pushed, one))))
+            one.replace(call(one.name, column(one)))

@@ -1,35 +1,36 @@
-"""`toc sql`, from a plan to an answer: tables are asked in parallel, and their rows merged."""
+"""Runs a plan of `toc sql`: asks the tables in parallel, and merges their rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlglot import exp
 
-from toc.admin.expression_parser import Output
-from toc.admin.query_plan import Leaf, Plan
-from toc.admin.row_merge import Row, Rows, Types, json_of, key_of
-from toc.admin.shard_queries import Piece, pieces_of, statements
-from toc.admin.sql_writer import rest_of
+from toc.admin.expression_parser import ResultColumn
+from toc.admin.json_table import JsonTable
+from toc.admin.query_plan import QueryPlan, TableQuery
+from toc.admin.row_merge import Row, RowMerge, sort_key
+from toc.admin.shard_queries import ShardQuery, shard_queries
+from toc.admin.sql_writer import write_final_query
 from toc.admin.syntax_tree import number
 from toc.domain.routing import Routing
 from toc.store.fan_out import FanOut, Question, QuestionFailure, bytes_of, too_large
 
 GROUPS_MAX = 100_000
 """Groups (with those of COUNT(DISTINCT)) that one shard may send."""
-PARTIALS_MAX = 2_000_000
+ROWS_MAX = 2_000_000
 """Rows that all shards together may send to be grouped or joined: they are kept in memory."""
-LINKED_MAX = 5000
-"""Values of a column that others are asked for."""
+FILTER_IDS_MAX = 5000
+"""Ids of other tables by which a query for jobs is filtered."""
 MERGE_BYTES = 12_000_000
-"""What a server gets for the rest of a statement: MariaDB takes 16 MB in one."""
+"""JSON that a server may get for the final query: MariaDB accepts 16 MB in one packet."""
 
 
-class Unanswered(Exception):
-    """There is no answer: `failures` says why."""
+class QueryFailed(Exception):
+    """There is no answer: `failures` say why."""
 
     def __init__(self, failures: Sequence[QuestionFailure]) -> None:
         self.failures = failures
@@ -37,202 +38,181 @@ class Unanswered(Exception):
 
 
 @dataclass(slots=True)
-class Result:
-    """`more`: there are more rows than were asked for. `missing`: what is not in the answer."""
+class QueryResult:
+    """`more`: there are more rows than were wanted. `missing`: the tables that are not in the answer."""
 
-    outputs: tuple[Output, ...]
+    columns: tuple[ResultColumn, ...]
     rows: list[Row]
     more: bool
     asked: int
     missing: list[QuestionFailure] = field(default_factory=list)
 
 
-def ask(
-    plan: Plan,
-    routing: Routing,
-    asking: FanOut,
-    *,
-    rows_max: int,
-    database: int | None = None,
-    partial: bool = False,
-    merge_bytes: int = MERGE_BYTES,
-    progress: Callable[[int, int], None] = lambda done, all_: None,
-) -> Result:
-    """Asks and merges; at most `rows_max` rows. `progress` is told how many tables of how many have answered.
-
-    `database`: only this one is asked. Raises Unanswered when a table fails; with `partial` only when all do.
-    """
-    return _Run(plan, routing, asking, rows_max, database, partial, merge_bytes, progress).result()
-
-
-def wanted_of(plan: Plan, leaf: Leaf, rows_max: int) -> int:
-    """How many rows of each table are enough; one more than may be, where there is no telling."""
-    if plan.rest is None:
+def rows_for(plan: QueryPlan, table: TableQuery, rows_max: int) -> int:
+    """How many rows a shard is asked for: one more than are accepted, if that cannot be told before."""
+    if plan.final is None:
         return plan.rows_wanted(rows_max)
-    if leaf.is_groups:
+    if table.is_groups:
         return GROUPS_MAX + 1
-    return leaf.wanted if leaf.wanted is not None else PARTIALS_MAX + 1
+    return table.rows_max if table.rows_max is not None else ROWS_MAX + 1
 
 
 @dataclass(slots=True)
-class _Table:
-    """What a leaf has become: JSON of its rows, types of its columns, values that others are asked for."""
+class QueryRun:
+    """One run of a plan, for at most `rows_max` rows.
 
-    texts: list[str]
-    types: list[str]
-    linked: dict[int, set[Any]]
+    `database`: only this one is asked. `partial`: tables that fail are left out. `progress(done, all)` is
+    called while tables answer.
+    """
 
+    plan: QueryPlan
+    routing: Routing
+    fan_out: FanOut
+    rows_max: int
+    database: int | None = None
+    partial: bool = False
+    merge_bytes: int = MERGE_BYTES
+    progress: Callable[[int, int], None] = lambda done, all_: None
+    _failures: list[QuestionFailure] = field(default_factory=list)
+    _answered: set[int] = field(default_factory=set)
+    _asked: int = 0
+    _received: int = 0
+    _chars: int = 0
+    _digits: Sequence[int | None] = ()
 
-class _Run:
-    def __init__(
-        self,
-        plan: Plan,
-        routing: Routing,
-        asking: FanOut,
-        rows_max: int,
-        database: int | None,
-        partial: bool,
-        merge_bytes: int,
-        progress: Callable[[int, int], None],
-    ) -> None:
-        self._plan, self._routing, self._asking = plan, routing, asking
-        self._rows_max, self._database, self._partial = rows_max, database, partial
-        self._merge_bytes, self._progress = merge_bytes, progress
-        self._failures: list[QuestionFailure] = []
-        self._answered: set[int] = set()
-        self._asked = self._size = self._received = 0
-        self._digits: Sequence[int | None] = ()
-
-    def result(self) -> Result:
-        plan = self._plan
-        pieces = [piece for leaf in plan.leaves for piece in self._pieces(leaf)]
+    def result(self) -> QueryResult:
+        """Asks and merges. Raises QueryFailed when a table fails; with `partial` only when all do."""
+        plan = self.plan
         if plan.reads_the_clock:
-            failure = self._asking.fix_now(list(dict.fromkeys(piece.database for piece in pieces)))
+            databases = [q.database for table in plan.tables for q in self._queries(table)]
+            failure = self.fan_out.fix_now(list(dict.fromkeys(databases)))
             if failure is not None:
-                raise Unanswered([failure])
-        rows = self._merged() if plan.rest is None else self._rest(plan.rest)
-        return Result(
-            plan.outputs,
-            [row[: len(plan.outputs)] for row in rows[: self._rows_max]],
-            len(rows) > self._rows_max,
+                raise QueryFailed([failure])
+        rows = self._merged_rows() if plan.final is None else self._final_rows(plan.final)
+        width = len(plan.columns)
+        return QueryResult(
+            plan.columns,
+            [row[:width] for row in rows[: self.rows_max]],
+            len(rows) > self.rows_max,
             self._asked,
             sorted(self._failures, key=lambda failure: failure.question.place),
         )
 
-    def _pieces(self, leaf: Leaf) -> list[Piece]:
-        return pieces_of(leaf, self._routing, self._database, sqlite=self._asking.sqlite)
+    def _queries(self, table: TableQuery) -> list[ShardQuery]:
+        return shard_queries(
+            table,
+            self.routing,
+            sqlite=self.fan_out.sqlite,
+            rows_max=rows_for(self.plan, table, self.rows_max),
+            database=self.database,
+        )
 
-    # ---- rows as they come
+    # ---- rows
 
-    def _merged(self) -> list[Row]:
-        plan, (leaf,) = self._plan, self._plan.leaves
-        wanted = plan.rows_wanted(self._rows_max)
-        merge = Rows(plan, wanted, key_of(pads=not self._asking.sqlite))
-        bytes_max, size = self._asking.bytes_max, 0
-        for question, rows in self._replies(leaf):
+    def _merged_rows(self) -> list[Row]:
+        (table,) = self.plan.tables
+        wanted = self.plan.rows_wanted(self.rows_max)
+        merge = RowMerge(self.plan, wanted, sort_key(pads=not self.fan_out.sqlite))
+        bytes_max, size = self.fan_out.bytes_max, 0
+        for question, rows in self._replies(table):
             merge.add(question.place, rows)
             size += sum(map(bytes_of, rows))
             if size > bytes_max:
-                size = sum(map(bytes_of, merge.finish()))
+                size = sum(map(bytes_of, merge.rows()))
             if size > bytes_max:
-                raise Unanswered([QuestionFailure(question, "statement", too_large(bytes_max))])
-        return merge.finish()[plan.offset :]
+                raise _failed(question, too_large(bytes_max))
+        return merge.rows()[self.plan.offset :]
 
-    def _replies(self, leaf: Leaf) -> Iterator[tuple[Question, list[Row]]]:
-        """The rows of each table that answers, as they come."""
-        wanted = wanted_of(self._plan, leaf, self._rows_max)
+    def _replies(self, table: TableQuery) -> Iterator[tuple[Question, list[Row]]]:
+        """The rows of each shard, in the order in which they answer."""
         questions = [
-            Question(self._asked + place, piece.database, piece.table, sql, values)
-            for place, (piece, sql, values) in enumerate(
-                statements(leaf, self._pieces(leaf), wanted, sqlite=self._asking.sqlite)
-            )
+            Question(self._asked + place, query.database, query.table, query.sql, query.values)
+            for place, query in enumerate(self._queries(table))
         ]
         done, failed = self._asked, 0
         self._asked += len(questions)
-        with closing(
-            self._asking.ask(questions, lambda: self._progress(done, self._asked))
-        ) as replies:
+        replies = self.fan_out.ask(questions, lambda: self.progress(done, self._asked))
+        with closing(replies):
             for reply in replies:
                 done += 1
-                self._progress(done, self._asked)
+                self.progress(done, self._asked)
                 if isinstance(reply, QuestionFailure):
                     self._failures.append(reply)
                     failed += 1
-                    if not self._partial or failed == len(questions):
-                        raise Unanswered(self._failures)
+                    if not self.partial or failed == len(questions):
+                        raise QueryFailed(self._failures)
                     continue
                 self._digits = reply.digits or self._digits
                 self._answered.add(reply.question.database)
                 yield reply.question, list(reply.rows)
 
-    # ---- the rest, by a server
+    # ---- the final query
 
-    def _rest(self, rest: exp.Query) -> list[Row]:
-        tables: dict[str, _Table] = {}
-        for leaf in sorted(self._plan.leaves, key=lambda leaf: len(leaf.links)):
-            tables[leaf.name] = self._table(self._narrowed(leaf, tables))
-        types = {name: table.types for name, table in tables.items()}
-        sqlite = self._asking.sqlite
-        sql, values = rest_of(rest, types, limit=self._rows_max + 1, sqlite=sqlite)
-        given = {name: f"[{','.join(table.texts)}]" for name, table in tables.items()}
+    def _final_rows(self, final: exp.Query) -> list[Row]:
+        tables: dict[str, JsonTable] = {}
+        types: dict[str, list[str]] = {}
+        ids: dict[tuple[str, int], set[Any]] = {
+            (one.other, one.place): set() for table in self.plan.tables for one in table.id_filters
+        }
+        for table in sorted(self.plan.tables, key=lambda table: len(table.id_filters)):
+            self._digits = ()
+            tables[table.name] = self._json_table(_filtered(table, ids), ids)
+            types[table.name] = tables[table.name].types(self._digits)
+        sqlite = self.fan_out.sqlite
+        sql, values = write_final_query(final, types, limit=self.rows_max + 1, sqlite=sqlite)
+        values |= {name: table.document() for name, table in tables.items()}
         failures = []
         for database in sorted(self._answered):
-            reply = self._asking.ask_one(Question(0, database, "", sql, {**values, **given}))
+            reply = self.fan_out.ask_one(Question(0, database, "", sql, values))
             if not isinstance(reply, QuestionFailure):
                 return list(reply.rows)
             failures.append(reply)
-        raise Unanswered(failures)
+        raise QueryFailed(failures)
 
-    def _narrowed(self, leaf: Leaf, tables: dict[str, _Table]) -> Leaf:
-        """Only for the rows that can have a match among those that are there already."""
-        conditions = []
-        for link in leaf.links:
-            values = tables[link.leaf].linked.get(link.place)
-            if values is not None and len(values) <= LINKED_MAX:
-                choices = [number(value) for value in sorted(values)] or [exp.Null()]
-                conditions.append(exp.In(this=exp.column(link.column), expressions=choices))
-        if not conditions:
-            return leaf
-        where = leaf.select.args.get("where")
-        own = [] if where is None else [exp.Paren(this=where.this.copy())]
-        select = leaf.select.copy()
-        select.set("where", exp.Where(this=exp.and_(*own, *conditions, copy=False)))
-        return replace(leaf, select=select)
-
-    def _table(self, leaf: Leaf) -> _Table:
-        width = len(leaf.select.expressions)
-        types, found = Types(width, leaf.ids), list[tuple[int, list[str]]]()
-        linked: dict[int, set[Any]] = {
-            link.place: set()
-            for other in self._plan.leaves
-            for link in other.links
-            if link.leaf == leaf.name
-        }
-        for question, rows in self._replies(leaf):
-            self._check(leaf, question, len(rows))
-            for row in rows:
-                types.note(row)
-                for place, values in linked.items():
-                    values.update(() if row[place] is None else (row[place],))
-            texts = [json_of(row, sqlite=self._asking.sqlite) for row in rows]
-            self._size += sum(map(len, texts))
-            if self._size > self._merge_bytes:
+    def _json_table(self, table: TableQuery, ids: Mapping[tuple[str, int], set[Any]]) -> JsonTable:
+        """Asks the shards for the rows of a table, and notes the ids by which others are filtered."""
+        made = JsonTable(len(table.select.expressions), table.ids, self.fan_out.sqlite)
+        for question, rows in self._replies(table):
+            self._check_count(table, question, len(rows))
+            for (name, place), values in ids.items():
+                if name == table.name:
+                    values.update(row[place] for row in rows if row[place] is not None)
+            before = made.chars
+            made.add(question.place, rows)
+            self._chars += made.chars - before
+            if self._chars > self.merge_bytes:
                 text = (
-                    f"what is to be merged is more than {self._merge_bytes / 1e6:g} MB: "
-                    f"narrow it in WHERE, name fewer columns, or allow more (--merge-mb)"
+                    f"the rows to be merged are more than {self.merge_bytes / 1e6:g} MB: "
+                    f"narrow WHERE, select fewer columns, or allow more (--merge-mb)"
                 )
-                raise Unanswered([QuestionFailure(question, "statement", text)])
-            found.append((question.place, texts))
-        texts = [text for _, texts in sorted(found) for text in texts]
-        return _Table(texts, types.names(self._digits if found else ()), linked)
+                raise _failed(question, text)
+        return made
 
-    def _check(self, leaf: Leaf, question: Question, count: int) -> None:
+    def _check_count(self, table: TableQuery, question: Question, count: int) -> None:
         self._received += count
-        word = "groups" if leaf.is_groups else "rows"
-        if leaf.is_groups and count > GROUPS_MAX:
-            text = f"has more than {GROUPS_MAX} groups"
-        elif self._received > PARTIALS_MAX:
-            text = f"brings the {word} of all shards to more than {PARTIALS_MAX}"
-        else:
-            return
-        raise Unanswered([QuestionFailure(question, "statement", text)])
+        word = "groups" if table.is_groups else "rows"
+        if table.is_groups and count > GROUPS_MAX:
+            raise _failed(question, f"has more than {GROUPS_MAX} groups")
+        if self._received > ROWS_MAX:
+            raise _failed(question, f"brings the {word} of all shards to more than {ROWS_MAX}")
+
+
+def _failed(question: Question, text: str) -> QueryFailed:
+    return QueryFailed([QuestionFailure(question, "statement", text)])
+
+
+def _filtered(table: TableQuery, ids: Mapping[tuple[str, int], set[Any]]) -> TableQuery:
+    """The query for only those rows that can match rows of other tables."""
+    conditions: list[exp.Expr] = []
+    for one in table.id_filters:
+        values = ids[one.other, one.place]
+        if len(values) <= FILTER_IDS_MAX:
+            choices = [number(value) for value in sorted(values)] or [exp.Null()]
+            conditions.append(exp.In(this=exp.column(one.column), expressions=choices))
+    if not conditions:
+        return table
+    where = table.select.args.get("where")
+    own = [] if where is None else [exp.Paren(this=where.this.copy())]
+    select = table.select.copy()
+    select.set("where", exp.Where(this=exp.and_(*own, *conditions, copy=False)))
+    return replace(table, select=select)

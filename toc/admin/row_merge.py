@@ -1,12 +1,11 @@
-"""Rows of many shards: put in one order as the servers do, or written out for a server that does the rest.
+"""Merges the rows of many shards into one order, as a server would.
 
-Values compare as on the server that they come from: NULL first, texts by their characters; MySQL and
-MariaDB pass over spaces at a text's end (PAD SPACE), SQLite does not.
+Values compare as on the server that sent them: NULL first, texts by their characters; MySQL and
+MariaDB ignore spaces at the end of a text (PAD SPACE), SQLite does not.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,22 +13,22 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from toc.admin.query_plan import Plan
+from toc.admin.query_plan import QueryPlan
 
 Row = Sequence[Any]
-Key = Callable[[Any], tuple[int, Any]]
+SortKey = Callable[[Any], tuple[int, Any]]
 
 _RANKS: Sequence[tuple[type, int]] = (
     (bool, 1), (int, 1), (float, 1), (Decimal, 1), (str, 2), (bytes, 3), (datetime, 5), (date, 4),
     (timedelta, 6),
 )  # fmt: skip
 _SPACES = re.compile(" +")
-_CHARS_MAX = 512
 _END, _LAST = "\U00080000", 0x10FFFF
+_SLACK = 10_000  # rows beyond twice the wanted ones before the merge sorts and cuts
 
 
-def key_of(*, pads: bool) -> Key:
-    """A function whose values compare as the server's values do; equal ones are equal."""
+def sort_key(*, pads: bool) -> SortKey:
+    """A function whose values compare as the server's values do. `pads`: spaces at the end are ignored."""
 
     def key(value: Any) -> tuple[int, Any]:
         if value is None:
@@ -42,7 +41,7 @@ def key_of(*, pads: bool) -> Key:
 
 
 def _padded(text: str) -> str:
-    """A text that compares as `text` with endless spaces behind it.
+    """A text that compares like `text` followed by endless spaces.
 
     Each run of spaces becomes a space and a character for its length: long runs come before short ones
     where something greater than a space follows, and after them where something smaller does.
@@ -57,32 +56,28 @@ def _padded(text: str) -> str:
 
 
 @dataclass(slots=True)
-class Rows:
-    """The first rows of all, in the plan's order; `wanted` of them are kept.
+class RowMerge:
+    """The first `wanted` rows of all shards, in the plan's order.
 
-    Rows that the order does not tell apart stay as their shards are, and as each shard sent them.
+    Rows that are equal in that order stay in the order of their shards, and as each shard sent them.
     """
 
-    plan: Plan
+    plan: QueryPlan
     wanted: int
-    key: Key
+    key: SortKey
     _kept: list[tuple[tuple[int, int], Row]] = field(default_factory=list)
 
     def add(self, place: int, rows: Iterable[Row]) -> None:
         self._kept += (((place, i), row) for i, row in enumerate(rows))
-        if len(self._kept) > 2 * self.wanted + 10_000:
-            self._cut()
+        if len(self._kept) > 2 * self.wanted + _SLACK:
+            self.rows()
 
-    def finish(self) -> list[Row]:
-        """At most `wanted` rows."""
-        self._cut()
-        return [row for _, row in self._kept]
-
-    def _cut(self) -> None:
+    def rows(self) -> list[Row]:
+        """At most `wanted` rows; the others are forgotten."""
         kept, key = self._kept, self.key
         kept.sort(key=lambda one: one[0])
         if self.plan.distinct:
-            width = len(self.plan.outputs)
+            width = len(self.plan.columns)
             first: dict[tuple[Any, ...], tuple[tuple[int, int], Row]] = {}
             for one in kept:
                 first.setdefault(tuple(map(key, one[1][:width])), one)
@@ -90,64 +85,4 @@ class Rows:
         for place, desc in reversed(self.plan.order):
             kept.sort(key=lambda one: key(one[1][place]), reverse=desc)
         self._kept = kept[: self.wanted]
-
-
-# ---- for a server
-
-
-def json_of(row: Row, *, sqlite: bool) -> str:
-    """A row as JSON. A server makes the column's type of a text, exactly; SQLite has no types."""
-    return json.dumps([_plain(value, sqlite) for value in row], ensure_ascii=False)
-
-
-def _plain(value: Any, sqlite: bool) -> Any:
-    if value is None or sqlite or isinstance(value, str):
-        return value
-    return repr(value) if isinstance(value, float) else str(value)
-
-
-@dataclass(slots=True)
-class Types:
-    """MySQL's and MariaDB's types of columns, by the values that were met in them. `ids`: places of ids."""
-
-    width: int
-    ids: frozenset[int]
-    _kinds: list[type | None] = field(init=False)
-    _digits: list[int] = field(init=False)
-    _is_big: list[bool] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._kinds = [None] * self.width
-        self._digits, self._is_big = [0] * self.width, [False] * self.width
-
-    def note(self, row: Row) -> None:
-        for i, value in enumerate(row):
-            if value is None:
-                continue
-            if self._kinds[i] is not float:
-                self._kinds[i] = type(value)
-            if isinstance(value, str):
-                self._digits[i] = max(self._digits[i], len(value))
-            elif isinstance(value, Decimal):
-                self._digits[i] = max(self._digits[i], -int(value.as_tuple().exponent))
-            elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-                self._is_big[i] = True
-
-    def names(self, digits: Sequence[int | None]) -> list[str]:
-        """`digits`: of the seconds in each column, as the server declares them."""
-        return [self._name(i, seconds) for i, seconds in enumerate(digits or [None] * self.width)]
-
-    def _name(self, place: int, seconds: int | None) -> str:
-        kind = self._kinds[place]
-        if place in self.ids:
-            return "BIGINT UNSIGNED"
-        if kind is int and not self._is_big[place]:
-            return "BIGINT"
-        if kind is datetime:
-            return f"DATETIME({6 if seconds is None else min(seconds, 6)})"
-        if kind is str:  # a server sorts short ones in less memory
-            short = self._digits[place] <= _CHARS_MAX
-            text = f"VARCHAR({max(self._digits[place], 1)})" if short else "LONGTEXT"
-            return f"{text} COLLATE utf8mb4_bin"
-        names = {float: "DOUBLE", date: "DATE"}
-        return names.get(kind or int, f"DECIMAL(65, {min(self._digits[place], 30)})")
+        return [row for _, row in self._kept]

@@ -1,7 +1,6 @@
-"""MySQL's functions for SQLite: what `toc sql` takes means the same on an embedded database.
+"""MySQL's functions in Python, for SQLite: a statement of `toc sql` has the same result on both.
 
-Times are texts there, as DATETIME(3) is written; dates are the first ten characters. A function that gets
-NULL answers NULL.
+Times are texts as DATETIME(3) is written; dates are the first ten characters. NULL as an argument gives NULL.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ _LEADING_NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)", 
 
 
 def functions(now_ms: int) -> dict[str, Callable[..., Any]]:
-    """By the names that `translated` gives them. `now_ms`: the moment that the whole statement has.
-
-    Classes are aggregates.
-    """
+    """The functions by name; classes are aggregates. `now_ms`: NOW() for the whole statement."""
     now = _text_of(EPOCH.replace(tzinfo=None) + timedelta(milliseconds=now_ms))
 
     def clock(digits: int = 0) -> str:
@@ -83,7 +79,7 @@ class GroupConcat:
     def step(self, distinct: int, separator: str, value: Value | None, *keys: Any) -> None:
         self._separator, self._distinct = separator, bool(distinct)
         if value is not None:
-            self._found.append((_str(value), keys))
+            self._found.append((str(value), keys))
 
     def finalize(self) -> str | None:
         found = self._found
@@ -108,12 +104,8 @@ def _null_in_null_out(call: Callable[..., Any]) -> Callable[..., Any]:
 # ---- texts and numbers
 
 
-def _str(value: Value) -> str:
-    return str(value)
-
-
 def _substring(value: Value, start: int, length: int | None = None) -> str:
-    text = _str(value)
+    text = str(value)
     begin = start - 1 if start > 0 else len(text) + start
     if start == 0 or begin < 0 or (length is not None and length < 1):
         return ""
@@ -121,7 +113,7 @@ def _substring(value: Value, start: int, length: int | None = None) -> str:
 
 
 def _substring_index(value: Value, mark: Value, count: int) -> str:
-    text, mark = _str(value), _str(mark)
+    text, mark = str(value), str(mark)
     if not mark or not count:
         return ""
     if count > 0:
@@ -130,11 +122,7 @@ def _substring_index(value: Value, mark: Value, count: int) -> str:
 
 
 def _locate(part: Value, value: Value, start: int = 1) -> int:
-    return 0 if start < 1 else _str(value).find(_str(part), start - 1) + 1
-
-
-def _replace(value: Value, old: Value, new: Value) -> str:
-    return _str(value).replace(_str(old), _str(new)) if _str(old) else _str(value)
+    return 0 if start < 1 else str(value).find(str(part), start - 1) + 1
 
 
 def _rounding(how: str) -> Callable[..., Value]:
@@ -162,7 +150,7 @@ def _whole(how: str) -> Callable[[Value], Value]:
 
 
 def _number(value: Value) -> int | float:
-    """What MySQL makes of a text: the number that it begins with."""
+    """A number, or the number at the start of a text, as MySQL reads it."""
     if not isinstance(value, str):
         return value
     match = _LEADING_NUMBER.match(value)
@@ -195,7 +183,7 @@ def _cast(value: Value, to: str, *sizes: int) -> Value | None:
         case "DOUBLE":
             return float(_number(value))
         case "CHAR":
-            return _str(value)[: sizes[0]] if sizes else _str(value)
+            return str(value)[: sizes[0]] if sizes else str(value)
     moment = _moment(value)
     if moment is None:
         return None
@@ -205,11 +193,11 @@ def _cast(value: Value, to: str, *sizes: int) -> Value | None:
 def _concat_ws(separator: Value | None, *values: Value | None) -> str | None:
     if separator is None:
         return None
-    return _str(separator).join(_str(value) for value in values if value is not None)
+    return str(separator).join(str(value) for value in values if value is not None)
 
 
 def _pad(value: Value, length: int, filling: Value, *, left: bool) -> str | None:
-    text, more = _str(value), _str(filling)
+    text, more = str(value), str(filling)
     if length < 0:
         return None
     added = (more * length)[: max(length - len(text), 0)]
@@ -220,7 +208,7 @@ def _pad(value: Value, length: int, filling: Value, *, left: bool) -> str | None
 
 
 def _moment(value: Value) -> datetime | None:
-    """A text as a moment; None where it is none, as MySQL has it."""
+    """The time that a text has; None if it has none."""
     try:
         return datetime.fromisoformat(str(value).strip()).replace(tzinfo=None)
     except ValueError:
@@ -358,27 +346,19 @@ def _date_format(value: Value, pattern: Value) -> str | None:
         write = _CODES.get(match[1])
         return match[1] if write is None else write(moment)
 
-    return re.sub(r"%(.)", code, _str(pattern), flags=re.DOTALL)
+    return re.sub(r"%(.)", code, str(pattern), flags=re.DOTALL)
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "concat": lambda *values: "".join(map(_str, values)),
-    "length": lambda value: len(_str(value).encode()),
-    "char_length": lambda value: len(_str(value)),
-    "lower": lambda value: _str(value).lower(),
-    "upper": lambda value: _str(value).upper(),
+    "concat": lambda *values: "".join(map(str, values)),
+    "length": lambda value: len(str(value).encode()),
+    "lower": lambda value: str(value).lower(),
+    "upper": lambda value: str(value).upper(),
     "substring": _substring,
     "substring_index": _substring_index,
-    "left": lambda value, count: _str(value)[: max(count, 0)],
-    "right": lambda value, count: _str(value)[-count:] if count > 0 else "",
+    "left": lambda value, count: str(value)[: max(count, 0)],
+    "right": lambda value, count: str(value)[-count:] if count > 0 else "",
     "locate": _locate,
-    "instr": lambda value, part: _locate(part, value),
-    "replace": _replace,
-    "trim": lambda value: _str(value).strip(" "),
-    "ltrim": lambda value: _str(value).lstrip(" "),
-    "rtrim": lambda value: _str(value).rstrip(" "),
-    "abs": lambda value: abs(_number(value)),
-    "sign": lambda value: (_number(value) > 0) - (_number(value) < 0),
     "round": _rounding(ROUND_HALF_UP),
     "truncate": _rounding(ROUND_DOWN),
     "floor": _whole(ROUND_FLOOR),
@@ -388,7 +368,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "intdiv": _intdiv,
     "lpad": lambda value, length, filling: _pad(value, length, filling, left=True),
     "rpad": lambda value, length, filling: _pad(value, length, filling, left=False),
-    "reverse": lambda value: _str(value)[::-1],
+    "reverse": lambda value: str(value)[::-1],
     "convert_tz": _convert_tz,
     "cast": _cast,
     "shift": _shift,

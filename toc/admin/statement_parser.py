@@ -1,11 +1,11 @@
-"""What sqlglot is asked to read, and how a part that is not taken is named."""
+"""Parses a text with sqlglot and refuses every part of the grammar that is not listed here."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import sqlglot
 from sqlglot import exp
@@ -17,18 +17,19 @@ from sqlglot.tokenizer_core import Token, TokenType
 from toc.errors import InvalidInput
 
 CHARS_MAX = 65_536
+DEPTH_MAX = 30
+"""Parentheses within one another in a condition of `toc admin`."""
 
 
-def refused(what: str, rule: str, near: Iterable[str] = ()) -> InvalidInput:
-    """The error to raise: `what` is the part of the statement that cannot be taken; `near` are names that
-    may have been meant."""
-    found = get_close_matches(what, list(near), n=1, cutoff=0.7)
+def refused(part: str, rule: str, near: Iterable[str] = ()) -> InvalidInput:
+    """The error to raise: `part` of the statement breaks `rule`. `near`: names that may have been meant."""
+    found = get_close_matches(part, list(near), n=1, cutoff=0.6)
     hint = f"; did you mean {found[0]}?" if found else ""
-    return InvalidInput("sql", what, f"{rule}{hint}")
+    return InvalidInput("sql", part, f"{rule}{hint}")
 
 
 class _Parser(MySQLParser):
-    """Leaves calls as they are written: no function becomes another one on its way through."""
+    """Keeps function calls as they are written: sqlglot would replace some of them by others."""
 
     LAMBDAS: ClassVar = {}
     FUNCTIONS: ClassVar[dict[str, Callable[..., exp.Expr]]] = {}
@@ -39,47 +40,105 @@ class _Parser(MySQLParser):
 
 
 class TocMySQL(MySQL):
-    """sqlglot keeps dialects by their class' name."""
+    """MySQL's dialect with the parser above."""
 
     Parser = _Parser
 
 
-def parsed(text: str) -> exp.Expr:
+def parse_statement(text: str) -> exp.Expr:
     """The tree of one SELECT, or of several with UNION. Raises InvalidInput."""
-    if len(text) > CHARS_MAX:
-        raise refused(text, f"must be at most {CHARS_MAX} characters")
-    if text.encode(errors="replace").decode() != text or "\0" in text:
-        raise refused(text, "must be text")
-    try:
-        _check(TocMySQL().tokenize(text))
-        (tree,) = (one for one in sqlglot.parse(text, read=TocMySQL) if one is not None)
-    except SqlglotError as error:
-        raise refused(*_place(error, text)) from None
-    if not isinstance(tree, (exp.Select, exp.Union)):
-        raise not_taken(tree)
-    return tree
-
-
-def _check(tokens: list[Token]) -> None:
+    tokens = _tokens(text)
     while tokens and tokens[-1].token_type is TokenType.SEMICOLON:
         tokens.pop()
     if not tokens:
-        raise refused("", "must be a SELECT")
+        raise refused("", "write a SELECT")
     if tokens[0].text.upper() not in ("SELECT", "WITH"):
-        raise refused(tokens[0].text, "only a SELECT is taken: this command changes nothing")
+        raise refused(
+            tokens[0].text, "only a SELECT is accepted, because this command changes nothing"
+        )
     for token in tokens:
         if token.token_type is TokenType.SEMICOLON:
-            raise refused(";", "must be one statement")
+            raise refused(";", "write one statement only")
         if any(comment.startswith(("!", "M!", "+")) for comment in token.comments):
             raise refused(f"/*{token.comments[0]}*/", "MySQL would run this comment")
+    tree = _parsed(text, "this is no SELECT of MySQL")
+    if not isinstance(tree, (exp.Select, exp.Union)):
+        raise not_accepted(tree)
+    return tree
 
 
-def _place(error: SqlglotError, text: str) -> tuple[str, str]:
-    for fault in getattr(error, "errors", ()):
-        if fault.get("highlight"):
-            return fault["highlight"], f"cannot be read from here on, line {fault['line']}"
-    return text, "is no SELECT of MySQL"
+def parse_condition(text: str) -> exp.Expr:
+    """The tree of a WHERE without its first word. Comments are refused. Raises InvalidInput."""
+    tokens, depth = _tokens(text), 0
+    if not tokens:
+        raise refused("", "say which jobs; TRUE means all of them")
+    for token in tokens:
+        if token.comments:
+            raise refused(token.comments[0], "comments are not accepted")
+        if token.token_type is TokenType.SEMICOLON:
+            raise refused(";", "write one expression only")
+        depth += (token.token_type is TokenType.L_PAREN) - (token.token_type is TokenType.R_PAREN)
+        if depth > DEPTH_MAX:
+            raise too_deep()
+    return _parsed(text, "this is no expression of MySQL", into=exp.Condition)
 
+
+def _tokens(text: str) -> list[Token]:
+    if len(text) > CHARS_MAX:
+        raise refused(text, f"at most {CHARS_MAX} characters are accepted")
+    if text.encode(errors="replace").decode() != text or "\0" in text:
+        raise refused(text, "the characters must be valid Unicode without NUL")
+    try:
+        return TocMySQL().tokenize(text)
+    except SqlglotError:
+        raise refused(text, "a quote or a comment is not closed") from None
+
+
+def _parsed(text: str, rule: str, **options: Any) -> exp.Expr:
+    try:
+        tree: exp.Expr = sqlglot.parse_one(text, read=TocMySQL, **options)
+        _check_parts(tree)
+    except RecursionError:
+        raise too_deep() from None
+    except SqlglotError as error:
+        for fault in getattr(error, "errors", ()):
+            if fault.get("highlight"):
+                place = f"cannot be read from line {fault['line']}, column {fault['col']} on"
+                raise refused(fault["highlight"], place) from None
+        raise refused(text, rule) from None
+    return tree
+
+
+# ---- the grammar
+
+_ACCEPTED: dict[type[Any], str] = {
+    exp.Select: "expressions from_ joins where group having order limit offset distinct with_",
+    exp.Union: "this expression distinct order limit offset with_", exp.With: "expressions",
+    exp.CTE: "this alias", exp.TableAlias: "this columns", exp.Subquery: "this alias with_",
+    exp.From: "this", exp.Table: "this alias", exp.Join: "this on side kind", exp.Alias: "this alias",
+    exp.Where: "this", exp.Having: "this", exp.Group: "expressions", exp.Order: "this expressions",
+    exp.Ordered: "this desc nulls_first", exp.Limit: "expression", exp.Offset: "expression",
+    exp.Distinct: "expressions", exp.Star: "", exp.Column: "this table", exp.Identifier: "this quoted",
+    exp.Literal: "this is_string", exp.Null: "", exp.Boolean: "this", exp.Paren: "this",
+    exp.And: "this expression", exp.Or: "this expression", exp.Not: "this", exp.Neg: "this",
+    **dict.fromkeys((exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.Add, exp.Sub,
+                     exp.Mul, exp.Div, exp.IntDiv, exp.Mod), "this expression safe typed"),
+    exp.Is: "this expression", exp.In: "this expressions query", exp.Between: "this low high",
+    exp.Like: "this expression negate", exp.RegexpLike: "this expression", exp.Escape: "this expression",
+    exp.Exists: "this", exp.Interval: "this unit", exp.Var: "this", exp.Extract: "this expression",
+    exp.Anonymous: "this expressions", exp.GroupConcat: "this separator",
+    exp.Concat: "expressions safe coalesce", exp.Case: "this ifs default", exp.If: "this true",
+    exp.Cast: "this to", exp.DataType: "this expressions nested", exp.DataTypeParam: "this",
+    exp.Parameter: "this",
+    exp.Window: "this partition_by order spec over",
+    exp.WindowSpec: "kind start start_side end end_side",
+    exp.JSONExtract: "this expression only_json_types", exp.JSONPath: "expressions", exp.JSONPathRoot: "",
+    exp.JSONExtractScalar: "this expression only_json_types scalar_only",
+    exp.JSONPathKey: "this", exp.JSONPathSubscript: "this", exp.JSONPathWildcard: "",
+    **dict.fromkeys((exp.CurrentTimestamp, exp.CurrentDate, exp.Localtime, exp.Localtimestamp), ""),
+}  # fmt: skip
+"""Every node of sqlglot's tree that is accepted, with the parts it may have."""
+_PARTS = {kind: frozenset(parts.split()) for kind, parts in _ACCEPTED.items()}
 
 _NAMES = {
     exp.Join: "this join", exp.Subquery: "a subquery in this place", exp.Query: "a subquery in this place",
@@ -92,31 +151,38 @@ _NAMES = {
     exp.Distinct: "DISTINCT in this place", exp.Introducer: "a character set",
     exp.National: "a character set", exp.Escape: "ESCAPE",
 }  # fmt: skip
+"""The names that people give to nodes that are refused."""
+_PART_NAMES = {"db": "a database's name", "method": "NATURAL"}
 
 
-def only(node: exp.Expr, *names: str) -> None:
-    """Refuses a node that has more than the named parts: nothing may be passed over."""
-    for name, value in node.args.items():
-        if name in names or value is None or value is False or value == []:
-            continue
-        inner = value[0] if isinstance(value, list) else value
-        if isinstance(inner, exp.Expr) and _name_of(inner):
-            raise not_taken(inner)
-        word = name.strip("_").replace("_", " ").upper()
-        raise refused(shown(node), f"{word} is not taken here")
+def _check_parts(tree: exp.Expr) -> None:
+    """Refuses a node or a part of a node that is not listed: no part of a statement is ignored."""
+    for node in tree.walk():
+        if type(node) not in _PARTS:
+            raise not_accepted(node)
+        for name, value in node.args.items():
+            if not value or name in _PARTS[type(node)]:
+                continue
+            inner = value[0] if isinstance(value, list) else value
+            if isinstance(inner, exp.Expr) and _name_of(inner):
+                raise not_accepted(inner)
+            if name == "using":
+                raise refused("USING", "write ON a.x = b.x")
+            word = _PART_NAMES.get(name, name.strip("_").replace("_", " ").upper())
+            raise refused(shown(node), f"{word} is not accepted here")
 
 
-def not_taken(node: exp.Expr) -> InvalidInput:
-    """By the name that a person would give it."""
+def not_accepted(node: exp.Expr) -> InvalidInput:
+    """The error for a node, with the name that people give to it."""
     name = _name_of(node)
     if name:
-        return refused(shown(node), f"{name} is not taken")
+        return refused(shown(node), f"{name} is not accepted")
     word = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(node).__name__).lower()
-    return refused(shown(node), f"this is not taken ({word})")
+    return refused(shown(node), f"this is not accepted ({word})")
 
 
-def too_deep(what: str) -> InvalidInput:
-    return refused(what, "is nested too deep")
+def too_deep() -> InvalidInput:
+    return refused("…", "the expression is nested too deep")
 
 
 def _name_of(node: exp.Expr) -> str:

@@ -1,4 +1,8 @@
-"""Parts of sqlglot's trees: what they are, and new ones."""
+"""Nodes of the tree that toc makes of a statement: new ones, and questions about them.
+
+Each expression has the type of its value in `meta`; a column also has the user's name for it, and whether
+its values are ids.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,22 @@ from collections.abc import Iterator
 
 from sqlglot import exp
 
-from toc.admin.allowed_functions import AGGREGATES
-from toc.admin.statement_parser import only, refused
+from toc.admin.allowed_functions import AGGREGATES, Kind
+
+
+def typed(node: exp.Expr, kind: Kind) -> exp.Expr:
+    """Notes the type of a node's value."""
+    node.meta["kind"] = kind
+    return node
+
+
+def kind_of(node: exp.Expr) -> Kind:
+    kind: Kind = node.meta.get("kind", "any")
+    return kind
 
 
 def inside(node: exp.Expr) -> Iterator[exp.Expr]:
-    """A node and all below it, without what is in subqueries."""
+    """A node and all nodes below it, without those in subqueries."""
     todo = [node]
     while todo:
         one = todo.pop()
@@ -32,8 +46,12 @@ def has_aggregate(node: exp.Expr) -> bool:
     return any(map(is_aggregate, inside(node)))
 
 
+def has_window(node: exp.Expr) -> bool:
+    return any(isinstance(one, exp.Window) for one in inside(node))
+
+
 def operand(node: exp.Expr) -> exp.Expr:
-    """In parentheses if it has operands itself."""
+    """The node, in parentheses if it has operands itself."""
     has_some = isinstance(node, (exp.Binary, exp.Unary, exp.Between, exp.In))
     return exp.Paren(this=node) if has_some and not isinstance(node, exp.Paren) else node
 
@@ -43,10 +61,15 @@ def call(name: str, *args: exp.Expr) -> exp.Anonymous:
 
 
 def number(value: int | str) -> exp.Expr:
-    """A literal."""
-    text = str(value)
-    found = exp.Literal.number(text.lstrip("-"))
-    return exp.Neg(this=found) if text.startswith("-") else found
+    """A literal number."""
+    digits = str(value)
+    found = typed(exp.Literal.number(digits.lstrip("-")), "number")
+    return typed(exp.Neg(this=found), "number") if digits.startswith("-") else found
+
+
+def text(value: str) -> exp.Expr:
+    """A literal text."""
+    return typed(exp.Literal.string(value), "text")
 
 
 def cast(part: exp.Expr, to: str, *sizes: int) -> exp.Cast:
@@ -57,31 +80,23 @@ def cast(part: exp.Expr, to: str, *sizes: int) -> exp.Cast:
 
 
 def is_text(part: exp.Expr) -> bool:
+    """Whether it is a literal text."""
     return isinstance(part, exp.Literal) and bool(part.is_string)
 
 
+def whole_number(part: exp.Expr) -> int | None:
+    """The value of a literal number without sign and point; None for any other node."""
+    is_whole = isinstance(part, exp.Literal) and not part.is_string and part.name.isdigit()
+    return int(part.name) if is_whole else None
+
+
 def name_of(part: exp.Expr) -> str:
-    """What a person calls a column; '' for other expressions."""
+    """The user's name of a column; '' for other expressions."""
     return str(part.meta.get("name", part.name)) if isinstance(part, exp.Column) else ""
 
 
-def is_id(expr: exp.Expr) -> bool:
-    if isinstance(expr, exp.Anonymous) and expr.name in ("MIN", "MAX"):
-        expr = expr.expressions[0]
-    return isinstance(expr, exp.Column) and bool(expr.meta["is_id"])
-
-
-def clause_list(node: exp.Expr, name: str) -> list[exp.Expr]:
-    clause = node.args.get(name)
-    if clause is None:
-        return []
-    only(clause, "expressions")
-    return list(clause.expressions)
-
-
-def ordered(node: exp.Expr, made: exp.Expr) -> exp.Ordered:
-    only(node, "this", "desc", "nulls_first")
-    desc = bool(node.args.get("desc"))
-    if bool(node.args.get("nulls_first")) == desc:  # sqlglot fills in what MySQL does
-        raise refused("NULLS", "is not of MySQL: NULL is the smallest")
-    return exp.Ordered(this=made, desc=desc or None, nulls_first=not desc)
+def is_id(node: exp.Expr) -> bool:
+    """Whether the value is a 64-bit id: that of an id column, or the least or greatest of them."""
+    if isinstance(node, exp.Anonymous) and node.name in ("MIN", "MAX"):
+        node = node.expressions[0]
+    return isinstance(node, exp.Column) and bool(node.meta.get("is_id"))

@@ -1,23 +1,23 @@
-"""Whether what is compared and chosen from is of one kind, in a statement of `toc sql`.
+"""Checks the types of what is compared, computed or chosen in a statement of `toc sql`.
 
-Where kinds differ a server guesses, and each in its own way: status = 'pending' is status = 0 for MySQL,
-which is true of every pending job for the wrong reason. Here such things are refused, or written out
-(a text beside a time becomes that time), so that all engines see the same.
+Where types differ a server converts them, and each kind of server in its own way: status = 'pending' is
+status = 0 for MySQL, which is true for every pending job for the wrong reason. Such a statement is refused,
+or the conversion is written out (a text beside a time becomes that time), so that all servers do the same.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from sqlglot import exp
 
 from toc.admin.allowed_functions import FUNCTIONS, Kind
 from toc.admin.statement_parser import refused
-from toc.admin.syntax_tree import call, cast, is_text, name_of, number
+from toc.admin.syntax_tree import call, cast, is_text, kind_of, name_of, number, text, typed
 
-TEXTS = frozenset(
+TEXT_COLUMNS = frozenset(
     {"type_name", "status_name", "worker", "dedup_key", "attribute", "error", "what", "from_name",
      "to_name", "actor", "reason", "account", "name"}
 )  # fmt: skip
@@ -25,8 +25,8 @@ _TIME = re.compile(
     r"(\d{4}-\d\d?-\d\d?)(?:[ T](\d\d?:\d\d?)(?::(\d\d?)(?:\.(\d{1,6}))?)?)?Z?", re.ASCII
 )
 _NUMBER = re.compile(r"-?\d{1,20}", re.ASCII)
-
-Typed = tuple[exp.Expr, Kind]
+_CONDITIONS = {"WHERE", "HAVING", "ON", "AND", "OR", "NOT", "WHEN"}
+_ZONE = re.compile(r"[+-](0\d|1[0-3]):[0-5]\d", re.ASCII)
 
 
 def kind_of_column(name: str) -> Kind:
@@ -34,153 +34,118 @@ def kind_of_column(name: str) -> Kind:
         return "time"
     if name == "day":
         return "date"
-    return "text" if name in TEXTS else "number"
+    return "text" if name in TEXT_COLUMNS else "number"
 
 
-def check_numbers(what: str, args: Iterable[Typed]) -> None:
-    for part, kind in args:
+def numbers(args: Sequence[exp.Expr], operator: str) -> list[exp.Expr]:
+    """The arguments, all of them numbers (a condition is one). Raises InvalidInput."""
+    for arg in args:
+        kind = kind_of(arg)
         if kind not in ("number", "any"):
-            hint = "; TIMESTAMPDIFF and INTERVAL are for times" if kind in ("time", "date") else ""
-            raise refused(
-                name_of(part) or what, f"{what} is for numbers, and this is a {kind}{hint}"
-            )
+            hint = "; use TIMESTAMPDIFF or INTERVAL" if kind in ("time", "date") else ""
+            part = name_of(arg) or operator
+            takes = "a condition" if operator in _CONDITIONS else "numbers"
+            raise refused(part, f"{operator} takes {takes}, and this is a {kind}{hint}")
+    return list(args)
 
 
-def truth(typed: Typed, clause: str) -> exp.Expr:
-    """A condition."""
-    condition, kind = typed
-    if kind not in ("number", "any"):
-        raise refused(clause, f"is a condition, and this is a {kind}")
-    return condition
-
-
-def alike(args: Sequence[Typed], what: str) -> tuple[list[exp.Expr], Kind]:
-    """What is compared, made one kind."""
-    kinds: set[Kind] = {k for part, k in args if k != "any" and not is_text(part)}
-    texts = {part.name for part, _ in args if is_text(part)}
+def same_kind(args: Sequence[exp.Expr], operator: str) -> list[exp.Expr]:
+    """The arguments of a comparison, converted to one type. Raises InvalidInput where that is a guess."""
+    kinds = {kind_of(arg) for arg in args if not is_text(arg)} - {"any"}
+    texts = [arg.name for arg in args if is_text(arg)]
     if kinds == {"time", "date"} or (kinds == {"date"} and any(map(_has_hours, texts))):
         kinds = {"time"}
-    if not kinds:
-        kinds = {"text"} if texts else {"any"}
-    names = [name_of(part) for part, _ in args if isinstance(part, exp.Column)]
+    names = [name_of(arg) for arg in args if isinstance(arg, exp.Column)]
     if len(kinds) > 1:
-        rule = f"{what} meets a {' and a '.join(sorted(kinds))}"
-        raise refused(" and ".join(names) or what, rule)
-    if kinds == {"json"}:
-        raise refused(what, "compares no JSON: ->> and JSON_UNQUOTE make a text of it")
-    (kind,) = kinds
-    return [_as_kind(part, own, kind, names) for part, own in args], kind
+        rule = f"{operator} compares a {' and a '.join(sorted(kinds))}"
+        raise refused(" and ".join(names) or operator, rule)
+    kind: Kind = next(iter(kinds), "text" if texts else "any")
+    return [_converted(arg, kind, names) for arg in args]
 
 
-def _as_kind(part: exp.Expr, own: Kind, kind: Kind, names: Sequence[str]) -> exp.Expr:
-    if is_text(part) and kind in ("time", "date"):
-        return time_literal(part.name) if kind == "time" else _text(_moment(part.name)[:10])
-    if is_text(part) and kind == "number":
-        if not _NUMBER.fullmatch(part.name):
-            hint = f"{names[0]} is a number" if names else "is compared with a number"
-            if names and f"{names[0]}_name" in TEXTS:
-                hint += f": {names[0]}_name has the word"
-            raise refused(part.name, hint)
-        return number(part.name)
-    return cast(part, "DATETIME", 3) if own == "date" and kind == "time" else part
+def _converted(arg: exp.Expr, kind: Kind, names: Sequence[str]) -> exp.Expr:
+    if is_text(arg) and kind == "time":
+        return time_literal(arg.name)
+    if is_text(arg) and kind == "date":
+        return typed(text(time_literal(arg.name).name[:10]), "date")
+    if is_text(arg) and kind == "number":
+        if not _NUMBER.fullmatch(arg.name):
+            hint = f"{names[0]} is a number" if names else "it is compared with a number"
+            if names and f"{names[0]}_name" in TEXT_COLUMNS:
+                hint += f"; {names[0]}_name has the word"
+            raise refused(arg.name, hint)
+        return number(arg.name)
+    return as_time(arg) if kind == "time" else arg
 
 
-def mixed(args: Sequence[Typed], what: str) -> tuple[list[exp.Expr], Kind]:
-    """What is chosen from: numbers and times become texts where the others are."""
-    kinds: set[Kind] = {kind for _, kind in args if kind != "any"}
+def as_time(arg: exp.Expr) -> exp.Expr:
+    """A date as a time; other values as they are."""
+    return typed(cast(arg, "DATETIME", 3), "time") if kind_of(arg) == "date" else arg
+
+
+def common_kind(args: Sequence[exp.Expr], what: str) -> tuple[list[exp.Expr], Kind]:
+    """The values that a CASE or COALESCE chooses from, and their type: all become texts if one is a text."""
+    kinds: set[Kind] = {kind_of(arg) for arg in args} - {"any"}
     if kinds == {"time", "date"}:
-        parts = [cast(part, "DATETIME", 3) if own == "date" else part for part, own in args]
-        return parts, "time"
+        return [as_time(arg) for arg in args], "time"
     if len(kinds) <= 1:
-        return [part for part, _ in args], next(iter(kinds), "any")
+        return list(args), next(iter(kinds), "any")
     if "text" not in kinds or "json" in kinds:
-        raise refused(what, f"would answer a {' or a '.join(sorted(kinds))}")
-    return [part if own in ("text", "any") else cast(part, "CHAR") for part, own in args], "text"
+        raise refused(what, f"the result would be a {' or a '.join(sorted(kinds))}")
+    return [arg if kind_of(arg) in ("text", "any") else cast(arg, "CHAR") for arg in args], "text"
 
 
-def moment(arg: Typed) -> exp.Expr:
-    """What a time is wanted of."""
-    part, kind = arg
-    if kind in ("number", "json"):
-        raise refused(name_of(part) or f"a {kind}", "is no time")
-    return part
+def time_of(arg: exp.Expr) -> exp.Expr:
+    """An argument that must be a time, a date, or a text that has one."""
+    if kind_of(arg) in ("number", "json"):
+        raise refused(name_of(arg) or f"a {kind_of(arg)}", "this is no time")
+    return arg
 
 
-def called(name: str, args: list[Typed]) -> Typed:
-    """A function of FUNCTIONS."""
-    function = FUNCTIONS[name]
-    parts, kind = [part for part, _ in args], function.gives
-    if name == "DATE_FORMAT":
-        _check_pattern(parts[1])
-    if name == "CONVERT_TZ":
-        _check_zones(parts[1:])
-    if function.takes == "time":
-        parts = [moment(arg) if i == 0 or name == "DATEDIFF" else arg[0]
-                 for i, arg in enumerate(args)]  # fmt: skip
-        check_numbers(name, args[1:] if name == "WEEK" else [])
-    elif function.takes == "alike":
-        parts, kind = _chosen(name, args)
-    elif function.takes == "number":
-        check_numbers(name, args)
-    elif function.takes == "json":
-        if args[0][1] not in ("json", "any"):
-            raise refused(name, "is for JSON: JSON_UNQUOTE(JSON_EXTRACT(attribute, '$.key'))")
-    elif any(kind == "json" for _, kind in args):
-        raise refused(name, "takes no JSON: ->> and JSON_UNQUOTE make a text of it")
-    return call(name, *parts), kind or "any"
+def checked_call(name: str, args: list[exp.Expr]) -> exp.Expr:
+    """A call of one of FUNCTIONS, with arguments of the types that it takes."""
+    takes, kind = FUNCTIONS[name].takes, FUNCTIONS[name].gives
+    if name == "CONVERT_TZ" and not all(is_text(z) and _ZONE.fullmatch(z.name) for z in args[1:]):
+        raise refused(
+            name, "write zones like '+08:00': servers without tables of zones know no names"
+        )
+    if takes == "time":
+        times = len(args) if name == "DATEDIFF" else 1
+        args = [*map(time_of, args[:times]), *args[times:]]
+    elif takes == "number":
+        args = numbers(args, name)
+    elif takes == "json" and kind_of(args[0]) not in ("json", "any"):
+        raise refused(name, "its argument is JSON: JSON_UNQUOTE(JSON_EXTRACT(attribute, '$.key'))")
+    elif takes == "same" and name == "COALESCE":
+        args, kind = common_kind(args, name)
+    elif takes == "same":
+        args = same_kind(args, name)
+        kind = next((kind_of(arg) for arg in args if kind_of(arg) != "any"), "any")
+        if kind == "time":  # the result is a time, not a text
+            args = [cast(arg, "DATETIME", 3) if is_text(arg) else arg for arg in args]
+    return typed(call(name, *args), kind or "any")
 
 
-def _chosen(name: str, args: list[Typed]) -> tuple[list[exp.Expr], Kind]:
-    if name not in ("NULLIF", "GREATEST", "LEAST"):
-        return mixed(args, name)
-    parts, kind = alike(args, name)
-    if kind == "time":  # what is given back is a time, not a text
-        parts = [cast(p, "DATETIME", 3) if is_text(p) else p for p in parts]
-    return parts, kind
+# ---- times
 
 
-def _check_pattern(pattern: exp.Expr) -> None:
-    if not is_text(pattern):
-        raise refused("DATE_FORMAT", "takes its pattern as a text")
-    codes = set(re.findall(r"%([UuVX])", pattern.name.replace("%%", "")))
-    if codes:
-        raise refused(f"%{min(codes)}", "for weeks there are %v and %x, those of ISO 8601")
+def time_literal(value: str) -> exp.Expr:
+    """A literal as DATETIME(3) has it. Raises InvalidInput."""
+    found = _parsed(value)
+    if found is None:
+        raise refused(value, "this is no time; write it like '2030-01-31 08:00:00'")
+    if found.microsecond % 1000:
+        raise refused(value, "times have milliseconds, not more")
+    return typed(text(found.isoformat(sep=" ", timespec="milliseconds")), "time")
 
 
-def _check_zones(zones: Iterable[exp.Expr]) -> None:
-    for zone in zones:
-        if not (is_text(zone) and re.fullmatch(r"[+-](0\d|1[0-3]):[0-5]\d", zone.name, re.ASCII)):
-            rule = (
-                "CONVERT_TZ takes '+08:00': names of zones are NULL on servers without their tables"
-            )
-            raise refused(zone.name or "a zone", rule)
-
-
-def _has_hours(text: str) -> bool:
-    match = _TIME.fullmatch(text)
+def _has_hours(value: str) -> bool:
+    match = _TIME.fullmatch(value)
     return match is not None and match[2] is not None
 
 
-def time_literal(text: str) -> exp.Expr:
-    """A literal as DATETIME(3) has it."""
-    return _text(_moment(text))
-
-
-def _text(value: str) -> exp.Expr:
-    return exp.Literal.string(value)
-
-
-def _moment(text: str) -> str:
-    found = _parsed(text)
-    if found is None:
-        raise refused(text, "is no time like '2030-01-31 08:00:00'")
-    if found.microsecond % 1000:
-        raise refused(text, "times are kept to the millisecond")
-    return found.isoformat(sep=" ", timespec="milliseconds")
-
-
-def _parsed(text: str) -> datetime | None:
-    match = _TIME.fullmatch(text)
+def _parsed(value: str) -> datetime | None:
+    match = _TIME.fullmatch(value)
     if match is None:
         return None
     day, clock, seconds, fraction = match.groups()

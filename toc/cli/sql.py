@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 import typer
 
-from toc.admin.expression_parser import Output as Column
-from toc.admin.query_plan import Plan, plan
-from toc.admin.query_run import MERGE_BYTES, Result, Unanswered, ask, wanted_of
-from toc.admin.shard_queries import pieces_of, statements
-from toc.admin.sql_writer import sql_for_display, write
+from toc.admin.expression_parser import ResultColumn
+from toc.admin.query_plan import QueryPlan, plan_query
+from toc.admin.query_run import MERGE_BYTES, QueryFailed, QueryResult, QueryRun, rows_for
+from toc.admin.shard_queries import shard_queries
+from toc.admin.sql_writer import sql_for_display, write_sql
 from toc.admin.sqlite_functions import functions
 from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK, SETTINGS, UNAVAILABLE, USAGE, CommandError, print_error_line
@@ -108,17 +108,17 @@ def sql(
     if as_csv and output.as_json:
         raise CommandError("--csv does not go with --json", USAGE)
     settings = load_settings()
-    made = plan(_read_statement(statement, file), _parse_values(values or []))
+    plan = plan_query(_read_statement(statement, file), _parse_values(values or []))
     if database is not None and database >= len(settings.databases):
         raise CommandError(f"--database: there are 0 to {len(settings.databases) - 1}", USAGE)
     if explain:
-        _print_plan(output, made, settings, database, rows_max)
+        _print_plan(output, plan, settings, database, rows_max)
         return OK
     limits = Limits(
         timeout_s, whole_s, parallel, settings.connect_timeout_s, bytes_max=limit_mb * 1_000_000
     )
     result = _run_query(
-        made,
+        plan,
         settings,
         limits,
         rows_max=rows_max,
@@ -168,8 +168,8 @@ def _parse_values(given: Sequence[str]) -> dict[str, str]:
 # ---- asking
 
 
-def _run_query(made: Plan, settings: Settings, limits: Limits, **more: Any) -> Result:
-    asking = FanOut(
+def _run_query(plan: QueryPlan, settings: Settings, limits: Limits, **options: Any) -> QueryResult:
+    fan_out = FanOut(
         settings.databases,
         settings.routing,
         SystemClock(),
@@ -179,9 +179,10 @@ def _run_query(made: Plan, settings: Settings, limits: Limits, **more: Any) -> R
         settings.mysql,
     )
     try:
-        with closing(asking), _progress_bar() as show:
-            return ask(made, settings.routing, asking, progress=show, **more)
-    except Unanswered as error:
+        with closing(fan_out), _progress_bar() as show:
+            run = QueryRun(plan, settings.routing, fan_out, progress=show, **options)
+            return run.result()
+    except QueryFailed as error:
         first = error.failures[0]
         hint = "; --whole-timeout allows more" if "all together" in first.text else ""
         if first.what == "time" and not hint:
@@ -216,44 +217,42 @@ def _progress_bar() -> Iterator[Callable[[int, int], None]]:
 
 
 def _print_plan(
-    output: Output, made: Plan, settings: Settings, database: int | None, rows_max: int
+    output: Output, plan: QueryPlan, settings: Settings, database: int | None, rows_max: int
 ) -> None:
+    """Prints the statements that the shards would get, and the final query."""
     sqlite = settings.databases[0].startswith("sqlite")
-    written = [
-        one
-        for leaf in made.leaves
-        for one in statements(
-            leaf,
-            pieces_of(leaf, settings.routing, database, sqlite=sqlite),
-            wanted_of(made, leaf, rows_max),
+    queries = [
+        query
+        for table in plan.tables
+        for query in shard_queries(
+            table,
+            settings.routing,
             sqlite=sqlite,
+            rows_max=rows_for(plan, table, rows_max),
+            database=database,
             bind=False,
         )
     ]
-    rest = (
-        ""
-        if made.rest is None
-        else sql_for_display(*write(made.rest, sqlite=sqlite), sqlite=sqlite)
-    )
+    final = ""
+    if plan.final is not None:
+        final = sql_for_display(*write_sql(plan.final, sqlite=sqlite), sqlite=sqlite)
     if output.as_json:
-        found = [
-            {"database": piece.database, "table": piece.table, "sql": text}
-            for piece, text, _ in written
-        ]
-        output.answer({"statements": found, "rest": rest}, "")
+        statements = [{"database": q.database, "table": q.table, "sql": q.sql} for q in queries]
+        output.answer({"statements": statements, "rest": final}, "")
         return
-    for piece, text, _ in written:
-        typer.echo(printable(f"-- database {piece.database}, table {piece.table}\n{text};"))
-    if rest:
-        tables = ", ".join(f"{leaf.name}: {leaf.table}" for leaf in made.leaves)
-        typer.echo(printable(f"-- then, of what they answer ({tables})\n{rest};"))
+    for query in queries:
+        head = f"-- database {query.database}, table {query.table}"
+        typer.echo(printable(f"{head}\n{query.sql};"))
+    if final:
+        tables = ", ".join(f"{table.name}: {table.table}" for table in plan.tables)
+        typer.echo(printable(f"-- then, on their rows ({tables})\n{final};"))
 
 
 # ---- what goes out
 
 
-def _print_result(output: Output, result: Result, *, as_csv: bool) -> None:
-    columns = result.outputs
+def _print_result(output: Output, result: QueryResult, *, as_csv: bool) -> None:
+    columns = result.columns
     names = [column.name for column in columns]
     if as_csv:
         # A terminal would obey control characters; a file or a pipe gets the exact texts.
@@ -274,8 +273,8 @@ def _print_result(output: Output, result: Result, *, as_csv: bool) -> None:
     output.table(None, titles, rows, empty="no rows")
 
 
-def _result_document(result: Result) -> dict[str, Any]:
-    columns = result.outputs
+def _result_document(result: QueryResult) -> dict[str, Any]:
+    columns = result.columns
     return {
         "columns": [column.name for column in columns],
         "rows": [
@@ -293,7 +292,7 @@ def _missing_words(failure: QuestionFailure) -> dict[str, Any]:
     return {"database": question.database, "table": question.table, "error": failure.text}
 
 
-def _value(column: Column, value: Any) -> Any:
+def _value(column: ResultColumn, value: Any) -> Any:
     """Converts a value to its column's type: SQLite keeps times as texts, and large ids as negative
     numbers.
     """
@@ -310,14 +309,14 @@ def _ms(moment: datetime) -> int:
     return ms_of_sql_time(moment)
 
 
-def _cell_for_people(column: Column, given: Any) -> str:
+def _cell_for_people(column: ResultColumn, given: Any) -> str:
     value = _value(column, given)
     if value is None:
         return "NULL"
     return shown(_ms(value)) if isinstance(value, datetime) else str(value)
 
 
-def _cell_for_csv(column: Column, given: Any) -> str:
+def _cell_for_csv(column: ResultColumn, given: Any) -> str:
     """NULL is an empty cell, a text stands in quotes, so the empty text is "" (as PostgreSQL writes CSV).
 
     Python's csv module can write that from 3.12 on only. A text that a spreadsheet would run as a formula
@@ -335,7 +334,7 @@ def _defuse_formula(text: str) -> str:
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-def _cell_for_json(column: Column, given: Any) -> Any:
+def _cell_for_json(column: ResultColumn, given: Any) -> Any:
     """Ids are texts, and so is a number that a double would change."""
     value = _value(column, given)
     match value:
