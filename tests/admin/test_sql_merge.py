@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from decimal import Decimal
 from functools import cmp_to_key
@@ -13,14 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.admin.test_sql_safety import asking
-from tests.admin.world import World
+from tests.admin.world import LIMITS, World
 from toc.admin import query_run
 from toc.admin.json_table import JsonTable
 from toc.admin.query_plan import plan_query
-from toc.admin.query_run import QueryFailed
+from toc.admin.query_run import QueryFailed, QueryRun
 from toc.admin.row_merge import RowMerge, sort_key
 from toc.admin.sql_writer import write_final_query
-from toc.store.fan_out import Question, Reply
+from toc.admin.sqlite_functions import functions
+from toc.store.fan_out import FanOut, Question, QuestionFailure, Reply
 
 TEXT = st.text(alphabet="\t\x01 aAäz~\U0001f600", max_size=6)
 
@@ -153,6 +155,54 @@ def test_the_order_of_answers_changes_nothing() -> None:
             rows.add(place, shards[place])
         results.add(tuple(map(tuple, rows.rows())))
     assert len(results) == 1
+
+
+class ShuffledFanOut(FanOut):
+    """Shards answer in an order that a seed determines."""
+
+    rng = random.Random()  # noqa: S311
+
+    def ask(
+        self, questions: Sequence[Question], tick: Callable[[], None]
+    ) -> Generator[Reply | QuestionFailure]:
+        replies = list(super().ask(questions, tick))
+        self.rng.shuffle(replies)
+        yield from replies
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        (
+            "SELECT type_name, COUNT(*), SUM(attempts), AVG(late_ms), MIN(due_time), MAX(dedup_key), "
+            "COUNT(DISTINCT worker) FROM toc_jobs GROUP BY type_name ORDER BY type_name"
+        ),
+        (
+            "SELECT status, SUM(CAST(late_ms AS DOUBLE) / 7), AVG(attempts / 3) FROM toc_jobs "
+            "GROUP BY status ORDER BY status"
+        ),
+        (
+            "SELECT shard % 3 AS s, GROUP_CONCAT(attempts), GROUP_CONCAT(DISTINCT worker) FROM toc_jobs "
+            "GROUP BY s ORDER BY s"
+        ),
+        (
+            "SELECT e.what, COUNT(*), GROUP_CONCAT(j.attempts) FROM toc_jobs j JOIN toc_events e "
+            "ON e.job_id = j.job_id GROUP BY e.what ORDER BY e.what"
+        ),
+    ],
+)
+def test_the_order_of_answers_changes_no_group(world: World, sql: str) -> None:
+    settings, found = world.settings, set()
+    for seed in range(4):
+        fan_out = ShuffledFanOut(
+            settings.databases, settings.routing, world.clock, LIMITS, functions
+        )
+        fan_out.rng = random.Random(seed)  # noqa: S311 - the same orders each time
+        with closing(fan_out):
+            result = QueryRun(plan_query(sql), settings.routing, fan_out, 1000).result()
+        assert len(result.rows) > 1
+        found.add(tuple(map(tuple, result.rows)))
+    assert len(found) == 1
 
 
 def test_only_what_can_be_shown_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

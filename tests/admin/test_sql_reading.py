@@ -178,7 +178,7 @@ REFUSED = {
     "SELECT status XOR attempts FROM toc_jobs": "XOR",
     "SELECT status & 1 FROM toc_jobs": "bitwise and",
     "SELECT x'41' FROM toc_jobs": "this is not accepted (hex string)",
-    "SELECT job_id FROM toc_jobs WHERE attribute LIKE 'a' ESCAPE '|'": "ESCAPE",
+    "SELECT job_id FROM toc_jobs WHERE attribute LIKE 'a' ESCAPE 'xy'": "ESCAPE takes one",
     "SELECT due_time + INTERVAL 1 MINUTE_SECOND FROM toc_jobs": "the unit must be one of MICROSECOND,",
     "SELECT due_time + INTERVAL 1.5 HOUR FROM toc_jobs": "a whole number",
     # names

@@ -207,15 +207,23 @@ class ExpressionParser(FunctionCalls):
         value, low, high = map(operand, same_kind(parts, "BETWEEN"))
         return typed(exp.Between(this=value, low=low, high=high), "number")
 
-    def _like(self, node: exp.Expr) -> exp.Expr:
+    def _like(self, node: exp.Expr, escape: exp.Expr | None = None) -> exp.Expr:
         word = "LIKE" if isinstance(node, exp.Like) else "REGEXP"
         parts = self._operands(word, node.this, node.expression)
         if any(kind_of(part) == "number" for part in parts):
             raise refused(word, "it is for texts")
         left, right = map(operand, parts)
-        like = typed(type(node)(this=left, expression=right), "number")
-        negated = typed(exp.Not(this=operand(like)), "number")
-        return negated if node.args.get("negate") else like
+        like: exp.Expr = type(node)(this=left, expression=right)
+        like = like if escape is None else exp.Escape(this=like, expression=escape)
+        if node.args.get("negate"):
+            like = exp.Not(this=operand(typed(like, "number")))
+        return typed(like, "number")
+
+    def _escape(self, node: exp.Expr) -> exp.Expr:
+        escape = self.expr(node.expression)
+        if not isinstance(node.this, exp.Like) or not is_text(escape) or len(escape.name) > 1:
+            raise refused(shown(node), "ESCAPE takes one character, after LIKE")
+        return self._like(node.this, escape)
 
     # ---- subqueries
 
@@ -291,6 +299,7 @@ class ExpressionParser(FunctionCalls):
         **dict.fromkeys(_OPERATORS, _arithmetic), **dict.fromkeys(_COMPARISONS, _comparison),
         exp.And: _connector, exp.Or: _connector, exp.Not: _unary, exp.Neg: _unary, exp.Paren: _paren,
         exp.Is: _is, exp.In: _in, exp.Between: _between, exp.Like: _like, exp.RegexpLike: _like,
+        exp.Escape: _escape,
         exp.Literal: _literal, exp.Boolean: _null, exp.Null: _null, exp.Concat: _texts,
         exp.Parameter: _parameter, exp.Column: _column, exp.CurrentTimestamp: _now,
         exp.CurrentDate: _now, exp.Localtime: _now, exp.Localtimestamp: _now, exp.Case: _case,

@@ -14,7 +14,14 @@ from sqlglot import exp
 
 from toc.admin.expression_parser import Columns, ExpressionParser, ResultColumn, Scope, column_of
 from toc.admin.function_calls import ordered
-from toc.admin.statement_parser import not_accepted, parse_statement, refused, shown, too_deep
+from toc.admin.statement_parser import (
+    not_accepted,
+    parse_condition,
+    parse_statement,
+    refused,
+    shown,
+    too_deep,
+)
 from toc.admin.syntax_tree import (
     has_aggregate,
     has_window,
@@ -27,7 +34,7 @@ from toc.admin.syntax_tree import (
     whole_number,
 )
 from toc.admin.type_check import kind_of_column, numbers
-from toc.store.views import COLUMNS
+from toc.store.views import COLUMNS, JOBS
 
 BIZ_TYPES = "toc_biz_type"
 TABLES: Mapping[str, tuple[str, ...]] = {**COLUMNS, BIZ_TYPES: ("type_no", "name")}
@@ -58,6 +65,20 @@ def read_query(
         rule = "has a value, and the statement does not have this name"
         raise refused(f"@{min(unused)}", rule, reader.used)
     return query, columns
+
+
+def read_condition(text: str) -> tuple[exp.Expr, str]:
+    """Reads a condition on the columns of `toc_jobs`: the tree, and the condition as it was understood.
+
+    Raises InvalidInput.
+    """
+    reader = QueryReader({})
+    reader.scope.tables[JOBS] = columns_of_table(JOBS, JOBS)
+    try:
+        tree = parse_condition(text)
+        return reader.expr(tree), shown(tree)
+    except RecursionError:
+        raise too_deep() from None
 
 
 def columns_of_table(table: str, key: str) -> Columns:

@@ -42,7 +42,9 @@ def _translated(node: exp.Expr) -> exp.Expr:
     match node:
         case exp.NullSafeEQ():
             made = exp.Is(this=node.this.copy(), expression=node.expression.copy())
-        case exp.Like():
+        case exp.Escape() if node.expression.name == "":
+            made = node.this
+        case exp.Like() if not isinstance(node.parent, exp.Escape):
             made = exp.Escape(this=node.copy(), expression=text("\\"))
         case exp.Div():
             made = exp.Div(this=call("my_float", node.this), expression=node.expression)

@@ -244,7 +244,8 @@ def _convert_tz(value: Value, from_zone: str, to_zone: str) -> str | None:
     return _text_of(moment + timedelta(minutes=minutes[0] - minutes[1]))
 
 
-def _shift(value: Value, amount: Value, unit: str) -> str | None:
+def shift(value: Value, amount: Value, unit: str) -> str | None:
+    """A time or date plus so many units. Raises OverflowError or ValueError beyond the year 9999."""
     moment, count = _moment(value), int(_whole(ROUND_HALF_UP)(amount))
     if moment is None:
         return None
@@ -371,7 +372,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "reverse": lambda value: str(value)[::-1],
     "convert_tz": _convert_tz,
     "cast": _cast,
-    "shift": _shift,
+    "shift": shift,
     "span": _span,
     "date": _of_time(lambda t: _text_of(t)[:10]),
     "last_day": _of_time(_last_day),

@@ -23,7 +23,7 @@ DEPTH_MAX = 30
 
 def refused(part: str, rule: str, near: Iterable[str] = ()) -> InvalidInput:
     """The error to raise: `part` of the statement breaks `rule`. `near`: names that may have been meant."""
-    found = get_close_matches(part, list(near), n=1, cutoff=0.6)
+    found = get_close_matches(part, list(near), n=1, cutoff=0.7)
     hint = f"; did you mean {found[0]}?" if found else ""
     return InvalidInput("sql", part, f"{rule}{hint}")
 
@@ -68,7 +68,7 @@ def parse_statement(text: str) -> exp.Expr:
 
 
 def parse_condition(text: str) -> exp.Expr:
-    """The tree of a WHERE without its first word. Comments are refused. Raises InvalidInput."""
+    """The tree of a condition, without comments, subqueries and variables. Raises InvalidInput."""
     tokens, depth = _tokens(text), 0
     if not tokens:
         raise refused("", "say which jobs; TRUE means all of them")
@@ -80,7 +80,12 @@ def parse_condition(text: str) -> exp.Expr:
         depth += (token.token_type is TokenType.L_PAREN) - (token.token_type is TokenType.R_PAREN)
         if depth > DEPTH_MAX:
             raise too_deep()
-    return _parsed(text, "this is no expression of MySQL", into=exp.Condition)
+    tree = _parsed(text, "this is no expression of MySQL", into=exp.Condition)
+    for kind, name in ((exp.Query, "a subquery"), (exp.Parameter, "a variable")):
+        found = tree.find(kind)
+        if found is not None:
+            raise refused(shown(found), f"{name} is not accepted here")
+    return tree
 
 
 def _tokens(text: str) -> list[Token]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlglot import exp
 
@@ -22,7 +22,8 @@ TEXT_COLUMNS = frozenset(
      "to_name", "actor", "reason", "account", "name"}
 )  # fmt: skip
 _TIME = re.compile(
-    r"(\d{4}-\d\d?-\d\d?)(?:[ T](\d\d?:\d\d?)(?::(\d\d?)(?:\.(\d{1,6}))?)?)?Z?", re.ASCII
+    r"(\d{4}-\d\d?-\d\d?)(?:[ T](\d\d?:\d\d?)(?::(\d\d?)(?:\.(\d{1,6}))?)?)?(?:Z|([+-]\d\d):(\d\d))?",
+    re.ASCII,
 )
 _NUMBER = re.compile(r"-?\d{1,20}", re.ASCII)
 _CONDITIONS = {"WHERE", "HAVING", "ON", "AND", "OR", "NOT", "WHEN"}
@@ -130,7 +131,7 @@ def checked_call(name: str, args: list[exp.Expr]) -> exp.Expr:
 
 
 def time_literal(value: str) -> exp.Expr:
-    """A literal as DATETIME(3) has it. Raises InvalidInput."""
+    """A literal as DATETIME(3) in UTC. Raises InvalidInput."""
     found = _parsed(value)
     if found is None:
         raise refused(value, "this is no time; write it like '2030-01-31 08:00:00'")
@@ -148,11 +149,15 @@ def _parsed(value: str) -> datetime | None:
     match = _TIME.fullmatch(value)
     if match is None:
         return None
-    day, clock, seconds, fraction = match.groups()
+    day, clock, seconds, fraction, zone_hours, zone_minutes = match.groups()
     year, month, date = map(int, day.split("-"))
     hour, minute = map(int, (clock or "0:0").split(":"))
     micros = int((fraction or "").ljust(6, "0"))
     try:
-        return datetime(year, month, date, hour, minute, int(seconds or 0), micros)  # noqa: DTZ001
-    except ValueError:
+        found = datetime(year, month, date, hour, minute, int(seconds or 0), micros)  # noqa: DTZ001
+        east = timedelta(
+            hours=int(zone_hours or 0), minutes=int(f"{(zone_hours or '+')[0]}{zone_minutes or 0}")
+        )
+        return found - east
+    except (ValueError, OverflowError):
         return None
