@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -22,12 +21,13 @@ from toc.admin.sql_writer import sql_for_display, write_sql
 from toc.admin.sqlite_functions import functions
 from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK, SETTINGS, UNAVAILABLE, USAGE, CommandError, print_error_line
-from toc.cli.output import Output, json_line, make_console, printable
+from toc.cli.output import Output, json_line, printable
+from toc.cli.progress_bar import progress_bar
 from toc.cli.time_texts import iso, shown
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings, load_settings
 from toc.store.columns import ms_of_sql_time
-from toc.store.fan_out import FanOut, Limits, QuestionFailure
+from toc.store.fan_out import FanOut, Limits
 
 STATEMENT_BYTES_MAX = 1_000_000
 _PROGRESS_AFTER_S = 1.0
@@ -136,7 +136,7 @@ def sql(
     return NO if result.missing else OK
 
 
-# ---- what comes in
+# ---- input
 
 
 def _read_statement(given: str | None, file: Path | None) -> str:
@@ -165,7 +165,7 @@ def _parse_values(given: Sequence[str]) -> dict[str, str]:
     return values
 
 
-# ---- asking
+# ---- the run
 
 
 def _run_query(plan: QueryPlan, settings: Settings, limits: Limits, **options: Any) -> QueryResult:
@@ -179,7 +179,7 @@ def _run_query(plan: QueryPlan, settings: Settings, limits: Limits, **options: A
         settings.mysql,
     )
     try:
-        with closing(fan_out), _progress_bar() as show:
+        with closing(fan_out), progress_bar("asking tables", after_s=_PROGRESS_AFTER_S) as show:
             run = QueryRun(plan, settings.routing, fan_out, progress=show, **options)
             return run.result()
     except QueryFailed as error:
@@ -188,32 +188,6 @@ def _run_query(plan: QueryPlan, settings: Settings, limits: Limits, **options: A
         if first.what == "time" and not hint:
             hint = "; --timeout allows more"
         raise CommandError(f"{first.line}{hint}", _CODES[first.what]) from None
-
-
-@contextmanager
-def _progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error, if that is a terminal and the query takes long."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.progress import Progress, TaskID  # noqa: PLC0415 - only when it takes long
-
-    progress = Progress(console=make_console(stderr=True), transient=True)
-    began_s, tasks = time.monotonic(), list[TaskID]()
-
-    def show(done: int, total: int) -> None:
-        if not tasks:
-            if time.monotonic() - began_s < _PROGRESS_AFTER_S:
-                return
-            progress.start()
-            tasks.append(progress.add_task("asking tables", total=total))
-        progress.update(tasks[0], completed=done, total=total)
-
-    try:
-        yield show
-    finally:
-        if tasks:
-            progress.stop()
 
 
 def _print_plan(
@@ -248,104 +222,99 @@ def _print_plan(
         typer.echo(printable(f"-- then, on their rows ({tables})\n{final};"))
 
 
-# ---- what goes out
+# ---- output
 
 
 def _print_result(output: Output, result: QueryResult, *, as_csv: bool) -> None:
     columns = result.columns
-    names = [column.name for column in columns]
-    if as_csv:
-        # A terminal would obey control characters; a file or a pipe gets the exact texts.
-        safe: Callable[[str], str] = printable if sys.stdout.isatty() else str
-        heads = [safe(_defuse_formula(name)) for name in names]
-        csv.writer(sys.stdout, lineterminator="\n").writerow(heads)
-        for row in result.rows:
-            cells = [_cell_for_csv(c, v) for c, v in zip(columns, row, strict=True)]
-            sys.stdout.write(safe(",".join(cells)) + "\n")
-        return
-    if output.as_json:
-        typer.echo(json_line(_result_document(result)))
-        return
-    titles = [f">{column.name}" if column.kind == "number" else column.name for column in columns]
-    rows = [
-        [_cell_for_people(c, v) for c, v in zip(columns, row, strict=True)] for row in result.rows
+    values = [
+        [_value(column, value) for column, value in zip(columns, row, strict=True)]
+        for row in result.rows
     ]
-    output.table(None, titles, rows, empty="no rows")
+    if as_csv:
+        _print_csv([column.name for column in columns], values)
+    elif output.as_json:
+        typer.echo(json_line(_result_document(result, values)))
+    else:
+        titles = [f">{one.name}" if one.kind == "number" else one.name for one in columns]
+        rows = [[_cell_for_people(value) for value in row] for row in values]
+        output.table(None, titles, rows, empty="no rows")
 
 
-def _result_document(result: QueryResult) -> dict[str, Any]:
-    columns = result.columns
+def _print_csv(names: list[str], rows: list[list[Any]]) -> None:
+    # A terminal would obey control characters; a file or a pipe gets the exact texts.
+    is_terminal = sys.stdout.isatty()
+    heads = [printable(name) if is_terminal else name for name in map(_defuse_formula, names)]
+    csv.writer(sys.stdout, lineterminator="\n").writerow(heads)
+    for row in rows:
+        line = ",".join(map(_cell_for_csv, row))
+        sys.stdout.write(f"{printable(line) if is_terminal else line}\n")
+
+
+def _result_document(result: QueryResult, rows: list[list[Any]]) -> dict[str, Any]:
     return {
-        "columns": [column.name for column in columns],
+        "columns": [column.name for column in result.columns],
         "rows": [
-            {c.name: _cell_for_json(c, v) for c, v in zip(columns, row, strict=True)}
-            for row in result.rows
+            {
+                column.name: _cell_for_json(column, value)
+                for column, value in zip(result.columns, row, strict=True)
+            }
+            for row in rows
         ],
         "more": result.more,
         "tables_asked": result.asked,
-        "missing": [_missing_words(failure) for failure in result.missing],
+        "missing": [
+            {"database": one.question.database, "table": one.question.table, "error": one.text}
+            for one in result.missing
+        ],
     }
 
 
-def _missing_words(failure: QuestionFailure) -> dict[str, Any]:
-    question = failure.question
-    return {"database": question.database, "table": question.table, "error": failure.text}
-
-
 def _value(column: ResultColumn, value: Any) -> Any:
-    """Converts a value to its column's type: SQLite keeps times as texts, and large ids as negative
-    numbers.
+    """A value of its column's type. SQLite has times as texts, large ids as negative numbers, and sums
+    beyond 64 bits as texts.
     """
     if isinstance(value, str) and column.kind in ("time", "date"):
         return datetime.fromisoformat(value) if column.kind == "time" else date.fromisoformat(value)
     if column.is_id and isinstance(value, int) and value < 0:
         return value + 2**64
-    if column.kind == "number" and isinstance(value, str):  # a sum beyond 64 bits, on SQLite
-        return int(value)
-    return value
+    return int(value) if column.kind == "number" and isinstance(value, str) else value
 
 
-def _ms(moment: datetime) -> int:
-    return ms_of_sql_time(moment)
-
-
-def _cell_for_people(column: ResultColumn, given: Any) -> str:
-    value = _value(column, given)
+def _cell_for_people(value: Any) -> str:
     if value is None:
         return "NULL"
-    return shown(_ms(value)) if isinstance(value, datetime) else str(value)
+    return shown(ms_of_sql_time(value)) if isinstance(value, datetime) else str(value)
 
 
-def _cell_for_csv(column: ResultColumn, given: Any) -> str:
-    """NULL is an empty cell, a text stands in quotes, so the empty text is "" (as PostgreSQL writes CSV).
+def _cell_for_csv(value: Any) -> str:
+    """NULL is an empty cell, a text is in quotes, so the empty text is "" (as PostgreSQL writes CSV).
 
     Python's csv module can write that from 3.12 on only. A text that a spreadsheet would run as a formula
     gets an apostrophe before it.
     """
-    value = _value(column, given)
     if value is None:
         return ""
     if isinstance(value, str):
         return '"' + _defuse_formula(value).replace('"', '""') + '"'
-    return str(iso(_ms(value)) if isinstance(value, datetime) else value)
+    return str(iso(ms_of_sql_time(value)) if isinstance(value, datetime) else value)
 
 
 def _defuse_formula(text: str) -> str:
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-def _cell_for_json(column: ResultColumn, given: Any) -> Any:
+def _cell_for_json(column: ResultColumn, value: Any) -> Any:
     """Ids are texts, and so is a number that a double would change."""
-    value = _value(column, given)
     match value:
         case None | str() | float():
             return value
         case datetime():
-            return iso(_ms(value))
+            return iso(ms_of_sql_time(value))
         case int():
             return str(value) if column.is_id or abs(value) > _EXACT_MAX else value
+        case Decimal() if value == value.to_integral_value():
+            return int(value) if abs(value) <= _EXACT_MAX else f"{value:f}"
         case Decimal():
-            if value == value.to_integral_value():
-                return int(value) if abs(value) <= _EXACT_MAX else f"{value:f}"
             return float(value) if Decimal(repr(float(value))) == value else f"{value:f}"
     return str(value)
