@@ -18,7 +18,7 @@ from tests.servers.process import free_port
 from tests.worker.conftest import make_rig
 from tests.worker.rig import TYPE, Gate, Rig
 from tests.worker.waiting import wait_until
-from toc.admin.explain import JobExplanation, Meaning, find_job_story, interpret, time_spent
+from toc.admin.explain import JobExplanation, Meaning, explain_job, interpret, time_spent
 from toc.cli.explain import _json, _text
 from toc.cli.time_texts import duration
 from toc.domain.ids import JOB_ID_MAX, gene_of
@@ -45,7 +45,7 @@ def desk(library: Library, redis_server: Endpoint) -> Iterator[Desk]:
 
 def look(desk: Desk, job_id: int, **changes: Any) -> tuple[JobExplanation, Meaning]:
     settings = desk.world.settings.model_copy(update=changes)
-    found = find_job_story(settings, job_id, desk.world.clock)
+    found = explain_job(settings, job_id, desk.world.clock)
     means = interpret(found, settings, duration)
     # However it is shown, nothing is missing and nothing fails.
     late = None if found.record is None else time_spent(found.record)
@@ -163,7 +163,7 @@ def test_pending_near_and_not_in_redis(desk: Desk) -> None:
 def test_armed_too_early_and_too_late(desk: Desk) -> None:
     job_id = schedule(desk, 5 * MINUTE)
     desk.library.jobs.reschedule(job_id, desk.library.now_ms + 9 * MINUTE)
-    early = "due in 9m 0s, but armed 4m 0s earlier: it was moved; the claim puts it right"
+    early = "due in 9m 0s, but armed 4m 0s earlier: the job was moved; the claim corrects it"
     says(desk, job_id, False, early)
     desk.library.jobs.reschedule(job_id, desk.library.now_ms + 2 * MINUTE)
     late = "due in 2m 0s, but armed 3m 0s later: the scanner takes it within 40s after its time"
@@ -177,7 +177,12 @@ def test_popped_before_its_time(desk: Desk) -> None:
     job_id = schedule(desk, 0)
     desk.library.jobs.reschedule(job_id, desk.library.now_ms + 9 * MINUTE)
     pop(desk, job_id)
-    says(desk, job_id, False, "due in 9m 0s, but popped already: the claim puts it back")
+    says(
+        desk,
+        job_id,
+        False,
+        "due in 9m 0s, but its reminder was popped already: the claim puts it back",
+    )
 
 
 def test_overdue(desk: Desk) -> None:
@@ -187,7 +192,7 @@ def test_overdue(desk: Desk) -> None:
         desk, job_id, True, "overdue by 2s, and armed: a worker takes it at once, if it handles the type"
     )  # fmt: skip
     pop(desk, job_id)
-    popped = "overdue by 2s; popped, and on its way to a worker: it comes back in 30s"
+    popped = "overdue by 2s; popped, and on its way to a worker; its reminder comes back in 30s"
     says(desk, job_id, True, popped)
     forget(desk, job_id)
     desk.library.clock.advance(28)
@@ -218,8 +223,8 @@ def test_running_under_a_lease(desk: Desk) -> None:
     assert time_spent(found.record).ended_after_ms is None
     desk.library.clock.advance(LEASE_MS / 1000)
     over = (
-        "the lease of shop7:4711 was over 2s ago: it died, or its handler hangs; who pops or scans "
-        "the job next takes it over"
+        "the lease of shop7:4711 was over 2s ago: it died, or its handler hangs; the next worker "
+        "that pops or scans the job takes it over"
     )
     says(desk, job_id, True, over)
     desk.library.take_over(job_id, TOKEN, "shop8:1:00c0ffee0001:1")
@@ -242,7 +247,8 @@ def test_retried(desk: Desk) -> None:
     due_ms = desk.library.now_ms + 90 * SECOND
     desk.library.settle_as(OutcomeKind.RETRY, job_id, TOKEN, due_ms, "boom")
     desk.world.slots.put_back("default", [Reminder(due_ms, job_id)])
-    words = "due in 1m 30s, after 1 attempt, but armed 1m 30s earlier: it was moved; the claim puts it right"
+    words = "due in 1m 30s, after 1 attempt, but armed 1m 30s earlier: "
+    words += "the job was moved; the claim corrects it"
     says(desk, job_id, False, words)  # put_back never makes a reminder later: the earliest wins
     forget(desk, job_id)
     desk.world.slots.put_back("default", [Reminder(due_ms, job_id)])
@@ -259,7 +265,7 @@ def test_dead_and_redriven(desk: Desk) -> None:
     desk.library.settle_as(OutcomeKind.BURY, job_id, TOKEN, error="no luck\nat line 5")
     forget(desk, job_id)
     desk.library.clock.advance(60)
-    words = "dead 1m 0s ago, after 1 attempt; `toc dead redrive` gives it a new life"
+    words = "dead 1m 0s ago, after 1 attempt; `toc dead redrive` makes it pending again"
     found = says(desk, job_id, True, words)
     assert found.record is not None
     assert found.record.letter is not None
@@ -284,7 +290,7 @@ def test_done(desk: Desk) -> None:
     desk.library.clock.advance(1)
     desk.library.settle_as(OutcomeKind.DONE, job_id, TOKEN)
     left = (
-        "done 0s ago, after 1 attempt; Redis still reminds of it, and forgets it at the next claim"
+        "done 0s ago, after 1 attempt; Redis still has its reminder, which the next claim removes"
     )
     says(desk, job_id, False, left)
     forget(desk, job_id)
@@ -304,7 +310,7 @@ def test_cancelled_by_a_person(desk: Desk) -> None:
     job_id = schedule(desk, 5 * MINUTE)
     desk.library.jobs.actor = "bob@laptop"
     desk.library.jobs.cancel(job_id, "asked to")
-    left = "cancelled 0s ago; Redis still reminds of it, and forgets it at the next claim"
+    left = "cancelled 0s ago; Redis still has its reminder, which the next claim removes"
     found = says(desk, job_id, False, left)
     (event,) = found.events
     assert (event.what, event.actor, event.reason) == ("cancel", "bob@laptop", "asked to")
@@ -333,7 +339,7 @@ def test_cancelled_and_postponed_by_the_admin(desk: Desk) -> None:
     assert [(e.actor, e.reason) for e in found.events] == [(ANN, WHY + MARK)]
     desk.run(order("postpone", f"job_id = {two}", to_ms=desk.library.now_ms + HOUR))
     found, means = look(desk, two)
-    assert "but armed 55m 0s earlier: it was moved; the claim puts it right" in means.text
+    assert "but armed 55m 0s earlier: the job was moved; the claim corrects it" in means.text
     assert [(e.what, e.actor) for e in found.events] == [("reschedule", ANN)]
     shown = _text(found, means, None)
     account = account_of(desk, two)
@@ -376,7 +382,7 @@ def test_a_job_that_is_not_there(desk: Desk) -> None:
     assert (found.record, found.events) == (None, [])
     assert [place.topic for place in found.places] == ["default", "vip"]
     desk.world.slots.arm("default", [Reminder(desk.library.now_ms, gone)])
-    says(desk, gone, False, f"{purged}; its reminder goes with the next claim")
+    says(desk, gone, False, f"{purged}; the next claim removes its reminder")
     never = "there is no such job: by its id it would be made in"
     assert look(desk, JOB_ID_MAX)[1].text.startswith(never)
     old = look(desk, 0)[1].text
@@ -395,8 +401,8 @@ def test_events_outlive_their_job(desk: Desk) -> None:
     found, means = look(desk, job_id)
     assert means.text == (
         "there is no such job: by its id it was made 0s ago; by these settings jobs of its age are "
-        "not purged yet: it has events; somebody deleted it; its reminder goes "
-        "with the next claim"
+        "not purged yet: it has events; somebody deleted it; the next claim "
+        "removes its reminder"
     )
     assert [event.what for event in found.events] == ["cancel"]
 
@@ -485,7 +491,7 @@ def test_what_no_count_encloses_was_not_purged(desk: Desk) -> None:
 @pytest.mark.parametrize("job_id", [-1, JOB_ID_MAX + 1])
 def test_what_is_no_id(desk: Desk, job_id: int) -> None:
     with pytest.raises(InvalidInput, match="job_id"):
-        find_job_story(desk.world.settings, job_id, desk.world.clock)
+        explain_job(desk.world.settings, job_id, desk.world.clock)
 
 
 # ---- servers that are away
@@ -497,7 +503,7 @@ def test_without_redis(desk: Desk) -> None:
     says(desk, job_id, None, none, redis_url="none")
     away = f"redis://127.0.0.1:{free_port()}/0"
     unknown = (
-        "due in 5m 0s; where its reminder is is not known; without Redis the scanner takes it, "
+        "due in 5m 0s; Redis does not answer, so its reminder is not known; the scanner takes the job, "
         "1 to 3 s late"
     )
     found = says(desk, job_id, None, unknown, redis_url=away)
@@ -522,7 +528,7 @@ def test_without_its_database(desk: Desk) -> None:
     if not desk.library.sqlite:
         url = f"mysql+pymysql://root:hidden@127.0.0.1:{free_port()}/toc"
     found, means = look(desk, job_id, databases=(url,))
-    assert means.text == "its database does not answer: what has become of it is not known"
+    assert means.text == "its database does not answer, so its state is not known"
     assert list(found.troubles) == ["database 0"]
     assert found.database_error is not None
     assert found.record is None
@@ -551,14 +557,14 @@ def test_other_settings_than_the_databases_are_refused(desk: Desk) -> None:
     job_id = schedule(desk, 5 * MINUTE)
     wrong = desk.world.settings.model_copy(update={"shards": 8, "topics": {}})
     with pytest.raises(SchemaMismatch, match="database 0 was set up with shards = 4"):
-        find_job_story(wrong, job_id, desk.world.clock)
+        explain_job(wrong, job_id, desk.world.clock)
 
 
 # ---- real nodes
 
 
 def tell(settings: Settings, job_id: int) -> tuple[JobExplanation, str]:
-    found = find_job_story(settings, job_id)
+    found = explain_job(settings, job_id)
     return found, interpret(found, settings, duration).text
 
 

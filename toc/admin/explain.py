@@ -1,7 +1,7 @@
-"""The whole story of one job: its row, its reminder, the nodes that would run it, and its events.
+"""Collects everything known about one job: its row, reminder and events, and the nodes that would run it.
 
-All servers are asked in parallel, each on its own: one that does not answer costs only its part. The database
-is right where they differ; Redis and ZooKeeper only tell what happens next, and when.
+All servers are asked in parallel. If one does not answer, only its part is missing. Where they differ, the
+database is right; Redis and ZooKeeper only show what happens next, and when.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from toc.cluster.roster import Member, roster
 from toc.domain.ids import check_job_id, created_ms_of, gene_of
@@ -32,11 +31,10 @@ from toc.timer.keys import prepare_key, store_key
 from toc.timer.reminders import Reminders
 
 EVENTS_MAX = 200
-PURGES_MAX, PURGES_TOLD = 10, 3  # how many counts of deleted jobs are read; named in the sentence
+PURGES_MAX, PURGES_TOLD = 10, 3  # counts of deleted jobs that are read; that the sentence names
 
-T = TypeVar("T")
 Span = Callable[[int], str]
-"""A length of time in ms, in words."""
+"""Words a length of time in ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ class Owner:
 
 @dataclass(slots=True)
 class JobExplanation:
-    """All that was found out about a job. `troubles`: by server, why its part is missing.
+    """Everything known about a job. `troubles`: for each server that failed, the reason.
 
     `now_ms`: the database's clock, else this machine's. `places`: the job's own topic first; all topics if
     its type is not known. `owners`: those of its slots by topic, those of its shard under "". `purges`: what
@@ -112,7 +110,7 @@ class Meaning:
     text: str
 
 
-def find_job_story(settings: Settings, job_id: int, clock: Clock | None = None) -> JobExplanation:
+def explain_job(settings: Settings, job_id: int, clock: Clock | None = None) -> JobExplanation:
     """Asks all servers about a job. Raises InvalidInput for an invalid id, SchemaMismatch for wrong
     settings.
     """
@@ -234,13 +232,13 @@ def _members_that_own(
     return owners
 
 
-# ---- what it means
+# ---- the state in words
 
 
 def interpret(found: JobExplanation, settings: Settings, span: Span) -> Meaning:
     """The job's state and what happens to it next. `span` words a length of time in ms."""
     if found.database_error is not None:
-        return Meaning(None, "its database does not answer: what has become of it is not known")
+        return Meaning(None, "its database does not answer, so its state is not known")
     if found.record is None:
         return _interpret_missing_row(found, settings, span)
     return _Interpreter(found, found.record.job, settings, span).interpret()
@@ -254,7 +252,7 @@ def _interpret_missing_row(found: JobExplanation, settings: Settings, span: Span
         text = f"there is no such job: by its id it was made {span(age_ms)} ago; "
         text += _explain_purge(found, settings, age_ms)
     left = any(not place.is_empty for place in found.places)
-    return Meaning(not left, text + ("; its reminder goes with the next claim" if left else ""))
+    return Meaning(not left, text + ("; the next claim removes its reminder" if left else ""))
 
 
 def _explain_purge(found: JobExplanation, settings: Settings, age_ms: int) -> str:
@@ -327,7 +325,9 @@ class _Interpreter:
         if place.armed_ms is not None:
             return self._interpret_armed_later(due, place.armed_ms - self._due_ms)
         if place.out_ms is not None:
-            return Meaning(False, f"{due}, but popped already: the claim puts it back")
+            return Meaning(
+                False, f"{due}, but its reminder was popped already: the claim puts it back"
+            )
         horizon_ms = round(self._settings.timer.horizon_s * 1000)
         if self._due_ms - self._now_ms > horizon_ms:
             beyond = f"beyond the horizon of {self._span(horizon_ms)}"
@@ -342,7 +342,7 @@ class _Interpreter:
         if late_ms > 0:
             late = f"armed {self._span(late_ms)} later: {self._when_scanner_takes_it()}"
             return Meaning(False, f"{due}, but {late}")
-        early = f"armed {self._span(-late_ms)} earlier: it was moved; the claim puts it right"
+        early = f"armed {self._span(-late_ms)} earlier: the job was moved; the claim corrects it"
         return Meaning(False, f"{due}, but {early}")
 
     def _interpret_overdue(self) -> Meaning:
@@ -353,7 +353,7 @@ class _Interpreter:
         if place.out_ms is not None:
             back = self._relative_words(place.out_ms)
             return Meaning(
-                True, f"{late}; popped, and on its way to a worker: it comes back {back}"
+                True, f"{late}; popped, and on its way to a worker; its reminder comes back {back}"
             )
         if place.armed_ms is None:
             return Meaning(False, f"{late} and in no queue: {self._when_scanner_takes_it(late_ms)}")
@@ -374,9 +374,7 @@ class _Interpreter:
     def _words_without_redis(self) -> str:
         if not self._has_timer:
             return f"there is no Redis: {self._when_scanner_takes_it()}"
-        return (
-            "where its reminder is is not known; without Redis the scanner takes it, 1 to 3 s late"
-        )
+        return "Redis does not answer, so its reminder is not known; the scanner takes the job, 1 to 3 s late"
 
     def _when_scanner_takes_it(self, late_ms: int = 0) -> str:
         scanner = self._settings.scanner
@@ -411,7 +409,7 @@ class _Interpreter:
         else:
             text = (
                 f"the lease of {holder}{gone} was over {self._span(-left_ms)} ago: it died, or its "
-                "handler hangs; who pops or scans the job next takes it over"
+                "handler hangs; the next worker that pops or scans the job takes it over"
             )
         # Its reminder may be in the PrepareQueue, armed again to check the lease, or gone because the scanner
         # took the job.
@@ -422,12 +420,12 @@ class _Interpreter:
         ago = self._span(self._now_ms - record.modified_ms) if record is not None else "?"
         text = f"{job.status.name.lower()} {ago} ago{self._attempts_words}"
         if job.status is Status.DEAD:
-            text += "; `toc dead redrive` gives it a new life"
+            text += "; `toc dead redrive` makes it pending again"
         if self._place is None:
             return Meaning(None, text)
         if not self._place.is_empty:
             return Meaning(
-                False, f"{text}; Redis still reminds of it, and forgets it at the next claim"
+                False, f"{text}; Redis still has its reminder, which the next claim removes"
             )
         return Meaning(True, text)
 

@@ -31,11 +31,11 @@ def explain(
 
     Servers that do not answer cost their own part. Exits 1 when there is no such job.
     """
-    from toc.admin.explain import find_job_story, interpret, time_spent  # noqa: PLC0415 - quick start
+    from toc.admin.explain import explain_job, interpret, time_spent  # noqa: PLC0415 - quick start
     from toc.runtime.settings import load_settings  # noqa: PLC0415
 
     settings = load_settings()
-    found = find_job_story(settings, job_id)
+    found = explain_job(settings, job_id)
     means = interpret(found, settings, duration)
     late = None if found.record is None else time_spent(found.record)
     if output.as_json:
