@@ -17,7 +17,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("toc")
 
-pytest_plugins = ["tests.alone", "tests.balance", "tests.servers.fixtures"]
+pytest_plugins = ["tests.alone", "tests.balance", "tests.deep", "tests.servers.fixtures"]
 
 
 def pytest_report_header() -> str:
