@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.deep import deep
 from tests.growing.town import ROOT, mover_dies
 from tests.invariants.conftest import _started
 from tests.reliability.conftest import MakeFleet, Report
@@ -134,6 +135,7 @@ def test_it_moves_under_load(
     check_that_nothing_went_astray(servers, frozen)
 
 
+@deep
 def test_the_mover_dies_under_load_and_is_run_again(
     make_fleet: MakeFleet, servers: Servers, mysql_database: str, report: Report
 ) -> None:

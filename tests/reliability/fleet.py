@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
+from tests.deep import ALL
 from tests.invariants.harness import TYPE, Stack, WorkerProcess
 from tests.reliability.wire import Wire
 from tests.servers.fixtures import redis_client
@@ -35,7 +36,7 @@ RATE = int(os.environ.get("TOC_TEST_RATE", "100"))
 CALM_S = 3
 """How long all goes well before something is broken: what is late then is the machine's doing."""
 
-OUTAGE_S = float(os.environ.get("TOC_TEST_OUTAGE_S", "15"))
+OUTAGE_S = float(os.environ.get("TOC_TEST_OUTAGE_S", "15" if ALL else "8"))
 """How long Redis and ZooKeeper are stopped. Nothing changes with a longer one but the number of jobs."""
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.deep import deep
 from tests.invariants.conftest import _started
 from tests.invariants.harness import TYPE
 from tests.reliability.conftest import MakeFleet, Report
@@ -65,7 +66,9 @@ def stepped_redis(tmp_path: Path) -> Iterator[Stepped]:
         yield Stepped(started, steps)
 
 
-@pytest.fixture(params=[start_mysql, start_mariadb], ids=["MySQL", "MariaDB"])
+@pytest.fixture(
+    params=[start_mysql, pytest.param(start_mariadb, marks=deep)], ids=["MySQL", "MariaDB"]
+)
 def stepped_database(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stepped]:
     steps = Steps(tmp_path / "database.step")
     for server in _started(lambda: request.param(tmp_path / "stepped", SMALL)):
@@ -109,6 +112,7 @@ def cancel_all(fleet: Fleet, far: set[int]) -> None:
         fleet.stack.center.cancel(job_id)
 
 
+@deep
 @pytest.mark.invariant("I4")
 def test_redis_clock_steps_ahead_while_nodes_run(
     make_fleet: MakeFleet, stepped_redis: Stepped, report: Report
@@ -177,6 +181,7 @@ def test_a_databases_clock_steps_ahead_while_nodes_run(
     assert figures.late_max_s < 15
 
 
+@deep
 @pytest.mark.invariant("I2")
 def test_a_databases_clock_steps_back_while_nodes_run(
     make_fleet: MakeFleet, stepped_database: Stepped, report: Report

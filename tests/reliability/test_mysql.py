@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
+from tests.deep import deep
 from tests.invariants.conftest import _started
 from tests.reliability.conftest import MakeFleet, Report
 from tests.reliability.fleet import CALM_S, RATE, Account, Fleet, Load, shard_of
@@ -66,6 +67,7 @@ def judge(
     assert on_time_s < 10
 
 
+@deep
 def test_mysql_is_killed_and_started(
     make_fleet: MakeFleet, own_mysql: Server, report: Report
 ) -> None:
@@ -129,6 +131,7 @@ def test_mysql_fails_over_to_its_replica(
     assert load.refused > 0  # it was met
 
 
+@deep
 @pytest.mark.parametrize("dead", [0, 1])
 def test_one_of_two_databases_is_away(
     make_fleet: MakeFleet, own_mysql: Server, mysql_database: str, report: Report, dead: int

@@ -24,6 +24,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
+from tests.deep import deep
 from tests.invariants.harness import ROOT, TYPE
 from tests.reliability.conftest import MakeFleet, Report
 from tests.reliability.fleet import Fleet, Load
@@ -326,6 +327,7 @@ def rolling_restart(fleet: Fleet) -> Iterator[None]:
         ran.result()
 
 
+@deep
 def test_all_damage_is_found_and_none_is_invented(
     make_fleet: MakeFleet, report: Report, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
+from tests.deep import deep
 from tests.invariants.conftest import _started
 from tests.invariants.harness import TYPE
 from tests.reliability.conftest import MakeFleet, Report
@@ -47,6 +48,7 @@ def schedule_spread(fleet: Fleet, count: int, first_s: float, spread_s: float) -
     return ids
 
 
+@deep
 def test_all_of_redis_is_wiped(make_fleet: MakeFleet, own_redis: Server, report: Report) -> None:
     fleet = make_fleet(pool_size=16)
     many = schedule_spread(fleet, MANY, 15, SPREAD_S)
@@ -89,6 +91,7 @@ def test_all_of_redis_is_wiped(make_fleet: MakeFleet, own_redis: Server, report:
     assert not missing()
 
 
+@deep
 def test_redis_is_away_and_comes_back_empty(
     make_fleet: MakeFleet, own_redis: Server, report: Report
 ) -> None:
@@ -154,7 +157,7 @@ def test_redis_is_full(make_fleet: MakeFleet, own_redis: Server, report: Report)
     assert new.late_max_s < 1 + 1 + 3 + calm_s
 
 
-@pytest.fixture(params=[3600, -3600])
+@pytest.fixture(params=[3600, pytest.param(-3600, marks=deep)])
 def redis_elsewhen(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
     """A Redis whose clock is off; its name says by how much."""
     server = _server(tmp_path / "elsewhen", "7")
@@ -189,6 +192,7 @@ def cluster(tmp_path: Path) -> Iterator[RedisCluster]:
         yield found
 
 
+@deep
 def test_a_master_of_a_redis_cluster_is_killed(
     make_fleet: MakeFleet, cluster: RedisCluster, report: Report
 ) -> None:
@@ -229,6 +233,7 @@ def test_a_master_of_a_redis_cluster_is_killed(
     assert on_time_s < 11, "nothing came back to the replica"
 
 
+@deep
 def test_jobs_of_next_week_leave_redis_as_it_was(
     make_fleet: MakeFleet, own_redis: Server, report: Report
 ) -> None:
@@ -262,6 +267,7 @@ def test_jobs_of_next_week_leave_redis_as_it_was(
     assert now_used - used < max(500_000, FAR_JOBS * 20)
 
 
+@deep
 def test_without_redis(make_fleet: MakeFleet, report: Report) -> None:
     """The traditional engine: shards assigned through ZooKeeper, each scanned by one node."""
     queue_max, tick_s = 100, 1

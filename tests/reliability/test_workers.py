@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
+from tests.deep import deep
 from tests.invariants.harness import TYPE, Stack, WorkerProcess
 from tests.reliability.conftest import MakeFleet, Report
 from tests.reliability.fleet import CALM_S, RATE
@@ -29,6 +30,7 @@ HOUR_S = 3600
 CHURN_S = float(os.environ.get("TOC_TEST_CHURN_S", "60"))
 
 
+@deep
 def test_one_of_three_is_killed(make_fleet: MakeFleet, report: Report) -> None:
     fleet = make_fleet()
     victim = fleet.busiest()
@@ -88,6 +90,7 @@ def wire(mysql_database: str) -> Iterator[Wire]:
         yield found
 
 
+@deep
 @pytest.mark.parametrize("amid", [False, True], ids=["at any moment", "amid a transaction"])
 def test_one_is_frozen_past_its_lease(
     wire: Wire, make_fleet: MakeFleet, report: Report, amid: bool
@@ -153,6 +156,7 @@ def test_one_is_frozen_past_its_lease(
     assert others.late_max_s < 3 + account.late_before_s(load.ids, calm_until_s)
 
 
+@deep
 def test_clocks_are_an_hour_off(make_fleet: MakeFleet, tmp_path: Path, report: Report) -> None:
     """One worker's is ahead, one's is behind, one's is right."""
     terms = {TYPE: {"timeout": 1, "retry": [1]}}
@@ -184,6 +188,7 @@ def test_clocks_are_an_hour_off(make_fleet: MakeFleet, tmp_path: Path, report: R
     assert max(waited_s) < 5
 
 
+@deep
 def test_nodes_join_and_leave_in_turn(make_fleet: MakeFleet, report: Report) -> None:
     fleet = make_fleet()
     rng = random.Random()  # noqa: S311 - when, not what

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.deep import deep
 from tests.reliability.conftest import MakeFleet, Report
 from tests.reliability.fleet import CALM_S, ON_TIME_S, OUTAGE_S, RATE, Fleet
 from tests.reliability.wire import Wire
@@ -72,6 +73,7 @@ def test_zookeeper_is_away_and_a_worker_dies_meanwhile(
         assert before[pid].shards <= share.shards <= before[pid].shards | before[victim.pid].shards
 
 
+@deep
 def test_the_session_of_one_node_expires(
     make_fleet: MakeFleet, zookeeper_server: Endpoint, report: Report
 ) -> None:
@@ -110,6 +112,7 @@ def test_the_session_of_one_node_expires(
         assert fleet.members()[lone.pid].joined_ms > joined_ms
 
 
+@deep
 def test_somebody_writes_members_that_nobody_stands_behind(
     make_fleet: MakeFleet, own_zookeeper: Server, report: Report
 ) -> None:
@@ -146,6 +149,7 @@ def ensemble(tmp_path: Path) -> Iterator[ZooKeeperEnsemble]:
         yield found
 
 
+@deep
 def test_an_ensemble_loses_its_leader(
     make_fleet: MakeFleet, ensemble: ZooKeeperEnsemble, report: Report
 ) -> None:
