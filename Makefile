@@ -88,14 +88,14 @@ reference: setup-all  ## make the pages of docs/reference that come from the pro
 
 .PHONY: test-all
 test-all: setup-all servers  ## the tests that take hours too: 5,000 seeds, every fault, the large models
-	@TOC_TEST=all TOC_TEST_SEEDS=$${TOC_TEST_SEEDS:-5000} $(BIN)/pytest $(if $(ARGS),$(ARGS),$(SHARED))
+	@TOC_TEST_ALL=1 TOC_TEST_SEEDS=$${TOC_TEST_SEEDS:-5000} $(BIN)/pytest $(if $(ARGS),$(ARGS),$(SHARED))
 
 .PHONY: reliability
 reliability: setup-all servers  ## break real servers under load, and print what became of the jobs
 	@$(BIN)/pytest tests/reliability -p no:randomly $(ARGS)
 
 .PHONY: model
-model: setup-all  ## go through every state of the protocols' model, whole and broken; TOC_TEST=all: the large ones too
+model: setup-all  ## go through every state of the protocols' model, whole and broken; TOC_TEST_ALL=1: the large ones too
 	@$(BIN)/python -m tests.servers install spin
 	@$(BIN)/pytest tests/model -p no:randomly $(ARGS)
 

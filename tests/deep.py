@@ -11,8 +11,8 @@ import os
 
 import pytest
 
-ALL = os.environ.get("TOC_TEST") == "all"
-"""Set by `make test-all`."""
+ALL = bool(os.environ.get("TOC_TEST_ALL"))
+"""`make test-all` sets the variable. toc's settings refuse other names that begin with TOC_."""
 
 deep = pytest.mark.skipif(not ALL, reason="takes long: make test-all runs it")
 

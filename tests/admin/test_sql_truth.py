@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from typing import Any
@@ -12,9 +11,11 @@ import pytest
 from tests.admin.composed import Composer
 from tests.admin.queries import Maker
 from tests.admin.world import SHARDS, World, same_rows, sorted_rows
+from tests.deep import ALL
 from toc.store.views import COLUMNS
 
-PER_TEST = 12
+PER_TEST = 12 if ALL else 4
+"""Random statements of each seed."""
 
 
 def is_ordered(sql: str) -> bool:
@@ -39,7 +40,7 @@ def test_random_statements(world: World, seed: int) -> None:
         check(world, sql, world.truth(sql))
 
 
-COMPOSED = 84 if os.environ.get("TOC_TEST") == "all" else 12
+COMPOSED = 84 if ALL else 4
 """Of each of 12 seeds, on each engine."""
 
 

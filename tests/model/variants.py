@@ -14,7 +14,7 @@ JOB, POISON = MODELS = "job", "poison"
 class Variant:
     """One run. `broken`: the invariant that must be seen to break; "" when all must hold.
 
-    `large`: only with `make test-all` (TOC_TEST=all).
+    `large`: only with `make test-all` (TOC_TEST_ALL=1).
     """
 
     name: str

@@ -40,6 +40,8 @@ def start_mysql(directory: Path, *args: str, port: int = 0) -> Server:
         "--no-defaults",
         f"--basedir={root / 'usr'}",
         "--secure-file-priv=NULL",
+        # Linux has 65,536 slots for it. A server takes thousands, and does not start without them.
+        "--innodb-use-native-aio=0",
     ]
     directory.mkdir(parents=True, exist_ok=True)
     account = directory.absolute() / "account.sql"
