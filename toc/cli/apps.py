@@ -7,14 +7,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from toc.cli.exit_codes import USAGE, CommandError
-
-if TYPE_CHECKING:
-    from toc.handlers.registry import Registry
+from toc.handlers.registry import Registry, registry
 
 Apps = Annotated[
     list[str] | None,
@@ -32,8 +30,6 @@ def load_apps(apps: Sequence[str]) -> Registry:
 
     Raises CommandError when a module cannot be imported and when there are no handlers.
     """
-    from toc.handlers.registry import Registry, registry  # noqa: PLC0415 - quick start
-
     if not apps:
         raise CommandError("no handlers: name their modules with --app", USAGE)
     here = str(Path.cwd())

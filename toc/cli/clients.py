@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from toc.center.center import TimeoutCenter
 from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.output import Output
 from toc.cli.time_texts import iso
-
-if TYPE_CHECKING:
-    from toc.center.center import TimeoutCenter
-    from toc.domain.job import Answer, Job
+from toc.domain.job import Answer, Job
+from toc.domain.limits import ACTOR_CHARS_MAX
+from toc.handlers.registry import Registry
 
 BizId = Annotated[int | None, typer.Option("--biz-id", metavar="N", help="The business id.")]
 Type = Annotated[str, typer.Option("--type", metavar="T", help="The biz_type.")]
@@ -28,20 +30,12 @@ Reason = Annotated[
 @contextmanager
 def open_client() -> Iterator[TimeoutCenter]:
     """A client with the settings in force; its events name the person who runs the command."""
-    from toc.center.center import TimeoutCenter  # noqa: PLC0415 - quick start
-    from toc.handlers.registry import Registry  # noqa: PLC0415
-
     with TimeoutCenter(handlers=Registry(), actor=current_person()) as center:
         yield center
 
 
 def current_person() -> str:
     """The person who runs the command, as user@host."""
-    import getpass  # noqa: PLC0415 - quick start
-    import socket  # noqa: PLC0415
-
-    from toc.domain.limits import ACTOR_CHARS_MAX  # noqa: PLC0415
-
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # nobody's name: a container that runs under a bare number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,10 +13,13 @@ from toc.cli.apps import Apps, load_apps
 from toc.cli.common_options import serves
 from toc.cli.output import Output
 from toc.cli.signals import StopRequest
-
-if TYPE_CHECKING:
-    from toc.handlers.registry import Registry
-    from toc.runtime.settings import Settings
+from toc.handlers.builtin import printer
+from toc.handlers.registry import Registry
+from toc.node.dev import DevDirectory, PrivateRedis
+from toc.node.node import Node
+from toc.runtime.clock import SystemClock
+from toc.runtime.settings import DEV_DIR, Settings, load_settings
+from toc.store import migrate
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +40,6 @@ def dev(output: Output, app: Apps = None, directory: Directory = None) -> None:
     type "default" is printed; jobs of other types wait for a handler. Stop it with Ctrl-C; the jobs stay.
     """
     del output
-    from toc.node.dev import DevDirectory, PrivateRedis  # noqa: PLC0415 - quick start
-    from toc.node.node import Node  # noqa: PLC0415
-    from toc.runtime.settings import DEV_DIR  # noqa: PLC0415
-    from toc.store import migrate  # noqa: PLC0415
 
     path = directory or DEV_DIR
     redis = PrivateRedis(path)
@@ -62,10 +61,6 @@ def dev(output: Output, app: Apps = None, directory: Directory = None) -> None:
 
 def _make_printing_registry() -> Registry:
     """Handlers that print the job, for the type "default" only: a real job must not end by being printed."""
-    from toc.handlers.builtin import printer  # noqa: PLC0415
-    from toc.handlers.registry import Registry  # noqa: PLC0415
-    from toc.runtime.clock import SystemClock  # noqa: PLC0415
-
     # Databases and Redis run on this machine and have its clock.
     handlers = Registry()
     handlers.handler()(printer(typer.echo, SystemClock().wall_ms))
@@ -78,8 +73,6 @@ def _example_type(handlers: Registry) -> str:
 
 
 def _welcome_text(path: Path, settings: Settings, biz_type: str, *, printing: bool) -> str:
-    from toc.runtime.settings import load_settings  # noqa: PLC0415
-
     client = load_settings()
     same = (client.databases, client.redis_url) == (settings.databases, settings.redis_url)
     variables = {

@@ -6,9 +6,11 @@ from collections import Counter
 from dataclasses import asdict
 
 from toc.cli.apps import Apps, load_apps
+from toc.cli.checks import Doctor, worst_level
 from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK
 from toc.cli.output import Output
+from toc.runtime.settings import load_settings
 
 
 @answers
@@ -17,9 +19,6 @@ def doctor(output: Output, app: Apps = None) -> int:
 
     It changes nothing. Each line that is not ok says what to do. Exits 1 when one says fail.
     """
-    from toc.cli.checks import Doctor, worst_level  # noqa: PLC0415 - quick start
-    from toc.runtime.settings import load_settings  # noqa: PLC0415
-
     checks = Doctor(load_settings(), load_apps(app) if app else None).run()
     counts = Counter(check.level for check in checks)
     level = worst_level(checks)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import typer
 
+from toc import errors
 from toc.domain.masking import masked
 from toc.domain.texts import one_line, printable
 
@@ -73,8 +74,6 @@ def explain(error: Exception) -> tuple[str, int]:
 
 
 def _explain_toc_error(error: Exception) -> tuple[str, int]:
-    from toc import errors  # noqa: PLC0415 - quick start
-
     if isinstance(error, errors.TimerUnavailable):
         return _explain_timer_error(error)
     if isinstance(error, errors.StoreUnavailable) and error.refused:
@@ -99,7 +98,7 @@ def _explain_timer_error(error: Exception) -> tuple[str, int]:
     kind = type(error.__cause__).__name__
     if kind.startswith("Authentication"):
         return f"Redis refuses the login: check TOC_REDIS_URL ({_first_line(error)})", SETTINGS
-    from toc.runtime.settings import DEV_DIR  # noqa: PLC0415
+    from toc.runtime.settings import DEV_DIR  # noqa: PLC0415 - quick start
 
     hint = f": {_NO_SERVERS}" if f" {DEV_DIR}/" in str(error) else ""
     return f"{_first_line(error).rstrip('.')}{hint}", UNAVAILABLE
@@ -107,15 +106,14 @@ def _explain_timer_error(error: Exception) -> tuple[str, int]:
 
 def _explain_sql_error(error: object) -> tuple[str, int]:
     """Errors that are no TocError: those of a migration, and refusals by a server."""
-    from toc.errors import GRANTS_HINT, MYSQL_DENIED, MYSQL_REFUSALS  # noqa: PLC0415 - quick start
-    from toc.store.driver_errors import is_unavailable_number  # noqa: PLC0415
+    from toc.store.driver_errors import is_unavailable_number  # noqa: PLC0415 - quick start
 
     original = getattr(error, "orig", None)
     arguments: Sequence[object] = getattr(original, "args", ())
     number = _error_number(error)
     text = str(arguments[1]) if len(arguments) > 1 else _first_line(error)
-    if isinstance(number, int) and number in MYSQL_REFUSALS:
-        hint = GRANTS_HINT if number in MYSQL_DENIED else ""
+    if isinstance(number, int) and number in errors.MYSQL_REFUSALS:
+        hint = errors.GRANTS_HINT if number in errors.MYSQL_DENIED else ""
         return f"the database refuses: {text}{hint}", SETTINGS
     if isinstance(number, int) and is_unavailable_number(number):
         return f"a database does not answer: {text}", UNAVAILABLE

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from toc.admin.explain import (
+    JobExplanation,
+    Meaning,
+    Owner,
+    TimeSpent,
+    TopicPlace,
+    explain_job,
+    interpret,
+    time_spent,
+)
 from toc.cli.clients import job_as_json
 from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK, report
 from toc.cli.output import Output, printable
 from toc.cli.time_texts import duration, iso, relative, shown
-
-if TYPE_CHECKING:
-    from toc.admin.explain import JobExplanation, Meaning, Owner, TimeSpent, TopicPlace
-    from toc.domain.job import Event
-    from toc.store.job_details import JobDetails
-    from toc.store.purge_counts import PurgesAround
+from toc.domain.job import Event
+from toc.runtime.settings import load_settings
+from toc.store.job_details import JobDetails
+from toc.store.purge_counts import PurgesAround
 
 Line = tuple[str, object]
 
@@ -31,9 +39,6 @@ def explain(
 
     Servers that do not answer cost their own part. Exits 1 when there is no such job.
     """
-    from toc.admin.explain import explain_job, interpret, time_spent  # noqa: PLC0415 - quick start
-    from toc.runtime.settings import load_settings  # noqa: PLC0415
-
     settings = load_settings()
     found = explain_job(settings, job_id)
     means = interpret(found, settings, duration)

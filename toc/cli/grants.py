@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from toc.cli.common_options import answers
 from toc.cli.exit_codes import USAGE, CommandError
 from toc.cli.output import Output
-
-if TYPE_CHECKING:
-    from toc.runtime.settings import Settings
+from toc.runtime.settings import Settings, load_settings
+from toc.runtime.urls import MYSQL, database_url
+from toc.store.accounts import ROLES, grant_statements, password_statement, quote_account
 
 # Written out, because the options of all commands are built at each start. A test compares them with `ROLES`.
 RoleName = Annotated[
@@ -42,9 +42,6 @@ def grants(
     upgrade. The account is locked until you give it a password. docs/how-to/accounts.md says what each role
     may do.
     """
-    from toc.runtime.settings import load_settings  # noqa: PLC0415 - quick start
-    from toc.store.accounts import password_statement, quote_account  # noqa: PLC0415
-
     account = quote_account(user or f"toc_{role}", host)
     parts = list(_grants_by_server(load_settings(), role, account, database))
     first = [
@@ -61,9 +58,6 @@ def _grants_by_server(
     settings: Settings, role: str, account: str, database: int | None
 ) -> Iterator[dict[str, Any]]:
     """The statements for each database, and for each of its servers if they differ."""
-    from toc.runtime.urls import MYSQL, database_url  # noqa: PLC0415
-    from toc.store.accounts import ROLES, grant_statements  # noqa: PLC0415
-
     urls = [database_url(url, "a URL") for url in settings.databases]
     if urls[0].get_backend_name() not in MYSQL:
         raise CommandError("SQLite has no accounts: who may read the file may do all", USAGE)

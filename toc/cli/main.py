@@ -5,51 +5,110 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version as version_of
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
-from toc.cli import (
-    admin,
-    dead,
-    dev,
-    doctor,
-    exit_codes,
-    explain,
-    grants,
-    jobs,
-    migrate,
-    nodes,
-    settings,
-    slots,
-    status,
-    worker,
-)
+from toc.cli import exit_codes
 from toc.cli.common_options import answers, is_usage_error
 from toc.cli.output import Output
 
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+_PLAIN: dict[str, Any] = {
+    "rich_markup_mode": None,  # rich's help pages cost 0.3 s at every call for help
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+}
+
+Commands = Mapping[str, tuple[str, str]]
+"""Command -> ("module.function" in toc.cli, its line in the list of commands)."""
+
+COMMANDS: Commands = {
+    "dev": ("dev.dev", "Run everything in this process, for development."),
+    "worker": ("worker.worker", "Run the handlers of one or more modules."),
+    "migrate": ("migrate.migrate", "Create or change the tables of every database."),
+    "grants": ("grants.grants", "Print the statements that make an account for a role."),
+    "schedule": ("jobs.schedule", "Schedule a job: act on BIZ_ID at WHEN."),
+    "cancel": ("jobs.cancel", "Cancel a job, or the live jobs of a business id."),
+    "reschedule": ("jobs.reschedule", "Move a pending job to another time."),
+    "explain": ("explain.explain", "Show all that is known about one job, and what it means."),
+    "slots": ("slots.slots", "Show the slots in Redis, and when the next job is due."),
+    "nodes": ("nodes.nodes", "Show the nodes in ZooKeeper, and what each owns."),
+    "status": ("status.status", "Show whether databases, Redis and ZooKeeper are up."),
+    "doctor": ("doctor.doctor", "Check servers, clocks, tables and handlers."),
+    "settings": ("settings.settings", "Show all settings: value, default and meaning."),
+    "version": ("main.version", "Show the versions of toc and of its main dependencies."),
+    "reconcile": ("reconcile.reconcile", "Compare the databases with Redis; repair and report."),
+    "nightly": ("nightly.nightly", "Reconcile, measure lateness, archive: once a night."),
+    "purge": ("purge.purge", "Delete jobs that ended long ago: one pass, for cron."),
+    "sql": ("sql.sql", "Run one SELECT over all shards as if they were one table."),
+    "demo": ("demo.demo", "Show a shop's order timeouts, live, with a check at the end."),
+    "move": ("move.move", "Move a database to another MySQL server."),
+    "check": ("check.check", "Check a history of calls and handlers for broken promises."),
+    "bench": ("bench.bench", "Measure toc on the servers of the settings."),
+}
+JOB_COMMANDS: Commands = {
+    "show": ("jobs.show", "Show a job, or the jobs of a business id."),
+}
+DEAD_COMMANDS: Commands = {
+    "list": ("dead.listed", "List dead jobs, newest first."),
+    "redrive": ("dead.redrive", "Give dead jobs a new life: due now, with all attempts."),
+}
+ADMIN_COMMANDS: Commands = {
+    "cancel": ("admin.cancel", "Cancel the pending jobs that match."),
+    "postpone": ("admin.postpone", "Postpone the pending jobs that match."),
+    "redrive": ("admin.redrive", "Give the dead jobs that match a new life, due at once."),
+}
 
 
-def _group(help_text: str) -> typer.Typer:
-    # rich's help pages cost 0.3 s at every call for help.
-    return typer.Typer(
+def _make_group(help_text: str, commands: Commands) -> typer.Typer:
+    """A group that imports a command's module when the command is called: quick start."""
+
+    class LazyGroup(TyperGroup):
+        """Its `commands` are stubs for the list in the help, and subgroups."""
+
+        def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+            name, command, rest = super().resolve_command(ctx, args)
+            if name is not None and name in commands:
+                command = _import_command(commands[name][0])
+            return name, command, rest
+
+    group = typer.Typer(
+        cls=LazyGroup,
         help=help_text,
         context_settings=_CONTEXT,
-        rich_markup_mode=None,
-        add_completion=False,
-        pretty_exceptions_enable=False,
         invoke_without_command=True,
+        **_PLAIN,
     )
+    for name, (_, line) in commands.items():
+        group.command(name, help=line)(_stub)
+    return group
 
 
-app = _group("A timeout center: durable jobs in sharded MySQL, timed by Redis, never lost.")
-job_app = _group("Look at jobs.")
-dead_app = _group("Jobs whose attempts are used up.")
-admin_app = _group("Change sets of jobs: a dry run first, a bounded rate, an audit trail.")
+def _stub() -> None:
+    """Never called: the group imports the real command."""
+
+
+def _import_command(path: str) -> Any:
+    module, _, function = path.partition(".")
+    single = typer.Typer(**_PLAIN)
+    single.command(context_settings=_CONTEXT)(getattr(import_module(f"toc.cli.{module}"), function))
+    return typer.main.get_command(single)
+
+
+app = _make_group(
+    "A timeout center: durable jobs in sharded MySQL, timed by Redis, never lost.", COMMANDS
+)
+job_app = _make_group("Look at jobs.", JOB_COMMANDS)
+dead_app = _make_group("List and redrive jobs whose attempts are used up.", DEAD_COMMANDS)
+admin_app = _make_group("Change many jobs: dry run, bounded rate, audit.", ADMIN_COMMANDS)
+app.add_typer(job_app, name="job")
+app.add_typer(dead_app, name="dead")
+app.add_typer(admin_app, name="admin")
 
 
 @app.callback(epilog=exit_codes.EXIT_CODES)
@@ -79,65 +138,10 @@ def _show_help_without_command(ctx: typer.Context) -> None:
 
 @answers
 def version(output: Output) -> None:
-    """Show the version of toc and of what it stands on."""
+    """Show the versions of toc, of its main dependencies and of Python."""
     names = ("toc", "sqlalchemy", "pymysql", "redis", "alembic", "kazoo")
     versions = {name: version_of(name) for name in names} | {"python": platform.python_version()}
     output.answer(versions, "\n".join(f"{name} {text}" for name, text in versions.items()))
-
-
-def _make_lazy_command(name: str, help_text: str) -> None:
-    """A command whose module is imported only when it is called: its options take longer than all other
-    commands.
-    """
-
-    def command(ctx: typer.Context) -> Any:
-        inner = typer.Typer(
-            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
-        )
-        inner.command(name, context_settings=_CONTEXT)(
-            getattr(import_module(f"toc.cli.{name}"), name)
-        )
-        return inner(args=ctx.args, prog_name=f"toc {name}", standalone_mode=False)
-
-    passed_on = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-    app.command(name, help=help_text, context_settings=passed_on)(command)
-
-
-app.command("dev")(dev.dev)
-app.command("worker")(worker.worker)
-app.command("migrate")(migrate.migrate)
-app.command("grants")(grants.grants)
-app.command("schedule")(jobs.schedule)
-app.command("cancel")(jobs.cancel)
-app.command("reschedule")(jobs.reschedule)
-app.add_typer(job_app, name="job")
-job_app.command("show")(jobs.show)
-app.command("explain")(explain.explain)
-app.add_typer(dead_app, name="dead")
-dead_app.command("list")(dead.listed)
-dead_app.command("redrive")(dead.redrive)
-app.add_typer(admin_app, name="admin")
-admin_app.command("cancel")(admin.cancel)
-admin_app.command("postpone")(admin.postpone)
-admin_app.command("redrive")(admin.redrive)
-app.command("slots")(slots.slots)
-app.command("nodes")(nodes.nodes)
-app.command("status")(status.status)
-app.command("doctor")(doctor.doctor)
-app.command("settings")(settings.settings)
-app.command("version")(version)
-_make_lazy_command("reconcile", "Compare the databases with Redis, all of it; repair and report.")
-_make_lazy_command(
-    "nightly", "What the leader does every night: reconcile, measure lateness, archive."
-)
-_make_lazy_command("purge", "Delete what has ended long ago, once, in all databases: for cron.")
-_make_lazy_command("sql", "Run one SELECT over all shards, as if they were one table; read-only.")
-_make_lazy_command("demo", "Show it: a shop's order timeouts, live, and a check at the end.")
-_make_lazy_command("move", "Move a database to another MySQL server beside live traffic.")
-_make_lazy_command(
-    "check", "Say whether toc kept its promises: check a history of calls and handlers."
-)
-_make_lazy_command("bench", "Measure it, on the servers of the settings.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

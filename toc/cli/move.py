@@ -6,18 +6,18 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK, SETTINGS, USAGE, CommandError
 from toc.cli.output import Output, printable
+from toc.cluster.roster import roster
 from toc.domain.masking import masked
-
-if TYPE_CHECKING:
-    from toc.runtime.settings import Settings
-    from toc.store.mover import Mover, MoveServer
+from toc.runtime.settings import MOVE_NEW_URL, MOVE_OLD_URL, Settings, load_settings
+from toc.store.move_checks import MoveChecks, list_move_steps
+from toc.store.mover import Mover, MoveServer, schema_of
 
 Number = Annotated[int, typer.Argument(metavar="N", min=0, help="The database's index.")]
 Check = Annotated[bool, typer.Option("--check", help="Whether it may be moved now.")]
@@ -46,7 +46,6 @@ def move(
     """
     if check + go + undo > 1:
         raise CommandError("give one of --check, --go and --undo", USAGE)
-    from toc.runtime.settings import load_settings  # noqa: PLC0415 - quick start
 
     settings = load_settings()
     if number >= len(settings.databases):
@@ -73,7 +72,6 @@ class _MoveSessions:
     """Sessions on both servers, with the accounts that may move the database."""
 
     def __init__(self, settings: Settings, index: int) -> None:
-        from toc.runtime.settings import MOVE_NEW_URL, MOVE_OLD_URL  # noqa: PLC0415
 
         self._settings, self.index = settings, index
         self._urls = {"old": settings.databases[index], "new": settings.moving[index]}
@@ -105,7 +103,6 @@ class _MoveSessions:
         """The nodes in ZooKeeper, and whether each knows of the move."""
         if not self._settings.has_cluster:
             return {}
-        from toc.cluster.roster import roster  # noqa: PLC0415
 
         return {
             member.identity: None if member.moving is None else self.index in member.moving
@@ -113,14 +110,11 @@ class _MoveSessions:
         }
 
     def mover(self, tell: Callable[[str, str], None]) -> Mover:
-        from toc.store.mover import Mover  # noqa: PLC0415
 
         return Mover(self.old, self.new, self.probe, tell)
 
 
 def _open_server(settings: Settings, index: int, role: str, url: str) -> MoveServer:
-    from toc.store.mover import MoveServer, schema_of  # noqa: PLC0415
-
     schema = schema_of(settings.databases[index])
     return MoveServer(index, role, url, schema, mysql=settings.mysql)
 
@@ -154,8 +148,6 @@ def _show_without_move(output: Output, settings: Settings, index: int) -> int:
 
 
 def _show_move(output: Output, servers: _MoveSessions) -> int:
-    from toc.store.move_checks import list_move_steps  # noqa: PLC0415
-
     steps = list_move_steps(servers.old, servers.new, servers.members())
     coming = next((step for step in steps if step.state == "next"), None)
     output.table(
@@ -169,8 +161,6 @@ def _show_move(output: Output, servers: _MoveSessions) -> int:
 
 
 def _run_checks(output: Output, servers: _MoveSessions) -> int:
-    from toc.store.move_checks import MoveChecks  # noqa: PLC0415
-
     found = MoveChecks(servers.old, servers.new, servers.probe, servers.members()).run_all()
     failed = [finding for finding in found if finding.level == "fail"]
     output.table(
@@ -184,8 +174,6 @@ def _run_checks(output: Output, servers: _MoveSessions) -> int:
 
 
 def _run_move(output: Output, servers: _MoveSessions, pause_max_s: float) -> int:
-    from toc.store.move_checks import MoveChecks  # noqa: PLC0415
-
     checks = MoveChecks(servers.old, servers.new, servers.probe, servers.members())
     with _explain_interrupt(servers.index):
         moved = servers.mover(_print_step).start_or_resume(checks.refuse_if_failed, pause_max_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,10 +11,8 @@ from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK, SETTINGS, CommandError
 from toc.cli.output import Output
 from toc.cli.time_texts import iso, shown
-
-if TYPE_CHECKING:
-    from toc.cluster.roster import Member
-    from toc.runtime.settings import Settings
+from toc.cluster.roster import Member, roster
+from toc.runtime.settings import Settings, load_settings
 
 
 @answers
@@ -29,9 +27,6 @@ def nodes(
 
     Exits 1 when a slot or shard has no owner (for a moment that is normal, after a node has come or gone).
     """
-    from toc.cluster.roster import roster  # noqa: PLC0415 - quick start
-    from toc.runtime.settings import load_settings  # noqa: PLC0415
-
     settings = load_settings()
     if not settings.has_cluster:
         text = "there are no members: zookeeper_hosts is 'none', so each node owns everything"

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
+from pydantic import BaseModel
+from pydantic import BaseModel as Model
+from pydantic.fields import FieldInfo
 
 from toc.cli.common_options import answers
 from toc.cli.exit_codes import USAGE, CommandError
 from toc.cli.output import Output
 from toc.domain.masking import masked
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-    from pydantic.fields import FieldInfo
+from toc.runtime.settings import Settings, TopicSettings, load_settings, variable_of
 
 
 class SettingLine(NamedTuple):
@@ -40,8 +40,6 @@ def settings(
 
     They come from toc.toml (or the file that TOC_CONFIG names) and from TOC_... variables.
     """
-    from toc.runtime.settings import load_settings  # noqa: PLC0415 - quick start
-
     if markdown:
         if output.as_json:
             raise CommandError("--markdown does not go with --json", USAGE)
@@ -61,8 +59,6 @@ def settings(
 
 def setting_lines(values: BaseModel | None = None) -> Iterator[SettingLine]:
     """A line for each setting in force; without `values`, for each setting that exists."""
-    from toc.runtime.settings import Settings  # noqa: PLC0415
-
     yield from _setting_lines(Settings, values, ())
 
 
@@ -79,9 +75,6 @@ def settings_markdown() -> str:
 def _setting_lines(
     model: type[BaseModel], values: BaseModel | None, path: tuple[str, ...]
 ) -> Iterator[SettingLine]:
-    from pydantic import BaseModel as Model  # noqa: PLC0415
-
-    from toc.runtime.settings import TopicSettings, variable_of  # noqa: PLC0415
 
     for name, field in model.model_fields.items():
         here = (*path, name)

@@ -10,6 +10,9 @@ from toc.cli.common_options import answers
 from toc.cli.exit_codes import SETTINGS, USAGE, CommandError
 from toc.cli.output import Output
 from toc.cli.time_texts import iso, relative, shown
+from toc.runtime.clock import SystemClock
+from toc.runtime.settings import load_settings
+from toc.timer.reminders import Reminders
 
 
 @answers
@@ -23,10 +26,6 @@ def slots(
 
     Redis holds only what is due within timer.horizon_s; the rest is in the databases.
     """
-    from toc.runtime.clock import SystemClock  # noqa: PLC0415 - quick start
-    from toc.runtime.settings import load_settings  # noqa: PLC0415
-    from toc.timer.reminders import Reminders  # noqa: PLC0415
-
     settings = load_settings()
     if not settings.has_timer:
         raise CommandError("there are no slots: redis_url is 'none'", SETTINGS)

@@ -7,7 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from http.client import HTTPException
+from typing import Annotated, Any
+from urllib.error import HTTPError
+from urllib.request import HTTPRedirectHandler, build_opener
 
 import typer
 
@@ -15,9 +18,11 @@ from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.output import Output
 from toc.cli.time_texts import duration, iso, shown
-
-if TYPE_CHECKING:
-    from toc.runtime.settings import Settings
+from toc.node.health import RANK, HealthPart, worst_state
+from toc.node.http import WILDCARDS, url_of
+from toc.node.status_reader import StatusReader
+from toc.runtime.clock import SystemClock
+from toc.runtime.settings import Settings, load_settings
 
 ANSWER_S_MAX = 3.0
 ANSWER_BYTES_MAX = 1_000_000
@@ -37,11 +42,6 @@ def status(output: Output, node: Url = None) -> int:
     answers it asks the servers itself. `toc nodes` shows the addresses that nodes give. Exits 1 when
     something is not up.
     """
-    from toc.node.health import HealthPart, worst_state  # noqa: PLC0415 - quick start
-    from toc.node.status_reader import StatusReader  # noqa: PLC0415
-    from toc.runtime.clock import SystemClock  # noqa: PLC0415
-    from toc.runtime.settings import load_settings  # noqa: PLC0415
-
     settings = load_settings()
     now_ms = SystemClock().wall_ms()
     with StatusReader(settings) as here:
@@ -93,8 +93,6 @@ def _node_urls(settings: Settings) -> list[str]:
     Never an address that a member of the cluster gives: whoever can write to ZooKeeper would have this
     machine fetch what he likes.
     """
-    from toc.node.http import WILDCARDS, url_of  # noqa: PLC0415
-
     if not settings.http.port:
         return []
     return [url_of(WILDCARDS.get(settings.http.host, settings.http.host), settings.http.port)]
@@ -112,10 +110,6 @@ def _ask_nodes(urls: Sequence[str]) -> dict[str, list[dict[str, Any]] | None]:
 
 
 def _ask_node(url: str) -> list[dict[str, Any]] | None:
-    from http.client import HTTPException  # noqa: PLC0415
-    from urllib.error import HTTPError  # noqa: PLC0415
-    from urllib.request import HTTPRedirectHandler, build_opener  # noqa: PLC0415
-
     class NoRedirect(HTTPRedirectHandler):
         """Refuses redirects: a node's answer must not send this machine elsewhere."""
 
@@ -138,8 +132,6 @@ def _ask_node(url: str) -> list[dict[str, Any]] | None:
 
 def _check_part(part: Any) -> dict[str, Any]:
     """A part as another process sent it; raises what `_ask_node` expects if it is malformed."""
-    from toc.node.health import RANK  # noqa: PLC0415
-
     since_ms = part["since_ms"]
     if part["state"] not in RANK or not (since_ms is None or isinstance(since_ms, int)):
         raise ValueError("not a part")
@@ -177,6 +169,4 @@ def _merge_views(views: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str,
 
 
 def _sort_worst_first(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    from toc.node.health import RANK  # noqa: PLC0415
-
     return sorted(lines, key=lambda line: (-RANK[line["state"]], line["part"]))

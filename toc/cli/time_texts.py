@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 
+from toc.domain.times import datetime_of
+from toc.errors import InvalidInput
+
 _MS_OF = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 _STEP = re.compile(r"(\d+(?:\.\d+)?)(ms|d|h|m|s)", re.ASCII)
 WHEN_HELP = "30m, 1h30m, 90s, 2d, 500ms from now, or a time with its zone: 2030-01-31T08:00:00Z"
@@ -13,8 +16,6 @@ _SOON_MS = 60_000
 
 def parse_when(text: str) -> datetime | timedelta:
     """What WHEN means. Raises InvalidInput."""
-    from toc.errors import InvalidInput  # noqa: PLC0415 - quick start
-
     steps = _STEP.findall(text)
     if steps and "".join(number + unit for number, unit in steps) == text:
         milliseconds = sum(float(number) * _MS_OF[unit] for number, unit in steps)
@@ -33,8 +34,6 @@ def parse_when(text: str) -> datetime | timedelta:
 
 def iso(ms: int | None) -> str | None:
     """Milliseconds since 1970 for JSON: 2030-01-31T08:00:00.000Z."""
-    from toc.domain.times import datetime_of  # noqa: PLC0415
-
     if ms is None:
         return None
     return datetime_of(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")

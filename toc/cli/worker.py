@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,9 +13,9 @@ from toc.cli.common_options import serves
 from toc.cli.exit_codes import NO, OK
 from toc.cli.output import Output
 from toc.cli.signals import StopRequest
-
-if TYPE_CHECKING:
-    from toc.handlers.registry import Registry
+from toc.handlers.registry import Registry
+from toc.node.node import Node
+from toc.runtime.settings import load_settings
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,6 @@ def worker(output: Output, app: Apps = None, http_port: HttpPort = None) -> int:
     when it stopped by itself because too many handlers are stuck: start it again.
     """
     del output
-    from toc.node.node import Node  # noqa: PLC0415 - quick start
-    from toc.runtime.settings import load_settings  # noqa: PLC0415
 
     restart = threading.Event()
     with StopRequest() as stop:
