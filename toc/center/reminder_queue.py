@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from toc.errors import TimerUnavailable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AGAIN_S_MIN, AGAIN_S_MAX = 0.2, 5.0
-BATCH = 1000
+IDLE_S = 3600.0  # a kept reminder wakes the service
 
 
 _TopicSlot = tuple[str, int]
@@ -31,9 +31,9 @@ _TopicSlot = tuple[str, int]
 class ReminderQueue(Service):
     """Arms near jobs during the call; failed ones (up to `kept_max`) are retried in the background.
 
-    After a failure, calls do not wait for Redis until a retry has succeeded: they queue at once. On a
-    cluster this applies to the refused slots only. `make_reminders` is called once, when the first near job
-    is armed: until then redis is not imported.
+    A slot with kept reminders was refused: until a retry has succeeded, calls add to it at once and do not
+    wait for Redis. While all of Redis is down, this holds for every slot. `make_reminders` is called once,
+    when the first near job is armed: until then redis is not imported.
     """
 
     def __init__(
@@ -47,16 +47,12 @@ class ReminderQueue(Service):
     ) -> None:
         super().__init__("toc-rearm")
         self._make_reminders, self._time, self._clock = make_reminders, time, clock
-        self._reminders: Reminders | None = None
         self._near_ms, self._kept_max = near_ms, kept_max
+        self._reminders: Reminders | None = None
         self._lock = threading.Lock()
-        self._kept: deque[tuple[_TopicSlot, Reminder]] = deque()
-        self._down = False  # all of Redis; else `_refused` says which slots
-        self._refused: set[_TopicSlot] = set()
+        self._kept: dict[_TopicSlot, list[Reminder]] = {}
+        self._down = False  # all of Redis
         self._retry_s = AGAIN_S_MIN
-        # A pass tries what is kept once, batch by batch: a slot that it met refused is passed over.
-        self._left_in_pass = 0
-        self._passed_over: set[_TopicSlot] = set()
 
     @property
     def reminders(self) -> Reminders:
@@ -72,108 +68,82 @@ class ReminderQueue(Service):
         if self._reminders is not None:
             self._reminders.close()
 
-    def place(self, jobs: Sequence[tuple[str, Reminder]]) -> None:
+    def place(self, jobs: Iterable[tuple[str, Reminder]]) -> None:
         """Arms those of the (topic, reminder) pairs that are near. Call it after the commit. Never raises."""
         until_ms = self._time.now_ms() + self._near_ms
-        near = self._group_by_slot(
-            job for job in jobs if job[1].due_ms is not None and job[1].due_ms <= until_ms
-        )
-        if not near:
-            return
+        near: dict[_TopicSlot, list[Reminder]] = defaultdict(list)
+        for topic, reminder in jobs:
+            if reminder.due_ms is not None and reminder.due_ms <= until_ms:
+                slot = self.reminders.slot_of(topic, reminder.job_id)
+                near[topic, slot].append(reminder)
         with self._lock:
-            down, out = self._down, set(self._refused)
-        refused: set[_TopicSlot] = set()
-        if not down:
-            refused, down = self._try_arm(
-                {place: near[place] for place in near if place not in out}
-            )
-        late = {place: near[place] for place in near if down or place in out or place in refused}
+            down = self._down
+            late = {slot: some for slot, some in near.items() if down or slot in self._kept}
+        refused, down = self._try_arm({slot: near[slot] for slot in near if slot not in late})
+        late |= {slot: near[slot] for slot in refused}
         if late:
-            self._keep_for_retry(late, refused, down=down)
+            self._keep_for_retry(late, down=down)
 
     def run_once(self) -> float:
-        """Tries kept reminders again. Returns the seconds until the next try."""
+        """Tries the kept reminders again. Returns the seconds until the next try."""
         with self._lock:
-            if not self._kept:
-                self._down, self._left_in_pass = False, 0
-                self._refused.clear()
-                return 3600.0  # woken when there is something
-            if not self._left_in_pass:
-                self._left_in_pass, self._passed_over = len(self._kept), set()
-            batch = list(islice(self._kept, min(BATCH, self._left_in_pass)))
-        asked: dict[_TopicSlot, list[Reminder]] = defaultdict(list)
-        for place, reminder in batch:
-            if place not in self._passed_over:
-                asked[place].append(reminder)
-        refused, down = self._try_arm(asked)
-        self._passed_over |= refused
+            tried = {slot: [*some] for slot, some in self._kept.items()}
+        refused, down = self._try_arm(tried)
         with self._lock:
-            for kept in batch:
-                self._kept.popleft()
-                if down or kept[0] in self._passed_over:
-                    self._kept.append(kept)  # behind those of slots that may be served
             self._down = down
-            self._left_in_pass = 0 if down else self._left_in_pass - len(batch)
-            if self._left_in_pass:
-                self._refused -= {place for place, _ in batch}
-                self._refused |= self._passed_over
-                return 0
-            self._refused = set(self._passed_over)
-        if down or self._passed_over:
+            for slot in tried.keys() - refused:
+                del self._kept[slot][: len(tried[slot])]  # others may have been added meanwhile
+                if not self._kept[slot]:
+                    del self._kept[slot]
+            is_empty = not self._kept
+        if refused:
             self._retry_s = min(self._retry_s * 2, AGAIN_S_MAX)
             return self._retry_s
         self._retry_s = AGAIN_S_MIN
-        return 0
-
-    def _group_by_slot(
-        self, jobs: Iterable[tuple[str, Reminder]]
-    ) -> dict[_TopicSlot, list[Reminder]]:
-        found: dict[_TopicSlot, list[Reminder]] = defaultdict(list)
-        for topic, reminder in jobs:
-            found[topic, self.reminders.slot_of(topic, reminder.job_id)].append(reminder)
-        return found
+        return IDLE_S if is_empty else 0
 
     def _try_arm(
         self, reminders_of: Mapping[_TopicSlot, Sequence[Reminder]]
     ) -> tuple[set[_TopicSlot], bool]:
-        """Returns the slots that were refused, and whether all of Redis refused. Never raises."""
-        by_topic: dict[str, dict[int, Sequence[Reminder]]] = defaultdict(dict)
-        for (topic, slot), reminders in reminders_of.items():
-            by_topic[topic][slot] = reminders
+        """Returns the slots that were not armed, and whether all of Redis refused. Never raises."""
+        by_topic: dict[str, list[_TopicSlot]] = defaultdict(list)
+        for topic_slot in reminders_of:
+            by_topic[topic_slot[0]].append(topic_slot)
         refused: set[_TopicSlot] = set()
         todo = list(by_topic.items())
         while todo:
-            topic, by_slot = todo.pop()
+            topic, slots = todo.pop()
             try:
-                self._time.record_answer(self.reminders.arm(topic, chain(*by_slot.values())))
+                some = chain.from_iterable(reminders_of[slot] for slot in slots)
+                self._time.record_answer(self.reminders.arm(topic, some))
             except TimerUnavailable as error:
                 self._log_throttle.warning(error.code, "reminders are kept for a retry: %s", error)
                 if error.slots is None:
-                    return refused, True
+                    left = [slots, *(slots for _, slots in todo)]
+                    return refused.union(*left), True
                 refused |= {(topic, slot) for slot in error.slots}
             except Exception:
                 # The job is committed: whatever Redis says, the call must not fail now. It may be
                 # one slot that is broken: each is tried alone.
-                if len(by_slot) > 1:
-                    todo += [(topic, {slot: some}) for slot, some in by_slot.items()]
+                if len(slots) > 1:
+                    todo += [(topic, [slot]) for slot in slots]
                     continue
                 log.exception("reminders are kept for a retry")
-                refused |= {(topic, slot) for slot in by_slot}
+                refused.update(slots)
         return refused, False
 
-    def _keep_for_retry(
-        self, late: Mapping[_TopicSlot, Sequence[Reminder]], refused: set[_TopicSlot], *, down: bool
-    ) -> None:
-        jobs = [(place, reminder) for place, reminders in late.items() for reminder in reminders]
-        metrics.ARMS_FAILED.inc(len(jobs))
+    def _keep_for_retry(self, late: Mapping[_TopicSlot, Sequence[Reminder]], *, down: bool) -> None:
+        count = sum(map(len, late.values()))
         with self._lock:
-            is_news = not self._kept or (down and not self._down) or not refused <= self._refused
+            is_news = not (self._down or late.keys() <= self._kept.keys())
             self._down |= down
-            self._refused |= refused
-            room = max(0, self._kept_max - len(self._kept))
-            self._kept.extend(jobs[:room])
-        # The loader and the scanner know the others from the database.
-        metrics.ARMS_DROPPED.inc(max(0, len(jobs) - room))
+            room = left = max(0, self._kept_max - sum(map(len, self._kept.values())))
+            for slot, some in late.items():
+                if left > 0:
+                    self._kept.setdefault(slot, []).extend(some[:left])
+                    left -= len(some)
+        metrics.ARMS_FAILED.inc(count)
+        metrics.ARMS_DROPPED.inc(max(0, count - room))  # the loader and the scanner find these jobs
         self.start()
         if is_news:
             self.wake()
