@@ -157,7 +157,7 @@ def test_a_file_that_cannot_be_used_is_named(make: Make, changes: Any, words: st
     ("cluster", "words"),
     [
         ({"tls": "required", "tls_ca": "ca"}, "no certificate is verified"),
-        ({"tls_cert": "cert"}, "tls_cert is set, but tls is 'off'"),
+        ({"tls_cert": "cert"}, "tls_cert is set, but with tls = 'off' there may be connections"),
         ({"tls": "required", "tls_key": "key"}, "tls_key is set without tls_cert"),
     ],
 )

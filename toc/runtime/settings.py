@@ -198,21 +198,42 @@ class WorkerSettings(_Part):
         return self
 
 
-_ANY_HOST = (
-    "tls is 'verify_ca', but tls_ca is not set: any public certificate for any host would be taken: "
-    "set tls_ca, or set tls to 'verify_identity'"
-)
+TlsCa = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        description="file with the certificates (PEM) that servers' must come from; not set: the system's",
+    ),
+]
+TlsCert = Annotated[
+    str | None,
+    Field(min_length=1, description="file with toc's own certificate, where servers ask for one"),
+]
+TlsKey = Annotated[
+    str | None,
+    Field(min_length=1, description="file with its key; not set: in the file of `tls_cert`"),
+]
 
 
-def _check_tls_ca(tls: str, tls_ca: str | None) -> None:
-    """Raises ValueError for a `tls_ca` that would verify nothing, and for `verify_ca` without one."""
-    if tls_ca is not None and not tls.startswith("verify"):
+def _check_tls(part: ClusterSettings | MysqlSettings) -> None:
+    """Raises ValueError for files that would have no effect, and for `verify_ca` without `tls_ca`."""
+    if part.tls_ca is not None and not part.tls.startswith("verify"):
         raise ValueError(
-            f"tls_ca is set, but with tls = '{tls}' no certificate is verified: "
+            f"tls_ca is set, but with tls = '{part.tls}' no certificate is verified: "
             "set tls to 'verify_identity', or to 'verify_ca' where hosts have other names"
         )
-    if tls == "verify_ca" and tls_ca is None:
-        raise ValueError(_ANY_HOST)
+    if part.tls == "verify_ca" and part.tls_ca is None:
+        raise ValueError(
+            "tls is 'verify_ca', but tls_ca is not set: any public certificate for any host would be "
+            "taken: set tls_ca, or set tls to 'verify_identity'"
+        )
+    if part.tls_cert is not None and part.tls in ("off", "preferred"):
+        raise ValueError(
+            f"tls_cert is set, but with tls = '{part.tls}' there may be connections without TLS: set tls to "
+            "'required', 'verify_ca' or 'verify_identity'"
+        )
+    if part.tls_key is not None and part.tls_cert is None:
+        raise ValueError("tls_key is set without tls_cert")
 
 
 class ClusterSettings(_Part):
@@ -238,25 +259,13 @@ class ClusterSettings(_Part):
         description="of connections to ZooKeeper, at its secureClientPort: 'required': without a look at its "
         "certificate; 'verify_ca': that comes from `tls_ca`; 'verify_identity': and is made for the host",
     )
-    tls_ca: str | None = Field(
-        None,
-        min_length=1,
-        description="file with the certificates (PEM) that servers' must come from; not set: the system's",
-    )
-    tls_cert: str | None = Field(
-        None, min_length=1, description="file with toc's own certificate, where servers ask for one"
-    )
-    tls_key: str | None = Field(
-        None, min_length=1, description="file with its key; not set: in the file of `tls_cert`"
-    )
+    tls_ca: TlsCa = None
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
 
     @model_validator(mode="after")
     def _relations(self) -> Self:
-        _check_tls_ca(self.tls, self.tls_ca)
-        if self.tls_cert is not None and self.tls == "off":
-            raise ValueError("tls_cert is set, but tls is 'off': set tls to 'verify_identity'")
-        if self.tls_key is not None and self.tls_cert is None:
-            raise ValueError("tls_key is set without tls_cert")
+        _check_tls(self)
         if self.auth_by == "sasl" and self.auth is None:
             raise ValueError("auth_by is 'sasl', but auth is not set: set it to 'user:password'")
         return self
@@ -278,28 +287,13 @@ class MysqlSettings(_Part):
         "'verify_ca': and the certificate comes from `tls_ca`; 'verify_identity': and it is made for the "
         "URL's host",
     )
-    tls_ca: str | None = Field(
-        None,
-        min_length=1,
-        description="file with the certificates (PEM) that servers' must come from; not set: the system's",
-    )
-    tls_cert: str | None = Field(
-        None, min_length=1, description="file with toc's own certificate, where servers ask for one"
-    )
-    tls_key: str | None = Field(
-        None, min_length=1, description="file with its key; not set: in the file of `tls_cert`"
-    )
+    tls_ca: TlsCa = None
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
 
     @model_validator(mode="after")
     def _relations(self) -> Self:
-        _check_tls_ca(self.tls, self.tls_ca)
-        if self.tls_cert is not None and self.tls in ("off", "preferred"):
-            raise ValueError(
-                f"tls_cert is set, but with tls = '{self.tls}' there may be no TLS: set tls to "
-                "'required' or more"
-            )
-        if self.tls_key is not None and self.tls_cert is None:
-            raise ValueError("tls_key is set without tls_cert")
+        _check_tls(self)
         return self
 
 
