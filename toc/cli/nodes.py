@@ -1,8 +1,8 @@
-"""`toc nodes`: who is there, and who owns what since when."""
+"""`toc nodes`: the nodes in ZooKeeper, and what each owns since when."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -32,79 +32,71 @@ def nodes(
         text = "there are no members: zookeeper_hosts is 'none', so each node owns everything"
         raise CommandError(text, SETTINGS)
     members = roster(settings)
-    things = dict(_find_owners(settings, members))
-    orphans = [thing for thing, holders in things.items() if not holders]
+    holders = {f"{kind} {number}": found for kind, number, found in _find_owners(settings, members)}
+    orphans = [thing for thing, found in holders.items() if not found]
     value = {
         "nodes": [_json(member) for member in members],
         "owners": {
-            f"{kind} {number}": [
-                {"node": m.identity, "since": iso(since_ms)} for m, since_ms in holders
-            ]
-            for (kind, number), holders in things.items()
+            thing: [{"node": owner, "since": iso(since_ms)} for owner, since_ms in found]
+            for thing, found in holders.items()
         },
-        "without_owner": [f"{kind} {number}" for kind, number in orphans],
+        "without_owner": orphans,
     }
-    last = f"{len(members)} nodes; {len(orphans)} of {len(things)} slots and shards have no owner"
-    if owners:
-        output.table(
-            value,
-            ("what", ">no", "owner", "since"),
-            [
-                (kind, number, owner, since)
-                for (kind, number), holders in things.items()
-                for owner, since in [
-                    (member.identity, shown(since_ms)) for member, since_ms in holders
-                ]
-                or [("nobody", "-")]
-            ],
-            empty="",
-            last=last,
-        )
-    else:
-        output.table(
-            value,
-            ("node", "leads", "joined", ">slots", ">shards", "handles", "version", "http"),
-            [
-                (
-                    member.identity,
-                    "leads" if member.leads else "",
-                    shown(member.joined_ms),
-                    sum(len(slots) for slots in member.slots.values()),
-                    len(member.shards),
-                    ", ".join(member.handles),
-                    member.version,
-                    member.http or "",
-                )
-                for member in members
-            ],
-            empty="no nodes",
-            last=last,
-        )
+    rows = _owner_rows(settings, members) if owners else map(_node_row, members)
+    columns = _OWNER_COLUMNS if owners else _NODE_COLUMNS
+    last = f"{len(members)} nodes; {len(orphans)} of {len(holders)} slots and shards have no owner"
+    output.table(value, columns, rows, empty="no nodes", last=last)
     return NO if orphans else OK
 
 
-Holders = list[tuple["Member", int]]
+Owners = list[tuple[str, int]]
+"""Nodes that say they own a slot or shard, and since when in ms: one; for a moment none, or two."""
 
 
 def _find_owners(
-    settings: Settings, members: list[Member]
-) -> Iterator[tuple[tuple[str, int], Holders]]:
-    """For each slot and shard, the members that say they own it (for a moment there may be none, or two)."""
+    settings: Settings, members: Sequence[Member]
+) -> Iterator[tuple[str, int, Owners]]:
+    """("slot of TOPIC" or "shard", its number, its owners) for each slot and shard."""
 
-    def holders(number: int, held: list[Mapping[int, int]]) -> Holders:
+    def owners_of(held: Sequence[Mapping[int, int]], number: int) -> Owners:
         return [
-            (member, numbers[number])
-            for member, numbers in zip(members, held, strict=True)
-            if number in numbers
+            (member.identity, since_ms[number])
+            for member, since_ms in zip(members, held, strict=True)
+            if number in since_ms
         ]
 
     for topic, amount in settings.slot_amounts.items():
-        of_topic = [member.slots.get(topic, {}) for member in members]
+        slots = [member.slots.get(topic, {}) for member in members]
         for slot in range(amount):
-            yield (f"slot of {topic}", slot), holders(slot, of_topic)
-    of_shards = [member.shards for member in members]
+            yield f"slot of {topic}", slot, owners_of(slots, slot)
+    shards = [member.shards for member in members]
     for shard in range(settings.shards):
-        yield ("shard", shard), holders(shard, of_shards)
+        yield "shard", shard, owners_of(shards, shard)
+
+
+_OWNER_COLUMNS = ("what", ">no", "owner", "since")
+_NODE_COLUMNS = ("node", "leads", "joined", ">slots", ">shards", "handles", "version", "http")
+
+
+def _owner_rows(settings: Settings, members: Sequence[Member]) -> Iterator[Sequence[object]]:
+    for kind, number, owners in _find_owners(settings, members):
+        for owner, since_ms in owners:
+            yield kind, number, owner, shown(since_ms)
+        if not owners:
+            yield kind, number, "no owner", "-"
+
+
+def _node_row(member: Member) -> Sequence[object]:
+    return (
+        member.identity,
+        "leads" if member.leads else "",
+        shown(member.joined_ms),
+        sum(map(len, member.slots.values())),
+        len(member.shards),
+        ", ".join(member.handles),
+        member.version,
+        member.http or "",
+    )
 
 
 def _json(member: Member) -> dict[str, object]:

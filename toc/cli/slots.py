@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -29,21 +30,19 @@ def slots(
     settings = load_settings()
     if not settings.has_timer:
         raise CommandError("there are no slots: redis_url is 'none'", SETTINGS)
-    topics = sorted({"default", *settings.topics})
+    topics = settings.topic_names
     if topic is not None and topic not in topics:
         raise CommandError(f"--topic: there is no {topic!r}; there are: {', '.join(topics)}", USAGE)
-    timer = Reminders.from_settings(settings, SystemClock())
-    try:
-        now_ms = timer.time_ms()
+    names = topics if topic is None else [topic]
+    with closing(Reminders.from_settings(settings, SystemClock())) as reminders:
+        now_ms = reminders.time_ms()
         found = [
             (name, *depth)
-            for name in ([topic] if topic is not None else topics)
-            for depth in timer.depths(name, range(settings.slots_of(name)))
+            for name in names
+            for depth in reminders.depths(name, range(settings.slots_of(name)))
         ]
-    finally:
-        timer.close()
     armed, in_flight = sum(row[2] for row in found), sum(row[3] for row in found)
-    due = min((row[4] for row in found if row[4] is not None), default=None)
+    due_ms = min((row[4] for row in found if row[4] is not None), default=None)
     wanted = [row for row in found if everything or row[2] or row[3]]
     total = f"{armed} armed, {in_flight} in flight, in {len(found)} slots"
     output.table(
@@ -52,7 +51,7 @@ def slots(
             "slots": [_slot_facts(row, now_ms) for row in wanted],
             "armed": armed,
             "in_flight": in_flight,
-            "next_due": iso(due),
+            "next_due": iso(due_ms),
         },
         ("topic", ">slot", ">armed", ">in flight", "next due", ""),
         [
@@ -60,7 +59,7 @@ def slots(
             for row in wanted
         ],
         empty="all slots are empty",
-        last=total if due is None else f"{total}; next due {relative(due, now_ms)}",
+        last=total if due_ms is None else f"{total}; next due {relative(due_ms, now_ms)}",
     )
 
 

@@ -52,13 +52,12 @@ def status(output: Output, node: Url = None) -> int:
         if not views:
             views = [[asdict(part) for part in here.check_servers()]]
             last = (
-                "no node answered (http.port lets one, --node URL asks it):"
-                " as seen from here, and since when is not known"
+                "as seen from here, without the times: no node was asked or answered"
+                " (set http.port for the nodes, or name one with --node URL)"
             )
-        reconciled = here.check_reconciliation()
-        parts = (here.check_overdue_jobs(), reconciled, here.check_queues())
-        whole = [asdict(part) for part in parts if part is not None]
-    lines = _sort_worst_first([*_merge_views(views), *_merge_views([whole])])
+        parts = (here.check_overdue_jobs(), here.check_reconciliation(), here.check_queues())
+        own = [asdict(part) for part in parts if part is not None]
+    lines = _sort_worst_first([*_merge_views(views), *_merge_views([own])])
     state = worst_state(
         [HealthPart(line["part"], line["state"], None, line["how"]) for line in lines]
     )
@@ -67,31 +66,25 @@ def status(output: Output, node: Url = None) -> int:
     output.table(
         {"state": state, "parts": lines, "nodes": [*found], "silent": silent},
         ("state", "part", "how", "since", "for", "seen by", "what it means"),
-        [
-            (
-                line["state"],
-                line["part"],
-                line["how"],
-                shown(line["since_ms"]),
-                duration(max(0, now_ms - line["since_ms"]))
-                if line["since_ms"] is not None
-                else "-",
-                line["seen_by"],
-                line["means"],
-            )
-            for line in lines
-        ],
+        [_table_row(line, now_ms) for line in lines],
         empty="",
         last=last,
     )
     return OK if state == "up" and not silent else NO
 
 
+def _table_row(line: Mapping[str, Any], now_ms: int) -> tuple[object, ...]:
+    since_ms = line["since_ms"]
+    lasts = "-" if since_ms is None else duration(max(0, now_ms - since_ms))
+    seen_by, means = line["seen_by"], line["means"]
+    return line["state"], line["part"], line["how"], shown(since_ms), lasts, seen_by, means
+
+
 def _node_urls(settings: Settings) -> list[str]:
     """This machine's node, if it serves HTTP at a port that is known.
 
-    Never an address that a member of the cluster gives: whoever can write to ZooKeeper would have this
-    machine fetch what he likes.
+    Never an address that a member of the cluster gives: an attacker who can write to ZooKeeper could make
+    this machine fetch any URL.
     """
     if not settings.http.port:
         return []
@@ -100,9 +93,7 @@ def _node_urls(settings: Settings) -> list[str]:
 
 def _ask_nodes(urls: Sequence[str]) -> dict[str, list[dict[str, Any]] | None]:
     """The parts of each node, by its address; None: it does not answer."""
-    urls = list(
-        dict.fromkeys(url.rstrip("/") for url in urls)
-    )  # each is one node, and is asked once
+    urls = list(dict.fromkeys(url.rstrip("/") for url in urls))  # each node is asked once
     if not urls:
         return {}
     with ThreadPoolExecutor(PARALLEL_MAX) as pool:
