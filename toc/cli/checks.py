@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,8 +30,9 @@ from toc.store.server_facts import ServerInfo, read_server_info
 from toc.store.sessions import EXPECTED
 from toc.store.table_check import WAY_OUT, summarize_faults
 from toc.timer.foreign_members import format_members
-from toc.timer.reminders import VERSION_MIN as REDIS_MIN
 from toc.timer.reminders import Reminders
+from toc.timer.server_facts import NO_EVICTION
+from toc.timer.server_facts import VERSION_MIN as REDIS_MIN
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -51,6 +52,14 @@ class Check:
     advice: str = ""
 
 
+def _fail_unless(good: bool, subject: str, check: str, found: str, advice: str) -> Check:
+    return Check(subject, check, "ok" if good else "fail", found, advice)
+
+
+def _warn_unless(good: bool, subject: str, check: str, found: str, advice: str) -> Check:
+    return Check(subject, check, "ok" if good else "warn", found, advice)
+
+
 class Doctor:
     """All checks for one set of settings. `expected`: the fingerprint that databases must keep."""
 
@@ -65,7 +74,8 @@ class Doctor:
     def run(self) -> list[Check]:
         """Asks all servers in parallel: one that does not answer costs its timeout once."""
         found: list[Check] = []
-        with self._databases() as databases, ThreadPoolExecutor(PARALLEL_MAX) as pool:
+        databases = Databases.from_settings(self._settings, self._clock, pool_size=1)
+        with closing(databases), ThreadPoolExecutor(PARALLEL_MAX) as pool:
             for checks in pool.map(self._check_database, databases):
                 found += checks
             found += self._check_redis()
@@ -82,21 +92,18 @@ class Doctor:
         name = f"database {database.index}"
         try:
             facts = read_server_info(database)
-            checks = [
-                *self._check_version(name, facts),
+            return [
+                Check(name, "reachable", "ok", str(self._settings.databases[database.index])),
+                _check_version(name, facts),
                 *_check_durability(name, facts),
                 *_check_session(name, facts),
                 *self._check_tls(name, database, facts),
+                *self._check_schema(name, database),
+                self._check_clock(name, database.now_ms),
             ]
-            checks += self._check_schema(name, database)
-            checks.append(self._check_clock(name, database.now_ms))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
             advice = "check TOC_DATABASES, that the server runs, and that it has this schema"
             return [_no_answer(name, error, advice)]
-        return [
-            Check(name, "reachable", "ok", str(self._settings.databases[database.index])),
-            *checks,
-        ]
 
     def _check_tls(self, name: str, database: Database, facts: ServerInfo) -> Iterator[Check]:
         if database.sqlite:
@@ -108,30 +115,21 @@ class Doctor:
         }.get(mode, "the certificate is not verified")
         if not facts.tls:
             verified = "the connection is not encrypted"
-        level: Level = "ok" if database.is_local or mode.startswith("verify") else "warn"
         found = f"{facts.tls or 'none'}; {verified} (mysql.tls = '{mode}')"
-        advice = "set mysql.tls = 'verify_identity' and mysql.tls_ca: else who is between may read and write"
-        yield Check(name, "tls", level, found, advice)
-
-    @staticmethod
-    def _check_version(name: str, facts: ServerInfo) -> Iterator[Check]:
-        least = VERSION_MIN[facts.kind]
-        supported = _parse_version(facts.version) >= least
-        yield Check(
-            name,
-            "version",
-            "ok" if supported else "fail",
-            f"{facts.kind} {facts.version}",
-            f"upgrade: toc needs {facts.kind} {least[0]}.{least[1]} or later",
+        advice = (
+            "set mysql.tls = 'verify_identity' and mysql.tls_ca: otherwise an attacker on the network can "
+            "read and change what is sent"
         )
+        good = database.is_local or mode.startswith("verify")
+        yield _warn_unless(good, name, "tls", found, advice)
 
     def _check_schema(self, name: str, database: Database) -> Iterator[Check]:
         revision = migrate.read_revision(database)
         misfit = migrate.describe_incompatibility(database)
         found = f"revision {revision or 'none'}"
         if misfit is not None:
-            what, _, advice = misfit.rpartition(": ")
-            yield Check(name, "schema", "fail", what, advice)
+            found, _, advice = misfit.rpartition(": ")
+            yield Check(name, "schema", "fail", found, advice)
             return
         yield Check(name, "schema", "ok", found)
         kept = read_recorded_meta(database)
@@ -142,8 +140,8 @@ class Doctor:
         found = "; ".join(wrong) or (
             "matches" if kept else "not recorded yet: the first start does"
         )
-        advice = "set what the database was set up with: it cannot be changed later"
-        yield Check(name, "routing", "fail" if wrong else "ok", found, advice)
+        advice = "use the settings that the database was created with: they cannot be changed later"
+        yield _fail_unless(not wrong, name, "routing", found, advice)
         if not wrong:
             yield self._check_tables(name, database)
 
@@ -162,40 +160,34 @@ class Doctor:
         if not settings.has_timer:
             yield Check("redis", "reachable", "ok", "none: the scanner fires alone")
             return
-        reminders = Reminders.from_settings(settings, self._clock)
         try:
-            facts = reminders.server_info()
-            yield Check("redis", "reachable", "ok", f"{settings.redis_url} ({facts['mode']})")
-            supported = _parse_version(facts["version"]) >= REDIS_MIN
-            advice = f"upgrade: toc needs Redis {REDIS_MIN[0]}.{REDIS_MIN[1]} or later"
-            level: Level = "ok" if supported else "fail"
-            yield Check("redis", "version", level, facts["version"], advice)
-            policy = facts["maxmemory_policy"]
-            yield Check(
-                "redis",
-                "maxmemory-policy",
-                "ok" if policy == "noeviction" else "fail",
-                policy,
-                "set maxmemory-policy noeviction: else Redis throws reminders away",
-            )
-            yield self._check_clock("redis", reminders.time_ms)
-            yield self._check_members(reminders)
+            with closing(Reminders.from_settings(settings, self._clock)) as reminders:
+                facts = reminders.server_info()
+                yield Check("redis", "reachable", "ok", f"{settings.redis_url} ({facts['mode']})")
+                supported = _parse_version(facts["version"]) >= REDIS_MIN
+                advice = f"upgrade: toc needs Redis {REDIS_MIN[0]}.{REDIS_MIN[1]} or later"
+                yield _fail_unless(supported, "redis", "version", facts["version"], advice)
+                policy = facts["maxmemory_policy"]
+                advice = "set maxmemory-policy noeviction: otherwise Redis deletes reminders"
+                good = policy == NO_EVICTION
+                yield _fail_unless(good, "redis", "maxmemory-policy", policy, advice)
+                yield self._check_clock("redis", reminders.time_ms)
+                yield self._check_members(reminders)
         except Exception as error:  # noqa: BLE001 - as above
             advice = "check TOC_REDIS_URL and that Redis runs; until then the scanner fires, late"
             yield _no_answer("redis", error, advice)
-        finally:
-            reminders.close()
 
     def _check_members(self, reminders: Reminders) -> Check:
-        found = [
+        members = [
             member
             for topic, amount in self._settings.slot_amounts.items()
             for member in reminders.foreign_members(topic, range(amount), STRANGERS_FIRST)
         ]
-        how = f"{len(found)} members of queues are no job_id: {format_members(found)}"
+        found = "job ids only"
+        if members:
+            found = f"{len(members)} members of queues are no job_id: {format_members(members)}"
         advice = f"toc removes each of them when it is due, and {FOREIGN_MEANS}"
-        level: Level = "warn" if found else "ok"
-        return Check("redis", "queues", level, how if found else "job ids only", advice)
+        return _warn_unless(not members, "redis", "queues", found, advice)
 
     def _check_zookeeper(self) -> Iterator[Check]:
         if not self._settings.has_cluster:
@@ -210,7 +202,7 @@ class Doctor:
         yield Check("zookeeper", "reachable", "ok", f"{len(members)} nodes there")
         yield self._check_zookeeper_tls()
         if self._settings.cluster.auth is None:
-            found = "ZooKeeper is open to whoever reaches it: members that somebody makes up make jobs late"
+            found = "everyone who reaches ZooKeeper may write to it: members that do not exist make jobs late"
             advice = (
                 "set TOC_CLUSTER__AUTH ('user:password') for all processes: workers set the ACLs"
             )
@@ -220,10 +212,11 @@ class Doctor:
             strangers = open_to(self._settings)
         except Exception as error:  # noqa: BLE001 - as above
             strangers = [masked(explain(error)[0])]
-        advice = "start a worker anew, which repairs it where it may; else set the ACL by zkCli.sh"
-        level: Level = "warn" if strangers else "ok"
-        found = "; ".join(strangers) or "only for who has cluster.auth"
-        yield Check("zookeeper", "access", level, found, advice)
+        advice = (
+            "restart a worker, which repairs it where it may; otherwise set the ACL with zkCli.sh"
+        )
+        found = "; ".join(strangers) or "only with cluster.auth"
+        yield _warn_unless(not strangers, "zookeeper", "access", found, advice)
 
     def _check_zookeeper_tls(self) -> Check:
         cluster, hosts = self._settings.cluster, self._settings.zookeeper_hosts.partition("/")[0]
@@ -231,19 +224,19 @@ class Doctor:
             host.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")
             for host in hosts.split(",")
         )
-        level: Level = "ok" if local or cluster.tls.startswith("verify") else "warn"
         advice = (
-            "set TOC_CLUSTER__TLS to 'verify_identity' and the hosts to ZooKeeper's secureClientPort: whoever"
-            " is between can read cluster.auth and write members"
+            "set TOC_CLUSTER__TLS to 'verify_identity' and the hosts to ZooKeeper's secureClientPort:"
+            " otherwise an attacker on the network can read cluster.auth and write members"
         )
-        return Check("zookeeper", "tls", level, cluster.tls, advice)
+        good = local or cluster.tls.startswith("verify")
+        return _warn_unless(good, "zookeeper", "tls", cluster.tls, advice)
 
     # ---- reconciliation
 
     def _check_reconciled(self, databases: Databases) -> Iterator[Check]:
         if self._settings.reconcile.nightly != "none":
             lack = missing_software()
-            yield Check("nightly", "installed here", "fail" if lack else "ok", lack or "all", lack)
+            yield _fail_unless(not lack, "nightly", "installed here", lack or "all", lack)
         try:
             part = health_of_reconciliation(
                 self._settings, read_last_result(databases), databases[0].now_ms()
@@ -266,9 +259,9 @@ class Doctor:
         skew_ms = round(server_ms - (before_ms + after_ms) / 2)
         self._skew_ms[name], self._uncertainty_ms[name] = skew_ms, (after_ms - before_ms) // 2
         # Nothing is decided by this machine's clock, but ids and logs carry its time.
-        level: Level = "warn" if abs(skew_ms) > SKEW_MS_WARN else "ok"
         advice = "let NTP set the clocks of this machine and of the server"
-        return Check(name, "clock", level, f"{skew_ms:+d} ms from this machine's", advice)
+        found = f"{skew_ms:+d} ms from this machine's"
+        return _warn_unless(abs(skew_ms) <= SKEW_MS_WARN, name, "clock", found, advice)
 
     def _check_skew(self) -> Iterator[Check]:
         redis_ms = self._skew_ms.pop("redis", None)
@@ -299,8 +292,8 @@ class Doctor:
         differ = least_ms[ahead] - most_ms[behind] > SKEW_MS_WARN
         apart_ms = self._skew_ms[ahead] - self._skew_ms[behind]
         found = f"{ahead} is {apart_ms} ms ahead of {behind}" if differ else "no two differ by more"
-        advice = "let NTP set the clocks of both: each one's jobs go by its own"
-        yield Check("databases", "clocks", "warn" if differ else "ok", found, advice)
+        advice = "let NTP set both clocks: the jobs of a database are due by its own clock"
+        yield _warn_unless(not differ, "databases", "clocks", found, advice)
 
     # ---- biz_types and handlers
 
@@ -310,13 +303,9 @@ class Doctor:
             names, conflicts, _ = read_known_types(databases)
             types = {*names.values(), *(n for said in conflicts.values() for n in said.values())}
             found = "; ".join(describe_conflict(number, conflicts) for number in sorted(conflicts))
-            yield Check(
-                "biz_types",
-                "numbers",
-                "fail" if conflicts else "ok",
-                found or f"{len(types)} types, no number has two names",
-                "give one of the two types another name: docs/how-to/type-conflict.md",
-            )
+            advice = "give one of the two types another name: docs/how-to/type-conflict.md"
+            found = found or f"{len(types)} types, no number has two names"
+            yield _fail_unless(not conflicts, "biz_types", "numbers", found, advice)
         if self._handlers is not None:
             yield from self._check_handlers(types, self._handlers)
 
@@ -327,28 +316,22 @@ class Doctor:
         if handlers.takes_all is not None or types is None:
             return
         missing = sorted(types - set(names))
-        yield Check(
-            "handlers",
-            "types without one",
-            "warn" if missing else "ok",
-            ", ".join(missing) or "none",
-            "fine when other workers handle them; else their jobs wait",
-        )
-
-    @contextmanager
-    def _databases(self) -> Iterator[Databases]:
-        settings = self._settings
-        databases = Databases.from_settings(settings, self._clock, pool_size=1)
-        try:
-            yield databases
-        finally:
-            databases.close()
+        found = ", ".join(missing) or "none"
+        advice = "fine when other workers handle them; otherwise their jobs wait"
+        yield _warn_unless(not missing, "handlers", "types without one", found, advice)
 
 
 def worst_level(checks: Iterable[Check]) -> Level:
     """The worst level among the checks."""
     levels = {check.level for check in checks}
     return "fail" if "fail" in levels else "warn" if "warn" in levels else "ok"
+
+
+def _check_version(name: str, facts: ServerInfo) -> Check:
+    least = VERSION_MIN[facts.kind]
+    advice = f"upgrade: toc needs {facts.kind} {least[0]}.{least[1]} or later"
+    found = f"{facts.kind} {facts.version}"
+    return _fail_unless(_parse_version(facts.version) >= least, name, "version", found, advice)
 
 
 def _check_durability(name: str, facts: ServerInfo) -> Iterator[Check]:
@@ -359,9 +342,9 @@ def _check_durability(name: str, facts: ServerInfo) -> Iterator[Check]:
         wanted["sync_binlog"] = "1"
     for variable, value in wanted.items():
         if variable in found:
-            level: Level = "ok" if found[variable] == value else "warn"
-            advice = f"set {variable} = {value}: else a power cut can lose committed jobs"
-            yield Check(name, variable, level, found[variable], advice)
+            good = found[variable] == value
+            advice = f"set {variable} = {value}: otherwise a power failure can lose committed jobs"
+            yield _warn_unless(good, name, variable, found[variable], advice)
 
 
 def _check_session(name: str, facts: ServerInfo) -> Iterator[Check]:
@@ -375,9 +358,10 @@ def _check_session(name: str, facts: ServerInfo) -> Iterator[Check]:
     ]
     own = f"toc's sessions set their own variables; sql_mode of others: {facts.sql_mode or 'empty'}"
     advice = (
-        "a proxy before the server changes what sessions have set: toc needs sessions of its own"
+        "a proxy before the server changes session variables: configure it to keep one server session for "
+        "each connection of toc"
     )
-    yield Check(name, "session", "fail" if wrong else "ok", "; ".join(wrong) or own, advice)
+    yield _fail_unless(not wrong, name, "session", "; ".join(wrong) or own, advice)
 
 
 def _split_modes(value: str) -> set[str]:
