@@ -324,7 +324,7 @@ def test_doctor_says_who_may_write_to_zookeeper(
     tls = [c["level"] for c in checks if (c["subject"], c["check"]) == ("zookeeper", "tls")]
     assert tls == ["ok"]  # it is on this machine
     assert access()["level"] == "warn"
-    assert "open to whoever reaches it" in access()["found"]
+    assert "everyone who reaches ZooKeeper may write to it" in access()["found"]
     with foreign_members(cluster["TOC_ZOOKEEPER_HOSTS"], os.environ["TOC_NAMESPACE"], 1):
         monkeypatch.setenv("TOC_CLUSTER__AUTH", "toc:secret")
         found = access()

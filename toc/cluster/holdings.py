@@ -1,4 +1,4 @@
-"""What a node owns and since when, as a member carries it: {"0-3,7": since_ms, …}."""
+"""The slots or shards that a node owns, and since when, as text in ZooKeeper: {"0-3,7": since_ms, …}."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 
 def parse_ranges(text: str) -> Iterator[int]:
-    """The numbers of "0-3,7". Raises ValueError: it is no such text, or has numbers that no shard has."""
+    """The numbers of "0-3,7". Raises ValueError for any other text, and for a number that no shard has."""
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
         low, high = int(first), int(last or first)
@@ -31,13 +31,13 @@ def parse_ranges(text: str) -> Iterator[int]:
 
 
 class Holding:
-    """Some numbers (slots of a topic, or shards) and since when each is held."""
+    """The slots of a topic (or the shards) that this node owns, and since when."""
 
     def __init__(self) -> None:
         self._since_ms: dict[int, int] = {}
 
     def hold(self, numbers: Iterable[int], now_ms: int) -> None:
-        """These are held now; what was held before keeps its time."""
+        """Replaces the numbers; those that were held before keep their times."""
         self._since_ms = {number: self._since_ms.get(number, now_ms) for number in numbers}
 
     def as_text(self) -> dict[str, int]:
@@ -48,15 +48,11 @@ class Holding:
 
 
 def held(text: Mapping[str, int]) -> dict[int, int]:
-    """Number by number: since when it is held, in ms. Raises ValueError: that is not what a node says."""
+    """Number -> since when it is held, in ms; from `Holding.as_text`. Raises ValueError for other texts."""
     found: dict[int, int] = {}
     for ranges, since_ms in text.items():
-        if (
-            isinstance(since_ms, bool)
-            or not isinstance(since_ms, int)
-            or not 0 <= since_ms <= MS_MAX
-        ):
-            raise ValueError("a time is none")
+        if type(since_ms) is not int or not 0 <= since_ms <= MS_MAX:
+            raise ValueError(f"{since_ms!r} is no time in ms")
         for number in parse_ranges(ranges):
             if number in found:
                 raise ValueError(f"{number} is held twice")

@@ -1,10 +1,10 @@
-"""Which of the nodes below `members` in ZooKeeper are members, and in which order they came.
+"""Decides which nodes below `members` in ZooKeeper are members of the cluster, and in which order they came.
 
-Whoever may write there may write anything, so only what ZooKeeper itself says counts: a member is a node
-that a session owns (an ephemeral one), and the order is that of creation by ZooKeeper's transactions, not
-that of the numbers in names. Names have a form, and there are at most `members_max` members: those that
-came first. With `cluster.auth`, a member's ACL names our own account alone: nodes that were made while
-`members` was open to others do not count.
+Other programs may be able to write there, so only facts that ZooKeeper itself records count. A member is an
+ephemeral node (a session owns it). The order is that of ZooKeeper's transactions, not of the numbers in
+names. Names have a fixed form. At most `members_max` nodes count: those that joined first. With
+`cluster.auth`, the ACL of a member names toc's account alone: nodes that were created while `members` was
+open to others do not count.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 MEMBERS = "members"
 NAME_CHARS_MAX = 200
 DIGITS = 10  # of the number that ZooKeeper appends
-LOOKUPS_MAX = 1000  # in one look; the next one goes on
-NAMED_MAX = 5  # in a line of `toc doctor`
-RECHECK_S = 60.0  # a name that was checked is not asked for again sooner
+LOOKUPS_MAX = 1000  # nodes per read; the next read continues
+NAMED_MAX = 5  # names in a line of `toc doctor`
+RECHECK_S = 60.0  # a node that was checked is not checked again sooner
 
 
 def member_of(name: str) -> str:
-    """The member behind a node's name."""
+    """The member that a node's name contains."""
     return name.rpartition("-")[0]
 
 
@@ -46,9 +46,9 @@ def is_member_node_name(name: str) -> bool:
 
 
 def restrict_acls(zookeeper: ZooKeeper) -> list[str]:
-    """Sees to it that only who has `cluster.auth` may write members; a line for what could not be mended.
+    """Restricts the ACLs of toc's nodes to `cluster.auth`. Returns a line for each node that stays open.
 
-    Such nodes may have been made without it, or by somebody who came first.
+    A node may be open because it was created without `cluster.auth`, or by another program.
     """
     left = []
     for path in ("", MEMBERS):
@@ -57,17 +57,19 @@ def restrict_acls(zookeeper: ZooKeeper) -> list[str]:
             strangers = "; ".join(zookeeper.foreign_acls(path))
             if strangers:
                 zookeeper.restrict_acl(path)
-                log.warning("%s was open to others (%s): its ACL is mended", name, strangers)
+                log.warning(
+                    "%s was open to others (%s): its ACL is now restricted", name, strangers
+                )
         except SettingsError as error:
             left.append(
-                f"{name} is open to others, or its ACL cannot be read, and this node may not change it"
-                f" ({error}): set its ACL with an account that may (setAcl of zkCli.sh)"
+                f"{name} is open to others, or its ACL cannot be read, and this account may not change it"
+                f" ({error}): set its ACL with an account that may (setAcl in zkCli.sh)"
             )
     return left
 
 
 def _describe_foreign_members(zookeeper: ZooKeeper) -> list[str]:
-    """A line that names members which were made without `cluster.auth`; none where there are none."""
+    """One line that names the nodes that were created without `cluster.auth`; [] if there are none."""
     names = sorted(filter(is_member_node_name, zookeeper.children(MEMBERS)))[:LOOKUPS_MAX]
     kept = zookeeper.made_with_auth([f"{MEMBERS}/{name}" for name in names])
     foreign = [name for name, ours in zip(names, kept, strict=True) if not ours]
@@ -75,14 +77,14 @@ def _describe_foreign_members(zookeeper: ZooKeeper) -> list[str]:
         return []
     named = ", ".join(foreign[:NAMED_MAX]) + (", ..." if len(foreign) > NAMED_MAX else "")
     text = (
-        f"{zookeeper.full_path(MEMBERS)}: {len(foreign)} nodes were not made with cluster.auth and do not"
-        f" count as members ({named}): restart these nodes with cluster.auth, or delete what is not toc's"
+        f"{zookeeper.full_path(MEMBERS)}: {len(foreign)} nodes were not created with cluster.auth and do not"
+        f" count as members ({named}): restart toc there with cluster.auth, or delete foreign nodes"
     )
     return [text]
 
 
 def open_to(settings: Settings) -> list[str]:
-    """Who besides toc's own account may do what with its nodes, a line each. Raises ClusterUnavailable."""
+    """A line for each other account that has rights on toc's nodes. Raises ClusterUnavailable."""
     zookeeper = ZooKeeper(settings, lambda: None)
     try:
         zookeeper.wait(settings.connect_timeout_s)
@@ -97,16 +99,16 @@ def open_to(settings: Settings) -> list[str]:
 
 
 class Members:
-    """Checks nodes, and remembers for a while which it has checked. One thread."""
+    """Reads the members, and remembers for RECHECK_S which nodes it has checked. Not thread-safe."""
 
     def __init__(self, zookeeper: ZooKeeper, members_max: int, clock: Clock) -> None:
         self._zookeeper, self._members_max, self._clock = zookeeper, members_max, clock
         self._checked: dict[str, tuple[float, Stat]] = {}
         self._with_auth: dict[str, tuple[int, bool]] = {}
-        """By name: the transaction that made the node, and whether its ACL is ours: asked once a node."""
+        """By name: the transaction that created the node, and whether its ACL is ours. Read once per node."""
 
     def read_members(self, *, watch: bool = False) -> dict[str, Stat]:
-        """The members' nodes by name, the first that came first. Raises ClusterUnavailable."""
+        """The members' nodes by name, in the order in which they joined. Raises ClusterUnavailable."""
         children = self._zookeeper.children(MEMBERS, watch=watch)
         found = self._read_stats([name for name in children if is_member_node_name(name)])
         living = self._keep_made_with_auth(
@@ -117,7 +119,7 @@ class Members:
         return {name: living[name] for name in ordered}
 
     def forget(self, names: Iterable[str]) -> None:
-        """The next look checks these anew."""
+        """The next read checks these names again."""
         for name in names:
             self._checked.pop(name, None)
 
@@ -146,5 +148,5 @@ class Members:
 
 
 def members_of(names: Iterable[str]) -> list[str]:
-    """The members behind nodes' names, in their order; each once."""
+    """The members that nodes' names contain, in their order, each once."""
     return list(dict.fromkeys(map(member_of, names)))

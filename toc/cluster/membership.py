@@ -1,7 +1,7 @@
 """This process as a member of the cluster, and its view of the others.
 
-A member is an ephemeral, sequential node "MEMBER-0000000007" whose data says what it owns. The
-member with the lowest number leads: so the leader stays when others come and go.
+A member is an ephemeral, sequential node "MEMBER-0000000007"; its data lists the slots and shards that it
+owns. The member that joined first leads, so the leader stays when other members come and go.
 
 - A create can succeed while its answer is lost: each step finds this process' nodes by their name, keeps
   the one that this session has made, and deletes the others.
@@ -28,17 +28,17 @@ from toc.runtime.settings import Settings
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0  # a look every so often, should a watch be lost; a change is told at once
+LOOK_S = 5.0  # between two reads, in case a watch is lost; a watch reports a change at once
 AWAY_S, AGAIN_S = 1.0, 0.2
-REST = 4  # times as long as a look, or acting upon a changed view, took, the next look waits
+REST = 4  # the next read waits this many times as long as the last read or its `changed` took
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The members in the order in which they came, the leader first.
+    """The members in the order in which they joined, the leader first.
 
-    Not `connected`: ZooKeeper is not reached, and this is the last view. `frozen`: for longer than a
-    session lasts, so that some of these members may have died since, and nobody has inherited theirs.
+    Not `connected`: ZooKeeper does not answer, and this is the last view. `frozen`: it has not answered for
+    longer than a session lasts, so some of these members may have died without a successor.
     """
 
     members: Sequence[str]
@@ -53,7 +53,7 @@ class View:
 class Membership(Service):
     """Joins as `member` and calls `changed(view)`, from its own thread, when the view has changed.
 
-    `describe()` is what the member says of itself; asked at each look.
+    `describe()` returns the data of the member's node; called at each read.
     """
 
     def __init__(
@@ -71,27 +71,27 @@ class Membership(Service):
         self._member, self._describe, self._changed = member, describe, changed
         self._clock, self._session_s = clock, settings.cluster.session_timeout_s
         self.joined = threading.Event()
-        """Set with the first view that this process is part of."""
+        """Set when the first view that contains this process is known."""
         self._rests_until_s = clock.monotonic_s()
-        self._session: int | None = None  # in which the node was made
+        self._session: int | None = None  # the session that created the node
         self._node = ""
         self._node_data = b""
         self.view = View((), connected=False)
         self._connected_s = clock.monotonic_s()
         self.trouble = ""
-        """Why this node is no member though ZooKeeper answers; empty: it is one, or there is no answer."""
+        """Why ZooKeeper refuses this node as a member; empty: it does not, or does not answer."""
         self.since_ms = clock.wall_ms()
-        """When ZooKeeper was reached, or lost: this machine's wall clock."""
+        """When the connection was last made or lost, by this machine's wall clock."""
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the one that does what must run once."""
+        """Whether this process is the leader, which does the work that must run once per cluster."""
         return self._zookeeper.session is not None and (
             self.view.connected and self.view.leader == self._member
         )
 
     def run_once(self) -> float:
-        """One look. Never raises because ZooKeeper is away: that is a state, not an error."""
+        """Reads the members once. Never raises because ZooKeeper does not answer: that is a state."""
         rest_s = self._rests_until_s - self._clock.monotonic_s()
         if (
             rest_s > 0
@@ -114,18 +114,20 @@ class Membership(Service):
             self._report_view(View(members, connected=True))
             self._update_node_data()
         except ClusterUnavailable as error:
-            log.debug("a look at ZooKeeper failed: %s", error)
+            log.debug("reading the members failed: %s", error)
             self._report_disconnected()
             return AGAIN_S
         except SettingsError as error:
-            self._log_throttle.warning("settings", "this node is no member: %s", error)
+            self._log_throttle.warning(
+                "settings", "ZooKeeper refuses this node as a member: %s", error
+            )
             self.trouble = str(error)
             self._report_disconnected()
             return AWAY_S
         return LOOK_S
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """Leaves the cluster: the others take over at once."""
+        """Leaves the cluster: other members take over at once."""
         gone = super().stop(timeout_s)
         self._zookeeper.close()
         return gone
@@ -139,15 +141,15 @@ class Membership(Service):
             self._join(session)
             self._members.forget([self._node])
             found = self._members.read_members(watch=True)
-        # Another's node of our name, that may not be deleted, stands for nobody.
+        # A node with our name that another program created, and that we may not delete, does not count.
         others = (name for name in found if member_of(name) != self._member or name == self._node)
         members = members_of(others)
         return members if self._member in members else [*members, self._member]
 
     def _is_ours(self, found: Mapping[str, Stat], session: int) -> bool:
-        """Whether our node is there, and this session owns it: else it ends with somebody else's."""
+        """Whether our node exists and this session owns it: otherwise it would end with another session."""
         stat = found.get(self._node)
-        if stat is None and self._node:  # among too many to be kept
+        if stat is None and self._node:  # perhaps it is beyond members_max
             (stat,) = self._zookeeper.stats([f"{MEMBERS}/{self._node}"])
         return stat is not None and stat.session == session
 
@@ -190,5 +192,5 @@ class Membership(Service):
 
 _CONNECTION = {
     True: (logging.INFO, "ZooKeeper is connected"),
-    False: (logging.WARNING, "ZooKeeper is not reached: the last assignment stays"),
+    False: (logging.WARNING, "ZooKeeper does not answer: this node keeps its last assignment"),
 }

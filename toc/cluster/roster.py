@@ -1,4 +1,4 @@
-"""All members, with what they say of themselves. Reads only; joins nothing."""
+"""Reads all members with the facts that they publish, without joining the cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from toc.domain.placement import identity_of
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 
-DATA_BYTES_MAX = 262_144  # of one member; a node that owns 1,024 shards and slots says some 20,000
+DATA_BYTES_MAX = (
+    262_144  # of one member; a node that owns 1,024 shards and slots publishes about 20,000
+)
 TEXT_CHARS_MAX = 200
 
 
@@ -22,7 +24,8 @@ TEXT_CHARS_MAX = 200
 class Member:
     """A node as ZooKeeper has it. `slots` (by topic) and `shards`: number -> held since, in ms.
 
-    Times: `joined_ms` by ZooKeeper's clock, the others by the node's own. `http`: its address, if any.
+    `joined_ms` is by ZooKeeper's clock, all other times by the node's own. `http`: its address, if any.
+    `moving`: databases that it knows to be moving; None: its release does not publish them.
     """
 
     identity: str
@@ -33,9 +36,7 @@ class Member:
     handles: Sequence[str] = ()
     slots: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     shards: Mapping[int, int] = field(default_factory=dict)
-    moving: Sequence[int] | None = (
-        None  # databases that it knows to be moving; None: it does not say
-    )
+    moving: Sequence[int] | None = None
 
 
 def roster(settings: Settings) -> list[Member]:
@@ -59,7 +60,7 @@ def roster(settings: Settings) -> list[Member]:
 
 
 def _parse_member(identity: str, leads: bool, joined_ms: int, data: bytes) -> Member:
-    """What it says of itself; nothing where that is not what a node of toc would say."""
+    """The member with the facts in `data`; without them if they are malformed (another release)."""
     try:
         text: Any = json.loads(data)
         http = text["http"]
@@ -74,12 +75,5 @@ def _parse_member(identity: str, leads: bool, joined_ms: int, data: bytes) -> Me
             held(text["shards"]),
             [int(index) for index in text["moving"]] if "moving" in text else None,
         )
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ):  # of another release
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return Member(identity, leads, joined_ms)

@@ -1,4 +1,4 @@
-"""A client of ZooKeeper, in our words: every call has a time limit and one error."""
+"""A client of ZooKeeper: every call has a time limit and raises toc's errors."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ from toc.errors import ClusterUnavailable, SettingsError
 from toc.runtime.log_throttle import LogThrottle
 from toc.runtime.settings import ClusterSettings, Settings
 
-ANSWER_S_MAX = 5.0  # for one answer; a client that has lost its server would wait for ever
+ANSWER_S_MAX = 5.0  # for one answer; without it, a client that lost its server would wait for ever
 RECONNECT_S_MAX = 1.0
 SHARED = "/toc"  # above all namespaces
 
 log = logging.getLogger(__name__)
-# What kazoo says of each attempt to reconnect; that the connection is lost, the caller says once.
+# kazoo logs every attempt to reconnect; `membership` logs once that the connection is lost.
 log.setLevel(logging.ERROR)
 
 
 class Stat(NamedTuple):
-    """What ZooKeeper says of a node: nobody who writes it can choose these.
+    """Facts that ZooKeeper records of a node. Its writer cannot choose them.
 
-    `created`: its transaction, so the order of creation. `session`: whose end removes it, 0 for none.
+    `created`: the number of the transaction that created it. `session`: the session that owns it, which
+    deletes it at its end; 0: none.
     """
 
     created: int
@@ -50,7 +51,7 @@ class Stat(NamedTuple):
 
 
 def _login_options(cluster: ClusterSettings) -> tuple[list[ACL], dict[str, Any]]:
-    """The ACL of what is ours, and kazoo's arguments. Raises SettingsError: toc[sasl] is not installed."""
+    """The ACL of toc's nodes, and kazoo's arguments. Raises SettingsError: toc[sasl] is not installed."""
     if cluster.auth is None:
         return [], {}
     user, _, password = cluster.auth.get_secret_value().partition(":")
@@ -64,10 +65,7 @@ def _login_options(cluster: ClusterSettings) -> tuple[list[ACL], dict[str, Any]]
 
 
 class _TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """kazoo's own, but its connections use a context of ours.
-
-    The one that kazoo makes trusts every authority of the system, besides `tls_ca`.
-    """
+    """kazoo's handler with a TLS context of our own. kazoo's trusts the system's authorities besides `tls_ca`."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         super().__init__()
@@ -78,7 +76,7 @@ class _TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo ha
         address: tuple[str, int],
         hostname: str | None = None,
         timeout: float | None = None,
-        **_: object,  # what kazoo would make its context of
+        **_: object,  # options from which kazoo would make its context
     ) -> ssl.SSLSocket:
         plain: socket.socket = super().create_connection(address, timeout=timeout)
         try:
@@ -89,7 +87,7 @@ class _TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo ha
 
 
 def _tls_options(cluster: ClusterSettings) -> dict[str, Any]:
-    """kazoo's arguments. Raises SettingsError where a file cannot be used: kazoo would try for ever."""
+    """kazoo's arguments. Raises SettingsError for a file that cannot be used: kazoo would retry for ever."""
     if cluster.tls == "off":
         return {}
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -112,8 +110,8 @@ def _tls_options(cluster: ClusterSettings) -> dict[str, Any]:
 
 
 class ZooKeeper:
-    """Connects in the background, again and again. `on_change` is called from kazoo's thread when the
-    connection's state changes or a watched node did: it must only wake somebody.
+    """Connects in the background, and reconnects. `on_change` is called from kazoo's thread when the
+    connection's state or a watched node has changed: it must only wake a thread.
 
     Paths are relative to /toc/NAMESPACE below the path in `zookeeper_hosts`.
     """
@@ -146,8 +144,8 @@ class ZooKeeper:
         """Begins to connect; does not wait."""
         thread = self._client._connection._connection_routine  # noqa: SLF001 - nothing else tells
         if self._connected is not None and thread is not None and not thread.is_alive():
-            # kazoo gives up for good where a login fails, or a server goes away just while it is asked.
-            text = "the connection to ZooKeeper has ended%s: it is tried again"
+            # kazoo gives up for good when a login fails, or when a server ends during a handshake.
+            text = "the connection to ZooKeeper has ended%s: toc connects again"
             self._log_throttle.warning("ended", text, self._ended_hint)
             self._client.stop()
             self._connected = None
@@ -162,23 +160,23 @@ class ZooKeeper:
 
     @property
     def session(self) -> int | None:
-        """The session's number while connected, else None. Another number: all that was ephemeral is gone."""
+        """The session's number while connected, else None. A new number: old ephemeral nodes are gone."""
         identity = self._client.client_id if self._client.connected else None
         return None if identity is None else int(identity[0])
 
     def accept_older_server(self) -> None:
-        """Lets a server be joined that knows less than the one before.
+        """Accepts a server that has fewer transactions than the last one.
 
-        A client refuses a server that has seen fewer transactions than itself, and one whose data was
-        lost or rolled back would be refused for ever.
+        By default a client refuses such a server, so one whose data was lost or rolled back would be
+        refused for ever.
         """
         self._client.last_zxid = 0
 
     def make_directory(self, path: str) -> None:
-        """Raises SettingsError when the path behind the hosts does not exist and cannot be made.
+        """Creates the path. Raises SettingsError when the path in `zookeeper_hosts` does not exist.
 
-        With `cluster.auth`, only who has it may read or write there. /toc itself stays open to other
-        namespaces, which may have another one: they cannot delete what is not empty.
+        With `cluster.auth`, only that account may read or write there. /toc itself stays open to other
+        namespaces, which may use other accounts: they cannot delete it while it is not empty.
         """
         try:
             if self._own_acl:
@@ -191,9 +189,9 @@ class ZooKeeper:
             ) from error
 
     def foreign_acls(self, path: str) -> list[str]:
-        """Who besides ourselves may do anything with a node: "world:anyone may create"; none without auth.
+        """The rights of other accounts on a node: "world:anyone may create". Without auth: all of them.
 
-        [] as well when there is no such node. Raises SettingsError: that may not even be asked.
+        [] as well when the node does not exist. Raises SettingsError: this account may not read the ACL.
         """
         try:
             found, _ = self._request(lambda client: client.get_acls_async(self.full_path(path)))
@@ -207,9 +205,9 @@ class ZooKeeper:
         ]
 
     def made_with_auth(self, paths: Sequence[str]) -> list[bool]:
-        """Of each node, all asked at once: whether its ACL names our own account, and nobody else.
+        """For each node whether its ACL names toc's account alone. Asks for all nodes at once.
 
-        False as well for a node that has gone, or whose ACL we may not read. True without `cluster.auth`.
+        False as well for a node that is gone, or whose ACL we may not read. True without `cluster.auth`.
         """
         if not self._own_acl:
             return [True] * len(paths)
@@ -231,7 +229,7 @@ class ZooKeeper:
         self._request(lambda client: client.set_acls_async(self.full_path(path), self._own_acl))
 
     def children(self, path: str, *, watch: bool = False) -> list[str]:
-        """Names below a path, in no order; [] when there is none. `watch`: tell of the next change."""
+        """Names below a path, unordered; [] if it does not exist. `watch`: report the next change."""
         watcher = self._watcher if watch else None
         try:
             found = self._request(
@@ -250,7 +248,7 @@ class ZooKeeper:
         return bytes(data)
 
     def stats(self, paths: Sequence[str]) -> list[Stat | None]:
-        """Of each node, all asked at once; None where there is none."""
+        """The facts of each node, None for one that does not exist. Asks for all nodes at once."""
         asked = self._begin_request(
             lambda client: [client.exists_async(self.full_path(p)) for p in paths]
         )
@@ -261,7 +259,7 @@ class ZooKeeper:
         ]
 
     def create_member(self, path: str, data: bytes) -> str:
-        """Makes an ephemeral node, numbered in order of creation; returns its name."""
+        """Creates an ephemeral node with a sequence number; returns its name."""
         made = self._request(
             lambda client: client.create_async(
                 self.full_path(path), data, ephemeral=True, sequence=True
@@ -270,7 +268,7 @@ class ZooKeeper:
         return str(made).rpartition("/")[2]
 
     def set(self, path: str, data: bytes) -> bool:
-        """False when there is no such node any more."""
+        """Writes a node's data; False when the node does not exist any more."""
         try:
             self._request(lambda client: client.set_async(self.full_path(path), data))
         except NoNodeError:
@@ -282,7 +280,7 @@ class ZooKeeper:
             self._request(lambda client: client.delete_async(self.full_path(path)))
 
     def close(self) -> None:
-        """Ends the session: what it made goes at once, if ZooKeeper can be reached."""
+        """Ends the session: its ephemeral nodes are deleted at once, if ZooKeeper answers."""
         if self._connected is not None:
             self._client.stop()
         self._client.close()
@@ -300,18 +298,18 @@ class ZooKeeper:
 
     @contextmanager
     def _translating_errors(self) -> Iterator[None]:
-        """Errors of kazoo as toc's; NoNodeError is the caller's to understand."""
+        """Raises kazoo's errors as toc's, but for NoNodeError, which callers handle."""
         handler: IHandler = self._client.handler
         try:
             yield
         except NoNodeError:
             raise
         except (NoAuthError, AuthFailedError, InvalidACLError) as error:
-            text = "ZooKeeper refuses: is cluster.auth what its nodes were made with?"
+            text = "ZooKeeper refuses the access: were its nodes created with another cluster.auth?"
             raise SettingsError(f"{text} ({type(error).__name__})") from error
         except (KazooException, handler.timeout_exception, OSError) as error:
             raise ClusterUnavailable(error) from error
 
     def full_path(self, path: str) -> str:
-        """As ZooKeeper has it, below the path in `zookeeper_hosts`; the namespace's own for ""."""
+        """The absolute path below the one in `zookeeper_hosts`; "" stands for the namespace's own node."""
         return f"{self._root}/{path}" if path else self._root
