@@ -218,7 +218,7 @@ def test_a_fault_of_ours_is_seventy(toc: Toc, monkeypatch: pytest.MonkeyPatch) -
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("redis://u:hidden@h broke")
 
-    monkeypatch.setattr("toc.runtime.settings.load_settings", fail)
+    monkeypatch.setattr("toc.cli.settings.load_settings", fail)
     result = toc("settings")
     assert result.code == 70
     assert is_one_line(result.err)

@@ -93,9 +93,8 @@ class Membership(Service):
     def run_once(self) -> float:
         """Reads the members once. Never raises because ZooKeeper does not answer: that is a state."""
         rest_s = self._rests_until_s - self._clock.monotonic_s()
-        if (
-            rest_s > 0
-        ):  # nodes that come and go all the time must not take all of this process' time
+        # Nodes that come and go all the time must not take all of this process' time.
+        if rest_s > 0:
             return rest_s
         self._zookeeper.connect()
         session = self._zookeeper.session

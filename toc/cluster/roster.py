@@ -14,9 +14,8 @@ from toc.domain.placement import identity_of
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 
-DATA_BYTES_MAX = (
-    262_144  # of one member; a node that owns 1,024 shards and slots publishes about 20,000
-)
+# Of one member; a node that owns 1,024 shards and slots publishes about 20,000.
+DATA_BYTES_MAX = 262_144
 TEXT_CHARS_MAX = 200
 
 

@@ -65,7 +65,7 @@ def _login_options(cluster: ClusterSettings) -> tuple[list[ACL], dict[str, Any]]
 
 
 class _TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """kazoo's handler with a TLS context of our own. kazoo's trusts the system's authorities besides `tls_ca`."""
+    """kazoo's handler with our TLS context: kazoo's trusts the system's authorities besides `tls_ca`."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         super().__init__()
@@ -121,9 +121,8 @@ class ZooKeeper:
         # One object for all watches: kazoo keeps each different one until it has fired.
         self._watcher = lambda _: on_change()
         self._own_acl, login = _login_options(settings.cluster)
-        self._log_throttle = LogThrottle(
-            logging.getLogger("toc.cluster.connection")
-        )  # `log` is kazoo's
+        # `log` is kazoo's.
+        self._log_throttle = LogThrottle(logging.getLogger("toc.cluster.connection"))
         by_sasl = "sasl_options" in login
         self._ended_hint = ", perhaps since cluster.auth is not in its JAAS file" if by_sasl else ""
         self._client = KazooClient(

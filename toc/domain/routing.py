@@ -13,9 +13,8 @@ from zlib import crc32
 
 from toc.errors import InvalidInput
 
-SHARDS_MAX = (
-    1024  # the gene in a job_id has 10 bits: every shard and slot follows from the id alone
-)
+# The gene in a job_id has 10 bits: every shard and slot follows from the id alone.
+SHARDS_MAX = 1024
 BIZ_ID_MAX = 2**64 - 1
 
 

@@ -1,4 +1,4 @@
-"""Whether reminders flow, by the results of the latest calls to each slot."""
+"""Whether Redis serves all slots, by the results of the latest calls to each slot."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ class TimerAvailability:
         # By (topic, slot): the verb that was refused last, and when by the monotonic clock.
         self._refused: dict[tuple[str, int], tuple[str, float]] = {}
         self.unreachable = False  # the last call that concerned no single slot was not answered
-        self.unfit_reason = (
-            ""  # why Redis is unreliable (it may evict reminders); "": it is reliable
-        )
+        self.unfit_reason = ""  # why Redis may lose reminders (it may evict them); "": it may not
         self.takes_reminders = True
 
     @property
@@ -63,7 +61,8 @@ class TimerAvailability:
 
     def _set_takes_reminders(self, accepting: bool) -> None:
         if accepting != self.takes_reminders:
-            log.warning("Redis %s", "takes reminders again" if accepting else "is full")
+            state = "takes reminders again" if accepting else "is full: it takes no new reminders"
+            log.warning("Redis %s", state)
         self.takes_reminders = accepting
 
     def _record_refusals(self, verb: str, topic: str, refused: dict[int, Exception]) -> None:
@@ -73,8 +72,8 @@ class TimerAvailability:
             self._refused[topic, slot] = verb, now_s
         if new:
             level = logging.WARNING if is_refusal(refused[new[0]]) else logging.ERROR
-            text = "%d slots of %s are refused to %s, %d among them: %s"
-            log.log(level, text, len(new), topic, verb, new[0], refused[new[0]])
+            text = "Redis refuses %s on %d slots of topic %s, slot %d for one: %s"
+            log.log(level, text, verb, len(new), topic, new[0], refused[new[0]])
 
     def _clear_refusals(self, verb: str, topic: str, slots: set[int]) -> None:
         """Forgets the refusals of slots that answered `verb`.
@@ -87,4 +86,4 @@ class TimerAvailability:
             if kept is not None and verb in ("pop", "heads", kept[0]):
                 self._refused.pop((topic, slot), None)
         if not self._refused:
-            log.info("all slots are served again")
+            log.info("Redis serves all slots again")

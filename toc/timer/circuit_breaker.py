@@ -14,9 +14,8 @@ from toc.runtime.clock import SystemClock
 log = logging.getLogger(__name__)
 
 PROBE_AFTER_S = 1.0  # from a failure, or from the end of a probe, to the next probe
-PROBE_S_MAX = (
-    60.0  # a probe that has not ended by then lost its thread to a fork: another one may start
-)
+# A probe that has not ended by then lost its thread to a fork: another may start.
+PROBE_S_MAX = 60.0
 
 Probe = Callable[[list[str]], Iterable[tuple[str, Exception | None]]]
 """Probes the named servers. Yields for each its error, or None for one that may be called again."""
@@ -27,9 +26,8 @@ class CircuitBreaker:
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
-        self._clock = (
-            SystemClock()
-        )  # servers fail in real time, even when a test sets the jobs' clock
+        # Servers fail in real time, even when a test sets the jobs' clock.
+        self._clock = SystemClock()
         self._lock = threading.Lock()
         self._errors: dict[str, Exception] = {}
         self._next_probe_s = 0.0
@@ -61,7 +59,7 @@ class CircuitBreaker:
             if now_s < self._next_probe_s:
                 return
             self._next_probe_s, self._probe_requested = now_s + PROBE_S_MAX, False
-        threading.Thread(target=self._run_probe, name="toc-redis-look", daemon=True).start()
+        threading.Thread(target=self._run_probe, name="toc-redis-probe", daemon=True).start()
 
     def _run_probe(self) -> None:
         try:
@@ -69,7 +67,7 @@ class CircuitBreaker:
                 if error is not None:
                     self._errors[name] = error
                 elif self._errors.pop(name, None) is not None:
-                    log.info("Redis %s is asked again", name)
+                    log.info("Redis %s answers again", name)
         finally:
             with self._lock:
                 self._next_probe_s = self._clock.monotonic_s() + PROBE_AFTER_S

@@ -74,7 +74,7 @@ class ForeignMembers:
         metrics.FOREIGN_MEMBERS.labels(topic).inc(len(members))
         self._log_throttle.warning(
             "foreign",
-            "removed %d members that are no job_id from slot %d of topic %s in Redis: %s; another program "
+            "removed %d members that are no job_id from slot %d of topic %s in Redis: %s. Another program "
             "writes into the queues of toc: find it, or give toc a namespace of its own",
             len(members), slot, topic, format_members(members),
         )  # fmt: skip

@@ -136,13 +136,11 @@ class Loader(Service):
         self._tick_s, self._page_rows = tick_s, page_rows
         self._step = 0
         self._steps_between_reads = _steps_between_reads(horizon_ms / 1000, tick_s)
-        self._unread: set[int] = (
-            set()
-        )  # shards whose last read broke off: the next step continues it
+        # Shards whose last read broke off: the next step continues it.
+        self._unread: set[int] = set()
         self._rests_until_s: dict[int, float] = {}  # shards that could not be read
-        self._last_read_s: dict[
-            int, float
-        ] = {}  # when each shard was last read to the end of the horizon
+        # When each shard was last read to the end of the horizon.
+        self._last_read_s: dict[int, float] = {}
 
     def set_slots(self, slots: Sequence[int]) -> None:
         """Replaces the slots to load, from the next step on. Any thread."""
@@ -209,9 +207,8 @@ class Loader(Service):
         others = [slot for slot in self._owned if slot not in asked]
         if others and any(self._shards_without_mark(slot, found) for slot, found in marks.items()):
             asked.update(others)
-            with suppress(
-                TimerUnavailable
-            ):  # the nodes of these slots failed; others have answered
+            # The nodes of these slots failed; others have answered.
+            with suppress(TimerUnavailable):
                 marks |= self._reminders.marks(self._topic, others)
         for slot in asked - marks.keys():  # its node did not answer
             self._unread.update(self._shards_of_slot(slot))

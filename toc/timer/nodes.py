@@ -243,7 +243,7 @@ class ClusterNodes:
         try:
             self._client.nodes_manager.initialize(last_failed_node_name=next(iter(names), None))
         except UNAVAILABLE as error:
-            log.warning("the Redis Cluster cannot be looked at: %s", error)
+            log.warning("the slots of the Redis Cluster cannot be read: %s", error)
         for name in names:
             node = self._client.get_node(node_name=name)
             if node is None:  # it has left the cluster

@@ -171,20 +171,19 @@ class Reminders:
             ],
         )
         _raise_if_all_failed(answers)
-        popped, strangers = [], dict[int, list[bytes]]()
+        popped, foreign_by_slot = [], dict[int, list[bytes]]()
         for (slot, _), answer in zip(wanted, answers, strict=True):
-            if isinstance(
-                answer, Exception
-            ):  # a broken key, a node that is down: other slots count
+            # A broken key, a node that is down: other slots count.
+            if isinstance(answer, Exception):
                 continue
             time_ms = int(answer[0])
             next_s = (float(answer[1]) - time_ms) / 1000 if answer[1] else None
             ids, foreign = split_members(answer[2:])
             popped.append(Popped(slot, ids, time_ms, next_s, len(foreign)))
             if foreign:
-                strangers[slot] = foreign
-        if strangers:
-            self._remove_foreign(topic, strangers)
+                foreign_by_slot[slot] = foreign
+        if foreign_by_slot:
+            self._remove_foreign(topic, foreign_by_slot)
         return popped
 
     def _remove_foreign(self, topic: str, members: Mapping[int, Sequence[bytes]]) -> None:
@@ -202,7 +201,9 @@ class Reminders:
                 "pop", topic, [slot for slot in members for _ in range(2)], commands
             )
         except TimerUnavailable as error:
-            log.debug("members that are no job_id were not removed: %s", error)
+            log.debug(
+                "members that are no job_id were not removed; the next pop tries again: %s", error
+            )
         for slot, some in members.items():
             self.foreign.record_removed(topic, slot, some)
 

@@ -38,14 +38,14 @@ class WakeupListener(Service):
         }
         self._clock = SystemClock()  # silence is measured in real time
         self._subscription: PubSub | None = None
-        self._heard_s, self._asked = 0.0, False
+        self._heard_s, self._has_pinged = 0.0, False
 
     def run_once(self) -> float:
         """Waits up to half a second for one message."""
         try:
             if self._subscription is None:
                 self._subscription = self._reminders.subscribe(self._on_wakeup)
-                self._heard_s, self._asked = self._clock.monotonic_s(), False
+                self._heard_s, self._has_pinged = self._clock.monotonic_s(), False
             message: Any = self._subscription.get_message(timeout=0.5)
             self._check_silence(self._subscription, heard=message is not None)
         except UNAVAILABLE as error:
@@ -55,7 +55,7 @@ class WakeupListener(Service):
             try:
                 slot, due_ms, time_ms = (int(float(part)) for part in message["data"].split())
             except (ValueError, OverflowError):
-                text = "a wake-up that toc did not publish is skipped: %s"
+                text = "a wake-up message that toc did not publish is ignored: %s"
                 self._log_throttle.warning("foreign", text, format_members([message["data"]]))
                 return 0
             self._on_wakeup[message["channel"].decode()](slot, (due_ms - time_ms) / 1000)
@@ -68,11 +68,11 @@ class WakeupListener(Service):
         """
         now_s = self._clock.monotonic_s()
         if heard:
-            self._heard_s, self._asked = now_s, False
+            self._heard_s, self._has_pinged = now_s, False
         elif now_s - self._heard_s >= 2 * SILENT_S:
-            raise RedisTimeoutError("the subscription is dead")
-        elif now_s - self._heard_s >= SILENT_S and not self._asked:
-            self._asked = True
+            raise RedisTimeoutError(f"the subscription had no answer for {2 * SILENT_S:g} s")
+        elif now_s - self._heard_s >= SILENT_S and not self._has_pinged:
+            self._has_pinged = True
             subscription.ping()
 
     def stop(self, timeout_s: float = 10.0) -> bool:
