@@ -13,8 +13,9 @@ from tests.integration.world import HORIZON_MS, NEAR_MS, SLACK_MS, World
 from toc.errors import StoreUnavailable, TimerUnavailable
 from toc.timer import keys
 from toc.timer import loader as module
+from toc.timer.answers import Marks
 from toc.timer.loader import Loader, Mark
-from toc.timer.reminders import Marks, Reminder
+from toc.timer.reminders import Reminder
 
 MINUTE = timedelta(minutes=1)
 

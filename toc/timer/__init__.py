@@ -10,7 +10,8 @@ decision reads the PrepareQueue.
 
     reminders          the operations (arm, pop, ack, put_back, load_page) and the queries
     reminder           the value: look at the row of a job_id at a due time
-    availability       whether reminders flow, by the results of the latest calls
+    answers            Redis' answers as Python values
+    availability       whether Redis serves all slots, by the results of the latest calls
     scripts            loads and calls lua/*.lua
     keys               the names of the keys
     nodes              sends each command to the Redis node that holds its key

@@ -33,7 +33,8 @@ from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.store.due_pages import PAUSE_FACTOR, SHARDS_PER_QUERY_MAX, DuePages
-from toc.timer.reminders import Marks, Reminder, Reminders
+from toc.timer.answers import Marks
+from toc.timer.reminders import Reminder, Reminders
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,8 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from math import copysign, isfinite
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from redis.client import PubSub
 from redis.cluster import RedisCluster
@@ -21,17 +19,30 @@ from toc.errors import SchemaMismatch, TimerUnavailable
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
 from toc.timer import keys, server_facts
+from toc.timer.answers import (
+    Marks,
+    Popped,
+    ReminderPage,
+    Sizes,
+    head_score,
+    make_reminder_page,
+    members_and_scores,
+    parse_heads,
+    parse_marks,
+    parse_sizes,
+    score_text,
+    whole_ms_or_none,
+)
 from toc.timer.availability import TimerAvailability
 from toc.timer.connect import check_url, connect
-from toc.timer.foreign_members import ForeignMembers, parse_job_id, parse_job_ids, split_members
+from toc.timer.foreign_members import ForeignMembers, split_members
 from toc.timer.nodes import Client, Nodes, make_nodes
 from toc.timer.pipeline import Command
 from toc.timer.redis_errors import UNAVAILABLE, is_refusal
 from toc.timer.reminder import Reminder
 from toc.timer.scripts import ScriptCall, Scripts
-from toc.timer.server_facts import VERSION_MIN
 
-__all__ = ["PAIRS_MAX", "VERSION_MIN", "Popped", "Reminder", "Reminders", "connect"]
+__all__ = ["PAIRS_MAX", "Reminder", "Reminders", "connect"]
 
 log = logging.getLogger(__name__)
 
@@ -39,45 +50,8 @@ PAIRS_MAX = 1000  # reminders per call of a script, well below Lua's limit of ab
 # Slots per call of a script that reads many: Redis does nothing else for about a millisecond.
 SLOTS_MAX = 1024
 _Item = TypeVar("_Item", int, Reminder)
+_Value = TypeVar("_Value")
 CHECK_EVERY_S = 60.0  # by then the server may have been replaced or reconfigured
-
-
-@dataclass(frozen=True, slots=True)
-class Popped:
-    """The result of popping one slot.
-
-    `time_ms`: the server's TIME. `next_s`: seconds until the slot's next reminder is due; None: it is empty.
-    `foreign`: how many popped members were no job_id and were removed.
-    """
-
-    slot: int
-    ids: list[int]
-    time_ms: int
-    next_s: float | None
-    foreign: int = 0
-
-
-class Marks(NamedTuple):
-    """The marks of a slot: shard -> text. `run_id`: the Redis process that holds them."""
-
-    by_shard: dict[int, str]
-    run_id: str
-    time_ms: int
-
-
-class Sizes(NamedTuple):
-    """Reminders of some slots: in all StoreQueues, in the fullest StoreQueue, in all PrepareQueues."""
-
-    armed: int
-    fullest: int
-    out: int
-
-
-class ReminderPage(NamedTuple):
-    """A page of a queue: job_id -> score in ms. `foreign`: how many members are no job_id."""
-
-    by_id: dict[int, int]
-    foreign: int
 
 
 class Reminders:
@@ -238,30 +212,12 @@ class Reminders:
 
     def heads(self, topic: str, slots: Iterable[int], within_s: float) -> dict[int, float]:
         """slot -> seconds until its next reminder is due (< 0: overdue), if that is within `within_s`."""
-        near_ms = round(within_s * 1000)
-        found: dict[int, float] = {}
-
-        def sort_out(part: Sequence[int], answer: Sequence[Any]) -> list[Any]:
-            time_ms, met = int(answer[0]), dict(zip(answer[1::2], answer[2::2], strict=True))
-            for position, head in met.items():
-                if not isinstance(head, Exception):
-                    found[part[position]] = (float(head) - time_ms) / 1000
-            return [met.get(position) for position in range(len(part))]
-
-        self._call_for_many_slots(
-            "heads", topic, slots, self._queue_keys, (self._frozen_now(), near_ms), sort_out
-        )
-        return found
+        args = self._frozen_now(), round(within_s * 1000)
+        return self._read_slots("heads", topic, slots, self._queue_keys, args, parse_heads)
 
     def sizes(self, topic: str, slots: Iterable[int]) -> Sizes:
         """How many reminders the slots hold, as far as their nodes answer."""
-        found: list[Sizes] = []
-
-        def sort_out(part: Sequence[int], answer: Sequence[Any]) -> list[Any]:
-            found.append(Sizes(*answer))
-            return [None] * len(part)
-
-        self._call_for_many_slots("sizes", topic, slots, self._queue_keys, (), sort_out)
+        found = self._read_slots("sizes", topic, slots, self._queue_keys, (), parse_sizes).values()
         return Sizes(
             sum(size.armed for size in found),
             max((size.fullest for size in found), default=0),
@@ -270,32 +226,8 @@ class Reminders:
 
     def marks(self, topic: str, slots: Iterable[int]) -> dict[int, Marks]:
         """The marks of slots, as far as their nodes answer."""
-        found: dict[int, Marks] = {}
-
-        def sort_out(part: Sequence[int], answer: Sequence[Any]) -> list[Any]:
-            time_ms, run_id, *hashes = answer
-            for slot, fields in zip(part, hashes, strict=True):
-                if not isinstance(fields, Exception):
-                    texts = zip(fields[::2], fields[1::2], strict=True)
-                    # Another program's field is no shard number; its text is no mark (see loader.Mark).
-                    by_shard = {
-                        int(shard): text.decode(errors="replace")
-                        for shard, text in texts
-                        if parse_job_id(shard) is not None
-                    }
-                    run = run_id.decode()  # guard: server-run-id
-                    found[slot] = Marks(by_shard, run, int(time_ms))
-            return hashes
-
-        self._call_for_many_slots(
-            "marks",
-            topic,
-            slots,
-            lambda t, s: (self._mark_key(t, s),),
-            (self._frozen_now(),),
-            sort_out,
-        )
-        return found
+        args = (self._frozen_now(),)
+        return self._read_slots("marks", topic, slots, self._mark_key_alone, args, parse_marks)
 
     def first_and_last_slot_per_node(self, topic: str, slots: Sequence[int]) -> set[int]:
         """For each node, the first and the last of the given slots that it holds."""
@@ -342,7 +274,7 @@ class Reminders:
         _raise_if_all_failed(answers)
         threes = zip(wanted, answers[::3], answers[1::3], answers[2::3], strict=True)
         return [
-            (slot, armed, out, _head_score(head))
+            (slot, armed, out, head_score(head))
             for slot, armed, out, head in threes
             if not any(isinstance(answer, Exception) for answer in (armed, out, head))
         ]
@@ -362,7 +294,7 @@ class Reminders:
         commands = [Command(key, ("ZSCORE", key, job_id)) for key in self._queue_keys(topic, slot)]
         scores = self._send_commands("find_reminder", topic, [slot] * 2, commands)
         _raise_if_any_failed(scores)
-        armed, out = map(_whole_ms_or_none, scores)
+        armed, out = map(whole_ms_or_none, scores)
         return armed, out
 
     def armed_pages(
@@ -395,11 +327,11 @@ class Reminders:
             args = ("ZRANGE", key, low, high, "BYSCORE", "LIMIT", skip, page, "WITHSCORES")
             (answer,) = self._send_commands("walk", topic, [slot], [Command(key, args)])
             _raise_if_any_failed([answer])
-            members, scores = _members_and_scores(answer)
-            yield _reminder_page(members, scores)
+            members, scores = members_and_scores(answer)
+            yield make_reminder_page(members, scores)
             if len(scores) < page:
                 return
-            last = _score_text(scores[-1])
+            last = score_text(scores[-1])
             skip = (skip if last == low else 0) + scores.count(scores[-1])
             low = last
 
@@ -420,7 +352,7 @@ class Reminders:
         for (slot, part), armed, out in zip(parts, answers[::2], answers[1::2], strict=True):
             for job_id, one, other in zip(part, armed, out, strict=True):
                 if one is not None or other is not None:
-                    found[slot, job_id] = _whole_ms_or_none(one), _whole_ms_or_none(other)
+                    found[slot, job_id] = whole_ms_or_none(one), whole_ms_or_none(other)
         return found
 
     def time_ms(self) -> int:
@@ -512,34 +444,42 @@ class Reminders:
         _raise_if_any_failed(answers)
         return answers
 
-    def _call_for_many_slots(
+    def _read_slots(
         self,
         verb: str,
         topic: str,
         slots: Iterable[int],
         keys_of: Callable[[str, int], Sequence[str]],
         args: Sequence[Any],
-        sort_out: Callable[[Sequence[int], Sequence[Any]], list[Any]],
-    ) -> None:
+        parse: Callable[[Sequence[Any], int], Sequence[_Value | Exception | None]],
+    ) -> dict[int, _Value]:
         """Calls a script that reads many slots: up to SLOTS_MAX per call on one server, one on a cluster.
 
-        `sort_out(slots, answer)` returns one item per slot; an exception means that the slot was refused.
+        `parse(answer, n)` returns the values of n slots, in the order of the call: None if a slot has none,
+        an exception if it was refused. Returns the other values, by slot.
         """
         wanted, scripts = list(slots), self._checked_scripts()
         if not wanted:
-            return
+            return {}
         many = SLOTS_MAX if scripts.nodes.is_one else 1
         parts = [wanted[at : at + many] for at in range(0, len(wanted), many)]
-        calls = [
-            ScriptCall(verb, [key for slot in part for key in keys_of(topic, slot)], args)
-            for part in parts
-        ]
-        answers, of_slots = scripts.call(calls), list[Any]()
+        answers = scripts.call(
+            [
+                ScriptCall(verb, [key for slot in part for key in keys_of(topic, slot)], args)
+                for part in parts
+            ]
+        )
+        values: list[_Value | Exception | None] = []
         for part, answer in zip(parts, answers, strict=True):
-            refused = isinstance(answer, Exception)
-            of_slots += [answer] * len(part) if refused else sort_out(part, answer)
-        self._availability.record_answers(verb, topic, wanted, of_slots)
+            is_refused = isinstance(answer, Exception)
+            values += [answer] * len(part) if is_refused else parse(answer, len(part))
+        self._availability.record_answers(verb, topic, wanted, values)
         _raise_if_all_failed(answers)  # a broken key affects only its slot
+        return {
+            slot: value
+            for slot, value in zip(wanted, values, strict=True)
+            if value is not None and not isinstance(value, Exception)
+        }
 
     def _call_script(self, verb: str, topic: str, calls: Sequence[_SlotCall]) -> list[Any]:
         """Calls the verb's script for slots; a failed call has its error in place of its answer."""
@@ -597,6 +537,9 @@ class Reminders:
     def _store_key_alone(self, topic: str, slot: int) -> tuple[str]:
         return (self._store_key(topic, slot),)
 
+    def _mark_key_alone(self, topic: str, slot: int) -> tuple[str]:
+        return (self._mark_key(topic, slot),)
+
     def _mark_key(self, topic: str, slot: int) -> str:
         return keys.mark_key(self._namespace, topic, slot)
 
@@ -633,43 +576,3 @@ def _split_into_calls(by_slot: Mapping[int, Sequence[Any]]) -> Iterable[tuple[in
 
 def _flatten(reminders: Sequence[Reminder]) -> list[int | str]:
     return ["" if value is None else value for reminder in reminders for value in reminder]
-
-
-def _head_score(head: Sequence[Any]) -> int | None:
-    """The score in the answer of a ZRANGE of one reminder WITHSCORES; None when it is empty."""
-    scores = _members_and_scores(head)[1]
-    return _whole_ms(scores[0]) if scores else None
-
-
-def _members_and_scores(answer: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The members and scores of a ZRANGE WITHSCORES: RESP3 nests the pairs, RESP2 does not."""
-    if answer and isinstance(answer[0], list):
-        return [pair[0] for pair in answer], [pair[1] for pair in answer]
-    return answer[::2], answer[1::2]
-
-
-def _reminder_page(members: Sequence[bytes], scores: Sequence[Any]) -> ReminderPage:
-    ids = parse_job_ids(members)
-    if ids is not None:
-        with suppress(ValueError, OverflowError):  # toc writes integer scores
-            return ReminderPage(dict(zip(ids, map(int, scores), strict=True)), 0)
-    found = {
-        job_id: _whole_ms(score)
-        for member, score in zip(members, scores, strict=True)
-        if (job_id := parse_job_id(member)) is not None
-    }
-    return ReminderPage(found, len(members) - len(found))
-
-
-def _score_text(score: Any) -> str:
-    return score.decode() if isinstance(score, bytes) else repr(score)
-
-
-def _whole_ms_or_none(score: Any) -> int | None:
-    return None if score is None else _whole_ms(score)
-
-
-def _whole_ms(score: Any) -> int:
-    """A score in whole ms; an infinite score, which toc never writes, becomes ±2^53."""
-    value = float(score)
-    return int(value) if isfinite(value) else int(copysign(2**53, value))
