@@ -86,14 +86,14 @@ def test_a_database_that_is_away_makes_no_other_late_and_nobody_spins(
 
     node = Node(settings, handlers=handlers)
     node.start()
-    assert node.slots is not None
-    pop = node.slots.pop
+    assert node.reminders is not None
+    pop = node.reminders.pop
 
     def counted(*arguments: Any) -> Any:
         pops.append(time.monotonic())
         return pop(*arguments)
 
-    node.slots.pop = counted  # type: ignore[method-assign]
+    node.reminders.pop = counted  # type: ignore[method-assign]
     try:
         with TimeoutCenter(settings) as center:
             begins = datetime.now(UTC) + timedelta(seconds=4)

@@ -124,7 +124,7 @@ def test_whether_a_job_is_near_is_decided_after_its_commit(make_stack: MakeStack
     """
     stack = make_stack(timer={"horizon_s": 1, "slack_s": 1})
     stack.center.schedule(1, timedelta(days=1), biz_type=TYPE)  # connects
-    slots = stack.center._connected().slots
+    slots = stack.center._connected().reminders
     assert slots is not None
     ids: list[int] = []
 

@@ -28,7 +28,7 @@ def test_five_thousand_due_jobs_stay_outside_the_process(make_stack: MakeStack) 
     )
     stack.schedule(JOBS, timedelta(), sleep_s=0.01)
     worker = stack.worker({TYPE: {"timeout": 60}})
-    slots = stack.center._connected().slots
+    slots = stack.center._connected().reminders
     assert slots is not None
     out_most = 0
 

@@ -19,7 +19,7 @@ def test_outcomes_are_recorded_while_redis_keeps_an_ack_waiting(make_rig: MakeRi
     rig = make_rig()
     rig.handler()(lambda _: None)
     worker = rig.start()
-    slots = worker._acks._slots
+    slots = worker._acks._reminders
     assert slots is not None
     hangs, go_on, ack = threading.Event(), threading.Event(), slots.ack
 

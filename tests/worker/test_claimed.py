@@ -412,7 +412,7 @@ def test_redis_hears_of_an_outcome_only_after_the_database(make_rig: MakeRig) ->
     rig.handler()(lambda _: None)
     job_id = rig.center.schedule(1, SOON, biz_type=TYPE)
     worker = rig.start()
-    slots = worker._acks._slots
+    slots = worker._acks._reminders
     assert slots is not None
     answers: list[Status] = []
     ack = slots.ack
