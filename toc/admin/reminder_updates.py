@@ -11,7 +11,7 @@ from toc.errors import TimerUnavailable
 from toc.runtime.clock import Clock, ServerTime
 from toc.runtime.settings import Settings
 from toc.store.bulk_update import ChangedJob
-from toc.timer.reminders import Reminder, Reminders
+from toc.timer.reminder import Reminder
 
 log = logging.getLogger(__name__)
 
@@ -24,14 +24,7 @@ class ReminderUpdates:
 
     def __init__(self, settings: Settings, clock: Clock, time: ServerTime) -> None:
         self._settings, self._clock = settings, clock
-        self._reminders = Reminders.from_settings(settings, clock)
-        self._reminder_queue = ReminderQueue(
-            lambda: self._reminders,
-            time,
-            clock,
-            near_ms=settings.timer.arm_within_ms,
-            kept_max=settings.timer.arm_retries_max,
-        )
+        self._reminder_queue = ReminderQueue(settings, time, clock)
         self._retry_at_s = float("-inf")  # no try before this time, by the monotonic clock
 
     def send(self, moved: Sequence[ChangedJob], names: Mapping[int, str]) -> None:
@@ -55,7 +48,7 @@ class ReminderUpdates:
 
     def _ack_ended(self, topic: str, ids: Sequence[int]) -> None:
         try:
-            self._reminders.ack(topic, ids)
+            self._reminder_queue.reminders.ack(topic, ids)
             return
         except TimerUnavailable as error:
             log.warning("reminders of ended jobs stay until they are popped: %s", error)
@@ -64,5 +57,4 @@ class ReminderUpdates:
         self._retry_at_s = self._clock.monotonic_s() + REDIS_RETRY_S
 
     def close(self) -> None:
-        self._reminder_queue.stop(STOP_S)
-        self._reminders.close()
+        self._reminder_queue.close(STOP_S)

@@ -488,13 +488,7 @@ class TimeoutCenter:
         time = ServerTime(clock)
         arms = None
         if settings.has_timer:
-            arms = ReminderQueue(
-                lambda: _make_reminders(settings, clock),
-                time,
-                clock,
-                near_ms=settings.timer.arm_within_ms,
-                kept_max=settings.timer.arm_retries_max,
-            )
+            arms = ReminderQueue(settings, time, clock)
             if "+" in settings.redis_url:  # several hosts: only redis' own parts can check the URL
                 _ = arms.reminders
         now = {database.index: ServerTime(clock) for database in databases}
@@ -680,9 +674,3 @@ class TimeoutCenter:
     def _check_on_duplicate(value: object) -> None:
         if value not in ("keep", "replace", "error"):
             raise InvalidInput("on_duplicate", value, "must be 'keep', 'replace' or 'error'")
-
-
-def _make_reminders(settings: Settings, clock: Clock) -> Reminders:
-    from toc.timer.reminders import Reminders  # noqa: PLC0415 - far jobs do without redis
-
-    return Reminders.from_settings(settings, clock)

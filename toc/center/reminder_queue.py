@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from toc.errors import TimerUnavailable
 from toc.runtime import metrics
 from toc.runtime.clock import Clock, ServerTime
 from toc.runtime.service import Service
+from toc.runtime.settings import Settings
 from toc.timer.reminder import Reminder
 
 if TYPE_CHECKING:
@@ -29,25 +30,15 @@ _TopicSlot = tuple[str, int]
 
 
 class ReminderQueue(Service):
-    """Arms near jobs during the call; failed ones (up to `kept_max`) are retried in the background.
+    """Arms near jobs during the call; failed ones (up to `arm_retries_max`) are retried in the background.
 
     A slot with kept reminders was refused: until a retry has succeeded, calls add to it at once and do not
-    wait for Redis. While all of Redis is down, this holds for every slot. `make_reminders` is called once,
-    when the first near job is armed: until then redis is not imported.
+    wait for Redis. While all of Redis is down, this holds for every slot. `time`: an estimate of Redis' time.
     """
 
-    def __init__(
-        self,
-        make_reminders: Callable[[], Reminders],
-        time: ServerTime,
-        clock: Clock,
-        *,
-        near_ms: int,
-        kept_max: int,
-    ) -> None:
+    def __init__(self, settings: Settings, time: ServerTime, clock: Clock) -> None:
         super().__init__("toc-rearm")
-        self._make_reminders, self._time, self._clock = make_reminders, time, clock
-        self._near_ms, self._kept_max = near_ms, kept_max
+        self._settings, self._time, self._clock = settings, time, clock
         self._reminders: Reminders | None = None
         self._lock = threading.Lock()
         self._kept: dict[_TopicSlot, list[Reminder]] = {}
@@ -56,10 +47,12 @@ class ReminderQueue(Service):
 
     @property
     def reminders(self) -> Reminders:
-        """The timer's reminders; made at the first use."""
+        """The timer's reminders; made at the first use: until then redis is not imported."""
         with self._lock:
             if self._reminders is None:
-                self._reminders = self._make_reminders()
+                from toc.timer.reminders import Reminders  # noqa: PLC0415 - far jobs do without redis
+
+                self._reminders = Reminders.from_settings(self._settings, self._clock)
             return self._reminders
 
     def close(self, timeout_s: float) -> None:
@@ -70,7 +63,7 @@ class ReminderQueue(Service):
 
     def place(self, jobs: Iterable[tuple[str, Reminder]]) -> None:
         """Arms those of the (topic, reminder) pairs that are near. Call it after the commit. Never raises."""
-        until_ms = self._time.now_ms() + self._near_ms
+        until_ms = self._time.now_ms() + self._settings.timer.arm_within_ms
         near: dict[_TopicSlot, list[Reminder]] = defaultdict(list)
         for topic, reminder in jobs:
             if reminder.due_ms is not None and reminder.due_ms <= until_ms:
@@ -137,7 +130,8 @@ class ReminderQueue(Service):
         with self._lock:
             is_news = not (self._down or late.keys() <= self._kept.keys())
             self._down |= down
-            room = left = max(0, self._kept_max - sum(map(len, self._kept.values())))
+            kept = sum(map(len, self._kept.values()))
+            room = left = max(0, self._settings.timer.arm_retries_max - kept)
             for slot, some in late.items():
                 if left > 0:
                     self._kept.setdefault(slot, []).extend(some[:left])
