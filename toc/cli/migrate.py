@@ -6,19 +6,23 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK, SETTINGS, UNAVAILABLE, USAGE, CommandError
 from toc.cli.output import Output, make_console, printable
-
-if TYPE_CHECKING:
-    from toc.runtime.settings import Settings
-    from toc.store.drift import DriftFinding
-    from toc.store.migrate import MigrationResult, StepProgress
-    from toc.store.schema_status import SchemaStatus
+from toc.errors import MYSQL_REFUSALS, StoreUnavailable
+from toc.runtime.settings import Settings, load_settings
+from toc.store import drift_repair
+from toc.store import migrate as store
+from toc.store.drift import DriftFinding
+from toc.store.driver_errors import CLIENT_ERRORS, error_text
+from toc.store.migrate import MigrationResult, StepProgress, newest_revision
+from toc.store.schema_executor import MigrationFailed
+from toc.store.schema_status import SchemaStatus, read_statuses
 
 _LOCK_WAIT_S_MAX = 3600
 FAULTS_SHOWN = 5
@@ -107,8 +111,6 @@ def migrate(
     May be repeated: what is there is left alone, and a run that was killed goes on where it
     stopped. It shows its progress on standard error. docs/how-to/upgrade.md is for DBAs.
     """
-    from toc.runtime.settings import load_settings  # noqa: PLC0415 - quick start
-
     _refuse_option_mixtures(
         {
             "--status": status,
@@ -156,7 +158,6 @@ def _refuse_option_mixtures(alone: dict[str, Any], only_with_sql: dict[str, Any]
 
 
 def _go_up(output: Output, settings: Settings, show: _MigrationProgress, **how: Any) -> int:
-    from toc.store import migrate as store  # noqa: PLC0415
 
     reached = store.upgrade(settings, show, **how)
     waiting = [revision for database in reached for revision in database.pending]
@@ -174,8 +175,6 @@ def _report_drift(settings: Settings) -> int:
     """Reports tables that differ although the revision is right: somebody has changed or dropped
     something.
     """
-    from toc.store.schema_status import read_statuses  # noqa: PLC0415
-
     lines = [
         f"database {standing.database}: {line}"
         for standing in read_statuses(settings)
@@ -196,7 +195,6 @@ def _go_down(
     *,
     sure: bool,
 ) -> int:
-    from toc.store import migrate as store  # noqa: PLC0415
 
     if not sure:
         lost = store.list_downgrade_drops(settings, to)
@@ -235,9 +233,6 @@ def _report_reached(
 
 @contextmanager
 def _explain_refusals() -> Iterator[None]:
-    from toc.errors import MYSQL_REFUSALS, StoreUnavailable  # noqa: PLC0415
-    from toc.store.driver_errors import CLIENT_ERRORS, error_text  # noqa: PLC0415
-    from toc.store.schema_executor import MigrationFailed  # noqa: PLC0415
 
     try:
         yield
@@ -270,7 +265,6 @@ class _MigrationProgress:
     """Counts the steps done, and shows a bar for each database on standard error."""
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn  # noqa: PLC0415
 
         self.steps = 0
         self.tables: set[tuple[int, str]] = set()
@@ -321,18 +315,17 @@ def _repair_drift(
     sql: bool,
     may_rebuild: bool,
 ) -> int:
-    from toc.store import drift_repair as store  # noqa: PLC0415
 
     if sql:
         with _explain_refusals(), _explain_write_errors(directory):
-            paths = store.write_repair_scripts(
+            paths = drift_repair.write_repair_scripts(
                 settings, sys.stdout, directory, lock_wait_s=lock_wait_s
             )
         if directory is not None:
             output.answer({"scripts": [str(path) for path in paths]}, "\n".join(map(str, paths)))
         return OK
     with _explain_refusals(), _show_migration_progress() as show:
-        repairs = store.repair_drift(
+        repairs = drift_repair.repair_drift(
             settings, show, lock_wait_s=lock_wait_s, may_rebuild=may_rebuild
         )
     value = [
@@ -366,7 +359,6 @@ def _write_scripts(
     end: str | None,
     lock_wait_s: int,
 ) -> int:
-    from toc.store import migrate as store  # noqa: PLC0415
 
     with _explain_refusals(), _explain_write_errors(directory):
         paths = store.write_script(
@@ -381,8 +373,6 @@ def _write_scripts(
 
 
 def _report_status(output: Output, settings: Settings) -> int:
-    from toc.store.migrate import newest_revision  # noqa: PLC0415
-    from toc.store.schema_status import read_statuses  # noqa: PLC0415
 
     found = read_statuses(settings)
     well = sum(standing.is_well for standing in found)
