@@ -95,24 +95,41 @@ class TimerSettings(_Part):
     """The Redis timer."""
 
     horizon_s: float = Field(
-        900, ge=1, le=86_400, description="only jobs due within this time are in Redis"
+        900,
+        ge=1,
+        le=86_400,
+        description="Redis holds the reminders of jobs that are due within this time",
     )
     slack_s: float = Field(
-        300, ge=1, le=3600, description="how far clocks of clients and Redis may differ"
+        300, ge=1, le=3600, description="how far the clocks of clients and of Redis may differ"
     )
     stay_s: float = Field(
-        30, ge=1, le=600, description="how long a popped id may stay out before it comes back"
+        30,
+        ge=1,
+        le=600,
+        description="a popped reminder that is not acked for this long is due again",
     )
     slow_poll_s: float = Field(
-        1.0, ge=0.05, le=10, description="looks at all slots so often, should wake-ups be lost"
+        1.0,
+        ge=0.05,
+        le=10,
+        description="time between two reads of the next due times of all slots, in case wake-ups are lost",
     )
-    pop_max: int = Field(500, ge=1, le=2000, description="ids per pop")
-    load_tick_s: float = Field(1.0, ge=0.05, le=60, description="the loader's period")
+    pop_max: int = Field(500, ge=1, le=2000, description="reminders per pop and slot, at most")
+    load_tick_s: float = Field(
+        1.0, ge=0.05, le=60, description="time between two steps of the loader"
+    )
     load_page: int = Field(1000, ge=1, le=2000, description="rows per page of the loader")
     skew_s_max: float = Field(
-        60, ge=1, description="beyond this skew of Redis and database the timer stops popping"
+        60,
+        ge=1,
+        description="the timer stops while the clocks of Redis and a database differ by more than this",
     )
-    arm_retries_max: int = Field(10_000, ge=0, description="failed reminders kept for another try")
+    arm_retries_max: int = Field(
+        10_000,
+        ge=0,
+        description="reminders that Redis refused and that a process keeps to retry, at most",
+    )
 
     @property
     def arm_within_ms(self) -> int:
@@ -133,10 +150,10 @@ class ScannerSettings(_Part):
     """The safety net below the timer; the engine where there is no Redis."""
 
     grace_s: float = Field(
-        30, ge=0, le=3600, description="the scanner takes rows that are overdue by more than this"
+        30, ge=0, le=3600, description="the scanner runs jobs that are overdue by more than this"
     )
-    tick_s: float = Field(10, ge=0.05, le=600, description="its period")
-    page: int = Field(500, ge=1, le=2000, description="rows per shard and tick")
+    tick_s: float = Field(10, ge=0.05, le=600, description="time between two scans of a shard")
+    page: int = Field(500, ge=1, le=2000, description="rows per shard and scan")
 
 
 class WorkerSettings(_Part):
@@ -148,44 +165,56 @@ class WorkerSettings(_Part):
         4000,
         ge=1,
         le=100_000,
-        description="jobs claimed and not settled, at most; and settled, while Redis is not told",
+        description="jobs that a process has claimed and not settled, and acks that wait for Redis, at most",
     )
     queue_wait_s: float = Field(
-        1.0, gt=0, le=60, description="claims so little that none waits longer than this"
+        1.0,
+        gt=0,
+        le=60,
+        description="a worker claims only as many jobs as it can start within this time",
     )
     settle_max: int = Field(1000, ge=1, le=2000, description="outcomes per settling transaction")
     settle_wait_ms: int = Field(
-        20, ge=0, le=1000, description="how long an outcome waits for company"
+        20,
+        ge=0,
+        le=1000,
+        description="how long an outcome waits for others, to be written in one transaction",
     )
     lease_allowance_s: float = Field(
-        30, ge=2, le=600, description="a lease is the type's timeout plus this"
+        30, ge=2, le=600, description="a lease lasts for the type's timeout plus this"
     )
     lease_margin_s: float = Field(
-        5, ge=1, le=600, description="a handler starts only with timeout + this left"
+        5,
+        ge=1,
+        le=600,
+        description="a handler starts only if its lease lasts for the type's timeout plus this",
     )
     tracebacks_per_minute: int = Field(
         10,
         ge=0,
         le=100_000,
-        description="of each type, failures of handlers that are logged with traceback; others are one line",
+        description="failed runs per type that are logged with a traceback; further ones are one line",
     )
     stuck_max: int = Field(
-        16, ge=1, le=1000, description="handlers beyond their timeout before a restart is asked for"
+        16,
+        ge=1,
+        le=1000,
+        description="a process with this many handlers beyond their timeout ends, to be restarted",
     )
     snooze_s_min: float = Field(
         1.0,
         ge=0.001,
         le=3600,
-        description="a Snooze of a handler lasts at least this long: it does not count attempts",
+        description="a Snooze lasts at least this long, because it does not count as an attempt",
     )
     stop_s: float = Field(
         30,
         ge=0,
         le=3600,
-        description="how long a stop waits for running handlers; then it cancels `async def` ones, uncounted",
+        description="how long a stop waits for handlers; then it cancels `async def` ones, uncounted",
     )
     shutdown_exit_code: int = Field(
-        75, ge=1, le=255, description="exit code when too many handlers are stuck"
+        75, ge=1, le=255, description="exit code when too many handlers run beyond their timeout"
     )
 
     @model_validator(mode="after")
@@ -207,11 +236,16 @@ TlsCa = Annotated[
 ]
 TlsCert = Annotated[
     str | None,
-    Field(min_length=1, description="file with toc's own certificate, where servers ask for one"),
+    Field(
+        min_length=1, description="file with toc's own certificate, for servers that ask for one"
+    ),
 ]
 TlsKey = Annotated[
     str | None,
-    Field(min_length=1, description="file with its key; not set: in the file of `tls_cert`"),
+    Field(
+        min_length=1,
+        description="file with the key of `tls_cert`; not set: the key is in the file of `tls_cert`",
+    ),
 ]
 
 
@@ -240,24 +274,30 @@ class ClusterSettings(_Part):
     """Sharing the work among nodes through ZooKeeper."""
 
     session_timeout_s: float = Field(
-        10, ge=1, le=120, description="a node not heard of for this long has left"
+        10,
+        ge=1,
+        le=120,
+        description="a node that ZooKeeper has not heard from for this long has left",
     )
     members_max: int = Field(
-        256, ge=1, le=4096, description="nodes that count; of more, those that joined first"
+        256,
+        ge=1,
+        le=4096,
+        description="members of the cluster, at most; of more, those that joined first count",
     )
     auth: SecretStr | None = Field(
-        None, description="'user:password' (digest): only who has it may write toc's nodes"
+        None, description="'user:password': only this account may write toc's nodes in ZooKeeper"
     )
 
     auth_by: Literal["digest", "sasl"] = Field(
         "digest",
-        description="how `auth` is shown: 'digest', which ZooKeeper takes from anyone; 'sasl' (DIGEST-MD5), "
-        "which it checks by its own JAAS file: needs toc[sasl]",
+        description="how `auth` is sent: 'digest', which ZooKeeper accepts from all; 'sasl' (DIGEST-MD5), "
+        "which it checks with its own JAAS file: needs toc[sasl]",
     )
     tls: Literal["off", "required", "verify_ca", "verify_identity"] = Field(
         "off",
-        description="of connections to ZooKeeper, at its secureClientPort: 'required': without a look at its "
-        "certificate; 'verify_ca': that comes from `tls_ca`; 'verify_identity': and is made for the host",
+        description="TLS of connections to ZooKeeper's secureClientPort. 'required': the certificate is not "
+        "verified; 'verify_ca': it must come from `tls_ca`; 'verify_identity': and be made for the host",
     )
     tls_ca: TlsCa = None
     tls_cert: TlsCert = None
@@ -283,8 +323,8 @@ class MysqlSettings(_Part):
 
     tls: Literal["off", "preferred", "required", "verify_ca", "verify_identity"] = Field(
         "preferred",
-        description="'off'; 'preferred': where the server offers it; 'required': no connection without; "
-        "'verify_ca': and the certificate comes from `tls_ca`; 'verify_identity': and it is made for the "
+        description="'off'; 'preferred': if the server offers it; 'required': no connection without TLS; "
+        "'verify_ca': and the certificate must come from `tls_ca`; 'verify_identity': and be made for the "
         "URL's host",
     )
     tls_ca: TlsCa = None
@@ -302,7 +342,10 @@ class HttpSettings(_Part):
 
     host: str = Field("127.0.0.1", min_length=1, description="the address to listen on")
     port: int | None = Field(
-        None, ge=0, le=65_535, description="0 takes a free one; not set: no HTTP"
+        None,
+        ge=0,
+        le=65_535,
+        description="the port to listen on; 0: any free one; not set: no HTTP",
     )
 
 
@@ -323,30 +366,33 @@ class RetentionSettings(_Part):
     """How long what has ended is kept, in days; 'none' keeps it for good."""
 
     days: Days = Field(
-        30, description="done and cancelled jobs are deleted so many days after they ended"
+        30, description="done and cancelled jobs are deleted this many days after they ended"
     )
     types: dict[str, Days] = Field(
-        default_factory=dict, description="the same by biz_type, where it differs"
+        default_factory=dict, description="the same for single biz_types"
     )
-    dead_days: Days = Field(90, description="dead jobs and their letters")
-    event_days: Days = Field(90, description="events (the audit trail)")
+    dead_days: Days = Field(90, description="the same for dead jobs and their dead letters")
+    event_days: Days = Field(90, description="the same for events (the audit trail)")
     count_days: Days = Field(
-        1100, description="how many jobs were deleted, by day, type and status (`toc_purge`)"
+        1100,
+        description="the same for the counts of deleted jobs by day, type and status (`toc_purge`)",
     )
     in_workers: bool = Field(
         True,
-        description="workers delete; false: only `toc purge` does, by cron and with an account of its own",
+        description="true: workers delete; false: only `toc purge` does, for cron with an account of its own",
     )
-    pass_s: float = Field(3600, ge=1, le=86_400, description="from one pass to the next")
+    pass_s: float = Field(3600, ge=1, le=86_400, description="time between two passes")
     page: int = Field(500, ge=1, le=5000, description="rows per transaction")
     share: float = Field(
-        0.1, gt=0, le=1, description="part of the time that it may keep a database busy"
+        0.1, gt=0, le=1, description="part of the time that deleting may keep a database busy"
     )
     replicas: dict[int, tuple[Url, ...]] = Field(
         default_factory=dict,
-        description="URLs of the replicas of each database, by its index: none may lag because of it",
+        description="URLs of the replicas of each database, by its index; deleting waits while one lags",
     )
-    lag_s_max: float = Field(5, ge=0, le=3600, description="it waits while a replica lags by more")
+    lag_s_max: float = Field(
+        5, ge=0, le=3600, description="deleting waits while a replica lags by more than this"
+    )
 
     @field_validator("types")
     @classmethod
@@ -388,29 +434,34 @@ class ReconcileSettings(_Part):
         description="when the leader runs `toc nightly`, 'HH:MM' in UTC; needs toc[reconcile] and Java there",
     )
     nightly_s_max: Annotated[float, Field(ge=1, le=86_400)] | Literal["none"] = Field(
-        21_600, description="a nightly run of the leader that takes longer is ended; 'none': never"
+        21_600, description="a nightly run that takes longer than this is ended; 'none': never"
     )
     repair: bool = Field(
         default=False, description="the watch and the nightly run repair what they find"
     )
-    repairs_per_s: float = Field(500, gt=0, le=100_000, description="repairs go no faster")
+    repairs_per_s: float = Field(500, gt=0, le=100_000, description="repairs per second, at most")
     grace_s: float = Field(
-        10, ge=0, le=600, description="what disagrees must do so again, so much later, to count"
+        10,
+        ge=0,
+        le=600,
+        description="a disagreement counts only if it is still there after this time",
     )
     overdue_s: Annotated[float, Field(ge=1, le=86_400)] | None = Field(
         None,
         description="jobs that are due for longer than this are overdue; not set: 120, or what the scanner "
         "takes in its own time (grace_s + 2 x tick_s) if that is more",
     )
-    page: int = Field(50_000, ge=1, le=200_000, description="rows, and reminders, read at once")
+    page: int = Field(
+        50_000, ge=1, le=200_000, description="rows, and reminders, that are read at once"
+    )
     findings_max: int = Field(
         200_000,
         ge=1,
         le=10_000_000,
-        description="findings of each kind kept, shared out among the shards; all are counted",
+        description="findings of each kind that are kept, divided among the shards; all are counted",
     )
     directory: str = Field(
-        "reports", min_length=1, description="the reports: a folder for each run"
+        "reports", min_length=1, description="directory of the reports; each run has a folder in it"
     )
     reports_max: int = Field(60, ge=2, le=10_000, description="reports kept, newest first")
     archive: Url = Field(
@@ -429,16 +480,18 @@ class ReconcileSettings(_Part):
 class LimitSettings(_Part):
     """Bounds on what comes from outside."""
 
-    attribute_bytes: int = Field(4096, ge=2, le=65_535, description="JSON bytes of an attribute")
-    schedule_many: int = Field(
-        100_000, ge=1, le=1_000_000, description="jobs per call of schedule_many"
+    attribute_bytes: int = Field(
+        4096, ge=2, le=65_535, description="bytes of an attribute as JSON, at most"
     )
-    find: int = Field(1000, ge=1, le=100_000, description="rows that find() gives at most")
+    schedule_many: int = Field(
+        100_000, ge=1, le=1_000_000, description="jobs per call of schedule_many, at most"
+    )
+    find: int = Field(1000, ge=1, le=100_000, description="jobs that find() returns, at most")
     biz_types: int = Field(
         1000,
         ge=1,
         le=100_000,
-        description="types in a database: beyond it clients are refused new ones; workers' handlers are not",
+        description="types in a database, at most: clients get no further ones; handlers do",
     )
 
 
@@ -479,14 +532,20 @@ class Settings(BaseSettings):
         "toc", pattern=r"^[A-Za-z0-9_.-]{1,32}$", description="prefix of all keys in Redis"
     )
     topics: dict[str, TopicSettings] = Field(
-        default_factory=dict, description="by name; 'default' always exists"
+        default_factory=dict, description="the topics by name; 'default' always exists"
     )
-    pool_size: int = Field(16, ge=1, le=1000, description="connections per database")
-    connect_timeout_s: int = Field(3, ge=1, le=60, description="to reach a database or Redis")
-    read_timeout_s: int = Field(30, ge=1, le=3600, description="for one answer of a database")
+    pool_size: int = Field(
+        16, ge=1, le=1000, description="connections per database and process, at most"
+    )
+    connect_timeout_s: int = Field(
+        3, ge=1, le=60, description="time limit to connect to a database or Redis"
+    )
+    read_timeout_s: int = Field(
+        30, ge=1, le=3600, description="time limit for one answer of a database"
+    )
     idle_transaction_s: int = Field(
         10, ge=1, le=3600,
-        description="who stands still in a transaction for so long loses it, and its locks",
+        description="a database ends a transaction whose client sends nothing for this long",
     )  # fmt: skip
     timer: TimerSettings = TimerSettings()
     scanner: ScannerSettings = ScannerSettings()
