@@ -175,7 +175,7 @@ def test_nodes_that_were_open_are_mended(
     wait_until(lambda: one.members == ["one"])
     zookeeper = one.membership._zookeeper
     assert zookeeper.foreign_acls("") == zookeeper.foreign_acls(MEMBERS) == []
-    assert sum("its ACL is mended" in record.getMessage() for record in caplog.records) == 2
+    assert sum("its ACL is now restricted" in record.getMessage() for record in caplog.records) == 2
     assert "world:anyone may all" in caplog.text
 
 
@@ -223,7 +223,7 @@ def test_members_made_before_auth_was_set_do_not_count(
         )
         assert [member.identity for member in roster(me.settings)] == ["me", "other"]
         (line,) = open_to(me.settings)
-        assert f"{MEMBERS}: 7 nodes were not made with cluster.auth and do not count" in line
+        assert f"{MEMBERS}: 7 nodes were not created with cluster.auth and do not count" in line
         assert made[0].rpartition("/")[2] in line
         assert line.count("forged") == NAMED_MAX
     assert open_to(me.settings) == []
@@ -411,8 +411,11 @@ def test_who_may_not_write_says_so(
     wait_until(lambda: one.members == ["one"])
     stranger = make_node("stranger", auth=wrong).start()
     wait_until(lambda: stranger.membership.trouble)
-    assert "is cluster.auth what its nodes were made with?" in stranger.membership.trouble
-    assert sum("is no member" in record.getMessage() for record in caplog.records) == 1
+    assert "were its nodes created with another cluster.auth?" in stranger.membership.trouble
+    assert (
+        sum("refuses this node as a member" in record.getMessage() for record in caplog.records)
+        == 1
+    )
     assert one.members == ["one"]
     assert not stranger.membership.joined.is_set()
 

@@ -1,4 +1,4 @@
-"""What every command has: -v, --log-json, --json where it answers; errors as one line.
+"""Options that all commands have (-v, --log-json, --json), and errors as one line.
 
 A command is a function that takes an `Output` first and returns an exit code, or None for 0.
 `answers` and `serves` give it the common options and take care of what it raises.

@@ -1,4 +1,4 @@
-"""`toc doctor`: whether everything that toc stands on is as it must be."""
+"""`toc doctor`: checks the servers, tables, clocks and handlers."""
 
 from __future__ import annotations
 

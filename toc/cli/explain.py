@@ -1,4 +1,4 @@
-"""`toc explain`: one job's whole story, for whoever asks at night."""
+"""`toc explain`: all that is known about one job, and what it means."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ Line = tuple[str, object]
 def explain(
     output: Output, *, job_id: Annotated[int, typer.Argument(metavar="JOB_ID", show_default=False)]
 ) -> int:
-    """Tell a job's whole story: its row, its reminder in Redis, who runs it, how late it was, and why.
+    """Show all about one job: its row, its reminder in Redis, its owner, how late it was, and why.
 
-    Servers that do not answer cost their own part. Exits 1 when there is no such job.
+    The parts of a server that does not answer are missing. Exits 1 when there is no such job.
     """
     settings = load_settings()
     found = explain_job(settings, job_id)
@@ -131,7 +131,7 @@ def _node_lines(found: JobExplanation) -> Iterator[Line]:
         for owner in owners:
             yield name, _owner(owner, found.now_ms)
         if not owners:
-            yield name, "nobody owns it"
+            yield name, "no owner"
 
 
 def _purge_lines(found: JobExplanation) -> Iterator[Line]:

@@ -1,4 +1,4 @@
-"""Logging is set up here, by the command line only: toc as a library just writes to loggers."""
+"""Sets up logging for the command line. toc as a library only writes to loggers."""
 
 from __future__ import annotations
 

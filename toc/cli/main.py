@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from toc.cli import exit_codes
-from toc.cli.common_options import answers, is_usage_error
+from toc.cli.common_options import Verbose, answers, is_usage_error
 from toc.cli.output import Output
 
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
@@ -115,9 +115,7 @@ app.add_typer(admin_app, name="admin")
 def _root(
     ctx: typer.Context,
     *,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Log more; show where an error comes from.")
-    ] = False,
+    verbose: Verbose = False,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
     ctx.obj = verbose

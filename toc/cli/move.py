@@ -1,4 +1,4 @@
-"""`toc move`: a database goes to another MySQL server beside live traffic (docs/how-to/move-database.md)."""
+"""`toc move`: moves a database to another MySQL server (docs/how-to/move-database.md)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def move(
     undo: Undo = False,
     pause_max: PauseMax = 10.0,
 ) -> int:
-    """Move a database to another MySQL server beside live traffic: docs/how-to/move-database.md is the drill.
+    """Move a database to another MySQL server beside live traffic: see docs/how-to/move-database.md.
 
     Without options it shows how far the move is and what comes next, and changes nothing. The servers
     are those of the settings (databases and moving). Accounts that may do it are named by the variables
@@ -190,7 +190,7 @@ def _run_move(output: Output, servers: _MoveSessions, pause_max_s: float) -> int
 
 @contextmanager
 def _explain_interrupt(index: int) -> Iterator[None]:
-    """Ctrl-C undoes the move as a failure does; then it prints that."""
+    """Ctrl-C undoes the move, as a failure does; then this says how to see where the move stands."""
     try:
         yield
     except KeyboardInterrupt:

@@ -47,7 +47,7 @@ class StopRequest:
         os.write(self._write, b"!")
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until somebody asks; False when the time is over first."""
+        """Waits for a signal or `ask`; False when the time is over first."""
         return bool(select.select([self._read], [], [], timeout_s)[0])
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

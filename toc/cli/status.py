@@ -1,4 +1,4 @@
-"""`toc status`: how everything is, and what that means for jobs."""
+"""`toc status`: the state of each server, and what that means for jobs."""
 
 from __future__ import annotations
 
