@@ -14,7 +14,15 @@ from toc.runtime.settings import Settings
 from toc.store.archive_status import TimeWindow
 from toc.store.columns import sql_time
 from toc.store.databases import Databases
-from toc.store.ended_jobs import COLUMNS, DAY_MS, TEXTS, TIMES, EndedJobs, id_range_of_ended
+from toc.store.ended_jobs import (
+    COLUMNS,
+    DAY_MS,
+    TEXTS,
+    TIMES,
+    EndedJobs,
+    IdRange,
+    id_range_of_ended,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,12 +76,19 @@ def write(
     type_names: Mapping[int, str],
     url: str,
 ) -> None:
-    """Writes what ended within into a folder for each day. What was at `url` before is replaced."""
-    tasks = split_shards(shards, spark.sparkContext.defaultParallelism)
-    read = _reader(settings, tasks, window, dict(type_names))
-    rows = compute_on_executors(spark, len(tasks), read, SCHEMA)
+    """Writes the jobs that ended in the window into a folder for each day; replaces all files at `url`."""
+    names = dict(type_names)
+
+    def read(some: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        pieces = split_shards(settings, some, id_range_of_ended(window), page_rows(settings))
+        for ended, shard, ids in pieces:
+            rows = ended.ended_rows(shard, ids, window)
+            if rows:
+                yield record_batch(shard, rows, names)
+
     (
-        rows.write.mode("overwrite")
+        read_on_executors(spark, shards, read, SCHEMA)
+        .write.mode("overwrite")
         .partitionBy("day")
         .option("compression", "zstd")
         .option("parquet.block.size", ROW_GROUP_BYTES)
@@ -82,38 +97,36 @@ def write(
     )
 
 
-def compute_on_executors(
+def read_on_executors(
     spark: SparkSession,
-    tasks: int,
-    function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    shards: Sequence[int],
+    read: Callable[[Sequence[int]], Iterator[pa.RecordBatch]],
     schema: str,
 ) -> DataFrame:
-    """What `function` makes on the executors, of batches with the number of its task (from 0 on)."""
+    """The batches that `read` yields on the executors, as one table. Each task calls it with some shards."""
+    number_of_tasks = min(spark.sparkContext.defaultParallelism, len(shards))
+    tasks = [shards[n::number_of_tasks] for n in range(number_of_tasks)]
+
+    def read_tasks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from read(tasks[number])
+
     with warnings.catch_warnings():
-        # Of pandas 3, which Spark does not fully know yet; nothing here goes through pandas.
+        # Spark does not fully know pandas 3 yet, and warns; this code does not use pandas.
         warnings.simplefilter("ignore", FutureWarning)
-        return spark.range(0, tasks, 1, tasks).mapInArrow(function, schema)
+        return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(read_tasks, schema)
 
 
-def split_shards(shards: Sequence[int], tasks: int) -> list[Sequence[int]]:
-    """Splits the shards into at most so many parts."""
-    return [shards[n::tasks] for n in range(min(tasks, len(shards)))]
-
-
-def _reader(
-    settings: Settings, tasks: list[Sequence[int]], window: TimeWindow, type_names: dict[int, str]
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
-        with closing(Databases.from_settings(settings, SystemClock(), pool_size=1)) as databases:
-            ended = EndedJobs(databases)
-            for shard in (shard for number in numbers for shard in tasks[number]):
-                for ids in ended.split_range(shard, id_range_of_ended(window), page_rows(settings)):
-                    rows = ended.ended_rows(shard, ids, window)
-                    if rows:
-                        yield record_batch(shard, rows, type_names)
-
-    return read
+def split_shards(
+    settings: Settings, shards: Iterable[int], ids: IdRange, rows: int
+) -> Iterator[tuple[EndedJobs, int, IdRange]]:
+    """On an executor: (reader, shard, piece of `ids`) for each piece of about so many rows."""
+    with closing(Databases.from_settings(settings, SystemClock(), pool_size=1)) as databases:
+        ended = EndedJobs(databases)
+        for shard in shards:
+            for piece in ended.split_range(shard, ids, rows):
+                yield ended, shard, piece
 
 
 def page_rows(settings: Settings) -> int:
@@ -211,35 +224,25 @@ def _checksum_column() -> Column:
 def sums_of_database(
     spark: SparkSession, settings: Settings, shards: Sequence[int], window: TimeWindow
 ) -> Sums:
-    """What the database itself says of the same rows."""
-    tasks = split_shards(shards, spark.sparkContext.defaultParallelism)
+    """The sums that the database itself computes of the same rows."""
 
-    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from record_batches(_read_sums(settings, tasks[number], window), _SUMS)
+    def sums(some: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+        ids, rows = id_range_of_ended(window), settings.reconcile.page
+        for ended, shard, piece in split_shards(settings, some, ids, rows):
+            for one in ended.checksums(shard, piece, window):
+                yield shard, *one
+
+    def read(some: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        return record_batches(sums(some), _SUMS)
 
     found = Sums()
-    for one in compute_on_executors(spark, len(tasks), read, _SUMS).collect():
+    for one in read_on_executors(spark, shards, read, _SUMS).collect():
         rows, crc = found.get((one.shard, one.day), (0, 0))
         found[one.shard, one.day] = (rows + one.rows, crc + one.crc)
     return found
 
 
 _SUMS = "shard INT, day INT, rows BIGINT, crc BIGINT"
-
-
-def _read_sums(
-    settings: Settings, shards: Iterable[int], window: TimeWindow
-) -> Iterator[tuple[int, int, int, int]]:
-    with closing(Databases.from_settings(settings, SystemClock(), pool_size=1)) as databases:
-        ended = EndedJobs(databases)
-        for shard in shards:
-            for piece in ended.split_range(
-                shard, id_range_of_ended(window), settings.reconcile.page
-            ):
-                for one in ended.checksums(shard, piece, window):
-                    yield shard, *one
 
 
 def differences(archive: Sums, database: Sums) -> Iterator[str]:

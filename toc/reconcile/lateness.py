@@ -1,14 +1,14 @@
 """How late jobs were, and how many there are: per day, type and hour, as Parquet for analysts.
 
-Each shard adds up its own jobs (GROUP BY, a piece of the primary key at a time); Spark merges what the
-shards say. No job's row travels. Two tables, a folder for each day and in it one file:
+Each shard adds up its own jobs (GROUP BY, a piece of the primary key at a time); Spark merges the sums of
+the shards. No row of a job is sent. There are two tables, with a folder for each day and one file in it:
 
 - `lateness/day=2026-01-05`: jobs that *ended* that day, by type, hour of their action_time, and outcome;
-- `scheduled/day=2026-01-05`: jobs that were *made* that day, by type and hour.
+- `scheduled/day=2026-01-05`: jobs that were *created* that day, by type and hour.
 
-A day is written once it is over, and again if its folder has no `_SUCCESS`: what a killed run leaves.
-It is written in a staging folder of the run and its file then moves to its place, where it always has
-the same name: of two runs at once, either's file is the day's, and never both.
+A day is written once it is over, and again if its folder has no `_SUCCESS`, as after a killed run. The run
+writes it in a staging folder and then moves its file to its place, where it always has the same name: of
+two runs at once, one file is left.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 from toc.domain.job import Status
 from toc.errors import TocError
 from toc.reconcile.archive_files import (
-    compute_on_executors,
+    read_on_executors,
     record_batches,
     session_for_parquet,
     split_shards,
 )
 from toc.reconcile.spark_errors import reason_of, spark_errors
 from toc.reconcile.spark_files import SparkFiles
-from toc.runtime.clock import Clock, SystemClock
+from toc.runtime.clock import Clock
 from toc.runtime.settings import Days, Settings
 from toc.store.archive_status import TimeWindow
 from toc.store.biz_types import read_known_types
@@ -40,7 +40,6 @@ from toc.store.ended_jobs import (
     DAY_MS,
     CreatedCount,
     EndedCount,
-    EndedJobs,
     id_range_of_created,
     id_range_of_ended,
 )
@@ -51,10 +50,10 @@ if TYPE_CHECKING:
 
 LATENESS, SCHEDULED = "lateness", "scheduled"
 DAYS_MAX = 7
-"""So many days back a run makes up for nights without one; of older days jobs may be purged already."""
+"""How many days back a run writes missing days; jobs of older days may be purged already."""
 
 SETTLED_MS = 60_000
-"""A day is over so long after midnight: what ended before it has been committed by then."""
+"""A day is over so long after midnight: by then all jobs that ended on it are committed."""
 
 DONE_MARK, FILE = "_SUCCESS", "part-0.parquet"
 STAGING = "_staging/days"
@@ -77,7 +76,7 @@ _OUTCOMES = {int(status): status.name.lower() for status in Status if not status
 @dataclass(slots=True)
 class LatenessResult:
     """The result of a run. days: as '2026-01-05', oldest first; jobs: that ended; scheduled: that were
-    made.
+    created.
     """
 
     root: str
@@ -95,9 +94,9 @@ class LatenessResult:
 def lateness(
     spark: SparkSession, settings: Settings, clock: Clock, tell: Callable[[str], None]
 ) -> LatenessResult:
-    """Writes the days that are over and not written yet. `tell` hears a line.
+    """Writes the days that are over and not written yet. `tell` is called with one line.
 
-    What servers and stores do stands in the result. Raises SettingsError for a URL that Spark does not know.
+    Errors of servers and stores are in the result. Raises SettingsError for a URL that Spark does not know.
     """
     reconcile = settings.reconcile
     where = reconcile.directory if reconcile.archive == "none" else reconcile.archive
@@ -118,7 +117,7 @@ def _result_words(result: LatenessResult) -> str:
     if not result.days:
         return "all days that are over are written"
     days = result.days[0] if len(result.days) == 1 else f"{result.days[0]} to {result.days[-1]}"
-    return f"{days}: {result.jobs:,} jobs ended, {result.scheduled:,} were made"
+    return f"{days}: {result.jobs:,} jobs ended, {result.scheduled:,} were created"
 
 
 def days_to_write(now_ms: int, days_min: Days, is_written: Callable[[int], bool]) -> list[int]:
@@ -126,7 +125,7 @@ def days_to_write(now_ms: int, days_min: Days, is_written: Callable[[int], bool]
     today_ms = (now_ms - SETTLED_MS) // DAY_MS * DAY_MS
     kept_ms = 0 if days_min == "none" else now_ms - round(days_min * DAY_MS)
     days = [today_ms - n * DAY_MS for n in range(DAYS_MAX, 0, -1)]
-    yesterday = days[-1]  # better with what is left of it than not at all
+    yesterday = days[-1]  # written even if some of its jobs are purged: better than not at all
     return [day for day in days if (day >= kept_ms or day == yesterday) and not is_written(day)]
 
 
@@ -176,7 +175,7 @@ def _day_folder(day_ms: int) -> str:
 
 def _write(day: DataFrame, url: str) -> None:
     keys = [name for name in ("hour", "biz_type", "outcome") if name in day.columns]
-    # The same bytes whoever writes it: two runs may move their files at the same moment.
+    # Sorted, so that two runs write the same bytes: both may move their files at the same moment.
     day.drop("day").coalesce(1).sortWithinPartitions(*keys).write.parquet(url)
 
 
@@ -190,9 +189,7 @@ def _publish(folders: SparkFiles, staged: str, place: str) -> None:
 
 
 def _delete_drafts(folders: SparkFiles, now_ms: int) -> None:
-    """Deletes what killed runs left. A run that takes longer than LEFT_MS loses its draft and fails,
-    harmlessly.
-    """
+    """Deletes the drafts of killed runs. A run that takes longer than LEFT_MS loses its draft and fails."""
     for name in folders.folders(STAGING):
         began_ms = name.partition("-")[0]
         if began_ms.isdecimal() and int(began_ms) < now_ms - LEFT_MS:
@@ -213,7 +210,7 @@ def _jobs_by_day(table: DataFrame) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class TallyTask:
-    """The work of the tasks: the tallies of what ended within, or what was made within."""
+    """The work of the tasks: counts of the jobs that ended (or were created) in the window."""
 
     settings: Settings
     window: TimeWindow
@@ -222,35 +219,26 @@ class TallyTask:
 
     def rows(self, shards: Iterable[int]) -> Iterator[Sequence[Any]]:
         """In the order of _TALLIES or _MADE."""
-        window, step = self.window, self.settings.reconcile.page
-        with closing(
-            Databases.from_settings(self.settings, SystemClock(), pool_size=1)
-        ) as databases:
-            ended = EndedJobs(databases)
-            for shard in shards:
-                ids = id_range_of_ended(window) if self.ended else id_range_of_created(window)
-                for piece in ended.split_range(shard, ids, step):
-                    found: Sequence[EndedCount | CreatedCount] = (
-                        ended.count_ended(shard, piece, window)
-                        if self.ended
-                        else ended.count_created(shard, piece, window)
-                    )
-                    for one in found:
-                        yield *one, self.names.get(one.type_no)
+        window, rows = self.window, self.settings.reconcile.page
+        ids = id_range_of_ended(window) if self.ended else id_range_of_created(window)
+        for reader, shard, piece in split_shards(self.settings, shards, ids, rows):
+            found: Sequence[EndedCount | CreatedCount] = (
+                reader.count_ended(shard, piece, window)
+                if self.ended
+                else reader.count_created(shard, piece, window)
+            )
+            for one in found:
+                yield *one, self.names.get(one.type_no)
 
 
-def _read(spark: SparkSession, reading: TallyTask, schema: str) -> DataFrame:
-    tasks = split_shards(range(reading.settings.shards), spark.sparkContext.defaultParallelism)
+def _read(spark: SparkSession, task: TallyTask, schema: str) -> DataFrame:
+    def read(shards: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        return record_batches(task.rows(shards), schema)
 
-    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from record_batches(reading.rows(tasks[number]), schema)
-
-    return compute_on_executors(spark, len(tasks), read, schema)
+    return read_on_executors(spark, range(task.settings.shards), read, schema)
 
 
-# ---- merged by Spark; in its SQL, because a thousand small calls into Java take a second
+# ---- merged by Spark, in its SQL: a thousand small calls into Java would take a second
 
 
 def _made(made: DataFrame) -> DataFrame:
