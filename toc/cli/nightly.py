@@ -8,20 +8,18 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from toc.cli.clients import current_person
 from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK, UNAVAILABLE, explain
 from toc.cli.output import Output, printable
-from toc.cli.reconcile import open_spark, show_progress
+from toc.cli.reconcile import open_spark, run_and_report, show_progress
 from toc.domain.masking import masked
 from toc.errors import SettingsError
 from toc.reconcile.archive import archive
 from toc.reconcile.findings import RunVerdict
-from toc.reconcile.last_result import store_result
 from toc.reconcile.lateness import lateness
 from toc.reconcile.nightly import end_with_parent
 from toc.reconcile.report import report
-from toc.reconcile.run import OnProgress, Reconciliation
+from toc.reconcile.run import OnProgress
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings, load_settings
 from toc.store.catalogue import Catalogue
@@ -105,17 +103,8 @@ def _reconcile_databases(
     if not settings.has_timer:
         return OK, ["reconcile: redis_url is 'none': there is nothing to compare with"]
     report.check(settings)  # before the work, not after it
-    repair = settings.reconcile.repair
-    outcome = Reconciliation(
-        settings,
-        session,
-        repair=repair,
-        actor=current_person(),
-        clock=clock,
-        on_progress=on_progress,
-    ).run()
-    store_result(outcome, settings, clock)
-    return outcome.verdict, report.lines(outcome, report.write(outcome, settings))
+    outcome, where = run_and_report(settings, session, clock, on_progress)
+    return outcome.verdict, report.lines(outcome, where)
 
 
 def _measure_lateness(session: Any, settings: Settings, clock: Clock) -> tuple[int, Iterable[str]]:

@@ -19,11 +19,12 @@ from rich.progress import (
 from toc.cli.clients import current_person
 from toc.cli.common_options import answers
 from toc.cli.output import Output, make_console
+from toc.reconcile.findings import ReconcileResult
 from toc.reconcile.last_result import store_result
 from toc.reconcile.report import report
 from toc.reconcile.run import OnProgress, Reconciliation
 from toc.reconcile.spark import open_session
-from toc.runtime.clock import SystemClock
+from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings, load_settings
 
 HERE = "none"
@@ -55,21 +56,38 @@ def reconcile(
     settings, clock = load_settings(), SystemClock()
     report.check(settings)
     began_s = clock.monotonic_s()
-    with open_spark(settings, master) as running, show_progress() as on_progress:
-        run = Reconciliation(
-            settings,
-            running,
-            repair=settings.reconcile.repair if repair is None else repair,
-            actor=current_person(),
-            clock=clock,
-            on_progress=on_progress,
+    with open_spark(settings, master) as session, show_progress() as on_progress:
+        start_s = clock.monotonic_s() - began_s
+        outcome, where = run_and_report(
+            settings, session, clock, on_progress, repair=repair, start_s=start_s
         )
-        run.outcome.seconds["start"] = clock.monotonic_s() - began_s
-        outcome = run.run()
-        store_result(outcome, settings, clock)
-        where = report.write(outcome, settings)
     output.answer(report.as_json(outcome, where), "\n".join(report.lines(outcome, where)))
     return int(outcome.verdict)
+
+
+def run_and_report(
+    settings: Settings,
+    session: Any,
+    clock: Clock,
+    on_progress: OnProgress,
+    *,
+    repair: bool | None = None,
+    start_s: float = 0.0,
+) -> tuple[ReconcileResult, Path]:
+    """Compares, repairs (None: by the settings), stores and reports the result; returns the report too."""
+    run = Reconciliation(
+        settings,
+        session,
+        repair=settings.reconcile.repair if repair is None else repair,
+        actor=current_person(),
+        clock=clock,
+        on_progress=on_progress,
+    )
+    if start_s:
+        run.outcome.seconds["start"] = start_s
+    outcome = run.run()
+    store_result(outcome, settings, clock)
+    return outcome, report.write(outcome, settings)
 
 
 def open_spark(settings: Settings, master: str | None) -> Any:

@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,7 +34,7 @@ from toc.reconcile.report.summary import (
     summary_of,
 )
 from toc.reconcile.report.words import advice, clean, kinds_text, ranges
-from toc.runtime.files import DIRECTORY_MODE, make_directory, open_file
+from toc.runtime.files import make_directory, open_file
 from toc.runtime.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ LOOKS_MAX = 50  # at earlier reports
 LINES_MAX = 10  # of reasons; the page has them all
 
 _NAME = re.compile(r"(\d{4}-\d\d-\d\dT\d{6}Z)(?:-([1-9]\d*))?", re.ASCII)
-_DRAFT = re.compile(rf"\.{_NAME.pattern}\.\d+\.partial", re.ASCII)
+_DRAFT = re.compile(rf"\.{_NAME.pattern}\.\w+\.partial", re.ASCII)
 _TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
 
 
@@ -187,12 +188,7 @@ def _sync_directory(directory: Path) -> None:
 
 def _new_draft(directory: Path, name: str) -> Path:
     """A new, empty folder."""
-    for number in itertools.count(1):
-        draft = directory / f".{name}.{number}.partial"
-        with suppress(FileExistsError):
-            draft.mkdir(DIRECTORY_MODE)
-            return draft
-    raise AssertionError
+    return Path(tempfile.mkdtemp(".partial", f".{name}.", directory))
 
 
 def _publish(draft: Path, directory: Path, stamp: str) -> Path:
