@@ -74,11 +74,6 @@ class Child:
         """Whether `receive` would return (or raise) at once."""
         return not self._answers.empty()
 
-    def ask(self, message: dict[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
-        """Sends one line and waits for the next one."""
-        self.send(message)
-        return self.receive(timeout_s)
-
     def close(self) -> int:
         """Asks it to end by closing its input, and waits. Returns its exit code."""
         process = self._process

@@ -1,18 +1,18 @@
 """The archive: ended jobs go to Parquet before they are purged.
 
-One database after the other, a few days before the purger may touch its jobs:
+One database after the other, some days before the purger may delete its jobs:
 
-1. it begins: from here on no earlier run can say any more what is in the archive (store/archived.py);
-2. rows that ended since the last time, until a midnight (UTC), go to a staging folder of this run;
-3. they are read back, and counted and summed up per shard and day: by Spark what is in Parquet, by
-   the database what is in its tables. Where the two differ, nothing of the database moves;
-4. the database's mark moves on, if no other run has begun; from then on the purger may delete;
-5. the files move from the staging folder to where they are read, and the mark says so. Should this be
-   interrupted, the next run does it first; where it does not see that folder (a directory of another
-   machine, which led last night) it leaves that database alone.
+1. The run begins: from here on no earlier run can move the database's mark (store/archive_status.py).
+2. Rows that ended since the mark, until a midnight (UTC), go to a staging folder of this run.
+3. They are read back, counted and summed up per shard and day: Spark does this with the Parquet files, the
+   database with its tables. If the two differ, the mark and the files stay where they are.
+4. The mark moves on, if no other run has begun; from then on the purger may delete.
+5. The files move from the staging folder to where they are read, and the mark records it. If this is
+   interrupted, the next run does it first. If it does not see that folder (it is a directory of another
+   machine, which led last night), it leaves that database alone.
 
-So a reader meets only rows that were compared, each file once; a run that is killed leaves but a
-staging folder, which a later run throws away: nobody can declare it archived any more.
+So readers see only rows that were compared, each file once. A run that is killed before step 4 leaves a
+staging folder, which a later run deletes: no run can declare it archived any more.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LEAD_DAYS = 3
-"""So long before the purger may delete it a job is archived: a day for the day to end, one until the next
+"""How many days before the purger may delete a job it is archived: one until its day ends, one until the next
 night, one for a night that failed."""
 
 SETTLED_MS = HOUR_MS
-"""What ended so long ago has been committed. Counts where retention is shorter than LEAD_DAYS."""
+"""Jobs that ended so long ago are committed. It counts where retention is shorter than LEAD_DAYS."""
 
 TRIES = 2
-"""A dead job that is redriven while the archive is at it makes a difference; not twice."""
+"""A dead job that is redriven during the run makes a difference; the second try has none."""
 
 DIFFERENCES_MAX = 20
 
@@ -259,7 +259,7 @@ class _ArchiveRun:
                 raise _CannotArchive(
                     f"{self._folders.url(_day_folder(database, day))} is there, but the database says that "
                     "the day was never archived: was it restored from a backup, or do two systems "
-                    "share the folder? Move away what is not its own (docs/how-to/archive.md)"
+                    "share the folder? Move the files of others away (docs/how-to/archive.md)"
                 )
 
 
