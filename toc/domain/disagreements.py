@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from toc.domain.ids import GENE_MASK, gene_of
 from toc.domain.job import Status
@@ -67,22 +68,18 @@ class Tolerances:
     stuck_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class RowFacts:
-    """The columns of a row that the rules need.
-
-    `shard`: the table that holds the row. `topic`: of its type.
-    """
+class RowFacts(NamedTuple):
+    """The columns of a row that compare and repair need. `shard`: of the table that holds the row."""
 
     job_id: int
-    shard: int
     biz_id: int
-    topic: str
+    type_no: int
     status: Status
     action_ms: int
     due_ms: int | None
     attempts: int
-    claimed_ms: int | None = None
+    claimed_ms: int | None
+    shard: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +91,10 @@ class ReminderPlace:
     slot: int
     armed_ms: int | None
     out_ms: int | None
+
+    @property
+    def spot(self) -> tuple[str, int]:
+        return self.topic, self.slot
 
 
 def disagreements(
@@ -116,7 +117,7 @@ def disagreements(
     if row is None or row.due_ms is None or not row.status.live:
         yield from _of_ended(row, places, now_ms, limits)
         return
-    at_home = [place for place in places if (place.topic, place.slot) == home]
+    at_home = [place for place in places if place.spot == home]
     if len(places) > len(at_home):
         yield Disagreement.TWO_SLOTS if at_home else Disagreement.WRONG_SLOT
     if row.status is Status.PENDING:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import TypeVar
 
+from toc.domain.disagreements import ReminderPlace, RowFacts
 from toc.domain.ids import gene_of
 from toc.domain.routing import slot_of
 from toc.errors import NotFound, SettingsError
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
 from toc.store.catalogue import Catalogue
-from toc.store.compare_reads import CompareReads, FullRow
+from toc.store.compare_reads import CompareReads
 from toc.store.databases import Databases
 from toc.store.schema_check import check_databases
 from toc.timer.reminders import Reminders
@@ -22,11 +23,6 @@ T = TypeVar("T")
 
 Spot = tuple[str, int]
 """A topic and one of its slots."""
-
-Places = tuple[int | None, int | None]
-"""A reminder's places in a slot: its time in the StoreQueue, the end of its stay in the PrepareQueue."""
-
-NOWHERE: Places = (None, None)
 
 
 class BothSides:
@@ -83,10 +79,10 @@ class BothSides:
         """The slot where the job's reminder belongs."""
         return topic, slot_of(gene_of(job_id), self.settings.slots_of(topic))
 
-    def home_of_row(self, row: FullRow) -> Spot:
+    def home_of_row(self, row: RowFacts) -> Spot:
         return self.home_spot(self.topic_of_type(row.type_no), row.job_id)
 
-    def read_rows(self, ids: Mapping[int, Collection[int]]) -> dict[tuple[int, int], FullRow]:
+    def read_rows(self, ids: Mapping[int, Collection[int]]) -> dict[tuple[int, int], RowFacts]:
         """(shard, job_id) → its row, for ids by shard."""
         return {
             (shard, row.job_id): row
@@ -94,12 +90,13 @@ class BothSides:
             for row in self.reads.full_rows(shard, ids[shard])
         }
 
-    def find_places(self, ids: Mapping[Spot, Sequence[int]]) -> dict[int, dict[Spot, Places]]:
-        """job_id → each of its spots that has a reminder of it → the places there."""
-        found: dict[int, dict[Spot, Places]] = defaultdict(dict)
+    def find_places(self, ids: Mapping[Spot, Sequence[int]]) -> dict[int, list[ReminderPlace]]:
+        """job_id → its reminders, of ids by the spots where they are looked for."""
+        found: dict[int, list[ReminderPlace]] = defaultdict(list)
         for topic, by_slot in by_topic(ids).items():
-            for (slot, job_id), places in self.reminders.find_reminders(topic, by_slot).items():
-                found[job_id][topic, slot] = places
+            places = self.reminders.find_reminders(topic, by_slot)
+            for (slot, job_id), (armed_ms, out_ms) in places.items():
+                found[job_id].append(ReminderPlace(topic, slot, armed_ms, out_ms))
         return found
 
 

@@ -17,7 +17,6 @@ from toc.domain.disagreements import (
 from toc.domain.job import Status
 from toc.reconcile.both_sides import BothSides, Spot
 from toc.reconcile.findings import Finding
-from toc.store.compare_reads import FullRow
 
 
 class Suspects(defaultdict[Spot, set[int]]):
@@ -40,7 +39,7 @@ class Rechecked(NamedTuple):
 
 class _Suspect(NamedTuple):
     job_id: int
-    row: FullRow | None
+    row: RowFacts | None
     places: list[ReminderPlace]
     spot: Spot  # where it was found
 
@@ -64,11 +63,10 @@ class Rechecker:
         places = self._sides.find_places({spot: list(some) for spot, some in wanted.items()})
         now_ms = self._sides.reminders.time_ms()
         for job_id in sorted(ids):
-            found = [ReminderPlace(*spot, *at) for spot, at in places.get(job_id, {}).items()]
-            suspect = _Suspect(job_id, rows.get(job_id), found, spot_of[job_id])
+            suspect = _Suspect(job_id, rows.get(job_id), places.get(job_id, []), spot_of[job_id])
             yield self._judge(shard, suspect, now_ms)
 
-    def _read_full_rows(self, shard: int, ids: Collection[int]) -> dict[int, FullRow]:
+    def _read_full_rows(self, shard: int, ids: Collection[int]) -> dict[int, RowFacts]:
         """The rows of the ids: in this shard, else in the shard that the id names."""
         found = {row.job_id: row for row in self._sides.reads.full_rows(shard, ids)}
         elsewhere: dict[int, list[int]] = defaultdict(list)
@@ -79,14 +77,9 @@ class Rechecker:
         return found | {row.job_id: row for row in self._sides.read_rows(elsewhere).values()}
 
     def _judge(self, shard: int, suspect: _Suspect, now_ms: int) -> Rechecked:
-        full, places, row, home = suspect.row, suspect.places, None, suspect.spot
-        if full is not None:
-            home = self._sides.home_of_row(full)
-            row = RowFacts(
-                suspect.job_id, full.shard, full.biz_id, home[0], full.status,
-                full.action_ms, full.due_ms, full.attempts, full.claimed_ms,
-            )  # fmt: skip
-        at_home = next((p for p in places if (p.topic, p.slot) == home), None)
+        row, places = suspect.row, suspect.places
+        home = suspect.spot if row is None else self._sides.home_of_row(row)
+        at_home = next((place for place in places if place.spot == home), None)
         kinds = list(disagreements(row, places, home, now_ms, self._limits))
         if row is not None and row.status.live and is_misfit(row, self._shards):
             kinds.append(Disagreement.MISFIT)
@@ -97,7 +90,7 @@ class Rechecker:
         for kind in kinds:
             where: list[ReminderPlace | None] = [*_places_of_kind(kind, places, home)]
             for place in where or [at_home]:
-                spot = home if place is None else (place.topic, place.slot)
+                spot = home if place is None else place.spot
                 finding = Finding(
                     kind,
                     shard,
@@ -106,10 +99,10 @@ class Rechecker:
                     armed_ms=None if place is None else place.armed_ms,
                     out_ms=None if place is None else place.out_ms,
                 )
-                findings.append(finding if full is None else self._with_row(finding, full))
+                findings.append(finding if row is None else self._with_row(finding, row))
         return Rechecked(findings, "", None)
 
-    def _with_row(self, finding: Finding, row: FullRow) -> Finding:
+    def _with_row(self, finding: Finding, row: RowFacts) -> Finding:
         return finding._replace(
             shard=row.shard,
             biz_id=row.biz_id,
@@ -129,7 +122,7 @@ def _places_of_kind(
     """
     match kind:
         case Disagreement.WRONG_SLOT | Disagreement.TWO_SLOTS:
-            return [place for place in places if (place.topic, place.slot) != home]
+            return [place for place in places if place.spot != home]
         case Disagreement.ORPHAN:
             return [place for place in places if place.armed_ms is not None]
         case Disagreement.STUCK:

@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from toc.domain.disagreements import Disagreement, latest_ms
+from toc.domain.disagreements import Disagreement, ReminderPlace, RowFacts, latest_ms
 from toc.domain.job import Status
-from toc.reconcile.both_sides import NOWHERE, Places, Spot
+from toc.reconcile.both_sides import Spot
 from toc.reconcile.findings import Finding
-from toc.store.compare_reads import FullRow
 from toc.timer.reminders import Reminder
 
 _ARMED = "armed at its due_time"
@@ -25,15 +24,16 @@ class RecheckedFinding:
     """A finding with its row and its reminder as they are now. Times in ms since 1970 UTC.
 
     row: where workers look for it if it is live there, else where it was found; None: there is none. home:
-    the slot that its reminder belongs in (without a row: where it was found). at_spot: its places in the
-    finding's slot. until_ms: jobs due later need no reminder yet. just_armed: armed by this very run.
+    the slot that its reminder belongs in (without a row: where it was found). at_home, at_spot: its reminder
+    there, and in the finding's slot; None: it has none. until_ms: jobs due later need no reminder yet.
+    just_armed: armed by this very run.
     """
 
     finding: Finding
-    row: FullRow | None
+    row: RowFacts | None
     home: Spot
-    at_home: Places
-    at_spot: Places
+    at_home: ReminderPlace | None
+    at_spot: ReminderPlace | None
     now_ms: int
     until_ms: int
     shard_of_id: int
@@ -56,13 +56,15 @@ class RecheckedFinding:
     @property
     def is_in_place(self) -> bool:
         """Whether its own slot has it out with a worker, or armed in time."""
-        armed_ms, out_ms = self.at_home
+        place = self.at_home
+        if place is None:
+            return False
         in_time = (
-            armed_ms is not None
+            place.armed_ms is not None
             and self.due_ms is not None
-            and armed_ms <= latest_ms(self.due_ms, self.now_ms)
+            and place.armed_ms <= latest_ms(self.due_ms, self.now_ms)
         )
-        return out_ms is not None or in_time
+        return place.out_ms is not None or in_time
 
 
 class Remedy(NamedTuple):
@@ -124,13 +126,13 @@ def _remedy_of_missing(current: RecheckedFinding) -> Remedy:
         return _remedy_of_unreachable_row()
     if current.is_in_place:
         return Remedy("its reminder is in place by now")
-    if current.at_home == NOWHERE and due_ms > current.until_ms:
+    if current.at_home is None and due_ms > current.until_ms:
         return Remedy("it is due later by now: the loader brings it")
     return Remedy(_ARMED, arm_ms=due_ms)
 
 
 def _remedy_of_orphan(current: RecheckedFinding) -> Remedy:
-    if current.at_spot == NOWHERE:
+    if current.at_spot is None:
         return _remedy_of_vanished_reminder()
     if current.due_ms is not None:
         return Remedy("it is alive again: its reminder stays")
@@ -139,7 +141,7 @@ def _remedy_of_orphan(current: RecheckedFinding) -> Remedy:
 
 def _remedy_of_wrong_slot(current: RecheckedFinding) -> Remedy:
     due_ms = current.due_ms
-    if current.at_spot == NOWHERE:
+    if current.at_spot is None:
         return _remedy_of_vanished_reminder()
     if due_ms is None:
         return Remedy("forgotten there", forget=True)
@@ -153,7 +155,8 @@ def _remedy_of_wrong_slot(current: RecheckedFinding) -> Remedy:
 
 
 def _remedy_of_stuck(current: RecheckedFinding) -> Remedy:
-    (_, out_ms), due_ms = current.at_spot, current.due_ms
+    place, due_ms = current.at_spot, current.due_ms
+    out_ms = None if place is None else place.out_ms
     if out_ms is None or out_ms >= current.now_ms:
         return Remedy("it is back by itself" if out_ms is None else "it was popped anew meanwhile")
     if due_ms is None:
@@ -169,7 +172,8 @@ def _remedy_of_stuck(current: RecheckedFinding) -> Remedy:
 
 
 def _remedy_of_overdue(current: RecheckedFinding) -> Remedy:
-    due_ms, (armed_ms, _) = current.due_ms, current.at_home
+    place, due_ms = current.at_home, current.due_ms
+    armed_ms = None if place is None else place.armed_ms
     if due_ms is None:
         return _remedy_of_ended_job(current)
     if due_ms > current.now_ms:

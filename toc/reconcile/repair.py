@@ -32,10 +32,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from toc.domain.disagreements import Disagreement
+from toc.domain.disagreements import Disagreement, ReminderPlace, RowFacts
 from toc.domain.job import Status
 from toc.domain.routing import slot_of
-from toc.reconcile.both_sides import NOWHERE, BothSides, Spot, by_topic
+from toc.reconcile.both_sides import BothSides, Spot, by_topic
 from toc.reconcile.findings import Finding, RepairResult
 from toc.reconcile.remedies import (
     RecheckedFinding,
@@ -44,7 +44,6 @@ from toc.reconcile.remedies import (
     remedy_after_realign,
 )
 from toc.store.columns import sql_time
-from toc.store.compare_reads import FullRow
 from toc.store.job_repair import JobRepair, ShiftedJob
 from toc.timer.reminders import Reminder
 
@@ -220,8 +219,8 @@ class Repairer:
         return [
             RecheckedFinding(
                 finding, row, home,
-                at_home=places.get(finding.job_id, {}).get(home, NOWHERE),
-                at_spot=places.get(finding.job_id, {}).get((finding.topic, finding.slot), NOWHERE),
+                at_home=_place_in(places.get(finding.job_id, ()), home),
+                at_spot=_place_in(places.get(finding.job_id, ()), (finding.topic, finding.slot)),
                 now_ms=now_ms,
                 until_ms=now_ms + self._near_ms,
                 shard_of_id=sides.shard_of(finding.job_id),
@@ -230,7 +229,7 @@ class Repairer:
             for finding, row, home in zip(batch, rows, homes, strict=True)
         ]  # fmt: skip
 
-    def _read_rows(self, batch: Sequence[Finding]) -> list[FullRow | None]:
+    def _read_rows(self, batch: Sequence[Finding]) -> list[RowFacts | None]:
         """For each finding, the row where a worker finds it if that is live, else the one where it was found.
 
         There may be two with one id, if a person has copied rows by hand.
@@ -329,6 +328,10 @@ class Repairer:
         log.info("repair: %s: dropped the mark of %s slot %d", finding.kind, topic, slot)
         self._reminders.drop_marks(topic, [slot])
         return RepairResult(finding, True, "dropped: the loader begins anew")
+
+
+def _place_in(places: Iterable[ReminderPlace], spot: Spot) -> ReminderPlace | None:
+    return next((place for place in places if place.spot == spot), None)
 
 
 def _row_place(finding: Finding) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
 
+from toc.domain.disagreements import RowFacts
 from toc.domain.ids import GENE_MASK, SEQUENCE_BITS
 from toc.domain.job import Status
 from toc.errors import SettingsError
@@ -44,20 +45,6 @@ class SuspiciousRows(NamedTuple):
     moved_count: int
     misfits: list[int]
     misfit_count: int
-
-
-class FullRow(NamedTuple):
-    """A row as the verdict needs it. `shard`: of the table that it lies in."""
-
-    job_id: int
-    biz_id: int
-    type_no: int
-    status: Status
-    action_ms: int
-    due_ms: int | None
-    attempts: int
-    claimed_ms: int | None
-    shard: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +108,7 @@ class CompareReads:
         query = select(func.count()).select_from(JOB).where(c.due_time > beyond_ms)
         return int(self._read(shard, lambda x: execute_on(x, shard, query).scalar_one()))
 
-    def full_rows(self, shard: int, ids: Collection[int]) -> Iterator[FullRow]:
+    def full_rows(self, shard: int, ids: Collection[int]) -> Iterator[RowFacts]:
         """The rows of these ids that lie in a shard's table."""
         columns = (
             c.job_id,
@@ -141,7 +128,7 @@ class CompareReads:
                 lambda x, query=query: execute_on(x, shard, query).all(),
             )
             for row in rows:
-                yield FullRow._make([*row[:3], status_from_number(row[3]), *row[4:], shard])
+                yield RowFacts._make([*row[:3], status_from_number(row[3]), *row[4:], shard])
 
     def _read_page(
         self,
