@@ -24,6 +24,13 @@ class Killed(BaseException):
     """Nobody catches it."""
 
 
+WRITES = {
+    "arm", "remove", "put_back", "drop_marks",
+    "record_events", "reset_due_times", "copy_to_right_shard",
+}  # fmt: skip
+"""The calls of a repair that change something."""
+
+
 class Dying:
     """Passes on what is asked of something; the process dies before, or after, one of these calls."""
 
@@ -32,7 +39,7 @@ class Dying:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._of, name)
-        if name not in ("arm", "ack", "put_back", "drop_marks", "note", "realign", "rehome"):
+        if name not in WRITES:
             return found
 
         def call(*args: Any) -> Any:

@@ -54,14 +54,14 @@ class ShardCompare:
         of_jobs = [f for f in compared.findings if f.kind is not Disagreement.MARK_AHEAD]
         suspects = Suspects()
         for finding in of_jobs:
-            suspects[finding.topic, finding.slot].add(finding.job_id)
-        kept = {(f.kind, f.job_id, f.topic, f.slot) for f in of_jobs}
+            suspects[finding.spot].add(finding.job_id)
+        kept = {finding.key for finding in of_jobs}
         still = ShardComparison(
             compared.shard, Counter(compared.counts), marks=compared.marks, work=compared.work
         )
         for rechecked in self._rechecker.recheck(compared.shard, suspects):
             for finding in rechecked.findings:
-                if (finding.kind, finding.job_id, finding.topic, finding.slot) in kept:
+                if finding.key in kept:
                     still.keep(finding, self._kept_max)
         looked_at = Counter(finding.kind for finding in of_jobs)
         for kind, number in looked_at.items():

@@ -36,6 +36,15 @@ class Finding(NamedTuple):
     armed_ms: int | None = None
     out_ms: int | None = None
 
+    @property
+    def spot(self) -> tuple[str, int]:
+        return self.topic, self.slot
+
+    @property
+    def key(self) -> tuple[Disagreement, int, str, int]:
+        """Equal for findings of one disagreement that was seen twice."""
+        return self.kind, self.job_id, self.topic, self.slot
+
 
 class MarkCoverage(NamedTuple):
     """A loader's mark: until when its topic is loaded, and how many live rows are due before that."""

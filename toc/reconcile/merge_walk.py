@@ -202,7 +202,6 @@ class MergeWalk:
             if rechecked.legal_oddity and not (rechecked.legal_oddity == "early" and is_known):
                 compared.counts[rechecked.legal_oddity] += 1
             for finding in rechecked.findings:
-                known = finding.kind, finding.job_id, finding.topic, finding.slot
-                if known not in self._kept and compared.keep(finding, self._kept_max):
-                    self._kept.add(known)
+                if finding.key not in self._kept and compared.keep(finding, self._kept_max):
+                    self._kept.add(finding.key)
         suspects.clear()

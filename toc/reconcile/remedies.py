@@ -40,10 +40,6 @@ class RecheckedFinding:
     just_armed: bool = False
 
     @property
-    def spot(self) -> Spot:
-        return self.finding.topic, self.finding.slot
-
-    @property
     def due_ms(self) -> int | None:
         """When the row is due; None: it has ended, or does not exist."""
         return self.row.due_ms if self.row is not None and self.row.status.live else None
@@ -145,7 +141,7 @@ def _remedy_of_wrong_slot(current: RecheckedFinding) -> Remedy:
         return _remedy_of_vanished_reminder()
     if due_ms is None:
         return Remedy("forgotten there", forget=True)
-    if current.spot == current.home:
+    if current.finding.spot == current.home:
         return Remedy("it is its own slot by now", done=False)
     if not current.is_reachable:
         return _remedy_of_unreachable_row()
@@ -161,7 +157,7 @@ def _remedy_of_stuck(current: RecheckedFinding) -> Remedy:
         return Remedy("it is back by itself" if out_ms is None else "it was popped anew meanwhile")
     if due_ms is None:
         return Remedy("forgotten", forget=True)
-    if current.spot != current.home:
+    if current.finding.spot != current.home:
         return _remedy_of_wrong_slot(current)
     if not current.is_reachable:
         return _remedy_of_unreachable_row()

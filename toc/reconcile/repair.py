@@ -193,7 +193,7 @@ class Repairer:
             self._arm({topic: [Reminder(rehomed.due_ms, rehomed.job_id)]}, armed)
         # The old shard's loader took the slot from the shard, a worker takes it from the id.
         amount = self._sides.settings.slots_of(topic)
-        spots = {(finding.topic, finding.slot), (topic, slot_of(finding.shard, amount))}
+        spots = {finding.spot, (topic, slot_of(finding.shard, amount))}
         spots.add(self._sides.home_spot(topic, old_id))
         if rehomed.job_id == old_id:  # only its shard was wrong
             spots.discard(home)
@@ -208,19 +208,19 @@ class Repairer:
         """Reads the rows of findings, then their reminders: in their own slots, and where they were found."""
         sides, rows = self._sides, self._read_rows(batch)
         homes = [
-            (finding.topic, finding.slot) if row is None else sides.home_of_row(row)
+            finding.spot if row is None else sides.home_of_row(row)
             for finding, row in zip(batch, rows, strict=True)
         ]
         wanted: dict[Spot, list[int]] = defaultdict(list)
         for finding, home in zip(batch, homes, strict=True):
-            for spot in {home, (finding.topic, finding.slot)}:
+            for spot in {home, finding.spot}:
                 wanted[spot].append(finding.job_id)
         places = sides.find_places(wanted)
         return [
             RecheckedFinding(
                 finding, row, home,
                 at_home=_place_in(places.get(finding.job_id, ()), home),
-                at_spot=_place_in(places.get(finding.job_id, ()), (finding.topic, finding.slot)),
+                at_spot=_place_in(places.get(finding.job_id, ()), finding.spot),
                 now_ms=now_ms,
                 until_ms=now_ms + self._near_ms,
                 shard_of_id=sides.shard_of(finding.job_id),
@@ -269,9 +269,9 @@ class Repairer:
             if wanted.arm_ms is not None:
                 arms[current.home[0]].append(Reminder(wanted.arm_ms, job_id))
             if wanted.back is not None:
-                backs[current.spot[0]].append(wanted.back)
+                backs[current.finding.spot[0]].append(wanted.back)
             if wanted.forget:
-                acks[current.spot].append(job_id)
+                acks[current.finding.spot].append(job_id)
                 if current.due_ms is None:
                     ended.add(job_id)
         self._arm(arms, armed)
