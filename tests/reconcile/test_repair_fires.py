@@ -43,8 +43,8 @@ class Yard:
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         opened = rig.center._connected()
-        assert opened.slots is not None
-        self.databases, self.slots = opened.databases, opened.slots
+        assert opened.reminders is not None
+        self.databases, self.slots = opened.databases, opened.reminders
         self.catalogue = opened.jobs._catalogue
         self.number = 10_000
         self.findings: list[Finding] = []
