@@ -1,7 +1,7 @@
-"""Cancelling, postponing and redriving many jobs: the dry run that counts them, and the real run.
+"""Cancels, postpones and redrives many jobs: a dry run counts them, a real run changes them.
 
-A run first finds the ids of all jobs that match and can be changed, by reads only, so it knows their number
-before the first change; jobs that match only later are not changed. Then it changes them shard by shard and
+A run first reads the ids of all jobs that match and can be changed, so it knows their number
+before the first change. Jobs that match only later are not changed. Then it changes them shard by shard and
 page by page, each page in one transaction with its events. After each commit it updates Redis; if that fails,
 the claim finds the change in the row.
 """
@@ -92,7 +92,7 @@ class BulkChanges:
             raise InvalidInput("database", index, rule)
         return [self._databases[index]]
 
-    # ---- looking
+    # ---- reading
 
     def count(
         self, order: BulkOrder, databases: Sequence[Database], on_progress: Callable[[], None]

@@ -1,4 +1,4 @@
-"""Bulk orders: what a person wants done to a set of jobs, and the change of rows that it means."""
+"""An order of `toc admin`: the change to make, and to which jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toc.store.columns import sql_time
 from toc.store.conditions import Column, Compare, Condition, Every
 from toc.store.events import Transition
 
-REASON_MAX = 900  # shorter than REASON_CHARS_MAX: there must be room for the run's mark
+REASON_MAX = 900  # less than REASON_CHARS_MAX: the run's mark is added
 BY_MS_MAX = 10 * 366 * 86_400_000
 
 
@@ -35,7 +35,7 @@ _WHAT = {Verb.CANCEL: "cancel", Verb.POSTPONE: "reschedule", Verb.REDRIVE: "redr
 
 @dataclass(frozen=True, slots=True)
 class BulkOrder:
-    """What to do to which jobs. Postponed jobs move by `by_ms` or to `to_ms`; exactly one is given.
+    """A change, and the jobs it is for. Postponed jobs move by `by_ms` or to `to_ms`; exactly one is given.
 
     `by_ms`: so much later than due, or than now if that has passed. `to_ms`: to that moment; jobs that are
     due later already are not changed. `run` names this run in its events; an interrupted run that is started
@@ -63,7 +63,7 @@ class BulkOrder:
         check_reason(self.reason)
         if not self.reason.strip() or len(self.reason) > REASON_MAX:
             raise InvalidInput(
-                "reason", self.reason, f"must say why, in up to {REASON_MAX} letters"
+                "reason", self.reason, f"must say why, in up to {REASON_MAX} characters"
             )
 
     @property

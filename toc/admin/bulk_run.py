@@ -1,9 +1,9 @@
-"""A bulk run: many jobs are changed page by page, at a bounded rate, with an exact account.
+"""Changes many jobs page by page, at a bounded rate, and keeps an exact account.
 
-All that the account reports as changed is committed, and the reverse. Only a page whose COMMIT was not
-answered, or not waited for, is reported as one that may have been changed.
+The account counts a job as changed if and only if its change is committed. A page whose COMMIT was not
+answered, or not waited for, is listed as one that may have been changed.
 
-The pages are changed in threads; all else, the account above all, happens in the caller's thread.
+Threads change the pages. The caller's thread does everything else; only it writes the account.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POLL_S = 0.2  # how soon a wait notices an interrupt
 
 @dataclass(frozen=True, slots=True)
 class UnsurePage:
-    """A page whose outcome is not known: at most `jobs` of the ids from first to last may be changed."""
+    """A page with an unknown outcome: at most `jobs` of the ids from first to last may be changed."""
 
     table: str
     first_id: int
@@ -39,7 +39,7 @@ class UnsurePage:
 
 @dataclass(slots=True)
 class DatabaseProgress:
-    """What was done in one database. `chosen` is the sum of the others once the run is complete.
+    """The counts of one database. `chosen` is the sum of the others once the run is complete.
 
     changed: committed by this process. before: committed by an earlier process of the same run. superseded:
     dead jobs whose key a newer job has. meanwhile: jobs that have changed since and do not match any more.
@@ -72,7 +72,7 @@ class RunAccount:
 
 
 class Interrupted(TocError):
-    """A person has stopped the run."""
+    """A user has stopped the run."""
 
     code = "interrupted"
 
@@ -188,9 +188,8 @@ class BulkRun:
         part.superseded += changed.superseded
         known = len(changed.done) + changed.before + changed.superseded
         part.meanwhile += len(page.jobs) - known
-        part.unsure.remove(
-            page.unsure
-        )  # last: who interrupts here finds it rather twice than never
+        # Last: if this thread is interrupted here, the page is counted twice rather than not at all.
+        part.unsure.remove(page.unsure)
         self._rate_limit.page_ended(len(page.jobs), len(changed.done), alone=not self._in_progress)
         self._on_page_done(page, changed)
 

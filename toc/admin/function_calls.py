@@ -68,29 +68,17 @@ class FunctionCalls:
         value = operand(self.expr(nodes[0], json=True))
         return typed(exp.Is(this=value, expression=exp.Null()), "number")
 
-    def _mod(self, nodes: list[exp.Expr]) -> exp.Expr:
-        return self.computed(exp.Mod, "%", nodes)
-
     def computed(
         self, kind: Callable[..., exp.Expr], operator: str, nodes: list[exp.Expr]
     ) -> exp.Expr:
         left, right = map(operand, numbers(self.all(nodes), operator))
         return typed(kind(this=left, expression=right), "number")
 
-    def _date_add(self, nodes: list[exp.Expr]) -> exp.Expr:
-        return self.shifted(*nodes)
-
-    def _date_sub(self, nodes: list[exp.Expr]) -> exp.Expr:
-        return self.shifted(*nodes, minus=True)
-
     def shifted(self, base: exp.Expr, interval: exp.Expr, *, minus: bool = False) -> exp.Expr:
         """A time plus or minus an interval."""
         if not isinstance(interval, exp.Interval):
             raise refused(shown(interval), "write INTERVAL n UNIT")
         return self._moved(base, interval.this, interval.args.get("unit"), minus=minus)
-
-    def _timestampadd(self, nodes: list[exp.Expr]) -> exp.Expr:
-        return self._moved(nodes[2], nodes[1], nodes[0])
 
     def _moved(
         self, base: exp.Expr, amount: exp.Expr, unit: exp.Expr | None, *, minus: bool = False
@@ -117,8 +105,11 @@ class FunctionCalls:
         return typed(call("TIMESTAMPDIFF", exp.var(_unit(nodes[0])), start, end), "number")
 
     _SPECIAL: ClassVar[Mapping[str, Callable[[FunctionCalls, list[exp.Expr]], exp.Expr]]] = {
-        "IF": _if, "ISNULL": _isnull, "MOD": _mod, "DATE_ADD": _date_add, "DATE_SUB": _date_sub,
-        "TIMESTAMPADD": _timestampadd, "TIMESTAMPDIFF": _timestampdiff,
+        "IF": _if, "ISNULL": _isnull, "TIMESTAMPDIFF": _timestampdiff,
+        "MOD": lambda self, nodes: self.computed(exp.Mod, "%", nodes),
+        "DATE_ADD": lambda self, nodes: self.shifted(*nodes),
+        "DATE_SUB": lambda self, nodes: self.shifted(*nodes, minus=True),
+        "TIMESTAMPADD": lambda self, nodes: self._moved(nodes[2], nodes[1], nodes[0]),
     }  # fmt: skip
 
     def extract(self, node: exp.Expr) -> exp.Expr:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_CEILING, ROUND_DOWN, ROUND_FLOOR, ROUND_HALF_UP, Decimal
 from fractions import Fraction
+from operator import attrgetter
 from typing import Any
 
 from toc.admin.allowed_functions import DAY_UNITS
@@ -307,35 +308,12 @@ def _last_day(moment: datetime) -> str:
     return date(moment.year, moment.month, last).isoformat()
 
 
-_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-_MONTH_NAMES = ("January", "February", "March", "April", "May", "June", "July", "August",
-                "September", "October", "November", "December")  # fmt: skip
-
-
-def _hour12(t: datetime) -> int:
-    return t.hour % 12 or 12
-
-
-def _ordinal(day: int) -> str:
-    return "th" if 10 < day < 14 else {1: "st", 2: "nd", 3: "rd"}.get(day % 10, "th")
-
-
-_CODES: Mapping[str, Callable[[datetime], str]] = {
-    "Y": lambda t: f"{t.year:04d}", "y": lambda t: f"{t.year % 100:02d}",
-    "m": lambda t: f"{t.month:02d}", "c": lambda t: str(t.month),
-    "M": lambda t: _MONTH_NAMES[t.month - 1], "b": lambda t: _MONTH_NAMES[t.month - 1][:3],
-    "D": lambda t: f"{t.day}{_ordinal(t.day)}", "d": lambda t: f"{t.day:02d}", "e": lambda t: str(t.day),
-    "j": lambda t: f"{t.timetuple().tm_yday:03d}", "H": lambda t: f"{t.hour:02d}",
-    "k": lambda t: str(t.hour), "h": lambda t: f"{_hour12(t):02d}",
-    "I": lambda t: f"{_hour12(t):02d}", "l": lambda t: str(_hour12(t)),
-    "i": lambda t: f"{t.minute:02d}", "s": lambda t: f"{t.second:02d}",
-    "S": lambda t: f"{t.second:02d}", "f": lambda t: f"{t.microsecond:06d}",
-    "p": lambda t: "PM" if t.hour >= 12 else "AM", "T": lambda t: f"{t:%H:%M:%S}",
-    "r": lambda t: f"{_hour12(t):02d}:{t:%M:%S} {'PM' if t.hour >= 12 else 'AM'}",
-    "W": lambda t: _WEEKDAYS[t.weekday()], "a": lambda t: _WEEKDAYS[t.weekday()][:3],
-    "w": lambda t: str((t.weekday() + 1) % 7), "v": lambda t: f"{t.isocalendar().week:02d}",
-    "x": lambda t: f"{t.isocalendar().year:04d}",
+_CODES = {
+    "W": "%A", "c": "%m", "M": "%B", "e": "%d", "k": "%H", "h": "%I", "l": "%I", "i": "%M", "s": "%S",
+    "T": "%H:%M:%S", "r": "%I:%M:%S %p", "v": "%V", "x": "%G",
 }  # fmt: skip
+"""MySQL's codes of DATE_FORMAT that Python writes otherwise."""
+_SAME_CODES = "YymbdjHISfpaw"
 
 
 def _date_format(value: Value, pattern: Value) -> str | None:
@@ -344,11 +322,20 @@ def _date_format(value: Value, pattern: Value) -> str | None:
         return None
 
     def code(match: re.Match[str]) -> str:
-        write = _CODES.get(match[1])
-        return match[1] if write is None else write(moment)
+        letter = match[1]
+        if letter == "D":
+            day = moment.day
+            return f"{day}{'th' if 10 < day < 14 else _ENDINGS.get(day % 10, 'th')}"
+        if letter not in _CODES and letter not in _SAME_CODES:
+            return letter
+        text = moment.strftime(_CODES.get(letter, f"%{letter}"))
+        return text.lstrip("0") or "0" if letter in "cekl" else text
 
     return re.sub(r"%(.)", code, str(pattern), flags=re.DOTALL)
 
+
+_ENDINGS = {1: "st", 2: "nd", 3: "rd"}
+_FIELDS = ("year", "month", "day", "hour", "minute", "second", "microsecond")
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "concat": lambda *values: "".join(map(str, values)),
@@ -376,14 +363,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "span": _span,
     "date": _of_time(lambda t: _text_of(t)[:10]),
     "last_day": _of_time(_last_day),
-    "year": _of_time(lambda t: t.year),
+    **{field: _of_time(attrgetter(field)) for field in _FIELDS},
     "quarter": _of_time(lambda t: (t.month + 2) // 3),
-    "month": _of_time(lambda t: t.month),
-    "day": _of_time(lambda t: t.day),
-    "hour": _of_time(lambda t: t.hour),
-    "minute": _of_time(lambda t: t.minute),
-    "second": _of_time(lambda t: t.second),
-    "microsecond": _of_time(lambda t: t.microsecond),
     "dayofweek": _of_time(lambda t: (t.weekday() + 1) % 7 + 1),
     "weekday": _of_time(lambda t: t.weekday()),
     "dayofyear": _of_time(lambda t: t.timetuple().tm_yday),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
+from toc.cli.bulk_command import BulkOptions, run_bulk_command
 from toc.cli.common_options import answers
 from toc.cli.output import Output
 from toc.cli.time_texts import WHEN_HELP
@@ -44,22 +44,6 @@ Run = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class BulkOptions:
-    """The options of the three commands; `by` and `to` are of postpone."""
-
-    where: str
-    reason: str | None
-    actor: str | None
-    yes: bool
-    per_second: int
-    limit: int
-    database: int | None
-    run: str | None
-    by: str | None = None
-    to: str | None = None
-
-
 @answers
 def cancel(
     output: Output,
@@ -78,7 +62,7 @@ def cancel(
     Final: no handler of a cancelled job starts. Each leaves an event with who and why.
     """
     options = BulkOptions(where, reason, actor, yes, per_second, limit, database, run)
-    return _run(output, "cancel", options)
+    return run_bulk_command(output, "cancel", options)
 
 
 @answers
@@ -104,7 +88,7 @@ def postpone(
     already stay as they are. Attempts start anew.
     """
     options = BulkOptions(where, reason, actor, yes, per_second, limit, database, run, by, to)
-    return _run(output, "postpone", options)
+    return run_bulk_command(output, "postpone", options)
 
 
 @answers
@@ -125,10 +109,4 @@ def redrive(
     One whose key is held by a newer live job stays dead, and is counted as superseded.
     """
     options = BulkOptions(where, reason, actor, yes, per_second, limit, database, run)
-    return _run(output, "redrive", options)
-
-
-def _run(output: Output, verb: str, options: BulkOptions) -> int:
-    from toc.cli.bulk_command import run_bulk_command  # noqa: PLC0415 - quick start
-
-    return run_bulk_command(output, verb, options)
+    return run_bulk_command(output, "redrive", options)

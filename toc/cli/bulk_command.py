@@ -7,6 +7,7 @@ import secrets
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
 from typing import Any, Self
@@ -17,7 +18,6 @@ from toc.admin.bulk_changes import BulkChanges, Count, DryRunResult, open_bulk_c
 from toc.admin.bulk_order import BulkOrder, Verb
 from toc.admin.bulk_run import DatabaseProgress, Interrupted, RunAccount, UnsurePage
 from toc.admin.where import Where
-from toc.cli.admin import BulkOptions
 from toc.cli.clients import current_person, job_as_json
 from toc.cli.exit_codes import INTERRUPTED, OK, USAGE, CommandError, explain
 from toc.cli.output import Output, printable
@@ -29,6 +29,22 @@ from toc.runtime.settings import Settings, load_settings
 from toc.store.databases import Database
 
 WHERE_COLUMNS = 200  # at most so many characters of its text are shown
+
+
+@dataclass(frozen=True, slots=True)
+class BulkOptions:
+    """The options of the three commands; `by` and `to` are of postpone."""
+
+    where: str
+    reason: str | None
+    actor: str | None
+    yes: bool
+    per_second: int
+    limit: int
+    database: int | None
+    run: str | None
+    by: str | None = None
+    to: str | None = None
 
 
 def run_bulk_command(output: Output, verb: str, options: BulkOptions) -> int:
