@@ -209,6 +209,7 @@ REFUSED = {
     "SELECT job_id FROM toc_jobs WHERE status IN (1, 'done')": "got 'done'",
     "SELECT job_id FROM toc_jobs WHERE due_time > 'yesterday'": "this is no time; write it like",
     "SELECT job_id FROM toc_jobs WHERE due_time > '2026-02-30'": "this is no time; write it like",
+    "SELECT job_id FROM toc_jobs WHERE due_time > '2026-01-01 20:00:00+08:00'": "this is no time",
     "SELECT job_id FROM toc_jobs WHERE due_time > 20260101": "> compares a number and a time",
     "SELECT job_id FROM toc_jobs WHERE due_time = '2026-01-01 00:00:00.0005'": "times have milliseconds,",
     "SELECT job_id FROM toc_jobs WHERE dedup_key = 5": "= compares a number and a text",

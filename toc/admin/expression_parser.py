@@ -60,10 +60,12 @@ class Scope:
 
 
 class ExpressionParser(FunctionCalls):
-    """Reads expressions in a scope. `values` are those of the @names."""
+    """Reads expressions in a scope. `values` are those of the @names. `offsets`: times may have a zone's
+    offset.
+    """
 
-    def __init__(self, values: Mapping[str, str]) -> None:
-        self._values = values
+    def __init__(self, values: Mapping[str, str], *, offsets: bool = False) -> None:
+        self._values, self._offsets = values, offsets
         self.used: set[str] = set()
         """The @names that the statement has."""
         self.scope = Scope()
@@ -241,7 +243,9 @@ class ExpressionParser(FunctionCalls):
 
     def _literal(self, node: exp.Expr) -> exp.Expr:
         if node.is_string:
-            return text(node.name)
+            made = text(node.name)
+            made.meta["offsets"] = self._offsets
+            return made
         if not re.fullmatch(r"(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", node.name, re.ASCII):
             raise refused(node.name, "this is no number")
         return number(node.name)
@@ -271,7 +275,7 @@ class ExpressionParser(FunctionCalls):
         to = node.args["to"]
         name = to.this.name if isinstance(to.this, exp.DType) else ""
         if name == "TIMESTAMPTZ" and is_text(node.this):  # TIMESTAMP '2030-01-31'
-            return typed(cast(time_literal(node.this.name), "DATETIME", 3), "time")
+            return typed(cast(time_literal(self.expr(node.this)), "DATETIME", 3), "time")
         kind, most = _CASTS.get(name, ("any", -1))
         sizes = [size.this for size in to.expressions]
         if len(sizes) > most:

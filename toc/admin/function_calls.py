@@ -87,7 +87,7 @@ class FunctionCalls:
         if minus:
             count = count.this if isinstance(count, exp.Neg) else exp.Neg(this=operand(count))
         start = self.expr(base)
-        start = time_of(time_literal(start.name) if is_text(start) else start)
+        start = time_of(time_literal(start) if is_text(start) else start)
         interval = exp.Interval(this=operand(count), unit=exp.var(name))
         is_date = kind_of(start) == "date" and name in DAY_UNITS
         return typed(call("DATE_ADD", start, interval), "date" if is_date else "time")

@@ -72,7 +72,7 @@ def read_condition(text: str) -> tuple[exp.Expr, str]:
 
     Raises InvalidInput.
     """
-    reader = QueryReader({})
+    reader = QueryReader({}, offsets=True)
     reader.scope.tables[JOBS] = columns_of_table(JOBS, JOBS)
     try:
         tree = parse_condition(text)
@@ -92,8 +92,8 @@ def columns_of_table(table: str, key: str) -> Columns:
 class QueryReader(ExpressionParser):
     """Reads queries, and the expressions in them."""
 
-    def __init__(self, values: Mapping[str, str]) -> None:
-        super().__init__(values)
+    def __init__(self, values: Mapping[str, str], *, offsets: bool = False) -> None:
+        super().__init__(values, offsets=offsets)
         self._made: Counter[str] = Counter()
 
     def _new_name(self, letter: str) -> str:

@@ -66,9 +66,9 @@ def same_kind(args: Sequence[exp.Expr], operator: str) -> list[exp.Expr]:
 
 def _converted(arg: exp.Expr, kind: Kind, names: Sequence[str]) -> exp.Expr:
     if is_text(arg) and kind == "time":
-        return time_literal(arg.name)
+        return time_literal(arg)
     if is_text(arg) and kind == "date":
-        return typed(text(time_literal(arg.name).name[:10]), "date")
+        return typed(text(time_literal(arg).name[:10]), "date")
     if is_text(arg) and kind == "number":
         if not _NUMBER.fullmatch(arg.name):
             hint = f"{names[0]} is a number" if names else "it is compared with a number"
@@ -130,9 +130,13 @@ def checked_call(name: str, args: list[exp.Expr]) -> exp.Expr:
 # ---- times
 
 
-def time_literal(value: str) -> exp.Expr:
-    """A literal as DATETIME(3) in UTC. Raises InvalidInput."""
-    found = _parsed(value)
+def time_literal(literal: exp.Expr) -> exp.Expr:
+    """A literal text as DATETIME(3) in UTC. Raises InvalidInput.
+
+    An offset like +08:00 is accepted only if `meta` says so, since MySQL compares such a text otherwise.
+    """
+    value = literal.name
+    found = _parsed(value, has_offset=bool(literal.meta.get("offsets")))
     if found is None:
         raise refused(value, "this is no time; write it like '2030-01-31 08:00:00'")
     if found.microsecond % 1000:
@@ -145,9 +149,9 @@ def _has_hours(value: str) -> bool:
     return match is not None and match[2] is not None
 
 
-def _parsed(value: str) -> datetime | None:
+def _parsed(value: str, *, has_offset: bool) -> datetime | None:
     match = _TIME.fullmatch(value)
-    if match is None:
+    if match is None or (match[5] and not has_offset):
         return None
     day, clock, seconds, fraction, zone_hours, zone_minutes = match.groups()
     year, month, date = map(int, day.split("-"))

@@ -231,7 +231,7 @@ class _Translator:
         now = sql_time(self._now_ms)
         match node:
             case exp.Literal():
-                return time_literal(node.name).name
+                return time_literal(node).name
             case exp.Cast() if is_text(node.this) or kind_of(node.this) == "date":
                 moment = self._moment(node.this)
                 is_date = node.args["to"].this == exp.DType.DATE
