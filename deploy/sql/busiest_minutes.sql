@@ -4,7 +4,7 @@
 -- Index: ix_due (due_time, job_id) of each shard.
 SELECT DATE_FORMAT(due_time, '%Y-%m-%d %H:%i') AS due_minute,
        COUNT(*) AS jobs,
-       COUNT(DISTINCT type_name) AS types
+       COUNT(DISTINCT biz_type) AS types
   FROM toc_jobs
  WHERE due_time >= UTC_TIMESTAMP()
    AND due_time < UTC_TIMESTAMP() + INTERVAL 1 DAY

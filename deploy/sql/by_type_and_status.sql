@@ -3,9 +3,9 @@
 -- Costs: reads every row of every shard: about a second per million rows and database, and what else lives in
 -- the buffer pool makes room. Mind the time limit of `toc sql` (--timeout), or ask a replica.
 -- Index: none.
-SELECT type_name,
+SELECT biz_type,
        status_name,
        COUNT(*) AS jobs
   FROM toc_jobs
- GROUP BY type_name, status_name
- ORDER BY type_name, status_name;
+ GROUP BY biz_type, status_name
+ ORDER BY biz_type, status_name;

@@ -3,7 +3,7 @@
 -- Costs: reads all rows made in the last 8 days, a range of the primary key (an id begins with the moment
 -- at which it was made). Jobs that were made earlier are not counted. About a second per million rows.
 -- Index: PRIMARY (job_id) of each shard.
-SELECT type_name,
+SELECT biz_type,
        DATE(action_time) AS action_day,
        COUNT(*) AS jobs,
        ROUND(AVG(late_ms)) AS average_ms,
@@ -15,5 +15,5 @@ SELECT type_name,
    AND action_time >= UTC_DATE() - INTERVAL 7 DAY
    AND claim_time IS NOT NULL
    AND attempts = 1
- GROUP BY type_name, action_day
- ORDER BY action_day, type_name;
+ GROUP BY biz_type, action_day
+ ORDER BY action_day, biz_type;

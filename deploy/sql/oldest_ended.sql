@@ -6,7 +6,7 @@
 -- Index: PRIMARY (job_id) of each shard: ids are in the order in which they were made.
 SELECT job_id,
        shard,
-       type_name,
+       biz_type,
        status_name,
        gmt_create,
        gmt_modified,

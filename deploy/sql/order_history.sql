@@ -6,7 +6,7 @@
 -- Costs: a few rows. `toc sql` asks one shard only: the order's number says which.
 -- Index: uq_live (biz_id, ...) of the shard.
 SELECT job_id,
-       type_name,
+       biz_type,
        status_name,
        action_time,
        due_time,
@@ -14,7 +14,7 @@ SELECT job_id,
        late_ms,
        attempts,
        dedup_key,
-       worker,
+       claim_token,
        gmt_create,
        gmt_modified
   FROM toc_jobs

@@ -7,12 +7,12 @@
 SELECT shard,
        job_id,
        biz_id,
-       type_name,
+       biz_type,
        status_name,
        due_time,
        TIMESTAMPDIFF(SECOND, due_time, UTC_TIMESTAMP()) AS overdue_s,
        attempts,
-       worker
+       claim_token
   FROM toc_jobs
  WHERE due_time < UTC_TIMESTAMP() - INTERVAL 1 MINUTE
  ORDER BY due_time, job_id

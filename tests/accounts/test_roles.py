@@ -52,7 +52,7 @@ def put_into_another_shard(place: Place, job_id: int) -> None:
     """Where a hand has put it: a repair makes a copy in the right table."""
     shard = gene_of(job_id) % SHARDS
     other = (shard + 1) % SHARDS
-    columns = "job_id, biz_id, biz_type, action_time, due_time"
+    columns = "job_id, biz_id, type_no, action_time, due_time"
     run(
         place.url,
         f"INSERT INTO toc_job_{other:04d} ({columns}) SELECT {columns} FROM toc_job_{shard:04d} "
@@ -67,7 +67,7 @@ def test_the_commands_of_a_reader(place: Place, under: Under, toc: Toc) -> None:
     library.close()
     under(place.make("reader"))
     for command in (
-        ("sql", "SELECT type_name, COUNT(*) FROM toc_jobs GROUP BY 1"),
+        ("sql", "SELECT biz_type, COUNT(*) FROM toc_jobs GROUP BY 1"),
         ("sql", "--explain", "SELECT COUNT(*) FROM toc_events"),
         ("explain", dead),
         ("job", "show", dead),

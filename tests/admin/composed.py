@@ -10,15 +10,15 @@ import random
 from tests.admin.queries import SMALL, TIMES, Maker
 
 COLUMNS = {
-    "toc_jobs": ("job_id", "biz_id", "shard", "biz_type", "type_name", "status", "status_name", "due_time",
-                 "attempts", "worker", "dedup_key", "late_ms"),
-    "toc_dead_jobs": ("job_id", "biz_type", "type_name", "attempts", "error", "dead_time"),
+    "toc_jobs": ("job_id", "biz_id", "shard", "type_no", "biz_type", "status", "status_name", "due_time",
+                 "attempts", "claim_token", "dedup_key", "late_ms"),
+    "toc_dead_jobs": ("job_id", "type_no", "biz_type", "attempts", "error", "dead_time"),
     "toc_events": ("event_id", "job_id", "what", "to_name", "attempts", "actor", "reason", "event_time"),
-    "toc_purges": ("day", "biz_type", "type_name", "status", "jobs"),
+    "toc_purges": ("day", "type_no", "biz_type", "status", "jobs"),
     "toc_biz_type": ("type_no", "name"),
 }  # fmt: skip
-NUMBERS = frozenset({"shard", "status", "attempts", "late_ms", "jobs", "biz_type", "type_no"})
-TEXTS = frozenset({"type_name", "status_name", "worker", "dedup_key", "error", "what", "to_name", "actor",
+NUMBERS = frozenset({"shard", "status", "attempts", "late_ms", "jobs", "type_no"})
+TEXTS = frozenset({"biz_type", "status_name", "claim_token", "dedup_key", "error", "what", "to_name", "actor",
                    "reason", "name"})  # fmt: skip
 JOINED = (
     ("toc_dead_jobs", "{b}.job_id = {a}.job_id"),
@@ -26,9 +26,9 @@ JOINED = (
     ("toc_events", "{b}.job_id = {a}.job_id"),
     ("toc_events", "{a}.job_id = {b}.job_id AND {a}.status = 4 AND {b}.what <> 'retry'"),
     ("toc_events", "{a}.shard = {b}.attempts AND {b}.what = 'bury' AND {a}.attempts > 4"),
-    ("toc_biz_type", "{b}.type_no = {a}.biz_type"),
-    ("toc_biz_type", "{b}.name = {a}.type_name"),
-    ("toc_purges", "{b}.biz_type = {a}.biz_type AND {b}.status = {a}.status"),
+    ("toc_biz_type", "{b}.type_no = {a}.type_no"),
+    ("toc_biz_type", "{b}.name = {a}.biz_type"),
+    ("toc_purges", "{b}.type_no = {a}.type_no AND {b}.status = {a}.status"),
 )
 FUNCTIONS = ("COUNT", "SUM", "MIN", "MAX", "AVG")
 
@@ -147,7 +147,7 @@ class Composer:
     def groups(self) -> str:
         """Of jobs: k, n, s."""
         rng = self.rng
-        key = rng.choice((*SMALL, "type_name", "worker", "DATE(due_time)", "status_name"))
+        key = rng.choice((*SMALL, "biz_type", "claim_token", "DATE(due_time)", "status_name"))
         number = rng.choice(("attempts", "late_ms", "status"))
         return (
             f"SELECT {key} AS k, COUNT(*) AS n, {rng.choice(FUNCTIONS)}({number}) AS s FROM toc_jobs"
@@ -179,11 +179,11 @@ class Composer:
             "EXISTS (SELECT 1 AS one FROM toc_events e WHERE e.job_id = j.job_id AND e.attempts < 4)",
             "NOT EXISTS (SELECT 1 AS one FROM toc_dead_jobs d WHERE d.job_id = j.job_id)",
             "attempts > (SELECT AVG(attempts) FROM toc_dead_jobs) / 3",
-            "biz_type IN (SELECT type_no FROM toc_biz_type WHERE name LIKE 'order%')",
+            "type_no IN (SELECT type_no FROM toc_biz_type WHERE name LIKE 'order%')",
             "attempts = (SELECT MAX(attempts) FROM toc_jobs i WHERE i.status = j.status)",
         ))  # fmt: skip
         items = rng.choice(
-            ("job_id", "COUNT(*) AS n, SUM(attempts) AS s", "DISTINCT status, type_name")
+            ("job_id", "COUNT(*) AS n, SUM(attempts) AS s", "DISTINCT status, biz_type")
         )
         text = f"SELECT {items} FROM toc_jobs j WHERE {inner}"
         return f"{text} AND ({self.maker.condition()})" if rng.random() < 0.5 else text
@@ -191,11 +191,11 @@ class Composer:
     def union(self) -> str:
         rng = self.rng
         sides = (
-            "SELECT job_id, type_name, attempts FROM toc_jobs WHERE status = 4",
-            "SELECT job_id, type_name, attempts FROM toc_dead_jobs",
-            "SELECT MAX(job_id), type_name, COUNT(*) FROM toc_jobs GROUP BY type_name",
+            "SELECT job_id, biz_type, attempts FROM toc_jobs WHERE status = 4",
+            "SELECT job_id, biz_type, attempts FROM toc_dead_jobs",
+            "SELECT MAX(job_id), biz_type, COUNT(*) FROM toc_jobs GROUP BY biz_type",
             "SELECT job_id, what, attempts FROM toc_events",
-            "(SELECT job_id, type_name, attempts FROM toc_jobs ORDER BY job_id LIMIT 7)",
+            "(SELECT job_id, biz_type, attempts FROM toc_jobs ORDER BY job_id LIMIT 7)",
         )
         words = [rng.choice((" UNION ", " UNION ALL ", " UNION DISTINCT ")) for _ in range(2)]
         chosen = [rng.choice(sides[:2]), *(rng.choice(sides) for _ in range(rng.randrange(1, 3)))]
@@ -207,7 +207,7 @@ class Composer:
 
     def window(self) -> str:
         rng = self.rng
-        over = rng.choice(("", "PARTITION BY status ", "PARTITION BY type_name, status "))
+        over = rng.choice(("", "PARTITION BY status ", "PARTITION BY biz_type, status "))
         number = rng.choice(("attempts", "late_ms", "shard"))
         function = rng.choice((
             "ROW_NUMBER()", "RANK()", "DENSE_RANK()", "NTILE(4)", f"LAG({number})", f"LEAD({number}, 2)",
@@ -230,7 +230,13 @@ class Composer:
     def concat(self) -> str:
         rng = self.rng
         value = rng.choice(
-            ("worker", "attempts", "dedup_key", "status_name", "DATE_FORMAT(due_time, '%d %H')")
+            (
+                "claim_token",
+                "attempts",
+                "dedup_key",
+                "status_name",
+                "DATE_FORMAT(due_time, '%d %H')",
+            )
         )
         distinct = rng.choice(("", "DISTINCT "))
         separator = rng.choice(("", " SEPARATOR '|'", " SEPARATOR ''"))
@@ -245,7 +251,7 @@ class Composer:
         inner = rng.choice((
             "(SELECT COUNT(*) FROM toc_events e WHERE e.job_id = j.job_id)",
             "(SELECT MAX(error) FROM toc_dead_jobs d WHERE d.job_id = j.job_id)",
-            "(SELECT name FROM toc_biz_type t WHERE t.type_no = j.biz_type)",
+            "(SELECT name FROM toc_biz_type t WHERE t.type_no = j.type_no)",
             "(SELECT COUNT(*) FROM toc_jobs)",
         ))  # fmt: skip
         return f"SELECT j.job_id, {inner} AS x FROM toc_jobs j WHERE j.status = {rng.randrange(5)}"

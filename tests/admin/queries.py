@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-NUMBERS = ("attempts", "status", "biz_type", "late_ms", "shard", "job_id", "biz_id")
-SMALL = ("attempts", "status", "biz_type", "shard")
-TEXTS = ("type_name", "status_name", "worker", "dedup_key", "attribute")
+NUMBERS = ("attempts", "status", "type_no", "late_ms", "shard", "job_id", "biz_id")
+SMALL = ("attempts", "status", "type_no", "shard")
+TEXTS = ("biz_type", "status_name", "claim_token", "dedup_key", "attribute")
 TIMES = ("action_time", "due_time", "claim_time", "gmt_modified")
 
 

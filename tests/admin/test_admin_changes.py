@@ -58,7 +58,7 @@ def test_a_dry_run_counts_and_changes_nothing(desk: Desk) -> None:
     library.ended(OutcomeKind.DONE, biz_id=1)
     library.running("one", biz_id=1)
     before = desk.everything()
-    found = desk.count(order("cancel", "type_name = 'order.close'"))
+    found = desk.count(order("cancel", "biz_type = 'order.close'"))
     assert (found.total.matched, found.total.reached) == (12, 8)
     assert {kind: (n.matched, n.reached) for kind, n in found.kinds.items()} == {
         ("order.close", "pending"): (8, 8),
@@ -94,7 +94,7 @@ def test_cancel_leaves_one_event_for_each_and_redis_follows(desk: Desk) -> None:
     kept = {job_id: library.row(job_id) for job_id in (*others, running, done)}
     assert desk.world.reminders() == 13
     library.clock.advance(1)
-    account = desk.run(order("cancel", "biz_type <> 0 AND type_name = 'order.close'"))
+    account = desk.run(order("cancel", "type_no <> 0 AND biz_type = 'order.close'"))
     assert (totals(account), account.complete) == ((9, 0, 0, 0), True)
     for job_id in mine:
         row = library.row(job_id)
@@ -227,7 +227,7 @@ def test_redrive_gives_the_dead_a_new_life_now(desk: Desk) -> None:
     dead = [library.dead(biz_id=number) for number in range(6)]
     report = library.dead(type_no=library.report_no)
     library.clock.advance(60)
-    account = desk.run(order("redrive", "type_name = 'order.close'"))
+    account = desk.run(order("redrive", "biz_type = 'order.close'"))
     assert totals(account) == (6, 0, 0, 0)
     for job_id in dead:
         row = library.row(job_id)

@@ -62,10 +62,10 @@ def is_one_line(text: str) -> bool:
 def test_a_dry_run_says_what_would_be(toc: Toc, tmp_path: Path) -> None:
     schedule(toc, 6)
     schedule(toc, 2, biz_type="report")
-    where = "type_name='order.close' and biz_id>0"
+    where = "biz_type='order.close' and biz_id>0"
     result = toc("admin", "cancel", "--where", where)
     assert (result.code, result.err) == (0, "")
-    assert result.out.startswith("where type_name = 'order.close' AND biz_id > 0\n")
+    assert result.out.startswith("where biz_type = 'order.close' AND biz_id > 0\n")
     assert "5 match, 5 of them can be changed (pending)" in result.out
     assert "nothing is changed. To do it, add --reason '…' --yes" in result.out
     found = toc("admin", "cancel", "--where", where, "--json").json
@@ -149,7 +149,7 @@ WRONG: dict[tuple[str, ...], str] = {
     (
         "cancel",
         "--where",
-        "type_name = 'orderclose'",
+        "biz_type = 'orderclose'",
     ): "no such biz_type; did you mean order.close?",
     ("cancel", "--where", "status = 0; DROP TABLE toc_meta"): "write one expression only",
     ("cancel", "--where", "UPDATE toc_job_0000 SET status = 3"): "cannot be read from line 1",

@@ -116,7 +116,7 @@ def test_texts_of_others_do_not_command_the_terminal(desk: Desk) -> None:
 def test_a_type_without_a_name(desk: Desk) -> None:
     job_id = desk.library.pending()
     table = f"toc_job_{desk.library.shard(job_id):04d}"
-    desk.library.sql(job_id, f"UPDATE {table} SET biz_type = 999, attribute = 'no json'")
+    desk.library.sql(job_id, f"UPDATE {table} SET type_no = 999, attribute = 'no json'")
     found, _ = look(desk, job_id)
     assert found.record is not None
     assert found.record.job.biz_type == "number 999, which has no name"
@@ -462,7 +462,7 @@ def test_more_days_than_are_told(desk: Desk) -> None:
     for day in range(1, 6):
         library.sql(
             library.pending(),
-            f"INSERT INTO toc_purge (day, biz_type, status, jobs, first_id, last_id) VALUES "
+            f"INSERT INTO toc_purge (day, type_no, status, jobs, first_id, last_id) VALUES "
             f"('2026-03-0{day}', {library.close_no}, 2, {day}234, {gone - day}, {gone + day})",
         )
     library.clock.advance(70 * 86_400)

@@ -168,12 +168,12 @@ def test_explain_asks_nobody(sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
         "TOC_DATABASES",
         "mysql+pymysql://nobody@127.0.0.1:1/a mariadb+pymysql://nobody@127.0.0.1:1/b",
     )
-    text = "SELECT type_name, COUNT(*) FROM toc_jobs WHERE attribute = 'it''s' GROUP BY 1"
+    text = "SELECT biz_type, COUNT(*) FROM toc_jobs WHERE attribute = 'it''s' GROUP BY 1"
     code, out, err = sql(text, "--explain")
     assert (code, err) == (0, "")
     assert out.count("-- database ") == 8
     assert (
-        "-- database 1, table toc_job_0007\nSELECT type_name AS c0, COUNT(*) AS c1 FROM (SELECT 7"
+        "-- database 1, table toc_job_0007\nSELECT biz_type AS c0, COUNT(*) AS c1 FROM (SELECT 7"
         in out
     )
     assert out.count("WHERE attribute = 'it''s' GROUP BY 1 LIMIT 100001;") == 8
@@ -298,15 +298,15 @@ def test_on_servers(world: World, toc: Toc, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TOC_SHARDS", "8")
     monkeypatch.setenv("TOC_REDIS_URL", "none")
     text = (
-        "SELECT type_name, COUNT(*) AS n, SUM(attempts) AS s, AVG(late_ms) AS a, MAX(biz_id) AS b "
-        "FROM toc_jobs GROUP BY type_name ORDER BY type_name"
+        "SELECT biz_type, COUNT(*) AS n, SUM(attempts) AS s, AVG(late_ms) AS a, MAX(biz_id) AS b "
+        "FROM toc_jobs GROUP BY biz_type ORDER BY biz_type"
     )
     result = toc("sql", text, "--json")
     assert (result.code, result.err) == (0, "")
     truth = world.truth(text)
     for row, (name, count, total, average, most) in zip(result.json["rows"], truth, strict=True):
         assert row == {
-            "type_name": name,
+            "biz_type": name,
             "n": count,
             "s": int(total),
             "a": float(average),

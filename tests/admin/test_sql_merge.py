@@ -120,26 +120,34 @@ def test_an_average_is_rounded_as_mysql_rounds_it(world: World) -> None:
 
 
 def test_no_rows_are_a_group_where_nothing_is_grouped(world: World) -> None:
-    sql = "SELECT COUNT(*), COUNT(DISTINCT worker), SUM(attempts), MAX(attempts), AVG(attempts) FROM toc_jobs"
+    sql = (
+        "SELECT COUNT(*), COUNT(DISTINCT claim_token), SUM(attempts), MAX(attempts), AVG(attempts) "
+        "FROM toc_jobs"
+    )
     assert merged(world, sql) == [(0, 0, None, None, None)]
     assert merged(world, "SELECT COUNT(*) FROM toc_jobs GROUP BY status") == []
 
 
 @pytest.mark.parametrize("world", ["mysql", "mariadb"], indirect=True)
 def test_what_is_equal_for_the_server_is_one_group(world: World) -> None:
-    sql = "SELECT worker, COUNT(*), COUNT(DISTINCT dedup_key) FROM toc_jobs GROUP BY worker ORDER BY worker"
+    sql = (
+        "SELECT claim_token, COUNT(*), COUNT(DISTINCT dedup_key) FROM toc_jobs "
+        "GROUP BY claim_token ORDER BY claim_token"
+    )
     found = merged(
         world,
         sql,
         [("a ", "x", 1), ("b", "x", 1), (None, None, 4)],
         [("a", "x  ", 2), ("A", "y", 1), (None, "y", 1)],
     )
-    told = [(worker and worker.rstrip(), *rest) for worker, *rest in found]
+    told = [(token and token.rstrip(), *rest) for token, *rest in found]
     assert told == [(None, 5, 1), ("A", 1, 1), ("a", 3, 1), ("b", 1, 1)]
 
 
 def test_the_order_of_answers_changes_nothing() -> None:
-    made = plan_query("SELECT status, worker FROM toc_jobs ORDER BY status DESC, worker LIMIT 6")
+    made = plan_query(
+        "SELECT status, claim_token FROM toc_jobs ORDER BY status DESC, claim_token LIMIT 6"
+    )
     rng = random.Random(7)  # noqa: S311
     shards = [
         sorted(
@@ -174,15 +182,15 @@ class ShuffledFanOut(FanOut):
     "sql",
     [
         (
-            "SELECT type_name, COUNT(*), SUM(attempts), AVG(late_ms), MIN(due_time), MAX(dedup_key), "
-            "COUNT(DISTINCT worker) FROM toc_jobs GROUP BY type_name ORDER BY type_name"
+            "SELECT biz_type, COUNT(*), SUM(attempts), AVG(late_ms), MIN(due_time), MAX(dedup_key), "
+            "COUNT(DISTINCT claim_token) FROM toc_jobs GROUP BY biz_type ORDER BY biz_type"
         ),
         (
             "SELECT status, SUM(CAST(late_ms AS DOUBLE) / 7), AVG(attempts / 3) FROM toc_jobs "
             "GROUP BY status ORDER BY status"
         ),
         (
-            "SELECT shard % 3 AS s, GROUP_CONCAT(attempts), GROUP_CONCAT(DISTINCT worker) FROM toc_jobs "
+            "SELECT shard % 3 AS s, GROUP_CONCAT(attempts), GROUP_CONCAT(DISTINCT claim_token) FROM toc_jobs "
             "GROUP BY s ORDER BY s"
         ),
         (

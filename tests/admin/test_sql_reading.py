@@ -476,9 +476,9 @@ def test_names_of_types_are_looked_up_only_if_wanted() -> None:
 
     for table in ("toc_jobs", "toc_dead_jobs"):
         assert "JOIN" not in source(f"SELECT COUNT(*) FROM {table}")
-        assert "type_name" not in source(f"SELECT COUNT(*) FROM {table}")
-        for sql in ("SELECT type_name FROM {}", "SELECT COUNT(*) FROM {} WHERE type_name = 'a'",
-                    "SELECT * FROM {}", "SELECT job_id FROM {} ORDER BY type_name"):  # fmt: skip
+        assert "biz_type" not in source(f"SELECT COUNT(*) FROM {table}")
+        for sql in ("SELECT biz_type FROM {}", "SELECT COUNT(*) FROM {} WHERE biz_type = 'a'",
+                    "SELECT * FROM {}", "SELECT job_id FROM {} ORDER BY biz_type"):  # fmt: skip
             assert "LEFT JOIN toc_biz_type" in source(sql.format(table))
 
 

@@ -219,13 +219,13 @@ def fill_shard(cursor: Any, table: str) -> None:
     now = sql_time(NOW_MS)
     fills = {
         "toc_job_": (
-            "(job_id, biz_id, biz_type, status, action_time, due_time, claim_time, attempts) "
+            "(job_id, biz_id, type_no, status, action_time, due_time, claim_time, attempts) "
             f"{numbers} SELECT {first_id} + i * {step}, i, i % 3, IF(i % 10, 2, 0), "
             f"'{now}' + INTERVAL i - 3000 MINUTE, "
             f"IF(i % 10, NULL, '{now}' + INTERVAL i MINUTE), '{now}', 1 FROM n"
         ),
         "toc_dead_job": (
-            "(job_id, biz_id, biz_type, attempts, error, dead_time) "
+            "(job_id, biz_id, type_no, attempts, error, dead_time) "
             f"{numbers} SELECT 1000000 + i, i, 1, 1, 'x', '{now}' - INTERVAL i HOUR FROM n"
         ),
         "toc_event": (

@@ -145,7 +145,7 @@ def fill(world: World, seed: int = 1) -> None:
         biz_id = rng.choice((number, rng.randrange(40), 2**53 + number, 2**62 + rng.randrange(9)))
         job_id = ids.draw([hash_of(biz_id)])[0]
         row = _job(rng, job_id, biz_id)
-        key = (biz_id, row["biz_type"], row["dedup_key"])
+        key = (biz_id, row["type_no"], row["dedup_key"])
         if row["status"] < 2 and row["dedup_key"] is not None:
             if key in live:
                 continue
@@ -192,13 +192,13 @@ def _job(rng: random.Random, job_id: int, biz_id: int) -> dict[str, Any]:
     return {
         "job_id": job_id,
         "biz_id": biz_id,
-        "biz_type": rng.choice((1, 1, 2, 3, 4)),
+        "type_no": rng.choice((1, 1, 2, 3, 4)),
         "status": status,
         "action_time": sql_time(action_ms),
         "due_time": sql_time(action_ms + rng.randrange(3) * 60_000) if status < 2 else None,
         "claim_time": sql_time(action_ms + rng.randrange(-50, 5000)) if claimed else None,
         "attempts": rng.randrange(6),
-        "worker": rng.choice((None, "node-a:1:1", "node-b:1:2")),
+        "claim_token": rng.choice((None, "node-a:1:1", "node-b:1:2")),
         "dedup_key": rng.choice(KEYS),
         "attribute": rng.choice(TEXTS),
         "gmt_create": sql_time(NOW_MS - DAY_MS),
@@ -210,7 +210,7 @@ def _dead(rng: random.Random, number: int) -> dict[str, Any]:
     return {
         "job_id": 10_000 + number,
         "biz_id": number,
-        "biz_type": rng.choice((1, 2, 4)),
+        "type_no": rng.choice((1, 2, 4)),
         "attempts": rng.randrange(1, 17),
         "error": rng.choice(ERRORS),
         "dead_time": sql_time(NOW_MS - rng.randrange(3 * DAY_MS)),
@@ -234,7 +234,7 @@ def _event(rng: random.Random, number: int) -> dict[str, Any]:
 def _purge(rng: random.Random, number: int) -> dict[str, Any]:
     return {
         "day": sql_time(NOW_MS - number // 4 * DAY_MS)[:10],
-        "biz_type": 1 + number % 4,
+        "type_no": 1 + number % 4,
         "status": 2 + number % 3,
         "jobs": rng.randrange(1, 1000),
         "first_id": 2**60 + rng.randrange(99),

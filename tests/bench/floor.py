@@ -37,8 +37,8 @@ DRAINERS = 2
 LEASE_S = 60
 STAY_MS = 30_000
 
-COLUMNS = "job_id, biz_id, biz_type, action_time, due_time, attribute, dedup_key"
-READ = f"{COLUMNS}, status, attempts, worker"
+COLUMNS = "job_id, biz_id, type_no, action_time, due_time, attribute, dedup_key"
+READ = f"{COLUMNS}, status, attempts, claim_token"
 EVENT = "event_time, job_id, what, from_status, to_status, attempts, actor, reason"
 
 MOVE = """
@@ -214,7 +214,7 @@ class FloorConnection:
         listed = ",".join(map(str, ids))
         token = f"floor:{ids[0]}"
         cursor.execute(
-            f"UPDATE {table} SET status = 1, worker = '{token}', attempts = attempts + 1, "
+            f"UPDATE {table} SET status = 1, claim_token = '{token}', attempts = attempts + 1, "
             f"due_time = TIMESTAMPADD(SECOND, {LEASE_S}, UTC_TIMESTAMP(3)), "
             "gmt_modified = UTC_TIMESTAMP(3) "
             f"WHERE job_id IN ({listed}) AND status = 0 AND due_time <= '{sql_time(now_ms)}'"
@@ -225,7 +225,7 @@ class FloorConnection:
         listed = ",".join(map(str, mine))
         changed = cursor.execute(
             f"UPDATE {table} SET status = 2, gmt_modified = UTC_TIMESTAMP(3), due_time = NULL "
-            f"WHERE job_id IN ({listed}) AND status = 1 AND worker = '{token}'"
+            f"WHERE job_id IN ({listed}) AND status = 1 AND claim_token = '{token}'"
         )
         raw.commit()
         return int(changed)

@@ -100,7 +100,7 @@ class _OldJobs:
         return {
             "job_id": self._ids.draw([hash_of(biz_id)])[0],
             "biz_id": biz_id,
-            "biz_type": 1,
+            "type_no": 1,
             "status": int(Status.DONE),
             "action_time": self._made_ms,
             "gmt_modified": self._made_ms,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.processes import Process, running
+from tests.migration.second_revision import second_revision
 from toc.cli.main import main
 from toc.node.dev import PrivateRedis
 
@@ -27,6 +28,8 @@ class Result:
     def json(self) -> Any:
         return json.loads(self.out)
 
+
+__all__ = ["second_revision"]
 
 Toc = Callable[..., Result]
 

@@ -35,7 +35,7 @@ class Row(NamedTuple):
     action_ms: int
     due_ms: int | None
     attempts: int
-    worker: str | None
+    claim_token: str | None
     attribute: str | None
     dedup_key: str | None
     live_key: str | None
@@ -196,12 +196,12 @@ class Library:
             job_id, f"SELECT {columns} FROM {table} WHERE job_id = :id", {"id": job_id}
         )
         action_ms, due_ms, created_ms, modified_ms = map(_ms, found[:4])
-        status, attempts, worker, attribute, key, live, biz_id = found[4:]
+        status, attempts, claim_token, attribute, key, live, biz_id = found[4:]
         assert action_ms is not None
         assert created_ms is not None
         assert modified_ms is not None
         return Row(
-            status, action_ms, due_ms, attempts, worker, attribute, key, live, biz_id % 2**64,
+            status, action_ms, due_ms, attempts, claim_token, attribute, key, live, biz_id % 2**64,
             created_ms, modified_ms,
         )  # fmt: skip
 
@@ -225,7 +225,7 @@ class Library:
 
 
 _TIMES = ("action_time", "due_time", "gmt_create", "gmt_modified")
-_PLAIN = ("status", "attempts", "worker", "attribute", "dedup_key", "live_key", "biz_id")
+_PLAIN = ("status", "attempts", "claim_token", "attribute", "dedup_key", "live_key", "biz_id")
 
 
 def _ms(value: str | None) -> int | None:

@@ -15,6 +15,7 @@ from toc.errors import StoreUnavailable
 from toc.store import claims, databases
 from toc.store.claims import Claims, Outcome, OutcomeKind
 from toc.store.pipeline import PipelinedConnection
+from toc.store.schema import live_key_of
 from toc.store.verb import StatementResult
 
 
@@ -27,9 +28,9 @@ def test_a_claim_takes_a_due_job(library: Library) -> None:
     assert (seen.action_ms, seen.due_ms) == (library.now_ms, library.now_ms + LEASE_MS)
     assert not seen.overdue
     row = library.row(job_id)
-    assert (row.status, row.attempts, row.worker) == (Status.RUNNING, 1, "one")
+    assert (row.status, row.attempts, row.claim_token) == (Status.RUNNING, 1, "one")
     assert (row.due_ms, row.action_ms) == (library.now_ms + LEASE_MS, library.now_ms)
-    assert (row.live_key, row.modified_ms) == ("k", library.now_ms)
+    assert (row.live_key, row.modified_ms) == (live_key_of("k"), library.now_ms)
 
 
 @pytest.mark.invariant("I4")
@@ -179,7 +180,7 @@ def test_only_one_takes_a_lost_lease_over(library: Library) -> None:
     library.clock.advance(LEASE_MS / 1000)
     # Over again, but seen under another token than it runs under now.
     assert library.take_over(job_id, "one", "three") is None
-    assert library.row(job_id).worker == "two"
+    assert library.row(job_id).claim_token == "two"
     assert library.take_over(job_id, "two", "three") is not None
 
 
@@ -244,11 +245,11 @@ def test_a_take_over_whose_commit_is_slow_is_not_taken_for_somebody_elses(
             library.take_over(job_id, "h:1:one", "h:2:two:alone")
         slow.commit()
     monkeypatch.undo()
-    assert library.row(job_id).worker == "h:2:two:alone"
+    assert library.row(job_id).claim_token == "h:2:two:alone"
     lost = Outcome(job_id, "h:2:two:alone", OutcomeKind.GIVE_BACK, previous_token="h:1:one")
     assert library.settle(lost)
     row = library.row(job_id)
-    assert (row.status, row.worker, row.attempts) == (Status.RUNNING, "h:1:one", 1)
+    assert (row.status, row.claim_token, row.attempts) == (Status.RUNNING, "h:1:one", 1)
 
 
 # ---- bury

@@ -75,7 +75,7 @@ def test_a_database_that_steps_ahead_ends_no_lease(library: Library) -> None:
     assert not library.claim([job_id], "two")[job_id].overdue
     assert library.take_over(job_id, "one", "two") is None
     assert not library.bury_lost(job_id, "one")
-    assert library.row(job_id).worker == "one"
+    assert library.row(job_id).claim_token == "one"
     library.clock.advance(LEASE_MS / 1000 + 1)
     assert library.claim([job_id], "two")[job_id].overdue
     assert library.take_over(job_id, "one", "two") is not None

@@ -68,7 +68,7 @@ def test_effect_and_end_are_one_commit(library: Library, engine: Engine) -> None
         assert act(library, connection, job_of(library, job_id, "one"))
         assert act(library, connection, job_of(library, job_id, "one")) is False
     row = library.row(job_id)
-    assert (row.status, row.due_ms, row.attempts, row.worker) == (Status.DONE, None, 1, "one")
+    assert (row.status, row.due_ms, row.attempts, row.claim_token) == (Status.DONE, None, 1, "one")
     assert effects(engine) == ["one"]
     # What the worker records afterwards stands already, and is no stale write.
     assert library.settle(Outcome(job_id, "one", OutcomeKind.DONE)) == {(job_id, "one")}

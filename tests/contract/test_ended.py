@@ -23,6 +23,7 @@ from toc.store.ended_jobs import (
     COLUMNS,
     DAY_MS,
     HOUR_MS,
+    TEXTS,
     CreatedCount,
     DayChecksum,
     EndedCount,
@@ -44,7 +45,7 @@ def crc_of(row: Sequence[Any]) -> int:
     for name, value in zip(COLUMNS, row, strict=True):
         if value is None:
             parts.append("-")
-        elif name in ("worker", "dedup_key", "attribute", "error"):
+        elif name in TEXTS:
             parts.append(f"{len(value.encode())}={value}")
         else:
             parts.append(str(value))
@@ -99,8 +100,8 @@ def test_rows_have_all_columns_and_the_letter(library: Library, ended: EndedJobs
     row[1] = int(row[1])
     now = library.now_ms
     assert row == [
-        job_id, biz_id, library.close_no, Status.DEAD, now - 8, now, now - 8, None, now - 1, 1,
-        "host:1:2:3", "k", '{"a":"é"}', "it broke: \N{FIRE}", now,
+        job_id, biz_id, library.close_no, Status.DEAD, now - 8, now, now - 8, None, now - 1, 1, 0,
+        "host:1:2:3", "k", None, None, '{"a":"é"}', None, None, "it broke: \N{FIRE}", now,
     ]  # fmt: skip
 
 
@@ -123,12 +124,11 @@ def test_checksums_of_hostile_rows(library: Library, ended: EndedJobs) -> None:
     for row, written in zip(found, rows, strict=True):
         for name in (
             "job_id",
-            "biz_type",
+            "type_no",
             "status",
             "attempts",
-            "worker",
-            "dedup_key",
-            "attribute",
+            "priority",
+            *TEXTS[:-1],
         ):
             assert row[COLUMNS.index(name)] == written[name]
         assert int(row[1]) == written["biz_id"] % 2**64
@@ -150,11 +150,13 @@ def test_checksums_of_hostile_rows(library: Library, ended: EndedJobs) -> None:
     ("column", "values"),
     [
         ("dedup_key", [None, "", "-", "0="]),
-        ("worker", [None, "", "a|0=", "a"]),
+        *((name, [None, "", "-", "a"]) for name in ("tenant", "biz_text", "result", "trace")),
+        ("priority", [-1, 0, 1]),
+        ("claim_token", [None, "", "a|0=", "a"]),
         ("attribute", [None, "", "-", "a", "A", "a ", "\u00e9", "e\u0301", "ß", "ss"]),
         ("biz_id", [0, 1, 2**63 - 1]),
         ("attempts", [0, 1]),
-        ("biz_type", [1, 2]),
+        ("type_no", [1, 2]),
         ("due_time", [None, "2026-01-01 00:00:00.000", "2026-01-01 00:00:00.001"]),
         ("claim_time", [None, "2026-01-01 00:00:00.000", "2026-01-01 00:00:00.001"]),
         ("action_time", ["2026-01-01 00:00:00.000", "2026-01-01 00:00:00.001"]),
@@ -198,7 +200,7 @@ def test_tallies_are_what_counting_gives(library: Library, ended: EndedJobs) -> 
             {
                 "job_id": first_id_of(base_ms) + n,
                 "biz_id": n,
-                "biz_type": rng.choice([1, 2]),
+                "type_no": rng.choice([1, 2]),
                 "status": rng.choice([0, 2, 2, 2, 3, 4]),
                 "action_time": sql_time(action_ms),
                 "gmt_modified": sql_time(base_ms + rng.randrange(2 * DAY_MS)),
@@ -225,7 +227,7 @@ def tallies_of(rows: Sequence[dict[str, Any]]) -> list[EndedCount]:
         key = (
             ms_of_sql_time(row["gmt_modified"]) // DAY_MS,
             action_ms // HOUR_MS,
-            row["biz_type"],
+            row["type_no"],
             row["status"],
             None if late is None else sum(late > bound for bound in BOUNDS_MS),
         )

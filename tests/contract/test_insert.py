@@ -19,6 +19,7 @@ from toc.errors import DuplicateJob, StoreUnavailable
 from toc.store import pipeline
 from toc.store.claims import OutcomeKind
 from toc.store.jobs import ROWS_MAX, InsertResult
+from toc.store.schema import live_key_of
 from toc.store.verb import Statement, StatementResult, Verb
 
 
@@ -27,7 +28,7 @@ def test_a_new_row_is_pending_and_due_at_its_action_time(library: Library) -> No
     assert library.insert(job) == [InsertResult(job.job_id, job.action_ms, written=True)]
     due_ms = library.now_ms + 1500
     assert library.row(job.job_id)[:9] == (
-        Status.PENDING, due_ms, due_ms, 0, None, '{"a":1}', "k", "k", 42,
+        Status.PENDING, due_ms, due_ms, 0, None, '{"a":1}', "k", live_key_of("k"), 42,
     )  # fmt: skip
 
 

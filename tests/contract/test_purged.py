@@ -32,7 +32,7 @@ def page(library: Library, purges: PurgePages, shard: int) -> list[OldRow]:
 
 
 def counts(library: Library, job_id: int) -> list[tuple[Any, ...]]:
-    sql = "SELECT day, biz_type, status, jobs, first_id, last_id FROM toc_purge ORDER BY 1, 2, 3"
+    sql = "SELECT day, type_no, status, jobs, first_id, last_id FROM toc_purge ORDER BY 1, 2, 3"
     return [(str(row[0]), *row[1:]) for row in library.sql(job_id, sql)]
 
 
@@ -98,7 +98,7 @@ def test_a_status_is_that_of_the_deleted_row(library: Library, purges: PurgePage
     shard = library.shard(job_id)
     rows = page(library, purges, shard)
     table = f"toc_job_{shard:04d}"
-    library.sql(job_id, f"UPDATE {table} SET status = 2, biz_type = 77 WHERE job_id = {job_id}")
+    library.sql(job_id, f"UPDATE {table} SET status = 2, type_no = 77 WHERE job_id = {job_id}")
     assert purges.delete_unchanged(shard, rows) == 2
     found = {(row[1], row[2]): row[3:] for row in counts(library, job_id)}
     assert found == {
@@ -115,7 +115,7 @@ def test_a_page_of_many_types(
     shard = library.shard(jobs[0])
     for n, job_id in enumerate(jobs[:4]):
         table = f"toc_job_{shard:04d}"
-        library.sql(job_id, f"UPDATE {table} SET biz_type = {n + 1} WHERE job_id = {job_id}")
+        library.sql(job_id, f"UPDATE {table} SET type_no = {n + 1} WHERE job_id = {job_id}")
     assert purges.delete_unchanged(shard, page(library, purges, shard)) == 5
     assert [row[1:4] for row in counts(library, jobs[0])] == [
         (type_no, Status.DONE, 1) for type_no in sorted([1, 2, 3, 4, library.close_no])
@@ -181,7 +181,7 @@ def test_purgers_side_by_side_lose_no_count(library: Library, purges: PurgePages
 def put(library: Library, job_id: int, *rows: tuple[str, int, int, int, int, int]) -> None:
     for row in rows:
         values = ", ".join(map(repr, row))
-        columns = "day, biz_type, status, jobs, first_id, last_id"
+        columns = "day, type_no, status, jobs, first_id, last_id"
         library.sql(job_id, f"INSERT INTO toc_purge ({columns}) VALUES ({values})")
 
 

@@ -41,7 +41,7 @@ REFUSED = {
         1644,
         "user-defined exception",
     ),
-    "a unique key": (["ALTER TABLE {table} ADD UNIQUE KEY one (biz_type)"], 1062, "one"),
+    "a unique key": (["ALTER TABLE {table} ADD UNIQUE KEY one (type_no)"], 1062, "one"),
     "a missing table": (["DROP TABLE {table}"], 1146, "exist"),
 }
 

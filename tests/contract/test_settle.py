@@ -60,7 +60,7 @@ def test_what_never_started_is_as_if_never_claimed(library: Library) -> None:
     library.claim([job_id], "one")
     assert library.settle_as(OutcomeKind.GIVE_BACK, job_id, "one")
     # Due at its action time: it keeps its place in the order.
-    assert library.row(job_id) == before._replace(worker="one", modified_ms=library.now_ms)
+    assert library.row(job_id) == before._replace(claim_token="one", modified_ms=library.now_ms)
 
 
 def test_what_was_tried_before_is_given_back_due_now(library: Library) -> None:

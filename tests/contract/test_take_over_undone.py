@@ -30,7 +30,7 @@ def test_the_row_is_as_it_was_and_its_lease_is_over(library: Library) -> None:
     job_id = taken_over(library)
     assert library.settle(undone(job_id)) == {(job_id, TWO)}
     row = library.row(job_id)
-    assert (row.status, row.worker, row.attempts) == (R, "h:1:one", 1)
+    assert (row.status, row.claim_token, row.attempts) == (R, "h:1:one", 1)
     assert row.due_ms == library.now_ms
     # Repeated, as after a lost answer: nothing more, and it holds.
     assert library.settle(undone(job_id)) == {(job_id, TWO)}
@@ -58,7 +58,7 @@ def test_a_run_whose_token_has_lost_its_mark_is_settled(
     marked, other = taken_over(library), taken_over(library, "h:2:other")
     shard = library.shard(marked)
     library.claims.replace_token(library.home(marked), shard, marked, TWO, without_mark(TWO))
-    assert library.row(marked).worker == without_mark(TWO)
+    assert library.row(marked).claim_token == without_mark(TWO)
     assert library.row(marked).attempts == 2
     due_ms = library.now_ms + 1000
     outcomes = [Outcome(marked, TWO, kind, due_ms), Outcome(other, "h:2:other", kind, due_ms)]

@@ -123,5 +123,5 @@ def test_keys_are_compared_byte_by_byte(library: Library, key: str) -> None:
             assert library.insert(library.new(key=other))[0].job_id != job_id
     assert library.insert(library.new(key=key))[0].job_id == job_id
     shard = library.shard(job_id)
-    found = library.jobs.find(shard, 42, [library.close_no], 10, dedup_key=key)
+    found = library.jobs.find(shard, 42, library.close_no, 10, dedup_key=key)
     assert [job.job_id for job in found] == [job_id]

@@ -15,12 +15,15 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
+from tests.migration.second_revision import second_revision
 from tests.servers.fixtures import _database as temporary_database
 from tests.worker.waiting import wait_until
 from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.store.databases import Databases
 from toc.testing import TestClock
+
+__all__ = ["second_revision"]
 
 SHARDS = 2
 SHARED = {"toc_meta", "toc_biz_type", "toc_dead_job", "toc_event", "toc_purge"}

@@ -23,17 +23,17 @@ DRIFT = {
     "index missing": [f"ALTER TABLE {T} DROP INDEX ix_due"],
     "index over other columns": [f"ALTER TABLE {T} DROP INDEX ix_due, ADD INDEX ix_due (due_time)"],
     "not unique": [
-        f"ALTER TABLE {T} DROP INDEX uq_live, ADD INDEX uq_live (biz_id, biz_type, live_key)"
+        f"ALTER TABLE {T} DROP INDEX uq_live, ADD INDEX uq_live (biz_id, type_no, live_key)"
     ],
     "no primary key": [f"ALTER TABLE {T} DROP PRIMARY KEY"],
     "live_key by hand": [
         f"ALTER TABLE {T} DROP INDEX uq_live, DROP COLUMN live_key",
         f"ALTER TABLE {T} ADD COLUMN live_key VARCHAR(64) {ASCII}",
-        f"ALTER TABLE {T} ADD UNIQUE KEY uq_live (biz_id, biz_type, live_key)",
+        f"ALTER TABLE {T} ADD UNIQUE KEY uq_live (biz_id, type_no, live_key)",
     ],
     "live_key missing": [f"ALTER TABLE {T} DROP INDEX uq_live, DROP COLUMN live_key"],
     "column missing": ["DROP VIEW toc_jobs", f"ALTER TABLE {T} DROP COLUMN claim_time"],
-    "column too short": [f"ALTER TABLE {T} MODIFY worker VARCHAR(40) {ASCII}"],
+    "column too short": [f"ALTER TABLE {T} MODIFY claim_token VARCHAR(40) {ASCII}"],
     "default missing": [f"ALTER TABLE {T} ALTER status DROP DEFAULT"],
     "account default missing": ["ALTER TABLE toc_event ALTER account DROP DEFAULT"],
     "account missing": ["ALTER TABLE toc_event DROP COLUMN account"],
@@ -79,7 +79,7 @@ def test_a_column_of_other_people_stays_with_its_values(server_url: str) -> None
     run(
         server_url,
         f"ALTER TABLE {T} ADD COLUMN customer VARCHAR(9) NOT NULL",
-        f"INSERT INTO {T} (job_id, biz_id, biz_type, action_time, customer) "
+        f"INSERT INTO {T} (job_id, biz_id, type_no, action_time, customer) "
         "VALUES (1, 1, 1, '2030-01-01', 'Ann')",
     )
     (one,) = drift_repair.repair_drift(settings, may_rebuild=True)
@@ -108,7 +108,7 @@ def test_what_is_dropped_is_told(server_url: str) -> None:
 def test_a_table_is_copied_only_when_that_was_asked_for(server_url: str) -> None:
     settings = settings_of(server_url)
     migrate.upgrade(settings)
-    run(server_url, f"ALTER TABLE {T} MODIFY biz_type BIGINT NOT NULL")
+    run(server_url, f"ALTER TABLE {T} MODIFY type_no BIGINT NOT NULL")
     with pytest.raises(MigrationFailed, match=rf"table {T}: .*--rebuild"):
         drift_repair.repair_drift(settings)
     drift_repair.repair_drift(settings, may_rebuild=True)
@@ -123,7 +123,7 @@ def test_rows_that_the_index_forbids_stop_the_run_and_it_goes_on_when_they_are_g
     for table in ("toc_job_0000", T):
         run(server_url, f"ALTER TABLE {table} DROP INDEX uq_live")
     row = (
-        "INSERT INTO {} (job_id, biz_id, biz_type, action_time, dedup_key) "
+        "INSERT INTO {} (job_id, biz_id, type_no, action_time, dedup_key) "
         "VALUES ({}, 1, 1, '2030-01-01', 'k')"
     )
     run(server_url, row.format(T, 1), row.format(T, 2))

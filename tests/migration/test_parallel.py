@@ -20,6 +20,7 @@ def urls(server: Any) -> Iterator[list[str]]:
         yield [stack.enter_context(temporary_database(server)) for _ in range(4)]
 
 
+@pytest.mark.usefixtures("second_revision")
 def test_the_same_as_one_after_the_other(urls: list[str]) -> None:
     ones, others = urls[:2], urls[2:]
     migrate.upgrade(settings_of(*ones, shards=4))

@@ -1,7 +1,7 @@
 """Expand, deploy, contract: what a run does by default, and which schema a process may run on.
 
-Releases after this one are made up here: 0005 adds, 0006 takes away what releases before 0005 need,
-0007 adds again.
+Releases after this one are made up here: 0002 adds, 0003 takes away what releases before 0002 need,
+0004 adds again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toc.store.recorded_meta import read_recorded_meta
 from toc.store.schema_check import check_databases
 from toc.store.schema_executor import StepProgress
 
-HEAD = "0004"  # of this release
+HEAD = "0001"  # of this release
 
 REVISION = '''"""{title}."""
 
@@ -51,9 +51,9 @@ def downgrade(migration):
 '''
 
 LATER = [
-    ("0005", "pre", "0001", "A note", 'AddColumn(table, "note", "VARCHAR(20)")'),
-    ("0006", "post", "0005", "No note", 'InverseStep(AddColumn(table, "note", "VARCHAR(20)"))'),
-    ("0007", "pre", "0005", "An index", 'AddIndex(table, "ix_action", ["action_time"])'),
+    ("0002", "pre", "0001", "A note", 'AddColumn(table, "note", "VARCHAR(20)")'),
+    ("0003", "post", "0002", "No note", 'InverseStep(AddColumn(table, "note", "VARCHAR(20)"))'),
+    ("0004", "pre", "0002", "An index", 'AddIndex(table, "ix_action", ["action_time"])'),
 ]
 
 Release = Callable[[str], None]
@@ -61,7 +61,7 @@ Release = Callable[[str], None]
 
 @pytest.fixture
 def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Release]:
-    """release("0006"): from now on this process is of the release whose newest revision that is."""
+    """release("0003"): from now on this process is of the release whose newest revision that is."""
     own = migrate._scripts()
     made: dict[str, Path] = {HEAD: own}
 
@@ -105,57 +105,57 @@ def test_every_revision_says_its_phase_and_what_it_fits() -> None:
         assert revision.phase in ("pre", "post")
         assert revision.title
         assert revision.fits_since in names[: at + 1]
-    assert [revision.phase for revision in migrate.revisions()[:3]] == ["pre"] * 3
+    assert [revision.phase for revision in migrate.revisions()[:1]] == ["pre"]
 
 
 def test_a_run_stops_before_what_an_older_release_needs(
     settings: Settings, release: Release
 ) -> None:
     migrate.upgrade(settings)
-    release("0007")
+    release("0004")
     steps: list[StepProgress] = []
     (reached,) = migrate.upgrade(settings, steps.append, phase="pre")
-    assert reached.revision == revision_of(settings) == "0005"
+    assert reached.revision == revision_of(settings) == "0002"
     assert {step.total for step in steps} == {2}
-    assert [revision.name for revision in reached.pending] == ["0006", "0007"]
-    (again,) = migrate.upgrade(settings, phase="pre")  # 0007 waits behind 0006
+    assert [revision.name for revision in reached.pending] == ["0003", "0004"]
+    (again,) = migrate.upgrade(settings, phase="pre")  # 0004 waits behind 0003
     assert again == reached
-    assert "needs 0007" in str(fits(settings))
+    assert "needs 0004" in str(fits(settings))
     (reached,) = migrate.upgrade(settings, phase="post")
-    assert reached.revision == "0006"
+    assert reached.revision == "0003"
     (reached,) = migrate.upgrade(settings, phase="pre")
-    assert reached == migrate.MigrationResult(0, "0007", ())
+    assert reached == migrate.MigrationResult(0, "0004", ())
     assert fits(settings) is None
     migrate.downgrade(settings, HEAD)
     migrate.upgrade(settings, phase="all")
-    assert revision_of(settings) == "0007"
+    assert revision_of(settings) == "0004"
 
 
 def test_the_contract_does_not_come_before_the_deployment(
     settings: Settings, release: Release
 ) -> None:
     migrate.upgrade(settings)
-    release("0006")
+    release("0003")
     with pytest.raises(
-        migrate.MigrationFailed, match="revision 0005 is of phase pre and comes first"
+        migrate.MigrationFailed, match="revision 0002 is of phase pre and comes first"
     ):
         migrate.upgrade(settings, phase="post")
     assert revision_of(settings) == HEAD
 
 
 def test_an_empty_database_gets_everything(settings: Settings, release: Release) -> None:
-    release("0007")
+    release("0004")
     (reached,) = migrate.upgrade(settings, phase="pre")
-    assert reached.revision == "0007"
+    assert reached.revision == "0004"
     assert fits(settings) is None
 
 
 def test_an_index_is_added_and_taken_back_and_may_be_there(
     settings: Settings, release: Release, url: str
 ) -> None:
-    release("0007")
+    release("0004")
     migrate.upgrade(settings)
-    migrate.downgrade(settings, "0006")
+    migrate.downgrade(settings, "0003")
     name = "ix_action_toc_job_0000" if url.startswith("sqlite") else "ix_action"
     run(url, f"CREATE INDEX {name} ON toc_job_0000 (action_time)")
     migrate.upgrade(settings)
@@ -168,32 +168,32 @@ def test_an_index_is_added_and_taken_back_and_may_be_there(
 def test_a_release_runs_while_only_its_contract_is_pending(
     settings: Settings, release: Release
 ) -> None:
-    release("0006")
+    release("0003")
     migrate.upgrade(settings)
-    for revision in ("0006", "0005"):
+    for revision in ("0003", "0002"):
         migrate.downgrade(settings, revision)
         assert fits(settings) is None, revision
     migrate.downgrade(settings, HEAD)
-    assert fits(settings) == "is at revision 0004, this release needs 0005: run `toc migrate`"
+    assert fits(settings) == "is at revision 0001, this release needs 0002: run `toc migrate`"
 
 
 def test_the_release_before_runs_on_a_newer_schema_that_says_so(
     settings: Settings, release: Release
 ) -> None:
-    release("0006")
-    migrate.upgrade(settings, to="0005")
+    release("0003")
+    migrate.upgrade(settings, to="0002")
     release(HEAD)
     assert fits(settings) is None
-    release("0006")
+    release("0003")
     migrate.upgrade(settings)
     assert fits(settings) is None
     release(HEAD)
     assert fits(settings) == (
-        "is at revision 0006, which fits releases from 0005 on; this one brings 0004: "
+        "is at revision 0003, which fits releases from 0002 on; this one brings 0001: "
         "deploy a newer release"
     )
-    release("0006")
-    migrate.downgrade(settings, "0005")
+    release("0003")
+    migrate.downgrade(settings, "0002")
     release(HEAD)
     assert fits(settings) is None
 
@@ -201,19 +201,20 @@ def test_the_release_before_runs_on_a_newer_schema_that_says_so(
 def test_a_newer_schema_that_says_nothing_is_refused(
     settings: Settings, release: Release, url: str
 ) -> None:
-    release("0006")
-    migrate.upgrade(settings, to="0005")
+    release("0003")
+    migrate.upgrade(settings, to="0002")
     run(url, f"DELETE FROM toc_meta WHERE name = '{schema.FITS_SINCE}'")
     release(HEAD)
     assert fits(settings) == (
-        "is at revision 0005, which this release does not know (its newest is 0004) and which does not "
+        "is at revision 0002, which this release does not know (its newest is 0001) and which does not "
         "say that it fits: deploy the release that brought it"
     )
 
 
+@pytest.mark.usefixtures("second_revision")
 def test_an_old_schema_is_refused_whatever_it_says(settings: Settings) -> None:
     migrate.upgrade(settings, to="0001")
-    assert fits(settings) == "is at revision 0001, this release needs 0004: run `toc migrate`"
+    assert fits(settings) == "is at revision 0001, this release needs 0002: run `toc migrate`"
 
 
 def test_an_empty_database_is_refused(databases: Databases) -> None:
@@ -233,15 +234,15 @@ def admitted(settings: Settings) -> Iterator[Databases]:
 
 
 def test_a_process_starts_by_this_rule(settings: Settings, release: Release) -> None:
-    release("0006")
-    migrate.upgrade(settings, to="0005")
+    release("0003")
+    migrate.upgrade(settings, to="0002")
     release(HEAD)
     with admitted(settings) as databases:
         assert read_recorded_meta(databases[0])["shards"] == "2"
-    release("0006")
+    release("0003")
     migrate.upgrade(settings)
     release(HEAD)
-    match = "database 0 is at revision 0006, which fits releases"
+    match = "database 0 is at revision 0003, which fits releases"
     with databases_of(settings) as databases, pytest.raises(SchemaMismatch, match=match):
         check_databases(databases, Catalogue(databases), settings.facts)
 
@@ -257,19 +258,19 @@ def test_the_catalogue_keeps_its_facts(settings: Settings, release: Release, url
         facts = read_recorded_meta(databases[0])
     assert facts.items() >= (settings.facts | {"database": "0"}).items()
     assert schema.FITS_SINCE not in facts
-    release("0006")
+    release("0003")
     migrate.upgrade(settings)
-    assert scalar(url, look.format(schema.FITS_SINCE)) == "0005"
+    assert scalar(url, look.format(schema.FITS_SINCE)) == "0002"
     with admitted(settings) as databases:
         assert read_recorded_meta(databases[0]) == facts
 
 
 def test_downgrades_say_again_what_they_fit(settings: Settings, release: Release, url: str) -> None:
     look = f"SELECT value FROM toc_meta WHERE name = '{schema.FITS_SINCE}'"
-    release("0007")
+    release("0004")
     migrate.upgrade(settings)
-    assert scalar(url, look) == "0005"
-    migrate.downgrade(settings, "0005")
+    assert scalar(url, look) == "0002"
+    migrate.downgrade(settings, "0002")
     assert scalar(url, look) == "0001"
     migrate.downgrade(settings, "0001")
     assert scalar(url, look) == "0001"

@@ -23,7 +23,7 @@ def test_the_revisions_are_those_that_alembic_finds_in_its_order() -> None:
 def test_a_gap_in_the_revisions_is_named(tmp_path: Path) -> None:
     versions = tmp_path / "versions"
     versions.mkdir()
-    first = migrate._scripts() / "versions/0001_job_tables.py"
+    first = migrate._scripts() / "versions/0001_schema.py"
     (versions / "0001_a.py").write_text(first.read_text("utf-8"))
     (versions / "0003_b.py").write_text('"""B."""\nrevision, down_revision = "0003", "0002"\n')
     with pytest.raises(SchemaMismatch, match=r"0003_b\.py follows revision 0002, .* 0001"):

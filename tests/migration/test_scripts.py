@@ -67,6 +67,7 @@ def test_as_sql_it_names_every_table_and_runs_nothing(
     assert tables(engine) == set()
 
 
+@pytest.mark.usefixtures("second_revision")
 def test_run_as_it_is_and_run_again(
     server_url: str, unbroken: Callable[[str], dict[str, str]]
 ) -> None:
@@ -78,6 +79,7 @@ def test_run_as_it_is_and_run_again(
         assert dump(engine) == unbroken(migrate.newest_revision())
 
 
+@pytest.mark.usefixtures("second_revision")
 def test_broken_off_anywhere_and_run_again(
     server: Any, unbroken: Callable[[str], dict[str, str]]
 ) -> None:
@@ -109,6 +111,7 @@ def test_it_makes_again_what_somebody_dropped(server_url: str) -> None:
     assert found.is_well, found.faults
 
 
+@pytest.mark.usefixtures("second_revision")
 def test_from_a_revision_and_back(
     server_url: str, unbroken: Callable[[str], dict[str, str]]
 ) -> None:
@@ -125,6 +128,7 @@ def test_from_a_revision_and_back(
         assert dump(engine) == unbroken("0001")
 
 
+@pytest.mark.usefixtures("second_revision")
 def test_a_database_at_another_revision_is_left_alone(server_url: str) -> None:
     whole = statements(script(server_url))
     settings = settings_of(server_url)
@@ -155,6 +159,7 @@ def test_beside_another_runner_it_stops(server_url: str) -> None:
         assert tables(engine) == set()
 
 
+@pytest.mark.usefixtures("second_revision")
 def test_it_waits_for_locks_as_short_as_a_run(server_url: str) -> None:
     for name in ("lock_wait_timeout = 7", "innodb_lock_wait_timeout = 7"):
         assert name in script(server_url, lock_wait_s=7)
@@ -185,6 +190,7 @@ def test_the_server_s_own_client_runs_it(server_url: str, tmp_path: Path) -> Non
         assert dump(engine) == found
 
 
+@pytest.mark.usefixtures("second_revision")
 def test_sqlite_s_script_is_one_transaction(tmp_path: Path) -> None:
     urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("run", "script")]
     migrate.upgrade(settings_of(urls[0]))

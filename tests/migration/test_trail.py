@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from tests.contract.library import SHARDS, Library
 from tests.migration.conftest import run, scalar, settings_of
 from toc.store import migrate
+from toc.store.accounts import EVENT_COLUMNS
 from toc.store.schema import job_table_name
 
 COLUMNS = "job_id, what, from_status, to_status, attempts, actor"
@@ -28,7 +29,7 @@ def operator(server_url: str) -> Iterator[str]:
     migrate.upgrade(settings_of(server_url, shards=SHARDS))
     url = make_url(server_url)
     name = f"toc_operator_{secrets.token_hex(4)}"
-    others = "event_time, job_id, what, from_status, to_status, attempts, actor, reason"
+    others = ", ".join(EVENT_COLUMNS)
     rest = [job_table_name(shard) for shard in range(SHARDS)]
     rest += ["toc_meta", "toc_biz_type", "toc_dead_job", migrate.VERSION_TABLE]
     run(
@@ -66,30 +67,3 @@ def test_toc_s_own_statements_do_not_name_the_column(operator: str, server_url: 
     found = scalar(server_url, "SELECT GROUP_CONCAT(what, ' ', account) FROM toc_events")
     name = make_url(operator).username
     assert re.fullmatch(rf"(\w+ {name}@%,?)+", found), found
-
-
-def test_old_events_have_no_account(server_url: str) -> None:
-    """The account that migrates has not made them."""
-    settings = settings_of(server_url)
-    migrate.upgrade(settings, to="0003")
-    run(server_url, EVENT)
-    migrate.upgrade(settings)
-    run(server_url, EVENT)
-    assert scalar(server_url, "SELECT COUNT(*) FROM toc_events WHERE account IS NULL") == 1
-    assert scalar(server_url, "SELECT COUNT(*) FROM toc_events WHERE account LIKE 'root@%'") == 1
-    migrate.downgrade(settings, "0003")
-    run(server_url, EVENT)  # of the release before
-
-
-def test_a_run_that_was_stopped_before_the_default_goes_on(server_url: str) -> None:
-    settings = settings_of(server_url)
-
-    def killed(step: migrate.StepProgress) -> None:
-        if (step.revision, step.table) == ("0004", "toc_event"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        migrate.upgrade(settings, killed)
-    migrate.upgrade(settings)
-    run(server_url, EVENT)
-    assert scalar(server_url, "SELECT account FROM toc_events") is not None

@@ -23,7 +23,7 @@ from toc.store import migrate
 
 ROWS = 20
 INSERT = (
-    "INSERT INTO {} (job_id, biz_id, biz_type, action_time) "
+    "INSERT INTO {} (job_id, biz_id, type_no, action_time) "
     "VALUES ({}, 1, 1, '2030-01-01 00:00:00.000')"
 )
 
@@ -66,6 +66,7 @@ def test_scripts_for_urls_in_the_wrong_order_change_nothing(
     assert scalar(first, "SELECT COUNT(*) FROM toc_jobs") == ROWS
 
 
+@pytest.mark.usefixtures("second_revision")
 @pytest.mark.parametrize(
     ("fact", "value", "said"),
     [
@@ -110,6 +111,7 @@ def test_the_server_s_own_client_stops_at_the_guard(pair: tuple[str, str], tmp_p
         assert dump(engine) == before
 
 
+@pytest.mark.usefixtures("second_revision")
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "not yet recorded"])
 def test_a_run_for_urls_in_the_wrong_order_changes_nothing(
     pair: tuple[str, str], recorded: bool
@@ -117,7 +119,7 @@ def test_a_run_for_urls_in_the_wrong_order_changes_nothing(
     first, second = pair
     if recorded:
         record(settings_of(first, second, shards=4))
-    run(second, "DROP VIEW toc_jobs", f"UPDATE {migrate.VERSION_TABLE} SET version_num = '0002'")
+    run(second, "DROP VIEW toc_jobs", f"UPDATE {migrate.VERSION_TABLE} SET version_num = '0001'")
     with engine_of(second) as engine:
         before = dump(engine)
         with pytest.raises(SchemaMismatch, match=r"database 0\b.*nothing was changed"):
@@ -125,12 +127,13 @@ def test_a_run_for_urls_in_the_wrong_order_changes_nothing(
         assert dump(engine) == before
 
 
+@pytest.mark.usefixtures("second_revision")
 def test_on_sqlite_a_script_for_another_database_changes_nothing(tmp_path: Path) -> None:
     urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("one", "two")]
-    migrate.upgrade(settings_of(*urls, shards=4), to="0002")
+    migrate.upgrade(settings_of(*urls, shards=4), to="0001")
     record(settings_of(*urls, shards=4))
     for at in (0, 1):
-        wrong = scripts(settings_of(*urls[::-1], shards=4), tmp_path / "sql", start="0002")[at]
+        wrong = scripts(settings_of(*urls[::-1], shards=4), tmp_path / "sql", start="0001")[at]
         with engine_of(urls[::-1][at]) as engine:
             before = dump(engine)
             connection = sqlite3.connect(make_url(urls[::-1][at]).database or "")
@@ -139,7 +142,7 @@ def test_on_sqlite_a_script_for_another_database_changes_nothing(tmp_path: Path)
             connection.rollback()
             connection.close()
             assert dump(engine) == before
-        right = scripts(settings_of(*urls, shards=4), tmp_path / "sql", start="0002")[at]
+        right = scripts(settings_of(*urls, shards=4), tmp_path / "sql", start="0001")[at]
         connection = sqlite3.connect(make_url(urls[at]).database or "")
         connection.executescript(";\n".join(right) + ";")
         connection.close()

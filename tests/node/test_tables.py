@@ -62,7 +62,7 @@ def test_tables_that_are_as_made(settings: Settings, start: Callable[[Settings],
     "change",
     [
         "ALTER TABLE toc_job_0003 DROP INDEX uq_live",
-        "ALTER TABLE toc_job_0003 DROP INDEX uq_live, ADD INDEX uq_live (biz_id, biz_type, live_key)",
+        "ALTER TABLE toc_job_0003 DROP INDEX uq_live, ADD INDEX uq_live (biz_id, type_no, live_key)",
         "ALTER TABLE toc_event MODIFY event_id BIGINT UNSIGNED NOT NULL",
     ],
 )

@@ -421,7 +421,7 @@ def copy_of_row(town: Town, job_id: int) -> int:
     """Copies a row by hand to a table where it does not belong; the shard of that."""
     shard = town.library.shard(job_id)
     wrong = (shard + 1) % 4
-    columns = "job_id, biz_id, biz_type, status, action_time, due_time, attempts"
+    columns = "job_id, biz_id, type_no, status, action_time, due_time, attempts"
     town.library.sql(
         job_id,
         f"INSERT INTO toc_job_{wrong:04d} ({columns}) SELECT {columns} FROM toc_job_{shard:04d}"

@@ -203,7 +203,7 @@ def test_hostile_rows_come_back_whole(place: Place) -> None:
         day = sql_time(row[COLUMNS.index("gmt_modified")])[:10]
         assert read["path"] == (f"day={day}", "database=0")
         names = {library.close_no: "order.close", library.report_no: "report", 99: None}
-        assert read["type_name"] == names[read["biz_type"]]
+        assert read["biz_type"] == names[read["type_no"]]
         assert read["status_name"] == {2: "done", 3: "cancelled", 4: "dead"}[read["status"]]
     assert found[library.shard(letter), letter]["error"] == "it failed"
     assert len({row["path"] for row in rows}) == 3
@@ -239,7 +239,7 @@ def test_spark_and_pandas_read_it_as_one_table(small: Place) -> None:
     assert list(frame.biz_id.map(int)) == [2**64 - 1, 42]
     assert list(frame.day.astype(str)) == ["2026-01-01", "2026-01-02"]
     table = small.spark.read.parquet(f"{small.directory}/jobs")
-    assert [(str(r.day), r.database, r.type_name) for r in table.orderBy("day").collect()] == [
+    assert [(str(r.day), r.database, r.biz_type) for r in table.orderBy("day").collect()] == [
         ("2026-01-01", 0, "order.close"),
         ("2026-01-02", 0, "order.close"),
     ]
@@ -384,7 +384,7 @@ DAMAGES = {
     "an attribute": changed("attribute", "{}"),
     "'' for NULL": changed("dedup_key", ""),
     "a millisecond": changed("action_time", datetime_of(1_767_225_600_001)),
-    "a name of a type": changed("type_name", "report"),
+    "a name of a type": changed("biz_type", "report"),
     "a name of a status": changed("status_name", "dead"),
     "a missing row": rewrite(lambda table: table.slice(1)),
     "a row twice": rewrite(twice),

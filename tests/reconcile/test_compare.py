@@ -269,7 +269,7 @@ def test_a_row_in_a_table_where_nobody_looks(world: World) -> None:
     job_id = schedule(world, 100_000)
     shard = world.library.shard(job_id)
     there, here = f"toc_job_{shard ^ 1:04d}", f"toc_job_{shard:04d}"
-    columns = "job_id, biz_id, biz_type, status, action_time, due_time, attempts"
+    columns = "job_id, biz_id, type_no, status, action_time, due_time, attempts"
     world.library.sql(job_id, f"INSERT INTO {there} ({columns}) SELECT {columns} FROM {here}")
     world.library.sql(job_id, f"DELETE FROM {here}")
     (finding,) = (f for f in found(world) if f.kind is D.MISFIT)

@@ -136,7 +136,7 @@ class Job:
     @property
     def row(self) -> dict[str, Any]:
         return {
-            "biz_type": self.type_no,
+            "type_no": self.type_no,
             "status": self.status,
             "action_time": sql_time(self.action_ms),
             "gmt_create": sql_time(self.made_ms),
@@ -190,8 +190,8 @@ def group_of(key: tuple[Any, ...], jobs: Sequence[Job]) -> dict[str, Any]:
     return {
         "day": sql_time(day * DAY_MS)[:10],
         "hour": datetime_of(hour * HOUR_MS),
-        "biz_type": type_no,
-        "type_name": NAMES[type_no],
+        "type_no": type_no,
+        "biz_type": NAMES[type_no],
         "outcome": OUTCOMES[status],
         "jobs": len(jobs),
         "retried": sum(job.attempts > 1 for job in jobs),
@@ -221,7 +221,7 @@ def test_the_numbers_are_what_counting_gives(office: Office) -> None:
     found = office.rows("lateness")
 
     def order(row: dict[str, Any]) -> tuple[Any, ...]:
-        return row["day"], row["hour"], row["biz_type"], row["outcome"]
+        return row["day"], row["hour"], row["type_no"], row["outcome"]
 
     assert sorted(found, key=order) == sorted(wanted, key=order)
     assert result.jobs == sum(job.status >= 2 for job in jobs)
@@ -232,9 +232,9 @@ def test_the_numbers_are_what_counting_gives(office: Office) -> None:
     assert len(scheduled) == len(made)
     for row in scheduled:
         hour = int(row["hour"].timestamp()) // 3600
-        assert row["jobs"] == made[hour, row["biz_type"]]
+        assert row["jobs"] == made[hour, row["type_no"]]
         assert row["day"] == f"{row['hour']:%Y-%m-%d}"
-        assert row["type_name"] == NAMES[row["biz_type"]]
+        assert row["biz_type"] == NAMES[row["type_no"]]
     assert result.scheduled == 3000
 
 

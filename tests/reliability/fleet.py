@@ -274,7 +274,7 @@ class Fleet:
             wait_until(ended, "every job to end", seconds)
         except AssertionError as error:
             left = self._select(
-                "job_id, status, attempts, worker, due_time", "due_time IS NOT NULL"
+                "job_id, status, attempts, claim_token, due_time", "due_time IS NOT NULL"
             )
             raise AssertionError(f"{error}; {len(left)} live, among them {left[:5]}") from None
 

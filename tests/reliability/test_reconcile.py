@@ -132,7 +132,7 @@ class Damage:
         long_ago = "TIMESTAMPADD(SECOND, -600, UTC_TIMESTAMP(3))"
         change = f"due_time = {long_ago}, action_time = {long_ago}"
         self._sql(pending, f"UPDATE {{table}} SET {change} WHERE job_id IN ({{ids}})")
-        change += ", status = 1, attempts = 1, worker = 'gone:1:a:1'"
+        change += ", status = 1, attempts = 1, claim_token = 'gone:1:a:1'"
         self._sql(running, f"UPDATE {{table}} SET {change} WHERE job_id IN ({{ids}})")
 
     def lost_queues(self) -> None:

@@ -191,7 +191,7 @@ class Oracle:
                 tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
                 for (table,) in tables.fetchall():
                     if table.startswith("toc_job_"):
-                        query = f"SELECT job_id, status, worker, attempts FROM {table}"
+                        query = f"SELECT job_id, status, claim_token, attempts FROM {table}"
                         rows |= {row[0]: row[1:] for row in connection.execute(query)}
                 letters |= {row[0] for row in connection.execute("SELECT job_id FROM toc_dead_job")}
             connection.close()

@@ -823,7 +823,9 @@ class World:
     def _row_of(self, job_id: int) -> tuple[int, str, int]:
         routing = self.settings.routing
         shard = routing.shard(gene_of(job_id))
-        query = f"SELECT status, worker, due_time FROM {job_table_name(shard)} WHERE job_id = ?"
+        query = (
+            f"SELECT status, claim_token, due_time FROM {job_table_name(shard)} WHERE job_id = ?"
+        )
         row = self._looks[routing.database(shard)].execute(query, (job_id,)).fetchone()
         status, token, due = row or (-1, "", None)
         return status, token, 0 if due is None else ms_of_sql_time(due)

@@ -141,14 +141,14 @@ def misplaced(rig: Rig, own: int, table: int) -> int:
     job_id = rig.center.schedule(rig.biz_id_on(own), LONG_AGO, biz_type=TYPE)
     (row,) = rig.sql(
         job_id,
-        "SELECT biz_id, biz_type, CAST(action_time AS CHAR) FROM {table} WHERE job_id = :id",
+        "SELECT biz_id, type_no, CAST(action_time AS CHAR) FROM {table} WHERE job_id = :id",
         id=job_id,
     )
     rig.sql(job_id, "DELETE FROM {table} WHERE job_id = :id", id=job_id)
     database = rig.center._connected().databases.of_shard(table)
     with database.engine.begin() as connection:
         connection.exec_driver_sql(
-            f"INSERT INTO toc_job_{table:04d} (job_id, biz_id, biz_type, action_time, due_time)"
+            f"INSERT INTO toc_job_{table:04d} (job_id, biz_id, type_no, action_time, due_time)"
             f" VALUES ({job_id}, {row[0]}, {row[1]}, '{row[2]}', '{row[2]}')"
         )
     return job_id
@@ -175,7 +175,7 @@ def test_a_row_in_a_table_that_is_not_its_own_is_not_run(
     database = rig.center._connected().databases.of_shard(table)
     with database.engine.begin() as connection:
         row = connection.exec_driver_sql(
-            f"SELECT status, attempts, worker FROM toc_job_{table:04d} WHERE job_id = {job_id}"
+            f"SELECT status, attempts, claim_token FROM toc_job_{table:04d} WHERE job_id = {job_id}"
         ).one()
     assert tuple(row) == (0, 0, None)
     assert [r for r in caplog.records if str(job_id) in r.getMessage()]

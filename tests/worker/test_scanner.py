@@ -32,7 +32,7 @@ def insert_by_sql(rig: Rig, biz_id: int, action: datetime, attribute: str | None
     when = action.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")
     rig.sql(
         job_id,
-        "INSERT INTO {table} (job_id, biz_id, biz_type, action_time, due_time, attribute)"
+        "INSERT INTO {table} (job_id, biz_id, type_no, action_time, due_time, attribute)"
         " VALUES (:job_id, :biz_id, :type_no, :action, :action, :attribute)",
         job_id=job_id,
         biz_id=biz_id,
@@ -156,7 +156,7 @@ def renamed(rig: Rig, job_id: int, stack: ExitStack) -> None:
 
 
 def without_its_file(rig: Rig, job_id: int, stack: ExitStack) -> None:
-    columns = "job_id, biz_id, biz_type, action_time, due_time, attribute"
+    columns = "job_id, biz_id, type_no, action_time, due_time, attribute"
     rig.sql(job_id, "CREATE TABLE kept LIKE {table}")
     rig.sql(job_id, f"INSERT INTO kept ({columns}) SELECT {columns} FROM {{table}}")
     rig.sql(job_id, "ALTER TABLE {table} DISCARD TABLESPACE")

@@ -45,7 +45,7 @@ def test_a_number_without_a_name_is_run_by_nobody(make_rig: MakeRig) -> None:
     rig.handler("*")(seen.append)
     worker = rig.alone()
     job_id = rig.center.schedule(1, NOW)
-    rig.sql(job_id, "UPDATE {table} SET biz_type = 99 WHERE job_id = :id", id=job_id)
+    rig.sql(job_id, "UPDATE {table} SET type_no = 99 WHERE job_id = :id", id=job_id)
     assert rig.offer(worker, job_id) == 0
     assert (rig.row(job_id).status, rig.row(job_id).attempts) == (Status.PENDING, 0)
     assert seen == []
@@ -60,7 +60,7 @@ def test_jobs_of_a_number_with_two_names_wait(make_rig: MakeRig) -> None:
     write_type(rig, 1, number, other)
     jobs = [rig.center.schedule(biz_id, NOW, biz_type="mine") for biz_id in (here, there)]
     for job_id in jobs:
-        sql = "UPDATE {table} SET biz_type = :n WHERE job_id = :id"
+        sql = "UPDATE {table} SET type_no = :n WHERE job_id = :id"
         rig.sql(job_id, sql, id=job_id, n=number)
     seen: list[Job] = []
     rig.handler(one)(seen.append)
@@ -85,7 +85,7 @@ def test_jobs_of_a_number_with_two_names_wait(make_rig: MakeRig) -> None:
     with rig.center._connected().databases[1].engine.begin() as connection:
         sql = f"UPDATE toc_biz_type SET type_no = {new_no}, name = 'new' WHERE type_no = {number}"
         connection.execute(text(sql))
-    rig.sql(jobs[1], "UPDATE {table} SET biz_type = :n WHERE job_id = :id", id=jobs[1], n=new_no)
+    rig.sql(jobs[1], "UPDATE {table} SET type_no = :n WHERE job_id = :id", id=jobs[1], n=new_no)
     for reader in rig.node.type_readers:
         reader.wake()
     rig.wait_for(Status.DONE, *jobs)

@@ -18,8 +18,9 @@ from toc.admin.statement_parser import refused
 from toc.admin.syntax_tree import call, cast, is_text, kind_of, name_of, number, text, typed
 
 TEXT_COLUMNS = frozenset(
-    {"type_name", "status_name", "worker", "dedup_key", "attribute", "error", "what", "from_name",
-     "to_name", "actor", "reason", "account", "name"}
+    {"biz_type", "status_name", "claim_token", "dedup_key", "attribute", "error", "what", "from_name",
+     "to_name", "actor", "reason", "account", "name", "biz_text", "tenant",
+     "result", "trace", "run_id"}
 )  # fmt: skip
 _TIME = re.compile(
     r"(\d{4}-\d\d?-\d\d?)(?:[ T](\d\d?:\d\d?)(?::(\d\d?)(?:\.(\d{1,6}))?)?)?(?:Z|([+-]\d\d):(\d\d))?",

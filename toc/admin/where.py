@@ -80,7 +80,7 @@ class Where:
         raise InvalidInput("where", error.value, error.rule)
 
     def check_types(self, names: Mapping[int, str]) -> None:
-        """Raises InvalidInput for a type_name that no type has: it would match nothing."""
+        """Raises InvalidInput for a biz_type that no type has: it would match nothing."""
         for name in _type_names(self.condition(_SOME_DAY_MS)):
             if name not in names.values():
                 error = refused(name, "there is no such biz_type", names.values())
@@ -94,9 +94,9 @@ def _type_names(condition: Condition) -> Iterator[str]:
                 yield from _type_names(part)
         case Negation(part):
             yield from _type_names(part)
-        case Compare(Column("type_name"), "=", str(name)):
+        case Compare(Column("biz_type"), "=", str(name)):
             yield name
-        case OneOf(Column("type_name"), names):
+        case OneOf(Column("biz_type"), names):
             yield from map(str, names)
 
 

@@ -179,7 +179,7 @@ class Event:
 
     what: the verb. attempts: the number of attempts after the event. actor: a person's name or a process
     (host:pid…). reason: why; None: not known. account: the database's
-    account that wrote it, by the server's own word; None: SQLite, or written before revision 0004. It
+    account that wrote it, by the server's own word; None: SQLite. It
     is not compared: events that differ only in it are equal.
     """
 

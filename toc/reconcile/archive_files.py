@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 SCHEMA = (
-    "job_id BIGINT, biz_id DECIMAL(20,0), biz_type INT, type_name STRING, status INT, status_name STRING, "
+    "job_id BIGINT, biz_id DECIMAL(20,0), type_no INT, biz_type STRING, status INT, status_name STRING, "
     "action_time TIMESTAMP, claim_time TIMESTAMP, gmt_create TIMESTAMP, gmt_modified TIMESTAMP, "
-    "due_time TIMESTAMP, attempts INT, worker STRING, dedup_key STRING, attribute STRING, error STRING, "
+    "due_time TIMESTAMP, attempts INT, priority INT, claim_token STRING, dedup_key STRING, "
+    "biz_text STRING, tenant STRING, attribute STRING, result STRING, trace STRING, error STRING, "
     "dead_time TIMESTAMP, shard INT, day DATE"
 )
 """Of the archive's files; `day`, when the job ended, is in the path."""
@@ -143,7 +144,7 @@ def record_batch(
     columns: dict[str, Sequence[Any]] = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
     columns |= {
         "biz_id": [int(number) for number in columns["biz_id"]],
-        "type_name": [type_names.get(number) for number in columns["biz_type"]],
+        "biz_type": [type_names.get(number) for number in columns["type_no"]],
         "status_name": [_STATUS_NAMES.get(number) for number in columns["status"]],
         "shard": [shard] * len(rows),
         "day": [ms // DAY_MS for ms in columns["gmt_modified"]],
@@ -183,7 +184,7 @@ def sums_of_parquet(spark: SparkSession, url: str, type_names: Mapping[int, str]
     """Reads it back. A group with a wrong name of a type or status has a count of -1."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as all the world writes it
 
-    labels = F.struct("biz_type", "type_name", "status", "status_name")
+    labels = F.struct("type_no", "biz_type", "status", "status_name")
     groups = (
         spark.read.schema(SCHEMA)
         .parquet(url)
@@ -197,7 +198,7 @@ def sums_of_parquet(spark: SparkSession, url: str, type_names: Mapping[int, str]
     found = Sums()
     for group in groups.collect():
         right = all(
-            label.type_name == type_names.get(label.biz_type)
+            label.biz_type == type_names.get(label.type_no)
             and label.status_name == _STATUS_NAMES.get(label.status)
             for label in group.labels
         )

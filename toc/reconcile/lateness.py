@@ -66,10 +66,10 @@ BUCKETS = (*(f"ms_{bound}" for bound in BOUNDS_MS), "ms_more")
 PER_MILLE = {"p50_ms": 500, "p90_ms": 900, "p99_ms": 990, "p999_ms": 999}
 
 _TALLIES = (
-    "day INT, hour INT, biz_type INT, status INT, bucket INT, jobs BIGINT, retried BIGINT, "
-    "late_ms BIGINT, late_ms_max BIGINT, type_name STRING"
+    "day INT, hour INT, type_no INT, status INT, bucket INT, jobs BIGINT, retried BIGINT, "
+    "late_ms BIGINT, late_ms_max BIGINT, biz_type STRING"
 )
-_MADE = "hour INT, biz_type INT, jobs BIGINT, type_name STRING"
+_MADE = "hour INT, type_no INT, jobs BIGINT, biz_type STRING"
 _OUTCOMES = {int(status): status.name.lower() for status in Status if not status.live}
 
 
@@ -174,7 +174,7 @@ def _day_folder(day_ms: int) -> str:
 
 
 def _write(day: DataFrame, url: str) -> None:
-    keys = [name for name in ("hour", "biz_type", "outcome") if name in day.columns]
+    keys = [name for name in ("hour", "type_no", "outcome") if name in day.columns]
     # Sorted, so that two runs write the same bytes: both may move their files at the same moment.
     day.drop("day").coalesce(1).sortWithinPartitions(*keys).write.parquet(url)
 
@@ -245,7 +245,7 @@ def _made(made: DataFrame) -> DataFrame:
     from pyspark.sql.functions import expr  # noqa: PLC0415 - an extra
 
     day = expr("hour div 24 AS day")
-    return made.groupBy(day, expr(_HOUR), "biz_type", "type_name").agg(expr("SUM(jobs) AS jobs"))
+    return made.groupBy(day, expr(_HOUR), "type_no", "biz_type").agg(expr("SUM(jobs) AS jobs"))
 
 
 def _ended(tallies: DataFrame) -> DataFrame:
@@ -258,9 +258,9 @@ def _ended(tallies: DataFrame) -> DataFrame:
         "SUM(late_ms) AS late_ms_sum", "MAX(IF(bucket IS NULL, NULL, late_ms_max)) AS late_ms_max",
     ]  # fmt: skip
     outcome = f"CASE status {outcome} END AS outcome"
-    keys = [expr(key) for key in ("day", _HOUR, "biz_type", "type_name", outcome)]
+    keys = [expr(key) for key in ("day", _HOUR, "type_no", "biz_type", outcome)]
     merged = tallies.groupBy(*keys).agg(*map(expr, (*sums, *counts)))
-    columns = ["day", "hour", "biz_type", "type_name", "outcome", "jobs", "retried", "measured",
+    columns = ["day", "hour", "type_no", "biz_type", "outcome", "jobs", "retried", "measured",
                "late_ms_sum", "late_ms_max"]  # fmt: skip
     percentiles = [f"{_percentile_column(n)} AS {name}" for name, n in PER_MILLE.items()]
     return merged.selectExpr(*columns, *percentiles, *BUCKETS)

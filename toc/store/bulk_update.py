@@ -240,7 +240,7 @@ class BulkUpdate:
         query = (
             _force_index(
                 select(
-                    c.biz_type,
+                    c.type_no,
                     c.status,
                     func.count(),
                     func.sum(case((changeable, 1), else_=0)),
@@ -249,7 +249,7 @@ class BulkUpdate:
                 key,
             )
             .where(rows, self._renderer.render(self._where, shard))
-            .group_by(c.biz_type, c.status)
+            .group_by(c.type_no, c.status)
         )
         found = self._read(shard, query)
         return [MatchCount(row[0], row[1], row[2], int(row[3]), row[4]) for row in found]
@@ -257,9 +257,7 @@ class BulkUpdate:
     def find_changeable(self, window: RowWindow) -> dict[int, int]:
         """The jobs of a window that can be changed: job_id -> type number."""
         shard, rows, key = window
-        query = _force_index(select(c.job_id, c.biz_type), key).where(
-            rows, *self._conditions(shard)
-        )
+        query = _force_index(select(c.job_id, c.type_no), key).where(rows, *self._conditions(shard))
         return {row[0]: row[1] for row in self._read(shard, query)}
 
     def _read(self, shard: int, query: Select[Any]) -> Sequence[Any]:
@@ -375,7 +373,7 @@ def _guarded_update(move: Transition, which: ColumnElement[bool], **values: Any)
 
 
 def _locking_select(*wanted: ColumnElement[bool]) -> Select[Any]:
-    query = select(c.job_id, c.biz_type, c.due_time).where(*wanted)
+    query = select(c.job_id, c.type_no, c.due_time).where(*wanted)
     return _force_index(query, _BY_ID).order_by(c.job_id).with_for_update()
 
 
@@ -438,7 +436,7 @@ def _update_all(
 
 def _read_jobs(connection: Connection, shard: int, ids: Sequence[int]) -> Iterator[ChangedJob]:
     if ids:
-        query = select(c.job_id, c.biz_type, c.due_time).where(c.job_id.in_(ids))
+        query = select(c.job_id, c.type_no, c.due_time).where(c.job_id.in_(ids))
         rows: Sequence[Any] = execute_on(connection, shard, query).all()
         yield from map(ChangedJob._make, rows)
 

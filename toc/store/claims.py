@@ -429,7 +429,7 @@ _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
 _RUNS_UNDER_SEEN = (
     c.job_id.in_(_IDS),
     c.status == int(Status.RUNNING),
-    c.worker == bindparam("seen"),
+    c.claim_token == bindparam("seen"),
 )
 """Conditions: the row still runs under the token `seen`."""
 _LEASE_IS_OVER = (
@@ -441,7 +441,7 @@ _LEASE_IS_OVER = (
 def _claim_values(lease_end: Any) -> dict[str, Any]:
     return {
         "status": int(Status.RUNNING),
-        "worker": bindparam("token"),
+        "claim_token": bindparam("token"),
         "attempts": c.attempts + 1,
         "due_time": lease_end,
         "claim_time": db_now(),
@@ -455,7 +455,7 @@ def _lease_expression(lease_ms: Mapping[int, int]) -> Any:
         return 0
     most = Counter(lease_ms.values()).most_common(1)[0][0]
     named = {number: ms for number, ms in lease_ms.items() if ms != most}
-    return case(named, value=c.biz_type, else_=most) if named else most
+    return case(named, value=c.type_no, else_=most) if named else most
 
 
 def _claim_statement(now: Any, types: list[int], lease_end: Any) -> Update:
@@ -466,7 +466,7 @@ def _claim_statement(now: Any, types: list[int], lease_end: Any) -> Update:
             c.status == int(Status.PENDING),  # guard: claim-pending
             c.due_time <= bindparam("until", type_=Millis()),  # guard: claim-until
             c.due_time <= now,  # guard: claim-due
-            c.biz_type.in_(types or [_NO_TYPE]),
+            c.type_no.in_(types or [_NO_TYPE]),
         )
         .values(**_claim_values(lease_end))
     )
@@ -482,7 +482,7 @@ def _settle_statement(kind: OutcomeKind, *values: tuple[Any, Any]) -> Update:
         .where(
             c.job_id.in_(_IDS),
             c.status == int(Status.RUNNING),
-            c.worker == bindparam("token"),  # guard: settle-token
+            c.claim_token == bindparam("token"),  # guard: settle-token
         )
         .ordered_values((c.status, int(_STATUS_AFTER[kind])), (c.gmt_modified, db_now()), *values)
     )
@@ -511,10 +511,10 @@ _UNDO_TAKE_OVER = (
     .where(
         c.job_id.in_(_IDS),
         c.status == int(Status.RUNNING),
-        c.worker == bindparam("token"),
+        c.claim_token == bindparam("token"),
     )
     .values(
-        worker=bindparam("seen"),
+        claim_token=bindparam("seen"),
         attempts=c.attempts - 1,
         due_time=_BELIEVED_NOW,
         gmt_modified=db_now(),
@@ -526,12 +526,14 @@ _BURY_EXPIRED = (
     .values(status=int(Status.DEAD), due_time=None, gmt_modified=db_now())
 )
 _REPLACE_TOKEN = (
-    update(JOB).where(*_RUNS_UNDER_SEEN).values(worker=bindparam("token"), gmt_modified=db_now())
+    update(JOB)
+    .where(*_RUNS_UNDER_SEEN)
+    .values(claim_token=bindparam("token"), gmt_modified=db_now())
 )
 _SELECT_PRESENT = select(c.job_id).where(c.job_id.in_(_IDS))
 _TRY_LOCK = _SELECT_PRESENT.with_for_update(skip_locked=True)
 _SELECT_SETTLED = _SELECT_PRESENT.where(
-    c.worker == bindparam("token"), c.status == bindparam("status", type_=Integer)
+    c.claim_token == bindparam("token"), c.status == bindparam("status", type_=Integer)
 )
 _SELECT_CLAIMED = select(*JOB_COLUMNS, and_(*_LEASE_IS_OVER)).where(c.job_id.in_(_IDS))
 
@@ -553,9 +555,9 @@ class DeadLetterStatement:
 
     def __init__(self, database: Database) -> None:
         dead = database.dead.c
-        columns = dead.job_id, dead.biz_id, dead.biz_type, dead.attempts, dead.error, dead.dead_time
+        columns = dead.job_id, dead.biz_id, dead.type_no, dead.attempts, dead.error, dead.dead_time
         error: BindParameter[Any] = bindparam("error")
-        rows = select(c.job_id, c.biz_id, c.biz_type, c.attempts, error, db_now())
+        rows = select(c.job_id, c.biz_id, c.type_no, c.attempts, error, db_now())
         letter = insert(database.dead).from_select(columns, rows.where(c.job_id.in_(_IDS)))
         self._prepared = PreparedStatement(letter, database.engine.dialect)
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Dialect, String, Text
+from sqlalchemy import BigInteger, Dialect, SmallInteger, String, Text
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -143,6 +143,11 @@ class UInt64(TypeDecorator[int]):
 def signed64(value: int) -> int:
     """The signed number with the same 64 bits."""
     return value - _TWO_64 if value >= _TWO_63 else value
+
+
+def tiny_integer() -> TypeEngine[int]:
+    """TINYINT: -128 to 127."""
+    return SmallInteger().with_variant(mysql.TINYINT(), "mysql", "mariadb")
 
 
 def ascii_bin(length: int) -> String:

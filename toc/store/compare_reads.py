@@ -113,7 +113,7 @@ class CompareReads:
         columns = (
             c.job_id,
             c.biz_id,
-            c.biz_type,
+            c.type_no,
             c.status,
             c.action_time,
             c.due_time,
@@ -139,7 +139,7 @@ class CompareReads:
         *,
         typed: bool,
     ) -> LivePage:
-        columns = [c.job_id, c.due_time, *([c.biz_type] if typed else [])]
+        columns = [c.job_id, c.due_time, *([c.type_no] if typed else [])]
         rows = (
             select(*columns)
             .where(c.due_time <= until_ms, *([] if after is None else [_after_key(*after)]))
@@ -149,7 +149,7 @@ class CompareReads:
         )
         packed = [func.group_concat(rows.c.job_id), func.group_concat(millis_of(rows.c.due_time))]
         if typed:
-            packed.append(func.group_concat(rows.c.biz_type))
+            packed.append(func.group_concat(rows.c.type_no))
         query = select(func.count(), *packed)
 
         def read(connection: Connection) -> Any:

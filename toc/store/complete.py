@@ -25,13 +25,13 @@ _SET_DONE = (
     .where(
         c.job_id == bindparam("id"),
         c.status == int(Status.RUNNING),
-        or_(c.worker == bindparam("token"), c.worker == bindparam("unmarked")),
+        or_(c.claim_token == bindparam("token"), c.claim_token == bindparam("unmarked")),
     )
     .values(status=int(Status.DONE), due_time=None, gmt_modified=db_now())
 )
 # A locking read sees committed rows even in a caller's REPEATABLE READ.
 _SELECT_STATUS = (
-    select(c.status, c.worker).where(c.job_id == bindparam("id")).with_for_update(read=True)
+    select(c.status, c.claim_token).where(c.job_id == bindparam("id")).with_for_update(read=True)
 )
 
 
@@ -53,4 +53,4 @@ def complete(databases: Databases, catalogue: Catalogue, job: Job, connection: C
     status = status_from_number(row.status)
     if status is Status.DONE:
         return False
-    raise ClaimLost(job.job_id, job.token or "", status.name.lower(), row.worker)
+    raise ClaimLost(job.job_id, job.token or "", status.name.lower(), row.claim_token)

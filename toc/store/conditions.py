@@ -36,11 +36,11 @@ from toc.store.schema import JOB
 
 Kind = Literal["number", "time", "text"]
 KINDS: Mapping[str, Kind] = {
-    "shard": "number", "job_id": "number", "biz_id": "number", "biz_type": "number",
-    "type_name": "text", "status": "number", "status_name": "text", "action_time": "time",
-    "due_time": "time", "claim_time": "time", "late_ms": "number", "attempts": "number",
-    "worker": "text", "dedup_key": "text", "attribute": "text", "gmt_create": "time",
-    "gmt_modified": "time",
+    "shard": "number", "job_id": "number", "biz_id": "number", "biz_text": "text", "tenant": "text",
+    "type_no": "number", "biz_type": "text", "status": "number", "status_name": "text",
+    "action_time": "time", "due_time": "time", "claim_time": "time", "late_ms": "number",
+    "attempts": "number", "priority": "number", "claim_token": "text", "dedup_key": "text",
+    "attribute": "text", "result": "text", "trace": "text", "gmt_create": "time", "gmt_modified": "time",
 }  # fmt: skip
 """The columns of `toc_jobs` (see `views`). Times are milliseconds since 1970 UTC."""
 
@@ -199,7 +199,7 @@ class Renderer:
     def __init__(self, names: Mapping[int, str], *, sqlite: bool) -> None:
         self._sqlite = sqlite
         self._computed: dict[str, ColumnElement[Any]] = {
-            "type_name": self._word(dict(names), c.biz_type),
+            "biz_type": self._word(dict(names), c.type_no),
             "status_name": self._word({int(s): s.name.lower() for s in Status}, c.status),
             "late_ms": self._late_ms(),
         }

@@ -40,7 +40,6 @@ from toc.store.schema_steps import (
     MakeTable,
     SchemaStep,
     SchemaTarget,
-    SetDefault,
     Shapes,
     definitions_of_table,
 )
@@ -221,10 +220,10 @@ class _RepairPlanner:
         texts, alter = self._declared_definitions(table), f"ALTER TABLE {table} "
         wanted, there = texts["column", name], name in self._found[table].columns
         if "GENERATED ALWAYS" not in wanted:
-            yield f"{alter}{'MODIFY' if there else 'ADD'} COLUMN {wanted}"
-            for step in self._steps[table]:
-                if isinstance(step, SetDefault) and step.column == name:
-                    yield f"{alter}ALTER COLUMN {name} SET DEFAULT ({step.expression})"
+            column, default = _split_expression_default(wanted)
+            yield f"{alter}{'MODIFY' if there else 'ADD'} COLUMN {column}"
+            if default:
+                yield f"{alter}ALTER COLUMN {name} SET DEFAULT {default}"
             return
         # It holds nothing of its own. An index over it would lose the column, and refuse rows.
         over = [
@@ -280,6 +279,18 @@ class _RepairPlanner:
         """The definition of a rule that is dropped, on one line."""
         found = self._connection.scalar(text(query), {"name": name})
         return " ".join(str(found).split())
+
+
+def _split_expression_default(definition: str) -> tuple[str, str]:
+    """A column's definition, and its default if that is an expression and the column may be NULL.
+
+    MySQL refuses a new column whose default is CURRENT_USER() (error 1674): a replica could fill the rows
+    that are there with another account. As a statement of its own, the default is accepted.
+    """
+    column, _, default = definition.partition(" NULL DEFAULT (")
+    if not default or column.endswith(" NOT"):
+        return definition, ""
+    return f"{column} NULL", f"({default}"
 
 
 def _quoted_name(name: str) -> str:

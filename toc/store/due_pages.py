@@ -117,13 +117,13 @@ class DuePages:
     ) -> list[DueRow]:
         database = self._databases.of_shard(shard)
         query = (  # guard: load-running-too
-            select(c.due_time, c.job_id, c.biz_type)
+            select(c.due_time, c.job_id, c.type_no)
             .where(*_after_key(*after), *until)
             .order_by(c.due_time, c.job_id)
             .limit(limit)
         )
         if types is not None:
-            query = query.where(c.biz_type.in_(sorted(types)))
+            query = query.where(c.type_no.in_(sorted(types)))
         rows = database.read(lambda connection: execute_on(connection, shard, query).all())
         return [DueRow(*(int(value) for value in row)) for row in rows]
 

@@ -22,7 +22,7 @@ def is_own_duplicate(error: IntegrityError) -> bool:
 
 
 def is_live_duplicate(error: IntegrityError) -> bool:
-    """True: a live job holds (biz_id, biz_type, dedup_key)."""
+    """True: a live job holds (biz_id, type_no, dedup_key)."""
     # MySQL "… for key 'toc_job_0001.uq_live'", MariaDB "… for key 'uq_live'",
     # SQLite "UNIQUE constraint failed: toc_job_0001.biz_id, …, toc_job_0001.live_key" (or the index).
     return LIVE_INDEX in str(error.orig) or "live_key" in str(error.orig)

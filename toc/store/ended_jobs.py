@@ -32,13 +32,16 @@ BOUNDS_MS = (
 """The upper bounds of buckets of lateness, inclusive. One more bucket, without a bound, follows them."""
 
 COLUMNS = (
-    "job_id", "biz_id", "biz_type", "status", "gmt_create", "gmt_modified", "action_time", "due_time",
-    "claim_time", "attempts", "worker", "dedup_key", "attribute", "error", "dead_time",
+    "job_id", "biz_id", "type_no", "status", "gmt_create", "gmt_modified", "action_time", "due_time",
+    "claim_time", "attempts", "priority", "claim_token", "dedup_key", "biz_text", "tenant", "attribute",
+    "result", "trace", "error", "dead_time",
 )  # fmt: skip
 """The columns that `EndedJobs.rows` reads, in order. The last two: of the dead letter, or None."""
 
 TIMES = ("gmt_create", "gmt_modified", "action_time", "due_time", "claim_time", "dead_time")
-TEXTS = ("worker", "dedup_key", "attribute", "error")
+TEXTS = (
+    "claim_token", "dedup_key", "biz_text", "tenant", "attribute", "result", "trace", "error",
+)  # fmt: skip
 
 
 class IdRange(NamedTuple):
@@ -295,11 +298,11 @@ def _counts_sql(sqlite: bool) -> str:
     late = words.late("j.action_time", "j.claim_time")
     measured = f"j.status = {Status.DONE} AND j.attempts = 1 AND j.claim_time IS NOT NULL"
     return (
-        f"SELECT {day} AS ended_day, {hour} AS action_hour, j.biz_type, j.status, "
+        f"SELECT {day} AS ended_day, {hour} AS action_hour, j.type_no, j.status, "
         f"CASE WHEN {measured} THEN {words.bucket(late)} END AS bucket, COUNT(*), SUM(j.attempts > 1), "
         f"COALESCE(SUM(CASE WHEN {measured} THEN {late} END), 0), "
         f"COALESCE(MAX(CASE WHEN {measured} THEN {late} END), 0) "
-        f"{_FROM} {_ENDED} GROUP BY ended_day, action_hour, j.biz_type, j.status, bucket"
+        f"{_FROM} {_ENDED} GROUP BY ended_day, action_hour, j.type_no, j.status, bucket"
     )
 
 
@@ -308,6 +311,6 @@ def _created_sql(sqlite: bool) -> str:
     words = _expressions_for(sqlite)
     hour = words.whole(words.ms("j.gmt_create"), HOUR_MS)
     return (
-        f"SELECT {hour} AS made_hour, j.biz_type, COUNT(*) {_FROM} {_RANGE} "
-        "AND j.gmt_create >= :since AND j.gmt_create < :until GROUP BY made_hour, j.biz_type"
+        f"SELECT {hour} AS made_hour, j.type_no, COUNT(*) {_FROM} {_RANGE} "
+        "AND j.gmt_create >= :since AND j.gmt_create < :until GROUP BY made_hour, j.type_no"
     )

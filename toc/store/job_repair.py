@@ -28,8 +28,8 @@ c = JOB.c
 TRIES_MAX = 10
 _BY_HAND = "cancel it, and schedule it anew"
 _COPIED = (
-    c.gmt_create, c.biz_id, c.biz_type, c.action_time, c.attribute, c.attempts, c.worker,
-    c.dedup_key, c.claim_time,
+    c.gmt_create, c.biz_id, c.biz_text, c.tenant, c.type_no, c.action_time, c.attribute, c.attempts,
+    c.priority, c.claim_token, c.dedup_key, c.claim_time, c.result, c.trace,
 )  # fmt: skip
 
 
@@ -159,7 +159,7 @@ class _MisfitRepairer:
         words = f"misfit: job {new_id} in {job_table_name(shard)} stands for it now"
         move = Transition("cancel", Status.PENDING, Status.CANCELLED, self._actor, words)
         record_events(connection, self._database, self._shard, c.job_id == self._job_id, move)
-        self._last_repair = MisfitRepair(new_id, row.biz_type, due_ms)
+        self._last_repair = MisfitRepair(new_id, row.type_no, due_ms)
         return self._last_repair
 
     def _reason_to_do_nothing(
@@ -223,7 +223,15 @@ def _is_same_job(there: Row[Any], row: Row[Any]) -> bool:
     """Whether two rows have the same business data."""
     return all(
         getattr(there, column.name) == getattr(row, column.name)
-        for column in (c.biz_id, c.biz_type, c.action_time, c.attribute, c.dedup_key)
+        for column in (
+            c.biz_id,
+            c.biz_text,
+            c.tenant,
+            c.type_no,
+            c.action_time,
+            c.attribute,
+            c.dedup_key,
+        )
     )
 
 

@@ -38,7 +38,7 @@ from toc.store.pipeline import BYTES_MAX
 from toc.store.prepared import PreparedStatement
 from toc.store.repaired_copies import find_copy
 from toc.store.rows import JOB_COLUMNS, job_from_row, status_from_number
-from toc.store.schema import JOB
+from toc.store.schema import JOB, live_key_of
 from toc.store.verb import Executor, Statement, StatementResult, Verb, run_statements
 
 c = JOB.c
@@ -46,7 +46,7 @@ OnDuplicate = Literal["keep", "replace", "error"]
 ROWS_MAX = 1000  # per INSERT: well below SQLite's 32,766 variables
 _TRIES_MAX = 10
 _LIVE = [int(status) for status in Status if status.live]
-_COLUMNS = "job_id, biz_id, biz_type, action_time, due_time, attribute, dedup_key"
+_COLUMNS = "job_id, biz_id, type_no, action_time, due_time, attribute, dedup_key"
 # VALUES of a row without a dedup_key, and with one. In MySQL a value may refer to a column left of it.
 _MYSQL_ROWS = (
     "(%s, %s, %s, %s, action_time, %s, NULL)",
@@ -178,7 +178,7 @@ class Jobs:
         row = database.read(lambda connection: execute_on(connection, shard, query).first())
         if row is None:
             return None
-        return job_from_row(row, self.type_name(row.biz_type, database))
+        return job_from_row(row, self.type_name(row.type_no, database))
 
     def find(
         self,
@@ -191,13 +191,13 @@ class Jobs:
         """Jobs of a business id, live and ended, newest first; at most `limit`. `type_no` None: all types."""
         query = select(*JOB_COLUMNS).where(c.biz_id == biz_id)
         if type_no is not None:
-            query = query.where(c.biz_type == type_no)
+            query = query.where(c.type_no == type_no)
         if dedup_key is not None:
             query = query.where(c.dedup_key == dedup_key)
         query = query.order_by(c.job_id.desc()).limit(limit)
         database = self._databases.of_shard(shard)
         rows = database.read(lambda connection: execute_on(connection, shard, query).all())
-        return [job_from_row(row, self.type_name(row.biz_type, database)) for row in rows]
+        return [job_from_row(row, self.type_name(row.type_no, database)) for row in rows]
 
     def live_ids(
         self, shard: int, biz_id: int, type_no: int | None, dedup_key: str | None
@@ -205,7 +205,7 @@ class Jobs:
         """All live jobs of a business id (and type, and key), however many there are, oldest first."""
         query = select(c.job_id).where(c.biz_id == biz_id, c.status.in_(_LIVE))
         if type_no is not None:
-            query = query.where(c.biz_type == type_no)
+            query = query.where(c.type_no == type_no)
         if dedup_key is not None:
             query = query.where(c.dedup_key == dedup_key)
         database, found = self._databases.of_shard(shard), list[int]()
@@ -252,13 +252,13 @@ class Jobs:
             query = select(
                 table.c.job_id,
                 table.c.biz_id,
-                table.c.biz_type,
+                table.c.type_no,
                 table.c.attempts,
                 table.c.error,
                 table.c.dead_time,
             )
             if type_no is not None:
-                query = query.where(table.c.biz_type == type_no)
+                query = query.where(table.c.type_no == type_no)
             query = query.order_by(table.c.dead_time.desc(), table.c.job_id.desc()).limit(limit)
             for row in database.read(lambda c, q=query: c.execute(q).all()):  # type: ignore[misc]
                 found.append(DeadJob(row[0], row[1], self.type_name(row[2], database), *row[3:]))
@@ -418,7 +418,7 @@ class _ShardInsert:
 
     def _handle_taken_id(self, connection: Connection, job: NewJob) -> InsertResult | NewJob:
         same = and_(
-            c.biz_id == job.biz_id, c.biz_type == job.type_no, c.action_time == job.action_ms
+            c.biz_id == job.biz_id, c.type_no == job.type_no, c.action_time == job.action_ms
         )
         if self._repeated:
             mine = self._execute(
@@ -432,7 +432,11 @@ class _ShardInsert:
         holder = self._execute(
             connection,
             select(c.job_id, c.status, c.due_time)
-            .where(c.biz_id == job.biz_id, c.biz_type == job.type_no, c.live_key == job.dedup_key)
+            .where(
+                c.biz_id == job.biz_id,
+                c.type_no == job.type_no,
+                c.live_key == live_key_of(job.dedup_key or ""),
+            )
             # A locking read sees committed rows even in a caller's REPEATABLE READ.
             .with_for_update(read=True),
         ).first()

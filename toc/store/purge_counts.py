@@ -72,10 +72,10 @@ def _upsert_sql(database: Database, keys: int) -> str:
     """As text: SQLAlchemy would compile an INSERT of many rows anew for each page, for 3 ms."""
     dialect = database.engine.dialect
     table = dialect.identifier_preparer.format_table(database.purge)
-    columns = "day, biz_type, status, jobs, first_id, last_id"
+    columns = "day, type_no, status, jobs, first_id, last_id"
     if database.sqlite:
         row = "(substr(toc_now(0), 1, 10), ?, ?, ?, ?, ?)"
-        then, new = "ON CONFLICT (day, biz_type, status) DO UPDATE SET", "excluded.{}"
+        then, new = "ON CONFLICT (day, type_no, status) DO UPDATE SET", "excluded.{}"
         least, most = "MIN", "MAX"
     else:
         row = "(UTC_DATE(), %s, %s, %s, %s, %s)"
@@ -107,10 +107,10 @@ def read_purges_around(database: Database, job_id: int, limit: int) -> PurgesAro
     its, types = database.purge.c, database.biz_type.c
     encloses = its.first_id <= job_id, its.last_id >= job_id
     closest = (
-        select(its.day, its.biz_type, types.name, its.status, its.jobs, its.first_id, its.last_id)
-        .select_from(database.purge.outerjoin(database.biz_type, types.type_no == its.biz_type))
+        select(its.day, its.type_no, types.name, its.status, its.jobs, its.first_id, its.last_id)
+        .select_from(database.purge.outerjoin(database.biz_type, types.type_no == its.type_no))
         .where(*encloses)
-        .order_by(its.last_id - its.first_id, its.day, its.biz_type, its.status)
+        .order_by(its.last_id - its.first_id, its.day, its.type_no, its.status)
         .limit(limit)
     )
     days = select(func.count(its.day.distinct())).where(*encloses)

@@ -61,7 +61,7 @@ class PurgePages:
     def read_page(self, shard: int, after: int, made_before_ms: int, limit: int) -> list[OldRow]:
         """Jobs of a shard made before a moment, by id, from beyond `after` on."""
         query = (
-            select(c.job_id, c.biz_type, c.status, c.gmt_modified)
+            select(c.job_id, c.type_no, c.status, c.gmt_modified)
             .where(c.job_id > after, c.job_id < first_id_of(made_before_ms))
             .order_by(c.job_id)
             .limit(limit)
@@ -121,7 +121,7 @@ def _delete_all_or_none(
     # Each with the type and status under which it will be counted.
     as_read = or_(
         *(
-            and_(database.in_ids(c.job_id, ids), c.biz_type == type_no, c.status == status)
+            and_(database.in_ids(c.job_id, ids), c.type_no == type_no, c.status == status)
             for (type_no, status), ids in kinds.items()
         )
     )
@@ -141,7 +141,7 @@ def _delete_locked(
     """Those of these rows that are left as they were; locked and read again first."""
     if database.sqlite:  # it has no locks on rows
         connection.exec_driver_sql("BEGIN IMMEDIATE")
-    query = select(c.job_id, c.biz_type, c.status, c.gmt_modified).where(
+    query = select(c.job_id, c.type_no, c.status, c.gmt_modified).where(
         database.in_ids(c.job_id, [row.job_id for row in rows]),
         c.status.in_(_ENDED),
         c.gmt_modified <= _newest_ms(rows),

@@ -12,8 +12,8 @@ from toc.store.schema import JOB
 
 c = JOB.c
 JOB_COLUMNS: tuple[ColumnElement[Any], ...] = (
-    c.job_id, c.biz_id, c.biz_type, c.status, c.action_time, c.attribute,
-    c.due_time, c.attempts, c.worker, c.dedup_key, c.claim_time,
+    c.job_id, c.biz_id, c.type_no, c.status, c.action_time, c.attribute,
+    c.due_time, c.attempts, c.claim_token, c.dedup_key, c.claim_time,
 )  # fmt: skip
 """The columns that `job_of` reads, in its order."""
 

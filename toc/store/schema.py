@@ -13,7 +13,6 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Column,
-    Computed,
     Index,
     Integer,
     MetaData,
@@ -23,15 +22,21 @@ from sqlalchemy import (
 )
 from sqlalchemy.schema import FetchedValue
 
-from toc.store.columns import Day, Millis, UInt64, ascii_bin, utf8_text, utf8_varchar
+from toc.store.columns import (
+    Day,
+    Millis,
+    UInt64,
+    ascii_bin,
+    tiny_integer,
+    utf8_text,
+    utf8_varchar,
+)
 
 LIVE_INDEX = "uq_live"
-"""Unique: one live job per (biz_id, biz_type, dedup_key). Also finds a business' jobs."""
+"""Unique: one live job per (biz_id, type_no, live_key). Also finds a business' jobs."""
 
 FITS_SINCE = "schema_fits_since"
 """The name in `toc_meta` of the oldest release (its newest revision) whose statements run on the schema."""
-
-LIVE_KEY_SQL = "CASE WHEN status IN (0, 1) THEN dedup_key END"
 
 _TABLE_OPTIONS: dict[str, Any] = {
     "mysql_engine": "InnoDB",
@@ -45,6 +50,14 @@ def job_table_name(shard: int) -> str:
     return f"toc_job_{shard:04d}"
 
 
+def live_key_of(dedup_key: str, tenant: str | None = None, biz_text: str | None = None) -> str:
+    """The value of the generated column `live_key` in a live row.
+
+    `biz_text`: the business id, if it is a text. No part can contain the separator, a control character.
+    """
+    return "\x1f".join((dedup_key, tenant or "", biz_text or ""))
+
+
 def job_table(metadata: MetaData, name: str) -> Table:
     """A shard's table, in the state of the newest revision."""
     return Table(
@@ -54,18 +67,23 @@ def job_table(metadata: MetaData, name: str) -> Table:
         Column("gmt_create", Millis, nullable=False, server_default=FetchedValue()),
         Column("gmt_modified", Millis, nullable=False, server_default=FetchedValue()),
         Column("biz_id", UInt64, nullable=False),
-        Column("biz_type", Integer, nullable=False),
+        Column("type_no", Integer, nullable=False),
         Column("status", SmallInteger, nullable=False, server_default=text("0")),
         Column("action_time", Millis, nullable=False),
         Column("attribute", utf8_text()),
         Column("due_time", Millis),
-        Column("attempts", SmallInteger, nullable=False, server_default=text("0")),
-        Column("worker", ascii_bin(96)),
-        Column("dedup_key", ascii_bin(64)),
-        Column("live_key", ascii_bin(64), Computed(LIVE_KEY_SQL, persisted=False)),
         Column("claim_time", Millis),
+        Column("attempts", SmallInteger, nullable=False, server_default=text("0")),
+        Column("priority", tiny_integer(), nullable=False, server_default=text("0")),
+        Column("claim_token", ascii_bin(96)),
+        Column("dedup_key", ascii_bin(64)),
+        Column("biz_text", utf8_varchar(64)),
+        Column("tenant", ascii_bin(32)),
+        Column("result", utf8_text()),
+        Column("trace", ascii_bin(64)),
+        Column("live_key", utf8_varchar(162), server_default=FetchedValue()),
         Index("ix_due", "due_time", "job_id"),
-        Index(LIVE_INDEX, "biz_id", "biz_type", "live_key", unique=True),
+        Index(LIVE_INDEX, "biz_id", "type_no", "live_key", unique=True),
         **_TABLE_OPTIONS,
     )
 
@@ -96,7 +114,7 @@ def dead_table(metadata: MetaData) -> Table:
         metadata,
         Column("job_id", UInt64, primary_key=True, autoincrement=False),
         Column("biz_id", UInt64, nullable=False),
-        Column("biz_type", Integer, nullable=False),
+        Column("type_no", Integer, nullable=False),
         Column("attempts", SmallInteger, nullable=False),
         Column("error", utf8_text(), nullable=False),
         Column("dead_time", Millis, nullable=False),
@@ -119,6 +137,8 @@ def event_table(metadata: MetaData) -> Table:
         Column("attempts", SmallInteger, nullable=False),
         Column("actor", utf8_varchar(96), nullable=False),
         Column("reason", utf8_text()),
+        Column("run_id", ascii_bin(32)),
+        Column("related_job_id", UInt64),
         # The server's word on who wrote the row. No statement of toc may name it in an INSERT.
         Column("account", utf8_varchar(288), server_default=FetchedValue()),
         Index("ix_job", "job_id", "event_id"),
@@ -131,7 +151,7 @@ def purge_table(metadata: MetaData) -> Table:
         "toc_purge",
         metadata,
         Column("day", Day, primary_key=True),
-        Column("biz_type", Integer, primary_key=True, autoincrement=False),
+        Column("type_no", Integer, primary_key=True, autoincrement=False),
         Column("status", SmallInteger, primary_key=True, autoincrement=False),
         Column("jobs", BigInteger, nullable=False),
         Column("first_id", UInt64, nullable=False),

@@ -434,7 +434,7 @@ def describe_column(
 
 
 def describe_index(columns: Iterable[str], *, unique: bool, hidden: bool = False) -> str:
-    """An index in words: "unique (biz_id, biz_type, live_key)"."""
+    """An index in words: "unique (biz_id, type_no, live_key)"."""
     listed = ", ".join(column.strip() for column in columns)
     return f"{'unique ' if unique else ''}({listed}){' invisible' if hidden else ''}"
 
@@ -464,7 +464,9 @@ def _unqualified(select: str) -> str:
 
 
 def _without_quotes(expression: str) -> str:
-    return re.sub(r"[`()'\"\s]", "", expression).lower()
+    """An expression without what servers add when they keep it: quotes, brackets and character sets."""
+    text = re.sub(r"\b_\w+(?=\\?')|\bconvert\(|\busing utf8mb4\b", "", expression.lower())
+    return re.sub(r"[`()'\"\\\s]", "", text)
 
 
 def _first_group(pattern: str, text: str) -> str:

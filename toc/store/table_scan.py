@@ -39,7 +39,7 @@ def _rows_of(database: Database, shard: int) -> Iterator[FinalRow]:
     after = -1
     while True:
         query = (
-            select(c.job_id, c.status, c.attempts, c.action_time, c.worker, dead)
+            select(c.job_id, c.status, c.attempts, c.action_time, c.claim_token, dead)
             .select_from(JOB.outerjoin(database.dead, dead == c.job_id))
             .where(c.job_id > after)
             .order_by(c.job_id)

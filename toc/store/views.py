@@ -18,17 +18,17 @@ JOBS, DEAD_JOBS, EVENTS, PURGES = "toc_jobs", "toc_dead_jobs", "toc_events", "to
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     JOBS: (
-        "shard", "job_id", "biz_id", "biz_type", "type_name", "status", "status_name", "action_time",
-        "due_time", "claim_time", "late_ms", "attempts", "worker", "dedup_key", "attribute",
-        "gmt_create", "gmt_modified",
+        "shard", "job_id", "biz_id", "biz_text", "tenant", "type_no", "biz_type", "status", "status_name",
+        "action_time", "due_time", "claim_time", "late_ms", "attempts", "priority", "claim_token",
+        "dedup_key", "attribute", "result", "trace", "gmt_create", "gmt_modified",
     ),
-    DEAD_JOBS: ("job_id", "biz_id", "biz_type", "type_name", "attempts", "error", "dead_time"),
+    DEAD_JOBS: ("job_id", "biz_id", "type_no", "biz_type", "attempts", "error", "dead_time"),
     EVENTS: (
         "event_id", "event_time", "job_id", "what", "from_status", "from_name", "to_status", "to_name",
-        "attempts", "actor", "reason", "account",
+        "attempts", "actor", "reason", "run_id", "related_job_id", "account",
     ),
     PURGES: (
-        "day", "biz_type", "type_name", "status", "status_name", "jobs", "first_id", "last_id",
+        "day", "type_no", "biz_type", "status", "status_name", "jobs", "first_id", "last_id",
     ),
 }  # fmt: skip
 """The columns of each view, in order."""
@@ -42,17 +42,18 @@ def jobs_of_shard(shard: int, *, sqlite: bool = False) -> str:
         else "TIMESTAMPDIFF(MICROSECOND, j.action_time, j.claim_time) DIV 1000"
     )
     return (
-        f"SELECT {shard} AS shard, j.job_id, j.biz_id, j.biz_type, t.name AS type_name, j.status, "
+        f"SELECT {shard} AS shard, j.job_id, j.biz_id, j.biz_text, j.tenant, j.type_no, "
+        "t.name AS biz_type, j.status, "
         f"{_name_of('j.status')} AS status_name, j.action_time, j.due_time, j.claim_time, "
-        f"{late_ms} AS late_ms, j.attempts, j.worker, j.dedup_key, j.attribute, "
-        f"j.gmt_create, j.gmt_modified "
-        f"FROM {job_table_name(shard)} AS j LEFT JOIN toc_biz_type AS t ON t.type_no = j.biz_type"
+        f"{late_ms} AS late_ms, j.attempts, j.priority, j.claim_token, j.dedup_key, j.attribute, "
+        "j.result, j.trace, j.gmt_create, j.gmt_modified "
+        f"FROM {job_table_name(shard)} AS j LEFT JOIN toc_biz_type AS t ON t.type_no = j.type_no"
     )
 
 
 DEAD_JOBS_SELECT = (
-    "SELECT d.job_id, d.biz_id, d.biz_type, t.name AS type_name, d.attempts, d.error, d.dead_time "
-    "FROM toc_dead_job AS d LEFT JOIN toc_biz_type AS t ON t.type_no = d.biz_type"
+    "SELECT d.job_id, d.biz_id, d.type_no, t.name AS biz_type, d.attempts, d.error, d.dead_time "
+    "FROM toc_dead_job AS d LEFT JOIN toc_biz_type AS t ON t.type_no = d.type_no"
 )
 
 
@@ -64,12 +65,13 @@ def _name_of(column: str) -> str:
 EVENTS_SELECT = (
     "SELECT e.event_id, e.event_time, e.job_id, e.what, "
     f"e.from_status, {_name_of('e.from_status')} AS from_name, "
-    f"e.to_status, {_name_of('e.to_status')} AS to_name, e.attempts, e.actor, e.reason, e.account "
+    f"e.to_status, {_name_of('e.to_status')} AS to_name, e.attempts, e.actor, e.reason, "
+    "e.run_id, e.related_job_id, e.account "
     "FROM toc_event AS e"
 )
 
 PURGES_SELECT = (
-    f"SELECT p.day, p.biz_type, t.name AS type_name, p.status, {_name_of('p.status')} AS status_name, "
+    f"SELECT p.day, p.type_no, t.name AS biz_type, p.status, {_name_of('p.status')} AS status_name, "
     "p.jobs, p.first_id, p.last_id "
-    "FROM toc_purge AS p LEFT JOIN toc_biz_type AS t ON t.type_no = p.biz_type"
+    "FROM toc_purge AS p LEFT JOIN toc_biz_type AS t ON t.type_no = p.type_no"
 )
