@@ -10,13 +10,14 @@ from sqlalchemy import make_url
 
 from tests.admin.desk import Desk
 from tests.admin.world import World, server_world, sqlite_world
-from tests.contract.conftest import library, migrated
+from tests.contract.conftest import library, migrated, on_mariadb, on_mysql, on_proxy, on_sqlite
 from tests.contract.library import Library
 from tests.integration import world as integration
 from tests.servers.endpoint import Endpoint
 from tests.servers.fixtures import _database as temporary_database
 
-__all__ = ["library", "migrated"]  # the store on three engines, for the tests of sets
+# The store on four engines, for the tests of sets.
+__all__ = ["library", "migrated", "on_mariadb", "on_mysql", "on_proxy", "on_sqlite"]
 
 ENGINES = ["sqlite", "mariadb", "mysql"]
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.contract.test_mending import misfit
+from tests.deep import deep
 from tests.integration.world import World
 from tests.reconcile.damage import CASES, COPIED, LONG_MS, SOON_MS, K, Town
 from tests.servers import Server
@@ -92,7 +93,8 @@ def wholly(small: Town) -> tuple[Town, Any]:
     return small, outcome(small)
 
 
-@pytest.mark.parametrize("after", [False, True])
+# Killed before a call is, but for the first call, killed after the one before it.
+@pytest.mark.parametrize("after", [pytest.param(False, marks=deep), True])
 def test_killed_at_any_call_it_is_as_if_it_had_not_been(
     wholly: tuple[Town, Any], after: bool
 ) -> None:
