@@ -104,7 +104,7 @@ def redrive(
     database: DatabaseNo = None,
     run: Run = None,
 ) -> int:
-    """Give the dead jobs that match a new life, due at once. Without --yes it counts them only.
+    """Make the dead jobs that match pending again, due at once. Without --yes it counts them only.
 
     One whose key is held by a newer live job stays dead, and is counted as superseded.
     """

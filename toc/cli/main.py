@@ -61,7 +61,7 @@ DEAD_COMMANDS: Commands = {
 ADMIN_COMMANDS: Commands = {
     "cancel": ("admin.cancel", "Cancel the pending jobs that match."),
     "postpone": ("admin.postpone", "Postpone the pending jobs that match."),
-    "redrive": ("admin.redrive", "Give the dead jobs that match a new life, due at once."),
+    "redrive": ("admin.redrive", "Make the dead jobs that match pending again, due at once."),
 }
 
 

@@ -68,7 +68,7 @@ def sql(
         bool, typer.Option("--csv", help="Answer as CSV, with a line of names.")
     ] = False,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Run nothing; print what the shards would be asked.")
+        bool, typer.Option("--explain", help="Run nothing; print the statements for the shards.")
     ] = False,
     database: Annotated[
         int | None, typer.Option("--database", min=0, metavar="N", help="Ask only this database.")

@@ -796,7 +796,7 @@ def setting_paths(model: type[BaseModel] = Settings) -> Iterator[tuple[str, ...]
 
 
 # Of the tests, and what Kubernetes puts into each container where a service is called "toc".
-_NOT_OURS = ("TOC_TEST", "TOC_SERVICE_", "TOC_PORT")
+_NOT_OURS = ("TOC_TEST_", "TOC_SERVICE_", "TOC_PORT")
 MOVE_OLD_URL, MOVE_NEW_URL = "TOC_MOVE_OLD_URL", "TOC_MOVE_NEW_URL"
 """Of `toc move`: accounts that may do it. No setting, so that nothing else ever gets to know them."""
 
