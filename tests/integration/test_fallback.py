@@ -11,6 +11,7 @@ from tests.contract.library import Library
 from tests.integration.test_poller import Recording
 from toc.scanner import fallback as module
 from toc.scanner.fallback import WASTE, Fallback
+from toc.scanner.overdue_page import OverduePages
 
 GRACE_MS, PERIOD_S = 70_000, 30.0
 
@@ -26,9 +27,11 @@ def sink() -> Recording:
 def make(small_library: Library, sink: Recording) -> Make:
     def made(*, start_at: int = 0, page_rows: int = 500, types: Any = lambda: None) -> Fallback:
         return Fallback(
-            "toc-fallback-test", small_library.pages, sink, types, 0,
-            small_library.databases[0].shards, small_library.clock, start_at=start_at,
-            grace_ms=GRACE_MS, period_s=PERIOD_S, page_rows=page_rows,
+            "toc-fallback-test",
+            small_library.pages,
+            OverduePages(0, small_library.pages, sink, sink.inbox(0), types, page_rows),
+            0, small_library.databases[0].shards, small_library.clock, start_at=start_at,
+            grace_ms=GRACE_MS, period_s=PERIOD_S,
         )  # fmt: skip
 
     return made
@@ -100,7 +103,7 @@ def test_without_room_it_waits_and_is_woken(
     one_round(small_library, fallback)
     assert sink.ids == []
     sink.room = 1000
-    fallback.wake_for_room()
+    fallback.wake_for_permits()
     assert fallback._wake.is_set()
     one_round(small_library, fallback, after_s=0)
     assert set(sink.ids) == set(jobs)

@@ -13,6 +13,7 @@ from tests.integration.test_poller import SLOW_S, Recording, arm, look, poller
 from tests.integration.world import World
 from toc.errors import StoreUnavailable
 from toc.scanner import scanner as module
+from toc.scanner.overdue_page import OverduePages
 from toc.scanner.scanner import Scanner
 from toc.timer.poller import DEPUTY_LATE_S, Poller
 
@@ -176,14 +177,11 @@ def scanner(small_library: Library, sink: Recording) -> Scanner:
     return Scanner(
         "toc-scanner-test",
         small_library.pages,
-        sink,
-        lambda: None,
+        OverduePages(0, small_library.pages, sink, sink.inbox(0), lambda: None, 100),
         lambda: True,
-        small_library.settings.routing,
         small_library.clock,
         grace_ms=0,
         tick_s=TICK_S,
-        page_rows=100,
     )
 
 

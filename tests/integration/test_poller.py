@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 import pytest
 
 from tests.integration.world import World
 from toc.domain.ids import gene_of
 from toc.domain.routing import slot_of
-from toc.errors import StoreUnavailable
-from toc.runtime.sink import Batch
+from toc.runtime.batch import Batch
 from toc.timer import keys
 from toc.timer.next_due_watcher import NextDueWatcher
-from toc.timer.poller import GUESS_MIN, NO_ROOM_S, PAUSED_S, WAIT_S_MAX, Poller
+from toc.timer.poller import BATCHES_MAX, GUESS_MIN, NO_PERMITS_S, PAUSED_S, WAIT_S_MAX, Poller
 from toc.timer.reminders import Reminder
 from toc.timer.wakeup import WakeupListener
 
@@ -22,36 +22,56 @@ SLOW_S = 1.0
 
 
 class Recording:
-    """A sink with so much room; it keeps what it was offered."""
+    """So many permits, and claim stages that keep what they were given. `away`: databases without permits.
+
+    `answers`: False keeps the batches waiting for their claim.
+    """
 
     def __init__(self, room: int = 10_000) -> None:
         self.room = room
         self.reserved = 0
         self.asked: list[int] = []
         self.offers: list[tuple[int, Batch]] = []
-        self.fails: set[int] = set()
+        self.away: set[int] = set()
+        self.answers = True
 
-    def reserve_room(self, database: int, wanted: int) -> int:
+    def take(self, database: int, wanted: int) -> int:
+        return self.take_in_each([database], wanted)[0]
+
+    def take_in_each(self, databases: Collection[int], wanted: int) -> tuple[int, frozenset[int]]:
         self.asked.append(wanted)
+        open_ = frozenset(databases) - self.away
         taken = max(0, min(wanted, self.room - self.reserved))
-        self.reserved += taken
-        return taken
+        self.reserved += taken * len(open_)
+        return taken, open_
 
-    def release_room(self, database: int, taken: int) -> None:
-        self.reserved -= taken
+    def give_back(self, database: int, permits: int) -> None:
+        self.reserved -= permits
 
-    def offer(self, database: int, batch: Batch) -> int:
-        ids = [job_id for ids in batch.ids.values() for job_id in ids]
-        assert len(ids) <= self.reserved
-        self.offers.append((database, batch))
-        if database in self.fails:
-            raise StoreUnavailable(database, OSError("away"))
-        self.room -= len(ids)
-        return len(ids)
+    def inbox(self, database: int) -> RecordingInbox:
+        return RecordingInbox(self, database)
 
     @property
     def ids(self) -> list[int]:
-        return [job_id for _, batch in self.offers for ids in batch.ids.values() for job_id in ids]
+        return [job_id for _, batch in self.offers for job_id in batch.job_ids]
+
+
+class RecordingInbox:
+    """The claim stage of one database: every job of a batch is claimed."""
+
+    def __init__(self, sink: Recording, database: int) -> None:
+        self._sink, self._database = sink, database
+
+    def put(self, batch: Batch, /) -> None:
+        sink = self._sink
+        assert batch.permits in (0, len(batch.job_ids))
+        assert batch.permits <= sink.reserved
+        sink.offers.append((self._database, batch))
+        sink.reserved -= batch.permits
+        sink.room -= batch.permits
+        assert batch.answer is not None
+        if sink.answers:
+            batch.answer.give(batch.permits)
 
 
 @pytest.fixture
@@ -65,8 +85,8 @@ def poller(world: World, sink: Recording, **changes: object) -> Poller:
         world.slots,
         "default",
         4,
-        0,
         sink,
+        {0: sink.inbox(0)},
         world.settings.routing,
         world.clock,
         **{
@@ -99,7 +119,7 @@ def test_what_is_due_is_offered_with_its_shard_and_time(small: World, sink: Reco
     found_s = small.clock.monotonic_s()
     assert poll.run_once() == 0
     ((database, batch),) = sink.offers
-    assert (database, batch.topic, batch.popped) == (0, "default", True)
+    assert (database, batch.topic, batch.popped, batch.permits) == (0, "default", True, 2)
     assert batch.ids == {1: [ids[0]], 3: [ids[1]]}
     assert batch.time_ms == small.now_ms
     assert batch.found_s == found_s
@@ -158,14 +178,14 @@ def test_without_room_nothing_is_popped(small: World, sink: Recording) -> None:
     ids = arm(small, 0, -1, 0)
     sink.room = 0
     poll = poller(small, sink)
-    assert poll.run_once() == NO_ROOM_S
+    assert poll.run_once() == NO_PERMITS_S
     assert (sink.offers, small.slots.depths("default", [0])) == (
         [], [(0, 2, 0, small.now_ms - 1)],
     )  # fmt: skip
     sink.room = 1
     assert poll.run_once() == 0
     assert sink.ids == ids[:1]
-    assert poll.run_once() == NO_ROOM_S
+    assert poll.run_once() == NO_PERMITS_S
     sink.room = 5
     poll.run_once()
     assert sink.ids == ids
@@ -249,13 +269,38 @@ def test_one_database_away_does_not_take_the_others_ids(small: World, sink: Reco
     routing = type(small.settings.routing)(4, 2)
     near, far = arm(small, 0, 0), arm(small, 3, 0)
     poll = poller(small, sink)
-    poll._routing = routing
-    sink.fails = {0}
-    with pytest.raises(StoreUnavailable):
-        poll.run_once()
-    assert {database: list(batch.ids) for database, batch in sink.offers} == {0: [0], 1: [3]}
+    poll._routing, poll._inboxes = routing, {0: sink.inbox(0), 1: sink.inbox(1)}
+    sink.away = {0}
+    poll.run_once()
+    assert {database: (list(batch.ids), batch.permits) for database, batch in sink.offers} == {
+        0: ([0], 0), 1: ([3], 1),
+    }  # fmt: skip
     assert sorted(sink.ids) == sorted(near + far)
     assert sink.reserved == 0
+
+
+def test_while_a_batch_waits_for_its_claim_the_next_one_gathers(
+    small: World, sink: Recording
+) -> None:
+    first = arm(small, 0, 0)
+    poll = poller(small, sink)
+    sink.answers = False
+    for _ in range(BATCHES_MAX):
+        poll.run_once()
+    more = arm(small, 0, 0, 0, 0)
+    poll.on_wakeup(0, 0.0)
+    while len(sink.offers) < BATCHES_MAX:
+        poll.run_once()
+    offered = len(sink.ids)
+    poll.on_wakeup(0, 0.0)
+    assert poll.run_once() == WAIT_S_MAX
+    assert len(sink.ids) == offered
+    for _, batch in sink.offers:
+        assert batch.answer is not None
+        batch.answer.give(1)
+    assert poll._wake.is_set()
+    poll.run_once()
+    assert sorted(sink.ids) == sorted(first + more)
 
 
 # ---- looks at the heads of slots

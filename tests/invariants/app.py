@@ -87,10 +87,10 @@ def watch(node: Node, journal: Journal) -> None:
     assert worker is not None
     parent = os.getppid()
     while os.getppid() == parent:
-        queued = sum(len(settler._queue) for settler in worker._settlers)
+        queued = worker.permits.ended
         refused = int(REGISTRY.get_sample_value("toc_settles_refused_total") or 0)
         peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        journal.write("load", worker.in_flight, worker._pool.waiting, queued, peak_kb, refused)
+        journal.write("load", worker.in_flight, worker.pool.waiting, queued, peak_kb, refused)
         time.sleep(WATCH_S)
     os._exit(1)  # the tests were killed: nothing is left behind
 

@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,13 +23,14 @@ from toc.domain.routing import hash_of, slot_of
 from toc.domain.times import EPOCH
 from toc.handlers.registry import Registry
 from toc.node.node import Node
+from toc.runtime.batch import Batch, ClaimAnswer
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import ScannerSettings, Settings, TimerSettings, WorkerSettings
-from toc.runtime.sink import Batch
 from toc.store import migrate
 from toc.store.catalogue import Catalogue
 from toc.store.databases import Database, Databases
 from toc.timer.reminders import Reminders
+from toc.worker.context import ProcessContext
 from toc.worker.worker import Worker
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -138,19 +140,9 @@ class Rig:
         databases, slots = self.databases(), self.slots()
         catalogue = Catalogue(databases)
         catalogue.verify_and_record(self.settings.routing.facts())
-        worker = Worker(
-            "rig",
-            databases,
-            catalogue,
-            slots,
-            self.settings.topic_of,
-            self.settings.timer.arm_within_ms,
-            self.registry,
-            self.clock,
-            random.Random(1),  # noqa: S311 - jitter and names
-            self.settings.worker,
-            self.restart_wanted.set,
-        )
+        rng = random.Random(1)  # noqa: S311 - jitter and names
+        process = ProcessContext("rig", self.settings, self.clock, rng, databases, catalogue, slots)
+        worker = Worker(process, self.registry, self.restart_wanted.set)
         worker.start()
         self._closing.append(lambda: worker.stop(1.0))
         return worker
@@ -178,7 +170,7 @@ class Rig:
             by_database.setdefault(database, {}).setdefault(shard, []).append(job_id)
         found_s = self.clock.monotonic_s() if found_s is None else found_s
         return sum(
-            worker.offer(database, Batch("", ids, None, found_s, popped=False))
+            claimed(worker, database, Batch("", ids, None, found_s, popped=False))
             for database, ids in by_database.items()
         )
 
@@ -257,6 +249,18 @@ class Rig:
             attempts=attempts,
             due=due.replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds"),
         )
+
+
+def claimed(worker: Worker, database: int, batch: Batch) -> int:
+    """Puts a batch into a claim stage, with permits even if there are none. Returns how many jobs run.
+
+    Raises what the claim raised.
+    """
+    permits, answer = len(batch.job_ids), ClaimAnswer()
+    with worker.permits._lock:
+        worker.permits._fetched[database] += permits
+    worker.claims[0][database].put(replace(batch, permits=permits, answer=answer))
+    return answer.wait()
 
 
 def _ms(value: str) -> int:

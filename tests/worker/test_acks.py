@@ -19,12 +19,12 @@ def test_outcomes_are_recorded_while_redis_keeps_an_ack_waiting(make_rig: MakeRi
     rig = make_rig()
     rig.handler()(lambda _: None)
     worker = rig.start()
-    slots = worker._acks._reminders
+    slots = worker.acks._reminders
     assert slots is not None
     hangs, go_on, ack = threading.Event(), threading.Event(), slots.ack
 
     def hang(topic: str, ids: Iterable[int]) -> None:
-        if threading.current_thread().name == worker._acks.name:  # others meet what is not theirs
+        if threading.current_thread().name == worker.acks.name:  # others meet what is not theirs
             hangs.set()
             assert go_on.wait(20)
         ack(topic, ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 
 import pytest
@@ -11,8 +12,8 @@ from tests.worker.conftest import MakeRig
 from tests.worker.rig import FAR, LONG_AGO, NOW, SOON, TYPE, Gate, Rig, metric, outage
 from tests.worker.waiting import remains, wait_until
 from toc.domain.job import Job, Status
-from toc.errors import StoreUnavailable
-from toc.runtime.sink import Batch, Sink
+from toc.runtime.batch import Batch, PermitSource
+from toc.runtime.service import Inbox
 from toc.timer import keys
 from toc.timer.poller import Poller
 from toc.timer.reminders import Reminders
@@ -83,7 +84,7 @@ def test_a_late_outcome_is_settled_while_its_token_holds(make_rig: MakeRig) -> N
     job_id = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
     rig.offer(worker, job_id)
     gate.wait()
-    wait_until(lambda: worker.stuck == 1)
+    wait_until(lambda: worker.pool.running.stuck == 1)
     due_ms = rig.row(job_id).due_ms
     assert due_ms is not None
     wait_until(lambda: rig.clock.wall_ms() > due_ms)  # SQLite's clock is this process'
@@ -260,7 +261,7 @@ def test_an_id_in_two_slots_that_is_popped_in_one_call_starts_once(make_rig: Mak
     job_id = rig.center.schedule(rig.biz_id_on(0), LONG_AGO, biz_type=TYPE)
     wrong = keys.store_key(rig.settings.namespace, "default", 2)
     slots.client().zadd(wrong, {str(job_id): rig.row(job_id).action_ms})
-    poller = poller_of(rig, slots, worker)
+    poller = poller_of(rig, slots, worker.permits, {0: worker.claims[0][0]})
     poller.set_slots([0, 2])
     poller.run_once()
     gate.wait()
@@ -288,16 +289,15 @@ def test_an_id_that_is_offered_twice_in_one_batch_starts_once(make_rig: MakeRig)
 
 def test_a_poller_offers_each_id_once(make_rig: MakeRig) -> None:
     rig = make_rig()
-    slots, sink = rig.slots(), HalfSink()
+    slots, away = rig.slots(), HalfAway()
     assert slots is not None
     job_id = rig.center.schedule(rig.biz_id_on(0), LONG_AGO, biz_type=TYPE)
     wrong = keys.store_key(rig.settings.namespace, "default", 2)
     slots.client().zadd(wrong, {str(job_id): rig.row(job_id).action_ms})
-    poller = poller_of(rig, slots, sink)
+    poller = poller_of(rig, slots, away, {0: away})
     poller.set_slots([0, 2])
-    with pytest.raises(StoreUnavailable):
-        poller.run_once()
-    assert sink.ids == [job_id]
+    poller.run_once()
+    assert [each for batch in away.offered for each in batch.job_ids] == [job_id]
 
 
 def test_a_row_that_runs_elsewhere_is_put_back_at_the_end_of_its_lease(make_rig: MakeRig) -> None:
@@ -336,15 +336,17 @@ def test_a_database_that_is_away_holds_up_no_other(make_rig: MakeRig) -> None:
     assert {rig.row(job_id).attempts for job_id in away} == {1}
 
 
-def poller_of(rig: Rig, slots: Reminders, sink: Sink) -> Poller:
-    """A poller of database 0, to be run step by step."""
+def poller_of(
+    rig: Rig, slots: Reminders, permits: PermitSource, inboxes: Mapping[int, Inbox[Batch]]
+) -> Poller:
+    """A poller to be run step by step."""
     return Poller(
         "toc-poller",
         slots,
         "default",
         rig.settings.slots_of("default"),
-        0,
-        sink,
+        permits,
+        inboxes,
         rig.settings.routing,
         rig.clock,
         pop_max=100,
@@ -353,38 +355,42 @@ def poller_of(rig: Rig, slots: Reminders, sink: Sink) -> Poller:
     )
 
 
-class HalfSink:
-    """Database 0 does not answer."""
+class HalfAway:
+    """Permits, of which database 0 gets none beside another one, and the claim stage of all databases."""
 
     def __init__(self) -> None:
-        self.offered: list[int] = []
-        self.ids: list[int] = []
+        self.offered: list[Batch] = []
+        self.given = 0
 
-    def reserve_room(self, database: int, wanted: int) -> int:
+    def take(self, database: int, wanted: int) -> int:
         return wanted
 
-    def release_room(self, database: int, taken: int) -> None:
-        pass
+    def take_in_each(self, databases: Collection[int], wanted: int) -> tuple[int, frozenset[int]]:
+        open_ = frozenset(databases) - {0} or frozenset(databases)
+        self.given += wanted * len(open_)
+        return wanted, open_
 
-    def offer(self, database: int, batch: Batch) -> int:
-        self.offered.append(database)
-        self.ids += [job_id for ids in batch.ids.values() for job_id in ids]
-        if database == 0:
-            raise StoreUnavailable(0, OSError("away"))
-        return sum(len(ids) for ids in batch.ids.values())
+    def give_back(self, database: int, permits: int) -> None:
+        self.given -= permits
+
+    def put(self, batch: Batch, /) -> None:
+        self.offered.append(batch)
 
 
 def test_one_pop_for_two_databases_reaches_the_one_that_answers(make_rig: MakeRig) -> None:
     rig = make_rig(databases=2, topics={"default": {"slot_amount": 2}})
-    rig.center.schedule(rig.biz_id_on(0), LONG_AGO, biz_type=TYPE)  # comes first
-    rig.center.schedule(rig.biz_id_on(2), NOW, biz_type=TYPE)
-    sink, slots = HalfSink(), rig.slots()
+    first = rig.center.schedule(rig.biz_id_on(0), LONG_AGO, biz_type=TYPE)
+    second = rig.center.schedule(rig.biz_id_on(2), NOW, biz_type=TYPE)
+    away, slots = HalfAway(), rig.slots()
     assert slots is not None
-    poller = poller_of(rig, slots, sink)
+    poller = poller_of(rig, slots, away, {0: away, 1: away})
     poller.set_slots([0])
-    with pytest.raises(StoreUnavailable):
-        poller.run_once()
-    assert sink.offered == [0, 1]
+    poller.run_once()
+    assert [(batch.job_ids, batch.permits) for batch in away.offered] == [
+        ([first], 0),
+        ([second], 1),
+    ]
+    assert away.given == 1  # the batch carries it
 
 
 def test_outcomes_wait_for_their_database(make_rig: MakeRig) -> None:
@@ -412,7 +418,7 @@ def test_redis_hears_of_an_outcome_only_after_the_database(make_rig: MakeRig) ->
     rig.handler()(lambda _: None)
     job_id = rig.center.schedule(1, SOON, biz_type=TYPE)
     worker = rig.start()
-    slots = worker._acks._reminders
+    slots = worker.acks._reminders
     assert slots is not None
     answers: list[Status] = []
     ack = slots.ack

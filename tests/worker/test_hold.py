@@ -47,16 +47,16 @@ def test_between_two_last_attempts_the_others_have_their_turn(
     worker = rig.alone()
     rig.offer(worker, *[lose(rig, n, biz_type="lost") for n in range(2)])
     gate.wait()
-    assert worker.reserve_room(0, 1) == 0
+    assert worker.permits.take(0, 1) == 0
     gate.open.set()
-    wait_until(lambda: worker.reserve_room(0, 1) == 1)
-    worker.release_room(0, 1)
+    wait_until(lambda: worker.permits.take(0, 1) == 1)
+    worker.permits.give_back(0, 1)
     job_id = rig.center.schedule(9, LONG_AGO, biz_type=TYPE)
     rig.offer(worker, job_id)
     rig.wait_for(Status.DONE, job_id)
     assert len(gate.begun) == 1
-    worker._hold._free_s = 0.0  # the minute is over
-    worker._recoveries[0].wake()
+    worker.permits.hold._free_s = 0.0  # the minute is over
+    worker.recoveries[0].wake()
     gate.wait(2)
 
 
@@ -74,8 +74,8 @@ def test_a_last_attempt_that_takes_long_goes_on_beside_the_others(
     rig.offer(worker, job_id)
     gate.wait()
     assert (gate.begun[0].token or "").endswith(ALONE)
-    wait_until(lambda: worker.reserve_room(0, 1) == 1)
-    worker.release_room(0, 1)
+    wait_until(lambda: worker.permits.take(0, 1) == 1)
+    worker.permits.give_back(0, 1)
     # A death that it shares from now on proves nothing against it.
     assert rig.row(job_id).token == (gate.begun[0].token or "").removesuffix(ALONE)
     gate.open.set()
@@ -96,10 +96,10 @@ def test_the_process_is_held_until_the_row_has_lost_its_mark(
     job_id = lose(rig, 1, biz_type="lost")
     rig.offer(worker, job_id)
     gate.wait()
-    with outage(worker._databases[0]) as broken:
+    with outage(worker.context.process.databases[0]) as broken:
         wait_until(lambda: broken.refused > 2)
-        assert worker._hold.is_active
-    wait_until(lambda: not worker._hold.is_active)
+        assert worker.permits.hold.is_active
+    wait_until(lambda: not worker.permits.hold.is_active)
     assert not (rig.row(job_id).token or "").endswith(ALONE)
     gate.open.set()
 
@@ -118,7 +118,7 @@ def test_one_that_hangs_beyond_its_lease_has_nobody_else_to_blame(
     rig.offer(worker, job_id)
     gate.wait()
     wait_until(lambda: not (rig.row(job_id).token or "").endswith(ALONE))
-    wait_until(lambda: worker.stuck == 1)
+    wait_until(lambda: worker.pool.running.stuck == 1)
     wait_until(lambda: (rig.row(job_id).token or "").endswith(ALONE))
     gate.open.set()
 
@@ -129,7 +129,7 @@ def test_a_database_that_hangs_holds_up_its_own_suspects_only(make_rig: MakeRig,
     rig.handler(max_attempts=most)(lambda _: None)
     worker = rig.alone()
     asked, go_on = threading.Event(), threading.Event()
-    database = worker._databases[0]
+    database = worker.context.process.databases[0]
     now_ms, run = database.now_ms, database.run_transaction
 
     def hang(work: Any) -> Any:
@@ -146,8 +146,8 @@ def test_a_database_that_hangs_holds_up_its_own_suspects_only(make_rig: MakeRig,
     rig.offer(worker, *here)
     rig.wait_for(Status.DONE, *here)
     assert {rig.status(job_id) for job_id in away} == {Status.RUNNING}
-    assert worker.reserve_room(1, 1) == 1
-    worker.release_room(1, 1)
+    assert worker.permits.take(1, 1) == 1
+    worker.permits.give_back(1, 1)
     go_on.set()
     rig.wait_for(Status.DONE, *away)
 
@@ -176,21 +176,21 @@ def test_a_take_over_under_way_is_not_quiet(make_rig: MakeRig) -> None:
     rig.handler(max_attempts=5)(lambda _: None)
     worker = rig.alone()
     asked, go_on = threading.Event(), threading.Event()
-    take_over = worker._claims.take_over
+    take_over = worker.context.claims.take_over
 
     def slow(*arguments: Any) -> Any:
         asked.set()
         assert go_on.wait(30)
         return take_over(*arguments)
 
-    worker._claims.take_over = slow  # type: ignore[method-assign]
+    worker.context.claims.take_over = slow  # type: ignore[method-assign]
     job_id = lose(rig, rig.biz_id_on(0))
     rig.offer(worker, job_id)
     assert asked.wait(10)
-    assert not worker.is_quiet
+    assert not worker.permits.is_quiet
     go_on.set()
     rig.wait_for(Status.DONE, job_id)
-    wait_until(lambda: worker.is_quiet)
+    wait_until(lambda: worker.permits.is_quiet)
 
 
 @pytest.mark.invariant("I7")
@@ -203,8 +203,8 @@ def test_a_burial_leaves_time_to_give_a_take_over_back(
     worker = rig.alone()
     job_id = lose(rig, 1, attempts=2, alone=True)
     rig.offer(worker, job_id)
-    wait_until(lambda: worker._recoveries[0]._later)
+    wait_until(lambda: worker.recoveries[0]._later)
     rig.run_elsewhere(job_id, token="before", attempts=1, lease_s=-1)  # whoever took it over
-    wait_until(lambda: not worker._recoveries[0]._queued_ids)
+    wait_until(lambda: not worker.recoveries[0]._queued_ids)
     assert rig.row(job_id)[:2] == (Status.RUNNING, 1)
     assert rig.center.dead() == []

@@ -26,7 +26,7 @@ from toc.worker.worker import Worker
 @contextmanager
 def outage_after_commit(worker: Worker, verb: str) -> Iterator[Outage]:
     """Database 0 goes away between the COMMIT of the next `claim` or `take_over` and its read."""
-    claims, database = worker._claims, worker._databases[0]
+    claims, database = worker.context.claims, worker.context.process.databases[0]
     asks, broken = getattr(claims, verb), Outage(database)
     asked = begun = False
 
@@ -71,7 +71,7 @@ def test_a_last_attempt_whose_answer_was_lost_does_not_count(make_rig: MakeRig, 
         rig.offer(worker, job_id)
         wait_until(lambda: broken.refused > 0)
         assert started == []
-    wait_until(lambda: not worker._hold.is_active)
+    wait_until(lambda: not worker.permits.hold.is_active)
     wait_until(lambda: offered_until_it_ended(rig, worker, job_id))
     assert rig.status(job_id) is Status.DONE
     assert [job.attempts for job in started] == [2]
@@ -89,9 +89,9 @@ def test_the_process_is_held_until_its_last_attempt_is_given_back(make_rig: Make
     with outage_after_commit(worker, "take_over") as broken:
         rig.offer(worker, job_id)
         wait_until(lambda: broken.refused > 3)
-        assert worker._hold.is_active
-        assert worker.reserve_room(0, 1) == 0
-    wait_until(lambda: not worker._hold.is_active)
+        assert worker.permits.hold.is_active
+        assert worker.permits.take(0, 1) == 0
+    wait_until(lambda: not worker.permits.hold.is_active)
     row = rig.row(job_id)
     assert (row.status, row.attempts, row.token) == (Status.RUNNING, 1, f"gone:{job_id}")
 
@@ -118,16 +118,16 @@ def test_what_was_not_claimed_is_given_back_in_silence(
     worker = rig.alone()
     job_id = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
     before, refused = rig.row(job_id), metric("toc_settles_refused_total")
-    claim = worker._claims.claim
+    claim = worker.context.claims.claim
 
     def away(*arguments: object) -> object:
         raise StoreUnavailable(0, OSError("away"))
 
-    worker._claims.claim = away  # type: ignore[method-assign,assignment]
+    worker.context.claims.claim = away  # type: ignore[method-assign,assignment]
     with pytest.raises(StoreUnavailable):
         rig.offer(worker, job_id)
-    worker._claims.claim = claim  # type: ignore[method-assign]
-    wait_until(lambda: worker._settlers[0].idle)
+    worker.context.claims.claim = claim  # type: ignore[method-assign]
+    wait_until(lambda: worker.is_flushed)
     assert rig.row(job_id) == before
     assert metric("toc_settles_refused_total") == refused
     assert "came too late" not in caplog.text
@@ -140,7 +140,7 @@ def test_what_was_claimed_before_the_batch_failed_is_run(make_rig: MakeRig) -> N
     rig.handler(timeout=3600)(started.append)
     worker = rig.alone()
     jobs = [rig.center.schedule(rig.biz_id_on(n), LONG_AGO, biz_type=TYPE) for n in (0, 1)]
-    claim, tries = worker._claims.claim, 0
+    claim, tries = worker.context.claims.claim, 0
 
     def failing(*arguments: Any) -> Any:
         nonlocal tries
@@ -149,7 +149,7 @@ def test_what_was_claimed_before_the_batch_failed_is_run(make_rig: MakeRig) -> N
             raise RuntimeError("after its commit")
         return found
 
-    worker._claims.claim = failing  # type: ignore[method-assign]
+    worker.context.claims.claim = failing  # type: ignore[method-assign]
     assert rig.offer(worker, *jobs) == 2
     rig.wait_for(Status.DONE, *jobs)
     assert sorted(job.job_id for job in started) == sorted(jobs)
@@ -164,16 +164,16 @@ def test_a_take_over_that_is_not_started_leaves_the_row_as_it_was(make_rig: Make
     rig.handler(max_attempts=3)(started.append)
     worker = rig.alone()
     job_id = lose(rig, 1, attempts=2)
-    take_over = worker._claims.take_over
+    take_over = worker.context.claims.take_over
 
     def stops_meanwhile(*arguments: Any) -> Any:
         row = take_over(*arguments)
-        worker._stopping = True
+        worker.permits.closed = True
         return row
 
-    worker._claims.take_over = stops_meanwhile  # type: ignore[method-assign]
+    worker.context.claims.take_over = stops_meanwhile  # type: ignore[method-assign]
     rig.offer(worker, job_id)
-    wait_until(lambda: worker._stopping and worker.in_flight == 0)
+    wait_until(lambda: worker.permits.closed and worker.in_flight == 0)
     row = rig.row(job_id)
     assert (row.status, row.attempts, row.token) == (Status.RUNNING, 2, f"gone:{job_id}")
     assert row.due_ms is not None
@@ -185,7 +185,7 @@ def test_a_take_over_that_is_not_started_leaves_the_row_as_it_was(make_rig: Make
 @contextmanager
 def writes_refused(worker: Worker) -> Iterator[list[str]]:
     """As by a server that is read-only: it answers, and nothing is committed."""
-    engine, refused = worker._databases[0].engine, list[str]()
+    engine, refused = worker.context.process.databases[0].engine, list[str]()
 
     def refuse(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         if statement.startswith("UPDATE"):
@@ -212,10 +212,10 @@ def test_a_take_over_that_is_refused_does_not_hold_the_process(make_rig: MakeRig
         for job_id in jobs:  # a claim in one shard is no transaction, and is not refused
             rig.offer(worker, job_id)
         wait_until(lambda: bool(refused))
-        wait_until(lambda: not worker._hold.is_active, seconds=5)
-        assert worker._settlers[0].idle
-        assert worker.reserve_room(0, 1) == 1
-        worker.release_room(0, 1)
+        wait_until(lambda: not worker.permits.hold.is_active, seconds=5)
+        assert worker.is_flushed
+        assert worker.permits.take(0, 1) == 1
+        worker.permits.give_back(0, 1)
         assert remains(lambda: len(refused) == 1, 1.0)
     for job_id in jobs:
         wait_until(lambda job_id=job_id: offered_until_it_ended(rig, worker, job_id))  # type: ignore[misc]
@@ -240,7 +240,7 @@ def test_a_correction_whose_row_is_locked_holds_up_nothing(
     rig = make_rig(urls=[mysql_database])
     rig.handler()(lambda _: None)
     worker = rig.alone()
-    settler = worker._settlers[0]
+    settler = worker.settlers[0]
     jobs = [rig.center.schedule(n, LATER, biz_type=TYPE) for n in range(4)]
     for job_id in jobs:
         rig.run_elsewhere(job_id, token="mine", attempts=1, lease_s=30)
@@ -251,15 +251,15 @@ def test_a_correction_whose_row_is_locked_holds_up_nothing(
     back = ChangeAloneMark(rig.shard(marked), marked, "changed", "mine")
     with locked(rig, busy, marked):
         for each in (both, change, back):
-            settler.queue_correction(each)
-        settler.queue_correction(GiveBack("default", [lost[3]]))
+            settler.corrections.put(each)
+        settler.corrections.put(GiveBack("default", [lost[3]]))
         rig.wait_for(Status.PENDING, free, also_free, seconds=5)
         other = rig.center.schedule(9, LONG_AGO, biz_type=TYPE)
         rig.offer(worker, other)
         rig.wait_for(Status.DONE, other, seconds=5)
         assert not any(each.written.is_set() for each in (both, change, back))
         assert rig.status(busy) is Status.RUNNING
-    wait_until(lambda: settler.idle)
+    wait_until(lambda: worker.is_flushed)
     assert rig.row(busy)[:2] == (Status.PENDING, 0)
     assert rig.row(marked).token == "mine"  # changed, and back: in order
     assert all(each.written.is_set() for each in (both, change, back))

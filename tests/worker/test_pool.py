@@ -62,7 +62,7 @@ class Harness:
         for job_id in job_ids:
             job = Job(job_id, 1, "t", Status.RUNNING, 0, {}, 0, 1, "token")
             now_s = self.clock.monotonic_s()
-            self.pool.submit(Run(job, spec, "default", 0, "token", 0, now_s + AGE, now_s, now_s))
+            self.pool.put(Run(job, spec, "default", 0, "token", 0, now_s + AGE, now_s, now_s))
 
     def result(self, job_id: int) -> object:
         (result,) = wait_until(
@@ -164,7 +164,7 @@ def test_an_async_handler_is_ended_at_its_timeout(harness: Harness) -> None:
     result = harness.result(1)
     assert isinstance(result, TimeoutError)
     assert "0.05 s" in str(result)
-    assert harness.pool.stuck == 0
+    assert harness.pool.running.stuck == 0
 
 
 def test_what_is_not_to_start_is_not_started(harness: Harness) -> None:
@@ -259,7 +259,7 @@ def test_a_timeout_error_of_the_handlers_own_is_told_as_it_is(harness: Harness) 
 def test_a_stuck_thread_is_counted_and_substituted(harness: Harness) -> None:
     stuck = Blocker()
     harness.submit(spec_of(stuck, 0.05), 1)
-    wait_until(lambda: harness.pool.stuck == 1)
+    wait_until(lambda: harness.pool.running.stuck == 1)
     assert metric("toc_handlers_stuck") == 1
     assert harness.ended == []  # its outcome is not known before it ends
 
@@ -270,7 +270,7 @@ def test_a_stuck_thread_is_counted_and_substituted(harness: Harness) -> None:
 
     stuck.go.set()
     assert harness.result(1) is None  # the late outcome is told
-    wait_until(lambda: harness.pool.stuck == 0)
+    wait_until(lambda: harness.pool.running.stuck == 0)
     wait_until(lambda: metric("toc_handlers_stuck") == 0)
     wait_until(lambda: handler_threads() == THREADS)
 
@@ -279,12 +279,12 @@ def test_a_restart_is_wanted_once_when_too_many_are_stuck(harness: Harness) -> N
     stuck = Blocker()
     spec = spec_of(stuck, 0.05)
     harness.submit(spec, 1)
-    wait_until(lambda: harness.pool.stuck == 1)
+    wait_until(lambda: harness.pool.running.stuck == 1)
     assert harness.alarms == 0
     harness.submit(spec, 2)
     wait_until(lambda: harness.alarms == 1)
     harness.submit(spec, 3)
-    wait_until(lambda: harness.pool.stuck == 3)
+    wait_until(lambda: harness.pool.running.stuck == 3)
     assert harness.alarms == 1
     stuck.go.set()
 
@@ -301,10 +301,10 @@ def test_an_async_handler_that_will_not_be_cancelled_is_stuck(harness: Harness) 
                 continue
 
     harness.submit(spec_of(handle, 0.05), 1)
-    wait_until(lambda: harness.pool.stuck == 1)
+    wait_until(lambda: harness.pool.running.stuck == 1)
     go.set()
     harness.result(1)
-    wait_until(lambda: harness.pool.stuck == 0)
+    wait_until(lambda: harness.pool.running.stuck == 0)
     wait_until(lambda: metric("toc_handlers_stuck") == 0)
 
 
@@ -312,7 +312,9 @@ def test_a_handler_within_its_timeout_is_not_stuck(harness: Harness) -> None:
     blocker = Blocker()
     harness.submit(spec_of(blocker, 30.0), 1)
     wait_until(lambda: blocker.now == 1)
-    assert remains(lambda: harness.pool.stuck == 0, 0.6)  # the watch looks every half second
+    assert remains(
+        lambda: harness.pool.running.stuck == 0, 0.6
+    )  # the watch looks every half second
     blocker.go.set()
 
 

@@ -236,12 +236,12 @@ def test_an_outcome_that_cannot_be_recorded_is_kept_until_its_lease_is_over(
     rig = make_rig(urls=[mysql_database], timer=QUIET, worker={"lease_allowance_s": 3})
     rig.handler(timeout=1)(lambda _: None)
     worker = rig.alone()
-    monkeypatch.setattr(worker._claims, "settle", refuse)
+    monkeypatch.setattr(worker.context.claims, "settle", refuse)
     refused = metric("toc_settles_refused_total")
     rig.offer(worker, rig.center.schedule(1, LONG_AGO, biz_type=TYPE))
     assert remains(lambda: worker.in_flight == 1, 2.0)
     wait_until(lambda: worker.in_flight == 0, "the lease to be over")
-    assert worker._settlers[0].pending == 0
+    assert worker.permits.ended == 0
     assert metric("toc_settles_refused_total") == refused  # nobody has refused it
 
 
@@ -252,7 +252,7 @@ def test_an_outcome_that_failed_is_tried_again_beside_a_steady_flow(
     rig.handler(timeout=30)(lambda _: None)
     worker = rig.alone()
     bad = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
-    settle, alone = worker._claims.settle, list[int]()
+    settle, alone = worker.context.claims.settle, list[int]()
 
     def refusing(database: Any, outcomes: Any) -> Any:
         ids = [outcome.job_id for outcome in outcomes]
@@ -261,7 +261,7 @@ def test_an_outcome_that_failed_is_tried_again_beside_a_steady_flow(
         alone.extend(ids)
         raise ValueError("no such row can be written")
 
-    monkeypatch.setattr(worker._claims, "settle", refusing)
+    monkeypatch.setattr(worker.context.claims, "settle", refusing)
     rig.offer(worker, bad)
     wait_until(lambda: bad in alone, "the first try")
     first = len(alone)

@@ -21,7 +21,7 @@ from toc.store.databases import Database
 def claim_behind(rig: Rig, gate: Gate, waiting: int) -> tuple[list[int], list[int]]:
     """Two jobs that run, and so many that are claimed and wait for a thread."""
     worker = rig.start()
-    worker._limiter._limit = 16
+    worker.permits.limiter.limit = 16
     running = [rig.center.schedule(rig.biz_id_on(1, n), NOW, biz_type=TYPE) for n in range(2)]
     gate.wait(2)
     queued = [rig.center.schedule(rig.biz_id_on(0, n), NOW, biz_type=TYPE) for n in range(waiting)]
@@ -197,7 +197,7 @@ def test_a_restart_is_asked_for_when_too_many_handlers_hang(make_rig: MakeRig, h
     gate.wait(2)
     if hangs:
         assert rig.restart_wanted.wait(20)
-        assert worker.stuck == 2
+        assert worker.pool.running.stuck == 2
     else:
         assert not rig.restart_wanted.wait(0.6)
     gate.open.set()
@@ -211,7 +211,7 @@ def test_ids_that_wait_for_a_claim_are_back_in_the_timer_after_a_stop(make_rig: 
     worker = rig.start()
     rig.wait_for_loader()
     begun, go = threading.Event(), threading.Event()
-    claim = worker._claims.claim
+    claim = worker.context.claims.claim
 
     def slow(database: Database, *arguments: Any) -> Any:
         if database.index == 0:
@@ -219,17 +219,15 @@ def test_ids_that_wait_for_a_claim_are_back_in_the_timer_after_a_stop(make_rig: 
             assert go.wait(30)
         return claim(database, *arguments)
 
-    worker._claims.claim = slow  # type: ignore[method-assign,assignment]
+    worker.context.claims.claim = slow  # type: ignore[method-assign,assignment]
     first = rig.center.schedule(rig.biz_id_on(0), NOW, biz_type=TYPE)
     assert begun.wait(20)
     second = rig.center.schedule(rig.biz_id_on(0, 1), NOW, biz_type=TYPE)
     wait_until(lambda: rig.out_ms(second) is not None)
-    assert rig.node is not None
-    assert rig.node.work_sources is not None
-    claimer = rig.node.work_sources.claimers[0]
+    stage = next(each for lane in worker.claims for each in lane if each._inbox)
     stopping = threading.Thread(target=rig.stop)
     stopping.start()
-    wait_until(lambda: claimer.stopping)
+    wait_until(lambda: stage.stopping)
     go.set()
     stopping.join(30)
     assert rig.row(second)[:2] == (Status.PENDING, 0)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections import deque
+from collections.abc import Callable
 
 import pytest
 
 from tests.worker.conftest import MakeRig
-from tests.worker.rig import LONG_AGO, TYPE, Gate, Rig, metric
+from tests.worker.rig import LONG_AGO, TYPE, Gate, Rig, metric, outage
 from tests.worker.waiting import remains, wait_until
 from toc.domain.job import Job, Status
 from toc.worker import lease_recovery
-from toc.worker.adaptive_limiter import AdaptiveLimiter
 from toc.worker.lease_recovery import ALONE
-from toc.worker.run import FinishedRun
-from toc.worker.settle import Settler
+from toc.worker.worker import Worker
 
 
 def lose(
@@ -83,9 +82,11 @@ def test_a_lease_that_holds_is_respected(make_rig: MakeRig) -> None:
     assert rig.offer(worker, job_id) == 0
     # Also when somebody believes it lost: the statement itself asks the database's clock.
     databases = rig.databases()
-    taken = worker._claims.take_over(databases[0], rig.shard(job_id), job_id, "alive", "mine")
+    taken = worker.context.claims.take_over(
+        databases[0], rig.shard(job_id), job_id, "alive", "mine"
+    )
     assert taken is None
-    assert not worker._claims.bury_expired(
+    assert not worker.context.claims.bury_expired(
         databases[0], rig.shard(job_id), job_id, "alive", "lost", "me"
     )
     assert rig.row(job_id) == before
@@ -104,17 +105,17 @@ def test_a_suspect_that_somebody_else_took_is_left_to_him(make_rig: MakeRig) -> 
     rig.handler()(started.append)
     worker = rig.alone()
     job_id = lose(rig, 1)
-    take_over = worker._claims.take_over
+    take_over = worker.context.claims.take_over
 
     def late(*arguments: object) -> object:
         # His lease is over as well: what counts is that the row is not as it was seen.
         rig.run_elsewhere(job_id, token="faster", attempts=2, lease_s=-1)
         return take_over(*arguments)  # type: ignore[arg-type]
 
-    worker._claims.take_over = late  # type: ignore[method-assign,assignment]
+    worker.context.claims.take_over = late  # type: ignore[method-assign,assignment]
     rig.offer(worker, job_id)
     wait_until(lambda: rig.row(job_id).token == "faster")
-    wait_until(lambda: not worker._recoveries[0]._queued_ids)
+    wait_until(lambda: not worker.recoveries[0]._queued_ids)
     assert rig.row(job_id)[:2] == (Status.RUNNING, 2)
     assert started == []
 
@@ -165,17 +166,17 @@ def test_before_a_last_attempt_everything_else_finishes(make_rig: MakeRig) -> No
     gate.wait(2)
     lost = lose(rig, 9, attempts=2, biz_type="suspect")
     rig.offer(worker, lost)
-    wait_until(lambda: worker._hold.is_active)
-    assert worker.reserve_room(0, 1) == 0  # it takes nothing new
+    wait_until(lambda: worker.permits.hold.is_active)
+    assert worker.permits.take(0, 1) == 0  # it takes nothing new
     assert remains(lambda: not last.begun, 0.2)
     assert rig.row(lost)[:2] == (Status.RUNNING, 2)
     gate.open.set()
     last.wait()
     assert worker.in_flight == 1  # alone
-    assert worker.reserve_room(0, 1) == 0  # and nothing is taken beside it
+    assert worker.permits.take(0, 1) == 0  # and nothing is taken beside it
     last.open.set()
     rig.wait_for(Status.DONE, lost)
-    wait_until(lambda: worker.reserve_room(0, 1) == 1)
+    wait_until(lambda: worker.permits.take(0, 1) == 1)
 
 
 def test_before_a_last_attempt_a_claim_under_way_finishes_too(make_rig: MakeRig) -> None:
@@ -184,12 +185,12 @@ def test_before_a_last_attempt_a_claim_under_way_finishes_too(make_rig: MakeRig)
     rig.handler(max_attempts=3)(last)
     worker = rig.alone()
     lost = lose(rig, 9, attempts=2)
-    taken = worker.reserve_room(0, 2)  # a poller is about to pop and offer
+    taken = worker.permits.take(0, 2)  # a poller is about to pop and offer
     assert taken == 2
     rig.offer(worker, lost)
-    wait_until(lambda: worker._hold.is_active)
+    wait_until(lambda: worker.permits.hold.is_active)
     assert remains(lambda: not last.begun, 0.2)
-    worker.release_room(0, taken)
+    worker.permits.give_back(0, taken)
     last.wait()
     last.open.set()
     rig.wait_for(Status.DONE, lost)
@@ -202,66 +203,99 @@ def test_who_reserves_while_the_worker_is_being_held_gets_no_room(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = make_rig().alone()
-    take = worker._limiter.reserve
+    adapt = worker.permits.limiter.adapt
 
-    def held_meanwhile(*args: int, **waiting: int) -> int:
-        assert worker._hold.try_begin()
-        return take(*args, **waiting)
+    def held_meanwhile(waiting: int) -> None:
+        assert worker.permits.hold.try_begin()
+        adapt(waiting)
 
-    monkeypatch.setattr(worker._limiter, "reserve", held_meanwhile)
-    assert worker.reserve_room(0, 2) == 0
-    assert worker._limiter.reserved == 0
+    monkeypatch.setattr(worker.permits.limiter, "adapt", held_meanwhile)
+    assert worker.permits.take(0, 2) == 0
+    assert worker.permits.reserved == 0
+    worker.permits.hold.end()
+    worker.permits.hold._free_s = 0.0
+    assert worker.permits.take_in_each([0], 2) == (0, frozenset())
+    assert worker.permits.reserved == 0
 
 
-def test_what_is_settled_between_two_looks_hides_no_job_that_runs(
-    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def quiet_while(worker: Worker, step: Callable[[], None]) -> list[bool]:
+    """What `is_quiet` says, again and again, while another thread repeats a step."""
+    over, switch_s = threading.Event(), sys.getswitchinterval()
+
+    def repeat() -> None:
+        while not over.is_set():
+            step()
+
+    thread = threading.Thread(target=repeat)
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        return [worker.permits.is_quiet for _ in range(30_000)]
+    finally:
+        over.set()
+        thread.join(10)
+        sys.setswitchinterval(switch_s)
+
+
+def test_what_is_settled_between_two_looks_hides_no_job_that_runs(make_rig: MakeRig) -> None:
     worker = make_rig().alone()
-    worker._limiter.add_in_flight(0, 2)  # one has ended, one runs
+    permits = worker.permits
+    permits.add_in_flight(0, 1, permits=0)  # it runs all the time
 
-    def settled_meanwhile(settler: Settler) -> int:
-        worker._limiter.remove_in_flight(0, 1)
-        return 1
+    def end_another() -> None:
+        permits.add_in_flight(0, 1, permits=0)
+        permits.count_ended()
+        permits.remove_in_flight(0, 1)
 
-    monkeypatch.setattr(Settler, "pending", property(settled_meanwhile))
-    assert not worker.is_quiet
-    monkeypatch.undo()
-    worker._limiter.remove_in_flight(0, 1)
+    assert not any(quiet_while(worker, end_another))
+    permits.count_ended()
+    assert permits.is_quiet
+    permits.remove_in_flight(0, 1)
 
 
-def test_what_is_claimed_between_two_looks_is_not_overlooked(
-    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_claimed_between_two_looks_is_not_overlooked(make_rig: MakeRig) -> None:
     worker = make_rig().alone()
-    assert worker.reserve_room(0, 1) == 1
+    permits = worker.permits
+    assert permits.take(0, 1) == 1
 
-    def claimed_meanwhile(room: AdaptiveLimiter) -> int:
-        found = sum(room._used.values())
-        room.add_in_flight(0, 1)
-        room.release(0, 1)
-        return found
+    def claim_and_fetch_again() -> None:
+        permits.add_in_flight(0, 1, permits=1)
+        permits._move(0, fetched=1, in_flight=-1)  # back, to be claimed again
 
-    monkeypatch.setattr(AdaptiveLimiter, "in_flight", property(claimed_meanwhile))
-    assert not worker.is_quiet
-    monkeypatch.undo()
-    worker._limiter.remove_in_flight(0, 1)
+    assert not any(quiet_while(worker, claim_and_fetch_again))
+    permits.give_back(0, 1)
+    assert permits.is_quiet
 
 
 def test_an_outcome_that_moves_into_a_batch_is_counted_once(make_rig: MakeRig) -> None:
-    worker = make_rig().alone()
-    settler = worker._settlers[0]
-    settler.stop(5.0)
+    """From the queue into a batch, which cannot be written, and is tried again and again."""
+    rig = make_rig()
+    ends, runs = Gate(), Gate()
+    rig.handler("ends", timeout=30)(ends)
+    rig.handler("runs", timeout=30)(runs)
+    worker = rig.alone()
+    jobs = [rig.center.schedule(1, LONG_AGO, biz_type=name) for name in ("ends", "runs")]
+    rig.offer(worker, *jobs)
+    ends.wait()
+    runs.wait()
+    with outage(worker.context.process.databases[0]) as broken:
+        ends.open.set()
+        wait_until(lambda: worker.permits.ended == 1)
+        seen = set[int]()
 
-    class Moving(deque[FinishedRun]):
-        def __len__(self) -> int:
-            found = super().__len__()
-            if found:
-                settler._batch.append(self.popleft())
-            return found
+        def is_tried() -> bool:
+            seen.add(worker.permits.ended)
+            return broken.refused > 3
 
-    settler._queue = Moving([None])  # type: ignore[list-item]
-    assert settler.pending == 1
-    settler._batch.clear()
+        wait_until(is_tried)
+        assert seen == {1}
+        assert not worker.permits.is_quiet
+    wait_until(lambda: worker.permits.ended == 0)
+    assert worker.in_flight == 1
+    assert not worker.permits.is_quiet
+    runs.open.set()
+    rig.wait_for(Status.DONE, *jobs)
+    wait_until(lambda: worker.permits.is_quiet)
 
 
 def test_an_earlier_attempt_waits_for_nobody(make_rig: MakeRig) -> None:
@@ -294,10 +328,12 @@ def test_a_worker_that_is_never_quiet_is_not_held_for_long(
     gate.wait()
     lost = lose(rig, 9, attempts=1, biz_type="suspect")
     rig.offer(worker, lost)
-    wait_until(lambda: worker._hold.is_active)
-    wait_until(lambda: not worker._hold.is_active)  # it gave up for now, and others are claimed
-    wait_until(lambda: worker.reserve_room(0, 1) == 1)
-    worker.release_room(0, 1)
+    wait_until(lambda: worker.permits.hold.is_active)
+    wait_until(
+        lambda: not worker.permits.hold.is_active
+    )  # it gave up for now, and others are claimed
+    wait_until(lambda: worker.permits.take(0, 1) == 1)
+    worker.permits.give_back(0, 1)
     # In the end it runs beside the long one, rather than never.
     rig.wait_for(Status.DONE, lost)
     assert not gate.open.is_set()
@@ -310,7 +346,7 @@ def test_a_lost_job_without_a_handler_here_holds_up_nobody(make_rig: MakeRig) ->
     worker = rig.alone()
     lost = lose(rig, 3, attempts=1, biz_type="of.another.node")
     rig.offer(worker, lost)
-    assert not worker._recoveries[0]._queued_ids
+    assert not worker.recoveries[0]._queued_ids
     assert rig.row(lost)[:2] == (Status.RUNNING, 1)
 
 
@@ -323,7 +359,7 @@ def test_a_hanging_handler_does_not_keep_a_last_attempt_waiting(make_rig: MakeRi
     hangs = rig.center.schedule(1, LONG_AGO, biz_type="hangs")
     rig.offer(worker, hangs)
     gate.wait()
-    wait_until(lambda: worker.stuck == 1)
+    wait_until(lambda: worker.pool.running.stuck == 1)
     lost = lose(rig, 9, attempts=2, biz_type="suspect")
     rig.offer(worker, lost)
     rig.wait_for(Status.DONE, lost)
@@ -341,9 +377,8 @@ def test_its_own_run_that_hangs_still_proves_something(make_rig: MakeRig) -> Non
     lost = lose(rig, 1, attempts=1, biz_type="hangs")
     rig.offer(worker, lost)
     gate.wait()
-    wait_until(lambda: worker.stuck == 1)
-    assert not worker.has_other_stuck_handler(lost)
-    assert worker.has_other_stuck_handler(lost + 1)
+    wait_until(lambda: worker.pool.running.stuck == 1)
+    assert worker.pool.running.stuck_jobs == {lost}
     gate.open.set()
 
 
@@ -375,7 +410,7 @@ def test_a_failing_take_over_is_tried_again(make_rig: MakeRig) -> None:
     rig = make_rig(redis_url="none")
     rig.handler()(lambda _: None)
     worker = rig.start()
-    take_over, tries = worker._claims.take_over, []
+    take_over, tries = worker.context.claims.take_over, []
 
     def broken(*arguments: object) -> object:
         tries.append(arguments)
@@ -383,7 +418,7 @@ def test_a_failing_take_over_is_tried_again(make_rig: MakeRig) -> None:
             raise RuntimeError("not this time")
         return take_over(*arguments)  # type: ignore[arg-type]
 
-    worker._claims.take_over = broken  # type: ignore[method-assign,assignment]
+    worker.context.claims.take_over = broken  # type: ignore[method-assign,assignment]
     lost = lose(rig, 1)
     rig.wait_for(Status.DONE, lost)
     assert len(tries) == 2

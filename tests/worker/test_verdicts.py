@@ -10,12 +10,12 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 from tests.worker.conftest import MakeRig
-from tests.worker.rig import FAR, LATER, LONG_AGO, NOW, TYPE, LyingClock, Rig, metric
+from tests.worker.rig import FAR, LATER, LONG_AGO, NOW, TYPE, LyingClock, Rig, claimed, metric
 from tests.worker.waiting import wait_until
 from toc.domain.job import Job, Status
 from toc.domain.times import EPOCH
 from toc.handlers.verdicts import Dead, Drop, Retry, Snooze, Verdict
-from toc.runtime.sink import Batch
+from toc.runtime.batch import Batch
 
 ROUNDED_MS = 100  # up; and by how long a claim took
 
@@ -98,7 +98,7 @@ def test_redis_clock_does_not_say_until_when_a_job_waits(
     shard, before_ms = rig.shard(job_id), rig.now_ms(job_id)
     popped_ms = before_ms + wrong_s * 1000
     batch = Batch("default", {shard: [job_id]}, popped_ms, rig.clock.monotonic_s(), popped=True)
-    assert worker.offer(0, batch) == 1
+    assert claimed(worker, 0, batch) == 1
     wait_until(lambda: rig.status(job_id) is Status.PENDING)
     due_ms = rig.row(job_id).due_ms
     assert due_ms is not None

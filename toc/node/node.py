@@ -45,6 +45,7 @@ from toc.store.databases import Databases
 from toc.store.schema_check import check_databases
 from toc.store.table_check import TableCheck
 from toc.timer.reminders import Reminders
+from toc.worker.context import ProcessContext
 from toc.worker.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -133,28 +134,17 @@ class Node:
             probe.start()
         for probe in self.probes:
             probe.first_ask_done.wait(PATIENCE_S)  # compare the clocks before firing by them
-        self.worker = worker = Worker(
+        process = ProcessContext(
             self.name,
-            self.databases,
-            catalogue,
-            self.reminders,
-            settings.topic_of,
-            settings.timer.arm_within_ms,
-            self._handlers,
+            settings,
             self._clock,
             random.Random(),  # noqa: S311 - jitter and names
-            settings.worker,
-            self._restart_wanted,
-        )
-        self.work_sources = WorkSources(
-            settings,
             self.databases,
-            self.reminders,
-            worker,
             catalogue,
-            self._clock,
-            self._timer_may_fire,
+            self.reminders,
         )
+        self.worker = worker = Worker(process, self._handlers, self._restart_wanted)
+        self.work_sources = WorkSources(process, worker, self._timer_may_fire)
         types = catalogue.types
         self.type_readers = [TypeReader(database, types) for database in self.databases]
         self.purgers = list(self._make_purgers(types))
@@ -286,9 +276,7 @@ class Node:
         )
         # While ZooKeeper is down, nobody inherits the shards of a node that dies: every node scans all
         # shards, the more slowly the more nodes there are.
-        self.work_sources.set_assignment(
-            assignment, scan_all_in=len(view.members) if view.frozen else None
-        )
+        self.work_sources.assign(assignment, scan_all_in=len(view.members) if view.frozen else None)
         for purger, database in zip(self.purgers, self.databases, strict=False):
             shards = [shard for shard in assignment.shards if shard in database.shards]
             purger.set_shards(shards, len(view.members))

@@ -11,59 +11,43 @@ from zlib import crc32
 
 from toc.domain.placement import Assignment
 from toc.errors import NotFound
-from toc.runtime.clock import Clock
 from toc.runtime.service import Service
-from toc.runtime.settings import Settings
 from toc.scanner.fallback import Fallback
+from toc.scanner.overdue_page import OverduePages
 from toc.scanner.scanner import Scanner
-from toc.store.catalogue import Catalogue
-from toc.store.databases import Database, Databases
+from toc.store.databases import Database
 from toc.store.due_pages import DuePages
-from toc.timer.claimer import Claimer
 from toc.timer.loader import Loader
 from toc.timer.next_due_watcher import NextDueWatcher, OnHeadSeen
 from toc.timer.poller import Poller
 from toc.timer.reminders import Reminders
 from toc.timer.wakeup import OnWakeup, WakeupListener
+from toc.worker.claim import CLAIM_LANES, ClaimStage
+from toc.worker.context import ProcessContext
 from toc.worker.worker import Worker
 
-LANES = 2  # of pollers and of scanners: one works in Python while the other waits
+LANES = CLAIM_LANES  # of pollers and of scanners: each has a claim stage of its own
 FALLBACK_TICKS = 3  # ticks of the scanner between two runs of the fallback
 
 
 class WorkSources:
-    """The services that bring work to one worker; idle until `set_assignment`."""
+    """The services that bring work to one worker; idle until `assign`."""
 
     def __init__(
-        self,
-        settings: Settings,
-        databases: Databases,
-        reminders: Reminders | None,
-        worker: Worker,
-        catalogue: Catalogue,
-        clock: Clock,
-        timer_may_fire: Callable[[], bool],
+        self, process: ProcessContext, worker: Worker, timer_may_fire: Callable[[], bool]
     ) -> None:
-        self._settings, self._databases, self._reminders = settings, databases, reminders
-        self._worker, self._types, self._clock, self._timer_may_fire = (
-            worker,
-            catalogue.types,
-            clock,
-            timer_may_fire,
-        )
+        self._process, self._worker, self._timer_may_fire = process, worker, timer_may_fire
+        self._settings, self._clock = process.settings, process.clock
+        settings, databases, reminders = process.settings, process.databases, process.reminders
         self._pages = DuePages(databases)
         self.scanners = {
             (database.index, lane): self._make_scanner(database.index, lane)
             for database in databases
             for lane in range(LANES)
         }
-        self.fallbacks = {
-            database.index: self._make_fallback(database.index) for database in databases
-        }
+        self.fallbacks = {database.index: self._make_fallback(database) for database in databases}
         self.loaders: dict[tuple[str, int], Loader] = {}
         self.pollers: dict[tuple[str, int, int], Poller] = {}
-        # For the databases that share slots with others.
-        self.claimers: dict[int, Claimer] = {}
         self._next_due_watcher: NextDueWatcher | None = None
         self._wakeup: WakeupListener | None = None
         if reminders is None:
@@ -88,7 +72,6 @@ class WorkSources:
 
     def __iter__(self) -> Iterator[Service]:
         yield from self.pollers.values()
-        yield from self.claimers.values()
         yield from self.loaders.values()
         yield from (
             service for service in (self._next_due_watcher, self._wakeup) if service is not None
@@ -96,7 +79,7 @@ class WorkSources:
         yield from self.scanners.values()
         yield from self.fallbacks.values()
 
-    def set_assignment(self, assignment: Assignment, *, scan_all_in: int | None = None) -> None:
+    def assign(self, assignment: Assignment, *, scan_all_in: int | None = None) -> None:
         """Tells each service its share from now on.
 
         `scan_all_in`: set while some nodes may have died without an heir. Then this node scans all shards, in
@@ -122,7 +105,7 @@ class WorkSources:
                 slots += assignment.deputised.get(topic, ())
             loader.set_slots(self._slots_in_lane(slots, database))
         for (database, lane), scanner in self.scanners.items():
-            here = self._databases[database].shards[lane::LANES]  # a range: `in` is cheap
+            here = self._process.databases[database].shards[lane::LANES]  # a range: `in` is cheap
             if scan_all_in is None:
                 scanner.set_shards(
                     [shard for shard in assignment.shards if shard in here],
@@ -140,16 +123,12 @@ class WorkSources:
 
     # ---- inside
 
-    def _make_claimers(self, topic: str, first: int) -> dict[int, Claimer]:
-        """One for each database with jobs in the slots of database `first`; none if that is `first` alone."""
+    def _inboxes(self, topic: str, first: int, lane: int) -> dict[int, ClaimStage]:
+        """The claim stage of each database that has jobs in the slots of database `first`."""
         routing, amount = self._settings.routing, self._settings.slots_of(topic)
         slot = next(slot for slot in range(amount) if self._database_of_slot(slot) == first)
-        databases = {routing.database(s) for s in routing.shards_of_slot(slot, amount)}
-        if len(databases) == 1:
-            return {}
-        for database in databases - self.claimers.keys():
-            self.claimers[database] = Claimer(database, self._worker)
-        return {database: self.claimers[database] for database in sorted(databases)}
+        databases = {routing.database(shard) for shard in routing.shards_of_slot(slot, amount)}
+        return {database: self._worker.claims[lane][database] for database in sorted(databases)}
 
     def _database_of_slot(self, slot: int) -> int:
         """The database of a slot's first shard."""
@@ -179,40 +158,46 @@ class WorkSources:
 
         return see
 
+    def _make_overdue_pages(self, database: int, lane: int) -> OverduePages:
+        worker = self._worker
+        return OverduePages(
+            database,
+            self._pages,
+            worker.permits,
+            worker.claims[lane][database],
+            lambda: worker.context.handlers.type_numbers,
+            self._settings.scanner.page,
+        )
+
     def _make_scanner(self, database: int, lane: int) -> Scanner:
-        settings, reminders, worker = self._settings, self._reminders, self._worker
+        settings, reminders = self._settings, self._process.reminders
         scanner = Scanner(
             f"toc-scanner-{database}-{lane}",
             self._pages,
-            worker,
-            lambda: worker.types,
+            self._make_overdue_pages(database, lane),
             lambda: reminders is None or (reminders.available and self._timer_may_fire()),
-            settings.routing,
             self._clock,
             grace_ms=round(settings.scanner.grace_s * 1000) if reminders is not None else 0,
             tick_s=settings.scanner.tick_s,
-            page_rows=settings.scanner.page,
         )
-        worker.add_room_listener(scanner.wake_for_room)
+        self._worker.permits.add_listener(scanner.wake_for_permits)
         return scanner
 
-    def _make_fallback(self, database: int) -> Fallback:
-        settings, worker = self._settings, self._worker
+    def _make_fallback(self, database: Database) -> Fallback:
+        settings = self._settings.scanner
         fallback = Fallback(
-            f"toc-fallback-{database}",
+            f"toc-fallback-{database.index}",
             self._pages,
-            worker,
-            lambda: worker.types,
-            database,
-            self._databases[database].shards,
+            self._make_overdue_pages(database.index, 0),
+            database.index,
+            database.shards,
             self._clock,
-            start_at=crc32(worker.identity.encode()),
+            start_at=crc32(self._worker.identity.encode()),
             # A deputy, too, takes an owner's rows only after this time.
-            grace_ms=round((2 * settings.scanner.grace_s + settings.scanner.tick_s) * 1000),
-            period_s=FALLBACK_TICKS * settings.scanner.tick_s,
-            page_rows=settings.scanner.page,
+            grace_ms=round((2 * settings.grace_s + settings.tick_s) * 1000),
+            period_s=FALLBACK_TICKS * settings.tick_s,
         )
-        worker.add_room_listener(fallback.wake_for_room)
+        self._worker.permits.add_listener(fallback.wake_for_permits)
         return fallback
 
     def _make_loader(self, reminders: Reminders, topic: str, database: int) -> Loader:
@@ -224,7 +209,7 @@ class WorkSources:
             topic,
             settings.slots_of(topic),
             settings.routing,
-            lambda no: self._topic_of_type(no, self._databases[database]) == topic,
+            lambda no: self._topic_of_type(no, self._process.databases[database]) == topic,
             self._clock,
             horizon_ms=round(timer.horizon_s * 1000),
             slack_ms=round(timer.slack_s * 1000),
@@ -234,7 +219,9 @@ class WorkSources:
 
     def _topic_of_type(self, type_no: int, database: Database) -> str:
         try:
-            return self._settings.topic_of(self._types.find_name(type_no, database))
+            return self._settings.topic_of(
+                self._process.catalogue.types.find_name(type_no, database)
+            )
         except NotFound:
             # The row was not written by toc: it must not stop the loader. In the wrong topic it is only
             # looked at once too often, or left to the scanner.
@@ -247,14 +234,13 @@ class WorkSources:
             reminders,
             topic,
             self._settings.slots_of(topic),
-            database,
-            self._worker,
+            self._worker.permits,
+            self._inboxes(topic, database, lane),
             self._settings.routing,
             self._clock,
             pop_max=timer.pop_max,
             stay_ms=round(timer.stay_s * 1000),
             paused=lambda: not self._timer_may_fire(),
-            claimers=self._make_claimers(topic, database),
         )
-        self._worker.add_room_listener(poller.wake)
+        self._worker.permits.add_listener(poller.wake)
         return poller

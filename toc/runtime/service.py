@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 from toc.errors import TocError
 from toc.runtime import metrics
@@ -22,6 +23,15 @@ log = logging.getLogger(__name__)
 _clock = SystemClock()  # what services wait for is real, whatever time jobs are told
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 2.0
+
+Item_contra = TypeVar("Item_contra", contravariant=True)
+
+
+class Inbox(Protocol[Item_contra]):
+    """The entry of a stage: all that the stage before it knows of it."""
+
+    def put(self, item: Item_contra, /) -> None:
+        """Queues an item. Any thread; never blocks. Permits bound how many items there are."""
 
 
 class Service:

@@ -12,20 +12,19 @@ claim (e.g. only rows of types without a handler here) it rests WASTE times as l
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
-from toc.runtime.sink import Batch, Sink
-from toc.store.due_pages import SHARDS_PER_QUERY_MAX, DuePages, DueRow
+from toc.scanner.overdue_page import BEGINNING, OverduePages
+from toc.store.due_pages import SHARDS_PER_QUERY_MAX, DuePages
 
 WASTE = 200
 FRUITLESS_S_MAX = 1.0  # after so long of reading rows that it cannot claim, it ends its round
 REST_S_MAX = 600.0
-NO_ROOM_S = 1.0  # it is woken when there is room again
-BEGINNING = (0, 0)
+NO_PERMITS_S = 1.0  # it is woken when there are permits again
 
 
 class OverdueShards(NamedTuple):
@@ -44,15 +43,14 @@ class Fallback(Service):
     """Checks all `shards` of one database; claims in those that this node does not scan itself.
 
     `start_at`: the first shard; each node begins at another one. `grace_ms`: longer than an owner and a
-    deputy need. `types()`: type numbers with a handler here, None for all.
+    deputy need.
     """
 
     def __init__(
         self,
         name: str,
         pages: DuePages,
-        sink: Sink,
-        types: Callable[[], Collection[int] | None],
+        overdue_pages: OverduePages,
         database: int,
         shards: Sequence[int],
         clock: Clock,
@@ -60,18 +58,17 @@ class Fallback(Service):
         start_at: int,
         grace_ms: int,
         period_s: float,
-        page_rows: int,
     ) -> None:
         super().__init__(name)
-        self._pages, self._sink, self._types = pages, sink, types
+        self._pages, self._overdue_pages = pages, overdue_pages
         self._database, self._clock = database, clock
         first = start_at % len(shards)
         self._shards = [*shards[first:], *shards[:first]]
-        self._grace_ms, self._period_s, self._page_rows = grace_ms, period_s, page_rows
+        self._grace_ms, self._period_s = grace_ms, period_s
         self._scanned: frozenset[int] = frozenset()
         # What is left of the current round: (shard, (due_ms, job_id) of the last row read).
         self._found: deque[tuple[int, tuple[int, int]]] = deque()
-        self._waits_for_room = False
+        self._waits_for_permits = False
         self._began_s, self._wasted_s, self._fruitless_s = clock.monotonic_s(), 0.0, 0.0
         self.overdue = OverdueShards(0, len(self._shards), grace_ms / 1000, None)
         """By the last check that the database answered."""
@@ -80,9 +77,9 @@ class Fallback(Service):
         """Sets the shards that this node scans itself, as their owner or deputy. Any thread."""
         self._scanned = frozenset(scanned)
 
-    def wake_for_room(self) -> None:
-        """Wakes it at once if it waits for room."""
-        if self._waits_for_room:
+    def wake_for_permits(self) -> None:
+        """Wakes it at once if it waits for permits."""
+        if self._waits_for_permits:
             self.wake()
 
     def run_once(self) -> float:
@@ -133,29 +130,23 @@ class Fallback(Service):
         return self._shards_with_overdue(block[:half]) + self._shards_with_overdue(block[half:])
 
     def _claim_page(self) -> float:
-        room = self._sink.reserve_room(self._database, self._page_rows)
-        self._waits_for_room = not room
-        if not room:
-            return NO_ROOM_S
+        permits = self._overdue_pages.take_permits()
+        self._waits_for_permits = not permits
+        if not permits:
+            return NO_PERMITS_S
         shard, after = self._found.popleft()
-        found_s, claimed, rows = self._clock.monotonic_s(), 0, room
-        page: list[DueRow] = []
+        found_s, claimed, page = self._clock.monotonic_s(), 0, None
         try:
-            page = self._pages.overdue_rows(shard, after, self._grace_ms, self._types(), rows)
-            self._sink.release_room(self._database, room - len(page))
-            room = len(page)
-            if page:
-                ids = {shard: [row.job_id for row in page]}
-                batch = Batch("", ids, None, found_s, popped=False)
-                claimed = self._sink.offer(self._database, batch)
-            if len(page) == rows:  # there may be more rows: read them after the other shards
-                self._found.append((shard, (page[-1].due_ms, page[-1].job_id)))
+            page = self._overdue_pages.read(shard, after, self._grace_ms, permits, found_s)
+            claimed = self._overdue_pages.claim(page)
+            if page.has_more:  # read them after the other shards
+                self._found.append((shard, page.after))
         except Exception as error:  # noqa: BLE001 - as above
             self._log_throttle.warning("page", "%s: shard %d: %s", self.name, shard, error)
-        finally:
-            self._sink.release_room(self._database, room)
         took_s = self._clock.monotonic_s() - found_s
-        if not page:  # it has only read rows of types without a handler here
+        if (
+            page is None or not page.job_ids
+        ):  # it has only read rows of types without a handler here
             self._wasted_s += took_s
         if not claimed:
             self._fruitless_s += took_s

@@ -1,7 +1,7 @@
 """The scanner's service: checks many shards at once, then scans those that have overdue rows.
 
 Most shards have no overdue rows; one statement checks a block of shards. A shard with overdue rows is
-scanned page by page, as far as the sink has room.
+scanned page by page, as far as there are permits.
 """
 
 from __future__ import annotations
@@ -9,58 +9,52 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
-from toc.domain.routing import Routing
 from toc.errors import SchemaMismatch, StoreUnavailable
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
-from toc.runtime.sink import Batch, Sink
+from toc.scanner.overdue_page import BEGINNING, OverduePages
 from toc.store.due_pages import PAUSE_FACTOR, SHARDS_PER_QUERY_MAX, DuePages
 
 log = logging.getLogger(__name__)
 
-NO_ROOM_S = 0.05
-BEGINNING = (0, 0)
+NO_PERMITS_S = 0.05
 URGENT_S = 1.0  # period and grace while the timer is not available
 
 
 class Scanner(Service):
     """Scans the shards of one database that `set_shards` names; none before the first call.
 
-    `types()`: type numbers with a handler here, None for all. `timer_available()`: while False, it scans
-    every second, with a grace of one second.
+    `timer_available()`: while False, it scans every second, with a grace of one second.
     """
 
     def __init__(
         self,
         name: str,
         pages: DuePages,
-        sink: Sink,
-        types: Callable[[], Collection[int] | None],
+        overdue_pages: OverduePages,
         timer_available: Callable[[], bool],
-        routing: Routing,
         clock: Clock,
         *,
         grace_ms: int,
         tick_s: float,
-        page_rows: int,
     ) -> None:
         super().__init__(name)
-        self._pages, self._sink, self._types = pages, sink, types
+        self._pages, self._overdue_pages = pages, overdue_pages
         self._owned: Sequence[int] = ()
         self._deputised: frozenset[int] = frozenset()
         self._new_shards: deque[tuple[Sequence[int], frozenset[int], float]] = deque(maxlen=1)
         self._stretch = 1.0
-        self._timer_available, self._routing, self._clock = timer_available, routing, clock
-        self._grace_ms, self._tick_s, self._page_rows = grace_ms, tick_s, page_rows
+        self._timer_available, self._clock = timer_available, clock
+        self._grace_ms, self._tick_s = grace_ms, tick_s
         # The state of the current round: the index of the next shard to check; the shards of the last check
         # that have overdue rows, with their grace in ms; and the last row read of the first of these.
         self._next = 0
         self._found: deque[tuple[int, int]] = deque()
         self._after = BEGINNING
-        self._waits_for_room = False
+        self._waits_for_permits = False
         # Shards that could not be scanned: they are not checked, and are scanned again after this time.
         self._broken: dict[int, float] = {}
         self._claimed = 0  # jobs, since the last check
@@ -79,9 +73,9 @@ class Scanner(Service):
         self._new_shards.append((sorted({*shards, *deputy}), deputy, stretch))
         self.wake()
 
-    def wake_for_room(self) -> None:
-        """Wakes it at once if it waits for room; does not shorten the wait for the next round."""
-        if self._waits_for_room:
+    def wake_for_permits(self) -> None:
+        """Wakes it at once if it waits for permits; does not shorten the wait for the next round."""
+        if self._waits_for_permits:
             self.wake()
 
     def run_once(self) -> float:
@@ -141,11 +135,11 @@ class Scanner(Service):
     def _scan_first_found(self) -> float:
         """Scans one page of the first shard in `_found`."""
         shard, grace_ms = self._found[0]
-        room = self._sink.reserve_room(self._routing.database(shard), self._page_rows)
-        self._waits_for_room = not room
-        if not room:
-            return NO_ROOM_S
-        if not self._scan_or_log(shard, grace_ms, room):
+        permits = self._overdue_pages.take_permits()
+        self._waits_for_permits = not permits
+        if not permits:
+            return NO_PERMITS_S
+        if not self._scan_or_log(shard, grace_ms, permits):
             self._after = BEGINNING
             self._found.popleft()
             if not self._found:  # if jobs were claimed, the next block may have some too: no pause
@@ -153,11 +147,13 @@ class Scanner(Service):
                 self._claimed = 0
         return 0
 
-    def _scan_or_log(self, shard: int, grace_ms: int, room: int) -> bool:
-        """As `_scan_page`, but logs errors: one broken shard must not stop the scan of the others."""
+    def _scan_or_log(self, shard: int, grace_ms: int, permits: int) -> bool:
+        """Scans one page; True: there may be more rows. One broken shard must not stop the others' scan."""
         began_s = self._clock.monotonic_s()
         try:
-            more = self._scan_page(shard, grace_ms, room)
+            page = self._overdue_pages.read(shard, self._after, grace_ms, permits, began_s)
+            self._claimed += self._overdue_pages.claim(page)
+            self._after = page.after
         except (StoreUnavailable, SchemaMismatch) as error:
             self._log_throttle.warning("scan", "scanner: shard %d: %s", shard, error)
         except Exception:
@@ -165,27 +161,9 @@ class Scanner(Service):
             metrics.SERVICE_ERRORS.labels(self.name).inc()
         else:
             self._broken.pop(shard, None)
-            return more
+            return page.has_more
         # A shard that fails slowly (e.g. its table is locked) must not take all of the scanner's time.
         now_s = self._clock.monotonic_s()
         rest = PAUSE_FACTOR if self._pages.database_answers(shard) else 0
         self._broken[shard] = now_s + rest * (now_s - began_s)
         return False
-
-    def _scan_page(self, shard: int, grace_ms: int, room: int) -> bool:
-        """Offers one page of a shard: up to `room` rows, the reserved room. True: there may be more rows."""
-        found_s, rows = self._clock.monotonic_s(), room
-        database = self._routing.database(shard)
-        try:
-            page = self._pages.overdue_rows(shard, self._after, grace_ms, self._types(), rows)
-            # Surplus room is released before the claim.
-            self._sink.release_room(database, room - len(page))
-            room = len(page)
-            if not page:
-                return False
-            batch = Batch("", {shard: [row.job_id for row in page]}, None, found_s, popped=False)
-            self._claimed += self._sink.offer(database, batch)
-        finally:
-            self._sink.release_room(database, room)
-        self._after = (page[-1].due_ms, page[-1].job_id)
-        return len(page) == rows

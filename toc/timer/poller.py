@@ -1,9 +1,9 @@
-"""Pops due reminders and hands them to the sink. Sleeps until the next due time, or until it learns of one.
+"""Pops due reminders and puts them into the claim stages. Sleeps until the next due time.
 
-One poller serves the slots of one topic whose shards are in one database, so that a database that does not
-answer delays no other. Where a slot holds jobs of several databases, each database has a thread of its own
-that claims (claimer.py), and the ids of a database that does not answer are put off for some seconds.
-Back-pressure: it pops only as much as the sink has room for.
+One poller serves the slots of one topic whose first shards are in one database, so that a database that does
+not answer delays no other. Where a slot holds jobs of several databases, the ids of one that takes no jobs
+are put off for some seconds. Back-pressure: it pops only as much as it has permits for, and no more while
+its last batch waits for its claim: what becomes due meanwhile makes the next batch larger.
 
 `set_slots` names its slots, at any time; two pollers at one slot do no harm. A poller may be the deputy of
 other nodes' slots: it pops such a slot when its head was seen (`on_head_seen`) to be overdue for so long
@@ -13,21 +13,21 @@ ZooKeeper notices them.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from redis.exceptions import ResponseError
 
 from toc.domain.ids import SEQUENCE_BITS, gene_of
 from toc.domain.routing import Routing, slot_of
-from toc.errors import StoreUnavailable, TimerUnavailable
+from toc.errors import TimerUnavailable
+from toc.runtime.batch import Batch, ClaimAnswer, PermitSource
 from toc.runtime.clock import Clock
-from toc.runtime.service import Service
-from toc.runtime.sink import Batch, Sink
-from toc.timer.claimer import Claimer
+from toc.runtime.service import Inbox, Service
 from toc.timer.reminders import Reminder, Reminders
 
-NO_ROOM_S = 0.02  # a full sink is tried again after this, or when it calls `wake`
+NO_PERMITS_S = 0.02  # it asks for permits again after this, or when it is woken
+BATCHES_MAX = 1  # of each database that may wait for their claim
 GUESS_MIN = 4  # a slot's first pop asks for so many; a full answer doubles the number
 DEPUTY_LATE_S = 0.5  # a head that is overdue by more than this is popped by the slot's deputy too
 PAUSED_S = 1.0  # a paused poller checks so often whether it may continue
@@ -36,9 +36,10 @@ _NEVER = float("inf")
 
 
 class Poller(Service):
-    """Pops the slots that `set_slots` names, of shards in `database`; none before the first call.
+    """Pops the slots that `set_slots` names; none before the first call.
 
-    `paused()`: True makes it pop nothing; the scanner finds the jobs meanwhile.
+    `inboxes`: the claim stage of each database that has jobs in these slots. `paused()`: True makes it pop
+    nothing; the scanner finds the jobs meanwhile.
     """
 
     def __init__(
@@ -47,25 +48,24 @@ class Poller(Service):
         reminders: Reminders,
         topic: str,
         slot_amount: int,
-        database: int,
-        sink: Sink,
+        permits: PermitSource,
+        inboxes: Mapping[int, Inbox[Batch]],
         routing: Routing,
         clock: Clock,
         *,
         pop_max: int,
         stay_ms: int,
         paused: Callable[[], bool],
-        claimers: Mapping[int, Claimer] | None = None,
     ) -> None:
         super().__init__(name)
-        self._reminders, self._topic, self._database, self._sink = reminders, topic, database, sink
-        self._slot_amount = slot_amount
-        self._claimers = claimers or {}
+        self._reminders, self._topic, self._slot_amount = reminders, topic, slot_amount
+        self._permits, self._inboxes = permits, inboxes
         self._routing, self._clock, self._paused = routing, clock, paused
         self._pop_max, self._stay_ms = pop_max, stay_ms
         # When the head of each slot is due, by this process' monotonic clock; 0 at first: pop now.
-        # Slots that it is the deputy of are never due, until they were seen to be late.
+        # Reminders that it is the deputy of are never due, until they were seen to be late.
         self._due_s: dict[int, float] = {}
+        self._claiming: list[tuple[int, ClaimAnswer]] = []  # by database: batches under way
         self._pop_sizes: dict[int, int] = {}
         self._deputy_slots: frozenset[int] = frozenset()
         self._new_slots: deque[tuple[frozenset[int], frozenset[int]]] = deque(maxlen=1)
@@ -94,7 +94,7 @@ class Poller(Service):
             self.wake()
 
     def run_once(self) -> float:
-        """Pops due slots once, as far as there is room. Returns the seconds until the next slot is due."""
+        """Pops due slots once, as far as there are permits. Returns the seconds until the next step."""
         self._take_reports()
         now_s = self._clock.monotonic_s()
         if self._paused():
@@ -103,43 +103,53 @@ class Poller(Service):
         if not due:
             next_s = min(self._due_s.values(), default=_NEVER)
             return max(0.0, min(next_s - now_s, WAIT_S_MAX))
+        if self._waits_for_claims():
+            return WAIT_S_MAX  # the answer wakes it
         # Oldest head first: a busy slot cannot starve the others.
         due.sort(key=self._due_s.__getitem__)
         wanted = sum(self._pop_sizes[slot] for slot in due)
-        if self._claimers:
-            return self._pop_for_claimers(due, wanted, now_s)
-        room = self._sink.reserve_room(self._database, wanted)
-        if not room:
-            return NO_ROOM_S
+        permits, open_ = self._permits.take_in_each(self._inboxes.keys(), wanted)
+        if not permits:
+            return NO_PERMITS_S
+        unused = dict.fromkeys(open_, permits)
         try:
-            popped = self._pop(self._pop_counts(due, room))
-            # Surplus room is released before the claim, so that others can use it meanwhile.
-            self._sink.release_room(self._database, room - len(popped))
-            room = len(popped)
-            self._offer_popped(popped, now_s)
+            popped = self._pop(self._pop_counts(due, permits))
+            for database, ids in self._ids_by_database(popped).items():
+                time_ms = max(time_ms for _, time_ms in popped)
+                carried = sum(map(len, ids.values())) if database in unused else 0
+                if carried:
+                    unused[database] -= carried
+                self._put(database, ids, time_ms, now_s, carried)
         finally:
-            self._sink.release_room(self._database, room)
+            # Before the claims, so that others can use them meanwhile.
+            for database, left in unused.items():
+                self._permits.give_back(database, left)
         return 0
 
-    def _pop_for_claimers(self, due: Sequence[int], wanted: int, found_s: float) -> float:
-        """The part of `run_once` for slots that hold ids of several databases: pops for the claimers."""
-        room, open_ = self._sink.reserve_room_in(list(self._claimers), wanted)
-        if not room:
-            return NO_ROOM_S
-        left = dict.fromkeys(open_, room)
-        try:
-            popped = self._pop(self._pop_counts(due, room))
-            for database, batch in self._batches_by_database(popped, found_s, shared=True).items():
-                if database in open_:
-                    taken = sum(map(len, batch.ids.values()))
-                    left[database] -= taken
-                    self._claimers[database].submit(batch, taken)
-                else:
-                    self._sink.put_off(database, batch)
-        finally:
-            for database, unused in left.items():
-                self._sink.release_room(database, unused)
-        return 0
+    def _waits_for_claims(self) -> bool:
+        """Whether each of its databases has as many batches to claim as may wait."""
+        self._claiming = [each for each in self._claiming if not each[1].is_given]
+        waiting = Counter(database for database, _ in self._claiming)
+        return all(waiting[database] >= BATCHES_MAX for database in self._inboxes)
+
+    def _put(
+        self,
+        database: int,
+        ids: Mapping[int, Sequence[int]],
+        time_ms: int,
+        found_s: float,
+        permits: int,
+    ) -> None:
+        """Puts ids into the claim stage of their database; `time_ms`: the latest of the servers' times."""
+        answer = ClaimAnswer(self.wake)
+        shared = len(self._inboxes) > 1
+        self._claiming.append((database, answer))
+        self._inboxes[database].put(
+            Batch(
+                self._topic, ids, time_ms, found_s,
+                popped=True, shared=shared, permits=permits, answer=answer,
+            )
+        )  # fmt: skip
 
     def _take_reports(self) -> None:
         """Applies the slots and heads that other threads have reported since the last step."""
@@ -156,10 +166,10 @@ class Poller(Service):
                 self._due_s[slot] = min(self._due_s[slot], due_s)
 
     def _pop_counts(self, due: Sequence[int], room: int) -> list[tuple[int, int]]:
-        """How many reminders to pop from each slot, so that all fit into `room`.
+        """How many reminders to pop from each slot, `room` in all.
 
-        The room is divided evenly, but each slot gets at least half of it if it wants that much: a few large
-        batches are cheaper than many small ones.
+        The permits are divided evenly, but each slot gets at least half of them if it wants that many: a few
+        large batches are cheaper than many small ones.
         """
         share = max(1, room // 2, room // max(1, len(due)))
         shares = []
@@ -220,29 +230,13 @@ class Poller(Service):
             return _NEVER
         return answered_s + next_s
 
-    def _batches_by_database(
-        self, popped: Sequence[tuple[int, int]], found_s: float, *, shared: bool
-    ) -> dict[int, Batch]:
+    def _ids_by_database(
+        self, popped: Sequence[tuple[int, int]]
+    ) -> dict[int, dict[int, list[int]]]:
+        """The popped ids by database and shard, each once."""
         by_database: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-        # Each job is due by the time of the server that it was popped from, so also by the latest time.
-        time_ms = max((time_ms for _, time_ms in popped), default=0)
         # An id may have been popped from two slots, one of them wrong: it is offered once.
         for job_id in dict.fromkeys(job_id for job_id, _ in popped):  # guard: offer-once
             shard = self._routing.shard(gene_of(job_id))
             by_database[self._routing.database(shard)][shard].append(job_id)
-        return {
-            database: Batch(self._topic, ids, time_ms, found_s, popped=True, shared=shared)
-            for database, ids in by_database.items()
-        }
-
-    def _offer_popped(self, popped: Sequence[tuple[int, int]], found_s: float) -> None:
-        failed: StoreUnavailable | None = None
-        for database, batch in self._batches_by_database(popped, found_s, shared=False).items():
-            try:
-                self._sink.offer(database, batch)
-            except (
-                StoreUnavailable
-            ) as error:  # the ids of the other databases must still be offered
-                failed = error
-        if failed is not None:
-            raise failed
+        return by_database

@@ -43,12 +43,12 @@ class AckSender(Service):
         self._clock, self._batch_max, self._queue_max = clock, batch_max, queue_max
         self._queue: deque[Ack] = deque(maxlen=queue_max)
 
-    def put(self, acks: Sequence[Ack]) -> None:
-        """Queues acks of jobs that the database has recorded. Any thread.
+    def put(self, acks: Sequence[Ack], /) -> None:
+        """Queues acks of jobs whose state the database has recorded. Any thread.
 
         Never blocks: beyond `queue_max` the oldest acks are dropped.
         """
-        if self._reminders is None:
+        if self._reminders is None or not acks:
             return
         if len(self._queue) + len(acks) > self._queue_max:
             text = "Redis is slow: settled jobs are not told, and come back when their stay is over"
@@ -58,20 +58,8 @@ class AckSender(Service):
 
     def run_once(self) -> float:
         """Sends one batch. Returns the seconds until the next."""
-        gone: dict[str, list[int]] = defaultdict(list)
-        backs: dict[str, list[Reminder]] = defaultdict(list)
-        for _ in range(min(len(self._queue), self._batch_max)):
-            topic, job_id, back = self._queue.popleft()
-            if back is None:
-                gone[topic].append(job_id)
-            else:
-                backs[topic].append(back)
-        for topic in gone.keys() | backs.keys():
-            try:
-                self.send_acks(topic, gone[topic], backs[topic])
-            except Exception as error:  # noqa: BLE001 - e.g. a broken key: the other topics are still sent
-                metrics.SERVICE_ERRORS.labels(self.name).inc()
-                self._log_throttle.warning("broken", "acks of topic %s failed: %s", topic, error)
+        count = min(len(self._queue), self._batch_max)
+        self.send([self._queue.popleft() for _ in range(count)])
         return 0 if self._queue else IDLE_S
 
     def stop(self, timeout_s: float = 10.0) -> bool:
@@ -82,13 +70,22 @@ class AckSender(Service):
             self.run_once()
         return ended
 
-    def send_acks(self, topic: str, gone: Sequence[int], backs: Sequence[Reminder]) -> None:
-        """Sends acks now: deletes the reminders of `gone` and puts those of `backs` back."""
-        if self._reminders is None or not (gone or backs):
-            return
-        try:
-            self._reminders.ack(topic, gone)
-            self._reminders.put_back(topic, backs)
-        except TimerUnavailable as error:
-            text = "popped jobs come back when their stay is over, which is harmless: %s"
-            self._log_throttle.warning("acks", text, error)
+    def send(self, acks: Sequence[Ack]) -> None:
+        """Sends acks now, in the caller's thread. Failures are logged: those reminders come back later."""
+        by_topic: dict[str, list[Ack]] = defaultdict(list)
+        for ack in acks:
+            by_topic[ack.topic].append(ack)
+        for topic, together in by_topic.items():
+            try:
+                self._send_topic(topic, together)
+            except TimerUnavailable as error:
+                text = "popped jobs come back when their stay is over, which is harmless: %s"
+                self._log_throttle.warning("acks", text, error)
+            except Exception as error:  # noqa: BLE001 - e.g. a broken key: the other topics are still sent
+                metrics.SERVICE_ERRORS.labels(self.name).inc()
+                self._log_throttle.warning("broken", "acks of topic %s failed: %s", topic, error)
+
+    def _send_topic(self, topic: str, acks: Sequence[Ack]) -> None:
+        if self._reminders is not None:
+            self._reminders.ack(topic, [ack.job_id for ack in acks if ack.back is None])
+            self._reminders.put_back(topic, [ack.back for ack in acks if ack.back is not None])

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from toc.errors import StoreUnavailable, is_away
 from toc.runtime.clock import Clock
 from toc.runtime.log_throttle import LogThrottle
+from toc.runtime.service import Inbox
 from toc.store.claims import Claims, Outcome
 from toc.store.databases import Database
 from toc.timer.reminders import Reminder
-from toc.worker.acks import Ack, AckSender
+from toc.worker.acks import Ack
 
 CORRECTIONS_MAX = 10_000  # jobs per database; beyond that the oldest are dropped: their leases end
 AGAIN_S, TRIES_MAX = 1.0, 60  # retries of a correction that fails though its database answers
@@ -99,18 +100,19 @@ class ChangeAloneMark:
 
 
 class Corrections:
-    """The corrections of one database, in order. `put` by any thread, `write_next` by the settler's."""
+    """The corrections of one database, in order. The settle stage calls `write_next`, `wake` wakes it."""
 
     def __init__(
         self,
         database: Database,
         claims: Claims,
-        acks: AckSender,
+        acks: Inbox[Sequence[Ack]],
         clock: Clock,
         log_throttle: LogThrottle,
+        wake: Callable[[], None],
     ) -> None:
         self._database, self._claims, self._acks = database, claims, acks
-        self._clock, self._log_throttle = clock, log_throttle
+        self._clock, self._log_throttle, self._wake = clock, log_throttle, wake
         self._lock = threading.Lock()
         self._queue: deque[Correction] = deque()
         self._again_s = float("-inf")
@@ -118,13 +120,15 @@ class Corrections:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def put(self, correction: Correction) -> None:
+    def put(self, correction: Correction, /) -> None:
+        """Queues a correction; it carries no permit. Any thread; never blocks."""
         with self._lock:
             self._queue.append(correction)
             while len(self._queue) > 1 and self._count_jobs() > CORRECTIONS_MAX:
                 self._queue.popleft().written.set()  # nobody is to wait for it any more
                 text = "database %d: claims whose answer was lost are left to their leases"
                 self._log_throttle.warning("corrections", text, self._database.index)
+        self._wake()
 
     def _count_jobs(self) -> int:
         return sum(len(each.job_ids) for each in self._queue)

@@ -14,21 +14,20 @@ then the run's token loses its mark, and other jobs start again.
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Protocol
 
 from toc.domain.tokens import ALONE
-from toc.runtime.clock import Clock
 from toc.runtime.service import Service
-from toc.worker.hold import BUSY_S, ProcessHold
+from toc.store.databases import Database
+from toc.worker.context import WorkerContext
+from toc.worker.hold import BUSY_S
 from toc.worker.run import Run
-
-log = logging.getLogger(__name__)
+from toc.worker.running_handlers import RunningHandlers
+from toc.worker.take_over import LostLease, ProcessIsHeld, TakeOver
 
 SUSPECTS_MAX = 10_000  # of each database
 IDLE_S, CHECK_S = 60.0, 0.02
@@ -41,21 +40,6 @@ DATABASE_RETRY_S = 3.0  # a database that does not answer, or refuses, is tried 
 # answer gives it back meanwhile. Its settler tries that at least every two seconds.
 BURY_AFTER_S = 5.0
 EXTRA_MAX = 3  # attempts beyond max_attempts that a job may get because none of them ran alone
-LOST_LEASE = (
-    "lease lost: in its last attempt the worker died, or the handler did not return in time"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class LostLease:
-    """A suspect: a running row under `token` whose lease was over."""
-
-    database: int
-    shard: int
-    job_id: int
-    type_no: int
-    attempts: int
-    token: str
 
 
 @dataclass(slots=True)
@@ -70,66 +54,37 @@ class QueuedSuspect:
     lost: bool = False
 
 
-class RecoveryWorker(Protocol):
-    """What `LeaseRecovery` needs of the worker."""
-
-    def bury(self, suspect: LostLease) -> None: ...
-    def take_over(
-        self, suspect: LostLease, done: threading.Event, *, alone: bool, holding: bool
-    ) -> Run | None:
-        """Claims the suspect and queues it. None: another process has it. `done`: set when it is settled.
-
-        Raises ProcessIsHeld when another LeaseRecovery holds the process. When the answer is lost, `done`
-        is set after the job was given back; when the database refuses, at once.
-        """
-
-    def change_alone_mark(self, suspect: LostLease, run: Run, *, alone: bool) -> threading.Event:
-        """Sets or removes ":alone" in the token of a run. The event is set when the row has the token."""
-
-    def database_answers(self, database: int) -> bool:
-        """Whether the database answers at this moment."""
-
-    def lease_s(self, suspect: LostLease) -> float: ...
-    def max_attempts(self, suspect: LostLease) -> int: ...
-    @property
-    def is_quiet(self) -> bool: ...
-    def has_other_stuck_handler(self, job_id: int) -> bool: ...
-    def is_stuck(self, job_id: int) -> bool: ...
-
-
-class ProcessIsHeld(Exception):
-    """A take-over must wait, because another LeaseRecovery holds the process."""
-
-
 class LeaseRecovery(Service):
     """Takes over the suspects of one database; when its queue is full, the next pop or scan finds them."""
 
     def __init__(
-        self, database: int, worker: RecoveryWorker, hold: ProcessHold, clock: Clock
+        self,
+        database: Database,
+        context: WorkerContext,
+        take_over: TakeOver,
+        running: RunningHandlers,
     ) -> None:
-        super().__init__(f"toc-suspects-{database}")
-        self._database, self._worker, self._hold, self._clock = database, worker, hold, clock
+        super().__init__(f"toc-suspects-{database.index}")
+        self._database, self._take_over, self._running = database, take_over, running
+        self._permits, self._clock = context.permits, context.process.clock
+        self._hold = context.permits.hold
         self._queue: deque[QueuedSuspect] = deque()
         self._needing_hold: deque[QueuedSuspect] = deque()  # before their last attempt
-        self._later: list[
-            tuple[float, int, QueuedSuspect]
-        ] = []  # a heap by the time of the next try
+        # A heap by the time of the next try.
+        self._later: list[tuple[float, int, QueuedSuspect]] = []
         self._count = itertools.count()
         self._queued_ids: set[int] = set()  # job_ids of all three
         self._rest_until_s = float("-inf")
         self._lock = threading.Lock()
 
-    def add(self, suspect: LostLease) -> bool:
-        """Queues a suspect, unless it is queued already; False when the queue is full."""
+    def put(self, suspect: LostLease, /) -> None:
+        """Queues a suspect, unless it is queued already or the queue is full. Any thread; never blocks."""
         with self._lock:
-            if suspect.job_id in self._queued_ids:
-                return True
-            if len(self._queued_ids) >= SUSPECTS_MAX:
-                return False
+            if suspect.job_id in self._queued_ids or len(self._queued_ids) >= SUSPECTS_MAX:
+                return
             self._queued_ids.add(suspect.job_id)
             self._queue.append(QueuedSuspect(suspect))
         self.wake()
-        return True
 
     def run_once(self) -> float:
         """Takes over (or buries) one suspect and waits until it is settled."""
@@ -141,7 +96,7 @@ class LeaseRecovery(Service):
         hold_s = self._hold.wait_s if self._needing_hold else IDLE_S
         if self._needing_hold and not hold_s:
             # Asked before the hold: else the process would be held while this waits for the database.
-            if not self._worker.database_answers(self._database):
+            if not self._database_answers():
                 hold_s = DATABASE_RETRY_S
             elif self._hold.try_begin():
                 self._process_suspect(self._needing_hold.popleft(), self._run_with_process_held)
@@ -174,20 +129,20 @@ class LeaseRecovery(Service):
 
     def _take_over_or_bury(self, waiting: QueuedSuspect) -> float | None:
         suspect = waiting.suspect
-        left = self._worker.max_attempts(suspect) - suspect.attempts
+        left = self._take_over.count_attempts_left(suspect)
         alone = suspect.token.endswith(ALONE)  # guard: dead-when-alone
         if left <= -EXTRA_MAX or (left <= 0 and alone):
             if not waiting.lost:
                 waiting.lost = True
                 return BURY_AFTER_S
-            self._worker.bury(suspect)
+            self._take_over.bury(suspect)
             return None
         # A last attempt that did not run alone (an ordinary claim) proves nothing: one more, alone.
         if left <= 1 and waiting.tries <= QUIET_TRIES_MAX:
             return NEEDS_HOLD
         done = threading.Event()
         try:
-            run = self._worker.take_over(suspect, done, alone=False, holding=False)
+            run = self._take_over.beside_others(suspect, done)
         except ProcessIsHeld:
             return BUSY_S
         if run is not None:
@@ -204,7 +159,7 @@ class LeaseRecovery(Service):
                 return pause_s if waiting.tries <= QUIET_TRIES_MAX else BUSY_S
             # A stuck handler of another job is not waited for, but may still end the process; that would
             # prove nothing about this job, so the token gets no mark.
-            alone = not self._worker.has_other_stuck_handler(waiting.suspect.job_id)
+            alone = self._running.stuck_jobs <= {waiting.suspect.job_id}
             done = threading.Event()
             run = self._take_over_held(waiting.suspect, done, alone=alone)
             if run is None:
@@ -212,14 +167,14 @@ class LeaseRecovery(Service):
             end_s = min(run.lease_end_s, self._clock.monotonic_s() + HOLD_S_MAX)
             shared = not self._wait_for_any(end_s, done) and alone
             if shared:  # the row's mark is removed before other jobs start
-                dropped = self._worker.change_alone_mark(waiting.suspect, run, alone=False)
+                dropped = self._take_over.change_alone_mark(waiting.suspect, run, alone=False)
                 self._wait_for_any(run.lease_end_s, dropped, done)
         finally:
             self._hold.end()
         # A run that hangs beyond its lease is not waited for: the next suspect is processed.
         ended = self._wait_for_any(run.lease_end_s, done)
-        if shared and not ended and self._worker.is_stuck(waiting.suspect.job_id):
-            self._worker.change_alone_mark(
+        if shared and not ended and waiting.suspect.job_id in self._running.stuck_jobs:
+            self._take_over.change_alone_mark(
                 waiting.suspect, run, alone=True
             )  # no fault of those beside it
         return None
@@ -229,18 +184,30 @@ class LeaseRecovery(Service):
     ) -> Run | None:
         if self.stopping:
             return None
-        lease_end_s = self._clock.monotonic_s() + self._worker.lease_s(suspect)
+        lease_end_s = self._clock.monotonic_s() + self._take_over.lease_s(suspect)
         try:
-            return self._worker.take_over(suspect, done, alone=alone, holding=True)
+            return self._take_over.while_held(suspect, done, alone=alone)
         except Exception:
             # The row's token may be marked ":alone": no other job may start before that is corrected.
             if alone:
                 self._wait_for_any(lease_end_s, done)
             raise
 
+    def _database_answers(self) -> bool:
+        """Whether the database answers at this moment."""
+        if self._permits.outages.is_down(self._database.index):
+            return False
+        try:
+            self._database.now_ms()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it cannot be asked now
+            text = "suspects of database %d wait: %s"
+            self._log_throttle.warning("suspects", text, self._database.index, error)
+            return False
+        return True
+
     def _wait_until_quiet(self) -> bool:
         deadline_s = self._clock.monotonic_s() + QUIET_S_MAX
-        while not self._worker.is_quiet and not self.stopping:
+        while not self._permits.is_quiet and not self.stopping:
             if self._clock.monotonic_s() > deadline_s:
                 return False
             self._stopping.wait(CHECK_S)

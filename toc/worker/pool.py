@@ -1,37 +1,30 @@
-"""Runs handlers: threads for plain functions, one event loop for `async def`.
+"""The run stage: runs handlers, in threads for plain functions, on an event loop for `async def`.
 
 A thread cannot be killed. A handler that runs beyond its timeout is counted as stuck, and a substitute
 thread is started so that other jobs still run; its job is settled only when it ends. When its lease is
 over, another claim may take the job; the database then refuses the late outcome by its token.
 
-When the process ends, `async def` handlers that still run are cancelled. A handler that ends by this has not
-failed: its job is given back, and the attempt does not count. Jobs in threads, and in tasks that do not end,
-stay claimed until their leases end.
+A consumer in another process would take this stage's place (it is an `Inbox[Run]`); a handler that takes many
+jobs at once would take several runs from the queue here.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import logging
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from toc.handlers.current import running_job
-from toc.handlers.verdicts import Verdict
-from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
-from toc.worker.run import CancelledByShutdown, Run
-
-log = logging.getLogger(__name__)
+from toc.worker.event_loop import AsyncHandlers
+from toc.worker.run import Run, failure_if_not_run
+from toc.worker.running_handlers import RunningHandlers
 
 OnFinished = Callable[[Run, object], None]
 """Called once per started run with what the handler returned or raised."""
 
 WATCH_S = 0.5
-CANCEL_S = 1.0  # how long cancelled tasks may take to end when the process ends
 
 
 class HandlerPool(Service):
@@ -53,33 +46,28 @@ class HandlerPool(Service):
         stuck_max: int,
     ) -> None:
         super().__init__("toc-handler-watch")
-        self._clock, self._may_start, self._finish = clock, may_start, finish
+        self._may_start, self._finish = may_start, finish
         self._too_many_stuck, self._stuck_max = too_many_stuck, stuck_max
         self._queue: SimpleQueue[Run | None] = SimpleQueue()
         self._thread_count = threads
         self._threads: set[threading.Thread] = set()
         self._lock = threading.Lock()
-        # By thread or run: the run, and since when by the monotonic clock; `run_once` reads it.
-        self._running: dict[int, tuple[Run, float]] = {}
-        self._stuck: set[int] = set()
-        self._async_tasks = async_tasks
-        self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._event_loop_thread: threading.Thread | None = None
-        self._task_slots: asyncio.Semaphore | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting: set[asyncio.Task[None]] = set()  # not started yet
-        self._cancelled: set[asyncio.Task[None]] = set()  # because the process ends
+        self._draining = False
+        self.running = RunningHandlers(clock)
+        self.async_handlers = AsyncHandlers(self.running, may_start, finish, async_tasks)
 
-    def submit(self, run: Run) -> None:
-        """Queues a claimed job. The caller bounds the number of jobs."""
-        if run.spec.is_async:
-            loop = self._ensure_event_loop()
-            loop.call_soon_threadsafe(self._spawn_task, run)
+    def put(self, run: Run, /) -> None:
+        """Queues a claimed job. Permits bound the number of jobs. Any thread."""
+        if self._draining:  # claimed before the stop: it will not run here
+            self._may_start(run)
+        elif run.spec.is_async:
+            self.async_handlers.put(run)
         else:
             self._queue.put(run)
 
     def drain(self) -> None:
         """Empties the queue: passes each waiting run to `may_start`, which gives it back (for a stop)."""
+        self._draining = True
         while True:
             try:
                 run = self._queue.get_nowait()
@@ -87,26 +75,12 @@ class HandlerPool(Service):
                 break
             if run is not None:
                 self._may_start(run)
-        if self._event_loop is not None:
-            self._event_loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._waiting])
+        self.async_handlers.drain()
 
     @property
     def waiting(self) -> int:
         """Jobs in the queue that no thread has taken yet."""
         return self._queue.qsize()
-
-    @property
-    def stuck(self) -> int:
-        with self._lock:  # so that it always equals the metric
-            return len(self._stuck)
-
-    @property
-    def stuck_jobs(self) -> set[int]:
-        """The ids of jobs whose handlers run beyond their timeout."""
-        with self._lock:
-            return {self._running[key][0].job.job_id for key in self._stuck}
-
-    # ---- life
 
     def start(self) -> None:
         with self._lock:
@@ -122,38 +96,19 @@ class HandlerPool(Service):
         for _ in threads:
             self._queue.put(None)
         for thread in threads:
-            if thread.ident not in self._running:
+            if not self.running.is_running(thread.ident):
                 thread.join(1.0)
-        loop, loop_thread = self._event_loop, self._event_loop_thread
-        if loop is not None and loop_thread is not None:
-            loop.call_soon_threadsafe(loop.stop)
-            loop_thread.join(5.0)
+        self.async_handlers.close()
 
     def run_once(self) -> float:
         """Looks for handlers beyond their timeout. Returns the period of this check in seconds."""
-        now_s = self._clock.monotonic_s()
-        for key, (run, since_s) in list(self._running.items()):
-            if key in self._stuck or now_s - since_s <= run.spec.timeout_s:
-                continue
-            log.warning(
-                "handler of %s runs beyond its timeout of %g s (job %d): its thread is counted as stuck",
-                run.job.biz_type,
-                run.spec.timeout_s,
-                run.job.job_id,
-            )
-            with self._lock:
-                if key not in self._running:
-                    continue  # it ended just now
-                self._stuck.add(key)
-                if not run.spec.is_async:
+        for run, stuck in self.running.find_stuck():
+            if not run.spec.is_async:
+                with self._lock:
                     self._add_thread()
-                metrics.HANDLERS_STUCK.set(len(self._stuck))
-                alarm = len(self._stuck) == self._stuck_max
-            if alarm:
+            if stuck == self._stuck_max:
                 self._too_many_stuck()
         return WATCH_S
-
-    # ---- threads
 
     def _add_thread(self) -> None:
         thread = threading.Thread(target=self._run_handlers, name="toc-handler", daemon=True)
@@ -165,126 +120,18 @@ class HandlerPool(Service):
         while (run := self._queue.get()) is not None:
             if not self._may_start(run):
                 continue
-            self._running[key] = (run, self._clock.monotonic_s())
+            self.running.begin(key, run)
             result: object
             try:
                 running_job.set(run.job)
-                result = _failure_if_not_run(run.spec.function(run.job))
+                result = failure_if_not_run(run.spec.function(run.job))
             except BaseException as error:  # noqa: BLE001 - a handler's SystemExit must not end the thread
                 result = error
             finally:
                 running_job.set(None)
-            with self._lock:
-                substituted = self._record_end(key)
+            substituted = self.running.end(key)
             self._finish(run, result)
             if substituted:  # a substitute thread has replaced this one
                 with self._lock:
                     self._threads.discard(threading.current_thread())
                 return
-
-    def _record_end(self, key: int) -> bool:
-        """Records that a handler has ended; True: it was stuck. The caller holds the lock."""
-        del self._running[key]
-        stuck = key in self._stuck
-        if stuck:
-            self._stuck.discard(key)
-            metrics.HANDLERS_STUCK.set(len(self._stuck))
-        return stuck
-
-    # ---- event loop
-
-    def _ensure_event_loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._event_loop is None:
-                loop = self._event_loop = asyncio.new_event_loop()
-                self._task_slots = asyncio.Semaphore(self._async_tasks)
-                self._event_loop_thread = threading.Thread(
-                    target=self._run_event_loop, args=(loop,), name="toc-handler-loop", daemon=True
-                )
-                self._event_loop_thread.start()
-            return self._event_loop
-
-    def _run_event_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.set_event_loop(loop)
-        loop.run_forever()
-        self._cancelled |= self._tasks
-        for task in self._cancelled:
-            task.cancel()
-        if self._cancelled:
-            loop.run_until_complete(asyncio.wait(self._cancelled, timeout=CANCEL_S))
-        loop.close()
-
-    def _spawn_task(self, run: Run) -> None:
-        task = asyncio.get_running_loop().create_task(self._run_async_handler(run))
-        self._tasks.add(task)
-        self._waiting.add(task)
-        task.add_done_callback(lambda task: self._on_task_done(task, run))
-
-    def _on_task_done(self, task: asyncio.Task[None], run: Run) -> None:
-        self._tasks.discard(task)
-        if task in self._waiting:  # cancelled before its first step, by a drain: given back
-            self._waiting.discard(task)
-            self._may_start(run)
-
-    async def _run_async_handler(self, run: Run) -> None:
-        assert self._task_slots is not None  # noqa: S101 - made with the loop
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - this is one
-        try:
-            await self._task_slots.acquire()
-        except asyncio.CancelledError:  # drained: `may_start` gives it back
-            self._waiting.discard(task)
-            self._may_start(run)
-            return
-        self._waiting.discard(task)
-        try:
-            if not self._may_start(run):
-                return
-            key = id(run)
-            self._running[key] = (
-                run,
-                self._clock.monotonic_s() + WATCH_S,
-            )  # the time-out below comes first
-            result = await self._await_result(run, task)
-            with self._lock:
-                self._record_end(key)
-            self._finish(run, result)
-        finally:
-            self._task_slots.release()
-
-    async def _await_result(self, run: Run, task: asyncio.Task[None]) -> object:
-        """What the handler returned or raised; CancelledByShutdown when the ending process cancelled it."""
-        limit = asyncio.timeout(run.spec.timeout_s)
-        running_job.set(run.job)  # the task has a context of its own
-        try:
-            async with limit:
-                return _failure_if_not_run(await run.spec.function(run.job))
-        except GeneratorExit:  # nothing refers to the task any more: the job's lease will end
-            raise
-        except BaseException as error:  # noqa: BLE001 - a handler's SystemExit must not end the loop
-            if task in self._cancelled and not isinstance(error, Verdict):
-                return CancelledByShutdown()
-            if isinstance(error, TimeoutError) and limit.expired():
-                late = TimeoutError(f"the handler did not end within {run.spec.timeout_s:g} s")
-                return late.with_traceback(error.__traceback__)
-            return error
-        finally:
-            running_job.set(None)
-
-
-def _failure_if_not_run(result: object) -> object:
-    """The result; or a TypeError if it shows that the handler, or a part of it, has not run."""
-    if result is None:
-        return None
-    if inspect.iscoroutine(result):
-        result.close()
-    if inspect.isawaitable(result):
-        text = "returned an awaitable, which nothing awaits: declare it with `async def`, or await there"
-    elif inspect.isgenerator(result) or inspect.isasyncgen(result):
-        text = "returned a generator, whose body has not run: a handler must not `yield`"
-    elif isinstance(result, type) and issubclass(result, BaseException):
-        name = result.__name__
-        text = f"returned the class {name}, which says nothing: return an instance, {name}(...)"
-    else:
-        return result
-    return TypeError(f"the handler {text}")

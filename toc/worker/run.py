@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
 from dataclasses import dataclass
@@ -86,3 +87,21 @@ class FinishedRun(NamedTuple):
 
     run: Run
     outcome: Outcome
+
+
+def failure_if_not_run(result: object) -> object:
+    """The result; or a TypeError if it shows that the handler, or a part of it, has not run."""
+    if result is None:
+        return None
+    if inspect.iscoroutine(result):
+        result.close()
+    if inspect.isawaitable(result):
+        text = "returned an awaitable, which nothing awaits: declare it with `async def`, or await there"
+    elif inspect.isgenerator(result) or inspect.isasyncgen(result):
+        text = "returned a generator, whose body has not run: a handler must not `yield`"
+    elif isinstance(result, type) and issubclass(result, BaseException):
+        name = result.__name__
+        text = f"returned the class {name}, which says nothing: return an instance, {name}(...)"
+    else:
+        return result
+    return TypeError(f"the handler {text}")

@@ -1,27 +1,25 @@
-"""Writes outcomes to the database, and only then tells Redis (see `acks`).
+"""The settle stage: writes outcomes to the database, and only then hands them to the ack stage.
 
-Each database has its own settler, so that one that does not answer delays no other. The worker's bound on
-jobs in flight bounds the queue.
+Each database has its own settler, so that one that does not answer delays no other. Permits bound the queue;
+they come back when the outcomes are written.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from toc.domain.texts import one_line
 from toc.errors import is_away
 from toc.runtime import metrics
-from toc.runtime.clock import Clock
-from toc.runtime.service import Service
-from toc.store.claims import Claims, OutcomeKind
+from toc.runtime.service import Inbox, Service
+from toc.store.claims import OutcomeKind
 from toc.store.databases import Database
-from toc.timer.reminders import Reminder
-from toc.worker.acks import Ack, AckSender
-from toc.worker.corrections import Correction, Corrections
-from toc.worker.run import FinishedRun, Run
+from toc.worker.acks import Ack
+from toc.worker.context import WorkerContext
+from toc.worker.corrections import Corrections
+from toc.worker.run import FinishedRun
 
 log = logging.getLogger(__name__)
 
@@ -33,43 +31,30 @@ _ENDED = (OutcomeKind.DONE, OutcomeKind.DROP, OutcomeKind.BURY)
 
 
 class Settler(Service):
-    """Settles the runs of one database. Calls `on_released(database, runs)` when runs are settled."""
+    """Settles the runs of one database."""
 
     def __init__(
-        self,
-        database: Database,
-        claims: Claims,
-        acks: AckSender,
-        on_released: Callable[[int, list[Run]], None],
-        put_back_entry: Callable[[int, int, int], Reminder],
-        clock: Clock,
-        *,
-        batch_max: int,
-        wait_ms: int,
+        self, database: Database, context: WorkerContext, acks: Inbox[Sequence[Ack]]
     ) -> None:
         super().__init__(f"toc-settler-{database.index}")
-        self._database, self._claims, self._acks = database, claims, acks
-        self._on_released, self._put_back_entry, self._clock = on_released, put_back_entry, clock
-        self._batch_max, self._wait_s = batch_max, wait_ms / 1000
+        self._database, self._context, self._acks = database, context, acks
+        self._claims, self._clock = context.claims, context.process.clock
+        settings = context.process.settings.worker
+        self._batch_max, self._wait_s = settings.settle_max, settings.settle_wait_ms / 1000
         self._queue: deque[FinishedRun] = deque()
         self._batch: list[FinishedRun] = []  # taken from the queue, not settled yet
         self._failed: list[FinishedRun] = []  # could not be written, to be tried again
         self._failed_s = 0.0
-        self._corrections = Corrections(database, claims, acks, clock, self._log_throttle)
-        self._batch_lock = (
-            threading.Lock()
-        )  # a move between `_batch` and `_failed` is one step for `pending`
+        self.corrections = Corrections(
+            database, self._claims, acks, self._clock, self._log_throttle, self.wake
+        )
 
-    def put(self, ended: FinishedRun) -> None:
+    def put(self, ended: FinishedRun, /) -> None:
         """Queues an outcome. Any thread; never blocks."""
+        self._context.permits.count_ended()
         self._queue.append(ended)
         if not self._wake.is_set():
             self.wake()
-
-    def queue_correction(self, correction: Correction) -> None:
-        """Queues a correction. Any thread; never blocks. It counts neither as in flight nor in `pending`."""
-        self._corrections.put(correction)
-        self.wake()
 
     def run_once(self) -> float:
         """Settles one batch. Raises StoreUnavailable and keeps the batch if the database does not answer."""
@@ -77,7 +62,7 @@ class Settler(Service):
             self._fill_batch()
         if self._batch:
             self._settle_batch()
-        return min(self._corrections.write_next(), 0 if self._queue or self._batch else IDLE_S)
+        return min(self.corrections.write_next(), 0 if self._queue or self._batch else IDLE_S)
 
     def _settle_batch(self) -> None:
         failed: list[FinishedRun] = []
@@ -94,27 +79,17 @@ class Settler(Service):
         batch = [ended for ended in self._batch if id(ended) not in lost]
         gone = self._keep_failed_for_retry(failed)
         self._count_outcomes(batch, held)
-        self._on_released(self._database.index, [ended.run for ended in [*batch, *gone]])
+        for ended in [*batch, *gone]:
+            if ended.run.settled is not None:
+                ended.run.settled.set()
+        self._context.permits.remove_in_flight(self._database.index, len(batch) + len(gone))
         settled = [e for e in batch if (e.outcome.job_id, e.outcome.token) in held]
         self._acks.put([self._make_ack(ended) for ended in settled])
 
-    @property
-    def pending(self) -> int:
-        """Outcomes that are not recorded yet."""
-        # The batch is counted first: an outcome that moves into it must not count twice (Worker.is_quiet).
-        with self._batch_lock:
-            written = len(self._batch) + len(self._failed)
-        return written + len(self._queue)
-
-    @property
-    def idle(self) -> bool:
-        """Nothing waits to be written."""
-        return not (self.pending or len(self._corrections))
-
     def _fill_batch(self) -> None:
         if self._failed and self._clock.monotonic_s() >= self._failed_s + AGAIN_S:
-            with self._batch_lock:  # in a batch of their own, since they may fail again
-                self._batch, self._failed = self._failed, []
+            # In a batch of their own, since they may fail again.
+            self._batch, self._failed = self._failed, []
             return
         if not self._queue:
             return
@@ -132,9 +107,8 @@ class Settler(Service):
         now_s = self._clock.monotonic_s()
         if not self._failed:  # a later failure must not postpone the retry of earlier ones
             self._failed_s = now_s
-        with self._batch_lock:
-            self._batch = []
-            self._failed += [ended for ended in failed if now_s < ended.run.lease_end_s]
+        self._batch = []
+        self._failed += [ended for ended in failed if now_s < ended.run.lease_end_s]
         return [ended for ended in failed if now_s >= ended.run.lease_end_s]
 
     def _settle_one_by_one(self) -> tuple[set[tuple[int, str]], list[FinishedRun]]:
@@ -179,5 +153,7 @@ class Settler(Service):
         if outcome.kind in _ENDED:
             return Ack(run.topic, outcome.job_id, None)
         now_ms = run.now_ms(self._clock.monotonic_s())
-        back = self._put_back_entry(now_ms, outcome.due_ms or run.job.action_ms, outcome.job_id)
+        back = self._context.reminder_to_put_back(
+            now_ms, outcome.due_ms or run.job.action_ms, outcome.job_id
+        )
         return Ack(run.topic, outcome.job_id, back)

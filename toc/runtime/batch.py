@@ -1,0 +1,85 @@
+"""What a fetcher (poller, scanner, fallback) hands to the claim stage, and what it needs to do so.
+
+A fetcher takes permits, finds due ids, and puts them into the inbox of a claim stage as a batch that carries
+one permit for each id. Fetchers and the worker do not import each other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+CLAIM_S_MAX = 120.0  # a fetcher waits for a claim no longer than this
+
+
+class ClaimAnswer:
+    """How many jobs of a batch were claimed. The claim stage gives it once; a fetcher may wait for it.
+
+    `on_given()`: called when the answer is there.
+    """
+
+    def __init__(self, on_given: Callable[[], None] = lambda: None) -> None:
+        self._on_given = on_given
+        self._given = threading.Event()
+        self._claimed = 0
+        self._error: Exception | None = None
+
+    def give(self, claimed: int, error: Exception | None = None) -> None:
+        self._claimed, self._error = claimed, error
+        self._given.set()
+        self._on_given()
+
+    @property
+    def is_given(self) -> bool:
+        return self._given.is_set()
+
+    def wait(self) -> int:
+        """Waits until the batch is claimed; returns how many jobs are to be run. Raises the claim's error."""
+        self._given.wait(CLAIM_S_MAX)
+        if self._error is not None:
+            raise self._error
+        return self._claimed
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Ids of one topic and one database that may be due, found at the same time.
+
+    `ids`: by shard. `time_ms`: the server's time by which they are due (Redis' TIME); None: the database's
+    time decides. `found_s`: this process' monotonic time *before* they were read: leases count from there.
+    `popped`: they came from the timer and must be acked or put back there. `shared`: their slots also hold
+    ids of other databases, which must not wait for these. `permits`: one for each id; 0: the database takes
+    no jobs now, and the ids are put off. `answer`: told when the batch is claimed.
+    """
+
+    topic: str
+    ids: Mapping[int, Sequence[int]]
+    time_ms: int | None
+    found_s: float
+    popped: bool
+    shared: bool = False
+    permits: int = 0
+    answer: ClaimAnswer | None = None
+
+    @property
+    def job_ids(self) -> list[int]:
+        return [job_id for ids in self.ids.values() for job_id in ids]
+
+
+class PermitSource(Protocol):
+    """What a fetcher needs of the worker's permits."""
+
+    def take(self, database: int, wanted: int) -> int:
+        """Takes up to `wanted` permits; returns how many, 0 when there are none now."""
+
+    def take_in_each(self, databases: Collection[int], wanted: int) -> tuple[int, frozenset[int]]:
+        """Takes up to `wanted` permits in each of the databases that take jobs now.
+
+        Returns how many in each, and in which databases; 0 when one has none for the moment, or none takes
+        jobs. A database that does not answer or is stalled takes no jobs.
+        """
+
+    def give_back(self, database: int, permits: int) -> None:
+        """Gives back permits that no batch carries."""

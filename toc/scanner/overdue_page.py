@@ -1,0 +1,72 @@
+"""Reads pages of overdue rows and has them claimed, as far as there are permits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from toc.runtime.batch import Batch, ClaimAnswer, PermitSource
+from toc.runtime.service import Inbox
+from toc.store.due_pages import DuePages
+
+BEGINNING = (0, 0)
+
+
+class OverduePage(NamedTuple):
+    """Overdue rows of one shard, each with a permit. `after`: (due_ms, job_id) of the last row read."""
+
+    shard: int
+    job_ids: Sequence[int]
+    found_s: float
+    after: tuple[int, int]
+    has_more: bool
+
+
+class OverduePages:
+    """Pages of one database. `types()`: type numbers with a handler here, None for all."""
+
+    def __init__(
+        self,
+        database: int,
+        pages: DuePages,
+        permits: PermitSource,
+        inbox: Inbox[Batch],
+        types: Callable[[], Collection[int] | None],
+        page_rows: int,
+    ) -> None:
+        self._database, self._pages, self._permits = database, pages, permits
+        self._inbox, self._types, self._page_rows = inbox, types, page_rows
+
+    def take_permits(self) -> int:
+        """Takes permits for a page; 0: there are none now."""
+        return self._permits.take(self._database, self._page_rows)
+
+    def read(
+        self, shard: int, after: tuple[int, int], grace_ms: int, permits: int, found_s: float
+    ) -> OverduePage:
+        """Reads up to `permits` rows that are overdue by more than `grace_ms`.
+
+        Gives the other permits back before the claim; all of them when it raises.
+        """
+        unused = permits
+        try:
+            rows = self._pages.overdue_rows(shard, after, grace_ms, self._types(), permits)
+            unused -= len(rows)
+        finally:
+            self._permits.give_back(self._database, unused)
+        after = (rows[-1].due_ms, rows[-1].job_id) if rows else after
+        job_ids = [row.job_id for row in rows]
+        return OverduePage(shard, job_ids, found_s, after, len(rows) == permits)
+
+    def claim(self, page: OverduePage) -> int:
+        """Has the rows claimed; returns how many of their jobs are to be run. Raises the claim's error."""
+        if not page.job_ids:
+            return 0
+        answer = ClaimAnswer()
+        self._inbox.put(
+            Batch(
+                "", {page.shard: page.job_ids}, None, page.found_s,
+                popped=False, permits=len(page.job_ids), answer=answer,
+            )
+        )  # fmt: skip
+        return answer.wait()

@@ -1,0 +1,84 @@
+"""What happens immediately before and after each handler: the last look at the lease, and the outcome."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+
+from toc.runtime import metrics
+from toc.runtime.service import Inbox
+from toc.store.claims import Outcome, OutcomeKind
+from toc.worker.context import WorkerContext
+from toc.worker.outcome import give_back_outcome, outcome_of
+from toc.worker.run import FinishedRun, Run
+from toc.worker.run_log import RunLog
+
+log = logging.getLogger(__name__)
+
+LAST_RESORT_S = 60.0  # until the next try of a job whose verdict or retry policy is invalid
+
+_fired_counter = cache(metrics.FIRED.labels)
+_TIMER_STAGE = metrics.STAGE.labels("timer")
+_DATABASE_STAGE = metrics.STAGE.labels("database")
+_QUEUE_STAGE = metrics.STAGE.labels("queue")
+_HANDLER_STAGE = metrics.STAGE.labels("handler")
+
+
+class Attempts:
+    """Starts and ends attempts for the handler pool. `settlers`: the settle stage of each database."""
+
+    def __init__(self, context: WorkerContext, settlers: Sequence[Inbox[FinishedRun]]) -> None:
+        self._context, self._settlers = context, settlers
+        self._clock = context.process.clock
+        self._settings = context.process.settings.worker
+        self._log = RunLog(self._clock, tracebacks=self._settings.tracebacks_per_minute)
+
+    def may_start(self, run: Run) -> bool:
+        """Whether enough of the lease is left to start the handler, by this machine's clocks (I3).
+
+        The pool calls it immediately before the handler. False: the job was given back.
+        """
+        now_s = self._clock.monotonic_s()
+        needed_s = run.spec.timeout_s + self._settings.lease_margin_s
+        left_s = run.lease_left_s(now_s, self._clock.wall_ms())
+        is_too_late = left_s < needed_s  # guard: enough-lease-to-start
+        if self._context.permits.closed or is_too_late:
+            self._send_to_settle(run, give_back_outcome(run))
+            return False
+        waited_s = now_s - run.queued_s
+        if waited_s > self._settings.queue_wait_s:
+            # Too many were claimed: jobs wait here that another node could run.
+            self._context.permits.halve_limit()
+        run.started_s = now_s
+        _fired_counter(run.job.biz_type).inc()
+        if run.job.attempts == 1:
+            metrics.LATENESS.observe(run.late_s(now_s))
+            if run.found_ms is not None:
+                _TIMER_STAGE.observe(max(0.0, (run.found_ms - run.job.action_ms) / 1000))
+        _DATABASE_STAGE.observe(run.queued_s - run.asked_s)
+        _QUEUE_STAGE.observe(waited_s)
+        self._log.log_start(run)
+        return True
+
+    def finish(self, run: Run, result: object) -> None:
+        """Settles a run whose handler has returned or raised `result`."""
+        now_s = self._clock.monotonic_s()
+        now_ms = run.now_ms(now_s)  # guard: retry-by-the-databases-time
+        _HANDLER_STAGE.observe(now_s - run.started_s)
+        spread = self._context.process.rng.uniform(-1, 1)
+        snooze_ms_min = round(self._settings.snooze_s_min * 1000)
+        try:
+            outcome = outcome_of(run, result, now_ms, spread, snooze_ms_min=snooze_ms_min)
+        except Exception as error:
+            # An invalid verdict (e.g. a timedelta out of range) must not end the thread.
+            log.exception("the verdict of job %d makes no sense", run.job.job_id)
+            again_ms = now_ms + round(LAST_RESORT_S * 1000)
+            outcome = Outcome(
+                run.job.job_id, run.token, OutcomeKind.RETRY, due_ms=again_ms, error=str(error)
+            )
+        self._log.log_end(run, result, outcome, now_ms, now_s - run.started_s)
+        self._send_to_settle(run, outcome)
+
+    def _send_to_settle(self, run: Run, outcome: Outcome) -> None:
+        self._settlers[run.database].put(FinishedRun(run, outcome))

@@ -1,0 +1,62 @@
+"""What the parts of a process share, and what the stages of its worker share."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from toc.runtime.clock import Clock
+from toc.runtime.settings import Settings
+from toc.store.catalogue import Catalogue
+from toc.store.claims import Claims
+from toc.store.databases import Databases
+from toc.timer.reminders import Reminder, Reminders
+from toc.worker.handler_table import HandlerTable
+from toc.worker.permits import Permits
+from toc.worker.run import ClockReading
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessContext:
+    """What a node is made of. `name`: "host:pid". `reminders` is None where there is no timer."""
+
+    name: str
+    settings: Settings
+    clock: Clock
+    rng: random.Random
+    databases: Databases
+    catalogue: Catalogue
+    reminders: Reminders | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """What the stages of one worker share.
+
+    `identity`: the unique name of this process; its tokens and its cluster member begin with it.
+    """
+
+    process: ProcessContext
+    identity: str
+    claims: Claims
+    handlers: HandlerTable
+    permits: Permits
+    _sequence: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def new_token(self) -> str:
+        """No other claim of any process has the same token."""
+        return f"{self.identity}:{next(self._sequence)}"
+
+    def read_clocks(self) -> ClockReading:
+        clock = self.process.clock
+        return ClockReading(clock.monotonic_s(), clock.wall_ms())
+
+    def reminder_to_put_back(self, now_ms: int, due_ms: int, job_id: int) -> Reminder:
+        """The reminder to put back: with the due time, or with None if that is beyond horizon and slack.
+
+        Then the loader will load the row (I6).
+        """
+        far = due_ms > now_ms + self.process.settings.timer.arm_within_ms
+        return Reminder(None if far else due_ms, job_id)

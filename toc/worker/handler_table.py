@@ -1,0 +1,107 @@
+"""Which handler runs a type number in this process, and how long the lease of such a job is."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from toc.errors import NotFound, SchemaMismatch, StatementFailed, StoreUnavailable
+from toc.handlers.registry import HandlerSpec, Registry
+from toc.runtime import metrics
+from toc.runtime.log_throttle import LogThrottle
+from toc.store.biz_types import BizTypes, describe_conflict
+from toc.store.claims import Claims
+from toc.store.databases import Database, Databases
+
+log = logging.getLogger(__name__)
+
+
+class HandlerTable:
+    """The handlers of a registry by type number, kept up with the types that the databases have."""
+
+    def __init__(
+        self, types: BizTypes, registry: Registry, claims: Claims, lease_allowance_s: float
+    ) -> None:
+        self._types, self._registry, self._claims = types, registry, claims
+        self._lease_allowance_s = lease_allowance_s
+        self._specs: dict[int, HandlerSpec] = {}
+        self._version = -1  # of the types, when `_specs` was made
+        self._lock = threading.Lock()
+        self._log_throttle = LogThrottle(log)
+
+    def create_types(self, databases: Databases) -> None:
+        """Creates the handlers' types in each database that answers; later use creates them in the others.
+
+        Raises StoreUnavailable when no database answers.
+        """
+        names = [spec.biz_type for spec in self._registry]
+        failed: list[StoreUnavailable | StatementFailed] = []
+        asked = [database for database in databases if not database.is_unchecked]
+        for database in asked:
+            try:
+                self._types.numbers_or_create(names, database)
+            except SchemaMismatch as error:  # one type's number is in conflict; the others exist
+                log.error("%s", error)  # noqa: TRY400 - the text says all
+            except (StoreUnavailable, StatementFailed) as error:
+                failed.append(error)
+        if failed and len(failed) == len(asked):
+            raise failed[0]
+
+    def refresh(self) -> None:
+        """Updates which type numbers have a handler here, if the known types have changed."""
+        if self._version == self._types.known.version:
+            return
+        with self._lock:
+            known = self._types.known
+            specs: dict[int, HandlerSpec] = {}
+            for number, name in known.names.items():
+                spec = self._registry.get(name)
+                if spec is not None:
+                    specs[number] = replace(spec, biz_type=name)  # that of "*" too
+            # The handlers are set first: each job that is claimed from now on must find its handler.
+            self._specs = specs
+            self._claims.set_lease_times(
+                {number: round(self.lease_s(spec) * 1000) for number, spec in specs.items()}
+            )
+            self._version = known.version
+
+    @property
+    def type_numbers(self) -> Sequence[int] | None:
+        """The type numbers that this worker handles; None: all."""
+        self.refresh()
+        return None if self._registry.takes_all else list(self._specs)
+
+    def spec_of(self, type_no: int) -> HandlerSpec | None:
+        return self._specs.get(type_no)
+
+    def lease_s(self, spec: HandlerSpec) -> float:
+        return spec.timeout_s + self._lease_allowance_s
+
+    def find_unknown_type(self, type_no: int, database: Database) -> bool:
+        """Reads a type number that is unknown here from the row's database; True: it has a handler here."""
+        if type_no in self._types.known.names or type_no in self._types.known.conflicts:
+            return False
+        with suppress(NotFound):
+            self._types.find_name(type_no, database)
+        self.refresh()
+        return type_no in self._specs
+
+    def type_name(self, type_no: int, database: Database) -> str:
+        try:
+            return self._types.find_name(type_no, database)
+        except NotFound:  # another program wrote the number
+            return f"#{type_no}"
+
+    def warn_unhandled(self, type_no: int, database: Database) -> None:
+        """Says that a job waits for another node, because its type has no handler here."""
+        metrics.UNHANDLED.inc()
+        conflicts = self._types.known.conflicts
+        if type_no in conflicts:
+            text = describe_conflict(type_no, conflicts)
+            self._log_throttle.warning(type_no, "%s", text)
+            return
+        text = "no handler here for jobs of type %s: they wait for another node"
+        self._log_throttle.warning(type_no, text, self.type_name(type_no, database))

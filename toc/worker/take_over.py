@@ -1,0 +1,138 @@
+"""What lease recovery does to the row of a suspect: takes it over, buries it, changes the mark ":alone"."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from toc.domain.tokens import ALONE, without_mark
+from toc.runtime import metrics
+from toc.runtime.service import Inbox
+from toc.store.claims import ClaimedRow, Outcome, OutcomeKind
+from toc.store.databases import Database
+from toc.worker.acks import Ack
+from toc.worker.context import WorkerContext
+from toc.worker.corrections import ChangeAloneMark, Correction, GiveBack
+from toc.worker.new_run import new_run
+from toc.worker.run import Run
+
+log = logging.getLogger(__name__)
+
+LOST_LEASE = (
+    "lease lost: in its last attempt the worker died, or the handler did not return in time"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LostLease:
+    """A suspect: a running row under `token` whose lease was over."""
+
+    shard: int
+    job_id: int
+    type_no: int
+    attempts: int
+    token: str
+
+    @classmethod
+    def of_row(cls, shard: int, row: ClaimedRow) -> LostLease:
+        return cls(shard, row.job_id, row.type_no, row.attempts, row.token or "")
+
+
+class ProcessIsHeld(Exception):
+    """A take-over must wait, because another LeaseRecovery holds the process."""
+
+
+class TakeOver:
+    """The changes of suspects' rows in one database. Taken-over jobs go to the run stage."""
+
+    def __init__(
+        self,
+        database: Database,
+        context: WorkerContext,
+        runs: Inbox[Run],
+        acks: Inbox[Sequence[Ack]],
+        corrections: Inbox[Correction],
+    ) -> None:
+        self._database, self._context = database, context
+        self._claims, self._handlers = context.claims, context.handlers
+        self._runs, self._acks, self._corrections = runs, acks, corrections
+
+    def beside_others(self, suspect: LostLease, done: threading.Event) -> Run | None:
+        """Takes a suspect over while other jobs run; see `alone`. Raises ProcessIsHeld.
+
+        It takes a permit even if there is none left, so that the process is not quiet meanwhile.
+        """
+        permits, index = self._context.permits, self._database.index
+        if not permits.take_always(index, 1):
+            raise ProcessIsHeld
+        try:
+            return self._take_over(suspect, done, mark="")
+        finally:
+            permits.give_back(index, 1)
+
+    def while_held(self, suspect: LostLease, done: threading.Event, *, alone: bool) -> Run | None:
+        """Takes a suspect over while the caller holds the process. `alone`: marks the token ":alone".
+
+        None: another process has it. `done` is set when the run is settled. When the answer is lost, `done`
+        is set after the job was given back; when the database refuses, at once.
+        """
+        return self._take_over(suspect, done, mark=ALONE if alone else "")
+
+    def _take_over(self, suspect: LostLease, done: threading.Event, mark: str) -> Run | None:
+        spec = self._handlers.spec_of(suspect.type_no)
+        if spec is None:
+            return None
+        asked, token = self._context.read_clocks(), self._context.new_token() + mark
+        job_id, seen, sent = suspect.job_id, suspect.token, threading.Event()
+        try:
+            row = self._claims.take_over(
+                self._database, suspect.shard, job_id, seen, token, sent.set
+            )
+        except Exception:
+            if sent.is_set():
+                # It may be committed, but nobody runs the job: the attempt must not count.
+                lost = Outcome(job_id, token, OutcomeKind.GIVE_BACK, 0, "the answer was lost", seen)
+                give_back = GiveBack("", [lost], written=done)
+                self._corrections.put(give_back)  # guard: give-back-take-over
+            else:  # refused: there is nothing to give back
+                done.set()
+            raise
+        if row is None:
+            return None
+        metrics.TAKEN_OVER.inc()
+        run = new_run(self._context, self._database, row, spec, token, asked.monotonic_s, asked)
+        run.settled, run.previous_token = done, seen
+        self._context.permits.add_in_flight(self._database.index, 1, permits=0)
+        self._runs.put(run)
+        return run
+
+    def change_alone_mark(self, suspect: LostLease, run: Run, *, alone: bool) -> threading.Event:
+        """Sets or removes ":alone" in the token of a run. The event is set when the row has the token."""
+        unmarked = without_mark(run.token)
+        tokens = (unmarked, run.token) if alone else (run.token, unmarked)
+        change = ChangeAloneMark(suspect.shard, suspect.job_id, *tokens)
+        self._corrections.put(change)
+        return change.written
+
+    def bury(self, suspect: LostLease) -> None:
+        """Ends a job dead that has lost its last lease."""
+        if self._claims.bury_expired(
+            self._database, suspect.shard, suspect.job_id, suspect.token, LOST_LEASE,
+            self._context.identity,
+        ):  # fmt: skip
+            log.warning("job %d is dead: %s", suspect.job_id, LOST_LEASE)
+            biz_type = self._handlers.type_name(suspect.type_no, self._database)
+            metrics.ENDED.labels(biz_type, OutcomeKind.BURY.value).inc()
+            topic = self._context.process.settings.topic_of(biz_type)
+            self._acks.put([Ack(topic, suspect.job_id, None)])
+
+    def count_attempts_left(self, suspect: LostLease) -> int:
+        """How many attempts `max_attempts` allows beyond those that it had; negative: it had extra ones."""
+        spec = self._handlers.spec_of(suspect.type_no)
+        return 1 if spec is None else spec.max_attempts - suspect.attempts
+
+    def lease_s(self, suspect: LostLease) -> float:
+        spec = self._handlers.spec_of(suspect.type_no)
+        return 0.0 if spec is None else self._handlers.lease_s(spec)
