@@ -23,8 +23,7 @@ decision reads the PrepareQueue.
     foreign_members    members of queues that are no job_id
     next_due_watcher   reads the heads (first reminders) of all slots periodically
     wakeup             listens for "a slot has a new head"
-    poller             pops due reminders and hands them to the sink
-    claimer            claims popped ids in a thread per database
+    poller             pops due reminders and puts them into the claim stages
     loader             loads rows into the slots when they are due soon
 
 Failure: when a Redis node fails, only its own slots fail; one that hangs blocks each caller once, for the

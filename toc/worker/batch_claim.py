@@ -21,8 +21,7 @@ from toc.worker.acks import Ack, AckSender
 from toc.worker.claim_result import ClaimResult, claim_result_of
 from toc.worker.context import WorkerContext
 from toc.worker.corrections import Correction, GiveBack
-from toc.worker.new_run import new_run
-from toc.worker.run import Run
+from toc.worker.run import Run, new_run
 from toc.worker.take_over import LostLease
 
 log = logging.getLogger(__name__)
@@ -108,7 +107,7 @@ class BatchClaim:
         """Records that the database does not answer. The batch may have been claimed: gives it back."""
         self._outages.record_no_answer(self._database.index)
         self._give_back(batch.job_ids)
-        self._outlets.acks.send(acks_for_no_answer(self._context, self._database.index, batch))
+        self._outlets.acks.send(acks_that_return(self._context, self._database.index, batch))
 
     def _give_back(self, job_ids: Sequence[int]) -> None:
         """Gives back those of the ids that the token has claimed and that are no runs yet."""
@@ -219,23 +218,16 @@ class BatchClaim:
         return min(max(left_ms, PUT_BACK_MS_MIN), PUT_BACK_MS_MAX)
 
 
-def acks_for_no_answer(context: WorkerContext, database: int, batch: Batch) -> Sequence[Ack]:
-    """Returns the ids of a database that does not answer to the timer."""
-    if batch.shared:  # its slots are still popped, for the other databases
-        return acks_for_put_off(context, database, batch)
-    # Their due time stays. This process does not pop for this database for a while, but perhaps
-    # only this process cannot reach it: then a deputy sees that the jobs are late.
-    return _acks_that_put_back(batch, 0)
+def acks_that_return(context: WorkerContext, database: int, batch: Batch) -> Sequence[Ack]:
+    """Returns the ids of a database that takes no jobs to the timer.
 
-
-def acks_for_put_off(context: WorkerContext, database: int, batch: Batch) -> Sequence[Ack]:
-    """Returns popped ids to the timer: due again in some seconds, or at once when the node stops."""
-    put_off_ms = context.permits.outages.put_off_ms(database)
-    return _acks_that_put_back(batch, 0 if context.permits.closed else put_off_ms)
-
-
-def _acks_that_put_back(batch: Batch, later_ms: int) -> Sequence[Ack]:
+    Where their slots are still popped, for the other databases, they are due again in some seconds.
+    Otherwise their due time stays. This process does not pop for this database for a while, but perhaps only
+    this process cannot reach it, or stops: then other nodes see that the jobs are late.
+    """
+    permits = context.permits
     if not batch.popped or batch.time_ms is None:
         return ()
+    later_ms = permits.outages.put_off_ms(database) if batch.shared and not permits.closed else 0
     due_ms = batch.time_ms + later_ms
     return [Ack(batch.topic, job_id, Reminder(due_ms, job_id)) for job_id in batch.job_ids]

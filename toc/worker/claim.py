@@ -11,12 +11,7 @@ from collections import deque
 from toc.runtime.batch import Batch
 from toc.runtime.service import Service
 from toc.store.databases import Database
-from toc.worker.batch_claim import (
-    BatchClaim,
-    ClaimOutlets,
-    acks_for_no_answer,
-    acks_for_put_off,
-)
+from toc.worker.batch_claim import BatchClaim, ClaimOutlets, acks_that_return
 from toc.worker.context import WorkerContext
 
 CLAIM_LANES = 2  # claim stages of each database: one works in Python while the other waits
@@ -59,7 +54,7 @@ class ClaimStage(Service):
         claimed, failure = 0, None
         try:
             if permits.outages.is_down(index):
-                self._outlets.acks.send(acks_for_no_answer(self._context, index, batch))
+                self._outlets.acks.send(acks_that_return(self._context, index, batch))
             else:
                 claimed = one.run()
         except Exception as error:
@@ -87,7 +82,7 @@ class ClaimStage(Service):
 
     def _put_off(self, batch: Batch) -> None:
         index = self._database.index
-        self._outlets.acks.send(acks_for_put_off(self._context, index, batch))
+        self._outlets.acks.send(acks_that_return(self._context, index, batch))
         self._context.permits.give_back(index, batch.permits)
         if batch.answer is not None:
             batch.answer.give(0)

@@ -58,19 +58,14 @@ class Permits:
     # ---- fetch
 
     def take(self, database: int, wanted: int) -> int:
-        """See `PermitSource`. Gives only so many that no job waits long for a thread (I8)."""
-        if self.closed or self.outages.is_down(database):
-            return 0
-        with self._lock:
-            self.limiter.adapt(self._waiting())
-            free = self._count_free(database)
-            if free <= 0:
-                self.limiter.was_reached = self._somebody_was_refused = True
-                return 0
-            return self._give([database], min(wanted, free))
+        """See `PermitSource`."""
+        return self.take_in_each([database], wanted)[0]
 
     def take_in_each(self, databases: Collection[int], wanted: int) -> tuple[int, frozenset[int]]:
-        """See `PermitSource`. A database that has not answered yet is tried by one batch at a time."""
+        """See `PermitSource`. Gives only so many that no job waits long for a thread (I8).
+
+        A database that has not answered yet is tried by one batch at a time.
+        """
         if self.closed:
             return 0, frozenset()
         with self._lock:
@@ -80,14 +75,14 @@ class Permits:
                 if self._is_out(database):
                     continue
                 free = self._count_free(database)
-                if free <= 0:
-                    since_s = self._stalled_since_s.setdefault(database, now_s)
-                    self.limiter.was_reached = self._somebody_was_refused = True
-                    if now_s - since_s < STALLED_S:
-                        return 0, frozenset()
+                if free > 0:
+                    open_.add(database)
+                    least = min(least, free)
                     continue
-                open_.add(database)
-                least = min(least, free)
+                since_s = self._stalled_since_s.setdefault(database, now_s)
+                self.limiter.was_reached = self._somebody_was_refused = True
+                if now_s - since_s < STALLED_S:
+                    return 0, frozenset()
             given = self._give(open_, least) if open_ else 0
             return given, frozenset(open_ if given else ())
 

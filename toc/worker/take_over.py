@@ -15,8 +15,7 @@ from toc.store.databases import Database
 from toc.worker.acks import Ack
 from toc.worker.context import WorkerContext
 from toc.worker.corrections import ChangeAloneMark, Correction, GiveBack
-from toc.worker.new_run import new_run
-from toc.worker.run import Run
+from toc.worker.run import Run, new_run
 
 log = logging.getLogger(__name__)
 
