@@ -51,7 +51,7 @@ VARIANTS = (
     ),
     Variant(
         "lease-counted-from-the-answer",
-        replaced("lease-from-the-question", "self._clock.monotonic_s() + lease_s"),
+        replaced("lease-from-the-question", "$old - found_s + context.process.clock.monotonic_s()"),
         "I2 I3", 36, "slow,handlers",
     ),
     Variant("cancel-without-status", removed("change-status"), "I2 I3 I5", 2),
