@@ -58,9 +58,7 @@ class Library:
         self.connect()
 
     def connect(self) -> None:
-        self.databases = Databases(
-            self.settings.databases, self.settings.routing, self.clock, connect_timeout_s=3
-        )
+        self.databases = Databases(self.settings.databases, self.settings.routing, self.clock)
         for database in self.databases:
             database._supports_packets &= self._packets
         self.catalogue = Catalogue(self.databases)

@@ -344,12 +344,12 @@ def test_a_read_that_failed_is_made_again_by_the_next_call(two: Library, name: s
     types, here = BizTypes(two.databases), two.databases[0]
     types.number_or_create(name, here)
     two.clock.advance(REFRESH_S)
-    check, here._check = here._check, _refuse
+    here.check_before_use(_refuse)
     with pytest.raises(SchemaMismatch):
         types.number_or_create(name, here)
     with pytest.raises(SchemaMismatch):
         types.number_or_create(name, here)
-    here._check, here._check_error = check, None
+    here._first_check = None
     assert types.number_or_create(name, here) == type_no_of(name)
     types.close()
 

@@ -22,7 +22,7 @@ from tests.worker.waiting import wait_until
 from toc.domain.job import Status
 from toc.errors import StatementFailed, StoreUnavailable
 from toc.store import session_timeout
-from toc.store.databases import TRIES_MAX, Database, Databases
+from toc.store.databases import TRIES_MAX, ConnectionLimits, Database, Databases
 from toc.store.verb import Statement, Verb
 
 
@@ -101,7 +101,10 @@ def lock(connection: Connection, library: Library, job_id: int) -> None:
 def impatient(library: Library) -> Iterator[Database]:
     """The same database with sessions that end when they stand still for a second."""
     databases = Databases(
-        library.settings.databases, library.settings.routing, library.clock, idle_transaction_s=1
+        library.settings.databases,
+        library.settings.routing,
+        library.clock,
+        limits=ConnectionLimits(idle_transaction_s=1),
     )
     yield databases[0]
     databases.close()
@@ -319,7 +322,9 @@ def test_a_server_that_is_gone_is_unavailable(library: Library) -> None:
     else:
         there = make_url(library.settings.databases[0])
         url = there.set(port=free_port()).render_as_string(hide_password=False)
-    gone = Databases([url], library.settings.routing, library.clock, connect_timeout_s=1)
+    gone = Databases(
+        [url], library.settings.routing, library.clock, limits=ConnectionLimits(connect_timeout_s=1)
+    )
     for use in (gone[0].now_ms, lambda: gone[0].run_transaction(lambda _: 0)):
         with pytest.raises(StoreUnavailable, match=r"^database 0 does not answer: ") as caught:
             use()
@@ -343,7 +348,7 @@ def test_connections_that_were_killed_while_idle_are_replaced(library: Library) 
                 killed += 1
     assert killed >= 2
     assert library.jobs.cancel(job_id) == "cancelled"
-    assert len(library.insert(library.new(), library.new())) == 2
+    assert len(library.insert(library.new(key="c"), library.new(key="d"))) == 2
 
 
 @pytest.mark.usefixtures("mysql_only")

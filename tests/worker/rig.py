@@ -28,7 +28,7 @@ from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import ScannerSettings, Settings, TimerSettings, WorkerSettings
 from toc.store import migrate
 from toc.store.catalogue import Catalogue
-from toc.store.databases import Database, Databases
+from toc.store.databases import ConnectionLimits, Database, Databases
 from toc.timer.reminders import Reminders
 from toc.worker.context import ProcessContext
 from toc.worker.worker import Worker
@@ -149,7 +149,10 @@ class Rig:
 
     def databases(self) -> Databases:
         databases = Databases(
-            self.settings.databases, self.settings.routing, self.clock, pool_size=4
+            self.settings.databases,
+            self.settings.routing,
+            self.clock,
+            limits=ConnectionLimits(pool_size=4),
         )
         self._closing.insert(0, databases.close)
         return databases

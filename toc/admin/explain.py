@@ -18,9 +18,9 @@ from toc.domain.routing import slot_of
 from toc.errors import TocError
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
-from toc.store.bulk_update import explain_missing_table
 from toc.store.columns import sql_time
 from toc.store.databases import Databases
+from toc.store.driver_errors import explain_missing_table
 from toc.store.ended_jobs import DAY_MS
 from toc.store.events import read_events
 from toc.store.job_details import JobDetails, read_job_details
@@ -148,13 +148,13 @@ def _ask_database(settings: Settings, clock: Clock, found: JobExplanation) -> No
     recorded: dict[str, str] = {}
     try:
         found.now_ms = database.now_ms()
-        with explain_missing_table(database, database.meta.name):
+        with explain_missing_table(database.index, database.meta.name):
             recorded = read_recorded_meta(database)
         found.record = read_job_details(database, found.home.shard, found.job_id)
-        with explain_missing_table(database, database.event.name):
+        with explain_missing_table(database.index, database.event.name):
             found.events = read_events(database, found.job_id, EVENTS_MAX)
         if found.record is None:
-            with explain_missing_table(database, database.purge.name):
+            with explain_missing_table(database.index, database.purge.name):
                 found.purges = read_purges_around(database, found.job_id, PURGES_MAX)
     except TocError as error:
         found.database_error = error

@@ -1,22 +1,22 @@
-"""Changes sets of jobs: finds them without long locks on a shard, and changes them page by page.
+"""Changes many jobs that match a condition, page by page.
 
 A shard may have millions of rows, so no statement reads all of them. They are read in windows of
 neighbouring rows of one index, one statement per window. The condition determines the index: its ids or
 business ids, the live rows (`ix_due` contains only them), the dead ones (`toc_dead_job` contains only
-them), else the primary key.
+them), otherwise the primary key.
 
-A change takes a page of ids and first locks those that still match, so that it knows
-which rows it changed, whatever workers do meanwhile; their events are in the same transaction. Usually all
-of a page still match: a cancel, which needs no data of the rows, assumes this, and rolls back if it is not
-true. Events end with the run's mark: after a COMMIT whose answer was lost, a retry finds by the mark which
-jobs it has already changed.
+A change first locks the jobs of a page that still match, so that it knows which rows it changes, whatever
+workers do at the same time. Their events are in the same transaction. Usually all jobs of a page still match:
+a cancel, which needs no data of the rows, assumes this, and rolls back if it is not true. The reasons of the
+events end with the run's mark: after a COMMIT whose answer was lost, a retry finds by the mark which jobs it
+has already changed.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,17 +34,18 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 
 from toc.domain.ids import gene_of
 from toc.domain.job import Status
 from toc.domain.routing import hash_of
-from toc.errors import SchemaMismatch, StatementFailed, StoreUnavailable
 from toc.store.columns import Millis, db_now
 from toc.store.conditions import Bounds, Condition, Renderer
 from toc.store.databases import Database, Databases, execute_on
+from toc.store.driver_errors import explain_missing_table
 from toc.store.duplicates import is_live_duplicate
 from toc.store.events import Transition, record_events
+from toc.store.rows import after_due_key
 from toc.store.schema import JOB, LIVE_INDEX, job_table_name
 
 c = JOB.c
@@ -84,9 +85,10 @@ class ChangedJob(NamedTuple):
 
 
 class PageResult(NamedTuple):
-    """The result of one page. `before`: how many an earlier process of the same run had changed.
+    """The result of one page. The jobs that are not counted here no longer matched.
 
-    `superseded`: how many dead jobs have a key that a newer job holds. The rest no longer matched.
+    before: how many an earlier process of the same run had changed. superseded: how many dead jobs have a key
+    that a newer job holds.
     """
 
     done: list[ChangedJob]
@@ -96,9 +98,10 @@ class PageResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BulkChange:
-    """The change that a run makes to each job. `mark`: the end of the reason in this run's events only.
+    """The change that a run makes to each job.
 
-    `due_ms(present)` gives the new due_time from the present one; None ends the job.
+    mark: the end of the reason of this run's events, and of no others. due_ms(old): the new due_time for
+    the old one; None ends the job.
     """
 
     move: Transition
@@ -108,7 +111,7 @@ class BulkChange:
 
 @dataclass(slots=True)
 class CommitProgress:
-    """Whether the change of a page reached its COMMIT: then it may have taken effect."""
+    """committing: the change of a page has reached its COMMIT, so it may have taken effect."""
 
     committing: bool = False
 
@@ -145,7 +148,7 @@ class BulkUpdate:
             yield from self._windows_of_dead_letters(database, frozenset(shards))
             return
         for shard in shards:
-            with explain_missing_table(database, job_table_name(shard)):
+            with explain_missing_table(database.index, job_table_name(shard)):
                 yield from self._windows_of_shard(database, shard, bounds)
             on_shard_done()
 
@@ -192,12 +195,7 @@ class BulkUpdate:
         last_ms = min(last_ms, bounds.due_until_ms)
         after: tuple[int, int] | None = bounds.due_from_ms, -1
         while after is not None:
-            after_ms, after_id = after
-            rest = and_(
-                c.due_time >= after_ms,
-                c.due_time <= last_ms,
-                or_(c.due_time > after_ms, c.job_id > after_id),
-            )
+            rest = and_(c.due_time <= last_ms, *after_due_key(*after))
             query = (
                 _force_index(select(c.due_time, c.job_id), _BY_DUE)
                 .where(rest)
@@ -205,12 +203,12 @@ class BulkUpdate:
                 .limit(1)
                 .offset(WINDOW_ROWS - 1)
             )
-            row: Any = database.read(lambda x, q=query: execute_on(x, shard, q).first())  # type: ignore[misc]
-            if row is not None:
-                until = or_(c.due_time < row[0], c.job_id <= row[1])
-                rest = and_(rest, c.due_time <= row[0], until)
+            (last,) = database.select(query, shard) or (None,)
+            if last is not None:
+                until = or_(c.due_time < last[0], c.job_id <= last[1])
+                rest = and_(rest, c.due_time <= last[0], until)
             yield RowWindow(shard, rest, _BY_DUE)
-            after = None if row is None else (row[0], row[1])
+            after = last
 
     def _windows_of_dead_letters(
         self, database: Database, shards: frozenset[int]
@@ -219,8 +217,8 @@ class BulkUpdate:
         letter, after = database.dead.c.job_id, -1
         while True:
             query = select(letter).where(letter > after).order_by(letter).limit(LETTERS)
-            with explain_missing_table(database, database.dead.name):
-                ids = database.read(lambda x, q=query: x.execute(q).scalars().all())  # type: ignore[misc]
+            with explain_missing_table(database.index, database.dead.name):
+                ids = [job_id for (job_id,) in database.select(query)]
             by_shard: dict[int, list[int]] = defaultdict(list)
             for job_id in ids:
                 by_shard[self._databases.routing.shard(gene_of(job_id))].append(job_id)
@@ -262,8 +260,8 @@ class BulkUpdate:
 
     def _read(self, shard: int, query: Select[Any]) -> Sequence[Any]:
         database = self._databases.of_shard(shard)
-        with explain_missing_table(database, job_table_name(shard)):
-            return database.read(lambda connection: execute_on(connection, shard, query).all())
+        with explain_missing_table(database.index, job_table_name(shard)):
+            return database.select(query, shard)
 
     def _conditions(self, shard: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
         return (
@@ -282,9 +280,10 @@ class BulkUpdate:
         *,
         may_be_repeat: bool,
     ) -> PageResult:
-        """Changes those of `jobs` (of one shard) that still match and are in reach, in one transaction.
+        """Changes those of `jobs` (of one shard) that still match and can be changed, in one transaction.
 
-        `jobs`: as `found`. `again`: this run may have been here before, in another process.
+        jobs: as `find_changeable` returns them. may_be_repeat: another process of this run may have changed
+        some of them already.
         """
         database = self._databases.of_shard(shard)
         ids = sorted(jobs)
@@ -298,7 +297,7 @@ class BulkUpdate:
             """Changes all rows without reading them; raises unless all were changed."""
             nonlocal tries
             tries += 1
-            _begin_immediate(connection, database)
+            database.lock_file(connection)
             update = _guarded_update(change.move, in_page, due_time=None).where(
                 *self._conditions(shard)
             )
@@ -311,7 +310,7 @@ class BulkUpdate:
         def change_matching(connection: Connection) -> PageResult:
             nonlocal tries
             tries += 1
-            _begin_immediate(connection, database)
+            database.lock_file(connection)
             marked: set[int] = set()
             if may_be_repeat or tries > 1:
                 # The transaction of a lost connection may still be committing: wait for its locks.
@@ -335,7 +334,7 @@ class BulkUpdate:
             progress.committing = progress.committing or bool(done)
             return PageResult(sorted(moved), len(before[0]), len(todo) - len(done))
 
-        with explain_missing_table(database, job_table_name(shard)):
+        with explain_missing_table(database.index, job_table_name(shard)):
             if change.move.to_status is Status.CANCELLED and not may_be_repeat:
                 with suppress(_SomeNotMatchingError):
                     return database.run_transaction(cancel_all)
@@ -362,11 +361,6 @@ def _force_primary_key(change: Update) -> Update:
     return change
 
 
-def _begin_immediate(connection: Connection, database: Database) -> None:
-    if database.sqlite:  # SQLite has no row locks; this locks the whole database
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
 def _guarded_update(move: Transition, which: ColumnElement[bool], **values: Any) -> Update:
     given = {"status": int(move.to_status), "gmt_modified": db_now(), **values}
     return update(JOB).where(which, c.status == int(move.from_status)).values(given)
@@ -378,8 +372,8 @@ def _locking_select(*wanted: ColumnElement[bool]) -> Select[Any]:
 
 
 def _read_scalar(database: Database, shard: int, query: Select[Any]) -> int | None:
-    found: int | None = database.read(lambda x: execute_on(x, shard, query).scalar())
-    return found
+    rows = database.select(query, shard)
+    return rows[0][0] if rows else None
 
 
 def _changed_before(
@@ -439,18 +433,3 @@ def _read_jobs(connection: Connection, shard: int, ids: Sequence[int]) -> Iterat
         query = select(c.job_id, c.type_no, c.due_time).where(c.job_id.in_(ids))
         rows: Sequence[Any] = execute_on(connection, shard, query).all()
         yield from map(ChangedJob._make, rows)
-
-
-@contextmanager
-def explain_missing_table(database: Database, table: str) -> Iterator[None]:
-    """Turns errors about a dropped or altered table into SchemaMismatch with database and table."""
-    try:
-        yield
-    except (StoreUnavailable, StatementFailed, DBAPIError) as error:
-        cause = error if isinstance(error, DBAPIError) else error.__cause__
-        if isinstance(cause, DBAPIError) and not cause.connection_invalidated:
-            words = [str(word) for word in getattr(cause.orig, "args", ())]
-            if words[:1] in (["1146"], ["1054"], ["1176"]) or words[0].startswith("no such"):
-                text = f"database {database.index}, table {table}: {words[-1]}"
-                raise SchemaMismatch(text) from error
-        raise

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -327,7 +328,9 @@ class Claims:
                 part = [outcome for outcome in group if outcome.job_id in free]
                 if part:
                     settle = self._group_settle(database, shard, part)
-                    *_, rest = run_statements(connection, [*settle.changes, settle.select_settled])
+                    *_, rest = run_statements(
+                        connection, [*settle.changes, settle.select_settled()]
+                    )
                     settled |= settle.settled_of(rest)
             return settled
 
@@ -352,8 +355,8 @@ class Claims:
             ]
         # A take-over has its token for itself, so that its group is one job.
         after = Status.RUNNING if previous_token else _STATUS_AFTER[kind]
-        select_settled = self._select_settled.bind(
-            table, ids, token=previous_token or token, status=int(after)
+        select_settled = partial(
+            self._select_settled.bind, table, ids, token=previous_token or token, status=int(after)
         )
         return _GroupSettle(outcomes, changes, select_settled)
 
@@ -383,13 +386,13 @@ class Claims:
 class _GroupSettle(NamedTuple):
     """The settle of outcomes of one shard, kind and token.
 
-    select_settled: selects the rows that are as the changes leave them: this settle or an earlier try of it,
-    whose answer was lost, has settled them.
+    select_settled() makes a statement that selects the rows that are as the changes leave them: settled by
+    this try, or by an earlier one whose answer was lost.
     """
 
     outcomes: Sequence[Outcome]
     changes: Sequence[Statement]
-    select_settled: Statement
+    select_settled: Callable[[], Statement]
 
     def settled_of(self, selected: StatementResult) -> set[tuple[int, str]]:
         """The (job_id, token) pairs that were settled, from the result of `select_settled`."""
@@ -405,7 +408,7 @@ def _settle_verb(groups: Sequence[_GroupSettle]) -> Verb[set[tuple[int, str]]]:
     for group in groups:
         changes += group.changes
         if group.outcomes[0].kind is not OutcomeKind.DONE:
-            changes.append(group.select_settled)
+            changes.append(group.select_settled())
         ends.append(len(changes))
 
     def make_answer(results: Sequence[StatementResult], executor: Executor) -> set[tuple[int, str]]:
@@ -417,7 +420,7 @@ def _settle_verb(groups: Sequence[_GroupSettle]) -> Verb[set[tuple[int, str]]]:
             elif last.rowcount == len(group.outcomes):
                 settled |= {outcome[:2] for outcome in group.outcomes}
             else:
-                settled |= group.settled_of(*executor.send([group.select_settled]))
+                settled |= group.settled_of(*executor.send([group.select_settled()]))
         return settled
 
     return Verb(changes, (), make_answer)

@@ -1,17 +1,17 @@
-"""What the compare of a shard with Redis reads: live rows packed, odd ones by id, suspects in full.
+"""The reads of the comparison of a shard with Redis: pages of live rows, ids of suspicious rows, full rows.
 
-Decoding rows is the dear part of reading them in Python (5 s of 6.8 for a million of them with pymysql,
-measured). So a page comes as one row: two texts of numbers, which the server has put together from the
-index on (due_time, job_id) alone.
+Decoding rows is the expensive part of reading them in Python (5 s of 6.8 for a million rows with pymysql,
+measured). So a page is one row: two texts of numbers, which the server joins from the index on
+(due_time, job_id) alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, and_, case, func, or_, select
+from sqlalchemy import Connection, Select, and_, case, func, or_, select
 
 from toc.domain.disagreements import RowFacts
 from toc.domain.ids import GENE_MASK, SEQUENCE_BITS
@@ -19,7 +19,7 @@ from toc.domain.job import Status
 from toc.errors import SettingsError
 from toc.store.columns import hash_of, millis_of
 from toc.store.databases import Databases, execute_on
-from toc.store.rows import status_from_number
+from toc.store.rows import after_due_key, status_from_number
 from toc.store.schema import JOB
 
 c = JOB.c
@@ -28,10 +28,7 @@ _PACKED_BYTES_MAX = 16 * 2**20  # 200,000 numbers of 20 bytes, four times over; 
 
 
 class LivePage(NamedTuple):
-    """Live rows in the order of (due_time, job_id): their ids, when they are due, and their types.
-
-    `types`: numbers, of the same rows; empty where they were not asked for.
-    """
+    """Live rows by (due_time, job_id): three lists of the same length. types: empty if not asked for."""
 
     ids: list[int]
     due_ms: list[int]
@@ -39,7 +36,7 @@ class LivePage(NamedTuple):
 
 
 class SuspiciousRows(NamedTuple):
-    """moved: never tried, and due at another time than the business said. misfits: where nobody looks."""
+    """moved: never tried, and due_time differs from action_time. misfits: in a shard that does not fit."""
 
     moved: list[int]
     moved_count: int
@@ -56,9 +53,9 @@ class CompareReads:
     def live_pages(
         self, shard: int, until_ms: int, limit: int, *, typed: bool
     ) -> Iterator[LivePage]:
-        """All live rows due until a moment, `limit` at a time; the last page has fewer, maybe none.
+        """All live rows due until `until_ms`, `limit` at a time; the last page has fewer, maybe none.
 
-        `typed`: with their types, which the index does not have.
+        typed: with their types, which are not in the index.
         """
         after: tuple[int, int] | None = None
         while True:
@@ -67,12 +64,12 @@ class CompareReads:
             if len(page.ids) < limit:
                 return
             last_ms = max(page.due_ms)
-            # Their order is the index's, but no server promises it for packed texts.
+            # The order is the index's, but no server promises it for GROUP_CONCAT.
             ids = zip(page.ids, page.due_ms, strict=True)
             after = last_ms, max(job_id for job_id, due_ms in ids if due_ms == last_ms)
 
     def suspicious_rows(self, shard: int, until_ms: int, limit: int) -> SuspiciousRows:
-        """Live rows due until a moment that look wrong by themselves; ids of at most `limit` of each kind."""
+        """Suspicious live rows due until `until_ms`; ids of at most `limit` of each kind."""
         shards = self.databases.routing.shards
         gene = c.job_id.bitwise_rshift(SEQUENCE_BITS).bitwise_and(GENE_MASK)
         moved = and_(c.status == int(Status.PENDING), c.attempts == 0, c.due_time != c.action_time)
@@ -80,8 +77,8 @@ class CompareReads:
             hash_of(c.biz_id).bitwise_and(GENE_MASK) != gene,
             gene.bitwise_and(shards - 1) != shard,
         )
-        # Packed and not LIMITed: with a LIMIT, MySQL goes through the index and reads each row by itself,
-        # where a walk of the table is three times as fast. What is beyond its longest text is cut off.
+        # No LIMIT: with it, MySQL reads each row through the index; a walk of the table is three times as
+        # fast. GROUP_CONCAT cuts off the ids beyond its maximum length.
         query = select(
             *(
                 part
@@ -93,23 +90,20 @@ class CompareReads:
             )
         ).where(c.due_time <= until_ms, or_(moved, misfit))
 
-        def read(connection: Connection) -> Any:
-            _raise_group_concat_limit(connection)
-            return execute_on(connection, shard, query).one()
-
-        moved_count, moved_ids, misfit_count, misfit_ids = self._read(shard, read)
+        moved_count, moved_ids, misfit_count, misfit_ids = self._select_packed(query, shard)
         return SuspiciousRows(
             _first_ids(moved_ids, limit), int(moved_count or 0),
             _first_ids(misfit_ids, limit), int(misfit_count or 0),
         )  # fmt: skip
 
     def count_due_after(self, shard: int, beyond_ms: int) -> int:
-        """How many live rows are due later than a moment."""
+        """How many live rows are due later than `beyond_ms`."""
         query = select(func.count()).select_from(JOB).where(c.due_time > beyond_ms)
-        return int(self._read(shard, lambda x: execute_on(x, shard, query).scalar_one()))
+        ((count,),) = self.databases.select(query, shard)
+        return int(count)
 
     def full_rows(self, shard: int, ids: Collection[int]) -> Iterator[RowFacts]:
-        """The rows of these ids that lie in a shard's table."""
+        """The rows of these ids in a shard's table."""
         columns = (
             c.job_id,
             c.biz_id,
@@ -123,11 +117,7 @@ class CompareReads:
         wanted = sorted(ids)
         for start in range(0, len(wanted), IDS_MAX):
             query = select(*columns).where(c.job_id.in_(wanted[start : start + IDS_MAX]))
-            rows: Sequence[Any] = self._read(
-                shard,
-                lambda x, query=query: execute_on(x, shard, query).all(),
-            )
-            for row in rows:
+            for row in self.databases.select(query, shard):
                 yield RowFacts._make([*row[:3], status_from_number(row[3]), *row[4:], shard])
 
     def _read_page(
@@ -142,7 +132,7 @@ class CompareReads:
         columns = [c.job_id, c.due_time, *([c.type_no] if typed else [])]
         rows = (
             select(*columns)
-            .where(c.due_time <= until_ms, *([] if after is None else [_after_key(*after)]))
+            .where(c.due_time <= until_ms, *(() if after is None else after_due_key(*after)))
             .order_by(c.due_time, c.job_id)
             .limit(limit)
             .subquery()
@@ -152,11 +142,7 @@ class CompareReads:
             packed.append(func.group_concat(rows.c.type_no))
         query = select(func.count(), *packed)
 
-        def read(connection: Connection) -> Any:
-            _raise_group_concat_limit(connection)
-            return execute_on(connection, shard, query).one()
-
-        count, *texts = self._read(shard, read)
+        count, *texts = self._select_packed(query, shard)
         numbers = [list(map(int, text.split(","))) if text else [] for text in texts]
         if any(len(column) != count for column in numbers):
             raise SettingsError(
@@ -165,20 +151,22 @@ class CompareReads:
             )
         return LivePage(numbers[0], numbers[1], numbers[2] if typed else [])
 
-    def _read(self, shard: int, work: Any) -> Any:
-        return self.databases.of_shard(shard).read(work)
+    def _select_packed(self, query: Select[Any], shard: int) -> Any:
+        """The only row of a query with GROUP_CONCAT."""
+
+        def read(connection: Connection) -> Any:
+            _raise_group_concat_limit(connection)
+            return execute_on(connection, shard, query).one()
+
+        return self.databases.of_shard(shard).read(read)
 
 
 def _first_ids(text: str | None, limit: int) -> list[int]:
     return [] if text is None else [int(job_id) for job_id in text.split(",", limit)[:limit]]
 
 
-def _after_key(after_ms: int, after_id: int) -> ColumnElement[bool]:
-    return and_(c.due_time >= after_ms, or_(c.due_time > after_ms, c.job_id > after_id))
-
-
 def _raise_group_concat_limit(connection: Connection) -> None:
-    """Servers cut them at 1,024 bytes otherwise, or at 1 MiB."""
+    """Raises the maximum length of GROUP_CONCAT: 1,024 bytes or 1 MiB by default."""
     if connection.dialect.name != "sqlite" and "toc_packed" not in connection.info:
         connection.exec_driver_sql(f"SET SESSION group_concat_max_len = {_PACKED_BYTES_MAX}")
         connection.info["toc_packed"] = True

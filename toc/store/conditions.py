@@ -1,7 +1,7 @@
-"""A condition on the rows of `toc_jobs`, as a tree: what a person wrote, once it has been read and checked.
+"""A parsed and checked condition on the rows of `toc_jobs`, as a tree.
 
-`toc.admin` builds it, `Renderer` makes SQL of it, every value bound, and `bounds_of` says which index
-can find its rows.
+`toc.admin` parses the text of a person. `Renderer` renders the tree as SQL, with every value bound;
+`bounds_of` finds the bounds that determine the index.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """`escape`: the one character that takes the meaning from the next; '' for none."""
+    """LIKE. escape: the character that makes the next one a literal; '' for none."""
 
     column: Column
     pattern: str
@@ -113,9 +113,9 @@ Condition = Compare | OneOf | Like | IsNull | Every | Some | Negation | Constant
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a row must have if it is to match; None: it may be anything.
+    """Necessary conditions of a matching row; None: no condition on this column.
 
-    `is_due`: its due_time is known, and lies from `due_from_ms` to `due_until_ms`.
+    is_due: its due_time is not NULL, and lies from `due_from_ms` to `due_until_ms`.
     """
 
     job_ids: frozenset[int] | None = None
@@ -128,7 +128,7 @@ class Bounds:
 
     @property
     def only_live(self) -> bool:
-        """Rows that live, and so have a due_time."""
+        """Whether all matching rows are live, so that they have a due_time."""
         return self.statuses is not None and all(
             number in (Status.PENDING, Status.RUNNING) for number in self.statuses
         )
@@ -139,7 +139,7 @@ class Bounds:
 
 
 def bounds_of(condition: Condition) -> Bounds:
-    """What follows from those parts of a condition that must all hold. Never too narrow."""
+    """The bounds that follow from the parts that must all be true. Each matching row is within them."""
     sets: dict[str, frozenset[int]] = {}
     due: list[tuple[Operator, int]] = []
     is_due = False
@@ -194,7 +194,7 @@ _GLOB = str.maketrans({"*": "[*]", "?": "[?]", "[": "[[]"})
 
 
 class Renderer:
-    """SQL on `schema.JOB` for one kind of server. `names`: the biz_types by number."""
+    """Renders conditions as SQL on `schema.JOB` for one kind of server. names: the biz_types by number."""
 
     def __init__(self, names: Mapping[int, str], *, sqlite: bool) -> None:
         self._sqlite = sqlite
@@ -243,14 +243,14 @@ class Renderer:
 
     def _compare(self, left: Any, operator: Operator, right: Any) -> ColumnElement[bool]:
         if self._sqlite and operator not in ("=", "<>") and isinstance(left.type, UInt64):
-            # It keeps numbers from 2^63 on as negative ones: those are the large ones.
+            # SQLite stores numbers from 2^63 on as negative ones, which are the largest.
             left, right = tuple_(left < 0, left), tuple_(right < 0, right)
         return OPERATORS[operator](left, right)  # type: ignore[no-any-return]
 
     def _like(self, left: ColumnElement[Any], pattern: str, escape: str) -> ColumnElement[bool]:
         if not self._sqlite:
             return left.like(_escaped(pattern, escape), escape="|")
-        # The LIKE of SQLite takes capitals for small letters; these columns do not.
+        # LIKE of SQLite ignores case; these columns do not.
         return left.op("GLOB", is_comparison=True)(_as_glob(pattern, escape))
 
     def _word(self, words: Mapping[int, str], number: ColumnElement[Any]) -> ColumnElement[Any]:
@@ -268,7 +268,7 @@ class Renderer:
 
 
 def _tokens(pattern: str, escape: str) -> Iterator[tuple[str, bool]]:
-    """The characters of a pattern, and whether each means itself."""
+    """The characters of a pattern, and whether each is a literal."""
     characters = iter(pattern)
     for character in characters:
         if escape and character == escape:

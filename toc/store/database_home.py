@@ -1,9 +1,9 @@
 """The home of a database: the server of its URL, or the one that it moves to.
 
-A move (`store.mover`) has one moment that counts: the new server is *declared home*, by a row in its
-`toc_meta`, `home = <its own server_uuid>`, while its schema takes writes. A copy of that row on any
-other server declares nothing, so replicas, backups and the old server never match. Before it, the old
-server's schema was made READ ONLY: at no time do both take writes.
+The switch of a move (`mover`) is one row: the new server is *declared home* by `home = <its own server_uuid>`
+in its `toc_meta`, while its schema accepts writes. A copy of that row on another server has no effect, so
+replicas, backups and the old server never match. The old server's schema was made READ ONLY before: the
+two servers never accept writes at the same time.
 
 Processes with the setting `moving.N` poll for that row in a thread of their own: no caller
 waits for the new server before the move. Each new connection to a MySQL server
@@ -38,11 +38,11 @@ HOME, MOVING_TO = "home", "moving_to"
 """Rows of `toc_meta`. Their values are a server_uuid: of the server that the database has moved to;
 of the one that a move of it was begun to, in the old server's."""
 
-# MariaDB has no read-only schemas, and ignores the versioned comment.
+# MariaDB has no read-only schemas and ignores the versioned comment.
 FENCED_SQL = """SELECT 0 /*!80022 + EXISTS (
     SELECT 1 FROM information_schema.SCHEMATA_EXTENSIONS
      WHERE SCHEMA_NAME = DATABASE() AND INSTR(OPTIONS, 'READ ONLY=1') > 0) */"""
-# A former home, which the database has moved away from, is fenced and keeps its row.
+# A former home, from which the database has moved away, is fenced and keeps its row.
 HOME_SQL = f"""SELECT EXISTS (SELECT 1 FROM toc_meta WHERE name = '{HOME}' AND value = @@server_uuid)
     AND NOT ({FENCED_SQL})"""  # noqa: S608
 
@@ -63,7 +63,8 @@ def is_fence(error: BaseException | None) -> bool:
 class DatabaseHome:
     """Opens the connections of one database's engines, to the server that is its home.
 
-    `new`: where it moves to; None: nowhere. `arguments`: the driver's, beyond the URL's.
+    new: the URL of the server that it moves to; None: it does not move. arguments: for the driver, beyond the
+    URL's.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class DatabaseHome:
 
 
 class Connector(Protocol):
-    """Connects to the old server, or to the new one."""
+    """Opens a driver connection to the old server or to the new one."""
 
     def __call__(self, dialect: Dialect, *, new: bool) -> Any: ...
 
@@ -244,7 +245,7 @@ class MoveWatch(Service):
 
 
 def _close_if_fenced(raw: Any) -> Any:
-    """The connection, or None (and it is closed) where the schema is fenced."""
+    """The connection; None: the schema is fenced, and the connection has been closed."""
     try:
         fenced = _query_bool(raw, FENCED_SQL)
     except BaseException:

@@ -16,13 +16,16 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from pymysql.constants import CLIENT, FIELD_TYPE
 from pymysql.converters import conversions
 from sqlalchemy import (
+    URL,
     BigInteger,
     ColumnElement,
     Connection,
@@ -31,6 +34,7 @@ from sqlalchemy import (
     Engine,
     Executable,
     MetaData,
+    Select,
     bindparam,
     create_engine,
     event,
@@ -41,7 +45,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from toc.domain.routing import Routing, hash_of
-from toc.errors import StoreUnavailable, TocError
+from toc.errors import StoreUnavailable
 from toc.runtime.clock import Clock
 from toc.runtime.files import on_sqlite_connect
 from toc.runtime.server_clock import ServerClock
@@ -50,6 +54,7 @@ from toc.store import schema
 from toc.store.columns import ms_of_sql_time, sql_time
 from toc.store.database_home import DatabaseHome
 from toc.store.driver_errors import translate_error
+from toc.store.first_check import FirstCheck
 from toc.store.pipeline import LOST_ERRORS, PipelinedConnection, PipelineUnsupportedError
 from toc.store.prepared import IdList, text_of_ids
 from toc.store.session_timeout import end_idle_sessions
@@ -62,10 +67,6 @@ T = TypeVar("T")
 
 TRIES_MAX = 5
 _LOCK_ERRORS = {1205, 1213}  # lock wait timeout, deadlock
-
-CHECK_AGAIN_S_MAX = (
-    3.0  # after a failed check the next one waits for as long as the failed one took, at most this
-)
 
 SHARD = "toc_shard"
 """The execution option that names the shard of a statement on `schema.JOB`."""
@@ -81,8 +82,26 @@ def execute_on(
     return connection.execute(statement, values, execution_options={SHARD: shard})
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits of the connections to one database. pool_size: of each of its two pools.
+
+    idle_transaction_s: the server ends a session that is idle for so long within a transaction.
+    """
+
+    pool_size: int = 16
+    connect_timeout_s: int = 3
+    read_timeout_s: int = 30
+    idle_transaction_s: int = 10
+
+
 class Database:
-    """One database: its engine and the tables of its shards."""
+    """One database: its two connection pools and the tables of its shards.
+
+    `engine` is for transactions; every use is a `begin()` block that ends with COMMIT or ROLLBACK.
+    `autocommit_engine` is for single statements, which need one round trip where a transaction needs more,
+    and for packets, which contain their own BEGIN and COMMIT.
+    """
 
     def __init__(
         self,
@@ -94,22 +113,15 @@ class Database:
         *,
         moving: str | None,
         mysql: MysqlSettings,
-        pool_size: int,
-        connect_timeout_s: int,
-        read_timeout_s: int,
-        idle_transaction_s: int,
+        limits: ConnectionLimits,
     ) -> None:
         self.index, self.shards = index, shards
-        self.idle_transaction_s = idle_transaction_s
+        self.idle_transaction_s = limits.idle_transaction_s
+        self._read_timeout_s = limits.read_timeout_s
         self._clock, self._rng = clock, rng
         self.server_clock = ServerClock(clock)
         """This process' bounds of the database's clock."""
-        self._check: Callable[[Database], None] | None = None
-        self._check_lock = threading.Lock()
-        self._checking_thread: int | None = None  # the thread that checks
-        self._check_error: tuple[TocError, float] | None = (
-            None  # by the last check, and until when it counts
-        )
+        self._first_check: FirstCheck | None = None
         parsed = make_url(url)
         self.sqlite = parsed.get_backend_name() == "sqlite"
         self.is_local = parsed.host in (None, "", "localhost", "127.0.0.1", "::1")
@@ -120,72 +132,80 @@ class Database:
         self._writer_turn: contextlib.AbstractContextManager[Any] = (
             threading.Lock() if self.sqlite else contextlib.nullcontext()
         )
-        self._read_timeout_s = read_timeout_s
-        options: dict[str, Any] = {"pool_size": pool_size, "max_overflow": 0}
-        if self.sqlite:
-            options["connect_args"] = {"timeout": read_timeout_s}
-        else:
-            options["pool_recycle"] = 3600  # below any server's wait_timeout default (8 h)
-            options["connect_args"] = {
-                **session_arguments(parsed, mysql),
-                "connect_timeout": connect_timeout_s,
-                "read_timeout": read_timeout_s,
-                "write_timeout": read_timeout_s,
-            }
-            if self._supports_packets:
-                # DATETIME is converted to milliseconds directly: this halves the cost of reading a row.
-                options["connect_args"]["conv"] = {
-                    **conversions,
-                    FIELD_TYPE.DATETIME: ms_of_sql_time,
-                    IdList: text_of_ids,
-                }
-                # rowcount is the number of rows found, as in SQLAlchemy; packets: see `pipeline`.
-                flags = CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS
-                options["connect_args"]["client_flag"] = flags
-        # Two pools. `engine` is for transactions; every use is a `begin()` block that ends with COMMIT or
-        # ROLLBACK, so the pool need not send its own ROLLBACK on return.
-        # `autocommit_engine` is for single statements, which need one round trip where a transaction
-        # needs more, and for packets, which contain their own BEGIN and COMMIT.
-        self.engine: Engine = create_engine(
-            parsed,
-            pool_reset_on_return=None,
-            pool_use_lifo=True,  # few busy connections rather than many long-idle ones
-            **options,
-        )
-        self.autocommit_engine: Engine = create_engine(
-            parsed, isolation_level="AUTOCOMMIT", skip_autocommit_rollback=True, **options
-        )
+        arguments = self._driver_arguments(parsed, mysql, limits)
+        self.engine, self.autocommit_engine = self._create_engines(parsed, arguments, limits)
         self._database_home: DatabaseHome | None = None
         if not self.sqlite:
             new = None if moving is None else make_url(moving)
-            self._database_home = DatabaseHome(index, parsed, new, options["connect_args"], clock)
-            for engine in (self.engine, self.autocommit_engine):
-                self._database_home.connect_engine(engine)
+            self._database_home = DatabaseHome(index, parsed, new, arguments, clock)
+        self._define_tables(parsed)
+        for engine in (self.engine, self.autocommit_engine):
+            self._listen_to(engine)
+        if not self.sqlite:
+            end_idle_sessions(self.engine, limits.idle_transaction_s)
+
+    def _driver_arguments(
+        self, url: URL, mysql: MysqlSettings, limits: ConnectionLimits
+    ) -> dict[str, Any]:
+        if self.sqlite:
+            return {"timeout": limits.read_timeout_s}
+        arguments = {
+            **session_arguments(url, mysql),
+            "connect_timeout": limits.connect_timeout_s,
+            "read_timeout": limits.read_timeout_s,
+            "write_timeout": limits.read_timeout_s,
+        }
+        if self._supports_packets:
+            # DATETIME is converted to milliseconds directly: this halves the cost of reading a row.
+            converters = {FIELD_TYPE.DATETIME: ms_of_sql_time, IdList: text_of_ids}
+            arguments["conv"] = {**conversions, **converters}
+            # rowcount is the number of rows found, as in SQLAlchemy; packets: see `pipeline`.
+            arguments["client_flag"] = CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS
+        return arguments
+
+    def _create_engines(
+        self, url: URL, arguments: dict[str, Any], limits: ConnectionLimits
+    ) -> tuple[Engine, Engine]:
+        options: dict[str, Any] = {
+            "pool_size": limits.pool_size, "max_overflow": 0, "connect_args": arguments,
+        }  # fmt: skip
+        if not self.sqlite:
+            options["pool_recycle"] = 3600  # below any server's wait_timeout default (8 h)
+        engine = create_engine(
+            url,
+            pool_reset_on_return=None,  # each use ends with COMMIT or ROLLBACK
+            pool_use_lifo=True,  # few busy connections rather than many long-idle ones
+            **options,
+        )
+        autocommit = {"isolation_level": "AUTOCOMMIT", "skip_autocommit_rollback": True}
+        return engine, create_engine(url, **autocommit, **options)
+
+    def _define_tables(self, url: URL) -> None:
         # Qualified names: a caller's connection to the same server may use another default schema.
-        metadata = MetaData(schema=None if self.sqlite else parsed.database)
+        metadata = MetaData(schema=None if self.sqlite else url.database)
         self.meta = schema.meta_table(metadata)
         self.biz_type = schema.biz_type_table(metadata)
         self.dead = schema.dead_table(metadata)
         self.event = schema.event_table(metadata)
         self.purge = schema.purge_table(metadata)
         quote = self.engine.dialect.identifier_preparer.quote_identifier
-        prefix = "" if self.sqlite else f"{quote(str(parsed.database))}."
+        prefix = "" if self.sqlite else f"{quote(str(url.database))}."
         self._job_table_names = {
-            shard: prefix + quote(schema.job_table_name(shard)) for shard in shards
+            shard: prefix + quote(schema.job_table_name(shard)) for shard in self.shards
         }
-        name_shard = self.make_shard_namer(self.engine.dialect)
-        for engine in (self.engine, self.autocommit_engine):
-            event.listen(engine, "before_cursor_execute", name_shard, retval=True)
-            if self.sqlite:
-                self._add_sqlite_listeners(engine)
-            if clock.frozen_ms() is not None and not self.sqlite:
-                event.listen(engine, "before_cursor_execute", self._freeze_mysql_clock)
-        if not self.sqlite:
-            end_idle_sessions(self.engine, idle_transaction_s)
 
-    def _add_sqlite_listeners(self, engine: Engine) -> None:
-        event.listen(engine, "do_connect", on_sqlite_connect)
-        event.listen(engine, "connect", self._configure_sqlite)
+    def _listen_to(self, engine: Engine) -> None:
+        event.listen(
+            engine, "before_cursor_execute", self.make_shard_namer(engine.dialect), retval=True
+        )
+        if self.sqlite:
+            event.listen(engine, "do_connect", on_sqlite_connect)
+            event.listen(engine, "connect", self._configure_sqlite)
+            return
+        assert self._database_home is not None  # noqa: S101 - only SQLite has none
+        self._database_home.connect_engine(engine)
+        if self._clock.frozen_ms() is not None:
+            event.listen(engine, "before_cursor_execute", self._freeze_mysql_clock)
 
     def job_table_name(self, shard: int) -> str:
         """The quoted, qualified name of a shard's table."""
@@ -238,6 +258,32 @@ class Database:
             partial(_connect_and_run, self.autocommit_engine.connect, work)
         )
 
+    def select(self, query: Select[Any], shard: int | None = None) -> Sequence[Any]:
+        """All rows of a query. `shard`: the shard that a query on `schema.JOB` reads."""
+        return self.read(
+            lambda connection: connection.execute(query, execution_options={SHARD: shard}).all()
+        )
+
+    def pages_by_id(
+        self, query: Select[Any], shard: int, rows: int, after: int = -1
+    ) -> Iterator[Sequence[Any]]:
+        """Pages of a query on `schema.JOB` by the primary key, from beyond `after` on.
+
+        The first column is job_id. Each page has `rows` rows; the last one has fewer, maybe none.
+        """
+        job_id = schema.JOB.c.job_id
+        while True:
+            page = self.select(query.where(job_id > after).order_by(job_id).limit(rows), shard)
+            yield page
+            if len(page) < rows:
+                return
+            after = page[-1][0]
+
+    def lock_file(self, connection: Connection) -> None:
+        """Takes SQLite's write lock before rows are read: it has no row locks. Elsewhere it does nothing."""
+        if self.sqlite:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+
     def run_autocommit(self, work: Callable[[Connection], T]) -> T:
         """Runs `work(connection)`, a single changing statement, in autocommit mode."""
         self._refuse_self_deadlock()
@@ -285,45 +331,16 @@ class Database:
 
     def check_before_use(self, check: Callable[[Database], None]) -> None:
         """From now on `check(self)` must pass once before any other statement runs on this database."""
-        self._check = check
+        self._first_check = FirstCheck(partial(check, self), self._clock)
 
     @property
     def is_unchecked(self) -> bool:
         """Whether this database has not answered since this process started."""
-        return self._check is not None
-
-    def _run_check(self) -> None:
-        if self._checking_thread == threading.get_ident():  # the check itself asks
-            return
-        self._raise_recent_check_error()
-        with self._check_lock:
-            self._raise_recent_check_error()
-            check = self._check
-            if check is None:
-                return
-            self._checking_thread, started_s = threading.get_ident(), self._clock.monotonic_s()
-            try:
-                check(self)
-                self._check = None
-            except TocError as error:
-                # When the database hangs, the callers that wait for this check must not each wait as long.
-                now_s = self._clock.monotonic_s()
-                self._check_error = error, now_s + min(now_s - started_s, CHECK_AGAIN_S_MAX)
-                raise
-            finally:
-                self._checking_thread = None
-
-    def _raise_recent_check_error(self) -> None:
-        """Raises the error of the last check again, while it is recent."""
-        if self._check_error is not None:
-            error, until_s = self._check_error
-            if self._clock.monotonic_s() < until_s:
-                raise error.with_traceback(None)
-            self._check_error = None
+        return self._first_check is not None
 
     def _run_with_retries(self, attempt: Callable[[], T]) -> T:
-        if self._check is not None:
-            self._run_check()
+        if self._first_check is not None and self._first_check.run():
+            self._first_check = None
         began_s = self._clock.monotonic_s()
         for tries in range(1, TRIES_MAX + 1):
             try:
@@ -397,6 +414,7 @@ class Database:
         raw.create_function("toc_now", -1, toc_now)  # with one argument or two
         # biz_ids are unsigned; SQLite has the signed number with the same 64 bits.
         raw.create_function("toc_hash", 1, lambda n: hash_of(n % 2**64), deterministic=True)
+        raw.create_function("toc_crc32", 1, lambda t: zlib.crc32(t.encode()), deterministic=True)
 
     def _configure_sqlite(self, raw: Any, record: Any) -> None:
         self._add_sqlite_functions(raw)
@@ -439,10 +457,7 @@ class Databases:
         moving: Mapping[int, str] | None = None,
         mysql: MysqlSettings | None = None,
         rng: random.Random | None = None,
-        pool_size: int = 16,
-        connect_timeout_s: int = 3,
-        read_timeout_s: int = 30,
-        idle_transaction_s: int = 10,
+        limits: ConnectionLimits | None = None,
     ) -> None:
         self.routing = routing
         self.clock = clock
@@ -456,10 +471,7 @@ class Databases:
                 rng,
                 moving=(moving or {}).get(index),
                 mysql=mysql or MysqlSettings(),
-                pool_size=pool_size,
-                connect_timeout_s=connect_timeout_s,
-                read_timeout_s=read_timeout_s,
-                idle_transaction_s=idle_transaction_s,
+                limits=limits or ConnectionLimits(),
             )
             for index, url in enumerate(urls)
         ]
@@ -469,16 +481,15 @@ class Databases:
         cls, settings: Settings, clock: Clock, *, pool_size: int | None = None
     ) -> Databases:
         """The databases of the settings. `pool_size`: used in place of the setting if given."""
+        limits = ConnectionLimits(
+            pool_size or settings.pool_size,
+            settings.connect_timeout_s,
+            settings.read_timeout_s,
+            settings.idle_transaction_s,
+        )
+        databases, routing = settings.databases, settings.routing
         return cls(
-            settings.databases,
-            settings.routing,
-            clock,
-            moving=settings.moving,
-            mysql=settings.mysql,
-            pool_size=pool_size or settings.pool_size,
-            connect_timeout_s=settings.connect_timeout_s,
-            read_timeout_s=settings.read_timeout_s,
-            idle_transaction_s=settings.idle_transaction_s,
+            databases, routing, clock, moving=settings.moving, mysql=settings.mysql, limits=limits
         )
 
     def __iter__(self) -> Iterator[Database]:
@@ -497,6 +508,10 @@ class Databases:
 
     def of_shard(self, shard: int) -> Database:
         return self.all[self.routing.database(shard)]
+
+    def select(self, query: Select[Any], shard: int) -> Sequence[Any]:
+        """All rows of a query on `schema.JOB`, from the table of a shard."""
+        return self.of_shard(shard).select(query, shard)
 
     def close(self) -> None:
         for database in self.all:

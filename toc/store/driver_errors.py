@@ -7,12 +7,15 @@ as those of a server that is away are of the statement: it is wrong to wait for 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from toc.errors import (
     MYSQL_REFUSALS,
     MYSQL_TABLE_FAULTS,
+    SchemaMismatch,
     StatementFailed,
     StoreUnavailable,
     TocError,
@@ -71,9 +74,9 @@ def translate_error(database: int, error: DBAPIError) -> TocError | None:
     return StatementFailed(database, named[0] if named else None, number, error_text(error))
 
 
-def error_number(error: DBAPIError) -> int | None:
-    """The server's number of an error; None of SQLite."""
-    arguments = getattr(error.orig, "args", ())
+def error_number(error: SQLAlchemyError) -> int | None:
+    """The server's number of an error; None: SQLite, or not a driver's error."""
+    arguments = getattr(getattr(error, "orig", None), "args", ())
     return arguments[0] if arguments and isinstance(arguments[0], int) else None
 
 
@@ -87,6 +90,21 @@ def error_text(error: BaseException) -> str:
 def is_missing_table(error: DBAPIError) -> bool:
     """Whether the server says that a table does not exist."""
     return error_number(error) == NO_TABLE or "no such table" in str(error.orig)
+
+
+@contextmanager
+def explain_missing_table(database: int, table: str) -> Iterator[None]:
+    """Turns errors about a dropped or altered table into SchemaMismatch with database and table."""
+    try:
+        yield
+    except (StoreUnavailable, StatementFailed, DBAPIError) as error:
+        cause = error if isinstance(error, DBAPIError) else error.__cause__
+        if isinstance(cause, DBAPIError) and not cause.connection_invalidated:
+            words = [str(word) for word in getattr(cause.orig, "args", ())]
+            if words[:1] in (["1146"], ["1054"], ["1176"]) or words[0].startswith("no such"):
+                text = f"database {database}, table {table}: {words[-1]}"
+                raise SchemaMismatch(text) from error
+        raise
 
 
 def _is_sqlite_statement_error(error: DBAPIError) -> bool:

@@ -17,14 +17,14 @@ from sqlalchemy import (
     Select,
     bindparam,
     literal_column,
-    or_,
     select,
 )
 
 from toc.errors import SchemaMismatch, StoreUnavailable
 from toc.store.columns import Millis, UInt64, db_now_plus
-from toc.store.databases import Databases, execute_on
+from toc.store.databases import Databases
 from toc.store.prepared import PreparedStatement
+from toc.store.rows import after_due_key
 from toc.store.schema import JOB
 
 PAUSE_FACTOR = (
@@ -115,16 +115,15 @@ class DuePages:
         types: Collection[int] | None,
         limit: int,
     ) -> list[DueRow]:
-        database = self._databases.of_shard(shard)
         query = (  # guard: load-running-too
             select(c.due_time, c.job_id, c.type_no)
-            .where(*_after_key(*after), *until)
+            .where(*after_due_key(*after), *until)
             .order_by(c.due_time, c.job_id)
             .limit(limit)
         )
         if types is not None:
             query = query.where(c.type_no.in_(sorted(types)))
-        rows = database.read(lambda connection: execute_on(connection, shard, query).all())
+        rows = self._databases.select(query, shard)
         return [DueRow(*(int(value) for value in row)) for row in rows]
 
     def _shards_with_rows(
@@ -153,14 +152,10 @@ class DuePages:
         }
 
 
-def _after_key(after_ms: Any, after_id: Any) -> tuple[ColumnElement[bool], ...]:
-    return c.due_time >= after_ms, or_(c.due_time > after_ms, c.job_id > after_id)
-
-
 _ONE: Select[Any] = select(literal_column("1"))
 _UNTIL = c.due_time <= bindparam("until_ms", type_=Millis)
 _AFTER = _ONE.where(
-    *_after_key(bindparam("after_ms", type_=Millis), bindparam("after_id", type_=UInt64)), _UNTIL
+    *after_due_key(bindparam("after_ms", type_=Millis), bindparam("after_id", type_=UInt64)), _UNTIL
 )
 _OVERDUE = _ONE.where(c.due_time <= db_now_plus(bindparam("plus_ms", type_=Integer)), _UNTIL)
 

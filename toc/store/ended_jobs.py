@@ -1,26 +1,24 @@
-"""Jobs that have ended, for the archive and for statistics: read, counted, summed up by the database.
+"""Reads and counts ended jobs, for the archive and for statistics.
 
-There is no index on "when it ended" (ADR 12), so a shard is walked by its primary key, in pieces of so
-many rows of any kind: each statement is short, wherever the ended ones lie. Nothing here locks a row.
-Times are ms since 1970 UTC.
+There is no index on the time when a job ended (ADR 12), so a shard is walked by its primary key, in ranges
+of a fixed number of rows, live or ended: each statement is short. Nothing here locks a row. Times are ms
+since 1970 UTC.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, select, text
+from sqlalchemy import select, text
 
 from toc.domain.ids import first_id_of
 from toc.domain.job import Status
 from toc.store.archive_status import AHEAD_MS, TimeWindow
-from toc.store.bulk_update import explain_missing_table
 from toc.store.columns import sql_time
-from toc.store.databases import Databases, execute_on
+from toc.store.databases import Databases
+from toc.store.driver_errors import explain_missing_table
 from toc.store.schema import JOB, job_table_name
 
 DAY_MS, HOUR_MS = 86_400_000, 3_600_000
@@ -62,8 +60,8 @@ class DayChecksum(NamedTuple):
 class EndedCount(NamedTuple):
     """Jobs of one kind. `day`: when they ended, `hour`: of their action_time; days and hours since 1970.
 
-    bucket: how many of BOUNDS_MS their lateness exceeds; None: it says nothing, for they were tried
-    more than once, or never. late_ms: its sum.
+    bucket: how many of BOUNDS_MS their lateness exceeds; None: not measured, because they were tried more
+    than once, or never. late_ms: the sum of their lateness.
     """
 
     day: int
@@ -87,13 +85,13 @@ class CreatedCount(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EndedJobs:
-    """All statements. Each raises StoreUnavailable, and SchemaMismatch for a table that is not there."""
+    """The statements. Each raises StoreUnavailable, and SchemaMismatch for a missing table."""
 
     databases: Databases
 
     def split_range(self, shard: int, ids: IdRange, rows: int) -> Iterator[IdRange]:
         """Cuts a range of ids into ranges of so many rows; the last one has what is left."""
-        first = ids.first
+        first, routing = ids.first, self.databases.routing
         while True:
             query = (
                 select(JOB.c.job_id)
@@ -102,151 +100,100 @@ class EndedJobs:
                 .offset(rows)
                 .limit(1)
             )
-            with self._explain_missing_table(shard):
-                end = self.databases.of_shard(shard).read(
-                    lambda connection, query=query: execute_on(connection, shard, query).scalar()  # type: ignore[misc]
-                )
-            if end is None:
+            with explain_missing_table(routing.database(shard), job_table_name(shard)):
+                found = self.databases.select(query, shard)
+            if not found:
                 yield IdRange(first, ids.end)
                 return
+            ((end,),) = found
             yield IdRange(first, end)
             first = end
 
     def ended_rows(self, shard: int, ids: IdRange, window: TimeWindow) -> Sequence[Sequence[Any]]:
-        """The rows that ended within, whole: `COLUMNS`, in the order of ids."""
+        """The jobs that ended within the window: `COLUMNS`, by id."""
         return self._select(shard, _rows_sql, ids, window)
 
     def checksums(self, shard: int, ids: IdRange, window: TimeWindow) -> list[DayChecksum]:
-        """Count and checksum of the same rows."""
+        """Counts and checksums of the same rows."""
         return [DayChecksum(*map(int, row)) for row in self._select(shard, _sums_sql, ids, window)]
 
     def count_ended(self, shard: int, ids: IdRange, window: TimeWindow) -> list[EndedCount]:
-        """How they went."""
+        """Counts the jobs that ended within the window, by type, status, time and lateness."""
         return [
             EndedCount._make(value if value is None else int(value) for value in row)
             for row in self._select(shard, _counts_sql, ids, window)
         ]
 
     def count_created(self, shard: int, ids: IdRange, window: TimeWindow) -> list[CreatedCount]:
-        """Jobs of any status that were made within (gmt_create)."""
+        """Counts the jobs of any status that were created within the window (gmt_create)."""
         return [
             CreatedCount(*map(int, row)) for row in self._select(shard, _created_sql, ids, window)
         ]
 
     def _select(
-        self, shard: int, sql: Callable[[bool], str], ids: IdRange, window: TimeWindow
+        self, shard: int, sql: Callable[[_Expressions], str], ids: IdRange, window: TimeWindow
     ) -> Sequence[Any]:
         database = self.databases.of_shard(shard)
         dead = database.engine.dialect.identifier_preparer.format_table(database.dead)
-        statement = text(sql(database.sqlite).format(job=database.job_table_name(shard), dead=dead))
+        tables = {"job": database.job_table_name(shard), "dead": dead}
+        statement = text(sql(_SQLITE if database.sqlite else _MYSQL).format(**tables))
         values = {
             "first": ids.first,
             "end": ids.end,
             "since": sql_time(window.since_ms),
             "until": sql_time(window.until_ms),
         }
-
-        def read(connection: Connection) -> Sequence[Any]:
-            if database.sqlite:
-                _add_crc32_function(connection)
-            return connection.execute(statement, values).all()
-
-        with self._explain_missing_table(shard):
-            return database.read(read)
-
-    def _explain_missing_table(self, shard: int) -> Any:
-        return explain_missing_table(self.databases.of_shard(shard), job_table_name(shard))
+        with explain_missing_table(database.index, job_table_name(shard)):
+            return database.read(lambda connection: connection.execute(statement, values).all())
 
 
 def id_range_of_ended(window: TimeWindow) -> IdRange:
-    """Where the jobs that ended within can be."""
+    """The ids that jobs can have that ended within the window."""
     return IdRange(0, window.id_end)
 
 
 def id_range_of_created(window: TimeWindow) -> IdRange:
-    """Where the jobs that were made within are, if no clock is off by more than AHEAD_MS."""
+    """The ids of jobs created within the window, if no clock is wrong by more than AHEAD_MS."""
     return IdRange(first_id_of(window.since_ms - AHEAD_MS), window.id_end)
 
 
-# ---- SQL, as text: aggregates over expressions that each kind of server has in its own words
+# ---- SQL as text: aggregates over expressions that each kind of server writes in its own way
 
 
-class _MySQLExpressions:
-    """And MariaDB. Each takes and gives SQL."""
+class _Expressions(NamedTuple):
+    """Templates of SQL expressions; {0} and {1} stand for their arguments."""
 
-    @staticmethod
-    def ms(time: str) -> str:
-        """A DATETIME(3) as ms since 1970."""
-        return f"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {time}) DIV 1000"
-
-    @staticmethod
-    def late(start: str, end: str) -> str:
-        """Milliseconds from one time to another; 0 where that is earlier (clocks differ a little)."""
-        return f"GREATEST(0, TIMESTAMPDIFF(MICROSECOND, {start}, {end}) DIV 1000)"
-
-    @staticmethod
-    def whole(number: str, unit: int) -> str:
-        """How many whole units are in a number."""
-        return f"{number} DIV {unit}"
-
-    @staticmethod
-    def unsigned(number: str) -> str:
-        """A BIGINT UNSIGNED, or its digits."""
-        return number
-
-    @staticmethod
-    def sized(text: str) -> str:
-        """A text with its length in bytes before it: then what is joined can be read in one way only."""
-        return f"CONCAT(OCTET_LENGTH({text}), '=', {text})"
-
-    @staticmethod
-    def crc32(parts: Sequence[str]) -> str:
-        """Of the parts in UTF-8, '|' between them and '-' for NULL."""
-        joined = ", ".join(f"COALESCE({part}, '-')" for part in parts)
-        return f"CRC32(CONVERT(CONCAT_WS('|', {joined}) USING utf8mb4))"
-
-    @staticmethod
-    def bucket(number: str) -> str:
-        """How many of BOUNDS_MS it exceeds."""
-        return f"INTERVAL({number}, {', '.join(str(bound + 1) for bound in BOUNDS_MS)})"
+    ms: str  # a DATETIME(3) as ms since 1970
+    late_ms: str  # ms from one time to another; 0 if that is earlier (clocks differ a little)
+    whole: str  # how many whole units are in a number
+    unsigned: str  # a BIGINT UNSIGNED, or its digits
+    sized: str  # a text after its length in bytes, so that joined texts can be read in one way only
+    crc32: str  # the CRC-32 of parts in UTF-8, with "|" between them
+    between_parts: str
+    bucket: str  # how many of BOUNDS_MS a number exceeds
 
 
-class _SQLiteExpressions(_MySQLExpressions):
-    @staticmethod
-    def ms(time: str) -> str:
-        return f"(strftime('%s', {time}) * 1000 + substr({time}, 21, 3))"
-
-    @staticmethod
-    def late(start: str, end: str) -> str:
-        return f"MAX(0, {_SQLiteExpressions.ms(end)} - {_SQLiteExpressions.ms(start)})"
-
-    @staticmethod
-    def whole(number: str, unit: int) -> str:
-        return f"{number} / {unit}"
-
-    @staticmethod
-    def unsigned(number: str) -> str:
-        return f"printf('%llu', {number})"
-
-    @staticmethod
-    def sized(text: str) -> str:
-        return f"length(CAST({text} AS BLOB)) || '=' || {text}"
-
-    @staticmethod
-    def crc32(parts: Sequence[str]) -> str:
-        joined = " || '|' || ".join(f"COALESCE({part}, '-')" for part in parts)
-        return f"toc_crc32({joined})"
-
-    @staticmethod
-    def bucket(number: str) -> str:
-        return " + ".join(f"({number} > {bound})" for bound in BOUNDS_MS)
-
-
-def _add_crc32_function(connection: Connection) -> None:
-    raw: Any = connection.connection.driver_connection
-    raw.create_function(
-        "toc_crc32", 1, lambda joined: zlib.crc32(joined.encode()), deterministic=True
-    )
+_MYSQL = _Expressions(  # and MariaDB
+    ms="TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {0}) DIV 1000",
+    late_ms="GREATEST(0, TIMESTAMPDIFF(MICROSECOND, {0}, {1}) DIV 1000)",
+    whole="{0} DIV {1}",
+    unsigned="{0}",
+    sized="CONCAT(OCTET_LENGTH({0}), '=', {0})",
+    crc32="CRC32(CONVERT(CONCAT_WS('|', {0}) USING utf8mb4))",
+    between_parts=", ",
+    bucket=f"INTERVAL({{0}}, {', '.join(str(bound + 1) for bound in BOUNDS_MS)})",
+)
+_SQLITE_MS = "(strftime('%s', {0}) * 1000 + substr({0}, 21, 3))"
+_SQLITE = _Expressions(
+    ms=_SQLITE_MS,
+    late_ms=f"MAX(0, {_SQLITE_MS.replace('{0}', '{1}')} - {_SQLITE_MS})",
+    whole="{0} / {1}",
+    unsigned="printf('%llu', {0})",
+    sized="length(CAST({0} AS BLOB)) || '=' || {0}",
+    crc32="toc_crc32({0})",
+    between_parts=" || '|' || ",
+    bucket=" + ".join(f"({{0}} > {bound})" for bound in BOUNDS_MS),
+)
 
 
 _FROM = "FROM {job} AS j"
@@ -260,56 +207,47 @@ _ENDED = (
 )
 
 
-def _column_expressions(words: type[_MySQLExpressions]) -> dict[str, str]:
+def _column_expressions(of: _Expressions) -> dict[str, str]:
     found = {}
     for name in COLUMNS:
         column = f"{'d' if name in ('error', 'dead_time') else 'j'}.{name}"
-        found[name] = words.ms(column) if name in TIMES else column
-    return found | {"biz_id": words.unsigned("j.biz_id")}
+        found[name] = of.ms.format(column) if name in TIMES else column
+    return found | {"biz_id": of.unsigned.format("j.biz_id")}
 
 
-def _expressions_for(sqlite: bool) -> type[_MySQLExpressions]:
-    return _SQLiteExpressions if sqlite else _MySQLExpressions
-
-
-@cache
-def _rows_sql(sqlite: bool) -> str:
-    columns = ", ".join(_column_expressions(_expressions_for(sqlite)).values())
+def _rows_sql(of: _Expressions) -> str:
+    columns = ", ".join(_column_expressions(of).values())
     return f"SELECT {columns} {_WITH_LETTER} {_ENDED} ORDER BY j.job_id"
 
 
-@cache
-def _sums_sql(sqlite: bool) -> str:
-    words = _expressions_for(sqlite)
-    columns = _column_expressions(words)
-    day = words.whole(columns["gmt_modified"], DAY_MS)
-    parts = [words.sized(x) if name in TEXTS else x for name, x in columns.items()]
+def _sums_sql(of: _Expressions) -> str:
+    columns = _column_expressions(of)
+    day = of.whole.format(columns["gmt_modified"], DAY_MS)
+    parts = [of.sized.format(x) if name in TEXTS else x for name, x in columns.items()]
+    crc32 = of.crc32.format(of.between_parts.join(f"COALESCE({part}, '-')" for part in parts))
     return (
-        f"SELECT {day} AS ended_day, COUNT(*), SUM({words.crc32(parts)}) "
+        f"SELECT {day} AS ended_day, COUNT(*), SUM({crc32}) "
         f"{_WITH_LETTER} {_ENDED} GROUP BY ended_day"
     )
 
 
-@cache
-def _counts_sql(sqlite: bool) -> str:
-    words = _expressions_for(sqlite)
-    day = words.whole(words.ms("j.gmt_modified"), DAY_MS)
-    hour = words.whole(words.ms("j.action_time"), HOUR_MS)
-    late = words.late("j.action_time", "j.claim_time")
+def _counts_sql(of: _Expressions) -> str:
+    day = of.whole.format(of.ms.format("j.gmt_modified"), DAY_MS)
+    hour = of.whole.format(of.ms.format("j.action_time"), HOUR_MS)
+    late_ms = of.late_ms.format("j.action_time", "j.claim_time")
     measured = f"j.status = {Status.DONE} AND j.attempts = 1 AND j.claim_time IS NOT NULL"
     return (
         f"SELECT {day} AS ended_day, {hour} AS action_hour, j.type_no, j.status, "
-        f"CASE WHEN {measured} THEN {words.bucket(late)} END AS bucket, COUNT(*), SUM(j.attempts > 1), "
-        f"COALESCE(SUM(CASE WHEN {measured} THEN {late} END), 0), "
-        f"COALESCE(MAX(CASE WHEN {measured} THEN {late} END), 0) "
+        f"CASE WHEN {measured} THEN {of.bucket.format(late_ms)} END AS bucket, COUNT(*), "
+        "SUM(j.attempts > 1), "
+        f"COALESCE(SUM(CASE WHEN {measured} THEN {late_ms} END), 0), "
+        f"COALESCE(MAX(CASE WHEN {measured} THEN {late_ms} END), 0) "
         f"{_FROM} {_ENDED} GROUP BY ended_day, action_hour, j.type_no, j.status, bucket"
     )
 
 
-@cache
-def _created_sql(sqlite: bool) -> str:
-    words = _expressions_for(sqlite)
-    hour = words.whole(words.ms("j.gmt_create"), HOUR_MS)
+def _created_sql(of: _Expressions) -> str:
+    hour = of.whole.format(of.ms.format("j.gmt_create"), HOUR_MS)
     return (
         f"SELECT {hour} AS made_hour, j.type_no, COUNT(*) {_FROM} {_RANGE} "
         "AND j.gmt_create >= :since AND j.gmt_create < :until GROUP BY made_hour, j.type_no"

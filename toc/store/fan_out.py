@@ -1,8 +1,9 @@
-"""Reading many shards at once for people: each database over connections of its own, read-only and limited.
+"""Runs queries of people on many shards at once, over read-only connections with time limits.
 
-Nothing here waits for the pools of the verbs, or makes them wait. A session may only read (MySQL and
-MariaDB: READ ONLY transactions; SQLite: query_only), sees what is committed when a statement starts, and
-the server itself ends a statement that takes too long. All statements of an `FanOut` have one NOW().
+These connections do not come from the pools of the verbs, so neither waits for the other. A session can only
+read (MySQL and MariaDB: READ ONLY transactions; SQLite: query_only), and each statement sees what was
+committed when it started. The server ends a statement that takes too long. All statements of a `FanOut`
+have the same NOW().
 """
 
 from __future__ import annotations
@@ -28,14 +29,12 @@ from toc.runtime.clock import Clock
 from toc.runtime.settings import MysqlSettings
 from toc.store.columns import ms_of_sql_time, sql_time
 from toc.store.database_home import DatabaseHome
-from toc.store.driver_errors import AWAY, CLIENT_ERRORS
+from toc.store.driver_errors import AWAY, CLIENT_ERRORS, error_number, error_text
 from toc.store.sessions import session_arguments
 
 TICK_S = 0.2
-_BACKSTOP_S = 5  # more than the server's own limit: for one that does not answer at all
-_SQLITE_STEPS = (
-    10_000  # of its virtual machine, between two looks at the clock; under a millisecond
-)
+_BACKSTOP_S = 5  # beyond the server's time limit: for a server that does not answer at all
+_SQLITE_STEPS = 10_000  # of its virtual machine between two time checks: under a millisecond
 _COLLATION = "utf8mb4_bin"
 _CONCAT_BYTES = 1_000_000  # MySQL cuts GROUP_CONCAT after 1,024
 
@@ -55,8 +54,11 @@ _WHAT_SQLITE: Mapping[str, What] = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """timeout_s: for one statement; whole_s: for all together; parallel: connections per database; bytes_max:
-    about so many in one answer."""
+    """Limits of a `FanOut`.
+
+    timeout_s: of one statement. whole_s: of all statements together. parallel: connections per database.
+    bytes_max: the approximate size of one answer.
+    """
 
     timeout_s: float
     whole_s: float
@@ -67,7 +69,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A statement for a database. `table` is the one that it reads; `place` comes back in the reply."""
+    """A statement for one database. table: the table that it reads. place: returned with the reply."""
 
     place: int
     database: int
@@ -78,7 +80,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """`digits`: behind the point in each column, as the server declares them; None where it does not."""
+    """The rows of a question. digits: decimal places of each column; None: the server declares none."""
 
     question: Question
     rows: list[tuple[Any, ...]]
@@ -87,7 +89,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class QuestionFailure:
-    """A question without a reply. `is_whole`: the database cannot be asked at all."""
+    """A question without a reply. is_whole: the whole database cannot be asked."""
 
     question: Question
     what: What
@@ -96,7 +98,7 @@ class QuestionFailure:
 
     @property
     def line(self) -> str:
-        """What failed, where and why, in one line."""
+        """The failure in one line, with the database, the table and the reason."""
         where = f"database {self.question.database}"
         if not self.is_whole and self.question.table:
             where += f", table {self.question.table}"
@@ -104,9 +106,9 @@ class QuestionFailure:
 
 
 class FanOut:
-    """Databases that can be asked. `moving`: URLs of new servers, by index (`store.moving`).
+    """Runs questions on the databases. moving: URLs of new servers by index (see `database_home`).
 
-    `functions(now_ms)` are given to SQLite, by name.
+    functions(now_ms): functions by name, which SQLite gets.
     """
 
     def __init__(
@@ -121,17 +123,9 @@ class FanOut:
     ) -> None:
         self._clock, self._limits = clock, limits
         self._deadline_s = clock.monotonic_s() + limits.whole_s
+        moving, mysql = moving or {}, mysql or MysqlSettings()
         self._databases = [
-            _Database(
-                index,
-                url,
-                (moving or {}).get(index),
-                mysql or MysqlSettings(),
-                routing,
-                clock,
-                limits,
-                functions,
-            )
+            _Database(index, url, moving.get(index), mysql, routing, clock, limits, functions)
             for index, url in enumerate(urls)
         ]
         self.sqlite = self._databases[0].sqlite
@@ -142,7 +136,7 @@ class FanOut:
             database.close()
 
     def fix_now(self, databases: Sequence[int]) -> QuestionFailure | None:
-        """From here on NOW() is this moment, by the clock of the first of these that answers."""
+        """Sets NOW() of all further statements to the time of the first of these databases that answers."""
         failure = None
         for index in databases:
             found = self.ask_one(Question(0, index, "", "SELECT UTC_TIMESTAMP(3)", {}))
@@ -155,7 +149,7 @@ class FanOut:
         return failure
 
     def ask_one(self, question: Question) -> Reply | QuestionFailure:
-        """One statement, in this thread."""
+        """Runs one statement in this thread."""
         database = self._databases[question.database]
         connection = database.connected(question)
         if isinstance(connection, QuestionFailure):
@@ -166,10 +160,10 @@ class FanOut:
     def ask(
         self, questions: Sequence[Question], tick: Callable[[], None]
     ) -> Generator[Reply | QuestionFailure]:
-        """The replies as they come. `tick` is called now and then while there is none.
+        """Yields the replies as they arrive; calls `tick()` every TICK_S while there is none.
 
-        Closing the iterator takes back the questions that were not begun; what runs on servers ends by
-        its own limit.
+        Closing the iterator cancels the questions that were not started. Statements that run on servers
+        end by their time limits.
         """
         replies: queue.Queue[Reply | QuestionFailure] = queue.Queue(
             maxsize=len(self._databases) * 4
@@ -195,7 +189,7 @@ class FanOut:
 
 
 class _Worker:
-    """One connection that takes a database's questions, one after the other."""
+    """Runs a database's questions one after the other, on one connection."""
 
     def __init__(
         self,
@@ -229,7 +223,7 @@ class _Worker:
                     connection = None  # the next question tries a new one
 
     def _give_up(self, failure: QuestionFailure) -> None:
-        """A database that cannot be reached is not tried again for each of its tables."""
+        """Fails all questions that are left: the database is not tried again for each of its tables."""
         self._put(failure)
         with contextlib.suppress(IndexError):
             while True:
@@ -295,9 +289,9 @@ class _Database:
             self._home.close()
 
     def connected(self, question: Question) -> Connection | QuestionFailure:
-        """A connection to this very database, with its limits set."""
+        """A connection to this database, with its limits set."""
         if self._file is not None and not Path(self._file).is_file():
-            text = "does not answer: there is no such file, has it been migrated?"
+            text = "does not answer: there is no such file; run `toc migrate` to create it"
             return QuestionFailure(question, "down", text, is_whole=True)
         try:
             connection = self._engine.connect().execution_options(stream_results=True)
@@ -325,7 +319,7 @@ class _Database:
                 result = connection.execute(text(question.sql), dict(question.values))
                 described = result.cursor.description if result.cursor is not None else ()
                 rows, size = list[tuple[Any, ...]](), 0
-                for row in result:  # as they come: what is too much is not read to its end
+                for row in result:  # row by row: an answer that is too large is not read to its end
                     rows.append(tuple(row))
                     size += bytes_of(row)
                     if size > self._limits.bytes_max:
@@ -344,7 +338,7 @@ class _Database:
     # ---- sessions
 
     def _leave(self, connection: Connection, raw: Any, result: CursorResult[Any]) -> None:
-        """Does not read the rest of an answer."""
+        """Discards the rest of an answer."""
         if self.sqlite:
             result.close()
         else:
@@ -353,7 +347,7 @@ class _Database:
             connection.rollback()
 
     def _check(self, connection: Connection) -> None:
-        """A database that holds other shards would answer for less, or for more."""
+        """Raises _WrongError when the database holds other shards than the settings say."""
         sql = "SELECT name, value FROM toc_meta WHERE name IN ('hash', 'shards', 'databases', 'database')"
         for name, value in connection.execute(text(sql)):
             if self._facts[name] != value:
@@ -387,7 +381,7 @@ class _Database:
             self._is_mariadb = "mariadb" in str(cursor.fetchone()[0]).lower()
             cursor.execute("SET SESSION TRANSACTION READ ONLY")
             cursor.execute(
-                # Literals compare as the columns do, byte for byte.
+                # Literals are compared like the columns: byte by byte.
                 f"SET SESSION collation_connection = '{_COLLATION}', sql_mode = 'STRICT_TRANS_TABLES', "
                 f"group_concat_max_len = {_CONCAT_BYTES}, "
                 f"lock_wait_timeout = {math.ceil(self._limits.timeout_s)}, "
@@ -410,14 +404,14 @@ class _Database:
 
 
 def _give_up(raw: Any) -> None:
-    """pymysql would read an answer to its end, from a connection that may be lost."""
+    """Keeps pymysql from reading the rest of an answer, from a connection that may be lost."""
     answer = getattr(raw, "_result", None)
     if answer is not None:
         answer.unbuffered_active = False
 
 
 def bytes_of(row: Sequence[Any]) -> int:
-    """About as many as it takes."""
+    """The approximate size of a row in bytes."""
     return sum(len(value) + 8 if isinstance(value, str) else 8 for value in row)
 
 
@@ -427,16 +421,12 @@ def too_large(bytes_max: int) -> str:
 
 
 class _WrongError(Exception):
-    """This is another database than the settings say."""
+    """The database is not the one that the settings describe."""
 
 
 def _failure(question: Question, error: SQLAlchemyError) -> QuestionFailure:
-    original = getattr(error, "orig", None)
-    arguments: Sequence[object] = getattr(original, "args", ())
-    number = arguments[0] if arguments else None
-    lines = str(arguments[-1] if arguments else error).strip().splitlines()
-    shown = lines[0] if lines else type(original or error).__name__
-    if isinstance(number, int):
+    number, shown = error_number(error), error_text(error)
+    if number is not None:
         what = "down" if number in CLIENT_ERRORS or number == 0 else _WHAT.get(number, "statement")
     else:
         found = (what for start, what in _WHAT_SQLITE.items() if start in shown)

@@ -1,4 +1,4 @@
-"""Everything that a database has of one job. Reads only."""
+"""Reads everything that a database has of one job."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from toc.domain.job import DeadJob, Job
-from toc.store.bulk_update import explain_missing_table
 from toc.store.databases import Database, execute_on
+from toc.store.driver_errors import explain_missing_table
 from toc.store.rows import JOB_COLUMNS, job_from_row
 from toc.store.schema import JOB, job_table_name
 
@@ -28,7 +28,7 @@ class JobDetails:
 
 
 def read_job_details(database: Database, shard: int, job_id: int) -> JobDetails | None:
-    """None: there is no such row. Raises StoreUnavailable, and SchemaMismatch for a table that is gone."""
+    """Reads a job; None: no such row. Raises StoreUnavailable, and SchemaMismatch for a missing table."""
     row_of = select(*JOB_COLUMNS, c.gmt_create, c.gmt_modified).where(c.job_id == job_id)
     dead, types = database.dead.c, database.biz_type.c
     letter_of = select(dead.attempts, dead.error, dead.dead_time).where(dead.job_id == job_id)
@@ -45,5 +45,5 @@ def read_job_details(database: Database, shard: int, job_id: int) -> JobDetails 
         letter = None if found is None else DeadJob(job_id, job.biz_id, job.biz_type, *found)
         return JobDetails(job, row[2], row[-2], row[-1], letter)
 
-    with explain_missing_table(database, job_table_name(shard)):
+    with explain_missing_table(database.index, job_table_name(shard)):
         return database.read(read)

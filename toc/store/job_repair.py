@@ -140,7 +140,7 @@ class _MisfitRepairer:
         return self._database.run_transaction(self._repair)
 
     def _repair(self, connection: Connection) -> MisfitRepair:
-        _begin_immediate(connection, self._database)
+        self._database.lock_file(connection)
         query = select(c.status, c.due_time, *_COPIED).where(c.job_id == self._job_id)
         row = execute_on(connection, self._shard, query.with_for_update()).one_or_none()
         if row is None:
@@ -233,12 +233,6 @@ def _is_same_job(there: Row[Any], row: Row[Any]) -> bool:
             c.dedup_key,
         )
     )
-
-
-def _begin_immediate(connection: Connection, database: Database) -> None:
-    """SQLite has no row locks: this locks the whole database before the rows are read."""
-    if database.sqlite:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 _RESET_DUE_TIME = (

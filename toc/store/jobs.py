@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import (
     BindParameter,
+    ColumnElement,
     Connection,
     CursorResult,
     Executable,
@@ -126,17 +127,18 @@ class Jobs:
                 return self._insert_parts(
                     connection, database, jobs, parts, on_duplicate, repeated=False
                 )
-        verb = _insert_verb(database, jobs, parts)
+        may_be_committed = False
         # A key is often held already, and then the packet would fail.
         if all(job.dedup_key is None for job in jobs):
+            verb = _insert_verb(database, jobs, parts)
             inserted = database.run_pipelined(verb)
             if inserted is not None:
                 return inserted
-        may_be_committed = verb.tries > 0
+            may_be_committed = verb.tries > 0
         # A single row needs one statement, which commits itself; replacing a row needs two.
         is_single_statement = len(jobs) == 1 and on_duplicate != "replace"
 
-        def insert_with_plain_statements(connection: Connection) -> list[InsertResult]:
+        def insert_one_by_one(connection: Connection) -> list[InsertResult]:
             nonlocal may_be_committed
             repeated, may_be_committed = may_be_committed, may_be_committed or is_single_statement
             results = self._insert_parts(
@@ -146,7 +148,7 @@ class Jobs:
             return results
 
         run = database.run_autocommit if is_single_statement else database.run_transaction
-        return run(insert_with_plain_statements)
+        return run(insert_one_by_one)
 
     def _insert_parts(
         self,
@@ -175,10 +177,8 @@ class Jobs:
         """Reads a job by its id; None: there is no such row."""
         shard, database = self._locate(job_id)
         query = select(*JOB_COLUMNS).where(c.job_id == job_id)
-        row = database.read(lambda connection: execute_on(connection, shard, query).first())
-        if row is None:
-            return None
-        return job_from_row(row, self.type_name(row.type_no, database))
+        rows = database.select(query, shard)
+        return job_from_row(rows[0], self.type_name(rows[0].type_no, database)) if rows else None
 
     def find(
         self,
@@ -189,33 +189,21 @@ class Jobs:
         dedup_key: str | None = None,
     ) -> list[Job]:
         """Jobs of a business id, live and ended, newest first; at most `limit`. `type_no` None: all types."""
-        query = select(*JOB_COLUMNS).where(c.biz_id == biz_id)
-        if type_no is not None:
-            query = query.where(c.type_no == type_no)
-        if dedup_key is not None:
-            query = query.where(c.dedup_key == dedup_key)
-        query = query.order_by(c.job_id.desc()).limit(limit)
+        conditions = _of_business(biz_id, type_no, dedup_key)
+        query = select(*JOB_COLUMNS).where(*conditions).order_by(c.job_id.desc()).limit(limit)
         database = self._databases.of_shard(shard)
-        rows = database.read(lambda connection: execute_on(connection, shard, query).all())
+        rows = database.select(query, shard)
         return [job_from_row(row, self.type_name(row.type_no, database)) for row in rows]
 
     def live_ids(
         self, shard: int, biz_id: int, type_no: int | None, dedup_key: str | None
     ) -> list[int]:
         """All live jobs of a business id (and type, and key), however many there are, oldest first."""
-        query = select(c.job_id).where(c.biz_id == biz_id, c.status.in_(_LIVE))
-        if type_no is not None:
-            query = query.where(c.type_no == type_no)
-        if dedup_key is not None:
-            query = query.where(c.dedup_key == dedup_key)
-        database, found = self._databases.of_shard(shard), list[int]()
-        while True:
-            after = query.where(c.job_id > found[-1]) if found else query
-            page = after.order_by(c.job_id).limit(ROWS_MAX)
-            ids = database.read(lambda x, page=page: execute_on(x, shard, page).scalars().all())  # type: ignore[misc]
-            found += ids
-            if len(ids) < ROWS_MAX:
-                return found
+        query = select(c.job_id).where(
+            *_of_business(biz_id, type_no, dedup_key), c.status.in_(_LIVE)
+        )
+        pages = self._databases.of_shard(shard).pages_by_id(query, shard, ROWS_MAX)
+        return [job_id for page in pages for (job_id,) in page]
 
     # ---- guarded verbs
 
@@ -260,7 +248,7 @@ class Jobs:
             if type_no is not None:
                 query = query.where(table.c.type_no == type_no)
             query = query.order_by(table.c.dead_time.desc(), table.c.job_id.desc()).limit(limit)
-            for row in database.read(lambda c, q=query: c.execute(q).all()):  # type: ignore[misc]
+            for row in database.select(query):
                 found.append(DeadJob(row[0], row[1], self.type_name(row[2], database), *row[3:]))
         found.sort(key=lambda job: (job.dead_ms, job.job_id), reverse=True)
         return found[:limit]
@@ -293,9 +281,8 @@ class Jobs:
                 break  # otherwise its status changed between the UPDATE and the SELECT: try again
         if not found.ok and verb.tries > 1 and "at" in values:
             # An earlier try may have committed and its answer was lost: then the row has this call's time.
-            its = select(c.action_time).where(c.job_id == job_id)
-            action_ms = database.read(lambda x: execute_on(x, shard, its).scalar())
-            if action_ms == values["at"]:
+            times = database.select(select(c.action_time).where(c.job_id == job_id), shard)
+            if times and times[0][0] == values["at"]:
                 return Answer(answer, job_id)
         return found
 
@@ -507,6 +494,18 @@ def _insert_statement(database: Database, shard: int, jobs: Sequence[NewJob]) ->
     name = database.job_table_name(shard)
     text = f"INSERT INTO {name} ({_COLUMNS}) VALUES {', '.join(rows)}"  # noqa: S608
     return Statement(text, tuple(values))
+
+
+def _of_business(
+    biz_id: int, type_no: int | None, dedup_key: str | None
+) -> list[ColumnElement[bool]]:
+    """Conditions: the jobs of a business id, and of this type and this key where they are given."""
+    conditions: list[ColumnElement[bool]] = [c.biz_id == biz_id]
+    if type_no is not None:
+        conditions.append(c.type_no == type_no)
+    if dedup_key is not None:
+        conditions.append(c.dedup_key == dedup_key)
+    return conditions
 
 
 def _estimated_bytes(job: NewJob) -> int:

@@ -1,6 +1,6 @@
-"""Whether a database may be moved, and how far its move has come. Changes nothing.
+"""Checks whether a database can be moved, and finds how far its move is. Changes nothing.
 
-What is asked of the two servers is in `store.mover`; this says what each answer means.
+The queries of the two servers are in `mover`; this module judges their answers.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from toc.store.mover import (
     MoveStopped,
     Probe,
     describe_oldest_transaction,
+    measure_lag_s,
     only_replication_writes,
     read_tables,
 )
@@ -31,7 +32,7 @@ VERSION_MIN = (8, 0, 22)  # the first that can make a schema READ ONLY
 
 MOVER = ROLES["mover"]
 APP_JOBS = ("SELECT", "INSERT", "UPDATE")
-"""What whoever writes jobs may do on their tables; the settings' account may be a client's or a worker's."""
+"""The rights on job tables of every account that writes jobs, a client's or a worker's."""
 
 LACKS_SHOWN = 5
 _NAME = r"(?:`(?:[^`]|``)*`|\*)"
@@ -48,7 +49,7 @@ _STANDS_FOR = {
 
 @dataclass(frozen=True, slots=True)
 class MoveFinding:
-    """One answer. `advice`: what to do when the level is not ok."""
+    """The result of one check. advice: what to do if the level is not ok."""
 
     check: str
     level: Level
@@ -58,7 +59,7 @@ class MoveFinding:
 
 @dataclass(frozen=True, slots=True)
 class MoveStep:
-    """One step of the drill. `todo`: how it is done, where it is not."""
+    """One step of a move. todo: how to do it, if it is not done."""
 
     step: str
     state: State
@@ -67,9 +68,9 @@ class MoveStep:
 
 
 class MoveChecks:
-    """Looks at both servers. `probe(server)`: the application's own account there.
+    """The checks of both servers. probe(server): opens a session of the application's own account there.
 
-    `members`: what the nodes in ZooKeeper say: whether they know of the move; None: an older release.
+    members: the nodes in ZooKeeper, and whether each knows of the move; None: a node of an older release.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class MoveChecks:
         self._old, self._new, self._probe, self._members = old, new, probe, members
 
     def run_all(self) -> list[MoveFinding]:
-        """Everything; several seconds at most."""
+        """Runs all checks; takes several seconds at most."""
         old, new = self._old, self._new
         found = [*self._check_servers(), *self._check_logs(), self._check_durability()]
         if old.uuid == new.uuid:
@@ -100,7 +101,7 @@ class MoveChecks:
         ]
 
     def refuse_if_failed(self) -> None:
-        """Raises MoveStopped where one fails."""
+        """Raises MoveStopped if a check fails."""
         wrong = [finding for finding in self.run_all() if finding.level == "fail"]
         if wrong:
             texts = "; ".join(f"{each.check}: {each.found} ({each.advice})" for each in wrong)
@@ -145,7 +146,7 @@ class MoveChecks:
             )
 
     def _check_durability(self) -> MoveFinding:
-        """A COMMIT on the new server must be as durable as I1 has it; replicas are often run with less."""
+        """A COMMIT on the new server must be durable (I1); replicas are often less durable."""
         wanted = {"innodb_flush_log_at_trx_commit": "1", "sync_binlog": "1"}
         found = self._new.variables(*wanted)
         wrong = [f"{k} = {found.get(k)}" for k, v in wanted.items() if found.get(k) != v]
@@ -292,7 +293,7 @@ class MoveChecks:
 def list_move_steps(
     old: MoveServer, new: MoveServer, members: Mapping[str, bool | None]
 ) -> list[MoveStep]:
-    """The drill's steps and how far they are; the last one is for those whose settings name both."""
+    """The steps of a move and their states; the last one is done in the settings."""
     index = old.index
     channel = new.replication_channel(old.uuid)
     declared, fenced = new.is_declared_home(), old.is_fenced()
@@ -349,17 +350,8 @@ def list_move_steps(
     return steps
 
 
-def measure_lag_s(old: MoveServer, new: MoveServer) -> float | None:
-    """How long the new server needs for what the old one has executed by now, in s; None: too long."""
-    began_s = old.clock.monotonic_s()
-    sql = "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)"
-    if new.value(sql, old.executed_gtids(), LAG_S_MAX) != 0:
-        return None
-    return old.clock.monotonic_s() - began_s
-
-
 def hosts_not_on_new_server(old: MoveServer, new: MoveServer) -> list[str]:
-    """Hosts with sessions in the old schema and none in the new: who knows of the move looks there."""
+    """Hosts with sessions on the old server and none on the new one: they do not poll it, as a move needs."""
     there, here = (
         {
             str(row["Host"]).rpartition(":")[0] or str(row["Host"])
@@ -372,9 +364,9 @@ def hosts_not_on_new_server(old: MoveServer, new: MoveServer) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What an account may do: on the whole server, on the schema, on single tables of it.
+    """The rights of an account: on the whole server, on the schema, on single tables of the schema.
 
-    A right on some columns of a table only has their names in parentheses, and is another one.
+    A right on some columns of a table is a right of its own, with their names in parentheses.
     """
 
     everywhere: Set[str]
@@ -387,7 +379,7 @@ class Rights:
         schema: Iterable[str],
         tables: Mapping[str, Iterable[str]],
     ) -> list[str]:
-        """Which of these it lacks."""
+        """The rights of these that the account does not have."""
         return [
             *(name for name in everywhere if not _has_right(name, self.everywhere)),
             *(name for name in schema if not self._has(name)),
@@ -400,7 +392,7 @@ class Rights:
         ]
 
     def missing_compared_to(self, other: Rights | None) -> list[str]:
-        """What the other one has on the schema and its tables, and this one lacks."""
+        """The rights on the schema and its tables that the other account has and this one does not."""
         return [] if other is None else self.missing((), other.schema, other.tables)
 
     def _has(self, name: str, table: str = "") -> bool:
@@ -408,7 +400,7 @@ class Rights:
 
 
 def read_rights(server: MoveServer) -> Rights:
-    """Of the account itself, not of its roles."""
+    """The rights of the session's account, without those of its roles."""
     everywhere: set[str] = set()
     schema: set[str] = set()
     tables: dict[str, set[str]] = {}
@@ -432,7 +424,7 @@ def missing_rights(
     schema: Iterable[str],
     tables: Mapping[str, Iterable[str]],
 ) -> list[str]:
-    """Which of these rights the account does not have, of its own."""
+    """The rights of these that the session's account does not have."""
     return read_rights(server).missing(everywhere, schema, tables)
 
 
@@ -451,7 +443,7 @@ def _unquoted(name: str) -> str:
 
 
 def _pattern_matches(schema: str, pattern: str) -> bool:
-    """Whether a grant's database, a pattern of LIKE in backticks, is meant for this schema."""
+    """Whether a grant's database, a pattern of LIKE in backticks, matches the schema."""
     text = ""
     for escaped, character in re.findall(r"(\\)?(.)", pattern.strip("`")):
         wild = {"_": ".", "%": ".*"}.get(character)

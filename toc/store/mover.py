@@ -1,26 +1,26 @@
-"""Moves a database to another MySQL server beside live traffic: the steps, for `toc move`.
+"""Moves a database to another MySQL server while clients and workers go on: the steps of `toc move`.
 
-The new server replicates the old one (by GTID) all along. Then, in this order:
+During the whole move the new server replicates the old one (by GTID). The steps, in this order:
 
-1. *guard*: nobody but replication writes on the new server (super_read_only, or its schema is READ ONLY);
-   *note*: `moving_to = <the new server's uuid>` in the old server's `toc_meta` says what the fence is for;
-2. *fence*: the old server's schema becomes READ ONLY. It waits for open transactions, for a while;
-3. *end*: sessions that the application had there are killed: new ones meet the fence, readers too;
-4. *wait*: until the new server has executed all that the old one had when it was fenced;
-5. *stop*: replication from the old one stops;
-6. *open*: the new server takes writes. Nobody comes: it is not home yet;
-7. *home*: one row in its `toc_meta`, `home = its server_uuid`. This is the switch (`store.moving`);
-8. *forget*: it forgets the old server as its source.
+1. *guard*: only replication writes on the new server (super_read_only, or its schema is READ ONLY);
+   *note*: `moving_to = <the new server's uuid>` in the old server's `toc_meta` names the fence's purpose;
+2. *fence*: the old server's schema becomes READ ONLY. This waits a limited time for open transactions;
+3. *end*: the application's sessions there are killed: new ones find the fence, readers too;
+4. *wait*: the new server executes all transactions that the old one had when it was fenced;
+5. *stop*: replication from the old server stops;
+6. *open*: the new server accepts writes. There are none: it is not the home yet;
+7. *home*: one row in its `toc_meta`, `home = its server_uuid`. This is the switch (`database_home`);
+8. *forget*: the new server forgets the old one as its source.
 
-Every step looks before it acts, so after a death between any two of them `go` finishes what was
-begun and `undo` takes it back. Up to the seventh step everything can be taken back, and is, when a
-step fails: guard the new one, *then* lift the fence of the old one. From the seventh on nothing is taken
-back. `go` and `undo` hold a lock on both servers, and what opens the new one runs in the very session
-that holds the lock there: whoever lost it cannot go on, so a mover that was thought dead cannot open
-the new server after somebody else has lifted the fence.
+Every step first reads the present state. So after a crash between any two steps, `start_or_resume` finishes
+the move and `undo` reverts it. Up to the seventh step everything can be reverted, and is when a step fails:
+guard the new server, *then* lift the fence of the old one. From the seventh step on nothing is reverted.
+`start_or_resume` and `undo` hold a lock on both servers. The session that holds the lock on the new server
+also opens it: a mover that lost the lock cannot open the new server after another process has lifted the
+fence.
 
-The fence is a fact of one server: the binary log does not get it (sql_log_bin = 0). Logged, it would
-fence the new server and all replicas; and lifting it there would later lift it on the old one.
+The fence is local to one server: it is not written to the binary log (sql_log_bin = 0). If it were, it would
+fence the new server and all replicas, and lifting it there would later lift it on the old one.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ PAUSE_S_MAX = 10.0
 _LOCK_WAIT, _INTERRUPTED, _NO_SUCH_THREAD = 1205, 1317, 1094
 
 MOVED_ROWS = frozenset({HOME, MOVING_TO, RECONCILED, ARCHIVED})
-"""What differs between the two catalogues."""
+"""Rows of `toc_meta` in which the two servers may differ."""
 
 
 class MoveStopped(TocError):
-    """A move was refused, or was begun and taken back; where it was not, the text says so."""
+    """A move was refused, or was started and reverted; if it was not reverted, the text says so."""
 
     code = "move_stopped"
 
 
 StepListener = Callable[[str, str], None]
-"""Is told each step when it is done: its name, and what came of it."""
+"""Called after each step with its name and its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """How the new server replicates the old one. `error`: the last one of either thread."""
+    """The replication of the old server by the new one. error: the last error of its two threads."""
 
     name: str
     receives: bool
@@ -85,7 +85,7 @@ Probe = Callable[["MoveServer"], "MoveServer"]
 
 @dataclass(frozen=True, slots=True)
 class MoveResult:
-    """What `go` did. `pause_ms`: from the fence to the declaration; None: an earlier run did that."""
+    """The result of a move. pause_ms: from the fence to the switch; None: an earlier run did that."""
 
     pause_ms: int | None
     killed: int
@@ -93,9 +93,9 @@ class MoveResult:
 
 
 class MoveServer:
-    """One session on one of the two servers, kept for the whole command: the lock is in it.
+    """One session on one of the two servers, kept for the whole command: it holds the lock.
 
-    `role`: "old" or "new". Never connects again by itself. Raises StoreUnavailable, SettingsError
+    role: "old" or "new". It never reconnects by itself. Raises StoreUnavailable, SettingsError
     (a login that is refused) and MoveStopped, with the database's index and the role in the text.
     """
 
@@ -117,7 +117,7 @@ class MoveServer:
         self.index, self.role, self.schema = index, role, schema
         self.clock = clock or SystemClock()
         self.at = f"{parsed.host}:{parsed.port or 3306}"
-        # Not in the schema: its own sessions are not the application's.
+        # No default schema, so that its sessions are not counted as the application's.
         self._url = parsed._replace(database=None)
         kind: Any = parsed.get_dialect()
         self.dialect: Dialect = kind(dbapi=kind.import_dbapi())
@@ -161,7 +161,7 @@ class MoveServer:
         return found
 
     def rows(self, sql: str, *values: object) -> list[dict[str, Any]]:
-        """Runs one statement; its rows by the columns' names."""
+        """Runs one statement; returns its rows as dictionaries by column name."""
         try:
             cursor = self._raw.cursor()
             try:
@@ -197,19 +197,24 @@ class MoveServer:
         return bool(self.value(FENCED_SQL.replace("DATABASE()", "%s"), self.schema))
 
     def is_declared_home(self) -> bool:
-        """Whether it has been declared home: once it was, and may be still."""
+        """Whether this server has been declared the home; it may have been fenced since."""
         return self.read_meta().get(HOME) == self.uuid
 
     def read_meta(self) -> dict[str, str]:
-        """What the catalogue keeps; nothing where the schema is not there."""
+        """The rows of `toc_meta`; none if the table does not exist."""
         there = "SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
         if not self.value(there, self.schema, "toc_meta"):
             return {}
         rows = self.rows(f"SELECT name, value FROM {self.quoted}.toc_meta")  # noqa: S608
         return {row["name"]: row["value"] for row in rows}
 
+    def write_meta(self, name: str, value: str) -> None:
+        """Writes a row of the catalogue."""
+        table = f"{self.quoted}.toc_meta"
+        self.run(f"REPLACE INTO {table} (name, value) VALUES (%s, %s)", name, value)  # noqa: S608
+
     def variables(self, *names: str) -> dict[str, str]:
-        """Global variables; those that this version does not have are missing."""
+        """Global variables, without those that this version does not have."""
         marks = ", ".join(["%s"] * len(names))
         found = self.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", *names)
         return {row["Variable_name"]: row["Value"] for row in found}
@@ -218,11 +223,11 @@ class MoveServer:
         return self.variables(variable).get(variable) == "ON"
 
     def executed_gtids(self) -> str:
-        """The transactions that it has executed: a GTID set."""
+        """The transactions that this server has executed: a GTID set."""
         return str(self.value("SELECT @@GLOBAL.gtid_executed")).replace("\n", "")
 
     def replication_channel(self, source_uuid: str) -> Channel | None:
-        """How it replicates that server; None: it does not."""
+        """Its replication of that server; None: it does not replicate it."""
         for row in self.rows("SHOW REPLICA STATUS"):
             if row["Source_UUID"] == source_uuid:
                 error = str(row["Last_IO_Error"] or row["Last_SQL_Error"]).partition("\n")[0]
@@ -230,8 +235,19 @@ class MoveServer:
                 return Channel(row["Channel_Name"], *running, error)
         return None
 
+    def start_replication(self, source_uuid: str) -> None:
+        """Starts replication from that server, if it has been stopped."""
+        channel = self.replication_channel(source_uuid)
+        if channel is not None and not channel.runs:
+            self.run("START REPLICA FOR CHANNEL %s", channel.name)
+
+    def wait_for_gtids(self, wanted: str, seconds: float) -> bool:
+        """Waits until this server has executed a GTID set. False: it has not after so many seconds."""
+        sql = "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)"
+        return bool(self.value(sql, wanted, round(max(0.001, seconds), 3)) == 0)
+
     def application_sessions(self) -> list[dict[str, Any]]:
-        """Other people's sessions in the schema."""
+        """The sessions of others in the schema."""
         return [
             row
             for row in self.rows("SHOW FULL PROCESSLIST")
@@ -242,7 +258,7 @@ class MoveServer:
 
     @contextmanager
     def without_binlog(self) -> Iterator[None]:
-        """What is done here stays on this server."""
+        """A context whose statements are not written to the binary log."""
         self.run("SET SESSION sql_log_bin = 0")
         try:
             yield
@@ -250,14 +266,14 @@ class MoveServer:
             self.run("SET SESSION sql_log_bin = 1")
 
     def set_fence(self, on: bool) -> None:
-        """One try. Its lock waits are short."""
+        """Sets or lifts the fence: one try, with a short lock wait."""
         with self.without_binlog():
             self.run(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")
             self.run(f"ALTER DATABASE {self.quoted} READ ONLY = {int(on)}")
 
     @contextmanager
     def interrupt_after(self, seconds: float) -> Iterator[None]:
-        """A statement of this session that still runs then is interrupted, from another one."""
+        """Interrupts this session's statement, from another session, if it still runs after `seconds`."""
 
         def interrupt() -> None:
             with suppress(Exception):
@@ -276,7 +292,7 @@ class MoveServer:
 
     @contextmanager
     def hold_move_lock(self) -> Iterator[None]:
-        """One mover at a time. The lock goes with the session, whatever ends that."""
+        """Holds the lock of movers. It ends with the session. Raises MoveStopped if it is taken."""
         name = f"toc_move_{self.index}_{self.schema}"[:64]
         if self.value("SELECT GET_LOCK(%s, 0)", name) != 1:
             raise MoveStopped(
@@ -290,9 +306,9 @@ class MoveServer:
 
 
 class Mover:
-    """The steps, on two open sessions. `tell` is told of each step (and may raise: tests do).
+    """The steps of a move, on two open sessions. on_step: called after each step.
 
-    `probe(server)`: a session of the application's own account there.
+    probe(server): opens a session of the application's own account on that server.
     """
 
     def __init__(
@@ -309,9 +325,9 @@ class Mover:
     def start_or_resume(
         self, check: Callable[[], None], pause_max_s: float = PAUSE_S_MAX
     ) -> MoveResult:
-        """Moves it, or finishes a move that was begun. `check` raises MoveStopped where it may not begin.
+        """Moves the database, or finishes a move that was started. `check` raises MoveStopped to refuse it.
 
-        Raises MoveStopped, and has then taken everything back unless the text says otherwise.
+        Raises MoveStopped; then everything has been reverted unless the text says otherwise.
         """
         with self._lock_both_servers():
             pause_ms, killed = None, 0
@@ -323,7 +339,7 @@ class Mover:
             return self._finish(pause_ms, killed)
 
     def undo(self) -> None:
-        """Takes back what was begun. Refuses once the new server has been declared home."""
+        """Reverts a move that was started. Raises MoveStopped once the new server has been declared home."""
         with self._lock_both_servers():
             if self._new.is_declared_home():
                 raise MoveStopped(
@@ -334,7 +350,7 @@ class Mover:
 
     @contextmanager
     def _lock_both_servers(self) -> Iterator[None]:
-        """The only mover, and nothing speaks against it."""
+        """Holds the locks of both servers. Raises MoveStopped for another mover or another move."""
         old, new = self._old, self._new
         if old.uuid == new.uuid:
             raise MoveStopped(f"database {self.index}: databases and moving name the same server")
@@ -343,7 +359,7 @@ class Mover:
             yield
 
     def _refuse_other_move(self) -> None:
-        """A fence, or a home, that another move has left behind."""
+        """Raises MoveStopped if another move has left a fence or a home."""
         old, new = self._old, self._new
         if new.is_declared_home() and new.is_fenced():
             raise MoveStopped(
@@ -359,17 +375,16 @@ class Mover:
     # ---- up to the switch
 
     def _prepare(self) -> None:
-        """All that may be done beside the traffic."""
+        """The steps that need no pause of writes."""
         self._block_other_writers()
         self._record_purpose()
-        began_s = self._clock.monotonic_s()
-        if not self._wait_for_gtids(self._old.executed_gtids(), LAG_S_MAX):
+        lag_s = measure_lag_s(self._old, self._new)
+        if lag_s is None:
             raise MoveStopped(
                 f"database {self.index}: the new server is more than {LAG_S_MAX:g} s behind: wait until it "
                 f"has caught up, or until there is less load"
             )
-        behind_ms = round((self._clock.monotonic_s() - began_s) * 1000)
-        self._report_step("catch_up", f"the new server is {behind_ms} ms behind")
+        self._report_step("catch_up", f"the new server is {lag_s * 1000:.0f} ms behind")
 
     def _block_other_writers(self) -> None:
         """Only replication writes on the new server."""
@@ -379,13 +394,11 @@ class Mover:
 
     def _record_purpose(self) -> None:
         """Writes down which move the fence is for, so that another move neither lifts it nor continues."""
-        table = f"{self._old.quoted}.toc_meta"
-        sql = f"REPLACE INTO {table} (name, value) VALUES (%s, %s)"  # noqa: S608
-        self._old.run(sql, MOVING_TO, self._new.uuid)
+        self._old.write_meta(MOVING_TO, self._new.uuid)
         self._report_step("note", "the old server's catalogue names the new one")
 
     def _switch_to_new_server(self, pause_max_s: float) -> tuple[int, int]:
-        """From the fence to the declaration; the pause in ms, and how many sessions were killed."""
+        """The steps from the fence to the switch; returns the pause in ms and how many sessions it killed."""
         began_s = self._clock.monotonic_s()
         until_s = began_s + pause_max_s
         try:
@@ -408,7 +421,7 @@ class Mover:
         self._report_step("fence", "the old server takes no more writes")
 
     def _set_fence_within(self, server: MoveServer, on: bool, until_s: float) -> None:
-        """Tries until then. Between two tries those go on who had to wait for this."""
+        """Tries until `until_s`. Between two tries, statements that waited for the lock go on."""
         while True:
             left_s = until_s - self._clock.monotonic_s()
             try:
@@ -425,7 +438,7 @@ class Mover:
                     ) from error
 
     def _end_sessions(self) -> int:
-        """Kills what the application has open on the old server; it comes back, to the fence."""
+        """Kills the application's sessions on the old server; its new sessions find the fence."""
         killed = 0
         for session in self._old.application_sessions():
             try:
@@ -439,18 +452,12 @@ class Mover:
 
     def _wait_for_new_server(self, until_s: float) -> None:
         wanted = self._old.executed_gtids()
-        channel = self._new.replication_channel(self._old.uuid)
-        if channel is not None and not channel.runs:  # an earlier run had stopped it
-            self._new.run("START REPLICA FOR CHANNEL %s", channel.name)
-        if not self._wait_for_gtids(wanted, until_s - self._clock.monotonic_s()):
+        self._new.start_replication(self._old.uuid)  # an earlier run may have stopped it
+        if not self._new.wait_for_gtids(wanted, until_s - self._clock.monotonic_s()):
             raise MoveStopped(
                 f"database {self.index}: the new server did not catch up within the longest pause allowed"
             )
         self._report_step("wait", "the new server has everything")
-
-    def _wait_for_gtids(self, wanted: str, seconds: float) -> bool:
-        sql = "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)"
-        return bool(self._new.value(sql, wanted, round(max(0.001, seconds), 3)) == 0)
 
     def _stop_replication(self) -> None:
         channel = self._new.replication_channel(self._old.uuid)
@@ -467,13 +474,11 @@ class Mover:
         self._report_step("open", "the new server takes writes")
 
     def _declare_home(self) -> None:
-        """The switch. Its answer may be lost: then nothing is taken back before it is known."""
-        # Had the old server died since, a replica of it might have been promoted, without the fence.
+        """The switch. If its answer is lost, nothing is reverted before its result is known."""
+        # If the old server has crashed since, a replica without the fence may have been promoted.
         if not self._old.is_fenced():
             raise MoveStopped(f"database {self.index}: somebody has lifted the fence")
-        table = f"{self._new.quoted}.toc_meta"
-        sql = f"REPLACE INTO {table} (name, value) VALUES (%s, @@server_uuid)"  # noqa: S608
-        self._new.run(sql, HOME)
+        self._new.write_meta(HOME, self._new.uuid)
 
     # ---- back
 
@@ -494,11 +499,9 @@ class Mover:
 
     def _undo_steps(self) -> None:
         self._block_other_writers()
-        channel = self._new.replication_channel(self._old.uuid)
-        if channel is not None and not channel.runs:
-            self._new.run("START REPLICA FOR CHANNEL %s", channel.name)
+        self._new.start_replication(self._old.uuid)
         if self._old.is_fenced():
-            # Readers may hold it up for a moment; nobody writes.
+            # Readers may delay this for a moment; there are no writers.
             self._set_fence_within(self._old, False, self._clock.monotonic_s() + ANSWER_S)
         self._report_step("undo", "the old server takes writes again")
 
@@ -515,7 +518,7 @@ class Mover:
         return MoveResult(pause_ms, killed, list(self._verify()))
 
     def _verify(self) -> Iterator[str]:
-        """With the application's account. Raises MoveStopped."""
+        """Checks both servers with the application's account. Raises MoveStopped."""
         old, new = self._probe(self._old), self._probe(self._new)
         try:
             self._verify_writes(old, new)
@@ -526,7 +529,7 @@ class Mover:
             new.close()
 
     def _verify_writes(self, old: MoveServer, new: MoveServer) -> None:
-        # It changes nothing anywhere, and is refused where nothing may be changed.
+        # Changes no row, and is refused on a server that accepts no writes.
         table = min(name for name in read_tables(new) if name.startswith("toc_job_"))
         sql = f"UPDATE {new.quoted}.{table} SET job_id = job_id WHERE job_id = 0"  # noqa: S608
         new.run(sql)
@@ -561,7 +564,7 @@ class Mover:
 
 
 class _StatementRefused(MoveStopped):
-    """A statement that one of the servers did not carry out. `number`: the server's, or the driver's."""
+    """One of the servers refused a statement. number: the error number of the server or the driver."""
 
     def __init__(self, server: MoveServer, error: Exception) -> None:
         self.number = error.args[0] if error.args else None
@@ -577,12 +580,20 @@ def schema_of(url: str) -> str:
 
 
 def only_replication_writes(new: MoveServer) -> bool:
-    """Whether only replication may write there."""
+    """Whether only replication can write on the new server."""
     return new.is_on("super_read_only") or new.is_fenced()
 
 
+def measure_lag_s(old: MoveServer, new: MoveServer) -> float | None:
+    """How long the new server needs for all that the old one has executed, in s; None: over LAG_S_MAX."""
+    began_s = old.clock.monotonic_s()
+    if not new.wait_for_gtids(old.executed_gtids(), LAG_S_MAX):
+        return None
+    return old.clock.monotonic_s() - began_s
+
+
 def describe_oldest_transaction(server: MoveServer) -> str:
-    """The oldest transaction of the server, in words; nothing where none is older than a second."""
+    """Describes the oldest transaction of the server; "": none is older than a second."""
     sql = (
         "SELECT trx_mysql_thread_id AS session, TIMESTAMPDIFF(SECOND, trx_started, NOW()) AS age_s "
         "FROM information_schema.INNODB_TRX ORDER BY trx_started LIMIT 1"

@@ -1,13 +1,13 @@
-"""Deleting what has ended, page by page of the primary key, and counting it.
+"""Deletes ended jobs page by page of the primary key, and counts them.
 
-There is no index on "when it ended": it would cost every job two more writes. A pass walks the shard
-by its primary key instead, from the oldest job on, and stops where jobs are too young to be deleted
-(their ids say when they were made). What it passes over is what lives for long, which is little.
+There is no index on the time when a job ended: it would cost every job two more writes. A pass walks the
+shard by its primary key instead, from the oldest job on, and stops at jobs that are too young to be deleted
+(their ids contain the time of their creation). It passes over jobs that live for long; they are few.
 
-`toc_purge` counts what is deleted, in the transaction that deletes it: by UTC day, type and status, with the
-smallest and the largest id. Where a row has changed since its page was read, the transaction is rolled
-back, and done anew with the rows locked and read first: the counts are exact. They are written last: in
-these few rows all nodes meet, and they are locked for a moment only.
+`toc_purge` counts the deleted jobs in the transaction that deletes them: by UTC day, type and status, with
+the smallest and the largest id. If a row has changed since its page was read, the transaction is rolled
+back and repeated with the rows locked and read first, so the counts are exact. The counts are written last:
+all nodes write these few rows, so they are locked only for a moment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ENDED = [int(status) for status in Status if not status.live]
 
 
 class OldRow(NamedTuple):
-    """`changed_ms`: for an ended job, when it ended; by the database's clock."""
+    """A row of a page. changed_ms: when an ended job ended, by the database's clock."""
 
     job_id: int
     type_no: int
@@ -55,23 +55,21 @@ class PurgePages:
     databases: Databases
 
     def archive_status(self, database: Database) -> ArchiveStatus | None:
-        """How far the archive of a database is; None: it was never archived."""
+        """The archive's progress for a database; None: it was never archived."""
         return read_archive_status(database)
 
     def read_page(self, shard: int, after: int, made_before_ms: int, limit: int) -> list[OldRow]:
-        """Jobs of a shard made before a moment, by id, from beyond `after` on."""
+        """Jobs of a shard that were created before `made_before_ms`, by id, from beyond `after` on."""
         query = (
             select(c.job_id, c.type_no, c.status, c.gmt_modified)
             .where(c.job_id > after, c.job_id < first_id_of(made_before_ms))
             .order_by(c.job_id)
             .limit(limit)
         )
-        database = self.databases.of_shard(shard)
-        rows = database.read(lambda connection: execute_on(connection, shard, query).all())
-        return [OldRow._make(row) for row in rows]
+        return [OldRow._make(row) for row in self.databases.select(query, shard)]
 
     def delete_unchanged(self, shard: int, rows: Sequence[OldRow]) -> int:
-        """Deletes those of these ended rows that nobody has changed since; how many that were."""
+        """Deletes the ended rows that are unchanged since they were read; returns how many."""
         database = self.databases.of_shard(shard)
         asked = sorted(rows)
         try:
@@ -82,10 +80,10 @@ class PurgePages:
     def delete_events(
         self, database: Database, after: int, before_ms: int, now_ms: int, limit: int
     ) -> tuple[int, int | None]:
-        """Looks at the next `limit` events by id, beyond `after`, and deletes those before a moment.
+        """Reads the next `limit` events by id, beyond `after`, and deletes those before `before_ms`.
 
-        How many it deleted, and where to go on; None: all that follow are younger. (An event from the
-        future, of a clock that was ahead, says nothing about those behind it.)
+        Returns how many it deleted, and the id to go on from; None: all later events are younger. (An event
+        of a clock that was ahead does not say that the events after it are young.)
         """
         event = database.event
         query = (
@@ -94,7 +92,7 @@ class PurgePages:
             .order_by(event.c.event_id)
             .limit(limit)
         )
-        rows = database.read(lambda connection: connection.execute(query).all())
+        rows = database.select(query)
         old = [event_id for event_id, at_ms in rows if at_ms < before_ms]
         if old:
             database.run_autocommit(
@@ -106,13 +104,13 @@ class PurgePages:
 
 
 class _SomeChangedError(Exception):
-    """Some rows may not be as they were read: the transaction is rolled back, and done the other way."""
+    """Some rows may have changed since they were read: roll back, and lock them first."""
 
 
 def _delete_all_or_none(
     database: Database, shard: int, rows: Sequence[OldRow], connection: Connection
 ) -> int:
-    """All of these rows, or none: then they need not be read again to be counted."""
+    """Deletes all of these rows or none, so that they can be counted without being read again."""
     kinds: dict[tuple[int, int], list[int]] = {}
     for row in rows:
         kinds.setdefault((row.type_no, row.status), []).append(row.job_id)
@@ -125,7 +123,7 @@ def _delete_all_or_none(
             for (type_no, status), ids in kinds.items()
         )
     )
-    # Whatever a caller passes: no live job is deleted (I1).
+    # No live job is deleted, whatever the caller passes (I1).
     ended = c.status.in_(_ENDED)
     change = delete(JOB).where(as_read, ended, c.gmt_modified <= _newest_ms(rows))
     if execute_on(connection, shard, change).rowcount < len(rows):
@@ -138,9 +136,8 @@ def _delete_all_or_none(
 def _delete_locked(
     database: Database, shard: int, rows: Sequence[OldRow], connection: Connection
 ) -> int:
-    """Those of these rows that are left as they were; locked and read again first."""
-    if database.sqlite:  # it has no locks on rows
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    """Locks and reads the rows again, and deletes those that are unchanged."""
+    database.lock_file(connection)
     query = select(c.job_id, c.type_no, c.status, c.gmt_modified).where(
         database.in_ids(c.job_id, [row.job_id for row in rows]),
         c.status.in_(_ENDED),
@@ -157,7 +154,7 @@ def _delete_locked(
 
 
 def _newest_ms(rows: Sequence[OldRow]) -> int:
-    """A dead job that was redriven since lives, or has ended again, later than any of these."""
+    """The newest change. A dead job that was redriven since then lives, or has ended later than this."""
     return max(row.changed_ms for row in rows)
 
 

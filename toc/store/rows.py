@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, or_
 
 from toc.domain.job import Job, Status
 from toc.domain.limits import attribute_of
@@ -36,6 +36,11 @@ def job_from_row(row: Any, biz_type: str) -> Job:
         dedup_key=row[9],
         claimed_ms=row[10],
     )
+
+
+def after_due_key(due_ms: Any, job_id: Any) -> tuple[ColumnElement[bool], ...]:
+    """Conditions: rows after this key in the index on (due_time, job_id)."""
+    return c.due_time >= due_ms, or_(c.due_time > due_ms, c.job_id > job_id)
 
 
 def status_from_number(number: int) -> Status:

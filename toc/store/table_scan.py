@@ -1,14 +1,14 @@
-"""Every row, once: what the databases say at the end of a run. Walks the primary key in short reads."""
+"""Every row, once: the jobs of all shards at the end of a run, read in pages of the primary key."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from sqlalchemy import Select, select
+from sqlalchemy import select
 
 from toc.domain.job import Status
-from toc.store.databases import Database, Databases, execute_on
+from toc.store.databases import Databases
 from toc.store.rows import status_from_number
 from toc.store.schema import JOB
 
@@ -17,7 +17,10 @@ c = JOB.c
 
 
 class FinalRow(NamedTuple):
-    """`token`: the last claim's, None for a job that was never claimed."""
+    """A job as it is in the database.
+
+    token: of the last claim; None: the job was never claimed. dead_letter: whether it has one.
+    """
 
     job_id: int
     status: Status
@@ -30,30 +33,17 @@ class FinalRow(NamedTuple):
 def final_rows(databases: Databases) -> Iterator[FinalRow]:
     """All jobs of all shards. Raises StoreUnavailable."""
     for database in databases:
+        dead = database.dead.c.job_id
+        query = select(c.job_id, c.status, c.attempts, c.action_time, c.claim_token, dead)
+        query = query.select_from(JOB.outerjoin(database.dead, dead == c.job_id))
         for shard in database.shards:
-            yield from _rows_of(database, shard)
-
-
-def _rows_of(database: Database, shard: int) -> Iterator[FinalRow]:
-    dead = database.dead.c.job_id
-    after = -1
-    while True:
-        query = (
-            select(c.job_id, c.status, c.attempts, c.action_time, c.claim_token, dead)
-            .select_from(JOB.outerjoin(database.dead, dead == c.job_id))
-            .where(c.job_id > after)
-            .order_by(c.job_id)
-            .limit(PAGE_ROWS)
-        )
-        rows = _read(database, shard, query)
-        for job_id, status, attempts, action_ms, token, letter in rows:
-            yield FinalRow(
-                job_id, status_from_number(status), attempts, action_ms, token, letter is not None
-            )
-        if len(rows) < PAGE_ROWS:
-            return
-        after = rows[-1][0]
-
-
-def _read(database: Database, shard: int, query: Select[Any]) -> Sequence[Any]:
-    return database.read(lambda connection: execute_on(connection, shard, query).all())
+            for page in database.pages_by_id(query, shard, PAGE_ROWS):
+                for job_id, status, attempts, action_ms, token, letter in page:
+                    yield FinalRow(
+                        job_id,
+                        status_from_number(status),
+                        attempts,
+                        action_ms,
+                        token,
+                        letter is not None,
+                    )

@@ -1,0 +1,52 @@
+"""The check of a database that did not answer when this process started: at its first use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from toc.errors import TocError
+from toc.runtime.clock import Clock
+
+CHECK_AGAIN_S_MAX = 3.0  # a failed check is repeated after as long as it took, at most after this
+
+
+class FirstCheck:
+    """Runs a check until it has passed once. Thread-safe: one thread checks, the others wait for it."""
+
+    def __init__(self, check: Callable[[], None], clock: Clock) -> None:
+        self._check, self._clock = check, clock
+        self._lock = threading.Lock()
+        self._passed = False
+        self._checking_thread: int | None = None
+        self._error: tuple[TocError, float] | None = None  # of the last check, until when it counts
+
+    def run(self) -> bool:
+        """Whether the check has passed; False: this thread is within the check. Raises its TocError."""
+        if self._checking_thread == threading.get_ident():  # the check's own statements
+            return False
+        self._raise_recent_error()
+        with self._lock:
+            self._raise_recent_error()
+            if self._passed:
+                return True
+            self._checking_thread, started_s = threading.get_ident(), self._clock.monotonic_s()
+            try:
+                self._check()
+                self._passed = True
+            except TocError as error:
+                # When the database hangs, the callers that wait for this check must not each wait as long.
+                now_s = self._clock.monotonic_s()
+                self._error = error, now_s + min(now_s - started_s, CHECK_AGAIN_S_MAX)
+                raise
+            finally:
+                self._checking_thread = None
+        return True
+
+    def _raise_recent_error(self) -> None:
+        """Raises the error of the last check again, while it is recent."""
+        if self._error is not None:
+            error, until_s = self._error
+            if self._clock.monotonic_s() < until_s:
+                raise error.with_traceback(None)
+            self._error = None
