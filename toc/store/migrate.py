@@ -344,7 +344,7 @@ def list_downgrade_drops(settings: Settings, to: str) -> list[str]:
     tables = [step.table for step in steps if isinstance(step, MakeTable) and not step.holds_jobs]
     jobs = sum(isinstance(step, MakeTable) and step.holds_jobs for step in steps)
     return [
-        *(f"view {step.table}" for step in steps if isinstance(step, MakeView) and not step.before),
+        *(f"view {step.table}" for step in steps if isinstance(step, MakeView)),
         *(
             f"column {name} of {count} table{'' if count == 1 else 's'}"
             for name, count in columns.items()

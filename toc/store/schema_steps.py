@@ -152,37 +152,6 @@ class AddColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class SetDefault:
-    """What a column without a default gets when an INSERT does not name it; not for SQLite.
-
-    `expression` is SQL, without the parentheses around it. Rows that are there stay as they are.
-    """
-
-    table: str
-    column: str
-    expression: str
-    is_view: bool = False
-
-    def up(self, *, sqlite: bool) -> list[StepStatement]:
-        change = f"ALTER COLUMN {self.column} SET DEFAULT ({self.expression})"
-        return [_alter_table(self.table, change, has_default(self.table, self.column), sqlite)]
-
-    def down(self, *, sqlite: bool) -> list[StepStatement]:
-        # An earlier run may have dropped the column: there is no default to take away then.
-        gone = f"NOT {has_default(self.table, self.column)}"
-        return [
-            _alter_table(self.table, f"ALTER COLUMN {self.column} SET DEFAULT NULL", gone, sqlite)
-        ]
-
-    def declare(self, shapes: Shapes, *, sqlite: bool) -> None:
-        shapes[self.table].columns[self.column] += f" default {_without_quotes(self.expression)}"
-
-    def is_done(self, found: Shapes) -> bool:
-        columns = found[self.table].columns if self.table in found else {}
-        return " default " in columns.get(self.column, "")
-
-
-@dataclass(frozen=True, slots=True)
 class AddIndex:
     """An index, built in place beside reads and writes."""
 
@@ -223,22 +192,25 @@ class AddIndex:
 
 @dataclass(frozen=True, slots=True)
 class MakeView:
-    """A view, for reading. It runs with the rights of who reads it: it gives nobody anything.
-
-    `before`: the view of an earlier revision that it takes the place of, with columns of its own; a
-    downgrade makes that one again.
-    """
+    """A view, for reading. It runs with the rights of the account that reads it, and grants none."""
 
     table: str
     columns: Sequence[str]
     select: str
-    before: MakeView | None = None
     is_view: bool = True
 
     def up(self, *, sqlite: bool) -> list[StepStatement]:
         if sqlite:
             made = StepStatement(f"CREATE VIEW {self.table} AS {self.select}")
             return [StepStatement(f"DROP VIEW IF EXISTS {self.table}"), made]
+        return [
+            StepStatement(
+                f"CREATE OR REPLACE SQL SECURITY INVOKER VIEW {self.table} AS {self.select}"
+            )
+        ]
+
+    def down(self, *, sqlite: bool) -> list[StepStatement]:
+        return [StepStatement(f"DROP VIEW IF EXISTS {self.table}"), made]
         return [
             StepStatement(
                 f"CREATE OR REPLACE SQL SECURITY INVOKER VIEW {self.table} AS {self.select}"
@@ -261,10 +233,7 @@ class MakeView:
         shapes[self.table] = Shape(columns, view=tables, text=normalised_select(self.select))
 
     def is_done(self, found: Shapes) -> bool:
-        # By its columns: an account without SHOW VIEW does not see the SELECT.
-        return self.table in found and (
-            self.before is None or found[self.table].columns.keys() >= set(self.columns)
-        )
+        return self.table in found
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,17 +304,6 @@ def has_column(table: str, column: str, *, sqlite: bool) -> str:
     if sqlite:
         return f"EXISTS (SELECT 1 FROM pragma_table_xinfo('{table}') WHERE name = '{column}')"
     where = f"{_where_table(table)} AND COLUMN_NAME = '{column}'"
-    return f"EXISTS (SELECT 1 FROM information_schema.COLUMNS WHERE {where})"
-
-
-def has_table(table: str) -> str:
-    """A condition in MySQL's SQL: whether a table is there."""
-    return f"EXISTS (SELECT 1 FROM information_schema.TABLES WHERE {_where_table(table)})"
-
-
-def has_default(table: str, column: str) -> str:
-    """A condition in MySQL's SQL: whether a column has a default. MariaDB says NULL for none."""
-    where = f"{_where_table(table)} AND COLUMN_NAME = '{column}' AND COLUMN_DEFAULT <> 'NULL'"
     return f"EXISTS (SELECT 1 FROM information_schema.COLUMNS WHERE {where})"
 
 
