@@ -15,20 +15,14 @@ from typing import Any
 
 from alembic import context
 from alembic.util import CommandError
+from sqlalchemy import Connection
 
 from toc.errors import TocError
 from toc.runtime.files import open_file
 from toc.runtime.settings import Settings, load_settings
 from toc.store import migrate
-from toc.store.identity import refuse_other_database
-from toc.store.migration_connections import open_migration_connection
-from toc.store.schema_executor import (
-    LOCK_WAIT_S,
-    VERSION_TABLE,
-    OnlineExecutor,
-    ScriptExecutor,
-    write_fits_since,
-)
+from toc.store.parallel_migration import RevisionApplied, fits_since_of, run_revisions
+from toc.store.schema_executor import LOCK_WAIT_S, VERSION_TABLE, ScriptExecutor
 
 attributes = context.config.attributes
 arguments = context.get_x_argument(as_dictionary=True)
@@ -39,32 +33,21 @@ indexes = range(len(settings.databases)) if only is None else [only]
 
 
 def online(index: int) -> None:
-    target = migrate.schema_target(settings, index)
-
-    def applied(step: Any, **rest: object) -> None:
-        fits_since = _fits_since(step)
-        if fits_since is not None:
-            write_fits_since(connection, fits_since)
-
-    with open_migration_connection(index, settings, lock_wait_s) as connection:
-        refuse_other_database(target, connection, settings.routing.facts())
-        if not target.sqlite:
-            connection.commit()
+    def make_context(connection: Connection, applied: RevisionApplied) -> Any:
         context.configure(
-            connection=connection,
-            version_table=VERSION_TABLE,
-            on_version_apply=applied,
+            connection=connection, version_table=VERSION_TABLE, on_version_apply=applied
         )
-        steps = OnlineExecutor(
-            target,
-            connection,
-            lock_wait_s=lock_wait_s,
-            may_rebuild=bool(attributes.get("may_rebuild") or arguments.get("rebuild")),
-            progress=attributes.get("progress"),
-            total=attributes.get("total", 0),
-        )
-        with context.begin_transaction():
-            context.run_migrations(migration=steps)
+        return context
+
+    run_revisions(
+        migrate.schema_target(settings, index),
+        settings,
+        make_context,
+        lock_wait_s=lock_wait_s,
+        may_rebuild=bool(arguments.get("rebuild")),
+        progress=attributes.get("progress"),
+        total=attributes.get("total", 0),
+    )
 
 
 def offline(index: int, stack: ExitStack) -> None:
@@ -79,7 +62,7 @@ def offline(index: int, stack: ExitStack) -> None:
     def applied(step: Any, **rest: object) -> None:
         (source,) = step.source_revision_ids or (None,)
         (destination,) = step.destination_revision_ids or (None,)
-        script.stamp(source, destination, _fits_since(step) or "")
+        script.stamp(source, destination, fits_since_of(step) or "")
 
     start, end = context.get_starting_revision_argument(), context.get_revision_argument()
     migrate.write_script_head(script, start, end)
@@ -98,12 +81,6 @@ def _directory() -> Path | None:
     if named is None and len(indexes) > 1:
         migrate.refuse_single_output(len(indexes))
     return None if named is None else Path(named)
-
-
-def _fits_since(step: Any) -> str | None:
-    """Of the revision that is reached; None at the base, where there is no catalogue."""
-    reached = [revision.module.fits_since for revision in step.destination_revisions if revision]
-    return reached[0] if reached else None
 
 
 try:

@@ -253,18 +253,11 @@ def upgrade(
         for database in databases:
             found = _read_known_revision(database)
             goal = _target_revision(database.index, found, phase, to)
-            if goal != found and goal is not None and parallel > 1:
-                target = schema_target(settings, database.index)
-                taken = revisions()[_position(found) : _position(goal)]
-                tasks.append(
-                    MigrationTask(target, goal, sum(1 for r in taken for _ in r.steps(target)))
-                )
-            elif goal != found and goal is not None:
+            if goal is not None and goal != found:
                 ahead = revisions()[_position(found) : _position(goal)]
-                config = _config_of_run(
-                    settings, database.index, progress, lock_wait_s, ahead, may_rebuild=may_rebuild
-                )
-                _alembic_commands().upgrade(config, goal)
+                target = schema_target(settings, database.index)
+                steps = sum(1 for revision in ahead for _ in revision.steps(target))
+                tasks.append(MigrationTask(target, goal, steps))
             reached.append(MigrationResult(database.index, goal, revisions()[_position(goal) :]))
     if tasks:
         upgrades = ParallelUpgrade(
@@ -323,7 +316,14 @@ def downgrade(
         for database in databases:
             back = revisions()[_position(to) : _position(found[database])]
             if back:
-                config = _config_of_run(settings, database.index, progress, lock_wait_s, back)
+                target = schema_target(settings, database.index)
+                config = _alembic_config(
+                    settings,
+                    only=database.index,
+                    progress=progress,
+                    total=sum(1 for revision in back for _ in revision.steps(target)),
+                    lock_wait_s=lock_wait_s,
+                )
                 _alembic_commands().downgrade(config, to)
             left = to if back else found[database]
             left = None if left == BASE else left
@@ -408,27 +408,6 @@ def _position(name: str | None) -> int:
 
 def _revision_names() -> str:
     return ", ".join(revision.name for revision in revisions())
-
-
-def _config_of_run(
-    settings: Settings,
-    index: int,
-    progress: Progress | None,
-    lock_wait_s: int,
-    taken: Iterable[Revision],
-    *,
-    may_rebuild: bool = False,
-) -> Config:
-    target = schema_target(settings, index)
-    total = 0 if progress is None else sum(1 for r in taken for _ in r.steps(target))
-    return _alembic_config(
-        settings,
-        only=index,
-        progress=progress,
-        total=total,
-        lock_wait_s=lock_wait_s,
-        may_rebuild=may_rebuild,
-    )
 
 
 @contextmanager

@@ -1,6 +1,7 @@
-"""Migrations of several databases side by side. Alembic's own environment is one for the whole process.
+"""Runs revisions on a database, and on several databases at a time.
 
-So each thread runs Alembic's `MigrationContext` by itself, over the same revisions and steps as `env.py`.
+Alembic's environment (`migrations/env.py`) is one for the whole process. So `toc migrate` runs Alembic's
+`MigrationContext` itself, one in each thread; plain `alembic` and downgrades run the environment.
 """
 
 from __future__ import annotations
@@ -28,8 +29,49 @@ from toc.store.schema_steps import SchemaTarget
 PARALLEL_MAX = 8
 
 
-ContextFactory = Callable[[Connection, str, Callable[..., None]], Any]
-"""Of a connection, the revision to reach, and what is called when a revision is reached."""
+RevisionApplied = Callable[..., None]
+ContextFactory = Callable[[Connection, str, RevisionApplied], Any]
+"""Makes Alembic's context from a connection, the revision to reach, and a callback for each reached one."""
+
+
+def fits_since_of(step: Any) -> str | None:
+    """`fits_since` of the revision that an Alembic step reaches; None at the base."""
+    reached = [revision.module.fits_since for revision in step.destination_revisions if revision]
+    return reached[0] if reached else None
+
+
+def run_revisions(
+    target: SchemaTarget,
+    settings: Settings,
+    make_context: Callable[[Connection, RevisionApplied], Any],
+    *,
+    lock_wait_s: int,
+    may_rebuild: bool = False,
+    progress: Progress | None = None,
+    total: int = 0,
+) -> None:
+    """Runs on one database the revisions that the context chooses, alone on that database."""
+
+    def applied(step: Any, **rest: object) -> None:
+        fits_since = fits_since_of(step)
+        if fits_since is not None:  # at the base there is no toc_meta
+            write_fits_since(connection, fits_since)
+
+    with open_migration_connection(target.index, settings, lock_wait_s) as connection:
+        refuse_other_database(target, connection, settings.routing.facts())
+        if not target.sqlite:
+            connection.commit()
+        context = make_context(connection, applied)
+        executor = OnlineExecutor(
+            target,
+            connection,
+            lock_wait_s=lock_wait_s,
+            may_rebuild=may_rebuild,
+            progress=progress,
+            total=total,
+        )
+        with context.begin_transaction():
+            context.run_migrations(migration=executor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +103,11 @@ class ParallelUpgrade:
         self._stop, self._progress_lock = threading.Event(), threading.Lock()
 
     def run(self, tasks: Sequence[MigrationTask], parallel: int) -> None:
-        """Raises what `migrate.upgrade` raises."""
+        """Raises as `migrate.upgrade` does."""
+        if parallel == 1:  # in this thread: Ctrl-C ends the statement that runs
+            for task in tasks:
+                self._upgrade_database(task)
+            return
         with ThreadPoolExecutor(min(parallel, PARALLEL_MAX)) as pool:
             futures = [pool.submit(self._upgrade_database, task) for task in tasks]
             try:
@@ -76,27 +122,15 @@ class ParallelUpgrade:
                 raise error
 
     def _upgrade_database(self, task: MigrationTask) -> None:
-        def applied(step: Any, **rest: object) -> None:
-            reached = [r.module.fits_since for r in step.destination_revisions if r]
-            if reached:
-                write_fits_since(connection, reached[0])
-
-        index = task.target.index
-        with open_migration_connection(index, self._settings, self._lock_wait_s) as connection:
-            refuse_other_database(task.target, connection, self._settings.routing.facts())
-            if not task.target.sqlite:
-                connection.commit()
-            context = self._make_context(connection, task.goal, applied)
-            steps = OnlineExecutor(
-                task.target,
-                connection,
-                lock_wait_s=self._lock_wait_s,
-                may_rebuild=self._may_rebuild,
-                progress=self._report_progress,
-                total=task.total,
-            )
-            with context.begin_transaction():
-                context.run_migrations(migration=steps)
+        run_revisions(
+            task.target,
+            self._settings,
+            lambda connection, applied: self._make_context(connection, task.goal, applied),
+            lock_wait_s=self._lock_wait_s,
+            may_rebuild=self._may_rebuild,
+            progress=self._report_progress,
+            total=task.total,
+        )
 
     def _report_progress(self, step: StepProgress) -> None:
         if self._progress is not None:

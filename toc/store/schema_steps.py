@@ -210,21 +210,6 @@ class MakeView:
         ]
 
     def down(self, *, sqlite: bool) -> list[StepStatement]:
-        return [StepStatement(f"DROP VIEW IF EXISTS {self.table}"), made]
-        return [
-            StepStatement(
-                f"CREATE OR REPLACE SQL SECURITY INVOKER VIEW {self.table} AS {self.select}"
-            )
-        ]
-
-    def down(self, *, sqlite: bool) -> list[StepStatement]:
-        if self.before is not None:
-            acts = self.before.up(sqlite=sqlite)
-            if sqlite:  # all of a run, or nothing
-                return acts
-            # A script that is run again comes by when what the view stands on is dropped already.
-            there = " AND ".join(map(has_table, tables_of_select(self.before.select).split()))
-            return [StepStatement(act.sql, f"NOT ({there})") for act in acts]
         return [StepStatement(f"DROP VIEW IF EXISTS {self.table}")]
 
     def declare(self, shapes: Shapes, *, sqlite: bool) -> None:
