@@ -64,13 +64,13 @@ class DuplicateJob(TocError):
     code = "duplicate"
 
     def __init__(
-        self, job_id: int, biz_id: int, biz_type: str, dedup_key: str, *, running: bool
+        self, job_id: int, biz_id: int | str, biz_type: str, dedup_key: str, *, running: bool
     ) -> None:
         self.job_id, self.biz_id, self.biz_type = job_id, biz_id, biz_type
         self.dedup_key, self.running = dedup_key, running
         state = "is running" if running else "is live"
         super().__init__(
-            f"job {job_id} {state} for biz_id {biz_id}, biz_type {biz_type!r}, dedup_key {dedup_key!r}"
+            f"job {job_id} {state} for biz_id {biz_id!r}, biz_type {biz_type!r}, dedup_key {dedup_key!r}"
         )
 
 

@@ -116,6 +116,8 @@ CREATE TABLE IF NOT EXISTS toc_dead_job (
     attempts  SMALLINT        NOT NULL,
     error     TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
     dead_time DATETIME(3)     NOT NULL,
+    biz_text  VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    tenant    VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NULL,
     PRIMARY KEY (job_id),
     KEY ix_dead_time (dead_time, job_id)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
@@ -171,7 +173,9 @@ CREATE TABLE IF NOT EXISTS toc_dead_job (
     type_no   INTEGER     NOT NULL,
     attempts  SMALLINT    NOT NULL,
     error     TEXT        NOT NULL,
-    dead_time VARCHAR(23) NOT NULL
+    dead_time VARCHAR(23) NOT NULL,
+    biz_text  VARCHAR(64),
+    tenant    VARCHAR(32)
 )
 """,
     "toc_event": """
@@ -232,9 +236,12 @@ JOBS = (
     "FROM toc_job_{shard:04d} AS j LEFT JOIN toc_biz_type AS t ON t.type_no = j.type_no"
 )
 
-DEAD_JOBS_COLUMNS = ("job_id", "biz_id", "type_no", "biz_type", "attempts", "error", "dead_time")
+DEAD_JOBS_COLUMNS = (
+    "job_id", "biz_id", "biz_text", "tenant", "type_no", "biz_type", "attempts", "error", "dead_time",
+)  # fmt: skip
 DEAD_JOBS = (
-    "SELECT d.job_id, d.biz_id, d.type_no, t.name AS biz_type, d.attempts, d.error, d.dead_time "
+    "SELECT d.job_id, d.biz_id, d.biz_text, d.tenant, d.type_no, t.name AS biz_type, d.attempts, d.error, "
+    "d.dead_time "
     "FROM toc_dead_job AS d LEFT JOIN toc_biz_type AS t ON t.type_no = d.type_no"
 )
 

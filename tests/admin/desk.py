@@ -17,7 +17,6 @@ from toc.domain.job import Event
 from toc.store.events import read_events
 
 ANN, WHY, RUN = "ann@desk", "nobody wants it", "0123abcd"
-MARK = f" [run {RUN}]"
 
 
 def order(verb: str, where: str = "TRUE", **fields: Any) -> BulkOrder:

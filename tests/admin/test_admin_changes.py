@@ -14,7 +14,7 @@ from sqlalchemy.event import listen
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
-from tests.admin.desk import ANN, MARK, WHY, Desk, order, totals
+from tests.admin.desk import ANN, RUN, WHY, Desk, order, totals
 from tests.contract.breaks import lose_answers
 from tests.contract.library import ACTOR, Library
 from tests.integration.world import World
@@ -99,7 +99,7 @@ def test_cancel_leaves_one_event_for_each_and_redis_follows(desk: Desk) -> None:
     for job_id in mine:
         row = library.row(job_id)
         assert (row.status, row.due_ms) == (C, None)
-        expected = Event(row.modified_ms, "cancel", P, C, 0, ANN, WHY + MARK)
+        expected = Event(row.modified_ms, "cancel", P, C, 0, ANN, WHY, run_id=RUN)
         assert desk.events(job_id) == [expected]
     assert {job_id: library.row(job_id) for job_id in kept} == kept
     assert [desk.events(job_id) for job_id in kept] == [[]] * 6
@@ -132,8 +132,8 @@ def test_postpone_by_counts_from_when_a_job_is_due_or_from_now(desk: Desk) -> No
         row, event = library.row(job_id), desk.events(job_id)[-1]
         at_ms = max(was_ms, row.modified_ms) + 7 * MINUTE
         assert (row.status, row.action_ms, row.due_ms, row.attempts) == (P, at_ms, at_ms, 0)
-        reason = f"by 420 s: {WHY}{MARK}"
-        assert event == Event(row.modified_ms, "reschedule", P, P, 0, ANN, reason)
+        reason = f"by 420 s: {WHY}"
+        assert event == Event(row.modified_ms, "reschedule", P, P, 0, ANN, reason, run_id=RUN)
     assert len(desk.events(near)) == 1
     assert [event.what for event in desk.events(retried)] == ["retry", "reschedule"]
 
@@ -161,7 +161,7 @@ def test_postpone_to_leaves_those_that_are_due_later(desk: Desk) -> None:
     assert [library.row(job_id).due_ms for job_id in (overdue, near)] == [to_ms] * 2
     assert [library.row(job_id) for job_id in (far, same)] == kept
     reasons = [event.reason for job_id in (overdue, near) for event in desk.events(job_id)]
-    assert reasons == [f"to 2026-01-01 00:10:00.000 UTC: {WHY}{MARK}"] * 2
+    assert reasons == [f"to 2026-01-01 00:10:00.000 UTC: {WHY}"] * 2
 
 
 def test_what_redis_did_not_know_is_armed_when_it_is_near(desk: Desk) -> None:
@@ -328,7 +328,7 @@ def test_postpone_goes_by_or_to(fields: dict[str, int]) -> None:
 def test_the_mark_survives_the_longest_reason(desk: Desk) -> None:
     job_id = desk.library.pending()
     desk.run(order("postpone", by_ms=3_600_001, reason="😀" * 900))
-    assert str(desk.events(job_id)[0].reason).endswith(MARK)
+    assert desk.events(job_id)[0].run_id == RUN
 
 
 # ---- the throttle

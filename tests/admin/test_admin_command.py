@@ -95,9 +95,9 @@ def test_a_real_run_leaves_its_account_and_events(toc: Toc, tmp_path: Path) -> N
     assert sum(part["changed"] for part in account["databases"]) == 4
     assert (account["actor"], account["reason"], account["dry_run"]) == (ME, "INC-1", False)
     assert cancelled(tmp_path) == 4
-    events = rows(tmp_path, "SELECT job_id, what, actor, reason FROM toc_event")
-    mark = f"INC-1 [run {account['run']}]"
-    assert sorted(events) == sorted((int(i), "cancel", ME, mark) for i in ids[:4])
+    events = rows(tmp_path, "SELECT job_id, what, actor, reason, run_id FROM toc_event")
+    run = account["run"]
+    assert sorted(events) == sorted((int(i), "cancel", ME, "INC-1", run) for i in ids[:4])
     assert toc("slots", "--json").json["armed"] == 2
     shown = toc("admin", "postpone", "--where", "TRUE", "--by", "1h", "--reason", "x", "--yes",
                 "--actor", "ann")  # fmt: skip

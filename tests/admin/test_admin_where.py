@@ -10,6 +10,7 @@ from sqlalchemy import text
 from tests.contract.library import Library
 from toc.admin.statement_parser import CHARS_MAX
 from toc.admin.where import VALUES_MAX, Where
+from toc.domain.biz_ids import number_of_text
 from toc.domain.job import Status
 from toc.domain.routing import BIZ_ID_MAX
 from toc.errors import InvalidInput
@@ -61,6 +62,11 @@ def compare(name: str, operator: str, value: object) -> Compare:
     return Compare(Column(name), operator, value)  # type: ignore[arg-type]
 
 
+def business(*texts: str) -> Every:
+    numbers = tuple(map(number_of_text, texts))
+    return Every((OneOf(Column("biz_id"), numbers), OneOf(Column("biz_text"), texts)))
+
+
 TAKEN: Mapping[str, Condition] = {
     "status = 0": compare("status", "=", 0),
     "STATUS <> 0": compare("status", "<>", 0),
@@ -95,6 +101,11 @@ TAKEN: Mapping[str, Condition] = {
     ),
     "NOT status = 0": Negation(compare("status", "=", 0)),
     "biz_id IN (1, '2', (3))": OneOf(Column("biz_id"), (1, 2, 3)),
+    "biz_id = 'A-42'": business("A-42"),
+    "'A-42' = biz_id": business("A-42"),
+    "biz_id <> 'A-42'": Negation(business("A-42")),
+    "biz_id IN ('A-42', '42')": business("A-42", "42"),
+    "biz_text = '42'": compare("biz_text", "=", "42"),
     "biz_id NOT IN (1)": Negation(OneOf(Column("biz_id"), (1,))),
     "attempts BETWEEN 1 AND 3": Every((compare("attempts", ">=", 1), compare("attempts", "<=", 3))),
     r"claim_token LIKE 'h\_1%'": Like(Column("claim_token"), r"h\_1%", "\\"),
@@ -273,6 +284,10 @@ REFUSED = {
     "action_time LIKE '2026%'": "LIKE is for texts",
     "biz_id LIKE '4%'": "it is for texts",
     "claim_token LIKE 'x' ESCAPE 'xx'": "ESCAPE takes one character, after LIKE",
+    "biz_id > 'A-42'": "biz_id is a number",
+    "biz_id IN ('A-42', 42)": "either texts or integers",
+    "biz_id = ' A'": "must not begin or end with a space",
+    f"biz_id = '{'x' * 65}'": "must have 1 to 64 characters",
     "claim_token LIKE dedup_key": "not a column",
     # sizes
     f"biz_id IN ({', '.join(['1'] * (VALUES_MAX + 1))})": "a list must have",
@@ -318,6 +333,7 @@ BOUNDS = {
     "status = 0 OR biz_id = 42": Bounds(),
     "NOT biz_id = 42": Bounds(),
     "biz_id <> 42": Bounds(),
+    "biz_id = 'A-42'": Bounds(biz_ids=frozenset({number_of_text("A-42")})),
     "biz_id = 42 AND attempts > 1": Bounds(biz_ids=frozenset({42})),
     "biz_id IN (42, 43) AND (biz_id IN (43, 44))": Bounds(biz_ids=frozenset({43})),
     "job_id IN (1, 2)": Bounds(job_ids=frozenset({1, 2})),
@@ -413,6 +429,25 @@ def various(library: Library) -> Library:
     library.running("one", biz_id=3)
     library.jobs.cancel(library.pending(4))
     return library
+
+
+@pytest.mark.parametrize(
+    ("where", "biz_ids"),
+    [
+        ("biz_id = 'A-42'", {"A-42"}),
+        ("biz_id IN ('a-42', 'é', '42')", {"a-42", "é", "42"}),
+        ("biz_text = '42'", {"42"}),
+        ("biz_id <> 'A-42' AND biz_text IS NOT NULL", {"a-42", "é", "e\u0301", "42"}),
+        ("biz_text LIKE '%-42' AND tenant IS NULL", {"A-42", "a-42"}),
+    ],
+)
+def test_texts_as_business_ids(library: Library, where: str, biz_ids: set[str]) -> None:
+    texts = ("A-42", "a-42", "é", "e\u0301", "42")
+    ids = {library.pending(text): text for text in texts}
+    library.pending(number_of_text("A-42"))
+    library.pending(42)
+    found = by_us(library, where)
+    assert {ids[job_id] for job_id in found} == biz_ids
 
 
 def by_hand(library: Library, where: str) -> set[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.admin.desk import ANN, MARK, WHY, Desk, order
+from tests.admin.desk import ANN, RUN, WHY, Desk, order
 from tests.contract.library import LEASE_MS, Library
 from tests.integration.world import World
 from tests.servers.endpoint import Endpoint
@@ -336,7 +336,7 @@ def test_cancelled_and_postponed_by_the_admin(desk: Desk) -> None:
     desk.run(order("cancel", f"job_id = {one}"))
     found, means = look(desk, one)
     assert means.agrees is True
-    assert [(e.actor, e.reason) for e in found.events] == [(ANN, WHY + MARK)]
+    assert [(e.actor, e.reason, e.run_id) for e in found.events] == [(ANN, WHY, RUN)]
     desk.run(order("postpone", f"job_id = {two}", to_ms=desk.library.now_ms + HOUR))
     found, means = look(desk, two)
     assert "but armed 55m 0s earlier: the job was moved; the claim corrects it" in means.text

@@ -64,6 +64,8 @@ def test_schedule_with_everything(toc: Toc) -> None:
     assert job == {
         "job_id": job_id,
         "biz_id": str(2**64 - 1),
+        "biz_id_is_text": False,
+        "tenant": None,
         "biz_type": "order.close",
         "status": "pending",
         "action_time": "2031-02-02T20:05:06.789Z",
@@ -102,6 +104,30 @@ def test_schedule_says_what_it_did(toc: Toc) -> None:
     told = toc("schedule", 1, "2h", "--key", "k", "--on-duplicate", "replace", "--json").json
     assert (told["job_id"], told["did"], told["kept_running"]) == (first, "replaced", False)
     assert toc("schedule", 2, "2h", "--json").json["did"] == "inserted"
+
+
+def test_texts_as_business_ids(toc: Toc) -> None:
+    order = schedule(toc, "A-42 é", "1h", "--key", "k")
+    digits = schedule(toc, '"42"', "1h")
+    number = schedule(toc, 42, "1h")
+    found = toc("job", "show", "--biz-id", "A-42 é", "--json").json["jobs"]
+    assert [(job["job_id"], job["biz_id"], job["biz_id_is_text"]) for job in found] == [
+        (order, "A-42 é", True)
+    ]
+    (job,) = toc("job", "show", "--biz-id", '"42"', "--json").json["jobs"]
+    assert (job["job_id"], job["biz_id"], job["biz_id_is_text"]) == (digits, "42", True)
+    assert "'A-42 é'" in toc("explain", order).out
+    held = toc("schedule", "A-42 é", "1h", "--key", "k", "--on-duplicate", "error")
+    assert held.err.startswith(f"toc: job {order} is live for biz_id 'A-42 é'")
+    assert toc("reschedule", "2h", "--biz-id", "A-42 é").out == f"job {order}: rescheduled\n"
+    assert toc("cancel", "--biz-id", 42).out == f"job {number}: cancelled\n"
+    assert toc("cancel", "--biz-id", '"42"').out == f"job {digits}: cancelled\n"
+    done = toc("admin", "cancel", "--where", "biz_id = 'A-42 é'", "--reason", "x", "--yes")
+    assert done.code == 0
+    assert status(toc, order) == "cancelled"
+    refused = toc("schedule", "a ", "1h")
+    assert refused.code == 2
+    assert "biz_id: must not begin or end with a space" in refused.err
 
 
 def test_cancel_of_another_type_gives_a_hint(toc: Toc) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import text
 
+from toc.domain.biz_ids import check_business_id
 from toc.domain.ids import IdFactory, gene_of
 from toc.domain.job import NewJob
 from toc.domain.routing import hash_of
@@ -106,28 +107,32 @@ class Library:
 
     def new(
         self,
-        biz_id: int = 42,
+        biz_id: int | str = 42,
         in_ms: int = 0,
         *,
         at_ms: int | None = None,
         type_no: int | None = None,
         attribute: str | None = None,
         key: str | None = NO_KEY,
+        tenant: str | None = None,
     ) -> NewJob:
         """A job with a fresh id, due `in_ms` from now."""
+        business = check_business_id(biz_id, tenant)
         return NewJob(
-            self.ids.draw([hash_of(biz_id)])[0],
-            biz_id,
+            self.ids.draw([hash_of(business.number)])[0],
+            business.number,
             self.close_no if type_no is None else type_no,
             self.now_ms + in_ms if at_ms is None else at_ms,
             attribute,
             key,
+            business.text,
+            business.tenant,
         )
 
     def insert(self, *jobs: NewJob, on_duplicate: OnDuplicate = "keep") -> list[InsertResult]:
         return self.jobs.insert(jobs, on_duplicate)
 
-    def pending(self, biz_id: int = 42, in_ms: int = 0, **fields: Any) -> int:
+    def pending(self, biz_id: int | str = 42, in_ms: int = 0, **fields: Any) -> int:
         """The id of a new pending job."""
         (inserted,) = self.insert(self.new(biz_id, in_ms, **fields))
         assert inserted.written

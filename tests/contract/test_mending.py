@@ -13,6 +13,7 @@ from tests.contract.breaks import lose_answers
 from tests.contract.engines import library_on
 from tests.contract.library import Library
 from tests.contract.test_events import no_event_table
+from toc.domain.biz_ids import BusinessId, number_of_text
 from toc.domain.ids import GENE_MASK, SEQUENCE_BITS, SEQUENCE_MASK, gene_of
 from toc.domain.job import TRANSITIONS, Event, NewJob, Status
 from toc.domain.routing import hash_of
@@ -204,9 +205,17 @@ def biz_of_shard(shard: int, nth: int = 0) -> int:
     return [n for n in range(1000) if hash_of(n) % 4 == shard][nth]
 
 
-def misfit(library: Library, shard: int, home: int, **fields: Any) -> NewJob:
+def text_of_shard(shard: int) -> str:
+    texts = (f"A-{n}" for n in range(1000))
+    return next(text for text in texts if hash_of(number_of_text(text)) % 4 == shard)
+
+
+def misfit(
+    library: Library, shard: int, home: int, biz_id: int | str | None = None, **fields: Any
+) -> NewJob:
     """A pending job in `shard`, by an id with the gene of that shard, of a business of `home`."""
-    job = library.new(biz_of_shard(home), **{"in_ms": LATER_MS, "attribute": '{"a": 1}'} | fields)
+    biz_id = biz_of_shard(home) if biz_id is None else biz_id
+    job = library.new(biz_id, **{"in_ms": LATER_MS, "attribute": '{"a": 1}'} | fields)
     gene = (gene_of(job.job_id) & ~3 | shard) ^ 0b100  # wrong, whatever the shard
     job = job._replace(job_id=with_gene(job.job_id, gene))
     assert library.insert(job)[0].job_id == job.job_id
@@ -260,12 +269,35 @@ def test_a_misfit_gets_a_copy_that_fits(
     new_words = f"misfit: stands for job {job.job_id} in toc_job_{shard:04d}"
     old_words = f"misfit: job {wanted['job_id']} in toc_job_{home:04d} stands for it now"
     assert events(library, home, wanted["job_id"]) == [
-        Event(library.now_ms, "repair", P, P, 0, ACTOR, new_words)
+        Event(library.now_ms, "repair", P, P, 0, ACTOR, new_words, related_job_id=job.job_id)
     ]
     assert events(library, shard, job.job_id) == [
-        Event(library.now_ms, "cancel", P, C, 0, ACTOR, old_words)
+        Event(
+            library.now_ms,
+            "cancel",
+            P,
+            C,
+            0,
+            ACTOR,
+            old_words,
+            related_job_id=wanted["job_id"],
+        )
     ]
-    assert library.jobs.find(home, job.biz_id, library.close_no, 5)
+    assert library.jobs.find(home, BusinessId(job.biz_id), library.close_no, 5)
+
+
+def test_a_misfit_keeps_its_text_and_its_tenant(library: Library) -> None:
+    job = misfit(library, 0, 1, text_of_shard(1), key="k", tenant="shop")
+    old = row(library, 0, job.job_id)
+    assert old is not None
+    assert (old["biz_text"], old["tenant"]) == (job.biz_text, "shop")
+    new_id = mending(library).copy_to_right_shard(0, job.job_id).job_id or 0
+    assert row(library, 1, new_id) == expected(library, old, job)
+    assert [one.job_id for one in library.jobs.find(1, job.business, None, 5)] == [new_id]
+    assert library.insert(library.new(text_of_shard(1), key="k", tenant="shop"))[0].job_id == new_id
+    assert library.insert(library.new(text_of_shard(1), key="k"))[0].job_id != new_id
+    answer = library.jobs.cancel(job.job_id)
+    assert (answer, answer.job_id) == ("cancelled", new_id)
 
 
 @pytest.mark.parametrize("two_of_it", [False, True])

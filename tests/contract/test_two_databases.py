@@ -9,6 +9,7 @@ import pytest
 
 from tests.contract.engines import library_on
 from tests.contract.library import Library
+from toc.domain.biz_ids import BusinessId
 from toc.domain.routing import hash_of
 from toc.errors import StoreUnavailable
 from toc.store.catalogue import Catalogue
@@ -32,7 +33,9 @@ def test_jobs_live_in_the_database_of_their_shard(two: Library) -> None:
         job = two.jobs.get(job_id)
         assert job is not None
         assert job.biz_id == biz_id
-        assert [found.job_id for found in two.jobs.find(shard, biz_id, None, 5)] == [job_id]
+        assert [found.job_id for found in two.jobs.find(shard, BusinessId(biz_id), None, 5)] == [
+            job_id
+        ]
     assert {two.home(job_id).index for job_id in jobs.values()} == {0, 1}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.contract.library import Library
+from toc.domain.biz_ids import BusinessId
 from toc.domain.limits import NESTING_MAX, attribute_json
 from toc.domain.routing import BIZ_ID_MAX
 from toc.domain.times import MS_MAX
@@ -21,7 +22,9 @@ def test_biz_id(library: Library, biz_id: int) -> None:
     job = library.jobs.get(job_id)
     assert job is not None
     assert job.biz_id == biz_id
-    assert [found.job_id for found in library.jobs.find(shard, biz_id, None, 10)] == [job_id]
+    assert [found.job_id for found in library.jobs.find(shard, BusinessId(biz_id), None, 10)] == [
+        job_id
+    ]
     assert library.claim([job_id], "one")[job_id].biz_id == biz_id
     # Also where the dead letter copies it, and where a key is compared.
     assert library.insert(library.new(biz_id, key="k"))[0].job_id == job_id
@@ -123,5 +126,5 @@ def test_keys_are_compared_byte_by_byte(library: Library, key: str) -> None:
             assert library.insert(library.new(key=other))[0].job_id != job_id
     assert library.insert(library.new(key=key))[0].job_id == job_id
     shard = library.shard(job_id)
-    found = library.jobs.find(shard, 42, library.close_no, 10, dedup_key=key)
+    found = library.jobs.find(shard, BusinessId(42), library.close_no, 10, dedup_key=key)
     assert [job.job_id for job in found] == [job_id]

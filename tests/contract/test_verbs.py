@@ -8,6 +8,7 @@ import pytest
 
 from tests.contract.breaks import lose_answers
 from tests.contract.library import LEASE_MS, Library
+from toc.domain.biz_ids import BusinessId
 from toc.domain.job import Job, Status
 from toc.store.claims import OutcomeKind
 from toc.store.schema import live_key_of
@@ -178,9 +179,9 @@ def test_find_gives_the_newest_first_up_to_a_limit(library: Library) -> None:
         library.clock.advance(0.001)
     library.pending(46)
     shard = library.shard(jobs[0])
-    assert [job.job_id for job in library.jobs.find(shard, 42, None, 10)] == jobs[::-1]
-    assert [job.job_id for job in library.jobs.find(shard, 42, None, 2)] == jobs[:2:-1]
-    assert library.jobs.find(shard, 41, None, 10) == []
+    assert [job.job_id for job in library.jobs.find(shard, BusinessId(42), None, 10)] == jobs[::-1]
+    assert [job.job_id for job in library.jobs.find(shard, BusinessId(42), None, 2)] == jobs[:2:-1]
+    assert library.jobs.find(shard, BusinessId(41), None, 10) == []
 
 
 def test_find_tells_types_keys_and_states_apart(library: Library) -> None:
@@ -190,7 +191,7 @@ def test_find_tells_types_keys_and_states_apart(library: Library) -> None:
     shard = library.shard(keyed)
 
     def find(type_no: int | None, key: str | None) -> set[int]:
-        return {job.job_id for job in library.jobs.find(shard, 42, type_no, 10, key)}
+        return {job.job_id for job in library.jobs.find(shard, BusinessId(42), type_no, 10, key)}
 
     assert find(None, None) == {keyed, report, ended}
     assert find(library.close_no, None) == {keyed, ended}

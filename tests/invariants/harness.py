@@ -227,7 +227,7 @@ class Stack:
 
     def row(self, job_id: int) -> Row:
         table = f"toc_job_{self.settings.routing.shard(gene_of(job_id)):04d}"
-        columns = "status, attempts, worker, CAST(due_time AS CHAR)"
+        columns = "status, attempts, claim_token, CAST(due_time AS CHAR)"
         ((status, *rest),) = self.sql(f"SELECT {columns} FROM {table} WHERE job_id = {job_id}")
         return Row(Status(status), *rest)
 

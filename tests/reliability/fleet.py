@@ -237,7 +237,7 @@ class Fleet:
     def in_flight_of(self, worker: WorkerProcess) -> set[int]:
         """Jobs that this process has claimed and not settled, by the database."""
         held = f":{worker.pid}:"
-        rows = self._select("job_id, worker", "status = 1")
+        rows = self._select("job_id, claim_token", "status = 1")
         return {job_id for job_id, token in rows if held in str(token)}
 
     def running(self) -> set[int]:

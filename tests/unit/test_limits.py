@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toc.domain.biz_ids import check_business_id, check_tenant, number_of_text
 from toc.domain.limits import (
     NESTING_MAX,
     attribute_json,
     attribute_of,
-    check_biz_id,
     check_biz_type,
     check_dedup_key,
 )
@@ -22,10 +22,25 @@ from toc.errors import InvalidInput, TocError
 
 NAMES = "must be 1 to 64 letters, digits"
 KEYS = "must be up to 64 printable ASCII characters without spaces"
-IDS = "must be an integer from 0 to 2^64-1"
+IDS = "must be an integer from 0 to 2^64-1, or a text of 1 to 64 characters"
+TENANTS = "must be 1 to 32 letters, digits, '-' or '_'"
 
 REFUSED: list[tuple[Callable[[Any], Any], str, Any, str]] = [
-    *((check_biz_id, "biz_id", value, IDS) for value in (-1, 2**64, True, "7", 7.0, None)),
+    *((check_business_id, "biz_id", value, IDS) for value in (-1, 2**64, True, b"7", 7.0, None)),
+    (check_business_id, "biz_id", "", "must have 1 to 64 characters if it is a text, has 0"),
+    (check_business_id, "biz_id", "x" * 65, "must have 1 to 64 characters if it is a text, has 65"),
+    *(
+        (check_business_id, "biz_id", value, "must not begin or end with a space")
+        for value in (" ", " a", "a ", "a\n", "\ta", "a\u3000")
+    ),
+    *(
+        (check_business_id, "biz_id", value, "must be Unicode without control characters")
+        for value in ("a\x00b", "a\nb", "a\x1fb", "a\x7fb", "a\x85b", "a\ud800b")
+    ),
+    *(
+        (check_tenant, "tenant", value, TENANTS)
+        for value in ("", "a b", "é", "a.b", "a\n", "x" * 33, 5, b"a")
+    ),
     *(
         (check_biz_type, "biz_type", value, NAMES)
         for value in ("", "a b", ".a", "-a", "a/b", "é", "a\n", "x" * 65, None, 5)
@@ -53,8 +68,31 @@ def test_refusals_name_field_value_and_rule(
 
 
 @pytest.mark.parametrize("value", [0, 1, 2**64 - 1])
-def test_biz_ids(value: int) -> None:
-    assert check_biz_id(value) == value
+def test_integers_as_business_ids(value: int) -> None:
+    assert check_business_id(value) == (value, None, None)
+    assert check_business_id(value).value == value
+
+
+@pytest.mark.parametrize(
+    "value", ["A-42", "42", "a b", "é", "e\u0301", "😀" * 64, "x" * 64, "'\"\\%"]
+)
+def test_texts_as_business_ids(value: str) -> None:
+    found = check_business_id(value, "shop-1")
+    assert found == (number_of_text(value), value, "shop-1")
+    assert found.value == value
+    assert 0 <= found.number < 2**63
+
+
+def test_the_number_of_a_text() -> None:
+    """These numbers are in databases for ever."""
+    assert number_of_text("A-42") == 1210951568664519185
+    assert number_of_text("é") != number_of_text("e\u0301")
+    assert number_of_text("a") != number_of_text("A")
+
+
+@pytest.mark.parametrize("value", [None, "a", "Shop_1-b", "x" * 32])
+def test_tenants(value: str | None) -> None:
+    assert check_tenant(value) == value
 
 
 @pytest.mark.parametrize("value", ["a", "0", "order.close", "A-b_c.9", "x" * 64])

@@ -44,6 +44,13 @@ match answer.kind:
     case toc.AnswerKind.CANCELLED | toc.AnswerKind.UNKNOWN:
         print(answer.ok, answer.hint)
 jobs: list[toc.JobSpec] = [{"biz_id": 1, "action_time": timedelta()}]
+text_id: int = toc.schedule("A-42", timedelta(minutes=1), tenant="shop")
+toc.cancel(biz_id="A-42", tenant="shop")
+toc.reschedule(timedelta(), biz_id="A-42")
+more: list[int] = toc.schedule_many([("A-42", timedelta()), (42, timedelta())])
+specs: list[toc.JobSpec] = [{"biz_id": "A-42", "action_time": timedelta(), "tenant": "shop"}]
+for job in toc.find("A-42"):
+    business: int | str = job.biz_id
 """
 
 BAD = {

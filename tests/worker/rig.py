@@ -191,7 +191,7 @@ class Rig:
         return self.center._connected().databases.of_shard(self.shard(job_id)).now_ms()
 
     def row(self, job_id: int) -> Row:
-        columns = "status, attempts, CAST(due_time AS CHAR), CAST(action_time AS CHAR), worker"
+        columns = "status, attempts, CAST(due_time AS CHAR), CAST(action_time AS CHAR), claim_token"
         ((status, attempts, due, action, token),) = self.sql(
             job_id, f"SELECT {columns} FROM {{table}} WHERE job_id = :id", id=job_id
         )
@@ -245,7 +245,7 @@ class Rig:
         due = EPOCH + timedelta(milliseconds=now_ms + round(lease_s * 1000))
         self.sql(
             job_id,
-            "UPDATE {table} SET status = 1, worker = :token, attempts = :attempts, due_time = :due"
+            "UPDATE {table} SET status = 1, claim_token = :token, attempts = :attempts, due_time = :due"
             " WHERE job_id = :id",
             id=job_id,
             token=token,

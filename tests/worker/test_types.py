@@ -138,3 +138,19 @@ def test_a_job_whose_type_is_in_conflict_once_it_is_claimed_is_given_back(
     worker.context.claims.claim = claim  # type: ignore[method-assign]
     wait_until(lambda: rig.row(job_id).status == Status.PENDING, seconds=5)
     assert rig.row(job_id).attempts == 0
+
+
+@pytest.mark.parametrize("settings", [{}, FROM_THE_DATABASE], ids=["timer", "scanner"])
+def test_a_handler_gets_the_text_and_the_tenant_of_its_business(
+    make_rig: MakeRig, settings: dict[str, str]
+) -> None:
+    rig = make_rig(**settings)
+    seen: list[Job] = []
+    rig.handler("*")(seen.append)
+    rig.start()
+    text = rig.center.schedule("A-42 é", NOW, tenant="shop")
+    number = rig.center.schedule(42, NOW)
+    rig.wait_for(Status.DONE, text, number)
+    assert {job.job_id: (job.biz_id, job.tenant) for job in seen} == {
+        text: ("A-42 é", "shop"), number: (42, None),
+    }  # fmt: skip

@@ -15,7 +15,7 @@ from toc.store.columns import sql_time
 from toc.store.conditions import Column, Compare, Condition, Every
 from toc.store.events import Transition
 
-REASON_MAX = 900  # less than REASON_CHARS_MAX: the run's mark is added
+REASON_MAX = 900  # less than REASON_CHARS_MAX: the new time is added
 BY_MS_MAX = 10 * 366 * 86_400_000
 
 
@@ -88,15 +88,14 @@ class BulkOrder:
 
     def change_of_rows(self, now_ms: int) -> BulkChange:
         """The change that the store makes. `now_ms`: the database's clock, used if it `counts_from_now`."""
-        verb, mark, how = self.verb, f" [run {self.run}]", ""
+        verb, how = self.verb, ""
         if self.to_ms is not None:
             how = f"to {sql_time(self.to_ms)} UTC: "
         elif self.by_ms is not None:
             how = f"by {self.by_ms / 1000:g} s: "
-        reason = f"{how}{self.reason}{mark}"
         to = Status.CANCELLED if verb is Verb.CANCEL else Status.PENDING
-        move = Transition(_WHAT[verb], verb.status, to, self.actor, reason)
-        return BulkChange(move, mark, lambda due_ms: self._due_ms(due_ms, now_ms))
+        move = Transition(_WHAT[verb], verb.status, to, self.actor, how + self.reason, self.run)
+        return BulkChange(move, lambda due_ms: self._due_ms(due_ms, now_ms))
 
     def _due_ms(self, due_ms: int | None, now_ms: int) -> int | None:
         if self.verb is Verb.CANCEL:

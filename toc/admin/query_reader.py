@@ -33,6 +33,7 @@ from toc.admin.syntax_tree import (
     number,
     whole_number,
 )
+from toc.admin.text_ids import ask_for_texts
 from toc.admin.type_check import kind_of_column, numbers
 from toc.store.views import COLUMNS, JOBS
 
@@ -75,7 +76,7 @@ def read_condition(text: str) -> tuple[exp.Expr, str]:
     reader = QueryReader({}, offsets=True)
     reader.scope.tables[JOBS] = columns_of_table(JOBS, JOBS)
     try:
-        tree = parse_condition(text)
+        tree = ask_for_texts(parse_condition(text))
         return reader.expr(tree), shown(tree)
     except RecursionError:
         raise too_deep() from None

@@ -16,12 +16,12 @@ from sqlalchemy import Connection
 from toc.center.after_commit import after_commit, connection_of_transaction, transaction_to_join
 from toc.center.reminder_queue import ReminderQueue
 from toc.center.targets import JobTarget
+from toc.domain.biz_ids import BusinessId, check_business_id
 from toc.domain.ids import IdFactory, check_job_id, gene_of
 from toc.domain.job import Answer, DeadJob, Job, NewJob, Scheduled
 from toc.domain.limits import (
     attribute_json,
     check_actor,
-    check_biz_id,
     check_biz_type,
     check_dedup_key,
     check_reason,
@@ -65,11 +65,12 @@ STOP_S = 5.0
 class JobSpec(TypedDict, total=False):
     """One job for `schedule_many`; biz_id and action_time are required."""
 
-    biz_id: Required[int]
+    biz_id: Required[int | str]
     action_time: Required[When]
     biz_type: str
     attribute: dict[str, Any] | None
     dedup_key: str | None
+    tenant: str | None
 
 
 _FIELDS = JobSpec.__annotations__.keys()
@@ -78,7 +79,7 @@ _FIELDS = JobSpec.__annotations__.keys()
 class _CheckedJob(NamedTuple):
     """The checked arguments of one job to schedule."""
 
-    biz_id: int
+    business: BusinessId
     biz_type: str
     action_time: When
     due_ms: int | None  # None: action_time is counted from the database's time
@@ -139,7 +140,7 @@ class TimeoutCenter:
     @overload
     def schedule(
         self,
-        biz_id: int,
+        biz_id: int | str,
         action_time: When,
         *,
         biz_type: str = "default",
@@ -148,13 +149,14 @@ class TimeoutCenter:
         on_duplicate: OnDuplicate = "keep",
         session: AnySession | None = None,
         connection: Connection | None = None,
+        tenant: str | None = None,
         details: Literal[False] = False,
     ) -> int: ...
 
     @overload
     def schedule(
         self,
-        biz_id: int,
+        biz_id: int | str,
         action_time: When,
         *,
         biz_type: str = "default",
@@ -163,12 +165,13 @@ class TimeoutCenter:
         on_duplicate: OnDuplicate = "keep",
         session: AnySession | None = None,
         connection: Connection | None = None,
+        tenant: str | None = None,
         details: Literal[True],
     ) -> Scheduled: ...
 
     def schedule(
         self,
-        biz_id: int,
+        biz_id: int | str,
         action_time: When,
         *,
         biz_type: str = "default",
@@ -177,17 +180,22 @@ class TimeoutCenter:
         on_duplicate: OnDuplicate = "keep",
         session: AnySession | None = None,
         connection: Connection | None = None,
+        tenant: str | None = None,
         details: bool = False,
     ) -> int | Scheduled:
         """Makes sure that the handler of `biz_type` acts on `biz_id` at `action_time`. Returns the job_id.
 
         When it has returned, the job is as durable as the database's COMMIT.
 
-        biz_id: 0 to 2^64-1; decides the shard. action_time: an aware datetime, or a timedelta from
-        now by the clock of the job's database; rounded up to milliseconds; the past means at once.
+        biz_id: an integer from 0 to 2^64-1, or a text of 1 to 64 characters (an order number, a UUID) without
+        control characters, and without spaces at its ends; decides the shard. The integer 42 and the text
+        "42" are different businesses. tenant: whose business it is, where several share one toc: 1 to 32
+        letters, digits, '-' or '_'; each tenant has business ids of its own.
+        action_time: an aware datetime, or a timedelta from now by the clock of the job's database; rounded
+        up to milliseconds; the past means at once.
         biz_type: a new name becomes a new type, of which a database has at most `limits.biz_types`.
         attribute: a dict that is JSON, at most `limits.attribute_bytes`. dedup_key: with a key ("" is
-        one) there is one live job per (biz_id, biz_type, key); None (default): no such rule.
+        one) there is one live job per (tenant, biz_id, biz_type, key); None (default): no such rule.
         on_duplicate says what happens when a live job holds the key: "keep" returns the holder's id,
         "replace" gives the holder the new time and attribute, "error" raises.
 
@@ -205,10 +213,11 @@ class TimeoutCenter:
         job), WrongDatabase, StoreUnavailable (may have been written: use a dedup_key to repeat it).
         """
         self._check_on_duplicate(on_duplicate)
-        wanted = self._check_job(biz_id, action_time, biz_type, attribute, dedup_key)
+        wanted = self._check_job(biz_id, action_time, biz_type, attribute, dedup_key, tenant)
         own, joined = transaction_to_join(session, connection)
         state = self._connected()
-        new = self._make_new_jobs(state, self._database_of_biz_id(state, wanted.biz_id), [wanted])
+        home = self._database_of_business(state, wanted.business)
+        new = self._make_new_jobs(state, home, [wanted])
         inserted = state.jobs.insert(new, on_duplicate, joined)[0]  # guard: commit-before-arm
         metrics.SCHEDULED.inc(inserted.written)
         if inserted.written and state.reminder_queue is not None:
@@ -223,7 +232,7 @@ class TimeoutCenter:
     @overload
     def schedule_many(
         self,
-        jobs: Iterable[JobSpec | tuple[int, When]],
+        jobs: Iterable[JobSpec | tuple[int | str, When]],
         *,
         biz_type: str = "default",
         on_duplicate: OnDuplicate = "keep",
@@ -233,7 +242,7 @@ class TimeoutCenter:
     @overload
     def schedule_many(
         self,
-        jobs: Iterable[JobSpec | tuple[int, When]],
+        jobs: Iterable[JobSpec | tuple[int | str, When]],
         *,
         biz_type: str = "default",
         on_duplicate: OnDuplicate = "keep",
@@ -242,7 +251,7 @@ class TimeoutCenter:
 
     def schedule_many(
         self,
-        jobs: Iterable[JobSpec | tuple[int, When]],
+        jobs: Iterable[JobSpec | tuple[int | str, When]],
         *,
         biz_type: str = "default",
         on_duplicate: OnDuplicate = "keep",
@@ -298,9 +307,10 @@ class TimeoutCenter:
         self,
         job_id: int | None = None,
         *,
-        biz_id: int | None = None,
+        biz_id: int | str | None = None,
         biz_type: str | None = "default",
         dedup_key: str | None = None,
+        tenant: str | None = None,
         reason: str | None = None,
     ) -> Answer:
         """Cancels a job, or all live jobs of a business id and type (and key). Final (I3).
@@ -314,7 +324,7 @@ class TimeoutCenter:
         `reason`: for the job's events.
         """
         check_reason(reason)
-        target = JobTarget.checked(job_id, biz_id, biz_type, dedup_key)
+        target = JobTarget.checked(job_id, biz_id, biz_type, dedup_key, tenant)
         state = self._connected()
         answers = [state.jobs.cancel(found, reason) for found in self._find_ids(state, target)]
         # Something that was out of reach outweighs what was reached.
@@ -326,9 +336,10 @@ class TimeoutCenter:
         job_id: int | When | None = None,
         action_time: When | None = None,
         *,
-        biz_id: int | None = None,
+        biz_id: int | str | None = None,
         biz_type: str | None = "default",
         dedup_key: str | None = None,
+        tenant: str | None = None,
         reason: str | None = None,
     ) -> Answer:
         """Moves a pending job to another time. By id, or by business key (one live job must match).
@@ -343,7 +354,7 @@ class TimeoutCenter:
         if action_time is None:
             raise InvalidInput("action_time", None, "must be an aware datetime or a timedelta")
         action_ms(action_time, self._clock.wall_ms())  # refused, if it is, before anything is asked
-        target = JobTarget.checked(job_id, biz_id, biz_type, dedup_key)
+        target = JobTarget.checked(job_id, biz_id, biz_type, dedup_key, tenant)
         state = self._connected()
         ids = self._find_ids(state, target)
         if len(ids) > 1:
@@ -365,7 +376,7 @@ class TimeoutCenter:
     def redrive(self, job_id: int, *, reason: str | None = None) -> Answer:
         """Gives a dead job a new life, due now. Returns "redriven"; "superseded"; otherwise its status."""
         check_reason(reason)
-        target = JobTarget.checked(job_id, None, None, None)
+        target = JobTarget.checked(job_id)
         state = self._connected()
         now_ms = self._database_now_ms(state, self._database_of_job(state, job_id))
         answer = state.jobs.redrive(job_id, now_ms, reason)
@@ -381,18 +392,20 @@ class TimeoutCenter:
         """The job as the database has it now; None when there is none."""
         return self._connected().jobs.get(check_job_id(job_id))
 
-    def find(self, biz_id: int, biz_type: str | None = None) -> list[Job]:
+    def find(
+        self, biz_id: int | str, biz_type: str | None = None, *, tenant: str | None = None
+    ) -> list[Job]:
         """Jobs of a business id, live and ended, newest first (at most `limits.find`)."""
         state = self._connected()
-        biz_id = check_biz_id(biz_id)
-        shard, limit = self.settings.routing.shard(hash_of(biz_id)), self.settings.limits.find
+        business = check_business_id(biz_id, tenant)
+        shard = self.settings.routing.shard(hash_of(business.number))
         type_no = None
         if biz_type is not None:
-            home = self._database_of_biz_id(state, biz_id)
+            home = self._database_of_business(state, business)
             type_no = state.catalogue.types.find_number(check_biz_type(biz_type), home)
             if type_no is None:
                 return []
-        return state.jobs.find(shard, biz_id, type_no, limit)
+        return state.jobs.find(shard, business, type_no, self.settings.limits.find)
 
     def dead(self, limit: int = 100, biz_type: str | None = None) -> list[DeadJob]:
         """Dead letters, newest first; at most `limit` (up to `limits.find`)."""
@@ -494,9 +507,9 @@ class TimeoutCenter:
         now = {database.index: ServerTime(clock) for database in databases}
         return _Connections(databases, catalogue, jobs, ids, now, time, arms)
 
-    def _database_of_biz_id(self, state: _Connections, biz_id: int) -> Database:
+    def _database_of_business(self, state: _Connections, business: BusinessId) -> Database:
         """The database of a business id: calls for this id wait for no other database."""
-        return state.databases.of_shard(self.settings.routing.shard(hash_of(biz_id)))
+        return state.databases.of_shard(self.settings.routing.shard(hash_of(business.number)))
 
     def _database_of_job(self, state: _Connections, job_id: int) -> Database:
         return state.databases.of_shard(self.settings.routing.shard(gene_of(job_id)))
@@ -525,10 +538,11 @@ class TimeoutCenter:
         biz_type: object,
         attribute: object,
         dedup_key: object,
+        tenant: object,
     ) -> _CheckedJob:
         checked_ms = action_ms(action_time, self._clock.wall_ms())
         return _CheckedJob(
-            check_biz_id(biz_id),
+            check_business_id(biz_id, tenant),
             check_biz_type(biz_type),
             action_time,
             None if isinstance(action_time, timedelta) else checked_ms,
@@ -557,6 +571,7 @@ class TimeoutCenter:
                 job.get("biz_type", biz_type),
                 job.get("attribute"),
                 job.get("dedup_key"),
+                job.get("tenant"),
             )
         except InvalidInput as error:
             raise InvalidInput(f"jobs[{position}].{error.field}", error.value, error.rule) from None
@@ -570,15 +585,17 @@ class TimeoutCenter:
         number = state.catalogue.types.numbers_or_create(
             names, database, self.settings.limits.biz_types
         )
-        ids = state.ids.draw([hash_of(job.biz_id) for job in wanted])
+        ids = state.ids.draw([hash_of(job.business.number) for job in wanted])
         return [
             NewJob(
                 job_id,
-                job.biz_id,
+                job.business.number,
                 number[job.biz_type],
                 action_ms(job.action_time, now_ms) if job.due_ms is None else job.due_ms,
                 job.attribute,
                 job.dedup_key,
+                job.business.text,
+                job.business.tenant,
             )
             for job_id, job in zip(ids, wanted, strict=True)
         ]
@@ -589,7 +606,7 @@ class TimeoutCenter:
         """position -> job. Adds each database that does not answer to `failed`, and leaves its jobs out."""
         by_database: dict[int, list[int]] = defaultdict(list)
         for position, job in enumerate(wanted):
-            by_database[self._database_of_biz_id(state, job.biz_id).index].append(position)
+            by_database[self._database_of_business(state, job.business).index].append(position)
         news: dict[int, NewJob] = {}
         for index, positions in sorted(by_database.items()):
             jobs = [wanted[position] for position in positions]

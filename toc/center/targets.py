@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from toc.domain.biz_ids import BusinessId, check_business_id
 from toc.domain.ids import check_job_id, created_ms_of, first_id_of
 from toc.domain.job import Answer, AnswerKind
-from toc.domain.limits import check_biz_id, check_biz_type, check_dedup_key
+from toc.domain.limits import check_biz_type, check_dedup_key
 from toc.domain.routing import Routing, hash_of
 from toc.domain.times import datetime_of
 from toc.errors import InvalidInput
@@ -20,27 +21,32 @@ _SHOWN_MAX = 5
 
 
 class JobTarget(NamedTuple):
-    """A job by its id; or jobs by biz_id, biz_type (None: of all types) and dedup_key (None: of any)."""
+    """A job by its id; or jobs by business id, biz_type (None: of all types) and dedup_key (None: of any)."""
 
     job_id: int | None
-    biz_id: int
+    business: BusinessId
     biz_type: str | None
     dedup_key: str | None
 
     @classmethod
     def checked(
-        cls, job_id: object, biz_id: object, biz_type: object, dedup_key: object
+        cls,
+        job_id: object,
+        biz_id: object = None,
+        biz_type: object = None,
+        dedup_key: object = None,
+        tenant: object = None,
     ) -> JobTarget:
         """Makes a target of a call's arguments. Raises InvalidInput."""
         if job_id is not None and biz_id is not None:
             raise InvalidInput("biz_id", biz_id, "give job_id or biz_id, not both")
         if job_id is not None:
-            return cls(check_job_id(job_id), 0, None, None)
+            return cls(check_job_id(job_id), BusinessId(0), None, None)
         if biz_id is None:
             raise InvalidInput("job_id", None, "give job_id, or biz_id and biz_type")
         return cls(
             None,
-            check_biz_id(biz_id),
+            check_business_id(biz_id, tenant),
             None if biz_type is None else check_biz_type(biz_type),
             check_dedup_key(dedup_key),
         )
@@ -49,15 +55,15 @@ class JobTarget(NamedTuple):
         """The job by id; or the live jobs of a business key, else its newest ended one."""
         if self.job_id is not None:
             return [self.job_id]
-        shard = databases.routing.shard(hash_of(self.biz_id))
+        shard = databases.routing.shard(hash_of(self.business.number))
         type_no = None
         if self.biz_type is not None:
             type_no = catalogue.types.find_number(self.biz_type, databases.of_shard(shard))
             if type_no is None:
                 return []
-        live = jobs.live_ids(shard, self.biz_id, type_no, self.dedup_key)
+        live = jobs.live_ids(shard, self.business, type_no, self.dedup_key)
         return live or [
-            job.job_id for job in jobs.find(shard, self.biz_id, type_no, 1, self.dedup_key)
+            job.job_id for job in jobs.find(shard, self.business, type_no, 1, self.dedup_key)
         ]
 
     def answer_unknown(self, jobs: Jobs, routing: Routing, now_ms: int, limit: int) -> Answer:
@@ -66,14 +72,14 @@ class JobTarget(NamedTuple):
             return Answer(AnswerKind.UNKNOWN, hint=_hint_for_id(self.job_id, now_ms))
         if self.biz_type is None:
             return Answer(AnswerKind.UNKNOWN)
-        found = jobs.find(routing.shard(hash_of(self.biz_id)), self.biz_id, None, limit)
+        found = jobs.find(routing.shard(hash_of(self.business.number)), self.business, None, limit)
         types = sorted({job.biz_type for job in found} - {self.biz_type})
         if not types:
             return Answer(AnswerKind.UNKNOWN)
         named = ", ".join(map(repr, types[:_SHOWN_MAX])) + (", ..." if types[_SHOWN_MAX:] else "")
         return Answer(
             AnswerKind.UNKNOWN,
-            hint=f"biz_id {self.biz_id} has jobs of other types than {self.biz_type!r}: {named} "
+            hint=f"biz_id {self.business.value!r} has jobs of other types than {self.biz_type!r}: {named} "
             "(biz_type names one, biz_type=None means all)",
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,13 +19,19 @@ from toc.domain.job import Answer, Job
 from toc.domain.limits import ACTOR_CHARS_MAX
 from toc.handlers.registry import Registry
 
-BizId = Annotated[int | None, typer.Option("--biz-id", metavar="N", help="The business id.")]
+BIZ_ID_HELP = "An integer, or a text such as an order number; a text of digits in quotes: '\"42\"'."
+BizId = Annotated[
+    str | None, typer.Option("--biz-id", metavar="ID", help=f"The business id. {BIZ_ID_HELP}")
+]
 Type = Annotated[str, typer.Option("--type", metavar="T", help="The biz_type.")]
 AnyType = Annotated[str | None, typer.Option("--type", metavar="T", help="Only this biz_type.")]
 Key = Annotated[str | None, typer.Option("--key", metavar="K", help="The dedup_key.")]
 Reason = Annotated[
     str | None, typer.Option("--reason", metavar="TEXT", help="Why; it stands in the job's events.")
 ]
+
+
+_INTEGER = re.compile(r"-?[0-9]+")
 
 
 @contextmanager
@@ -44,7 +51,14 @@ def current_person() -> str:
     return "".join(ch if ch.isprintable() else "?" for ch in name)
 
 
-def check_target(job_id: int | None, biz_id: int | None) -> None:
+def parse_biz_id(words: str) -> int | str:
+    """A business id from the command line: digits are an integer; quotes make them a text."""
+    if len(words) > 1 and words[0] == words[-1] == '"':
+        return words[1:-1]
+    return int(words) if _INTEGER.fullmatch(words) else words
+
+
+def check_target(job_id: int | None, biz_id: str | None) -> None:
     """Raises unless exactly one of the two is given."""
     if (job_id is None) == (biz_id is None):
         raise CommandError("give either a JOB_ID or --biz-id (with --type)", USAGE)
@@ -74,6 +88,8 @@ def job_as_json(job: Job) -> dict[str, Any]:
     return {
         "job_id": str(job.job_id),
         "biz_id": str(job.biz_id),
+        "biz_id_is_text": isinstance(job.biz_id, str),
+        "tenant": job.tenant,
         "biz_type": job.biz_type,
         "status": job.status.name.lower(),
         "action_time": iso(job.action_ms),

@@ -102,6 +102,8 @@ def _job_facts(job: DeadJob) -> dict[str, object]:
     return {
         "job_id": str(job.job_id),
         "biz_id": str(job.biz_id),
+        "biz_id_is_text": isinstance(job.biz_id, str),
+        "tenant": job.tenant,
         "biz_type": job.biz_type,
         "attempts": job.attempts,
         "dead_time": iso(job.dead_ms),

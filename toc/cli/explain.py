@@ -86,7 +86,9 @@ def _row_lines(found: JobExplanation) -> Iterator[Line]:
         return
     job = record.job
     yield "status", f"{int(job.status)} ({job.status.name.lower()})"
-    yield "biz_id", job.biz_id
+    yield "biz_id", repr(job.biz_id)
+    if job.tenant is not None:
+        yield "tenant", job.tenant
     yield "biz_type", f"{record.type_no} ({job.biz_type})"
     yield "action_time", _when(job.action_ms, now_ms)
     yield "due_time", _when(job.due_ms, now_ms)
@@ -153,7 +155,9 @@ def _event(event: Event, now_ms: int) -> str:
     when = _when(event.at_ms, now_ms)
     tried = f", attempts {event.attempts}" if event.attempts else ""
     account = f" (account {event.account})" if event.account else ""
-    return f"{when}  {event.what} ({move}{tried}) by {event.actor}{account}{reason}"
+    run = f" in run {event.run_id}" if event.run_id else ""
+    related = f" [job {event.related_job_id}]" if event.related_job_id is not None else ""
+    return f"{when}  {event.what} ({move}{tried}) by {event.actor}{account}{run}{reason}{related}"
 
 
 def _when(ms: int | None, now_ms: int) -> str:
@@ -257,4 +261,6 @@ def _json_event(event: Event) -> dict[str, Any]:
         "actor": event.actor,
         "account": event.account,
         "reason": event.reason,
+        "run_id": event.run_id,
+        "related_job_id": None if event.related_job_id is None else str(event.related_job_id),
     }

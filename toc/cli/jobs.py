@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from toc.cli.clients import (
+    BIZ_ID_HELP,
     AnyType,
     BizId,
     Key,
@@ -17,6 +18,7 @@ from toc.cli.clients import (
     check_target,
     job_as_json,
     open_client,
+    parse_biz_id,
     print_answer,
 )
 from toc.cli.common_options import answers
@@ -47,7 +49,7 @@ Duplicate = Annotated[
 def schedule(
     output: Output,
     *,
-    biz_id: Annotated[int, typer.Argument(metavar="BIZ_ID", show_default=False)],
+    biz_id: Annotated[str, typer.Argument(metavar="BIZ_ID", help=BIZ_ID_HELP, show_default=False)],
     when: When,
     biz_type: Type = "default",
     attribute: Attribute = None,
@@ -62,7 +64,7 @@ def schedule(
     moment, value = parse_when(when), _attribute(attribute)
     with open_client() as center:
         done = center.schedule(
-            biz_id,
+            parse_biz_id(biz_id),
             moment,
             biz_type=biz_type,
             attribute=value,
@@ -97,9 +99,10 @@ def cancel(
     (running, done, already_cancelled, dead, unknown), and the command exits 1.
     """
     check_target(job_id, biz_id)
+    business = None if biz_id is None else parse_biz_id(biz_id)
     with open_client() as center:
         answer = center.cancel(
-            job_id, biz_id=biz_id, biz_type=biz_type, dedup_key=key, reason=reason
+            job_id, biz_id=business, biz_type=biz_type, dedup_key=key, reason=reason
         )
     return print_answer(output, answer)
 
@@ -121,9 +124,15 @@ def reschedule(
         raise CommandError("give JOB_ID and WHEN, or --biz-id (with --type) and WHEN", USAGE)
     moment = parse_when(target[-1])
     job_id = _job_id(target[0]) if biz_id is None else None
+    business = None if biz_id is None else parse_biz_id(biz_id)
     with open_client() as center:
         answer = center.reschedule(
-            job_id, moment, biz_id=biz_id, biz_type=biz_type, dedup_key=key, reason=reason
+            job_id,
+            moment,
+            biz_id=business,
+            biz_type=biz_type,
+            dedup_key=key,
+            reason=reason,
         )
     return print_answer(output, answer)
 
@@ -138,11 +147,11 @@ def show(
     """
     check_target(job_id, biz_id)
     with open_client() as center:
-        if job_id is not None:
-            found = center.get(job_id)
-            jobs = [] if found is None else [found]
+        if biz_id is not None:
+            jobs = center.find(parse_biz_id(biz_id), biz_type)
         else:
-            jobs = center.find(biz_id or 0, biz_type)
+            found = center.get(job_id or 0)
+            jobs = [] if found is None else [found]
     rows = [
         (job.job_id, job.biz_id, job.biz_type, job.status.name.lower(), shown(job.action_ms),
          shown(job.due_ms), job.attempts, job.dedup_key if job.dedup_key is not None else "-",

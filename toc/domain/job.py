@@ -7,6 +7,7 @@ from datetime import datetime
 from enum import IntEnum, StrEnum
 from typing import Any, Literal, NamedTuple
 
+from toc.domain.biz_ids import BusinessId
 from toc.domain.times import datetime_of
 
 
@@ -151,7 +152,7 @@ class Job:
     """
 
     job_id: int
-    biz_id: int
+    biz_id: int | str
     biz_type: str
     status: Status
     action_ms: int
@@ -161,6 +162,7 @@ class Job:
     token: str | None
     dedup_key: str | None = None
     claimed_ms: int | None = None
+    tenant: str | None = None
 
     @property
     def action_time(self) -> datetime:
@@ -180,7 +182,9 @@ class Event:
     what: the verb. attempts: the number of attempts after the event. actor: a person's name or a process
     (host:pid…). reason: why; None: not known. account: the database's
     account that wrote it, by the server's own word; None: SQLite. It
-    is not compared: events that differ only in it are equal.
+    is not compared: events that differ only in it are equal. run_id: the run of `toc admin` or of a
+    repair that did it. related_job_id: of a misfit that was repaired, the job that replaces it; of that job,
+    the misfit.
     """
 
     at_ms: int
@@ -191,10 +195,15 @@ class Event:
     actor: str
     reason: str | None
     account: str | None = field(default=None, compare=False)
+    run_id: str | None = None
+    related_job_id: int | None = None
 
 
 class NewJob(NamedTuple):
-    """A job that is about to be inserted; `type_no` is the catalogue's number of its biz_type."""
+    """A job that is about to be inserted; `type_no` is the number of its biz_type.
+
+    biz_id: the integer, or the hash of `biz_text`.
+    """
 
     job_id: int
     biz_id: int
@@ -202,6 +211,12 @@ class NewJob(NamedTuple):
     action_ms: int
     attribute: str | None  # JSON text
     dedup_key: str | None
+    biz_text: str | None = None
+    tenant: str | None = None
+
+    @property
+    def business(self) -> BusinessId:
+        return BusinessId(self.biz_id, self.biz_text, self.tenant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +224,9 @@ class DeadJob:
     """A dead letter: a job whose attempts are used up, with its last error."""
 
     job_id: int
-    biz_id: int
+    biz_id: int | str
     biz_type: str
     attempts: int
     error: str
     dead_ms: int
+    tenant: str | None = None

@@ -6,7 +6,6 @@ import json
 import re
 from typing import Any
 
-from toc.domain.routing import BIZ_ID_MAX
 from toc.errors import InvalidInput
 
 BIZ_TYPE_CHARS_MAX = 64
@@ -17,12 +16,6 @@ NESTING_MAX = 31
 """The maximum depth of nested objects and lists; MariaDB's JSON functions read no deeper."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _KEY = re.compile(r"[!-~]*")  # printable ASCII without spaces: compares the same on every engine
-
-
-def check_biz_id(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= BIZ_ID_MAX:
-        raise InvalidInput("biz_id", value, "must be an integer from 0 to 2^64-1")
-    return int(value)  # a plain one: an IntEnum would be hashed by its name
 
 
 def check_biz_type(value: object) -> str:

@@ -79,10 +79,10 @@ class Repairer:
     Thread-safe; all callers together repair at most `reconcile.repairs_per_s`.
     """
 
-    def __init__(self, sides: BothSides, actor: str) -> None:
+    def __init__(self, sides: BothSides, actor: str, run_id: str | None = None) -> None:
         settings = sides.settings
         self._sides, self._reminders, self._clock = sides, sides.reminders, sides.clock
-        self._job_repair = JobRepair(sides.databases, actor)
+        self._job_repair = JobRepair(sides.databases, actor, run_id)
         self._near_ms = settings.timer.arm_within_ms
         self._per_s = settings.reconcile.repairs_per_s
         self._batch = max(1, min(BATCH, int(self._per_s)))

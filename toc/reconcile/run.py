@@ -180,7 +180,9 @@ class Reconciliation:
         number = len(outcome.findings)
         self._on_progress("repairing", 0, number)
         with BothSides.open(settings, self._clock) as sides:
-            repairs = Repairer(sides, self._actor)
+            run_id = f"{outcome.began_ms:x}"
+            log.info("repairing: run %s of the events", run_id)
+            repairs = Repairer(sides, self._actor, run_id)
             try:
                 for mend in repairs.repair(
                     outcome.findings, lambda done: self._on_progress("repairing", done, number)

@@ -105,7 +105,6 @@ class BulkChange:
     """
 
     move: Transition
-    mark: str
     due_ms: Callable[[int | None], int | None]
 
 
@@ -384,7 +383,7 @@ def _changed_before(
     query = select(event.job_id).where(
         event.job_id.in_(ids),
         event.what == change.move.what,
-        event.reason.endswith(change.mark, autoescape=True),
+        event.run_id == change.move.run_id,
     )
     return set(connection.execute(query).scalars())
 

@@ -101,6 +101,8 @@ class ClaimedRow(NamedTuple):
     token: str | None
     dedup_key: str | None
     claimed_ms: int | None
+    biz_text: str | None
+    tenant: str | None
     overdue: bool  # due_time has passed, by the database's clock within its believed bounds
 
 
@@ -558,9 +560,14 @@ class DeadLetterStatement:
 
     def __init__(self, database: Database) -> None:
         dead = database.dead.c
-        columns = dead.job_id, dead.biz_id, dead.type_no, dead.attempts, dead.error, dead.dead_time
+        columns = (
+            dead.job_id, dead.biz_id, dead.biz_text, dead.tenant, dead.type_no, dead.attempts,
+            dead.error, dead.dead_time,
+        )  # fmt: skip
         error: BindParameter[Any] = bindparam("error")
-        rows = select(c.job_id, c.biz_id, c.type_no, c.attempts, error, db_now())
+        rows = select(
+            c.job_id, c.biz_id, c.biz_text, c.tenant, c.type_no, c.attempts, error, db_now()
+        )
         letter = insert(database.dead).from_select(columns, rows.where(c.job_id.in_(_IDS)))
         self._prepared = PreparedStatement(letter, database.engine.dialect)
 

@@ -36,17 +36,38 @@ from toc.store.schema import JOB
 from toc.store.verb import Statement
 
 c = JOB.c
+REPAIR = "repair"
+"""`what` of the events of repairs. No verb of a client writes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A transition of a job, who made it (`actor`) and why. `reason` is cut at `limits.REASON_CHARS_MAX`."""
+    """A transition of a job, who made it (`actor`) and why. `reason` is cut at `limits.REASON_CHARS_MAX`.
+
+    run_id: the run of `toc admin` or `toc reconcile` that made it. related_job_id: the job that replaces this
+    one.
+    """
 
     what: str
     from_status: Status
     to_status: Status
     actor: str
     reason: str | None = None
+    run_id: str | None = None
+    related_job_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A repair that leaves jobs in their status. `reasons`: by job_id.
+
+    related_job_id: the misfit that the job replaces.
+    """
+
+    reasons: Mapping[int, str]
+    actor: str
+    run_id: str | None = None
+    related_job_id: int | None = None
 
 
 def record_events(
@@ -60,12 +81,15 @@ def record_events(
     statuses = literal(int(transition.from_status)), literal(int(transition.to_status))
     reason: ColumnElement[Any] = bindparam("reason", _cut_reason(transition.reason))
     _insert_events(
-        connection, database, shard, condition, transition.what, statuses, transition.actor, reason
+        connection, database, shard, condition, transition.what, statuses, transition, reason
     )
 
 
 class EventStatement:
-    """The INSERT of the event of one job in a verb, if the statement before it has changed a row."""
+    """The INSERT of the event of one job in a verb, if the statement before it has changed a row.
+
+    It is for verbs that belong to no run and replace no job.
+    """
 
     def __init__(self, database: Database) -> None:
         before: list[BindParameter[Any]] = [*map(bindparam, ("what", "from_status", "to_status"))]
@@ -89,16 +113,14 @@ class EventStatement:
         return statement._replace(if_changed=True)
 
 
-def record_unchanged_jobs(
+def record_repair(
     connection: Connection,
     database: Database,
     shard: int,
-    reasons: Mapping[int, str],
-    what: str,
-    actor: str,
+    repair: Repair,
 ) -> None:
-    """Writes one event for each of some jobs of a shard whose status is unchanged. `reasons`: by job_id."""
-    short = {job_id: _cut_reason(text) for job_id, text in reasons.items()}
+    """Writes one event "repair" for each of some jobs of a shard whose status is unchanged."""
+    short = {job_id: _cut_reason(text) for job_id, text in repair.reasons.items()}
     texts = set(short.values())
     reason: ColumnElement[Any] = (
         bindparam("reason", texts.pop())
@@ -108,9 +130,8 @@ def record_unchanged_jobs(
         )
     )
     condition = c.job_id.in_(sorted(short))
-    _insert_events(
-        connection, database, shard, condition, what, (c.status, c.status), actor, reason
-    )
+    statuses = (c.status, c.status)
+    _insert_events(connection, database, shard, condition, REPAIR, statuses, repair, reason)
 
 
 def _insert_events(
@@ -120,15 +141,16 @@ def _insert_events(
     condition: ColumnElement[bool],
     what: str,
     statuses: tuple[ColumnElement[int], ColumnElement[int]],
-    actor: str,
+    source: Transition | Repair,
     reason: ColumnElement[Any],
 ) -> None:
+    event = database.event.c
+    columns = [*_event_columns(database), event.run_id, event.related_job_id]
     rows = select(
-        db_now(), c.job_id, literal(what), *statuses, c.attempts, literal(actor), reason
-    ).where(condition)
-    execute_on(
-        connection, shard, insert(database.event).from_select(_event_columns(database), rows)
-    )
+        db_now(), c.job_id, literal(what), *statuses, c.attempts, literal(source.actor), reason,
+        literal(source.run_id, String()), literal(source.related_job_id, event.related_job_id.type),
+    ).where(condition)  # fmt: skip
+    execute_on(connection, shard, insert(database.event).from_select(columns, rows))
 
 
 def _event_columns(database: Database) -> list[ColumnElement[Any]]:
@@ -142,7 +164,7 @@ def read_events(database: Database, job_id: int, limit: int) -> list[Event]:
     event = database.event.c
     query = (
         select(event.event_time, event.what, event.from_status, event.to_status, event.attempts,
-               event.actor, event.reason, event.account)
+               event.actor, event.reason, event.account, event.run_id, event.related_job_id)
         .where(event.job_id == job_id)
         .order_by(event.event_id.desc())
         .limit(limit)

@@ -42,7 +42,11 @@ def read_job_details(database: Database, shard: int, job_id: int) -> JobDetails 
             row, str(name) if name is not None else f"number {row[2]}, which has no name"
         )
         found: Any = connection.execute(letter_of).first()
-        letter = None if found is None else DeadJob(job_id, job.biz_id, job.biz_type, *found)
+        letter = None
+        if found is not None:
+            letter = DeadJob(
+                job_id, job.biz_id, job.biz_type, found[0], found[1], found[2], job.tenant
+            )
         return JobDetails(job, row[2], row[-2], row[-1], letter)
 
     with explain_missing_table(database.index, job_table_name(shard)):

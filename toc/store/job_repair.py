@@ -19,8 +19,8 @@ from toc.domain.routing import hash_of
 from toc.store.columns import Millis, db_now, sql_time
 from toc.store.databases import Database, Databases, execute_on
 from toc.store.duplicates import is_live_duplicate, is_primary_duplicate
-from toc.store.events import Transition, record_events, record_unchanged_jobs
-from toc.store.repaired_copies import REPAIR, copy_event_reason, has_copy_event, possible_copy_ids
+from toc.store.events import Repair, Transition, record_events, record_repair
+from toc.store.repaired_copies import has_copy_event, possible_copy_ids
 from toc.store.rows import status_from_number
 from toc.store.schema import JOB, job_table_name
 
@@ -55,13 +55,13 @@ class MisfitRepair(NamedTuple):
 
 
 class JobRepair:
-    """Repairs job rows for reconciliation. `actor`: written into events.
+    """Repairs job rows for reconciliation. `actor`, `run_id`: written into events.
 
     Raises StoreUnavailable. Thread-safe.
     """
 
-    def __init__(self, databases: Databases, actor: str) -> None:
-        self._databases, self._actor = databases, actor
+    def __init__(self, databases: Databases, actor: str, run_id: str | None = None) -> None:
+        self._databases, self._actor, self._run_id = databases, actor, run_id
 
     def record_events(self, reasons: Mapping[int, Mapping[int, str]]) -> None:
         """Writes an event for each of some unchanged jobs (by shard), in one transaction per database.
@@ -76,9 +76,8 @@ class JobRepair:
                 connection: Connection, database: Database = database, mine: list[int] = mine
             ) -> None:
                 for shard in mine:
-                    record_unchanged_jobs(
-                        connection, database, shard, reasons[shard], REPAIR, self._actor
-                    )
+                    repair = Repair(reasons[shard], self._actor, self._run_id)
+                    record_repair(connection, database, shard, repair)
 
             database.run_transaction(work)
 
@@ -99,7 +98,8 @@ class JobRepair:
                     if execute_on(connection, shard, _RESET_DUE_TIME, values).rowcount:
                         reasons[job.job_id] = f"moved: due_time was {sql_time(job.due_ms)} UTC"
                 if reasons:
-                    record_unchanged_jobs(connection, database, shard, reasons, REPAIR, self._actor)
+                    repair = Repair(reasons, self._actor, self._run_id)
+                    record_repair(connection, database, shard, repair)
                 changed |= {(shard, job_id) for job_id in reasons}
             return changed
 
@@ -118,7 +118,9 @@ class JobRepair:
         """
         for _ in range(TRIES_MAX):
             try:
-                return _MisfitRepairer(self._databases, self._actor, shard, job_id).run()
+                return _MisfitRepairer(
+                    self._databases, self._actor, self._run_id, shard, job_id
+                ).run()
             except IntegrityError as error:
                 if is_live_duplicate(error):
                     return MisfitRepair(None, why="a live job holds its key")
@@ -131,8 +133,11 @@ class JobRepair:
 class _MisfitRepairer:
     """Repairs one misfit job."""
 
-    def __init__(self, databases: Databases, actor: str, shard: int, job_id: int) -> None:
-        self._databases, self._actor, self._shard, self._job_id = databases, actor, shard, job_id
+    def __init__(
+        self, databases: Databases, actor: str, run_id: str | None, shard: int, job_id: int
+    ) -> None:
+        self._databases, self._shard, self._job_id = databases, shard, job_id
+        self._actor, self._run_id = actor, run_id
         self._database = databases.of_shard(shard)
         self._last_repair = MisfitRepair(None)  # the answer of the last try
 
@@ -157,7 +162,9 @@ class _MisfitRepairer:
         self._cancel(connection)
         new_id = self._insert_copy(connection, home, shard, gene, row, due_ms)
         words = f"misfit: job {new_id} in {job_table_name(shard)} stands for it now"
-        move = Transition("cancel", Status.PENDING, Status.CANCELLED, self._actor, words)
+        move = Transition(
+            "cancel", Status.PENDING, Status.CANCELLED, self._actor, words, self._run_id, new_id
+        )
         record_events(connection, self._database, self._shard, c.job_id == self._job_id, move)
         self._last_repair = MisfitRepair(new_id, row.type_no, due_ms)
         return self._last_repair
@@ -171,9 +178,7 @@ class _MisfitRepairer:
         if status is not Status.PENDING:
             # This is the second try of a transaction that was committed: its answer was lost.
             made = self._last_repair.job_id
-            if made is not None and has_copy_event(
-                connection, self._database, made, self._job_id, self._shard
-            ):
+            if made is not None and has_copy_event(connection, self._database, made, self._job_id):
                 return self._last_repair
             return MisfitRepair(None, why="it has ended meanwhile", is_over=True)
         if gene_of(self._job_id) == gene and shard == self._shard:
@@ -198,7 +203,7 @@ class _MisfitRepairer:
         due_ms: int,
     ) -> int:
         """Inserts the copy unless it exists already; returns its id."""
-        words = copy_event_reason(self._job_id, self._shard)
+        words = f"misfit: stands for job {self._job_id} in {job_table_name(self._shard)}"
         for new_id in possible_copy_ids(self._job_id, gene):
             query = select(*_COPIED).where(c.job_id == new_id)
             there = execute_on(connection, shard, query).one_or_none()
@@ -206,13 +211,14 @@ class _MisfitRepairer:
                 values = {column.name: getattr(row, column.name) for column in _COPIED}
                 values |= {"job_id": new_id, "status": int(Status.PENDING), "due_time": due_ms}
                 execute_on(connection, shard, insert(JOB).values(**values, gmt_modified=db_now()))
-                record_unchanged_jobs(connection, home, shard, {new_id: words}, REPAIR, self._actor)
+            elif has_copy_event(connection, home, new_id, self._job_id):
                 return new_id
-            if has_copy_event(connection, home, new_id, self._job_id, self._shard):
-                return new_id
-            if _is_same_job(there, row):  # somebody else has copied it
-                record_unchanged_jobs(connection, home, shard, {new_id: words}, REPAIR, self._actor)
-                return new_id
+            elif not _is_same_job(there, row):
+                continue
+            # It is new, or somebody else has copied it.
+            repair = Repair({new_id: words}, self._actor, self._run_id, self._job_id)
+            record_repair(connection, home, shard, repair)
+            return new_id
         raise AssertionError(f"no free id like {self._job_id}")
 
     def _shard_of(self, biz_id: int) -> int:

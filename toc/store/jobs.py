@@ -26,6 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
+from toc.domain.biz_ids import BusinessId
 from toc.domain.ids import gene_of
 from toc.domain.job import ANSWER_OF_STATUS, Answer, DeadJob, Job, NewJob, Scheduled, Status
 from toc.errors import DuplicateJob
@@ -38,7 +39,7 @@ from toc.store.external_transaction import join_transaction
 from toc.store.pipeline import BYTES_MAX
 from toc.store.prepared import PreparedStatement
 from toc.store.repaired_copies import find_copy
-from toc.store.rows import JOB_COLUMNS, job_from_row, status_from_number
+from toc.store.rows import JOB_COLUMNS, is_of_business, job_from_row, status_from_number
 from toc.store.schema import JOB, live_key_of
 from toc.store.verb import Executor, Statement, StatementResult, Verb, run_statements
 
@@ -183,24 +184,24 @@ class Jobs:
     def find(
         self,
         shard: int,
-        biz_id: int,
+        business: BusinessId,
         type_no: int | None,
         limit: int,
         dedup_key: str | None = None,
     ) -> list[Job]:
         """Jobs of a business id, live and ended, newest first; at most `limit`. `type_no` None: all types."""
-        conditions = _of_business(biz_id, type_no, dedup_key)
+        conditions = _of_business(business, type_no, dedup_key)
         query = select(*JOB_COLUMNS).where(*conditions).order_by(c.job_id.desc()).limit(limit)
         database = self._databases.of_shard(shard)
         rows = database.select(query, shard)
         return [job_from_row(row, self.type_name(row.type_no, database)) for row in rows]
 
     def live_ids(
-        self, shard: int, biz_id: int, type_no: int | None, dedup_key: str | None
+        self, shard: int, business: BusinessId, type_no: int | None, dedup_key: str | None
     ) -> list[int]:
         """All live jobs of a business id (and type, and key), however many there are, oldest first."""
         query = select(c.job_id).where(
-            *_of_business(biz_id, type_no, dedup_key), c.status.in_(_LIVE)
+            *_of_business(business, type_no, dedup_key), c.status.in_(_LIVE)
         )
         pages = self._databases.of_shard(shard).pages_by_id(query, shard, ROWS_MAX)
         return [job_id for page in pages for (job_id,) in page]
@@ -244,12 +245,16 @@ class Jobs:
                 table.c.attempts,
                 table.c.error,
                 table.c.dead_time,
+                table.c.tenant,
+                table.c.biz_text,
             )
             if type_no is not None:
                 query = query.where(table.c.type_no == type_no)
             query = query.order_by(table.c.dead_time.desc(), table.c.job_id.desc()).limit(limit)
             for row in database.select(query):
-                found.append(DeadJob(row[0], row[1], self.type_name(row[2], database), *row[3:]))
+                biz_id = row.biz_id if row.biz_text is None else row.biz_text
+                name = self.type_name(row.type_no, database)
+                found.append(DeadJob(row.job_id, biz_id, name, *row[3:-1]))
         found.sort(key=lambda job: (job.dead_ms, job.job_id), reverse=True)
         return found[:limit]
 
@@ -405,7 +410,9 @@ class _ShardInsert:
 
     def _handle_taken_id(self, connection: Connection, job: NewJob) -> InsertResult | NewJob:
         same = and_(
-            c.biz_id == job.biz_id, c.type_no == job.type_no, c.action_time == job.action_ms
+            is_of_business(job.business),
+            c.type_no == job.type_no,
+            c.action_time == job.action_ms,
         )
         if self._repeated:
             mine = self._execute(
@@ -416,14 +423,11 @@ class _ShardInsert:
         return job._replace(job_id=self._jobs.fresh_id_like(job.job_id))
 
     def _handle_held_key(self, connection: Connection, job: NewJob) -> InsertResult | NewJob:
+        key = live_key_of(job.dedup_key or "", job.tenant, job.biz_text)
         holder = self._execute(
             connection,
             select(c.job_id, c.status, c.due_time)
-            .where(
-                c.biz_id == job.biz_id,
-                c.type_no == job.type_no,
-                c.live_key == live_key_of(job.dedup_key or ""),
-            )
+            .where(c.biz_id == job.biz_id, c.type_no == job.type_no, c.live_key == key)
             # A locking read sees committed rows even in a caller's REPEATABLE READ.
             .with_for_update(read=True),
         ).first()
@@ -459,7 +463,7 @@ class _ShardInsert:
             return InsertResult(holder.job_id, job.action_ms, written=True, holder=Status.PENDING)
         raise DuplicateJob(
             holder.job_id,
-            job.biz_id,
+            job.business.value,
             self._jobs.type_name(job.type_no, self._database),
             job.dedup_key or "",
             running=holder.status == Status.RUNNING,
@@ -480,6 +484,11 @@ def _insert_statement(database: Database, shard: int, jobs: Sequence[NewJob]) ->
     values: list[Any] = []
     rows: list[str] = []
     keyless, keyed = _SQLITE_ROWS if database.sqlite else _MYSQL_ROWS
+    columns, named = _COLUMNS, any(job.biz_text or job.tenant for job in jobs)
+    if named:
+        columns += ", biz_text, tenant"
+        more = ", ?, ?)" if database.sqlite else ", %s, %s)"
+        keyless, keyed = keyless[:-1] + more, keyed[:-1] + more
     for job in jobs:
         when = sql_time(job.action_ms)
         if database.sqlite:
@@ -491,16 +500,18 @@ def _insert_statement(database: Database, shard: int, jobs: Sequence[NewJob]) ->
         else:
             rows.append(keyed)
             values.append(job.dedup_key)
+        if named:
+            values += (job.biz_text, job.tenant)
     name = database.job_table_name(shard)
-    text = f"INSERT INTO {name} ({_COLUMNS}) VALUES {', '.join(rows)}"  # noqa: S608
+    text = f"INSERT INTO {name} ({columns}) VALUES {', '.join(rows)}"  # noqa: S608
     return Statement(text, tuple(values))
 
 
 def _of_business(
-    biz_id: int, type_no: int | None, dedup_key: str | None
+    business: BusinessId, type_no: int | None, dedup_key: str | None
 ) -> list[ColumnElement[bool]]:
     """Conditions: the jobs of a business id, and of this type and this key where they are given."""
-    conditions: list[ColumnElement[bool]] = [c.biz_id == biz_id]
+    conditions: list[ColumnElement[bool]] = [is_of_business(business)]
     if type_no is not None:
         conditions.append(c.type_no == type_no)
     if dedup_key is not None:
@@ -510,7 +521,7 @@ def _of_business(
 
 def _estimated_bytes(job: NewJob) -> int:
     """The approximate size of a job's row in an INSERT, in bytes."""
-    return 150 + len(job.attribute or "")
+    return 150 + len(job.attribute or "") + len(job.biz_text or "")
 
 
 def _split_rows(jobs: Sequence[NewJob], positions: Sequence[int]) -> Iterator[list[int]]:

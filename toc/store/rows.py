@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, or_
+from sqlalchemy import ColumnElement, and_, or_
 
+from toc.domain.biz_ids import BusinessId
 from toc.domain.job import Job, Status
 from toc.domain.limits import attribute_of
 from toc.store.schema import JOB
@@ -13,7 +14,7 @@ from toc.store.schema import JOB
 c = JOB.c
 JOB_COLUMNS: tuple[ColumnElement[Any], ...] = (
     c.job_id, c.biz_id, c.type_no, c.status, c.action_time, c.attribute,
-    c.due_time, c.attempts, c.claim_token, c.dedup_key, c.claim_time,
+    c.due_time, c.attempts, c.claim_token, c.dedup_key, c.claim_time, c.biz_text, c.tenant,
 )  # fmt: skip
 """The columns that `job_of` reads, in its order."""
 
@@ -25,7 +26,7 @@ def job_from_row(row: Any, biz_type: str) -> Job:
     """A Job from `JOB_COLUMNS` and the name of its type."""
     return Job(
         job_id=row[0],
-        biz_id=row[1],
+        biz_id=row[1] if row[11] is None else row[11],
         biz_type=biz_type,
         status=status_from_number(row[3]),
         action_ms=row[4],
@@ -35,6 +36,17 @@ def job_from_row(row: Any, biz_type: str) -> Job:
         token=row[8],
         dedup_key=row[9],
         claimed_ms=row[10],
+        tenant=row[12],
+    )
+
+
+def is_of_business(business: BusinessId) -> ColumnElement[bool]:
+    """A condition: whether a row is of this business. Texts with one hash, and tenants, are told apart."""
+    number, text, tenant = business
+    return and_(
+        c.biz_id == number,
+        c.biz_text.is_(None) if text is None else c.biz_text == text,
+        c.tenant.is_(None) if tenant is None else c.tenant == tenant,
     )
 
 

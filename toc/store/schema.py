@@ -118,6 +118,8 @@ def dead_table(metadata: MetaData) -> Table:
         Column("attempts", SmallInteger, nullable=False),
         Column("error", utf8_text(), nullable=False),
         Column("dead_time", Millis, nullable=False),
+        Column("biz_text", utf8_varchar(64)),
+        Column("tenant", ascii_bin(32)),
         Index("ix_dead_time", "dead_time", "job_id"),
         **_TABLE_OPTIONS,
     )

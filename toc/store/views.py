@@ -22,7 +22,9 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         "action_time", "due_time", "claim_time", "late_ms", "attempts", "priority", "claim_token",
         "dedup_key", "attribute", "result", "trace", "gmt_create", "gmt_modified",
     ),
-    DEAD_JOBS: ("job_id", "biz_id", "type_no", "biz_type", "attempts", "error", "dead_time"),
+    DEAD_JOBS: (
+        "job_id", "biz_id", "biz_text", "tenant", "type_no", "biz_type", "attempts", "error", "dead_time",
+    ),
     EVENTS: (
         "event_id", "event_time", "job_id", "what", "from_status", "from_name", "to_status", "to_name",
         "attempts", "actor", "reason", "run_id", "related_job_id", "account",
@@ -52,7 +54,8 @@ def jobs_of_shard(shard: int, *, sqlite: bool = False) -> str:
 
 
 DEAD_JOBS_SELECT = (
-    "SELECT d.job_id, d.biz_id, d.type_no, t.name AS biz_type, d.attempts, d.error, d.dead_time "
+    "SELECT d.job_id, d.biz_id, d.biz_text, d.tenant, d.type_no, t.name AS biz_type, d.attempts, d.error, "
+    "d.dead_time "
     "FROM toc_dead_job AS d LEFT JOIN toc_biz_type AS t ON t.type_no = d.type_no"
 )
 

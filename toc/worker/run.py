@@ -111,8 +111,9 @@ def new_run(
         # Another program wrote the attribute. Only this job fails, with a reason; the batch is run.
         spec = replace(spec, function=_failing_handler(error), is_async=False)
     job = Job(
-        row.job_id, row.biz_id, spec.biz_type, row.status, row.action_ms,
-        attribute, row.due_ms, row.attempts, row.token, row.dedup_key,
+        row.job_id, row.biz_id if row.biz_text is None else row.biz_text, spec.biz_type, row.status,
+        row.action_ms, attribute, row.due_ms, row.attempts, row.token, row.dedup_key,
+        tenant=row.tenant,
     )  # fmt: skip
     lease_end_s = found_s + context.handlers.lease_s(spec)  # guard: lease-from-the-question
     assert row.claimed_ms is not None  # noqa: S101 - its claim has set it

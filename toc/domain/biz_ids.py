@@ -1,0 +1,76 @@
+"""Business ids: integers, or texts such as order numbers and UUIDs (ADR 27)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from typing import NamedTuple
+
+from toc.domain.routing import BIZ_ID_MAX
+from toc.errors import InvalidInput
+
+TEXT_CHARS_MAX = 64
+TENANT_CHARS_MAX = 32
+_TENANT = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class BusinessId(NamedTuple):
+    """A business id as the columns `biz_id`, `biz_text` and `tenant` hold it.
+
+    number: the integer, or the hash of the text; it decides the shard. text: None if the id is an integer.
+    tenant: None if no tenants are used.
+    """
+
+    number: int
+    text: str | None = None
+    tenant: str | None = None
+
+    @property
+    def value(self) -> int | str:
+        """The id as the business gave it."""
+        return self.number if self.text is None else self.text
+
+
+def number_of_text(text: str) -> int:
+    """The 63-bit number of a text: the first 64 bits of the SHA-256 of its UTF-8, without the last of them.
+
+    In SQL: `CONV(LEFT(SHA2('A-42', 256), 16), 16, 10) >> 1`.
+    """
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def check_business_id(value: object, tenant: object = None) -> BusinessId:
+    """The columns of a business id. Raises InvalidInput."""
+    tenant = check_tenant(tenant)
+    if isinstance(value, str):
+        text = str(_check_text(value))  # a plain one, not a subclass
+        return BusinessId(number_of_text(text), text, tenant)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= BIZ_ID_MAX:
+        rule = f"must be an integer from 0 to 2^64-1, or a text of 1 to {TEXT_CHARS_MAX} characters"
+        raise InvalidInput("biz_id", value, rule)
+    return BusinessId(
+        int(value), None, tenant
+    )  # a plain one: an IntEnum would be hashed by its name
+
+
+def _check_text(value: str) -> str:
+    if not 1 <= len(value) <= TEXT_CHARS_MAX:
+        rule = f"must have 1 to {TEXT_CHARS_MAX} characters if it is a text, has {len(value)}"
+    elif value != value.strip():
+        rule = "must not begin or end with a space"
+    elif any(unicodedata.category(each) in ("Cc", "Cs") for each in value):
+        rule = "must be Unicode without control characters"
+    else:
+        return value
+    raise InvalidInput("biz_id", value, rule)
+
+
+def check_tenant(value: object) -> str | None:
+    """The tenant of a business id; None: no tenants are used. Raises InvalidInput."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or len(value) > TENANT_CHARS_MAX or not _TENANT.fullmatch(value):
+        rule = f"must be 1 to {TENANT_CHARS_MAX} letters, digits, '-' or '_'"
+        raise InvalidInput("tenant", value, rule)
+    return value
