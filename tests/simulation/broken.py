@@ -44,7 +44,7 @@ VARIANTS = (
         "claim-without-status", removed("claim-pending"), "I1 I2 I3 I5 I7", 6, "freeze,kill,slow"
     ),
     Variant("claim-without-time", removed("claim-until", "claim-due"), "I4 I7", 2, "slow"),
-    Variant("settle-without-token", removed("settle-token"), "I2 I5", 1, "freeze,slow"),
+    Variant("settle-without-token", removed("settle-token"), "I2 I5", 2, "freeze,slow"),
     Variant(
         "start-without-lease-check", replaced("enough-lease-to-start", "False"),
         "I2 I3", 5, "freeze,slow,handlers",
@@ -52,7 +52,7 @@ VARIANTS = (
     Variant(
         "lease-counted-from-the-answer",
         replaced("lease-from-the-question", "$old - found_s + context.process.clock.monotonic_s()"),
-        "I2 I3", 36, "slow,handlers",
+        "I2 I3", 44, "slow,handlers",
     ),
     Variant("cancel-without-status", removed("change-status"), "I2 I3 I5", 2),
     Variant(
@@ -98,7 +98,7 @@ VARIANTS = (
     ),
     Variant(
         "a-pause-goes-unnoticed", replaced("pause-of-the-machine", "0.0"),
-        "I2 I3 I5", 15, "pause,slow,handlers",
+        "I2 I3 I5", 11, "pause,slow,handlers",
     ),
     Variant(
         "dead-without-being-alone", replaced("dead-when-alone", "True"), "I7", 2, kind="poison"
@@ -111,7 +111,7 @@ VARIANTS = (
                 before="self._acks.put([self._make_ack(ended) for ended in self._batch])",
             ),
         ),
-        "I1", 6, "kill", "bare",
+        "I1", 52, "kill", "bare",
     ),
     Variant(
         "retry-by-redis-time", replaced("retry-by-the-databases-time", "run.found_ms or $old"),
