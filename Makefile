@@ -92,7 +92,7 @@ test-all: setup-all servers  ## the tests that take hours too: 5,000 seeds, ever
 
 .PHONY: reliability
 reliability: setup-all servers  ## break real servers under load, and print what became of the jobs
-	@$(BIN)/pytest tests/reliability -p no:randomly $(ARGS)
+	@TOC_TEST_ALL=1 $(BIN)/pytest tests/reliability -p no:randomly $(ARGS)
 
 .PHONY: model
 model: setup-all  ## go through every state of the protocols' model, whole and broken; TOC_TEST_ALL=1: the large ones too
