@@ -1,6 +1,6 @@
-"""The health of a node, one part per server or duty: up or not, since when, and what that means for jobs.
+"""The health of a node, one part per server or duty: up or not, since when, and the effect on jobs.
 
-Nothing here asks a server: the probes and the services have asked, and this module words their results.
+It asks no server: it describes the results of the probes and the services.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class HealthPart:
 
 
 class Health:
-    """Words the state of the servers and duties of one node as HealthParts."""
+    """Describes the state of the servers and duties of one node as HealthParts."""
 
     def __init__(
         self,
@@ -88,9 +88,7 @@ class Health:
         clock = self._probes[name].server_clock
         if finding.up and clock is not None and clock.stepped_s:
             how = f"its clock has stepped by {clock.stepped_s:+.1f} s"
-            means = (
-                "it is not believed: jobs start by the time before it; set the clock, or restart"
-            )
+            means = "it is not believed: jobs start by its time before the step; set the clock, or restart"
             return HealthPart(name, "degraded", None, how, means)
         if finding.up:
             return HealthPart(name, "up", finding.since_ms, "answers")
@@ -111,16 +109,13 @@ class Health:
             means = "the scanner fires from the databases, about 1 to 3 s late"
             return HealthPart("redis", "down", finding.since_ms, finding.error, means)
         if self._clocks is not None and self._clocks.skew_is_too_large:
+            how = "its clock is too far from a database's"
             means = (
                 "the timer is stopped; the scanner fires from the databases, about 1 to 3 s late"
             )
-            return HealthPart(
-                "redis", "degraded", None, "its clock is too far from a database's", means
-            )
+            return HealthPart("redis", "degraded", None, how, means)
         if not reminders.available:
-            means = (
-                "jobs of the slots that are refused are fired by the scanner, about 1 to 3 s late"
-            )
+            means = "the scanner fires the jobs of the refused slots, about 1 to 3 s late"
             return HealthPart("redis", "degraded", None, "some calls are refused", means)
         if not reminders.takes_reminders:
             late_s = scanner.grace_s + scanner.tick_s
@@ -149,12 +144,9 @@ class Health:
             if view.leader is not None:
                 how = f"{len(view.members)} nodes, {identity_of(view.leader)} leads"
             return HealthPart("zookeeper", "up", since_ms, how)
+        means = "when a node dies, its slots get no new owner: deputies fire them, 1 to 2 s late"
         if self._reminders is None:
             means = "when a node dies, the others' scanners take its shards, late by the tick"
-        else:
-            means = (
-                "nobody inherits the slots of a node that dies: deputies fire them, 1 to 2 s late"
-            )
         return HealthPart("zookeeper", "down", since_ms, zookeeper_error or "is not reached", means)
 
     def _health_of_loading(self, work_sources: WorkSources) -> HealthPart:

@@ -1,6 +1,6 @@
 """Asks each server every few seconds whether it answers and what time it is there.
 
-There is one thread per server: one that hangs delays nobody's knowledge of the others. Then the clocks are
+There is one thread per server, so that a server that hangs delays no other probe. Then the clocks are
 compared: Redis' clock with the databases', and a database's clock that has stepped with all others.
 """
 
@@ -176,17 +176,15 @@ class ClockComparison:
         metrics.CLOCK_SKEW.set(skew_s)
         skew_is_too_large = abs(skew_s) > self._skew_s_max
         if skew_is_too_large != self.skew_is_too_large:
-            what = (
-                "the timer stops, the scanner fires" if skew_is_too_large else "the timer goes on"
-            )
-            log.error("Redis' clock is %+.1f s from a database's: %s", skew_s, what)
+            result = "the timer stops, the scanner fires"
+            if not skew_is_too_large:
+                result = "the timer goes on"
+            log.error("Redis' clock differs by %+.1f s from a database's: %s", skew_s, result)
         self.skew_is_too_large = skew_is_too_large
 
     def _measure_skews_s(self) -> Iterator[float]:
         """The clock of each Redis node minus each database's in seconds, as far as both are known."""
-        if self._redis is None:
-            return
-        if not self._redis.exact:
+        if self._redis is None or not self._redis.exact:
             return
         for database in self._databases:
             for span in database.spans if database.exact else ():
@@ -205,8 +203,8 @@ class ClockComparison:
         agree = all(abs(span.distance_ms(probed)) <= AGREE_MS for span in others)
         if clock.stepped_s:
             if agree if others else abs(probe.wall_leap_ms - clock.stepped_s * 1000) <= AGREE_MS:
-                log.warning("%s: its clock has stepped by %+.1f s, as all others: it is believed",
-                            probe.server, clock.stepped_s)  # fmt: skip
+                text = "the clock of %s has stepped by %+.1f s, as all others: it is believed"
+                log.warning(text, probe.server, clock.stepped_s)
                 clock.adopt()
         elif (
             # Only once, at the start: later, a clock that this process has followed counts more than the
@@ -227,13 +225,14 @@ class ClockComparison:
         before = self._stepped.get(server, False)
         self._stepped[server] = bool(stepped_s)
         if stepped_s and not before:
-            log.error(
-                "%s: its clock has stepped by %+.1f s, and no other server agrees with it. It is not "
+            text = (
+                "the clock of %s has stepped by %+.1f s, and no other server agrees with it. It is not "
                 "believed: jobs start and leases end by the time that it had before. Set its clock; if "
-                "it is right now, restart the workers", server, stepped_s,
-            )  # fmt: skip
+                "it is right now, restart the workers"
+            )
+            log.error(text, server, stepped_s)
         elif before and not stepped_s:
-            log.info("%s: its clock is believed again", server)
+            log.info("the clock of %s is believed again", server)
 
 
 def _clocks_agree(spans: Sequence[ClockOffset]) -> bool:

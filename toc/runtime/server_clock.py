@@ -79,9 +79,8 @@ class ServerClock:
         self._believed_s = 0.0  # when it was last confirmed
         self._seen: ClockOffset | None = None  # by the last look
         self._wall_ms = 0.0  # this machine's clock at the last look, minus its monotonic one
-        self._lows: list[
-            tuple[float, float]
-        ] = []  # lower high_ms of lately, and when last in force
+        # Recent lower values of high_ms, and when each was last in force.
+        self._lows: list[tuple[float, float]] = []
         self.stepped_s = 0.0
         """How far the clock has stepped, in seconds: ahead, or (negative) back. 0: it is believed."""
 
