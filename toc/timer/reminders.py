@@ -49,9 +49,10 @@ log = logging.getLogger(__name__)
 PAIRS_MAX = 1000  # reminders per call of a script, well below Lua's limit of about 8,000 values
 # Slots per call of a script that reads many: Redis does nothing else for about a millisecond.
 SLOTS_MAX = 1024
+CHECK_EVERY_S = 60.0  # by then the server may have been replaced or reconfigured
+
 _Item = TypeVar("_Item", int, Reminder)
 _Value = TypeVar("_Value")
-CHECK_EVERY_S = 60.0  # by then the server may have been replaced or reconfigured
 
 
 class Reminders:
@@ -136,14 +137,9 @@ class Reminders:
 
         `stay_ms`: a reminder that is not acked by then returns to its StoreQueue.
         """
-        answers = self._call_script(
-            "pop",
-            topic,
-            [
-                (slot, self._queue_keys(topic, slot), (self._frozen_now(), n, stay_ms))
-                for slot, n in wanted
-            ],
-        )
+        now = self._frozen_now()
+        calls = [(slot, self._queue_keys(topic, slot), (now, n, stay_ms)) for slot, n in wanted]
+        answers = self._call_script("pop", topic, calls)
         _raise_if_all_failed(answers)
         popped, foreign_by_slot = [], dict[int, list[bytes]]()
         for (slot, _), answer in zip(wanted, answers, strict=True):
@@ -170,10 +166,9 @@ class Reminders:
             for slot, some in members.items()
             for key in self._queue_keys(topic, slot)
         ]
+        slots = [slot for slot in members for _ in range(2)]
         try:
-            self._send_commands(
-                "pop", topic, [slot for slot in members for _ in range(2)], commands
-            )
+            self._send_commands("pop", topic, slots, commands)
         except TimerUnavailable as error:
             log.debug(
                 "members that are no job_id were not removed; the next pop tries again: %s", error
