@@ -24,6 +24,15 @@ def test_the_page_names_every_command(toc: Toc) -> None:
     assert [name for name in names if f"    toc {name}" not in PAGE] == []
 
 
+@pytest.mark.parametrize("group", ["", "job", "dead", "admin"])
+def test_the_list_of_commands_shows_each_on_one_whole_line(toc: Toc, group: str) -> None:
+    listed = toc(*group.split(), "--help").out.partition("Commands:\n")[2].partition("\n\n")[0]
+    assert listed
+    assert [
+        line for line in listed.splitlines() if not re.fullmatch(r"  \w+ +\S.*[^.]\.?", line)
+    ] == []
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_page_names_every_option(toc: Toc, command: str) -> None:
     options = set(
