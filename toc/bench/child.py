@@ -38,7 +38,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
-            start_new_session=True,  # Ctrl-C is the parent's: it ends us in good order
+            start_new_session=True,  # Ctrl-C reaches only the parent, which then ends this process
         )
         self._reader = threading.Thread(
             target=self._read_lines, name=f"toc-read-{module}", daemon=True

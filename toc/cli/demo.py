@@ -20,8 +20,8 @@ PLAIN_EVERY_S = 5.0
 
 def demo(
     orders: Annotated[int, typer.Option(min=1, help="how many orders come in")] = 4000,
-    seconds: Annotated[float, typer.Option(min=3, max=3600, help="how long the story takes")] = 45,
-    seed: Annotated[int, typer.Option(help="another seed is another story")] = 42,
+    seconds: Annotated[float, typer.Option(min=3, max=3600, help="duration of the demo")] = 45,
+    seed: Annotated[int, typer.Option(help="another seed gives other orders")] = 42,
 ) -> None:
     """A shop's order timeouts, live, on servers of its own; then a check of what happened.
 

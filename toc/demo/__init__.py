@@ -5,7 +5,7 @@ worker process runs the handlers. Both write down what really happened, each in 
 check believes neither toc's counters nor the view: it compares the journals with the databases'
 final rows, and says what was lost, early, double, or fired after it had been cancelled.
 
-    story     which orders come when            client    lives the story
+    orders    when each order comes             client    schedules, cancels, reschedules
     worker    the handlers: well, flaky, hopeless
     view      live panel, plain lines, summary  run       puts it together, in a temporary directory
 

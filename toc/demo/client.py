@@ -1,4 +1,4 @@
-"""The shop's process: schedules, cancels and postpones timeouts as the story of its orders says."""
+"""The shop's process: schedules, cancels and postpones the timeouts of its orders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from toc.bench.child import lines_from_parent, send_to_parent
 from toc.bench.child_node import settings_of, wall_ms
 from toc.center.center import TimeoutCenter
-from toc.demo.story import Order, make_orders
+from toc.demo.orders import Order, make_orders
 from toc.domain.times import EPOCH, ceil_ms
 from toc.testing.history import CancelAnswered, Journal, RescheduleAnswered, Scheduled
 
@@ -32,7 +32,7 @@ class _NextAction(NamedTuple):
 
 
 class SimulatedShop:
-    """Plays the story of some orders in the order of time, in one thread."""
+    """Does all that happens to some orders, in the order of time, in one thread."""
 
     def __init__(self, center: TimeoutCenter, journal: Journal, started_s: float) -> None:
         self._center, self._journal, self._started_s = center, journal, started_s

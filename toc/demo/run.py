@@ -14,7 +14,7 @@ from sqlalchemy import func, select
 
 from toc.bench.child import Child
 from toc.bench.child_node import settings_line, wall_ms
-from toc.demo.story import MAX_ATTEMPTS
+from toc.demo.orders import MAX_ATTEMPTS
 from toc.demo.view import Tally
 from toc.domain.job import Status
 from toc.node.dev import DevDirectory, PrivateRedis
@@ -54,7 +54,7 @@ class Plan:
 
 
 def run(plan: Plan, on_tick: Look) -> Report:
-    """Plays the story and checks it. Raises ChildFailed and DevError; leaves nothing behind."""
+    """Runs client and worker, then the check. Raises ChildFailed and DevError; leaves nothing behind."""
     with (
         tempfile.TemporaryDirectory(prefix="toc-demo-") as name,
         DevDirectory(Path(name)) as directory,
@@ -63,7 +63,7 @@ def run(plan: Plan, on_tick: Look) -> Report:
         settings = _settings(directory)
         migrate.upgrade(settings)
         with closing(Databases.from_settings(settings, SystemClock())) as databases:
-            entries = _play_story(plan, settings, directory.path, databases, on_tick)
+            entries = _run_processes(plan, settings, directory.path, databases, on_tick)
             return check([entries, rows(settings)], Rules(max_attempts=MAX_ATTEMPTS))
 
 
@@ -85,10 +85,10 @@ def _settings(directory: DevDirectory) -> Settings:
     )
 
 
-def _play_story(
+def _run_processes(
     plan: Plan, settings: Settings, directory: Path, databases: Databases, on_tick: Look
 ) -> list[Entry]:
-    """Lets client and worker live the story; returns all that they wrote down."""
+    """Runs client and worker until all jobs have ended; returns the entries of their journals."""
     journals = {name: directory / f"{name}.journal" for name in ("client", "worker")}
     tails = [Tail(path) for path in journals.values()]
     entries: list[Entry] = []

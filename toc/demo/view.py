@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toc.bench.statistics import LATENESS_EDGES_MS, bars, histogram, percentile, sparkline
-from toc.demo.story import ABOUT, MAX_ATTEMPTS
+from toc.demo.orders import ABOUT, MAX_ATTEMPTS
 from toc.testing.history import (
     CancelAnswered,
     Ended,

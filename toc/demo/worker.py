@@ -6,7 +6,7 @@ from pathlib import Path
 
 from toc.bench.child import lines_from_parent
 from toc.bench.child_node import serve, settings_of, wall_ms
-from toc.demo.story import MAX_ATTEMPTS, RETRY_S
+from toc.demo.orders import MAX_ATTEMPTS, RETRY_S
 from toc.domain.job import Job
 from toc.handlers.registry import Registry
 from toc.testing.history import Ended, Journal, Started

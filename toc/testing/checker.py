@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from toc.testing.history import Entry, Fault, Journal, ScheduleUnanswered
+from toc.testing.job_entries import EntriesByJob
 from toc.testing.judge import Rules
 from toc.testing.partitions import (
     PART_BYTES,
@@ -22,7 +23,6 @@ from toc.testing.partitions import (
     processors,
 )
 from toc.testing.report import FaultFigures, Kind, Problem, Report
-from toc.testing.stories import Stories
 
 WHOLE_BYTES = 2 * PART_BYTES
 """Journals of so many bytes in all are checked in memory, by this process."""
@@ -43,7 +43,7 @@ def check(
     """
     rules = rules or Rules()
     paths: list[Path] = []
-    stories = Stories()
+    by_job = EntriesByJob()
     given: list[Iterable[Entry]] = []
     for history in histories:
         if isinstance(history, str | os.PathLike):
@@ -53,11 +53,11 @@ def check(
     if sum(path.stat().st_size for path in paths) > WHOLE_BYTES:
         return _check_large(paths, given, rules, processes or processors())
     for entries in given:
-        stories.add_all(entries)
+        by_job.add_all(entries)
     for path in paths:
-        add_file(stories, path)
-    report = judge_all(stories, rules, stories.faults, stories.unanswered)
-    return _add_overall_findings(report, stories.faults, stories.unanswered)
+        add_file(by_job, path)
+    report = judge_all(by_job, rules, by_job.faults, by_job.unanswered)
+    return _add_overall_findings(report, by_job.faults, by_job.unanswered)
 
 
 def _check_large(

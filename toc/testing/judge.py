@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from toc.domain.tokens import without_mark
 from toc.testing.faults import Faults
-from toc.testing.report import UNEXPLAINED, FaultFigures, Kind, Lateness, Problem, Report
-from toc.testing.stories import (
+from toc.testing.job_entries import (
     AGAIN,
     BURIED,
     DROPPED,
@@ -25,9 +24,10 @@ from toc.testing.stories import (
     SUCCESS,
     ClientCall,
     FinalState,
+    JobEntries,
     Start,
-    Story,
 )
+from toc.testing.report import UNEXPLAINED, FaultFigures, Kind, Lateness, Problem, Report
 from toc.worker.lease_recovery import EXTRA_MAX
 
 OVERTIME = "over its timeout"
@@ -83,18 +83,19 @@ class _ActionTimeWrite(NamedTuple):
 
 
 class Judge:
-    """Judges one story after the other and adds it to its report. `strangers_are_legal`: jobs nobody
-    scheduled are.
+    """Judges one job after the other and adds it to its report.
+
+    `strangers_are_legal`: jobs that no answered call scheduled are no problem.
     """
 
     def __init__(self, rules: Rules, faults: Faults, *, strangers_are_legal: bool) -> None:
         self.report = Report()
         self._rules, self._faults, self._strangers_are_legal = rules, faults, strangers_are_legal
 
-    def judge(self, job_id: int, story: Story) -> None:
-        story.sort()
-        case = _JobCase(self._rules, self._faults, self.report, job_id, story)
-        if not story.schedules:
+    def judge(self, job_id: int, job: JobEntries) -> None:
+        job.sort()
+        case = _JobCase(self._rules, self._faults, self.report, job_id, job)
+        if not job.schedules:
             self.report.strangers += 1
             if not self._strangers_are_legal:
                 case.add_problem(Kind.WRONG, "it exists, and no client scheduled it")
@@ -103,16 +104,16 @@ class Judge:
 
 
 class _JobCase:
-    """The check of one job's story."""
+    """The check of one job."""
 
     def __init__(
-        self, rules: Rules, faults: Faults, report: Report, job_id: int, story: Story
+        self, rules: Rules, faults: Faults, report: Report, job_id: int, job: JobEntries
     ) -> None:
         self._rules, self._faults, self._report = rules, faults, report
-        self._job_id, self._story = job_id, story
-        self._biz_type = story.biz_type or (story.starts[0].biz_type if story.starts else "")
-        self._snoozed = any(end.how == SNOOZED for end in story.ends)
-        self._writes = _writes(story, snoozed=self._snoozed)
+        self._job_id, self._job = job_id, job
+        self._biz_type = job.biz_type or (job.starts[0].biz_type if job.starts else "")
+        self._snoozed = any(end.how == SNOOZED for end in job.ends)
+        self._writes = _writes(job, snoozed=self._snoozed)
 
     def add_problem(self, kind: Kind, text: str) -> None:
         report = self._report
@@ -125,15 +126,15 @@ class _JobCase:
                 self._figures_of(name).problems[kind] += 1
 
     def check(self) -> None:
-        report, story = self._report, self._story
-        report.scheduled += bool(story.schedules)
-        if story.starts:
-            report.starts += len(story.starts)
+        report, job = self._report, self._job
+        report.scheduled += bool(job.schedules)
+        if job.starts:
+            report.starts += len(job.starts)
             self._check_starts()
-        if story.cancels or story.moves or story.redrives:
+        if job.cancels or job.moves or job.redrives:
             self._count_calls()
             self._check_answers()
-        row = story.row
+        row = job.row
         if row is None:
             self.add_problem(Kind.LOST, "was scheduled, and has no row")
             return
@@ -152,12 +153,12 @@ class _JobCase:
     # ---- starts
 
     def _check_starts(self) -> None:
-        story, tolerance_ms = self._story, self._rules.tolerance_ms
+        job, tolerance_ms = self._job, self._rules.tolerance_ms
         cancelled_ms = min(
-            (c.at_ms for c in story.cancels if c.answer in _CANCELLED), default=math.inf
+            (c.at_ms for c in job.cancels if c.answer in _CANCELLED), default=math.inf
         )
         before: Start | None = None
-        for start in story.starts:
+        for start in job.starts:
             force = self._writes_in_force(start.at_ms)
             due_ms = min((w.action_ms for w in force), default=-math.inf)
             if start.at_ms + tolerance_ms < due_ms - self._allowed_early_ms(start.at_ms):
@@ -214,7 +215,7 @@ class _JobCase:
                 figures.recovery_ms = max(figures.recovery_ms, start.at_ms - ended_ms)
 
     def _check_repeated_start(self, before: Start, start: Start) -> None:
-        outcome = self._story.end_of(before, start.at_ms)
+        outcome = self._job.end_of(before, start.at_ms)
         if outcome is not None and outcome.how != SUCCESS:
             self._report.retries += 1
         else:
@@ -271,7 +272,7 @@ class _JobCase:
 
     def _ran_over_timeout(self, start: Start, until_ms: float) -> bool:
         """Whether the run had not ended within its type's timeout, so that its lease was over."""
-        in_time = self._story.end_of(start, start.at_ms + self._timeout_ms)
+        in_time = self._job.end_of(start, start.at_ms + self._timeout_ms)
         return until_ms - start.at_ms >= self._timeout_ms and in_time is None
 
     def _may_have_reset_attempts(self, from_ms: float, to_ms: float) -> bool:
@@ -282,37 +283,33 @@ class _JobCase:
         )
 
     def _calls_that_reset(self) -> list[ClientCall]:
-        story = self._story
-        calls = [c for c in story.moves if c.answer in {"rescheduled", ""}]
-        calls += [c for c in story.redrives if c.answer in {"redriven", ""}]
-        return calls + story.schedules[1:]
+        job = self._job
+        calls = [c for c in job.moves if c.answer in {"rescheduled", ""}]
+        calls += [c for c in job.redrives if c.answer in {"redriven", ""}]
+        return calls + job.schedules[1:]
 
     # ---- answers
 
     def _count_calls(self) -> None:
-        report, story = self._report, self._story
-        report.rescheduled += sum(call.answer == "rescheduled" for call in story.moves)
-        report.redriven += sum(call.answer == "redriven" for call in story.redrives)
-        report.cancelled_too_late += sum(
-            call.answer in {"running", "done"} for call in story.cancels
-        )
+        report, job = self._report, self._job
+        report.rescheduled += sum(call.answer == "rescheduled" for call in job.moves)
+        report.redriven += sum(call.answer == "redriven" for call in job.redrives)
+        report.cancelled_too_late += sum(call.answer in {"running", "done"} for call in job.cancels)
         report.unanswered += sum(
-            not call.answer
-            for calls in (story.cancels, story.moves, story.redrives)
-            for call in calls
+            not call.answer for calls in (job.cancels, job.moves, job.redrives) for call in calls
         )
 
     def _check_answers(self) -> None:
-        story, row = self._story, self._story.row
-        since_ms = story.schedules[0].at_ms if story.schedules else math.inf
-        answers = Counter(call.answer for call in story.cancels)
+        job, row = self._job, self._job.row
+        since_ms = job.schedules[0].at_ms if job.schedules else math.inf
+        answers = Counter(call.answer for call in job.cancels)
         if answers["cancelled"]:
-            self._check_cancel(next(c for c in story.cancels if c.answer == "cancelled"))
+            self._check_cancel(next(c for c in job.cancels if c.answer == "cancelled"))
             if row is not None and row.status != "cancelled":
                 self.add_problem(Kind.WRONG, f"cancelled, but the row says {row.status}")
             if answers["cancelled"] > 1:
                 self.add_problem(Kind.WRONG, 'more than one cancel() has answered "cancelled"')
-        for call in (*story.cancels, *story.moves, *story.redrives):
+        for call in (*job.cancels, *job.moves, *job.redrives):
             if call.answer == "unknown" and call.asked_ms >= since_ms and row is not None:
                 self.add_problem(Kind.WRONG, 'answered "unknown" after schedule() had returned it')
             elif call.answer == "done" and row is not None and row.status != "done":
@@ -320,10 +317,10 @@ class _JobCase:
 
     def _check_cancel(self, cancel: ClientCall) -> None:
         """A success does not count any more; legal only of a claim that had lost its lease."""
-        last = self._story.starts[-1] if self._story.starts else None
+        last = self._job.starts[-1] if self._job.starts else None
         if last is None or last.at_ms > cancel.at_ms:
             return
-        end = self._story.end_of(last, math.inf)
+        end = self._job.end_of(last, math.inf)
         if end is None or end.how != SUCCESS or self._may_have_lost_lease(last, cancel.at_ms):
             return
         self.add_problem(Kind.AFTER_CANCEL, '"cancelled", and its handler succeeded')
@@ -349,8 +346,8 @@ class _JobCase:
 
         But for runs that their process stopped, whose attempt is taken back.
         """
-        stopped = {(end.token, end.attempt) for end in self._story.ends if end.how == STOPPED}
-        starts = self._story.starts
+        stopped = {(end.token, end.attempt) for end in self._job.ends if end.how == STOPPED}
+        starts = self._job.starts
         if self._snoozed or self._calls_that_reset():
             return
         counted = [s.attempt for s in starts if (s.token, s.attempt) not in stopped]
@@ -368,7 +365,7 @@ class _JobCase:
             self.add_problem(Kind.WRONG, f"{missing} of {row.attempts} attempts were never started")
 
     def _check_done(self, row: FinalState) -> None:
-        successes = [end for end in self._story.ends if end.how == SUCCESS]
+        successes = [end for end in self._job.ends if end.how == SUCCESS]
         if not successes:
             self.add_problem(Kind.LOST, "the row says done, no handler has done it")
         elif row.token:
@@ -381,23 +378,23 @@ class _JobCase:
             self.add_problem(Kind.STALE, f"done in attempt {row.attempts}, which has not succeeded")
 
     def _check_cancelled(self) -> None:
-        story = self._story
-        if any(call.answer in {"cancelled", ""} for call in story.cancels):
+        job = self._job
+        if any(call.answer in {"cancelled", ""} for call in job.cancels):
             return
         # A client repeats a cancel whose answer was lost, and finds the job that it cancelled itself.
-        again = (call for call in story.cancels if call.answer == "already_cancelled")
+        again = (call for call in job.cancels if call.answer == "already_cancelled")
         if any(self._faults.any_within(call.asked_ms, call.at_ms) for call in again):
             return
-        if all(end.how != DROPPED for end in story.ends):
+        if all(end.how != DROPPED for end in job.ends):
             self.add_problem(Kind.WRONG, "cancelled, but no call was answered so")
 
     def _check_dead(self, row: FinalState) -> None:
-        story = self._story
+        job = self._job
         if row.dead_letter is False:
             self.add_problem(Kind.WRONG, "dead without a dead letter")
-        if story.starts:
-            last = story.starts[-1]
-            end = story.end_of(last, math.inf)
+        if job.starts:
+            last = job.starts[-1]
+            end = job.end_of(last, math.inf)
             if (
                 end is not None
                 and end.how == SUCCESS
@@ -405,10 +402,10 @@ class _JobCase:
             ):
                 self.add_problem(Kind.WRONG, "the row says dead, its handler has succeeded")
         wanted = self._rules.max_attempts.get(self._biz_type)
-        if wanted is None or any(end.how == BURIED for end in story.ends):
+        if wanted is None or any(end.how == BURIED for end in job.ends):
             return
         since_ms = max((call.asked_ms for call in self._calls_that_reset()), default=-math.inf)
-        failed = sum(end.how == AGAIN and end.at_ms >= since_ms for end in story.ends)
+        failed = sum(end.how == AGAIN and end.at_ms >= since_ms for end in job.ends)
         killed = self._faults.any_within(self._writes[0].action_ms if self._writes else 0, math.inf)
         # A job that lost its lease while other jobs ran may get more attempts, until it has run alone.
         most = wanted + EXTRA_MAX if killed else wanted
@@ -432,21 +429,21 @@ class _JobCase:
         return self._report.by_fault.setdefault(fault, FaultFigures())
 
 
-def _writes(story: Story, *, snoozed: bool) -> list[_ActionTimeWrite]:
+def _writes(job: JobEntries, *, snoozed: bool) -> list[_ActionTimeWrite]:
     """All that set or may have set the action_time, by when it was asked."""
-    if story.schedules:
-        first = story.schedules[0]
+    if job.schedules:
+        first = job.schedules[0]
         writes = [_ActionTimeWrite(first.action_ms, -math.inf, first.at_ms, True, first.asked_ms)]
-    elif story.row is not None and not (snoozed or story.moves or story.redrives):
+    elif job.row is not None and not (snoozed or job.moves or job.redrives):
         # The call that scheduled it is unknown; its row has the time.
-        return [_ActionTimeWrite(story.row.action_ms, -math.inf, -math.inf, True, -math.inf)]
+        return [_ActionTimeWrite(job.row.action_ms, -math.inf, -math.inf, True, -math.inf)]
     else:
         return []
-    for call in story.schedules[1:]:
+    for call in job.schedules[1:]:
         writes.append(
             _ActionTimeWrite(call.action_ms, call.asked_ms, math.inf, False, call.asked_ms)
         )
-    for call in story.moves:
+    for call in job.moves:
         if call.answer == "rescheduled":
             writes.append(
                 _ActionTimeWrite(call.action_ms, call.asked_ms, call.at_ms, True, call.asked_ms)
@@ -455,7 +452,7 @@ def _writes(story: Story, *, snoozed: bool) -> list[_ActionTimeWrite]:
             writes.append(
                 _ActionTimeWrite(call.action_ms, call.asked_ms, math.inf, False, call.asked_ms)
             )
-    for call in story.redrives:
+    for call in job.redrives:
         if call.answer in {"redriven", ""}:
             certain, at_ms = (True, call.at_ms) if call.answer else (False, math.inf)
             # Due at once: at the time that its client took for the servers'.

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from toc.testing.faults import Faults
 from toc.testing.history import Fault, ScheduleUnanswered
+from toc.testing.job_entries import EntriesByJob
 from toc.testing.judge import Judge, Rules
 from toc.testing.report import Report
-from toc.testing.stories import Stories
 
 CHUNK_BYTES = 64 << 20  # what one task of the first pass reads
 READ_BYTES = 8 << 20
@@ -73,30 +73,30 @@ def check_files(paths: list[Path], rules: Rules, processes: int) -> tuple[Report
     return report, common
 
 
-def add_file(stories: Stories, path: Path) -> None:
+def add_file(by_job: EntriesByJob, path: Path) -> None:
     """Reads a journal, without its last line where that was cut off. Raises ValueError for no journal."""
     with path.open("rb") as file:
         while lines := file.readlines(BLOCK_BYTES):
             if not lines[-1].endswith(b"\n"):
                 lines.pop()
             try:
-                _add_lines(stories, lines)
+                _add_lines(by_job, lines)
             except (ValueError, KeyError, TypeError):
                 _find_fault(path, lines)
                 raise
 
 
-def _add_lines(stories: Stories, lines: list[bytes]) -> None:
+def _add_lines(by_job: EntriesByJob, lines: list[bytes]) -> None:
     # Many lines as one document: half the time that a call of the parser for each takes.
     for kind, values in json.loads(b"[" + b",".join(lines) + b"]"):
-        stories.add(kind, values)
+        by_job.add(kind, values)
 
 
 def _find_fault(path: Path, lines: list[bytes]) -> None:
     """Raises ValueError for the first line that is no entry."""
     for line in lines:
         try:
-            _add_lines(Stories(), [line])
+            _add_lines(EntriesByJob(), [line])
         except (ValueError, KeyError, TypeError) as error:
             shown = line[:LINE_BYTES_SHOWN].decode(errors="replace").rstrip()
             raise ValueError(f"{path}: this is no entry of a history: {shown}") from error
@@ -110,7 +110,7 @@ def _chunks(sizes: dict[Path, int]) -> Iterator[_Chunk]:
 
 def _sort_into_parts(directory: Path, name: str, chunk: _Chunk, parts: int) -> _SharedEntries:
     """Writes the lines of a chunk to the files `directory/<part>/<name>`."""
-    common = Stories()
+    common = EntriesByJob()
     with chunk.path.open("rb") as file:
         if chunk.first:
             file.seek(chunk.first - 1)
@@ -137,24 +137,24 @@ def _sort_into_parts(directory: Path, name: str, chunk: _Chunk, parts: int) -> _
 
 
 def _judge_part(directory: Path, rules: Rules, common: _SharedEntries) -> Report:
-    stories = Stories()
+    by_job = EntriesByJob()
     for path in sorted(directory.iterdir()):
-        add_file(stories, path)
+        add_file(by_job, path)
         path.unlink()
-    return judge_all(stories, rules, common.faults, common.unanswered)
+    return judge_all(by_job, rules, common.faults, common.unanswered)
 
 
 def judge_all(
-    stories: Stories,
+    by_job: EntriesByJob,
     rules: Rules,
     faults: list[Fault],
     unanswered: list[ScheduleUnanswered],
 ) -> Report:
     """The report on these jobs alone."""
     judge = Judge(rules, Faults(faults, rules.linger_ms), strangers_are_legal=bool(unanswered))
-    for job_id, story in stories.jobs.items():
-        judge.judge(job_id, story)
-    judge.report.entries = stories.entries
+    for job_id, job in by_job.jobs.items():
+        judge.judge(job_id, job)
+    judge.report.entries = by_job.entries
     for late in judge.report.by_type.values():
         judge.report.lateness.merge(late)
     return judge.report

@@ -49,7 +49,7 @@ class FinalState(NamedTuple):
     dead_letter: bool | None
 
 
-class Story:
+class JobEntries:
     """All that is known about one job. `sort` puts each list into the order of time."""
 
     __slots__ = ("biz_type", "cancels", "ends", "moves", "redrives", "row", "schedules", "starts")
@@ -88,11 +88,11 @@ class Story:
         return None
 
 
-class Stories:
+class EntriesByJob:
     """Collects entries, in any order."""
 
     def __init__(self) -> None:
-        self.jobs: dict[int, Story] = {}
+        self.jobs: dict[int, JobEntries] = {}
         self.faults: list[Fault] = []
         self.unanswered: list[ScheduleUnanswered] = []
         self.entries = 0
@@ -111,41 +111,41 @@ class Stories:
             self.unanswered.append(ScheduleUnanswered(**values))
             return
         job_id = values["job_id"]
-        story = self.jobs.get(job_id)
-        if story is None:
-            story = self.jobs[job_id] = Story()
-        _ADD[kind](story, values)
+        job = self.jobs.get(job_id)
+        if job is None:
+            job = self.jobs[job_id] = JobEntries()
+        _ADD[kind](job, values)
 
 
-def _scheduled(story: Story, v: dict[str, Any]) -> None:
-    story.biz_type = v["biz_type"]
-    story.schedules.append(ClientCall(v["at_ms"], v["asked_ms"], "scheduled", v["action_ms"]))
+def _scheduled(job: JobEntries, v: dict[str, Any]) -> None:
+    job.biz_type = v["biz_type"]
+    job.schedules.append(ClientCall(v["at_ms"], v["asked_ms"], "scheduled", v["action_ms"]))
 
 
-def _note_cancel(story: Story, v: dict[str, Any]) -> None:
-    story.cancels.append(ClientCall(v["at_ms"], v["asked_ms"], v["answer"], 0))
+def _note_cancel(job: JobEntries, v: dict[str, Any]) -> None:
+    job.cancels.append(ClientCall(v["at_ms"], v["asked_ms"], v["answer"], 0))
 
 
-def _note_reschedule(story: Story, v: dict[str, Any]) -> None:
-    story.moves.append(ClientCall(v["at_ms"], v["asked_ms"], v["answer"], v["action_ms"]))
+def _note_reschedule(job: JobEntries, v: dict[str, Any]) -> None:
+    job.moves.append(ClientCall(v["at_ms"], v["asked_ms"], v["answer"], v["action_ms"]))
 
 
-def _redriven(story: Story, v: dict[str, Any]) -> None:
-    story.redrives.append(ClientCall(v["at_ms"], v["asked_ms"], v["answer"], 0))
+def _redriven(job: JobEntries, v: dict[str, Any]) -> None:
+    job.redrives.append(ClientCall(v["at_ms"], v["asked_ms"], v["answer"], 0))
 
 
-def _started(story: Story, v: dict[str, Any]) -> None:
-    story.starts.append(Start(v["at_ms"], v["attempt"], v["process"], v["token"], v["biz_type"]))
+def _started(job: JobEntries, v: dict[str, Any]) -> None:
+    job.starts.append(Start(v["at_ms"], v["attempt"], v["process"], v["token"], v["biz_type"]))
 
 
-def _ended(story: Story, v: dict[str, Any]) -> None:
+def _ended(job: JobEntries, v: dict[str, Any]) -> None:
     verdict = v.get("verdict", "")
     how = AGAIN if v["failed"] and verdict != STOPPED else _HOW[verdict]
-    story.ends.append(End(v["at_ms"], v["attempt"], v["token"], how))
+    job.ends.append(End(v["at_ms"], v["attempt"], v["token"], how))
 
 
-def _row(story: Story, v: dict[str, Any]) -> None:
-    story.row = FinalState(
+def _row(job: JobEntries, v: dict[str, Any]) -> None:
+    job.row = FinalState(
         v["status"], v["attempts"], v["action_ms"], v.get("token", ""), v.get("dead_letter")
     )
 

@@ -20,12 +20,12 @@ ABOUT = {
 _TYPES, _WEIGHTS = (ORDER, STOCK, COUPON, PARCEL), (70, 14, 4, 12)
 PAID, LAST_MOMENT, MOVED = 0.45, 0.15, 0.5
 LAST_MOMENT_S = 0.015
-AFTERMATH_S = 3.0  # for the last retries, within the story's length
+AFTERMATH_S = 3.0  # for the last retries, within the demo's length
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One order. Times in seconds: `at_s` from the start of the story, the others from `at_s`."""
+    """One order. Times in seconds: `at_s` from the start of the demo, the others from `at_s`."""
 
     number: int
     biz_type: str
@@ -39,7 +39,7 @@ class Order:
 
 def make_orders(orders: int, seconds: float, seed: int) -> list[Order]:
     """So many orders, by `at_s`, whose last timeout lies about at `seconds`."""
-    rng = random.Random(seed)  # noqa: S311 - a story, not a secret
+    rng = random.Random(seed)  # noqa: S311 - no secret
     longest_s = min(6.0, seconds / 4)
     arrivals_s = max(seconds - 2 * longest_s - min(AFTERMATH_S, seconds / 6), seconds / 6)
     found = []

@@ -1,8 +1,8 @@
-"""The story: the same for a seed, and short enough."""
+"""The orders of the demo: the same for a seed, and short enough."""
 
 import pytest
 
-from toc.demo.story import (
+from toc.demo.orders import (
     AFTERMATH_S,
     COUPON,
     MAX_ATTEMPTS,
