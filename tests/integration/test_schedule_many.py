@@ -59,7 +59,7 @@ GOOD = {"biz_id": 1, "action_time": MINUTE}
         ({**GOOD, "priority": 1}, "jobs[2].priority"),
         ((1, MINUTE, "t"), "jobs[2]"),
         (1, "jobs[2]"),
-        (("x", MINUTE), "jobs[2].biz_id"),
+        (("x ", MINUTE), "jobs[2].biz_id"),
     ],
 )
 def test_a_bad_one_is_named_and_nothing_is_written(world: World, bad: Any, field: str) -> None:

@@ -43,7 +43,7 @@ VARIANTS = (
     Variant(
         "claim-without-status", removed("claim-pending"), "I1 I2 I3 I5 I7", 6, "freeze,kill,slow"
     ),
-    Variant("claim-without-time", removed("claim-until", "claim-due"), "I4 I7", 2, "slow"),
+    Variant("claim-without-time", removed("claim-until", "claim-due"), "I4 I7", 3, "slow"),
     Variant("settle-without-token", removed("settle-token"), "I2 I5", 2, "freeze,slow"),
     Variant(
         "start-without-lease-check", replaced("enough-lease-to-start", "False"),
@@ -76,7 +76,7 @@ VARIANTS = (
     Variant(
         "take-over-unguarded",
         (*replaced("take-over-seen", "$old[:1]"), *removed("take-over-lease")),
-        "I2 I4 I5", 44, "freeze,kill,views",
+        "I2 I4 I5", 15, "freeze,kill,views",
     ),
     Variant(
         "claim-believes-redis-clock",
@@ -153,7 +153,7 @@ VARIANTS = (
     ),
     Variant("popped-never-come-back", replaced("stay-over", "{}"), "I1 I8", 1, "kill", "bare"),
     Variant(
-        "take-over-without-give-back", removed("give-back-take-over"), "I7", 7, "kill,unanswered"
+        "take-over-without-give-back", removed("give-back-take-over"), "I7", 68, "kill,unanswered"
     ),
     Variant(
         "an-id-twice-in-a-batch",
