@@ -51,9 +51,11 @@ def test_each_right_of_the_migrator_is_needed(empty: Place) -> None:
     url, duty = empty.make("migrator"), DUTIES["migrator"]
     duty(empty, url)
     for right, table in rights_of("migrator"):
-        # CREATE on one table is for the GRANT itself; ALTER is for the next revision and for `--mend`; the two
-        # that are for looking have tests of their own.
-        if (right == "CREATE" and table is not None) or right in ("ALTER", "SHOW VIEW", "TRIGGER"):
+        # CREATE on one table is for the GRANT itself; ALTER and UPDATE are for the next revision and for
+        # `--mend`; the two that are for looking have tests of their own.
+        if (right == "CREATE" and table is not None) or right in ("SHOW VIEW", "TRIGGER"):
+            continue
+        if right in ("ALTER", "UPDATE"):
             continue
         with empty.without("migrator", right, table):
             assert is_denied(duty, empty, url), f"the migrator does not need {right} on {table}"
@@ -125,7 +127,6 @@ def test_a_worker_sees_what_differs(place: Place) -> None:
 
 
 def test_who_may_not_migrate_is_told_so(empty: Place) -> None:
-    migrate.upgrade(empty.settings(empty.url), to="0001")
     for role in ("client", "worker"):
         with pytest.raises(DBAPIError, match="doesn't exist"):
             empty.make(role)  # there is no toc_event yet: first `toc migrate`, then `toc grants`
