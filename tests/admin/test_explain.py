@@ -344,7 +344,10 @@ def test_cancelled_and_postponed_by_the_admin(desk: Desk) -> None:
     shown = _text(found, means, None)
     account = account_of(desk, two)
     beside = f" (account {account})" if account else ""
-    assert f"reschedule (pending -> pending) by {ANN}{beside} in run {RUN}: to 2026-01-01 01:00:00" in shown
+    assert (
+        f"reschedule (pending -> pending) by {ANN}{beside} in run {RUN}: to 2026-01-01 01:00:00"
+        in shown
+    )
 
 
 # ---- topics
