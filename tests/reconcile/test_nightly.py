@@ -278,7 +278,7 @@ ENDS_IN = [
     (5, True, "all disagreements are repaired"),
     (1, False, "disagreements are left"),
     (3, False, "not everything could be done"),
-    (4, False, "settings, schema or what is installed are wrong"),
+    (4, False, "the settings or the schema are wrong, or software is missing"),
     (70, False, "it failed, with exit code 70"),
 ]
 
