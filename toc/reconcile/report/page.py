@@ -24,7 +24,7 @@ from toc.reconcile.report.summary import (
     earlier_name,
     examples,
     fold_reasons,
-    mended_of,
+    repairs_by_finding,
     type_of,
 )
 
@@ -73,7 +73,7 @@ def render(outcome: ReconcileResult, summary: Mapping[str, Any], notes: Sequence
         charts=list(_charts(outcome, summary)) if outcome.findings else [],
         examples=_example_tables(outcome),
         reasons=fold_reasons(summary["repairs"], GROUPS_SHOWN),
-        counts=_count_rows(outcome),
+        counts=[(text, outcome.counts[name]) for name, text in words.COUNTS.items()],
         seconds=_shares(outcome.seconds, words.SECONDS, summary["total_seconds"]),
         work=_shares(outcome.work, words.WORK),
     )
@@ -110,19 +110,19 @@ def _kind_rows(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _example_tables(outcome: ReconcileResult) -> list[dict[str, Any]]:
-    mended = mended_of(outcome)
+    repairs = repairs_by_finding(outcome)
     return [
         {
             "kind": kind.value,
             "number": outcome.found[kind],
-            "rows": [_example(outcome, finding, mended.get(finding)) for finding in found],
+            "rows": [_example(outcome, finding, repairs.get(finding)) for finding in found],
         }
         for kind, found in examples(outcome).items()
     ]
 
 
 def _example(
-    outcome: ReconcileResult, finding: Finding, mend: RepairResult | None
+    outcome: ReconcileResult, finding: Finding, result: RepairResult | None
 ) -> dict[str, str]:
     reminder = []
     if finding.armed_ms is not None:
@@ -130,8 +130,8 @@ def _example(
     if finding.out_ms is not None:
         reminder.append(f"out with a worker until {words.moment(finding.out_ms)}")
     repair = "-"
-    if mend is not None:
-        repair = ("repaired: " if mend.done else "not repaired: ") + words.clean(mend.how)
+    if result is not None:
+        repair = ("repaired: " if result.done else "not repaired: ") + words.clean(result.how)
     return {
         # MARK_AHEAD is about a slot, not a job; and a member that is no id cannot be explained.
         "command": f"toc explain {finding.job_id}" if finding.job_id > 0 else "",
@@ -145,20 +145,15 @@ def _example(
     }
 
 
-def _count_rows(outcome: ReconcileResult) -> list[tuple[str, int]]:
-    unknown = {name: words.clean(name) for name in sorted(outcome.counts.keys() - words.COUNTS)}
-    return [(text, outcome.counts[name]) for name, text in (words.COUNTS | unknown).items()]
-
-
 def _shares(
     seconds: Mapping[str, float], names: Mapping[str, str], total_s: float = 0.0
 ) -> list[tuple[str, float, float]]:
     """(name in words, seconds, percent of the total), in the order of the names."""
     total_s = max(total_s, sum(seconds.values())) or 1.0
-    ordered = [name for name in names if name in seconds] + sorted(seconds.keys() - names.keys())
     return [
-        (names.get(name) or words.clean(name), seconds[name], 100 * seconds[name] / total_s)
-        for name in ordered
+        (text, seconds[name], 100 * seconds[name] / total_s)
+        for name, text in names.items()
+        if name in seconds
     ]
 
 

@@ -5,8 +5,6 @@ The types of its columns hold any value that a row or a reminder can have.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import islice
 from typing import IO, Any
 
 import pyarrow as pa
@@ -14,25 +12,61 @@ import pyarrow.parquet as pq
 
 from toc.domain.ids import JOB_ID_MAX
 from toc.reconcile.findings import Finding, ReconcileResult, RepairResult
-from toc.reconcile.report.summary import database_of, mended_of
+from toc.reconcile.report.summary import database_of, repairs_by_finding
 from toc.reconcile.report.words import clean, status_name
 
 CHUNK = 50_000  # rows that become columns at a time
-_MS = pa.timestamp("ms", tz="UTC")
+_TIME = pa.timestamp("ms", tz="UTC")
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+
+SCHEMA = pa.schema(
+    [
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("database", pa.int32(), nullable=False),
+        pa.field("shard", pa.int32(), nullable=False),
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("slot", pa.int32(), nullable=False),
+        ("job_id", pa.int64()),  # null: a member of a queue that cannot be an id
+        ("biz_id", pa.uint64()),
+        ("biz_type", pa.string()),
+        ("status", pa.string()),
+        ("action_time", _TIME),
+        ("due_time", _TIME),
+        ("attempts", pa.int64()),
+        ("armed_time", _TIME),
+        ("out_time", _TIME),
+        ("mended", pa.bool_()),
+        ("how", pa.string()),
+    ]
+)
 
 
 def write_findings(outcome: ReconcileResult, sink: IO[bytes]) -> None:
-    """Writes all findings, and what repair did about each; null where it was not tried."""
-    mended, rest = mended_of(outcome), iter(outcome.findings)
-    schema = pa.schema([field for field, _ in _COLUMNS])
-    with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
-        while chunk := list(islice(rest, CHUNK)):
-            rows = [(outcome, finding, mended.get(finding)) for finding in chunk]
-            arrays = [
-                pa.array([value(*row) for row in rows], field.type) for field, value in _COLUMNS
+    """Writes all findings, and how each was repaired; null where no repair was tried."""
+    repairs = repairs_by_finding(outcome)
+    with pq.ParquetWriter(sink, SCHEMA, compression="zstd") as writer:
+        for start in range(0, len(outcome.findings), CHUNK):
+            rows = [
+                _row(finding, database_of(outcome, finding.shard), repairs.get(finding))
+                for finding in outcome.findings[start : start + CHUNK]
             ]
-            writer.write_batch(pa.record_batch(arrays, schema=schema))
+            writer.write_batch(pa.RecordBatch.from_pylist(rows, SCHEMA))
+
+
+def _row(finding: Finding, database: int, repair: RepairResult | None) -> dict[str, Any]:
+    return finding._asdict() | {
+        "database": database,
+        "topic": _text(finding.topic),
+        "job_id": finding.job_id if 0 <= finding.job_id <= JOB_ID_MAX else None,
+        "biz_type": _text(finding.biz_type),
+        "status": status_name(finding.status),
+        "action_time": _ms(finding.action_ms),
+        "due_time": _ms(finding.due_ms),
+        "armed_time": _ms(finding.armed_ms),
+        "out_time": _ms(finding.out_ms),
+        "mended": None if repair is None else repair.done,
+        "how": None if repair is None else clean(repair.how),
+    }
 
 
 def _text(text: str | None) -> str | None:
@@ -40,42 +74,6 @@ def _text(text: str | None) -> str | None:
     return None if text is None else text.encode("utf-8", "backslashreplace").decode()
 
 
-def _job_id(finding: Finding) -> int | None:
-    return finding.job_id if 0 <= finding.job_id <= JOB_ID_MAX else None
-
-
 def _ms(ms: int | None) -> int | None:
     """A score that another program wrote to Redis can be beyond 64 bits."""
     return None if ms is None else min(max(ms, _INT64_MIN), _INT64_MAX)
-
-
-def _column(
-    name: str,
-    kind: pa.DataType,
-    value: Callable[[ReconcileResult, Finding, RepairResult | None], Any],
-    *,
-    nullable: bool = True,
-) -> tuple[pa.Field, Callable[[ReconcileResult, Finding, RepairResult | None], Any]]:
-    return pa.field(name, kind, nullable=nullable), value
-
-
-_COLUMNS = [
-    _column("kind", pa.string(), lambda _, f, m: f.kind.value, nullable=False),
-    _column("database", pa.int32(), lambda o, f, m: database_of(o, f.shard), nullable=False),
-    _column("shard", pa.int32(), lambda _, f, m: f.shard, nullable=False),
-    _column("topic", pa.string(), lambda _, f, m: _text(f.topic), nullable=False),
-    _column("slot", pa.int32(), lambda _, f, m: f.slot, nullable=False),
-    _column(
-        "job_id", pa.int64(), lambda _, f, m: _job_id(f)
-    ),  # null: a member that cannot be an id
-    _column("biz_id", pa.uint64(), lambda _, f, m: f.biz_id),
-    _column("biz_type", pa.string(), lambda _, f, m: _text(f.biz_type)),
-    _column("status", pa.string(), lambda _, f, m: status_name(f.status)),
-    _column("action_time", _MS, lambda _, f, m: _ms(f.action_ms)),
-    _column("due_time", _MS, lambda _, f, m: _ms(f.due_ms)),
-    _column("attempts", pa.int64(), lambda _, f, m: f.attempts),
-    _column("armed_time", _MS, lambda _, f, m: _ms(f.armed_ms)),
-    _column("out_time", _MS, lambda _, f, m: _ms(f.out_ms)),
-    _column("mended", pa.bool_(), lambda _, f, m: None if m is None else m.done),
-    _column("how", pa.string(), lambda _, f, m: None if m is None else clean(m.how)),
-]

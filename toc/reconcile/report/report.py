@@ -7,7 +7,6 @@ runs. Only folders with a summary of toc are deleted, and none is overwritten.
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import itertools
 import json
@@ -19,7 +18,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from toc.domain.disagreements import Disagreement
 from toc.domain.times import datetime_of
@@ -28,8 +27,9 @@ from toc.reconcile.findings import ReconcileResult
 from toc.reconcile.report.summary import (
     SUMMARY,
     BrokenSummary,
+    EarlierRun,
+    ReportSummary,
     earlier_name,
-    facts_of_earlier,
     read_summary,
     summary_of,
 )
@@ -42,12 +42,11 @@ log = logging.getLogger(__name__)
 PAGE, FINDINGS = "index.html", "findings.parquet"
 MODULES = ("jinja2", "pyarrow")
 LEFTOVER_S = 3600  # older drafts are of runs that were killed: writing takes seconds
-LOOKS_MAX = 50  # at earlier reports
-LINES_MAX = 10  # of reasons; the page has them all
+SEARCHED_MAX = 50  # earlier reports
+LINES_MAX = 10  # of reasons; the page has all of them
 
 _NAME = re.compile(r"(\d{4}-\d\d-\d\dT\d{6}Z)(?:-([1-9]\d*))?", re.ASCII)
 _DRAFT = re.compile(rf"\.{_NAME.pattern}\.\w+\.partial", re.ASCII)
-_TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
 
 
 def write(outcome: ReconcileResult, settings: Settings) -> Path:
@@ -69,18 +68,16 @@ def write(outcome: ReconcileResult, settings: Settings) -> Path:
         draft = _new_draft(directory, stamp)
         try:
             _delete_old_drafts(directory, draft.stat().st_mtime)
-            with _new_file(draft / FINDINGS) as sink:
-                write_findings(outcome, sink)
-            with _new_file(draft / SUMMARY) as sink:
-                sink.write(json.dumps(summary, indent=1).encode("ascii"))
-            with _new_file(draft / PAGE) as sink:
-                sink.write(page.encode())
-            _sync_directory(draft)
+            with open_file(draft / FINDINGS, "xb") as file:
+                write_findings(outcome, file)
+            with open_file(draft / SUMMARY, "xb") as file:
+                file.write(json.dumps(summary, indent=1).encode("ascii"))
+            with open_file(draft / PAGE, "xb") as file:
+                file.write(page.encode())
             report = _publish(draft, directory, stamp)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        _sync_directory(directory)
     _delete_oldest(directory, report, outcome.namespace, settings.reconcile.reports_max)
     return report
 
@@ -127,10 +124,10 @@ def as_json(outcome: ReconcileResult, report: Path | None = None) -> dict[str, A
 
 
 def _facts(outcome: ReconcileResult, report: Path | None) -> dict[str, Any]:
-    """The summary as written; it knows the earlier run."""
+    """The summary as written: it has the figures of the earlier run."""
     if report is not None:
-        with suppress(BrokenSummary):
-            return read_summary(report)
+        with suppress(OSError):  # a later run may have deleted it
+            return dict(json.loads((report / SUMMARY).read_bytes()))
     return summary_of(outcome)
 
 
@@ -168,24 +165,6 @@ def _explain_write_errors(settings: Settings) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def _new_file(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that is on the disk when it is closed."""
-    with open_file(path, "xb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    with suppress(OSError):  # not every file system can
-        number = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
-
-
 def _new_draft(directory: Path, name: str) -> Path:
     """A new, empty folder."""
     return Path(tempfile.mkdtemp(".partial", f".{name}.", directory))
@@ -198,8 +177,8 @@ def _publish(draft: Path, directory: Path, stamp: str) -> Path:
         report = directory / (stamp if number == 1 else f"{stamp}-{number}")
         try:
             return draft.rename(report)
-        except OSError as error:  # another process has just taken the name
-            if error.errno not in _TAKEN:
+        except OSError:
+            if not os.path.lexists(report):  # else another process has just taken the name
                 raise
     raise AssertionError
 
@@ -224,11 +203,10 @@ def _find_earlier(
     """The newest earlier report of this namespace, and notes on those that cannot be read."""
     notes: list[str] = []
     earlier = [path for (second, _), path in _list_reports(directory) if second <= stamp]
-    for path in earlier[:LOOKS_MAX]:
+    for path in earlier[:SEARCHED_MAX]:
         try:
-            summary = read_summary(path)
-            if summary.get("namespace") == namespace:
-                return facts_of_earlier(path.name, summary), notes
+            if read_summary(path, ReportSummary).namespace == namespace:
+                return read_summary(path, EarlierRun).facts(path.name), notes
         except BrokenSummary as error:
             notes.append(f"An earlier report was left out: {path.name}/{SUMMARY} {error}.")
     return None, notes
@@ -249,7 +227,7 @@ def _delete_oldest(directory: Path, newest: Path, namespace: str, reports_max: i
     others = [path for _, path in _list_reports(directory) if path != newest]
     if len(others) < reports_max:
         return
-    for path in [path for path in others if _has_our_summary(path, namespace)][reports_max - 1 :]:
+    for path in [path for path in others if _is_ours(path, namespace)][reports_max - 1 :]:
         try:
             draft = _new_draft(directory, path.name)
             shutil.rmtree(path.rename(draft))  # an empty folder makes way
@@ -257,8 +235,7 @@ def _delete_oldest(directory: Path, newest: Path, namespace: str, reports_max: i
             log.warning("the old report %s cannot be deleted: %s", path, error.strerror)
 
 
-def _has_our_summary(path: Path, namespace: str) -> bool:
-    try:
-        return bool(read_summary(path).get("namespace") == namespace)
-    except BrokenSummary:
-        return False
+def _is_ours(path: Path, namespace: str) -> bool:
+    with suppress(BrokenSummary):
+        return read_summary(path, ReportSummary).namespace == namespace
+    return False

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import heapq
-import json
-import os
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from toc.domain.disagreements import Disagreement
 from toc.domain.times import EPOCH, MS_MAX, ceil_ms, datetime_of
-from toc.reconcile.findings import Finding, ReconcileResult, RepairResult, RunVerdict
+from toc.reconcile.findings import Finding, ReconcileResult, RepairResult
 from toc.reconcile.report.words import NAME_CHARS_MAX, clean, headline, iso, why_left
+
+Summary = TypeVar("Summary", bound="ReportSummary")
 
 SUMMARY = "summary.json"
 SCHEMA = "toc.reconcile.report"
@@ -28,7 +29,7 @@ REST = "(other)"
 NO_TIME = "(no time)"
 _BYTES_MAX = 8_000_000  # of a summary that is read: ours are far below
 _HOUR_MS = 3_600_000
-_COUNT_END = 2**63
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class BrokenSummary(Exception):
@@ -37,16 +38,14 @@ class BrokenSummary(Exception):
 
 def earlier_name(summary: Mapping[str, Any]) -> str:
     """The name of the run before: "yesterday" only if it was; "" without one."""
-    before = summary["before"]
-    if before is None:
+    if summary["before"] is None:
         return ""
-    days = _utc(summary["began"]).date() - _utc(before["began"]).date()
-    return "yesterday" if days == timedelta(days=1) else "the run before"
+    began, before = (date.fromisoformat(run["began"][:10]) for run in (summary, summary["before"]))
+    return "yesterday" if began - before == timedelta(days=1) else "the run before"
 
 
-def mended_of(outcome: ReconcileResult) -> dict[Finding, RepairResult]:
-    """What repair did, by finding."""
-    return {mend.finding: mend for mend in outcome.repairs}
+def repairs_by_finding(outcome: ReconcileResult) -> dict[Finding, RepairResult]:
+    return {repair.finding: repair for repair in outcome.repairs}
 
 
 def type_of(finding: Finding) -> str:
@@ -72,9 +71,9 @@ def _reason_rows(outcome: ReconcileResult) -> list[dict[str, Any]]:
     Repaired ones first, then the largest groups first.
     """
     grouped: dict[tuple[bool, str], Counter[str]] = defaultdict(Counter)
-    for mend in outcome.repairs:
-        grouped[mend.done, clean(mend.how)][mend.finding.kind] += 1
-    untried = outcome.found - Counter(mend.finding.kind for mend in outcome.repairs)
+    for repair in outcome.repairs:
+        grouped[repair.done, clean(repair.how)][repair.finding.kind] += 1
+    untried = outcome.found - Counter(repair.finding.kind for repair in outcome.repairs)
     if untried:
         grouped[False, why_left(outcome)].update(untried)
     ordered = sorted(grouped.items(), key=lambda x: (not x[0][0], -x[1].total(), x[0][1]))
@@ -116,15 +115,15 @@ def database_of(outcome: ReconcileResult, shard: int) -> int:
 
 def examples(outcome: ReconcileResult) -> dict[Disagreement, list[Finding]]:
     """A few findings of each kind: those not repaired first, then by time."""
-    mended = mended_of(outcome)
+    repairs = repairs_by_finding(outcome)
     by_kind: dict[Disagreement, list[Finding]] = defaultdict(list)
     for finding in outcome.findings:
         by_kind[finding.kind].append(finding)
 
     def order(finding: Finding) -> tuple[bool, int, int, str, int]:
-        mend = mended.get(finding)
+        repair = repairs.get(finding)
         at = finding.armed_ms if finding.due_ms is None else finding.due_ms
-        is_done = mend is not None and mend.done
+        is_done = repair is not None and repair.done
         return is_done, at or 0, finding.job_id, finding.topic, finding.slot
 
     return {
@@ -145,9 +144,9 @@ def summary_of(outcome: ReconcileResult, before: dict[str, Any] | None = None) -
     """The facts of a run as plain data; ids are texts, times ISO 8601 in UTC.
 
     Page, terminal lines and summary.json all show these. `before`: the facts of an earlier run
-    (`facts_of_earlier`).
+    (`EarlierRun.facts`).
     """
-    repaired = Counter(mend.finding.kind for mend in outcome.repairs if mend.done)
+    repaired = Counter(repair.finding.kind for repair in outcome.repairs if repair.done)
     compare_s = outcome.seconds.get("compare", 0.0)
     return {
         "schema": SCHEMA,
@@ -186,71 +185,54 @@ def summary_of(outcome: ReconcileResult, before: dict[str, Any] | None = None) -
     }
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    """The summary of a report, of any version. Raises BrokenSummary for a file that is none."""
+class ReportSummary(BaseModel):
+    """What every summary.json of toc has, of any version."""
+
+    model_config = ConfigDict(strict=True)
+
+    schema_name: Literal["toc.reconcile.report"] = Field(alias="schema")
+    namespace: str
+
+
+class EarlierRun(ReportSummary):
+    """The part of an earlier run's summary.json that a report shows."""
+
+    version: Literal[1]
+    began: Annotated[AwareDatetime, Field(ge=EPOCH)]
+    verdict: Literal["agreed", "left", "unable", "repaired"]
+    compared: _Count
+    shards: _Count
+    found: dict[str, _Count]
+
+    def facts(self, report: str) -> dict[str, Any]:
+        """As plain data. `report`: the name of its folder."""
+        return {
+            "report": report,
+            "began": iso(ceil_ms(self.began - EPOCH)),
+            "verdict": self.verdict,
+            "compared": self.compared,
+            "shards": self.shards,
+            "found": {kind.value: self.found.get(kind, 0) for kind in Disagreement},
+        }
+
+
+def read_summary(folder: Path, kind: type[Summary]) -> Summary:
+    """The summary of a report. Raises BrokenSummary for a file that is none."""
+    path = folder / SUMMARY
     try:
-        with open(folder / SUMMARY, "rb", opener=_open_to_read) as file:
+        # A pipe would wait for its writer; what a link points to is no part of the report.
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise BrokenSummary("is no regular file")
+        with path.open("rb") as file:
             text = file.read(_BYTES_MAX + 1)
     except OSError as error:
         raise BrokenSummary(f"cannot be read: {error.strerror}") from error
     if len(text) > _BYTES_MAX:
         raise BrokenSummary("is too long")
     try:
-        summary = json.loads(text)
-    except (ValueError, RecursionError):
-        raise BrokenSummary("is no JSON") from None
-    if not isinstance(summary, dict) or summary.get("schema") != SCHEMA:
-        raise BrokenSummary("is none of a report")
-    return summary
-
-
-_NO_FILE = "it is no regular file"
-
-
-def _open_to_read(path: str, flags: int) -> int:
-    """Opens regular files only: it does not wait for the writer of a pipe, and follows no link."""
-    try:
-        number = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise OSError(errno.ELOOP, _NO_FILE, path) from error
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise OSError(errno.EINVAL, _NO_FILE, path)
-    return number
-
-
-def facts_of_earlier(name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of an earlier run that a report shows. `name`: of its folder. Raises BrokenSummary."""
-    if summary.get("version") != VERSION:
-        raise BrokenSummary(f"has version {clean(str(summary.get('version')), 20)}, not {VERSION}")
-    try:
-        return {
-            "report": name,
-            "began": iso(ceil_ms(_utc(summary["began"]) - EPOCH)),
-            "verdict": RunVerdict[str(summary["verdict"]).upper()].name.lower(),
-            "compared": _count(summary["compared"]),
-            "shards": _count(summary["shards"]),
-            "found": {
-                kind.value: _count(summary["found"].get(kind.value, 0)) for kind in Disagreement
-            },
-        }
-    except (KeyError, AttributeError, TypeError, ValueError, OverflowError):
-        raise BrokenSummary("lacks what it should hold") from None
-
-
-def _utc(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
-    if moment.utcoffset() is None:
-        raise ValueError(text)
-    return moment.astimezone(UTC)
-
-
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _COUNT_END:
-        raise ValueError(value)
-    return value
+        return kind.model_validate_json(text)
+    except ValidationError:
+        raise BrokenSummary(f"is no summary of version {VERSION}") from None
 
 
 def _by_kind(counts: Mapping[Any, int]) -> dict[str, int]:

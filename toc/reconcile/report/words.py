@@ -81,16 +81,15 @@ COUNTS = {
     "cancelled": "reminders of cancelled jobs: legal, forgotten when popped",
     "unarmed": "running jobs without a reminder: legal, the scanner watches them",
     "foreign": "members of queues that are no job ids: of another program, removed when due",
-    "suspects": "suspects, looked up again",
+    "suspects": "suspects that were looked up at once",
 }
 
 SECONDS = {
     "start": "starting",
     "compare": "reading and comparing",
-    "look": "looking suspects up again",
+    "look": "rechecking suspects",
     "grace": "waiting, so that jobs in motion settle",
     "repair": "repairing",
-    "report": "writing the report",
 }
 
 WORK = {
@@ -113,61 +112,52 @@ def kinds_text(counts: Mapping[str, int]) -> str:
 
 def headline(outcome: ReconcileResult) -> str:
     """The verdict in one line."""
-    found, mended = outcome.found.total(), sum(mend.done for mend in outcome.repairs)
+    number, repaired = outcome.found.total(), sum(repair.done for repair in outcome.repairs)
+    found = f"{count_words(number, 'disagreement')} found"
     match outcome.verdict:
         case RunVerdict.AGREED:
             rows = count_words(outcome.counts["rows"], "live job")
             return f"The databases and Redis agree: {rows} compared, nothing disagrees."
         case RunVerdict.REPAIRED:
-            return f"{count_words(found, 'disagreement')} found, all repaired."
+            return f"{found}, all repaired."
         case RunVerdict.LEFT if not outcome.repairing:
-            return f"{count_words(found, 'disagreement')} found, none repaired: this was a dry run."
+            return f"{found}, none repaired: this was a dry run."
         case RunVerdict.LEFT:
-            what = count_words(found, "disagreement")
-            return f"{what} found, {mended:,} repaired, {found - mended:,} left."
+            return f"{found}, {repaired:,} repaired, {number - repaired:,} left."
     parts = []
     missing = outcome.shards - outcome.compared
     if not outcome.compared:
         parts.append("Nothing was compared.")
     elif missing > 0:
-        parts.append(
-            f"{missing:,} of {count_words(outcome.shards, 'shard')} could not be compared."
-        )
+        shards = count_words(outcome.shards, "shard")
+        parts.append(f"{missing:,} of {shards} could not be compared.")
     elif outcome.failures:
         parts.append("Not everything could be compared.")
     if outcome.broken_off:
         parts.append("Repairing broke off.")
-    if found:
-        parts.append(f"{count_words(found, 'disagreement')} found, {mended:,} repaired.")
+    if number:
+        parts.append(f"{found}, {repaired:,} repaired.")
     return " ".join(parts)
 
 
 def advice(outcome: ReconcileResult) -> tuple[str, tuple[str, ...]]:
     """What to do next, and the commands for it."""
+    compare, repair, status = "toc reconcile", "toc reconcile --repair", "toc status"
     match outcome.verdict:
         case RunVerdict.AGREED:
             return "Nothing to do.", ()
         case RunVerdict.REPAIRED:
-            return (
-                "Nothing to do now. If the same kinds come back every night, look for the cause.",
-                (),
-            )
+            text = "Nothing to do now. If the same kinds come back every night, look for the cause."
+            return text, ()
         case RunVerdict.LEFT if not outcome.repairing:
-            return "Read the meaning of the kinds, then repair them.", ("toc reconcile --repair",)
+            return "Read the meaning of the kinds, then repair them.", (repair,)
         case RunVerdict.LEFT:
-            return "See below what was not repaired, and why; then try again.", (
-                "toc reconcile --repair",
-            )
+            return "See below what was not repaired, and why; then try again.", (repair,)
     if outcome.broken_off and not outcome.failures:
-        return "No repair is half done. See below why repairing broke off; then try again.", (
-            "toc status",
-            "toc reconcile --repair",
-        )
-    again = "toc reconcile --repair" if outcome.repairing else "toc reconcile"
-    return "Find out which server does not answer, repair it, and compare again.", (
-        "toc status",
-        again,
-    )
+        text = "No repair is half done. See below why repairing broke off; then try again."
+        return text, (status, repair)
+    text = "Find out which server does not answer, repair it, and compare again."
+    return text, (status, repair if outcome.repairing else compare)
 
 
 def why_left(outcome: ReconcileResult) -> str:
@@ -209,11 +199,7 @@ def iso(ms: int) -> str:
 
 def moment(ms: int | None) -> str:
     """2026-11-21 03:00:00, UTC, for people; a dash for none."""
-    if ms is None:
-        return "-"
-    if not 0 <= ms <= MS_MAX:
-        return f"{ms} ms"
-    return f"{datetime_of(ms):%Y-%m-%d %H:%M:%S}"
+    return "-" if ms is None else iso(ms).replace("T", " ").partition(".")[0]
 
 
 def duration(seconds: float) -> str:
