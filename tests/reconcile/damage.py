@@ -312,7 +312,7 @@ def stuck_of_a_far_job(town: Town) -> Case:
     job_id = town.library.pending(in_ms=FAR_MS)
     home = town.home(job_id)
     town.put(home, job_id, out_in_ms=-LONG_MS)
-    how = "taken out: the loader brings it"
+    how = "taken out: the loader arms it"
     reason = f"stuck (default slot {home[1]}): {how}"
     return Case(town.finding(K.STUCK, job_id), how, {}, reason)
 
@@ -395,7 +395,7 @@ def moved_from_afar(town: Town) -> Case:
     )
 
 
-COPIED = "it was copied to where it belongs"
+COPIED = "the row was copied to the table where it belongs"
 
 
 def misfit_of(shard: int, home: int) -> Callable[[Town], Case]:
@@ -451,7 +451,7 @@ def mark_ahead(town: Town) -> Case:
     shard = town.library.shard(job_id)
     town.slots.begin_mark(topic, slot, shard, f"load run {town.now_ms + LONG_MS} 1")
     finding = Finding(K.MARK_AHEAD, shard, topic, slot, due_ms=town.now_ms + LONG_MS)
-    return Case(finding, "dropped: the loader begins anew", {})
+    return Case(finding, "the mark is dropped: the loader starts from the beginning", {})
 
 
 CASES: dict[str, Callable[[Town], Case]] = {

@@ -119,8 +119,8 @@ def test_several_of_one_job(town: Town) -> None:
     repairs = town.mend(*(town.finding(kind, job_id) for kind in kinds))
     assert [(mend.finding.kind, mend.done, mend.how) for mend in repairs] == [
         (K.MOVED, True, "due at its action_time again"),
-        (K.MISSING, True, "its reminder is in place by now"),
-        (K.OVERDUE, True, "it has just been armed"),
+        (K.MISSING, True, "the reminder is in place by now"),
+        (K.OVERDUE, True, "this run has just armed the reminder"),
     ]
     assert town.redis() == {store(town.home(job_id)): {job_id: -LONG_MS}}
 
@@ -152,7 +152,7 @@ def test_a_row_that_was_copied_by_hand_does_not_cost_the_real_one(town: Town) ->
     assert [row["status"] for row in town.rows()] in ([0, 3], [3, 0])
     before = town.everything()
     (mend,) = town.mend(town.finding(K.ORPHAN, job_id, shard=wrong))
-    assert mend.how == "it is alive again: its reminder stays"
+    assert mend.how == "the job is live again: its reminder stays"
     assert town.everything() == before
 
 
@@ -190,71 +190,71 @@ def nothing(make: Callable[[Town], tuple[Finding, str]], *, done: bool = True) -
 def missing_and_cancelled(town: Town) -> tuple[Finding, str]:
     case = missing(town)
     town.library.jobs.cancel(case.finding.job_id)
-    return case.finding, "it has ended meanwhile"
+    return case.finding, "the job has ended meanwhile"
 
 
 def missing_and_purged(town: Town) -> tuple[Finding, str]:
     case = missing(town)
     job_id = case.finding.job_id
     town.library.sql(job_id, f"DELETE FROM toc_job_{town.library.shard(job_id):04d}")
-    return case.finding, "it is gone"
+    return case.finding, "the row is gone"
 
 
 def missing_and_claimed(town: Town) -> tuple[Finding, str]:
     job_id = town.library.pending()
     finding = town.finding(K.MISSING, job_id)
     town.library.claim([job_id], "one")
-    return finding, "it is running by now"
+    return finding, "the job is running by now"
 
 
 def missing_and_rescheduled_far(town: Town) -> tuple[Finding, str]:
     case = missing(town)
     town.library.jobs.reschedule(case.finding.job_id, town.now_ms + FAR_MS)
-    return case.finding, "it is due later by now: the loader brings it"
+    return case.finding, "the job is due later by now: the loader arms it"
 
 
 def missing_and_armed(town: Town) -> tuple[Finding, str]:
     case = missing(town)
     town.put(town.home(case.finding.job_id), case.finding.job_id, SOON_MS - 1)
-    return case.finding, "its reminder is in place by now"
+    return case.finding, "the reminder is in place by now"
 
 
 def missing_and_popped(town: Town) -> tuple[Finding, str]:
     case = missing(town)
     town.put(town.home(case.finding.job_id), case.finding.job_id, out_in_ms=10)
-    return case.finding, "its reminder is in place by now"
+    return case.finding, "the reminder is in place by now"
 
 
 def missing_in_the_wrong_table(town: Town) -> tuple[Finding, str]:
     case = in_the_wrong_table(town)
     town.slots.remove("default", {case.finding.slot: [case.finding.job_id]})
-    how = "its row lies where no worker looks: that must be repaired first"
+    how = "the row is in a table where no worker looks for it: repair that first"
     return case.finding._replace(kind=K.MISSING), how
 
 
 def orphan_that_lives_again(town: Town) -> tuple[Finding, str]:
     case = orphan(OutcomeKind.BURY)(town)
     town.library.jobs.redrive(case.finding.job_id, town.now_ms)
-    return case.finding, "it is alive again: its reminder stays"
+    return case.finding, "the job is live again: its reminder stays"
 
 
 def orphan_that_went(town: Town) -> tuple[Finding, str]:
     case = orphan(OutcomeKind.DONE)(town)
     town.slots.remove(case.finding.topic, {case.finding.slot: [case.finding.job_id]})
-    return case.finding, "it has left that slot by itself"
+    return case.finding, "the reminder is no longer in that slot"
 
 
 def wrong_slot_that_was_left(town: Town) -> tuple[Finding, str]:
     case = wrong_slot(town)
     town.slots.remove(case.finding.topic, {case.finding.slot: [case.finding.job_id]})
-    return case.finding, "it has left that slot by itself"
+    return case.finding, "the reminder is no longer in that slot"
 
 
 def wrong_slot_that_is_right(town: Town) -> tuple[Finding, str]:
     case = wrong_slot(town)
     topic, slot = town.home(case.finding.job_id)
     town.put((topic, slot), case.finding.job_id, SOON_MS)
-    return case.finding._replace(topic=topic, slot=slot), "it is its own slot by now"
+    return case.finding._replace(topic=topic, slot=slot), "the slot is the job's own by now"
 
 
 def stuck_and_back(town: Town) -> tuple[Finding, str]:
@@ -262,51 +262,51 @@ def stuck_and_back(town: Town) -> tuple[Finding, str]:
     job_id = case.finding.job_id
     town.slots.remove(case.finding.topic, {case.finding.slot: [job_id]})
     town.put(town.home(job_id), job_id, SOON_MS)
-    return case.finding, "it is back by itself"
+    return case.finding, "the reminder is no longer in the PrepareQueue"
 
 
 def stuck_and_popped_anew(town: Town) -> tuple[Finding, str]:
     case = stuck(town)
     town.put(town.home(case.finding.job_id), case.finding.job_id, out_in_ms=10)
-    return case.finding, "it was popped anew meanwhile"
+    return case.finding, "the reminder was popped again meanwhile"
 
 
 def overdue_and_rescheduled(town: Town) -> tuple[Finding, str]:
     case = overdue(town)
     town.library.jobs.reschedule(case.finding.job_id, town.now_ms + 1)
-    return case.finding, "it is due later by now"
+    return case.finding, "the job is due later by now"
 
 
 def overdue_and_done(town: Town) -> tuple[Finding, str]:
     case = overdue(town)
     town.library.claim([case.finding.job_id], "one")
     assert town.library.settle_as(OutcomeKind.DONE, case.finding.job_id, "one")
-    return case.finding, "it has ended meanwhile"
+    return case.finding, "the job has ended meanwhile"
 
 
 def overdue_and_armed(town: Town) -> tuple[Finding, str]:
     case = overdue(town)
     town.put(town.home(case.finding.job_id), case.finding.job_id, -1)
-    return case.finding, "it is armed; no worker takes it"
+    return case.finding, "the reminder is armed, but no worker takes it"
 
 
 def lease_over_and_taken_over(town: Town) -> tuple[Finding, str]:
     case = lease_over(town)
     assert town.library.take_over(case.finding.job_id, "gone", "new")
-    return case.finding, "it is due later by now"
+    return case.finding, "the job is due later by now"
 
 
 def moved_and_rescheduled(town: Town) -> tuple[Finding, str]:
     """A client knows better; the reminder is his."""
     case = moved_from_afar(town)
     assert town.world.center.reschedule(case.finding.job_id, timedelta(minutes=5)) == "rescheduled"
-    return case.finding, "it was put right meanwhile"
+    return case.finding, "the row was corrected meanwhile"
 
 
 def moved_and_cancelled(town: Town) -> tuple[Finding, str]:
     case = moved_from_afar(town)
     assert town.library.jobs.cancel(case.finding.job_id) == "cancelled"
-    return case.finding, "it has ended meanwhile"
+    return case.finding, "the job has ended meanwhile"
 
 
 def moved_and_claimed(town: Town) -> tuple[Finding, str]:
@@ -314,13 +314,13 @@ def moved_and_claimed(town: Town) -> tuple[Finding, str]:
     shift(town.library, job_id, -2 * SOON_MS)
     finding = town.finding(K.MOVED, job_id)
     town.library.claim([job_id], "one")
-    return finding, "it is running by now"
+    return finding, "the job is running by now"
 
 
 def moved_again(town: Town) -> tuple[Finding, str]:
     case = moved_from_afar(town)
     shift(town.library, case.finding.job_id, SOON_MS)
-    return case.finding, "it was moved again meanwhile"
+    return case.finding, "the row was changed again meanwhile"
 
 
 def misfit_that_runs(town: Town) -> tuple[Finding, str]:

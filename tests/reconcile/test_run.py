@@ -95,7 +95,7 @@ def test_all_is_found_repaired_and_then_agreed(
     outcome = damaged.run(spark, on_progress=lambda phase, done, of: phases.append(phase))
     assert (outcome.verdict, found(outcome)) == (RunVerdict.LEFT, set(damaged.lost))
     assert (outcome.compared, outcome.counts["rows"]) == (SHARDS, 400)
-    assert {"comparing", "looking again"} <= set(phases)
+    assert {"comparing", "rechecking"} <= set(phases)
     assert min(outcome.work.values()) > 0
     repaired = damaged.run(spark, repair=True)
     assert (repaired.verdict, found(repaired)) == (RunVerdict.REPAIRED, set(damaged.lost))
@@ -116,7 +116,7 @@ def test_a_dropped_table_is_not_compared_and_nothing_is_repaired(damaged: Damage
 
 
 @pytest.mark.parametrize("where", ["here", "spark"])
-@pytest.mark.parametrize("phase", ["comparing", "looking again"])
+@pytest.mark.parametrize("phase", ["comparing", "rechecking"])
 def test_redis_goes_away_in_the_middle(
     damaged: Damaged,
     own_redis_url: tuple[Server, str],
@@ -204,7 +204,7 @@ def test_what_cannot_be_looked_at_again_is_no_disagreement(
     server = own_redis_url[0]
 
     def break_it(phase: str, done: int, of: int) -> None:
-        if phase == "looking again":
+        if phase == "rechecking":
             server.stop()
 
     outcome = damaged.run(on_progress=break_it)

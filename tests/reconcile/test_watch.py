@@ -375,7 +375,7 @@ def test_it_rests_after_a_second_look_and_after_silence(small: World) -> None:
     lose(small, schedule(small, 800_000, ONE_SHARD))
     compare = Spied(small)
     watch = watching(small, compare, watch_s=40, grace_s=0)
-    while not watch._second_looks:
+    while not watch._rechecks:
         small.clock.advance(watch.run_once())
     compare.takes_s = 0.1
     assert watch.run_once() == pytest.approx(19.9)

@@ -1,26 +1,32 @@
 """Compares one shard with its slots: one plain function for all callers (Spark, a node, a test).
 
 Slots and shards are cut by the same hash, so a shard can be compared with the slots of its rows alone, and
-nothing is shuffled. Both sides change while they are read: a row or reminder without its counterpart is
-looked up at once, and again `grace_s` later; only a disagreement that is still there then counts.
+nothing is shuffled. A slot that several shards share is read for each of them, and each keeps its own ids;
+the first of these shards handles ids that belong in another slot.
+
+Rows and reminders are merged in the order of due_time, a page at a time, and pair off by id and ms. Both
+sides change while they are read: a row or reminder without its counterpart is a suspect. It is looked up
+before the next page is read, and again `grace_s` later; only a disagreement that is still there then counts.
+So a compare needs memory for one page, and for the jobs due in the same millisecond.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from toc.domain.disagreements import Disagreement, Tolerances
+from toc.domain.ids import SEQUENCE_BITS, gene_of
+from toc.domain.routing import slot_of
 from toc.reconcile.both_sides import BothSides
-from toc.reconcile.findings import Finding, ShardComparison
-from toc.reconcile.merge_walk import MergeWalk
+from toc.reconcile.findings import Finding, MarkCoverage, ShardComparison
 from toc.reconcile.recheck import Rechecker, Suspects
-from toc.timer.loader import read_period_s
+from toc.store.compare_reads import LivePage
+from toc.timer.loader import Mark, read_period_s
 
 
 class ShardCompare:
-    """Compares shards with their slots. Only reads. Every method raises StoreUnavailable and
-    TimerUnavailable.
-    """
+    """Compares shards with their slots. Only reads. All methods raise StoreUnavailable, TimerUnavailable."""
 
     def __init__(self, sides: BothSides) -> None:
         self._sides = sides
@@ -38,7 +44,7 @@ class ShardCompare:
     def compare_shard(self, shard: int, *, far: bool = True) -> ShardComparison:
         """Compares a shard, and looks its suspects up. `far`: also counts the rows due beyond the horizon."""
         compared = ShardComparison(shard)
-        walk = MergeWalk(self._sides, self._limits, self._rechecker, compared)
+        walk = _MergeWalk(self._sides, self._limits, self._rechecker, compared)
         walk.run()
         if far:
             compared.counts["far"] = self._sides.reads.count_due_after(shard, walk.until_ms)
@@ -52,7 +58,7 @@ class ShardCompare:
         true.
         """
         of_jobs = [f for f in compared.findings if f.kind is not Disagreement.MARK_AHEAD]
-        suspects = Suspects()
+        suspects = Suspects(set)
         for finding in of_jobs:
             suspects[finding.spot].add(finding.job_id)
         kept = {finding.key for finding in of_jobs}
@@ -71,26 +77,193 @@ class ShardCompare:
         return still
 
     def _check_marks(self, compared: ShardComparison) -> None:
-        """Adds MARK_AHEAD if most of the reminders that a mark covers are missing; a single one is no fault
-        of it.
-        """
+        """Adds MARK_AHEAD if most reminders that a mark covers are missing; the mark is not wrong for one."""
         missing = [f for f in compared.findings if f.kind is Disagreement.MISSING]
         for mark in compared.marks:
             below = sum(
                 finding.topic == mark.topic and (finding.due_ms or 0) <= mark.due_ms
                 for finding in missing
             )
-            covered = min(
-                mark.covered, 2 * self._kept_max - 1
-            )  # findings beyond kept_max are not in `missing`
-            if 2 * below > covered:
-                compared.keep(
-                    Finding(
-                        Disagreement.MARK_AHEAD,
-                        compared.shard,
-                        mark.topic,
-                        mark.slot,
-                        due_ms=mark.due_ms,
-                    ),
-                    self._kept_max,
-                )
+            # `missing` lacks findings beyond kept_max.
+            if 2 * below > min(mark.covered, 2 * self._kept_max - 1):
+                kind, shard = Disagreement.MARK_AHEAD, compared.shard
+                finding = Finding(kind, shard, mark.topic, mark.slot, due_ms=mark.due_ms)
+                compared.keep(finding, self._kept_max)
+
+
+class _Window(NamedTuple):
+    """The times of a page: later than `after_ms`, up to `until_ms`; None: no bound."""
+
+    after_ms: int | None
+    until_ms: int | None
+
+
+class _MergeWalk:
+    """One compare of one shard; it adds its findings to `compared`."""
+
+    def __init__(
+        self, sides: BothSides, limits: Tolerances, rechecker: Rechecker, compared: ShardComparison
+    ) -> None:
+        self._sides, self._reads, self._reminders = sides, sides.reads, sides.reminders
+        self._clock, self._booked_until_s = sides.clock, sides.clock.monotonic_s()
+        self._limits, self._rechecker, self._compared = limits, rechecker, compared
+        settings = sides.settings
+        self._shard, self._shards = compared.shard, settings.shards
+        self._page, self._kept_max = settings.reconcile.page, settings.findings_kept
+        self._amounts = settings.slot_amounts
+        self._slot = {topic: slot_of(self._shard, n) for topic, n in self._amounts.items()}
+        found = {
+            topic: self._reminders.marks(topic, [slot])[slot] for topic, slot in self._slot.items()
+        }
+        self._now_ms = min(marks.time_ms for marks in found.values())
+        # A mark from another life of the Redis server does not count: the loader writes a new one.
+        self._marks = {
+            topic: mark
+            for topic, marks in found.items()
+            if (mark := Mark.parse_valid(marks.by_shard.get(self._shard), marks.run_id)) is not None
+        }
+        self.until_ms = self._now_ms + settings.timer.arm_within_ms
+        self._out: dict[str, set[int]] = {topic: set() for topic in self._slot}
+        self._covered: Counter[str] = Counter()
+        # Reminders of the last ms of a page: their rows may be on the next page.
+        self._carried: dict[str, dict[int, int]] = {topic: {} for topic in self._slot}
+        self._suspects = Suspects(set)
+        self._kept: set[tuple[Disagreement, int, str, int]] = set()
+
+    def run(self) -> None:
+        """Compares the shard. Raises StoreUnavailable and TimerUnavailable."""
+        for topic in self._slot:
+            self._read_prepare_queue(topic)
+        self._book_time("reminders")
+        met = next(iter(self._slot.items()))
+        odd = self._reads.suspicious_rows(self._shard, self.until_ms, self._kept_max)
+        self._suspects[met].update(odd.moved, odd.misfits)
+        after_ms: int | None = None
+        pages = self._reads.live_pages(
+            self._shard, self.until_ms, self._page, typed=len(self._slot) > 1
+        )
+        for page in pages:
+            self._book_time("rows")
+            is_last = len(page.ids) < self._page
+            until_ms = None if is_last else max(page.due_ms)
+            self._pair_page(page, _Window(after_ms, until_ms))
+            self._recheck_suspects(after_ms)
+            self._book_time("verify")
+            after_ms = until_ms
+        # Findings that were not looked up only count; `ShardCompare.recheck` judges them as most kept ones.
+        self._compared.found += Counter(
+            {
+                Disagreement.MOVED: odd.moved_count - len(odd.moved),
+                Disagreement.MISFIT: odd.misfit_count - len(odd.misfits),
+            }
+        )
+        for topic, mark in self._marks.items():
+            self._compared.marks.append(
+                MarkCoverage(topic, self._slot[topic], mark.due_ms, self._covered[topic])
+            )
+
+    def _read_prepare_queue(self, topic: str) -> None:
+        slot, stuck_ms = self._slot[topic], self._now_ms - self._limits.stuck_ms
+        for page in self._reminders.popped_pages(topic, slot, self._page):
+            mine = self._keep_own_shard(topic, page.by_id)
+            self._compared.counts["out"] += len(mine)
+            self._compared.counts["foreign"] += page.foreign
+            self._out[topic].update(mine)
+            self._suspects[topic, slot].update(
+                job_id for job_id, until_ms in mine.items() if until_ms < stuck_ms
+            )
+
+    def _pair_page(self, page: LivePage, window: _Window) -> None:
+        """Pairs a page of rows with the reminders of the same time."""
+        self._compared.counts["rows"] += len(page.ids)
+        by_topic = self._split_by_topic(page)
+        self._book_time("pair")
+        for topic, rows in by_topic.items():
+            armed = self._read_reminders(topic, window)
+            self._book_time("reminders")
+            suspects = self._suspects[topic, self._slot[topic]]
+            suspects.update(self._suspicious_rows(topic, rows, armed))
+            rest = armed.keys() - rows.keys()
+            if window.until_ms is not None:
+                last = {job_id for job_id in rest if armed[job_id] == window.until_ms}
+                self._carried[topic] = dict.fromkeys(last, window.until_ms)
+                rest -= last
+            suspects.update(rest)
+            self._book_time("pair")
+
+    def _book_time(self, on: str) -> None:
+        """Adds the time since the last call to a kind of work."""
+        now_s = self._clock.monotonic_s()
+        self._compared.work[on] += now_s - self._booked_until_s
+        self._booked_until_s = now_s
+
+    def _suspicious_rows(
+        self, topic: str, rows: dict[int, int], armed: dict[int, int]
+    ) -> list[int]:
+        """The rows that are overdue, have no reminder, or one that is too late."""
+        out = self._out[topic]
+        near_ms = self._now_ms + self._limits.near_ms
+        overdue_ms = self._now_ms - self._limits.overdue_ms
+        if topic in self._marks:
+            self._covered[topic] += sum(map(self._marks[topic].due_ms.__ge__, rows.values()))
+        found = []
+        if rows and min(rows.values()) < overdue_ms:
+            found += [job_id for job_id, due_ms in rows.items() if due_ms < overdue_ms]
+        for job_id in [i for i, due_ms in rows.items() if armed.get(i) != due_ms]:
+            armed_ms, due_ms = armed.get(job_id), rows[job_id]
+            if armed_ms is None:
+                # Its reminder may have another time: one beyond near_ms is found when that time is read.
+                if due_ms <= near_ms and job_id not in out:
+                    found.append(job_id)
+            elif armed_ms > due_ms:
+                found.append(job_id)
+            else:
+                self._compared.counts["early"] += 1
+        return found
+
+    def _split_by_topic(self, page: LivePage) -> dict[str, dict[int, int]]:
+        rows = zip(page.ids, page.due_ms, strict=True)
+        if len(self._slot) == 1:
+            return {topic: dict(rows) for topic in self._slot}
+        found: dict[str, dict[int, int]] = {topic: {} for topic in self._slot}
+        topics = {number: self._sides.topic_of_type(number) for number in set(page.types)}
+        for (job_id, due_ms), type_no in zip(rows, page.types, strict=True):
+            found[topics[type_no]][job_id] = due_ms
+        return found
+
+    def _read_reminders(self, topic: str, window: _Window) -> dict[int, int]:
+        found, self._carried[topic] = self._carried[topic], {}
+        for page in self._reminders.armed_pages(topic, self._slot[topic], *window, self._page):
+            mine = self._keep_own_shard(topic, page.by_id)
+            self._compared.counts["armed"] += len(mine)
+            self._compared.counts["foreign"] += page.foreign
+            found |= mine
+        return found
+
+    def _keep_own_shard(self, topic: str, entries: dict[int, int]) -> dict[int, int]:
+        """The entries of this shard; entries that belong in another slot become suspects."""
+        shard, mask, slot = self._shard, self._shards - 1, self._slot[topic]
+        mine = {i: ms for i, ms in entries.items() if (i >> SEQUENCE_BITS) & mask == shard}
+        if len(mine) < len(entries) and shard == slot:
+            amount = self._amounts[topic]
+            self._suspects[topic, slot].update(
+                i for i in entries.keys() - mine.keys() if slot_of(gene_of(i), amount) != slot
+            )
+        return mine
+
+    def _recheck_suspects(self, after_ms: int | None) -> None:
+        """Looks up the suspects of the page that begins after a moment."""
+        compared, suspects = self._compared, self._suspects
+        number = sum(map(len, suspects.values()))
+        if not number:
+            return
+        compared.counts["suspects"] += number
+        # A job whose reminder has another time is found twice: as a row, and as a reminder.
+        for rechecked in self._rechecker.recheck(self._shard, suspects):
+            is_known = after_ms is not None and (rechecked.armed_ms or 0) <= after_ms
+            if rechecked.legal_oddity and not (rechecked.legal_oddity == "early" and is_known):
+                compared.counts[rechecked.legal_oddity] += 1
+            for finding in rechecked.findings:
+                if finding.key not in self._kept and compared.keep(finding, self._kept_max):
+                    self._kept.add(finding.key)
+        suspects.clear()

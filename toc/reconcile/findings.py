@@ -14,7 +14,7 @@ from toc.runtime.clock import Clock
 
 
 class Finding(NamedTuple):
-    """One disagreement, as seen at the second look. Times in ms since 1970 UTC.
+    """One disagreement, as it was when it was last looked up. Times in ms since 1970 UTC.
 
     shard: of the table that has the row, or would have it. topic and slot: where its reminder is, or should
     be if it is nowhere. job_id: 0 for MARK_AHEAD. biz_id, biz_type and status are None if there is no row;
@@ -55,10 +55,6 @@ class MarkCoverage(NamedTuple):
     covered: int
 
 
-def _new_seconds() -> dict[str, float]:
-    return defaultdict(float)
-
-
 @dataclass(slots=True)
 class ShardComparison:
     """The result for one shard. `found` counts all findings; `findings` has some of each kind. See
@@ -70,7 +66,7 @@ class ShardComparison:
     found: Counter[Disagreement] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
     marks: list[MarkCoverage] = field(default_factory=list)
-    work: dict[str, float] = field(default_factory=_new_seconds)
+    work: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def keep(self, finding: Finding, kept_max: int) -> bool:
         """Counts a finding, and keeps it while there are fewer than `kept_max` of its kind; True if it was
@@ -119,7 +115,7 @@ class ReconcileResult:
     due: legal), "cancelled" (reminders of cancelled jobs: legal), "unarmed" (running jobs without a reminder:
     legal), "suspects" (looked up again). found: findings by kind, including those that are not in `findings`
     (each shard keeps a limited number of each kind). seconds: the duration of each phase: "start", "compare",
-    "look", "grace", "repair", "report". work: the sum over all parallel tasks: "rows" and "reminders"
+    "look", "grace", "repair". work: the sum over all parallel tasks: "rows" and "reminders"
     (reading them), "pair" (the compare itself) and "verify" (looking up the suspects).
     """
 
@@ -138,7 +134,7 @@ class ReconcileResult:
     repairs: list[RepairResult] = field(default_factory=list)
     broken_off: str = ""  # why repairing ended early
     seconds: dict[str, float] = field(default_factory=dict)
-    work: dict[str, float] = field(default_factory=_new_seconds)
+    work: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @property
     def verdict(self) -> RunVerdict:
@@ -146,8 +142,8 @@ class ReconcileResult:
             return RunVerdict.UNABLE
         if not self.found:
             return RunVerdict.AGREED
-        mended = sum(repair.done for repair in self.repairs)
-        return RunVerdict.REPAIRED if mended == self.found.total() else RunVerdict.LEFT
+        repaired = sum(repair.done for repair in self.repairs)
+        return RunVerdict.REPAIRED if repaired == self.found.total() else RunVerdict.LEFT
 
 
 @contextmanager

@@ -18,12 +18,8 @@ from toc.domain.job import Status
 from toc.reconcile.both_sides import BothSides, Spot
 from toc.reconcile.findings import Finding
 
-
-class Suspects(defaultdict[Spot, set[int]]):
-    """Job ids by the topic and slot where they were found, or belong."""
-
-    def __init__(self) -> None:
-        super().__init__(set)
+Suspects = defaultdict[Spot, set[int]]
+"""Job ids by the topic and slot where they were found, or belong."""
 
 
 class Rechecked(NamedTuple):
@@ -37,11 +33,13 @@ class Rechecked(NamedTuple):
     armed_ms: int | None
 
 
-class _Suspect(NamedTuple):
+class _Job(NamedTuple):
+    """A job to judge. `home`: the slot where its reminder belongs; without a row, where it was found."""
+
     job_id: int
     row: RowFacts | None
     places: list[ReminderPlace]
-    spot: Spot  # where it was found
+    home: Spot
 
 
 class Rechecker:
@@ -54,17 +52,18 @@ class Rechecker:
         """Yields the present state of ids that were found in some slots."""
         ids = {job_id for some in suspects.values() for job_id in some}
         rows = self._read_full_rows(shard, ids)
-        wanted: dict[Spot, set[int]] = defaultdict(set)
-        for spot, some in suspects.items():
-            wanted[spot].update(some)
-        for job_id, row in rows.items():
-            wanted[self._sides.home_of_row(row)].add(job_id)
+        homes = {job_id: self._sides.home_of_row(row) for job_id, row in rows.items()}
+        wanted = Suspects(set, {spot: set(some) for spot, some in suspects.items()})
+        for job_id, home in homes.items():
+            wanted[home].add(job_id)
+        # Of an id that was found in several slots and has no row, the first slot counts.
         spot_of = {job_id: spot for spot in sorted(wanted, reverse=True) for job_id in wanted[spot]}
         places = self._sides.find_places({spot: list(some) for spot, some in wanted.items()})
         now_ms = self._sides.reminders.time_ms()
         for job_id in sorted(ids):
-            suspect = _Suspect(job_id, rows.get(job_id), places.get(job_id, []), spot_of[job_id])
-            yield self._judge(shard, suspect, now_ms)
+            home = homes.get(job_id, spot_of[job_id])
+            job = _Job(job_id, rows.get(job_id), places.get(job_id, []), home)
+            yield self._judge(shard, job, now_ms)
 
     def _read_full_rows(self, shard: int, ids: Collection[int]) -> dict[int, RowFacts]:
         """The rows of the ids: in this shard, else in the shard that the id names."""
@@ -76,33 +75,32 @@ class Rechecker:
                 elsewhere[other].append(job_id)
         return found | {row.job_id: row for row in self._sides.read_rows(elsewhere).values()}
 
-    def _judge(self, shard: int, suspect: _Suspect, now_ms: int) -> Rechecked:
-        row, places = suspect.row, suspect.places
-        home = suspect.spot if row is None else self._sides.home_of_row(row)
-        at_home = next((place for place in places if place.spot == home), None)
-        kinds = list(disagreements(row, places, home, now_ms, self._limits))
+    def _judge(self, shard: int, job: _Job, now_ms: int) -> Rechecked:
+        row, home = job.row, job.home
+        at_home = next((place for place in job.places if place.spot == home), None)
+        kinds = list(disagreements(row, job.places, home, now_ms, self._limits))
         if row is not None and row.status.live and is_misfit(row, self._shards):
             kinds.append(Disagreement.MISFIT)
         if not kinds:
             armed_ms = None if at_home is None else at_home.armed_ms
-            return Rechecked([], _legal_oddity(row, places, armed_ms), armed_ms)
-        findings = []
-        for kind in kinds:
-            where: list[ReminderPlace | None] = [*_places_of_kind(kind, places, home)]
-            for place in where or [at_home]:
-                spot = home if place is None else place.spot
-                finding = Finding(
-                    kind,
-                    shard,
-                    *spot,
-                    suspect.job_id,
-                    armed_ms=None if place is None else place.armed_ms,
-                    out_ms=None if place is None else place.out_ms,
-                )
-                findings.append(finding if row is None else self._with_row(finding, row))
+            return Rechecked([], _legal_oddity(row, job.places, armed_ms), armed_ms)
+        findings = [
+            self._finding(kind, shard, job, place)
+            for kind in kinds
+            for place in _places_of_kind(kind, job.places, home) or [at_home]
+        ]
         return Rechecked(findings, "", None)
 
-    def _with_row(self, finding: Finding, row: RowFacts) -> Finding:
+    def _finding(
+        self, kind: Disagreement, shard: int, job: _Job, place: ReminderPlace | None
+    ) -> Finding:
+        topic, slot = job.home if place is None else place.spot
+        finding = Finding(kind, shard, topic, slot, job.job_id)
+        if place is not None:
+            finding = finding._replace(armed_ms=place.armed_ms, out_ms=place.out_ms)
+        row = job.row
+        if row is None:
+            return finding
         return finding._replace(
             shard=row.shard,
             biz_id=row.biz_id,
@@ -116,19 +114,16 @@ class Rechecker:
 
 def _places_of_kind(
     kind: Disagreement, places: Sequence[ReminderPlace], home: Spot
-) -> list[ReminderPlace]:
-    """The places that this kind of finding is about, one finding each; empty: it is about the job's
-    own slot.
-    """
+) -> Sequence[ReminderPlace | None]:
+    """The places of a kind's findings, one each; empty: the finding is about the job's own slot."""
     match kind:
         case Disagreement.WRONG_SLOT | Disagreement.TWO_SLOTS:
             return [place for place in places if place.spot != home]
         case Disagreement.ORPHAN:
             return [place for place in places if place.armed_ms is not None]
         case Disagreement.STUCK:
-            return sorted(
-                (place for place in places if place.out_ms is not None), key=lambda p: p.out_ms or 0
-            )[:1]
+            out = [place for place in places if place.out_ms is not None]
+            return sorted(out, key=lambda place: place.out_ms or 0)[:1]
     return []
 
 

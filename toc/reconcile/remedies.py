@@ -81,6 +81,12 @@ class Remedy(NamedTuple):
         return self.arm_ms is not None or self.back is not None or self.forget
 
 
+_VANISHED = Remedy("the reminder is no longer in that slot")
+_UNREACHABLE = Remedy(
+    "the row is in a table where no worker looks for it: repair that first", done=False
+)
+
+
 def choose_remedy(current: RecheckedFinding) -> Remedy:
     """For a finding that is repaired by its reminder alone."""
     match current.finding.kind:
@@ -95,7 +101,7 @@ def choose_remedy(current: RecheckedFinding) -> Remedy:
         case Disagreement.OVERDUE | Disagreement.LEASE_OVER:
             return _remedy_of_overdue(current)
         case kind:
-            raise ValueError(f"{kind} is no matter of a reminder")
+            raise ValueError(f"{kind} is not repaired by a reminder")
 
 
 def remedy_after_realign(current: RecheckedFinding, *, changed: bool) -> Remedy:
@@ -104,10 +110,10 @@ def remedy_after_realign(current: RecheckedFinding, *, changed: bool) -> Remedy:
     if row is None or due_ms is None:
         return _remedy_of_ended_job(current)
     if row.status is Status.RUNNING:
-        return Remedy("it is running by now")
+        return Remedy("the job is running by now")
     if row.attempts == 0 and due_ms != row.action_ms:
-        return Remedy("it was moved again meanwhile", done=False)
-    how = "due at its action_time again" if changed else "it was put right meanwhile"
+        return Remedy("the row was changed again meanwhile", done=False)
+    how = "due at its action_time again" if changed else "the row was corrected meanwhile"
     needs = current.is_reachable and not current.is_in_place and due_ms <= current.until_ms
     return Remedy(how, arm_ms=due_ms if needs else None)
 
@@ -117,34 +123,34 @@ def _remedy_of_missing(current: RecheckedFinding) -> Remedy:
     if row is None or due_ms is None:
         return _remedy_of_ended_job(current)
     if row.status is Status.RUNNING:
-        return Remedy("it is running by now")
+        return Remedy("the job is running by now")
     if not current.is_reachable:
-        return _remedy_of_unreachable_row()
+        return _UNREACHABLE
     if current.is_in_place:
-        return Remedy("its reminder is in place by now")
+        return Remedy("the reminder is in place by now")
     if current.at_home is None and due_ms > current.until_ms:
-        return Remedy("it is due later by now: the loader brings it")
+        return Remedy("the job is due later by now: the loader arms it")
     return Remedy(_ARMED, arm_ms=due_ms)
 
 
 def _remedy_of_orphan(current: RecheckedFinding) -> Remedy:
     if current.at_spot is None:
-        return _remedy_of_vanished_reminder()
+        return _VANISHED
     if current.due_ms is not None:
-        return Remedy("it is alive again: its reminder stays")
+        return Remedy("the job is live again: its reminder stays")
     return Remedy("forgotten", forget=True)
 
 
 def _remedy_of_wrong_slot(current: RecheckedFinding) -> Remedy:
     due_ms = current.due_ms
     if current.at_spot is None:
-        return _remedy_of_vanished_reminder()
+        return _VANISHED
     if due_ms is None:
         return Remedy("forgotten there", forget=True)
     if current.finding.spot == current.home:
-        return Remedy("it is its own slot by now", done=False)
+        return Remedy("the slot is the job's own by now", done=False)
     if not current.is_reachable:
-        return _remedy_of_unreachable_row()
+        return _UNREACHABLE
     if current.is_in_place or due_ms > current.until_ms:
         return Remedy("forgotten there", forget=True)
     return Remedy("moved to its own slot", arm_ms=due_ms, forget=True)
@@ -153,17 +159,19 @@ def _remedy_of_wrong_slot(current: RecheckedFinding) -> Remedy:
 def _remedy_of_stuck(current: RecheckedFinding) -> Remedy:
     place, due_ms = current.at_spot, current.due_ms
     out_ms = None if place is None else place.out_ms
-    if out_ms is None or out_ms >= current.now_ms:
-        return Remedy("it is back by itself" if out_ms is None else "it was popped anew meanwhile")
+    if out_ms is None:
+        return Remedy("the reminder is no longer in the PrepareQueue")
+    if out_ms >= current.now_ms:
+        return Remedy("the reminder was popped again meanwhile")
     if due_ms is None:
         return Remedy("forgotten", forget=True)
     if current.finding.spot != current.home:
         return _remedy_of_wrong_slot(current)
     if not current.is_reachable:
-        return _remedy_of_unreachable_row()
+        return _UNREACHABLE
     assert current.row is not None  # noqa: S101 - it is due
     far = due_ms > current.until_ms
-    how = "taken out: the loader brings it" if far else "put back at its due_time"
+    how = "taken out: the loader arms it" if far else "put back at its due_time"
     return Remedy(how, back=Reminder(None if far else due_ms, current.row.job_id))
 
 
@@ -173,23 +181,15 @@ def _remedy_of_overdue(current: RecheckedFinding) -> Remedy:
     if due_ms is None:
         return _remedy_of_ended_job(current)
     if due_ms > current.now_ms:
-        return Remedy("it is due later by now")
+        return Remedy("the job is due later by now")
     if current.just_armed:
-        return Remedy("it has just been armed")
+        return Remedy("this run has just armed the reminder")
     if not current.is_reachable:
-        return _remedy_of_unreachable_row()
+        return _UNREACHABLE
     if armed_ms is not None and armed_ms <= latest_ms(due_ms, current.now_ms):
-        return Remedy("it is armed; no worker takes it", done=False)
+        return Remedy("the reminder is armed, but no worker takes it", done=False)
     return Remedy(_ARMED, arm_ms=due_ms)
 
 
 def _remedy_of_ended_job(current: RecheckedFinding) -> Remedy:
-    return Remedy("it is gone" if current.row is None else "it has ended meanwhile")
-
-
-def _remedy_of_vanished_reminder() -> Remedy:
-    return Remedy("it has left that slot by itself")
-
-
-def _remedy_of_unreachable_row() -> Remedy:
-    return Remedy("its row lies where no worker looks: that must be repaired first", done=False)
+    return Remedy("the row is gone" if current.row is None else "the job has ended meanwhile")

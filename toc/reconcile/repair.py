@@ -29,7 +29,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from toc.domain.disagreements import Disagreement, ReminderPlace, RowFacts
@@ -51,25 +51,20 @@ log = logging.getLogger(__name__)
 
 BATCH = 200  # findings at a time, and at most those of one second
 
-_ORDER = {
-    kind: place
-    for place, kind in enumerate(
-        (
-            # Repairs that change rows come first: the other rules depend on the rows.
-            Disagreement.MOVED,
-            Disagreement.MISFIT,
-            Disagreement.WRONG_SLOT,
-            Disagreement.TWO_SLOTS,
-            Disagreement.STUCK,
-            Disagreement.ORPHAN,
-            Disagreement.LATE,
-            Disagreement.MISSING,
-            Disagreement.LEASE_OVER,
-            Disagreement.OVERDUE,
-            Disagreement.MARK_AHEAD,
-        )
-    )
-}
+_ORDER = (
+    # Repairs that change rows come first: the other rules depend on the rows.
+    Disagreement.MOVED,
+    Disagreement.MISFIT,
+    Disagreement.WRONG_SLOT,
+    Disagreement.TWO_SLOTS,
+    Disagreement.STUCK,
+    Disagreement.ORPHAN,
+    Disagreement.LATE,
+    Disagreement.MISSING,
+    Disagreement.LEASE_OVER,
+    Disagreement.OVERDUE,
+    Disagreement.MARK_AHEAD,
+)
 _LIVE = [int(status) for status in Status if status.live]
 
 
@@ -100,9 +95,11 @@ class Repairer:
         """
         armed: set[int] = set()  # by this run
         dealt = 0
-        todo = sorted(findings, key=self._order_key)
-        for (_, kind, _), some in groupby(todo, key=self._batch_key):
-            for batch in _split(list(some), self._batch):
+        todo = sorted(findings, key=_order_key)
+        for (kind, _), group in groupby(todo, key=self._batch_key):
+            some = list(group)
+            for start in range(0, len(some), self._batch):
+                batch = some[start : start + self._batch]
                 self._wait_for_rate(len(batch))
                 results: list[RepairResult] = []
                 try:
@@ -116,18 +113,9 @@ class Repairer:
 
     # ---- inside
 
-    def _batch_key(self, finding: Finding) -> tuple[int, Disagreement, int]:
+    def _batch_key(self, finding: Finding) -> tuple[Disagreement, int]:
         """Findings may share a batch if this is equal: one kind, one database."""
-        return (
-            _ORDER[finding.kind],
-            finding.kind,
-            self._sides.settings.routing.database(finding.shard),
-        )
-
-    def _order_key(self, finding: Finding) -> tuple[int, int, str, int, int]:
-        return (
-            _ORDER[finding.kind], finding.shard, finding.topic, finding.slot, finding.job_id,
-        )  # fmt: skip
+        return finding.kind, self._sides.settings.routing.database(finding.shard)
 
     def _wait_for_rate(self, number: int) -> None:
         with self._rate_lock:
@@ -151,23 +139,23 @@ class Repairer:
             return
         now_ms = self._reminders.time_ms()
         rechecked = self._recheck_batch(batch, now_ms, armed)  # without Redis nothing is changed
-        match kind:
-            case Disagreement.MISFIT:
-                for finding in batch:
-                    results.append(self._rehome_row(finding, now_ms, armed))
-            case Disagreement.MOVED:
-                changed = self._realign_rows(batch)
-                rechecked = self._recheck_batch(batch, now_ms, armed)
-                remedies = [
-                    remedy_after_realign(current, changed=_row_place(current.finding) in changed)
-                    for current in rechecked
-                ]
-                self._carry_out(rechecked, remedies, armed, noted=changed)
-                results += map(_result_of, rechecked, remedies)
-            case _:
-                remedies = [choose_remedy(current) for current in rechecked]
-                self._carry_out(rechecked, remedies, armed)
-                results += map(_result_of, rechecked, remedies)
+        if kind is Disagreement.MISFIT:
+            for finding in batch:
+                results.append(self._rehome_row(finding, now_ms, armed))
+            return
+        changed: set[tuple[int, int]] = set()
+        if kind is Disagreement.MOVED:
+            changed = self._realign_rows(batch)
+            rechecked = self._recheck_batch(batch, now_ms, armed)
+            remedies = [
+                remedy_after_realign(current, changed=_row_place(current.finding) in changed)
+                for current in rechecked
+            ]
+        else:
+            remedies = [choose_remedy(current) for current in rechecked]
+        self._carry_out(rechecked, remedies, armed, noted=changed)
+        for current, remedy in zip(rechecked, remedies, strict=True):
+            results.append(RepairResult(current.finding, remedy.done, remedy.how))
 
     # ---- rows
 
@@ -198,9 +186,9 @@ class Repairer:
         if rehomed.job_id == old_id:  # only its shard was wrong
             spots.discard(home)
         self._ack({spot: [old_id] for spot in spots}, {old_id}, now_ms, armed)
-        return RepairResult(finding, True, "it was copied to where it belongs")
+        return RepairResult(finding, True, "the row was copied to the table where it belongs")
 
-    # ---- looking
+    # ---- reading both sides
 
     def _recheck_batch(
         self, batch: Sequence[Finding], now_ms: int, armed: set[int]
@@ -253,7 +241,7 @@ class Repairer:
         rechecked: Sequence[RecheckedFinding],
         remedies: Sequence[Remedy],
         armed: set[int],
-        noted: Iterable[tuple[int, int]] = (),
+        noted: Collection[tuple[int, int]],
     ) -> None:
         """Applies the remedies to Redis. `noted`: (shard, job_id) that have their event already."""
         todo = [pair for pair in zip(rechecked, remedies, strict=True) if pair[1].does_something]
@@ -324,24 +312,22 @@ class Repairer:
     def _drop_mark(self, finding: Finding) -> RepairResult:
         topic, slot = finding.topic, finding.slot
         if finding.shard not in self._reminders.marks(topic, [slot])[slot].by_shard:
-            return RepairResult(finding, True, "it was dropped meanwhile")
+            return RepairResult(finding, True, "the mark was dropped meanwhile")
         log.info("repair: %s: dropped the mark of %s slot %d", finding.kind, topic, slot)
         self._reminders.drop_marks(topic, [slot])
-        return RepairResult(finding, True, "dropped: the loader begins anew")
+        return RepairResult(
+            finding, True, "the mark is dropped: the loader starts from the beginning"
+        )
 
 
 def _place_in(places: Iterable[ReminderPlace], spot: Spot) -> ReminderPlace | None:
     return next((place for place in places if place.spot == spot), None)
 
 
+def _order_key(finding: Finding) -> tuple[int, int, str, int, int]:
+    place = _ORDER.index(finding.kind)
+    return place, finding.shard, finding.topic, finding.slot, finding.job_id
+
+
 def _row_place(finding: Finding) -> tuple[int, int]:
     return finding.shard, finding.job_id
-
-
-def _result_of(current: RecheckedFinding, done: Remedy) -> RepairResult:
-    return RepairResult(current.finding, done.done, done.how)
-
-
-def _split(items: Sequence[Finding], size: int) -> Iterator[Sequence[Finding]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

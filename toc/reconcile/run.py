@@ -1,4 +1,4 @@
-"""A whole reconciliation: compares all shards, looks the disagreements up again, then repairs them.
+"""A whole reconciliation: compares all shards, rechecks the disagreements after a grace, then repairs them.
 
 Nothing is repaired unless every shard was compared: a job that seems to be missing may be in a database that
 did not answer.
@@ -35,7 +35,7 @@ _open_compares: dict[str, ShardCompare] = {}
 
 @dataclass(frozen=True, slots=True)
 class CompareTask:
-    """The work of one task, sent to an executor. Items: shards to compare, or results to look up again."""
+    """The work of one task, sent to an executor. Items: shards to compare, or results to recheck."""
 
     settings: Settings
     clock: Clock
@@ -44,9 +44,8 @@ class CompareTask:
         self, items: Iterable[int | ShardComparison]
     ) -> Iterator[ShardComparison | ShardFailure]:
         """Yields the result of each item. A database that does not answer is asked only once."""
-        key = json.dumps(
-            self.settings.model_dump(), default=str
-        )  # with passwords: settings may differ only in them
+        # With passwords: settings may differ only in them.
+        key = json.dumps(self.settings.model_dump(), default=str)
         if key not in _open_compares:
             try:
                 sides = BothSides.open(self.settings, self.clock).__enter__()
@@ -77,8 +76,8 @@ class CompareTask:
             except TocError as error:
                 yield ShardFailure(shard, str(error))
             except Exception as error:  # noqa: BLE001 - one broken table must not stop the others
-                said = str(error).strip().partition("\n")[0]
-                yield ShardFailure(shard, f"{type(error).__name__}: {said}")
+                text = str(error).strip().partition("\n")[0]
+                yield ShardFailure(shard, f"{type(error).__name__}: {text}")
 
 
 class Reconciliation:
@@ -106,20 +105,20 @@ class Reconciliation:
         )
 
     def run(self) -> ReconcileResult:
-        """Compares, looks up again, repairs. Raises as `BothSides.open`."""
+        """Compares, rechecks, repairs. Raises as `BothSides.open`."""
         outcome = self.outcome
         with BothSides.open(self._settings, self._clock):
             pass  # raises if the settings do not fit the databases
         with timed(self._clock, outcome.seconds, "compare"):
             first = self._run_tasks("comparing", self._shards_by_turns())
         suspect = [compared for compared in first if compared.findings]
-        # A shard that cannot be looked at again has no findings: seeing them once is not enough.
+        # A shard that cannot be rechecked has no findings: seeing them once is not enough.
         still = {compared.shard: compared for compared in first if not compared.findings}
         if suspect:
             with timed(self._clock, outcome.seconds, "grace"):
                 self._clock.sleep_s(self._settings.reconcile.grace_s)
             with timed(self._clock, outcome.seconds, "look"):
-                for compared in self._run_tasks("looking again", suspect):
+                for compared in self._run_tasks("rechecking", suspect):
                     still[compared.shard] = compared
         outcome.compared = self._settings.shards - len({f.shard for f in outcome.failures})
         self._merge_results(still.values())
@@ -184,10 +183,10 @@ class Reconciliation:
             log.info("repairing: run %s of the events", run_id)
             repairs = Repairer(sides, self._actor, run_id)
             try:
-                for mend in repairs.repair(
+                for result in repairs.repair(
                     outcome.findings, lambda done: self._on_progress("repairing", done, number)
                 ):
-                    outcome.repairs.append(mend)
+                    outcome.repairs.append(result)
             except (StoreUnavailable, TimerUnavailable) as error:
                 outcome.broken_off = str(error)
             except Exception as error:

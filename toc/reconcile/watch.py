@@ -40,7 +40,7 @@ STRETCH = 6.0  # rounds: a disagreement should be found within an hour
 SHARE = 0.1  # share of the time that all nodes together may keep a database, or Redis, busy
 REST_S_MAX = 600.0  # after one slow piece of work
 IDLE_S = 60.0  # without shards; `set_shards` wakes it
-WAITING_MAX = 8  # shards that wait for their second look; no more are compared meanwhile
+WAITING_MAX = 8  # shards that wait for their recheck; no more are compared meanwhile
 FINDINGS_MAX = 1000  # kept of each kind and shard; the next rounds find the others
 PAGE_MAX = 5000  # rows decoded at once: more would delay the threads that fire
 EXAMPLES = 3
@@ -49,8 +49,8 @@ Repair = Callable[[Sequence[Finding]], Iterator[RepairResult]]
 """Repairs findings one after the other, throttled; may be closed early. Raises as `Repairer.repair`."""
 
 
-class _SecondLook(NamedTuple):
-    """A shard to look at again, not before `at_s` by the monotonic clock."""
+class _Recheck(NamedTuple):
+    """A shard whose findings are looked up again, not before `at_s` by the monotonic clock."""
 
     at_s: float
     compared: ShardComparison
@@ -100,7 +100,7 @@ class ShardWatch(Service):
         self._new_shares: deque[tuple[Sequence[int], int]] = deque(maxlen=1)
         self._shards: dict[int, _WatchedShard] = {}
         self._nodes = 1
-        self._second_looks: deque[_SecondLook] = deque()
+        self._rechecks: deque[_Recheck] = deque()
         self._turn_s = clock.monotonic_s()  # when the last turn began
         self._rest_until_s = -math.inf
         self._label = f"database_{database}"
@@ -120,24 +120,24 @@ class ShardWatch(Service):
 
     @property
     def left(self) -> Counter[Disagreement]:
-        """The findings of the last look at each shard, without those repaired. Any thread."""
+        """The findings of the last compare of each shard, without those repaired. Any thread."""
         found: Counter[Disagreement] = Counter()
         for shard in list(self._shards.values()):
             found += shard.left
         return found
 
     def run_once(self) -> float:
-        """Compares one shard, or looks at one again. Returns the seconds until the next."""
+        """Compares or rechecks one shard. Returns the seconds until the next step."""
         self._apply_new_share()
         wait_s = self._wait_s()
         if wait_s > 0:
             return wait_s
         now_s = self._clock.monotonic_s()
-        if self._second_looks and self._second_looks[0].at_s <= now_s:
-            first = self._second_looks.popleft().compared
+        if self._rechecks and self._rechecks[0].at_s <= now_s:
+            first = self._rechecks.popleft().compared
             self._skip_on_error(first.shard, lambda: self._recheck_shard(first))
         else:
-            waiting = {second.compared.shard for second in self._second_looks}
+            waiting = {recheck.compared.shard for recheck in self._rechecks}
             free = self._shards.keys() - waiting
             number = min(free, key=lambda number: (self._shards[number].tried_s, number))
             self._turn_s = self._shards[number].tried_s = now_s
@@ -152,15 +152,15 @@ class ShardWatch(Service):
         owned, self._nodes = self._new_shares.popleft()
         now_s = self._clock.monotonic_s()
         self._shards = {shard: self._shards.get(shard) or _WatchedShard(now_s) for shard in owned}
-        self._second_looks = deque(
-            second for second in self._second_looks if second.compared.shard in self._shards
+        self._rechecks = deque(
+            recheck for recheck in self._rechecks if recheck.compared.shard in self._shards
         )
         self._set_gauges()
 
     def _wait_s(self) -> float:
         """Seconds until there is something to do; 0: now."""
-        at = [self._second_looks[0].at_s] if self._second_looks else []
-        if len(self._second_looks) < min(len(self._shards), WAITING_MAX):
+        at = [self._rechecks[0].at_s] if self._rechecks else []
+        if len(self._rechecks) < min(len(self._shards), WAITING_MAX):
             at.append(self._turn_s + self._watch_s / len(self._shards))
         if not at:
             return IDLE_S
@@ -177,7 +177,7 @@ class ShardWatch(Service):
         compared = self._work_then_rest(lambda: self._compare.compare_shard(shard, far=False))
         if compared.findings:
             at_s = self._clock.monotonic_s() + self._grace_s
-            self._second_looks.append(_SecondLook(at_s, compared))
+            self._rechecks.append(_Recheck(at_s, compared))
         else:
             self._record_result(compared)
 
@@ -199,7 +199,7 @@ class ShardWatch(Service):
         return min(REST_S_MAX, max(own_s, busy_s * self._nodes / SHARE) - worked_s)
 
     def _record_result(self, compared: ShardComparison) -> None:
-        """Counts, logs and repairs the findings of a second look."""
+        """Counts, logs and repairs the findings that were rechecked."""
         shard, findings = self._shards[compared.shard], compared.findings
         shard.seen_s, shard.left = self._clock.monotonic_s(), Counter(compared.found)
         metrics.SHARDS_COMPARED.inc()
