@@ -210,7 +210,7 @@ def test_the_numbers_are_what_counting_gives(office: Office) -> None:
     store(library, jobs)
     library.clock.advance(3 * DAY_S + OVER_S)
     result = office.run()
-    assert result.is_good, result.trouble
+    assert result.is_good, result.error
 
     groups: dict[tuple[Any, ...], list[Job]] = {}
     for job in jobs:
@@ -350,7 +350,7 @@ def test_of_two_runs_at_once_each_day_has_the_rows_of_one(
         if staged:
             real(day, url)
         if not inner:
-            inner.append(LatenessResult(""))
+            inner.append(LatenessResult())
             inner[0] = small.run()
         if not staged:
             real(day, url)
@@ -358,7 +358,7 @@ def test_of_two_runs_at_once_each_day_has_the_rows_of_one(
     monkeypatch.setattr(lateness_module, "_write", overtaken)
     outer = small.run()
     assert [run.days for run in (outer, inner[0])] == [["2026-01-01"]] * 2
-    assert [outer.trouble, inner[0].trouble] == ["", ""]
+    assert [outer.error, inner[0].error] == ["", ""]
     assert [row["jobs"] for row in small.rows("lateness")] == [1]
     assert [row["jobs"] for row in small.rows("scheduled")] == [1]
     assert list((small.directory / "_staging").rglob("*.parquet")) == []
@@ -405,13 +405,13 @@ def test_without_one_of_the_databases_nothing_is_written(small: Office) -> None:
         result = small.run()
     finally:
         library.sql(job_id, "ALTER TABLE toc_job_away RENAME TO toc_job_0003")
-    assert result.trouble == "database 0, table toc_job_0003: no such table: toc_job_0003"
+    assert result.error == "database 0, table toc_job_0003: no such table: toc_job_0003"
     assert (result.days, small.days()) == ([], [])
-    assert small.heard[-1] == f"lateness: {result.trouble}"
+    assert small.heard[-1] == f"lateness: {result.error}"
     assert small.run().days == ["2026-01-01"]
 
 
 def test_a_password_is_not_told(small: Office) -> None:
     result = small.run(databases=("mysql+pymysql://root:hunter2@127.0.0.1:9/toc",))
-    assert "database 0 does not answer" in result.trouble
+    assert "database 0 does not answer" in result.error
     assert "hunter2" not in repr(result) + "".join(small.heard)

@@ -2,7 +2,8 @@
 
 One database after the other, some days before the purger may delete its jobs:
 
-1. The run begins: from here on no earlier run can move the database's mark (store/archive_status.py).
+1. The run begins: from here on no earlier run can move the database's mark, `archived_until` in `toc_meta`
+   (store/archive_status.py): jobs that ended before it are archived.
 2. Rows that ended since the mark, until a midnight (UTC), go to a staging folder of this run.
 3. They are read back, counted and summed up per shard and day: Spark does this with the Parquet files, the
    database with its tables. If the two differ, the mark and the files stay where they are.
@@ -22,7 +23,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from toc.errors import TocError
 from toc.reconcile.archive_files import (
     differences,
     session_for_parquet,
@@ -30,8 +30,7 @@ from toc.reconcile.archive_files import (
     sums_of_parquet,
     write,
 )
-from toc.reconcile.findings import timed
-from toc.reconcile.spark_errors import reason_of, spark_errors
+from toc.reconcile.spark import reason_of, spark_errors
 from toc.reconcile.spark_files import SparkFiles
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Days, Settings
@@ -66,7 +65,7 @@ class ArchivedDatabase:
     """The result for one database. Times in ms since 1970 UTC; until_ms equals since_ms if nothing was due.
 
     differing: a line for each shard and day in which archive and database differ (at most DIFFERENCES_MAX).
-    trouble: why it could not be archived.
+    error: why it could not be archived.
     """
 
     index: int
@@ -75,20 +74,18 @@ class ArchivedDatabase:
     rows: int = 0
     files: int = 0
     differing: list[str] = field(default_factory=list)
-    trouble: str = ""
+    error: str = ""
 
     @property
     def is_good(self) -> bool:
-        return not (self.differing or self.trouble)
+        return not (self.differing or self.error)
 
 
 @dataclass(slots=True)
 class ArchiveResult:
-    """The result of a run. `root`: the archive's URL; seconds: by phase, "write", "check" and "publish"."""
+    """The result of a run."""
 
-    root: str
     databases: list[ArchivedDatabase] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_good(self) -> bool:
@@ -111,7 +108,7 @@ def archive(
 
     Errors of servers and stores are in the result. Raises SettingsError for a URL that Spark does not know.
     """
-    run = _ArchiveRun(spark, settings, clock, tell)
+    run = _ArchiveRun(spark, settings, tell)
     with closing(Databases.from_settings(settings, clock, pool_size=2)) as databases:
         for database in databases:
             run.archive_database(databases, database)
@@ -132,25 +129,28 @@ class _CannotArchive(Exception):
 
 class _ArchiveRun:
     def __init__(
-        self, spark: SparkSession, settings: Settings, clock: Clock, tell: Callable[[str], None]
+        self, spark: SparkSession, settings: Settings, tell: Callable[[str], None]
     ) -> None:
         self._spark, self._settings = session_for_parquet(spark), settings
-        self._clock, self._tell = clock, tell
+        self._tell = tell
         self._folders = SparkFiles(spark, settings.reconcile.archive)
-        self.result = ArchiveResult(self._folders.root)
+        self.result = ArchiveResult()
 
     def archive_database(self, databases: Databases, database: Database) -> None:
         """Archives one database; errors go into its result."""
         done = ArchivedDatabase(database.index)
         self.result.databases.append(done)
+        errors: tuple[type[Exception], ...] = (_CannotArchive, *spark_errors())
         try:
             self._archive_window(databases, database, done)
-        except (TocError, _CannotArchive, OSError) as error:
-            done.trouble = str(error)
-        except spark_errors() as error:
-            done.trouble = reason_of(error)
-        for line in done.differing or [done.trouble] if not done.is_good else []:
-            self._tell(f"archive, database {database.index}: {line}")
+        except errors as error:
+            done.error = reason_of(error)
+        if not done.is_good:
+            for line in done.differing or [done.error]:
+                self._tell_about(database, line)
+
+    def _tell_about(self, database: Database, text: str) -> None:
+        self._tell(f"archive, database {database.index}: {text}")
 
     def _archive_window(
         self, databases: Databases, database: Database, done: ArchivedDatabase
@@ -163,14 +163,13 @@ class _ArchiveRun:
             self._publish_staged_files(database, status)
         if until_ms > (0 if status is None else status.until_ms):
             status = archive_status.begin_archive_run(database)
-            self._publish_staged_files(
-                database, status
-            )  # another run may have moved the mark since
+            # Once more: another run may have moved the mark since.
+            self._publish_staged_files(database, status)
             self._delete_old_staging(database, status)
         done.since_ms = done.until_ms = 0 if status is None else status.until_ms
         if status is None or until_ms <= status.until_ms:
             text = "nothing is due" if until_ms else "nothing is ever purged, nothing is archived"
-            self._tell(f"archive, database {database.index}: {text}")
+            self._tell_about(database, text)
             return
         window = TimeWindow(status.until_ms, until_ms)
         self._require_free_days(database, window)
@@ -183,9 +182,10 @@ class _ArchiveRun:
             )
         done.until_ms = until_ms
         done.files = self._publish_staged_files(database, moved)
-        self._tell(
-            f"archive, database {database.index}: {done.rows:,} jobs that ended before "
-            f"{sql_time(until_ms)[:10]}, in {done.files} files; count and checksum agree"
+        self._tell_about(
+            database,
+            f"{done.rows:,} jobs that ended before {sql_time(until_ms)[:10]}, in {done.files} files; "
+            "count and checksum agree",
         )
 
     def _copy_and_check(
@@ -201,47 +201,40 @@ class _ArchiveRun:
         # The archive is for ever: the names from the database itself must be there, and win.
         names = {**read_known_types(databases).names, **read_known_types([database]).names}
         for left in reversed(range(TRIES)):
-            with timed(self._clock, self.result.seconds, "write"):
-                write(self._spark, self._settings, database.shards, window, names, url)
-            with timed(self._clock, self.result.seconds, "check"):
-                archive_sums = sums_of_parquet(self._spark, url, names)
-                database_sums = sums_of_database(
-                    self._spark, self._settings, database.shards, window
-                )
+            write(self._spark, self._settings, database.shards, window, names, url)
+            archive_sums = sums_of_parquet(self._spark, url, names)
+            database_sums = sums_of_database(self._spark, self._settings, database.shards, window)
             found = list(differences(archive_sums, database_sums))
             if not found:
                 done.rows = archive_sums.rows
                 return True
             if left:
-                text = f"{len(found)} differences, once more: {found[0]}"
-                self._tell(f"archive, database {database.index}: {text}")
+                self._tell_about(database, f"{len(found)} differences, once more: {found[0]}")
         done.differing = found[:DIFFERENCES_MAX]
         return False
 
-    def _publish_staged_files(self, database: Database, mark: ArchiveStatus) -> int:
+    def _publish_staged_files(self, database: Database, status: ArchiveStatus) -> int:
         """Moves the last successful run's files from staging to their place; returns how many."""
-        staging, files = _staging_folder(database, mark.run), 0
-        if mark.files_moved:
+        staging, files = _staging_folder(database, status.run), 0
+        if status.files_moved:
             return 0
         if not self._folders.is_there(staging):
             now = archive_status.read_archive_status(database)
-            if now is not None and now.run == mark.run and not now.files_moved:
+            if now is not None and now.run == status.run and not now.files_moved:
                 raise _CannotArchive(
-                    f"run {mark.run} was interrupted before it moved its files out of "
+                    f"run {status.run} was interrupted before it moved its files out of "
                     f"{self._folders.url(staging)}, and they are not there: is the archive a directory "
                     "of another machine? Run `toc nightly` on that one (docs/how-to/archive.md)"
                 )
             return 0  # another run has moved them meanwhile
-        with timed(self._clock, self.result.seconds, "publish"):
-            for day in self._folders.folders(staging):
-                for file in self._folders.files(f"{staging}/{day}"):
-                    self._folders.move(
-                        f"{staging}/{day}/{file}", f"{_day_folder(database, day)}/{file}"
-                    )
-                    files += 1
-            # In this order: a staging folder that is gone before the mark says so belongs to another machine.
-            archive_status.record_files_moved(database, mark.run)
-            self._folders.delete(staging)
+        for day in self._folders.folders(staging):
+            for file in self._folders.files(f"{staging}/{day}"):
+                target = f"{_day_folder(database, day)}/{file}"
+                self._folders.move(f"{staging}/{day}/{file}", target)
+                files += 1
+        # In this order: a staging folder that is gone before the mark says so belongs to another machine.
+        archive_status.record_files_moved(database, status.run)
+        self._folders.delete(staging)
         return files
 
     def _delete_old_staging(self, database: Database, status: ArchiveStatus) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from toc.domain.job import Status
@@ -45,6 +44,10 @@ OPEN_FILES_MAX = 4  # of a task; rows of more days than this are sorted first, o
 _STATUS_NAMES = {int(status): status.name.lower() for status in Status}
 
 
+Columns = Sequence[Sequence[Any]]
+"""A page of rows, column by column."""
+
+
 class Sums(dict[tuple[int, int], tuple[int, int]]):
     """(shard, day since 1970) → (rows, sum of their CRC-32)"""
 
@@ -79,13 +82,15 @@ def write(
 ) -> None:
     """Writes the jobs that ended in the window into a folder for each day; replaces all files at `url`."""
     names = dict(type_names)
+    schema_names = [column.split()[0] for column in SCHEMA.split(", ")]
 
-    def read(some: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    def read(some: Sequence[int]) -> Iterator[Columns]:
         pieces = split_shards(settings, some, id_range_of_ended(window), page_rows(settings))
         for ended, shard, ids in pieces:
             rows = ended.ended_rows(shard, ids, window)
             if rows:
-                yield record_batch(shard, rows, names)
+                columns = _archive_columns(shard, rows, names)
+                yield [columns[name] for name in schema_names]
 
     (
         read_on_executors(spark, shards, read, SCHEMA)
@@ -98,25 +103,62 @@ def write(
     )
 
 
+def _archive_columns(
+    shard: int, rows: Sequence[Sequence[Any]], type_names: Mapping[int, str]
+) -> dict[str, Sequence[Any]]:
+    """Rows of `EndedJobs.ended_rows` as the columns of SCHEMA."""
+    columns: dict[str, Sequence[Any]] = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
+    return columns | {
+        "biz_id": [int(number) for number in columns["biz_id"]],
+        "biz_type": [type_names.get(number) for number in columns["type_no"]],
+        "status_name": [_STATUS_NAMES.get(number) for number in columns["status"]],
+        "shard": [shard] * len(rows),
+        "day": [ms // DAY_MS for ms in columns["gmt_modified"]],
+    }
+
+
 def read_on_executors(
     spark: SparkSession,
     shards: Sequence[int],
-    read: Callable[[Sequence[int]], Iterator[pa.RecordBatch]],
+    read: Callable[[Sequence[int]], Iterator[Columns]],
     schema: str,
 ) -> DataFrame:
-    """The batches that `read` yields on the executors, as one table. Each task calls it with some shards."""
+    """What `read` yields on the executors, as one table. Each task calls it with some shards.
+
+    It yields pages of rows: the columns of `schema`, with times in ms and days since 1970.
+    """
     number_of_tasks = min(spark.sparkContext.defaultParallelism, len(shards))
     tasks = [shards[n::number_of_tasks] for n in range(number_of_tasks)]
 
     def read_tasks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from read(tasks[number])
+                for columns in read(tasks[number]):
+                    yield _record_batch(columns, schema)
 
     with warnings.catch_warnings():
         # Spark does not fully know pandas 3 yet, and warns; this code does not use pandas.
         warnings.simplefilter("ignore", FutureWarning)
         return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(read_tasks, schema)
+
+
+def _record_batch(columns: Columns, schema: str) -> pa.RecordBatch:
+    import pyarrow as pa  # noqa: PLC0415 - an extra
+
+    types = {
+        "BIGINT": pa.int64(),
+        "INT": pa.int32(),
+        "DECIMAL(20,0)": pa.decimal128(20, 0),
+        "STRING": pa.string(),
+        "TIMESTAMP": pa.timestamp("us", "UTC"),
+        "DATE": pa.date32(),
+    }
+    fields = [part.split() for part in schema.split(", ")]
+    arrays = []
+    for column, (_, kind) in zip(columns, fields, strict=True):
+        values = pa.array(column, pa.timestamp("ms", "UTC") if kind == "TIMESTAMP" else types[kind])
+        arrays.append(values.cast(types[kind]))
+    return pa.record_batch(arrays, [name for name, _ in fields])
 
 
 def split_shards(
@@ -133,48 +175,6 @@ def split_shards(
 def page_rows(settings: Settings) -> int:
     """How many rows a task reads at once."""
     return min(ROWS_MAX, settings.reconcile.page, PAGE_BYTES // settings.limits.attribute_bytes)
-
-
-def record_batch(
-    shard: int, rows: Sequence[Sequence[Any]], type_names: Mapping[int, str]
-) -> pa.RecordBatch:
-    """Rows as `EndedJobs.rows` gives them, in SCHEMA."""
-    import pyarrow as pa  # noqa: PLC0415 - an extra
-
-    columns: dict[str, Sequence[Any]] = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
-    columns |= {
-        "biz_id": [int(number) for number in columns["biz_id"]],
-        "biz_type": [type_names.get(number) for number in columns["type_no"]],
-        "status_name": [_STATUS_NAMES.get(number) for number in columns["status"]],
-        "shard": [shard] * len(rows),
-        "day": [ms // DAY_MS for ms in columns["gmt_modified"]],
-    }
-    # How the values come from the database, and what becomes of them.
-    types = {
-        "BIGINT": (pa.int64(), pa.int64()),
-        "INT": (pa.int32(), pa.int32()),
-        "DECIMAL(20,0)": (pa.uint64(), pa.decimal128(20, 0)),
-        "STRING": (pa.string(), pa.string()),
-        "TIMESTAMP": (pa.timestamp("ms", "UTC"), pa.timestamp("us", "UTC")),
-        "DATE": (pa.int32(), pa.date32()),
-    }
-    fields = [part.split() for part in SCHEMA.split(", ")]
-    arrays = [pa.array(columns[name], types[kind][0]).cast(types[kind][1]) for name, kind in fields]
-    return pa.record_batch(arrays, [name for name, _ in fields])
-
-
-def record_batches(rows: Iterator[Sequence[Any]], schema: str) -> Iterator[pa.RecordBatch]:
-    """Splits rows into record batches of the schema."""
-    import pyarrow as pa  # noqa: PLC0415 - an extra
-
-    types = {"INT": pa.int32(), "BIGINT": pa.int64(), "STRING": pa.string()}
-    fields = [part.split() for part in schema.split(", ")]
-    while page := list(islice(rows, ROWS_MAX)):
-        columns = zip(*page, strict=True)
-        arrays = [
-            pa.array(column, types[kind]) for column, (_, kind) in zip(columns, fields, strict=True)
-        ]
-        yield pa.record_batch(arrays, [name for name, _ in fields])
 
 
 # ---- the two sums
@@ -207,7 +207,7 @@ def sums_of_parquet(spark: SparkSession, url: str, type_names: Mapping[int, str]
 
 
 def _checksum_column() -> Column:
-    """The same text as the database's: see `_sums_sql` in store/ended.py."""
+    """The same text as the database's: see `_sums_sql` in store/ended_jobs.py."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     def part(name: str) -> Column:
@@ -227,14 +227,11 @@ def sums_of_database(
 ) -> Sums:
     """The sums that the database itself computes of the same rows."""
 
-    def sums(some: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    def read(some: Sequence[int]) -> Iterator[Columns]:
         ids, rows = id_range_of_ended(window), settings.reconcile.page
         for ended, shard, piece in split_shards(settings, some, ids, rows):
-            for one in ended.checksums(shard, piece, window):
-                yield shard, *one
-
-    def read(some: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        return record_batches(sums(some), _SUMS)
+            for day, number, crc in ended.checksums(shard, piece, window):
+                yield [shard], [day], [number], [crc]
 
     found = Sums()
     for one in read_on_executors(spark, shards, read, _SUMS).collect():

@@ -14,20 +14,19 @@ two runs at once, one file is left.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from toc.domain.job import Status
-from toc.errors import TocError
 from toc.reconcile.archive_files import (
+    Columns,
     read_on_executors,
-    record_batches,
     session_for_parquet,
     split_shards,
 )
-from toc.reconcile.spark_errors import reason_of, spark_errors
+from toc.reconcile.spark import reason_of, spark_errors
 from toc.reconcile.spark_files import SparkFiles
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Days, Settings
@@ -45,7 +44,6 @@ from toc.store.ended_jobs import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 LATENESS, SCHEDULED = "lateness", "scheduled"
@@ -57,7 +55,7 @@ SETTLED_MS = 60_000
 
 DONE_MARK, FILE = "_SUCCESS", "part-0.parquet"
 STAGING = "_staging/days"
-LEFT_MS = 2 * DAY_MS
+LEFTOVER_MS = 2 * DAY_MS
 """A staging folder of this age is one of a run that was killed."""
 
 BUCKETS = (*(f"ms_{bound}" for bound in BOUNDS_MS), "ms_more")
@@ -65,11 +63,11 @@ BUCKETS = (*(f"ms_{bound}" for bound in BOUNDS_MS), "ms_more")
 
 PER_MILLE = {"p50_ms": 500, "p90_ms": 900, "p99_ms": 990, "p999_ms": 999}
 
-_TALLIES = (
+_ENDED = (
     "day INT, hour INT, type_no INT, status INT, bucket INT, jobs BIGINT, retried BIGINT, "
     "late_ms BIGINT, late_ms_max BIGINT, biz_type STRING"
 )
-_MADE = "hour INT, type_no INT, jobs BIGINT, biz_type STRING"
+_CREATED = "hour INT, type_no INT, jobs BIGINT, biz_type STRING"
 _OUTCOMES = {int(status): status.name.lower() for status in Status if not status.live}
 
 
@@ -79,16 +77,14 @@ class LatenessResult:
     created.
     """
 
-    root: str
     days: list[str] = field(default_factory=list)
     jobs: int = 0
     scheduled: int = 0
-    seconds: float = 0.0
-    trouble: str = ""
+    error: str = ""
 
     @property
     def is_good(self) -> bool:
-        return not self.trouble
+        return not self.error
 
 
 def lateness(
@@ -100,16 +96,12 @@ def lateness(
     """
     reconcile = settings.reconcile
     where = reconcile.directory if reconcile.archive == "none" else reconcile.archive
-    folders, began_s = SparkFiles(spark, where), clock.monotonic_s()
-    result = LatenessResult(folders.root)
+    folders, result = SparkFiles(spark, where), LatenessResult()
     try:
         _write_all(session_for_parquet(spark), folders, settings, clock, result)
-    except (TocError, OSError) as error:
-        result.trouble = str(error)
     except spark_errors() as error:
-        result.trouble = reason_of(error)
-    result.seconds = clock.monotonic_s() - began_s
-    tell(f"lateness: {result.trouble or _result_words(result)}")
+        result.error = reason_of(error)
+    tell(f"lateness: {result.error or _result_words(result)}")
     return result
 
 
@@ -150,13 +142,13 @@ def _write_all(
     window = TimeWindow(days[0], days[-1] + DAY_MS)
     staging = f"{STAGING}/{now_ms}-{secrets.token_hex(4)}"
     _delete_drafts(folders, now_ms)
-    made = _made(_read(spark, TallyTask(settings, window, names), _MADE)).persist()
-    ended = _ended(_read(spark, TallyTask(settings, window, names, ended=True), _TALLIES)).persist()
+    created = _merge_created(_read_counts(spark, settings, window, names, ended=False)).persist()
+    ended = _merge_ended(_read_counts(spark, settings, window, names, ended=True)).persist()
     try:
-        totals = _jobs_by_day(made), _jobs_by_day(ended)
+        totals = _jobs_by_day(created), _jobs_by_day(ended)
         for day_ms in days:
             number = day_ms // DAY_MS
-            for table, name in ((made, SCHEDULED), (ended, LATENESS)):
+            for table, name in ((created, SCHEDULED), (ended, LATENESS)):
                 place = f"{name}/{_day_folder(day_ms)}"
                 _write(table.where(f"day = {number}"), folders.url(f"{staging}/{place}"))
                 _publish(folders, f"{staging}/{place}", place)
@@ -164,7 +156,7 @@ def _write_all(
             result.scheduled += totals[0].get(number, 0)
             result.jobs += totals[1].get(number, 0)
     finally:
-        made.unpersist()
+        created.unpersist()
         ended.unpersist()
     folders.delete(staging)
 
@@ -189,15 +181,14 @@ def _publish(folders: SparkFiles, staged: str, place: str) -> None:
 
 
 def _delete_drafts(folders: SparkFiles, now_ms: int) -> None:
-    """Deletes the drafts of killed runs. A run that takes longer than LEFT_MS loses its draft and fails."""
+    """Deletes the drafts of killed runs. A run longer than LEFTOVER_MS loses its draft and fails."""
     for name in folders.folders(STAGING):
         began_ms = name.partition("-")[0]
-        if began_ms.isdecimal() and int(began_ms) < now_ms - LEFT_MS:
+        if began_ms.isdecimal() and int(began_ms) < now_ms - LEFTOVER_MS:
             folders.delete(f"{STAGING}/{name}")
 
 
 def _jobs_by_day(table: DataFrame) -> dict[int, int]:
-    """Jobs by day."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as all the world writes it
 
     return {
@@ -205,61 +196,52 @@ def _jobs_by_day(table: DataFrame) -> dict[int, int]:
     }
 
 
-# ---- on the executors
+# ---- counted by the databases, asked from the executors
 
 
-@dataclass(frozen=True, slots=True)
-class TallyTask:
-    """The work of the tasks: counts of the jobs that ended (or were created) in the window."""
+def _read_counts(
+    spark: SparkSession,
+    settings: Settings,
+    window: TimeWindow,
+    names: Mapping[int, str],
+    *,
+    ended: bool,
+) -> DataFrame:
+    """Counts of the jobs that ended (else: were created) in the window, with the names of their types."""
+    ids = id_range_of_ended(window) if ended else id_range_of_created(window)
 
-    settings: Settings
-    window: TimeWindow
-    names: dict[int, str]
-    ended: bool = False
+    def read(shards: Sequence[int]) -> Iterator[Columns]:
+        for reader, shard, piece in split_shards(settings, shards, ids, settings.reconcile.page):
+            count = reader.count_ended if ended else reader.count_created
+            counts: Sequence[EndedCount | CreatedCount] = count(shard, piece, window)
+            if counts:
+                yield *zip(*counts, strict=True), [names.get(one.type_no) for one in counts]
 
-    def rows(self, shards: Iterable[int]) -> Iterator[Sequence[Any]]:
-        """In the order of _TALLIES or _MADE."""
-        window, rows = self.window, self.settings.reconcile.page
-        ids = id_range_of_ended(window) if self.ended else id_range_of_created(window)
-        for reader, shard, piece in split_shards(self.settings, shards, ids, rows):
-            found: Sequence[EndedCount | CreatedCount] = (
-                reader.count_ended(shard, piece, window)
-                if self.ended
-                else reader.count_created(shard, piece, window)
-            )
-            for one in found:
-                yield *one, self.names.get(one.type_no)
-
-
-def _read(spark: SparkSession, task: TallyTask, schema: str) -> DataFrame:
-    def read(shards: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        return record_batches(task.rows(shards), schema)
-
-    return read_on_executors(spark, range(task.settings.shards), read, schema)
+    return read_on_executors(spark, range(settings.shards), read, _ENDED if ended else _CREATED)
 
 
 # ---- merged by Spark, in its SQL: a thousand small calls into Java would take a second
 
 
-def _made(made: DataFrame) -> DataFrame:
+def _merge_created(counts: DataFrame) -> DataFrame:
     from pyspark.sql.functions import expr  # noqa: PLC0415 - an extra
 
     day = expr("hour div 24 AS day")
-    return made.groupBy(day, expr(_HOUR), "type_no", "biz_type").agg(expr("SUM(jobs) AS jobs"))
+    return counts.groupBy(day, expr(_HOUR), "type_no", "biz_type").agg(expr("SUM(jobs) AS jobs"))
 
 
-def _ended(tallies: DataFrame) -> DataFrame:
+def _merge_ended(counts: DataFrame) -> DataFrame:
     from pyspark.sql.functions import expr  # noqa: PLC0415 - an extra
 
     outcome = " ".join(f"WHEN {number} THEN '{name}'" for number, name in _OUTCOMES.items())
-    counts = [f"SUM(IF(bucket = {n}, jobs, 0)) AS {name}" for n, name in enumerate(BUCKETS)]
+    buckets = [f"SUM(IF(bucket = {n}, jobs, 0)) AS {name}" for n, name in enumerate(BUCKETS)]
     sums = [
         "SUM(jobs) AS jobs", "SUM(retried) AS retried", "SUM(IF(bucket IS NULL, 0, jobs)) AS measured",
         "SUM(late_ms) AS late_ms_sum", "MAX(IF(bucket IS NULL, NULL, late_ms_max)) AS late_ms_max",
     ]  # fmt: skip
     outcome = f"CASE status {outcome} END AS outcome"
     keys = [expr(key) for key in ("day", _HOUR, "type_no", "biz_type", outcome)]
-    merged = tallies.groupBy(*keys).agg(*map(expr, (*sums, *counts)))
+    merged = counts.groupBy(*keys).agg(*map(expr, (*sums, *buckets)))
     columns = ["day", "hour", "type_no", "biz_type", "outcome", "jobs", "retried", "measured",
                "late_ms_sum", "late_ms_max"]  # fmt: skip
     percentiles = [f"{_percentile_column(n)} AS {name}" for name, n in PER_MILLE.items()]

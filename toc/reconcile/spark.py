@@ -9,6 +9,7 @@ DataFrames are for data that is written as Parquet.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from toc.domain.masking import revealed
-from toc.errors import SettingsError
+from toc.errors import SettingsError, TocError
 from toc.runtime.files import open_file
 from toc.runtime.settings import Settings
 
@@ -30,7 +31,9 @@ R = TypeVar("R")
 
 APP = "toc"
 TASK_ITEMS_MAX = 32  # a task costs tens of ms by itself; progress is reported after each
-LOOK_S = 0.2
+PROGRESS_S = 0.2
+
+_OURS = re.compile(r"^(?:toc\.errors\.)(\w+): (.+)$", re.MULTILINE)
 
 _DEFAULTS = {
     "spark.app.name": APP,
@@ -119,7 +122,7 @@ def _tell_progress(
     spark: SparkSession, tell: Callable[[int, int], None], stop: threading.Event
 ) -> None:
     tracker = spark.sparkContext.statusTracker()
-    while not stop.wait(LOOK_S):
+    while not stop.wait(PROGRESS_S):
         for stage in tracker.getActiveStageIds():
             info = tracker.getStageInfo(stage)
             if info is not None:
@@ -182,3 +185,25 @@ def _error_words(error: Exception) -> str:
     if "JAVA_GATEWAY_EXITED" in str(error) or isinstance(error, FileNotFoundError):
         return "Spark does not start: is Java 17 or later installed (java on PATH, or JAVA_HOME)?"
     return f"Spark does not start: {first[0] if first else type(error).__name__}"
+
+
+def spark_errors() -> tuple[type[Exception], ...]:
+    """The errors of toc, of Spark and Java, and of file systems, that work on Spark may raise."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+
+    return TocError, OSError, Py4JError, PySparkException
+
+
+def reason_of(error: Exception) -> str:
+    """The text of toc's own error on an executor, else the first line of Spark's; never a traceback."""
+    text = str(error)
+    ours = _OURS.findall(text)
+    if ours:
+        return str(ours[-1][1])
+    java = getattr(error, "java_exception", None)
+    if java is not None:
+        while java.getCause() is not None:
+            java = java.getCause()
+        text = str(java.toString())
+    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)

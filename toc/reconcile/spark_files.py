@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toc.errors import SettingsError
-from toc.reconcile.spark_errors import reason_of, spark_errors
+from toc.reconcile.spark import reason_of, spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
