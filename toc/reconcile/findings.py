@@ -41,6 +41,11 @@ class Finding(NamedTuple):
         return self.topic, self.slot
 
     @property
+    def at_ms(self) -> int | None:
+        """When its row is due; without a row, when its reminder is."""
+        return self.armed_ms if self.due_ms is None else self.due_ms
+
+    @property
     def key(self) -> tuple[Disagreement, int, str, int]:
         """Equal for findings of one disagreement that was seen twice."""
         return self.kind, self.job_id, self.topic, self.slot

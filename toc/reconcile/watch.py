@@ -244,6 +244,6 @@ def _log_findings(compared: ShardComparison) -> None:
         ids = [str(job_id) for job_id in islice(found, EXAMPLES) if job_id]
         text, args = "watch: shard %d: %s: %d", [compared.shard, kind, number]
         if ids:
-            text += ", as %s; `toc explain %s` shows more"
+            text += ", such as job %s; `toc explain %s` shows more"
             args += [", ".join(ids), ids[0]]
         log.warning(text, *args)

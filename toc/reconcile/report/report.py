@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -95,27 +95,32 @@ def lines(outcome: ReconcileResult, report: Path | None = None) -> list[str]:
     """The result as a few plain lines. `report`: returned by `write`; with it, earlier figures are shown."""
     summary = _facts(outcome, report)
     found = [summary["text"]]
-    for row in summary["failures"][:LINES_MAX]:
-        noun = "shard" if len(row["shards"]) == 1 else "shards"
-        where = f"{noun} {clean(ranges(row['shards']))} (database {row['database']})"
-        found.append(f"not compared: {where}: {row['reason']}")
-    if len(summary["failures"]) > LINES_MAX:
-        more = len(summary["failures"]) - LINES_MAX
-        found.append(f"not compared: {more} more reasons, see the report")
+    found += _first_lines("not compared", map(_failure_text, summary["failures"]))
     if summary["broken_off"]:
         found.append(f"repairing broke off: {summary['broken_off']}")
     found += _kind_lines(summary)
     if outcome.repairing:
-        left = [row for row in summary["repairs"] if not row["repaired"]]
-        found += [f"left: {kinds_text(row['kinds'])}: {row['how']}" for row in left[:LINES_MAX]]
-        if len(left) > LINES_MAX:
-            found.append(f"left: {len(left) - LINES_MAX} more reasons, see the report")
+        left = (row for row in summary["repairs"] if not row["repaired"])
+        found += _first_lines("left", (f"{kinds_text(row['kinds'])}: {row['how']}" for row in left))
     if report is not None:
         found.append(f"report: {report / PAGE}")
     text, commands = advice(outcome)
     if commands:
         found.append(f"{text} {', '.join(f'`{command}`' for command in commands)}")
     return found
+
+
+def _failure_text(row: Mapping[str, Any]) -> str:
+    noun = "shard" if len(row["shards"]) == 1 else "shards"
+    return f"{noun} {clean(ranges(row['shards']))} (database {row['database']}): {row['reason']}"
+
+
+def _first_lines(name: str, texts: Iterable[str]) -> list[str]:
+    """The first LINES_MAX texts, each after a name, and the number of the others."""
+    found = list(texts)
+    if len(found) > LINES_MAX:
+        found[LINES_MAX:] = [f"{len(found) - LINES_MAX} more reasons, see the report"]
+    return [f"{name}: {text}" for text in found]
 
 
 def as_json(outcome: ReconcileResult, report: Path | None = None) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def type_of(finding: Finding) -> str:
 
 def _hour_of(finding: Finding) -> str:
     """The hour of its due_time, else of its reminder: 2026-11-21T03:00Z."""
-    ms = finding.armed_ms if finding.due_ms is None else finding.due_ms
+    ms = finding.at_ms
     if ms is None:
         return NO_TIME
     if not 0 <= ms <= MS_MAX:
@@ -122,9 +122,8 @@ def examples(outcome: ReconcileResult) -> dict[Disagreement, list[Finding]]:
 
     def order(finding: Finding) -> tuple[bool, int, int, str, int]:
         repair = repairs.get(finding)
-        at = finding.armed_ms if finding.due_ms is None else finding.due_ms
         is_done = repair is not None and repair.done
-        return is_done, at or 0, finding.job_id, finding.topic, finding.slot
+        return is_done, finding.at_ms or 0, finding.job_id, finding.topic, finding.slot
 
     return {
         kind: heapq.nsmallest(EXAMPLES, by_kind[kind], key=order)
