@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -27,7 +27,6 @@ from toc.store.databases import Databases
 from toc.store.schema_check import check_databases
 
 _GETTING_WORSE = (OK, RunVerdict.REPAIRED, RunVerdict.LEFT, RunVerdict.UNABLE)
-
 
 Work = Callable[[], tuple[int, Iterable[str]]]
 """A part of the nightly run: returns its exit code and its lines."""
@@ -62,25 +61,27 @@ def nightly(
         end_with_parent(parent, clock)
     with ExitStack() as stack:
         on_progress = stack.enter_context(show_progress())
-        session, lack = None, ""
+        session, missing = None, ""
         try:
             report.check(settings)
             session = stack.enter_context(open_spark(settings, master))
         except SettingsError as error:
-            lack = str(error)
+            missing = str(error)
 
         parts: dict[str, Work] = {
             "reconcile": lambda: _reconcile_databases(settings, session, clock, on_progress),
-            "lateness": lambda: _measure_lateness(_require_session(session, lack), settings, clock),
+            "lateness": lambda: _measure_lateness(
+                _require_session(session, missing), settings, clock
+            ),
         }
         if settings.reconcile.archive != "none":
             parts["archive"] = lambda: _archive_jobs(
-                _require_session(session, lack), settings, clock
+                _require_session(session, missing), settings, clock
             )
         done = [_run_part(part, work, output) for part, work in parts.items()]
-    code = max((said.code for said in done), key=_severity)
+    code = max((result.code for result in done), key=_severity)
     if output.as_json:
-        output.answer({"code": code, "parts": [said._asdict() for said in done]}, "")
+        output.answer({"code": code, "parts": [result._asdict() for result in done]}, "")
     return code
 
 
@@ -90,11 +91,11 @@ def _run_part(part: str, work: Work, output: Output) -> PartResult:
     except Exception as error:  # noqa: BLE001 - the other parts are still done
         text, code = explain(error)
         lines = [f"{part}: {masked(text)}"]
-    said = PartResult(part, int(code), list(lines))
+    result = PartResult(part, int(code), list(lines))
     if not output.as_json:  # at once: a person may be reading the log
-        for line in said.lines:
+        for line in result.lines:
             typer.echo(printable(line))
-    return said
+    return result
 
 
 def _reconcile_databases(
@@ -116,11 +117,8 @@ def _measure_lateness(session: Any, settings: Settings, clock: Clock) -> tuple[i
 
 def _check(settings: Settings, clock: Clock) -> None:
     """Raises SchemaMismatch if the databases were set up with other shards: figures would be wrong."""
-    databases = Databases.from_settings(settings, clock, pool_size=1)
-    try:
+    with closing(Databases.from_settings(settings, clock, pool_size=1)) as databases:
         check_databases(databases, Catalogue(databases), settings.facts)
-    finally:
-        databases.close()
 
 
 def _archive_jobs(session: Any, settings: Settings, clock: Clock) -> tuple[int, Iterable[str]]:
@@ -129,10 +127,10 @@ def _archive_jobs(session: Any, settings: Settings, clock: Clock) -> tuple[int, 
     return (NO if result.differs else OK if result.is_good else UNAVAILABLE), lines
 
 
-def _require_session(session: Any, lack: str) -> Any:
+def _require_session(session: Any, missing: str) -> Any:
     """The session. Raises SettingsError if there is none."""
     if session is None:
-        raise SettingsError(lack)
+        raise SettingsError(missing)
     return session
 
 

@@ -1,4 +1,4 @@
-"""`toc reconcile`: every disagreement between MySQL and Redis, found, repaired if wanted, and reported."""
+"""`toc reconcile`: finds all disagreements between MySQL and Redis, repairs them if asked to, and reports."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from toc.cli.clients import current_person
 from toc.cli.common_options import answers
@@ -26,8 +20,6 @@ from toc.reconcile.run import OnProgress, Reconciliation
 from toc.reconcile.spark import open_session
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings, load_settings
-
-HERE = "none"
 
 
 @answers
@@ -92,7 +84,7 @@ def run_and_report(
 
 def open_spark(settings: Settings, master: str | None) -> Any:
     """A Spark session, or None for `master` none. Spark's output goes to spark.log in reconcile.directory."""
-    if master == HERE:
+    if master == "none":
         return nullcontext(None)
     return open_session(settings, master, Path(settings.reconcile.directory) / "spark.log")
 
@@ -104,12 +96,8 @@ def show_progress() -> Iterator[OnProgress]:
     if not screen.is_terminal:
         yield lambda phase, done, of: None
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+    text = TextColumn("{task.description}")
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=screen, transient=True) as bar:
         task = bar.add_task("starting", total=None)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 from toc.errors import TocError
 from toc.reconcile.findings import ReconcileResult, RunVerdict
@@ -21,35 +23,36 @@ def store_result(
 
     It does not raise: the run's own report must not be lost for this.
     """
-    databases = Databases.from_settings(settings, clock, pool_size=1)
-    try:
+    with _open_databases(settings, clock) as databases:
         return record_result(
             databases,
             outcome.verdict.name.lower(),
             outcome.found.total(),
-            sum(mend.done for mend in outcome.repairs),
+            sum(repair.done for repair in outcome.repairs),
             (outcome.ended_ms - outcome.began_ms) / 1000,
             is_whole=not outcome.failures and outcome.compared >= outcome.shards,
         )
-    except TocError as error:
-        log.warning("`toc status` will not know of this run: %s", error)
-        return None
-    finally:
-        databases.close()
+    return None
 
 
 def store_unable_result(settings: Settings, clock: Clock, began_s: float) -> None:
     """Stores that a run has ended now without a result of its own. `began_s`: by the monotonic clock.
 
-    Stores nothing if another reconciliation has ended since it began: that one counts. Errors are logged.
+    Stores nothing if another reconciliation has ended since the run began: that result counts. Errors are
+    logged.
     """
-    databases = Databases.from_settings(settings, clock, pool_size=1)
-    try:
+    with _open_databases(settings, clock) as databases:
         before, now_ms = read_last_result(databases), databases.now_ms()
         seconds = clock.monotonic_s() - began_s
         if before is None or before.ended_ms < now_ms - seconds * 1000:
             record_result(databases, RunVerdict.UNABLE.name.lower(), 0, 0, seconds, is_whole=False)
-    except TocError as error:
-        log.warning("`toc status` will not know of this run: %s", error)
-    finally:
-        databases.close()
+
+
+@contextmanager
+def _open_databases(settings: Settings, clock: Clock) -> Iterator[Databases]:
+    """The databases, for a block whose errors are logged and not raised."""
+    with closing(Databases.from_settings(settings, clock, pool_size=1)) as databases:
+        try:
+            yield databases
+        except TocError as error:
+            log.warning("`toc status` will not know of this run: %s", error)

@@ -39,7 +39,7 @@ LOG_FILE = "nightly.log"
 NICENESS = 10
 MISSED_S_MAX = 3600
 STOP_S = 10.0
-POLL_S = 0.05  # between two checks whether it has ended
+POLL_S = 0.05  # between two checks whether the process has ended
 PARENT_POLL_S = 1.0
 
 MODULES = ("pyspark", "pyarrow", "pandas", "jinja2")
@@ -121,9 +121,7 @@ class Nightly:
         self._scheduler.start()
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
-        """Ends the present run, and starts no more; True when its processes are gone. Legal without a
-        start.
-        """
+        """Ends the present run, and starts no more; True when its processes are gone."""
         with self._lock:
             self._stopping, process = True, self._process
         gone = True
@@ -136,7 +134,7 @@ class Nightly:
         return gone
 
     def run(self) -> None:
-        """Runs it to its end or its time limit, if this node leads. Never two at the same time."""
+        """Runs `toc nightly` to its end or its time limit, if this node leads; never two at once."""
         if not self._is_leader():
             self.last = None
             log.info("the nightly run is the leader's; this node does not lead")
@@ -176,12 +174,12 @@ class Nightly:
         return words or words_of_exit_code(code)
 
     def _start_process(self) -> subprocess.Popen[bytes]:
-        with self._open_log() as said:
+        with self._open_log() as output:
             process = subprocess.Popen(
                 (*self._command, "--parent", str(os.getpid())),
                 env={**os.environ, **self._variables},
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 # A process group of its own: Java and all children end with it; a Ctrl-C is for this process
                 # only.
@@ -201,8 +199,8 @@ class Nightly:
 def end_with_parent(parent: int, clock: Clock) -> None:
     """From now on this process and its group are killed when `parent` is no longer its parent.
 
-    Then the parent was killed, and no process is left to stop this run. It polls, since only Linux has a
-    signal for it, and that one depends on the thread that started the process.
+    Then the parent was killed, and no process is left to stop this run. A thread polls, since only Linux
+    has a signal for this, and that one depends on the thread that started the process.
     """
 
     def poll_parent() -> None:
@@ -251,7 +249,7 @@ def _settings_to_pass_on(settings: Settings) -> dict[str, str]:
 
 
 def _end_process_group(process: subprocess.Popen[bytes], timeout_s: float, clock: Clock) -> bool:
-    """Asks it and all its children to end; kills them after half the time. True when it is gone.
+    """Asks the process and its children to end; kills them after half the time. True: the process is gone.
 
     Its children may outlive it, as Java does when it hangs.
     """

@@ -22,7 +22,7 @@ from toc.scanner.overdue_page import BEGINNING, OverduePages
 from toc.store.due_pages import SHARDS_PER_QUERY_MAX, DuePages
 
 WASTE = 200
-FRUITLESS_S_MAX = 1.0  # after so long of reading rows that it cannot claim, it ends its round
+FRUITLESS_S_MAX = 1.0  # a round ends after so long of reading rows that this node cannot claim
 REST_S_MAX = 600.0
 NO_PERMITS_S = 1.0  # it is woken when there are permits again
 
@@ -118,9 +118,8 @@ class Fallback(Service):
         try:
             overdue = self._pages.shards_with_overdue(dict.fromkeys(block, self._grace_ms))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the database's, or one table's
-            self._log_throttle.warning(
-                "look", "%s: the look for overdue jobs: %s", self.name, error
-            )
+            text = "%s: cannot find out which shards have overdue jobs: %s"
+            self._log_throttle.warning("check", text, self.name, error)
         else:
             return [shard for shard in block if shard in overdue]
         self._wasted_s += self._clock.monotonic_s() - began_s
@@ -144,9 +143,7 @@ class Fallback(Service):
         except Exception as error:  # noqa: BLE001 - as above
             self._log_throttle.warning("page", "%s: shard %d: %s", self.name, shard, error)
         took_s = self._clock.monotonic_s() - found_s
-        if (
-            page is None or not page.job_ids
-        ):  # it has only read rows of types without a handler here
+        if page is None or not page.job_ids:  # only rows of types without a handler here
             self._wasted_s += took_s
         if not claimed:
             self._fruitless_s += took_s

@@ -59,7 +59,7 @@ class Scanner(Service):
         self._broken: dict[int, float] = {}
         self._claimed = 0  # jobs, since the last check
         # When the last check was finished, by the monotonic clock; which share of the tick to wait then.
-        self._look_ended_s, self._tick_share = float("-inf"), 0.0
+        self._check_ended_s, self._tick_share = float("-inf"), 0.0
 
     def set_shards(
         self, shards: Sequence[int], deputised: Sequence[int] = (), stretch: float = 1.0
@@ -89,7 +89,7 @@ class Scanner(Service):
         tick_s = (min(self._tick_s, URGENT_S) if urgent else self._tick_s) * self._stretch
         if self._found:
             return self._scan_first_found()
-        wait_s = self._look_ended_s + tick_s * self._tick_share - self._clock.monotonic_s()
+        wait_s = self._check_ended_s + tick_s * self._tick_share - self._clock.monotonic_s()
         if wait_s > 0:
             return min(wait_s, URGENT_S)  # a short wait, since the timer may become unavailable
         grace_ms = min(self._grace_ms, round(URGENT_S * 1000)) if urgent else self._grace_ms
@@ -123,14 +123,14 @@ class Scanner(Service):
         try:
             found |= self._pages.shards_with_overdue(asked)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the database's, or one table's
-            self._log_throttle.warning("look", "scanner: shards %s: %s", [*asked], error)
+            self._log_throttle.warning("check", "scanner: shards %s: %s", [*asked], error)
             # Each shard is scanned by itself, which shows which one is broken.
             found = found.union(asked) if self._pages.database_answers(block[0]) else set()
         self._found.extend((shard, grace[shard]) for shard in block if shard in found)
-        self._end_look(len(block) / len(self._owned) if block else 1.0)
+        self._end_check(len(block) / len(self._owned) if block else 1.0)
 
-    def _end_look(self, share: float) -> None:
-        self._look_ended_s, self._tick_share = self._clock.monotonic_s(), share
+    def _end_check(self, share: float) -> None:
+        self._check_ended_s, self._tick_share = self._clock.monotonic_s(), share
 
     def _scan_first_found(self) -> float:
         """Scans one page of the first shard in `_found`."""
@@ -143,7 +143,7 @@ class Scanner(Service):
             self._after = BEGINNING
             self._found.popleft()
             if not self._found:  # if jobs were claimed, the next block may have some too: no pause
-                self._end_look(0.0 if self._claimed else self._tick_share)
+                self._end_check(0.0 if self._claimed else self._tick_share)
                 self._claimed = 0
         return 0
 
