@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from toc.store.migrating import Online, Script
-from toc.store.steps import Step, Target
+from toc.store.schema_executor import OnlineExecutor
+from toc.store.schema_steps import SchemaStep, SchemaTarget
 
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
@@ -18,13 +18,13 @@ phase = "pre"
 fits_since = ${repr(down_revision)}  # the oldest release, by its newest revision, whose statements run on it
 
 
-def steps(target: Target) -> Iterator[Step]:
+def steps(target: SchemaTarget) -> Iterator[SchemaStep]:
     raise NotImplementedError
 
 
-def upgrade(migration: Online | Script) -> None:
+def upgrade(migration: OnlineExecutor) -> None:
     migration.up(revision, steps)
 
 
-def downgrade(migration: Online | Script) -> None:
+def downgrade(migration: OnlineExecutor) -> None:
     migration.down(revision, steps)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from toc.store.schema_executor import OnlineExecutor, ScriptExecutor
+from toc.store.schema_executor import OnlineExecutor
 from toc.store.schema_steps import MakeTable, MakeView, SchemaStep, SchemaTarget, union_all
 
 revision = "0001"
@@ -287,9 +287,9 @@ def steps(target: SchemaTarget) -> Iterator[SchemaStep]:
     yield MakeView("toc_purges", PURGES_COLUMNS, PURGES)
 
 
-def upgrade(migration: OnlineExecutor | ScriptExecutor) -> None:
+def upgrade(migration: OnlineExecutor) -> None:
     migration.up(revision, steps)
 
 
-def downgrade(migration: OnlineExecutor | ScriptExecutor) -> None:
+def downgrade(migration: OnlineExecutor) -> None:
     migration.down(revision, steps)

@@ -9,7 +9,7 @@ from tests.accounts.conftest import Place
 from tests.migration.conftest import run
 from toc.store.accounts import EVENT_COLUMNS, JOBS, ROLES
 from toc.store.driver_errors import error_number
-from toc.store.schema_executor import VERSION_TABLE
+from toc.store.schema import VERSION_TABLE
 
 KEYS = {
     "toc_job_0000": "job_id", "toc_job_0001": "job_id", "toc_meta": "name", "toc_biz_type": "type_no",

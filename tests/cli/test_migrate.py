@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import create_engine
 
 from tests.cli.conftest import Toc
-from toc.cli.migrate import table_ranges
 from toc.store import migrate
+from toc.store.drift import table_ranges
 
 HEAD = migrate.newest_revision()
 INSERT = (

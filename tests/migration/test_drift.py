@@ -16,9 +16,10 @@ from tests.migration.conftest import (
 )
 from tests.servers.process import free_port
 from toc.runtime.settings import Settings
-from toc.store import drift, migrate, schema_steps
+from toc.store import migrate, schema_steps
 from toc.store.schema_executor import StepProgress
 from toc.store.schema_status import SchemaStatus, read_statuses
+from toc.store.table_shapes import read_shapes
 
 SQLITE_JOBS = "SELECT {} AS shard, job_id FROM toc_job_000{}"
 
@@ -403,7 +404,7 @@ def test_a_few_queries_for_any_number_of_tables(server_url: str, shards: int) ->
     with engine_of(server_url) as engine, engine.connect() as connection:
         asked: list[str] = []
         event.listen(engine, "before_cursor_execute", lambda *args: asked.append(args[2]))
-        found = drift.read_shapes(connection, sqlite=False)
+        found = read_shapes(connection, sqlite=False)
     assert len(asked) == 8
     assert len(found) == len(SHARED | VIEWS) + shards
 
@@ -413,6 +414,4 @@ def test_looking_changes_nothing(settings: Settings, url: str) -> None:
     assert found.revision is None
     with databases_of(settings) as databases:
         assert migrate.read_revision(databases[0]) is None
-        assert (
-            databases[0].read(lambda c: drift.read_shapes(c, sqlite=url.startswith("sqlite"))) == {}
-        )
+        assert databases[0].read(lambda c: read_shapes(c, sqlite=url.startswith("sqlite"))) == {}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from alembic import command
+from alembic.config import Config
 from sqlalchemy import Engine, MetaData, create_engine, inspect
 from sqlalchemy.pool import NullPool
 
@@ -30,6 +31,13 @@ from toc.store.databases import Databases
 from toc.store.schema_executor import StepProgress
 
 FILLED = {"gmt_create", "gmt_modified", "event_time", "account", "live_key"}  # by the database
+
+
+def alembic_config(settings: Settings) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(migrate._scripts()))
+    config.attributes["settings"] = settings
+    return config
 
 
 def shape(engine: Engine, table: str) -> dict[str, Any]:
@@ -234,7 +242,7 @@ def test_tables_that_hold_jobs_are_never_dropped(
     before = dump(engine)
     ways: dict[str, Callable[[], object]] = {
         "toc": lambda: migrate.downgrade(settings, "base"),
-        "alembic": lambda: command.downgrade(migrate._alembic_config(settings), "base"),
+        "alembic": lambda: command.downgrade(alembic_config(settings), "base"),
     }
     with pytest.raises(migrate.MigrationFailed, match="database 0, table toc_job_0000: it holds"):
         ways[way]()

@@ -27,7 +27,8 @@ HEAD = "0001"  # of this release
 
 REVISION = '''"""{title}."""
 
-from toc.store.schema_steps import AddColumn, AddIndex, InverseStep
+from tests.migration.steps import AddIndex, DropColumn
+from toc.store.schema_steps import AddColumn
 
 revision = "{name}"
 down_revision = "{before}"
@@ -52,7 +53,7 @@ def downgrade(migration):
 
 LATER = [
     ("0002", "pre", "0001", "A note", 'AddColumn(table, "note", "VARCHAR(20)")'),
-    ("0003", "post", "0002", "No note", 'InverseStep(AddColumn(table, "note", "VARCHAR(20)"))'),
+    ("0003", "post", "0002", "No note", 'DropColumn(table, "note", "VARCHAR(20)")'),
     ("0004", "pre", "0002", "An index", 'AddIndex(table, "ix_action", ["action_time"])'),
 ]
 

@@ -14,8 +14,7 @@ from toc.cli.grants import RoleName
 from toc.cli.main import app
 from toc.store.accounts import EVENT_COLUMNS, JOBS, ROLES
 from toc.store.events import _event_columns
-from toc.store.schema import event_table
-from toc.store.schema_executor import VERSION_TABLE
+from toc.store.schema import VERSION_TABLE, event_table
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/reference/accounts.md").read_text("utf-8")

@@ -25,7 +25,6 @@ from toc.store.databases import Database, Databases
 from toc.store.reconcile_status import read_last_result
 from toc.store.recorded_meta import differing_facts, read_recorded_meta
 from toc.store.schema_status import read_status
-from toc.store.schema_steps import SchemaTarget
 from toc.store.server_facts import ServerInfo, read_server_info
 from toc.store.sessions import EXPECTED
 from toc.store.table_check import WAY_OUT, summarize_faults
@@ -146,8 +145,7 @@ class Doctor:
             yield self._check_tables(name, database)
 
     def _check_tables(self, name: str, database: Database) -> Check:
-        target = SchemaTarget(database.index, database.shards, database.sqlite)
-        faults = read_status(database, target, self._settings.routing.facts()).faults
+        faults = read_status(database, self._settings.routing.facts()).faults
         found = "; ".join(summarize_faults(faults)) or "as toc made them"
         slow = all(fault.kind in ("index", "view") and not fault.silent for fault in faults)
         level: Level = "ok" if not faults else "warn" if slow else "fail"

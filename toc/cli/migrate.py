@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +18,7 @@ from toc.errors import MYSQL_REFUSALS, StoreUnavailable
 from toc.runtime.settings import Settings, load_settings
 from toc.store import drift_repair
 from toc.store import migrate as store
-from toc.store.drift import DriftFinding
+from toc.store.drift import group_by_text, table_ranges
 from toc.store.driver_errors import CLIENT_ERRORS, error_text
 from toc.store.migrate import MigrationResult, StepProgress, newest_revision
 from toc.store.schema_executor import MigrationFailed
@@ -178,7 +178,7 @@ def _report_drift(settings: Settings) -> int:
     lines = [
         f"database {standing.database}: {line}"
         for standing in read_statuses(settings)
-        for line in _group_by_text(standing.faults)
+        for line in group_by_text(standing.faults)
     ]
     if not lines:
         return OK
@@ -427,39 +427,7 @@ def _status_lines(standing: SchemaStatus) -> Iterator[str]:
         subject = "it " if standing.misfit.startswith("is ") else ""
         yield f"  {subject}{standing.misfit}"
     for word, findings in (("fault", standing.faults), ("note", standing.notes)):
-        yield from (f"  {word}: {line}" for line in _group_by_text(findings))
-
-
-def _group_by_text(findings: Iterable[DriftFinding]) -> Iterator[str]:
-    """One line per text, with all tables that it applies to."""
-    tables: dict[str, list[str]] = {}
-    for finding in findings:
-        tables.setdefault(finding.text, []).append(finding.table)
-    for text, names in tables.items():
-        yield printable(f"{table_ranges(names)}: {text}")
-
-
-def table_ranges(names: Sequence[str]) -> str:
-    """Names of tables on one line; runs of shards as their first and last."""
-    parts: list[list[str]] = []
-    for name in sorted(names):
-        follows = (
-            parts
-            and _table_number(name) is not None
-            and _table_number(parts[-1][-1]) == _table_number(name, -1)
-        )
-        if follows:
-            parts[-1].append(name)
-        else:
-            parts.append([name])
-    shown = [part[0] if len(part) == 1 else f"{part[0]} … {part[-1]}" for part in parts]
-    total = f" ({len(names)} tables)" if len(shown) < len(names) else ""
-    return ", ".join(shown) + total
-
-
-def _table_number(name: str, plus: int = 0) -> int | None:
-    shard = name.removeprefix("toc_job_")
-    return int(shard) + plus if shard.isascii() and shard.isdigit() else None
+        yield from (f"  {word}: {line}" for line in group_by_text(findings))
 
 
 def _count_words(number: int, word: str) -> str:

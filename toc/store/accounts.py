@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from toc.errors import InvalidInput
-from toc.store.schema import job_table_name
-from toc.store.schema_executor import VERSION_TABLE
+from toc.store.schema import VERSION_TABLE, job_table_name
 
 JOBS = "toc_job_…"
 """Stands for each job table."""

@@ -1,48 +1,36 @@
-"""`toc migrate --mend`: the statements that take drift back.
+"""`toc migrate --mend`: the statements that undo drift.
 
-One table at a time, and each time from a new look: a run that was broken off is run again. Nothing
-that holds data is dropped: a column that somebody added becomes NULL-able; `live_key` is computed, and is
-made anew. A UNIQUE key, CHECK, foreign key or trigger that somebody added is dropped, and its definition
-told before. What only a person can decide is left, and said.
+Each run compares the tables anew, so an interrupted run is run again. Nothing that holds data is dropped: a
+column that somebody added becomes NULL-able; `live_key` is computed, and is made anew. A UNIQUE key, CHECK,
+foreign key or trigger that somebody added is dropped, and its definition is shown. A fault that only a person
+can decide about is left, and reported.
 """
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import TextIO, cast
+from typing import TextIO
 
 from sqlalchemy import Connection, text
 
-from toc.runtime.files import make_directory, open_file
 from toc.runtime.settings import Settings
 from toc.store import drift, migrate
 from toc.store.drift import DriftFinding
 from toc.store.identity import refuse_other_database
-from toc.store.migration_connections import open_migration_connection
+from toc.store.migration_run import open_migration_connection
 from toc.store.schema_executor import (
     IN_PLACE,
     LOCK_WAIT_S,
     OnlineExecutor,
     Progress,
-    ScriptExecutor,
     StepProgress,
 )
-from toc.store.schema_steps import (
-    AddColumn,
-    AddIndex,
-    InverseStep,
-    MakeTable,
-    SchemaStep,
-    SchemaTarget,
-    Shapes,
-    definitions_of_table,
-)
+from toc.store.schema_steps import SchemaStep, SchemaTarget
+from toc.store.table_shapes import PRIMARY, Shapes, read_shapes
 
 _COLUMN = (
     "SELECT COLUMN_TYPE, COLLATION_NAME FROM information_schema.COLUMNS "
@@ -60,7 +48,7 @@ _CHECK = (
 
 @dataclass(frozen=True, slots=True)
 class DriftRepair:
-    """What is done about one fault. `statements`: in order; []: it is left, `note` says why."""
+    """The statements that undo one fault, in order; (): the fault is left, and `note` says why."""
 
     database: int
     fault: DriftFinding
@@ -75,26 +63,25 @@ def repair_drift(
     lock_wait_s: int = LOCK_WAIT_S,
     may_rebuild: bool = False,
 ) -> list[DriftRepair]:
-    """Takes back what differs in every database, and returns what was done and what was left.
+    """Undoes the faults of every database; returns all, with those that were left.
 
     `may_rebuild`: also where the server must copy a table while its writes wait. Raises StoreUnavailable,
-    SchemaMismatch, and MigrationFailed with the table: what was done stays, a later run goes on there.
+    SchemaMismatch, and MigrationFailed with the table: its changes stay, a later run continues there.
     """
     done: list[DriftRepair] = []
     for index in range(len(settings.databases)):
         with open_migration_connection(index, settings, lock_wait_s) as connection:
-            target, mends = _plan_repairs(settings, index, connection)
-            online = OnlineExecutor(
+            target, repairs = _plan_repairs(settings, index, connection)
+            executor = OnlineExecutor(
                 target, connection, lock_wait_s=lock_wait_s, may_rebuild=may_rebuild
             )
-            for number, each in enumerate(mends, 1):
-                for statement in each.statements:
-                    online.run_repair(each.fault.table, statement)
+            for number, repair in enumerate(repairs, 1):
+                table, is_view = repair.fault.table, repair.fault.kind == "view"
+                for statement in repair.statements:
+                    executor.run_repair(table, statement)
                 if progress is not None:
-                    view = each.fault.kind == "view"
-                    table = each.fault.table
-                    progress(StepProgress(index, "mend", table, view, number, len(mends)))
-            done += mends
+                    progress(StepProgress(index, "mend", table, is_view, number, len(repairs)))
+            done += repairs
     return done
 
 
@@ -105,33 +92,21 @@ def write_repair_scripts(
     *,
     lock_wait_s: int = LOCK_WAIT_S,
 ) -> list[Path]:
-    """Writes what `mend` would run, and runs nothing: a file for each database, or one to `out`.
+    """Writes the statements of `repair_drift`, and runs none: a file for each database, or one to `out`.
 
-    The scripts check which database they run on, like those of the revisions. Asks every database.
+    The scripts check which database they run on, like those of the revisions. Reads every database.
     """
-    if directory is None and len(settings.databases) > 1:
-        migrate.refuse_single_output(len(settings.databases))
-    paths = []
+    paths = migrate.script_paths(settings, directory, prefix="mend_")
     for index in range(len(settings.databases)):
         with open_migration_connection(index, settings, lock_wait_s) as connection:
-            target, mends = _plan_repairs(settings, index, connection)
+            _, repairs = _plan_repairs(settings, index, connection)
             revision = migrate.current_revision(connection)
-        with ExitStack() as stack:
-            file = out or io.StringIO()
-            if directory is not None:
-                make_directory(directory)
-                path = directory / f"mend_{migrate.script_name(settings, index)}"
-                file = stack.enter_context(cast("TextIO", open_file(path, "w")))
-                paths.append(path)
-            name = migrate.database_name(settings, index)
-            facts = settings.routing.facts()
-            script = ScriptExecutor(target, file, name, facts, lock_wait_s=lock_wait_s)
+        with migrate.open_script(settings, index, paths, out, lock_wait_s) as script:
             if revision is not None:
                 script.write_head(version_of("toc"), revision, revision, [revision])
-                for each in mends:
-                    script.write_repair(
-                        f"{each.fault.table}: {each.fault.text}", each.note, each.statements
-                    )
+                for repair in repairs:
+                    fault = f"{repair.fault.table}: {repair.fault.text}"
+                    script.write_repair(fault, repair.note, repair.statements)
                 script.write_end()
     return paths
 
@@ -141,133 +116,114 @@ def _plan_repairs(
 ) -> tuple[SchemaTarget, list[DriftRepair]]:
     target = migrate.schema_target(settings, index)
     refuse_other_database(target, connection, settings.routing.facts())
-    at = migrate.current_revision(connection)
-    applied = migrate.revisions()[: (migrate.revision_position(at) or 0) if at else 0]
-    steps = [step for revision in applied for step in revision.steps(target)]
-    found = drift.read_shapes(connection, sqlite=target.sqlite)
-    faults, _ = drift.compare_shapes(found, drift.declared_shapes(steps, sqlite=target.sqlite))
+    revision = migrate.current_revision(connection)
+    at = migrate.revision_position(revision) if revision is not None else 0
+    steps = [step for applied in migrate.revisions()[: at or 0] for step in applied.steps(target)]
+    found = read_shapes(connection, sqlite=target.sqlite)
+    declared = drift.declared_shapes(steps, sqlite=target.sqlite)
+    faults, _ = drift.compare_shapes(found, declared)
     if not target.sqlite:
         connection.commit()
-    plan = _RepairPlanner(target, connection, steps, found)
-    return target, [plan.plan_repair(fault) for fault in sorted(faults, key=_repair_order)]
+    planner = _RepairPlanner(target, connection, steps, declared, found)
+    return target, [planner.plan_repair(fault) for fault in sorted(faults, key=_repair_order)]
 
 
 def _repair_order(fault: DriftFinding) -> tuple[bool, str, int]:
-    """By table; columns before the indexes over them; views, which stand on tables, last."""
+    """By table; columns before the indexes over them; views, which read tables, last."""
     kinds = ("missing", "engine", "extra index", "column")
     return fault.kind == "view", fault.table, kinds.index(fault.kind) if fault.kind in kinds else 9
 
 
 class _RepairPlanner:
-    """The statements for one database's faults."""
+    """Finds the statements for the faults of one database."""
 
     def __init__(
         self,
         target: SchemaTarget,
         connection: Connection,
         steps: Iterable[SchemaStep],
+        declared: Shapes,
         found: Shapes,
     ) -> None:
-        self._target, self._connection, self._found = target, connection, found
-        self._steps: dict[str, list[SchemaStep]] = {}
-        for step in steps:
-            self._steps.setdefault(step.table, []).append(step)
-        self._dropped: set[tuple[str, str]] = set()  # indexes that an earlier statement drops
+        self._target, self._connection = target, connection
+        self._steps, self._declared, self._found = list(steps), declared, found
+        self._remade: set[tuple[str, str]] = set()  # indexes that an earlier statement makes anew
 
     def plan_repair(self, fault: DriftFinding) -> DriftRepair:
-        statements, note = self._statements_and_note(fault)
+        note = ""
+        if fault.kind in ("missing", "view"):
+            statements = self._make_again(fault)
+        elif self._target.sqlite:
+            statements, note = [], "SQLite cannot change it in place: it is left"
+        elif fault.kind == "engine":
+            statements = [f"ALTER TABLE {fault.table} ENGINE = InnoDB"]
+        elif fault.kind == "column":
+            statements = list(self._restore_column(fault.table, fault.name))
+        elif fault.kind == "index":
+            statements = list(self._restore_index(fault.table, fault.name))
+        else:
+            statements, note = self._remove_addition(fault)
         return DriftRepair(self._target.index, fault, tuple(statements), note)
 
-    def _statements_and_note(self, fault: DriftFinding) -> tuple[list[str], str]:
-        if fault.kind in ("missing", "view"):
-            steps = self._steps[fault.table]
-            steps = steps[-1:] if fault.kind == "view" else steps
-            return [act.sql for step in steps for act in step.up(sqlite=self._target.sqlite)], ""
-        if self._target.sqlite:
-            return [], "SQLite cannot change it in place: it is left"
-        if fault.kind in ("engine", "column", "index"):
-            return list(self._restore_declared(fault)), ""
-        return self._remove_addition(fault)
-
-    def _restore_declared(self, fault: DriftFinding) -> Iterable[str]:
-        """Of a part that toc made, and somebody changed or dropped."""
-        if fault.kind == "engine":
-            return [f"ALTER TABLE {fault.table} ENGINE = InnoDB"]
-        part = self._restore_column if fault.kind == "column" else self._restore_index
-        return part(fault.table, fault.name)
+    def _make_again(self, fault: DriftFinding) -> list[str]:
+        steps = [step for step in self._steps if step.table == fault.table]
+        if fault.kind == "view":  # the last revision that makes it counts
+            steps = steps[-1:]
+        return [each.sql for step in steps for each in step.up(sqlite=self._target.sqlite)]
 
     def _remove_addition(self, fault: DriftFinding) -> tuple[list[str], str]:
-        """Of a part that somebody added."""
+        """The statements, and a note, for a part that somebody added."""
         table, name = fault.table, _quoted_name(fault.name)
         alter = f"ALTER TABLE {table}"
-        if fault.kind == "extra column":
-            note = "it stays, with its values, and may be NULL"
-            return [self._make_nullable(table, fault.name)], note
-        if fault.kind == "extra index":
-            was = self._found[table].indexes[fault.name]
-            return [f"{alter} DROP INDEX {name}{IN_PLACE}"], f"it was {was}"
-        if fault.kind == "trigger":
-            return [f"DROP TRIGGER {name}"], f"it was {self._rule_definition(_TRIGGER, fault.name)}"
-        if fault.kind == "CHECK":
-            return [
-                f"{alter} DROP CONSTRAINT {name}"
-            ], f"it was {self._rule_definition(_CHECK, fault.name)}"
-        if fault.kind == "foreign key":
-            return [f"{alter} DROP FOREIGN KEY {name}"], ""
-        return [], "only a person can decide that: it is left"
+        match fault.kind:
+            case "extra column":
+                note = "it stays, with its values, and may be NULL"
+                return [self._make_nullable(table, fault.name)], note
+            case "extra index":
+                was = self._found[table].indexes[fault.name]
+                return [f"{alter} DROP INDEX {name}{IN_PLACE}"], f"it was {was}"
+            case "trigger":
+                return [f"DROP TRIGGER {name}"], self._describe_rule(_TRIGGER, fault.name)
+            case "CHECK":
+                drop = f"{alter} DROP CONSTRAINT {name}"
+                return [drop], self._describe_rule(_CHECK, fault.name)
+            case "foreign key":
+                return [f"{alter} DROP FOREIGN KEY {name}"], ""
+            case _:
+                return [], "only a person can decide that: it is left"
 
     def _restore_column(self, table: str, name: str) -> Iterator[str]:
-        texts, alter = self._declared_definitions(table), f"ALTER TABLE {table} "
-        wanted, there = texts["column", name], name in self._found[table].columns
+        definitions, found = self._declared[table].definitions, self._found[table]
+        alter, wanted = f"ALTER TABLE {table} ", definitions["column", name]
         if "GENERATED ALWAYS" not in wanted:
             column, default = _split_expression_default(wanted)
-            yield f"{alter}{'MODIFY' if there else 'ADD'} COLUMN {column}"
+            yield f"{alter}{'MODIFY' if name in found.columns else 'ADD'} COLUMN {column}"
             if default:
                 yield f"{alter}ALTER COLUMN {name} SET DEFAULT {default}"
             return
         # It holds nothing of its own. An index over it would lose the column, and refuse rows.
         over = [
             index
-            for (kind, index), definition in texts.items()
+            for (kind, index), definition in definitions.items()
             if kind == "index" and re.search(rf"\b{name}\b", definition.partition("(")[2])
         ]
         for index in over:
-            if index in self._found[table].indexes:
+            if index in found.indexes:
                 yield f"{alter}DROP INDEX {index}{IN_PLACE}"
-        if there:
+        if name in found.columns:
             yield f"{alter}DROP COLUMN {name}"
         yield f"{alter}ADD COLUMN {wanted}"
         for index in over:
-            self._dropped.add((table, index))
-            yield f"{alter}ADD {texts['index', index]}{IN_PLACE}"
+            self._remade.add((table, index))
+            yield f"{alter}ADD {definitions['index', index]}{IN_PLACE}"
 
-    def _restore_index(self, table: str, name: str) -> list[str]:
-        if (table, name) in self._dropped:
-            return []
-        drop = ""
-        if name in self._found[table].indexes:
-            drop = "DROP PRIMARY KEY, " if name == "PRIMARY" else f"DROP INDEX {name}, "
-        return [
-            f"ALTER TABLE {table} {drop}ADD {self._declared_definitions(table)['index', name]}{IN_PLACE}"
-        ]
-
-    def _declared_definitions(self, table: str) -> dict[tuple[str, str], str]:
-        """The definitions of columns and indexes as the revisions have them, by kind and name."""
-        texts: dict[tuple[str, str], str] = {}
-        for step in self._steps[table]:
-            taken = step.step if isinstance(step, InverseStep) else step
-            if isinstance(taken, MakeTable):
-                new = definitions_of_table(taken.sql)
-            elif isinstance(taken, AddColumn):
-                new = {("column", taken.column): f"{taken.column} {taken.definition}"}
-            elif isinstance(taken, AddIndex):
-                unique = "UNIQUE " if taken.unique else ""
-                definition = f"{unique}KEY {taken.index} ({', '.join(taken.columns)})"
-                new = {("index", taken.index): definition}
-            else:
-                new = {}
-            texts |= new
-        return texts
+    def _restore_index(self, table: str, name: str) -> Iterator[str]:
+        if (table, name) not in self._remade:
+            drop = ""
+            if name in self._found[table].indexes:
+                drop = "DROP PRIMARY KEY, " if name == PRIMARY else f"DROP INDEX {name}, "
+            definition = self._declared[table].definitions["index", name]
+            yield f"ALTER TABLE {table} {drop}ADD {definition}{IN_PLACE}"
 
     def _make_nullable(self, table: str, name: str) -> str:
         values = {"table": table, "name": name}
@@ -275,10 +231,10 @@ class _RepairPlanner:
         collate = f" COLLATE {collation}" if collation else ""
         return f"ALTER TABLE {table} MODIFY COLUMN {_quoted_name(name)} {kind}{collate} NULL"
 
-    def _rule_definition(self, query: str, name: str) -> str:
-        """The definition of a rule that is dropped, on one line."""
+    def _describe_rule(self, query: str, name: str) -> str:
+        """The definition of a trigger or CHECK that is dropped, on one line."""
         found = self._connection.scalar(text(query), {"name": name})
-        return " ".join(str(found).split())
+        return f"it was {' '.join(str(found).split())}"
 
 
 def _split_expression_default(definition: str) -> tuple[str, str]:

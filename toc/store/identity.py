@@ -1,8 +1,8 @@
-"""Which database this is: what `toc_meta` says of it, and which shards' tables it holds.
+"""Checks that a database is the one of the settings, by its `toc_meta` and by its job tables.
 
-A migration for another database would make empty tables, and `toc_jobs` over them: the jobs that are
-there would be seen by no query. So a run asks first (`refuse_others`), and so does each script (`guard`).
-Before the first start of a process `toc_meta` says nothing: then the job tables tell.
+A migration for another database would make empty tables, and `toc_jobs` over them: no query would see the
+jobs that are there. So each run checks first (`refuse_other_database`), and each script too (`guard_sql`).
+Before the first start of a process `toc_meta` has no such rows: then only the job tables are checked.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from toc.errors import SchemaMismatch
 from toc.store.driver_errors import is_missing_table
+from toc.store.recorded_meta import differing_facts
 from toc.store.schema_steps import SchemaTarget
 
 _RAW = {"no_parameters": True}
@@ -55,13 +56,11 @@ def refuse_other_database(
 def describe_differences(
     target: SchemaTarget, expected_meta: Mapping[str, str], recorded_meta: Mapping[str, str]
 ) -> str:
-    """How the settings differ from `kept`, what `toc_meta` says; "": not at all."""
-    wrong = [
-        f"toc_meta says {name} = {recorded_meta[name]}, the settings say {value}"
-        for name, value in sorted(_expected_rows(target, expected_meta).items())
-        if recorded_meta.get(name, value) != value
-    ]
-    return "; ".join(wrong)
+    """How the settings differ from the rows of `toc_meta`; "": not at all."""
+    return "; ".join(
+        f"toc_meta says {name} = {recorded}, the settings say {value}"
+        for name, recorded, value in differing_facts(target.index, recorded_meta, expected_meta)
+    )
 
 
 def guard_sql(target: SchemaTarget, expected_meta: Mapping[str, str]) -> tuple[str, str]:
@@ -81,7 +80,7 @@ def guard_sql(target: SchemaTarget, expected_meta: Mapping[str, str]) -> tuple[s
     stranger = f"LEFT(({_select_foreign_table(target)}), 12)"
     differs = _difference_condition(target, expected_meta)
     return (
-        f"SELECT MIN({text}) INTO @toc_meta FROM toc_meta WHERE {differs}",  # noqa: S608
+        f"SELECT MIN({text}) INTO @toc_meta FROM toc_meta WHERE {differs}",
         f"COALESCE(@toc_meta, CONCAT('it has tables of other shards than the script, as ', {stranger}))",
     )
 
@@ -91,7 +90,7 @@ def guard_statements_sqlite(target: SchemaTarget, expected_meta: Mapping[str, st
     differs = _difference_condition(target, expected_meta)
     return [
         f"CREATE TEMP TABLE {_GUARD} (wrong TEXT CONSTRAINT toc_meta_fits_the_script CHECK (wrong IS NULL))",
-        f"INSERT INTO {_GUARD} SELECT name FROM toc_meta WHERE {differs}",  # noqa: S608
+        f"INSERT INTO {_GUARD} SELECT name FROM toc_meta WHERE {differs}",
         f"INSERT INTO {_GUARD} SELECT ({_select_foreign_table(target)})",
         f"DROP TABLE {_GUARD}",
     ]
@@ -111,10 +110,10 @@ def _select_foreign_table(target: SchemaTarget) -> str:
     outside = f"NOT BETWEEN {target.shards[0]} AND {target.shards[-1]}"
     if target.sqlite:
         where = f"name GLOB 'toc_job_[0-9]*' AND CAST(SUBSTR(name, 9) AS INTEGER) {outside}"
-        return f"SELECT MIN(name) FROM sqlite_master WHERE type = 'table' AND {where}"  # noqa: S608
+        return f"SELECT MIN(name) FROM sqlite_master WHERE type = 'table' AND {where}"
     where = f"TABLE_NAME REGEXP '^toc_job_[0-9]+$' AND CAST(SUBSTRING(TABLE_NAME, 9) AS UNSIGNED) {outside}"
     tables = "information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE()"
-    return f"SELECT MIN(TABLE_NAME) FROM {tables} AND {where}"  # noqa: S608
+    return f"SELECT MIN(TABLE_NAME) FROM {tables} AND {where}"
 
 
 def _shard_range(target: SchemaTarget) -> str:

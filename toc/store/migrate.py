@@ -1,7 +1,8 @@
-"""Making, changing and checking the schema. The revisions are in `migrations/`, run by Alembic.
+"""The revisions of the schema: whether this release fits a database, and how the database is changed.
 
-A revision of phase `pre` only adds: it comes before the release that needs it, and the release before
-goes on running on it. One of phase `post` takes away what only older releases need: it comes after them.
+The revisions are in `migrations/`; Alembic runs them. A revision of phase `pre` only adds: it is run before
+the release that needs it, while the release before it still runs. A revision of phase `post` removes things
+that only older releases need: it is run when none of their processes is left.
 """
 
 from __future__ import annotations
@@ -9,40 +10,42 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version as version_of
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import IO, TYPE_CHECKING, Any, Literal, TextIO
 
 from sqlalchemy import Connection, select
 from sqlalchemy.engine import make_url
 
 from toc.errors import InvalidInput, SchemaMismatch
 from toc.runtime.clock import SystemClock
-from toc.runtime.files import make_directory
+from toc.runtime.files import make_directory, open_file
 from toc.runtime.settings import Settings
 from toc.store.databases import Database, Databases
-from toc.store.parallel_migration import ContextFactory, MigrationTask, ParallelUpgrade
-from toc.store.schema import FITS_SINCE
+from toc.store.migration_run import ContextFactory, MigrationRun, MigrationTask, RevisionApplied
+from toc.store.schema import FITS_SINCE, VERSION_TABLE
 from toc.store.schema_executor import (
     LOCK_WAIT_S,
-    VERSION_TABLE,
     MigrationFailed,
     Progress,
     ScriptExecutor,
     StepProgress,
+    job_tables,
+    refuse_if_jobs,
 )
-from toc.store.schema_steps import AddColumn, AddIndex, MakeTable, MakeView, SchemaTarget, Steps
+from toc.store.schema_steps import AddColumn, MakeTable, MakeView, SchemaTarget, Steps
 
 if TYPE_CHECKING:
-    from alembic.config import Config
+    from alembic.migration import MigrationContext
 
-# Alembic is imported by the functions that change a schema. Every client asks which revision a
-# database has, and the import of Alembic would take a third of the time of its first call.
+# Alembic is imported only by the function that changes a schema. Every client asks which revision a
+# database is at, and the import of Alembic would take a third of the time of its first call.
 
 __all__ = [
     "BASE",
@@ -62,7 +65,7 @@ BASE = "base"
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A revision of this release. `fits_since`: the oldest release (its newest revision) that it fits."""
+    """A revision. `fits_since`: the oldest release, by its newest revision, whose statements run on it."""
 
     name: str
     phase: str
@@ -73,7 +76,7 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class MigrationResult:
-    """Where a run left a database: its revision, and those that are pending still."""
+    """The revision that a run brought a database to, and the revisions that are still pending."""
 
     database: int
     revision: str | None
@@ -89,24 +92,8 @@ def _scripts() -> Path:
     return packaged if packaged.is_dir() else package.parent / "migrations"
 
 
-def _alembic_config(settings: Settings | None = None, **attributes: object) -> Config:
-    from alembic.config import Config  # noqa: PLC0415 - see above
-
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    config = Config()
-    config.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
-    config.attributes.update(settings=settings, **attributes)
-    return config
-
-
-def _alembic_commands() -> Any:
-    from alembic import command  # noqa: PLC0415 - see above
-
-    return command
-
-
 def revisions() -> tuple[Revision, ...]:
-    """Those that this release brings, oldest first."""
+    """The revisions that this release brings, oldest first."""
     return _revisions(_scripts())
 
 
@@ -131,7 +118,7 @@ def _revisions(scripts: Path) -> tuple[Revision, ...]:
 
 
 def _load_module(path: Path) -> Any:
-    """The module of a revision. Its file name is no module name, so it is loaded by its path."""
+    """The module of a revision, loaded by its path: a module's name cannot begin with a digit."""
     spec = spec_from_file_location(f"toc_revision_{path.stem}", path)
     assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - it is a Python file
     module = module_from_spec(spec)
@@ -150,7 +137,7 @@ def oldest_usable_revision() -> str:
 
 
 def revision_position(name: str) -> int | None:
-    """How many revisions lead to this one; 0 for the base, None when this release does not bring it."""
+    """How many revisions lead to this one; 0 for the base, None for a revision that this release lacks."""
     if name == BASE:
         return 0
     return next((at for at, r in enumerate(revisions(), 1) if r.name == name), None)
@@ -166,12 +153,12 @@ def schema_target(settings: Settings, index: int) -> SchemaTarget:
 
 
 def read_revision(database: Database) -> str | None:
-    """The revision a database stands at; None before the first migration."""
+    """The revision that a database is at; None before the first migration."""
     return database.read(current_revision)
 
 
 def current_revision(connection: Connection) -> str | None:
-    """The revision that a connection's database stands at; None before the first migration."""
+    """The revision that a connection's database is at; None before the first migration."""
     if not connection.dialect.has_table(connection, VERSION_TABLE):
         return None
     return connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()  # noqa: S608
@@ -187,19 +174,15 @@ def read_fits_since(database: Database) -> str | None:
 def describe_incompatibility(database: Database) -> str | None:
     """Why this release's processes must not use a database, and what to do; None: they may.
 
-    They may when it stands at a revision from `needed()` to `head()`; and at a newer one that says it
-    fits a release as old as this one.
+    They may at each revision from `oldest_usable_revision()` to `newest_revision()`, and at a newer one that
+    fits a release as old as this one, by `toc_meta`.
     """
-    found = read_revision(database)
-    at = None if found is None else revision_position(found)
+    found, oldest = read_revision(database), oldest_usable_revision()
+    at = _position(found) if found is None else revision_position(found)
     if at is not None:
-        if at >= (revision_position(oldest_usable_revision()) or 0):
+        if at >= _position(oldest):
             return None
-        return f"is at revision {found}, this release needs {oldest_usable_revision()}: run `toc migrate`"
-    if found is None:
-        return (
-            f"is at revision none, this release needs {oldest_usable_revision()}: run `toc migrate`"
-        )
+        return f"is at revision {found or 'none'}, this release needs {oldest}: run `toc migrate`"
     since = read_fits_since(database)
     if since is None:
         return (
@@ -246,47 +229,19 @@ def upgrade(
     Raises StoreUnavailable, SchemaMismatch (unknown revision, another routing), MigrationFailed (with
     database and table; the run may be repeated).
     """
-    if to is not None and revision_position(to) in (None, 0):
-        raise InvalidInput("revision", to, f"must be one of {_revision_names()}")
+    if to is not None:
+        _refuse_unknown(to, allow_base=False)
     reached, tasks = [], []
     with _open_databases(settings) as databases:
         for database in databases:
             found = _read_known_revision(database)
             goal = _target_revision(database.index, found, phase, to)
             if goal is not None and goal != found:
-                ahead = revisions()[_position(found) : _position(goal)]
-                target = schema_target(settings, database.index)
-                steps = sum(1 for revision in ahead for _ in revision.steps(target))
-                tasks.append(MigrationTask(target, goal, steps))
-            reached.append(MigrationResult(database.index, goal, revisions()[_position(goal) :]))
-    if tasks:
-        upgrades = ParallelUpgrade(
-            settings,
-            _make_context_factory(),
-            progress,
-            lock_wait_s=lock_wait_s,
-            may_rebuild=may_rebuild,
-        )
-        upgrades.run(tasks, parallel)
+                tasks.append(_plan_task(settings, database.index, found, goal))
+            reached.append(_result(database.index, goal))
+    run = MigrationRun(settings, progress, lock_wait_s=lock_wait_s, may_rebuild=may_rebuild)
+    run.run_all(tasks, parallel)
     return reached
-
-
-def _make_context_factory() -> ContextFactory:
-    """What begins an upgrade on a connection, in any thread: Alembic's environment is one per process."""
-    from alembic.migration import MigrationContext  # noqa: PLC0415 - see above
-    from alembic.script import ScriptDirectory  # noqa: PLC0415
-
-    scripts = ScriptDirectory(str(_scripts()))
-
-    def begin(connection: Connection, goal: str, applied: Callable[..., None]) -> MigrationContext:
-        options = {
-            "version_table": VERSION_TABLE,
-            "on_version_apply": (applied,),
-            "fn": lambda heads, _: scripts._upgrade_revs(goal, heads),  # noqa: SLF001
-        }
-        return MigrationContext.configure(connection, opts=options)
-
-    return begin
 
 
 def downgrade(
@@ -301,75 +256,78 @@ def downgrade(
     Raises InvalidInput for an unknown revision, MigrationFailed where tables that would be dropped hold
     jobs: then nothing has been changed on any database.
     """
-    if revision_position(to) is None:
-        raise InvalidInput("revision", to, f"must be one of {_revision_names()} or {BASE}")
-    reached = []
+    _refuse_unknown(to)
+    reached, tasks = [], []
     with _open_databases(settings) as databases:
-        found = {database: _read_known_revision(database) for database in databases}
         for database in databases:
-            _refuse_if_jobs(
-                database,
-                schema_target(settings, database.index),
-                _position(to),
-                _position(found[database]),
-            )
-        for database in databases:
-            back = revisions()[_position(to) : _position(found[database])]
+            found = _read_known_revision(database)
+            back = revisions()[_position(to) : _position(found)]
             if back:
-                target = schema_target(settings, database.index)
-                config = _alembic_config(
-                    settings,
-                    only=database.index,
-                    progress=progress,
-                    total=sum(1 for revision in back for _ in revision.steps(target)),
-                    lock_wait_s=lock_wait_s,
-                )
-                _alembic_commands().downgrade(config, to)
-            left = to if back else found[database]
-            left = None if left == BASE else left
-            reached.append(MigrationResult(database.index, left, revisions()[_position(left) :]))
+                _refuse_if_jobs(database, back)
+                tasks.append(_plan_task(settings, database.index, found, to))
+            reached.append(_result(database.index, to if back else found))
+    MigrationRun(settings, progress, lock_wait_s=lock_wait_s).run_all(tasks)
     return reached
+
+
+def _plan_task(settings: Settings, index: int, found: str | None, goal: str) -> MigrationTask:
+    low, high = sorted((_position(found), _position(goal)))
+    target = schema_target(settings, index)
+    total = sum(1 for revision in revisions()[low:high] for _ in revision.steps(target))
+    return MigrationTask(target, _context_factory(goal, up=_position(found) == low), total)
+
+
+def _context_factory(goal: str, *, up: bool) -> ContextFactory:
+    """How Alembic runs the revisions to `goal` in one of several threads: its environment serves only one."""
+    from alembic.migration import MigrationContext  # noqa: PLC0415 - see above
+    from alembic.script import ScriptDirectory  # noqa: PLC0415
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    scripts = ScriptDirectory(str(_scripts()))
+    choose = scripts._upgrade_revs if up else scripts._downgrade_revs  # noqa: SLF001
+
+    def make_context(connection: Connection, applied: RevisionApplied) -> MigrationContext:
+        options = {
+            "version_table": VERSION_TABLE,
+            "on_version_apply": (applied,),
+            "fn": lambda heads, _: choose(goal, heads),
+        }
+        return MigrationContext.configure(connection, opts=options)
+
+    return make_context
+
+
+def _result(index: int, revision: str | None) -> MigrationResult:
+    at = None if revision == BASE else revision
+    return MigrationResult(index, at, revisions()[_position(at) :])
 
 
 def list_downgrade_drops(settings: Settings, to: str) -> list[str]:
     """What a downgrade would drop in any of the databases, in words. Raises like `downgrade`."""
-    at = revision_position(to)
-    if at is None:
-        raise InvalidInput("revision", to, f"must be one of {_revision_names()} or {BASE}")
+    _refuse_unknown(to)
     with _open_databases(settings) as databases:
         found = max(_position(_read_known_revision(database)) for database in databases)
-    steps = [step for r in revisions()[at:found] for step in r.steps(schema_target(settings, 0))]
+    target = schema_target(settings, 0)
+    steps = [step for r in revisions()[_position(to) : found] for step in r.steps(target)]
     columns = Counter(step.column for step in steps if isinstance(step, AddColumn))
-    indexes = Counter(step.index for step in steps if isinstance(step, AddIndex))
-    tables = [step.table for step in steps if isinstance(step, MakeTable) and not step.holds_jobs]
-    jobs = sum(isinstance(step, MakeTable) and step.holds_jobs for step in steps)
+    jobs = job_tables(steps)
     return [
         *(f"view {step.table}" for step in steps if isinstance(step, MakeView)),
-        *(
-            f"column {name} of {count} table{'' if count == 1 else 's'}"
-            for name, count in columns.items()
-        ),
-        *(f"index {name} of {count} tables" for name, count in indexes.items()),
-        *(f"table {name}" for name in tables),
-        *([f"{jobs} job tables, if they are empty"] if jobs else []),
+        *(f"column {name} of {count} tables" for name, count in columns.items()),
+        *(f"table {s.table}" for s in steps if isinstance(s, MakeTable) and s.table not in jobs),
+        *([f"{len(jobs)} job tables, if they are empty"] if jobs else []),
     ]
 
 
-def _refuse_if_jobs(database: Database, target: SchemaTarget, to: int, found: int) -> None:
-    for revision in revisions()[to:found]:
-        for step in revision.steps(target):
-            if isinstance(step, MakeTable) and step.holds_jobs and _has_rows(database, step.table):
-                text = "it holds jobs, and is not dropped before it is empty; nothing was changed"
-                raise MigrationFailed(database.index, step.table, text)
+def _refuse_if_jobs(database: Database, taken_back: Sequence[Revision]) -> None:
+    target = SchemaTarget(database.index, database.shards, database.sqlite)
+    tables = [table for revision in taken_back for table in job_tables(revision.steps(target))]
 
+    def check(connection: Connection) -> None:
+        for table in tables:
+            refuse_if_jobs(connection, database.index, table)
 
-def _has_rows(database: Database, table: str) -> bool:
-    def look(connection: Connection) -> bool:
-        if not connection.dialect.has_table(connection, table):
-            return False
-        return bool(connection.exec_driver_sql(f"SELECT EXISTS (SELECT 1 FROM {table})").scalar())  # noqa: S608
-
-    return database.read(look)
+    database.read(check)
 
 
 def _target_revision(index: int, found: str | None, phase: Phase, to: str | None) -> str | None:
@@ -406,8 +364,12 @@ def _position(name: str | None) -> int:
     return 0 if name is None else revision_position(name) or 0
 
 
-def _revision_names() -> str:
-    return ", ".join(revision.name for revision in revisions())
+def _refuse_unknown(revision: str, *, allow_base: bool = True) -> None:
+    """Raises InvalidInput for a revision that this release does not bring."""
+    if revision_position(revision) is None or (revision == BASE and not allow_base):
+        names = ", ".join(each.name for each in revisions())
+        base = f" or {BASE}" if allow_base else ""
+        raise InvalidInput("revision", revision, f"must be one of {names}{base}")
 
 
 @contextmanager
@@ -431,61 +393,76 @@ def write_script(
     end: str | None = None,
     lock_wait_s: int = LOCK_WAIT_S,
 ) -> list[Path]:
-    """Writes what would be run, from one revision to another (default: the newest), up or down.
+    """Writes the statements from one revision to another (default: the newest), up or down.
 
     One file per database into `directory`, whose paths are returned; without it, for one database, to
     `out`. Connects to nothing.
     """
     end = newest_revision() if end is None else end
     for name in (start, end):
-        if revision_position(name) is None:
-            raise InvalidInput("revision", name, f"must be one of {_revision_names()} or {BASE}")
-    if directory is None and len(settings.databases) > 1:
-        refuse_single_output(len(settings.databases))
-    files = range(len(settings.databases)) if directory else ()
+        _refuse_unknown(name)
+    if end == BASE:
+        text = "a script cannot see whether the job tables are empty: run the downgrade itself"
+        raise MigrationFailed(0, None, text)
+    low, high = sorted((_position(start), _position(end)))
+    between = [revision.name for revision in revisions()[max(low - 1, 0) : high]]
+    paths = script_paths(settings, directory)
+    for index in range(len(settings.databases)):
+        with open_script(settings, index, paths, out, lock_wait_s) as script:
+            first = None if start == BASE else start
+            script.write_head(version_of("toc"), first, end, between)
+            _write_revisions(script, low, high, up=_position(start) == low)
+            script.write_end()
+    return paths
+
+
+def _write_revisions(script: ScriptExecutor, low: int, high: int, *, up: bool) -> None:
+    """Writes the revisions between two positions."""
+    for at in range(low, high) if up else range(high - 1, low - 1, -1):
+        revision = revisions()[at]
+        before = revisions()[at - 1] if at else None
+        if up:
+            script.up(revision.name, revision.steps)
+            script.stamp(before.name if before else None, revision.name, revision.fits_since)
+        elif before is not None:  # scripts do not lead to the base
+            script.down(revision.name, revision.steps)
+            script.stamp(revision.name, before.name, before.fits_since)
+
+
+def script_paths(settings: Settings, directory: Path | None, prefix: str = "") -> list[Path]:
+    """The file of each database in the directory, which is made; []: there is no directory.
+
+    Raises InvalidInput: one stream of SQL for several databases would be run on one of them.
+    """
+    count = len(settings.databases)
     if directory is not None:
         make_directory(directory)
-    config = _alembic_config(settings, out=out, directory=directory, lock_wait_s=lock_wait_s)
-    run = (
-        _alembic_commands().upgrade
-        if _position(end) >= _position(start)
-        else _alembic_commands().downgrade
-    )
-    run(config, f"{start}:{end}", sql=True)
-    return [directory / script_name(settings, index) for index in files] if directory else []
+        return [directory / f"{prefix}{_script_name(settings, index)}" for index in range(count)]
+    if count > 1:
+        raise InvalidInput(
+            "--sql", count, "there are several databases: --directory DIR writes a script for each"
+        )
+    return []
 
 
-def write_script_head(
-    script: ScriptExecutor, start: str | None, end: str | tuple[str, ...] | None
-) -> None:
-    """Writes a script's head. Called by `env.py`."""
-    named = [name if isinstance(name, str) and name != BASE else None for name in (start, end)]
-    for name in named:
-        if name is not None and revision_position(name) is None:  # +1, -1
-            from alembic.util.exc import CommandError  # noqa: PLC0415 - see above
-
-            raise CommandError(f"--sql needs revisions by their names: {_revision_names()}")
-    low, high = sorted(map(_position, named))
-    between = [revision.name for revision in revisions()[max(low - 1, 0) : high]]
-    first, last = named
-    script.write_head(version_of("toc"), first, last, between)
+@contextmanager
+def open_script(
+    settings: Settings, index: int, paths: Sequence[Path], out: IO[str] | None, lock_wait_s: int
+) -> Iterator[ScriptExecutor]:
+    """The script of a database: in its file of `paths`, or written to `out` (default: standard output)."""
+    with open_file(paths[index], "w") if paths else nullcontext(out or sys.stdout) as file:
+        target, name = schema_target(settings, index), _database_name(settings, index)
+        yield ScriptExecutor(target, file, name, settings.routing.facts(), lock_wait_s=lock_wait_s)
 
 
-def refuse_single_output(count: int) -> None:
-    """Raises: one stream of SQL for several databases would be run on one of them."""
-    raise InvalidInput(
-        "--sql", count, "there are several databases: --directory DIR writes a script for each"
-    )
-
-
-def database_name(settings: Settings, index: int) -> str:
+def _database_name(settings: Settings, index: int) -> str:
     """The name of a database on its server; of SQLite, its file's."""
     url = make_url(settings.databases[index])
     name = str(url.database)
     return Path(name).name if url.get_backend_name() == "sqlite" else name
 
 
-def script_name(settings: Settings, index: int) -> str:
+def _script_name(settings: Settings, index: int) -> str:
     """The file name of a database's script: toc_0_orders.sql."""
-    name = re.sub(r"[^A-Za-z0-9_.-]", "_", database_name(settings, index))
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", _database_name(settings, index))
     return f"toc_{index}_{name}.sql"

@@ -12,7 +12,6 @@ from typing import Literal
 
 from toc.errors import TocError
 from toc.store.accounts import ROLES
-from toc.store.migrate import VERSION_TABLE
 from toc.store.mover import (
     LAG_S_MAX,
     MOVED_ROWS,
@@ -24,6 +23,7 @@ from toc.store.mover import (
     only_replication_writes,
     read_tables,
 )
+from toc.store.schema import VERSION_TABLE
 
 Level = Literal["ok", "warn", "fail"]
 State = Literal["done", "next", "later", "unknown"]

@@ -35,6 +35,9 @@ from toc.store.columns import (
 LIVE_INDEX = "uq_live"
 """Unique: one live job per (biz_id, type_no, live_key). Also finds a business' jobs."""
 
+VERSION_TABLE = "toc_alembic_version"
+"""Alembic's table: the revision that the database is at."""
+
 FITS_SINCE = "schema_fits_since"
 """The name in `toc_meta` of the oldest release (its newest revision) whose statements run on the schema."""
 

@@ -1,8 +1,8 @@
-"""Before a database is used it must stand at our revision and have been set up with our routing.
+"""Checks each database before a process uses it: its revision, its routing, and for a node its tables.
 
-One that does not answer when a process starts is checked at its first answer, before anything else is
-asked of it: so a process can start while one of several databases is down, or hangs, and the others'
-jobs go on.
+A database that does not answer when the process starts is checked at its first answer, before any other
+statement. So a process can start while one of several databases is down, or hangs, and the jobs of the
+others go on.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def check_databases(
 ) -> None:
     """Raises SchemaMismatch when one that answers does not fit; StoreUnavailable when none answers.
 
-    `inspect(database)` looks at the tables themselves (`inspection`), and raises as well: for processes
-    that live long. None: not, because a few queries of the schema cost a client more than its call.
+    `inspect(database)` checks the tables (`TableCheck`), and raises as well: for processes that live long.
+    None: the tables are not checked, because these few queries cost a client more than its own call.
     """
 
     def check_late(database: Database) -> None:
@@ -44,19 +44,19 @@ def check_databases(
         if inspect is not None:
             inspect(database)
         catalogue.types.read_copy(database)
-        log.info("database %d answers, and is what it must be", database.index)
+        log.info("database %d answers, and its schema and settings fit", database.index)
 
     away: dict[Database, StoreUnavailable] = {}
     for database, error in _check_all(databases, catalogue, inspect).items():
         if isinstance(error, StoreUnavailable) and not error.refused:
             away[database] = error
-        elif error is not None:  # it is there, and it or the settings are wrong
+        elif error is not None:  # it answers, and it or the settings are wrong
             raise error
     answering = [database for database in databases if database not in away]
     if not answering:
         raise next(iter(away.values()))
     for database, reason in away.items():
-        log.warning("starting without one: %s", reason)
+        log.warning("starting without a database: %s", reason)
         database.check_before_use(check_late)
     catalogue.verify_and_record(expected_meta, answering)
     catalogue.types.share_copies(answering)
@@ -65,7 +65,7 @@ def check_databases(
 def _check_all(
     databases: Iterable[Database], catalogue: Catalogue, inspect: TableInspection | None
 ) -> dict[Database, Exception | None]:
-    """What the check of each met, side by side; None: it fits."""
+    """The error that the check of each database met, all in parallel; None: it fits."""
     answers: SimpleQueue[tuple[Database, Exception | None]] = SimpleQueue()
 
     def look(database: Database) -> None:

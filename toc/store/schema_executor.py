@@ -1,18 +1,17 @@
-"""How steps come to a database: run on a connection, or written as a script for a DBA.
+"""Takes the steps of revisions to a database: on a connection, or as a script for a DBA.
 
-`migrations/env.py` gives one of the two to each revision. A run holds a lock of the database's name
-(GET_LOCK) from its first look to its last word, and waits for a table's metadata lock for
-`lock_wait_s` only: everything that wants the table queues up behind a DDL that waits.
+A run and a script hold a lock of the database's name (GET_LOCK) from beginning to end. They wait for a
+table's metadata lock for `lock_wait_s` only: all statements on that table queue behind a DDL that waits.
 
 SQLite has transactions for DDL: there a run is one transaction, all of it or nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import IO
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -21,7 +20,7 @@ from toc.domain.texts import one_line
 from toc.errors import TocError
 from toc.store import identity
 from toc.store.driver_errors import error_number, error_text, is_missing_table
-from toc.store.schema import FITS_SINCE
+from toc.store.schema import FITS_SINCE, VERSION_TABLE
 from toc.store.schema_steps import (
     INSTANT,
     REBUILDS,
@@ -33,26 +32,21 @@ from toc.store.schema_steps import (
 )
 from toc.store.sessions import SQL_MODE
 
-VERSION_TABLE = "toc_alembic_version"
 LOCK_WAIT_S = 5
-
-RUNNER = "LEFT(CONCAT('toc_migrate.', DATABASE()), 64)"
-_LOCK_WAIT = 1205
-_WOULD_COPY = {
-    1845,
-    1846,
-    4080,
-    4092,
-}  # ALGORITHM or LOCK is not possible; MySQL: too many row versions
-
 IN_PLACE = ", ALGORITHM = INPLACE, LOCK = NONE"
+
+LOCK_NAME = "LEFT(CONCAT('toc_migrate.', DATABASE()), 64)"
+_LOCK_WAIT = 1205
+# ALGORITHM or LOCK is not possible; MySQL: the table has had too many instant changes.
+_WOULD_COPY = {1845, 1846, 4080, 4092}
+
 _RAW = {"no_parameters": True}  # the text goes to the driver as it is: a % is a %
 
 
 class MigrationFailed(TocError):
-    """A run stopped: what was done stays, and a later run goes on where this one stopped.
+    """A run stopped. Its changes stay, and a later run continues there.
 
-    `table` is None when it is the database as a whole; `number` is the server's, None of SQLite.
+    `table` is None when the error concerns the database as a whole; `number` is the server's, None on SQLite.
     """
 
     code = "migration_failed"
@@ -67,7 +61,7 @@ class MigrationFailed(TocError):
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
-    """A step that was taken: which, of which revision, and how many of this database's are done."""
+    """A step that was taken: of which revision, and how many of this database's steps are done."""
 
     database: int
     revision: str
@@ -81,10 +75,10 @@ Progress = Callable[[StepProgress], None]
 
 
 class OnlineExecutor:
-    """Runs steps on a database, each after a look.
+    """Runs steps on a database; the statements of a step that is done already are left out.
 
-    `may_rebuild`: rebuild a table where the server cannot change it at once. `total`: the steps of the
-    whole run, for progress.
+    `may_rebuild`: rebuild a table where the server cannot change it at once. `total`: the number of steps of
+    the whole run, for `progress`.
     """
 
     def __init__(
@@ -109,60 +103,54 @@ class OnlineExecutor:
             self._report_progress(revision, step)
 
     def down(self, revision: str, steps: Steps) -> None:
-        """Takes them back, in reverse. Tables that hold jobs must be empty, all of them (I1)."""
-        taken = list(steps(self.target))[::-1]
-        for step in taken:
-            if _holds_jobs(step):
-                self._refuse_if_not_empty(step)
-        for step in taken:
-            if _holds_jobs(step):
+        """Takes them back, in reverse order. All tables that hold jobs must be empty (I1)."""
+        reverse = list(steps(self.target))[::-1]
+        for table in job_tables(reverse):
+            with self._name_table_in_errors(table):
+                refuse_if_jobs(self.connection, self.target.index, table)
+        for step in reverse:
+            if isinstance(step, MakeTable) and step.holds_jobs:
                 self._drop_empty(step)
             else:
                 self._run_step(step, step.down(sqlite=self.target.sqlite))
             self._report_progress(revision, step)
 
     def run_repair(self, table: str, sql: str) -> None:
-        """One statement of a mend. Copies a table, while its writes wait, only with `may_rebuild`."""
-        is_alter = (
-            sql.startswith("ALTER TABLE") and "ALGORITHM" not in sql and not self.target.sqlite
-        )
-        in_place = (", ALGORITHM = INSTANT", IN_PLACE) if is_alter else ("",)
-        ways = (*in_place, "") if self._may_rebuild and is_alter else in_place
+        """Runs a statement that undoes drift. Copies a table, while writes wait, only if `may_rebuild`."""
+        forms = [sql]
+        if sql.startswith("ALTER TABLE") and "ALGORITHM" not in sql and not self.target.sqlite:
+            forms = [sql + INSTANT, sql + IN_PLACE, *([sql] if self._may_rebuild else [])]
         with self._name_table_in_errors(table):
-            for way in ways:
-                try:
-                    self._run_sql(sql + way)
-                except DBAPIError as error:
-                    if error_number(error) not in _WOULD_COPY or way == ways[-1]:
-                        raise
-                else:
-                    return
+            self._run_first_accepted(forms)
 
-    def _run_step(self, step: SchemaStep, acts: list[StepStatement]) -> None:
+    def _run_step(self, step: SchemaStep, statements: list[StepStatement]) -> None:
         with self._name_table_in_errors(step.table):
-            for act in acts:
-                if act.unless is None or not self._fetch_value(f"SELECT {act.unless}"):
-                    self._run_change(act.sql)
+            for statement in statements:
+                if statement.unless is not None and self._is_true(statement.unless):
+                    continue
+                sql, forms = statement.sql, [statement.sql]
+                if sql.endswith(INSTANT) and self._may_rebuild:
+                    forms += [sql.removesuffix(INSTANT) + rebuild for rebuild in REBUILDS]
+                self._run_first_accepted(forms)
 
-    def _run_change(self, sql: str) -> None:
-        instant = sql.endswith(INSTANT)
-        ways = ("", *REBUILDS) if instant and self._may_rebuild else ("",)
-        for way in ways:
+    def _run_first_accepted(self, forms: Sequence[str]) -> None:
+        """Runs a statement in the first form that the server can run without a copy of the table."""
+        for form in forms:
             try:
-                self._run_sql(sql.removesuffix(INSTANT) + way if way else sql)
+                self._run_sql(form)
             except DBAPIError as error:
-                if error_number(error) not in _WOULD_COPY or way == ways[-1]:
+                if error_number(error) not in _WOULD_COPY or form == forms[-1]:
                     raise
             else:
                 return
 
     def _drop_empty(self, step: SchemaStep) -> None:
-        """Nobody can write between the look and the drop: SQLite's run is one transaction."""
-        if self.target.sqlite:
-            self._refuse_if_not_empty(step)
-            self._run_step(step, step.down(sqlite=True))
-            return
+        """Drops a job table. Nobody can write between check and drop: SQLite's run is one transaction."""
         with self._name_table_in_errors(step.table):
+            if self.target.sqlite:
+                refuse_if_jobs(self.connection, self.target.index, step.table)
+                self._run_sql(f"DROP TABLE IF EXISTS {step.table}")
+                return
             try:
                 self._run_sql(f"LOCK TABLES {step.table} WRITE")
             except DBAPIError as error:
@@ -170,43 +158,24 @@ class OnlineExecutor:
                     return
                 raise
             try:
-                self._refuse_if_not_empty(step)
+                refuse_if_jobs(self.connection, self.target.index, step.table)
                 self._run_sql(f"DROP TABLE {step.table}")
             finally:
                 with suppress(DBAPIError):  # the connection may be lost
                     self._run_sql("UNLOCK TABLES")
 
-    def _refuse_if_not_empty(self, step: SchemaStep) -> None:
-        with self._name_table_in_errors(step.table):
-            try:
-                rows = self._fetch_value(f"SELECT EXISTS (SELECT 1 FROM {step.table})")
-            except DBAPIError as error:
-                if is_missing_table(error):
-                    return
-                raise
-        if rows:
-            text = "it holds jobs, and is not dropped before it is empty; nothing of it was changed"
-            raise MigrationFailed(self.target.index, step.table, text)
-
     def _report_progress(self, revision: str, step: SchemaStep) -> None:
         self._done += 1
         if self._progress is not None:
-            self._progress(
-                StepProgress(
-                    self.target.index,
-                    revision,
-                    step.table,
-                    step.is_view,
-                    self._done,
-                    max(self._total, self._done),
-                )
-            )
+            place = self.target.index, revision, step.table, step.is_view
+            self._progress(StepProgress(*place, self._done, self._total))
 
     def _run_sql(self, sql: str) -> None:
         self.connection.exec_driver_sql(sql, execution_options=_RAW)
 
-    def _fetch_value(self, sql: str) -> Any:
-        return self.connection.exec_driver_sql(sql, execution_options=_RAW).scalar()
+    def _is_true(self, condition: str) -> bool:
+        sql = f"SELECT {condition}"
+        return bool(self.connection.exec_driver_sql(sql, execution_options=_RAW).scalar())
 
     @contextmanager
     def _name_table_in_errors(self, table: str) -> Iterator[None]:
@@ -228,11 +197,22 @@ class OnlineExecutor:
             raise MigrationFailed(self.target.index, table, text, number) from error
 
 
-def _holds_jobs(step: SchemaStep) -> bool:
-    return isinstance(step, MakeTable) and step.holds_jobs
+def job_tables(steps: Iterable[SchemaStep]) -> list[str]:
+    """The tables of these steps that hold jobs."""
+    return [step.table for step in steps if isinstance(step, MakeTable) and step.holds_jobs]
 
 
-# ---- connections and the catalogue
+def refuse_if_jobs(connection: Connection, database: int, table: str) -> None:
+    """Raises MigrationFailed if the table has a row; nothing is wrong if the table is missing."""
+    try:
+        has_rows = connection.exec_driver_sql(f"SELECT EXISTS (SELECT 1 FROM {table})").scalar()
+    except DBAPIError as error:
+        if is_missing_table(error):
+            return
+        raise
+    if has_rows:
+        text = "it holds jobs, and is not dropped before it is empty; nothing of it was changed"
+        raise MigrationFailed(database, table, text)
 
 
 def lock_wait_assignments(seconds: int) -> str:
@@ -240,12 +220,8 @@ def lock_wait_assignments(seconds: int) -> str:
     return f"lock_wait_timeout = {seconds}, innodb_lock_wait_timeout = {seconds}"
 
 
-def write_fits_since(connection: Connection, fits_since: str) -> None:
-    """Writes which releases' statements run on the schema, in the transaction of its revision."""
-    connection.exec_driver_sql(_fits_sql(fits_since), execution_options=_RAW)
-
-
-def _fits_sql(fits_since: str, condition: str = "") -> str:
+def fits_since_statement(fits_since: str, condition: str = "") -> str:
+    """Writes into `toc_meta` which releases' statements run on the schema."""
     return f"REPLACE INTO toc_meta (name, value) SELECT '{FITS_SINCE}', '{fits_since}'{condition}"
 
 
@@ -261,16 +237,13 @@ _HEAD = """\
 class ScriptExecutor:
     """Writes the statements for one database, as a file that its server's own client can run.
 
-    `facts`: what `toc_meta` must say, where it says anything (see `identity`).
-
-    `start` and `end` are revisions, None for an empty database; `between` those that it may meet when
-    it is run once more after it was broken off.
+    `name`: of the database. `expected_meta`: the rows of its `toc_meta`, if there are any (see `identity`).
     """
 
     def __init__(
         self,
         target: SchemaTarget,
-        out: TextIO,
+        out: IO[str],
         name: str,
         expected_meta: Mapping[str, str],
         *,
@@ -280,10 +253,12 @@ class ScriptExecutor:
         self._out, self._name, self._expected_meta = out, name, expected_meta
         self._lock_wait_s = lock_wait_s
 
-    def write_head(
-        self, release: str, start: str | None, end: str | None, between: list[str]
-    ) -> None:
-        """The head, the locks, and the refusal of a database at a revision that this is not for."""
+    def write_head(self, release: str, start: str | None, end: str, between: list[str]) -> None:
+        """The comment, the locks, and the guards that stop the script on a database that it is not for.
+
+        `start`: None for an empty database. `between`: the revisions at which the database may be when
+        the script is run again after it was interrupted.
+        """
         shards, sqlite = self.target.shards, self.target.sqlite
         self._out.write(
             _HEAD.format(
@@ -293,13 +268,13 @@ class ScriptExecutor:
                 first=shards[0],
                 last=shards[-1],
                 start="an empty database" if start is None else f"revision {start}",
-                end="the empty database" if end is None else f"revision {end}",
+                end=f"revision {end}",
                 how="with -bail: sqlite3 -bail FILE < this"
                 if sqlite
                 else "without --force: mysql -h HOST -u USER -p < this",
                 again="It is one transaction: all of it, or nothing."
                 if sqlite
-                else "It may be run again when it was broken off: what is done is left alone.",
+                else "It may be run again after an interruption: each step that is done is left out.",
             )
         )
         if sqlite:
@@ -310,7 +285,7 @@ class ScriptExecutor:
             self._write("SET NAMES utf8mb4")
             self._write(f"SET SESSION sql_mode = '{SQL_MODE}'")
             self._write(f"SET SESSION {lock_wait_assignments(self._lock_wait_s)}")
-            lock = f"GET_LOCK({RUNNER}, {self._lock_wait_s}) = 1"
+            lock = f"GET_LOCK({LOCK_NAME}, {self._lock_wait_s}) = 1"
             self._write_requirement(lock, "another migration is running on this database")
             self._write_guard()
         self._write(
@@ -321,87 +296,82 @@ class ScriptExecutor:
             known = ", ".join(f"'{revision}'" for revision in between)
             at = f"SELECT COUNT(*) FROM {VERSION_TABLE}"
             fits = f"({at} WHERE version_num NOT IN ({known})) = 0"
-            if start is not None and end is not None:
+            if start is not None:
                 fits += f" AND ({at}) = 1"
             self._write_requirement(
                 fits, "this database is not at a revision that this script is for"
             )
 
     def write_end(self) -> None:
-        """Lets go of the locks. SQLite's transaction ends well only on the database that it is for."""
+        """Releases the lock. On SQLite the guards come here, before the COMMIT of the only transaction."""
         self._out.write("\n")
         if self.target.sqlite:
             for statement in identity.guard_statements_sqlite(self.target, self._expected_meta):
                 self._write(statement)
-        self._write("COMMIT" if self.target.sqlite else f"DO RELEASE_LOCK({RUNNER})")
+        self._write("COMMIT" if self.target.sqlite else f"DO RELEASE_LOCK({LOCK_NAME})")
 
     def up(self, revision: str, steps: Steps) -> None:
+        """The statements of a revision."""
         self._out.write(f"\n-- revision {revision}, up\n\n")
         for step in steps(self.target):
             self._write_statements(step.up(sqlite=self.target.sqlite))
 
     def down(self, revision: str, steps: Steps) -> None:
-        taken = list(steps(self.target))[::-1]
-        if any(_holds_jobs(step) for step in taken):
-            text = "a script cannot see whether the job tables are empty: run the downgrade itself"
-            raise MigrationFailed(self.target.index, None, text)
+        """The statements that take a revision back, which must not drop job tables."""
         self._out.write(f"\n-- revision {revision}, down\n\n")
-        for step in taken:
+        for step in list(steps(self.target))[::-1]:
             self._write_statements(step.down(sqlite=self.target.sqlite))
 
     def write_repair(self, fault: str, note: str, statements: Sequence[str]) -> None:
-        """What takes one fault back, below comments that say what it is."""
+        """The statements that undo one fault, below comments that describe it."""
         for text in (fault, note):
             if text:
                 self._out.write(f"-- {' '.join(text.split())}\n")
         for statement in statements:
             self._write(statement.strip())
 
-    def stamp(self, source: str | None, destination: str | None, fits_since: str) -> None:
-        """The revision that is reached now, and which releases it fits, in one transaction."""
-        if destination is None:
-            self._write(f"DELETE FROM {VERSION_TABLE}")
-            return
+    def stamp(self, source: str | None, destination: str, fits_since: str) -> None:
+        """Writes the revision that is reached now, and which releases it fits, in one transaction."""
         if not self.target.sqlite:
             self._write("START TRANSACTION")
         if source is None:
-            there = f"WHERE NOT EXISTS (SELECT 1 FROM {VERSION_TABLE})"
+            empty = f"WHERE NOT EXISTS (SELECT 1 FROM {VERSION_TABLE})"
             dual = "" if self.target.sqlite else "FROM DUAL "
-            self._write(f"INSERT INTO {VERSION_TABLE} SELECT '{destination}' {dual}{there}")
+            self._write(f"INSERT INTO {VERSION_TABLE} SELECT '{destination}' {dual}{empty}")
         else:
             self._write(
                 f"UPDATE {VERSION_TABLE} SET version_num = '{destination}' "
                 f"WHERE version_num = '{source}'"
             )
         reached = f" FROM {VERSION_TABLE} WHERE version_num = '{destination}'"
-        self._write(_fits_sql(fits_since, reached))
+        self._write(fits_since_statement(fits_since, reached))
         if not self.target.sqlite:
             self._write("COMMIT")
 
-    def _write_statements(self, acts: list[StepStatement]) -> None:
-        for act in acts:
-            if act.unless is None or self.target.sqlite:
-                self._write(act.sql)
+    def _write_statements(self, statements: list[StepStatement]) -> None:
+        for statement in statements:
+            if statement.unless is None or self.target.sqlite:
+                self._write(statement.sql)
             else:
-                self._write_conditional(act.unless, "DO 0", act.sql)
+                self._write_unless(statement.unless, statement.sql)
 
     def _write_guard(self) -> None:
         """Stops the script, before it changes anything, on a database that it is not for."""
         self._write("SET @toc_meta = NULL")
         ask, wrong = identity.guard_sql(self.target, self._expected_meta)
-        self._write_conditional(f"NOT {identity.HAS_META}", "DO 0", ask)
+        self._write_unless(f"NOT {identity.HAS_META}", ask)
         self._write(
             f"SET @toc = COALESCE(CONCAT('SELECT `', REPLACE({wrong}, '`', ''), '`'), 'DO 0')"
         )
         self._write_execute()
 
     def _write_requirement(self, condition: str, complaint: str) -> None:
-        # A server says of a column that is not there what its name is; SIGNAL cannot be prepared.
-        self._write_conditional(condition, "DO 0", f"SELECT `{complaint}`")
+        # The error for a missing column shows its name; SIGNAL cannot be prepared.
+        self._write_unless(condition, f"SELECT `{complaint}`")
 
-    def _write_conditional(self, condition: str, then: str, otherwise: str) -> None:
-        quoted = otherwise.replace("'", "''")
-        self._write(f"SET @toc = IF({condition}, '{then}', '{quoted}')")
+    def _write_unless(self, condition: str, statement: str) -> None:
+        quoted = statement.replace("'", "''")
+        self._write(f"SET @toc = IF({condition}, 'DO 0', '{quoted}')")
         self._write_execute()
 
     def _write_execute(self) -> None:

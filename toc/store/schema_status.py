@@ -1,7 +1,7 @@
-"""Where each database stands: its revision, what is pending, and what differs from what is declared.
+"""The schema of each database: its revision, the pending revisions, and the differences of its tables.
 
-For `toc migrate --status`. A few queries per database, the databases side by side; one that does not
-answer is said to be so, and hides none of the others. Changes nothing.
+For `toc migrate --status`, `toc doctor` and the start of a node. Each database is asked a few queries, and
+nothing is changed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from toc.store.databases import Database, Databases
 from toc.store.drift import DriftFinding
 from toc.store.identity import describe_differences
 from toc.store.recorded_meta import read_recorded_meta
-from toc.store.schema_steps import SchemaStep, SchemaTarget, Shapes
+from toc.store.schema_steps import SchemaTarget
+from toc.store.table_shapes import Shapes, read_shapes
 
 PARALLEL_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PendingRevision:
-    """A revision that is to come. `open`: the tables and views whose steps are still to be taken.
+    """A revision that a database lacks. `open`: the tables and views whose steps have not been taken.
 
-    Fewer of them than `steps`: a run was broken off half-way.
+    If they are fewer than `steps`, a run was interrupted.
     """
 
     revision: str
@@ -40,9 +41,10 @@ class PendingRevision:
 
 @dataclass(frozen=True, slots=True)
 class SchemaStatus:
-    """One database. `error`: why nothing else is known; `misfit`: why this release must not use it.
+    """The schema of one database. `error`: why nothing else is known.
 
-    A revision that this release does not know has no `pending`, and is not compared with anything.
+    `misfit`: why this release must not use the database. At a revision that this release does not know
+    nothing is `pending`, and the tables are not compared.
     """
 
     database: int
@@ -55,18 +57,17 @@ class SchemaStatus:
 
     @property
     def is_well(self) -> bool:
-        """It answers, nothing is pending, and it is as declared."""
+        """Whether it answers, nothing is pending, and its tables are as declared."""
         return not (self.error or self.misfit or self.pending or self.faults)
 
 
 def read_statuses(settings: Settings) -> list[SchemaStatus]:
-    """Asks every database."""
+    """Asks all databases in parallel. One that does not answer has an `error`."""
     databases = Databases.from_settings(settings, SystemClock(), pool_size=1)
 
     def ask(database: Database) -> SchemaStatus:
         try:
-            target = migrate.schema_target(settings, database.index)
-            return read_status(database, target, settings.routing.facts())
+            return read_status(database, settings.routing.facts())
         except TocError as error:
             return SchemaStatus(database.index, error=str(error))
 
@@ -78,38 +79,36 @@ def read_statuses(settings: Settings) -> list[SchemaStatus]:
         databases.close()
 
 
-def read_status(
-    database: Database, target: SchemaTarget, expected_meta: Mapping[str, str]
-) -> SchemaStatus:
-    """The revision of one database, and how its tables and its routing differ. Raises StoreUnavailable.
+def read_status(database: Database, expected_meta: Mapping[str, str]) -> SchemaStatus:
+    """The status of one database. Raises StoreUnavailable.
 
-    `facts`: the routing that the settings say.
-
-    With other settings than it was set up with, it is compared with nothing: all tables would be wrong.
+    `expected_meta`: the routing of the settings. If the database was set up with another one, the tables are
+    not compared: all would differ.
     """
+    target = SchemaTarget(database.index, database.shards, database.sqlite)
     revision = migrate.read_revision(database)
     at = 0 if revision is None else migrate.revision_position(revision)
     misfit = migrate.describe_incompatibility(database)
     if at is None:
         return SchemaStatus(database.index, revision, misfit=misfit)
     if revision is not None:
-        kept: dict[str, str] = {}
-        with suppress(StatementFailed):  # without a catalogue: that is found below
-            kept = read_recorded_meta(database)
-        wrong = describe_differences(target, expected_meta, kept)
+        recorded: dict[str, str] = {}
+        with suppress(StatementFailed):  # toc_meta is missing: the comparison finds that
+            recorded = read_recorded_meta(database)
+        wrong = describe_differences(target, expected_meta, recorded)
         if wrong:
             text = f"{wrong}: put the settings right (TOC_DATABASES, TOC_SHARDS)"
             return SchemaStatus(database.index, revision, misfit=text)
-    found = database.read(lambda connection: drift.read_shapes(connection, sqlite=target.sqlite))
+    found = database.read(lambda connection: read_shapes(connection, sqlite=target.sqlite))
     applied, ahead = migrate.revisions()[:at], migrate.revisions()[at:]
     faults, notes = drift.compare_shapes(found, _declared_shapes(applied, target))
-    if ahead:  # what a broken-off run has made already is no surprise
+    if ahead:  # the parts that an interrupted run has made already are no drift
         _, expected = drift.compare_shapes(found, _declared_shapes((*applied, *ahead), target))
         notes = [note for note in notes if note in expected]
     return SchemaStatus(
         database.index,
         revision,
-        tuple(_pending_revision(r, list(r.steps(target)), found) for r in ahead),
+        tuple(_pending_revision(each, target, found) for each in ahead),
         tuple(faults),
         tuple(notes),
         misfit,
@@ -122,7 +121,8 @@ def _declared_shapes(revisions: Sequence[migrate.Revision], target: SchemaTarget
 
 
 def _pending_revision(
-    revision: migrate.Revision, steps: list[SchemaStep], found: Shapes
+    revision: migrate.Revision, target: SchemaTarget, found: Shapes
 ) -> PendingRevision:
-    still = dict.fromkeys(step.table for step in steps if not step.is_done(found))
-    return PendingRevision(revision.name, revision.phase, revision.title, len(steps), tuple(still))
+    steps = list(revision.steps(target))
+    left = dict.fromkeys(step.table for step in steps if not step.is_done(found))
+    return PendingRevision(revision.name, revision.phase, revision.title, len(steps), tuple(left))

@@ -1,8 +1,8 @@
-"""Whether the tables are as toc's promises need them: looked at before a node uses a database.
+"""Compares the tables of a database with the declared ones, before a node uses the database.
 
-A silent fault (see `drift`) refuses the start: two live jobs under one key, or an event that is lost,
-would be seen by nobody. Any other fault is logged, and shown by `/health`: it makes toc slow, or fails
-with an error, table by table, and the other tables' jobs must go on.
+A silent fault (see `drift`) refuses the start: nobody would notice two live jobs under one key, or a lost
+event. Any other fault is logged, and shown by `/health`: it makes toc slow, or fails with an error, table by
+table, and the jobs of the other tables go on.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from toc.errors import SchemaMismatch
 from toc.runtime.clock import Clock
 from toc.store.databases import Database
-from toc.store.drift import DriftFinding
+from toc.store.drift import DriftFinding, group_by_text
 from toc.store.schema_status import read_status
-from toc.store.schema_steps import SchemaTarget
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +23,10 @@ SHOWN = 5
 
 
 class TableCheck:
-    """What differs in the databases of one process, as it was when the process began to use each.
+    """The faults in the databases of one process, as they were when it began to use each database.
 
-    `looked_ms`: when the last one was looked at, by the process' clock; None: none yet. Thread-safe: each
-    database has its own entry. `facts`: of the settings' routing.
+    `looked_ms`: when the last check was made, by the process' clock; None: none yet. Thread-safe: each
+    database has its own entry. `expected_meta`: the routing of the settings.
     """
 
     def __init__(self, clock: Clock, expected_meta: Mapping[str, str]) -> None:
@@ -36,8 +35,10 @@ class TableCheck:
         self._faults: dict[int, list[DriftFinding]] = {}
 
     def check(self, database: Database) -> None:
-        """A few queries. Raises SchemaMismatch for a silent fault, StoreUnavailable; logs the others."""
-        faults = read_faults(database, self._expected_meta)
+        """Runs a few queries. Raises SchemaMismatch for a silent fault, StoreUnavailable; logs the others."""
+        # toc's own statements do not use the views, which are for people.
+        status = read_status(database, self._expected_meta)
+        faults = [fault for fault in status.faults if fault.kind != "view"]
         self.looked_ms = self._clock.wall_ms()
         silent = [fault for fault in faults if fault.silent]
         if silent:
@@ -51,7 +52,7 @@ class TableCheck:
 
     @property
     def lines(self) -> list[str]:
-        """What differs, a line for each kind of fault, of all databases; []: nothing."""
+        """The faults of all databases, a line for each kind of fault."""
         return [
             f"database {index}: {line}"
             for index, faults in sorted(self._faults.items())
@@ -59,24 +60,8 @@ class TableCheck:
         ]
 
 
-def read_faults(database: Database, expected_meta: Mapping[str, str]) -> list[DriftFinding]:
-    """What toc's own statements meet: views are for people, and are not among it."""
-    target = SchemaTarget(database.index, database.shards, database.sqlite)
-    return [
-        fault
-        for fault in read_status(database, target, expected_meta).faults
-        if fault.kind != "view"
-    ]
-
-
 def summarize_faults(faults: Sequence[DriftFinding]) -> list[str]:
-    """A line for each text, with the first of its tables; at most SHOWN, and how many more there are."""
-    tables: dict[str, list[str]] = {}
-    for fault in faults:
-        tables.setdefault(fault.text, []).append(fault.table)
-    lines = [
-        f"{names[0]}: {text}" + (f" (and {len(names) - 1} more tables)" if names[1:] else "")
-        for text, names in tables.items()
-    ]
+    """A line for each text, with its tables; at most SHOWN, and how many more there are."""
+    lines = group_by_text(faults)
     more = len(lines) - SHOWN
     return [*lines[:SHOWN], f"and {more} more faults"] if more > 0 else lines
