@@ -22,7 +22,7 @@ from toc.store import migrate
 from toc.store.accounts import ROLES, grant_statements
 from toc.store.databases import Databases
 from toc.store.fan_out import FanOut, Limits, Question, QuestionFailure
-from toc.store.mover import MoveServer as MovedServer
+from toc.store.move_server import MoveServer as MovedServer
 from toc.store.replicas import Replica, ReplicaUnavailable
 from toc.store.verb import Statement, Verb
 

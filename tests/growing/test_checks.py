@@ -10,9 +10,10 @@ import pytest
 from tests.growing.town import LATER, SHARDS, Town, refused
 from tests.servers.endpoint import Endpoint
 from tests.servers.mysql import execute
+from toc.store.account_rights import read_rights
 from toc.store.accounts import ROLES, grant_statements
-from toc.store.move_checks import MoveFinding, list_move_steps, missing_rights
-from toc.store.mover import MoveServer
+from toc.store.move_checks import MoveFinding, list_move_steps
+from toc.store.move_server import MoveServer
 
 
 def failed(findings: list[MoveFinding]) -> dict[str, str]:
@@ -127,7 +128,7 @@ def test_grants_are_read(town: Town, grant: str, lacks: list[str]) -> None:
         server.run(f"CREATE USER {who}")
         server.run(f"GRANT {grant.format(schema=town.schema)} TO {who}")
         url = town.urls["old"].replace("root@", f"g{town.schema}@")
-        found = missing_rights(town.server("old", url), [], ["SELECT", "DELETE"], {})
+        found = read_rights(town.server("old", url)).missing([], ["SELECT", "DELETE"], {})
         server.run(f"DROP USER {who}")
         assert found == lacks
 
@@ -152,8 +153,8 @@ def test_grants_on_tables_are_read(town: Town, grants: list[str], lacks: list[st
         for grant in grants:
             server.run(f"GRANT {grant.format(schema=town.schema)} TO {who}")
         url = town.urls["old"].replace("root@", f"g{town.schema}@")
-        found = missing_rights(
-            town.server("old", url), [], ["SELECT"], {"toc_meta": ("INSERT", "DELETE")}
+        found = read_rights(town.server("old", url)).missing(
+            [], ["SELECT"], {"toc_meta": ("INSERT", "DELETE")}
         )
         server.run(f"DROP USER {who}")
         assert found == lacks
@@ -174,7 +175,7 @@ def test_each_right_of_the_mover_is_looked_for(town: Town, accounts: Accounts, r
     for place, right, text in places:
         execute_unlogged(town, role, f"REVOKE {right} ON {place} FROM {who}")
         server = town.server(role, accounts.admin[role])
-        found = missing_rights(server, mover.server[role], mover.database, mover.tables)
+        found = read_rights(server).missing(mover.server[role], mover.database, mover.tables)
         execute_unlogged(town, role, f"GRANT {right} ON {place} TO {who}")
         assert found == [text]
 

@@ -12,8 +12,9 @@ from sqlalchemy.pool import NullPool
 
 from tests.growing.town import LATER, Town, begun, refused
 from tests.servers.mysql import execute, replicate
-from toc.store import mover as module
-from toc.store.mover import Mover, MoveServer, MoveStopped
+from toc.store import move_server as module
+from toc.store.move_server import MoveServer, MoveStopped
+from toc.store.mover import Mover
 
 BEFORE_HOME = ("guard", "note", "catch_up", "fence", "end", "wait", "stop", "open")
 AFTER_HOME = ("home", "forget")
@@ -97,7 +98,7 @@ def test_the_answer_to_the_declaration_is_lost(town: Town, monkeypatch: pytest.M
 
     def lost(self: Mover) -> None:
         declare(self)
-        raise module._StatementRefused(self._new, ConnectionError(2013, "lost"))
+        raise module.StatementRefused(self._new, ConnectionError(2013, "lost"))
 
     monkeypatch.setattr(Mover, "_declare_home", lost)
     assert "the new server is home" in refused(town.go)

@@ -25,7 +25,8 @@ from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.store.database_home import is_fence
 from toc.store.move_checks import MoveChecks, MoveFinding
-from toc.store.mover import Mover, MoveResult, MoveServer
+from toc.store.move_server import MoveServer
+from toc.store.mover import Mover, MoveResult
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARDS = 2
@@ -33,7 +34,8 @@ LATER = timedelta(hours=1)
 
 DIES = """
 import json, os, signal, sys
-from toc.store.mover import Mover, MoveServer
+from toc.store.move_server import MoveServer
+from toc.store.mover import Mover
 plan = json.loads(sys.argv[1])
 def tell(step, text):
     if step == plan["step"]:

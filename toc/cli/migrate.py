@@ -1,10 +1,12 @@
-"""`toc migrate`: brings every database to the schema of this release, and says where each stands."""
+"""`toc migrate`: brings every database to the schema of this release, and shows the schema of each."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -122,21 +124,22 @@ def migrate(
         {"--directory": directory, "--from": start != "base"} if not sql else {},
     )
     settings = load_settings()
-    if mend:
-        return _repair_drift(output, settings, directory, lock_wait, sql=sql, may_rebuild=rebuild)
     if status:
         return _report_status(output, settings)
     if sql:
-        if output.as_json and directory is None:
-            raise CommandError("--sql prints SQL: it does not go with --json", USAGE)
-        return _write_scripts(output, settings, directory, start, to, lock_wait)
-    with _explain_refusals(), _show_migration_progress() as show:
+        write = partial(drift_repair.write_repair_scripts if mend else store.write_script, settings)
+        if not mend:
+            write = partial(write, start=start, end=to)
+        return _write_scripts(output, directory, partial(write, lock_wait_s=lock_wait))
+    with _explain_refusals(), closing(_MigrationProgress()) as progress:
+        if mend:
+            return _repair_drift(output, settings, progress, lock_wait, may_rebuild=rebuild)
         if down_to is not None:
-            return _go_down(output, settings, down_to, show, lock_wait, sure=yes)
+            return _go_down(output, settings, down_to, progress, lock_wait, sure=yes)
         return _go_up(
             output,
             settings,
-            show,
+            progress,
             phase=phase,
             to=to,
             lock_wait_s=lock_wait,
@@ -157,9 +160,8 @@ def _refuse_option_mixtures(alone: dict[str, Any], only_with_sql: dict[str, Any]
 # ---- up and down
 
 
-def _go_up(output: Output, settings: Settings, show: _MigrationProgress, **how: Any) -> int:
-
-    reached = store.upgrade(settings, show, **how)
+def _go_up(output: Output, settings: Settings, progress: _MigrationProgress, **how: Any) -> int:
+    reached = store.upgrade(settings, progress, **how)
     waiting = [revision for database in reached for revision in database.pending]
     last = ""
     if waiting and how["to"] is None:
@@ -167,18 +169,16 @@ def _go_up(output: Output, settings: Settings, show: _MigrationProgress, **how: 
             f"; {waiting[0].name} ({waiting[0].phase}) is pending: run `toc migrate --phase "
             f"{waiting[0].phase}` when no process of a release before it runs any more"
         )
-    _report_reached(output, reached, show, "brought up to date", last)
+    _report_reached(output, reached, progress, "brought up to date", last)
     return _report_drift(settings)
 
 
 def _report_drift(settings: Settings) -> int:
-    """Reports tables that differ although the revision is right: somebody has changed or dropped
-    something.
-    """
+    """Raises CommandError for tables that differ although the revision is right: somebody changed them."""
     lines = [
-        f"database {standing.database}: {line}"
-        for standing in read_statuses(settings)
-        for line in group_by_text(standing.faults)
+        f"database {status.database}: {printable(line)}"
+        for status in read_statuses(settings)
+        for line in group_by_text(status.faults)
     ]
     if not lines:
         return OK
@@ -190,12 +190,11 @@ def _go_down(
     output: Output,
     settings: Settings,
     to: str,
-    show: _MigrationProgress,
+    progress: _MigrationProgress,
     lock_wait_s: int,
     *,
     sure: bool,
 ) -> int:
-
     if not sure:
         lost = store.list_downgrade_drops(settings, to)
         raise CommandError(
@@ -203,15 +202,15 @@ def _go_down(
             "repeat it with --yes",
             USAGE,
         )
-    reached = store.downgrade(settings, to, show, lock_wait_s=lock_wait_s)
-    _report_reached(output, reached, show, "taken back")
+    reached = store.downgrade(settings, to, progress, lock_wait_s=lock_wait_s)
+    _report_reached(output, reached, progress, "taken back")
     return OK
 
 
 def _report_reached(
     output: Output,
     reached: Sequence[MigrationResult],
-    show: _MigrationProgress,
+    progress: _MigrationProgress,
     done: str,
     last: str = "",
 ) -> None:
@@ -219,21 +218,21 @@ def _report_reached(
     value = {
         "databases": len(reached),
         "revision": where[0] or None,
-        "tables": len(show.tables),
-        "views": len(show.views),
-        "steps": show.steps,
+        "tables": len(progress.tables),
+        "views": len(progress.views),
+        "steps": progress.steps,
         "pending": sorted({r.name for database in reached for r in database.pending}),
     }
-    kinds = ((len(show.tables), "table"), (len(show.views), "view"))
-    what = " and ".join(_count_words(number, word) for number, word in kinds if number)
-    text = f"{what} {done}" if what else "nothing was to be done"
+    kinds = ((len(progress.tables), "table"), (len(progress.views), "view"))
+    changed = " and ".join(_count_words(number, word) for number, word in kinds if number)
+    text = f"{changed} {done}" if changed else "nothing was to be done"
     at = " and ".join(name or "none" for name in where)
     output.answer(value, f"{_count_words(len(reached), 'database')} at revision {at}: {text}{last}")
 
 
 @contextmanager
 def _explain_refusals() -> Iterator[None]:
-
+    """Gives the errors of a migration their exit codes."""
     try:
         yield
     except MigrationFailed as error:
@@ -250,22 +249,10 @@ def _explain_refusals() -> Iterator[None]:
         raise CommandError(f"database {error.database} refuses: {text}", SETTINGS) from error
 
 
-@contextmanager
-def _explain_write_errors(directory: Path | None) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if directory is None or error.filename is None:  # of a connection
-            raise
-        text = f"--directory {directory} cannot be used: {error.strerror}"
-        raise CommandError(printable(text), USAGE) from error
-
-
 class _MigrationProgress:
     """Counts the steps done, and shows a bar for each database on standard error."""
 
     def __init__(self) -> None:
-
         self.steps = 0
         self.tables: set[tuple[int, str]] = set()
         self.views: set[tuple[int, str]] = set()
@@ -289,18 +276,9 @@ class _MigrationProgress:
         task = self._tasks[step.database]
         self._bars.update(task, completed=step.done, table=f"{step.revision} {step.table}")
 
-    def stop(self) -> None:
+    def close(self) -> None:
         if self._tasks:  # a display without bars would still write an empty line
             self._bars.stop()
-
-
-@contextmanager
-def _show_migration_progress() -> Iterator[_MigrationProgress]:
-    show = _MigrationProgress()
-    try:
-        yield show
-    finally:
-        show.stop()
 
 
 # ---- mending
@@ -309,39 +287,28 @@ def _show_migration_progress() -> Iterator[_MigrationProgress]:
 def _repair_drift(
     output: Output,
     settings: Settings,
-    directory: Path | None,
+    progress: _MigrationProgress,
     lock_wait_s: int,
     *,
-    sql: bool,
     may_rebuild: bool,
 ) -> int:
-
-    if sql:
-        with _explain_refusals(), _explain_write_errors(directory):
-            paths = drift_repair.write_repair_scripts(
-                settings, sys.stdout, directory, lock_wait_s=lock_wait_s
-            )
-        if directory is not None:
-            output.answer({"scripts": [str(path) for path in paths]}, "\n".join(map(str, paths)))
-        return OK
-    with _explain_refusals(), _show_migration_progress() as show:
-        repairs = drift_repair.repair_drift(
-            settings, show, lock_wait_s=lock_wait_s, may_rebuild=may_rebuild
-        )
+    repairs = drift_repair.repair_drift(
+        settings, progress, lock_wait_s=lock_wait_s, may_rebuild=may_rebuild
+    )
     value = [
         {
-            "database": one.database,
-            "table": one.fault.table,
-            "fault": one.fault.text,
-            "statements": list(one.statements),
-            "note": one.note,
+            "database": repair.database,
+            "table": repair.fault.table,
+            "fault": repair.fault.text,
+            "statements": list(repair.statements),
+            "note": repair.note,
         }
-        for one in repairs
+        for repair in repairs
     ]
     lines = [
-        f"database {one.database}, {one.fault.table}: {one.fault.text}"
-        + (f"; {one.note}" if one.note else "")
-        for one in repairs
+        f"database {repair.database}, {repair.fault.table}: {repair.fault.text}"
+        + (f"; {repair.note}" if repair.note else "")
+        for repair in repairs
     ]
     text = "\n".join(map(printable, lines)) or "nothing differs: nothing was to be done"
     output.answer({"repairs": value}, text)
@@ -351,19 +318,17 @@ def _repair_drift(
 # ---- scripts
 
 
-def _write_scripts(
-    output: Output,
-    settings: Settings,
-    directory: Path | None,
-    start: str,
-    end: str | None,
-    lock_wait_s: int,
-) -> int:
-
-    with _explain_refusals(), _explain_write_errors(directory):
-        paths = store.write_script(
-            settings, sys.stdout, directory, start=start, end=end, lock_wait_s=lock_wait_s
-        )
+def _write_scripts(output: Output, directory: Path | None, write: Callable[..., list[Path]]) -> int:
+    if output.as_json and directory is None:
+        raise CommandError("--sql prints SQL: it does not go with --json", USAGE)
+    try:
+        with _explain_refusals():
+            paths = write(out=sys.stdout, directory=directory)
+    except OSError as error:
+        if directory is None or error.filename is None:  # of a connection
+            raise
+        text = f"--directory {directory} cannot be used: {error.strerror}"
+        raise CommandError(printable(text), USAGE) from error
     if directory is not None:
         output.answer({"scripts": [str(path) for path in paths]}, "\n".join(map(str, paths)))
     return OK
@@ -373,61 +338,48 @@ def _write_scripts(
 
 
 def _report_status(output: Output, settings: Settings) -> int:
-
     found = read_statuses(settings)
-    well = sum(standing.is_well for standing in found)
-    value = {
-        "head": newest_revision(),
-        "databases": [_status_as_json(standing) for standing in found],
-    }
+    well = sum(status.is_well for status in found)
+    value = {"head": newest_revision(), "databases": [_status_as_json(each) for each in found]}
     databases = _count_words(len(found), "database")
     last = f"this release brings {newest_revision()}; {well} of {databases} as declared"
-    output.answer(value, "\n".join([*(line for s in found for line in _status_lines(s)), last]))
+    output.answer(
+        value, "\n".join([*(line for each in found for line in _status_lines(each)), last])
+    )
     return OK if well == len(found) else NO
 
 
-def _status_as_json(standing: SchemaStatus) -> dict[str, Any]:
+def _status_as_json(status: SchemaStatus) -> dict[str, Any]:
     return {
-        "database": standing.database,
-        "ok": standing.is_well,
-        "revision": standing.revision,
-        "pending": [
-            {
-                "revision": pending.revision,
-                "phase": pending.phase,
-                "title": pending.title,
-                "steps": pending.steps,
-                "open": list(pending.open),
-            }
-            for pending in standing.pending
-        ],
-        "faults": [{"table": f.table, "text": f.text} for f in standing.faults],
-        "notes": [{"table": f.table, "text": f.text} for f in standing.notes],
-        "misfit": standing.misfit,
-        "error": standing.error,
+        "database": status.database,
+        "ok": status.is_well,
+        "revision": status.revision,
+        "pending": [asdict(pending) for pending in status.pending],
+        "faults": [{"table": fault.table, "text": fault.text} for fault in status.faults],
+        "notes": [{"table": note.table, "text": note.text} for note in status.notes],
+        "misfit": status.misfit,
+        "error": status.error,
     }
 
 
-def _status_lines(standing: SchemaStatus) -> Iterator[str]:
-    if standing.error is not None:
-        yield printable(standing.error)
+def _status_lines(status: SchemaStatus) -> Iterator[str]:
+    if status.error is not None:
+        yield printable(status.error)
         return
-    at = f"database {standing.database}: revision {standing.revision or 'none'}"
-    yield f"{at}, as declared" if standing.is_well else at
-    for pending in standing.pending:
-        left = len(pending.open)
-        begun = (
-            "not begun"
-            if left == pending.steps
-            else f"{pending.steps - left} of {pending.steps} steps done"
-        )
-        rest = f", open: {table_ranges(pending.open)}" if 0 < left < pending.steps else ""
-        yield f"  pending {pending.revision} ({pending.phase}), {pending.title}: {begun}{rest}"
-    if standing.misfit is not None and not standing.pending:
-        subject = "it " if standing.misfit.startswith("is ") else ""
-        yield f"  {subject}{standing.misfit}"
-    for word, findings in (("fault", standing.faults), ("note", standing.notes)):
-        yield from (f"  {word}: {line}" for line in group_by_text(findings))
+    at = f"database {status.database}: revision {status.revision or 'none'}"
+    yield f"{at}, as declared" if status.is_well else at
+    for pending in status.pending:
+        done, rest = f"{pending.steps - len(pending.open)} of {pending.steps} steps done", ""
+        if len(pending.open) == pending.steps:
+            done = "not begun"
+        elif pending.open:
+            rest = f", open: {table_ranges(pending.open)}"
+        yield f"  pending {pending.revision} ({pending.phase}), {pending.title}: {done}{rest}"
+    if status.misfit is not None and not status.pending:
+        subject = "it " if status.misfit.startswith("is ") else ""
+        yield f"  {subject}{status.misfit}"
+    for word, findings in (("fault", status.faults), ("note", status.notes)):
+        yield from (f"  {word}: {printable(line)}" for line in group_by_text(findings))
 
 
 def _count_words(number: int, word: str) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
@@ -17,7 +17,8 @@ from toc.cluster.roster import roster
 from toc.domain.masking import masked
 from toc.runtime.settings import MOVE_NEW_URL, MOVE_OLD_URL, Settings, load_settings
 from toc.store.move_checks import MoveChecks, list_move_steps
-from toc.store.mover import Mover, MoveServer, schema_of
+from toc.store.move_server import MoveServer, schema_of
+from toc.store.mover import Mover
 
 Number = Annotated[int, typer.Argument(metavar="N", min=0, help="The database's index.")]
 Check = Annotated[bool, typer.Option("--check", help="Whether it may be moved now.")]
@@ -55,63 +56,58 @@ def move(
         if check or go or undo:
             raise CommandError(f"the settings lack moving.{number}: where it moves to", SETTINGS)
         return _show_without_move(output, settings, number)
-    with _MoveSessions(settings, number) as servers:
+    with _open_sessions(settings, number) as servers:
         if check:
             return _run_checks(output, servers)
         if go:
             return _run_move(output, servers, pause_max)
         if undo:
-            servers.mover(_print_step).undo()
+            servers.mover().undo()
             text = f"database {number} stays: the old server takes writes"
             output.answer({"database": number, "answer": "undone"}, text)
             return OK
         return _show_move(output, servers)
 
 
+@dataclass(frozen=True, slots=True)
 class _MoveSessions:
     """Sessions on both servers, with the accounts that may move the database."""
 
-    def __init__(self, settings: Settings, index: int) -> None:
-
-        self._settings, self.index = settings, index
-        self._urls = {"old": settings.databases[index], "new": settings.moving[index]}
-        self._admins = {
-            "old": os.environ.get(MOVE_OLD_URL) or self._urls["old"],
-            "new": os.environ.get(MOVE_NEW_URL) or self._urls["new"],
-        }
-        self.old: MoveServer
-        self.new: MoveServer
-
-    def __enter__(self) -> _MoveSessions:
-        self.old = _open_server(self._settings, self.index, "old", self._admins["old"])
-        try:
-            self.new = _open_server(self._settings, self.index, "new", self._admins["new"])
-        except BaseException:
-            self.old.close()
-            raise
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.old.close()
-        self.new.close()
+    settings: Settings
+    index: int
+    old: MoveServer
+    new: MoveServer
 
     def probe(self, server: MoveServer) -> MoveServer:
-        """The application's account on the same server."""
-        return _open_server(self._settings, self.index, server.role, self._urls[server.role])
+        """A session of the application's account on the same server."""
+        urls = {"old": self.settings.databases[self.index], "new": self.settings.moving[self.index]}
+        return _open_server(self.settings, self.index, server.role, urls[server.role])
 
     def members(self) -> Mapping[str, bool | None]:
         """The nodes in ZooKeeper, and whether each knows of the move."""
-        if not self._settings.has_cluster:
+        if not self.settings.has_cluster:
             return {}
-
         return {
             member.identity: None if member.moving is None else self.index in member.moving
-            for member in roster(self._settings)
+            for member in roster(self.settings)
         }
 
-    def mover(self, tell: Callable[[str, str], None]) -> Mover:
+    def checks(self) -> MoveChecks:
+        return MoveChecks(self.old, self.new, self.probe, self.members())
 
-        return Mover(self.old, self.new, self.probe, tell)
+    def mover(self) -> Mover:
+        return Mover(self.old, self.new, self.probe, _print_step)
+
+
+@contextmanager
+def _open_sessions(settings: Settings, index: int) -> Iterator[_MoveSessions]:
+    old_url = os.environ.get(MOVE_OLD_URL) or settings.databases[index]
+    new_url = os.environ.get(MOVE_NEW_URL) or settings.moving[index]
+    with (
+        closing(_open_server(settings, index, "old", old_url)) as old,
+        closing(_open_server(settings, index, "new", new_url)) as new,
+    ):
+        yield _MoveSessions(settings, index, old, new)
 
 
 def _open_server(settings: Settings, index: int, role: str, url: str) -> MoveServer:
@@ -129,11 +125,8 @@ def _show_without_move(output: Output, settings: Settings, index: int) -> int:
     todo = f"to move it, seed a new server and set moving.{index}: docs/how-to/move-database.md"
     if not url.startswith("mysql"):
         raise CommandError(f"database {index}: only MySQL databases can be moved", SETTINGS)
-    server = _open_server(settings, index, "old", url)
-    try:
+    with closing(_open_server(settings, index, "old", url)) as server:
         fenced, declared = server.is_fenced(), server.is_declared_home()
-    finally:
-        server.close()
     state, text = "resting", f"database {index} does not move; {todo}"
     if declared:
         text = f"database {index} is at home on {server.at}, where it was moved to; {todo}"
@@ -161,7 +154,7 @@ def _show_move(output: Output, servers: _MoveSessions) -> int:
 
 
 def _run_checks(output: Output, servers: _MoveSessions) -> int:
-    found = MoveChecks(servers.old, servers.new, servers.probe, servers.members()).run_all()
+    found = servers.checks().run_all()
     failed = [finding for finding in found if finding.level == "fail"]
     output.table(
         {"database": servers.index, "ready": not failed, "checks": [asdict(f) for f in found]},
@@ -174,9 +167,9 @@ def _run_checks(output: Output, servers: _MoveSessions) -> int:
 
 
 def _run_move(output: Output, servers: _MoveSessions, pause_max_s: float) -> int:
-    checks = MoveChecks(servers.old, servers.new, servers.probe, servers.members())
+    refuse = servers.checks().refuse_if_failed
     with _explain_interrupt(servers.index):
-        moved = servers.mover(_print_step).start_or_resume(checks.refuse_if_failed, pause_max_s)
+        moved = servers.mover().start_or_resume(refuse, pause_max_s)
     pause = "an earlier run made the switch"
     if moved.pause_ms is not None:
         pause = f"writes paused for {moved.pause_ms} ms"

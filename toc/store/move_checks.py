@@ -1,28 +1,19 @@
 """Checks whether a database can be moved, and finds how far its move is. Changes nothing.
 
-The queries of the two servers are in `mover`; this module judges their answers.
+The queries of the two servers are in `move_server`; this module judges their answers.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from toc.errors import TocError
+from toc.store.account_rights import Rights, read_rights
 from toc.store.accounts import ROLES
-from toc.store.mover import (
-    LAG_S_MAX,
-    MOVED_ROWS,
-    MoveServer,
-    MoveStopped,
-    Probe,
-    describe_oldest_transaction,
-    measure_lag_s,
-    only_replication_writes,
-    read_tables,
-)
+from toc.store.move_server import LAG_S_MAX, MoveServer, MoveStopped
+from toc.store.mover import MOVED_ROWS, Probe
 from toc.store.schema import VERSION_TABLE
 
 Level = Literal["ok", "warn", "fail"]
@@ -35,16 +26,6 @@ APP_JOBS = ("SELECT", "INSERT", "UPDATE")
 """The rights on job tables of every account that writes jobs, a client's or a worker's."""
 
 LACKS_SHOWN = 5
-_NAME = r"(?:`(?:[^`]|``)*`|\*)"
-_GRANT = re.compile(rf"GRANT (?P<rights>.+?) ON (?P<schema>{_NAME})\.(?P<table>{_NAME}) TO ")
-_RIGHT = re.compile(r"([A-Z][A-Z_ ]*[A-Z])(?: \(([^)]*)\))?")
-_STANDS_FOR = {
-    "SESSION_VARIABLES_ADMIN": {"SYSTEM_VARIABLES_ADMIN", "SUPER"},
-    "SYSTEM_VARIABLES_ADMIN": {"SUPER"},
-    "CONNECTION_ADMIN": {"SUPER"},
-    "REPLICATION_SLAVE_ADMIN": {"SUPER"},
-    "REPLICATION CLIENT": {"SUPER"},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +149,7 @@ class MoveChecks:
 
     def _check_lag(self) -> MoveFinding:
         advice = "wait until the new server has caught up"
-        behind_s = measure_lag_s(self._old, self._new)
+        behind_s = self._new.lag_s(self._old)
         if behind_s is None:
             return MoveFinding("lag", "fail", f"more than {LAG_S_MAX:g} s", advice)
         return MoveFinding("lag", "ok", f"{behind_s * 1000:.0f} ms")
@@ -181,14 +162,14 @@ class MoveChecks:
         return _make_finding("transactions", not more, text, advice, bad="warn")
 
     def _check_open_transactions(self) -> MoveFinding:
-        found = describe_oldest_transaction(self._old)
+        found = self._old.describe_oldest_transaction()
         advice = "the fence waits for it, and gives up after half of --pause-max"
         return _make_finding(
             "open transactions", not found, found or "none is old", advice, bad="warn"
         )
 
     def _check_guard(self) -> MoveFinding:
-        guarded = only_replication_writes(self._new)
+        guarded = self._new.only_replication_writes()
         text = "only replication writes there" if guarded else "others may write there"
         advice = (
             "SET PERSIST super_read_only = 1 there; else `toc move --go` makes the schema READ ONLY"
@@ -199,7 +180,7 @@ class MoveChecks:
 
     def _check_data(self) -> Iterator[MoveFinding]:
         old, new = self._old, self._new
-        there, here = read_tables(old), read_tables(new)
+        there, here = old.read_tables(), new.read_tables()
         missing = sorted(there.keys() - here.keys())
         yield _make_finding(
             "tables",
@@ -237,7 +218,9 @@ class MoveChecks:
 
     def _check_privileges(self) -> Iterator[MoveFinding]:
         for server in (self._old, self._new):
-            lacks = missing_rights(server, MOVER.server[server.role], MOVER.database, MOVER.tables)
+            lacks = read_rights(server).missing(
+                MOVER.server[server.role], MOVER.database, MOVER.tables
+            )
             text = f"lacks {', '.join(lacks)}" if lacks else "may do it"
             advice = "`toc grants mover` prints the statements"
             yield _make_finding(
@@ -261,10 +244,10 @@ class MoveChecks:
                         name, "fail", text, "TOC_MOVE_… must name the settings' servers"
                     )
                 held = read_rights(app)
-                jobs = [table for table in read_tables(app) if table.startswith("toc_job_")]
-                lacks = held.missing(
-                    (), (), dict.fromkeys(jobs, APP_JOBS)
-                ) or held.missing_compared_to(before)
+                jobs = [table for table in app.read_tables() if table.startswith("toc_job_")]
+                lacks = held.missing((), (), dict.fromkeys(jobs, APP_JOBS))
+                if not lacks and before is not None:
+                    lacks = held.missing((), before.schema, before.tables)
                 before = held
             finally:
                 app.close()
@@ -297,7 +280,7 @@ def list_move_steps(
     index = old.index
     channel = new.replication_channel(old.uuid)
     declared, fenced = new.is_declared_home(), old.is_fenced()
-    behind_s = None if channel is None or declared else measure_lag_s(old, new)
+    behind_s = None if channel is None or declared else new.lag_s(old)
     ignorant = [name for name, knows in members.items() if knows is False]
     hosts = hosts_not_on_new_server(old, new)
     found: list[tuple[str, bool, str, str]] = [
@@ -360,95 +343,6 @@ def hosts_not_on_new_server(old: MoveServer, new: MoveServer) -> list[str]:
         for server in (old, new)
     )
     return sorted(there - here)
-
-
-@dataclass(frozen=True, slots=True)
-class Rights:
-    """The rights of an account: on the whole server, on the schema, on single tables of the schema.
-
-    A right on some columns of a table is a right of its own, with their names in parentheses.
-    """
-
-    everywhere: Set[str]
-    schema: Set[str]
-    tables: Mapping[str, Set[str]]
-
-    def missing(
-        self,
-        everywhere: Iterable[str],
-        schema: Iterable[str],
-        tables: Mapping[str, Iterable[str]],
-    ) -> list[str]:
-        """The rights of these that the account does not have."""
-        return [
-            *(name for name in everywhere if not _has_right(name, self.everywhere)),
-            *(name for name in schema if not self._has(name)),
-            *(
-                f"{name} on {table}"
-                for table, names in tables.items()
-                for name in names
-                if not self._has(name, table)
-            ),
-        ]
-
-    def missing_compared_to(self, other: Rights | None) -> list[str]:
-        """The rights on the schema and its tables that the other account has and this one does not."""
-        return [] if other is None else self.missing((), other.schema, other.tables)
-
-    def _has(self, name: str, table: str = "") -> bool:
-        return _has_right(name, self.everywhere | self.schema | self.tables.get(table, frozenset()))
-
-
-def read_rights(server: MoveServer) -> Rights:
-    """The rights of the session's account, without those of its roles."""
-    everywhere: set[str] = set()
-    schema: set[str] = set()
-    tables: dict[str, set[str]] = {}
-    for row in server.rows("SHOW GRANTS"):
-        match = _GRANT.match(str(*row.values()))
-        if match is None:
-            continue
-        rights = {_normalised(*right) for right in _RIGHT.findall(match["rights"])}
-        if match["schema"] == "*":
-            everywhere |= rights
-        elif match["table"] == "*" and _pattern_matches(server.schema, match["schema"]):
-            schema |= rights
-        elif _unquoted(match["schema"]) == server.schema:
-            tables.setdefault(_unquoted(match["table"]), set()).update(rights)
-    return Rights(everywhere, schema, tables)
-
-
-def missing_rights(
-    server: MoveServer,
-    everywhere: Iterable[str],
-    schema: Iterable[str],
-    tables: Mapping[str, Iterable[str]],
-) -> list[str]:
-    """The rights of these that the session's account does not have."""
-    return read_rights(server).missing(everywhere, schema, tables)
-
-
-def _has_right(name: str, held: Set[str]) -> bool:
-    whole = name.partition(" (")[0]  # of all columns
-    return bool({name, whole, "ALL PRIVILEGES", *_STANDS_FOR.get(name, ())} & held)
-
-
-def _normalised(right: str, columns: str) -> str:
-    names = sorted(map(_unquoted, columns.split(", "))) if columns else []
-    return f"{right} ({', '.join(names)})" if names else right
-
-
-def _unquoted(name: str) -> str:
-    return name.removeprefix("`").removesuffix("`").replace("``", "`")
-
-
-def _pattern_matches(schema: str, pattern: str) -> bool:
-    """Whether a grant's database, a pattern of LIKE in backticks, matches the schema."""
-    text = ""
-    for escaped, character in re.findall(r"(\\)?(.)", pattern.strip("`")):
-        wild = {"_": ".", "%": ".*"}.get(character)
-        text += wild if wild and not escaped else re.escape(character)
-    return re.fullmatch(text, schema) is not None
 
 
 def _make_finding(
