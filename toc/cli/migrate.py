@@ -33,27 +33,32 @@ PhaseOption = Annotated[
     Literal["pre", "post", "all"],
     typer.Option(
         "--phase",
-        help="pre: what the new release needs, before it is deployed; post: what only older "
-        "releases needed, after; all.",
+        help="pre: changes for the new release, before you deploy it; post: removals, when no older "
+        "release runs; all: both.",
     ),
 ]
-To = Annotated[str | None, typer.Option("--to", metavar="REVISION", help="Not beyond this one.")]
+To = Annotated[str | None, typer.Option("--to", metavar="REVISION", help="Stop at this revision.")]
 DownTo = Annotated[
     str | None,
     typer.Option(
-        "--down-to", metavar="REVISION", help="Take back what came after it; 'base' takes back all."
+        "--down-to",
+        metavar="REVISION",
+        help="Undo every revision after this one; 'base' undoes all.",
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="With --down-to: really.")]
+Yes = Annotated[bool, typer.Option("--yes", help="With --down-to: do it.")]
 Status = Annotated[
-    bool, typer.Option("--status", help="Change nothing: say where each database stands.")
+    bool,
+    typer.Option(
+        "--status", help="Change nothing; show revision and differences of each database."
+    ),
 ]
 Sql = Annotated[bool, typer.Option("--sql", help="Run nothing; print the statements instead.")]
 Mend = Annotated[
     bool,
     typer.Option(
         "--mend",
-        help="Take back what somebody changed in toc's tables; with --sql print the statements.",
+        help="Undo changes that somebody made in toc's tables; with --sql print the statements.",
     ),
 ]
 Directory = Annotated[
@@ -65,7 +70,7 @@ Start = Annotated[
     typer.Option(
         "--from",
         metavar="REVISION",
-        help="With --sql: where the databases stand; from a newer to an older one it is the way back.",
+        help="With --sql: the revision of the databases now; if it is newer than --to, the script goes back.",
     ),
 ]
 LockWait = Annotated[
@@ -80,7 +85,10 @@ LockWait = Annotated[
 Parallel = Annotated[
     int,
     typer.Option(
-        "--parallel", min=1, max=8, help="So many databases at a time; an error stops them all."
+        "--parallel",
+        min=1,
+        max=8,
+        help="Number of databases to migrate at a time; an error stops all.",
     ),
 ]
 Rebuild = Annotated[
@@ -110,8 +118,8 @@ def migrate(
 ) -> int:
     """Create or change the tables of every database.
 
-    May be repeated: what is there is left alone, and a run that was killed goes on where it
-    stopped. It shows its progress on standard error. docs/how-to/upgrade.md is for DBAs.
+    May be repeated: it leaves out each step that is done, so a run that was killed is run again. It shows
+    its progress on standard error. docs/how-to/upgrade.md is for DBAs.
     """
     _refuse_option_mixtures(
         {

@@ -21,11 +21,11 @@ from toc.store.move_server import MoveServer, schema_of
 from toc.store.mover import Mover
 
 Number = Annotated[int, typer.Argument(metavar="N", min=0, help="The database's index.")]
-Check = Annotated[bool, typer.Option("--check", help="Whether it may be moved now.")]
-Go = Annotated[bool, typer.Option("--go", help="Move it, or finish a move that broke off.")]
-Undo = Annotated[bool, typer.Option("--undo", help="Take back a move that broke off.")]
+Check = Annotated[bool, typer.Option("--check", help="Check whether it can be moved now.")]
+Go = Annotated[bool, typer.Option("--go", help="Move it, or finish an interrupted move.")]
+Undo = Annotated[bool, typer.Option("--undo", help="Undo an interrupted move.")]
 PauseMax = Annotated[
-    float, typer.Option("--pause-max", min=1, max=50, help="Seconds without writes, at most.")
+    float, typer.Option("--pause-max", min=1, max=50, help="Longest pause of writes, in seconds.")
 ]
 
 

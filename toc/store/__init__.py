@@ -11,4 +11,7 @@ the database's clock. Nothing else in toc decides who may run a job.
     jobs        clients' verbs: insert, get, find, cancel, reschedule, redrive, dead letters
     claims      workers' verbs: claim, take over, settle
     due_pages   pages of due rows, for the loader and the scanner
+    migrate, migration_run, schema_executor, schema_steps   the revisions of the schema, and how they are run
+    table_shapes, drift, drift_repair, schema_status   how tables differ from the revisions, and the repair
+    mover, move_server, move_checks, database_home   the move of a database to another server
 """

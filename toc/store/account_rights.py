@@ -1,17 +1,30 @@
-"""The rights of a session's account on MySQL, read from SHOW GRANTS."""
+"""The rights of a session's account on MySQL."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from toc.store.move_server import MoveServer
 
-_NAME = r"(?:`(?:[^`]|``)*`|\*)"
-_GRANT = re.compile(rf"GRANT (?P<rights>.+?) ON (?P<schema>{_NAME})\.(?P<table>{_NAME}) TO ")
-_RIGHT = re.compile(r"([A-Z][A-Z_ ]*[A-Z])(?: \(([^)]*)\))?")
-_STANDS_FOR = {
+_EVERYWHERE = (
+    "SELECT PRIVILEGE_TYPE AS name FROM information_schema.USER_PRIVILEGES WHERE GRANTEE = %s"
+)
+# The schema of a grant is a pattern of LIKE, and case-sensitive.
+_SCHEMA = (
+    "SELECT PRIVILEGE_TYPE AS name FROM information_schema.SCHEMA_PRIVILEGES WHERE GRANTEE = %s "
+    "AND %s LIKE CONVERT(TABLE_SCHEMA USING utf8mb4) COLLATE utf8mb4_bin"
+)
+_TABLES = """
+SELECT TABLE_NAME AS table_name, PRIVILEGE_TYPE AS name
+  FROM information_schema.TABLE_PRIVILEGES WHERE GRANTEE = %s AND TABLE_SCHEMA = %s
+ UNION ALL
+SELECT TABLE_NAME, CONCAT(
+       PRIVILEGE_TYPE, ' (', GROUP_CONCAT(COLUMN_NAME ORDER BY COLUMN_NAME SEPARATOR ', '), ')')
+  FROM information_schema.COLUMN_PRIVILEGES WHERE GRANTEE = %s AND TABLE_SCHEMA = %s
+ GROUP BY TABLE_NAME, PRIVILEGE_TYPE"""
+
+_INCLUDED_IN = {
     "SESSION_VARIABLES_ADMIN": {"SYSTEM_VARIABLES_ADMIN", "SUPER"},
     "SYSTEM_VARIABLES_ADMIN": {"SUPER"},
     "CONNECTION_ADMIN": {"SUPER"},
@@ -55,41 +68,18 @@ class Rights:
 
 def read_rights(server: MoveServer) -> Rights:
     """The rights of the session's account, without those of its roles."""
-    everywhere: set[str] = set()
-    schema: set[str] = set()
+    user, _, host = str(server.value("SELECT CURRENT_USER()")).rpartition("@")
+    account = f"'{user}'@'{host}'"
     tables: dict[str, set[str]] = {}
-    for row in server.rows("SHOW GRANTS"):
-        match = _GRANT.match(str(*row.values()))
-        if match is None:
-            continue
-        rights = {_normalised(*right) for right in _RIGHT.findall(match["rights"])}
-        if match["schema"] == "*":
-            everywhere |= rights
-        elif match["table"] == "*" and _pattern_matches(server.schema, match["schema"]):
-            schema |= rights
-        elif _unquoted(match["schema"]) == server.schema:
-            tables.setdefault(_unquoted(match["table"]), set()).update(rights)
-    return Rights(everywhere, schema, tables)
+    for row in server.rows(_TABLES, account, server.schema, account, server.schema):
+        tables.setdefault(row["table_name"], set()).add(row["name"])
+    return Rights(
+        {row["name"] for row in server.rows(_EVERYWHERE, account)},
+        {row["name"] for row in server.rows(_SCHEMA, account, server.schema)},
+        tables,
+    )
 
 
 def _has_right(name: str, held: Set[str]) -> bool:
     whole = name.partition(" (")[0]  # of all columns
-    return bool({name, whole, "ALL PRIVILEGES", *_STANDS_FOR.get(name, ())} & held)
-
-
-def _normalised(right: str, columns: str) -> str:
-    names = sorted(map(_unquoted, columns.split(", "))) if columns else []
-    return f"{right} ({', '.join(names)})" if names else right
-
-
-def _unquoted(name: str) -> str:
-    return name.removeprefix("`").removesuffix("`").replace("``", "`")
-
-
-def _pattern_matches(schema: str, pattern: str) -> bool:
-    """Whether a grant's database, a pattern of LIKE in backticks, matches the schema."""
-    text = ""
-    for escaped, character in re.findall(r"(\\)?(.)", pattern.strip("`")):
-        wild = {"_": ".", "%": ".*"}.get(character)
-        text += wild if wild and not escaped else re.escape(character)
-    return re.fullmatch(text, schema) is not None
+    return bool({name, whole, *_INCLUDED_IN.get(name, ())} & held)

@@ -1,8 +1,8 @@
 """Accounts of MySQL and MariaDB: what each role may do on each table, and the statements that grant it.
 
-A command or a process has one role, and `ROLES` is the one place that says what that role may do. Rights
-are given table by table: a right on the whole database would reach `toc_event` too. There may be
-a thousand job tables, so nobody writes these statements by hand: `toc grants` does.
+A command or a process has one role; `ROLES` has the rights of each role. Rights are given table by table,
+because a right on the whole database would include `toc_event`. There may be a thousand job tables, so
+`toc grants` prints the statements.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from toc.errors import InvalidInput
-from toc.store.schema import VERSION_TABLE, job_table_name
+from toc.store.schema import VERSION_TABLE, job_table_name, quote_name
 
 JOBS = "toc_job_…"
 """Stands for each job table."""
@@ -21,7 +21,7 @@ EVENT_COLUMNS = (
     "event_time", "job_id", "what", "from_status", "to_status", "attempts", "actor", "reason",
     "run_id", "related_job_id",
 )  # fmt: skip
-"""What is inserted into `toc_event`. The server numbers events and says by which account each was written."""
+"""The columns of an INSERT into `toc_event`. The server itself writes each event's number and account."""
 
 _EVENTS = f"INSERT ({', '.join(EVENT_COLUMNS)})"
 _VALUE = "UPDATE (value)"  # of a row of toc_meta: its name stays
@@ -137,18 +137,14 @@ def grant_statements(
     if server is not None:
         yield f"GRANT {', '.join(role.server[server])} ON *.* TO {account}"
     # Here the name is a pattern, in which _ stands for any character.
-    pattern = _quoted_name(re.sub(r"([\\_%])", r"\\\1", schema))
+    pattern = quote_name(re.sub(r"([\\_%])", r"\\\1", schema))
     yield f"GRANT {', '.join(role.database)} ON {pattern}.* TO {account}"
     for table, rights in role.tables.items():
         names = map(job_table_name, shards) if table == JOBS else [table]
         for name in names:
-            yield f"GRANT {', '.join(rights)} ON {_quoted_name(schema)}.{_quoted_name(name)} TO {account}"
+            yield f"GRANT {', '.join(rights)} ON {quote_name(schema)}.{quote_name(name)} TO {account}"
 
 
 def password_statement(account: str) -> str:
     """What an administrator runs next, with a password in place of the dots."""
     return f"ALTER USER {account} IDENTIFIED BY '…' ACCOUNT UNLOCK"
-
-
-def _quoted_name(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

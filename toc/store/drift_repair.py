@@ -22,6 +22,7 @@ from toc.store import drift, migrate
 from toc.store.drift import DriftFinding
 from toc.store.identity import refuse_other_database
 from toc.store.migration_run import open_migration_connection
+from toc.store.schema import quote_name
 from toc.store.schema_executor import (
     IN_PLACE,
     LOCK_WAIT_S,
@@ -173,7 +174,7 @@ class _RepairPlanner:
 
     def _remove_addition(self, fault: DriftFinding) -> tuple[list[str], str]:
         """The statements, and a note, for a part that somebody added."""
-        table, name = fault.table, _quoted_name(fault.name)
+        table, name = fault.table, quote_name(fault.name)
         alter = f"ALTER TABLE {table}"
         match fault.kind:
             case "extra column":
@@ -229,7 +230,7 @@ class _RepairPlanner:
         values = {"table": table, "name": name}
         kind, collation = self._connection.execute(text(_COLUMN), values).one()
         collate = f" COLLATE {collation}" if collation else ""
-        return f"ALTER TABLE {table} MODIFY COLUMN {_quoted_name(name)} {kind}{collate} NULL"
+        return f"ALTER TABLE {table} MODIFY COLUMN {quote_name(name)} {kind}{collate} NULL"
 
     def _describe_rule(self, query: str, name: str) -> str:
         """The definition of a trigger or CHECK that is dropped, on one line."""
@@ -247,9 +248,3 @@ def _split_expression_default(definition: str) -> tuple[str, str]:
     if not default or column.endswith(" NOT"):
         return definition, ""
     return f"{column} NULL", f"({default}"
-
-
-def _quoted_name(name: str) -> str:
-    """A name that somebody else has given, for a statement."""
-    escaped = name.replace("`", "``")
-    return f"`{escaped}`"

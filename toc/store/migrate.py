@@ -178,7 +178,7 @@ def describe_incompatibility(database: Database) -> str | None:
     fits a release as old as this one, by `toc_meta`.
     """
     found, oldest = read_revision(database), oldest_usable_revision()
-    at = _position(found) if found is None else revision_position(found)
+    at = revision_position(found or BASE)
     if at is not None:
         if at >= _position(oldest):
             return None

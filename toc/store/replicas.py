@@ -1,4 +1,4 @@
-"""A replica of a database, asked how far it is behind."""
+"""How far a replica of a database is behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ASK = {
     False: ("SHOW REPLICA STATUS", "Seconds_Behind_Source"),
     True: ("SHOW SLAVE STATUS", "Seconds_Behind_Master"),
 }
-"""The statement and its column; True: on MariaDB."""
+"""The statement that shows the lag, and its column; the key says whether the server is MariaDB."""
 
 
 class Replica:

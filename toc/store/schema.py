@@ -1,4 +1,4 @@
-"""The tables as toc's statements see them. Migrations create them; `declared` names what must be there.
+"""The tables as toc's statements use them. The revisions create them; a test compares both.
 
 Per shard a job table `toc_job_0000` …, numbered over all databases. Per database: `toc_meta` (the
 routing's fingerprint and the database's identity), `toc_biz_type` (number <-> name, so that DBAs
@@ -51,6 +51,11 @@ _TABLE_OPTIONS: dict[str, Any] = {
 
 def job_table_name(shard: int) -> str:
     return f"toc_job_{shard:04d}"
+
+
+def quote_name(name: str) -> str:
+    """A name as MySQL's and MariaDB's statements write it, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def live_key_of(dedup_key: str, tenant: str | None = None, biz_text: str | None = None) -> str:

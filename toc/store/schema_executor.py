@@ -20,7 +20,7 @@ from toc.domain.texts import one_line
 from toc.errors import TocError
 from toc.store import identity
 from toc.store.driver_errors import error_number, error_text, is_missing_table
-from toc.store.schema import FITS_SINCE, VERSION_TABLE
+from toc.store.schema import FITS_SINCE, VERSION_TABLE, quote_name
 from toc.store.schema_steps import (
     INSTANT,
     REBUILDS,
@@ -280,8 +280,7 @@ class ScriptExecutor:
         if sqlite:
             self._write("BEGIN IMMEDIATE")
         else:
-            quoted = self._name.replace("`", "``")
-            self._write(f"USE `{quoted}`")
+            self._write(f"USE {quote_name(self._name)}")
             self._write("SET NAMES utf8mb4")
             self._write(f"SET SESSION sql_mode = '{SQL_MODE}'")
             self._write(f"SET SESSION {lock_wait_assignments(self._lock_wait_s)}")

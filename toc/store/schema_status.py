@@ -18,11 +18,10 @@ from toc.store import drift, migrate
 from toc.store.databases import Database, Databases
 from toc.store.drift import DriftFinding
 from toc.store.identity import describe_differences
+from toc.store.migration_run import PARALLEL_MAX
 from toc.store.recorded_meta import read_recorded_meta
 from toc.store.schema_steps import SchemaTarget
 from toc.store.table_shapes import Shapes, read_shapes
-
-PARALLEL_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ _DURABILITY = ("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog")
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """`kind`: mysql, mariadb or sqlite. `durability`: the variables behind a COMMIT's worth.
+    """`kind`: mysql, mariadb or sqlite. `durability`: variables on which a durable COMMIT depends.
 
     `session`: variables of toc's own session that `sessions.EXPECTED` names. `sql_mode`: the one that other
     sessions get from the server. `tls`: version and cipher of the connection; empty: it has no TLS.

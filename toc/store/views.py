@@ -1,7 +1,7 @@
-"""What people query: `toc_jobs`, `toc_dead_jobs`, `toc_events`, `toc_purges`: names beside the numbers.
+"""Views for people: `toc_jobs`, `toc_dead_jobs`, `toc_events`, `toc_purges`, with names beside the numbers.
 
-In each database they are views over its own shards (a migration makes them, for any SQL client);
-`toc sql` asks the same SELECTs of every shard and merges the answers.
+In each database they are over its own shards; a migration makes them, for any SQL client. `toc sql` runs the
+same SELECTs on every shard and merges the answers.
 
 late_ms: how long after its action_time a job was last claimed, in milliseconds; NULL before its first
 claim. For a job that was retried it contains the retries.
