@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from tests.admin.test_sql_safety import asking
 from tests.admin.world import LIMITS, World
 from toc.admin import query_run
-from toc.admin.json_table import JsonTable
 from toc.admin.query_plan import plan_query
 from toc.admin.query_run import QueryFailed, QueryRun
-from toc.admin.row_merge import RowMerge, sort_key
+from toc.admin.row_merge import JsonTable, RowMerge, sort_key
 from toc.admin.sql_writer import write_final_query
 from toc.admin.sqlite_functions import functions
 from toc.store.fan_out import FanOut, Question, QuestionFailure, Reply

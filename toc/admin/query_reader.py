@@ -16,7 +16,6 @@ from toc.admin.expression_parser import Columns, ExpressionParser, ResultColumn,
 from toc.admin.function_calls import ordered
 from toc.admin.statement_parser import (
     not_accepted,
-    parse_condition,
     parse_statement,
     refused,
     shown,
@@ -33,7 +32,6 @@ from toc.admin.syntax_tree import (
     number,
     whole_number,
 )
-from toc.admin.text_ids import ask_for_texts
 from toc.admin.type_check import kind_of_column, numbers
 from toc.store.views import COLUMNS, JOBS
 
@@ -68,18 +66,11 @@ def read_query(
     return query, columns
 
 
-def read_condition(text: str) -> tuple[exp.Expr, str]:
-    """Reads a condition on the columns of `toc_jobs`: the tree, and the condition as it was understood.
-
-    Raises InvalidInput.
-    """
+def read_condition(tree: exp.Expr) -> exp.Expr:
+    """Reads a parsed condition on the columns of `toc_jobs`. Raises InvalidInput."""
     reader = QueryReader({}, offsets=True)
     reader.scope.tables[JOBS] = columns_of_table(JOBS, JOBS)
-    try:
-        tree = ask_for_texts(parse_condition(text))
-        return reader.expr(tree), shown(tree)
-    except RecursionError:
-        raise too_deep() from None
+    return reader.expr(tree)
 
 
 def columns_of_table(table: str, key: str) -> Columns:

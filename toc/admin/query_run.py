@@ -10,9 +10,8 @@ from typing import Any
 from sqlglot import exp
 
 from toc.admin.expression_parser import ResultColumn
-from toc.admin.json_table import JsonTable
 from toc.admin.query_plan import QueryPlan, TableQuery
-from toc.admin.row_merge import Row, RowMerge, sort_key
+from toc.admin.row_merge import JsonTable, Row, RowMerge, sort_key
 from toc.admin.shard_queries import ShardQuery, shard_queries
 from toc.admin.sql_writer import write_final_query
 from toc.admin.syntax_tree import number

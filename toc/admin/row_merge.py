@@ -1,15 +1,16 @@
-"""Merges the rows of many shards into one order, as a server would.
+"""The rows that shards sent: merged into one order here, or as JSON for the server of the final query.
 
-Values compare as on the server that sent them: NULL first, texts by their characters; MySQL and
+Here values compare as on the server that sent them: NULL first, texts by their characters; MySQL and
 MariaDB ignore spaces at the end of a text (PAD SPACE), SQLite does not.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -18,13 +19,13 @@ from toc.admin.query_plan import QueryPlan
 Row = Sequence[Any]
 SortKey = Callable[[Any], tuple[int, Any]]
 
-_RANKS: Sequence[tuple[type, int]] = (
-    (bool, 1), (int, 1), (float, 1), (Decimal, 1), (str, 2), (bytes, 3), (datetime, 5), (date, 4),
-    (timedelta, 6),
-)  # fmt: skip
 _SPACES = re.compile(" +")
 _END, _LAST = "\U00080000", 0x10FFFF
 _SLACK = 10_000  # rows beyond twice the wanted ones before the merge sorts and cuts
+_CHARS_MAX = 512
+
+
+# ---- merged here
 
 
 def sort_key(*, pads: bool) -> SortKey:
@@ -35,7 +36,7 @@ def sort_key(*, pads: bool) -> SortKey:
             return 0, 0
         if isinstance(value, str):
             return 2, _padded(value) if pads else value
-        return next(rank for kind, rank in _RANKS if isinstance(value, kind)), value
+        return 1, value  # SQLite can have numbers and texts in one column
 
     return key
 
@@ -86,3 +87,80 @@ class RowMerge:
             kept.sort(key=lambda one: key(one[1][place]), reverse=desc)
         self._kept = kept[: self.wanted]
         return [row for _, row in self._kept]
+
+
+# ---- as JSON
+
+
+@dataclass(slots=True)
+class JsonTable:
+    """Rows of `width` columns. `ids`: the places of columns with ids. `chars`: the size of the JSON."""
+
+    width: int
+    ids: frozenset[int]
+    sqlite: bool
+    chars: int = 0
+    _rows: list[tuple[int, list[str]]] = field(default_factory=list)
+    _columns: list[_ColumnFacts] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._columns = [_ColumnFacts() for _ in range(self.width)]
+
+    def add(self, place: int, rows: Sequence[Row]) -> None:
+        """Adds the rows of a shard. `place`: its place among the shards."""
+        for row in rows:
+            for facts, value in zip(self._columns, row, strict=True):
+                facts.note(value)
+        # MySQL and MariaDB make the column's type of a text, exactly; SQLite has no types.
+        values = rows if self.sqlite else [[*map(_text_of, row)] for row in rows]
+        texts = [json.dumps(row, ensure_ascii=False) for row in values]
+        self.chars += sum(map(len, texts))
+        self._rows.append((place, texts))
+
+    def document(self) -> str:
+        """All rows, in the order of the shards."""
+        return f"[{','.join(text for _, texts in sorted(self._rows) for text in texts)}]"
+
+    def types(self, digits: Sequence[int | None]) -> list[str]:
+        """MySQL's and MariaDB's types of the columns. `digits`: of the seconds, as the server declares."""
+        seconds = digits or [None] * self.width
+        return [
+            "BIGINT UNSIGNED" if i in self.ids else facts.type_name(seconds[i])
+            for i, facts in enumerate(self._columns)
+        ]
+
+
+def _text_of(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+@dataclass(slots=True)
+class _ColumnFacts:
+    """The Python type of a column's values, the most characters or digits after the point, the size."""
+
+    kind: type | None = None
+    digits: int = 0
+    is_big: bool = False
+
+    def note(self, value: Any) -> None:
+        if value is None:
+            return
+        if self.kind is not float:
+            self.kind = type(value)
+        if isinstance(value, str):
+            self.digits = max(self.digits, len(value))
+        elif isinstance(value, Decimal):
+            self.digits = max(self.digits, -int(value.as_tuple().exponent))
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            self.is_big = True
+
+    def type_name(self, seconds: int | None) -> str:
+        if self.kind is int and not self.is_big:
+            return "BIGINT"
+        if self.kind is datetime:
+            return f"DATETIME({6 if seconds is None else min(seconds, 6)})"
+        if self.kind is str:  # a server sorts short texts in less memory
+            size = f"VARCHAR({max(self.digits, 1)})" if self.digits <= _CHARS_MAX else "LONGTEXT"
+            return f"{size} COLLATE utf8mb4_bin"
+        names = {float: "DOUBLE", date: "DATE"}
+        return names.get(self.kind or int, f"DECIMAL(65, {min(self.digits, 30)})")

@@ -103,8 +103,6 @@ def _parsed(text: str, rule: str, **options: Any) -> exp.Expr:
     try:
         tree: exp.Expr = sqlglot.parse_one(text, read=TocMySQL, **options)
         _check_parts(tree)
-    except RecursionError:
-        raise too_deep() from None
     except SqlglotError as error:
         for fault in getattr(error, "errors", ()):
             if fault.get("highlight"):

@@ -10,15 +10,17 @@ biz_id = '1' OR '' = ''.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from sqlglot import exp
 
 from toc.admin.query_reader import read_condition
 from toc.admin.sqlite_functions import shift
-from toc.admin.statement_parser import refused, shown, too_deep
-from toc.admin.syntax_tree import is_text, kind_of, whole_number
+from toc.admin.statement_parser import parse_condition, refused, shown, too_deep
+from toc.admin.syntax_tree import is_text, kind_of, number, whole_number
 from toc.admin.type_check import time_literal
+from toc.domain.biz_ids import check_business_id
 from toc.domain.job import Status
 from toc.domain.routing import BIZ_ID_MAX
 from toc.domain.times import MS_MAX
@@ -60,10 +62,10 @@ class Where:
     """
 
     def __init__(self, text: str) -> None:
-        try:
-            self._tree, self.text = read_condition(text)
-        except InvalidInput as error:
-            raise InvalidInput("where", error.value, error.rule) from None
+        with _errors_of_where():
+            tree = parse_condition(text).transform(_ask_for_texts)
+            self.text = shown(tree)
+            self._tree = read_condition(tree)
         self.condition(_SOME_DAY_MS)
 
     def condition(self, now_ms: int) -> Condition:
@@ -71,20 +73,58 @@ class Where:
         tree = self._tree.unnest()
         if isinstance(tree, exp.Boolean):
             return Constant(bool(tree.this))
-        try:
+        with _errors_of_where():
             return _Translator(now_ms).condition(tree)
-        except RecursionError:
-            error = too_deep()
-        except InvalidInput as caught:
-            error = caught
-        raise InvalidInput("where", error.value, error.rule)
 
     def check_types(self, names: Mapping[int, str]) -> None:
         """Raises InvalidInput for a biz_type that no type has: it would match nothing."""
         for name in _type_names(self.condition(_SOME_DAY_MS)):
             if name not in names.values():
-                error = refused(name, "there is no such biz_type", names.values())
-                raise InvalidInput("where", name, error.rule)
+                with _errors_of_where():
+                    raise refused(name, "there is no such biz_type", names.values())
+
+
+@contextmanager
+def _errors_of_where() -> Iterator[None]:
+    """Lets errors name `where` as the argument that is wrong."""
+    try:
+        yield
+    except RecursionError:
+        error = too_deep()
+    except InvalidInput as caught:
+        error = caught
+    else:
+        return
+    raise InvalidInput("where", error.value, error.rule)
+
+
+def _ask_for_texts(node: exp.Expr) -> exp.Expr:
+    """biz_id = 'A-42' becomes biz_id IN (NUMBER) AND biz_text IN ('A-42'): the index has only the number.
+
+    So do <> and IN. Digits in quotes are an integer, because JSON has ids as texts.
+    """
+    if isinstance(node, exp.In):
+        column, values = node.this.unnest(), [one.unnest() for one in node.expressions]
+    elif isinstance(node, (exp.EQ, exp.NEQ)):
+        column, value = node.this.unnest(), node.expression.unnest()
+        if not isinstance(column, exp.Column):
+            column, value = value, column
+        values = [value]
+    else:
+        return node
+    is_biz_id = isinstance(column, exp.Column) and column.name.lower() == "biz_id"
+    if not is_biz_id or not any(is_text(one) and not one.name.isdigit() for one in values):
+        return node
+    if not all(map(is_text, values)):
+        raise refused(shown(node), "a list of biz_ids has either texts or integers")
+    numbers = [number(check_business_id(one.name).number) for one in values]
+    biz_text = column.copy()
+    biz_text.this.set("this", "biz_text")
+    both = exp.and_(
+        exp.In(this=column.copy(), expressions=numbers),
+        exp.In(this=biz_text, expressions=[one.copy() for one in values]),
+    )
+    return exp.Not(this=exp.Paren(this=both)) if isinstance(node, exp.NEQ) else exp.Paren(this=both)
 
 
 def _type_names(condition: Condition) -> Iterator[str]:
@@ -119,14 +159,8 @@ class _Translator:
             raise refused(shown(node), "this is no condition: compare it with something")
         raise _not_usable(node)
 
-    def _every(self, node: exp.Expr) -> Condition:
-        return Every(tuple(map(self.condition, node.flatten(unnest=False))))
-
-    def _some(self, node: exp.Expr) -> Condition:
-        return Some(tuple(map(self.condition, node.flatten(unnest=False))))
-
-    def _not(self, node: exp.Expr) -> Condition:
-        return Negation(self.condition(node.this))
+    def _parts(self, node: exp.Expr) -> tuple[Condition, ...]:
+        return tuple(map(self.condition, node.flatten(unnest=False)))
 
     def _is(self, node: exp.Expr) -> Condition:
         if not isinstance(node.expression, exp.Null):
@@ -136,9 +170,6 @@ class _Translator:
     def _between(self, node: exp.Expr) -> Condition:
         low, high = node.args["low"], node.args["high"]
         return Every((self._compared(node.this, ">=", low), self._compared(node.this, "<=", high)))
-
-    def _compare(self, node: exp.Expr) -> Condition:
-        return self._compared(node.this, _OPERATORS[type(node)], node.expression)
 
     def _in(self, node: exp.Expr) -> Condition:
         column = self._column(node.this, "IN")
@@ -172,9 +203,15 @@ class _Translator:
             raise refused(text, "compares a column with itself (all jobs: TRUE)")
         return Compare(column, operator, Column(right.name))
 
-    _CONDITIONS: ClassVar[Mapping[type[Any], Callable[[Any, exp.Expr], Condition]]] = {
-        exp.And: _every, exp.Or: _some, exp.Not: _not, exp.In: _in, exp.Between: _between,
-        exp.Like: _like, exp.Escape: _like, exp.Is: _is, **dict.fromkeys(_OPERATORS, _compare),
+    _CONDITIONS: ClassVar[Mapping[type[Any], Callable[[_Translator, exp.Expr], Condition]]] = {
+        exp.And: lambda self, node: Every(self._parts(node)),
+        exp.Or: lambda self, node: Some(self._parts(node)),
+        exp.Not: lambda self, node: Negation(self.condition(node.this)),
+        exp.In: _in, exp.Between: _between, exp.Like: _like, exp.Escape: _like, exp.Is: _is,
+        **dict.fromkeys(
+            _OPERATORS,
+            lambda self, node: self._compared(node.this, _OPERATORS[type(node)], node.expression),
+        ),
     }  # fmt: skip
 
     # ---- columns and values
@@ -209,12 +246,12 @@ class _Translator:
             return node.name
         is_negative = isinstance(node, exp.Neg)
         digits = node.this if is_negative else node
-        number = whole_number(digits)
-        if number is None and isinstance(digits, exp.Literal):
-            raise refused(shown(node), "it must be a whole number")
-        if number is None:
+        if not isinstance(digits, exp.Literal):
             raise _not_usable(node)
-        return -number if is_negative else number
+        value = whole_number(digits)
+        if value is None:
+            raise refused(shown(node), "it must be a whole number")
+        return -value if is_negative else value
 
     # ---- times
 
