@@ -18,9 +18,9 @@ from tests.servers.process import free_port
 from tests.worker.conftest import make_rig
 from tests.worker.rig import TYPE, Gate, Rig
 from tests.worker.waiting import wait_until
-from toc.admin.explain import JobExplanation, Meaning, explain_job, interpret, time_spent
+from toc.admin.explain import JobExplanation, explain_job, time_spent
 from toc.cli.explain import _json, _text
-from toc.cli.time_texts import duration
+from toc.cli.job_meaning import Meaning, interpret
 from toc.domain.ids import JOB_ID_MAX, gene_of
 from toc.domain.job import Status
 from toc.errors import InvalidInput, SchemaMismatch
@@ -46,7 +46,7 @@ def desk(library: Library, redis_server: Endpoint) -> Iterator[Desk]:
 def look(desk: Desk, job_id: int, **changes: Any) -> tuple[JobExplanation, Meaning]:
     settings = desk.world.settings.model_copy(update=changes)
     found = explain_job(settings, job_id, desk.world.clock)
-    means = interpret(found, settings, duration)
+    means = interpret(found, settings)
     # However it is shown, nothing is missing and nothing fails.
     late = None if found.record is None else time_spent(found.record)
     assert str(job_id) in _text(found, means, late)
@@ -93,7 +93,7 @@ def test_the_whole_row_is_told(desk: Desk) -> None:
     home = found.home
     assert (home.shard, home.database, home.table) == (shard, 0, f"toc_job_{shard:04d}")
     assert home.created_ms == library.now_ms
-    shown = _text(found, interpret(found, desk.world.settings, duration), time_spent(found.record))
+    shown = _text(found, interpret(found, desk.world.settings), time_spent(found.record))
     for word in ("order.close", '{"note": "größer", "n": [1, null]}', "'k'", home.table,
                  "action_time   2026-01-01 00:05:00.000Z (in 5m 0s)", "0 (pending)"):  # fmt: skip
         assert word in shown
@@ -568,7 +568,7 @@ def test_other_settings_than_the_databases_are_refused(desk: Desk) -> None:
 
 def tell(settings: Settings, job_id: int) -> tuple[JobExplanation, str]:
     found = explain_job(settings, job_id)
-    return found, interpret(found, settings, duration).text
+    return found, interpret(found, settings).text
 
 
 def test_what_a_worker_does_is_what_is_told(make_rig: Any) -> None:

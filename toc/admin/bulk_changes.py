@@ -230,15 +230,13 @@ class BulkChanges:
         ahead = min(AHEAD, self._settings.pool_size)
         if newest_first or ahead * IDS_MAX > AHEAD_SHARE_MAX * per_second:
             ahead = 1
-        with BulkRun(
-            account, self._clock, per_second, ahead, change, tell_redis, self._stop
-        ) as run:
-            for shard, jobs in chosen.items():
-                database = self._databases.of_shard(shard)
-                ids = sorted(jobs, reverse=newest_first)
-                for part in split_ids(ids, min(IDS_MAX, per_second)):
-                    run.begin(Page(database, shard, {job_id: jobs[job_id] for job_id in part}))
-            run.end_all()
+        pages = (
+            Page(self._databases.of_shard(shard), shard, {job_id: jobs[job_id] for job_id in part})
+            for shard, jobs in chosen.items()
+            for part in split_ids(sorted(jobs, reverse=newest_first), min(IDS_MAX, per_second))
+        )
+        run = BulkRun(account, self._clock, per_second, ahead, change, tell_redis, self._stop)
+        run.run(pages)
         account.complete = True
 
 

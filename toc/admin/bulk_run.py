@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 from toc.errors import TocError
 from toc.runtime.clock import Clock
@@ -118,36 +116,33 @@ class BulkRun:
         self._rate_limit = _RateLimit(clock, per_second)
         self._in_progress: dict[Future[PageResult], Page] = {}  # in the order in which they began
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None or isinstance(error, Exception):
+    def run(self, pages: Iterable[Page]) -> None:
+        """Changes all pages. Raises Interrupted, and the error of a page that failed."""
+        try:
+            for page in pages:
+                self._wait_to_begin()
+                self._begin(page)
+            self._end_all()
+        except Exception:  # not a KeyboardInterrupt
             for future, page in self._in_progress.items():
                 with suppress(Exception):  # only the first error is reported
                     self._record_result(future, page)
+            raise
 
-    def begin(self, page: Page) -> None:
-        """Waits until the page may begin. Raises Interrupted, and the error of a page that failed
-        meanwhile.
-        """
+    def _wait_to_begin(self) -> None:
         while not self._stop():
             left_s = self._rate_limit.left_s
             if not left_s and len(self._in_progress) < self._ahead:
-                break
+                return
             wait_s = min(left_s or POLL_S, POLL_S)
             if self._in_progress:
                 self._end_finished_pages(wait_s)
             else:
                 self._clock.sleep_s(wait_s)
-        else:
-            self.end_all()  # the error of a failed page explains more
-            raise Interrupted("interrupted")
+        self._end_all()  # the error of a failed page explains more
+        raise Interrupted("interrupted")
+
+    def _begin(self, page: Page) -> None:
         self._rate_limit.page_begins(len(page.jobs))
         self._account.databases[page.database.index].unsure.append(page.unsure)
         future = Future[PageResult]()
@@ -157,8 +152,7 @@ class BulkRun:
             target=self._change_page, args=(page, future), name="toc-run", daemon=True
         ).start()
 
-    def end_all(self) -> None:
-        """Waits for all pages in progress. Raises the error of one that failed."""
+    def _end_all(self) -> None:
         while self._in_progress:
             self._end_finished_pages(POLL_S)
 

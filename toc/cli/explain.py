@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from toc.admin.explain import (
     JobExplanation,
-    Meaning,
     Owner,
     TimeSpent,
     TopicPlace,
     explain_job,
-    interpret,
     time_spent,
 )
 from toc.cli.clients import job_as_json
 from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK, report
+from toc.cli.job_meaning import Meaning, interpret
 from toc.cli.output import Output, printable
 from toc.cli.time_texts import duration, iso, relative, shown
 from toc.domain.job import Event
@@ -41,7 +41,7 @@ def explain(
     """
     settings = load_settings()
     found = explain_job(settings, job_id)
-    means = interpret(found, settings, duration)
+    means = interpret(found, settings)
     late = None if found.record is None else time_spent(found.record)
     if output.as_json:
         output.answer(_json(found, means, late), "")
@@ -186,9 +186,7 @@ def _json(found: JobExplanation, means: Meaning, late: TimeSpent | None) -> dict
             "id_drawn": iso(home.created_ms),
         },
         "row": None if found.record is None else _json_row(found.record),
-        "lateness": None
-        if late is None
-        else {"claimed_after_ms": late.claimed_after_ms, "ended_after_ms": late.ended_after_ms},
+        "lateness": None if late is None else asdict(late),
         "redis": [_json_place(place) for place in found.places],
         "owners": None
         if found.members is None

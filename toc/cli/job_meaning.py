@@ -1,0 +1,198 @@
+"""The state of one job, and what happens to it next, in one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from toc.admin.explain import JobExplanation
+from toc.cli.time_texts import duration, relative
+from toc.domain.job import Job, Status
+from toc.runtime.settings import Settings
+from toc.store.columns import sql_time
+from toc.store.ended_jobs import DAY_MS
+from toc.store.purge_counts import PurgesAround
+
+PURGES_TOLD = 3  # counts of deleted jobs that the sentence names
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """The state of a job, in one sentence. `agrees`: whether Redis fits the row; None: nothing to compare."""
+
+    agrees: bool | None
+    text: str
+
+
+def interpret(found: JobExplanation, settings: Settings) -> Meaning:
+    """The job's state and what happens to it next."""
+    if found.database_error is not None:
+        return Meaning(None, "its database does not answer, so its state is not known")
+    if found.record is None:
+        return _interpret_missing_row(found, settings)
+    return _Interpreter(found, found.record.job, settings).interpret()
+
+
+# ---- a job without a row
+
+
+def _interpret_missing_row(found: JobExplanation, settings: Settings) -> Meaning:
+    age_ms = found.now_ms - found.home.created_ms
+    if age_ms < 0:
+        text = f"there is no such job: by its id it would be made in {duration(-age_ms)}"
+    else:
+        purge = _explain_purge(found, settings, age_ms)
+        text = f"there is no such job: by its id it was made {duration(age_ms)} ago; {purge}"
+    left = any(not place.is_empty for place in found.places)
+    return Meaning(not left, text + ("; the next claim removes its reminder" if left else ""))
+
+
+def _explain_purge(found: JobExplanation, settings: Settings, age_ms: int) -> str:
+    """Whether retention deleted it, as far as the counts tell: they count days and types, not single jobs."""
+    around, days = found.purges, settings.retention.days_min
+    since = None if around is None else around.since
+    # Events are no proof: anybody who may write events may write one of a job that never existed.
+    never = "" if found.events else ", or it never existed"
+    known = "it has events; " if found.events else ""
+    by_hand = f"{known}somebody deleted it{never}"
+    if around is not None and around.counts:
+        return (
+            f"jobs made before and after it were purged {_words_of_purge_days(around)}: "
+            f"{known}it was likely purged with them{never}"
+        )
+    if since is not None and since < sql_time(found.home.created_ms)[:10]:
+        return f"no jobs of its age were purged (counted since {since}): {by_hand}"
+    if days == "none" or age_ms < days * DAY_MS:
+        return f"by these settings jobs of its age are not purged yet: {by_hand}"
+    first = "nothing is counted yet" if since is None else f"counted since {since}"
+    return f"{known}perhaps it was purged before purges were counted ({first}), or somebody deleted it{never}"
+
+
+def _words_of_purge_days(around: PurgesAround) -> str:
+    """The days of the closest counts, and how many more there are."""
+    told: dict[str, list[str]] = {}
+    for one in sorted(around.counts[:PURGES_TOLD]):
+        kind = f"{one.jobs:,} {one.status.name.lower()} of {one.biz_type}"
+        told.setdefault(one.day, []).append(kind)
+    parts = [f"on {day} ({', '.join(kinds)})" for day, kinds in told.items()]
+    more = around.days - len(told)
+    return ", ".join(parts) + (f" and on {_count_words(more, 'more day')}" if more else "")
+
+
+def _count_words(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+# ---- a job with a row
+
+
+class _Interpreter:
+    """Words the state of a job that has a row, from the row and its reminder."""
+
+    def __init__(self, found: JobExplanation, job: Job, settings: Settings) -> None:
+        self._found, self._job, self._settings = found, job, settings
+        self._place, self._now_ms = found.place, found.now_ms
+        self._due_ms = job.due_ms if job.due_ms is not None else job.action_ms
+        self._tried = f", after {_count_words(job.attempts, 'attempt')}" if job.attempts else ""
+
+    def interpret(self) -> Meaning:
+        if self._job.status is Status.RUNNING:
+            return self._interpret_running()
+        if not self._job.status.live:
+            return self._interpret_ended()
+        if self._due_ms > self._now_ms:
+            return self._interpret_due_later()
+        return self._interpret_overdue()
+
+    # ---- pending
+
+    def _interpret_due_later(self) -> Meaning:
+        left_ms, place = self._due_ms - self._now_ms, self._place
+        due = f"due in {duration(left_ms)}{self._tried}"
+        if place is None:
+            return Meaning(None, f"{due}; {self._words_without_redis()}")
+        if place.armed_ms is not None:
+            return self._interpret_armed_later(due, place.armed_ms - self._due_ms)
+        if place.out_ms is not None:
+            text = "but its reminder was popped already: the claim puts it back"
+            return Meaning(False, f"{due}, {text}")
+        horizon_ms = round(self._settings.timer.horizon_s * 1000)
+        if left_ms > horizon_ms:
+            beyond = f"beyond the horizon of {duration(horizon_ms)}"
+            return Meaning(True, f"{due}, not in Redis yet: {beyond}")
+        comes = f"the loader brings it within moments, else {self._when_scanner_takes_it()}"
+        return Meaning(False, f"{due}, and not in Redis: {comes}")
+
+    def _interpret_armed_later(self, due: str, late_ms: int) -> Meaning:
+        """For a job that is due later and armed. `late_ms`: armed so much later than it is due."""
+        if not late_ms:
+            return Meaning(True, f"{due}, and armed for that moment")
+        if late_ms > 0:
+            late = f"armed {duration(late_ms)} later: {self._when_scanner_takes_it()}"
+            return Meaning(False, f"{due}, but {late}")
+        early = f"armed {duration(-late_ms)} earlier: the job was moved; the claim corrects it"
+        return Meaning(False, f"{due}, but {early}")
+
+    def _interpret_overdue(self) -> Meaning:
+        late_ms, place = self._now_ms - self._due_ms, self._place
+        late = f"overdue by {duration(late_ms)}{self._tried}"
+        if place is None:
+            return Meaning(None, f"{late}; {self._words_without_redis()}")
+        if place.out_ms is not None:
+            back = f"its reminder comes back {relative(place.out_ms, self._now_ms)}"
+            return Meaning(True, f"{late}; popped, and on its way to a worker; {back}")
+        if place.armed_ms is None:
+            return Meaning(False, f"{late} and in no queue: {self._when_scanner_takes_it(late_ms)}")
+        if place.armed_ms > self._now_ms:
+            scanner = self._when_scanner_takes_it(late_ms)
+            return Meaning(False, f"{late}, but armed for later: {scanner}")
+        owners = self._found.owners.get(place.topic, ())
+        names = " or ".join(owner.node for owner in owners) or "a worker"
+        text = f"{late}, and armed: {names} takes it at once, if it handles the type"
+        return Meaning(place.armed_ms == self._due_ms, text)
+
+    def _words_without_redis(self) -> str:
+        if not self._settings.has_timer:
+            return f"there is no Redis: {self._when_scanner_takes_it()}"
+        return "Redis does not answer, so its reminder is not known; the scanner takes the job, 1 to 3 s late"
+
+    def _when_scanner_takes_it(self, late_ms: int = 0) -> str:
+        scanner = self._settings.scanner
+        grace_s = scanner.grace_s if self._settings.has_timer else 0
+        within_ms = round((grace_s + scanner.tick_s) * 1000)
+        if late_ms < within_ms:
+            after = " after its time" if not late_ms else ""
+            return f"the scanner takes it within {duration(within_ms - late_ms)}{after}"
+        return (
+            "the scanner should have taken it: is there a worker with a handler for "
+            f"{self._job.biz_type}? (`toc status`)"
+        )
+
+    # ---- running and ended
+
+    def _interpret_running(self) -> Meaning:
+        token, members = self._job.token or "", self._found.members
+        left_ms = self._due_ms - self._now_ms
+        holder = ":".join((token or "?").split(":")[:2])  # host:pid
+        if members is not None and not any(token.startswith(f"{m.identity}:") for m in members):
+            holder += " (which has left ZooKeeper)"
+        if left_ms > 0:
+            until = f"{sql_time(self._due_ms)} UTC, {duration(left_ms)} left"
+            text = f"running under the lease of {holder} until {until}"
+        else:
+            text = (
+                f"the lease of {holder} was over {duration(-left_ms)} ago: it died, or its "
+                "handler hangs; the next worker that pops or scans the job takes it over"
+            )
+        # Its reminder may be in the PrepareQueue, armed again to check the lease, or gone because the scanner
+        # took the job.
+        return Meaning(None if self._place is None else True, text)
+
+    def _interpret_ended(self) -> Meaning:
+        job, record, place = self._job, self._found.record, self._place
+        ago = duration(self._now_ms - record.modified_ms) if record is not None else "?"
+        text = f"{job.status.name.lower()} {ago} ago{self._tried}"
+        if job.status is Status.DEAD:
+            text += "; `toc dead redrive` makes it pending again"
+        if place is not None and not place.is_empty:
+            text += "; Redis still has its reminder, which the next claim removes"
+        return Meaning(None if place is None else place.is_empty, text)
