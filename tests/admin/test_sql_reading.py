@@ -12,11 +12,12 @@ from toc.admin.allowed_functions import ALIASES, FUNCTIONS
 from toc.admin.query_plan import QueryPlan, TableQuery, plan_query
 from toc.admin.query_reader import TABLES, WINDOW_MAX
 from toc.admin.query_run import rows_for
-from toc.admin.shard_queries import ShardQuery, shard_queries
+from toc.admin.shard_queries import shard_queries
 from toc.admin.sql_writer import write_final_query
 from toc.domain.ids import IdFactory
 from toc.domain.routing import Routing, hash_of
 from toc.errors import InvalidInput
+from toc.store.fan_out import Question
 
 ROUTING = Routing(8, 2)
 
@@ -42,7 +43,7 @@ def without_source(sql: str) -> str:
 
 def queries_of(
     table: TableQuery, *, sqlite: bool = False, rows_max: int = 1000, bind: bool = True
-) -> list[ShardQuery]:
+) -> list[Question]:
     return shard_queries(table, ROUTING, sqlite=sqlite, rows_max=rows_max, bind=bind)
 
 
@@ -421,10 +422,10 @@ def test_values_are_given_by_name() -> None:
 # ---- whom to ask
 
 
-def shards(sql: str, database: int | None = None, **values: str) -> list[int | None]:
+def shards(sql: str, database: int | None = None, **values: str) -> list[int]:
     (table,) = plan_query(sql, values).tables
     queries = shard_queries(table, ROUTING, sqlite=False, rows_max=9, database=database)
-    return [query.shard for query in queries]
+    return [int(query.table.removeprefix("toc_job_")) for query in queries]
 
 
 def test_an_id_says_the_shard() -> None:

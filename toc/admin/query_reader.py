@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from sqlglot import exp
 
@@ -128,8 +129,8 @@ class QueryReader(ExpressionParser):
             if one.kind != other.kind and "any" not in (one.kind, other.kind):
                 raise refused(one.name, f"UNION puts a {one.kind} and a {other.kind} in one column")
         columns = [
-            ResultColumn(a.name, b.kind if a.kind == "any" else a.kind, a.is_id)
-            for a, b in zip(columns, others, strict=True)
+            replace(one, kind=other.kind) if one.kind == "any" else one
+            for one, other in zip(columns, others, strict=True)
         ]
         query = exp.Union(
             this=self._part(node.this, left),
@@ -157,14 +158,8 @@ class QueryReader(ExpressionParser):
             return made
         if not isinstance(node, exp.Subquery) and not isinstance(made, exp.Union):
             raise refused("UNION", "put a SELECT with ORDER BY or LIMIT in parentheses")
-        first: exp.Expr = made
-        while not isinstance(first, exp.Select):
-            first = first.this
-        columns = [exp.column(one.alias) for one in first.expressions]
         inner = exp.Subquery(this=made, alias=_alias(self._new_name("t")))
-        return exp.Select(
-            expressions=[exp.alias_(one, one.name) for one in columns], from_=exp.From(this=inner)
-        )
+        return exp.Select(expressions=[exp.Star()], from_=exp.From(this=inner))
 
     def _select(self, node: exp.Expr) -> tuple[exp.Query, list[ResultColumn]]:
         made = exp.Select()
@@ -230,21 +225,18 @@ class QueryReader(ExpressionParser):
         return {column.text("table") for columns in tables for column in columns.values()}
 
     def _limit(self, node: exp.Expr, made: exp.Query) -> None:
-        counts = {"limit": 0, "offset": 0}
-        for name in counts:
+        total = 0
+        for name, kind in (("limit", exp.Limit), ("offset", exp.Offset)):
             clause = node.args.get(name)
-            if clause is None:
-                continue
-            count = whole_number(self.expr(clause.expression))
-            if count is None:
-                raise refused(shown(clause.expression), f"{name.upper()} takes a whole number")
-            counts[name] = count
-            if count or name == "limit":
-                kind = exp.Limit if name == "limit" else exp.Offset
+            if clause is not None:
+                count = whole_number(self.expr(clause.expression))
+                if count is None:
+                    raise refused(shown(clause.expression), f"{name.upper()} takes a whole number")
                 made.set(name, kind(expression=number(count)))
-        if sum(counts.values()) > WINDOW_MAX:
+                total += count
+        if total > WINDOW_MAX:
             rule = f"LIMIT and OFFSET together can be {WINDOW_MAX} at most"
-            raise refused(str(sum(counts.values())), rule)
+            raise refused(str(total), rule)
 
     # ---- tables
 
@@ -357,9 +349,7 @@ def _renamed(alias: exp.Expr, columns: list[ResultColumn]) -> list[ResultColumn]
     names = [one.name for one in alias.args.get("columns") or []] or [one.name for one in columns]
     if len(names) != len(columns):
         raise refused(shown(alias), f"it names {len(names)} columns, and there are {len(columns)}")
-    renamed = [
-        ResultColumn(name, one.kind, one.is_id) for name, one in zip(names, columns, strict=True)
-    ]
+    renamed = [replace(one, name=name) for name, one in zip(names, columns, strict=True)]
     _check_names(renamed)
     return renamed
 

@@ -12,7 +12,7 @@ from sqlglot import exp
 from toc.admin.expression_parser import ResultColumn
 from toc.admin.query_plan import QueryPlan, TableQuery
 from toc.admin.row_merge import JsonTable, Row, RowMerge, sort_key
-from toc.admin.shard_queries import ShardQuery, shard_queries
+from toc.admin.shard_queries import shard_queries
 from toc.admin.sql_writer import write_final_query
 from toc.admin.syntax_tree import number
 from toc.domain.routing import Routing
@@ -83,7 +83,7 @@ class QueryRun:
         """Asks and merges. Raises QueryFailed when a table fails; with `partial` only when all do."""
         plan = self.plan
         if plan.reads_the_clock:
-            databases = [q.database for table in plan.tables for q in self._queries(table)]
+            databases = [q.database for table in plan.tables for q in self._questions(table)]
             failure = self.fan_out.fix_now(list(dict.fromkeys(databases)))
             if failure is not None:
                 raise QueryFailed([failure])
@@ -97,7 +97,7 @@ class QueryRun:
             sorted(self._failures, key=lambda failure: failure.question.place),
         )
 
-    def _queries(self, table: TableQuery) -> list[ShardQuery]:
+    def _questions(self, table: TableQuery) -> list[Question]:
         return shard_queries(
             table,
             self.routing,
@@ -124,10 +124,7 @@ class QueryRun:
 
     def _replies(self, table: TableQuery) -> Iterator[tuple[Question, list[Row]]]:
         """The rows of each shard, in the order in which they answer."""
-        questions = [
-            Question(self._asked + place, query.database, query.table, query.sql, query.values)
-            for place, query in enumerate(self._queries(table))
-        ]
+        questions = [replace(one, place=self._asked + one.place) for one in self._questions(table)]
         done, failed = self._asked, 0
         self._asked += len(questions)
         replies = self.fan_out.ask(questions, lambda: self.progress(done, self._asked))

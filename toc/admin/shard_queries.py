@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 from sqlglot import exp
 
@@ -14,6 +13,7 @@ from toc.admin.sql_writer import sql_for_display, write_sql
 from toc.admin.syntax_tree import whole_number
 from toc.domain.ids import gene_of
 from toc.domain.routing import Routing, hash_of
+from toc.store.fan_out import Question
 from toc.store.schema import job_table_name
 from toc.store.views import (
     DEAD_JOBS,
@@ -36,17 +36,6 @@ _TYPE_NAME = "t.name AS biz_type, "
 _TYPES = re.compile(r" LEFT JOIN toc_biz_type AS t ON t\.type_no = \w\.type_no$")
 
 
-@dataclass(frozen=True, slots=True)
-class ShardQuery:
-    """A statement for one table of a database, and the values to bind. `shard`: of a job table."""
-
-    database: int
-    table: str
-    sql: str
-    values: Mapping[str, object]
-    shard: int | None = None
-
-
 def shard_queries(
     query: TableQuery,
     routing: Routing,
@@ -55,7 +44,7 @@ def shard_queries(
     rows_max: int,
     database: int | None = None,
     bind: bool = True,
-) -> list[ShardQuery]:
+) -> list[Question]:
     """The statements for the tables that can have matching rows, for at most `rows_max` rows each.
 
     `database`: only of this one. bind False: the values are written into the statements, for display.
@@ -69,31 +58,33 @@ def shard_queries(
         before, after = (sql_for_display(part, values, sqlite=sqlite) for part in (before, after))
         values = {}
     return [
-        ShardQuery(index, table, f"{before}{source}{after}", values, shard)
-        for index, table, source, shard in _sources(query, routing, database, sqlite=sqlite)
+        Question(place, index, table, f"{before}{source}{after}", values)
+        for place, (index, table, source) in enumerate(
+            _sources(query, routing, database, sqlite=sqlite)
+        )
     ]
 
 
-Source = tuple[int, str, str, int | None]
-"""A database, a table of it, the text after FROM, and the shard."""
+Source = tuple[int, str, str]
+"""A database, a table of it, and the text after FROM."""
 
 
 def _sources(
     query: TableQuery, routing: Routing, database: int | None, *, sqlite: bool
 ) -> list[Source]:
     if query.table == BIZ_TYPES:  # all databases have the same types
-        return [(database or 0, BIZ_TYPES, BIZ_TYPES, None)]
+        return [(database or 0, BIZ_TYPES, BIZ_TYPES)]
     databases = range(routing.databases) if database is None else [database]
     if query.table != JOBS:
         table, select = _PER_DATABASE[query.table]
         source = f"({_without_unused_join(select, query)}) AS {query.table}"
-        return [(index, table, source, None) for index in databases]
+        return [(index, table, source) for index in databases]
     shards = [shard for index in databases for shard in routing.shards_of_database(index)]
     possible = _shards_of(query.select.args.get("where"), routing)
     if possible is not None:
         shards = [shard for shard in shards if shard in possible] or shards[:1]
     return [
-        (routing.database(shard), job_table_name(shard), f"({select}) AS {JOBS}", shard)
+        (routing.database(shard), job_table_name(shard), f"({select}) AS {JOBS}")
         for shard in shards
         for select in [_without_unused_join(jobs_of_shard(shard, sqlite=sqlite), query)]
     ]
