@@ -13,7 +13,7 @@ from toc.admin.query_plan import QueryPlan, TableQuery, plan_query
 from toc.admin.query_reader import TABLES, WINDOW_MAX
 from toc.admin.query_run import rows_for
 from toc.admin.shard_queries import shard_queries
-from toc.admin.sql_writer import write_final_query
+from toc.admin.sql_writer import sql_for_display, write_final_query
 from toc.domain.ids import IdFactory
 from toc.domain.routing import Routing, hash_of
 from toc.errors import InvalidInput
@@ -33,18 +33,16 @@ def refusal(sql: str, **values: str) -> str:
 def written(sql: str, *, sqlite: bool = False, **values: str) -> str:
     """What one table is asked, without its source."""
     (table,) = plan_query(sql, values).tables
-    first, *_ = queries_of(table, sqlite=sqlite, rows_max=9, bind=False)
-    return without_source(first.sql)
+    first, *_ = queries_of(table, sqlite=sqlite, rows_max=9)
+    return without_source(sql_for_display(first.sql, first.values, sqlite=sqlite))
 
 
 def without_source(sql: str) -> str:
     return re.sub(r"FROM \(SELECT .*\) AS toc_\w+|FROM toc_biz_type", "FROM x", sql)
 
 
-def queries_of(
-    table: TableQuery, *, sqlite: bool = False, rows_max: int = 1000, bind: bool = True
-) -> list[Question]:
-    return shard_queries(table, ROUTING, sqlite=sqlite, rows_max=rows_max, bind=bind)
+def queries_of(table: TableQuery, *, sqlite: bool = False, rows_max: int = 1000) -> list[Question]:
+    return shard_queries(table, ROUTING, sqlite=sqlite, rows_max=rows_max)
 
 
 def sent(made: QueryPlan, *, sqlite: bool) -> list[tuple[str, dict[str, object]]]:
@@ -363,7 +361,7 @@ def test_conditions_on_one_table_are_pushed_below_joins() -> None:
     def asked(sql: str) -> dict[str, str]:
         made = plan_query(sql)
         return {
-            table.table: without_source(queries_of(table, bind=False)[0].sql)
+            table.table: without_source(queries_of(table)[0].sql)
             .partition("WHERE ")[2].partition(" LIMIT")[0]
             for table in made.tables
         }  # fmt: skip

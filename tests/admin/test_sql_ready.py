@@ -18,6 +18,7 @@ from tests.admin.world import NOW_MS, World, same_rows
 from toc.admin.query_plan import plan_query
 from toc.admin.query_run import rows_for
 from toc.admin.shard_queries import shard_queries
+from toc.admin.sql_writer import sql_for_display
 from toc.domain.ids import ID_EPOCH_MS
 from toc.store.accounts import ROLES
 from toc.store.accounts import grant_statements as account_statements
@@ -206,9 +207,8 @@ def first_statement(world: World, name: str) -> tuple[str, str]:
         sqlite=False,
         rows_max=rows_for(plan, table, 1000),
         database=0,
-        bind=False,
     )
-    return first.table, first.sql
+    return first.table, sql_for_display(first.sql, first.values, sqlite=False)
 
 
 def fill_shard(cursor: Any, table: str) -> None:

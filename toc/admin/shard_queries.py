@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from toc.admin.query_plan import TableQuery, conjuncts
 from toc.admin.query_reader import BIZ_TYPES
-from toc.admin.sql_writer import sql_for_display, write_sql
+from toc.admin.sql_writer import write_sql
 from toc.admin.syntax_tree import whole_number
 from toc.domain.ids import gene_of
 from toc.domain.routing import Routing, hash_of
@@ -43,20 +43,16 @@ def shard_queries(
     sqlite: bool,
     rows_max: int,
     database: int | None = None,
-    bind: bool = True,
 ) -> list[Question]:
     """The statements for the tables that can have matching rows, for at most `rows_max` rows each.
 
-    `database`: only of this one. bind False: the values are written into the statements, for display.
+    `database`: only of this one.
     """
     select = query.select.copy()
     select.set("from_", exp.From(this=exp.to_table(_SOURCE)))
     select.set("limit", exp.Limit(expression=exp.Literal.number(rows_max)))
     sql, values = write_sql(select, sqlite=sqlite)
     before, _, after = sql.partition(_SOURCE)
-    if not bind:
-        before, after = (sql_for_display(part, values, sqlite=sqlite) for part in (before, after))
-        values = {}
     return [
         Question(place, index, table, f"{before}{source}{after}", values)
         for place, (index, table, source) in enumerate(

@@ -195,8 +195,12 @@ def _print_plan(
 ) -> None:
     """Prints the statements that the shards would get, and the final query."""
     sqlite = settings.databases[0].startswith("sqlite")
-    queries = [
-        query
+    statements = [
+        {
+            "database": query.database,
+            "table": query.table,
+            "sql": sql_for_display(query.sql, query.values, sqlite=sqlite),
+        }
         for table in plan.tables
         for query in shard_queries(
             table,
@@ -204,19 +208,17 @@ def _print_plan(
             sqlite=sqlite,
             rows_max=rows_for(plan, table, rows_max),
             database=database,
-            bind=False,
         )
     ]
     final = ""
     if plan.final is not None:
         final = sql_for_display(*write_sql(plan.final, sqlite=sqlite), sqlite=sqlite)
     if output.as_json:
-        statements = [{"database": q.database, "table": q.table, "sql": q.sql} for q in queries]
         output.answer({"statements": statements, "rest": final}, "")
         return
-    for query in queries:
-        head = f"-- database {query.database}, table {query.table}"
-        typer.echo(printable(f"{head}\n{query.sql};"))
+    for one in statements:
+        head = f"-- database {one['database']}, table {one['table']}"
+        typer.echo(printable(f"{head}\n{one['sql']};"))
     if final:
         tables = ", ".join(f"{table.name}: {table.table}" for table in plan.tables)
         typer.echo(printable(f"-- then, on their rows ({tables})\n{final};"))
