@@ -64,7 +64,7 @@ def merged(world: World, sql: str, *shards: list[tuple[Any, ...]]) -> list[tuple
     table = JsonTable(len(query.select.expressions), query.ids, world.sqlite)
     for place, rows in enumerate(shards):
         table.add(place, rows)
-    types = {"l0": table.types(())}
+    types = {"l0": table.types()}
     text, values = write_final_query(made.final, types, limit=99, sqlite=world.sqlite)
     with closing(asking(world)) as own:
         reply = own.ask_one(Question(0, 0, "", text, {**values, "l0": table.document()}))

@@ -16,7 +16,7 @@ from toc.admin.shard_queries import shard_queries
 from toc.admin.sql_writer import write_final_query
 from toc.admin.syntax_tree import number
 from toc.domain.routing import Routing
-from toc.store.fan_out import FanOut, Question, QuestionFailure, bytes_of, too_large
+from toc.store.fan_out import FanOut, Question, QuestionFailure, Reply, bytes_of, too_large
 
 GROUPS_MAX = 100_000
 """Groups (with those of COUNT(DISTINCT)) that one shard may send."""
@@ -77,7 +77,6 @@ class QueryRun:
     _asked: int = 0
     _received: int = 0
     _chars: int = 0
-    _digits: Sequence[int | None] = ()
 
     def result(self) -> QueryResult:
         """Asks and merges. Raises QueryFailed when a table fails; with `partial` only when all do."""
@@ -113,17 +112,17 @@ class QueryRun:
         wanted = self.plan.rows_wanted(self.rows_max)
         merge = RowMerge(self.plan, wanted, sort_key(pads=not self.fan_out.sqlite))
         bytes_max, size = self.fan_out.bytes_max, 0
-        for question, rows in self._replies(table):
-            merge.add(question.place, rows)
-            size += sum(map(bytes_of, rows))
+        for reply in self._replies(table):
+            merge.add(reply.question.place, reply.rows)
+            size += sum(map(bytes_of, reply.rows))
             if size > bytes_max:
                 size = sum(map(bytes_of, merge.rows()))
             if size > bytes_max:
-                raise _failed(question, too_large(bytes_max))
+                raise _failed(reply.question, too_large(bytes_max))
         return merge.rows()[self.plan.offset :]
 
-    def _replies(self, table: TableQuery) -> Iterator[tuple[Question, list[Row]]]:
-        """The rows of each shard, in the order in which they answer."""
+    def _replies(self, table: TableQuery) -> Iterator[Reply]:
+        """The replies of the shards, in the order in which they arrive."""
         questions = [replace(one, place=self._asked + one.place) for one in self._questions(table)]
         done, failed = self._asked, 0
         self._asked += len(questions)
@@ -138,22 +137,19 @@ class QueryRun:
                     if not self.partial or failed == len(questions):
                         raise QueryFailed(self._failures)
                     continue
-                self._digits = reply.digits or self._digits
                 self._answered.add(reply.question.database)
-                yield reply.question, list(reply.rows)
+                yield reply
 
     # ---- the final query
 
     def _final_rows(self, final: exp.Query) -> list[Row]:
         tables: dict[str, JsonTable] = {}
-        types: dict[str, list[str]] = {}
         ids: dict[tuple[str, int], set[Any]] = {
             (one.other, one.place): set() for table in self.plan.tables for one in table.id_filters
         }
         for table in sorted(self.plan.tables, key=lambda table: len(table.id_filters)):
-            self._digits = ()
             tables[table.name] = self._json_table(_filtered(table, ids), ids)
-            types[table.name] = tables[table.name].types(self._digits)
+        types = {name: table.types() for name, table in tables.items()}
         sqlite = self.fan_out.sqlite
         sql, values = write_final_query(final, types, limit=self.rows_max + 1, sqlite=sqlite)
         values |= {name: table.document() for name, table in tables.items()}
@@ -168,29 +164,28 @@ class QueryRun:
     def _json_table(self, table: TableQuery, ids: Mapping[tuple[str, int], set[Any]]) -> JsonTable:
         """Asks the shards for the rows of a table, and notes the ids by which others are filtered."""
         made = JsonTable(len(table.select.expressions), table.ids, self.fan_out.sqlite)
-        for question, rows in self._replies(table):
-            self._check_count(table, question, len(rows))
+        for reply in self._replies(table):
+            self._check_count(table, reply)
             for (name, place), values in ids.items():
                 if name == table.name:
-                    values.update(row[place] for row in rows if row[place] is not None)
-            before = made.chars
-            made.add(question.place, rows)
-            self._chars += made.chars - before
+                    values.update(row[place] for row in reply.rows if row[place] is not None)
+            self._chars += made.add(reply.question.place, reply.rows, reply.digits)
             if self._chars > self.merge_bytes:
                 text = (
                     f"the rows to be merged are more than {self.merge_bytes / 1e6:g} MB: "
                     f"narrow WHERE, select fewer columns, or allow more (--merge-mb)"
                 )
-                raise _failed(question, text)
+                raise _failed(reply.question, text)
         return made
 
-    def _check_count(self, table: TableQuery, question: Question, count: int) -> None:
-        self._received += count
-        word = "groups" if table.is_groups else "rows"
-        if table.is_groups and count > GROUPS_MAX:
-            raise _failed(question, f"has more than {GROUPS_MAX} groups")
+    def _check_count(self, table: TableQuery, reply: Reply) -> None:
+        self._received += len(reply.rows)
+        if table.is_groups and len(reply.rows) > GROUPS_MAX:
+            raise _failed(reply.question, f"has more than {GROUPS_MAX} groups")
         if self._received > ROWS_MAX:
-            raise _failed(question, f"brings the {word} of all shards to more than {ROWS_MAX}")
+            word = "groups" if table.is_groups else "rows"
+            text = f"brings the {word} of all shards to more than {ROWS_MAX}"
+            raise _failed(reply.question, text)
 
 
 def _failed(question: Question, text: str) -> QueryFailed:

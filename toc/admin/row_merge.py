@@ -94,38 +94,42 @@ class RowMerge:
 
 @dataclass(slots=True)
 class JsonTable:
-    """Rows of `width` columns. `ids`: the places of columns with ids. `chars`: the size of the JSON."""
+    """Rows of `width` columns. `ids`: the places of columns with ids."""
 
     width: int
     ids: frozenset[int]
     sqlite: bool
-    chars: int = 0
     _rows: list[tuple[int, list[str]]] = field(default_factory=list)
     _columns: list[_ColumnFacts] = field(default_factory=list)
+    _digits: Sequence[int | None] = ()
 
     def __post_init__(self) -> None:
         self._columns = [_ColumnFacts() for _ in range(self.width)]
 
-    def add(self, place: int, rows: Sequence[Row]) -> None:
-        """Adds the rows of a shard. `place`: its place among the shards."""
+    def add(self, place: int, rows: Sequence[Row], digits: Sequence[int | None] = ()) -> int:
+        """Adds the rows of a shard. Returns the size of their JSON in characters.
+
+        `place`: its place among the shards. `digits`: of the seconds of its times, as the server declares.
+        """
+        self._digits = digits or self._digits
         for row in rows:
             for facts, value in zip(self._columns, row, strict=True):
                 facts.note(value)
         # MySQL and MariaDB make the column's type of a text, exactly; SQLite has no types.
         values = rows if self.sqlite else [[*map(_text_of, row)] for row in rows]
         texts = [json.dumps(row, ensure_ascii=False) for row in values]
-        self.chars += sum(map(len, texts))
         self._rows.append((place, texts))
+        return sum(map(len, texts))
 
     def document(self) -> str:
         """All rows, in the order of the shards."""
         return f"[{','.join(text for _, texts in sorted(self._rows) for text in texts)}]"
 
-    def types(self, digits: Sequence[int | None]) -> list[str]:
-        """MySQL's and MariaDB's types of the columns. `digits`: of the seconds, as the server declares."""
-        seconds = digits or [None] * self.width
+    def types(self) -> list[str]:
+        """MySQL's and MariaDB's types of the columns."""
+        digits = self._digits or [None] * self.width
         return [
-            "BIGINT UNSIGNED" if i in self.ids else facts.type_name(seconds[i])
+            "BIGINT UNSIGNED" if i in self.ids else facts.type_name(digits[i])
             for i, facts in enumerate(self._columns)
         ]
 
