@@ -30,6 +30,8 @@ from toc.admin.syntax_tree import (
 )
 from toc.store.views import JOBS
 
+_AVERAGE_DIGITS = 9  # MySQL computes with words of nine digits
+
 Order = tuple[tuple[int, bool], ...]
 """Places of columns, and whether each is descending."""
 
@@ -360,7 +362,7 @@ def _place(pushed: list[exp.Expr], expr: exp.Expr) -> int:
 def _combine_groups(node: exp.Expr, keys: list[exp.Expr], pushed: list[exp.Expr], key: str) -> None:
     """Replaces keys by columns of the partial groups, and aggregates by aggregates of these columns.
 
-    AVG becomes AVERAGE(sum, count) where it is shown and MEAN(sum, count) where it is computed with.
+    An AVG that is computed with has more digits than one that is shown: MySQL has them inside, too.
     """
 
     def column(expr: exp.Expr) -> exp.Expr:
@@ -375,8 +377,13 @@ def _combine_groups(node: exp.Expr, keys: list[exp.Expr], pushed: list[exp.Expr]
             columns = [column(arg) for arg in _distinct_arguments(one)]
             one.replace(call(one.name, exp.Distinct(expressions=columns)))
         elif one.name == "AVG":
-            sums = [call("SUM", column(call(name, *one.expressions))) for name in ("SUM", "COUNT")]
-            one.replace(call("AVERAGE" if isinstance(one.parent, exp.Alias) else "MEAN", *sums))
+            sums: list[exp.Expr] = [
+                call("SUM", column(call(name, *one.expressions))) for name in ("SUM", "COUNT")
+            ]
+            total, count = sums
+            if not isinstance(one.parent, exp.Alias):
+                total = exp.Mul(this=total, expression=number(f"1.{'0' * _AVERAGE_DIGITS}"))
+            one.replace(exp.Paren(this=exp.Div(this=total, expression=count)))
         elif one.name == "COUNT":
             total = call("COALESCE", call("SUM", column(one)), number(0))
             one.replace(cast(total, "BIGINT"))

@@ -9,10 +9,6 @@ from sqlglot import exp
 
 from toc.admin.sqlite_dialect import to_sqlite
 from toc.admin.statement_parser import TocMySQL
-from toc.admin.syntax_tree import call, is_aggregate, number
-
-_WORD = 9  # digits that MySQL computes at once
-_AVERAGE_DIGITS = 4  # more than the sum's: div_precision_increment
 
 
 def write_sql(tree: exp.Expr, *, sqlite: bool) -> tuple[str, dict[str, object]]:
@@ -47,41 +43,13 @@ def write_final_query(
     final = final.copy()
     if not final.args.get("limit"):
         final.set("limit", exp.Limit(expression=exp.Literal.number(limit)))
-    _write_averages(final, {} if sqlite else types)
     tables = [
         exp.CTE(this=exp.var(_json_table(name, of, sqlite=sqlite)), alias=exp.to_identifier(name))
         for name, of in types.items()
     ]
-    if sqlite:  # its SUM fails beyond 64 bits
-        for one in list(final.find_all(exp.Anonymous)):
-            if one.name == "SUM" and is_aggregate(one):
-                one.set("this", "my_sum")
     own = final.args.get("with_")
     final.set("with_", exp.With(expressions=[*tables, *(own.expressions if own else [])]))
     return write_sql(final, sqlite=sqlite)
-
-
-def _write_averages(final: exp.Query, types: Mapping[str, Sequence[str]]) -> None:
-    """Replaces AVERAGE(sum, count) and MEAN(sum, count) by divisions.
-
-    MySQL computes with all digits of an average, which it has by words of nine, so MEAN does the same.
-    """
-    tables = {table.alias: types.get(table.name, ()) for table in final.find_all(exp.Table)}
-    for one in list(final.find_all(exp.Anonymous)):
-        if one.name not in ("AVERAGE", "MEAN"):
-            continue
-        total, count = one.expressions
-        column = total.expressions[0]
-        known = tables.get(column.table) or ["DOUBLE"] * 99
-        decimal = re.fullmatch(r"BIGINT.*|DECIMAL\(65, (\d+)\)", known[int(column.name[1:])])
-        if one.name == "AVERAGE" or decimal is None:
-            one.replace(exp.Paren(this=exp.Div(this=total, expression=count)))
-            continue
-        digits = int(decimal[1] or 0)
-        kept = -(-digits // _WORD) * _WORD
-        kept += -(-max(0, _AVERAGE_DIGITS - (kept - digits)) // _WORD) * _WORD
-        wide = exp.Mul(this=total, expression=number(f"1.{'0' * _WORD}"))
-        one.replace(call("TRUNCATE", exp.Div(this=wide, expression=count), number(min(kept, 30))))
 
 
 def _json_table(name: str, types: Sequence[str], *, sqlite: bool) -> str:
