@@ -7,7 +7,7 @@ import secrets
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from types import FrameType
 from typing import Any, Self
@@ -23,10 +23,10 @@ from toc.cli.exit_codes import INTERRUPTED, OK, USAGE, CommandError, explain
 from toc.cli.output import Output, printable
 from toc.cli.progress_bar import progress_bar
 from toc.cli.time_texts import parse_when, shown
-from toc.domain.job import Job
 from toc.domain.times import action_ms
 from toc.runtime.settings import Settings, load_settings
 from toc.store.databases import Database
+from toc.store.schema import job_table_name
 
 WHERE_COLUMNS = 200  # at most so many characters of its text are shown
 
@@ -131,7 +131,6 @@ def _parse_length_ms(text: str) -> int:
 
 
 def _parse_moment_ms(text: str, now_ms: int) -> int:
-
     moment_ms = action_ms(parse_when(text), now_ms)
     if moment_ms <= now_ms:
         raise CommandError(f"--to: must lie ahead; got {text!r}", USAGE)
@@ -202,11 +201,14 @@ def _show_dry_run(
         return
     typer.echo(f"where {printable(_shorten(order.where.text))}\n")
     rows = [
-        (index, count.matched, count.reached, *_matching_tables(settings, index, found.shards))
-        for index, count in sorted(found.databases.items())
+        (index, n.matched, n.reached, *_matching_tables(settings, index, found.shards))
+        for index, n in sorted(found.databases.items())
     ]
     kinds = [(*kind, n.matched, n.reached) for kind, n in sorted(found.kinds.items())]
-    examples = [_example_row(job) for job in found.examples]
+    examples = [
+        (job.job_id, job.biz_id, job.biz_type, job.status.name.lower(), shown(job.due_ms), job.attempts)
+        for job in found.examples
+    ]  # fmt: skip
     for columns, lines in (
         (("database", ">match", ">in reach", ">tables with any", "most in"), rows),
         (("type", "status", ">match", ">in reach"), kinds),
@@ -223,17 +225,19 @@ def _show_dry_run(
 
 
 def _dry_run_document(order: BulkOrder, found: DryRunResult) -> dict[str, Any]:
-    return _order_facts(order) | {
+    def counts(count: Count) -> dict[str, int]:
+        return {"matched": count.matched, "in_reach": count.reached}
+
+    return {
+        **_order_facts(order),
         "dry_run": True,
-        "matched": found.total.matched,
-        "in_reach": found.total.reached,
+        **counts(found.total),
         "databases": [
-            {"database": index, "matched": count.matched, "in_reach": count.reached}
-            for index, count in sorted(found.databases.items())
+            {"database": index, **counts(count)} for index, count in sorted(found.databases.items())
         ],
         "types": [
-            {"biz_type": kind[0], "status": kind[1], "matched": n.matched, "in_reach": n.reached}
-            for kind, n in sorted(found.kinds.items())
+            {"biz_type": biz_type, "status": status, **counts(count)}
+            for (biz_type, status), count in sorted(found.kinds.items())
         ],
         "examples": [job_as_json(job) for job in found.examples],
     }
@@ -244,19 +248,14 @@ def _matching_tables(
 ) -> tuple[int, str]:
     """The number of a database's tables with matching jobs, and the table with most."""
     mine = [
-        (shards[shard].matched, shard)
-        for shard in settings.routing.shards_of_database(database)
-        if shard in shards and shards[shard].matched
+        (count.matched, shard)
+        for shard, count in shards.items()
+        if count.matched and settings.routing.database(shard) == database
     ]
     if not mine:
         return 0, "-"
     most, shard = max(mine)
-    return len(mine), f"toc_job_{shard:04d}: {most}"
-
-
-def _example_row(job: Job) -> tuple[object, ...]:
-    due = shown(job.due_ms)
-    return job.job_id, job.biz_id, job.biz_type, job.status.name.lower(), due, job.attempts
+    return len(mine), f"{job_table_name(shard)}: {most}"
 
 
 def _show_account(output: Output, order: BulkOrder, account: RunAccount, error: str | None) -> None:
@@ -299,12 +298,7 @@ def _progress_facts(index: int, part: DatabaseProgress) -> dict[str, Any]:
         "meanwhile": part.meanwhile,
         "superseded": part.superseded,
         "unsure": [
-            {
-                "table": one.table,
-                "first_id": str(one.first_id),
-                "last_id": str(one.last_id),
-                "jobs": one.jobs,
-            }
+            asdict(one) | {"first_id": str(one.first_id), "last_id": str(one.last_id)}
             for one in part.unsure
         ],
     }

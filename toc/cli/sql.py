@@ -35,12 +35,8 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", 
 """Characters that begin a formula in a spreadsheet; the last four are the full-width forms."""
 _EXACT_MAX = 2**53  # the largest exact whole number in a double, which most JSON readers use
 _CODES = {
-    "down": UNAVAILABLE,
-    "refused": SETTINGS,
-    "schema": SETTINGS,
-    "time": NO,
-    "statement": USAGE,
-}
+    "down": UNAVAILABLE, "refused": SETTINGS, "schema": SETTINGS, "time": NO, "statement": USAGE,
+}  # fmt: skip
 
 
 @answers
@@ -117,15 +113,8 @@ def sql(
     limits = Limits(
         timeout_s, whole_s, parallel, settings.connect_timeout_s, bytes_max=limit_mb * 1_000_000
     )
-    result = _run_query(
-        plan,
-        settings,
-        limits,
-        rows_max=rows_max,
-        database=database,
-        partial=partial,
-        merge_bytes=merge_mb * 1_000_000,
-    )
+    options = {"rows_max": rows_max, "database": database, "partial": partial}
+    result = _run_query(plan, settings, limits, merge_bytes=merge_mb * 1_000_000, **options)
     _print_result(output, result, as_csv=as_csv)
     if result.more:
         print_error_line(
@@ -245,22 +234,20 @@ def _print_result(output: Output, result: QueryResult, *, as_csv: bool) -> None:
 
 def _print_csv(names: list[str], rows: list[list[Any]]) -> None:
     # A terminal would obey control characters; a file or a pipe gets the exact texts.
-    is_terminal = sys.stdout.isatty()
-    heads = [printable(name) if is_terminal else name for name in map(_defuse_formula, names)]
-    csv.writer(sys.stdout, lineterminator="\n").writerow(heads)
+    safe = printable if sys.stdout.isatty() else str
+    csv.writer(sys.stdout, lineterminator="\n").writerow(
+        [safe(_defuse_formula(name)) for name in names]
+    )
     for row in rows:
-        line = ",".join(map(_cell_for_csv, row))
-        sys.stdout.write(f"{printable(line) if is_terminal else line}\n")
+        sys.stdout.write(safe(",".join(map(_cell_for_csv, row))) + "\n")
 
 
 def _result_document(result: QueryResult, rows: list[list[Any]]) -> dict[str, Any]:
+    columns = result.columns
     return {
-        "columns": [column.name for column in result.columns],
+        "columns": [column.name for column in columns],
         "rows": [
-            {
-                column.name: _cell_for_json(column, value)
-                for column, value in zip(result.columns, row, strict=True)
-            }
+            {one.name: _cell_for_json(one, value) for one, value in zip(columns, row, strict=True)}
             for row in rows
         ],
         "more": result.more,
