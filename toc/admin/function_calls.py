@@ -19,7 +19,7 @@ from toc.admin.allowed_functions import (
     Kind,
 )
 from toc.admin.statement_parser import not_accepted, refused, shown
-from toc.admin.syntax_tree import call, is_text, kind_of, number, operand, text, typed
+from toc.admin.syntax_tree import call, is_text, kind_of, number, operand, order_term, text, typed
 from toc.admin.type_check import (
     checked_call,
     common_kind,
@@ -183,7 +183,7 @@ def ordered(term: exp.Expr, value: exp.Expr) -> exp.Ordered:
     desc = bool(term.args.get("desc"))
     if bool(term.args.get("nulls_first")) == desc:  # sqlglot fills in the order that MySQL has
         raise refused("NULLS", "MySQL has no such word: NULL is the smallest value")
-    return exp.Ordered(this=value, desc=desc or None, nulls_first=not desc)
+    return order_term(value, desc=desc)
 
 
 def case(subject: exp.Expr | None, whens: list[exp.Expr], results: list[exp.Expr]) -> exp.Expr:

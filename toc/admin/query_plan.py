@@ -20,12 +20,14 @@ from toc.admin.query_reader import IDS, TABLES, read_query
 from toc.admin.syntax_tree import (
     call,
     cast,
+    clause_terms,
     has_aggregate,
     has_window,
     inside,
     is_aggregate,
     is_id,
     number,
+    order_term,
     whole_number,
 )
 from toc.store.views import JOBS
@@ -121,20 +123,12 @@ def _is_only_rows(select: exp.Select) -> bool:
 
 def _plan_rows(select: exp.Select, columns: Sequence[ResultColumn]) -> QueryPlan:
     """For a SELECT of rows: shards compute all of it, and their rows are merged."""
-    exprs = [one.this for one in select.expressions]
-    order: list[tuple[int, bool]] = []
-    for term in _order_terms(select):
-        place = whole_number(term.this)
-        if place is None:
-            exprs.append(term.this)
-            place = len(exprs)
-        order.append((place - 1, bool(term.args.get("desc"))))
+    exprs, order = [one.this for one in select.expressions], list[tuple[int, bool]]()
+    for expr, desc in _order_of(select):
+        order.append((_place(exprs, expr), desc))
     pushed = _select_for_shards(exprs, select.args.get("where"))
     if order:
-        terms = [
-            exp.Ordered(this=number(place + 1), desc=desc or None, nulls_first=not desc)
-            for place, desc in order
-        ]
+        terms = [order_term(number(place + 1), desc=desc) for place, desc in order]
         pushed.set("order", exp.Order(expressions=terms))
     distinct = select.args.get("distinct") is not None
     if distinct:
@@ -144,9 +138,12 @@ def _plan_rows(select: exp.Select, columns: Sequence[ResultColumn]) -> QueryPlan
     return QueryPlan(tuple(columns), (table,), None, tuple(order), distinct, limit, offset)
 
 
-def _order_terms(query: exp.Query) -> list[exp.Expr]:
-    order = query.args.get("order")
-    return [] if order is None else list(order.expressions)
+def _order_of(select: exp.Select) -> Iterator[tuple[exp.Expr, bool]]:
+    """The expressions of ORDER BY, and whether each is descending."""
+    for term in clause_terms(select, "order"):
+        place = whole_number(term.this)
+        expr = term.this if place is None else select.expressions[place - 1].this
+        yield expr, bool(term.args.get("desc"))
 
 
 def _count(query: exp.Query, name: str) -> int | None:
@@ -257,18 +254,12 @@ class _Planner:
         limit = _count(select, "limit")
         if limit is None or not _is_only_rows(select) or select.args.get("distinct"):
             return None
-        terms = []
-        for term in _order_terms(select):
-            place = whole_number(term.this)
-            expr = term.this if place is None else select.expressions[place - 1].this
-            if isinstance(expr, exp.Literal):
-                return None  # shards would take it for the place of a column
-            copied = term.copy()
-            copied.set("this", expr.copy())
-            _remove_tables(copied)
-            terms.append(copied)
+        terms = [order_term(expr.copy(), desc=desc) for expr, desc in _order_of(select)]
+        if any(isinstance(term.this, exp.Literal) for term in terms):
+            return None  # shards would take it for the place of a column
         if terms:
             made.set("order", exp.Order(expressions=terms))
+            _remove_tables(made)
         return limit + (_count(select, "offset") or 0)
 
     # ---- id filters
@@ -294,26 +285,28 @@ def _tables_of(select: exp.Select) -> Iterator[exp.Table]:
     return (one for one in sources if isinstance(one, exp.Table) and one.name in TABLES)
 
 
-def _equal_columns(select: exp.Select) -> Iterator[tuple[exp.Column, exp.Column]]:
-    """Pairs of columns: rows of the first one's table matter only where the two are equal."""
+def _conditions(select: exp.Select) -> list[tuple[exp.Expr, set[str]]]:
+    """The conditions of a SELECT; with each, the tables whose rows matter only where it is true."""
     joins = select.args.get("joins") or []
     if any(join.side == "RIGHT" for join in joins):
-        return
+        return []
     # Of a LEFT JOIN only the joined table depends on the condition.
     first = select.args["from_"].this.alias
     inner = {first, *(join.this.alias for join in joins if not join.side)}
-    conditions = [(one, inner) for one in conjuncts(select.args.get("where"))]
+    found = [(one, inner) for one in conjuncts(select.args.get("where"))]
     for join in joins:
-        keys = {join.this.alias} if join.side else inner
-        conditions += [(one, keys) for one in conjuncts(join.args.get("on"))]
-    for one, keys in conditions:
-        for left, right in _equal_sides(one):
-            if (
-                isinstance(left, exp.Column)
-                and isinstance(right, exp.Column)
-                and left.table in keys
-            ):
-                yield left, right
+        tables = {join.this.alias} if join.side else inner
+        found += [(one, tables) for one in conjuncts(join.args.get("on"))]
+    return found
+
+
+def _equal_columns(select: exp.Select) -> Iterator[tuple[exp.Column, exp.Column]]:
+    """Pairs of columns: rows of the first one's table matter only where the two are equal."""
+    for condition, tables in _conditions(select):
+        for sides in _equal_sides(condition):
+            match sides:
+                case exp.Column() as left, exp.Column() as right if left.table in tables:
+                    yield left, right
 
 
 def _equal_sides(condition: exp.Expr) -> list[tuple[exp.Expr, exp.Expr]]:
@@ -327,21 +320,15 @@ def _equal_sides(condition: exp.Expr) -> list[tuple[exp.Expr, exp.Expr]]:
     return []
 
 
-def _own_conditions(select: exp.Select, table: exp.Table) -> Iterator[exp.Expr]:
+def _own_conditions(select: exp.Select, table: exp.Table) -> list[exp.Expr]:
     """The conditions on this table alone that its rows must match before they are joined."""
-    joins = select.args.get("joins") or []
-    if any(join.side == "RIGHT" for join in joins):
-        return
-    own = next((join for join in joins if join.this is table), None)
-    found = [] if own is None else conjuncts(own.args.get("on"))
-    if own is None or not own.side:  # the others apply after a LEFT JOIN has added its empty rows
-        found += conjuncts(select.args.get("where"))
-        for join in joins:
-            found += [] if join.side or join is own else conjuncts(join.args.get("on"))
-    for one in found:
-        tables = {column.table for column in one.find_all(exp.Column)}
-        if tables == {table.alias} and one.find(exp.Query) is None:
-            yield one
+    return [
+        condition
+        for condition, tables in _conditions(select)
+        if table.alias in tables
+        and {column.table for column in condition.find_all(exp.Column)} == {table.alias}
+        and condition.find(exp.Query) is None
+    ]
 
 
 def _wrapped(node: exp.Expr) -> exp.Expr:

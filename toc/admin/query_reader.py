@@ -23,6 +23,7 @@ from toc.admin.statement_parser import (
     too_deep,
 )
 from toc.admin.syntax_tree import (
+    clause_terms,
     has_aggregate,
     has_window,
     inside,
@@ -139,7 +140,7 @@ class QueryReader(ExpressionParser):
         )
         names = [one.name.lower() for one in columns]
         order = []
-        for by in _expressions(node, "order"):
+        for by in clause_terms(node, "order"):
             place = whole_number(by.this)
             if place is not None:
                 place = _checked_place(place, "ORDER BY", len(names))
@@ -173,9 +174,9 @@ class QueryReader(ExpressionParser):
         where = self._condition(node, "where")
         self.scope.unusable_aliases, self.scope.aliases = frozenset(), aliases
         exprs = [expr for _, expr, _ in items]
-        group = [self._group_term(one, exprs) for one in _expressions(node, "group")]
+        group = [self._group_term(one, exprs) for one in clause_terms(node, "group")]
         having = self._condition(node, "having")
-        order = [(self._order_term(one, exprs), one) for one in _expressions(node, "order")]
+        order = [(self._order_term(one, exprs), one) for one in clause_terms(node, "order")]
         distinct = exp.Distinct() if node.args.get("distinct") is not None else None
         columns = [ResultColumn(name, kind_of(expr), is_id(expr)) for name, expr, _ in items]
         _check_names(columns)
@@ -331,11 +332,6 @@ class QueryReader(ExpressionParser):
         if not isinstance(node, exp.Literal) or node.is_string:
             return None
         return exprs[_checked_place(whole_number(node), clause, len(exprs)) - 1]
-
-
-def _expressions(node: exp.Expr, clause: str) -> list[exp.Expr]:
-    found = node.args.get(clause)
-    return [] if found is None else list(found.expressions)
 
 
 def _checked_place(place: int | None, clause: str, count: int) -> int:

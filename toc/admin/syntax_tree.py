@@ -34,6 +34,12 @@ def inside(node: exp.Expr) -> Iterator[exp.Expr]:
             todo += reversed(list(one.iter_expressions()))
 
 
+def clause_terms(query: exp.Expr, clause: str) -> list[exp.Expr]:
+    """The terms of GROUP BY or ORDER BY."""
+    found = query.args.get(clause)
+    return [] if found is None else list(found.expressions)
+
+
 def is_aggregate(node: exp.Expr) -> bool:
     if isinstance(node.parent, exp.Window):
         return False
@@ -70,6 +76,11 @@ def number(value: int | str) -> exp.Expr:
 def text(value: str) -> exp.Expr:
     """A literal text."""
     return typed(exp.Literal.string(value), "text")
+
+
+def order_term(value: exp.Expr, *, desc: bool) -> exp.Ordered:
+    """A term of ORDER BY. NULL is the smallest value, as it is for MySQL."""
+    return exp.Ordered(this=value, desc=desc or None, nulls_first=not desc)
 
 
 def cast(part: exp.Expr, to: str, *sizes: int) -> exp.Cast:
