@@ -9,6 +9,7 @@ from sqlglot import exp
 
 from toc.admin.sqlite_dialect import to_sqlite
 from toc.admin.statement_parser import TocMySQL
+from toc.admin.syntax_tree import is_aggregate
 
 
 def write_sql(tree: exp.Expr, *, sqlite: bool) -> tuple[str, dict[str, object]]:
@@ -43,6 +44,10 @@ def write_final_query(
     final = final.copy()
     if not final.args.get("limit"):
         final.set("limit", exp.Limit(expression=exp.Literal.number(limit)))
+    if sqlite:  # its SUM fails beyond 64 bits
+        for one in list(final.find_all(exp.Anonymous)):
+            if one.name == "SUM" and is_aggregate(one):
+                one.set("this", "my_sum")
     tables = [
         exp.CTE(this=exp.var(_json_table(name, of, sqlite=sqlite)), alias=exp.to_identifier(name))
         for name, of in types.items()

@@ -16,7 +16,7 @@ from sqlglot import exp
 from toc.admin.allowed_functions import AGGREGATES, WINDOW_FUNCTIONS
 from toc.admin.sqlite_functions import INTEGER_MAX
 from toc.admin.statement_parser import refused
-from toc.admin.syntax_tree import call, is_aggregate, is_text, number, text, whole_number
+from toc.admin.syntax_tree import call, is_text, number, text, whole_number
 
 SAME_NAMES = AGGREGATES | WINDOW_FUNCTIONS.keys() | {
     "COALESCE", "NULLIF", "TRIM", "LTRIM", "RTRIM", "REPLACE", "ABS", "SIGN", "INSTR",
@@ -73,8 +73,6 @@ def _function(node: exp.Expr) -> exp.Expr:
     match name, args:
         case (("COALESCE" | "GREATEST" | "LEAST"), [exp.Expr() as only]):
             return only
-        case "SUM", _ if is_aggregate(node):  # SQLite's SUM fails beyond 64 bits
-            return call("my_sum", *args)
         case "DATE_ADD", [base, exp.Interval() as interval]:
             return call("my_shift", base, interval.this, text(interval.args["unit"].name))
         case "TIMESTAMPDIFF", [unit, start, end]:
@@ -82,7 +80,7 @@ def _function(node: exp.Expr) -> exp.Expr:
         case "DATE_FORMAT", [_, pattern]:
             if not is_text(pattern) or re.search(r"%[UuVX]", pattern.name.replace("%%", "")):
                 raise refused(name, "on SQLite it takes a text, and for weeks %v and %x")
-    if name in SAME_NAMES:
+    if name in SAME_NAMES or name == "my_sum":
         return node
     return call(OTHER_NAMES.get(name, f"my_{name.lower()}"), *args)
 
