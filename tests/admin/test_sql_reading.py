@@ -12,8 +12,7 @@ from toc.admin.allowed_functions import ALIASES, FUNCTIONS
 from toc.admin.query_plan import QueryPlan, TableQuery, plan_query
 from toc.admin.query_reader import TABLES, WINDOW_MAX
 from toc.admin.query_run import rows_for
-from toc.admin.shard_queries import shard_queries
-from toc.admin.sql_writer import sql_for_display, write_final_query
+from toc.admin.sql_writer import shard_queries, sql_for_display, write_final_query
 from toc.domain.ids import IdFactory
 from toc.domain.routing import Routing, hash_of
 from toc.errors import InvalidInput

@@ -17,8 +17,7 @@ from sqlalchemy import make_url
 from tests.admin.world import NOW_MS, World, same_rows
 from toc.admin.query_plan import plan_query
 from toc.admin.query_run import rows_for
-from toc.admin.shard_queries import shard_queries
-from toc.admin.sql_writer import sql_for_display
+from toc.admin.sql_writer import shard_queries, sql_for_display
 from toc.domain.ids import ID_EPOCH_MS
 from toc.store.accounts import ROLES
 from toc.store.accounts import grant_statements as account_statements

@@ -3,7 +3,7 @@
 toc sql       query_run answers one SELECT over all shards. statement_parser, query_reader,
               expression_parser, function_calls and type_check make a checked tree of the text;
               query_plan decides which SELECT the shards get and which one a server runs on their rows;
-              shard_queries and sql_writer write both; row_merge puts the rows of shards together.
+              sql_writer writes both; row_merge puts the rows of shards together.
               sqlite_dialect and sqlite_functions have MySQL's functions for SQLite.
 toc admin     bulk_order is one order with its WHERE (where); bulk_changes and bulk_run carry it out, and
               update Redis.

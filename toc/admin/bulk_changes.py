@@ -12,7 +12,7 @@ import logging
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -23,9 +23,9 @@ from toc.domain.job import Job, Status
 from toc.errors import InvalidInput, NotFound, TimerUnavailable
 from toc.runtime.clock import Clock, ServerTime, SystemClock
 from toc.runtime.settings import Settings
-from toc.store.bulk_update import IDS_MAX, BulkUpdate, ChangedJob, PageResult, split_ids
+from toc.store.bulk_update import IDS_MAX, BulkUpdate, ChangedJob, PageResult, RowWindow, split_ids
 from toc.store.catalogue import Catalogue
-from toc.store.conditions import Condition, Every, bounds_of
+from toc.store.conditions import Bounds, Condition, Every, bounds_of
 from toc.store.databases import Database, Databases
 from toc.store.jobs import Jobs
 from toc.store.schema_check import check_databases
@@ -148,27 +148,21 @@ class BulkChanges:
         shard.
         """
         where, sets = self._prepare_update(order)
-        bounds = bounds_of(where)
-        found, lock = (
-            DryRunResult({database.index: Count() for database in databases}),
-            threading.Lock(),
-        )
-        examples: list[int] = []
+        found = DryRunResult({database.index: Count() for database in databases})
+        examples, lock = list[int](), threading.Lock()
 
-        def work_on_database(database: Database, stop: Callable[[], None]) -> None:
-            for window in sets.windows(database, bounds, on_progress):
-                stop()
-                tallies = sets.count_matches(window)
-                with lock:
-                    for tally in tallies:
-                        kind = self.names.get(tally.type_no, "?"), _status_name(tally.status)
-                        for count in (found.total, found.databases[database.index],
-                                      found.shards[window.shard], found.kinds[kind]):  # fmt: skip
-                            count.add(tally.matched, tally.changeable)
-                        if tally.example is not None and len(examples) < EXAMPLES:
-                            examples.append(tally.example)
+        def count_window(database: Database, window: RowWindow) -> None:
+            tallies = sets.count_matches(window)
+            with lock:
+                for tally in tallies:
+                    kind = self.names.get(tally.type_no, "?"), _status_name(tally.status)
+                    for count in (found.total, found.databases[database.index],
+                                  found.shards[window.shard], found.kinds[kind]):  # fmt: skip
+                        count.add(tally.matched, tally.changeable)
+                    if tally.example is not None and len(examples) < EXAMPLES:
+                        examples.append(tally.example)
 
-        self._run_on_each_database(databases, work_on_database)
+        self._read_windows(databases, sets, bounds_of(where), on_progress, count_window)
         jobs = Jobs(self._databases, self._catalogue, lambda gene: gene, "nobody")
         for job_id in examples:
             with suppress(NotFound):  # its type has no name
@@ -192,18 +186,16 @@ class BulkChanges:
         chosen: dict[int, dict[int, int]] = defaultdict(dict)  # a row that moves may be found twice
         counts = Counter({database.index: 0 for database in databases})
 
-        def work_on_database(database: Database, stop: Callable[[], None]) -> None:
-            for window in sets.windows(database, bounds, on_progress):
-                stop()
-                jobs = chosen[window.shard]
-                before = len(jobs)
-                jobs.update(sets.find_changeable(window))
-                counts[database.index] += len(jobs) - before
-                if sum(counts.values()) > limit:
-                    rule = f"more than {limit} jobs are in reach, so nothing was changed"
-                    raise InvalidInput("limit", limit, f"{rule}: narrow --where, or raise --limit")
+        def choose_from_window(database: Database, window: RowWindow) -> None:
+            jobs = chosen[window.shard]
+            before = len(jobs)
+            jobs.update(sets.find_changeable(window))
+            counts[database.index] += len(jobs) - before
+            if sum(counts.values()) > limit:
+                rule = f"more than {limit} jobs are in reach, so nothing was changed"
+                raise InvalidInput("limit", limit, f"{rule}: narrow --where, or raise --limit")
 
-        self._run_on_each_database(databases, work_on_database)
+        self._read_windows(databases, sets, bounds, on_progress, choose_from_window)
         return {shard: jobs for shard, jobs in sorted(chosen.items()) if jobs}
 
     def _prepare_update(self, order: BulkOrder) -> tuple[Condition, BulkUpdate]:
@@ -211,28 +203,32 @@ class BulkChanges:
         where = order.where.condition(self.now_ms)
         return where, BulkUpdate(self._databases, self.names, where, order.changeable)
 
-    def _run_on_each_database(
+    def _read_windows(
         self,
         databases: Sequence[Database],
-        work_on_database: Callable[[Database, Callable[[], None]], None],
+        sets: BulkUpdate,
+        bounds: Bounds,
+        on_progress: Callable[[], None],
+        read: Callable[[Database, RowWindow], None],
     ) -> None:
-        """Runs a function for each database in a thread of its own; the first error ends all."""
+        """Calls `read` for each window, with a thread for each database; the first error ends all."""
         failed = threading.Event()
 
-        def stop() -> None:
-            if failed.is_set() or self._stop():
-                raise Interrupted("interrupted: nothing was changed")
+        def read_database(database: Database) -> None:
+            for window in sets.windows(database, bounds, on_progress):
+                if failed.is_set() or self._stop():
+                    raise Interrupted("interrupted: nothing was changed")
+                read(database, window)
 
-        def run_guarded(database: Database) -> None:
-            try:
-                work_on_database(database, stop)
-            except BaseException:
+        def note_failure(future: Future[None]) -> None:
+            if future.exception() is not None:
                 failed.set()
-                raise
 
         with ThreadPoolExecutor(PARALLEL_MAX) as pool:
-            futures = [pool.submit(run_guarded, database) for database in databases]
+            futures = [pool.submit(read_database, database) for database in databases]
             try:
+                for future in futures:
+                    future.add_done_callback(note_failure)
                 errors = [error for error in (f.exception() for f in futures) if error is not None]
             except BaseException:
                 failed.set()

@@ -37,9 +37,9 @@ _WHAT = {Verb.CANCEL: "cancel", Verb.POSTPONE: "reschedule", Verb.REDRIVE: "redr
 class BulkOrder:
     """A change, and the jobs it is for. Postponed jobs move by `by_ms` or to `to_ms`; exactly one is given.
 
-    `by_ms`: so much later than due, or than now if that has passed. `to_ms`: to that moment; jobs that are
-    due later already are not changed. `run` names this run in its events; an interrupted run that is started
-    `again` under its name changes no job twice. Raises InvalidInput.
+    `by_ms`: counted from the due time, or from now if the job is overdue. `to_ms`: to that moment; jobs that
+    are due later already are not changed. `run` names this run in its events; an interrupted run that is
+    started `again` under its name changes no job twice. Raises InvalidInput.
     """
 
     verb: Verb

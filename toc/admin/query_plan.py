@@ -239,7 +239,7 @@ class _Planner:
         key = table.alias
         columns = [one for one in self._query.find_all(exp.Column) if one.table == key]
         names = list(dict.fromkeys(one.name for one in columns)) or [TABLES[table.name][0]]
-        own = [_wrapped(one.copy()) for one in _own_conditions(select, table)]
+        own = [exp.Paren(this=one.copy()) for one in _own_conditions(select, table)]
         where = exp.Where(this=exp.and_(*own, copy=False)) if own else None
         made = _select_for_shards([exp.column(name, table=key) for name in names], where)
         rows_max = self._push_order(select, made)
@@ -329,10 +329,6 @@ def _own_conditions(select: exp.Select, table: exp.Table) -> list[exp.Expr]:
         and {column.table for column in condition.find_all(exp.Column)} == {table.alias}
         and condition.find(exp.Query) is None
     ]
-
-
-def _wrapped(node: exp.Expr) -> exp.Expr:
-    return node if isinstance(node, exp.Paren) else exp.Paren(this=node)
 
 
 def _distinct_arguments(aggregate: exp.Expr) -> list[exp.Expr]:

@@ -12,8 +12,7 @@ from sqlglot import exp
 from toc.admin.expression_parser import ResultColumn
 from toc.admin.query_plan import QueryPlan, TableQuery
 from toc.admin.row_merge import JsonTable, Row, RowMerge, sort_key
-from toc.admin.shard_queries import shard_queries
-from toc.admin.sql_writer import write_final_query
+from toc.admin.sql_writer import shard_queries, write_final_query
 from toc.admin.syntax_tree import number
 from toc.domain.routing import Routing
 from toc.store.fan_out import FanOut, Question, QuestionFailure, Reply, bytes_of, too_large

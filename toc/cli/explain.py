@@ -129,11 +129,12 @@ def _node_lines(found: JobExplanation) -> Iterator[Line]:
             yield "owner", "every node: there is no ZooKeeper"
         return
     for topic, owners in found.owners.items():
-        name = f"slot of {topic}" if topic else "shard"
-        for owner in owners:
-            yield name, _owner(owner, found.now_ms)
-        if not owners:
-            yield name, "no owner"
+        words = [_owner(owner, found.now_ms) for owner in owners] or ["no owner"]
+        yield from ((_owned_thing(topic), one) for one in words)
+
+
+def _owned_thing(topic: str) -> str:
+    return f"slot of {topic}" if topic else "shard"
 
 
 def _purge_lines(found: JobExplanation) -> Iterator[Line]:
@@ -188,28 +189,25 @@ def _json(found: JobExplanation, means: Meaning, late: TimeSpent | None) -> dict
         "row": None if found.record is None else _json_row(found.record),
         "lateness": None if late is None else asdict(late),
         "redis": [_json_place(place) for place in found.places],
-        "owners": None
-        if found.members is None
-        else {
-            f"slot of {topic}" if topic else "shard": [_json_owner(owner) for owner in owners]
+        "owners": None if found.members is None else {
+            _owned_thing(topic): [_json_owner(owner) for owner in owners]
             for topic, owners in found.owners.items()
         },
         "purges": None if found.purges is None else _json_purges(found.purges),
         "events": [_json_event(event) for event in found.events],
         "troubles": found.troubles,
-    }
+    }  # fmt: skip
 
 
 def _json_row(record: JobDetails) -> dict[str, Any]:
-    letter = record.letter
+    dead = record.letter
     return job_as_json(record.job) | {
         "type_no": record.type_no,
         "claim_time": iso(record.job.claimed_ms),
         "gmt_create": iso(record.created_ms),
         "gmt_modified": iso(record.modified_ms),
-        "dead": None
-        if letter is None
-        else {"error": letter.error, "attempts": letter.attempts, "time": iso(letter.dead_ms)},
+        "dead": dead
+        and {"error": dead.error, "attempts": dead.attempts, "time": iso(dead.dead_ms)},
     }
 
 
@@ -223,21 +221,11 @@ def _json_place(place: TopicPlace) -> dict[str, Any]:
 
 
 def _json_purges(around: PurgesAround) -> dict[str, Any]:
-    return {
-        "counted_since": around.since,
-        "days": around.days,
-        "closest": [
-            {
-                "day": one.day,
-                "biz_type": one.biz_type,
-                "status": one.status.name.lower(),
-                "jobs": one.jobs,
-                "first_id": str(one.first_id),
-                "last_id": str(one.last_id),
-            }
-            for one in around.counts
-        ],
-    }
+    closest = []
+    for one in around.counts:
+        ids = {"first_id": str(one.first_id), "last_id": str(one.last_id)}
+        closest.append(one._asdict() | {"status": one.status.name.lower(), **ids})
+    return {"counted_since": around.since, "days": around.days, "closest": closest}
 
 
 def _json_owner(owner: Owner) -> dict[str, Any]:
@@ -250,6 +238,7 @@ def _json_owner(owner: Owner) -> dict[str, Any]:
 
 
 def _json_event(event: Event) -> dict[str, Any]:
+    related = event.related_job_id
     return {
         "time": iso(event.at_ms),
         "what": event.what,
@@ -260,5 +249,5 @@ def _json_event(event: Event) -> dict[str, Any]:
         "account": event.account,
         "reason": event.reason,
         "run_id": event.run_id,
-        "related_job_id": None if event.related_job_id is None else str(event.related_job_id),
+        "related_job_id": None if related is None else str(related),
     }

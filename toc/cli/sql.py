@@ -16,8 +16,7 @@ import typer
 from toc.admin.expression_parser import ResultColumn
 from toc.admin.query_plan import QueryPlan, plan_query
 from toc.admin.query_run import MERGE_BYTES, QueryFailed, QueryResult, QueryRun, rows_for
-from toc.admin.shard_queries import shard_queries
-from toc.admin.sql_writer import sql_for_display, write_sql
+from toc.admin.sql_writer import shard_queries, sql_for_display, write_sql
 from toc.admin.sqlite_functions import functions
 from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK, SETTINGS, UNAVAILABLE, USAGE, CommandError, print_error_line
@@ -75,22 +74,22 @@ def sql(
     ] = 10.0,
     whole_s: Annotated[
         float,
-        typer.Option("--whole-timeout", min=0.1, max=86_400, help="Seconds for all together."),
+        typer.Option(
+            "--whole-timeout", min=0.1, max=86_400, help="Seconds for all statements together."
+        ),
     ] = 300.0,
     rows_max: Annotated[
-        int, typer.Option("--limit-rows", min=1, max=100_000, help="At most so many rows.")
+        int, typer.Option("--limit-rows", min=1, max=100_000, help="The most rows to show.")
     ] = 1000,
     parallel: Annotated[
         int, typer.Option("--parallel", min=1, max=64, help="Connections per database.")
     ] = 4,
     limit_mb: Annotated[
-        int, typer.Option("--limit-mb", min=1, max=10_000, help="At most so many MB of rows.")
+        int, typer.Option("--limit-mb", min=1, max=10_000, help="The most MB of rows to read.")
     ] = 64,
     merge_mb: Annotated[
         int,
-        typer.Option(
-            "--merge-mb", min=1, max=1000, help="At most so many MB of rows are grouped or joined."
-        ),
+        typer.Option("--merge-mb", min=1, max=1000, help="The most MB of rows to group or join."),
     ] = MERGE_BYTES // 1_000_000,
     partial: Annotated[
         bool, typer.Option("--partial", help="Answer without the tables that fail, and name them.")
