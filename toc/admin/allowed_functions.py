@@ -17,7 +17,7 @@ special: `FunctionCalls` has a method for this function."""
 
 
 class Function(NamedTuple):
-    """A function with `least` to `most` arguments. `gives` None: the type of the arguments."""
+    """A function with `least` to `most` arguments. `gives` None: the type of the first argument."""
 
     least: int
     most: int
@@ -76,7 +76,12 @@ ALIASES = {
     "LOCALTIMESTAMP": "NOW", "CURRENT_DATE": "CURDATE",
 }  # fmt: skip
 
-AGGREGATES = frozenset({"COUNT", "SUM", "MIN", "MAX", "AVG", "GROUP_CONCAT"})
+AGGREGATES: dict[str, Function] = {
+    **_functions("any", "number", COUNT=(1, _MANY)),  # several only with DISTINCT
+    **_functions("number", "number", SUM=(1, 1), AVG=(1, 1)),
+    **_functions("any", None, MIN=(1, 1), MAX=(1, 1)),
+    **_functions("special", "text", GROUP_CONCAT=(1, 1)),
+}
 
 _WINDOW_NUMBERS = ("ROW_NUMBER", "RANK", "DENSE_RANK", "PERCENT_RANK", "CUME_DIST")
 WINDOW_FUNCTIONS: dict[str, Function] = {
@@ -85,6 +90,8 @@ WINDOW_FUNCTIONS: dict[str, Function] = {
         "any", None, LAG=(1, 3), LEAD=(1, 3), FIRST_VALUE=(1, 1), LAST_VALUE=(1, 1), NTH_VALUE=(2, 2)
     ),
 }  # fmt: skip
+
+ALL_FUNCTIONS = FUNCTIONS | AGGREGATES | WINDOW_FUNCTIONS
 
 NOW_FUNCTIONS = frozenset({"NOW", "UTC_TIMESTAMP", "CURDATE", "UTC_DATE", "UNIX_TIMESTAMP"})
 """Functions that may read the clock."""

@@ -11,12 +11,11 @@ from sqlglot import exp
 from toc.admin.allowed_functions import (
     AGGREGATES,
     ALIASES,
+    ALL_FUNCTIONS,
     DAY_UNITS,
     FUNCTIONS,
     UNITS,
     WINDOW_FUNCTIONS,
-    Function,
-    Kind,
 )
 from toc.admin.statement_parser import not_accepted, refused, shown
 from toc.admin.syntax_tree import call, is_text, kind_of, number, operand, order_term, text, typed
@@ -50,9 +49,8 @@ class FunctionCalls:
         if name in WINDOW_FUNCTIONS:
             raise refused(name, "a window function needs OVER (...)")
         if name not in FUNCTIONS:
-            known = [*FUNCTIONS, *ALIASES, *AGGREGATES, *WINDOW_FUNCTIONS]
-            raise refused(name, "this function is not accepted", known)
-        _check_count(name, FUNCTIONS[name], nodes)
+            raise refused(name, "this function is not accepted", [*ALL_FUNCTIONS, *ALIASES])
+        _check_count(name, nodes)
         special = self._SPECIAL.get(name)
         if special is not None:
             return special(self, nodes)
@@ -121,16 +119,12 @@ class FunctionCalls:
         if name == "COUNT" and len(nodes) == 1 and isinstance(nodes[0], exp.Star):
             return typed(call("COUNT", exp.Star()), "number")
         distinct = len(nodes) == 1 and isinstance(nodes[0], exp.Distinct)
+        nodes = nodes[0].expressions if distinct else nodes
+        _check_count(name, nodes)
+        made = checked_call(name, self.all(nodes))
         if distinct:
-            nodes = nodes[0].expressions
-        _check_count(
-            name, Function(1, 100 if name == "COUNT" and distinct else 1, "any", None), nodes
-        )
-        args = self.all(nodes)
-        if name in ("SUM", "AVG"):
-            numbers(args, name)
-        kind: Kind = kind_of(args[0]) if name in ("MIN", "MAX") else "number"
-        return typed(call(name, *([exp.Distinct(expressions=args)] if distinct else args)), kind)
+            made.set("expressions", [exp.Distinct(expressions=made.expressions)])
+        return made
 
     def group_concat(self, node: exp.Expr) -> exp.Expr:
         inner, order = node.this, list[exp.Expr]()
@@ -138,7 +132,7 @@ class FunctionCalls:
             inner, order = inner.this, inner.expressions
         distinct = isinstance(inner, exp.Distinct)
         if distinct:
-            _check_count("GROUP_CONCAT", Function(1, 1, "any", None), inner.expressions)
+            _check_count("GROUP_CONCAT", inner.expressions)
             inner = inner.expressions[0]
         made = self.expr(inner)
         made = exp.Distinct(expressions=[made]) if distinct else made
@@ -160,9 +154,8 @@ class FunctionCalls:
             raise not_accepted(node)
         name, nodes = function.this.upper(), function.expressions
         if name in WINDOW_FUNCTIONS:
-            _check_count(name, WINDOW_FUNCTIONS[name], nodes)
-            args = self.all(nodes)
-            made = typed(call(name, *args), WINDOW_FUNCTIONS[name].gives or kind_of(args[0]))
+            _check_count(name, nodes)
+            made = checked_call(name, self.all(nodes))
         elif name in AGGREGATES:
             made = self._aggregate(name, nodes)
         else:
@@ -216,8 +209,8 @@ def _frame(node: exp.Expr) -> exp.Expr:
     return node.copy()
 
 
-def _check_count(name: str, function: Function, args: list[Any]) -> None:
-    least, most = function.least, function.most
+def _check_count(name: str, args: list[Any]) -> None:
+    least, most = ALL_FUNCTIONS[name].least, ALL_FUNCTIONS[name].most
     if not least <= len(args) <= most:
         count = str(least) if least == most else f"{least} to {most}"
         raise refused(f"{name}()", f"takes {count} argument{'' if count == '1' else 's'}")

@@ -18,7 +18,7 @@ from toc.admin.sqlite_functions import INTEGER_MAX
 from toc.admin.statement_parser import refused
 from toc.admin.syntax_tree import call, is_text, number, text, whole_number
 
-SAME_NAMES = AGGREGATES | WINDOW_FUNCTIONS.keys() | {
+SAME_NAMES = AGGREGATES.keys() | WINDOW_FUNCTIONS.keys() | {
     "COALESCE", "NULLIF", "TRIM", "LTRIM", "RTRIM", "REPLACE", "ABS", "SIGN", "INSTR",
 }  # fmt: skip
 OTHER_NAMES = {"GREATEST": "MAX", "LEAST": "MIN", "CHAR_LENGTH": "LENGTH"}

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from sqlglot import exp
 
-from toc.admin.allowed_functions import FUNCTIONS, Kind
+from toc.admin.allowed_functions import ALL_FUNCTIONS, Kind
 from toc.admin.statement_parser import refused
 from toc.admin.syntax_tree import call, cast, is_text, kind_of, name_of, number, text, typed
 
@@ -105,8 +105,8 @@ def time_of(arg: exp.Expr) -> exp.Expr:
 
 
 def checked_call(name: str, args: list[exp.Expr]) -> exp.Expr:
-    """A call of one of FUNCTIONS, with arguments of the types that it takes."""
-    takes, kind = FUNCTIONS[name].takes, FUNCTIONS[name].gives
+    """A call of one of ALL_FUNCTIONS, with arguments of the types that it takes."""
+    takes, kind = ALL_FUNCTIONS[name].takes, ALL_FUNCTIONS[name].gives
     if name == "CONVERT_TZ" and not all(is_text(z) and _ZONE.fullmatch(z.name) for z in args[1:]):
         raise refused(
             name, "write zones like '+08:00': servers without tables of zones know no names"
@@ -125,7 +125,7 @@ def checked_call(name: str, args: list[exp.Expr]) -> exp.Expr:
         kind = next((kind_of(arg) for arg in args if kind_of(arg) != "any"), "any")
         if kind == "time":  # the result is a time, not a text
             args = [cast(arg, "DATETIME", 3) if is_text(arg) else arg for arg in args]
-    return typed(call(name, *args), kind or "any")
+    return typed(call(name, *args), kind or kind_of(args[0]))
 
 
 # ---- times
