@@ -96,7 +96,7 @@ class FunctionCalls:
             return self.expr(node)
         if not re.fullmatch(r"-?\d{1,12}", node.name, re.ASCII):
             raise refused(node.name, "an INTERVAL takes a whole number")
-        return number(node.name)
+        return number(int(node.name))
 
     def _timestampdiff(self, nodes: list[exp.Expr]) -> exp.Expr:
         start, end = map(time_of, self.all(nodes[1:]))

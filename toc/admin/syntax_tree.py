@@ -26,12 +26,7 @@ def kind_of(node: exp.Expr) -> Kind:
 
 def inside(node: exp.Expr) -> Iterator[exp.Expr]:
     """A node and all nodes below it, without those in subqueries."""
-    todo = [node]
-    while todo:
-        one = todo.pop()
-        yield one
-        if one is node or not isinstance(one, exp.Query):
-            todo += reversed(list(one.iter_expressions()))
+    return node.walk(bfs=False, prune=lambda one: one is not node and isinstance(one, exp.Query))
 
 
 def clause_terms(query: exp.Expr, clause: str) -> list[exp.Expr]:
@@ -68,9 +63,7 @@ def call(name: str, *args: exp.Expr) -> exp.Anonymous:
 
 def number(value: int | str) -> exp.Expr:
     """A literal number."""
-    digits = str(value)
-    found = typed(exp.Literal.number(digits.lstrip("-")), "number")
-    return typed(exp.Neg(this=found), "number") if digits.startswith("-") else found
+    return typed(exp.Literal.number(value), "number")
 
 
 def text(value: str) -> exp.Expr:

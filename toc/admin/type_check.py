@@ -76,7 +76,7 @@ def _converted(arg: exp.Expr, kind: Kind, names: Sequence[str]) -> exp.Expr:
             if names and f"{names[0]}_name" in TEXT_COLUMNS:
                 hint += f"; {names[0]}_name has the word"
             raise refused(arg.name, hint)
-        return number(arg.name)
+        return number(int(arg.name))
     return as_time(arg) if kind == "time" else arg
 
 
