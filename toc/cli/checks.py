@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -12,30 +11,29 @@ from typing import Literal
 from toc.cli.exit_codes import explain
 from toc.cluster.members import open_to
 from toc.cluster.roster import roster
-from toc.domain.masking import masked
 from toc.handlers.registry import Registry
-from toc.node.health import FOREIGN_MEANS, health_of_reconciliation
-from toc.node.status_reader import STRANGERS_FIRST
+from toc.node.status_reader import read_foreign_members, read_reconciliation
 from toc.reconcile.nightly import missing_software
 from toc.runtime.clock import Clock, SystemClock
+from toc.runtime.server_clock import ClockOffset
 from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.store.biz_types import describe_conflict, read_known_types
 from toc.store.databases import Database, Databases
-from toc.store.reconcile_status import read_last_result
 from toc.store.recorded_meta import differing_facts, read_recorded_meta
 from toc.store.schema_status import read_status
 from toc.store.server_facts import ServerInfo, read_server_info
 from toc.store.sessions import EXPECTED
 from toc.store.table_check import WAY_OUT, summarize_faults
-from toc.timer.foreign_members import format_members
 from toc.timer.reminders import Reminders
-from toc.timer.server_facts import NO_EVICTION
-from toc.timer.server_facts import VERSION_MIN as REDIS_MIN
+from toc.timer.server_facts import NO_EVICTION, parse_version
+from toc.timer.server_facts import VERSION_MIN as REDIS_VERSION_MIN
 
 Level = Literal["ok", "warn", "fail"]
 
-VERSION_MIN = {"mysql": (8, 4), "mariadb": (10, 11), "sqlite": (3, 37)}
+VERSION_MIN = {
+    "mysql": (8, 4), "mariadb": (10, 11), "sqlite": (3, 37), "Redis": REDIS_VERSION_MIN
+}  # fmt: skip
 SKEW_MS_WARN = 1000
 PARALLEL_MAX = 8
 
@@ -60,15 +58,13 @@ def _warn_unless(good: bool, subject: str, check: str, found: str, advice: str) 
 
 
 class Doctor:
-    """All checks for one set of settings. `expected`: the fingerprint that databases must keep."""
+    """All checks for one set of settings."""
 
     def __init__(
         self, settings: Settings, handlers: Registry | None = None, clock: Clock | None = None
     ) -> None:
         self._settings, self._handlers, self._clock = settings, handlers, clock or SystemClock()
-        self._expected = settings.facts
-        self._skew_ms: dict[str, int] = {}
-        self._uncertainty_ms: dict[str, int] = {}  # how far each of these offsets may be wrong
+        self._offsets: dict[str, ClockOffset] = {}  # of each server's clock from this machine's
 
     def run(self) -> list[Check]:
         """Asks all servers in parallel: one that does not answer costs its timeout once."""
@@ -79,9 +75,11 @@ class Doctor:
                 found += checks
             found += self._check_redis()
             found += self._check_zookeeper()
+            redis_offset = self._offsets.pop("redis", None)
             found += self._check_databases_clocks()
-            found += self._check_skew()
-            found += self._check_reconciled(databases)
+            if redis_offset is not None:
+                found += self._check_skew(redis_offset)
+            found += self._check_reconciliation(databases)
             found += self._check_types(databases)
         return found
 
@@ -93,7 +91,7 @@ class Doctor:
             facts = read_server_info(database)
             return [
                 Check(name, "reachable", "ok", str(self._settings.databases[database.index])),
-                _check_version(name, facts),
+                _check_version(name, facts.kind, facts.version),
                 *_check_durability(name, facts),
                 *_check_session(name, facts),
                 *self._check_tls(name, database, facts),
@@ -124,17 +122,17 @@ class Doctor:
 
     def _check_schema(self, name: str, database: Database) -> Iterator[Check]:
         revision = migrate.read_revision(database)
-        misfit = migrate.describe_incompatibility(database)
+        incompatibility = migrate.describe_incompatibility(database)
         found = f"revision {revision or 'none'}"
-        if misfit is not None:
-            found, _, advice = misfit.rpartition(": ")
+        if incompatibility is not None:
+            found, _, advice = incompatibility.rpartition(": ")
             yield Check(name, "schema", "fail", found, advice)
             return
         yield Check(name, "schema", "ok", found)
         kept = read_recorded_meta(database)
         wrong = [
             f"{fact} is {recorded}, the settings say {value}"
-            for fact, recorded, value in differing_facts(database.index, kept, self._expected)
+            for fact, recorded, value in differing_facts(database.index, kept, self._settings.facts)
         ]
         found = "; ".join(wrong) or (
             "matches" if kept else "not recorded yet: the first start does"
@@ -162,9 +160,7 @@ class Doctor:
             with closing(Reminders.from_settings(settings, self._clock)) as reminders:
                 facts = reminders.server_info()
                 yield Check("redis", "reachable", "ok", f"{settings.redis_url} ({facts['mode']})")
-                supported = _parse_version(facts["version"]) >= REDIS_MIN
-                advice = f"upgrade: toc needs Redis {REDIS_MIN[0]}.{REDIS_MIN[1]} or later"
-                yield _fail_unless(supported, "redis", "version", facts["version"], advice)
+                yield _check_version("redis", "Redis", facts["version"])
                 policy = facts["maxmemory_policy"]
                 advice = "set maxmemory-policy noeviction: otherwise Redis deletes reminders"
                 good = policy == NO_EVICTION
@@ -176,16 +172,10 @@ class Doctor:
             yield _no_answer("redis", error, advice)
 
     def _check_members(self, reminders: Reminders) -> Check:
-        members = [
-            member
-            for topic, amount in self._settings.slot_amounts.items()
-            for member in reminders.foreign_members(topic, range(amount), STRANGERS_FIRST)
-        ]
-        found = "job ids only"
-        if members:
-            found = f"{len(members)} members of queues are no job_id: {format_members(members)}"
-        advice = f"toc removes each of them when it is due, and {FOREIGN_MEANS}"
-        return _warn_unless(not members, "redis", "queues", found, advice)
+        for part in read_foreign_members(self._settings, reminders):
+            advice = f"toc removes each of them when it is due, and {part.means}"
+            return Check("redis", "queues", "warn", part.how, advice)
+        return Check("redis", "queues", "ok", "job ids only")
 
     def _check_zookeeper(self) -> Iterator[Check]:
         if not self._settings.has_cluster:
@@ -209,7 +199,7 @@ class Doctor:
         try:
             strangers = open_to(self._settings)
         except Exception as error:  # noqa: BLE001 - as above
-            strangers = [masked(explain(error)[0])]
+            strangers = [explain(error)[0]]
         advice = (
             "restart a worker, which repairs it where it may; otherwise set the ACL with zkCli.sh"
         )
@@ -231,65 +221,49 @@ class Doctor:
 
     # ---- reconciliation
 
-    def _check_reconciled(self, databases: Databases) -> Iterator[Check]:
+    def _check_reconciliation(self, databases: Databases) -> Iterator[Check]:
         if self._settings.reconcile.nightly != "none":
             lack = missing_software()
             yield _fail_unless(not lack, "nightly", "installed here", lack or "all", lack)
-        try:
-            part = health_of_reconciliation(
-                self._settings, read_last_result(databases), databases[0].now_ms()
-            )
-        except Exception:  # noqa: BLE001 - said above already
-            return
-        if part is not None:
-            level: Level = "warn" if part.means else "ok"
-            if part.state != "up":
-                level = "fail"
+        for part in read_reconciliation(self._settings, databases):
+            level: Level = "fail" if part.state != "up" else "warn" if part.means else "ok"
             yield Check("reconciled", "last run", level, part.how, part.means)
 
     # ---- clocks
 
     def _check_clock(self, name: str, ask_ms: Callable[[], int]) -> Check:
         """The server's clock minus this machine's, measured around one answer."""
-        before_ms = self._clock.wall_ms()
+        before_s = self._clock.wall_ms() / 1000
         server_ms = ask_ms()
-        after_ms = self._clock.wall_ms()
-        skew_ms = round(server_ms - (before_ms + after_ms) / 2)
-        self._skew_ms[name], self._uncertainty_ms[name] = skew_ms, (after_ms - before_ms) // 2
+        offset = ClockOffset.from_answer(server_ms, before_s, self._clock.wall_ms() / 1000)
+        self._offsets[name] = offset
         # Nothing is decided by this machine's clock, but ids and logs carry its time.
         advice = "let NTP set the clocks of this machine and of the server"
-        found = f"{skew_ms:+d} ms from this machine's"
-        return _warn_unless(abs(skew_ms) <= SKEW_MS_WARN, name, "clock", found, advice)
+        found = f"{offset.middle_ms:+.0f} ms from this machine's"
+        return _warn_unless(abs(offset.middle_ms) <= SKEW_MS_WARN, name, "clock", found, advice)
 
-    def _check_skew(self) -> Iterator[Check]:
-        redis_ms = self._skew_ms.pop("redis", None)
-        if redis_ms is None:
-            return
+    def _check_skew(self, redis: ClockOffset) -> Iterator[Check]:
         limit_ms = round(self._settings.timer.skew_s_max * 1000)
-        for name, database_ms in self._skew_ms.items():
-            skew_ms = redis_ms - database_ms
+        advice = f"set the servers' clocks: beyond {limit_ms} ms the timer stops, the scanner fires"
+        for name, database in self._offsets.items():
+            skew_ms = redis.middle_ms - database.middle_ms
             level: Level = "ok" if abs(skew_ms) <= SKEW_MS_WARN else "warn"
             if abs(skew_ms) > limit_ms:
                 level = "fail"
-            yield Check(
-                "redis",
-                f"clock and {name}'s",
-                level,
-                f"{skew_ms:+d} ms apart",
-                f"set the servers' clocks: beyond {limit_ms} ms the timer stops, the scanner fires",
-            )
+            yield Check("redis", f"clock and {name}'s", level, f"{skew_ms:+.0f} ms apart", advice)
 
     def _check_databases_clocks(self) -> Iterator[Check]:
         """Compares the two databases whose clocks are furthest apart. A slow answer is no difference."""
-        names = [name for name in self._skew_ms if name != "redis"]
-        if len(names) < 2:
+        offsets = self._offsets
+        if len(offsets) < 2:
             return
-        least_ms = {name: self._skew_ms[name] - self._uncertainty_ms[name] for name in names}
-        most_ms = {name: self._skew_ms[name] + self._uncertainty_ms[name] for name in names}
-        ahead, behind = max(names, key=least_ms.__getitem__), min(names, key=most_ms.__getitem__)
-        differ = least_ms[ahead] - most_ms[behind] > SKEW_MS_WARN
-        apart_ms = self._skew_ms[ahead] - self._skew_ms[behind]
-        found = f"{ahead} is {apart_ms} ms ahead of {behind}" if differ else "no two differ by more"
+        ahead = max(offsets, key=lambda name: offsets[name].low_ms)
+        behind = min(offsets, key=lambda name: offsets[name].high_ms)
+        apart_ms = offsets[ahead].middle_ms - offsets[behind].middle_ms
+        differ = offsets[ahead].distance_ms(offsets[behind]) > SKEW_MS_WARN
+        found = (
+            f"{ahead} is {apart_ms:.0f} ms ahead of {behind}" if differ else "no two differ by more"
+        )
         advice = "let NTP set both clocks: the jobs of a database are due by its own clock"
         yield _warn_unless(not differ, "databases", "clocks", found, advice)
 
@@ -325,11 +299,11 @@ def worst_level(checks: Iterable[Check]) -> Level:
     return "fail" if "fail" in levels else "warn" if "warn" in levels else "ok"
 
 
-def _check_version(name: str, facts: ServerInfo) -> Check:
-    least = VERSION_MIN[facts.kind]
-    advice = f"upgrade: toc needs {facts.kind} {least[0]}.{least[1]} or later"
-    found = f"{facts.kind} {facts.version}"
-    return _fail_unless(_parse_version(facts.version) >= least, name, "version", found, advice)
+def _check_version(name: str, kind: str, version: str) -> Check:
+    least = VERSION_MIN[kind]
+    advice = f"upgrade: toc needs {kind} {least[0]}.{least[1]} or later"
+    good = parse_version(version) >= least
+    return _fail_unless(good, name, "version", f"{kind} {version}", advice)
 
 
 def _check_durability(name: str, facts: ServerInfo) -> Iterator[Check]:
@@ -367,10 +341,4 @@ def _split_modes(value: str) -> set[str]:
 
 
 def _no_answer(name: str, error: Exception, advice: str) -> Check:
-    text, _ = explain(error)
-    return Check(name, "reachable", "fail", masked(text), advice)
-
-
-def _parse_version(text: str) -> tuple[int, int]:
-    match = re.match(r"(\d+)\.(\d+)", text)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
+    return Check(name, "reachable", "fail", explain(error)[0], advice)

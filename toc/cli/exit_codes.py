@@ -62,7 +62,12 @@ def report(error: Exception, *, verbose: bool) -> int:
 
 
 def explain(error: Exception) -> tuple[str, int]:
-    """The line and the exit code of an error."""
+    """The text and the exit code of an error; passwords are masked."""
+    text, code = _explain_unmasked(error)
+    return masked(text), code
+
+
+def _explain_unmasked(error: Exception) -> tuple[str, int]:
     if isinstance(error, CommandError):
         return str(error), error.code
     translate = _FOREIGN.get(type(error).__module__.partition(".")[0])

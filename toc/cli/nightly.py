@@ -12,7 +12,6 @@ from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK, UNAVAILABLE, explain
 from toc.cli.output import Output, printable
 from toc.cli.reconcile import open_spark, run_and_report, show_progress
-from toc.domain.masking import masked
 from toc.errors import SettingsError
 from toc.reconcile.archive import archive
 from toc.reconcile.findings import RunVerdict
@@ -90,7 +89,7 @@ def _run_part(part: str, work: Work, output: Output) -> PartResult:
         code, lines = work()
     except Exception as error:  # noqa: BLE001 - the other parts are still done
         text, code = explain(error)
-        lines = [f"{part}: {masked(text)}"]
+        lines = [f"{part}: {text}"]
     result = PartResult(part, int(code), list(lines))
     if not output.as_json:  # at once: a person may be reading the log
         for line in result.lines:

@@ -10,7 +10,6 @@ from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK, explain
 from toc.cli.output import Output
 from toc.cli.signals import StopRequest
-from toc.domain.masking import masked
 from toc.retention.purger import Purger, PurgeResult
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings, load_settings
@@ -72,7 +71,7 @@ def _purge_all(
             purged = purger.run_pass(stop_request)
         except Exception as error:  # noqa: BLE001 - the other databases are still purged
             text, code = explain(error)
-            return DatabaseResult(database.index, None, masked(text), code)
+            return DatabaseResult(database.index, None, text, code)
         if purged is None:
             return DatabaseResult(database.index, None, "stopped: the next run goes on", NO)
         return DatabaseResult(database.index, purged, "", OK)

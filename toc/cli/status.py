@@ -13,6 +13,7 @@ from urllib.error import HTTPError
 from urllib.request import HTTPRedirectHandler, build_opener
 
 import typer
+from pydantic import TypeAdapter
 
 from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK, USAGE, CommandError
@@ -44,27 +45,24 @@ def status(output: Output, node: Url = None) -> int:
     """
     settings = load_settings()
     now_ms = SystemClock().wall_ms()
-    with StatusReader(settings) as here:
-        found = _ask_nodes(node or _node_urls(settings))
-        silent = [url for url, parts in found.items() if parts is None]
-        views = [parts for parts in found.values() if parts is not None]
+    with StatusReader(settings) as reader:
+        answers_of_nodes = _ask_nodes(node or _node_urls(settings))
+        silent = [url for url, parts in answers_of_nodes.items() if parts is None]
+        views = [parts for parts in answers_of_nodes.values() if parts is not None]
         last = f"as seen by {len(views)} node{'s' if len(views) > 1 else ''}"
         if not views:
-            views = [[asdict(part) for part in here.check_servers()]]
+            views = [reader.check_servers()]
             last = (
                 "as seen from here, without the times: no node was asked or answered"
                 " (set http.port for the nodes, or name one with --node URL)"
             )
-        parts = (here.check_overdue_jobs(), here.check_reconciliation(), here.check_queues())
-        own = [asdict(part) for part in parts if part is not None]
-    lines = _sort_worst_first([*_merge_views(views), *_merge_views([own])])
-    state = worst_state(
-        [HealthPart(line["part"], line["state"], None, line["how"]) for line in lines]
-    )
+        duties = reader.check_duties()
+    lines = _sort_worst_first([*_merge_views(views), *_merge_views([duties])])
+    state = worst_state([part for view in (*views, duties) for part in view])
     if silent:
         last += f"; no answer from {', '.join(silent)}"
     output.table(
-        {"state": state, "parts": lines, "nodes": [*found], "silent": silent},
+        {"state": state, "parts": lines, "nodes": [*answers_of_nodes], "silent": silent},
         ("state", "part", "how", "since", "for", "seen by", "what it means"),
         [_table_row(line, now_ms) for line in lines],
         empty="",
@@ -91,71 +89,47 @@ def _node_urls(settings: Settings) -> list[str]:
     return [url_of(WILDCARDS.get(settings.http.host, settings.http.host), settings.http.port)]
 
 
-def _ask_nodes(urls: Sequence[str]) -> dict[str, list[dict[str, Any]] | None]:
+def _ask_nodes(urls: Sequence[str]) -> dict[str, list[HealthPart] | None]:
     """The parts of each node, by its address; None: it does not answer."""
     urls = list(dict.fromkeys(url.rstrip("/") for url in urls))  # each node is asked once
-    if not urls:
-        return {}
     with ThreadPoolExecutor(PARALLEL_MAX) as pool:
         return dict(zip(urls, pool.map(_ask_node, urls), strict=True))
 
 
-def _ask_node(url: str) -> list[dict[str, Any]] | None:
-    class NoRedirect(HTTPRedirectHandler):
-        """Refuses redirects: a node's answer must not send this machine elsewhere."""
-
-        def redirect_request(self, *_: Any) -> None:
-            return None
-
+def _ask_node(url: str) -> list[HealthPart] | None:
     if not url.startswith(("http://", "https://")):
         raise CommandError(f"--node: {url!r} is not an http address", USAGE)
     try:
         try:
-            answer = build_opener(NoRedirect).open(f"{url}/health", timeout=ANSWER_S_MAX)
+            answer = build_opener(_NoRedirect).open(f"{url}/health", timeout=ANSWER_S_MAX)
         except HTTPError as error:  # 503: it answers, and says that it can fire nothing
             answer = error
         with answer:
             document = json.loads(answer.read(ANSWER_BYTES_MAX))
-        return [_check_part(part) for part in document["parts"]]
-    except (OSError, HTTPException, ValueError, KeyError, TypeError):
+        return TypeAdapter(list[HealthPart]).validate_python(document["parts"])
+    except (OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def _check_part(part: Any) -> dict[str, Any]:
-    """A part as another process sent it; raises what `_ask_node` expects if it is malformed."""
-    since_ms = part["since_ms"]
-    if part["state"] not in RANK or not (since_ms is None or isinstance(since_ms, int)):
-        raise ValueError("not a part")
-    return {
-        "part": str(part["part"]),
-        "state": part["state"],
-        "how": str(part["how"]),
-        "since_ms": since_ms,
-        "means": str(part["means"]),
-    }
+class _NoRedirect(HTTPRedirectHandler):
+    """Refuses redirects: a node's answer must not send this machine elsewhere."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
 
 
-def _merge_views(views: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def _merge_views(views: Iterable[Iterable[HealthPart]]) -> list[dict[str, Any]]:
     """One line for each part and state: how many nodes see it so, and since when."""
-    seen: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    seen: dict[tuple[str, str], list[HealthPart]] = defaultdict(list)
     for view in views:
         for part in view:
-            seen[part["part"], part["state"]].append(part)
+            seen[part.part, part.state].append(part)
     lines = []
-    for (name, state), parts in seen.items():
-        times = [part["since_ms"] for part in parts if part["since_ms"] is not None]
+    for parts in seen.values():
+        times = [part.since_ms for part in parts if part.since_ms is not None]
         since_ms = min(times, default=None)
-        lines.append(
-            {
-                "part": name,
-                "state": state,
-                "how": parts[0]["how"],
-                "since_ms": since_ms,
-                "since": iso(since_ms),
-                "seen_by": len(parts),
-                "means": parts[0]["means"],
-            }
-        )
+        merged = {"since_ms": since_ms, "since": iso(since_ms), "seen_by": len(parts)}
+        lines.append(asdict(parts[0]) | merged)
     return lines
 
 
