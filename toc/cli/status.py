@@ -13,7 +13,6 @@ from urllib.error import HTTPError
 from urllib.request import HTTPRedirectHandler, build_opener
 
 import typer
-from pydantic import TypeAdapter
 
 from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK, USAGE, CommandError
@@ -106,9 +105,17 @@ def _ask_node(url: str) -> list[HealthPart] | None:
             answer = error
         with answer:
             document = json.loads(answer.read(ANSWER_BYTES_MAX))
-        return TypeAdapter(list[HealthPart]).validate_python(document["parts"])
+        return [_parse_part(part) for part in document["parts"]]
     except (OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _parse_part(part: Any) -> HealthPart:
+    """A part as another process sent it. Raises KeyError, TypeError or ValueError if it is malformed."""
+    state, since_ms = part["state"], part["since_ms"]
+    if state not in RANK or not (since_ms is None or isinstance(since_ms, int)):
+        raise ValueError("not a part")
+    return HealthPart(str(part["part"]), state, since_ms, str(part["how"]), str(part["means"]))
 
 
 class _NoRedirect(HTTPRedirectHandler):
