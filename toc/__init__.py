@@ -9,7 +9,7 @@
 
 The functions here are the methods of one TimeoutCenter that reads its settings at the first call;
 make your own `TimeoutCenter(settings)` for explicit ones. Names are imported when they are first used:
-importing toc itself costs nothing, which `toc --help` and a shop's start-up thank it for.
+importing toc itself costs no time, so `toc --help` and an application that imports toc start fast.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ _VERBS = (
     "schedule", "schedule_many", "place", "cancel", "reschedule", "redrive",
     "get", "find", "dead", "handler", "complete", "close",
 )  # fmt: skip
-_one_center = threading.Lock()
+_center_lock = threading.Lock()
 
 
-def _find(name: str) -> Any:
-    """What is not there yet (PEP 562); keeps what it finds."""
+def _import_name(name: str) -> Any:
+    """Imports a name when it is first used (PEP 562), and keeps it."""
     if name == "_center":
-        with _one_center:
+        with _center_lock:
             if name not in globals():
                 globals()[name] = import_module("toc.center.center").TimeoutCenter()
         return globals()[name]
     if name in _VERBS:
-        value = getattr(_find("_center"), name)
+        value = getattr(_import_name("_center"), name)
     elif name in __all__:
         value = getattr(import_module(_HOME_OF.get(name, "toc.errors")), name)
     else:
@@ -89,8 +89,8 @@ def _find(name: str) -> Any:
     return value
 
 
-if not TYPE_CHECKING:  # a type checker shall go on to refuse names that do not exist
-    __getattr__ = _find
+if not TYPE_CHECKING:  # so that a type checker still refuses names that do not exist
+    __getattr__ = _import_name
 
 
 def __dir__() -> list[str]:
@@ -98,46 +98,11 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "Answer",
-    "AnswerKind",
-    "ClaimLost",
-    "ClusterUnavailable",
-    "Dead",
-    "DeadJob",
-    "Drop",
-    "DuplicateJob",
-    "Exponential",
-    "InvalidInput",
-    "Job",
-    "JobFilter",
-    "JobSpec",
-    "NotFound",
-    "PartlyScheduled",
-    "Retry",
-    "Scheduled",
-    "SchemaMismatch",
-    "Settings",
-    "SettingsError",
-    "Snooze",
-    "StatementFailed",
-    "Status",
-    "StoreUnavailable",
-    "TimeoutCenter",
-    "TimerUnavailable",
-    "TocError",
-    "WrongDatabase",
-    "cancel",
-    "close",
-    "complete",
-    "current_job",
-    "dead",
-    "find",
-    "get",
-    "handler",
-    "load_settings",
-    "place",
-    "redrive",
-    "reschedule",
-    "schedule",
-    "schedule_many",
-]
+    "Answer", "AnswerKind", "ClaimLost", "ClusterUnavailable", "Dead", "DeadJob", "Drop",
+    "DuplicateJob", "Exponential", "InvalidInput", "Job", "JobFilter", "JobSpec", "NotFound",
+    "PartlyScheduled", "Retry", "Scheduled", "SchemaMismatch", "Settings", "SettingsError",
+    "Snooze", "StatementFailed", "Status", "StoreUnavailable", "TimeoutCenter",
+    "TimerUnavailable", "TocError", "WrongDatabase", "cancel", "close", "complete",
+    "current_job", "dead", "find", "get", "handler", "load_settings", "place", "redrive",
+    "reschedule", "schedule", "schedule_many",
+]  # fmt: skip

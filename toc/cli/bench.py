@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from typing import Annotated
 
@@ -11,9 +10,17 @@ import typer
 from toc.bench.child import unwind_on_signals
 from toc.bench.common import Options
 from toc.bench.run import CASES, open_bench, run_cases
-from toc.cli import exit_codes
-from toc.cli.output import make_console
+from toc.cli.common_options import answers
+from toc.cli.exit_codes import NO, OK
+from toc.cli.output import Output, make_console
 from toc.runtime.settings import load_settings
+
+DUE_HELP = (
+    "how its due times are spread: even, random (a Poisson process), whole (all jobs of a second at its "
+    "beginning)"
+)
+CLIENTS_HELP = "threads that schedule (default: 8 for the schedule case, 1 for lateness)"
+WORKERS_HELP = "worker processes (default: 1 for lateness, 2 for the drain with several)"
 
 
 class Due(StrEnum):
@@ -24,57 +31,36 @@ class Due(StrEnum):
     WHOLE = "whole"
 
 
+@answers
 def bench(
+    output: Output,
+    *,
     case: Annotated[
         list[str] | None, typer.Option(help=f"only this one, may be repeated: {', '.join(CASES)}")
     ] = None,
     jobs: Annotated[
-        int,
-        typer.Option(min=10, help="jobs in each round; a tenth of it for calls with one job"),
+        int, typer.Option(min=10, help="jobs in each round; a tenth of it for calls with one job")
     ] = Options.jobs,
     rate: Annotated[
         list[float] | None,
         typer.Option(min=1, help="jobs per second of the lateness case, may be repeated"),
     ] = None,
-    due: Annotated[
-        Due,
-        typer.Option(
-            help="how its due times are spread: even, random (a Poisson process), whole (all jobs of a "
-            "second at its beginning)"
-        ),
-    ] = Due.EVEN,
+    due: Annotated[Due, typer.Option(help=DUE_HELP)] = Due.EVEN,
     seconds: Annotated[
-        float,
-        typer.Option(min=1, help="duration of the lateness case"),
+        float, typer.Option(min=1, help="duration of the lateness case")
     ] = Options.seconds,
     batch: Annotated[
-        int,
-        typer.Option(min=1, max=1000, help="jobs per call of schedule_many"),
+        int, typer.Option(min=1, max=1000, help="jobs per call of schedule_many")
     ] = Options.batch,
     rounds: Annotated[
         int, typer.Option(min=1, help="how often each case is measured")
     ] = Options.rounds,
-    clients: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=1000,
-            help="threads that schedule (default: 8 for the schedule case, 1 for lateness)",
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=100,
-            help="worker processes (default: 1 for lateness, 2 for the drain with several)",
-        ),
-    ] = None,
+    clients: Annotated[int | None, typer.Option(min=1, max=1000, help=CLIENTS_HELP)] = None,
+    workers: Annotated[int | None, typer.Option(min=1, max=100, help=WORKERS_HELP)] = None,
     shards: Annotated[
         int | None, typer.Option(help="job tables, and slots (default: as in the settings)")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,  # noqa: FBT002
-) -> None:
+) -> int:
     """Measure how fast toc is on the servers of the settings, and how late its jobs start.
 
     It creates databases `<name>_bench_…` and a namespace of its own there, and drops them at the end.
@@ -86,29 +72,22 @@ def bench(
             f"{min(unknown)} is none of: {', '.join(CASES)}", param_hint="--case"
         )
     progress = make_console(stderr=True)
+
+    def log_line(line: str) -> None:
+        progress.print(line, highlight=False, markup=False)
+
+    rates = tuple(rate or Options.rates)
     options = Options(
-        jobs=jobs,
-        rates=tuple(rate or Options.rates),
-        due=due.value,
-        seconds=seconds,
-        batch=batch,
-        rounds=rounds,
-        clients=clients,
-        workers=workers,
-    )
+        jobs=jobs, rates=rates, due=due.value, seconds=seconds, batch=batch, rounds=rounds,
+        clients=clients, workers=workers,
+    )  # fmt: skip
     with (
         unwind_on_signals(),
-        open_bench(
-            load_settings(),
-            options,
-            lambda line: progress.print(line, highlight=False, markup=False),
-            shards=shards,
-        ) as opened,
+        open_bench(load_settings(), options, log_line, shards=shards) as opened,
     ):
         report = run_cases(opened, CASES, [name for name in CASES if not case or name in case])
-    if as_json:
-        typer.echo(json.dumps(report.as_json(), indent=2))
+    if output.as_json:
+        output.answer(report.as_json(), "")
     else:
         report.show(make_console())
-    if report.broken:
-        raise typer.Exit(exit_codes.NO)
+    return NO if report.broken else OK

@@ -10,36 +10,38 @@ from toc.cli.output import make_console
 
 
 @contextmanager
-def progress_bar(words: str, *, after_s: float = 0.0) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(words: str, *, after_s: float = 0.0) -> Iterator[Callable[..., None]]:
     """A bar on standard error if that is a terminal, from `after_s` seconds on.
 
-    Yields a function to call with the steps done, and all steps.
+    Yields a function to call with the steps done, all steps and, if they change, other words.
     """
     screen = make_console(stderr=True)
     if not screen.is_terminal:
-        yield lambda done, total: None
+        yield lambda done, total, words="": None
         return
     from rich.progress import (  # noqa: PLC0415 - quick start
         BarColumn,
         MofNCompleteColumn,
         Progress,
-        TaskID,
         TextColumn,
+        TimeElapsedColumn,
     )
 
-    columns = (TextColumn(words), BarColumn(), MofNCompleteColumn())
-    bar, tasks = Progress(*columns, console=screen, transient=True), list[TaskID]()
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    )  # fmt: skip
+    bar = Progress(*columns, console=screen, transient=True)
+    task = bar.add_task(words, total=None)
     began_s = time.monotonic()
+    if not after_s:
+        bar.start()
 
-    def show(done: int, total: int) -> None:
-        if not tasks and time.monotonic() - began_s >= after_s:
-            bar.start()
-            tasks.append(bar.add_task("", total=total))
-        if tasks:
-            bar.update(tasks[0], completed=done, total=total)
+    def show(done: int, total: int, words: str = words) -> None:
+        if time.monotonic() - began_s >= after_s:
+            bar.start()  # does nothing if it is started
+        bar.update(task, description=words, completed=done, total=total)
 
     try:
         yield show
     finally:
-        if tasks:
-            bar.stop()
+        bar.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import NamedTuple
 
 from toc.cli.common_options import answers
@@ -37,11 +38,8 @@ def purge(output: Output) -> int:
     """
     settings, clock = load_settings(), SystemClock()
     databases = Databases.from_settings(settings, clock, pool_size=1)
-    try:
-        with StopRequest() as stop:
-            results = _purge_all(settings, databases, clock, stop.wait)
-    finally:
-        databases.close()
+    with closing(databases), StopRequest() as stop:
+        results = _purge_all(settings, databases, clock, stop.wait)
     rows = [
         (result.database, *(result.purged or ("-", "-", "-")), result.error or "done")
         for result in results

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from toc.cli.clients import current_person
 from toc.cli.common_options import answers
-from toc.cli.output import Output, make_console
+from toc.cli.output import Output
+from toc.cli.progress_bar import progress_bar
 from toc.reconcile.findings import ReconcileResult
 from toc.reconcile.last_result import store_result
 from toc.reconcile.report import report
@@ -92,16 +92,5 @@ def open_spark(settings: Settings, master: str | None) -> Any:
 @contextmanager
 def show_progress() -> Iterator[OnProgress]:
     """Shows progress to a person at a terminal; elsewhere nothing."""
-    screen = make_console(stderr=True)
-    if not screen.is_terminal:
-        yield lambda phase, done, of: None
-        return
-    text = TextColumn("{task.description}")
-    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def on_progress(phase: str, done: int, of: int) -> None:
-            bar.update(task, description=phase, completed=done, total=of)
-
-        yield on_progress
+    with progress_bar("starting") as show:
+        yield lambda phase, done, of: show(done, of, phase)

