@@ -54,17 +54,16 @@ def load_apps(apps: Sequence[str]) -> Registry:
 
 
 def _check_name(app: str, name: str) -> None:
-    """Raises if it is no module's name, as the path of its file."""
+    """Raises if it is not the name of a module but, for example, the path of its file."""
     if not name:
         raise CommandError(f"--app {app!r}: needs the name of a module, like --app shop", USAGE)
     path = PurePath(name)
     if path.suffix != ".py" and len(path.parts) == 1:
         return
+    hint = f"write --app {'.'.join(path.with_suffix('').parts)}"
     if path.is_absolute() or ".." in path.parts:
-        hint = "run this in the directory of the file, with --app"
-        raise CommandError(f"--app {app}: is a file, not a module: {hint} {path.stem}", USAGE)
-    module = ".".join(path.with_suffix("").parts if path.suffix == ".py" else path.parts)
-    raise CommandError(f"--app {app}: is a file, not a module: write --app {module}", USAGE)
+        hint = f"run this in the directory of the file, with --app {path.stem}"
+    raise CommandError(f"--app {app}: is a file, not a module: {hint}", USAGE)
 
 
 def _import_module(name: str) -> object:

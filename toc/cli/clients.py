@@ -15,7 +15,7 @@ from toc.center.center import TimeoutCenter
 from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.output import Output
 from toc.cli.time_texts import iso
-from toc.domain.job import Answer, Job
+from toc.domain.job import Answer, DeadJob, Job
 from toc.domain.limits import ACTOR_CHARS_MAX
 from toc.handlers.registry import Registry
 
@@ -83,18 +83,22 @@ def answer_as_json(answer: Answer) -> dict[str, Any]:
     return found | ({"hint": answer.hint} if answer.hint else {})
 
 
-def job_as_json(job: Job) -> dict[str, Any]:
-    """A job for JSON."""
-    return {
+def job_as_json(job: Job | DeadJob) -> dict[str, Any]:
+    """A job or a dead job for JSON."""
+    value: dict[str, Any] = {
         "job_id": str(job.job_id),
         "biz_id": str(job.biz_id),
         "biz_id_is_text": isinstance(job.biz_id, str),
         "tenant": job.tenant,
         "biz_type": job.biz_type,
+        "attempts": job.attempts,
+    }
+    if isinstance(job, DeadJob):
+        return value | {"dead_time": iso(job.dead_ms), "error": job.error}
+    return value | {
         "status": job.status.name.lower(),
         "action_time": iso(job.action_ms),
         "due_time": iso(job.due_ms),
-        "attempts": job.attempts,
         "attribute": job.attribute,
         "dedup_key": job.dedup_key,
         "token": job.token,

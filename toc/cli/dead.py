@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from toc.cli.clients import AnyType, Reason, answer_as_json, open_client
+from toc.cli.clients import AnyType, Reason, answer_as_json, job_as_json, open_client
 from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.output import Output
-from toc.cli.time_texts import iso, shown
-
-if TYPE_CHECKING:
-    from toc.domain.job import DeadJob
+from toc.cli.time_texts import shown
 
 ERROR_COLUMNS = 100
 REDRIVE_MAX = 10_000
@@ -30,21 +27,15 @@ def listed(output: Output, biz_type: AnyType = None, limit: Limit = 50) -> None:
     """List dead jobs, newest first: their attempts are used up, nothing will run them again."""
     with open_client() as center:
         jobs = center.dead(limit, biz_type)
-    rows = [
-        (
-            job.job_id,
-            job.biz_id,
-            job.biz_type,
-            job.attempts,
-            shown(job.dead_ms),
-            _shorten(job.error),
-        )
-        for job in jobs
-    ]
-    columns = (">job_id", ">biz_id", "biz_type", ">attempts", "dead since", "error")
-    last = f"the newest {limit}: --limit shows more" if len(jobs) == limit else ""
     output.table(
-        {"dead": [_job_facts(job) for job in jobs]}, columns, rows, empty="no dead jobs", last=last
+        {"dead": [job_as_json(job) for job in jobs]},
+        (">job_id", ">biz_id", "biz_type", ">attempts", "dead since", "error"),
+        [
+            (j.job_id, j.biz_id, j.biz_type, j.attempts, shown(j.dead_ms), _shorten(j.error))
+            for j in jobs
+        ],
+        empty="no dead jobs",
+        last=f"the newest {limit}: --limit shows more" if len(jobs) == limit else "",
     )
 
 
@@ -96,16 +87,3 @@ def _confirm(question: str) -> None:
 def _shorten(error: str) -> str:
     line = error.strip().splitlines()[0] if error.strip() else ""
     return line if len(line) <= ERROR_COLUMNS else line[: ERROR_COLUMNS - 3] + "..."
-
-
-def _job_facts(job: DeadJob) -> dict[str, object]:
-    return {
-        "job_id": str(job.job_id),
-        "biz_id": str(job.biz_id),
-        "biz_id_is_text": isinstance(job.biz_id, str),
-        "tenant": job.tenant,
-        "biz_type": job.biz_type,
-        "attempts": job.attempts,
-        "dead_time": iso(job.dead_ms),
-        "error": job.error,
-    }

@@ -70,7 +70,7 @@ def explain(error: Exception) -> tuple[str, int]:
 def _explain_unmasked(error: Exception) -> tuple[str, int]:
     if isinstance(error, CommandError):
         return str(error), error.code
-    translate = _FOREIGN.get(type(error).__module__.partition(".")[0])
+    translate = _TRANSLATIONS.get(type(error).__module__.partition(".")[0])
     if translate is not None:
         return translate(error)
     if isinstance(error, ModuleNotFoundError):  # a driver that a URL names
@@ -83,20 +83,7 @@ def _explain_toc_error(error: Exception) -> tuple[str, int]:
         return _explain_timer_error(error)
     if isinstance(error, errors.StoreUnavailable) and error.refused:
         return _explain_sql_error(error.__cause__)
-    codes = (
-        (errors.InvalidInput, USAGE),
-        (
-            (
-                errors.SettingsError,
-                errors.SchemaMismatch,
-                errors.StatementFailed,
-                errors.WrongDatabase,
-            ),
-            SETTINGS,
-        ),
-        ((errors.StoreUnavailable, errors.PartlyScheduled, errors.ClusterUnavailable), UNAVAILABLE),
-    )
-    return str(error), next((code for kind, code in codes if isinstance(error, kind)), NO)
+    return str(error), next((code for kind, code in _CODES.items() if isinstance(error, kind)), NO)
 
 
 def _explain_timer_error(error: Exception) -> tuple[str, int]:
@@ -145,9 +132,19 @@ def _explain_redis_error(error: Exception) -> tuple[str, int]:
     return f"Redis refuses: {_first_line(error)}", SETTINGS
 
 
-_FOREIGN = {
+_CODES = {
+    errors.InvalidInput: USAGE,
+    errors.SettingsError: SETTINGS,
+    errors.SchemaMismatch: SETTINGS,
+    errors.StatementFailed: SETTINGS,
+    errors.WrongDatabase: SETTINGS,
+    errors.StoreUnavailable: UNAVAILABLE,
+    errors.PartlyScheduled: UNAVAILABLE,
+    errors.ClusterUnavailable: UNAVAILABLE,
+}
+_TRANSLATIONS = {
     "toc": _explain_toc_error,
     "sqlalchemy": _explain_sql_error,
     "redis": _explain_redis_error,
 }
-"""Whose errors they are -> what they mean."""
+"""The package that an error comes from -> the function that explains it."""

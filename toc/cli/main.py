@@ -152,20 +152,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - all others become a line and an exit code
         if not is_usage_error(error):
             return exit_codes.report(error, verbose="-v" in (arguments or sys.argv))
-        exit_codes.print_error_line(
-            f"{_explain_usage_error(error)} (see `{_command(error)} --help`)"
-        )
+        exit_codes.print_error_line(_explain_usage_error(error))
         return exit_codes.USAGE
     return code if isinstance(code, int) else exit_codes.OK
 
 
 def _explain_usage_error(error: Any) -> str:
-    return str(error.format_message()).rstrip(".")
-
-
-def _command(error: Any) -> str:
     context = getattr(error, "ctx", None)
-    return "toc" if context is None else str(context.command_path)
+    command = "toc" if context is None else context.command_path
+    return f"{error.format_message().rstrip('.')} (see `{command} --help`)"
 
 
 def run() -> NoReturn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -57,21 +57,15 @@ def _find_owners(
     settings: Settings, members: Sequence[Member]
 ) -> Iterator[tuple[str, int, Owners]]:
     """("slot of TOPIC" or "shard", its number, its owners) for each slot and shard."""
-
-    def owners_of(held: Sequence[Mapping[int, int]], number: int) -> Owners:
-        return [
-            (member.identity, since_ms[number])
-            for member, since_ms in zip(members, held, strict=True)
-            if number in since_ms
-        ]
-
-    for topic, amount in settings.slot_amounts.items():
-        slots = [member.slots.get(topic, {}) for member in members]
-        for slot in range(amount):
-            yield f"slot of {topic}", slot, owners_of(slots, slot)
-    shards = [member.shards for member in members]
-    for shard in range(settings.shards):
-        yield "shard", shard, owners_of(shards, shard)
+    things = [
+        (f"slot of {topic}", amount, {m.identity: m.slots.get(topic, {}) for m in members})
+        for topic, amount in settings.slot_amounts.items()
+    ]
+    things.append(("shard", settings.shards, {m.identity: m.shards for m in members}))
+    for kind, amount, held in things:
+        for number in range(amount):
+            owners = [(node, since[number]) for node, since in held.items() if number in since]
+            yield kind, number, owners
 
 
 _OWNER_COLUMNS = ("what", ">no", "owner", "since")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, NamedTuple
 
 import typer
 from pydantic import BaseModel
-from pydantic import BaseModel as Model
 from pydantic.fields import FieldInfo
 
 from toc.cli.common_options import answers
@@ -57,9 +56,35 @@ def settings(
     )
 
 
-def setting_lines(values: BaseModel | None = None) -> Iterator[SettingLine]:
-    """A line for each setting in force; without `values`, for each setting that exists."""
-    yield from _setting_lines(Settings, values, ())
+def setting_lines(
+    values: BaseModel | None = None,
+    model: type[BaseModel] = Settings,
+    path: tuple[str, ...] = (),
+) -> Iterator[SettingLine]:
+    """A line for each setting in force; without `values`, for each setting that exists.
+
+    `model`, `path`: of the group of settings; by default all settings.
+    """
+    for name, field in model.model_fields.items():
+        here = (*path, name)
+        value = None if values is None else getattr(values, name)
+        group = field.annotation
+        if isinstance(group, type) and issubclass(group, BaseModel):
+            yield from setting_lines(value, group, here)
+        elif group == dict[str, TopicSettings]:
+            for topic, settings in (
+                {"<name>": TopicSettings()} if value is None else value
+            ).items():
+                yield from setting_lines(settings, TopicSettings, (*here, topic))
+        else:
+            yield SettingLine(
+                ".".join(here),
+                variable_of(here),
+                _masked(value),
+                _masked(field.get_default(call_default_factory=True)),
+                _allowed_words(field),
+                field.description or "",
+            )
 
 
 def settings_markdown() -> str:
@@ -70,32 +95,6 @@ def settings_markdown() -> str:
         for line in setting_lines()
     ]
     return _HEAD + "\n".join(rows) + "\n"
-
-
-def _setting_lines(
-    model: type[BaseModel], values: BaseModel | None, path: tuple[str, ...]
-) -> Iterator[SettingLine]:
-
-    for name, field in model.model_fields.items():
-        here = (*path, name)
-        value = None if values is None else getattr(values, name)
-        part = field.annotation
-        if isinstance(part, type) and issubclass(part, Model):
-            yield from _setting_lines(part, value, here)
-        elif part == dict[str, TopicSettings]:
-            topics: Mapping[str, Model] = {"<name>": TopicSettings()} if value is None else value
-            for topic, settings in topics.items():
-                yield from _setting_lines(TopicSettings, settings, (*here, topic))
-        else:
-            default = field.get_default(call_default_factory=True)
-            yield SettingLine(
-                ".".join(here),
-                variable_of(here),
-                _masked(value),
-                _masked(default),
-                _allowed_words(field),
-                field.description or "",
-            )
 
 
 def _masked(value: object) -> object:

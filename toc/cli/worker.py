@@ -44,7 +44,7 @@ def worker(output: Output, app: Apps = None, http_port: HttpPort = None) -> int:
 
     restart = threading.Event()
     with StopRequest() as stop:
-        settings = load_settings(**_http_settings(http_port))
+        settings = load_settings(**({} if http_port is None else {"http": {"port": http_port}}))
         handlers = load_apps(app or [])
 
         def restart_wanted() -> None:
@@ -71,7 +71,3 @@ def worker(output: Output, app: Apps = None, http_port: HttpPort = None) -> int:
 def _type_words(handlers: Registry) -> str:
     names = sorted(spec.biz_type for spec in handlers)
     return ", ".join([*names, "every other type"] if handlers.takes_all else names)
-
-
-def _http_settings(port: int | None) -> dict[str, object]:
-    return {} if port is None else {"http": {"port": port}}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import closing
 
 from toc.cluster.zookeeper import Stat, ZooKeeper
 from toc.errors import SettingsError
@@ -85,8 +86,7 @@ def _describe_foreign_members(zookeeper: ZooKeeper) -> list[str]:
 
 def open_to(settings: Settings) -> list[str]:
     """A line for each other account that has rights on toc's nodes. Raises ClusterUnavailable."""
-    zookeeper = ZooKeeper(settings, lambda: None)
-    try:
+    with closing(ZooKeeper(settings, lambda: None)) as zookeeper:
         zookeeper.wait(settings.connect_timeout_s)
         found = [
             f"{zookeeper.full_path(path)}: {stranger}"
@@ -94,8 +94,6 @@ def open_to(settings: Settings) -> list[str]:
             for stranger in zookeeper.foreign_acls(path)
         ]
         return found + _describe_foreign_members(zookeeper)
-    finally:
-        zookeeper.close()
 
 
 class Members:

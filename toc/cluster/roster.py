@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,8 +41,7 @@ class Member:
 
 def roster(settings: Settings) -> list[Member]:
     """The members in the order in which they joined, the leader first. Raises ClusterUnavailable."""
-    zookeeper = ZooKeeper(settings, lambda: None)
-    try:
+    with closing(ZooKeeper(settings, lambda: None)) as zookeeper:
         zookeeper.wait(settings.connect_timeout_s)
         members = Members(zookeeper, settings.cluster.members_max, SystemClock())
         found: dict[str, Member] = {}
@@ -54,8 +54,6 @@ def roster(settings: Settings) -> list[Member]:
                 )
                 found.setdefault(member.identity, member)
         return list(found.values())
-    finally:
-        zookeeper.close()
 
 
 def _parse_member(identity: str, leads: bool, joined_ms: int, data: bytes) -> Member:

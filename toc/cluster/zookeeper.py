@@ -192,10 +192,9 @@ class ZooKeeper:
 
         [] as well when the node does not exist. Raises SettingsError: this account may not read the ACL.
         """
-        try:
-            found, _ = self._request(lambda client: client.get_acls_async(self.full_path(path)))
-        except NoNodeError:
-            return []
+        found, _ = self._request_if_exists(
+            lambda client: client.get_acls_async(self.full_path(path)), ([], None)
+        )
         own = {(acl.id.scheme, acl.id.id) for acl in self._own_acl}
         return [
             f"{acl.id.scheme}:{acl.id.id} may {', '.join(acl.acl_list).lower()}"
@@ -230,21 +229,18 @@ class ZooKeeper:
     def children(self, path: str, *, watch: bool = False) -> list[str]:
         """Names below a path, unordered; [] if it does not exist. `watch`: report the next change."""
         watcher = self._watcher if watch else None
-        try:
-            found = self._request(
-                lambda client: client.get_children_async(self.full_path(path), watch=watcher)
+        return list(
+            self._request_if_exists(
+                lambda client: client.get_children_async(self.full_path(path), watch=watcher), []
             )
-        except NoNodeError:
-            return []
-        return list(found)
+        )
 
     def get(self, path: str) -> bytes | None:
         """A node's data; None when there is none."""
-        try:
-            data, _ = self._request(lambda client: client.get_async(self.full_path(path)))
-        except NoNodeError:
-            return None
-        return bytes(data)
+        data, _ = self._request_if_exists(
+            lambda client: client.get_async(self.full_path(path)), (None, None)
+        )
+        return None if data is None else bytes(data)
 
     def stats(self, paths: Sequence[str]) -> list[Stat | None]:
         """The facts of each node, None for one that does not exist. Asks for all nodes at once."""
@@ -268,15 +264,13 @@ class ZooKeeper:
 
     def set(self, path: str, data: bytes) -> bool:
         """Writes a node's data; False when the node does not exist any more."""
-        try:
-            self._request(lambda client: client.set_async(self.full_path(path), data))
-        except NoNodeError:
-            return False
-        return True
+        stat = self._request_if_exists(
+            lambda client: client.set_async(self.full_path(path), data), None
+        )
+        return stat is not None
 
     def delete(self, path: str) -> None:
-        with suppress(NoNodeError):
-            self._request(lambda client: client.delete_async(self.full_path(path)))
+        self._request_if_exists(lambda client: client.delete_async(self.full_path(path)), None)
 
     def close(self) -> None:
         """Ends the session: its ephemeral nodes are deleted at once, if ZooKeeper answers."""
@@ -286,6 +280,13 @@ class ZooKeeper:
 
     def _request(self, request: Callable[[Any], Any]) -> Any:
         return self._wait_for_answer(self._begin_request(request))
+
+    def _request_if_exists(self, request: Callable[[Any], Any], default: Any) -> Any:
+        """The answer; `default` if the node does not exist."""
+        try:
+            return self._request(request)
+        except NoNodeError:
+            return default
 
     def _begin_request(self, request: Callable[[Any], Any]) -> Any:
         with self._translating_errors():

@@ -6,7 +6,8 @@ database that hangs delays its own services, and no other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from zlib import crc32
 
 from toc.domain.placement import Assignment
@@ -18,10 +19,10 @@ from toc.scanner.scanner import Scanner
 from toc.store.databases import Database
 from toc.store.due_pages import DuePages
 from toc.timer.loader import Loader
-from toc.timer.next_due_watcher import NextDueWatcher, OnHeadSeen
+from toc.timer.next_due_watcher import NextDueWatcher
 from toc.timer.poller import Poller
 from toc.timer.reminders import Reminders
-from toc.timer.wakeup import OnWakeup, WakeupListener
+from toc.timer.wakeup import WakeupListener
 from toc.worker.claim import CLAIM_LANES, ClaimStage
 from toc.worker.context import ProcessContext
 from toc.worker.worker import Worker
@@ -61,21 +62,22 @@ class WorkSources:
                     self.pollers[topic, database, lane] = self._make_poller(
                         reminders, topic, database, lane
                     )
-        see: Mapping[str, OnHeadSeen] = {
-            topic: self._make_next_due_callback(topic) for topic in settings.topic_names
-        }
-        self._next_due_watcher = NextDueWatcher(reminders, see, period_s=settings.timer.slow_poll_s)
-        hear: Mapping[str, OnWakeup] = {
-            topic: self._make_wakeup_callback(topic) for topic in settings.topic_names
-        }
-        self._wakeup = WakeupListener(reminders, settings.namespace, hear)
+        self._next_due_watcher = NextDueWatcher(
+            reminders,
+            {topic: partial(self._on_head_seen, topic) for topic in settings.topic_names},
+            period_s=settings.timer.slow_poll_s,
+        )
+        self._wakeup = WakeupListener(
+            reminders,
+            settings.namespace,
+            {topic: partial(self._on_wakeup, topic) for topic in settings.topic_names},
+        )
 
     def __iter__(self) -> Iterator[Service]:
         yield from self.pollers.values()
         yield from self.loaders.values()
-        yield from (
-            service for service in (self._next_due_watcher, self._wakeup) if service is not None
-        )
+        if self._next_due_watcher is not None and self._wakeup is not None:
+            yield from (self._next_due_watcher, self._wakeup)
         yield from self.scanners.values()
         yield from self.fallbacks.values()
 
@@ -85,25 +87,20 @@ class WorkSources:
         `scan_all_in`: set while some nodes may have died without an heir. Then this node scans all shards, in
         so many ticks, and loads the slots whose deputy it is as well.
         """
+        topics = self._settings.topic_names
+        owned = {topic: assignment.slots.get(topic, ()) for topic in topics}
+        deputised = {topic: assignment.deputised.get(topic, ()) for topic in topics}
+        both = {topic: sorted({*owned[topic], *deputised[topic]}) for topic in topics}
         for (topic, database, lane), poller in self.pollers.items():
             poller.set_slots(
-                self._slots_in_lane(assignment.slots.get(topic, ()), database, lane),
-                self._slots_in_lane(assignment.deputised.get(topic, ()), database, lane),
+                self._slots_in_lane(owned[topic], database, lane),
+                self._slots_in_lane(deputised[topic], database, lane),
             )
         if self._next_due_watcher is not None:
-            self._next_due_watcher.set_slots(
-                {
-                    topic: sorted(
-                        {*assignment.slots.get(topic, ()), *assignment.deputised.get(topic, ())}
-                    )
-                    for topic in self._settings.topic_names
-                }
-            )
+            self._next_due_watcher.set_slots(both)
         for (topic, database), loader in self.loaders.items():
-            slots = [*assignment.slots.get(topic, ())]
-            if scan_all_in is not None:
-                slots += assignment.deputised.get(topic, ())
-            loader.set_slots(self._slots_in_lane(slots, database))
+            slots = owned if scan_all_in is None else both
+            loader.set_slots(self._slots_in_lane(slots[topic], database))
         for (database, lane), scanner in self.scanners.items():
             here = self._process.databases[database].shards[lane::LANES]  # a range: `in` is cheap
             if scan_all_in is None:
@@ -144,19 +141,13 @@ class WorkSources:
             if self._database_of_slot(slot) == database and lane in (None, slot % LANES)
         ]
 
-    def _make_wakeup_callback(self, topic: str) -> OnWakeup:
-        def hear(slot: int, in_s: float) -> None:
-            poller = self.pollers.get((topic, self._database_of_slot(slot), slot % LANES))
-            if poller is not None:  # wake-ups come for every slot, also of other nodes
-                poller.on_wakeup(slot, in_s)
+    def _on_wakeup(self, topic: str, slot: int, in_s: float) -> None:
+        poller = self.pollers.get((topic, self._database_of_slot(slot), slot % LANES))
+        if poller is not None:  # wake-ups come for every slot, also of other nodes
+            poller.on_wakeup(slot, in_s)
 
-        return hear
-
-    def _make_next_due_callback(self, topic: str) -> OnHeadSeen:
-        def see(slot: int, in_s: float) -> None:
-            self.pollers[topic, self._database_of_slot(slot), slot % LANES].on_head_seen(slot, in_s)
-
-        return see
+    def _on_head_seen(self, topic: str, slot: int, in_s: float) -> None:
+        self.pollers[topic, self._database_of_slot(slot), slot % LANES].on_head_seen(slot, in_s)
 
     def _make_overdue_pages(self, database: int, lane: int) -> OverduePages:
         worker = self._worker
