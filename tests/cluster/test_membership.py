@@ -15,8 +15,8 @@ from tests.cluster.conftest import SESSION_S, MakeNode, Node
 from tests.servers import Server
 from tests.servers.zookeeper import expire_session, foreign_members
 from tests.worker.waiting import remains, wait_until
-from toc.cluster.members import LOOKUPS_MAX, MEMBERS, NAMED_MAX, open_to
-from toc.cluster.membership import LOOK_S
+from toc.cluster.members import LOOKUPS_MAX, MEMBERS, NAMED_MAX, describe_foreign_access
+from toc.cluster.membership import READ_EVERY_S
 from toc.cluster.roster import roster
 from toc.cluster.zookeeper import ZooKeeper
 from toc.errors import SettingsError
@@ -222,11 +222,11 @@ def test_members_made_before_auth_was_set_do_not_count(
             + [f"{MEMBERS}/{path.rpartition('/')[2].rpartition('-')[0]}" for path in made]
         )
         assert [member.identity for member in roster(me.settings)] == ["me", "other"]
-        (line,) = open_to(me.settings)
+        (line,) = describe_foreign_access(me.settings)
         assert f"{MEMBERS}: 7 nodes were not created with cluster.auth and do not count" in line
         assert made[0].rpartition("/")[2] in line
         assert line.count("forged") == NAMED_MAX
-    assert open_to(me.settings) == []
+    assert describe_foreign_access(me.settings) == []
 
 
 @pytest.mark.parametrize("more", [OPEN_ACL_UNSAFE, [make_acl("world", "anyone", read=True)]])
@@ -348,7 +348,7 @@ def test_members_that_come_and_go_all_the_time_take_a_part_of_it(
     one = make_node("one")
     monkeypatch.setattr(one.membership, "_changed", lambda _: time.sleep(0.5))
     one.membership._zookeeper.wait(10)
-    assert one.membership.run_once() == LOOK_S
+    assert one.membership.run_once() == READ_EVERY_S
     assert 1.0 < one.membership.run_once() <= 4 * 0.5 + 1
     assert one.members == ["one"]
 
@@ -359,7 +359,7 @@ def test_a_look_that_takes_long_is_followed_by_a_rest_though_nothing_has_changed
     """Nodes that do not count may come and go all the time as well, and each look reads all names."""
     one = make_node("one")
     one.membership._zookeeper.wait(10)
-    assert one.membership.run_once() == LOOK_S
+    assert one.membership.run_once() == READ_EVERY_S
     look = one.membership._read_members
 
     def slow_look(session: int) -> list[str]:
@@ -369,9 +369,9 @@ def test_a_look_that_takes_long_is_followed_by_a_rest_though_nothing_has_changed
     monkeypatch.setattr(one.membership, "_read_members", slow_look)
     one.membership._rests_until_s = 0.0
     views = len(one.views)
-    assert one.membership.run_once() == LOOK_S
+    assert one.membership.run_once() == READ_EVERY_S
     assert len(one.views) == views
-    assert 0.5 < one.membership.run_once() < LOOK_S
+    assert 0.5 < one.membership.run_once() < READ_EVERY_S
 
 
 def test_more_than_one_look_asks_for_is_asked_for_in_the_next(

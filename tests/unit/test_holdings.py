@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.cluster.holdings import Holding, format_ranges, held, parse_ranges
+from toc.cluster.holdings import Holding, format_ranges, parse_holding, parse_ranges
 
 
 @given(st.sets(st.integers(0, 1023)))
@@ -25,4 +25,4 @@ def test_what_stays_keeps_its_time() -> None:
     holding.hold([2, 3, 4], 200)
     assert holding.as_text() == {"2-3": 100, "4": 200}
     holding.hold([1, 2], 300)  # 1 was given away in between
-    assert held(holding.as_text()) == {1: 300, 2: 100}
+    assert parse_holding(holding.as_text()) == {1: 300, 2: 100}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from toc.cli.exit_codes import explain
-from toc.cluster.members import open_to
+from toc.cluster.members import describe_foreign_access
 from toc.cluster.roster import roster
 from toc.handlers.registry import Registry
 from toc.node.status_reader import read_foreign_members, read_reconciliation
@@ -197,7 +197,7 @@ class Doctor:
             yield Check("zookeeper", "access", "warn", found, advice)
             return
         try:
-            strangers = open_to(self._settings)
+            strangers = describe_foreign_access(self._settings)
         except Exception as error:  # noqa: BLE001 - as above
             strangers = [explain(error)[0]]
         advice = (

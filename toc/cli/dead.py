@@ -23,7 +23,7 @@ Limit = Annotated[
 
 
 @answers
-def listed(output: Output, biz_type: AnyType = None, limit: Limit = 50) -> None:
+def list_dead(output: Output, biz_type: AnyType = None, limit: Limit = 50) -> None:
     """List dead jobs, newest first: their attempts are used up, nothing will run them again."""
     with open_client() as center:
         jobs = center.dead(limit, biz_type)

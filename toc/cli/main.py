@@ -55,7 +55,7 @@ JOB_COMMANDS: Commands = {
     "show": ("jobs.show", "Show a job, or the jobs of a business id."),
 }
 DEAD_COMMANDS: Commands = {
-    "list": ("dead.listed", "List dead jobs, newest first."),
+    "list": ("dead.list_dead", "List dead jobs, newest first."),
     "redrive": ("dead.redrive", "Give dead jobs a new life: due now, with all attempts."),
 }
 ADMIN_COMMANDS: Commands = {
@@ -103,7 +103,7 @@ def _import_command(path: str) -> Any:
 app = _make_group(
     "A timeout center: durable jobs in sharded MySQL, timed by Redis, never lost.", COMMANDS
 )
-job_app = _make_group("Look at jobs.", JOB_COMMANDS)
+job_app = _make_group("Show jobs.", JOB_COMMANDS)
 dead_app = _make_group("List and redrive jobs whose attempts are used up.", DEAD_COMMANDS)
 admin_app = _make_group("Change many jobs: dry run, bounded rate, audit.", ADMIN_COMMANDS)
 app.add_typer(job_app, name="job")

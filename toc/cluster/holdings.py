@@ -47,7 +47,7 @@ class Holding:
         return {format_ranges(numbers): since_ms for since_ms, numbers in sorted(by_time.items())}
 
 
-def held(text: Mapping[str, int]) -> dict[int, int]:
+def parse_holding(text: Mapping[str, int]) -> dict[int, int]:
     """Number -> since when it is held, in ms; from `Holding.as_text`. Raises ValueError for other texts."""
     found: dict[int, int] = {}
     for ranges, since_ms in text.items():

@@ -84,7 +84,7 @@ def _describe_foreign_members(zookeeper: ZooKeeper) -> list[str]:
     return [text]
 
 
-def open_to(settings: Settings) -> list[str]:
+def describe_foreign_access(settings: Settings) -> list[str]:
     """A line for each other account that has rights on toc's nodes. Raises ClusterUnavailable."""
     with closing(ZooKeeper(settings, lambda: None)) as zookeeper:
         zookeeper.wait(settings.connect_timeout_s)

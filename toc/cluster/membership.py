@@ -28,9 +28,11 @@ from toc.runtime.settings import Settings
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0  # between two reads, in case a watch is lost; a watch reports a change at once
-AWAY_S, AGAIN_S = 1.0, 0.2
-REST = 4  # the next read waits this many times as long as the last read or its `changed` took
+READ_EVERY_S = 5.0  # between two reads, in case a watch is lost; a watch reports a change at once
+RECONNECT_S, RETRY_S = 1.0, 0.2
+REST_FACTOR = (
+    4  # the next read waits this many times as long as the last read or its `changed` took
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Membership(Service):
         self._node_data = b""
         self.view = View((), connected=False)
         self._connected_s = clock.monotonic_s()
-        self.trouble = ""
+        self.refusal = ""
         """Why ZooKeeper refuses this node as a member; empty: it does not, or does not answer."""
         self.since_ms = clock.wall_ms()
         """When the connection was last made or lost, by this machine's wall clock."""
@@ -99,31 +101,31 @@ class Membership(Service):
         self._zookeeper.connect()
         session = self._zookeeper.session
         if session is None:
-            self.trouble = ""
+            self.refusal = ""
             self._report_disconnected()
             if self.view.frozen or not self.view.members:
                 self._zookeeper.accept_older_server()
-            return AWAY_S
+            return RECONNECT_S
         try:
             began_s = self._clock.monotonic_s()
             members = self._read_members(session)
             now_s = self._clock.monotonic_s()
-            self._rests_until_s = now_s + min(REST * (now_s - began_s), LOOK_S)
-            self.trouble = ""
+            self._rests_until_s = now_s + min(REST_FACTOR * (now_s - began_s), READ_EVERY_S)
+            self.refusal = ""
             self._report_view(View(members, connected=True))
             self._update_node_data()
         except ClusterUnavailable as error:
             log.debug("reading the members failed: %s", error)
             self._report_disconnected()
-            return AGAIN_S
+            return RETRY_S
         except SettingsError as error:
             self._log_throttle.warning(
                 "settings", "ZooKeeper refuses this node as a member: %s", error
             )
-            self.trouble = str(error)
+            self.refusal = str(error)
             self._report_disconnected()
-            return AWAY_S
-        return LOOK_S
+            return RECONNECT_S
+        return READ_EVERY_S
 
     def stop(self, timeout_s: float = 10.0) -> bool:
         """Leaves the cluster: other members take over at once."""
@@ -186,7 +188,7 @@ class Membership(Service):
             began_s = self._clock.monotonic_s()
             self._changed(view)
             now_s = self._clock.monotonic_s()
-            self._rests_until_s = max(self._rests_until_s, now_s + REST * (now_s - began_s))
+            self._rests_until_s = max(self._rests_until_s, now_s + REST_FACTOR * (now_s - began_s))
 
 
 _CONNECTION = {

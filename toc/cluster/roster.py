@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from toc.cluster.holdings import held
+from toc.cluster.holdings import parse_holding
 from toc.cluster.members import MEMBERS, Members, member_of
 from toc.cluster.zookeeper import ZooKeeper
 from toc.domain.placement import identity_of
@@ -68,8 +68,8 @@ def _parse_member(identity: str, leads: bool, joined_ms: int, data: bytes) -> Me
             str(text["version"])[:TEXT_CHARS_MAX],
             None if http is None else str(http)[:TEXT_CHARS_MAX],
             [str(name)[:TEXT_CHARS_MAX] for name in text["handles"]],
-            {topic: held(holding) for topic, holding in text["slots"].items()},
-            held(text["shards"]),
+            {topic: parse_holding(holding) for topic, holding in text["slots"].items()},
+            parse_holding(text["shards"]),
             [int(index) for index in text["moving"]] if "moving" in text else None,
         )
     except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):

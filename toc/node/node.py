@@ -110,7 +110,7 @@ class Node:
         self._gauges: Gauges | None = None
         self._stopping, self._stopping_ms = False, 0
         self._table_check = TableCheck(self._clock, settings.routing.facts())
-        self._health_words = Health(settings, self.reminders, self.probes, self._clocks)
+        self._health = Health(settings, self.reminders, self.probes, self._clocks)
         self._assignment_lock = threading.Lock()
         # The shards (under "") and slots (under their topic) that this node owns, and since when.
         self._holdings = {name: Holding() for name in ("", *settings.slot_amounts)}
@@ -194,8 +194,8 @@ class Node:
         member = self.membership
         view, since_ms, zookeeper_error = None, None, ""
         if member is not None:
-            view, since_ms, zookeeper_error = member.view, member.since_ms, member.trouble
-        parts = list(self._health_words.parts(view, since_ms, zookeeper_error, self.work_sources))
+            view, since_ms, zookeeper_error = member.view, member.since_ms, member.refusal
+        parts = list(self._health.parts(view, since_ms, zookeeper_error, self.work_sources))
         if self._types is not None and self._types.known.conflicts:
             parts.append(health_of_conflicts(self._types.known.conflicts))
         if self._table_check.lines:

@@ -53,10 +53,8 @@ class Probe(Service):
         self._finding = ProbeResult(up=True, since_ms=clock.wall_ms())
         self._answered_ms = clock.wall_ms()
         self._asked_s: float | None = None
-        self.offsets_s: Sequence[float] = ()
-        """Its nodes' clocks minus this machine's, in seconds, when it last answered."""
         self.spans: Sequence[ClockOffset] = ()
-        """The same against this process' monotonic clock, which is never set."""
+        """Its nodes' clocks against this process' monotonic clock, which is never set."""
         self.exact = False
         """Whether `spans` come from a quick answer. If not, they only bound this server's clock."""
         self.wall_leap_ms = 0.0
@@ -93,8 +91,8 @@ class Probe(Service):
         quick = after_s - before_s < PATIENCE_S
         if quick:  # a slow answer would look like skew
             asked_ms = (before_ms + after_ms) / 2
-            self.offsets_s = [(time_ms - asked_ms) / 1000 for time_ms in server_ms]
-            metrics.CLOCK_OFFSET.labels(self.server).set(max(self.offsets_s, key=abs))
+            offsets_s = [(time_ms - asked_ms) / 1000 for time_ms in server_ms]
+            metrics.CLOCK_OFFSET.labels(self.server).set(max(offsets_s, key=abs))
         if quick or not self.exact:
             # As long as no answer has been quick, a slow one counts: without any, its jobs would never be
             # due. Its span is as wide as it was slow, and nothing starts earlier than by its lower end.

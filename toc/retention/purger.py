@@ -25,7 +25,7 @@ from toc.store.replicas import Replica
 
 log = logging.getLogger(__name__)
 
-LAG_LOOK_S = 1.0  # the pause while a replica lags
+LAG_CHECK_S = 1.0  # the pause while a replica lags
 REST_S_MAX = 60.0  # after one slow page
 
 
@@ -138,7 +138,7 @@ class Purger(Service):
                 return wait_s
             self._begin_pass()
         if self._replicas.lag_s > self._settings.lag_s_max:
-            return LAG_LOOK_S
+            return LAG_CHECK_S
         asked_s = self._clock.monotonic_s()
         if self._shards:
             self._purge_page(self._shards[0])

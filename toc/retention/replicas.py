@@ -12,7 +12,7 @@ from toc.store.replicas import Replica, ReplicaUnavailable
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # for so long a measured lag is used again
+FRESH_S = 1.0  # for so long a measured lag is used again
 
 
 class ReplicaLag:
@@ -28,7 +28,7 @@ class ReplicaLag:
         """The largest lag in seconds; infinite when a replica has stopped or does not answer."""
         if self._replicas and self._clock.monotonic_s() >= self._until_s:
             self._lag_s = max(map(self._lag_of, self._replicas))
-            self._until_s = self._clock.monotonic_s() + LOOK_S
+            self._until_s = self._clock.monotonic_s() + FRESH_S
         return self._lag_s
 
     def _lag_of(self, replica: Replica) -> float:
