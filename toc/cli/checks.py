@@ -1,4 +1,4 @@
-"""The checks of `toc doctor`: each reads, changes nothing, and says what to do."""
+"""The checks of `toc doctor`: none changes anything; a bad result names what to do."""
 
 from __future__ import annotations
 
@@ -129,13 +129,15 @@ class Doctor:
             yield Check(name, "schema", "fail", found, advice)
             return
         yield Check(name, "schema", "ok", found)
-        kept = read_recorded_meta(database)
+        recorded = read_recorded_meta(database)
         wrong = [
-            f"{fact} is {recorded}, the settings say {value}"
-            for fact, recorded, value in differing_facts(database.index, kept, self._settings.facts)
+            f"{fact} is {before}, the settings say {value}"
+            for fact, before, value in differing_facts(
+                database.index, recorded, self._settings.facts
+            )
         ]
         found = "; ".join(wrong) or (
-            "matches" if kept else "not recorded yet: the first start does"
+            "matches" if recorded else "not recorded yet: the first start does"
         )
         advice = "use the settings that the database was created with: they cannot be changed later"
         yield _fail_unless(not wrong, name, "routing", found, advice)
@@ -197,14 +199,14 @@ class Doctor:
             yield Check("zookeeper", "access", "warn", found, advice)
             return
         try:
-            strangers = describe_foreign_access(self._settings)
+            foreign = describe_foreign_access(self._settings)
         except Exception as error:  # noqa: BLE001 - as above
-            strangers = [explain(error)[0]]
+            foreign = [explain(error)[0]]
         advice = (
             "restart a worker, which repairs it where it may; otherwise set the ACL with zkCli.sh"
         )
-        found = "; ".join(strangers) or "only with cluster.auth"
-        yield _warn_unless(not strangers, "zookeeper", "access", found, advice)
+        found = "; ".join(foreign) or "only with cluster.auth"
+        yield _warn_unless(not foreign, "zookeeper", "access", found, advice)
 
     def _check_zookeeper_tls(self) -> Check:
         cluster, hosts = self._settings.cluster, self._settings.zookeeper_hosts.partition("/")[0]
@@ -223,8 +225,8 @@ class Doctor:
 
     def _check_reconciliation(self, databases: Databases) -> Iterator[Check]:
         if self._settings.reconcile.nightly != "none":
-            lack = missing_software()
-            yield _fail_unless(not lack, "nightly", "installed here", lack or "all", lack)
+            missing = missing_software()
+            yield _fail_unless(not missing, "nightly", "installed here", missing or "all", missing)
         for part in read_reconciliation(self._settings, databases):
             level: Level = "fail" if part.state != "up" else "warn" if part.means else "ok"
             yield Check("reconciled", "last run", level, part.how, part.means)
@@ -271,9 +273,9 @@ class Doctor:
 
     def _check_types(self, databases: Databases) -> Iterator[Check]:
         types: set[str] | None = None
-        with suppress(Exception):  # said above already
+        with suppress(Exception):  # `_check_database` has reported it
             names, conflicts, _ = read_known_types(databases)
-            types = {*names.values(), *(n for said in conflicts.values() for n in said.values())}
+            types = {*names.values(), *(n for by_no in conflicts.values() for n in by_no.values())}
             found = "; ".join(describe_conflict(number, conflicts) for number in sorted(conflicts))
             advice = "give one of the two types another name: docs/how-to/type-conflict.md"
             found = found or f"{len(types)} types, no number has two names"

@@ -102,25 +102,20 @@ def _explain_sql_error(error: object) -> tuple[str, int]:
 
     original = getattr(error, "orig", None)
     arguments: Sequence[object] = getattr(original, "args", ())
-    number = _error_number(error)
+    number = arguments[0] if arguments else None  # SQLite has a text instead of a number
     text = str(arguments[1]) if len(arguments) > 1 else _first_line(error)
-    if isinstance(number, int) and number in errors.MYSQL_REFUSALS:
-        hint = errors.GRANTS_HINT if number in errors.MYSQL_DENIED else ""
-        return f"the database refuses: {text}{hint}", SETTINGS
-    if isinstance(number, int) and is_unavailable_number(number):
-        return f"a database does not answer: {text}", UNAVAILABLE
+    if isinstance(number, int):
+        if number in errors.MYSQL_REFUSALS:
+            hint = errors.GRANTS_HINT if number in errors.MYSQL_DENIED else ""
+            return f"the database refuses: {text}{hint}", SETTINGS
+        if is_unavailable_number(number):
+            return f"a database does not answer: {text}", UNAVAILABLE
     if isinstance(number, str):
         hint = f": {_NO_SERVERS}" if number == "unable to open database file" else ""
         return f"a database does not answer: {number}{hint}", UNAVAILABLE
     if original is None:
         return f"the databases' URLs cannot be used: {text}", SETTINGS
     return f"a database refuses: {text}", FAULT
-
-
-def _error_number(error: object) -> object:
-    """The driver's own number of an error; for SQLite, its text."""
-    arguments: Sequence[object] = getattr(getattr(error, "orig", None), "args", ())
-    return arguments[0] if arguments else None
 
 
 def _first_line(error: object) -> str:

@@ -68,7 +68,7 @@ def configure_logging(level: int, *, as_json: bool) -> None:
     if as_json:
         handler.setFormatter(_JsonFormatter())
     elif sys.stderr.isatty():
-        handler = _stderr_is_terminal()
+        handler = _make_rich_handler()
     else:
         handler.setFormatter(_MaskingFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     handler.addFilter(JobFilter())
@@ -82,7 +82,7 @@ def configure_logging(level: int, *, as_json: bool) -> None:
     logging.getLogger("toc").setLevel(level)  # debug is for toc only: drivers log too much
 
 
-def _stderr_is_terminal() -> logging.Handler:
+def _make_rich_handler() -> logging.Handler:
     from rich.console import Console  # noqa: PLC0415 - quick start
     from rich.logging import RichHandler  # noqa: PLC0415
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
@@ -25,18 +25,11 @@ from toc.store.catalogue import Catalogue
 from toc.store.databases import Databases
 from toc.store.schema_check import check_databases
 
+# Exit codes from good to bad; all others are worse.
 _GETTING_WORSE = (OK, RunVerdict.REPAIRED, RunVerdict.LEFT, RunVerdict.UNABLE)
 
 Work = Callable[[], tuple[int, Iterable[str]]]
 """A part of the nightly run: returns its exit code and its lines."""
-
-
-class PartResult(NamedTuple):
-    """The result of a part of the nightly run."""
-
-    part: str
-    code: int
-    lines: list[str]
 
 
 @answers
@@ -60,41 +53,42 @@ def nightly(
         end_with_parent(parent, clock)
     with ExitStack() as stack:
         on_progress = stack.enter_context(show_progress())
-        session, missing = None, ""
+        session, no_session = None, SettingsError("--master is 'none', and this needs Spark")
         try:
             report.check(settings)
             session = stack.enter_context(open_spark(settings, master))
         except SettingsError as error:
-            missing = str(error)
+            no_session = error
+
+        def require_session() -> Any:
+            if session is None:
+                raise no_session
+            return session
 
         parts: dict[str, Work] = {
             "reconcile": lambda: _reconcile_databases(settings, session, clock, on_progress),
-            "lateness": lambda: _measure_lateness(
-                _require_session(session, missing), settings, clock
-            ),
+            "lateness": lambda: _measure_lateness(require_session(), settings, clock),
         }
         if settings.reconcile.archive != "none":
-            parts["archive"] = lambda: _archive_jobs(
-                _require_session(session, missing), settings, clock
-            )
-        done = [_run_part(part, work, output) for part, work in parts.items()]
-    code = max((result.code for result in done), key=_severity)
+            parts["archive"] = lambda: _archive_jobs(require_session(), settings, clock)
+        results = [_run_part(part, work, output) for part, work in parts.items()]
+    code: int = max((result["code"] for result in results), key=_severity)
     if output.as_json:
-        output.answer({"code": code, "parts": [result._asdict() for result in done]}, "")
+        output.answer({"code": code, "parts": results}, "")
     return code
 
 
-def _run_part(part: str, work: Work, output: Output) -> PartResult:
+def _run_part(part: str, work: Work, output: Output) -> dict[str, Any]:
     try:
-        code, lines = work()
+        code, found = work()
+        lines = list(found)
     except Exception as error:  # noqa: BLE001 - the other parts are still done
         text, code = explain(error)
         lines = [f"{part}: {text}"]
-    result = PartResult(part, int(code), list(lines))
     if not output.as_json:  # at once: a person may be reading the log
-        for line in result.lines:
+        for line in lines:
             typer.echo(printable(line))
-    return result
+    return {"part": part, "code": int(code), "lines": lines}
 
 
 def _reconcile_databases(
@@ -109,28 +103,17 @@ def _reconcile_databases(
 
 def _measure_lateness(session: Any, settings: Settings, clock: Clock) -> tuple[int, Iterable[str]]:
     lines: list[str] = []
-    _check(settings, clock)
+    with closing(Databases.from_settings(settings, clock, pool_size=1)) as databases:
+        # Databases that were set up with other shards would give wrong figures.
+        check_databases(databases, Catalogue(databases), settings.facts)
     result = lateness(session, settings, clock, lines.append)
     return (OK if result.is_good else UNAVAILABLE), lines
-
-
-def _check(settings: Settings, clock: Clock) -> None:
-    """Raises SchemaMismatch if the databases were set up with other shards: figures would be wrong."""
-    with closing(Databases.from_settings(settings, clock, pool_size=1)) as databases:
-        check_databases(databases, Catalogue(databases), settings.facts)
 
 
 def _archive_jobs(session: Any, settings: Settings, clock: Clock) -> tuple[int, Iterable[str]]:
     lines: list[str] = []
     result = archive(session, settings, clock, lines.append)
     return (NO if result.differs else OK if result.is_good else UNAVAILABLE), lines
-
-
-def _require_session(session: Any, missing: str) -> Any:
-    """The session. Raises SettingsError if there is none."""
-    if session is None:
-        raise SettingsError(missing)
-    return session
 
 
 def _severity(code: int) -> int:

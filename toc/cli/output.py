@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_PIPE_COLUMNS = 250  # where no terminal says how wide it is, a line of a table stays one line
+_PIPE_COLUMNS = 250  # without a terminal, each row of a table stays on one line
+_GAP = 3  # columns of space between two columns of a table
+_STYLES = {
+    "ok": "green", "warn": "yellow", "fail": "bold red",
+    "up": "green", "degraded": "yellow", "down": "bold red",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +117,9 @@ def _make_table(
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column, width in zip(columns, widths, strict=True):
-        right = column.startswith(">")
-        table.add_column(
-            column.removeprefix(">"),
-            justify="right" if right else "left",
-            overflow="fold",
-            width=width,
-        )
+        is_right = column.startswith(">")
+        justify: Literal["left", "right"] = "right" if is_right else "left"
+        table.add_column(column.removeprefix(">"), justify=justify, overflow="fold", width=width)
     for row in rows:
         table.add_row(*map(_make_cell, row))
     return table
@@ -147,10 +148,3 @@ def _make_cell(text: str) -> Text:
 
     # Text, not str: rich would take square brackets for its markup.
     return Text(text, style=_STYLES.get(text, ""))
-
-
-_GAP = 3  # columns of space between two columns of a table
-_GOOD, _UNSURE, _BAD = "green", "yellow", "bold red"
-_STYLES = {
-    "ok": _GOOD, "warn": _UNSURE, "fail": _BAD, "up": _GOOD, "degraded": _UNSURE, "down": _BAD,
-}  # fmt: skip

@@ -27,6 +27,10 @@ class DatabaseResult(NamedTuple):
     error: str
     code: int
 
+    def as_json(self) -> dict[str, object]:
+        figures = self.purged._asdict() if self.purged else {"error": self.error}
+        return {"database": self.database, **figures}
+
 
 @answers
 def purge(output: Output) -> int:
@@ -44,13 +48,9 @@ def purge(output: Output) -> int:
         (result.database, *(result.purged or ("-", "-", "-")), result.error or "done")
         for result in results
     ]
-    found = [
-        {"database": result.database, **(result.purged._asdict() if result.purged else {})}
-        | ({"error": result.error} if result.error else {})
-        for result in results
-    ]
     columns = (">database", ">jobs", ">events", ">not archived", "")
-    output.table({"databases": found}, columns, rows, empty="")
+    value = {"databases": [result.as_json() for result in results]}
+    output.table(value, columns, rows, empty="")
     return max(result.code for result in results)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -37,39 +37,43 @@ def slots(
     with closing(Reminders.from_settings(settings, SystemClock())) as reminders:
         now_ms = reminders.time_ms()
         found = [
-            (name, *depth)
+            _Slot(name, *depth)
             for name in names
             for depth in reminders.depths(name, range(settings.slots_of(name)))
         ]
-    armed, in_flight = sum(row[2] for row in found), sum(row[3] for row in found)
-    due_ms = min((row[4] for row in found if row[4] is not None), default=None)
-    wanted = [row for row in found if everything or row[2] or row[3]]
+    armed, in_flight = sum(slot.armed for slot in found), sum(slot.in_flight for slot in found)
+    due_ms = min((slot.due_ms for slot in found if slot.due_ms is not None), default=None)
+    wanted = [slot for slot in found if everything or slot.armed or slot.in_flight]
     total = f"{armed} armed, {in_flight} in flight, in {len(found)} slots"
     output.table(
         {
             "time": iso(now_ms),
-            "slots": [_slot_facts(row, now_ms) for row in wanted],
+            "slots": [slot.as_json(now_ms) for slot in wanted],
             "armed": armed,
             "in_flight": in_flight,
             "next_due": iso(due_ms),
         },
         ("topic", ">slot", ">armed", ">in flight", "next due", ""),
         [
-            (*row[:4], shown(row[4]), "" if row[4] is None else relative(row[4], now_ms))
-            for row in wanted
+            (*s[:4], shown(s.due_ms), "" if s.due_ms is None else relative(s.due_ms, now_ms))
+            for s in wanted
         ],
         empty="all slots are empty",
         last=total if due_ms is None else f"{total}; next due {relative(due_ms, now_ms)}",
     )
 
 
-def _slot_facts(row: tuple[str, int, int, int, int | None], now_ms: int) -> dict[str, object]:
-    topic, slot, armed, in_flight, due_ms = row
-    return {
-        "topic": topic,
-        "slot": slot,
-        "armed": armed,
-        "in_flight": in_flight,
-        "next_due": iso(due_ms),
-        "next_due_in_s": None if due_ms is None else (due_ms - now_ms) / 1000,
-    }
+class _Slot(NamedTuple):
+    """`due_ms`: of the next job in the slot; None: the slot has none."""
+
+    topic: str
+    slot: int
+    armed: int
+    in_flight: int
+    due_ms: int | None
+
+    def as_json(self, now_ms: int) -> dict[str, object]:
+        facts = self._asdict()
+        due_ms = facts.pop("due_ms")
+        in_s = None if due_ms is None else (due_ms - now_ms) / 1000
+        return facts | {"next_due": iso(due_ms), "next_due_in_s": in_s}

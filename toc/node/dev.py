@@ -188,7 +188,7 @@ class PrivateRedis:
     def _last_log_line(self) -> str:
         log = self._directory / "redis.log"
         lines = log.read_text(errors="replace").strip().splitlines()
-        return f"{lines[-1] if lines else 'it said nothing'} (see {log})"
+        return f"{lines[-1] if lines else 'its log is empty'} (see {log})"
 
 
 def find_redis_server() -> str:

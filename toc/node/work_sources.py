@@ -214,8 +214,8 @@ class WorkSources:
                 self._process.catalogue.types.find_name(type_no, database)
             )
         except NotFound:
-            # The row was not written by toc: it must not stop the loader. In the wrong topic it is only
-            # looked at once too often, or left to the scanner.
+            # The row was not written by toc: it must not stop the loader. In the wrong topic the row is only
+            # read once too often, or left to the scanner.
             return "default"
 
     def _make_poller(self, reminders: Reminders, topic: str, database: int, lane: int) -> Poller:
