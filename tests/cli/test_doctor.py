@@ -9,8 +9,8 @@ import redis as redis_driver
 from sqlalchemy import create_engine
 
 from tests.cli.conftest import Toc
-from toc.cli import checks
-from toc.cli.checks import Check, Doctor, worst_level
+from toc.cli import doctor
+from toc.cli.doctor import Check, Doctor, worst_level
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
 from toc.store.server_facts import ServerInfo
@@ -173,7 +173,7 @@ def test_clocks_that_differ() -> None:
 )
 @pytest.mark.usefixtures("servers")
 def test_versions(monkeypatch: pytest.MonkeyPatch, kind: str, version: str, level: str) -> None:
-    monkeypatch.setattr(checks, "read_server_info", lambda _: ServerInfo(kind, version, {}))
+    monkeypatch.setattr(doctor, "read_server_info", lambda _: ServerInfo(kind, version, {}))
     versions = [check for check in Doctor(load_settings()).run() if check.check == "version"]
     assert versions[0].level == level
 
@@ -194,7 +194,7 @@ def test_durability(
     monkeypatch: pytest.MonkeyPatch, durability: dict[str, str], warned: list[str]
 ) -> None:
     facts = ServerInfo("mysql", "9.0.0", durability)
-    monkeypatch.setattr(checks, "read_server_info", lambda _: facts)
+    monkeypatch.setattr(doctor, "read_server_info", lambda _: facts)
     result = [check for check in Doctor(load_settings()).run() if check.subject == "database 0"]
     assert [check.check for check in result if check.level == "warn"] == warned
 

@@ -12,7 +12,7 @@ from sqlalchemy.pool import NullPool
 
 from tests.contract.engines import library_on
 from tests.contract.library import Library
-from toc.cli.checks import _check_session
+from toc.cli.doctor import _check_session
 from toc.domain.job import Status
 from toc.store.claims import OutcomeKind
 from toc.store.server_facts import read_server_info

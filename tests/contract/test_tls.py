@@ -14,7 +14,7 @@ from sqlalchemy import make_url, text
 from tests.servers import Server, ServerUnavailableError
 from tests.servers.mysql import execute, start_mariadb, start_mysql
 from toc.admin.sqlite_functions import functions
-from toc.cli.checks import Doctor
+from toc.cli.doctor import Doctor
 from toc.errors import SettingsError, TocError
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings

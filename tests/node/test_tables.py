@@ -11,7 +11,7 @@ import pytest
 from tests.migration.conftest import run
 from tests.servers.fixtures import _database as temporary_database
 from tests.servers.process import free_port
-from toc.cli.checks import Check, Doctor
+from toc.cli.doctor import Check, Doctor
 from toc.errors import SchemaMismatch
 from toc.handlers.registry import Registry
 from toc.node.node import Node

@@ -1,16 +1,48 @@
-"""`toc doctor`: checks the servers, tables, clocks and handlers."""
+"""`toc doctor`: checks the servers, tables, clocks and handlers.
+
+No check changes anything; a bad result names what to do.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+from typing import Literal
 
 from toc.cli.apps import Apps, load_apps
-from toc.cli.checks import Doctor, worst_level
 from toc.cli.common_options import answers
-from toc.cli.exit_codes import NO, OK
+from toc.cli.exit_codes import NO, OK, explain
 from toc.cli.output import Output
-from toc.runtime.settings import load_settings
+from toc.cluster.members import describe_foreign_access
+from toc.cluster.roster import roster
+from toc.handlers.registry import Registry
+from toc.node.status_reader import read_foreign_members, read_reconciliation
+from toc.reconcile.nightly import missing_software
+from toc.runtime.clock import Clock, SystemClock
+from toc.runtime.server_clock import ClockOffset
+from toc.runtime.settings import Settings, load_settings
+from toc.store import migrate
+from toc.store.biz_types import describe_conflict, read_known_types
+from toc.store.databases import Database, Databases
+from toc.store.recorded_meta import differing_facts, read_recorded_meta
+from toc.store.schema_status import read_status
+from toc.store.server_facts import ServerInfo, read_server_info
+from toc.store.sessions import EXPECTED
+from toc.store.table_check import WAY_OUT, summarize_faults
+from toc.timer.reminders import Reminders
+from toc.timer.server_facts import NO_EVICTION, parse_version
+from toc.timer.server_facts import VERSION_MIN as REDIS_VERSION_MIN
+
+Level = Literal["ok", "warn", "fail"]
+
+VERSION_MIN = {
+    "mysql": (8, 4), "mariadb": (10, 11), "sqlite": (3, 37), "Redis": REDIS_VERSION_MIN
+}  # fmt: skip
+SKEW_MS_WARN = 1000
+PARALLEL_MAX = 8
 
 
 @answers
@@ -33,3 +65,311 @@ def doctor(output: Output, app: Apps = None) -> int:
         last=", ".join(f"{counts[name]} {name}" for name in ("ok", "warn", "fail") if counts[name]),
     )
     return NO if level == "fail" else OK
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check. `advice`: what to do when the level is not ok."""
+
+    subject: str
+    check: str
+    level: Level
+    found: str
+    advice: str = ""
+
+
+def _fail_unless(good: bool, subject: str, check: str, found: str, advice: str) -> Check:
+    return Check(subject, check, "ok" if good else "fail", found, advice)
+
+
+def _warn_unless(good: bool, subject: str, check: str, found: str, advice: str) -> Check:
+    return Check(subject, check, "ok" if good else "warn", found, advice)
+
+
+class Doctor:
+    """All checks for one set of settings."""
+
+    def __init__(
+        self, settings: Settings, handlers: Registry | None = None, clock: Clock | None = None
+    ) -> None:
+        self._settings, self._handlers, self._clock = settings, handlers, clock or SystemClock()
+        self._offsets: dict[str, ClockOffset] = {}  # of each server's clock from this machine's
+
+    def run(self) -> list[Check]:
+        """Asks all servers in parallel: one that does not answer costs its timeout once."""
+        found: list[Check] = []
+        databases = Databases.from_settings(self._settings, self._clock, pool_size=1)
+        with closing(databases), ThreadPoolExecutor(PARALLEL_MAX) as pool:
+            for checks in pool.map(self._check_database, databases):
+                found += checks
+            found += self._check_redis()
+            found += self._check_zookeeper()
+            redis_offset = self._offsets.pop("redis", None)
+            found += self._check_databases_clocks()
+            if redis_offset is not None:
+                found += self._check_skew(redis_offset)
+            found += self._check_reconciliation(databases)
+            found += self._check_types(databases)
+        return found
+
+    # ---- databases
+
+    def _check_database(self, database: Database) -> list[Check]:
+        name = f"database {database.index}"
+        try:
+            facts = read_server_info(database)
+            return [
+                Check(name, "reachable", "ok", str(self._settings.databases[database.index])),
+                _check_version(name, facts.kind, facts.version),
+                *_check_durability(name, facts),
+                *_check_session(name, facts),
+                *self._check_tls(name, database, facts),
+                *self._check_schema(name, database),
+                self._check_clock(name, database.now_ms),
+            ]
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+            advice = "check TOC_DATABASES, that the server runs, and that it has this schema"
+            return [_no_answer(name, error, advice)]
+
+    def _check_tls(self, name: str, database: Database, facts: ServerInfo) -> Iterator[Check]:
+        if database.sqlite:
+            return
+        mode = self._settings.mysql.tls
+        verified = {
+            "verify_ca": "the certificate is verified, the host's name is not",
+            "verify_identity": "certificate and host are verified",
+        }.get(mode, "the certificate is not verified")
+        if not facts.tls:
+            verified = "the connection is not encrypted"
+        found = f"{facts.tls or 'none'}; {verified} (mysql.tls = '{mode}')"
+        advice = (
+            "set mysql.tls = 'verify_identity' and mysql.tls_ca: otherwise an attacker on the network can "
+            "read and change what is sent"
+        )
+        good = database.is_local or mode.startswith("verify")
+        yield _warn_unless(good, name, "tls", found, advice)
+
+    def _check_schema(self, name: str, database: Database) -> Iterator[Check]:
+        revision = migrate.read_revision(database)
+        incompatibility = migrate.describe_incompatibility(database)
+        found = f"revision {revision or 'none'}"
+        if incompatibility is not None:
+            found, _, advice = incompatibility.rpartition(": ")
+            yield Check(name, "schema", "fail", found, advice)
+            return
+        yield Check(name, "schema", "ok", found)
+        recorded = read_recorded_meta(database)
+        wrong = [
+            f"{fact} is {before}, the settings say {value}"
+            for fact, before, value in differing_facts(
+                database.index, recorded, self._settings.facts
+            )
+        ]
+        found = "; ".join(wrong) or (
+            "matches" if recorded else "not recorded yet: the first start does"
+        )
+        advice = "use the settings that the database was created with: they cannot be changed later"
+        yield _fail_unless(not wrong, name, "routing", found, advice)
+        if not wrong:
+            yield self._check_tables(name, database)
+
+    def _check_tables(self, name: str, database: Database) -> Check:
+        faults = read_status(database, self._settings.routing.facts()).faults
+        found = "; ".join(summarize_faults(faults)) or "as toc made them"
+        slow = all(fault.kind in ("index", "view") and not fault.silent for fault in faults)
+        level: Level = "ok" if not faults else "warn" if slow else "fail"
+        return Check(name, "tables", level, found, WAY_OUT)
+
+    # ---- Redis
+
+    def _check_redis(self) -> Iterator[Check]:
+        settings = self._settings
+        if not settings.has_timer:
+            yield Check("redis", "reachable", "ok", "none: the scanner fires alone")
+            return
+        try:
+            with closing(Reminders.from_settings(settings, self._clock)) as reminders:
+                facts = reminders.server_info()
+                yield Check("redis", "reachable", "ok", f"{settings.redis_url} ({facts['mode']})")
+                yield _check_version("redis", "Redis", facts["version"])
+                policy = facts["maxmemory_policy"]
+                advice = "set maxmemory-policy noeviction: otherwise Redis deletes reminders"
+                good = policy == NO_EVICTION
+                yield _fail_unless(good, "redis", "maxmemory-policy", policy, advice)
+                yield self._check_clock("redis", reminders.time_ms)
+                yield self._check_members(reminders)
+        except Exception as error:  # noqa: BLE001 - as above
+            advice = "check TOC_REDIS_URL and that Redis runs; until then the scanner fires, late"
+            yield _no_answer("redis", error, advice)
+
+    def _check_members(self, reminders: Reminders) -> Check:
+        for part in read_foreign_members(self._settings, reminders):
+            advice = f"toc removes each of them when it is due, and {part.means}"
+            return Check("redis", "queues", "warn", part.how, advice)
+        return Check("redis", "queues", "ok", "job ids only")
+
+    def _check_zookeeper(self) -> Iterator[Check]:
+        if not self._settings.has_cluster:
+            yield Check("zookeeper", "reachable", "ok", "none: each node owns everything")
+            return
+        try:
+            members = roster(self._settings)
+        except Exception as error:  # noqa: BLE001 - as above
+            advice = "check TOC_ZOOKEEPER_HOSTS and that it runs; until then the last shares stay"
+            yield _no_answer("zookeeper", error, advice)
+            return
+        yield Check("zookeeper", "reachable", "ok", f"{len(members)} nodes there")
+        yield self._check_zookeeper_tls()
+        if self._settings.cluster.auth is None:
+            found = "everyone who reaches ZooKeeper may write to it: members that do not exist make jobs late"
+            advice = (
+                "set TOC_CLUSTER__AUTH ('user:password') for all processes: workers set the ACLs"
+            )
+            yield Check("zookeeper", "access", "warn", found, advice)
+            return
+        try:
+            foreign = describe_foreign_access(self._settings)
+        except Exception as error:  # noqa: BLE001 - as above
+            foreign = [explain(error)[0]]
+        advice = (
+            "restart a worker, which repairs it where it may; otherwise set the ACL with zkCli.sh"
+        )
+        found = "; ".join(foreign) or "only with cluster.auth"
+        yield _warn_unless(not foreign, "zookeeper", "access", found, advice)
+
+    def _check_zookeeper_tls(self) -> Check:
+        cluster, hosts = self._settings.cluster, self._settings.zookeeper_hosts.partition("/")[0]
+        local = all(
+            host.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")
+            for host in hosts.split(",")
+        )
+        advice = (
+            "set TOC_CLUSTER__TLS to 'verify_identity' and the hosts to ZooKeeper's secureClientPort:"
+            " otherwise an attacker on the network can read cluster.auth and write members"
+        )
+        good = local or cluster.tls.startswith("verify")
+        return _warn_unless(good, "zookeeper", "tls", cluster.tls, advice)
+
+    # ---- reconciliation
+
+    def _check_reconciliation(self, databases: Databases) -> Iterator[Check]:
+        if self._settings.reconcile.nightly != "none":
+            missing = missing_software()
+            yield _fail_unless(not missing, "nightly", "installed here", missing or "all", missing)
+        for part in read_reconciliation(self._settings, databases):
+            level: Level = "fail" if part.state != "up" else "warn" if part.means else "ok"
+            yield Check("reconciled", "last run", level, part.how, part.means)
+
+    # ---- clocks
+
+    def _check_clock(self, name: str, ask_ms: Callable[[], int]) -> Check:
+        """The server's clock minus this machine's, measured around one answer."""
+        before_s = self._clock.wall_ms() / 1000
+        server_ms = ask_ms()
+        offset = ClockOffset.from_answer(server_ms, before_s, self._clock.wall_ms() / 1000)
+        self._offsets[name] = offset
+        # Nothing is decided by this machine's clock, but ids and logs carry its time.
+        advice = "let NTP set the clocks of this machine and of the server"
+        found = f"{offset.middle_ms:+.0f} ms from this machine's"
+        return _warn_unless(abs(offset.middle_ms) <= SKEW_MS_WARN, name, "clock", found, advice)
+
+    def _check_skew(self, redis: ClockOffset) -> Iterator[Check]:
+        limit_ms = round(self._settings.timer.skew_s_max * 1000)
+        advice = f"set the servers' clocks: beyond {limit_ms} ms the timer stops, the scanner fires"
+        for name, database in self._offsets.items():
+            skew_ms = redis.middle_ms - database.middle_ms
+            level: Level = "ok" if abs(skew_ms) <= SKEW_MS_WARN else "warn"
+            if abs(skew_ms) > limit_ms:
+                level = "fail"
+            yield Check("redis", f"clock and {name}'s", level, f"{skew_ms:+.0f} ms apart", advice)
+
+    def _check_databases_clocks(self) -> Iterator[Check]:
+        """Compares the two databases whose clocks are furthest apart. A slow answer is no difference."""
+        offsets = self._offsets
+        if len(offsets) < 2:
+            return
+        ahead = max(offsets, key=lambda name: offsets[name].low_ms)
+        behind = min(offsets, key=lambda name: offsets[name].high_ms)
+        apart_ms = offsets[ahead].middle_ms - offsets[behind].middle_ms
+        differ = offsets[ahead].distance_ms(offsets[behind]) > SKEW_MS_WARN
+        found = (
+            f"{ahead} is {apart_ms:.0f} ms ahead of {behind}" if differ else "no two differ by more"
+        )
+        advice = "let NTP set both clocks: the jobs of a database are due by its own clock"
+        yield _warn_unless(not differ, "databases", "clocks", found, advice)
+
+    # ---- biz_types and handlers
+
+    def _check_types(self, databases: Databases) -> Iterator[Check]:
+        types: set[str] | None = None
+        with suppress(Exception):  # `_check_database` has reported it
+            names, conflicts, _ = read_known_types(databases)
+            types = {*names.values(), *(n for by_no in conflicts.values() for n in by_no.values())}
+            found = "; ".join(describe_conflict(number, conflicts) for number in sorted(conflicts))
+            advice = "give one of the two types another name: docs/how-to/type-conflict.md"
+            found = found or f"{len(types)} types, no number has two names"
+            yield _fail_unless(not conflicts, "biz_types", "numbers", found, advice)
+        if self._handlers is not None:
+            yield from self._check_handlers(types, self._handlers)
+
+    def _check_handlers(self, types: set[str] | None, handlers: Registry) -> Iterator[Check]:
+        """Whether there is a handler for each type. `types`: all there are; None: not known."""
+        names = sorted(spec.biz_type for spec in handlers)
+        yield Check("handlers", "registered", "ok", ", ".join(names) or "one for every type")
+        if handlers.takes_all is not None or types is None:
+            return
+        missing = sorted(types - set(names))
+        found = ", ".join(missing) or "none"
+        advice = "fine when other workers handle them; otherwise their jobs wait"
+        yield _warn_unless(not missing, "handlers", "types without one", found, advice)
+
+
+def worst_level(checks: Iterable[Check]) -> Level:
+    """The worst level among the checks."""
+    levels = {check.level for check in checks}
+    return "fail" if "fail" in levels else "warn" if "warn" in levels else "ok"
+
+
+def _check_version(name: str, kind: str, version: str) -> Check:
+    least = VERSION_MIN[kind]
+    advice = f"upgrade: toc needs {kind} {least[0]}.{least[1]} or later"
+    good = parse_version(version) >= least
+    return _fail_unless(good, name, "version", f"{kind} {version}", advice)
+
+
+def _check_durability(name: str, facts: ServerInfo) -> Iterator[Check]:
+    """Whether a COMMIT is on disk when it returns: otherwise a power failure loses jobs (I1)."""
+    found = facts.durability
+    wanted = {"innodb_flush_log_at_trx_commit": "1"}
+    if found.get("log_bin") in ("ON", "1"):
+        wanted["sync_binlog"] = "1"
+    for variable, value in wanted.items():
+        if variable in found:
+            good = found[variable] == value
+            advice = f"set {variable} = {value}: otherwise a power failure can lose committed jobs"
+            yield _warn_unless(good, name, variable, found[variable], advice)
+
+
+def _check_session(name: str, facts: ServerInfo) -> Iterator[Check]:
+    """Whether the session has the variables that toc sets, above all sql_mode: a proxy may change them."""
+    if not facts.session:
+        return
+    wrong = [
+        f"{variable} is {facts.session.get(variable)!r}, toc has set {value!r}"
+        for variable, value in EXPECTED.items()
+        if _split_modes(facts.session.get(variable, "")) != _split_modes(value)
+    ]
+    own = f"toc's sessions set their own variables; sql_mode of others: {facts.sql_mode or 'empty'}"
+    advice = (
+        "a proxy before the server changes session variables: configure it to keep one server session for "
+        "each connection of toc"
+    )
+    yield _fail_unless(not wrong, name, "session", "; ".join(wrong) or own, advice)
+
+
+def _split_modes(value: str) -> set[str]:
+    return set(value.split(","))
+
+
+def _no_answer(name: str, error: Exception, advice: str) -> Check:
+    return Check(name, "reachable", "fail", explain(error)[0], advice)
