@@ -19,6 +19,7 @@ from toc.errors import SchemaMismatch
 from toc.handlers.registry import Registry
 from toc.node import node as module
 from toc.node.dev import PrivateRedis
+from toc.node.health import HealthPart
 from toc.node.node import Node
 from toc.runtime.settings import Settings
 from toc.store import migrate
@@ -169,10 +170,14 @@ def test_who_is_refused_says_so_in_its_health(
     monkeypatch.setattr(module, "JOIN_S_MAX", 0.2)
     nowhere = Settings(**dict(settings) | {"zookeeper_hosts": f"{settings.zookeeper_hosts}/a/b"})
     node = begin(settings=nowhere)
-    (part,) = [part for part in node.health() if part.part == "zookeeper"]
-    assert part.state == "down"
-    assert "does not exist there: create it" in part.how
-    assert "deputies fire them" in part.means
+
+    def zookeeper_part() -> HealthPart:
+        (part,) = [part for part in node.health() if part.part == "zookeeper"]
+        return part
+
+    wait_until(lambda: "does not exist there: create it" in zookeeper_part().how)
+    assert zookeeper_part().state == "down"
+    assert "deputies fire them" in zookeeper_part().means
 
 
 def test_who_leaves_pops_on_until_the_others_have_taken_over(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from toc.cli.apps import Apps, load_apps
 from toc.cli.common_options import answers
@@ -37,6 +37,8 @@ from toc.timer.server_facts import NO_EVICTION, parse_version
 from toc.timer.server_facts import VERSION_MIN as REDIS_VERSION_MIN
 
 Level = Literal["ok", "warn", "fail"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+"""From good to bad."""
 
 VERSION_MIN = {
     "mysql": (8, 4), "mariadb": (10, 11), "sqlite": (3, 37), "Redis": REDIS_VERSION_MIN
@@ -62,7 +64,7 @@ def doctor(output: Output, app: Apps = None) -> int:
             for c in checks
         ],
         empty="",
-        last=", ".join(f"{counts[name]} {name}" for name in ("ok", "warn", "fail") if counts[name]),
+        last=", ".join(f"{counts[name]} {name}" for name in LEVELS if counts[name]),
     )
     return NO if level == "fail" else OK
 
@@ -326,8 +328,7 @@ class Doctor:
 
 def worst_level(checks: Iterable[Check]) -> Level:
     """The worst level among the checks."""
-    levels = {check.level for check in checks}
-    return "fail" if "fail" in levels else "warn" if "warn" in levels else "ok"
+    return max((check.level for check in checks), key=LEVELS.index, default="ok")
 
 
 def _check_version(name: str, kind: str, version: str) -> Check:

@@ -108,7 +108,8 @@ class Node:
             self.nightly = Nightly(settings, self._is_leader, self._clock)
         self._types: BizTypes | None = None
         self._gauges: Gauges | None = None
-        self._stopping, self._stopping_ms = False, 0
+        self._services: list[Service] = []  # that bring or delete work, or measure
+        self._stopping_ms: int | None = None  # since when it stops; None: it does not
         self._table_check = TableCheck(self._clock, settings.routing.facts())
         self._health = Health(settings, self.reminders, self.probes, self._clocks)
         self._assignment_lock = threading.Lock()
@@ -149,13 +150,15 @@ class Node:
         self.type_readers = [TypeReader(database, types) for database in self.databases]
         self.purgers = list(self._make_purgers(types))
         self.watches = list(self._make_watches(catalogue))
+        services = [*self.work_sources, *self.purgers, *self.watches, *self.type_readers]
         self._gauges = Gauges(self.reminders, self.work_sources)
+        self._services = [*services, self._gauges]
         self._warm_up_connections()
         # The objects made so far live on: a full collection of them would stop every thread for 20 ms.
         gc.collect()
         gc.freeze()
         worker.start()
-        for service in (*self.work_sources, *self.purgers, *self.watches, *self.type_readers):
+        for service in services:
             service.start()
         self._join_cluster()
         self._gauges.start()
@@ -166,18 +169,13 @@ class Node:
 
     def stop(self) -> bool:
         """Stops all parts; True if all of them ended in time."""
-        self._stopping, self._stopping_ms = True, self._clock.wall_ms()
+        self._stopping_ms = self._clock.wall_ms()
         if self.membership is not None:
             has_peers = len(self.membership.view.members) > 1
             self.membership.stop()
             if has_peers:
                 self._clock.sleep_s(HAND_OVER_S)
-        services: list[Service] = [
-            *(self.work_sources or ()), *self.purgers, *self.watches, *self.type_readers, *self.probes
-        ]  # fmt: skip
-        if self._gauges is not None:
-            services.append(self._gauges)
-        clean = stop_all(services, SOURCES_STOP_S)
+        clean = stop_all([*self._services, *self.probes], SOURCES_STOP_S)
         if self.nightly is not None:
             clean &= self.nightly.stop()
         if self.worker is not None:
@@ -204,7 +202,7 @@ class Node:
             parts.append(health_of_watches(self.watches))
         if self.nightly is not None:
             parts.append(health_of_nightly(self.nightly))
-        if self._stopping:
+        if self._stopping_ms is not None:
             means = "the others take over"
             parts.append(HealthPart("node", "degraded", self._stopping_ms, "stopping", means))
         return parts

@@ -69,7 +69,7 @@ class Purger(Service):
         self._after = 0
         self._events_left = False
         self._now_ms = 0
-        self._deleted = self._deleted_events = self._held = 0
+        self._deleted_jobs = self._deleted_events = self._held = 0
         self._archived: ArchiveStatus | None = None
         self._began_s: float | None = None
         self._said_denied = False
@@ -105,9 +105,7 @@ class Purger(Service):
         while True:
             wait_s = self._step()
             if not self._is_under_way:
-                return PurgeResult(
-                    self._deleted - self._deleted_events, self._deleted_events, self._held
-                )
+                return PurgeResult(self._deleted_jobs, self._deleted_events, self._held)
             if rest(wait_s):
                 return None
 
@@ -177,7 +175,7 @@ class Purger(Service):
         self._archived = self._purges.archive_status(self._database)
         self._began_s = self._clock.monotonic_s()
         self._shards, self._after = deque(self._owned), 0
-        self._deleted = self._deleted_events = self._held = 0
+        self._deleted_jobs = self._deleted_events = self._held = 0
         # Events belong to the database, not to a shard: the node with its first shard purges them.
         self._events_left = self._database.shards[0] in self._owned
 
@@ -195,7 +193,7 @@ class Purger(Service):
         if gone:
             deleted = self._purges.delete_unchanged(shard, gone)
             metrics.PURGED.labels("job").inc(deleted)
-            self._deleted += deleted
+            self._deleted_jobs += deleted
         if len(page) < limit:
             self._shards.popleft()
             self._after = 0
@@ -208,7 +206,6 @@ class Purger(Service):
             self._database, self._after, before_ms, self._now_ms, self._settings.page
         )
         metrics.PURGED.labels("event").inc(deleted)
-        self._deleted += deleted
         self._deleted_events += deleted
         self._after = after or 0
         # Counts are deleted one day at a time; while some are left, the events step is repeated.
@@ -222,8 +219,9 @@ class Purger(Service):
         return self._archived.covers(row.job_id, row.changed_ms)
 
     def _log_pass(self) -> None:
-        if self._deleted:
-            log.info("purged %d rows of database %d", self._deleted, self._database.index)
+        deleted = self._deleted_jobs + self._deleted_events
+        if deleted:
+            log.info("purged %d rows of database %d", deleted, self._database.index)
         if self._held:
             log.warning(
                 "database %d: %d jobs are old enough to go and not in the archive, which is %s",
