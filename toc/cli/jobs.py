@@ -173,10 +173,8 @@ def _attribute(text: str | None) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise CommandError(f"--attribute: not JSON: {error}", USAGE) from error
-    except RecursionError:
-        raise CommandError("--attribute: is nested too deep", USAGE) from None
     if not isinstance(value, dict):
         raise CommandError("--attribute: must be a JSON object, like '{\"note\": 1}'", USAGE)
     return value

@@ -7,7 +7,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from threading import Event
 from typing import Any, NamedTuple
 
@@ -195,11 +195,11 @@ class ZooKeeper:
         found, _ = self._request_if_exists(
             lambda client: client.get_acls_async(self.full_path(path)), ([], None)
         )
-        own = {(acl.id.scheme, acl.id.id) for acl in self._own_acl}
+        own = {acl.id for acl in self._own_acl}
         return [
             f"{acl.id.scheme}:{acl.id.id} may {', '.join(acl.acl_list).lower()}"
             for acl in found
-            if (acl.id.scheme, acl.id.id) not in own and acl.perms
+            if acl.id not in own and acl.perms
         ]
 
     def made_with_auth(self, paths: Sequence[str]) -> list[bool]:
@@ -209,18 +209,19 @@ class ZooKeeper:
         """
         if not self._own_acl:
             return [True] * len(paths)
-        own = {(acl.id.scheme, acl.id.id) for acl in self._own_acl}
-        asked = self._begin_request(
-            lambda client: [client.get_acls_async(self.full_path(p)) for p in paths]
-        )
-        kept = []
-        for request in asked:
-            with suppress(NoNodeError, SettingsError):
+        own = {acl.id for acl in self._own_acl}
+
+        def is_ours(request: Any) -> bool:
+            try:
                 found, _ = self._wait_for_answer(request)
-                kept.append({(acl.id.scheme, acl.id.id) for acl in found} == own)
-                continue
-            kept.append(False)
-        return kept
+            except (NoNodeError, SettingsError):
+                return False
+            return {acl.id for acl in found} == own
+
+        requests = self._begin_request(
+            lambda client: [client.get_acls_async(self.full_path(path)) for path in paths]
+        )
+        return [is_ours(request) for request in requests]
 
     def restrict_acl(self, path: str) -> None:
         """Sets the node's ACL. Raises SettingsError when that is not allowed."""

@@ -53,10 +53,10 @@ class Probe(Service):
         self._finding = ProbeResult(up=True, since_ms=clock.wall_ms())
         self._answered_ms = clock.wall_ms()
         self._asked_s: float | None = None
-        self.spans: Sequence[ClockOffset] = ()
+        self.offsets: Sequence[ClockOffset] = ()
         """Its nodes' clocks against this process' monotonic clock, which is never set."""
         self.exact = False
-        """Whether `spans` come from a quick answer. If not, they only bound this server's clock."""
+        """Whether `offsets` come from a quick answer. If not, they only bound this server's clock."""
         self.wall_leap_ms = 0.0
         """How far the machine's clock leapt ahead of the monotonic one between the last two answers."""
         self._wall_offset: ClockOffset | None = None
@@ -84,7 +84,7 @@ class Probe(Service):
             # A server with another schema or release does answer: its error says so.
             text = str(error) if error.retryable else f"answers, and does not fit: {error}"
             self._set_finding(ProbeResult(up=False, since_ms=self._answered_ms, error=text))
-            return TICK_S if self.spans else FIRST_TICK_S
+            return TICK_S if self.offsets else FIRST_TICK_S
         after_s = self._clock.monotonic_s()
         self._asked_s = None
         self._answered_ms = after_ms
@@ -95,7 +95,7 @@ class Probe(Service):
             metrics.CLOCK_OFFSET.labels(self.server).set(max(offsets_s, key=abs))
         if quick or not self.exact:
             # As long as no answer has been quick, a slow one counts: without any, its jobs would never be
-            # due. Its span is as wide as it was slow, and nothing starts earlier than by its lower end.
+            # due. Its offset is as wide as it was slow, and nothing starts earlier than by its lower end.
             self.exact = quick
             self._record_offsets(server_ms, after_ms, before_s, after_s)
         self._set_finding(ProbeResult(up=True, since_ms=self._answered_ms))
@@ -116,14 +116,14 @@ class Probe(Service):
     def _record_offsets(
         self, server_ms: Sequence[int], wall_ms: int, asked_s: float, answered_s: float
     ) -> None:
-        self.spans = [
+        self.offsets = [
             ClockOffset.from_answer(time_ms, asked_s, answered_s) for time_ms in server_ms
         ]
         wall, before = ClockOffset.from_answer(wall_ms, asked_s, answered_s), self._wall_offset
         self.wall_leap_ms = 0.0 if before is None else wall.distance_ms(before)
         self._wall_offset = wall
         if self.server_clock is not None:
-            self.server_clock.record_offset(self.spans[0])
+            self.server_clock.record_offset(self.offsets[0])
 
     def _set_finding(self, finding: ProbeResult) -> None:
         """Keeps the time of the last change between up and down, and logs each change."""
@@ -156,7 +156,7 @@ class ClockComparison:
         self._redis, self._databases, self._skew_s_max = redis, databases, skew_s_max
         self._probes = [*databases] if redis is None else [*databases, redis]
         self._lock = threading.Lock()
-        self._stepped: dict[str, bool] = {}
+        self._stepped: set[str] = set()  # databases whose clocks are not believed
         self._compared: set[str] = set()  # databases that were compared with two others, once
         self.skew_is_too_large = False
         for probe in self._probes:
@@ -166,7 +166,7 @@ class ClockComparison:
         with self._lock:
             self._compare_skew()
             for probe in self._databases:
-                if probe.server_clock is not None and probe.spans:
+                if probe.server_clock is not None and probe.offsets:
                     self._check_for_step(probe, probe.server_clock)
 
     def _compare_skew(self) -> None:
@@ -185,20 +185,20 @@ class ClockComparison:
         if self._redis is None or not self._redis.exact:
             return
         for database in self._databases:
-            for span in database.spans if database.exact else ():
+            for offset in database.offsets if database.exact else ():
                 yield from (
-                    (redis.middle_ms - span.middle_ms) / 1000 for redis in self._redis.spans
+                    (redis.middle_ms - offset.middle_ms) / 1000 for redis in self._redis.offsets
                 )
 
     def _check_for_step(self, probe: Probe, clock: ServerClock) -> None:
-        probed = probe.spans[0]
+        probed = probe.offsets[0]
         witnesses = [
-            other.spans
+            other.offsets
             for other in self._probes
             if other is not probe and other.finding.up and other.exact
         ]
-        others = [span for spans in witnesses for span in spans]
-        agree = all(abs(span.distance_ms(probed)) <= AGREE_MS for span in others)
+        others = [offset for offsets in witnesses for offset in offsets]
+        agree = all(abs(offset.distance_ms(probed)) <= AGREE_MS for offset in others)
         if clock.stepped_s:
             if agree if others else abs(probe.wall_leap_ms - clock.stepped_s * 1000) <= AGREE_MS:
                 text = "the clock of %s has stepped by %+.1f s, as all others: it is believed"
@@ -220,19 +220,21 @@ class ClockComparison:
     def _report_step(self, server: str, stepped_s: float) -> None:
         """Logs once when a clock has stepped, and once when it is believed again."""
         metrics.CLOCK_STEP.labels(server).set(stepped_s)
-        before = self._stepped.get(server, False)
-        self._stepped[server] = bool(stepped_s)
-        if stepped_s and not before:
+        if stepped_s and server not in self._stepped:
+            self._stepped.add(server)
             text = (
                 "the clock of %s has stepped by %+.1f s, and no other server agrees with it. It is not "
                 "believed: jobs start and leases end by the time that it had before. Set its clock; if "
                 "it is right now, restart the workers"
             )
             log.error(text, server, stepped_s)
-        elif before and not stepped_s:
+        elif server in self._stepped and not stepped_s:
+            self._stepped.remove(server)
             log.info("the clock of %s is believed again", server)
 
 
-def _clocks_agree(spans: Sequence[ClockOffset]) -> bool:
+def _clocks_agree(offsets: Sequence[ClockOffset]) -> bool:
     """Whether no two of these clocks differ by more than AGREE_MS."""
-    return all(abs(span.distance_ms(other)) <= AGREE_MS for span in spans for other in spans)
+    return all(
+        abs(offset.distance_ms(other)) <= AGREE_MS for offset in offsets for other in offsets
+    )
