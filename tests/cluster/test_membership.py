@@ -410,8 +410,8 @@ def test_who_may_not_write_says_so(
     one = make_node("one", auth="toc:secret").start()
     wait_until(lambda: one.members == ["one"])
     stranger = make_node("stranger", auth=wrong).start()
-    wait_until(lambda: stranger.membership.trouble)
-    assert "were its nodes created with another cluster.auth?" in stranger.membership.trouble
+    wait_until(lambda: stranger.membership.refusal)
+    assert "were its nodes created with another cluster.auth?" in stranger.membership.refusal
     assert (
         sum("refuses this node as a member" in record.getMessage() for record in caplog.records)
         == 1
@@ -424,5 +424,5 @@ def test_a_path_that_is_not_there_is_made_or_named(make_node: MakeNode, zookeepe
     one = make_node("one", hosts=f"{zookeeper.url}/a").start()
     two = make_node("two", hosts=f"{zookeeper.url}/b/c").start()
     for node in (one, two):
-        wait_until(lambda node=node: node.membership.trouble or node.members)  # type: ignore[misc]
-        assert node.members or "does not exist there: create it" in node.membership.trouble
+        wait_until(lambda node=node: node.membership.refusal or node.members)  # type: ignore[misc]
+        assert node.members or "does not exist there: create it" in node.membership.refusal
