@@ -12,10 +12,15 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.contract.library import SHARDS, Library
 from toc.domain.job import Status
-from toc.store import purge_counts
+from toc.store import purge_pages
 from toc.store.claims import OutcomeKind
-from toc.store.purge_counts import PurgeCount, delete_oldest_day, read_purges_around
-from toc.store.purge_pages import OldRow, PurgePages
+from toc.store.purge_pages import (
+    OldRow,
+    PurgeCount,
+    PurgePages,
+    delete_oldest_day,
+    read_purges_around,
+)
 
 DAY_MS = 86_400_000
 TODAY = "2026-01-01"  # of the library's clock
@@ -136,13 +141,13 @@ def test_what_is_not_deleted_is_not_counted_and_the_other_way_round(
     finally:
         library.sql(job_id, "ALTER TABLE away RENAME TO toc_purge")
     assert library.row(job_id).status == Status.DONE
-    count = purge_counts.add_counts
+    count = purge_pages._add_counts
 
     def count_and_fail(*args: Any) -> None:
         count(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(purge_counts, "add_counts", count_and_fail)
+    monkeypatch.setattr(purge_pages, "_add_counts", count_and_fail)
     with pytest.raises(KeyboardInterrupt):
         purges.delete_unchanged(shard, rows)
     assert counts(library, job_id) == []

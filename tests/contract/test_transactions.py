@@ -21,7 +21,7 @@ from tests.servers.process import free_port
 from tests.worker.waiting import wait_until
 from toc.domain.job import Status
 from toc.errors import StatementFailed, StoreUnavailable
-from toc.store import session_timeout
+from toc.store import sessions
 from toc.store.databases import TRIES_MAX, ConnectionLimits, Database, Databases
 from toc.store.verb import Statement, Verb
 
@@ -142,7 +142,7 @@ def test_a_transaction_that_was_lost_by_standing_still_is_repeated(
 def test_a_session_that_was_idle_for_long_is_not_used(
     library: Library, impatient: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_timeout, "_REAL_CLOCK", library.clock)
+    monkeypatch.setattr(sessions, "_REAL_CLOCK", library.clock)
 
     def session() -> int:
         return impatient.run_transaction(lambda c: c.scalar(text("SELECT CONNECTION_ID()")) or 0)

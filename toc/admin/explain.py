@@ -22,7 +22,7 @@ from toc.store.databases import Databases
 from toc.store.driver_errors import explain_missing_table
 from toc.store.events import read_events
 from toc.store.job_details import JobDetails, read_job_details
-from toc.store.purge_counts import PurgesAround, read_purges_around
+from toc.store.purge_pages import PurgesAround, read_purges_around
 from toc.store.recorded_meta import read_recorded_meta, refuse_other_facts
 from toc.store.schema import job_table_name
 from toc.timer.keys import prepare_key, store_key

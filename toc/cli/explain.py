@@ -26,7 +26,7 @@ from toc.cli.time_texts import duration, iso, relative, shown
 from toc.domain.job import Event
 from toc.runtime.settings import load_settings
 from toc.store.job_details import JobDetails
-from toc.store.purge_counts import PurgesAround
+from toc.store.purge_pages import PurgesAround
 
 Line = tuple[str, object]
 

@@ -14,13 +14,12 @@ from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.runtime.settings import Days, RetentionSettings, Settings
-from toc.store.archive_status import ArchiveStatus
+from toc.store.archive_status import ArchiveStatus, read_archive_status
 from toc.store.biz_types import BizTypes
 from toc.store.columns import sql_time
 from toc.store.databases import Database, Databases
 from toc.store.ended_jobs import DAY_MS
-from toc.store.purge_counts import delete_oldest_day
-from toc.store.purge_pages import OldRow, PurgePages
+from toc.store.purge_pages import OldRow, PurgePages, delete_oldest_day
 from toc.store.replicas import Replica
 
 log = logging.getLogger(__name__)
@@ -172,7 +171,7 @@ class Purger(Service):
 
     def _begin_pass(self) -> None:
         self._now_ms = self._database.server_clock.clamp_ms(self._database.now_ms())
-        self._archived = self._purges.archive_status(self._database)
+        self._archived = read_archive_status(self._database)
         self._began_s = self._clock.monotonic_s()
         self._shards, self._after = deque(self._owned), 0
         self._deleted_jobs = self._deleted_events = self._held = 0

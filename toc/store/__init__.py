@@ -6,7 +6,7 @@ the database's clock. Nothing else in toc decides who may run a job.
 
     databases   connections, transactions, retries
     verb        a verb, written once; pipeline: the executor that sends it in one round trip
-    columns, schema, duplicates   where MySQL, MariaDB and SQLite differ
+    columns, schema, driver_errors   where MySQL, MariaDB and SQLite differ
     catalogue   type numbers, routing fingerprint, identity of a database
     jobs        clients' verbs: insert, get, find, cancel, reschedule, redrive, dead letters
     claims      workers' verbs: claim, take over, settle

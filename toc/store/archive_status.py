@@ -1,4 +1,4 @@
-"""How far the archive of a database is: one row of its `toc_meta`, which the purger reads.
+"""The progress of a database's archive: one row of its `toc_meta`, which the purger reads.
 
 A run of the archive begins by writing its number into the row, and advances `until_ms` only while that number
 is still there: of two concurrent runs the later one wins, and the other can change nothing any more. So
@@ -8,6 +8,7 @@ a run that has begun may delete what earlier runs left unverified, however long 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from sqlalchemy import insert, select, update
@@ -74,7 +75,7 @@ def read_archive_status(database: Database) -> ArchiveStatus | None:
     """
     column = database.meta.c
     query = select(column.value).where(column.name == ARCHIVED)
-    value = database.read(lambda connection: connection.scalar(query))
+    value = database.scalar(query)
     if value is None:
         return None
     try:
@@ -93,20 +94,23 @@ def begin_archive_run(database: Database) -> ArchiveStatus:
     """Begins a run. From then on no earlier run can call `advance_archive` with effect."""
     for _ in range(_TRIES_MAX):
         before = read_archive_status(database)
-        if before is not None:
+        if before is None:
+            mine = ArchiveStatus(0, 0, 1)
+            with suppress(IntegrityError):  # another run was faster
+                database.execute(insert(database.meta), {"name": ARCHIVED, "value": str(mine)})
+                return mine
+        else:
             mine = replace(before, begun=before.begun + 1)
             if _compare_and_set(database, before, mine):
                 return mine
-        elif _insert_status(database, mine := ArchiveStatus(0, 0, 1)):
-            return mine
     raise AssertionError(f"database {database.index}: {ARCHIVED} changes all the time")
 
 
 def advance_archive(database: Database, mine: ArchiveStatus, until_ms: int) -> ArchiveStatus | None:
-    """Moves the mark on, for the run that `begin` gave `mine`. None: another run has begun since.
+    """Advances `until_ms`, for the run that began with `mine`. None: another run has begun since.
 
-    In the new status `files_moved` is False. It is one statement, and only forward: an earlier `until_ms`
-    changes nothing and returns None too.
+    In the new status `files_moved` is False. The change is one statement. An earlier `until_ms` than that of
+    the row changes nothing, and the result is None too.
     """
     then = ArchiveStatus(until_ms, mine.begun, mine.begun, files_moved=False)
     # Read again: the answer may have been lost, and the statement repeated.
@@ -126,21 +130,10 @@ def record_files_moved(database: Database, run: int) -> None:
     raise AssertionError(f"database {database.index}: {ARCHIVED} changes all the time")
 
 
-def _insert_status(database: Database, first: ArchiveStatus) -> bool:
-    row = {"name": ARCHIVED, "value": str(first)}
-    try:
-        database.run_autocommit(lambda connection: connection.execute(insert(database.meta), row))
-    except IntegrityError:  # another run was faster
-        return False
-    return True
-
-
 def _compare_and_set(database: Database, before: ArchiveStatus, after: ArchiveStatus) -> bool:
     column = database.meta.c
     change = update(database.meta).where(column.name == ARCHIVED, column.value == str(before))
     if after.run != before.run:
-        change = change.where(
-            column.value < sql_time(after.until_ms)
-        )  # the text begins with its time
-    change = change.values(value=str(after))
-    return bool(database.read(lambda connection: connection.execute(change).rowcount))
+        # The text begins with its time.
+        change = change.where(column.value < sql_time(after.until_ms))
+    return bool(database.execute(change.values(value=str(after))))

@@ -19,9 +19,9 @@ import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, func, insert, select
+from sqlalchemy import ColumnElement, func, insert, select
 
 from toc.domain.biz_types import type_no_of
 from toc.errors import (
@@ -220,7 +220,7 @@ class BizTypes:
                 raise _number_taken_error(name, number, holder)
         if lacking and types_max is not None:
             count = select(func.count()).select_from(database.biz_type)
-            there = database.read(lambda connection: connection.execute(count).scalar_one())
+            there = database.scalar(count)
             if there + len(lacking) > types_max:
                 rule = (
                     f"is new, and database {database.index} has {there} types already: "
@@ -318,11 +318,7 @@ def describe_conflict(number: int, conflicts: Conflicts) -> str:
 def _fetch_types(database: Database, *conditions: ColumnElement[bool]) -> dict[int, str]:
     table = database.biz_type
     query = select(table.c.type_no, table.c.name).where(*conditions)
-
-    def rows(connection: Connection) -> dict[int, Any]:
-        return {row[0]: row[1] for row in connection.execute(query)}
-
-    return database.read(rows)
+    return dict(database.select(query))
 
 
 def _number_taken_error(name: str, number: int, holder: str | None) -> InvalidInput:

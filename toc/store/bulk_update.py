@@ -42,8 +42,7 @@ from toc.domain.routing import hash_of
 from toc.store.columns import Millis, db_now
 from toc.store.conditions import Bounds, Condition, Renderer
 from toc.store.databases import Database, Databases, execute_on
-from toc.store.driver_errors import explain_missing_table
-from toc.store.duplicates import is_live_duplicate
+from toc.store.driver_errors import explain_missing_table, is_live_duplicate
 from toc.store.events import Transition, record_events
 from toc.store.rows import after_due_key
 from toc.store.schema import JOB, LIVE_INDEX, job_table_name

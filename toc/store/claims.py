@@ -35,7 +35,7 @@ from toc.domain.job import Status
 from toc.domain.tokens import ALONE, process_of, without_mark
 from toc.errors import StoreUnavailable
 from toc.runtime.server_clock import TimeBounds
-from toc.store.columns import Millis, db_now, db_now_plus
+from toc.store.columns import Millis, db_now, db_now_plus, later_plus
 from toc.store.databases import Database, Databases, execute_on
 from toc.store.events import EventStatement, Transition
 from toc.store.prepared import PreparedStatement
@@ -127,9 +127,8 @@ class Claims:
 
     def set_lease_times(self, lease_ms: Mapping[int, int]) -> None:
         """From now on rows of these types are claimed. Takes a few milliseconds: it compiles statements."""
-        lease_end = db_now_plus(
-            _lease_expression(lease_ms), bindparam("lease_from", type_=Millis())
-        )
+        lease_from = bindparam("lease_from", type_=Millis())
+        lease_end = later_plus(_lease_expression(lease_ms), lease_from)
         types = sorted(lease_ms)
         latest = db_now_plus(SKEW_MS)  # guard: claim-skew
         claim_at = _claim_statement(latest, types, lease_end)

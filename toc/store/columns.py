@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from sqlalchemy import BigInteger, Dialect, SmallInteger, String, Text
 from sqlalchemy.dialects import mysql
@@ -16,10 +16,11 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from toc.domain.times import EPOCH, datetime_of
 
+T = TypeVar("T", bound=TypeEngine[Any])
 _TWO_63, _TWO_64 = 2**63, 2**64
 _EPOCH = EPOCH.replace(tzinfo=None)
 _MS = timedelta(milliseconds=1)
-_NOW = "UTC_TIMESTAMP(3)"
+_UTF8: dict[str, Any] = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
 _ZERO_DATE = re.compile(r"0000-|\d{4}-00-|\d{4}-\d\d-00")
 
 
@@ -36,10 +37,10 @@ def _second(seconds: int) -> str:
 
 @lru_cache(maxsize=4096)  # jobs that are claimed together have the same times, but for one
 def ms_of_sql_time(value: datetime | str) -> int:
-    """The inverse of `sql_time`, for what drivers give back (naive datetimes or text).
+    """The inverse of `sql_time`, for the values that drivers return (naive datetimes or text).
 
-    MySQL's zero dates, which a session without a strict `sql_mode` can write, are 0: they sort first there
-    too, and one such row must not stop what reads a page of rows.
+    MySQL's zero dates, which a session without a strict `sql_mode` can write, are 0: they sort first in MySQL
+    too, and one such row must not stop the reader of a page of rows.
     """
     if isinstance(value, str):
         if _ZERO_DATE.match(value):
@@ -48,16 +49,16 @@ def ms_of_sql_time(value: datetime | str) -> int:
     return (value - _EPOCH) // _MS
 
 
+def _in_mysql(sqlite: T, mysql_type: TypeEngine[Any]) -> T:
+    """A type of SQLite, and the type that MySQL and MariaDB use in its place."""
+    return sqlite.with_variant(mysql_type, "mysql", "mariadb")
+
+
 class Millis(TypeDecorator[int]):
     """DATETIME(3) in UTC that Python sees as integer milliseconds since 1970."""
 
-    impl = String(23)
+    impl = _in_mysql(String(23), mysql.DATETIME(fsp=3))
     cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name == "sqlite":
-            return dialect.type_descriptor(String(23))
-        return dialect.type_descriptor(mysql.DATETIME(fsp=3))
 
     def process_bind_param(self, value: int | None, dialect: Dialect) -> str | None:
         return None if value is None else sql_time(value)
@@ -71,67 +72,18 @@ class Millis(TypeDecorator[int]):
 class Day(TypeDecorator[str]):
     """DATE that Python sees as text, "2026-10-03"."""
 
-    impl = String(10)
+    impl = _in_mysql(String(10), mysql.DATE())
     cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name == "sqlite":
-            return dialect.type_descriptor(String(10))
-        return dialect.type_descriptor(mysql.DATE())
-
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        return value
 
     def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
         return None if value is None else str(value)
 
 
-class millis_of(FunctionElement[int]):  # noqa: N801 - reads as the SQL function that it is
-    """A time column as milliseconds since 1970, a number."""
-
-    type = BigInteger()
-    inherit_cache = True
-
-
-@compiles(millis_of)
-def _millis_mysql(element: millis_of, compiler: SQLCompiler, **kw: Any) -> str:
-    column = compiler.process(element.clauses, **kw)
-    return f"(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {column}) DIV 1000)"
-
-
-@compiles(millis_of, "sqlite")
-def _millis_sqlite(element: millis_of, compiler: SQLCompiler, **kw: Any) -> str:
-    column = compiler.process(element.clauses, **kw)
-    return f"(strftime('%s', {column}) * 1000 + substr({column}, 21, 3))"
-
-
-class hash_of(FunctionElement[int]):  # noqa: N801 - as above
-    """The routing hash of a biz_id column (see `domain.routing`)."""
-
-    type = BigInteger()
-    inherit_cache = True
-
-
-@compiles(hash_of)
-def _hash_mysql(element: hash_of, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"CRC32({compiler.process(element.clauses, **kw)})"
-
-
-@compiles(hash_of, "sqlite")
-def _hash_sqlite(element: hash_of, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"toc_hash({compiler.process(element.clauses, **kw)})"
-
-
 class UInt64(TypeDecorator[int]):
     """BIGINT UNSIGNED; SQLite has signed integers only and keeps the same 64 bits."""
 
-    impl = BigInteger
+    impl = _in_mysql(BigInteger(), mysql.BIGINT(unsigned=True))
     cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name == "sqlite":
-            return dialect.type_descriptor(BigInteger())
-        return dialect.type_descriptor(mysql.BIGINT(unsigned=True))
 
     def process_bind_param(self, value: int | None, dialect: Dialect) -> int | None:
         return signed64(value) if value is not None and dialect.name == "sqlite" else value
@@ -147,66 +99,83 @@ def signed64(value: int) -> int:
 
 def tiny_integer() -> TypeEngine[int]:
     """TINYINT: -128 to 127."""
-    return SmallInteger().with_variant(mysql.TINYINT(), "mysql", "mariadb")
+    return _in_mysql(SmallInteger(), mysql.TINYINT())
 
 
 def ascii_bin(length: int) -> String:
-    return String(length).with_variant(
-        mysql.VARCHAR(length, charset="ascii", collation="ascii_bin"), "mysql", "mariadb"
-    )
+    """At most so many ASCII characters, compared byte by byte."""
+    return _in_mysql(String(length), mysql.VARCHAR(length, charset="ascii", collation="ascii_bin"))
 
 
 def utf8_text() -> TypeEngine[str]:
     """TEXT that keeps every character (utf8mb4), byte for byte as it was given."""
-    return Text().with_variant(
-        mysql.TEXT(charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb"
-    )
+    return _in_mysql(Text(), mysql.TEXT(**_UTF8))
 
 
 def utf8_varchar(length: int) -> String:
     """At most so many characters, byte for byte as they were given."""
-    return String(length).with_variant(
-        mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb"
+    return _in_mysql(String(length), mysql.VARCHAR(length, **_UTF8))
+
+
+class _PerServer(FunctionElement[int]):
+    """An SQL expression that each kind of server writes in its own way. {0}, {1}: its arguments."""
+
+    mysql: ClassVar[str]  # and MariaDB
+    sqlite: ClassVar[str]  # the functions toc_… are those of this process: see `databases`
+
+
+@compiles(_PerServer)
+def _render(element: _PerServer, compiler: SQLCompiler, **kw: Any) -> str:
+    text = element.sqlite if compiler.dialect.name == "sqlite" else element.mysql
+    return text.format(*(compiler.process(clause, **kw) for clause in element.clauses))
+
+
+# The classes below read as the SQL functions that they are.
+
+
+class millis_of(_PerServer):  # noqa: N801
+    """A time column as milliseconds since 1970, a number."""
+
+    inherit_cache = True
+    type = BigInteger()
+    mysql = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {0}) DIV 1000)"
+    sqlite = "(strftime('%s', {0}) * 1000 + substr({0}, 21, 3))"
+
+
+class hash_of(_PerServer):  # noqa: N801
+    """The routing hash of a biz_id column (see `domain.routing`)."""
+
+    inherit_cache = True
+    type = BigInteger()
+    mysql = "CRC32({0})"
+    sqlite = "toc_hash({0})"
+
+
+class db_now(_PerServer):  # noqa: N801
+    """The database's clock, UTC, milliseconds: the clock of leases."""
+
+    inherit_cache = True
+    type = Millis()
+    mysql = "UTC_TIMESTAMP(3)"
+    sqlite = "toc_now(0)"
+
+
+class db_now_plus(_PerServer):  # noqa: N801
+    """The database's clock plus so many milliseconds (an expression)."""
+
+    inherit_cache = True
+    type = Millis()
+    mysql = "TIMESTAMPADD(MICROSECOND, 1000 * ({0}), UTC_TIMESTAMP(3))"
+    sqlite = "toc_now({0})"
+
+
+class later_plus(_PerServer):  # noqa: N801
+    """The later of the database's clock and a time, plus so many milliseconds. Arguments: ms, time."""
+
+    inherit_cache = True
+    type = Millis()
+    mysql = (
+        "TIMESTAMPADD(MICROSECOND, 1000 * ({0}), "
+        "GREATEST(UTC_TIMESTAMP(3), CAST({1} AS DATETIME(3))))"
     )
-
-
-class db_now(FunctionElement[int]):  # noqa: N801 - reads as the SQL function that it is
-    """The database's clock, UTC, milliseconds: the clock of leases.
-
-    In SQLite, which lives in this process, it is a function of this process (see `databases`).
-    """
-
-    type = Millis()
-    inherit_cache = True
-
-
-@compiles(db_now)
-def _now_mysql(element: db_now, compiler: SQLCompiler, **kw: Any) -> str:
-    return _NOW
-
-
-@compiles(db_now, "sqlite")
-def _now_sqlite(element: db_now, compiler: SQLCompiler, **kw: Any) -> str:
-    return "toc_now(0)"
-
-
-class db_now_plus(FunctionElement[int]):  # noqa: N801
-    """The database's clock plus so many milliseconds (an expression).
-
-    With a second expression, a time: counted from there where the clock is behind it.
-    """
-
-    type = Millis()
-    inherit_cache = True
-
-
-@compiles(db_now_plus)
-def _plus_mysql(element: db_now_plus, compiler: SQLCompiler, **kw: Any) -> str:
-    ms, *least = (compiler.process(clause, **kw) for clause in element.clauses)
-    now = f"GREATEST(UTC_TIMESTAMP(3), CAST({least[0]} AS DATETIME(3)))" if least else _NOW
-    return f"TIMESTAMPADD(MICROSECOND, 1000 * ({ms}), {now})"
-
-
-@compiles(db_now_plus, "sqlite")
-def _plus_sqlite(element: db_now_plus, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"toc_now({compiler.process(element.clauses, **kw)})"
+    sqlite = "toc_now({0}, {1})"

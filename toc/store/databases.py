@@ -53,12 +53,17 @@ from toc.runtime.settings import MysqlSettings, Settings
 from toc.store import schema
 from toc.store.columns import ms_of_sql_time, sql_time
 from toc.store.database_home import DatabaseHome
-from toc.store.driver_errors import translate_error
+from toc.store.driver_errors import (
+    LOCK_ERRORS,
+    LOST_ERRORS,
+    error_number,
+    error_text,
+    translate_error,
+)
 from toc.store.first_check import FirstCheck
-from toc.store.pipeline import LOST_ERRORS, PipelinedConnection, PipelineUnsupportedError
+from toc.store.pipeline import PipelinedConnection, PipelineUnsupportedError
 from toc.store.prepared import IdList, text_of_ids
-from toc.store.session_timeout import end_idle_sessions
-from toc.store.sessions import session_arguments
+from toc.store.sessions import end_idle_sessions, session_arguments
 from toc.store.sqlite_writers import refuse_self_deadlock
 from toc.store.verb import PlainConnection, Statement, Verb
 
@@ -66,7 +71,6 @@ C = TypeVar("C")
 T = TypeVar("T")
 
 TRIES_MAX = 5
-_LOCK_ERRORS = {1205, 1213}  # lock wait timeout, deadlock
 
 SHARD = "toc_shard"
 """The execution option that names the shard of a statement on `schema.JOB`."""
@@ -264,6 +268,17 @@ class Database:
             lambda connection: connection.execute(query, execution_options={SHARD: shard}).all()
         )
 
+    def scalar(self, query: Select[Any], shard: int | None = None) -> Any:
+        """The first value of the first row of a query, as `select`; None: there is no row."""
+        rows = self.select(query.limit(1), shard)
+        return rows[0][0] if rows else None
+
+    def execute(self, statement: Executable, values: Mapping[str, Any] | None = None) -> int:
+        """Runs a single changing statement in autocommit mode; returns the number of rows that it found."""
+        return self.run_autocommit(
+            lambda connection: connection.execute(statement, values).rowcount
+        )
+
     def pages_by_id(
         self, query: Select[Any], shard: int, rows: int, after: int = -1
     ) -> Iterator[Sequence[Any]]:
@@ -362,15 +377,15 @@ class Database:
     def _retry_reason(self, error: DBAPIError, tries: int, began_s: float) -> str:
         if not isinstance(error, OperationalError | InterfaceError):
             return ""
-        code = _error_number(error)
-        if self.sqlite and "locked" in str(code):
+        number = error_number(error)
+        if self.sqlite and "locked" in error_text(error):
             # Either at once, because the snapshot was too old, or after SQLite's whole time-out.
             waited_s = self._clock.monotonic_s() - began_s
             return "lock" if tries < TRIES_MAX and waited_s < self._read_timeout_s else ""
-        if code in _LOCK_ERRORS:
+        if number in LOCK_ERRORS:
             return "lock" if tries < TRIES_MAX else ""
         # A pooled connection died while idle: the pool has been emptied, the next connection is new.
-        lost = error.connection_invalidated or code in LOST_ERRORS
+        lost = error.connection_invalidated or number in LOST_ERRORS
         return "lost" if lost and tries < 2 else ""
 
     def now_ms(self) -> int:
@@ -427,11 +442,6 @@ class Database:
         frozen = self._clock.frozen_ms()
         if frozen is not None:  # tests only: UTC_TIMESTAMP follows the session's TIMESTAMP
             cursor.execute(_timestamp_sql(frozen))
-
-
-def _error_number(error: DBAPIError) -> Any:
-    """The server's error number; in SQLite the error text."""
-    return error.orig.args[0] if error.orig is not None and error.orig.args else None
 
 
 def _timestamp_sql(ms: int) -> str:

@@ -1,7 +1,7 @@
-"""What a driver's error says: a server that cannot serve now, or one that refuses a statement.
+"""The meaning of a driver's error: the server is unavailable, it refuses a statement, or a key is taken.
 
-Drivers put both into one class (OperationalError), so the number decides. Numbers that are not listed
-as those of a server that is away are of the statement: it is wrong to wait for that server.
+Drivers raise one class (OperationalError) for an unavailable server and for a refused statement, so the
+number decides. A number that is not in `AWAY` concerns the statement: waiting for the server would not help.
 """
 
 from __future__ import annotations
@@ -21,9 +21,14 @@ from toc.errors import (
     TocError,
 )
 from toc.store.database_home import FENCE_ERRORS
-from toc.store.duplicates import is_own_duplicate
+from toc.store.schema import LIVE_INDEX
 
 NO_TABLE = 1146
+LOCK_ERRORS = frozenset({1205, 1213})  # lock wait timeout, deadlock
+# gone away, lost during query, shutdown, killed, ended because idle
+LOST_ERRORS = frozenset({2006, 2013, 2055, 1053, 1927, 4031})
+_DUPLICATE = 1062
+_OWN_KEY = re.compile(rf"""['.](PRIMARY|{LIVE_INDEX}|uq_name)'["\]]*$""")  # where the text ends
 
 CLIENT_ERRORS = range(2000, 3000)  # the driver's own: about the connection
 _PROXY_ERRORS = range(9000, 10000)  # ProxySQL's own
@@ -38,9 +43,9 @@ AWAY = frozenset({
     1820, 1862, 3118, 3159, 4151,  # the account: its password, a lock, TLS
     1969, 3024,  # the statement took too long
 }) | FENCE_ERRORS  # fmt: skip
-"""MySQL's and MariaDB's numbers of a server that answers and cannot serve now."""
+"""The error numbers of MySQL and MariaDB for a server that answers, but cannot serve now."""
 
-# How SQLite's OperationalErrors begin that are about a statement; all others are about the file.
+# The beginnings of SQLite's OperationalErrors about a statement; all others are about the file.
 _SQLITE_STATEMENT = (
     "no such", "table ", "near ", "ambiguous", "cannot ", "duplicate column", "incomplete input",
     "unrecognized token", "too many", "misuse", "wrong number", "foreign key mismatch", "error in ",
@@ -48,27 +53,24 @@ _SQLITE_STATEMENT = (
 
 
 def is_unavailable_number(number: int) -> bool:
-    """Whether a number is that of a server that does not answer, or cannot serve now."""
+    """Whether an error number means that the server does not answer, or cannot serve now."""
     return number < 1000 or number in AWAY or number in CLIENT_ERRORS or number in _PROXY_ERRORS
 
 
 def translate_error(database: int, error: DBAPIError) -> TocError | None:
-    """What toc raises for a driver's error; None: a duplicate of toc's own keys, which verbs expect."""
+    """The error of toc for a driver's error; None: a duplicate of toc's own keys, which verbs expect."""
     if error.connection_invalidated:
         return StoreUnavailable(database, error)
     if isinstance(error, IntegrityError) and is_own_duplicate(error):
         return None
     number = error_number(error)
     if number is None:
-        of_statement = isinstance(error, IntegrityError) or _is_sqlite_statement_error(error)
+        on_statement = str(error.orig).startswith(_SQLITE_STATEMENT)
+        is_refused = isinstance(error, IntegrityError) or on_statement
     else:
-        known = (
-            is_unavailable_number(number)
-            or number in MYSQL_REFUSALS
-            or number in MYSQL_TABLE_FAULTS
-        )
-        of_statement = not known
-    if not of_statement:
+        known = MYSQL_REFUSALS | MYSQL_TABLE_FAULTS
+        is_refused = not is_unavailable_number(number) and number not in known
+    if not is_refused:
         return StoreUnavailable(database, error)
     named = re.search(r"\btoc_\w+\b(?!`?\.)", error.statement or "")  # not a schema's name
     return StatementFailed(database, named[0] if named else None, number, error_text(error))
@@ -81,7 +83,7 @@ def error_number(error: SQLAlchemyError) -> int | None:
 
 
 def error_text(error: BaseException) -> str:
-    """What the server says, on one line."""
+    """The server's error text, its first line."""
     arguments = getattr(getattr(error, "orig", None), "args", ())
     lines = str(arguments[-1] if arguments else error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
@@ -107,5 +109,26 @@ def explain_missing_table(database: int, table: str) -> Iterator[None]:
         raise
 
 
-def _is_sqlite_statement_error(error: DBAPIError) -> bool:
-    return str(error.orig).startswith(_SQLITE_STATEMENT)
+# ---- duplicates: the three engines report them in three ways, always with the name of the index
+
+
+def is_own_duplicate(error: IntegrityError) -> bool:
+    """Whether a key of toc itself refused the row: not a key that somebody has added, nor another rule."""
+    message = str(error.orig)
+    if message.startswith("UNIQUE constraint failed"):
+        return True  # SQLite names the columns only, so the key is unknown
+    number, *texts = getattr(error.orig, "args", ()) or (None,)
+    return number == _DUPLICATE and _OWN_KEY.search(str(texts[-1:])) is not None
+
+
+def is_live_duplicate(error: IntegrityError) -> bool:
+    """Whether a live job holds (biz_id, type_no, dedup_key)."""
+    # MySQL "… for key 'toc_job_0001.uq_live'", MariaDB "… for key 'uq_live'",
+    # SQLite "UNIQUE constraint failed: toc_job_0001.biz_id, …, toc_job_0001.live_key" (or the index).
+    return LIVE_INDEX in str(error.orig) or "live_key" in str(error.orig)
+
+
+def is_primary_duplicate(error: IntegrityError) -> bool:
+    """Whether the job_id is taken."""
+    message = str(error.orig)
+    return "PRIMARY" in message or message.endswith(".job_id")

@@ -169,10 +169,9 @@ def read_events(database: Database, job_id: int, limit: int) -> list[Event]:
         .order_by(event.event_id.desc())
         .limit(limit)
     )  # fmt: skip
-    rows = database.read(lambda connection: connection.execute(query).all())
     return [
         Event(row[0], row[1], status_from_number(row[2]), status_from_number(row[3]), *row[4:])
-        for row in reversed(rows)
+        for row in reversed(database.select(query))
     ]
 
 

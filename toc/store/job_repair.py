@@ -18,7 +18,7 @@ from toc.domain.job import Status
 from toc.domain.routing import hash_of
 from toc.store.columns import Millis, db_now, sql_time
 from toc.store.databases import Database, Databases, execute_on
-from toc.store.duplicates import is_live_duplicate, is_primary_duplicate
+from toc.store.driver_errors import is_live_duplicate, is_primary_duplicate
 from toc.store.events import Repair, Transition, record_events, record_repair
 from toc.store.repaired_copies import has_copy_event, possible_copy_ids
 from toc.store.rows import status_from_number

@@ -33,7 +33,7 @@ from toc.errors import DuplicateJob
 from toc.store.catalogue import Catalogue
 from toc.store.columns import Millis, db_now, signed64, sql_time
 from toc.store.databases import Database, Databases, execute_on
-from toc.store.duplicates import is_live_duplicate, is_primary_duplicate
+from toc.store.driver_errors import is_live_duplicate, is_primary_duplicate
 from toc.store.events import EventStatement, Transition, record_events
 from toc.store.external_transaction import join_transaction
 from toc.store.pipeline import BYTES_MAX

@@ -16,12 +16,11 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
 from toc.store.database_home import is_fence
+from toc.store.driver_errors import LOST_ERRORS
 from toc.store.verb import Statement, StatementResult
 
 BYTES_MAX = 1_000_000  # of a packet, about: far below any server's max_allowed_packet
 
-# gone away, lost during query, shutdown, killed, ended because idle
-LOST_ERRORS = {2006, 2013, 2055, 1053, 1927, 4031}
 _PARSE_ERROR = 1064  # the error for a second statement, when the server accepts only one at a time
 _IF_CHANGED = " AND ROW_COUNT() > 0"  # of the statement before; see `Statement.if_changed`
 

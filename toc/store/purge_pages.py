@@ -7,23 +7,25 @@ shard by its primary key instead, from the oldest job on, and stops at jobs that
 `toc_purge` counts the deleted jobs in the transaction that deletes them: by UTC day, type and status, with
 the smallest and the largest id. If a row has changed since its page was read, the transaction is rolled
 back and repeated with the rows locked and read first, so the counts are exact. The counts are written last:
-all nodes write these few rows, so they are locked only for a moment.
+all nodes write these few rows, so they are locked only for a moment. The counts outlive the jobs: whoever
+asks for a deleted job can be told when jobs of its age were deleted. `first_id` and `last_id` enclose the ids
+that a row counts; other ids lie between them, too.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from sqlalchemy import Connection, and_, delete, exists, or_, select
+from sqlalchemy import Connection, and_, delete, exists, func, or_, select
 
 from toc.domain.ids import first_id_of
 from toc.domain.job import Status
-from toc.store import purge_counts
-from toc.store.archive_status import ArchiveStatus, read_archive_status
 from toc.store.databases import Database, Databases, execute_on
+from toc.store.rows import status_from_number
 from toc.store.schema import JOB
 
 c = JOB.c
@@ -48,15 +50,34 @@ class OldRow(NamedTuple):
         return self.status == Status.DEAD
 
 
+class PurgeCount(NamedTuple):
+    """How many jobs of a type and status were deleted on a UTC day, and between which ids they were."""
+
+    day: str
+    biz_type: str
+    status: Status
+    jobs: int
+    first_id: int
+    last_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PurgesAround:
+    """The counts whose ids enclose an id: `counts` has the closest ones, closest first; `days`: of all.
+
+    since: the first day of which anything is counted; None: nothing was ever counted.
+    """
+
+    counts: Sequence[PurgeCount]
+    days: int
+    since: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class PurgePages:
     """The statements of one purger."""
 
     databases: Databases
-
-    def archive_status(self, database: Database) -> ArchiveStatus | None:
-        """The archive's progress for a database; None: it was never archived."""
-        return read_archive_status(database)
 
     def read_page(self, shard: int, after: int, made_before_ms: int, limit: int) -> list[OldRow]:
         """Jobs of a shard that were created before `made_before_ms`, by id, from beyond `after` on."""
@@ -95,9 +116,7 @@ class PurgePages:
         rows = database.select(query)
         old = [event_id for event_id, at_ms in rows if at_ms < before_ms]
         if old:
-            database.run_autocommit(
-                lambda x: x.execute(delete(event).where(event.c.event_id.in_(old)))
-            )
+            database.execute(delete(event).where(event.c.event_id.in_(old)))
         younger = not old and any(before_ms <= at_ms <= now_ms for _, at_ms in rows)
         more = len(rows) == limit and not younger
         return len(old), rows[-1][0] if more else None
@@ -111,9 +130,7 @@ def _delete_all_or_none(
     database: Database, shard: int, rows: Sequence[OldRow], connection: Connection
 ) -> int:
     """Deletes all of these rows or none, so that they can be counted without being read again."""
-    kinds: dict[tuple[int, int], list[int]] = {}
-    for row in rows:
-        kinds.setdefault((row.type_no, row.status), []).append(row.job_id)
+    kinds = _ids_by_kind(rows)
     if len(kinds) > KINDS_MAX:
         raise _SomeChangedError
     # Each with the type and status under which it will be counted.
@@ -129,7 +146,7 @@ def _delete_all_or_none(
     if execute_on(connection, shard, change).rowcount < len(rows):
         raise _SomeChangedError
     _delete_letters(database, shard, rows, connection)
-    purge_counts.add_counts(connection, database, rows)
+    _add_counts(connection, database, rows)
     return len(rows)
 
 
@@ -149,7 +166,7 @@ def _delete_locked(
         mine = database.in_ids(c.job_id, [row.job_id for row in left])
         execute_on(connection, shard, delete(JOB).where(mine))
     _delete_letters(database, shard, rows, connection)
-    purge_counts.add_counts(connection, database, left)
+    _add_counts(connection, database, left)
     return len(left)
 
 
@@ -167,3 +184,88 @@ def _delete_letters(
         gone = ~exists(select(c.job_id).where(c.job_id == letters.c.job_id))
         mine = letters.c.job_id.in_(dead)
         execute_on(connection, shard, delete(letters).where(mine, gone))
+
+
+# ---- counts
+
+
+def _add_counts(connection: Connection, database: Database, rows: Sequence[OldRow]) -> None:
+    """Adds deleted rows to today's counts, in the caller's transaction.
+
+    By key in one order: nodes that purge shards of the same database wait for each other, and never
+    in a circle.
+    """
+    if not rows:
+        return
+    kinds = _ids_by_kind(rows)
+    values: list[int] = []
+    for (type_no, status), ids in sorted(kinds.items()):
+        values += [type_no, status, len(ids), min(ids), max(ids)]
+    connection.exec_driver_sql(_upsert_sql(database, len(kinds)), tuple(values))
+
+
+def _ids_by_kind(rows: Sequence[OldRow]) -> dict[tuple[int, int], list[int]]:
+    """The ids of rows by (type_no, status)."""
+    kinds: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for row in rows:
+        kinds[row.type_no, row.status].append(row.job_id)
+    return kinds
+
+
+def _upsert_sql(database: Database, keys: int) -> str:
+    """As text: SQLAlchemy would compile an INSERT of many rows anew for each page, for 3 ms."""
+    dialect = database.engine.dialect
+    table = dialect.identifier_preparer.format_table(database.purge)
+    columns = "day, type_no, status, jobs, first_id, last_id"
+    if database.sqlite:
+        row = "(substr(toc_now(0), 1, 10), ?, ?, ?, ?, ?)"
+        then, new = "ON CONFLICT (day, type_no, status) DO UPDATE SET", "excluded.{}"
+        least, most = "MIN", "MAX"
+    else:
+        row = "(UTC_DATE(), %s, %s, %s, %s, %s)"
+        then, least, most = "ON DUPLICATE KEY UPDATE", "LEAST", "GREATEST"
+        if getattr(dialect, "is_mariadb", False):
+            new = "VALUES({})"
+        else:  # which MySQL is about to give up
+            then, new = f"AS new {then}", "new.{}"
+    return (
+        f"INSERT INTO {table} ({columns}) VALUES {', '.join([row] * keys)} {then} "  # noqa: S608
+        f"jobs = {table}.jobs + {new.format('jobs')}, "
+        f"first_id = {least}({table}.first_id, {new.format('first_id')}), "
+        f"last_id = {most}({table}.last_id, {new.format('last_id')})"
+    )
+
+
+def delete_oldest_day(database: Database, before: str) -> bool:
+    """Deletes the counts of the oldest day if it is before the day `before`. True: there may be more."""
+    table = database.purge
+    oldest = database.scalar(select(func.min(table.c.day)))
+    if oldest is None or oldest >= before:
+        return False
+    database.execute(delete(table).where(table.c.day == oldest))
+    return True
+
+
+def read_purges_around(database: Database, job_id: int, limit: int) -> PurgesAround:
+    """What was deleted among jobs made before and after an id; the `limit` closest counts."""
+    its, types = database.purge.c, database.biz_type.c
+    encloses = its.first_id <= job_id, its.last_id >= job_id
+    closest = (
+        select(its.day, its.type_no, types.name, its.status, its.jobs, its.first_id, its.last_id)
+        .select_from(database.purge.outerjoin(database.biz_type, types.type_no == its.type_no))
+        .where(*encloses)
+        .order_by(its.last_id - its.first_id, its.day, its.type_no, its.status)
+        .limit(limit)
+    )
+    days = select(func.count(its.day.distinct())).where(*encloses)
+
+    def read(connection: Connection) -> PurgesAround:
+        counts = [
+            PurgeCount(day, name or f"number {type_no}", status_from_number(status), *rest)
+            for day, type_no, name, status, *rest in connection.execute(closest)
+        ]
+        since = connection.scalar(select(func.min(its.day)))
+        found = connection.scalar(days) or 0
+        return PurgesAround(counts, found, since)
+
+    return database.read(read)

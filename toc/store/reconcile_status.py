@@ -1,4 +1,4 @@
-"""What the last reconciliation came to: one row of `toc_meta` in database 0, for people and `toc doctor`."""
+"""The result of the last reconciliation: one row of `toc_meta` in database 0, for people and `toc doctor`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ VERDICT_CHARS_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class LastReconcileResult:
-    """One run. Times in ms since 1970 by the database's clock.
+    """The result of one run. Times in ms since 1970 by the database's clock.
 
-    verdict: "agreed", "repaired", "left" (disagreements are) or "unable" (not everything was compared).
-    disagreements: found, those included that were repaired. whole_ms: the end of the last run that
-    could compare everything, which may be an earlier one; None: there was none.
+    verdict: "agreed", "repaired", "left" (disagreements are left) or "unable" (not everything was compared).
+    disagreements: all that were found, also the repaired ones. whole_ms: the end of the last run that
+    could compare everything, which may be an earlier run; None: there was none.
     """
 
     ended_ms: int
@@ -29,7 +29,7 @@ class LastReconcileResult:
     disagreements: int
     repaired: int
     seconds: float
-    whole_ms: int | None = None
+    whole_ms: int | None
 
 
 def record_result(
@@ -41,7 +41,7 @@ def record_result(
     *,
     is_whole: bool,
 ) -> LastReconcileResult:
-    """Keeps what a run came to that ends now. `is_whole`: it could compare everything.
+    """Writes the result of a run that ends now. `is_whole`: the run could compare everything.
 
     Raises StoreUnavailable.
     """
@@ -55,13 +55,9 @@ def record_result(
     def write(connection: Connection) -> LastReconcileResult:
         before = _read_result(connection, database)
         whole_ms = before.whole_ms if before is not None else None
+        whole_ms = now_ms if is_whole else whole_ms
         made = LastReconcileResult(
-            now_ms,
-            verdict,
-            disagreements,
-            repaired,
-            round(seconds, 1),
-            now_ms if is_whole else whole_ms,
+            now_ms, verdict, disagreements, repaired, round(seconds, 1), whole_ms
         )
         value = json.dumps(asdict(made), separators=(",", ":"))
         # Not REPLACE: that needs the right to delete from toc_meta, which nobody else does.
@@ -94,5 +90,5 @@ def _read_result(connection: Connection, database: Database) -> LastReconcileRes
             float(found["seconds"]),
             None if whole_ms is None else int(whole_ms),
         )
-    except (ValueError, KeyError, TypeError):  # written by other hands, or by another release
+    except (ValueError, KeyError, TypeError):  # a person or another release has written the row
         return None

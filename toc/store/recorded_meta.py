@@ -18,8 +18,7 @@ def read_recorded_meta(database: Database) -> dict[str, str]:
     table = database.meta
     others = FITS_SINCE, RECONCILED, ARCHIVED  # facts about the schema and about nightly runs
     query = select(table.c.name, table.c.value).where(table.c.name.not_in(others))
-    rows = database.read(lambda connection: connection.execute(query).all())
-    return {str(name): str(value) for name, value in rows}
+    return {str(name): str(value) for name, value in database.select(query)}
 
 
 def refuse_other_facts(

@@ -44,5 +44,5 @@ def find_copy(databases: Databases, job_id: int) -> int | None:
         )
         .order_by(event.event_id.desc())
     )
-    found: int | None = database.read(lambda x: x.execute(query.limit(1)).scalar())
+    found: int | None = database.scalar(query)
     return found

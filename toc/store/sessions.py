@@ -14,14 +14,20 @@ from typing import Any, NoReturn
 
 from pymysql.constants import CR
 from pymysql.err import OperationalError
-from sqlalchemy import URL
+from sqlalchemy import URL, Engine, event
+from sqlalchemy.exc import DisconnectionError
 
 from toc.errors import SettingsError
+from toc.runtime.clock import SystemClock
 from toc.runtime.settings import MysqlSettings
 
 CHARSET = "utf8mb4"
 
 LOCK_WAIT_S = 5  # for a row, and for a table that somebody changes
+
+_SINCE_S = "toc_idle_since_s"
+# The server counts real time, also where a test stops the clock.
+_REAL_CLOCK = SystemClock()
 
 _NO_LIMIT = 2**64 - 1
 
@@ -112,3 +118,30 @@ def _tls_context(mysql: MysqlSettings) -> ssl.SSLContext:
             named = f"{mysql.tls_cert!r} with the key in {mysql.tls_key or mysql.tls_cert!r}"
             raise SettingsError(f"mysql.tls_cert: {named} cannot be used: {error}") from error
     return context
+
+
+def end_idle_sessions(engine: Engine, seconds: int) -> None:
+    """Makes the server end, and roll back, sessions of this engine after `seconds` without a statement.
+
+    A process that freezes within a transaction (SIGSTOP, a machine that hangs, a network that loses packets)
+    holds the locks of its rows, and its jobs could not be taken over until the server gives the session up:
+    after hours. MySQL has no time-out for idle transactions, only one for idle sessions: the engine for
+    transactions gets a short one. A session that was idle in the pool for half of it is not used again.
+    """
+
+    def connected(raw: Any, record: Any) -> None:
+        cursor = raw.cursor()
+        cursor.execute(f"SET SESSION wait_timeout = {seconds:d}")
+        cursor.close()
+
+    def given_back(raw: Any, record: Any) -> None:
+        record.info[_SINCE_S] = _REAL_CLOCK.monotonic_s()
+
+    def taken(raw: Any, record: Any, proxy: Any) -> None:
+        since_s = record.info.get(_SINCE_S)
+        if since_s is not None and _REAL_CLOCK.monotonic_s() - since_s > seconds / 2:
+            raise DisconnectionError("idle for too long")  # the pool makes another one
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "checkin", given_back)
+    event.listen(engine, "checkout", taken)
