@@ -184,5 +184,5 @@ def test_a_client_that_comes_before_the_first_worker_is_told_so(
     monkeypatch.setenv("TOC_TOPICS", '{"orders": {"slot_amount": 2}}')
     said = toc("schedule", 1, "2h")
     assert said.code == 4
-    assert "toc_meta does not say topic.orders.slot_amount yet" in said.err
+    assert "toc_meta does not contain topic.orders.slot_amount yet" in said.err
     assert "start a worker first" in said.err

@@ -28,7 +28,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of three rows, lists of two ids."""
     monkeypatch.setattr(sets_module, "WINDOW_ROWS", 3)
     monkeypatch.setattr(sets_module, "IDS_MAX", 2)
-    monkeypatch.setattr(sets_module, "LETTERS", 3)
+    monkeypatch.setattr(sets_module, "DEAD_LETTERS_MAX", 3)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ WHERES = {  # by which index
 
 def test_small_windows_find_the_same(busy: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = {where: found(busy, where) for where in WHERES}
-    for name, size in (("WINDOW_ROWS", 3), ("IDS_MAX", 2), ("LETTERS", 3)):
+    for name, size in (("WINDOW_ROWS", 3), ("IDS_MAX", 2), ("DEAD_LETTERS_MAX", 3)):
         monkeypatch.setattr(sets_module, name, size)
     again = {where: found(busy, where) for where in WHERES}
     assert {where: sorted(ids) for where, ids in again.items()} == {

@@ -19,7 +19,7 @@ from toc.center.center import TimeoutCenter
 from toc.domain.job import Job, Status
 from toc.errors import ClaimLost, InvalidInput, NotFound, WrongDatabase
 from toc.store.claims import Outcome, OutcomeKind
-from toc.store.complete import complete
+from toc.store.external_transaction import complete
 
 
 @pytest.fixture

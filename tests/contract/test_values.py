@@ -12,7 +12,8 @@ from toc.domain.biz_ids import BusinessId
 from toc.domain.limits import NESTING_MAX, attribute_json
 from toc.domain.routing import BIZ_ID_MAX
 from toc.domain.times import MS_MAX
-from toc.store.claims import ERROR_CHARS_MAX, OutcomeKind
+from toc.store.claims import OutcomeKind
+from toc.store.events import ERROR_CHARS_MAX
 
 
 @pytest.mark.parametrize("biz_id", [0, 1, 2**63 - 1, 2**63, BIZ_ID_MAX])

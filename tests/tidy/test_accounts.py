@@ -13,7 +13,7 @@ from sqlalchemy import MetaData
 from toc.cli.grants import RoleName
 from toc.cli.main import app
 from toc.store.accounts import EVENT_COLUMNS, JOBS, ROLES
-from toc.store.events import _event_columns
+from toc.store.events import _EVENT_COLUMNS
 from toc.store.schema import VERSION_TABLE, event_table
 
 ROOT = Path(__file__).parents[2]
@@ -82,15 +82,9 @@ def test_there_is_no_file_without_a_role() -> None:
 
 
 def test_the_columns_of_an_event_are_those_that_are_inserted() -> None:
-    class Database:
-        event = event_table(MetaData())
-
-    inserted = [column.name for column in _event_columns(Database())]  # type: ignore[arg-type, attr-defined]
-    assert (*inserted, "run_id", "related_job_id") == EVENT_COLUMNS
-    assert {column.name for column in Database.event.c} - set(EVENT_COLUMNS) == {
-        "event_id",
-        "account",
-    }
+    assert (*_EVENT_COLUMNS, "run_id", "related_job_id") == EVENT_COLUMNS
+    event = event_table(MetaData())
+    assert {column.name for column in event.c} - set(EVENT_COLUMNS) == {"event_id", "account"}
 
 
 def test_no_file_has_a_password() -> None:

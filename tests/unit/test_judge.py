@@ -12,7 +12,8 @@ from toc.domain.job import Job, Status
 from toc.domain.policy import Delays
 from toc.domain.times import MS_MAX
 from toc.handlers.registry import HandlerSpec
-from toc.store.claims import ERROR_CHARS_MAX, OutcomeKind
+from toc.store.claims import OutcomeKind
+from toc.store.events import ERROR_CHARS_MAX
 from toc.worker.outcome import describe_error, outcome_of
 from toc.worker.run import Run
 

@@ -43,8 +43,8 @@ from toc.runtime.clock import Clock, ServerTime, SystemClock
 from toc.runtime.process import process_name
 from toc.runtime.settings import Settings, load_settings
 from toc.store.catalogue import Catalogue
-from toc.store.complete import complete
 from toc.store.databases import Database, Databases
+from toc.store.external_transaction import complete
 from toc.store.jobs import InsertResult, Jobs, OnDuplicate
 from toc.store.schema_check import check_databases
 from toc.timer.reminder import Reminder

@@ -1,8 +1,8 @@
 """The progress of a database's archive: one row of its `toc_meta`, which the purger reads.
 
 A run of the archive begins by writing its number into the row, and advances `until_ms` only while that number
-is still there: of two concurrent runs the later one wins, and the other can change nothing any more. So
-a run that has begun may delete what earlier runs left unverified, however long that takes.
+is still there: of two concurrent runs the later one wins, and the earlier one can change nothing any more. So
+a run that has begun may delete the unverified files of earlier runs, however long that takes.
 """
 
 from __future__ import annotations

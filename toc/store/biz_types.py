@@ -2,14 +2,14 @@
 
 The number of a type follows from its name (`domain.biz_types`), so no database gives numbers out, and a
 row that a fail-over lost is written again with the same number. A type's row is committed in a database
-before the first job of that type is: the copy in a job's database says which name the job's number has.
+before the first job of that type is: the copy in a job's database has the name for the job's number.
 
 Conflict: one number has different names in two databases. Then the type of its jobs is unknown: they are
 neither run nor accepted until a person has resolved it (docs/how-to/type-conflict.md).
 
 A process caches the copies. It reads a copy again when it is `REFRESH_S` old: nodes in a service
 per database, clients when they use a type in that database, and the other copies in the background
-(so each client learns of a conflict). What a copy lacks of the known types is written there.
+(so each client learns of a conflict). Known types that a copy lacks are written there.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class BizTypes:
     # ---- copies
 
     def read_copy(self, database: Database) -> None:
-        """Reads a database's whole copy, and writes there what it lacks of the known types.
+        """Reads a database's whole copy, and writes the known types there that the copy lacks.
 
         Raises StoreUnavailable.
         """
@@ -162,7 +162,7 @@ class BizTypes:
         self._write_missing_types(database, there)
 
     def share_copies(self, databases: Iterable[Database]) -> None:
-        """Writes into each of these copies the types that only others have. All must have been read."""
+        """Writes into each of these copies the types that only other copies have. All must have been read."""
         for database in databases:
             self._write_missing_types(database, self._copy(database))
 

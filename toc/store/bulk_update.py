@@ -1,15 +1,14 @@
 """Changes many jobs that match a condition, page by page.
 
 A shard may have millions of rows, so no statement reads all of them. They are read in windows of
-neighbouring rows of one index, one statement per window. The condition determines the index: its ids or
-business ids, the live rows (`ix_due` contains only them), the dead ones (`toc_dead_job` contains only
-them), otherwise the primary key.
+neighbouring rows of one index, one statement per window. The condition determines the index: the primary
+key for job ids, the unique index for business ids, `ix_due` if only live rows match (it contains only them),
+`toc_dead_job` if only dead rows match (it contains only them), otherwise the primary key.
 
 A change first locks the jobs of a page that still match, so that it knows which rows it changes, whatever
 workers do at the same time. Their events are in the same transaction. Usually all jobs of a page still match:
-a cancel, which needs no data of the rows, assumes this, and rolls back if it is not true. The reasons of the
-events end with the run's mark: after a COMMIT whose answer was lost, a retry finds by the mark which jobs it
-has already changed.
+a cancel, which needs no data of the rows, assumes this, and rolls back if it is not true. The events have the
+id of the run: after a COMMIT whose answer was lost, a retry finds by them which jobs it has already changed.
 """
 
 from __future__ import annotations
@@ -50,8 +49,9 @@ from toc.store.schema import JOB, LIVE_INDEX, job_table_name
 c = JOB.c
 WINDOW_ROWS = 5000  # that one statement reads
 IDS_MAX = 500  # of a page, and of an IN list that finds rows
-LETTERS = 10_000  # dead letters read at once, of all shards of a database
+DEAD_LETTERS_MAX = 10_000  # read at once, of all shards of a database
 _BY_ID, _BY_DUE = "PRIMARY", "ix_due"
+_MYSQL = ("mysql", "mariadb")  # dialects
 
 
 class RowWindow(NamedTuple):
@@ -84,10 +84,10 @@ class ChangedJob(NamedTuple):
 
 
 class PageResult(NamedTuple):
-    """The result of one page. The jobs that are not counted here no longer matched.
+    """The result of one page. Jobs that it does not count no longer matched.
 
-    before: how many an earlier process of the same run had changed. superseded: how many dead jobs have a key
-    that a newer job holds.
+    before: the number of jobs that an earlier process of the same run had changed. superseded: the number of
+    dead jobs whose key a newer job holds.
     """
 
     done: list[ChangedJob]
@@ -99,8 +99,7 @@ class PageResult(NamedTuple):
 class BulkChange:
     """The change that a run makes to each job.
 
-    mark: the end of the reason of this run's events, and of no others. due_ms(old): the new due_time for
-    the old one; None ends the job.
+    due_ms(old): the new due_time for the old one; None ends the job.
     """
 
     move: Transition
@@ -169,7 +168,7 @@ class BulkUpdate:
 
     def _windows_by_id(self, database: Database, shard: int) -> Iterator[RowWindow]:
         # Up to the present last id: jobs made from now on are not included, so the walk ends.
-        last = _read_scalar(database, shard, select(func.max(c.job_id)))
+        last = database.scalar(select(func.max(c.job_id)), shard)
         after = -1
         while last is not None and after < last:
             query = (
@@ -179,7 +178,7 @@ class BulkUpdate:
                 .limit(1)
                 .offset(WINDOW_ROWS - 1)
             )
-            end = _read_scalar(database, shard, query)
+            end = database.scalar(query, shard)
             end = last if end is None else end
             yield RowWindow(shard, and_(c.job_id > after, c.job_id <= end), _BY_ID)
             after = end
@@ -187,7 +186,7 @@ class BulkUpdate:
     def _windows_by_due(
         self, database: Database, shard: int, bounds: Bounds
     ) -> Iterator[RowWindow]:
-        last_ms = _read_scalar(database, shard, select(func.max(c.due_time)))
+        last_ms = database.scalar(select(func.max(c.due_time)), shard)
         if last_ms is None:
             return
         last_ms = min(last_ms, bounds.due_until_ms)
@@ -214,7 +213,7 @@ class BulkUpdate:
         """Windows of dead jobs. Each has a dead letter, so the shards need not be searched."""
         letter, after = database.dead.c.job_id, -1
         while True:
-            query = select(letter).where(letter > after).order_by(letter).limit(LETTERS)
+            query = select(letter).where(letter > after).order_by(letter).limit(DEAD_LETTERS_MAX)
             with explain_missing_table(database.index, database.dead.name):
                 ids = [job_id for (job_id,) in database.select(query)]
             by_shard: dict[int, list[int]] = defaultdict(list)
@@ -223,11 +222,11 @@ class BulkUpdate:
             for shard in sorted(by_shard.keys() & shards):
                 for part in split_ids(by_shard[shard], IDS_MAX):
                     yield RowWindow(shard, c.job_id.in_(part), _BY_ID)
-            if len(ids) < LETTERS:
+            if len(ids) < DEAD_LETTERS_MAX:
                 return
             after = ids[-1]
 
-    # ---- looking
+    # ---- reads
 
     def count_matches(self, window: RowWindow) -> list[MatchCount]:
         """Counts the matching jobs of a window, by type and status."""
@@ -267,7 +266,7 @@ class BulkUpdate:
             self._renderer.render(self._changeable, shard),
         )
 
-    # ---- changing
+    # ---- changes
 
     def change_page(
         self,
@@ -283,22 +282,18 @@ class BulkUpdate:
         jobs: as `find_changeable` returns them. may_be_repeat: another process of this run may have changed
         some of them already.
         """
-        database = self._databases.of_shard(shard)
-        ids = sorted(jobs)
-        in_page = database.in_ids(c.job_id, ids)
+        database, ids = self._databases.of_shard(shard), sorted(jobs)
+        in_page, conditions = database.in_ids(c.job_id, ids), self._conditions(shard)
         tries = 0
-        before: list[set[int]] = (
-            [] if may_be_repeat else [set()]
-        )  # what was changed before this call
+        # The jobs that were changed before this call; None: not known yet.
+        before: set[int] | None = None if may_be_repeat else set()
 
         def cancel_all(connection: Connection) -> PageResult:
             """Changes all rows without reading them; raises unless all were changed."""
             nonlocal tries
             tries += 1
             database.lock_file(connection)
-            update = _guarded_update(change.move, in_page, due_time=None).where(
-                *self._conditions(shard)
-            )
+            update = _guarded_update(change.move, in_page, due_time=None).where(*conditions)
             if execute_on(connection, shard, _force_primary_key(update)).rowcount != len(ids):
                 raise _SomeNotMatchingError
             record_events(connection, database, shard, in_page, change.move)
@@ -306,7 +301,7 @@ class BulkUpdate:
             return PageResult([ChangedJob(job_id, jobs[job_id], None) for job_id in ids], 0, 0)
 
         def change_matching(connection: Connection) -> PageResult:
-            nonlocal tries
+            nonlocal tries, before
             tries += 1
             database.lock_file(connection)
             marked: set[int] = set()
@@ -314,8 +309,9 @@ class BulkUpdate:
                 # The transaction of a lost connection may still be committing: wait for its locks.
                 execute_on(connection, shard, _locking_select(in_page))
                 marked = _changed_before(connection, database, ids, change)
-                before[:] = before or [marked]
-            query = _locking_select(in_page, *self._conditions(shard))
+            if before is None:
+                before = marked
+            query = _locking_select(in_page, *conditions)
             rows: Sequence[Any] = execute_on(connection, shard, query).all()
             todo = {row[0]: change.due_ms(row[2]) for row in rows if row[0] not in marked}
             done = _update_locked(connection, shard, change.move, todo)
@@ -328,9 +324,9 @@ class BulkUpdate:
                 )
             types = {row[0]: row[1] for row in rows}
             moved = [ChangedJob(job_id, types[job_id], todo[job_id]) for job_id in done]
-            moved += _read_jobs(connection, shard, sorted(marked - before[0]))
+            moved += _read_jobs(connection, shard, sorted(marked - before))
             progress.committing = progress.committing or bool(done)
-            return PageResult(sorted(moved), len(before[0]), len(todo) - len(done))
+            return PageResult(sorted(moved), len(before), len(todo) - len(done))
 
         with explain_missing_table(database.index, job_table_name(shard)):
             if change.move.to_status is Status.CANCELLED and not may_be_repeat:
@@ -347,14 +343,13 @@ def split_ids(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 def _force_index(query: Select[Any], key: str) -> Select[Any]:
     """Adds FORCE INDEX: otherwise MySQL may choose a scan of the whole shard."""
-    for dialect in ("mysql", "mariadb"):
+    for dialect in _MYSQL:
         query = query.with_hint(JOB, f"FORCE INDEX ({key})", dialect)
     return query
 
 
 def _force_primary_key(change: Update) -> Update:
-    """Adds FORCE INDEX (PRIMARY) to an UPDATE."""
-    for dialect in ("mysql", "mariadb"):
+    for dialect in _MYSQL:
         change = change.with_hint(f"FORCE INDEX ({_BY_ID})", JOB, dialect)
     return change
 
@@ -369,20 +364,13 @@ def _locking_select(*wanted: ColumnElement[bool]) -> Select[Any]:
     return _force_index(query, _BY_ID).order_by(c.job_id).with_for_update()
 
 
-def _read_scalar(database: Database, shard: int, query: Select[Any]) -> int | None:
-    rows = database.select(query, shard)
-    return rows[0][0] if rows else None
-
-
 def _changed_before(
     connection: Connection, database: Database, ids: Sequence[int], change: BulkChange
 ) -> set[int]:
     """The ids that this run has already changed, found by its events."""
     event = database.event.c
     query = select(event.job_id).where(
-        event.job_id.in_(ids),
-        event.what == change.move.what,
-        event.run_id == change.move.run_id,
+        event.job_id.in_(ids), event.what == change.move.what, event.run_id == change.move.run_id
     )
     return set(connection.execute(query).scalars())
 
@@ -390,21 +378,17 @@ def _changed_before(
 def _update_locked(
     connection: Connection, shard: int, move: Transition, due: Mapping[int, int | None]
 ) -> list[int]:
-    """Sets locked rows to their new due times; returns the ids of the changed ones."""
-    if not due:
-        return []
+    """Sets locked rows to their new due times; returns the ids of the changed ones, sorted."""
     try:
-        return _update_all(connection, shard, move, due)
+        return _update_all(connection, shard, move, due) if due else []
     except IntegrityError as error:
         if not is_live_duplicate(error):
             raise
+    if len(due) == 1:
+        return []
     done: list[int] = []
     for job_id in sorted(due, reverse=True):  # of several with one key the newest becomes live
-        try:
-            done += _update_all(connection, shard, move, {job_id: due[job_id]})
-        except IntegrityError as error:
-            if not is_live_duplicate(error):
-                raise
+        done += _update_locked(connection, shard, move, {job_id: due[job_id]})
     return sorted(done)
 
 

@@ -32,36 +32,41 @@ class Catalogue:
     def verify_and_record(
         self, expected_meta: Mapping[str, str], databases: Sequence[Database] | None = None
     ) -> None:
-        """Compares facts (routing, slot amounts) with what each database keeps; then writes what is new.
+        """Compares facts (routing, slot amounts) with those that each database records; then writes new ones.
 
         Raises SchemaMismatch when one differs, and has then written nothing: a node with another
-        routing would take rows for gone.
+        routing would look for rows in the wrong tables.
         """
         checked = self._databases.all if databases is None else databases
         kept = [read_recorded_meta(database) for database in checked]
         for database, there in zip(checked, kept, strict=True):
             refuse_other_facts(database, there, expected_meta)
         for database, there in zip(checked, kept, strict=True):
-            # The identity is made once; check_connection compares it.
-            new = {_ID: str(uuid.uuid4()), **expected_meta, "database": str(database.index)}
-            rows = [{"name": k, "value": v} for k, v in new.items() if k not in there]
-            if rows:
-                try:
-                    database.run_transaction(
-                        lambda c, t=database.meta, r=rows: c.execute(insert(t), r)  # type: ignore[misc]
-                    )
-                except (
-                    IntegrityError
-                ):  # another process inserted them first: compare with its values
-                    refuse_other_facts(database, read_recorded_meta(database), expected_meta)
-                except StoreUnavailable as error:
-                    if not error.denied:
-                        raise
-                    names = ", ".join(row["name"] for row in rows)
-                    raise SchemaMismatch(
-                        f"database {database.index}: toc_meta does not say {names} yet, and this account "
-                        "may not write it: start a worker first, whose account may"
-                    ) from error
+            self._record(database, there, expected_meta)
+
+    def _record(
+        self, database: Database, there: Mapping[str, str], expected_meta: Mapping[str, str]
+    ) -> None:
+        """Writes the facts that a database does not record yet."""
+        # The identity is made once; check_connection compares it.
+        facts = {_ID: str(uuid.uuid4()), **expected_meta, "database": str(database.index)}
+        rows = [{"name": k, "value": v} for k, v in facts.items() if k not in there]
+        if not rows:
+            return
+        try:
+            database.run_transaction(
+                lambda connection: connection.execute(insert(database.meta), rows)
+            )
+        except IntegrityError:  # another process inserted them first: compare with its values
+            refuse_other_facts(database, read_recorded_meta(database), expected_meta)
+        except StoreUnavailable as error:
+            if not error.denied:
+                raise
+            names = ", ".join(row["name"] for row in rows)
+            raise SchemaMismatch(
+                f"database {database.index}: toc_meta does not contain {names} yet, and this account may not "
+                "write it: start a worker first, whose account may"
+            ) from error
 
     def check_connection(self, connection: Connection, database: Database) -> None:
         """Raises WrongDatabase unless the caller's connection reaches this database."""

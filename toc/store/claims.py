@@ -1,12 +1,12 @@
-"""The verbs of workers: claim, take over, settle. Invariants I2, I3, I5 and I7 stand on these statements.
+"""The verbs of workers: claim, take over, settle. Invariants I2, I3, I5 and I7 depend on these statements.
 
 A claim is one UPDATE that sets pending, due rows to running under a token, then COMMIT, then a read: the
 attempt is committed before anybody reads the row. A settle changes only a row that still runs
 under its claim's token; a stale worker changes nothing. The lease is in the row, by the database's
 clock: `due_time` of a running row is the time from which any worker may take it over.
 
-No clock is trusted alone: Redis' time counts only as far as the database's clock agrees, and the database's
-clock only within the bounds that this process keeps for it (see `runtime.server_clock`).
+No clock is trusted alone: a claim by Redis' time must be due by the database's clock too, and the database's
+clock counts only within the bounds that this process keeps for it (see `runtime.server_clock`).
 """
 
 from __future__ import annotations
@@ -17,18 +17,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    BindParameter,
-    Connection,
-    Integer,
-    Update,
-    and_,
-    bindparam,
-    case,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Integer, Update, and_, bindparam, case, select, update
 
 from toc.domain.ids import gene_of
 from toc.domain.job import Status
@@ -37,14 +26,13 @@ from toc.errors import StoreUnavailable
 from toc.runtime.server_clock import TimeBounds
 from toc.store.columns import Millis, db_now, db_now_plus, later_plus
 from toc.store.databases import Database, Databases, execute_on
-from toc.store.events import EventStatement, Transition
-from toc.store.prepared import PreparedStatement
+from toc.store.events import DeadLetterStatement, EventStatement, Transition
+from toc.store.prepared import IDS, PreparedStatement
 from toc.store.rows import JOB_COLUMNS, status_from_number
 from toc.store.schema import JOB
 from toc.store.verb import Executor, Statement, StatementResult, Verb, run_statements
 
 c = JOB.c
-ERROR_CHARS_MAX = 4000
 SHARDS_PER_SELECT_MAX = 240  # shards, by one statement
 SKEW_MS = 1000  # how far Redis' clock may be ahead of the database's and still be believed
 _NO_TYPE = 0  # types are numbered from 1; prepared text cannot hold an empty IN ()
@@ -76,7 +64,7 @@ class Outcome(NamedTuple):
 
     `previous_token`: only when a take-over is given back: the token that the job was taken over from.
     Settling restores the row: it runs under that token, its lease is over, and the attempt does not count.
-    If it became pending instead, it would share a batch again, and that it was lost would be forgotten (I7).
+    If the row became pending instead, the job would run in a batch again, although it was lost once (I7).
     """
 
     job_id: int
@@ -161,8 +149,8 @@ class Claims:
         A returned row with this `token` is claimed. Repeating the call with the same token is safe.
         """
         parts = [
-            (database.job_table_name(shard), sorted(ids_by_shard[shard]))
-            for shard in sorted(ids_by_shard)
+            (database.job_table_name(shard), sorted(ids))
+            for shard, ids in sorted(ids_by_shard.items())
         ]
         bounds = database.server_clock.bounds()
         statement = self._claim_before if now_ms is not None else self._claim_due
@@ -235,14 +223,8 @@ class Claims:
         """
         table = database.job_table_name(shard)
         change = self._replace_token.bind(table, [job_id], seen=seen_token, token=token)
-
-        def work(connection: Connection) -> bool:
-            free, locked = _try_lock(connection, shard, [job_id])
-            if free:
-                run_statements(connection, [change])
-            return not locked
-
-        return database.run_transaction(work)
+        _, locked = _change_unlocked(database, shard, job_id, [change])
+        return not locked
 
     def bury_expired(
         self, database: Database, shard: int, job_id: int, seen_token: str, error: str, actor: str
@@ -258,12 +240,8 @@ class Claims:
             self._events[database.index].bind(table, job_id, transition),
             self._letters[database.index].bind(table, job_id, error),
         ]
-
-        def work(connection: Connection) -> bool:
-            free, _ = _try_lock(connection, shard, [job_id])
-            return bool(free and run_statements(connection, changes)[0].rowcount)
-
-        return database.run_transaction(work)
+        changed, _ = _change_unlocked(database, shard, job_id, changes)
+        return changed
 
     def _selects_of_claimed(
         self, parts: Sequence[tuple[str, Sequence[int]]], bounds: TimeBounds
@@ -313,10 +291,7 @@ class Claims:
             shard = routing.shard(gene_of(outcome.job_id))
             by_group[(shard, outcome.kind, outcome.token)].append(outcome)
         # Ordered by shard and id: two transactions never deadlock on each other's rows.
-        groups = [
-            (shard, sorted(by_group[(shard, kind, token)]))
-            for shard, kind, token in sorted(by_group)
-        ]
+        groups = [(shard, sorted(group)) for (shard, *_), group in sorted(by_group.items())]
         if locked is None:
             settles = [self._group_settle(database, shard, group) for shard, group in groups]
             return database.run_verb(_settle_verb(settles))
@@ -364,21 +339,21 @@ class Claims:
     def _settle_one(self, database: Database, table: str, outcome: Outcome) -> Iterator[Statement]:
         """The statements that settle one outcome and write its event."""
         ids, kind = [outcome.job_id], outcome.kind
-        from_status, after, what = Status.RUNNING, _STATUS_AFTER[kind], str(kind)
+        after, what = _STATUS_AFTER[kind], str(kind)
         values: dict[str, Any] = {"token": outcome.token}
-        if kind in (OutcomeKind.RETRY, OutcomeKind.SNOOZE):
-            values["due"] = outcome.due_ms
         if outcome.previous_token:
             after, what = Status.RUNNING, "undo_take_over"
             until_ms = database.server_clock.bounds().lease_ms
             values |= {"seen": outcome.previous_token, "until": until_ms}
             yield self._undo_take_over.bind(table, ids, **values)
         else:
+            if kind in (OutcomeKind.RETRY, OutcomeKind.SNOOZE):
+                values["due"] = outcome.due_ms
             yield self._settles[kind].bind(table, ids, **values)
         if kind is OutcomeKind.SNOOZE:
             return
         actor = process_of(outcome.token)
-        transition = Transition(what, from_status, after, actor, outcome.error)
+        transition = Transition(what, Status.RUNNING, after, actor, outcome.error)
         yield self._events[database.index].bind(table, outcome.job_id, transition)
         if kind is OutcomeKind.BURY:
             yield self._letters[database.index].bind(table, outcome.job_id, outcome.error)
@@ -429,9 +404,8 @@ def _settle_verb(groups: Sequence[_GroupSettle]) -> Verb[set[tuple[int, str]]]:
 
 # ---- statements on any shard
 
-_IDS: BindParameter[Any] = bindparam("ids", expanding=True)
 _RUNS_UNDER_SEEN = (
-    c.job_id.in_(_IDS),
+    c.job_id.in_(IDS),
     c.status == int(Status.RUNNING),
     c.claim_token == bindparam("seen"),
 )
@@ -466,7 +440,7 @@ def _claim_statement(now: Any, types: list[int], lease_end: Any) -> Update:
     return (
         update(JOB)
         .where(
-            c.job_id.in_(_IDS),
+            c.job_id.in_(IDS),
             c.status == int(Status.PENDING),  # guard: claim-pending
             c.due_time <= bindparam("until", type_=Millis()),  # guard: claim-until
             c.due_time <= now,  # guard: claim-due
@@ -484,7 +458,7 @@ def _settle_statement(kind: OutcomeKind, *values: tuple[Any, Any]) -> Update:
     return (
         update(JOB)
         .where(
-            c.job_id.in_(_IDS),
+            c.job_id.in_(IDS),
             c.status == int(Status.RUNNING),
             c.claim_token == bindparam("token"),  # guard: settle-token
         )
@@ -494,26 +468,23 @@ def _settle_statement(kind: OutcomeKind, *values: tuple[Any, Any]) -> Update:
 
 _DUE = bindparam("due", type_=Millis())
 _UNTIL = bindparam("until", type_=Millis())
-_BELIEVED_NOW = case(
-    (db_now() <= _UNTIL, db_now()), else_=_UNTIL
-)  # not later than the clock is believed
+# The database's clock, but not later than this process believes.
+_BELIEVED_NOW = case((db_now() <= _UNTIL, db_now()), else_=_UNTIL)
 _DUE_AFTER_GIVE_BACK = case((c.attempts == 1, c.action_time), else_=_BELIEVED_NOW)
-_SETTLE = {
-    OutcomeKind.DONE: _settle_statement(OutcomeKind.DONE, (c.due_time, None)),
-    OutcomeKind.DROP: _settle_statement(OutcomeKind.DROP, (c.due_time, None)),
-    OutcomeKind.BURY: _settle_statement(OutcomeKind.BURY, (c.due_time, None)),
-    OutcomeKind.RETRY: _settle_statement(OutcomeKind.RETRY, (c.due_time, _DUE)),
-    OutcomeKind.SNOOZE: _settle_statement(
-        OutcomeKind.SNOOZE, (c.action_time, _DUE), (c.due_time, _DUE), (c.attempts, c.attempts - 1)
-    ),
-    OutcomeKind.GIVE_BACK: _settle_statement(
-        OutcomeKind.GIVE_BACK, (c.due_time, _DUE_AFTER_GIVE_BACK), (c.attempts, c.attempts - 1)
-    ),
+_ONE_ATTEMPT_LESS = (c.attempts, c.attempts - 1)
+_SET: dict[OutcomeKind, list[tuple[Any, Any]]] = {
+    OutcomeKind.DONE: [(c.due_time, None)],
+    OutcomeKind.DROP: [(c.due_time, None)],
+    OutcomeKind.BURY: [(c.due_time, None)],
+    OutcomeKind.RETRY: [(c.due_time, _DUE)],
+    OutcomeKind.SNOOZE: [(c.action_time, _DUE), (c.due_time, _DUE), _ONE_ATTEMPT_LESS],
+    OutcomeKind.GIVE_BACK: [(c.due_time, _DUE_AFTER_GIVE_BACK), _ONE_ATTEMPT_LESS],
 }
+_SETTLE = {kind: _settle_statement(kind, *values) for kind, values in _SET.items()}
 _UNDO_TAKE_OVER = (
     update(JOB)
     .where(
-        c.job_id.in_(_IDS),
+        c.job_id.in_(IDS),
         c.status == int(Status.RUNNING),
         c.claim_token == bindparam("token"),
     )
@@ -534,12 +505,12 @@ _REPLACE_TOKEN = (
     .where(*_RUNS_UNDER_SEEN)
     .values(claim_token=bindparam("token"), gmt_modified=db_now())
 )
-_SELECT_PRESENT = select(c.job_id).where(c.job_id.in_(_IDS))
+_SELECT_PRESENT = select(c.job_id).where(c.job_id.in_(IDS))
 _TRY_LOCK = _SELECT_PRESENT.with_for_update(skip_locked=True)
 _SELECT_SETTLED = _SELECT_PRESENT.where(
     c.claim_token == bindparam("token"), c.status == bindparam("status", type_=Integer)
 )
-_SELECT_CLAIMED = select(*JOB_COLUMNS, and_(*_LEASE_IS_OVER)).where(c.job_id.in_(_IDS))
+_SELECT_CLAIMED = select(*JOB_COLUMNS, and_(*_LEASE_IS_OVER)).where(c.job_id.in_(IDS))
 
 
 def _try_lock(connection: Connection, shard: int, ids: Sequence[int]) -> tuple[set[int], set[int]]:
@@ -554,24 +525,13 @@ def _try_lock(connection: Connection, shard: int, ids: Sequence[int]) -> tuple[s
     return free, set(locked)
 
 
-class DeadLetterStatement:
-    """Writes the dead letter of one job in a verb, if the statement before it has changed a row."""
+def _change_unlocked(
+    database: Database, shard: int, job_id: int, changes: Sequence[Statement]
+) -> tuple[bool, bool]:
+    """Runs the changes of a row in a transaction unless another one has locked it: (changed, locked)."""
 
-    def __init__(self, database: Database) -> None:
-        dead = database.dead.c
-        columns = (
-            dead.job_id, dead.biz_id, dead.biz_text, dead.tenant, dead.type_no, dead.attempts,
-            dead.error, dead.dead_time,
-        )  # fmt: skip
-        error: BindParameter[Any] = bindparam("error")
-        rows = select(
-            c.job_id, c.biz_id, c.biz_text, c.tenant, c.type_no, c.attempts, error, db_now()
-        )
-        letter = insert(database.dead).from_select(columns, rows.where(c.job_id.in_(_IDS)))
-        self._prepared = PreparedStatement(letter, database.engine.dialect)
+    def work(connection: Connection) -> tuple[bool, bool]:
+        free, locked = _try_lock(connection, shard, [job_id])
+        return bool(free and run_statements(connection, changes)[0].rowcount), bool(locked)
 
-    def bind(self, table: str, job_id: int, error: str) -> Statement:
-        """The statement for a row of this table."""
-        text, values, _ = self._prepared.bind(table, [job_id], error=error[:ERROR_CHARS_MAX])
-        # A letter from before a redrive may be there. SQLAlchemy has no REPLACE; all servers do.
-        return Statement(text.replace("INSERT", "REPLACE", 1), values, if_changed=True)
+    return database.run_transaction(work)

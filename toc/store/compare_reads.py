@@ -36,7 +36,7 @@ class LivePage(NamedTuple):
 
 
 class SuspiciousRows(NamedTuple):
-    """moved: never tried, and due_time differs from action_time. misfits: in a shard that does not fit."""
+    """Ids of rows. moved: never tried, and due_time differs from action_time. misfits: in a wrong shard."""
 
     moved: list[int]
     moved_count: int
@@ -99,21 +99,14 @@ class CompareReads:
     def count_due_after(self, shard: int, beyond_ms: int) -> int:
         """How many live rows are due later than `beyond_ms`."""
         query = select(func.count()).select_from(JOB).where(c.due_time > beyond_ms)
-        ((count,),) = self.databases.select(query, shard)
-        return int(count)
+        return int(self.databases.of_shard(shard).scalar(query, shard))
 
     def full_rows(self, shard: int, ids: Collection[int]) -> Iterator[RowFacts]:
         """The rows of these ids in a shard's table."""
         columns = (
-            c.job_id,
-            c.biz_id,
-            c.type_no,
-            c.status,
-            c.action_time,
-            c.due_time,
-            c.attempts,
+            c.job_id, c.biz_id, c.type_no, c.status, c.action_time, c.due_time, c.attempts,
             c.claim_time,
-        )
+        )  # fmt: skip
         wanted = sorted(ids)
         for start in range(0, len(wanted), IDS_MAX):
             query = select(*columns).where(c.job_id.in_(wanted[start : start + IDS_MAX]))
@@ -121,13 +114,7 @@ class CompareReads:
                 yield RowFacts._make([*row[:3], status_from_number(row[3]), *row[4:], shard])
 
     def _read_page(
-        self,
-        shard: int,
-        after: tuple[int, int] | None,
-        until_ms: int,
-        limit: int,
-        *,
-        typed: bool,
+        self, shard: int, after: tuple[int, int] | None, until_ms: int, limit: int, *, typed: bool
     ) -> LivePage:
         columns = [c.job_id, c.due_time, *([c.type_no] if typed else [])]
         rows = (

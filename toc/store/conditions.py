@@ -87,11 +87,15 @@ class IsNull:
 
 @dataclass(frozen=True, slots=True)
 class Every:
+    """All parts are true."""
+
     parts: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Some:
+    """At least one part is true."""
+
     parts: tuple[Condition, ...]
 
 
@@ -206,32 +210,26 @@ class Renderer:
 
     def render(self, condition: Condition, shard: int) -> ColumnElement[bool]:
         """The condition in the table of a shard."""
-        match condition:
-            case Every(parts):
-                return and_(true(), *(self.render(part, shard) for part in parts))
-            case Some(parts):
-                return or_(false(), *(self.render(part, shard) for part in parts))
-            case Negation(part):
-                return not_(self.render(part, shard))
-            case Constant(truth):
-                return true() if truth else false()
-            case _:
-                return self._about_one(condition, self._of(condition.column, shard), shard)
-
-    def _about_one(
-        self, condition: Compare | OneOf | Like | IsNull, left: Any, shard: int
-    ) -> ColumnElement[bool]:
         found: ColumnElement[bool]
         match condition:
-            case IsNull():
-                found = left.is_(null())
-            case OneOf(_, values):
-                found = left.in_(values)
-            case Like(_, pattern, escape):
-                found = self._like(left, pattern, escape)
-            case Compare(_, operator, Column() as other):
-                found = self._compare(left, operator, self._of(other, shard))
-            case Compare(_, operator, value):
+            case Every(parts):
+                found = and_(true(), *(self.render(part, shard) for part in parts))
+            case Some(parts):
+                found = or_(false(), *(self.render(part, shard) for part in parts))
+            case Negation(part):
+                found = not_(self.render(part, shard))
+            case Constant(truth):
+                found = true() if truth else false()
+            case IsNull(column):
+                found = self._of(column, shard).is_(null())
+            case OneOf(column, values):
+                found = self._of(column, shard).in_(values)
+            case Like(column, pattern, escape):
+                found = self._like(self._of(column, shard), pattern, escape)
+            case Compare(column, operator, Column() as other):
+                found = self._compare(self._of(column, shard), operator, self._of(other, shard))
+            case Compare(column, operator, value):
+                left = self._of(column, shard)
                 found = self._compare(left, operator, literal(value, left.type))
         return found
 

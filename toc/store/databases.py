@@ -13,11 +13,11 @@ here: a deadlock rolls it back as a whole, and only the caller can repeat it.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -38,7 +38,7 @@ from sqlalchemy import (
     bindparam,
     create_engine,
     event,
-    text,
+    select,
 )
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
@@ -51,7 +51,7 @@ from toc.runtime.files import on_sqlite_connect
 from toc.runtime.server_clock import ServerClock
 from toc.runtime.settings import MysqlSettings, Settings
 from toc.store import schema
-from toc.store.columns import ms_of_sql_time, sql_time
+from toc.store.columns import db_now, ms_of_sql_time, sql_time
 from toc.store.database_home import DatabaseHome
 from toc.store.driver_errors import (
     LOCK_ERRORS,
@@ -133,8 +133,8 @@ class Database:
         self._supports_packets = self._binds_id_lists = parsed.get_driver_name() == "pymysql"
         # SQLite has one writer. Threads of this process wait for each other on this lock; SQLite itself
         # would sleep and try again, up to 100 ms at a time.
-        self._writer_turn: contextlib.AbstractContextManager[Any] = (
-            threading.Lock() if self.sqlite else contextlib.nullcontext()
+        self._writer_turn: AbstractContextManager[Any] = (
+            threading.Lock() if self.sqlite else nullcontext()
         )
         arguments = self._driver_arguments(parsed, mysql, limits)
         self.engine, self.autocommit_engine = self._create_engines(parsed, arguments, limits)
@@ -153,12 +153,7 @@ class Database:
     ) -> dict[str, Any]:
         if self.sqlite:
             return {"timeout": limits.read_timeout_s}
-        arguments = {
-            **session_arguments(url, mysql),
-            "connect_timeout": limits.connect_timeout_s,
-            "read_timeout": limits.read_timeout_s,
-            "write_timeout": limits.read_timeout_s,
-        }
+        arguments = session_arguments(url, mysql, limits.connect_timeout_s, limits.read_timeout_s)
         if self._supports_packets:
             # DATETIME is converted to milliseconds directly: this halves the cost of reading a row.
             converters = {FIELD_TYPE.DATETIME: ms_of_sql_time, IdList: text_of_ids}
@@ -233,12 +228,7 @@ class Database:
         any_shard = dialect.identifier_preparer.quote_identifier(schema.ANY_SHARD)
 
         def name_shard(
-            connection: Connection,
-            cursor: Any,
-            statement: str,
-            parameters: Any,
-            context: Any,
-            many: bool,
+            connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
         ) -> tuple[str, Any]:
             shard = context.execution_options.get(SHARD) if context is not None else None
             if shard is not None:
@@ -270,7 +260,7 @@ class Database:
 
     def scalar(self, query: Select[Any], shard: int | None = None) -> Any:
         """The first value of the first row of a query, as `select`; None: there is no row."""
-        rows = self.select(query.limit(1), shard)
+        rows = self.select(query, shard)
         return rows[0][0] if rows else None
 
     def execute(self, statement: Executable, values: Mapping[str, Any] | None = None) -> int:
@@ -391,17 +381,13 @@ class Database:
     def now_ms(self) -> int:
         """The database's clock, in milliseconds since 1970 UTC."""
 
-        def read(connection: Connection) -> int:
-            sql = "SELECT toc_now(0)" if self.sqlite else "SELECT UTC_TIMESTAMP(3)"
-            value = connection.execute(text(sql)).scalar_one()
-            return value if isinstance(value, int) else ms_of_sql_time(value)
-
-        return self.read(read)
+        now_ms: int = self.scalar(select(db_now()))
+        return now_ms
 
     def open_connections(self, singles: int, transactions: int) -> None:
         """Opens connections before they are needed: opening one takes tens of milliseconds (TLS, log-in)."""
         # An unavailable database is connected to later, at its first use.
-        with contextlib.suppress(DBAPIError), contextlib.ExitStack() as held:
+        with suppress(DBAPIError), ExitStack() as held:
             for _ in range(singles):
                 held.enter_context(self.autocommit_engine.connect())
             for _ in range(transactions):
@@ -448,9 +434,7 @@ def _timestamp_sql(ms: int) -> str:
     return f"SET TIMESTAMP = {ms / 1000:.3f}"
 
 
-def _connect_and_run(
-    connect: Callable[[], contextlib.AbstractContextManager[C]], work: Callable[[C], T]
-) -> T:
+def _connect_and_run(connect: Callable[[], AbstractContextManager[C]], work: Callable[[C], T]) -> T:
     with connect() as connection:
         return work(connection)
 
@@ -512,7 +496,7 @@ class Databases:
         """The clock of the first database that answers. Raises StoreUnavailable when none does."""
         *others, last = sorted(self.all, key=lambda database: database.is_unchecked)
         for database in others:
-            with contextlib.suppress(StoreUnavailable):
+            with suppress(StoreUnavailable):
                 return database.now_ms()
         return last.now_ms()
 

@@ -10,15 +10,7 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    ColumnElement,
-    Dialect,
-    Integer,
-    Select,
-    bindparam,
-    literal_column,
-    select,
-)
+from sqlalchemy import ColumnElement, Dialect, Integer, Select, bindparam, literal_column, select
 
 from toc.errors import SchemaMismatch, StoreUnavailable
 from toc.store.columns import Millis, UInt64, db_now_plus
@@ -27,9 +19,7 @@ from toc.store.prepared import PreparedStatement
 from toc.store.rows import after_due_key
 from toc.store.schema import JOB
 
-PAUSE_FACTOR = (
-    4  # a shard that could not be read is skipped for so many times as long as the try took
-)
+PAUSE_FACTOR = 4  # a shard that could not be read is skipped for 4 times as long as the try took
 SHARDS_PER_QUERY_MAX = 240  # shards that one statement asks about
 BITS = 60  # shards per number of the result, one bit each; all engines have 63 bits
 

@@ -16,7 +16,7 @@ from sqlalchemy import select, text
 from toc.domain.ids import first_id_of
 from toc.domain.job import Status
 from toc.store.archive_status import AHEAD_MS, TimeWindow
-from toc.store.columns import sql_time
+from toc.store.columns import millis_of, sql_time
 from toc.store.databases import Databases
 from toc.store.driver_errors import explain_missing_table
 from toc.store.schema import JOB, job_table_name
@@ -34,7 +34,7 @@ COLUMNS = (
     "claim_time", "attempts", "priority", "claim_token", "dedup_key", "biz_text", "tenant", "attribute",
     "result", "trace", "error", "dead_time",
 )  # fmt: skip
-"""The columns that `EndedJobs.rows` reads, in order. The last two: of the dead letter, or None."""
+"""The columns that `EndedJobs.ended_rows` reads, in order. The last two: of the dead letter, or None."""
 
 TIMES = ("gmt_create", "gmt_modified", "action_time", "due_time", "claim_time", "dead_time")
 TEXTS = (
@@ -90,7 +90,7 @@ class EndedJobs:
     databases: Databases
 
     def split_range(self, shard: int, ids: IdRange, rows: int) -> Iterator[IdRange]:
-        """Cuts a range of ids into ranges of so many rows; the last one has what is left."""
+        """Cuts a range of ids into ranges of so many rows; the last one may have fewer."""
         first, routing = ids.first, self.databases.routing
         while True:
             query = (
@@ -174,7 +174,7 @@ class _Expressions(NamedTuple):
 
 
 _MYSQL = _Expressions(  # and MariaDB
-    ms="TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {0}) DIV 1000",
+    ms=millis_of.mysql,
     late_ms="GREATEST(0, TIMESTAMPDIFF(MICROSECOND, {0}, {1}) DIV 1000)",
     whole="{0} DIV {1}",
     unsigned="{0}",
@@ -183,10 +183,9 @@ _MYSQL = _Expressions(  # and MariaDB
     between_parts=", ",
     bucket=f"INTERVAL({{0}}, {', '.join(str(bound + 1) for bound in BOUNDS_MS)})",
 )
-_SQLITE_MS = "(strftime('%s', {0}) * 1000 + substr({0}, 21, 3))"
 _SQLITE = _Expressions(
-    ms=_SQLITE_MS,
-    late_ms=f"MAX(0, {_SQLITE_MS.replace('{0}', '{1}')} - {_SQLITE_MS})",
+    ms=millis_of.sqlite,
+    late_ms=f"MAX(0, {millis_of.sqlite.replace('{0}', '{1}')} - {millis_of.sqlite})",
     whole="{0} / {1}",
     unsigned="printf('%llu', {0})",
     sized="length(CAST({0} AS BLOB)) || '=' || {0}",

@@ -5,14 +5,14 @@ successful jobs (claim, done, snooze, give_back) write none: there would be bill
 have no transition: then reconciliation has repaired a reminder, and the row is unchanged.
 
 toc writes `actor`. The server writes `account`, by the column's default: the account of the connection. No
-statement here names that column, so that no account needs the right to write it.
+statement names that column, so that no account needs the right to write it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import (
     BindParameter,
@@ -30,19 +30,26 @@ from toc.domain.job import Event, Status
 from toc.domain.limits import REASON_CHARS_MAX
 from toc.store.columns import db_now
 from toc.store.databases import Database, execute_on
-from toc.store.prepared import PreparedStatement
+from toc.store.prepared import IDS, PreparedStatement
 from toc.store.rows import status_from_number
 from toc.store.schema import JOB
 from toc.store.verb import Statement
 
 c = JOB.c
+ERROR_CHARS_MAX = 4000  # of a dead letter
+_EVENT_COLUMNS = (
+    "event_time", "job_id", "what", "from_status", "to_status", "attempts", "actor", "reason",
+)  # fmt: skip
+_LETTER_COLUMNS = (
+    "job_id", "biz_id", "biz_text", "tenant", "type_no", "attempts", "error", "dead_time",
+)  # fmt: skip
 REPAIR = "repair"
 """`what` of the events of repairs. No verb of a client writes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A transition of a job, who made it (`actor`) and why. `reason` is cut at `limits.REASON_CHARS_MAX`.
+    """A transition of a job; `actor` has made it. `reason` is cut at `limits.REASON_CHARS_MAX`.
 
     run_id: the run of `toc admin` or `toc reconcile` that made it. related_job_id: the job that replaces this
     one.
@@ -59,15 +66,16 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A repair that leaves jobs in their status. `reasons`: by job_id.
+    """A repair that does not change the status of jobs. `reasons`: by job_id.
 
-    related_job_id: the misfit that the job replaces.
+    related_job_id: the misfit (a job in a wrong shard) that the job replaces.
     """
 
     reasons: Mapping[int, str]
     actor: str
     run_id: str | None = None
     related_job_id: int | None = None
+    what: ClassVar[str] = REPAIR
 
 
 def record_events(
@@ -80,9 +88,7 @@ def record_events(
     """Writes one event for each job of a shard that matches `condition`, with its present attempts."""
     statuses = literal(int(transition.from_status)), literal(int(transition.to_status))
     reason: ColumnElement[Any] = bindparam("reason", _cut_reason(transition.reason))
-    _insert_events(
-        connection, database, shard, condition, transition.what, statuses, transition, reason
-    )
+    _insert_events(connection, database, shard, condition, transition, statuses, reason)
 
 
 class EventStatement:
@@ -94,14 +100,13 @@ class EventStatement:
     def __init__(self, database: Database) -> None:
         before: list[BindParameter[Any]] = [*map(bindparam, ("what", "from_status", "to_status"))]
         after: list[BindParameter[Any]] = [*map(bindparam, ("actor", "reason"))]
-        its = c.job_id.in_(bindparam("ids", expanding=True))
-        rows = select(db_now(), c.job_id, *before, c.attempts, *after).where(its)
-        statement = insert(database.event).from_select(_event_columns(database), rows)
-        self._prepared = PreparedStatement(statement, database.engine.dialect)
+        rows = select(db_now(), c.job_id, *before, c.attempts, *after).where(c.job_id.in_(IDS))
+        statement = insert(database.event).from_select(_EVENT_COLUMNS, rows)
+        self._prepared = PreparedStatement(statement, database.engine.dialect, if_changed=True)
 
     def bind(self, table: str, job_id: int, transition: Transition) -> Statement:
         """The statement for a row of this table."""
-        statement = self._prepared.bind(
+        return self._prepared.bind(
             table,
             [job_id],
             what=str(transition.what),
@@ -110,28 +115,36 @@ class EventStatement:
             actor=transition.actor,
             reason=_cut_reason(transition.reason),
         )
-        return statement._replace(if_changed=True)
 
 
-def record_repair(
-    connection: Connection,
-    database: Database,
-    shard: int,
-    repair: Repair,
-) -> None:
+class DeadLetterStatement:
+    """Writes the dead letter of one job in a verb, if the statement before it has changed a row."""
+
+    def __init__(self, database: Database) -> None:
+        rows = select(
+            c.job_id, c.biz_id, c.biz_text, c.tenant, c.type_no, c.attempts,
+            bindparam("error", type_=database.dead.c.error.type), db_now(),
+        ).where(c.job_id.in_(IDS))  # fmt: skip
+        letter = insert(database.dead).from_select(_LETTER_COLUMNS, rows)
+        self._prepared = PreparedStatement(letter, database.engine.dialect, if_changed=True)
+
+    def bind(self, table: str, job_id: int, error: str) -> Statement:
+        """The statement for a row of this table."""
+        statement = self._prepared.bind(table, [job_id], error=error[:ERROR_CHARS_MAX])
+        # The letter of an earlier death may be there. SQLAlchemy has no REPLACE; all servers do.
+        return statement._replace(text=statement.text.replace("INSERT", "REPLACE", 1))
+
+
+def record_repair(connection: Connection, database: Database, shard: int, repair: Repair) -> None:
     """Writes one event "repair" for each of some jobs of a shard whose status is unchanged."""
     short = {job_id: _cut_reason(text) for job_id, text in repair.reasons.items()}
-    texts = set(short.values())
+    texts = {job_id: literal(text, String()) for job_id, text in short.items()}
+    first, *others = set(short.values())
     reason: ColumnElement[Any] = (
-        bindparam("reason", texts.pop())
-        if len(texts) == 1
-        else case(
-            {job_id: literal(text, String()) for job_id, text in short.items()}, value=c.job_id
-        )
+        case(texts, value=c.job_id) if others else bindparam("reason", first)
     )
-    condition = c.job_id.in_(sorted(short))
-    statuses = (c.status, c.status)
-    _insert_events(connection, database, shard, condition, REPAIR, statuses, repair, reason)
+    its, statuses = c.job_id.in_(sorted(short)), (c.status, c.status)
+    _insert_events(connection, database, shard, its, repair, statuses, reason)
 
 
 def _insert_events(
@@ -139,24 +152,17 @@ def _insert_events(
     database: Database,
     shard: int,
     condition: ColumnElement[bool],
-    what: str,
-    statuses: tuple[ColumnElement[int], ColumnElement[int]],
     source: Transition | Repair,
+    statuses: tuple[ColumnElement[int], ColumnElement[int]],
     reason: ColumnElement[Any],
 ) -> None:
     event = database.event.c
-    columns = [*_event_columns(database), event.run_id, event.related_job_id]
+    columns = [*_EVENT_COLUMNS, "run_id", "related_job_id"]
     rows = select(
-        db_now(), c.job_id, literal(what), *statuses, c.attempts, literal(source.actor), reason,
+        db_now(), c.job_id, literal(source.what), *statuses, c.attempts, literal(source.actor), reason,
         literal(source.run_id, String()), literal(source.related_job_id, event.related_job_id.type),
     ).where(condition)  # fmt: skip
     execute_on(connection, shard, insert(database.event).from_select(columns, rows))
-
-
-def _event_columns(database: Database) -> list[ColumnElement[Any]]:
-    event = database.event.c
-    return [event.event_time, event.job_id, event.what, event.from_status, event.to_status,
-            event.attempts, event.actor, event.reason]  # fmt: skip
 
 
 def read_events(database: Database, job_id: int, limit: int) -> list[Event]:

@@ -1,4 +1,9 @@
-"""A caller's own connection: toc's statements join its transaction, and only the caller can repeat it."""
+"""Statements in a caller's own transaction, on its connection: only the caller can commit or repeat it.
+
+`complete` sets a job to done within its handler's transaction, together with the handler's effect (ADR 16).
+The statement is that of a settle: it changes only a row that runs under the claim's token. A take-over,
+cancel or settle of the job waits for the transaction's end, and then finds the job done.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, bindparam, event, or_, select, update
 from sqlalchemy.exc import DBAPIError
 
-from toc.errors import InvalidInput, StoreUnavailable
+from toc.domain.ids import gene_of
+from toc.domain.job import Job, Status
+from toc.domain.tokens import without_mark
+from toc.errors import ClaimLost, InvalidInput, NotFound, StoreUnavailable
 from toc.store.catalogue import Catalogue
+from toc.store.columns import db_now
 from toc.store.database_home import is_fence
-from toc.store.databases import Database
+from toc.store.databases import Database, Databases, execute_on
+from toc.store.rows import status_from_number
+from toc.store.schema import JOB
 from toc.store.sqlite_writers import remember_writer
+
+c = JOB.c
+_SET_DONE = (
+    update(JOB)
+    .where(
+        c.job_id == bindparam("id"),
+        c.status == int(Status.RUNNING),
+        or_(c.claim_token == bindparam("token"), c.claim_token == bindparam("unmarked")),
+    )
+    .values(status=int(Status.DONE), due_time=None, gmt_modified=db_now())
+)
+# A locking read sees committed rows even in a caller's REPEATABLE READ.
+_SELECT_STATUS = (
+    select(c.status, c.claim_token).where(c.job_id == bindparam("id")).with_for_update(read=True)
+)
 
 
 @contextmanager
@@ -63,3 +89,24 @@ def _refuse_autocommit(connection: Connection) -> None:
             "must be in a transaction, but each of its statements commits by itself: "
             "take an engine without isolation_level AUTOCOMMIT (autocommit of the driver)",
         )
+
+
+def complete(databases: Databases, catalogue: Catalogue, job: Job, connection: Connection) -> bool:
+    """Sets the job to done within the connection's transaction. False: it was done already.
+
+    Raises ClaimLost when the claim is lost, NotFound when the row is deleted, and WrongDatabase and
+    StoreUnavailable as `join_transaction` does.
+    """
+    shard = databases.routing.shard(gene_of(job.job_id))
+    with join_transaction(connection, databases.of_shard(shard), catalogue):
+        token = job.token or ""
+        values = {"id": job.job_id, "token": token, "unmarked": without_mark(token)}
+        if execute_on(connection, shard, _SET_DONE, values).rowcount:
+            return True
+        row = execute_on(connection, shard, _SELECT_STATUS, {"id": job.job_id}).first()
+    if row is None:
+        raise NotFound(f"job {job.job_id}: it has been deleted since")
+    status = status_from_number(row.status)
+    if status is Status.DONE:
+        return False
+    raise ClaimLost(job.job_id, job.token or "", status.name.lower(), row.claim_token)

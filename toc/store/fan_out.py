@@ -1,9 +1,9 @@
 """Runs queries of people on many shards at once, over read-only connections with time limits.
 
-These connections do not come from the pools of the verbs, so neither waits for the other. A session can only
-read (MySQL and MariaDB: READ ONLY transactions; SQLite: query_only), and each statement sees what was
-committed when it started. The server ends a statement that takes too long. All statements of a `FanOut`
-have the same NOW().
+These connections do not come from the pools of the verbs: queries and verbs never wait for each other's
+connections. A session can only read (MySQL and MariaDB: READ ONLY transactions; SQLite: query_only), and each
+statement sees the rows that were committed when it started. The server ends a statement that takes too long.
+All statements of a `FanOut` have the same NOW().
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class QuestionFailure:
-    """A question without a reply. is_whole: the whole database cannot be asked."""
+    """A question without a reply. is_whole: the database answers no question at all."""
 
     question: Question
     what: What
@@ -141,9 +141,8 @@ class FanOut:
         for index in databases:
             found = self.ask_one(Question(0, index, "", "SELECT UTC_TIMESTAMP(3)", {}))
             if isinstance(found, Reply):
-                now_ms = ms_of_sql_time(found.rows[0][0])
                 for database in self._databases:
-                    database.now_ms = now_ms
+                    database.now_ms = ms_of_sql_time(found.rows[0][0])
                 return None
             failure = failure or found
         return failure
@@ -169,11 +168,24 @@ class FanOut:
             maxsize=len(self._databases) * 4
         )
         stop = threading.Event()
+
+        def put(reply: Reply | QuestionFailure) -> None:
+            while not stop.is_set():
+                with contextlib.suppress(queue.Full):
+                    return replies.put(reply, timeout=TICK_S)
+            return None
+
+        def answer_all(database: _Database, todo: deque[Question]) -> None:
+            with contextlib.closing(database.answers(todo, self._deadline_s)) as answers:
+                while not stop.is_set() and (reply := next(answers, None)) is not None:
+                    put(reply)
+
         for database in self._databases:
             todo = deque(one for one in questions if one.database == database.index)
             for _ in range(min(self._limits.parallel, len(todo))):
-                worker = _Worker(database, todo, replies, stop, self._deadline_s)
-                threading.Thread(target=worker.run, daemon=True, name="toc-asking").start()
+                threading.Thread(
+                    target=answer_all, args=(database, todo), daemon=True, name="toc-asking"
+                ).start()
         left = len(questions)
         try:
             while left:
@@ -186,55 +198,6 @@ class FanOut:
                 yield reply
         finally:
             stop.set()
-
-
-class _Worker:
-    """Runs a database's questions one after the other, on one connection."""
-
-    def __init__(
-        self,
-        database: _Database,
-        todo: deque[Question],
-        replies: queue.Queue[Reply | QuestionFailure],
-        stop: threading.Event,
-        deadline_s: float,
-    ) -> None:
-        self._database, self._todo, self._replies = database, todo, replies
-        self._stop, self._deadline_s = stop, deadline_s
-
-    def run(self) -> None:
-        with contextlib.ExitStack() as stack:
-            connection: Connection | None = None
-            while not self._stop.is_set():
-                try:
-                    question = self._todo.popleft()
-                except IndexError:
-                    return
-                if connection is None:
-                    found = self._database.connected(question)
-                    if isinstance(found, QuestionFailure):
-                        self._give_up(found)
-                        continue
-                    connection = found
-                    stack.callback(connection.close)
-                reply = self._database.answer(connection, question, self._deadline_s)
-                self._put(reply)
-                if isinstance(reply, QuestionFailure) and reply.what == "down":
-                    connection = None  # the next question tries a new one
-
-    def _give_up(self, failure: QuestionFailure) -> None:
-        """Fails all questions that are left: the database is not tried again for each of its tables."""
-        self._put(failure)
-        with contextlib.suppress(IndexError):
-            while True:
-                question = self._todo.popleft()
-                self._put(QuestionFailure(question, failure.what, failure.text, is_whole=True))
-
-    def _put(self, reply: Reply | QuestionFailure) -> None:
-        while not self._stop.is_set():
-            with contextlib.suppress(queue.Full):
-                return self._replies.put(reply, timeout=TICK_S)
-        return None
 
 
 class _Database:
@@ -261,12 +224,7 @@ class _Database:
         wait_s = math.ceil(limits.timeout_s) + _BACKSTOP_S
         arguments: dict[str, Any] = {"timeout": limits.timeout_s}
         if not self.sqlite:
-            arguments = {
-                **session_arguments(parsed, mysql),
-                "connect_timeout": limits.connect_timeout_s,
-                "read_timeout": wait_s,
-                "write_timeout": wait_s,
-            }
+            arguments = session_arguments(parsed, mysql, limits.connect_timeout_s, wait_s)
         self._engine: Engine = create_engine(
             parsed,
             poolclass=NullPool,
@@ -275,21 +233,21 @@ class _Database:
             connect_args=arguments,
         )
         self._home: DatabaseHome | None = None
-        if not self.sqlite:
-            new = None if moving is None else make_url(moving)
-            self._home = DatabaseHome(index, parsed, new, arguments, clock)
-            self._home.connect_engine(self._engine)
-        event.listen(
-            self._engine, "connect", self._prepare_sqlite if self.sqlite else self._prepare_mysql
-        )
         self._is_mariadb = False
+        if self.sqlite:
+            event.listen(self._engine, "connect", self._prepare_sqlite)
+            return
+        new = None if moving is None else make_url(moving)
+        self._home = DatabaseHome(index, parsed, new, arguments, clock)
+        self._home.connect_engine(self._engine)
+        event.listen(self._engine, "connect", self._prepare_mysql)
 
     def close(self) -> None:
         if self._home is not None:
             self._home.close()
 
     def connected(self, question: Question) -> Connection | QuestionFailure:
-        """A connection to this database, with its limits set."""
+        """Opens a connection to this database and sets its limits."""
         if self._file is not None and not Path(self._file).is_file():
             text = "does not answer: there is no such file; run `toc migrate` to create it"
             return QuestionFailure(question, "down", text, is_whole=True)
@@ -305,6 +263,26 @@ class _Database:
             return replace(_failure(question, error), is_whole=True)
         except _WrongError as error:
             return QuestionFailure(question, "schema", str(error), is_whole=True)
+
+    def answers(
+        self, todo: deque[Question], deadline_s: float
+    ) -> Generator[Reply | QuestionFailure]:
+        """Runs questions one by one, on one connection. Other threads take questions from `todo`, too."""
+        with contextlib.ExitStack() as stack:
+            connection: Connection | QuestionFailure | None = None
+            while (question := _take_next(todo)) is not None:
+                if connection is None:
+                    connection = self.connected(question)
+                    if isinstance(connection, Connection):
+                        stack.callback(connection.close)
+                if isinstance(connection, QuestionFailure):
+                    # The database is not tried again for each of its tables.
+                    yield replace(connection, question=question)
+                    continue
+                reply = self.answer(connection, question, deadline_s)
+                yield reply
+                if isinstance(reply, QuestionFailure) and reply.what == "down":
+                    connection = None  # the next question tries a new one
 
     def answer(
         self, connection: Connection, question: Question, deadline_s: float
@@ -323,12 +301,11 @@ class _Database:
                     rows.append(tuple(row))
                     size += bytes_of(row)
                     if size > self._limits.bytes_max:
-                        self._leave(connection, raw, result)
-                        return QuestionFailure(
-                            question, "statement", too_large(self._limits.bytes_max)
-                        )
+                        self._discard_rest(connection, raw, result)
+                        text_of_limit = too_large(self._limits.bytes_max)
+                        return QuestionFailure(question, "statement", text_of_limit)
         except SQLAlchemyError as error:
-            _give_up(raw)
+            _skip_rest(raw)
             failure = _failure(question, error)
             if failure.what == "time":
                 return QuestionFailure(question, "time", f"took longer than {limit_s:.3g} s")
@@ -337,17 +314,17 @@ class _Database:
 
     # ---- sessions
 
-    def _leave(self, connection: Connection, raw: Any, result: CursorResult[Any]) -> None:
+    def _discard_rest(self, connection: Connection, raw: Any, result: CursorResult[Any]) -> None:
         """Discards the rest of an answer."""
         if self.sqlite:
             result.close()
         else:
-            _give_up(raw)
+            _skip_rest(raw)
             connection.invalidate()
             connection.rollback()
 
     def _check(self, connection: Connection) -> None:
-        """Raises _WrongError when the database holds other shards than the settings say."""
+        """Raises _WrongError when the database was set up with other numbers than the settings have."""
         sql = "SELECT name, value FROM toc_meta WHERE name IN ('hash', 'shards', 'databases', 'database')"
         for name, value in connection.execute(text(sql)):
             if self._facts[name] != value:
@@ -403,7 +380,13 @@ class _Database:
         raw.create_function("UTC_TIMESTAMP", 1, lambda digits: sql_time(now_ms))
 
 
-def _give_up(raw: Any) -> None:
+def _take_next(todo: deque[Question]) -> Question | None:
+    with contextlib.suppress(IndexError):
+        return todo.popleft()
+    return None
+
+
+def _skip_rest(raw: Any) -> None:
     """Keeps pymysql from reading the rest of an answer, from a connection that may be lost."""
     answer = getattr(raw, "_result", None)
     if answer is not None:
@@ -421,14 +404,16 @@ def too_large(bytes_max: int) -> str:
 
 
 class _WrongError(Exception):
-    """The database is not the one that the settings describe."""
+    """The settings describe another database."""
 
 
 def _failure(question: Question, error: SQLAlchemyError) -> QuestionFailure:
     number, shown = error_number(error), error_text(error)
-    if number is not None:
-        what = "down" if number in CLIENT_ERRORS or number == 0 else _WHAT.get(number, "statement")
+    what: What
+    if number is None:
+        what = next((each for part, each in _WHAT_SQLITE.items() if part in shown), "statement")
+    elif number in CLIENT_ERRORS or number == 0:
+        what = "down"
     else:
-        found = (what for start, what in _WHAT_SQLITE.items() if start in shown)
-        what = next(found, "statement")
+        what = _WHAT.get(number, "statement")
     return QuestionFailure(question, what, f"does not answer: {shown}" if what == "down" else shown)

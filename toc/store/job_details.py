@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 from toc.domain.job import DeadJob, Job
 from toc.store.databases import Database, execute_on
 from toc.store.driver_errors import explain_missing_table
-from toc.store.rows import JOB_COLUMNS, job_from_row
+from toc.store.rows import JOB_COLUMNS, dead_job_from_row, job_from_row, select_dead_jobs
 from toc.store.schema import JOB, job_table_name
 
 c = JOB.c
@@ -30,23 +30,19 @@ class JobDetails:
 def read_job_details(database: Database, shard: int, job_id: int) -> JobDetails | None:
     """Reads a job; None: no such row. Raises StoreUnavailable, and SchemaMismatch for a missing table."""
     row_of = select(*JOB_COLUMNS, c.gmt_create, c.gmt_modified).where(c.job_id == job_id)
-    dead, types = database.dead.c, database.biz_type.c
-    letter_of = select(dead.attempts, dead.error, dead.dead_time).where(dead.job_id == job_id)
+    types = database.biz_type.c
+    letter_of = select_dead_jobs(database.dead).where(database.dead.c.job_id == job_id)
 
     def read(connection: Connection) -> JobDetails | None:
         row: Any = execute_on(connection, shard, row_of).first()
         if row is None:
             return None
         name = connection.scalar(select(types.name).where(types.type_no == row[2]))
-        job = job_from_row(
-            row, str(name) if name is not None else f"number {row[2]}, which has no name"
-        )
+        if name is None:
+            name = f"number {row[2]}, which has no name"
+        job = job_from_row(row, name)
         found: Any = connection.execute(letter_of).first()
-        letter = None
-        if found is not None:
-            letter = DeadJob(
-                job_id, job.biz_id, job.biz_type, found[0], found[1], found[2], job.tenant
-            )
+        letter = None if found is None else dead_job_from_row(found, job.biz_type)
         return JobDetails(job, row[2], row[-2], row[-1], letter)
 
     with explain_missing_table(database.index, job_table_name(shard)):

@@ -2,34 +2,41 @@
 
 Like every verb of toc they change a row only while it is as it was read: a change that a client or a worker
 made in between wins. The event is in the same transaction.
+
+The copy that replaces a misfit job is found by the events of the repair: `related_job_id` is the copy in the
+event of the old job, and the old job in the event of the copy. No verb of a client writes that column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from toc.domain.ids import GENE_MASK, gene_of
+from toc.domain.ids import GENE_MASK, SEQUENCE_BITS, SEQUENCE_MASK, gene_of
 from toc.domain.job import Status
 from toc.domain.routing import hash_of
 from toc.store.columns import Millis, db_now, sql_time
 from toc.store.databases import Database, Databases, execute_on
 from toc.store.driver_errors import is_live_duplicate, is_primary_duplicate
-from toc.store.events import Repair, Transition, record_events, record_repair
-from toc.store.repaired_copies import has_copy_event, possible_copy_ids
+from toc.store.events import REPAIR, Repair, Transition, record_events, record_repair
 from toc.store.rows import status_from_number
 from toc.store.schema import JOB, job_table_name
 
 c = JOB.c
 TRIES_MAX = 10
+_LOW_BITS = GENE_MASK << SEQUENCE_BITS | SEQUENCE_MASK
 _BY_HAND = "cancel it, and schedule it anew"
 _COPIED = (
     c.gmt_create, c.biz_id, c.biz_text, c.tenant, c.type_no, c.action_time, c.attribute, c.attempts,
     c.priority, c.claim_token, c.dedup_key, c.claim_time, c.result, c.trace,
+)  # fmt: skip
+_BUSINESS_DATA = (
+    "biz_id", "biz_text", "tenant", "type_no", "action_time", "attribute", "dedup_key",
 )  # fmt: skip
 
 
@@ -71,15 +78,18 @@ class JobRepair:
         shards = sorted(reasons)
         for index, some in groupby(shards, key=self._databases.routing.database):
             database, mine = self._databases[index], list(some)
+            database.run_transaction(partial(self._record_in, database, mine, reasons))
 
-            def work(
-                connection: Connection, database: Database = database, mine: list[int] = mine
-            ) -> None:
-                for shard in mine:
-                    repair = Repair(reasons[shard], self._actor, self._run_id)
-                    record_repair(connection, database, shard, repair)
-
-            database.run_transaction(work)
+    def _record_in(
+        self,
+        database: Database,
+        shards: Iterable[int],
+        reasons: Mapping[int, Mapping[int, str]],
+        connection: Connection,
+    ) -> None:
+        for shard in shards:
+            repair = Repair(reasons[shard], self._actor, self._run_id)
+            record_repair(connection, database, shard, repair)
 
     def reset_due_times(self, shifted: Mapping[int, Sequence[ShiftedJob]]) -> set[tuple[int, int]]:
         """Sets due_time back to action_time, the time that the business gave.
@@ -114,7 +124,7 @@ class JobRepair:
 
         This is one transaction. Across two databases there is none: a client that cancelled the old row
         between the two commits would get "cancelled" while the copy lived on (I3). Such a job is left to a
-        person. `repaired_copies.find_copy` finds the copy by the old id.
+        person. `find_copy` finds the copy by the old id.
         """
         for _ in range(TRIES_MAX):
             try:
@@ -150,8 +160,8 @@ class _MisfitRepairer:
         row = execute_on(connection, self._shard, query.with_for_update()).one_or_none()
         if row is None:
             return MisfitRepair(None, why="it is gone", is_over=True)
-        shard, gene = self._shard_of(row.biz_id), hash_of(row.biz_id) & GENE_MASK
-        home = self._databases.of_shard(shard)
+        hash_ = hash_of(row.biz_id)
+        shard, gene = self._databases.routing.shard(hash_), hash_ & GENE_MASK
         nothing = self._reason_to_do_nothing(
             connection, status_from_number(row.status), shard, gene
         )
@@ -159,8 +169,9 @@ class _MisfitRepairer:
             return nothing
         due_ms = row.due_time if row.attempts and row.due_time is not None else row.action_time
         # Before the copy: in one table, a second live row with the key would be refused.
-        self._cancel(connection)
-        new_id = self._insert_copy(connection, home, shard, gene, row, due_ms)
+        if not execute_on(connection, self._shard, _CANCEL, {"id": self._job_id}).rowcount:
+            raise AssertionError(f"job {self._job_id} was locked while it was pending")
+        new_id = self._insert_copy(connection, shard, gene, row, due_ms)
         words = f"misfit: job {new_id} in {job_table_name(shard)} stands for it now"
         move = Transition(
             "cancel", Status.PENDING, Status.CANCELLED, self._actor, words, self._run_id, new_id
@@ -188,19 +199,8 @@ class _MisfitRepairer:
             return MisfitRepair(None, why=f"it belongs into database {home.index}: {_BY_HAND}")
         return None
 
-    def _cancel(self, connection: Connection) -> None:
-        values = {"id": self._job_id}
-        if not execute_on(connection, self._shard, _CANCEL, values).rowcount:
-            raise AssertionError(f"job {self._job_id} was locked while it was pending")
-
     def _insert_copy(
-        self,
-        connection: Connection,
-        home: Database,
-        shard: int,
-        gene: int,
-        row: Row[Any],
-        due_ms: int,
+        self, connection: Connection, shard: int, gene: int, row: Row[Any], due_ms: int
     ) -> int:
         """Inserts the copy unless it exists already; returns its id."""
         words = f"misfit: stands for job {self._job_id} in {job_table_name(self._shard)}"
@@ -211,34 +211,15 @@ class _MisfitRepairer:
                 values = {column.name: getattr(row, column.name) for column in _COPIED}
                 values |= {"job_id": new_id, "status": int(Status.PENDING), "due_time": due_ms}
                 execute_on(connection, shard, insert(JOB).values(**values, gmt_modified=db_now()))
-            elif has_copy_event(connection, home, new_id, self._job_id):
+            elif has_copy_event(connection, self._database, new_id, self._job_id):
                 return new_id
-            elif not _is_same_job(there, row):
+            elif any(getattr(there, name) != getattr(row, name) for name in _BUSINESS_DATA):
                 continue
-            # It is new, or somebody else has copied it.
+            # The copy is new, or another process has made it.
             repair = Repair({new_id: words}, self._actor, self._run_id, self._job_id)
-            record_repair(connection, home, shard, repair)
+            record_repair(connection, self._database, shard, repair)
             return new_id
         raise AssertionError(f"no free id like {self._job_id}")
-
-    def _shard_of(self, biz_id: int) -> int:
-        return self._databases.routing.shard(hash_of(biz_id))
-
-
-def _is_same_job(there: Row[Any], row: Row[Any]) -> bool:
-    """Whether two rows have the same business data."""
-    return all(
-        getattr(there, column.name) == getattr(row, column.name)
-        for column in (
-            c.biz_id,
-            c.biz_text,
-            c.tenant,
-            c.type_no,
-            c.action_time,
-            c.attribute,
-            c.dedup_key,
-        )
-    )
 
 
 _RESET_DUE_TIME = (
@@ -259,3 +240,38 @@ _CANCEL = (
     .where(c.job_id == bindparam("id"), c.status == int(Status.PENDING))
     .values(status=int(Status.CANCELLED), due_time=None, gmt_modified=db_now())
 )
+
+
+# ---- copies
+
+
+def possible_copy_ids(job_id: int, gene: int) -> Iterable[int]:
+    """Ids with the time of this one and another gene: its own sequence first, then the next ones."""
+    for step in range(SEQUENCE_MASK + 1):
+        yield job_id & ~_LOW_BITS | gene << SEQUENCE_BITS | (job_id + step) & SEQUENCE_MASK
+
+
+def has_copy_event(connection: Connection, database: Database, job_id: int, old_id: int) -> bool:
+    """Whether a repair has made (or taken) this job as the copy of that one."""
+    event = database.event.c
+    its = event.job_id == job_id, event.what == REPAIR, event.related_job_id == old_id
+    return connection.execute(select(event.job_id).where(*its).limit(1)).first() is not None
+
+
+def find_copy(databases: Databases, job_id: int) -> int | None:
+    """The id of the copy that replaced a cancelled job in a repair; None: it was only cancelled."""
+    database = databases.of_shard(databases.routing.shard(gene_of(job_id)))
+    event = database.event.c
+    query = (
+        select(event.related_job_id)
+        .where(
+            event.job_id == job_id,
+            event.what == "cancel",
+            event.related_job_id.is_not(None),
+            event.related_job_id != job_id,  # only its table was wrong
+        )
+        .order_by(event.event_id.desc())
+        .limit(1)
+    )
+    found: int | None = database.scalar(query)
+    return found

@@ -1,34 +1,24 @@
 """The verbs of clients: insert, get, find, cancel, reschedule, redrive.
 
 Each changing verb is one guarded statement: it changes a row only in the status that it expects,
-and otherwise returns the status that it found. By-business verbs look ids up with a plain read and then
-change rows by primary key, so that no statement locks the unique index before the row.
+and otherwise returns the status that it found. The verbs for a business id find the job ids with a plain read
+and then change rows by primary key, so that no statement locks the unique index before the row.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import (
-    BindParameter,
-    ColumnElement,
-    Connection,
-    CursorResult,
-    Executable,
-    Update,
-    and_,
-    bindparam,
-    delete,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, Update, bindparam, delete, select, update
 from sqlalchemy.exc import IntegrityError
 
 from toc.domain.biz_ids import BusinessId
 from toc.domain.ids import gene_of
 from toc.domain.job import ANSWER_OF_STATUS, Answer, DeadJob, Job, NewJob, Scheduled, Status
+from toc.domain.routing import Routing
 from toc.errors import DuplicateJob
 from toc.store.catalogue import Catalogue
 from toc.store.columns import Millis, db_now, signed64, sql_time
@@ -36,10 +26,17 @@ from toc.store.databases import Database, Databases, execute_on
 from toc.store.driver_errors import is_live_duplicate, is_primary_duplicate
 from toc.store.events import EventStatement, Transition, record_events
 from toc.store.external_transaction import join_transaction
+from toc.store.job_repair import find_copy
 from toc.store.pipeline import BYTES_MAX
-from toc.store.prepared import PreparedStatement
-from toc.store.repaired_copies import find_copy
-from toc.store.rows import JOB_COLUMNS, is_of_business, job_from_row, status_from_number
+from toc.store.prepared import IDS, PreparedStatement
+from toc.store.rows import (
+    JOB_COLUMNS,
+    dead_job_from_row,
+    is_of_business,
+    job_from_row,
+    select_dead_jobs,
+    status_from_number,
+)  # fmt: skip
 from toc.store.schema import JOB, live_key_of
 from toc.store.verb import Executor, Statement, StatementResult, Verb, run_statements
 
@@ -49,12 +46,6 @@ ROWS_MAX = 1000  # per INSERT: well below SQLite's 32,766 variables
 _TRIES_MAX = 10
 _LIVE = [int(status) for status in Status if status.live]
 _COLUMNS = "job_id, biz_id, type_no, action_time, due_time, attribute, dedup_key"
-# VALUES of a row without a dedup_key, and with one. In MySQL a value may refer to a column left of it.
-_MYSQL_ROWS = (
-    "(%s, %s, %s, %s, action_time, %s, NULL)",
-    "(%s, %s, %s, %s, action_time, %s, %s)",
-)
-_SQLITE_ROWS = ("(?, ?, ?, ?, ?, ?, NULL)", "(?, ?, ?, ?, ?, ?, ?)")
 
 
 class InsertResult(NamedTuple):
@@ -80,15 +71,11 @@ class InsertResult(NamedTuple):
 class Jobs:
     """Client verbs over all shards. `fresh_id(gene)` draws a new id when an id is taken.
 
-    `actor`: who changes the jobs; it is written into their events.
+    `actor`: the person or program that changes the jobs; their events name it.
     """
 
     def __init__(
-        self,
-        databases: Databases,
-        catalogue: Catalogue,
-        fresh_id: Callable[[int], int],
-        actor: str,
+        self, databases: Databases, catalogue: Catalogue, fresh_id: Callable[[int], int], actor: str
     ) -> None:
         self._databases = databases
         self._catalogue = catalogue
@@ -113,66 +100,14 @@ class Jobs:
         Returns results in the order of `jobs`. Raises DuplicateJob for a held key with on_duplicate="error",
         or "replace" when the holder is already running: then the call has written nothing.
         """
-        routing = self._databases.routing
-        database = self._databases.of_shard(routing.shard(gene_of(jobs[0].job_id)))
-        by_shard: dict[int, list[int]] = defaultdict(list)
-        for position, job in enumerate(jobs):
-            by_shard[routing.shard(gene_of(job.job_id))].append(position)
-        parts = [
-            (shard, part)
-            for shard in sorted(by_shard)
-            for part in _split_rows(jobs, by_shard[shard])
-        ]
-        if connection is not None:
-            with join_transaction(connection, database, self._catalogue):
-                return self._insert_parts(
-                    connection, database, jobs, parts, on_duplicate, repeated=False
-                )
-        may_be_committed = False
-        # A key is often held already, and then the packet would fail.
-        if all(job.dedup_key is None for job in jobs):
-            verb = _insert_verb(database, jobs, parts)
-            inserted = database.run_pipelined(verb)
-            if inserted is not None:
-                return inserted
-            may_be_committed = verb.tries > 0
-        # A single row needs one statement, which commits itself; replacing a row needs two.
-        is_single_statement = len(jobs) == 1 and on_duplicate != "replace"
+        _, database = self._locate(jobs[0].job_id)
+        insert = _Insert(self, database, self._databases.routing, jobs, on_duplicate)
+        if connection is None:
+            return insert.run()
+        with join_transaction(connection, database, self._catalogue):
+            return insert.run_on(connection)
 
-        def insert_one_by_one(connection: Connection) -> list[InsertResult]:
-            nonlocal may_be_committed
-            repeated, may_be_committed = may_be_committed, may_be_committed or is_single_statement
-            results = self._insert_parts(
-                connection, database, jobs, parts, on_duplicate, repeated=repeated
-            )
-            may_be_committed = True
-            return results
-
-        run = database.run_autocommit if is_single_statement else database.run_transaction
-        return run(insert_one_by_one)
-
-    def _insert_parts(
-        self,
-        connection: Connection,
-        database: Database,
-        jobs: Sequence[NewJob],
-        parts: Sequence[tuple[int, list[int]]],
-        on_duplicate: OnDuplicate,
-        *,
-        repeated: bool,
-    ) -> list[InsertResult]:
-        """Inserts jobs on a connection. `parts`: (shard, positions in `jobs`), one INSERT each.
-
-        repeated: an earlier try of this call may have been committed.
-        """
-        results: dict[int, InsertResult] = {}
-        for shard, positions in parts:
-            writer = _ShardInsert(self, database, shard, on_duplicate, repeated=repeated)
-            found = writer.insert(connection, [jobs[position] for position in positions])
-            results.update(zip(positions, found, strict=True))
-        return [results[position] for position in range(len(jobs))]
-
-    # ---- look
+    # ---- reads
 
     def get(self, job_id: int) -> Job | None:
         """Reads a job by its id; None: there is no such row."""
@@ -210,19 +145,20 @@ class Jobs:
 
     def cancel(self, job_id: int, reason: str | None = None) -> Answer:
         """Pending -> cancelled. After "cancelled" no handler starts (I3)."""
-        transition = Transition("cancel", Status.PENDING, Status.CANCELLED, self.actor, reason)
-        return self._change_job_or_copy(job_id, transition, "cancelled", {})
+        return self._change_job_or_copy(
+            job_id, Transition("cancel", Status.PENDING, Status.CANCELLED, self.actor, reason)
+        )
 
     def reschedule(self, job_id: int, action_ms: int, reason: str | None = None) -> Answer:
         """Moves a pending job to another time; its attempts start anew."""
-        transition = self._reschedule_transition(action_ms, reason)
-        return self._change_job_or_copy(job_id, transition, "rescheduled", {"at": action_ms})
+        transition = self.reschedule_transition(action_ms, reason)
+        return self._change_job_or_copy(job_id, transition, action_ms)
 
     def redrive(self, job_id: int, action_ms: int, reason: str | None = None) -> Answer:
         """Dead -> pending at `action_ms`. "superseded" when a newer live job holds its key."""
         transition = Transition("redrive", Status.DEAD, Status.PENDING, self.actor, reason)
         try:
-            return self._change_job_or_copy(job_id, transition, "redriven", {"at": action_ms})
+            return self._change_job_or_copy(job_id, transition, action_ms)
         except IntegrityError as error:
             if is_live_duplicate(error):
                 return Answer("superseded", job_id)
@@ -232,63 +168,49 @@ class Jobs:
         """Dead letters of all databases, newest first."""
         found: list[DeadJob] = []
         for database in self._databases:
-            type_no = None
+            letter = database.dead.c
+            query = select_dead_jobs(database.dead)
             if biz_type is not None:
                 type_no = self._catalogue.types.find_number(biz_type, database)
                 if type_no is None:
                     continue
-            table = database.dead
-            query = select(
-                table.c.job_id,
-                table.c.biz_id,
-                table.c.type_no,
-                table.c.attempts,
-                table.c.error,
-                table.c.dead_time,
-                table.c.tenant,
-                table.c.biz_text,
-            )
-            if type_no is not None:
-                query = query.where(table.c.type_no == type_no)
-            query = query.order_by(table.c.dead_time.desc(), table.c.job_id.desc()).limit(limit)
+                query = query.where(letter.type_no == type_no)
+            query = query.order_by(letter.dead_time.desc(), letter.job_id.desc()).limit(limit)
             for row in database.select(query):
-                biz_id = row.biz_id if row.biz_text is None else row.biz_text
-                name = self.type_name(row.type_no, database)
-                found.append(DeadJob(row.job_id, biz_id, name, *row[3:-1]))
+                found.append(dead_job_from_row(row, self.type_name(row.type_no, database)))
         found.sort(key=lambda job: (job.dead_ms, job.job_id), reverse=True)
         return found[:limit]
 
-    def _reschedule_transition(self, action_ms: int, reason: str | None) -> Transition:
+    def reschedule_transition(self, action_ms: int, reason: str | None) -> Transition:
+        """The transition of a pending job to another time."""
         to = f"to {sql_time(action_ms)} UTC"
         text = to if reason is None else f"{to}: {reason}"
         return Transition("reschedule", Status.PENDING, Status.PENDING, self.actor, text)
 
     def _change_job_or_copy(
-        self, job_id: int, transition: Transition, answer: str, values: dict[str, Any]
+        self, job_id: int, transition: Transition, action_ms: int | None = None
     ) -> Answer:
-        found = self._change_job(job_id, transition, answer, values)
+        found = self._change_job(job_id, transition, action_ms)
         if found == "already_cancelled" and transition.from_status is Status.PENDING:
             # A repair may have replaced the job with a copy under another id: change the copy.
             copy_id = find_copy(self._databases, job_id)  # guard: copy-by-its-key
             if copy_id is not None:
-                return self._change_job(copy_id, transition, answer, values)
+                return self._change_job(copy_id, transition, action_ms)
         return found
 
-    def _change_job(
-        self, job_id: int, transition: Transition, answer: str, values: dict[str, Any]
-    ) -> Answer:
+    def _change_job(self, job_id: int, transition: Transition, action_ms: int | None) -> Answer:
         shard, database = self._locate(job_id)
         changeable_again = str(ANSWER_OF_STATUS[transition.from_status])
         for _ in range(_TRIES_MAX):
-            verb = self._change_verb(database, shard, job_id, transition, answer, values)
+            verb = self._change_verb(database, shard, job_id, transition, action_ms)
             found = database.run_verb(verb)
             if found != changeable_again:
                 break  # otherwise its status changed between the UPDATE and the SELECT: try again
-        if not found.ok and verb.tries > 1 and "at" in values:
+        if not found.ok and verb.tries > 1 and action_ms is not None:
             # An earlier try may have committed and its answer was lost: then the row has this call's time.
-            times = database.select(select(c.action_time).where(c.job_id == job_id), shard)
-            if times and times[0][0] == values["at"]:
-                return Answer(answer, job_id)
+            time_ms = database.scalar(select(c.action_time).where(c.job_id == job_id), shard)
+            if time_ms == action_ms:
+                return Answer(_ANSWERS[transition.what], job_id)
         return found
 
     def _change_verb(
@@ -297,21 +219,20 @@ class Jobs:
         shard: int,
         job_id: int,
         transition: Transition,
-        answer: str,
-        values: Mapping[str, Any],
+        action_ms: int | None,
     ) -> Verb[Answer]:
-        """The verb answers `answer` when the job was changed, else the status that it found."""
+        """The verb that changes a job. If it changes nothing, its answer is the status that it found."""
         statements, table = self._changes[database.index], database.job_table_name(shard)
         changes = [
-            statements.change[transition.what].bind(table, [job_id], **values),
+            statements.change[transition.what].bind(table, [job_id], at=action_ms),
             statements.event.bind(table, job_id, transition),
         ]
         if transition.from_status is Status.DEAD:
-            changes.append(statements.delete_letter.bind(table, [job_id])._replace(if_changed=True))
+            changes.append(statements.delete_letter.bind(table, [job_id]))
 
         def make_answer(results: Sequence[StatementResult], executor: Executor) -> Answer:
             if results[0].rowcount:
-                return Answer(answer, job_id)
+                return Answer(_ANSWERS[transition.what], job_id)
             (found,) = executor.send([statements.status.bind(table, [job_id])])
             if not found.rows:
                 return Answer("unknown")
@@ -330,11 +251,10 @@ class Jobs:
 
 
 def _guarded_update(from_status: Status, to_status: Status, *values: tuple[Any, Any]) -> Update:
-    ids: BindParameter[Any] = bindparam("ids", expanding=True)
     return (
         update(JOB)
         .where(
-            c.job_id.in_(ids),
+            c.job_id.in_(IDS),
             c.status == int(from_status),  # guard: change-status
         )
         .values(dict([(c.status, int(to_status)), (c.gmt_modified, db_now()), *values]))
@@ -348,7 +268,8 @@ _CHANGES = {
     "reschedule": _guarded_update(Status.PENDING, Status.PENDING, *_RESTARTED),
     "redrive": _guarded_update(Status.DEAD, Status.PENDING, *_RESTARTED),
 }
-_SELECT_STATUS = select(c.status, c.attempts).where(c.job_id.in_(bindparam("ids", expanding=True)))
+_ANSWERS = {"cancel": "cancelled", "reschedule": "rescheduled", "redrive": "redriven"}
+_SELECT_STATUS = select(c.status, c.attempts).where(c.job_id.in_(IDS))
 
 
 class _ChangeStatements:
@@ -358,47 +279,91 @@ class _ChangeStatements:
         dialect, letter = database.engine.dialect, database.dead.c.job_id
         self.change = {what: PreparedStatement(each, dialect) for what, each in _CHANGES.items()}
         self.event = EventStatement(database)
-        letters = delete(database.dead).where(letter.in_(bindparam("ids", expanding=True)))
-        self.delete_letter = PreparedStatement(letters, dialect)
+        letters = delete(database.dead).where(letter.in_(IDS))
+        self.delete_letter = PreparedStatement(letters, dialect, if_changed=True)
         self.status = PreparedStatement(_SELECT_STATUS, dialect)
 
 
-class _ShardInsert:
-    """Inserts rows into one shard: all in one statement, or one by one when a key is a duplicate."""
+class _Insert:
+    """Inserts jobs of one database: those of a shard in one statement, or one by one for a duplicate."""
 
     def __init__(
         self,
-        jobs: Jobs,
+        library: Jobs,
         database: Database,
-        shard: int,
+        routing: Routing,
+        jobs: Sequence[NewJob],
         on_duplicate: OnDuplicate,
-        *,
-        repeated: bool,
     ) -> None:
-        self._jobs = jobs
-        self._database = database
-        self._shard = shard
-        self._on_duplicate = on_duplicate
-        # True in a retry after a lost answer: then this call itself may have inserted a taken id.
-        self._repeated = repeated
+        self._library, self._database = library, database
+        self._jobs, self._on_duplicate = jobs, on_duplicate
+        by_shard: dict[int, list[int]] = defaultdict(list)
+        for position, job in enumerate(jobs):
+            by_shard[routing.shard(gene_of(job.job_id))].append(position)
+        # (shard, positions in `jobs`), one INSERT each
+        self._parts = [
+            (shard, part)
+            for shard in sorted(by_shard)
+            for part in _split_rows(jobs, by_shard[shard])
+        ]
+        # A single row needs one statement, which commits itself; replacing a row needs two.
+        self._is_single_statement = len(jobs) == 1 and on_duplicate != "replace"
+        self._may_be_committed = False
+        # An earlier try of this call may have been committed: it may itself have inserted a taken id.
+        self._repeated = False
 
-    def insert(self, connection: Connection, jobs: list[NewJob]) -> list[InsertResult]:
-        try:
-            self._insert_rows(connection, jobs)
-        except IntegrityError:
-            # Only the failed statement was rolled back; the transaction continues.
-            return [self._insert_one(connection, job) for job in jobs]
-        return [InsertResult(job.job_id, job.action_ms, written=True) for job in jobs]
+    def run(self) -> list[InsertResult]:
+        """Inserts the jobs in a transaction of their own."""
+        # A key is often held already, and then the packet would fail.
+        if all(job.dedup_key is None for job in self._jobs):
+            verb = self._as_verb()
+            inserted = self._database.run_pipelined(verb)
+            if inserted is not None:
+                return inserted
+            self._may_be_committed = verb.tries > 0
+        if self._is_single_statement:
+            return self._database.run_autocommit(self._try_once)
+        return self._database.run_transaction(self._try_once)
 
-    def _insert_one(self, connection: Connection, job: NewJob) -> InsertResult:
+    def _as_verb(self) -> Verb[list[InsertResult]]:
+        """The INSERTs of all parts. They fail for a taken id."""
+        changes = [
+            _insert_statement(self._database, shard, [self._jobs[each] for each in positions])
+            for shard, positions in self._parts
+        ]
+        inserted = [InsertResult(job.job_id, job.action_ms, written=True) for job in self._jobs]
+        return Verb(changes, (), lambda results, executor: inserted)
+
+    def _try_once(self, connection: Connection) -> list[InsertResult]:
+        self._repeated = self._may_be_committed
+        self._may_be_committed = self._may_be_committed or self._is_single_statement
+        results = self.run_on(connection)
+        self._may_be_committed = True
+        return results
+
+    def run_on(self, connection: Connection) -> list[InsertResult]:
+        """Inserts the jobs in the connection's transaction."""
+        results: dict[int, InsertResult] = {}
+        for shard, positions in self._parts:
+            jobs = [self._jobs[position] for position in positions]
+            try:
+                self._insert_rows(connection, shard, jobs)
+                found = [InsertResult(job.job_id, job.action_ms, written=True) for job in jobs]
+            except IntegrityError:
+                # Only the failed statement was rolled back; the transaction continues.
+                found = [self._insert_one(connection, shard, job) for job in jobs]
+            results.update(zip(positions, found, strict=True))
+        return [results[position] for position in range(len(self._jobs))]
+
+    def _insert_one(self, connection: Connection, shard: int, job: NewJob) -> InsertResult:
         for _ in range(_TRIES_MAX):
             try:
-                self._insert_rows(connection, [job])
+                self._insert_rows(connection, shard, [job])
             except IntegrityError as error:
                 if is_live_duplicate(error):
-                    found = self._handle_held_key(connection, job)
+                    found = self._handle_held_key(connection, shard, job)
                 elif is_primary_duplicate(error):
-                    found = self._handle_taken_id(connection, job)
+                    found = self._handle_taken_id(connection, shard, job)
                 else:
                     raise
                 if isinstance(found, InsertResult):
@@ -408,29 +373,31 @@ class _ShardInsert:
                 return InsertResult(job.job_id, job.action_ms, written=True)
         raise AssertionError(f"no row for {job} after {_TRIES_MAX} tries")
 
-    def _handle_taken_id(self, connection: Connection, job: NewJob) -> InsertResult | NewJob:
-        same = and_(
-            is_of_business(job.business),
-            c.type_no == job.type_no,
-            c.action_time == job.action_ms,
-        )
+    def _handle_taken_id(
+        self, connection: Connection, shard: int, job: NewJob
+    ) -> InsertResult | NewJob:
         if self._repeated:
-            mine = self._execute(
-                connection, select(c.job_id).where(c.job_id == job.job_id, same)
-            ).first()
-            if mine:
+            mine = select(c.job_id).where(
+                c.job_id == job.job_id,
+                is_of_business(job.business),
+                c.type_no == job.type_no,
+                c.action_time == job.action_ms,
+            )
+            if execute_on(connection, shard, mine).first():
                 return InsertResult(job.job_id, job.action_ms, written=True)
-        return job._replace(job_id=self._jobs.fresh_id_like(job.job_id))
+        return job._replace(job_id=self._library.fresh_id_like(job.job_id))
 
-    def _handle_held_key(self, connection: Connection, job: NewJob) -> InsertResult | NewJob:
+    def _handle_held_key(
+        self, connection: Connection, shard: int, job: NewJob
+    ) -> InsertResult | NewJob:
         key = live_key_of(job.dedup_key or "", job.tenant, job.biz_text)
-        holder = self._execute(
-            connection,
+        query = (
             select(c.job_id, c.status, c.due_time)
             .where(c.biz_id == job.biz_id, c.type_no == job.type_no, c.live_key == key)
             # A locking read sees committed rows even in a caller's REPEATABLE READ.
-            .with_for_update(read=True),
-        ).first()
+            .with_for_update(read=True)
+        )
+        holder = execute_on(connection, shard, query).first()
         if holder is None:  # it ended in between: try again
             return job
         if holder.job_id == job.job_id:
@@ -440,8 +407,7 @@ class _ShardInsert:
             return InsertResult(holder.job_id, holder.due_time, written=False, holder=status)
         is_pending = holder.status == Status.PENDING  # guard: replace-pending-seen
         if self._on_duplicate == "replace" and is_pending:
-            changed = self._execute(
-                connection,
+            change = (
                 update(JOB)
                 .where(
                     c.job_id == holder.job_id,
@@ -453,27 +419,23 @@ class _ShardInsert:
                     attempts=0,  # guard: replace-keeps-status
                     attribute=job.attribute,
                     gmt_modified=db_now(),
-                ),
-            ).rowcount
-            if not changed:
+                )
+            )
+            if not execute_on(connection, shard, change).rowcount:
                 return job
-            move = self._jobs._reschedule_transition(job.action_ms, "replaced by schedule()")  # noqa: SLF001 - same module
-            its = c.job_id == holder.job_id
-            record_events(connection, self._database, self._shard, its, move)
+            move = self._library.reschedule_transition(job.action_ms, "replaced by schedule()")
+            record_events(connection, self._database, shard, c.job_id == holder.job_id, move)
             return InsertResult(holder.job_id, job.action_ms, written=True, holder=Status.PENDING)
         raise DuplicateJob(
             holder.job_id,
             job.business.value,
-            self._jobs.type_name(job.type_no, self._database),
+            self._library.type_name(job.type_no, self._database),
             job.dedup_key or "",
             running=holder.status == Status.RUNNING,
         )
 
-    def _execute(self, connection: Connection, statement: Executable) -> CursorResult[Any]:
-        return execute_on(connection, self._shard, statement)
-
-    def _insert_rows(self, connection: Connection, jobs: list[NewJob]) -> None:
-        run_statements(connection, [_insert_statement(self._database, self._shard, jobs)])
+    def _insert_rows(self, connection: Connection, shard: int, jobs: list[NewJob]) -> None:
+        run_statements(connection, [_insert_statement(self._database, shard, jobs)])
 
 
 def _insert_statement(database: Database, shard: int, jobs: Sequence[NewJob]) -> Statement:
@@ -483,12 +445,9 @@ def _insert_statement(database: Database, shard: int, jobs: Sequence[NewJob]) ->
     # escapes each value in Python.
     values: list[Any] = []
     rows: list[str] = []
-    keyless, keyed = _SQLITE_ROWS if database.sqlite else _MYSQL_ROWS
-    columns, named = _COLUMNS, any(job.biz_text or job.tenant for job in jobs)
-    if named:
-        columns += ", biz_text, tenant"
-        more = ", ?, ?)" if database.sqlite else ", %s, %s)"
-        keyless, keyed = keyless[:-1] + more, keyed[:-1] + more
+    has_texts = any(job.biz_text or job.tenant for job in jobs)
+    columns = f"{_COLUMNS}, biz_text, tenant" if has_texts else _COLUMNS
+    keyless, keyed = _row_texts(sqlite=database.sqlite, has_texts=has_texts)
     for job in jobs:
         when = sql_time(job.action_ms)
         if database.sqlite:
@@ -500,11 +459,21 @@ def _insert_statement(database: Database, shard: int, jobs: Sequence[NewJob]) ->
         else:
             rows.append(keyed)
             values.append(job.dedup_key)
-        if named:
+        if has_texts:
             values += (job.biz_text, job.tenant)
     name = database.job_table_name(shard)
     text = f"INSERT INTO {name} ({columns}) VALUES {', '.join(rows)}"  # noqa: S608
     return Statement(text, tuple(values))
+
+
+@cache
+def _row_texts(*, sqlite: bool, has_texts: bool) -> tuple[str, str]:
+    """The VALUES of a row without a dedup_key, and with one."""
+    mark = "?" if sqlite else "%s"
+    due = mark if sqlite else "action_time"  # in MySQL a value may refer to a column left of it
+    texts = f", {mark}, {mark}" if has_texts else ""
+    start = f"({mark}, {mark}, {mark}, {mark}, {due}, {mark}, "
+    return f"{start}NULL{texts})", f"{start}{mark}{texts})"
 
 
 def _of_business(
@@ -519,32 +488,16 @@ def _of_business(
     return conditions
 
 
-def _estimated_bytes(job: NewJob) -> int:
-    """The approximate size of a job's row in an INSERT, in bytes."""
-    return 150 + len(job.attribute or "") + len(job.biz_text or "")
-
-
 def _split_rows(jobs: Sequence[NewJob], positions: Sequence[int]) -> Iterator[list[int]]:
     """Splits positions into lists of at most ROWS_MAX rows and about BYTES_MAX bytes, one per INSERT."""
     part: list[int] = []
     size = 0
     for position in positions:
         part.append(position)
-        size += _estimated_bytes(jobs[position])
+        job = jobs[position]
+        size += 150 + len(job.attribute or "") + len(job.biz_text or "")  # about
         if len(part) == ROWS_MAX or size >= BYTES_MAX:
             yield part
             part, size = [], 0
     if part:
         yield part
-
-
-def _insert_verb(
-    database: Database, jobs: Sequence[NewJob], parts: Sequence[tuple[int, list[int]]]
-) -> Verb[list[InsertResult]]:
-    """The INSERTs of all parts. They fail for a taken id."""
-    changes = [
-        _insert_statement(database, shard, [jobs[position] for position in positions])
-        for shard, positions in parts
-    ]
-    inserted = [InsertResult(job.job_id, job.action_ms, written=True) for job in jobs]
-    return Verb(changes, (), lambda results, executor: inserted)

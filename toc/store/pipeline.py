@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 
 from toc.store.database_home import is_fence
 from toc.store.driver_errors import LOST_ERRORS
-from toc.store.verb import Statement, StatementResult
+from toc.store.verb import Executor, Statement, StatementResult
 
 BYTES_MAX = 1_000_000  # of a packet, about: far below any server's max_allowed_packet
 
@@ -37,12 +37,12 @@ class PipelineUnsupportedError(Exception):
         self.refused, self.undone = refused, undone
 
 
-class PipelinedConnection:
-    """The executor of verbs that sends packets of statements. A context manager.
+class PipelinedConnection(Executor):
+    """The executor of verbs that sends packets of statements.
 
     It has one autocommit connection. When a change of a transaction fails, the transaction stays open until
     this process reads the error; so the server ends a session that is in a transaction after
-    `idle_transaction_s` without a statement (see `session_timeout`).
+    `idle_transaction_s` without a statement (see `sessions`).
 
     Raises SQLAlchemy's OperationalError when the connection is lost or cannot be opened, and
     PipelineUnsupportedError for every other server error, a fenced database (`database_home`) included.
@@ -57,26 +57,16 @@ class PipelinedConnection:
             lost = is_fence(error) or self._is_lost(error)
             raise OperationalError("", None, error, connection_invalidated=lost) from error
 
-    def __enter__(self) -> PipelinedConnection:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self._pooled.close()
 
     def send(self, statements: Sequence[Statement]) -> list[StatementResult]:
-        """Sends the statements in one packet; returns their results, in order."""
         return self._send_packet(self._render(statements))
 
-    def send_transaction(
+    def _send_transaction(
         self, changes: Sequence[Statement], reads: Sequence[Statement]
     ) -> list[StatementResult]:
-        """Sends changes, one transaction with its COMMIT, and `reads` after the COMMIT; returns all results.
-
-        It is one packet, or more when the changes are longer than BYTES_MAX. A single change is sent without
-        a transaction: it commits itself.
-        """
-        if len(changes) == 1:
-            return self.send([*changes, *reads])
+        """Sends one packet, or more if the changes are longer than BYTES_MAX."""
         begin = [f"SET SESSION wait_timeout = {self._idle_transaction_s:d}", "BEGIN"]
         *before, last = _split_packets(self._render(changes))
         results: list[StatementResult] = []

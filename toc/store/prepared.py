@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import BindParameter, Delete, Dialect, Insert, Select, Update
+from sqlalchemy import BindParameter, Delete, Dialect, Insert, Select, Update, bindparam
 
 from toc.store.schema import ANY_SHARD
 from toc.store.verb import Statement
 
 _EXPANDING = re.compile(r"__\[POSTCOMPILE_(\w+)\]")
-_IDS = "ids"
+IDS: BindParameter[Any] = bindparam("ids", expanding=True)
+"""The ids of a statement."""
 
 
 class IdList(tuple[int, ...]):
@@ -33,12 +34,21 @@ def text_of_ids(ids: IdList, mapping: object = None) -> str:
 
 
 class PreparedStatement:
-    """A statement on `schema.JOB`, with one expanding parameter `ids` or none."""
+    """A statement on `schema.JOB`, with the parameter `IDS` or without it.
 
-    def __init__(self, statement: Update | Insert | Delete | Select[Any], dialect: Dialect) -> None:
-        if (
-            not dialect.positional
-        ):  # some drivers use named placeholders; all of them accept positional ones
+    if_changed: see `Statement`.
+    """
+
+    def __init__(
+        self,
+        statement: Update | Insert | Delete | Select[Any],
+        dialect: Dialect,
+        *,
+        if_changed: bool = False,
+    ) -> None:
+        self._if_changed = if_changed
+        if not dialect.positional:
+            # Some drivers use named placeholders; all of them accept positional ones.
             dialect = type(dialect)(paramstyle="format")  # type: ignore[call-arg]
         compiled = statement.compile(dialect=dialect)
         names, constants = compiled.positiontup or [], compiled.params
@@ -48,12 +58,12 @@ class PreparedStatement:
         pieces = _EXPANDING.split(compiled.string.replace(any_shard, "\0"))
         text = pieces[0]
         for name, after in zip(pieces[1::2], pieces[2::2], strict=True):
-            marks = "\1" if name == _IDS else ", ".join([mark] * len(constants[name]))
+            marks = "\1" if name == IDS.key else ", ".join([mark] * len(constants[name]))
             text += marks + after
         self._text, self._mark = text, mark
         # Fillers of the parameters before and after the ids, in order.
-        self._has_ids = _IDS in names
-        at = names.index(_IDS) if self._has_ids else len(names)
+        self._has_ids = IDS.key in names
+        at = names.index(IDS.key) if self._has_ids else len(names)
         self._before = [_make_filler(compiled.binds[name], dialect) for name in names[:at]]
         self._after = [_make_filler(compiled.binds[name], dialect) for name in names[at + 1 :]]
         columns = statement.selected_columns if isinstance(statement, Select) else ()
@@ -75,7 +85,7 @@ class PreparedStatement:
             arguments += given
         for fill in self._after:
             fill(arguments, values)
-        return Statement(text, tuple(arguments))
+        return Statement(text, tuple(arguments), self._if_changed)
 
     def bind_union(self, parts: Sequence[tuple[str, Sequence[int]]], **values: Any) -> Statement:
         """One statement that selects these ids from these tables (UNION ALL); the rows are unordered."""

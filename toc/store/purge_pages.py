@@ -8,8 +8,7 @@ shard by its primary key instead, from the oldest job on, and stops at jobs that
 the smallest and the largest id. If a row has changed since its page was read, the transaction is rolled
 back and repeated with the rows locked and read first, so the counts are exact. The counts are written last:
 all nodes write these few rows, so they are locked only for a moment. The counts outlive the jobs: whoever
-asks for a deleted job can be told when jobs of its age were deleted. `first_id` and `last_id` enclose the ids
-that a row counts; other ids lie between them, too.
+asks for a deleted job can be told when jobs of its age were deleted.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class OldRow(NamedTuple):
 
 
 class PurgeCount(NamedTuple):
-    """How many jobs of a type and status were deleted on a UTC day, and between which ids they were."""
+    """How many jobs of a type and status were deleted on a UTC day, and their smallest and largest id."""
 
     day: str
     biz_type: str
@@ -63,9 +62,9 @@ class PurgeCount(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PurgesAround:
-    """The counts whose ids enclose an id: `counts` has the closest ones, closest first; `days`: of all.
+    """The counts whose first and last id enclose an id. `counts`: the closest ones, closest first.
 
-    since: the first day of which anything is counted; None: nothing was ever counted.
+    days: the number of days of all of them. since: the first day with any count; None: there is no count.
     """
 
     counts: Sequence[PurgeCount]
@@ -192,8 +191,8 @@ def _delete_letters(
 def _add_counts(connection: Connection, database: Database, rows: Sequence[OldRow]) -> None:
     """Adds deleted rows to today's counts, in the caller's transaction.
 
-    By key in one order: nodes that purge shards of the same database wait for each other, and never
-    in a circle.
+    In the order of their keys: nodes that purge shards of one database wait for each other, but never
+    deadlock.
     """
     if not rows:
         return
@@ -247,7 +246,7 @@ def delete_oldest_day(database: Database, before: str) -> bool:
 
 
 def read_purges_around(database: Database, job_id: int, limit: int) -> PurgesAround:
-    """What was deleted among jobs made before and after an id; the `limit` closest counts."""
+    """The counts of jobs that were deleted around an id; the `limit` closest ones."""
     its, types = database.purge.c, database.biz_type.c
     encloses = its.first_id <= job_id, its.last_id >= job_id
     closest = (

@@ -1,13 +1,13 @@
-"""From a row of a job table to a Job."""
+"""Converts rows to jobs, and conditions on rows that several verbs share."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, or_
+from sqlalchemy import ColumnElement, Select, Table, and_, or_, select
 
 from toc.domain.biz_ids import BusinessId
-from toc.domain.job import Job, Status
+from toc.domain.job import DeadJob, Job, Status
 from toc.domain.limits import attribute_of
 from toc.store.schema import JOB
 
@@ -16,8 +16,7 @@ JOB_COLUMNS: tuple[ColumnElement[Any], ...] = (
     c.job_id, c.biz_id, c.type_no, c.status, c.action_time, c.attribute,
     c.due_time, c.attempts, c.claim_token, c.dedup_key, c.claim_time, c.biz_text, c.tenant,
 )  # fmt: skip
-"""The columns that `job_of` reads, in its order."""
-
+"""The columns that `job_from_row` reads, in its order."""
 
 _STATUS = {int(status): status for status in Status}
 
@@ -40,6 +39,21 @@ def job_from_row(row: Any, biz_type: str) -> Job:
     )
 
 
+def select_dead_jobs(dead: Table) -> Select[Any]:
+    """A query of dead letters for `dead_job_from_row`."""
+    its = dead.c
+    return select(
+        its.job_id, its.biz_id, its.biz_text, its.tenant, its.type_no, its.attempts, its.error,
+        its.dead_time,
+    )  # fmt: skip
+
+
+def dead_job_from_row(row: Any, biz_type: str) -> DeadJob:
+    """A DeadJob from a row of `select_dead_jobs` and the name of its type."""
+    biz_id = row.biz_id if row.biz_text is None else row.biz_text
+    return DeadJob(row.job_id, biz_id, biz_type, row.attempts, row.error, row.dead_time, row.tenant)
+
+
 def is_of_business(business: BusinessId) -> ColumnElement[bool]:
     """A condition: whether a row is of this business. Texts with one hash, and tenants, are told apart."""
     number, text, tenant = business
@@ -56,12 +70,12 @@ def after_due_key(due_ms: Any, job_id: Any) -> tuple[ColumnElement[bool], ...]:
 
 
 def status_from_number(number: int) -> Status:
-    """The status of a row. A number that toc does not know, written by other hands, is no live job."""
+    """The status of a row. A number that toc does not know, which a person has written, is no live job."""
     return _STATUS.get(number, Status.CANCELLED)
 
 
 def _attribute_or_text(text: str | None) -> dict[str, Any]:
-    """For looking at: a row that other hands have written is shown as it is, not refused."""
+    """The attribute of a job. A text that is not JSON, which a person has written, is shown as it is."""
     try:
         return attribute_of(text)
     except (ValueError, RecursionError):

@@ -2,8 +2,8 @@
 
 Each connection that toc opens itself is opened with `session_arguments`, by whatever part. The driver is
 told the charset and sets the session's: values are escaped by the driver, and a session with another
-charset would read other texts out of the same bytes. All other variables are set by one statement, before
-anything else is asked, so SQLAlchemy finds no ANSI quotes when it looks at the first connection.
+charset would read other texts out of the same bytes. One statement sets all other variables before any other
+statement runs, so SQLAlchemy finds no ANSI quotes on the first connection.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SQL_MODE = (
     "ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
 )
 
-# MySQL reads what is in /*!80000 */, MariaDB what is in /*M! */.
+# MySQL runs the text within /*!80000 */, MariaDB the text within /*M! */.
 _SESSION_SQL = """SET SESSION sql_mode = '{sql_mode}', time_zone = '+00:00',
  /*!80000 transaction_isolation = 'READ-COMMITTED', max_execution_time = 0, */
  /*M! tx_isolation = 'READ-COMMITTED', max_statement_time = 0, */
@@ -53,17 +53,17 @@ EXPECTED = {
     "character_set_client": CHARSET, "character_set_connection": CHARSET, "sql_mode": SQL_MODE,
     "time_zone": "+00:00", "completion_type": "NO_CHAIN", "sql_select_limit": str(_NO_LIMIT),
 }  # fmt: skip
-"""What such a session says of itself: another value was set by a proxy between toc and the server."""
+"""The variables of such a session. If one has another value, a proxy before the server has set it."""
 
 
 _CLEAR_PLUGINS = ("mysql_clear_password", "dialog")
 
 
 class _NoClearPassword:
-    """Answers a server that asks for the password itself: anyone between toc and the server may ask so."""
+    """Refuses to send the password itself: an attacker in place of the server could ask for it, too."""
 
     def __init__(self, connection: object) -> None:
-        """What the driver calls; the connection is not needed."""
+        """Called by the driver; the connection is not needed."""
 
     def authenticate(self, packet: object) -> NoReturn:
         """Called instead of sending the password. Raises OperationalError."""
@@ -74,16 +74,27 @@ class _NoClearPassword:
         )
 
 
-def session_arguments(url: URL, mysql: MysqlSettings) -> dict[str, Any]:
+def session_arguments(
+    url: URL,
+    mysql: MysqlSettings,
+    connect_timeout_s: int | None = None,
+    answer_timeout_s: int | None = None,
+) -> dict[str, Any]:
     """Arguments of the driver for each connection to the URL; they win over those of the URL.
 
-    Raises SettingsError where a file of `mysql` cannot be used, or the URL's driver is not PyMySQL and
-    `mysql` says other than it does by default.
+    connect_timeout_s, answer_timeout_s: the driver's limits of a connect, and of a write or a read.
+
+    Raises SettingsError when a file of `mysql` cannot be used, or when the URL's driver is not PyMySQL and
+    `mysql` differs from its defaults.
     """
     session_sql = _SESSION_SQL.format(
         sql_mode=SQL_MODE, lock_wait_s=LOCK_WAIT_S, no_limit=_NO_LIMIT
     )
     arguments: dict[str, Any] = {"charset": CHARSET, "init_command": session_sql}
+    if connect_timeout_s is not None:
+        arguments["connect_timeout"] = connect_timeout_s
+    if answer_timeout_s is not None:
+        arguments |= {"read_timeout": answer_timeout_s, "write_timeout": answer_timeout_s}
     is_verified = mysql.tls in ("verify_ca", "verify_identity")
     if url.get_driver_name() == "pymysql" and not is_verified and "unix_socket" not in url.query:
         arguments["auth_plugin_map"] = dict.fromkeys(_CLEAR_PLUGINS, _NoClearPassword)

@@ -21,6 +21,15 @@ class _ThreadWriters(threading.local):
     def __init__(self) -> None:
         self.writers: list[tuple[weakref.ref[Connection], str]] = []
 
+    def open_writers(self) -> list[tuple[weakref.ref[Connection], str]]:
+        """The connections of this thread that are still in a transaction, each with its file."""
+        self.writers = [
+            (writer, file)
+            for writer, file in self.writers
+            if (connection := writer()) is not None and _is_in_transaction(connection)
+        ]
+        return self.writers
+
 
 _thread_writers = _ThreadWriters()
 
@@ -29,19 +38,17 @@ def remember_writer(connection: Connection) -> None:
     """Notes a caller's connection that is in a transaction on a SQLite file."""
     if connection.dialect.name != "sqlite" or not _is_in_transaction(connection):
         return
-    _forget_ended()
-    if all(writer() is not connection for writer, _ in _thread_writers.writers):
+    writers = _thread_writers.open_writers()
+    if all(writer() is not connection for writer, _ in writers):
         files = connection.exec_driver_sql("PRAGMA database_list")
         path = next((row[2] for row in files if row[1] == "main"), "")
-        _thread_writers.writers.append((weakref.ref(connection), path))
+        writers.append((weakref.ref(connection), path))
 
 
 def refuse_self_deadlock(path: str) -> None:
     """Raises InvalidInput when a transaction of this thread that toc has joined may hold the file's lock."""
-    if not _thread_writers.writers:
-        return
-    _forget_ended()
-    if os.path.realpath(path) in {file for _, file in _thread_writers.writers}:
+    writers = _thread_writers.open_writers()
+    if writers and os.path.realpath(path) in {file for _, file in writers}:
         raise InvalidInput(
             "session",
             None,
@@ -49,14 +56,6 @@ def refuse_self_deadlock(path: str) -> None:
             "this call, on a connection of its own, would wait for it for ever: commit first, or give "
             "schedule() the same session. A new biz_type is written on a connection of its own, too",
         )
-
-
-def _forget_ended() -> None:
-    _thread_writers.writers = [
-        (writer, file)
-        for writer, file in _thread_writers.writers
-        if (connection := writer()) is not None and _is_in_transaction(connection)
-    ]
 
 
 def _is_in_transaction(connection: Connection) -> bool:

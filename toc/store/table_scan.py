@@ -38,12 +38,6 @@ def final_rows(databases: Databases) -> Iterator[FinalRow]:
         query = query.select_from(JOB.outerjoin(database.dead, dead == c.job_id))
         for shard in database.shards:
             for page in database.pages_by_id(query, shard, PAGE_ROWS):
-                for job_id, status, attempts, action_ms, token, letter in page:
-                    yield FinalRow(
-                        job_id,
-                        status_from_number(status),
-                        attempts,
-                        action_ms,
-                        token,
-                        letter is not None,
-                    )
+                for job_id, status, *rest, letter in page:
+                    row = job_id, status_from_number(status), *rest, letter is not None
+                    yield FinalRow._make(row)

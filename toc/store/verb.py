@@ -8,10 +8,10 @@ other drivers, behind a proxy that accepts one statement at a time, and after a 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from sqlalchemy import Connection, Engine
 
@@ -37,18 +37,31 @@ class StatementResult(NamedTuple):
     rows: Sequence[Any]
 
 
-class Executor(Protocol):
-    """Runs statements on one database and returns their results in order."""
+class Executor(ABC):
+    """Runs statements on one database and returns their results in order. A context manager."""
 
+    def __enter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    def __exit__(self, *_: object) -> None: ...
+
+    @abstractmethod
     def send(self, statements: Sequence[Statement]) -> list[StatementResult]:
         """Runs statements of which each is its own transaction."""
-        ...
 
     def send_transaction(
         self, changes: Sequence[Statement], reads: Sequence[Statement]
     ) -> list[StatementResult]:
         """Runs changes in one transaction, and `reads` after its COMMIT; a single change commits itself."""
-        ...
+        if len(changes) == 1:
+            return self.send([*changes, *reads])
+        return self._send_transaction(changes, reads)
+
+    @abstractmethod
+    def _send_transaction(
+        self, changes: Sequence[Statement], reads: Sequence[Statement]
+    ) -> list[StatementResult]: ...
 
 
 @dataclass(slots=True)
@@ -72,37 +85,27 @@ class Verb(Generic[T]):
         return self.make_answer(executor.send_transaction(self.changes, self.reads), executor)
 
 
-class PlainConnection:
-    """The executor of verbs that runs statements one by one. A context manager.
-
-    Raises SQLAlchemy's errors.
-    """
+class PlainConnection(Executor):
+    """The executor of verbs that runs statements one by one. Raises SQLAlchemy's errors."""
 
     def __init__(self, engine: Engine, autocommit_engine: Engine) -> None:
         self._engine, self._autocommit_engine = engine, autocommit_engine
-        self._open = ExitStack()
         self._autocommit: Connection | None = None  # opened when it is needed
 
-    def __enter__(self) -> PlainConnection:
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self._open.close()
+        if self._autocommit is not None:
+            self._autocommit.close()
 
     def send(self, statements: Sequence[Statement]) -> list[StatementResult]:
-        """Runs statements of which each is its own transaction."""
         if not statements:
             return []
         if self._autocommit is None:
-            self._autocommit = self._open.enter_context(self._autocommit_engine.connect())
+            self._autocommit = self._autocommit_engine.connect()
         return run_statements(self._autocommit, statements)
 
-    def send_transaction(
+    def _send_transaction(
         self, changes: Sequence[Statement], reads: Sequence[Statement]
     ) -> list[StatementResult]:
-        """Runs changes in one transaction, and `reads` after its COMMIT; a single change commits itself."""
-        if len(changes) == 1:
-            return self.send([*changes, *reads])
         # The changes share one COMMIT, which is the expensive part.
         with self._engine.begin() as connection:
             results = run_statements(connection, changes)

@@ -8,7 +8,8 @@ from datetime import datetime
 
 from toc.domain.times import EPOCH, MS_MAX, ceil_ms
 from toc.handlers.verdicts import Dead, Drop, Retry, Snooze
-from toc.store.claims import ERROR_CHARS_MAX, Outcome, OutcomeKind
+from toc.store.claims import Outcome, OutcomeKind
+from toc.store.events import ERROR_CHARS_MAX
 from toc.worker.run import CancelledByShutdown, Run
 
 
