@@ -10,7 +10,7 @@ from toc.domain.job import Job, Status
 from toc.runtime.settings import Settings
 from toc.store.columns import sql_time
 from toc.store.ended_jobs import DAY_MS
-from toc.store.purge_counts import PurgesAround
+from toc.store.purge_pages import PurgesAround
 
 PURGES_TOLD = 3  # counts of deleted jobs that the sentence names
 
