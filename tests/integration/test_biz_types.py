@@ -147,7 +147,7 @@ def test_clients_of_another_database_do_not_wait_for_one_that_hangs(
     settings: Settings, own_mysql: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Times, old types and new ones, alone, in bulk and in the caller's transaction."""
-    monkeypatch.setattr("toc.center.center.TIME_AGE_S_MAX", 0.2)
+    monkeypatch.setattr("toc.center.connections.TIME_AGE_S_MAX", 0.2)
     here, number = biz_id_of(settings, 1), itertools.count()
     engine = create_engine(settings.databases[1], poolclass=NullPool)
 

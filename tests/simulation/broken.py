@@ -122,9 +122,7 @@ VARIANTS = (
         (
             Change(
                 "commit-before-arm",
-                before="if state.reminder_queue is not None:\n"
-                "    topic = self.settings.topic_of(biz_type)\n"
-                "    state.reminder_queue.place([(topic, Reminder(new[0].action_ms, new[0].job_id))])",
+                before="state.place([(biz_type, Reminder(new[0].action_ms, new[0].job_id))])",
                 after="return inserted.job_id",
             ),
         ),

@@ -99,7 +99,7 @@ MAY_READ_CLOCKS = {
     "toc/runtime/clock.py": "the one place that reads a clock",
 }
 MAY_DRAW = {
-    "toc/center/center.py": "where a process' ids start",
+    "toc/center/connections.py": "where a process' ids start",
     "toc/node/node.py": "hands a Random to the worker",
     "toc/store/databases.py": "spreads retries; may be passed in",
     "toc/store/catalogue.py": "a database's identity, once in its life",

@@ -7,6 +7,8 @@ not fail the call: it is retried in the background, and the loader and the scann
 process dies first (I1).
 
     center            the public methods
+    job_spec          checks the arguments of a job to schedule
+    connections       connections and caches, and the steps that the methods share
     reminder_queue    arms reminders, during the call or later in the background
     after_commit      schedules inside a caller's transaction, and arms after its commit
     targets           finds the jobs that a call names

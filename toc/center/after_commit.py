@@ -64,10 +64,8 @@ def _check_connection(field: str, given: object) -> Connection:
         return given
     rule = "must be a SQLAlchemy Connection"
     if hasattr(given, "sync_connection"):
-        rule += (
-            ", and this is an AsyncConnection: await its run_sync(lambda connection: ...), "
-            "and give that one"
-        )
+        rule += ", and this is an AsyncConnection: await its run_sync(lambda connection: ...)"
+        rule += ", and give that one"
     raise InvalidInput(field, given, rule)
 
 

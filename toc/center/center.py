@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import os
-import random
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Required, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from sqlalchemy import Connection
 
 from toc.center.after_commit import after_commit, connection_of_transaction, transaction_to_join
-from toc.center.reminder_queue import ReminderQueue
+from toc.center.connections import Connections
+from toc.center.job_spec import CheckedJob, JobSpec, When, check_job, check_spec
 from toc.center.targets import JobTarget
-from toc.domain.biz_ids import BusinessId, check_business_id
-from toc.domain.ids import IdFactory, check_job_id, gene_of
+from toc.domain.biz_ids import check_business_id
+from toc.domain.ids import check_job_id
 from toc.domain.job import Answer, DeadJob, Job, NewJob, Scheduled
-from toc.domain.limits import (
-    attribute_json,
-    check_actor,
-    check_biz_type,
-    check_dedup_key,
-    check_reason,
-)
+from toc.domain.limits import check_actor, check_biz_type, check_integer, check_reason
 from toc.domain.policy import RetryPolicy
-from toc.domain.routing import hash_of
 from toc.domain.times import action_ms
 from toc.errors import (
     InvalidInput,
@@ -39,68 +32,31 @@ from toc.errors import (
 )
 from toc.handlers.registry import F, Registry, registry
 from toc.runtime import metrics
-from toc.runtime.clock import Clock, ServerTime, SystemClock
+from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.process import process_name
 from toc.runtime.settings import Settings, load_settings
-from toc.store.catalogue import Catalogue
-from toc.store.databases import Database, Databases
 from toc.store.external_transaction import complete
-from toc.store.jobs import InsertResult, Jobs, OnDuplicate
-from toc.store.schema_check import check_databases
+from toc.store.jobs import InsertResult, OnDuplicate
 from toc.timer.reminder import Reminder
 
 if TYPE_CHECKING:
     from toc.center.after_commit import AnySession
-    from toc.timer.reminders import Reminders
 
-When = datetime | timedelta
+__all__ = ["JobSpec", "TimeoutCenter"]
 
-TIME_AGE_S_MAX = 60.0
-PAUSED_S_MAX = 1.0  # this machine was paused, or its clock was set: the databases are asked again
-SLOW_S = 0.2
 BULK_ROWS = 5000  # rows per transaction of schedule_many
-STOP_S = 5.0
 
 
-class JobSpec(TypedDict, total=False):
-    """One job for `schedule_many`; biz_id and action_time are required."""
+class ScheduleOptions(TypedDict, total=False):
+    """The options of `TimeoutCenter.schedule`; type checkers read them here."""
 
-    biz_id: Required[int | str]
-    action_time: Required[When]
     biz_type: str
     attribute: dict[str, Any] | None
     dedup_key: str | None
+    on_duplicate: OnDuplicate
+    session: AnySession | None
+    connection: Connection | None
     tenant: str | None
-
-
-_FIELDS = JobSpec.__annotations__.keys()
-
-
-class _CheckedJob(NamedTuple):
-    """The checked arguments of one job to schedule."""
-
-    business: BusinessId
-    biz_type: str
-    action_time: When
-    due_ms: int | None  # None: action_time is counted from the database's time
-    attribute: str | None  # JSON text
-    dedup_key: str | None
-
-
-class _Connections(NamedTuple):
-    """The connections and caches of a center while it is connected."""
-
-    databases: Databases
-    catalogue: Catalogue
-    jobs: Jobs
-    ids: IdFactory
-    now: Mapping[int, ServerTime]  # each database's: what its jobs' times are counted from
-    time: ServerTime  # Redis': what is near by it is armed
-    reminder_queue: ReminderQueue | None
-
-    @property
-    def reminders(self) -> Reminders | None:
-        return None if self.reminder_queue is None else self.reminder_queue.reminders
 
 
 class TimeoutCenter:
@@ -124,7 +80,7 @@ class TimeoutCenter:
         self._clock = clock or SystemClock()
         self._handlers = handlers if handlers is not None else registry
         self._lock = threading.RLock()
-        self._state: _Connections | None = None
+        self._state: Connections | None = None
         center = weakref.ref(self)
 
         def forget_connections() -> None:
@@ -143,14 +99,8 @@ class TimeoutCenter:
         biz_id: int | str,
         action_time: When,
         *,
-        biz_type: str = "default",
-        attribute: dict[str, Any] | None = None,
-        dedup_key: str | None = None,
-        on_duplicate: OnDuplicate = "keep",
-        session: AnySession | None = None,
-        connection: Connection | None = None,
-        tenant: str | None = None,
         details: Literal[False] = False,
+        **options: Unpack[ScheduleOptions],
     ) -> int: ...
 
     @overload
@@ -159,14 +109,8 @@ class TimeoutCenter:
         biz_id: int | str,
         action_time: When,
         *,
-        biz_type: str = "default",
-        attribute: dict[str, Any] | None = None,
-        dedup_key: str | None = None,
-        on_duplicate: OnDuplicate = "keep",
-        session: AnySession | None = None,
-        connection: Connection | None = None,
-        tenant: str | None = None,
         details: Literal[True],
+        **options: Unpack[ScheduleOptions],
     ) -> Scheduled: ...
 
     def schedule(
@@ -200,7 +144,7 @@ class TimeoutCenter:
         "replace" gives the holder the new time and attribute, "error" raises.
 
         details: True returns a `Scheduled` instead of the job_id: whether the job was inserted, replaced or
-        kept, and whether the one that was kept runs already, so that it will not act on this wish.
+        kept, and whether a job that was kept runs already: then it does not act on this call.
 
         session: an ORM session (or a scoped_session: this thread's) whose transaction the job joins; it
         is timed after the commit. Its connection must reach the shard's database server, and must not
@@ -213,20 +157,22 @@ class TimeoutCenter:
         job), WrongDatabase, StoreUnavailable (may have been written: use a dedup_key to repeat it).
         """
         self._check_on_duplicate(on_duplicate)
-        wanted = self._check_job(biz_id, action_time, biz_type, attribute, dedup_key, tenant)
-        own, joined = transaction_to_join(session, connection)
+        wanted = check_job(
+            self._clock.wall_ms(), self.settings.limits.attribute_bytes,
+            biz_id=biz_id, action_time=action_time, biz_type=biz_type,
+            attribute=attribute, dedup_key=dedup_key, tenant=tenant,
+        )  # fmt: skip
+        orm_session, joined = transaction_to_join(session, connection)
         state = self._connected()
-        home = self._database_of_business(state, wanted.business)
-        new = self._make_new_jobs(state, home, [wanted])
+        new = state.make_new_jobs(state.database_of_business(wanted.business), [wanted])
         inserted = state.jobs.insert(new, on_duplicate, joined)[0]  # guard: commit-before-arm
         metrics.SCHEDULED.inc(inserted.written)
-        if inserted.written and state.reminder_queue is not None:
-            topic = self.settings.topic_of(biz_type)
-            placed = [(topic, Reminder(inserted.due_ms, inserted.job_id))]
-            if own is not None:
-                after_commit(own, placed, state.reminder_queue.place)
+        if inserted.written:
+            placed = [(biz_type, Reminder(inserted.due_ms, inserted.job_id))]
+            if orm_session is not None:
+                after_commit(orm_session, placed, state.place)
             elif joined is None:
-                state.reminder_queue.place(placed)
+                state.place(placed)
         return inserted.details if details else inserted.job_id
 
     @overload
@@ -267,21 +213,23 @@ class TimeoutCenter:
         PartlyScheduled (with the ids) when some were written and others not.
         """
         self._check_on_duplicate(on_duplicate)
-        wanted = [
-            self._check_spec(position, job, biz_type)
-            for position, job in enumerate(self._limit_count(jobs))
-        ]
+        now_ms, limits = self._clock.wall_ms(), self.settings.limits
+        wanted = []
+        for position, job in enumerate(jobs):
+            if position >= limits.schedule_many:
+                rule = f"must be at most {limits.schedule_many} jobs per call"
+                raise InvalidInput("jobs", f"more than {limits.schedule_many}", rule)
+            wanted.append(check_spec(now_ms, limits.attribute_bytes, position, job, biz_type))
         state = self._connected()
         failed: dict[int, TocError] = {}
-        news = self._make_new_jobs_by_position(state, wanted, failed)
+        new_jobs = self._make_new_jobs(state, wanted, failed)
         done: list[InsertResult | None] = [None] * len(wanted)
         try:
             for start in range(0, len(wanted), BULK_ROWS):
-                chunk = range(start, min(start + BULK_ROWS, len(wanted)))
-                for position, inserted in self._insert_chunk(
-                    state, wanted, news, chunk, on_duplicate, failed
-                ):
-                    done[position] = inserted
+                positions = range(start, min(start + BULK_ROWS, len(wanted)))
+                chunk = {at: new_jobs[at] for at in positions if at in new_jobs}
+                for at, inserted in self._insert_chunk(state, wanted, chunk, on_duplicate, failed):
+                    done[at] = inserted
             if failed:
                 raise next(iter(failed.values()))
         except TocError as error:
@@ -297,9 +245,7 @@ class TimeoutCenter:
         """Times jobs that were scheduled with `connection=`, after that transaction's commit."""
         state = self._connected()
         for job_id in job_ids:
-            job = self.get(job_id)
-            if job is not None and job.due_ms is not None:
-                self._arm_if_near(state, job.biz_type, Reminder(job.due_ms, job.job_id))
+            state.place_changed_job(check_job_id(job_id))
 
     # ---- change
 
@@ -326,10 +272,10 @@ class TimeoutCenter:
         check_reason(reason)
         target = JobTarget.checked(job_id, biz_id, biz_type, dedup_key, tenant)
         state = self._connected()
-        answers = [state.jobs.cancel(found, reason) for found in self._find_ids(state, target)]
+        answers = [state.jobs.cancel(found, reason) for found in target.find_ids(state)]
         # Something that was out of reach outweighs what was reached.
         worst = next((it for it in answers if not it.ok), answers[0] if answers else None)
-        return self._answer_unknown(state, target) if worst in (None, "unknown") else worst
+        return target.answer_unknown(state) if worst in (None, "unknown") else worst
 
     def reschedule(
         self,
@@ -356,21 +302,19 @@ class TimeoutCenter:
         action_ms(action_time, self._clock.wall_ms())  # refused, if it is, before anything is asked
         target = JobTarget.checked(job_id, biz_id, biz_type, dedup_key, tenant)
         state = self._connected()
-        ids = self._find_ids(state, target)
+        ids = target.find_ids(state)
         if len(ids) > 1:
             raise InvalidInput(
                 "biz_id", biz_id, f"{len(ids)} live jobs match: give dedup_key or job_id"
             )
         if not ids:
-            return self._answer_unknown(state, target)
-        due_ms = action_ms(
-            action_time, self._database_now_ms(state, self._database_of_job(state, ids[0]))
-        )
+            return target.answer_unknown(state)
+        due_ms = action_ms(action_time, state.now_ms(state.database_of_job(ids[0])))
         answer = state.jobs.reschedule(ids[0], due_ms, reason)
         if answer == "unknown":
-            return self._answer_unknown(state, target)
+            return target.answer_unknown(state)
         if answer.ok and answer.job_id is not None:  # perhaps a copy of that job
-            self._arm_changed_job(state, answer.job_id, due_ms)
+            state.place_changed_job(answer.job_id, due_ms)
         return answer
 
     def redrive(self, job_id: int, *, reason: str | None = None) -> Answer:
@@ -378,12 +322,12 @@ class TimeoutCenter:
         check_reason(reason)
         target = JobTarget.checked(job_id)
         state = self._connected()
-        now_ms = self._database_now_ms(state, self._database_of_job(state, job_id))
+        now_ms = state.now_ms(state.database_of_job(job_id))
         answer = state.jobs.redrive(job_id, now_ms, reason)
         if answer == "unknown":
-            return self._answer_unknown(state, target)
+            return target.answer_unknown(state)
         if answer.ok:
-            self._arm_changed_job(state, job_id, now_ms)
+            state.place_changed_job(job_id, now_ms)
         return answer
 
     # ---- look
@@ -398,20 +342,18 @@ class TimeoutCenter:
         """Jobs of a business id, live and ended, newest first (at most `limits.find`)."""
         state = self._connected()
         business = check_business_id(biz_id, tenant)
-        shard = self.settings.routing.shard(hash_of(business.number))
         type_no = None
         if biz_type is not None:
-            home = self._database_of_business(state, business)
+            home = state.database_of_business(business)
             type_no = state.catalogue.types.find_number(check_biz_type(biz_type), home)
             if type_no is None:
                 return []
+        shard = state.shard_of_business(business)
         return state.jobs.find(shard, business, type_no, self.settings.limits.find)
 
     def dead(self, limit: int = 100, biz_type: str | None = None) -> list[DeadJob]:
         """Dead letters, newest first; at most `limit` (up to `limits.find`)."""
-        most = self.settings.limits.find
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= most:
-            raise InvalidInput("limit", limit, f"must be an integer from 1 to {most}")
+        check_integer("limit", limit, 1, self.settings.limits.find)
         if biz_type is not None:
             check_biz_type(biz_type)
         return self._connected().jobs.dead_letters(limit, biz_type)
@@ -463,10 +405,7 @@ class TimeoutCenter:
         with self._lock:
             state, self._state = self._state, None
         if state is not None:
-            if state.reminder_queue is not None:
-                state.reminder_queue.close(STOP_S)
-            state.catalogue.types.close()
-            state.databases.close()
+            state.close()
 
     def __enter__(self) -> TimeoutCenter:
         return self
@@ -476,216 +415,64 @@ class TimeoutCenter:
 
     # ---- inside
 
-    def _connected(self) -> _Connections:
+    def _connected(self) -> Connections:
         state = self._state
         if state is None:
             with self._lock:
                 state = self._state
                 if state is None:
-                    state = self._state = self._connect()
+                    actor = self._actor or process_name()
+                    state = self._state = Connections(self.settings, self._clock, actor)
         return state
 
-    def _connect(self) -> _Connections:
-        settings, clock = self.settings, self._clock
-        databases = Databases.from_settings(settings, clock)
-        try:
-            catalogue = Catalogue(databases)
-            check_databases(databases, catalogue, settings.facts)
-        except BaseException:
-            databases.close()
-            raise
-        # Random, not secret: two processes should start apart.
-        ids = IdFactory(clock.wall_ms, random.randrange(4096))  # noqa: S311
-        actor = self._actor or process_name()
-        jobs = Jobs(databases, catalogue, lambda gene: ids.draw([gene])[0], actor)
-        time = ServerTime(clock)
-        arms = None
-        if settings.has_timer:
-            arms = ReminderQueue(settings, time, clock)
-            if "+" in settings.redis_url:  # several hosts: only redis' own parts can check the URL
-                _ = arms.reminders
-        now = {database.index: ServerTime(clock) for database in databases}
-        return _Connections(databases, catalogue, jobs, ids, now, time, arms)
-
-    def _database_of_business(self, state: _Connections, business: BusinessId) -> Database:
-        """The database of a business id: calls for this id wait for no other database."""
-        return state.databases.of_shard(self.settings.routing.shard(hash_of(business.number)))
-
-    def _database_of_job(self, state: _Connections, job_id: int) -> Database:
-        return state.databases.of_shard(self.settings.routing.shard(gene_of(job_id)))
-
-    def _database_now_ms(self, state: _Connections, database: Database) -> int:
-        """An estimate of a database's time that is never too low, from an answer within TIME_AGE_S_MAX.
-
-        It is also taken as Redis' time until an arm has answered with that.
-        """
-        now = state.now[database.index]
-        if not now.known or now.age_s > TIME_AGE_S_MAX or now.paused_s > PAUSED_S_MAX:
-            asked_s = self._clock.monotonic_s()
-            server_ms = database.now_ms()
-            now.record_answer(server_ms, asked_s)
-            # A slow answer makes this call's jobs late by what it took, and no others.
-            now.known = now.age_s < SLOW_S
-        now_ms = now.now_ms()
-        if not state.time.known or state.time.age_s > TIME_AGE_S_MAX:
-            state.time.record_answer(now_ms)
-        return now_ms
-
-    def _check_job(
-        self,
-        biz_id: object,
-        action_time: Any,
-        biz_type: object,
-        attribute: object,
-        dedup_key: object,
-        tenant: object,
-    ) -> _CheckedJob:
-        checked_ms = action_ms(action_time, self._clock.wall_ms())
-        return _CheckedJob(
-            check_business_id(biz_id, tenant),
-            check_biz_type(biz_type),
-            action_time,
-            None if isinstance(action_time, timedelta) else checked_ms,
-            attribute_json(attribute, self.settings.limits.attribute_bytes),
-            check_dedup_key(dedup_key),
-        )
-
-    def _check_spec(self, position: int, job: object, biz_type: str) -> _CheckedJob:
-        """Checks one item of `schedule_many`, a pair or a mapping of fields. Raises InvalidInput."""
-        if isinstance(job, tuple) and len(job) == 2:
-            job = {"biz_id": job[0], "action_time": job[1]}
-        if not isinstance(job, Mapping):
-            raise InvalidInput(
-                f"jobs[{position}]", job, "must be a dict or a pair (biz_id, action_time)"
-            )
-        unknown = job.keys() - _FIELDS
-        missing = {"biz_id", "action_time"} - job.keys()
-        if unknown or missing:
-            name = min(map(str, unknown or missing))
-            rule = "is not a field of a job" if unknown else "is missing"
-            raise InvalidInput(f"jobs[{position}].{name}", job.get(name), rule)
-        try:
-            return self._check_job(
-                job["biz_id"],
-                job["action_time"],
-                job.get("biz_type", biz_type),
-                job.get("attribute"),
-                job.get("dedup_key"),
-                job.get("tenant"),
-            )
-        except InvalidInput as error:
-            raise InvalidInput(f"jobs[{position}].{error.field}", error.value, error.rule) from None
-
     def _make_new_jobs(
-        self, state: _Connections, database: Database, wanted: Sequence[_CheckedJob]
-    ) -> list[NewJob]:
-        """Jobs of one database, with an id and a type's number each. Asks this database alone."""
-        now_ms = self._database_now_ms(state, database)
-        names = {job.biz_type for job in wanted}
-        number = state.catalogue.types.numbers_or_create(
-            names, database, self.settings.limits.biz_types
-        )
-        ids = state.ids.draw([hash_of(job.business.number) for job in wanted])
-        return [
-            NewJob(
-                job_id,
-                job.business.number,
-                number[job.biz_type],
-                action_ms(job.action_time, now_ms) if job.due_ms is None else job.due_ms,
-                job.attribute,
-                job.dedup_key,
-                job.business.text,
-                job.business.tenant,
-            )
-            for job_id, job in zip(ids, wanted, strict=True)
-        ]
-
-    def _make_new_jobs_by_position(
-        self, state: _Connections, wanted: Sequence[_CheckedJob], failed: dict[int, TocError]
+        self, state: Connections, wanted: Sequence[CheckedJob], failed: dict[int, TocError]
     ) -> dict[int, NewJob]:
         """position -> job. Adds each database that does not answer to `failed`, and leaves its jobs out."""
         by_database: dict[int, list[int]] = defaultdict(list)
-        for position, job in enumerate(wanted):
-            by_database[self._database_of_business(state, job.business).index].append(position)
-        news: dict[int, NewJob] = {}
+        for at, job in enumerate(wanted):
+            by_database[state.database_of_business(job.business).index].append(at)
+        new_jobs: dict[int, NewJob] = {}
         for index, positions in sorted(by_database.items()):
-            jobs = [wanted[position] for position in positions]
+            jobs = [wanted[at] for at in positions]
             try:
-                made = self._make_new_jobs(state, state.databases[index], jobs)
+                made = state.make_new_jobs(state.databases[index], jobs)
             except (StoreUnavailable, SchemaMismatch) as error:
                 failed[index] = error
-                continue
-            news.update(zip(positions, made, strict=True))
-        return news
-
-    def _limit_count(self, jobs: Iterable[object]) -> Iterable[object]:
-        limit = self.settings.limits.schedule_many
-        for position, job in enumerate(jobs):
-            if position >= limit:
-                raise InvalidInput(
-                    "jobs", f"more than {limit}", f"must be at most {limit} jobs per call"
-                )
-            yield job
+            else:
+                new_jobs.update(zip(positions, made, strict=True))
+        return new_jobs
 
     def _insert_chunk(
         self,
-        state: _Connections,
-        wanted: Sequence[_CheckedJob],
-        news: Mapping[int, NewJob],
-        chunk: range,
+        state: Connections,
+        wanted: Sequence[CheckedJob],
+        chunk: Mapping[int, NewJob],
         on_duplicate: OnDuplicate,
         failed: dict[int, TocError],
-    ) -> Iterable[tuple[int, InsertResult]]:
-        """Inserts a chunk, database by database; yields (position, result).
+    ) -> Iterator[tuple[int, InsertResult]]:
+        """Inserts jobs (by position), database by database; yields (position, result).
 
         A database that fails is added to `failed`, and is not used again.
         """
         by_database: dict[int, list[int]] = defaultdict(list)
-        for position in chunk:
-            if position in news:
-                home = self._database_of_job(state, news[position].job_id)
-                by_database[home.index].append(position)
-        for database in sorted(by_database.keys() - failed.keys()):
-            positions = by_database[database]
+        for at, job in chunk.items():
+            by_database[state.database_of_job(job.job_id).index].append(at)
+        for index in sorted(by_database.keys() - failed.keys()):
+            positions = by_database[index]
             try:
-                inserted = state.jobs.insert(
-                    [news[position] for position in positions], on_duplicate
-                )
+                inserted = state.jobs.insert([chunk[at] for at in positions], on_duplicate)
             except (StoreUnavailable, StatementFailed, SchemaMismatch) as error:
-                failed[database] = error
+                failed[index] = error
                 continue
+            results = list(zip(positions, inserted, strict=True))
             metrics.SCHEDULED.inc(sum(one.written for one in inserted))
-            if state.reminder_queue is not None:
-                names = {wanted[position].biz_type for position in positions}
-                topics = {name: self.settings.topic_of(name) for name in names}
-                state.reminder_queue.place(
-                    [
-                        (topics[wanted[position].biz_type], Reminder(one.due_ms, one.job_id))
-                        for position, one in zip(positions, inserted, strict=True)
-                        if one.written
-                    ]
-                )
-            yield from zip(positions, inserted, strict=True)
-
-    def _arm_if_near(self, state: _Connections, biz_type: str, reminder: Reminder) -> None:
-        if state.reminder_queue is not None:
-            self._database_now_ms(state, self._database_of_job(state, reminder.job_id))
-            state.reminder_queue.place([(self.settings.topic_of(biz_type), reminder)])
-
-    def _arm_changed_job(self, state: _Connections, job_id: int, due_ms: int) -> None:
-        """Arms a job that was changed by id: reads its row first, for the type that decides the topic."""
-        job = state.jobs.get(job_id)
-        if job is not None:
-            self._arm_if_near(state, job.biz_type, Reminder(due_ms, job_id))
-
-    def _find_ids(self, state: _Connections, target: JobTarget) -> list[int]:
-        return target.find_ids(state.jobs, state.catalogue, state.databases)
-
-    def _answer_unknown(self, state: _Connections, target: JobTarget) -> Answer:
-        limit = self.settings.limits.find
-        return target.answer_unknown(
-            state.jobs, self.settings.routing, self._clock.wall_ms(), limit
-        )
+            state.place(
+                (wanted[at].biz_type, Reminder(one.due_ms, one.job_id))
+                for at, one in results
+                if one.written
+            )
+            yield from results
 
     @staticmethod
     def _check_on_duplicate(value: object) -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from toc.center.connections import Connections
 from toc.domain.biz_ids import BusinessId, check_business_id
 from toc.domain.ids import check_job_id, created_ms_of, first_id_of
 from toc.domain.job import Answer, AnswerKind
 from toc.domain.limits import check_biz_type, check_dedup_key
-from toc.domain.routing import Routing, hash_of
 from toc.domain.times import datetime_of
 from toc.errors import InvalidInput
-from toc.store.catalogue import Catalogue
-from toc.store.databases import Databases
-from toc.store.jobs import Jobs
 
 _OLDEST_MS = 1_735_689_600_000  # 2025-01-01: before that there was no toc to draw an id
 _AHEAD_MS = 86_400_000  # of a client whose clock is wrong
@@ -51,28 +48,30 @@ class JobTarget(NamedTuple):
             check_dedup_key(dedup_key),
         )
 
-    def find_ids(self, jobs: Jobs, catalogue: Catalogue, databases: Databases) -> list[int]:
+    def find_ids(self, state: Connections) -> list[int]:
         """The job by id; or the live jobs of a business key, else its newest ended one."""
         if self.job_id is not None:
             return [self.job_id]
-        shard = databases.routing.shard(hash_of(self.business.number))
         type_no = None
         if self.biz_type is not None:
-            type_no = catalogue.types.find_number(self.biz_type, databases.of_shard(shard))
+            home = state.database_of_business(self.business)
+            type_no = state.catalogue.types.find_number(self.biz_type, home)
             if type_no is None:
                 return []
-        live = jobs.live_ids(shard, self.business, type_no, self.dedup_key)
+        shard = state.shard_of_business(self.business)
+        live = state.jobs.live_ids(shard, self.business, type_no, self.dedup_key)
         return live or [
-            job.job_id for job in jobs.find(shard, self.business, type_no, 1, self.dedup_key)
+            job.job_id for job in state.jobs.find(shard, self.business, type_no, 1, self.dedup_key)
         ]
 
-    def answer_unknown(self, jobs: Jobs, routing: Routing, now_ms: int, limit: int) -> Answer:
-        """The answer "unknown", with a hint if the call looks like a mistake. Reads at most `limit` jobs."""
+    def answer_unknown(self, state: Connections) -> Answer:
+        """The answer "unknown", with a hint if the call looks like a mistake. Reads few jobs."""
         if self.job_id is not None:
-            return Answer(AnswerKind.UNKNOWN, hint=_hint_for_id(self.job_id, now_ms))
+            return Answer(AnswerKind.UNKNOWN, hint=_hint_for_id(self.job_id, state.clock.wall_ms()))
         if self.biz_type is None:
             return Answer(AnswerKind.UNKNOWN)
-        found = jobs.find(routing.shard(hash_of(self.business.number)), self.business, None, limit)
+        shard, limit = state.shard_of_business(self.business), state.settings.limits.find
+        found = state.jobs.find(shard, self.business, None, limit)
         types = sorted({job.biz_type for job in found} - {self.biz_type})
         if not types:
             return Answer(AnswerKind.UNKNOWN)

@@ -18,6 +18,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _KEY = re.compile(r"[!-~]*")  # printable ASCII without spaces: compares the same on every engine
 
 
+def is_number(value: object) -> bool:
+    """Whether it is an int or a float; True and False are not taken for numbers."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def check_integer(field: str, value: object, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidInput(field, value, f"must be an integer from {low} to {high}")
+    return value
+
+
 def check_biz_type(value: object) -> str:
     if not isinstance(value, str) or len(value) > BIZ_TYPE_CHARS_MAX or not _NAME.fullmatch(value):
         raise InvalidInput(

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from toc.domain.job import Job
-from toc.domain.limits import check_biz_type
+from toc.domain.limits import check_biz_type, check_integer, is_number
 from toc.domain.policy import ATTEMPTS_MAX, Exponential, RetryPolicy, retry_policy
 from toc.errors import InvalidInput
 from toc.handlers.verdicts import Verdict
@@ -66,22 +66,10 @@ class Registry:
             raise InvalidInput("handler", biz_type, rule)
         if biz_type != EVERY_TYPE:
             check_biz_type(biz_type)
-        if (
-            isinstance(timeout, bool)
-            or not isinstance(timeout, (int, float))
-            or not 0 < timeout <= TIMEOUT_S_MAX
-        ):
-            raise InvalidInput(
-                "timeout", timeout, f"must be above 0 and up to {TIMEOUT_S_MAX:g} seconds"
-            )
-        if (
-            isinstance(max_attempts, bool)
-            or not isinstance(max_attempts, int)
-            or not 1 <= max_attempts <= ATTEMPTS_MAX
-        ):
-            raise InvalidInput(
-                "max_attempts", max_attempts, f"must be an integer from 1 to {ATTEMPTS_MAX}"
-            )
+        if not is_number(timeout) or not 0 < timeout <= TIMEOUT_S_MAX:
+            rule = f"must be above 0 and up to {TIMEOUT_S_MAX:g} seconds"
+            raise InvalidInput("timeout", timeout, rule)
+        check_integer("max_attempts", max_attempts, 1, ATTEMPTS_MAX)
         policy = retry_policy(retry)
 
         def register(function: F) -> F:

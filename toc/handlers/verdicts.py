@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from toc.domain.limits import is_number
 from toc.errors import InvalidInput
 
 REASON_CHARS_MAX = 1000
@@ -28,11 +29,7 @@ class Retry(Verdict):
         self, after: float | timedelta, reason: str = "retry asked for by the handler"
     ) -> None:
         seconds = after.total_seconds() if isinstance(after, timedelta) else after
-        if (
-            isinstance(seconds, bool)
-            or not isinstance(seconds, (int, float))
-            or not 0 <= seconds <= 366 * 86_400
-        ):
+        if not is_number(seconds) or not 0 <= seconds <= 366 * 86_400:
             raise InvalidInput("after", after, "must be 0 seconds to 366 days, or such a timedelta")
         self.after_s = float(seconds)
         self.reason = _text(reason)

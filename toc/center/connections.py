@@ -1,0 +1,133 @@
+"""The connections and caches of a center, and the steps that its methods share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from toc.center.job_spec import CheckedJob
+from toc.center.reminder_queue import ReminderQueue
+from toc.domain.biz_ids import BusinessId
+from toc.domain.ids import IdFactory, gene_of
+from toc.domain.job import NewJob
+from toc.domain.routing import hash_of
+from toc.domain.times import action_ms
+from toc.runtime.clock import Clock, ServerTime
+from toc.runtime.settings import Settings
+from toc.store.catalogue import Catalogue
+from toc.store.databases import Database, Databases
+from toc.store.jobs import Jobs
+from toc.store.schema_check import check_databases
+from toc.timer.reminder import Reminder
+
+if TYPE_CHECKING:
+    from toc.timer.reminders import Reminders
+
+TIME_AGE_S_MAX = 60.0
+PAUSED_S_MAX = 1.0  # this machine was paused, or its clock was set: the databases are asked again
+SLOW_S = 0.2
+STOP_S = 5.0
+
+
+class Connections:
+    """Thread-safe. Connects when it is made.
+
+    `now`: the time of each database, from which its jobs' times are counted. `time`: Redis' time, which
+    decides what is near and is armed. `reminder_queue` is None where there is no timer.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock, actor: str) -> None:
+        self.settings, self.clock = settings, clock
+        self.databases = Databases.from_settings(settings, clock)
+        try:
+            self.catalogue = Catalogue(self.databases)
+            check_databases(self.databases, self.catalogue, settings.facts)
+        except BaseException:
+            self.databases.close()
+            raise
+        # Random, not secret: two processes should start apart.
+        ids = self._ids = IdFactory(clock.wall_ms, random.randrange(4096))  # noqa: S311
+        self.jobs = Jobs(self.databases, self.catalogue, lambda gene: ids.draw([gene])[0], actor)
+        self.now = {database.index: ServerTime(clock) for database in self.databases}
+        self.time = ServerTime(clock)
+        self.reminder_queue: ReminderQueue | None = None
+        if settings.has_timer:
+            self.reminder_queue = ReminderQueue(settings, self.time, clock)
+            if "+" in settings.redis_url:  # several hosts: only redis' own parts can check the URL
+                _ = self.reminder_queue.reminders
+
+    def close(self) -> None:
+        if self.reminder_queue is not None:
+            self.reminder_queue.close(STOP_S)
+        self.catalogue.types.close()
+        self.databases.close()
+
+    @property
+    def reminders(self) -> Reminders | None:
+        return None if self.reminder_queue is None else self.reminder_queue.reminders
+
+    def database_of_business(self, business: BusinessId) -> Database:
+        """The database of a business id: calls for this id wait for no other database."""
+        return self.databases.of_shard(self.shard_of_business(business))
+
+    def shard_of_business(self, business: BusinessId) -> int:
+        return self.settings.routing.shard(hash_of(business.number))
+
+    def database_of_job(self, job_id: int) -> Database:
+        return self.databases.of_shard(self.settings.routing.shard(gene_of(job_id)))
+
+    def now_ms(self, database: Database) -> int:
+        """An estimate of a database's time that is never too low, from an answer within TIME_AGE_S_MAX.
+
+        It is also taken as Redis' time until an arm has answered with that.
+        """
+        now = self.now[database.index]
+        if not now.known or now.age_s > TIME_AGE_S_MAX or now.paused_s > PAUSED_S_MAX:
+            asked_s = self.clock.monotonic_s()
+            server_ms = database.now_ms()
+            now.record_answer(server_ms, asked_s)
+            # A slow answer makes this call's jobs late by what it took, and no others.
+            now.known = now.age_s < SLOW_S
+        now_ms = now.now_ms()
+        if not self.time.known or self.time.age_s > TIME_AGE_S_MAX:
+            self.time.record_answer(now_ms)
+        return now_ms
+
+    def make_new_jobs(self, database: Database, wanted: Sequence[CheckedJob]) -> list[NewJob]:
+        """Jobs of one database, with an id and a type's number each. Asks this database alone."""
+        now_ms = self.now_ms(database)
+        numbers = self.catalogue.types.numbers_or_create(
+            {job.biz_type for job in wanted}, database, self.settings.limits.biz_types
+        )
+        ids = self._ids.draw([hash_of(job.business.number) for job in wanted])
+        return [
+            NewJob(
+                job_id,
+                job.business.number,
+                numbers[job.biz_type],
+                action_ms(job.action_time, now_ms),
+                job.attribute,
+                job.dedup_key,
+                job.business.text,
+                job.business.tenant,
+            )
+            for job_id, job in zip(ids, wanted, strict=True)
+        ]
+
+    def place(self, jobs: Iterable[tuple[str, Reminder]]) -> None:
+        """Arms near jobs, as (biz_type, reminder) pairs. Call it after the commit. Never raises."""
+        if self.reminder_queue is not None:
+            topic_of = self.settings.topic_of
+            self.reminder_queue.place((topic_of(name), reminder) for name, reminder in jobs)
+
+    def place_changed_job(self, job_id: int, due_ms: int | None = None) -> None:
+        """Places a job that was changed by id, at `due_ms` (None: when its row says).
+
+        Reads its row first, for the type that decides the topic.
+        """
+        job = self.jobs.get(job_id)
+        due_ms = job.due_ms if job is not None and due_ms is None else due_ms
+        if job is not None and due_ms is not None and self.reminder_queue is not None:
+            self.now_ms(self.database_of_job(job_id))
+            self.place([(job.biz_type, Reminder(due_ms, job_id))])

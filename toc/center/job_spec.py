@@ -1,0 +1,82 @@
+"""The arguments of a job to schedule: as a caller gives them, and as they were checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, Required, TypedDict
+
+from toc.domain.biz_ids import BusinessId, check_business_id
+from toc.domain.limits import attribute_json, check_biz_type, check_dedup_key
+from toc.domain.times import action_ms
+from toc.errors import InvalidInput
+
+When = datetime | timedelta
+
+
+class JobSpec(TypedDict, total=False):
+    """One job for `schedule_many`; biz_id and action_time are required."""
+
+    biz_id: Required[int | str]
+    action_time: Required[When]
+    biz_type: str
+    attribute: dict[str, Any] | None
+    dedup_key: str | None
+    tenant: str | None
+
+
+_FIELDS = JobSpec.__annotations__.keys()
+
+
+class CheckedJob(NamedTuple):
+    """The checked arguments of one job to schedule. `attribute` is JSON text."""
+
+    business: BusinessId
+    biz_type: str
+    action_time: When
+    attribute: str | None
+    dedup_key: str | None
+
+
+def check_job(
+    now_ms: int,
+    attribute_bytes_max: int,
+    *,
+    biz_id: object,
+    action_time: Any,
+    biz_type: object,
+    attribute: object = None,
+    dedup_key: object = None,
+    tenant: object = None,
+) -> CheckedJob:
+    """Checks the arguments of `schedule`. `now_ms`: any clock's time. Raises InvalidInput."""
+    action_ms(action_time, now_ms)
+    return CheckedJob(
+        check_business_id(biz_id, tenant),
+        check_biz_type(biz_type),
+        action_time,
+        attribute_json(attribute, attribute_bytes_max),
+        check_dedup_key(dedup_key),
+    )
+
+
+def check_spec(
+    now_ms: int, attribute_bytes_max: int, position: int, job: object, biz_type: str
+) -> CheckedJob:
+    """Checks one item of `schedule_many`, a pair or a mapping of fields. Raises InvalidInput."""
+    if isinstance(job, tuple) and len(job) == 2:
+        job = {"biz_id": job[0], "action_time": job[1]}
+    if not isinstance(job, Mapping):
+        raise InvalidInput(
+            f"jobs[{position}]", job, "must be a dict or a pair (biz_id, action_time)"
+        )
+    unknown = job.keys() - _FIELDS
+    missing = {"biz_id", "action_time"} - job.keys()
+    if unknown or missing:
+        name = min(map(str, unknown or missing))
+        rule = "is not a field of a job" if unknown else "is missing"
+        raise InvalidInput(f"jobs[{position}].{name}", job.get(name), rule)
+    try:
+        return check_job(now_ms, attribute_bytes_max, **{"biz_type": biz_type, **job})
+    except InvalidInput as error:
+        raise InvalidInput(f"jobs[{position}].{error.field}", error.value, error.rule) from None
