@@ -12,7 +12,7 @@ from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.store.databases import Databases
 from toc.timer import keys
-from toc.timer.reminders import connect
+from toc.timer.connect import connect
 
 
 def disagreements(settings: Settings) -> tuple[int, int]:

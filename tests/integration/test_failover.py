@@ -21,11 +21,11 @@ from tests.servers.redis import start_redis_cluster, start_redis_replica
 from tests.worker.waiting import wait_until
 from toc.errors import TimerUnavailable
 from toc.timer import circuit_breaker
-from toc.timer import wakeup as wakeups
+from toc.timer import heads as wakeups
+from toc.timer.heads import WakeupListener
 from toc.timer.keys import store_key
 from toc.timer.loader import Loader, Mark
 from toc.timer.reminders import Reminder, Reminders
-from toc.timer.wakeup import WakeupListener
 
 MINUTE = timedelta(minutes=1)
 MANY = 60

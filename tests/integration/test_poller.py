@@ -12,10 +12,9 @@ from toc.domain.ids import gene_of
 from toc.domain.routing import slot_of
 from toc.runtime.batch import Batch
 from toc.timer import keys
-from toc.timer.next_due_watcher import NextDueWatcher
+from toc.timer.heads import NextDueWatcher, WakeupListener
 from toc.timer.poller import BATCHES_MAX, GUESS_MIN, NO_PERMITS_S, PAUSED_S, WAIT_S_MAX, Poller
 from toc.timer.reminders import Reminder
-from toc.timer.wakeup import WakeupListener
 
 STAY_MS = 30_000
 SLOW_S = 1.0

@@ -9,8 +9,9 @@ from typing import Any
 
 from toc.domain.ids import SEQUENCE_BITS
 from toc.timer import keys
+from toc.timer.connect import connect
 from toc.timer.nodes import make_nodes
-from toc.timer.reminders import Reminders, connect
+from toc.timer.reminders import Reminders
 from toc.timer.scripts import ScriptCall, Scripts
 
 TOPIC, SLOT = "default", 7

@@ -24,9 +24,9 @@ from tests.servers.process import free_port
 from tests.worker.waiting import wait_until
 from toc.errors import TimerUnavailable
 from toc.testing import TestClock
-from toc.timer import circuit_breaker, keys, nodes, pipeline
+from toc.timer import circuit_breaker, keys, nodes
 from toc.timer.connect import connect
-from toc.timer.pipeline import Command
+from toc.timer.nodes import Command
 from toc.timer.reminders import Reminder, Reminders
 
 SLOTS = range(24)
@@ -113,13 +113,13 @@ def broken(cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[B
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The port of each node that commands were written to."""
     ports: list[str] = []
-    write = pipeline._Batch.write
+    write = nodes._Batch.write
 
-    def noted(batch: pipeline._Batch) -> None:
+    def noted(batch: nodes._Batch) -> None:
         ports.append(str(batch._redis.connection_pool.connection_kwargs["port"]))
         write(batch)
 
-    monkeypatch.setattr(pipeline._Batch, "write", noted)
+    monkeypatch.setattr(nodes._Batch, "write", noted)
     return ports
 
 

@@ -24,7 +24,7 @@ import toc.runtime.service
 import toc.store.databases
 import toc.store.schema_check
 import toc.timer.loader
-import toc.timer.reminders
+import toc.timer.timer_server
 import toc.worker.pool
 from tests.simulation.kernel import Kernel, Process, Queue, Threading
 from tests.simulation.servers import (
@@ -105,7 +105,7 @@ def installed(
         (toc.worker.pool, "SimpleQueue", queue),
         (toc.store.schema_check, "SimpleQueue", queue),
         (toc.timer.loader, "uuid", _Uuid(rng)),
-        (toc.timer.reminders, "connect", client),
+        (toc.timer.timer_server, "connect", client),
         (toc.node.node, "gc", _Collector),
         (toc.runtime.service, "_clock", ProcessClock(servers, Process("services"), REDIS)),
         (toc.runtime.log_throttle, "_clock", ProcessClock(servers, Process("logs"), REDIS)),

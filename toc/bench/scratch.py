@@ -25,7 +25,7 @@ from toc.store import migrate
 from toc.store.databases import Databases
 from toc.store.sessions import session_arguments
 from toc.timer import keys
-from toc.timer.reminders import connect
+from toc.timer.connect import connect
 from toc.timer.scripts import UNAVAILABLE, Client
 
 STOCK_FROM = 2**40

@@ -18,11 +18,10 @@ from toc.scanner.overdue_page import OverduePages
 from toc.scanner.scanner import Scanner
 from toc.store.databases import Database
 from toc.store.due_pages import DuePages
+from toc.timer.heads import NextDueWatcher, WakeupListener
 from toc.timer.loader import Loader
-from toc.timer.next_due_watcher import NextDueWatcher
 from toc.timer.poller import Poller
 from toc.timer.reminders import Reminders
-from toc.timer.wakeup import WakeupListener
 from toc.worker.claim import CLAIM_LANES, ClaimStage
 from toc.worker.context import ProcessContext
 from toc.worker.worker import Worker

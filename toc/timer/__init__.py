@@ -9,20 +9,19 @@ reminders, by the end of their stay in ms) and the marks (per shard: how far the
 decision reads the PrepareQueue.
 
     reminders          the operations (arm, pop, ack, put_back, load_page) and the queries
+    timer_server       the Redis or cluster that holds them: connects, checks it, and calls it
     reminder           the value: look at the row of a job_id at a due time
     answers            Redis' answers as Python values
     availability       whether Redis serves all slots, by the results of the latest calls
     scripts            loads and calls lua/*.lua
     keys               the names of the keys
-    nodes              sends each command to the Redis node that holds its key
-    pipeline           one batch of commands for each node of a cluster
+    nodes              sends each command to the Redis node that holds its key, a batch for each node
     circuit_breaker    failing nodes are skipped and probed in the background
     redis_errors       which errors mean that Redis cannot serve
     connect            makes a client from a URL
     server_facts       whether a server is fit to hold reminders
     foreign_members    members of queues that are no job_id
-    next_due_watcher   reads the heads (first reminders) of all slots periodically
-    wakeup             listens for "a slot has a new head"
+    heads              services that tell pollers when the first reminder of a slot is due
     poller             pops due reminders and puts them into the claim stages
     loader             loads rows into the slots when they are due soon
 

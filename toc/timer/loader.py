@@ -96,13 +96,6 @@ _RowsToLoad = dict[int, tuple[tuple[int, int], int]]
 """By shard: ((due_ms, job_id) of the row to start after, due_ms to end at); see `DuePages.any_after`."""
 
 
-class _FailedServers(NamedTuple):
-    """Databases and Redis servers that failed in this step; the rest of the step skips them."""
-
-    databases: set[int]
-    servers: dict[str, TimerUnavailable]  # Redis servers, by run_id
-
-
 class Loader(Service):
     """Loads the slots of one topic that `set_slots` names; none before the first call.
 
@@ -137,6 +130,9 @@ class Loader(Service):
         self._tick_s, self._page_rows = tick_s, page_rows
         self._step = 0
         self._steps_between_reads = _steps_between_reads(horizon_ms / 1000, tick_s)
+        # Databases, and Redis servers by their run_id, that failed in this step: the rest of it skips them.
+        self._failed_databases: set[int] = set()
+        self._failed_servers: dict[str, TimerUnavailable] = {}
         # Shards whose last read broke off: the next step continues it.
         self._unread: set[int] = set()
         self._rests_until_s: dict[int, float] = {}  # shards that could not be read
@@ -174,7 +170,8 @@ class Loader(Service):
             self._unread.union(self._shards_by_step[self._step % self._steps_between_reads])
             - self._resting_shards()
         )
-        done, away = [], _FailedServers(set(), {})
+        done = list[int]()
+        self._failed_databases, self._failed_servers = set(), {}
         marks = self._read_marks(due)
         due.update(*(self._shards_without_mark(slot, found) for slot, found in marks.items()))
         work = [
@@ -183,16 +180,16 @@ class Loader(Service):
             for shard in self._shards_of_slot(slot)
             if shard in due
         ]
-        quiet = self._shards_with_nothing_new(work, away)
+        quiet = self._shards_with_nothing_new(work)
         for one in work:
             if self.stopping:
                 break
             if one.shard in quiet:
                 self._record_read(one.shard)
             else:
-                done += self._try_load_shard(one, away)
+                done += self._try_load_shard(one)
         self._step += 1  # guard: loader-step
-        for error in away.servers.values():
+        for error in self._failed_servers.values():
             if not done:
                 raise error
             self._log_throttle.warning(
@@ -223,9 +220,7 @@ class Loader(Service):
             if Mark.parse_valid(marks.by_shard.get(shard), marks.run_id) is None
         ]
 
-    def _shards_with_nothing_new(
-        self, work: Sequence[_ShardToLoad], away: _FailedServers
-    ) -> set[int]:
+    def _shards_with_nothing_new(self, work: Sequence[_ShardToLoad]) -> set[int]:
         """The shards that need no read, because no row follows their mark within the horizon."""
         wanted: dict[int, _RowsToLoad] = defaultdict(dict)
         for one in work:
@@ -238,40 +233,38 @@ class Loader(Service):
         quiet: set[int] = set()
         for database, shards in wanted.items():
             for some in _split_by_shards(shards, SHARDS_PER_QUERY_MAX):
-                if len(some) > 1 and database not in away.databases:
-                    quiet.update(self._shards_without_rows(database, some, away))
+                if len(some) > 1 and database not in self._failed_databases:
+                    quiet.update(self._shards_without_rows(database, some))
         return quiet
 
-    def _shards_without_rows(
-        self, database: int, wanted: _RowsToLoad, away: _FailedServers
-    ) -> set[int]:
+    def _shards_without_rows(self, database: int, wanted: _RowsToLoad) -> set[int]:
         try:
             return wanted.keys() - self._pages.shards_due_after(wanted)
         except Exception as error:  # noqa: BLE001 - any fault is that of the database, or of one table
             self._log_throttle.warning(database, "loader: shards %s: %s", [*wanted], error)
             if not self._pages.database_answers(next(iter(wanted))):
-                away.databases.add(database)
+                self._failed_databases.add(database)
         return set()  # each shard is read by itself, which shows which one is broken
 
-    def _try_load_shard(self, one: _ShardToLoad, away: _FailedServers) -> list[int]:
-        """[number of reminders loaded]; [] when the load failed: then `away` may have a new member."""
+    def _try_load_shard(self, one: _ShardToLoad) -> list[int]:
+        """[number of reminders loaded]; [] when the load failed, or its server has failed before."""
         shard, run_id, began_s = one.shard, one.marks.run_id, self._clock.monotonic_s()
         self._unread.add(shard)
-        if self._routing.database(shard) in away.databases or run_id in away.servers:
+        database = self._routing.database(shard)
+        if database in self._failed_databases or run_id in self._failed_servers:
             return []
         try:
             return [self._load_shard(one.slot, shard, one.text, run_id)]
         except (StoreUnavailable, SchemaMismatch) as error:
-            database = self._routing.database(shard)
             self._log_throttle.warning(database, "loader: shard %d: %s", shard, error)
             if self._pages.database_answers(shard):
                 # The table is locked. The shard rests, else the loader would spend its time waiting for it.
                 now_s = self._clock.monotonic_s()
                 self._rests_until_s[shard] = now_s + PAUSE_FACTOR * (now_s - began_s)
             else:  # the other databases' shards are still loaded
-                away.databases.add(database)
+                self._failed_databases.add(database)
         except TimerUnavailable as error:  # full, or down: the other nodes' slots are still loaded
-            away.servers[run_id] = error
+            self._failed_servers[run_id] = error
         except Exception:  # one broken table must not keep all others from being loaded
             log.exception("loader: shard %d is left out of this step", shard)
             metrics.SERVICE_ERRORS.labels(self.name).inc()
@@ -311,7 +304,7 @@ class Loader(Service):
         self._last_read_s[shard] = self._clock.monotonic_s()
 
     def _load_shard(self, slot: int, shard: int, text: str | None, run_id: str) -> int:
-        brought = 0
+        count = 0
         for _ in range(PAGES_MAX):
             bound_ms = self._reminders.time_ms() + self._horizon_ms  # before the snapshot
             mark = Mark.parse_valid(text, run_id)
@@ -332,11 +325,11 @@ class Loader(Service):
             )
             if not loaded:
                 break  # wiped, failed over, or another loader: the next step reads the mark anew
-            text, brought = after, brought + len(page)
+            text, count = after, count + len(page)
             if len(rows) < self._page_rows:
                 self._record_read(shard)
                 break
-        return brought
+        return count
 
 
 def _split_by_shards(wanted: _RowsToLoad, size: int) -> Iterator[_RowsToLoad]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from redis import Redis
 from redis.client import PubSub
@@ -31,13 +31,17 @@ from redis.exceptions import (
 )
 
 from toc.timer.circuit_breaker import CircuitBreaker
-from toc.timer.pipeline import Command, NodePipelines
 from toc.timer.redis_errors import UNAVAILABLE, is_demoted
 
 log = logging.getLogger(__name__)
 
 Client = Redis | RedisCluster
 HOPS_MAX = 4  # redirections that a command follows in one call
+
+
+class Command(NamedTuple):
+    key: str  # decides the node
+    args: Sequence[Any]
 
 
 class Nodes(Protocol):
@@ -83,10 +87,10 @@ class SingleNode:
         self._circuit_breaker = CircuitBreaker(self._probe)
 
     def send(self, commands: Sequence[Command]) -> list[Any]:
-        met = self._circuit_breaker.error_of(self.NAME)
-        if met is not None:
+        failure = self._circuit_breaker.error_of(self.NAME)
+        if failure is not None:
             self._circuit_breaker.probe_if_due()
-            return [met] * len(commands)
+            return [failure] * len(commands)
         try:
             if len(commands) == 1:
                 answers = [self._client.execute_command(*commands[0].args)]
@@ -135,50 +139,50 @@ class ClusterNodes:
 
     def send(self, commands: Sequence[Command]) -> list[Any]:
         answers: list[Any] = [None] * len(commands)
-        batches = NodePipelines(self._client)
+        batches = self._new_batches(answers)
         for position, command in enumerate(commands):
             try:
-                self._route_command(batches, self._node_of(command.key), position, command, answers)
+                batches.add(self._node_of(command.key), position, command.args)
             except SlotNotCoveredError as error:
                 answers[position] = error
                 self._circuit_breaker.request_probe()
         for _ in range(HOPS_MAX):
+            batches.exchange()
+            batches = self._follow_redirections(batches, commands, answers)
             if not batches.by_node:
                 break
-            self._exchange(batches, answers)
-            batches = self._follow_redirections(batches, commands, answers)
         self._circuit_breaker.probe_if_due()
         return answers
 
     def ask_all(self, *args: Any) -> dict[str, Any]:
         nodes = self._client.get_primaries()
         answers: list[Any] = [None] * len(nodes)
-        batches = NodePipelines(self._client)
+        batches = self._new_batches(answers)
         for position, node in enumerate(nodes):
-            self._route_command(batches, node, position, Command("", args), answers)
-        self._exchange(batches, answers)
+            batches.add(node, position, args)
+        batches.exchange()
         self._circuit_breaker.probe_if_due()
         return {node.name: answer for node, answer in zip(nodes, answers, strict=True)}
 
     def ask_any(self, *args: Any) -> Any:
-        met: Exception = RedisConnectionError("no node of the cluster is known")
+        failure: Exception = RedisConnectionError("no node of the cluster is known")
         for node in self._healthy_nodes_first():
             answers: list[Any] = [None]
-            batches = NodePipelines(self._client)
-            self._route_command(batches, node, 0, Command("", args), answers)
-            self._exchange(batches, answers)
+            batches = self._new_batches(answers)
+            batches.add(node, 0, args)
+            batches.exchange()
             if not isinstance(answers[0], Exception):
                 return answers[0]
-            met = answers[0]
+            failure = answers[0]
         self._circuit_breaker.probe_if_due()
-        raise met
+        raise failure
 
     def node_name_of(self, key: str) -> str:
         return str(self._node_of(key).name)
 
     def subscribe(self, channels: Iterable[str]) -> PubSub:
         # A cluster passes every message on to all its nodes: any node that answers will do.
-        node = next(self._healthy_nodes_first(), None)
+        node = next(iter(self._healthy_nodes_first()), None)
         if node is None:
             raise RedisConnectionError("no node of the cluster is known")
         try:
@@ -189,53 +193,33 @@ class ClusterNodes:
 
     # ---- inside
 
+    def _new_batches(self, answers: list[Any]) -> _Batches:
+        return _Batches(self._client, self._circuit_breaker, answers)
+
     def _node_of(self, key: str) -> ClusterNode:
         node: ClusterNode = self._client.get_node_from_key(key)
         return node
 
-    def _healthy_nodes_first(self) -> Iterator[ClusterNode]:
-        nodes = self._client.get_primaries()
-        yield from (node for node in nodes if self._circuit_breaker.error_of(node.name) is None)
-        yield from (node for node in nodes if self._circuit_breaker.error_of(node.name) is not None)
-
-    def _route_command(
-        self,
-        batches: NodePipelines,
-        node: ClusterNode,
-        position: int,
-        command: Command,
-        answers: list[Any],
-        *,
-        asking: bool = False,
-    ) -> None:
-        met = self._circuit_breaker.error_of(node.name)
-        if met is None:
-            batches.add(node, position, command, asking=asking)
-        else:
-            answers[position] = met
-
-    def _exchange(self, batches: NodePipelines, answers: list[Any]) -> None:
-        for name, error in batches.exchange(answers):
-            self._circuit_breaker.record_failure(name, error)
+    def _healthy_nodes_first(self) -> list[ClusterNode]:
+        failed = self._circuit_breaker.error_of
+        return sorted(self._client.get_primaries(), key=lambda node: failed(node.name) is not None)
 
     def _follow_redirections(
-        self, batches: NodePipelines, commands: Sequence[Command], answers: list[Any]
-    ) -> NodePipelines:
+        self, batches: _Batches, commands: Sequence[Command], answers: list[Any]
+    ) -> _Batches:
         """Batches of the commands that were answered MOVED or ASK, for the nodes that the answers name."""
-        again = NodePipelines(self._client)
+        again = self._new_batches(answers)
         for position in batches.positions():
             error = answers[position]
             if not isinstance(error, AskError):
                 continue
             self._circuit_breaker.request_probe()
-            if isinstance(error, MovedError):
+            has_moved = isinstance(error, MovedError)
+            if has_moved:
                 self._client.nodes_manager.move_slot(error)
             node = self._client.get_node(error.host, error.port)
             if node is not None:  # else it is a new node, which the next probe will find
-                asking = not isinstance(error, MovedError)
-                self._route_command(
-                    again, node, position, commands[position], answers, asking=asking
-                )
+                again.add(node, position, commands[position].args, asking=not has_moved)
         return again
 
     def _probe(self, names: list[str]) -> Iterator[tuple[str, Exception | None]]:
@@ -268,3 +252,88 @@ def _subscribe(client: Redis, channels: Iterable[str]) -> PubSub:
         subscription.close()
         raise
     return subscription
+
+
+class _Batches:
+    """One batch for each node, each on a connection of its own: all are written before any answer is read.
+
+    Answers, and the errors of failing nodes, are written into `answers`, by the commands' positions.
+    """
+
+    def __init__(
+        self, client: RedisCluster, circuit_breaker: CircuitBreaker, answers: list[Any]
+    ) -> None:
+        self._client, self._circuit_breaker, self._answers = client, circuit_breaker, answers
+        self.by_node: dict[str, _Batch] = {}
+
+    def add(
+        self, node: ClusterNode, position: int, args: Sequence[Any], *, asking: bool = False
+    ) -> None:
+        error = self._circuit_breaker.error_of(node.name)
+        if error is not None:
+            self._answers[position] = error
+            return
+        batch = self.by_node.get(node.name)
+        if batch is None:
+            batch = self.by_node[node.name] = _Batch(self._client.get_redis_connection(node))
+        if asking:
+            batch.commands.append((None, ("ASKING",)))
+        batch.commands.append((position, args))
+
+    def positions(self) -> Iterator[int]:
+        for batch in self.by_node.values():
+            yield from (position for position, _ in batch.commands if position is not None)
+
+    def exchange(self) -> None:
+        """Sends all batches, reads the answers, and records the nodes that failed."""
+        try:
+            for batch in self.by_node.values():
+                batch.write()
+            for batch in self.by_node.values():
+                batch.read(self._answers)
+        finally:
+            for batch in self.by_node.values():
+                batch.release()
+        for name, batch in self.by_node.items():
+            if batch.error is not None:
+                self._circuit_breaker.record_failure(name, batch.error)
+
+
+class _Batch:
+    """Commands for one node; each with the position of its answer, or None."""
+
+    def __init__(self, redis: Redis) -> None:
+        self.commands: list[tuple[int | None, Sequence[Any]]] = []
+        self.error: Exception | None = None
+        self._redis = redis
+        self._connection: Any = None
+        self._all_answers_read = False
+
+    def write(self) -> None:
+        try:
+            self._connection = self._redis.connection_pool.get_connection()
+            packed = self._connection.pack_commands([args for _, args in self.commands])
+            self._connection.send_packed_command(packed)
+        except (*UNAVAILABLE, ResponseError) as error:  # ResponseError: the login was refused
+            self.error = error
+
+    def read(self, answers: list[Any]) -> None:
+        for position, args in self.commands:
+            answer: Any = self.error
+            if self.error is None:
+                try:
+                    answer = self._redis.parse_response(self._connection, args[0])
+                except ResponseError as error:
+                    answer = error
+                except UNAVAILABLE as error:
+                    answer = self.error = error
+            if position is not None:
+                answers[position] = answer
+        self._all_answers_read = self.error is None
+
+    def release(self) -> None:
+        if self._connection is None:
+            return
+        if not self._all_answers_read:  # the connection's next user must not read these answers
+            self._connection.disconnect()
+        self._redis.connection_pool.release(self._connection)

@@ -188,9 +188,8 @@ class Poller(Service):
         answered_s = self._clock.monotonic_s()
         asked = dict(wanted)
         for slot in asked.keys() - {answer.slot for answer in popped}:
-            self._due_s[slot] = (
-                _NEVER  # refused: the watcher reports it when its node answers again
-            )
+            # Refused: the watcher reports the slot when its node answers again.
+            self._due_s[slot] = _NEVER
         for answer in popped:
             slot, n = answer.slot, asked[answer.slot]
             full = len(answer.ids) + answer.foreign >= n
@@ -209,21 +208,19 @@ class Poller(Service):
         If they were offered as they are, a job with two reminders could be claimed twice in one batch, and
         an ack, which goes to the job's own slot, would not remove this reminder: it would return for ever.
         """
-        well: list[int] = []
-        strange: list[int] = []
-        for job_id in ids:
-            in_place = slot_of(gene_of(job_id), self._slot_amount) == slot
-            (well if in_place else strange).append(job_id)
+        slot_by_id = {job_id: slot_of(gene_of(job_id), self._slot_amount) for job_id in ids}
+        misplaced = [job_id for job_id in ids if slot_by_id[job_id] != slot]
         text = "slot %d of topic %s held reminders of other slots, of job %d for one: moved there"
-        self._log_throttle.warning("strange", text, slot, self._topic, strange[0])
+        self._log_throttle.warning("misplaced", text, slot, self._topic, misplaced[0])
         try:
             # In this order: a reminder is never lost.
-            self._reminders.put_back(self._topic, [Reminder(time_ms, job_id) for job_id in strange])
-            self._reminders.remove(self._topic, {slot: strange})
+            own_slots = [Reminder(time_ms, job_id) for job_id in misplaced]
+            self._reminders.put_back(self._topic, own_slots)
+            self._reminders.remove(self._topic, {slot: misplaced})
         except (TimerUnavailable, ResponseError) as error:  # the key of one of them may be broken
             text = "reminders of other slots in slot %d are moved when their stay is over: %s"
-            self._log_throttle.warning("strange later", text, slot, error)
-        return well
+            self._log_throttle.warning("misplaced later", text, slot, error)
+        return [job_id for job_id in ids if slot_by_id[job_id] == slot]
 
     def _next_due_s(self, slot: int, next_s: float | None, answered_s: float) -> float:
         if next_s is None or (slot in self._deputy_slots and next_s > -DEPUTY_LATE_S):

@@ -9,16 +9,15 @@ from contextlib import suppress
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from redis.client import PubSub
 from redis.cluster import RedisCluster
-from redis.exceptions import ResponseError, SlotNotCoveredError
+from redis.exceptions import SlotNotCoveredError
 
 from toc.domain.ids import gene_of
 from toc.domain.routing import slot_of
-from toc.errors import SchemaMismatch, TimerUnavailable
+from toc.errors import TimerUnavailable
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
-from toc.timer import keys, server_facts
+from toc.timer import keys
 from toc.timer.answers import (
     Marks,
     Popped,
@@ -33,29 +32,27 @@ from toc.timer.answers import (
     score_text,
     whole_ms_or_none,
 )
-from toc.timer.availability import TimerAvailability
-from toc.timer.connect import check_url, connect
 from toc.timer.foreign_members import ForeignMembers, split_members
-from toc.timer.nodes import Client, Nodes, make_nodes
-from toc.timer.pipeline import Command
-from toc.timer.redis_errors import UNAVAILABLE, is_refusal
+from toc.timer.redis_errors import is_refusal
 from toc.timer.reminder import Reminder
-from toc.timer.scripts import ScriptCall, Scripts
+from toc.timer.timer_server import (
+    SlotCall,
+    SlotCommand,
+    TimerServer,
+    raise_if_all_failed,
+    raise_if_any_failed,
+)
 
-__all__ = ["PAIRS_MAX", "Reminder", "Reminders", "connect"]
+__all__ = ["PAIRS_MAX", "Reminder", "Reminders"]
 
 log = logging.getLogger(__name__)
 
 PAIRS_MAX = 1000  # reminders per call of a script, well below Lua's limit of about 8,000 values
-# Slots per call of a script that reads many: Redis does nothing else for about a millisecond.
-SLOTS_MAX = 1024
-CHECK_EVERY_S = 60.0  # by then the server may have been replaced or reconfigured
 
 _Item = TypeVar("_Item", int, Reminder)
-_Value = TypeVar("_Value")
 
 
-class Reminders:
+class Reminders(TimerServer):
     """The reminders of all topics on one Redis, or on a Redis Cluster. Connects at the first call.
 
     `slots_of`: the slot_amount of a topic. `arm`, `ack` and `put_back` find the slot of each job by its id;
@@ -75,14 +72,8 @@ class Reminders:
         *,
         timeout_s: float = 3.0,
     ) -> None:
-        check_url(url)
-        self._url, self._namespace, self._clock, self._timeout_s = url, namespace, clock, timeout_s
-        self._slots_of = slots_of
-        self._client: Client | None = None
-        self._nodes: Nodes | None = None
-        self._scripts: Scripts | None = None
-        self._next_check_s = 0.0  # when to read the server's INFO again
-        self._availability = TimerAvailability(clock)
+        super().__init__(url, clock, timeout_s)
+        self._namespace, self._slots_of = namespace, slots_of
         self.foreign = ForeignMembers(clock)
 
     @classmethod
@@ -96,16 +87,6 @@ class Reminders:
             timeout_s=settings.connect_timeout_s,
         )
 
-    @property
-    def available(self) -> bool:
-        """Whether the last call to every slot was served, by a Redis that evicts nothing."""
-        return self._availability.available
-
-    @property
-    def takes_reminders(self) -> bool:
-        """Whether the last arm or load was accepted; False: Redis is full (it still pops)."""
-        return self._availability.takes_reminders
-
     # ---- verbs
 
     def slot_of(self, topic: str, job_id: int) -> int:
@@ -118,18 +99,18 @@ class Reminders:
         Returns the server's time in ms. On a cluster, TimerUnavailable names the refused slots; the others
         are armed.
         """
-        calls = self._calls_with_reminders(topic, reminders, self._store_key_alone)
+        calls = self._calls_with_reminders(topic, reminders, 1)
         answers = self._call_script("arm", topic, calls)
         failed = {
             call[0]: answer
             for call, answer in zip(calls, answers, strict=True)
             if isinstance(answer, Exception)
         }
-        for met in failed.values():
-            if is_refusal(met):
+        for error in failed.values():
+            if is_refusal(error):
                 is_cluster = isinstance(self._client, RedisCluster)
-                raise TimerUnavailable(met, frozenset(failed) if is_cluster else None) from met
-        _raise_if_any_failed(answers)
+                raise TimerUnavailable(error, frozenset(failed) if is_cluster else None) from error
+        raise_if_any_failed(answers)
         return int(answers[-1][0]) if answers else 0
 
     def pop(self, topic: str, wanted: Sequence[tuple[int, int]], stay_ms: int) -> list[Popped]:
@@ -140,7 +121,7 @@ class Reminders:
         now = self._frozen_now()
         calls = [(slot, self._queue_keys(topic, slot), (now, n, stay_ms)) for slot, n in wanted]
         answers = self._call_script("pop", topic, calls)
-        _raise_if_all_failed(answers)
+        raise_if_all_failed(answers)
         popped, foreign_by_slot = [], dict[int, list[bytes]]()
         for (slot, _), answer in zip(wanted, answers, strict=True):
             # A broken key, a node that is down: other slots count.
@@ -162,13 +143,12 @@ class Reminders:
         If Redis refuses, they return to the StoreQueue after their stay, and the next pop removes them.
         """
         commands = [
-            Command(key, ("ZREM", key, *some))
+            (slot, "ZREM", key, *some)
             for slot, some in members.items()
             for key in self._queue_keys(topic, slot)
         ]
-        slots = [slot for slot in members for _ in range(2)]
         try:
-            self._send_commands("pop", topic, slots, commands)
+            self._send_commands("pop", topic, commands)
         except TimerUnavailable as error:
             log.debug(
                 "members that are no job_id were not removed; the next pop tries again: %s", error
@@ -191,7 +171,7 @@ class Reminders:
 
         A reminder whose `due_ms` is None is only removed from the PrepareQueue.
         """
-        calls = self._calls_with_reminders(topic, reminders, self._queue_keys)
+        calls = self._calls_with_reminders(topic, reminders, 2)
         self._call_script_or_raise("put_back", topic, calls)
 
     def load_page(
@@ -222,7 +202,7 @@ class Reminders:
     def marks(self, topic: str, slots: Iterable[int]) -> dict[int, Marks]:
         """The marks of slots, as far as their nodes answer."""
         args = (self._frozen_now(),)
-        return self._read_slots("marks", topic, slots, self._mark_key_alone, args, parse_marks)
+        return self._read_slots("marks", topic, slots, self._mark_keys, args, parse_marks)
 
     def first_and_last_slot_per_node(self, topic: str, slots: Sequence[int]) -> set[int]:
         """For each node, the first and the last of the given slots that it holds."""
@@ -240,33 +220,26 @@ class Reminders:
 
     def begin_mark(self, topic: str, slot: int, shard: int, mark: str) -> None:
         """Writes a mark that starts a load from the beginning. Call it before the snapshot, never after."""
-        key = self._mark_key(topic, slot)
-        command = Command(key, ("HSET", key, shard, mark))
-        _raise_if_any_failed(self._send_commands("begin_mark", topic, [slot], [command]))
+        command = (slot, "HSET", self._mark_key(topic, slot), shard, mark)
+        raise_if_any_failed(self._send_commands("begin_mark", topic, [command]))
 
     def drop_marks(self, topic: str, slots: Iterable[int]) -> None:
         """Deletes the marks of slots, so that the loader loads them from the beginning."""
-        wanted = list(slots)
-        commands = [
-            Command(key, ("DEL", key)) for key in (self._mark_key(topic, s) for s in wanted)
-        ]
-        _raise_if_any_failed(self._send_commands("drop_marks", topic, wanted, commands))
+        commands = [(slot, "DEL", self._mark_key(topic, slot)) for slot in slots]
+        raise_if_any_failed(self._send_commands("drop_marks", topic, commands))
 
     def depths(self, topic: str, slots: Iterable[int]) -> list[tuple[int, int, int, int | None]]:
         """For each slot: (slot, armed, in flight, due ms of the next reminder or None)."""
-        wanted = list(slots)
-        commands = []
+        wanted, commands = list(slots), list[SlotCommand]()
         for slot in wanted:
             store, prepare = self._queue_keys(topic, slot)
             commands += [
-                Command(store, ("ZCARD", store)),
-                Command(prepare, ("ZCARD", prepare)),
-                Command(store, ("ZRANGE", store, 0, 0, "WITHSCORES")),
+                (slot, "ZCARD", store),
+                (slot, "ZCARD", prepare),
+                (slot, "ZRANGE", store, 0, 0, "WITHSCORES"),
             ]
-        answers = self._send_commands(
-            "depths", topic, [s for s in wanted for _ in range(3)], commands
-        )
-        _raise_if_all_failed(answers)
+        answers = self._send_commands("depths", topic, commands)
+        raise_if_all_failed(answers)
         threes = zip(wanted, answers[::3], answers[1::3], answers[2::3], strict=True)
         return [
             (slot, armed, out, head_score(head))
@@ -276,21 +249,18 @@ class Reminders:
 
     def foreign_members(self, topic: str, slots: Iterable[int], first: int) -> list[bytes]:
         """Members that are no job_id, among the `first` ones of each queue, as far as nodes answer."""
-        queues = [(slot, key) for slot in slots for key in self._queue_keys(topic, slot)]
-        commands = [Command(key, ("ZRANGE", key, 0, first - 1)) for _, key in queues]
-        answers = self._send_commands(
-            "foreign_members", topic, [slot for slot, _ in queues], commands
-        )
+        commands = [
+            (slot, "ZRANGE", key, 0, first - 1)
+            for slot in slots
+            for key in self._queue_keys(topic, slot)
+        ]
+        answers = self._send_commands("foreign_members", topic, commands)
         found = [answer for answer in answers if not isinstance(answer, Exception)]
         return [member for answer in found for member in split_members(answer)[1]]
 
     def find_reminder(self, topic: str, slot: int, job_id: int) -> tuple[int | None, int | None]:
         """A job's scores in ms: (in the StoreQueue, in the PrepareQueue); None where it is not."""
-        commands = [Command(key, ("ZSCORE", key, job_id)) for key in self._queue_keys(topic, slot)]
-        scores = self._send_commands("find_reminder", topic, [slot] * 2, commands)
-        _raise_if_any_failed(scores)
-        armed, out = map(whole_ms_or_none, scores)
-        return armed, out
+        return self.find_reminders(topic, {slot: [job_id]}).get((slot, job_id), (None, None))
 
     def armed_pages(
         self, topic: str, slot: int, after_ms: int | None, until_ms: int | None, page: int
@@ -319,10 +289,11 @@ class Reminders:
         high = "+inf" if until_ms is None else str(until_ms)
         skip = 0  # those with the score of `low` that were given already
         while True:
-            args = ("ZRANGE", key, low, high, "BYSCORE", "LIMIT", skip, page, "WITHSCORES")
-            (answer,) = self._send_commands("walk", topic, [slot], [Command(key, args)])
-            _raise_if_any_failed([answer])
-            members, scores = members_and_scores(answer)
+            limits = ("BYSCORE", "LIMIT", skip, page, "WITHSCORES")
+            command = (slot, "ZRANGE", key, low, high, *limits)
+            answers = self._send_commands("walk", topic, [command])
+            raise_if_any_failed(answers)
+            members, scores = members_and_scores(answers[0])
             yield make_reminder_page(members, scores)
             if len(scores) < page:
                 return
@@ -336,13 +307,12 @@ class Reminders:
         """(slot, id) -> scores as `find_reminder`, for each of the ids (by slot) that has a reminder."""
         parts = list(_split_into_calls(ids))
         commands = [
-            Command(key, ("ZMSCORE", key, *part))
+            (slot, "ZMSCORE", key, *part)
             for slot, part in parts
             for key in self._queue_keys(topic, slot)
         ]
-        slots = [slot for slot, _ in parts for _ in range(2)]
-        answers = self._send_commands("find_reminders", topic, slots, commands)
-        _raise_if_any_failed(answers)
+        answers = self._send_commands("find_reminders", topic, commands)
+        raise_if_any_failed(answers)
         found = {}
         for (slot, part), armed, out in zip(parts, answers[::2], answers[1::2], strict=True):
             for job_id, one, other in zip(part, armed, out, strict=True):
@@ -350,79 +320,19 @@ class Reminders:
                     found[slot, job_id] = whole_ms_or_none(one), whole_ms_or_none(other)
         return found
 
-    def time_ms(self) -> int:
-        """The server's time in ms since 1970 (in a cluster: that of one node)."""
-        frozen = self._clock.frozen_ms()
-        if frozen is not None:
-            return frozen
-        try:
-            seconds, micros = self._checked_scripts().nodes.ask_any("TIME")
-        except (*UNAVAILABLE, ResponseError) as error:
-            self._availability.unreachable = True
-            raise _error_for_caller(error) from error
-        self._availability.unreachable = False
-        return int(seconds) * 1000 + int(micros) // 1000
-
-    def times_ms(self) -> list[int]:
-        """The time of each node that holds keys and answers, in ms since 1970."""
-        if isinstance(frozen := self._clock.frozen_ms(), int):
-            return [frozen]
-        answers = list(self._checked_scripts().nodes.ask_all("TIME").values())
-        _raise_if_all_failed(answers)
-        return [
-            int(answer[0]) * 1000 + int(answer[1]) // 1000
-            for answer in answers
-            if not isinstance(answer, Exception)
-        ]
-
-    # ---- the server
-
-    def server_info(self) -> dict[str, str]:
-        """ "version", "maxmemory_policy" and "mode" of the server, from the nodes that answer."""
-        answers = list(self._connected_nodes().ask_all("INFO").values())
-        self._availability.unreachable = all(isinstance(answer, Exception) for answer in answers)
-        _raise_if_all_failed(answers)
-        known = [answer for answer in answers if not isinstance(answer, Exception)]
-        kind = self._url.partition("://")[0].partition("+")[2]
-        return {**server_facts.summarize_nodes(known), "mode": kind or "single"}
-
-    def check(self) -> None:
-        """Raises SchemaMismatch unless the server can hold reminders safely."""
-        self._check_server()
-        if self._availability.unfit_reason:
-            raise SchemaMismatch(self._availability.unfit_reason)
-
-    def client(self) -> Client:
-        """The connected client. Raises TimerUnavailable."""
-        if self._client is None:
-            try:
-                self._client = connect(self._url, self._timeout_s)
-            except TimerUnavailable:
-                self._availability.unreachable = True
-                raise
-        return self._client
-
-    def subscribe(self, channels: Iterable[str]) -> PubSub:
-        """Subscribes to channels. Raises UNAVAILABLE."""
-        return self._connected_nodes().subscribe(channels)
-
-    def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-
     # ---- inside
 
     def _calls_with_reminders(
-        self,
-        topic: str,
-        reminders: Iterable[Reminder],
-        keys_of: Callable[[str, int], Sequence[str]],
-    ) -> list[_SlotCall]:
-        """The calls of a script that takes reminders, for the slots of their jobs."""
+        self, topic: str, reminders: Iterable[Reminder], queues: int
+    ) -> list[SlotCall]:
+        """The calls of a script that takes reminders, for the slots of their jobs.
+
+        `queues`: of how many queues it takes the key (1: only of the StoreQueue).
+        """
         channel, now = keys.wake_channel(self._namespace, topic), self._frozen_now()
         by_slot = self._group_by_slot(topic, reminders, attrgetter("job_id"))
         return [
-            (slot, keys_of(topic, slot), (now, channel, slot, *_flatten(part)))
+            (slot, self._queue_keys(topic, slot)[:queues], (now, channel, slot, *_flatten(part)))
             for slot, part in _split_into_calls(by_slot)
         ]
 
@@ -434,132 +344,22 @@ class Reminders:
             by_slot[slot_of(gene_of(job_id_of(item)), amount)].append(item)
         return by_slot
 
-    def _call_script_or_raise(self, verb: str, topic: str, calls: Sequence[_SlotCall]) -> list[Any]:
+    def _call_script_or_raise(self, verb: str, topic: str, calls: Sequence[SlotCall]) -> list[Any]:
         answers = self._call_script(verb, topic, calls)
-        _raise_if_any_failed(answers)
+        raise_if_any_failed(answers)
         return answers
-
-    def _read_slots(
-        self,
-        verb: str,
-        topic: str,
-        slots: Iterable[int],
-        keys_of: Callable[[str, int], Sequence[str]],
-        args: Sequence[Any],
-        parse: Callable[[Sequence[Any], int], Sequence[_Value | Exception | None]],
-    ) -> dict[int, _Value]:
-        """Calls a script that reads many slots: up to SLOTS_MAX per call on one server, one on a cluster.
-
-        `parse(answer, n)` returns the values of n slots, in the order of the call: None if a slot has none,
-        an exception if it was refused. Returns the other values, by slot.
-        """
-        wanted, scripts = list(slots), self._checked_scripts()
-        if not wanted:
-            return {}
-        many = SLOTS_MAX if scripts.nodes.is_one else 1
-        parts = [wanted[at : at + many] for at in range(0, len(wanted), many)]
-        answers = scripts.call(
-            [
-                ScriptCall(verb, [key for slot in part for key in keys_of(topic, slot)], args)
-                for part in parts
-            ]
-        )
-        values: list[_Value | Exception | None] = []
-        for part, answer in zip(parts, answers, strict=True):
-            is_refused = isinstance(answer, Exception)
-            values += [answer] * len(part) if is_refused else parse(answer, len(part))
-        self._availability.record_answers(verb, topic, wanted, values)
-        _raise_if_all_failed(answers)  # a broken key affects only its slot
-        return {
-            slot: value
-            for slot, value in zip(wanted, values, strict=True)
-            if value is not None and not isinstance(value, Exception)
-        }
-
-    def _call_script(self, verb: str, topic: str, calls: Sequence[_SlotCall]) -> list[Any]:
-        """Calls the verb's script for slots; a failed call has its error in place of its answer."""
-        if not calls:
-            return []
-        answers = self._checked_scripts().call(
-            [ScriptCall(verb, names, args) for _, names, args in calls]
-        )
-        self._availability.record_answers(verb, topic, [slot for slot, _, _ in calls], answers)
-        return answers
-
-    def _send_commands(
-        self, verb: str, topic: str, slots: Sequence[int], commands: Sequence[Command]
-    ) -> list[Any]:
-        if not commands:
-            return []
-        answers = self._checked_scripts().nodes.send(commands)
-        self._availability.record_answers(verb, topic, slots, answers)
-        return answers
-
-    def _connected_nodes(self) -> Nodes:
-        if self._nodes is None:
-            self._nodes = make_nodes(self.client())
-        return self._nodes
-
-    def _checked_scripts(self) -> Scripts:
-        """The scripts, on a server whose facts were checked within CHECK_EVERY_S. Every call uses it.
-
-        So a server that was down at the start is checked when it comes up, and one that was replaced or
-        reconfigured is checked within a minute. An unfit server is used, but `available` is False.
-        """
-        scripts = self._scripts
-        if scripts is None or self._clock.monotonic_s() >= self._next_check_s:
-            scripts = self._check_server()
-            if self._availability.unfit_reason:
-                log.error("%s", self._availability.unfit_reason)
-        return scripts
-
-    def _check_server(self) -> Scripts:
-        self._next_check_s = self._clock.monotonic_s() + CHECK_EVERY_S
-        known = self.server_info()
-        self._availability.unfit_reason = server_facts.why_unfit(known)
-        flags = server_facts.parse_version(known["version"]) >= (7, 0)
-        if self._scripts is None or self._scripts.flags != flags:
-            self._scripts = Scripts(self._connected_nodes(), flags=flags)
-        return self._scripts
-
-    def _frozen_now(self) -> str:
-        frozen = self._clock.frozen_ms()
-        return "" if frozen is None else str(frozen)
 
     def _store_key(self, topic: str, slot: int) -> str:
         return keys.store_key(self._namespace, topic, slot)
 
-    def _store_key_alone(self, topic: str, slot: int) -> tuple[str]:
-        return (self._store_key(topic, slot),)
-
-    def _mark_key_alone(self, topic: str, slot: int) -> tuple[str]:
-        return (self._mark_key(topic, slot),)
-
     def _mark_key(self, topic: str, slot: int) -> str:
         return keys.mark_key(self._namespace, topic, slot)
 
+    def _mark_keys(self, topic: str, slot: int) -> tuple[str]:
+        return (self._mark_key(topic, slot),)
+
     def _queue_keys(self, topic: str, slot: int) -> tuple[str, str]:
         return self._store_key(topic, slot), keys.prepare_key(self._namespace, topic, slot)
-
-
-_SlotCall = tuple[int, Sequence[str], Sequence[Any]]
-"""A script call for a slot: (slot, keys, arguments)."""
-
-
-def _error_for_caller(met: Exception) -> Exception:
-    """The error to raise: TimerUnavailable (worth a retry) only if the server cannot serve now."""
-    return TimerUnavailable(met) if is_refusal(met) else met
-
-
-def _raise_if_all_failed(answers: Sequence[Any]) -> None:
-    if answers and all(isinstance(answer, Exception) for answer in answers):
-        raise _error_for_caller(answers[0]) from answers[0]
-
-
-def _raise_if_any_failed(answers: Sequence[Any]) -> None:
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise _error_for_caller(answer) from answer
 
 
 def _split_into_calls(by_slot: Mapping[int, Sequence[Any]]) -> Iterable[tuple[int, Sequence[Any]]]:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError
 
-from toc.timer.nodes import Client, Nodes
-from toc.timer.pipeline import Command
+from toc.timer.nodes import Client, Command, Nodes
 from toc.timer.redis_errors import UNAVAILABLE
 
 __all__ = ["NAMES", "UNAVAILABLE", "Client", "ScriptCall", "Scripts"]

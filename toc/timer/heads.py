@@ -1,9 +1,15 @@
-"""Wake-ups: a subscription that tells pollers of new heads. A lost one delays until the heads are read."""
+"""Two services that tell pollers when the heads (first reminders) of slots are due.
+
+`WakeupListener` hears of new heads at once; a message may be lost. `NextDueWatcher` reads all heads
+periodically: so it backs up the wake-ups, and notices slots that their owner does not pop. One or two calls
+read all slots of a topic, so that an idle worker costs almost nothing.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from redis.client import PubSub
@@ -21,15 +27,53 @@ log = logging.getLogger(__name__)
 
 SILENT_S = 5.0  # after so long without a message the server is pinged; after twice as long it counts as dead
 
-OnWakeup = Callable[[int, float], None]
-"""Called with a slot and the seconds until its new head is due (0 or less: now)."""
+OnHead = Callable[[int, float], None]
+"""Called with a slot and the seconds until its head is due (0 or less: now)."""
+
+
+class NextDueWatcher(Service):
+    """Reads the heads of the slots that `set_slots` names every `period_s`; none before the first call.
+
+    `on_head_seen`: one callback per topic.
+    """
+
+    def __init__(
+        self, reminders: Reminders, on_head_seen: Mapping[str, OnHead], *, period_s: float
+    ) -> None:
+        super().__init__("toc-heads")
+        self._reminders, self._on_head_seen, self._period_s = reminders, on_head_seen, period_s
+        self._owned: Mapping[str, Sequence[int]] = {}
+        self._new_slots: deque[Mapping[str, Sequence[int]]] = deque(maxlen=1)
+
+    def set_slots(self, slots: Mapping[str, Sequence[int]]) -> None:
+        """Replaces the slots to read, by topic, from the next step on. Any thread."""
+        self._new_slots.append(slots)
+
+    def run_once(self) -> float:
+        """Reads all heads once. Raises TimerUnavailable when none of a topic's slots answered."""
+        if self._new_slots:
+            self._owned = self._new_slots.popleft()
+        failed: TimerUnavailable | None = None
+        for topic, slots in self._owned.items():
+            on_head_seen = self._on_head_seen[topic]
+            try:
+                # All heads due before the next step has ended, even if this step is late.
+                near = self._reminders.heads(topic, slots, 2 * self._period_s + 1)
+            except TimerUnavailable as error:
+                failed = error
+                continue
+            for slot, in_s in near.items():
+                on_head_seen(slot, in_s)
+        if failed is not None:
+            raise failed
+        return self._period_s
 
 
 class WakeupListener(Service):
     """Listens on the channel of each topic. `on_wakeup`: one callback per topic."""
 
     def __init__(
-        self, reminders: Reminders, namespace: str, on_wakeup: Mapping[str, OnWakeup]
+        self, reminders: Reminders, namespace: str, on_wakeup: Mapping[str, OnHead]
     ) -> None:
         super().__init__("toc-wakeup")
         self._reminders = reminders
