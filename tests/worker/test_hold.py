@@ -14,8 +14,8 @@ from tests.worker.waiting import remains, wait_until
 from toc.domain.job import Job, Status
 from toc.domain.tokens import ALONE
 from toc.testing import TestClock
-from toc.worker import hold, lease_recovery
-from toc.worker.hold import REST_S_MAX, ProcessHold
+from toc.worker import lease_recovery, permits
+from toc.worker.permits import HOLD_REST_S_MAX, ProcessHold
 
 
 def test_a_process_that_was_held_rests_for_longer() -> None:
@@ -26,20 +26,20 @@ def test_a_process_that_was_held_rests_for_longer() -> None:
     clock.advance(2)
     one.end()
     assert not one.is_active
-    assert one.wait_s == 2 * hold.REST
+    assert one.wait_s == 2 * permits.HOLD_REST
     assert not one.try_begin()
-    clock.advance(2 * hold.REST)
+    clock.advance(2 * permits.HOLD_REST)
     assert one.try_begin()
     clock.advance(1000)
     one.end()
-    assert one.wait_s == REST_S_MAX
+    assert one.wait_s == HOLD_REST_S_MAX
 
 
 @pytest.mark.invariant("I8")
 def test_between_two_last_attempts_the_others_have_their_turn(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hold, "REST", 1e9)  # one rest of a minute
+    monkeypatch.setattr(permits, "HOLD_REST", 1e9)  # one rest of a minute
     rig = make_rig()
     gate = Gate()
     rig.handler("lost", max_attempts=1)(gate)

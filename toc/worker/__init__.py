@@ -11,16 +11,11 @@ in flight, and permits bound their number (I8): a worker that cannot settle stop
 
     worker             puts the stages together, starts and stops them
     context            what the stages share
-    permits            the one owner of capacity: jobs fetched, in flight, ended
-    adaptive_limiter   how many permits there are
-    outages            which databases do not answer
-    hold               keeps the process from claiming while a last attempt runs alone
-    claim              the claim stage
-    batch_claim        the claim of one batch; claim_result decides what to do with an id (pure)
+    permits            the one owner of capacity: the limit, jobs in flight, outages, the hold
+    claim              the claim stage; claim_result_of decides what to do with an id (pure)
     handler_table      which handler runs a type number
     run                a claimed job with its clock readings, and how a row becomes one
-    pool               the run stage: threads; event_loop runs `async def` handlers
-    running_handlers   which handlers run, and which are stuck
+    pool               the run stage: handlers in threads and on an event loop; which of them are stuck
     attempt            before and after each handler: the lease, the outcome; outcome decides it (pure)
     run_log            log lines about handlers' runs
     settle             the settle stage: writes outcomes to the database

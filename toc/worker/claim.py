@@ -1,4 +1,4 @@
-"""The claim stage: claims the batches that fetchers put, and hands the jobs that it claimed to the run stage.
+"""The claim stage: claims the batches that fetchers put, and sends each id on by the result of its claim.
 
 Each database has stages of its own, so that one that hangs delays no other. A rate limiter, or a pause of a
 type, belongs before a stage's inbox: it keeps a batch, with its permits, until the batch may go on.
@@ -6,16 +6,47 @@ type, belongs before a stage's inbox: it keeps a batch, with its permits, until 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
 
+from toc.domain.ids import gene_of
+from toc.domain.job import Status
+from toc.domain.policy import unhandled_ms
+from toc.errors import SchemaMismatch, is_away
+from toc.runtime import metrics
 from toc.runtime.batch import Batch
-from toc.runtime.service import Service
+from toc.runtime.log_throttle import LogThrottle
+from toc.runtime.service import Inbox, Service
+from toc.store.claims import ClaimedRow, Outcome, OutcomeKind
 from toc.store.databases import Database
-from toc.worker.batch_claim import BatchClaim, ClaimOutlets, acks_that_return
+from toc.store.schema import job_table_name
+from toc.timer.reminders import Reminder
+from toc.worker.acks import Ack, AckSender
 from toc.worker.context import WorkerContext
+from toc.worker.corrections import Correction, GiveBack
+from toc.worker.run import Run, new_run
+from toc.worker.take_over import Suspect
+
+log = logging.getLogger(__name__)
 
 CLAIM_LANES = 2  # claim stages of each database: one works in Python while the other waits
 IDLE_S = 60.0  # any time will do: `put` wakes the thread
+# When a job is due by Redis' clock but not by the database's, its reminder is put back for so long.
+PUT_BACK_MS_MIN = 1000
+PUT_BACK_MS_MAX = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimOutlets:
+    """Where the ids of one database go after their claim."""
+
+    runs: Inbox[Run]
+    acks: AckSender
+    suspects: Inbox[Suspect]
+    corrections: Inbox[Correction]
 
 
 class ClaimStage(Service):
@@ -31,7 +62,7 @@ class ClaimStage(Service):
     def put(self, batch: Batch, /) -> None:
         """Queues a batch; one without permits returns to the timer at once. Any thread; never blocks."""
         if not batch.permits:
-            self._put_off(batch)
+            self._process(batch, put_off=True)
             return
         self._inbox.append(batch)
         self.wake()
@@ -39,32 +70,13 @@ class ClaimStage(Service):
             self._put_off_all()
 
     def run_once(self) -> float:
-        """Claims one batch. Raises what the claim of a popped batch raised."""
+        """Claims one batch. Raises the error of the claim if the batch was popped."""
         try:
             batch = self._inbox.popleft()
         except IndexError:
             return IDLE_S
-        self.claim(batch)
+        self._process(batch)
         return 0 if self._inbox else IDLE_S
-
-    def claim(self, batch: Batch) -> None:
-        """Claims a batch now, in the caller's thread."""
-        index, permits = self._database.index, self._context.permits
-        one = BatchClaim(self._context, self._database, self._outlets, self._log_throttle, batch)
-        claimed, failure = 0, None
-        try:
-            if permits.outages.is_down(index):
-                self._outlets.acks.send(acks_that_return(self._context, index, batch))
-            else:
-                claimed = one.run()
-        except Exception as error:
-            failure = error
-            if batch.popped:  # else a fetcher waits for the answer, and says what has failed
-                raise
-        finally:
-            permits.give_back(index, one.permits_left)
-            if batch.answer is not None:
-                batch.answer.give(claimed, failure)
 
     def stop(self, timeout_s: float = 10.0) -> bool:
         """Ends the loop and returns the queued ids to the timer, where other nodes pop them."""
@@ -78,11 +90,244 @@ class ClaimStage(Service):
                 batch = self._inbox.popleft()
             except IndexError:  # another thread was faster
                 return
-            self._put_off(batch)
+            self._process(batch, put_off=True)
 
-    def _put_off(self, batch: Batch) -> None:
-        index = self._database.index
-        self._outlets.acks.send(acks_that_return(self._context, index, batch))
-        self._context.permits.give_back(index, batch.permits)
-        if batch.answer is not None:
-            batch.answer.give(0)
+    def _process(self, batch: Batch, *, put_off: bool = False) -> None:
+        """Claims a batch, or puts it off; then gives back its unused permits and tells its fetcher."""
+        index, permits = self._database.index, self._context.permits
+        one = BatchClaim(self._context, self._database, self._outlets, self._log_throttle, batch)
+        claimed, failure = 0, None
+        try:
+            if put_off or permits.outages.is_down(index):
+                one.put_off(batch)
+            else:
+                claimed = one.run()
+        except Exception as error:
+            failure = error
+            if batch.popped:  # else a fetcher waits for the answer, and says what has failed
+                raise
+        finally:
+            permits.give_back(index, one.permits_left)
+            if batch.answer is not None:
+                batch.answer.give(claimed, failure)
+
+
+class BatchClaim:
+    """Claims one batch under one token. `permits_left`: those of the batch that no job carries on."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        database: Database,
+        outlets: ClaimOutlets,
+        log_throttle: LogThrottle,
+        batch: Batch,
+    ) -> None:
+        self._context, self._database, self._outlets = context, database, outlets
+        self._batch, self._log_throttle = batch, log_throttle
+        self._handlers, self._outages = context.handlers, context.permits.outages
+        self.permits_left = batch.permits
+
+    def run(self) -> int:
+        """Claims, and returns how many jobs are to be run. Raises StoreUnavailable, ids given back."""
+        batch = self._batch
+        if not batch.popped:  # a poller goes by the id's shard; a scanner by the table of the row
+            batch = self._without_misplaced(batch)
+        if not batch.ids:
+            return 0
+        self._handlers.refresh()
+        self._token, self._asked = self._context.new_token(), self._context.read_clocks()
+        try:
+            seen = self._ask(batch)
+        except Exception as error:
+            if isinstance(error, SchemaMismatch) or is_away(error):
+                self._record_no_answer(batch)
+                raise
+            # One broken table must not delay the other shards of the batch.
+            text = "claiming %d shards of database %d failed"
+            log.exception(text, len(batch.ids), self._database.index)
+            return self._claim_each(batch)
+        return self._send_on(batch, seen)
+
+    def put_off(self, batch: Batch) -> None:
+        """Returns popped ids of the batch, which the database does not take now, to the timer.
+
+        Where their slots are still popped, for the other databases, they are due again in some seconds.
+        Otherwise their due time stays. This process does not pop for this database for a while, but perhaps
+        only this process cannot reach it, or stops: then other nodes see that the jobs are late.
+        """
+        if not batch.popped or batch.time_ms is None:
+            return
+        due_ms = batch.time_ms
+        if batch.shared and not self._context.permits.closed:
+            due_ms += self._outages.put_off_ms(self._database.index)
+        self._outlets.acks.send(
+            [Ack(batch.topic, job_id, Reminder(due_ms, job_id)) for job_id in batch.job_ids]
+        )
+
+    def _claim_each(self, batch: Batch) -> int:
+        """Claims shard by shard, under the same token: jobs committed before are seen as claimed."""
+        claimed, left = 0, dict(batch.ids)
+        for shard, ids in batch.ids.items():
+            part = replace(batch, ids={shard: ids})
+            try:
+                seen = self._ask(part)
+            except Exception as error:
+                if isinstance(error, SchemaMismatch) or is_away(error):
+                    self._record_no_answer(replace(batch, ids=left))
+                    raise
+                # Its ids stay in the PrepareQueue and return after their stay.
+                log.exception("claiming shard %d failed", shard)
+                metrics.SERVICE_ERRORS.labels("toc-worker").inc()
+                self._give_back(part.job_ids)
+            else:
+                claimed += self._send_on(part, seen)
+            del left[shard]
+        return claimed
+
+    def _ask(self, batch: Batch) -> dict[int, ClaimedRow]:
+        seen = self._context.claims.claim(self._database, batch.ids, self._token, batch.time_ms)
+        self._outages.record_answer(self._database.index)
+        return seen
+
+    def _record_no_answer(self, batch: Batch) -> None:
+        """Records that the database does not answer. The batch may have been claimed: gives it back."""
+        self._outages.record_no_answer(self._database.index)
+        self._give_back(batch.job_ids)
+        self.put_off(batch)
+
+    def _give_back(self, job_ids: Sequence[int]) -> None:
+        """Gives back those of the ids that the token has claimed and that are no runs yet."""
+        if job_ids:
+            batch = self._batch
+            outcomes = [Outcome(each, self._token, OutcomeKind.GIVE_BACK) for each in job_ids]
+            due_ms = batch.time_ms if batch.popped else None
+            self._outlets.corrections.put(GiveBack(batch.topic, outcomes, due_ms))
+
+    def _without_misplaced(self, batch: Batch) -> Batch:
+        """The batch without rows whose job_id belongs to another table.
+
+        Such a row must not run: its outcome would be written to the other table, and it would run again
+        after each lease.
+        """
+        routing, ids_of = self._context.process.databases.routing, {}
+        for shard, ids in batch.ids.items():
+            in_place = [job_id for job_id in ids if routing.shard(gene_of(job_id)) == shard]
+            if in_place:
+                ids_of[shard] = in_place
+            if len(in_place) < len(ids):
+                first = next(job_id for job_id in ids if job_id not in in_place)
+                metrics.MISPLACED.inc(len(ids) - len(in_place))
+                self._log_throttle.warning(
+                    "misplaced",
+                    "job %d lies in table %s, and its id belongs to table %s: it is not run; "
+                    "`toc reconcile --repair` moves such rows to their own table",
+                    first, job_table_name(shard), job_table_name(routing.shard(gene_of(first))),
+                )  # fmt: skip
+        return replace(batch, ids=ids_of)
+
+    # ---- after the answer
+
+    def _send_on(self, batch: Batch, seen: Mapping[int, ClaimedRow]) -> int:
+        """Sends each id on, once, by its claim result; returns how many jobs are to be run."""
+        runs: list[Run] = []
+        without_handler: list[int] = []
+        acks: list[Ack] = []
+        new_types: dict[int, list[int]] = {}
+        each_once = [
+            # An id that is listed twice would run twice, since both have the same token.
+            (shard, job_id)
+            for shard, ids in batch.ids.items()
+            for job_id in dict.fromkeys(ids)  # guard: run-once
+        ]
+        for shard, job_id in each_once:
+            row = seen.get(job_id)
+            spec = None if row is None else self._handlers.spec_of(row.type_no)
+            result = claim_result_of(row, self._token, batch.time_ms or 0, handled=spec is not None)
+            if row is None or row.due_ms is None or result is ClaimResult.FORGET:
+                acks.append(Ack(batch.topic, job_id, None))
+            elif result is ClaimResult.RUN and spec is not None:
+                run = new_run(
+                    self._context, self._database, row, spec, self._token,
+                    batch.found_s, self._asked, batch.time_ms,
+                )  # fmt: skip
+                runs.append(run)
+            elif result is ClaimResult.RUN:  # its type has lost its handler here since the claim
+                without_handler.append(job_id)
+            elif result is ClaimResult.SUSPECT:
+                # Its reminder stays in the PrepareQueue and returns after its stay.
+                suspect = Suspect(shard, job_id, row.type_no, row.attempts, row.token or "")
+                self._outlets.suspects.put(suspect)
+            elif spec is None and self._handlers.find_unknown_type(row.type_no, self._database):
+                new_types.setdefault(shard, []).append(job_id)
+            else:
+                acks.append(self._put_back(batch, row, row.due_ms, result))
+        self._send_runs(runs)
+        self._give_back(without_handler)
+        if batch.popped:  # sent before their permits come back: so these bound what is popped
+            self._outlets.acks.send(acks)
+        return len(runs) + (self._claim_again(new_types) if new_types else 0)
+
+    def _claim_again(self, ids: Mapping[int, Sequence[int]]) -> int:
+        """Claims jobs whose type was just learned, and has a handler, by a claim of their own."""
+        batch = replace(self._batch, ids=ids, permits=self.permits_left)
+        again = BatchClaim(self._context, self._database, self._outlets, self._log_throttle, batch)
+        try:
+            return again.run()
+        finally:
+            self.permits_left = again.permits_left
+
+    def _send_runs(self, runs: Sequence[Run]) -> None:
+        jobs = len(runs)
+        self._context.permits.add_in_flight(self._database.index, jobs, permits=jobs)
+        self.permits_left -= jobs
+        if not self._batch.popped:
+            metrics.RESCUED.inc(jobs)
+        for run in runs:
+            self._outlets.runs.put(run)
+
+    def _put_back(self, batch: Batch, row: ClaimedRow, due_ms: int, result: ClaimResult) -> Ack:
+        """The ack that puts the reminder of a job back which does not run now."""
+        now_ms = batch.time_ms or 0
+        if result is ClaimResult.UNHANDLED:
+            self._handlers.warn_unhandled(row.type_no, self._database)
+            back = Reminder(now_ms + unhandled_ms(now_ms - due_ms), row.job_id)
+        elif due_ms <= now_ms:  # the loader's mark is past it: its reminder must stay in Redis
+            back = Reminder(now_ms + self._put_back_delay_ms(due_ms), row.job_id)
+        else:
+            back = self._context.reminder_to_put_back(now_ms, due_ms, row.job_id)
+        return Ack(batch.topic, row.job_id, back)
+
+    def _put_back_delay_ms(self, due_ms: int) -> int:
+        """How long to put back a reminder whose job is due by Redis' clock, but could not be claimed."""
+        now_ms = self._database.server_clock.now_ms()
+        left_ms = 0 if now_ms is None else due_ms - now_ms
+        return min(max(left_ms, PUT_BACK_MS_MIN), PUT_BACK_MS_MAX)
+
+
+class ClaimResult(Enum):
+    RUN = "mine: run it"
+    FORGET = "ended or gone: ack"
+    LATER = "live, its time is ahead: put back at due_time"
+    SUSPECT = "running, its lease is over: take it over alone"
+    UNHANDLED = "due or lost, but no handler here: put back for a while"
+
+
+def claim_result_of(
+    row: ClaimedRow | None, token: str, now_ms: int, *, handled: bool
+) -> ClaimResult:
+    """What to do with an id after a claim under `token`. `row`: as the claim saw it; None: there is none.
+
+    `now_ms`: the server's time that found the id due. `handled`: whether its type has a handler here. A row
+    that was rescheduled, waits for a retry, or runs under a valid lease is the same case (LATER): its
+    due_time is in the future.
+    """
+    if row is None or row.due_ms is None or not row.status.live:
+        return ClaimResult.FORGET
+    if row.status is Status.RUNNING:
+        if row.token == token:
+            return ClaimResult.RUN
+        if row.overdue:
+            return ClaimResult.SUSPECT if handled else ClaimResult.UNHANDLED
+        return ClaimResult.LATER
+    return ClaimResult.UNHANDLED if row.due_ms <= now_ms and not handled else ClaimResult.LATER

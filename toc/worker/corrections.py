@@ -9,10 +9,10 @@ row is locked, its correction is retried later, and the others are written.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from toc.errors import StoreUnavailable, is_away
 from toc.runtime.clock import Clock
@@ -32,17 +32,20 @@ def _event() -> threading.Event:
     return threading.Event()  # looked up when it is made: the simulation has its own
 
 
-class Correction(Protocol):
+@dataclass(slots=True, eq=False, kw_only=True)
+class Correction(ABC):
     """`written` is set when the correction is in the database, is not needed, or was dropped."""
 
-    written: threading.Event
-    tries: int
-    again_s: float  # not before this
+    written: threading.Event = field(default_factory=_event)
+    tries: int = 0
+    again_s: float = float("-inf")  # not before this
 
     @property
+    @abstractmethod
     def job_ids(self) -> Sequence[int]:
         """The jobs whose rows are not corrected yet."""
 
+    @abstractmethod
     def write(self, database: Database, claims: Claims) -> Sequence[Ack]:
         """Corrects all rows that are not locked; returns the acks to send to Redis.
 
@@ -51,15 +54,12 @@ class Correction(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class GiveBack:
+class GiveBack(Correction):
     """Gives back the jobs of one claim, or of one take-over. `due_ms` None: they were not popped."""
 
     topic: str
     outcomes: Sequence[Outcome]
     due_ms: int | None = None
-    written: threading.Event = field(default_factory=_event)
-    tries: int = 0
-    again_s: float = float("-inf")
 
     @property
     def job_ids(self) -> Sequence[int]:
@@ -75,7 +75,7 @@ class GiveBack:
 
 
 @dataclass(slots=True, eq=False)
-class ChangeAloneMark:
+class ChangeAloneMark(Correction):
     """Removes the mark ":alone" from a run's token, or sets it again, by replacing `seen` with `token`.
 
     It is removed when other jobs start to run at the same time, and set again when the run hangs.
@@ -85,17 +85,14 @@ class ChangeAloneMark:
     job_id: int
     seen: str
     token: str
-    written: threading.Event = field(default_factory=_event)
-    tries: int = 0
-    again_s: float = float("-inf")
-    job_ids: Sequence[int] = field(init=False)
+    done: bool = False
 
-    def __post_init__(self) -> None:
-        self.job_ids = [self.job_id]
+    @property
+    def job_ids(self) -> Sequence[int]:
+        return [] if self.done else [self.job_id]
 
     def write(self, database: Database, claims: Claims) -> Sequence[Ack]:
-        if claims.replace_token(database, self.shard, self.job_id, self.seen, self.token):
-            self.job_ids = []
+        self.done = claims.replace_token(database, self.shard, self.job_id, self.seen, self.token)
         return ()
 
 

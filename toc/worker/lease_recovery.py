@@ -17,17 +17,16 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from toc.domain.tokens import ALONE
 from toc.runtime.service import Service
 from toc.store.databases import Database
 from toc.worker.context import WorkerContext
-from toc.worker.hold import BUSY_S
+from toc.worker.permits import HOLD_BUSY_S
+from toc.worker.pool import RunningHandlers
 from toc.worker.run import Run
-from toc.worker.running_handlers import RunningHandlers
-from toc.worker.take_over import LostLease, ProcessIsHeld, TakeOver
+from toc.worker.take_over import ProcessIsHeld, Suspect, TakeOver
 
 SUSPECTS_MAX = 10_000  # of each database
 IDLE_S, CHECK_S = 60.0, 0.02
@@ -40,18 +39,6 @@ DATABASE_RETRY_S = 3.0  # a database that does not answer, or refuses, is tried 
 # answer gives it back meanwhile. Its settler tries that at least every two seconds.
 BURY_AFTER_S = 5.0
 EXTRA_MAX = 3  # attempts beyond max_attempts that a job may get because none of them ran alone
-
-
-@dataclass(slots=True)
-class QueuedSuspect:
-    """A suspect in the queue. `tries`: how often the process did not become quiet for it.
-
-    `lost`: it has lost its last lease, and is buried when it is processed again.
-    """
-
-    suspect: LostLease
-    tries: int = 0
-    lost: bool = False
 
 
 class LeaseRecovery(Service):
@@ -68,22 +55,22 @@ class LeaseRecovery(Service):
         self._database, self._take_over, self._running = database, take_over, running
         self._permits, self._clock = context.permits, context.process.clock
         self._hold = context.permits.hold
-        self._queue: deque[QueuedSuspect] = deque()
-        self._needing_hold: deque[QueuedSuspect] = deque()  # before their last attempt
+        self._queue: deque[Suspect] = deque()
+        self._needing_hold: deque[Suspect] = deque()  # before their last attempt
         # A heap by the time of the next try.
-        self._later: list[tuple[float, int, QueuedSuspect]] = []
+        self._later: list[tuple[float, int, Suspect]] = []
         self._count = itertools.count()
         self._queued_ids: set[int] = set()  # job_ids of all three
         self._rest_until_s = float("-inf")
         self._lock = threading.Lock()
 
-    def put(self, suspect: LostLease, /) -> None:
+    def put(self, suspect: Suspect, /) -> None:
         """Queues a suspect, unless it is queued already or the queue is full. Any thread; never blocks."""
         with self._lock:
             if suspect.job_id in self._queued_ids or len(self._queued_ids) >= SUSPECTS_MAX:
                 return
             self._queued_ids.add(suspect.job_id)
-            self._queue.append(QueuedSuspect(suspect))
+            self._queue.append(suspect)
         self.wake()
 
     def run_once(self) -> float:
@@ -107,80 +94,76 @@ class LeaseRecovery(Service):
         later_s = self._later[0][0] - now_s if self._later else IDLE_S
         return min(hold_s, later_s)
 
-    def _process_suspect(
-        self, waiting: QueuedSuspect, how: Callable[[QueuedSuspect], float | None]
-    ) -> None:
-        """Calls `how(waiting)`, which returns the seconds until the suspect is due again; None: finished."""
+    def _process_suspect(self, suspect: Suspect, how: Callable[[Suspect], float | None]) -> None:
+        """Calls `how(suspect)`, which returns the seconds until the suspect is due again; None: finished."""
         again_s: float | None = None
         try:
-            again_s = how(waiting)
+            again_s = how(suspect)
         except Exception:
             self._rest_until_s = self._clock.monotonic_s() + DATABASE_RETRY_S
             raise
         finally:
             if again_s is None:
                 with self._lock:
-                    self._queued_ids.discard(waiting.suspect.job_id)
+                    self._queued_ids.discard(suspect.job_id)
             elif again_s:
                 due_s = self._clock.monotonic_s() + again_s
-                heappush(self._later, (due_s, next(self._count), waiting))
+                heappush(self._later, (due_s, next(self._count), suspect))
             else:
-                self._needing_hold.append(waiting)
+                self._needing_hold.append(suspect)
 
-    def _take_over_or_bury(self, waiting: QueuedSuspect) -> float | None:
-        suspect = waiting.suspect
+    def _take_over_or_bury(self, suspect: Suspect) -> float | None:
         left = self._take_over.count_attempts_left(suspect)
         alone = suspect.token.endswith(ALONE)  # guard: dead-when-alone
         if left <= -EXTRA_MAX or (left <= 0 and alone):
-            if not waiting.lost:
-                waiting.lost = True
+            if not suspect.lost:
+                suspect.lost = True
                 return BURY_AFTER_S
             self._take_over.bury(suspect)
             return None
         # A last attempt that did not run alone (an ordinary claim) proves nothing: one more, alone.
-        if left <= 1 and waiting.tries <= QUIET_TRIES_MAX:
+        if left <= 1 and suspect.tries <= QUIET_TRIES_MAX:
             return NEEDS_HOLD
         done = threading.Event()
         try:
             run = self._take_over.beside_others(suspect, done)
         except ProcessIsHeld:
-            return BUSY_S
+            return HOLD_BUSY_S
         if run is not None:
             self._wait_for_any(run.lease_end_s, done)
         return None
 
-    def _run_with_process_held(self, waiting: QueuedSuspect) -> float | None:
+    def _run_with_process_held(self, suspect: Suspect) -> float | None:
         """A last attempt, while this lane holds the process."""
         try:
             if not self._wait_until_quiet():
-                waiting.tries += 1
+                suspect.tries += 1
                 # A worker with long handlers is never quiet: better to run with them than never.
-                pause_s = min(PAUSE_S_MAX, PAUSE_S_MIN * 2 ** (waiting.tries - 1))
-                return pause_s if waiting.tries <= QUIET_TRIES_MAX else BUSY_S
+                pause_s = min(PAUSE_S_MAX, PAUSE_S_MIN * 2 ** (suspect.tries - 1))
+                return pause_s if suspect.tries <= QUIET_TRIES_MAX else HOLD_BUSY_S
             # A stuck handler of another job is not waited for, but may still end the process; that would
             # prove nothing about this job, so the token gets no mark.
-            alone = self._running.stuck_jobs <= {waiting.suspect.job_id}
+            alone = self._running.stuck_jobs <= {suspect.job_id}
             done = threading.Event()
-            run = self._take_over_held(waiting.suspect, done, alone=alone)
+            run = self._take_over_held(suspect, done, alone=alone)
             if run is None:
                 return None
             end_s = min(run.lease_end_s, self._clock.monotonic_s() + HOLD_S_MAX)
             shared = not self._wait_for_any(end_s, done) and alone
             if shared:  # the row's mark is removed before other jobs start
-                dropped = self._take_over.change_alone_mark(waiting.suspect, run, alone=False)
+                dropped = self._take_over.change_alone_mark(suspect, run, alone=False)
                 self._wait_for_any(run.lease_end_s, dropped, done)
         finally:
             self._hold.end()
         # A run that hangs beyond its lease is not waited for: the next suspect is processed.
         ended = self._wait_for_any(run.lease_end_s, done)
-        if shared and not ended and waiting.suspect.job_id in self._running.stuck_jobs:
-            self._take_over.change_alone_mark(
-                waiting.suspect, run, alone=True
-            )  # no fault of those beside it
+        if shared and not ended and suspect.job_id in self._running.stuck_jobs:
+            # It hangs by its own fault, not by that of the jobs beside it.
+            self._take_over.change_alone_mark(suspect, run, alone=True)
         return None
 
     def _take_over_held(
-        self, suspect: LostLease, done: threading.Event, *, alone: bool
+        self, suspect: Suspect, done: threading.Event, *, alone: bool
     ) -> Run | None:
         if self.stopping:
             return None

@@ -22,19 +22,19 @@ def outcome_of(
     least so much later than now. Snoozes count no attempts, so nothing else would stop a handler that
     always asks for a moment in the past.
     """
-    job, token = run.job, run.token
+    job_id, token = run.job.job_id, run.token
+    if isinstance(result, CancelledByShutdown):
+        return give_back_outcome(run)
     if not isinstance(result, BaseException):  # a verdict is one as well
-        if isinstance(result, CancelledByShutdown):
-            return give_back_outcome(run)
-        return Outcome(job.job_id, token, OutcomeKind.DONE)
+        return Outcome(job_id, token, OutcomeKind.DONE)
     if isinstance(result, Snooze):
         until = result.until
         ms = ceil_ms(until - EPOCH) if isinstance(until, datetime) else now_ms + ceil_ms(until)
         due_ms = min(max(ms, now_ms + snooze_ms_min), MS_MAX)
-        return Outcome(job.job_id, token, OutcomeKind.SNOOZE, due_ms=due_ms)
+        return Outcome(job_id, token, OutcomeKind.SNOOZE, due_ms=due_ms)
     if isinstance(result, (Drop, Dead)):
         kind = OutcomeKind.DROP if isinstance(result, Drop) else OutcomeKind.BURY
-        return Outcome(job.job_id, token, kind, error=result.reason)
+        return Outcome(job_id, token, kind, error=result.reason)
     return _outcome_of_failure(run, result, now_ms, spread)
 
 
@@ -45,30 +45,21 @@ def give_back_outcome(run: Run) -> Outcome:
     """
     text = "not run to its end" if run.previous_token else ""
     return Outcome(
-        run.job.job_id,
-        run.token,
-        OutcomeKind.GIVE_BACK,
-        error=text,
-        previous_token=run.previous_token,
-    )
+        run.job.job_id, run.token, OutcomeKind.GIVE_BACK,
+        error=text, previous_token=run.previous_token,
+    )  # fmt: skip
 
 
 def _outcome_of_failure(run: Run, result: BaseException, now_ms: int, spread: float) -> Outcome:
     """The outcome of a failure or a Retry: another attempt, or a burial after the last one."""
     job, spec = run.job, run.spec
-    error = result.reason if isinstance(result, Retry) else describe_error(result)
+    asked = result if isinstance(result, Retry) else None
+    error = describe_error(result) if asked is None else asked.reason
     if job.attempts >= spec.max_attempts:
         return Outcome(job.job_id, run.token, OutcomeKind.BURY, error=error)
-    delay_s = (
-        result.after_s if isinstance(result, Retry) else spec.retry.delay_s(job.attempts, spread)
-    )
-    return Outcome(
-        job.job_id,
-        run.token,
-        OutcomeKind.RETRY,
-        due_ms=now_ms + math.ceil(delay_s * 1000),
-        error=error,
-    )
+    delay_s = spec.retry.delay_s(job.attempts, spread) if asked is None else asked.after_s
+    due_ms = now_ms + math.ceil(delay_s * 1000)
+    return Outcome(job.job_id, run.token, OutcomeKind.RETRY, due_ms=due_ms, error=error)
 
 
 def describe_error(error: BaseException) -> str:

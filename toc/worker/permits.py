@@ -16,11 +16,115 @@ from collections.abc import Callable, Collection
 
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
-from toc.worker.adaptive_limiter import AdaptiveLimiter
-from toc.worker.hold import ProcessHold
-from toc.worker.outages import DatabaseOutages
 
+KEEP_LIMIT_S = 5.0  # a limit that was not reached for so long is halved
+DOWN_S = 3.0  # a database that did not answer is skipped for so long
+# Ids of a database that does not answer are put off for as long as it has not answered, within these bounds.
+PUT_OFF_S_MIN, PUT_OFF_S_MAX = 1.0, 5.0
 STALLED_S = 1.0  # a database whose share is full, and of which no job ends for so long, is stalled
+HOLD_REST = 2.0  # after a hold, none may begin for so many times as long
+HOLD_REST_S_MAX = 60.0
+HOLD_BUSY_S = 0.1  # when to ask again while another lane holds
+
+
+class AdaptiveLimiter:
+    """The limit of the jobs in flight (ADR 5): a worker claims no more than it can start soon.
+
+    It doubles while all claimed jobs start at once, and halves when jobs wait for a thread or when it was not
+    reached for a while. Not thread-safe: `Permits` calls it under a lock. `limit_min`: the first limit, and
+    the smallest.
+    """
+
+    def __init__(self, clock: Clock, *, limit_min: int, limit_max: int) -> None:
+        self._clock = clock
+        self._limit_min, self._limit_max = min(limit_min, limit_max), limit_max
+        self.limit = self._limit_min
+        self.was_reached = False
+        self._reached_s = clock.monotonic_s()
+
+    def adapt(self, waiting: int) -> None:
+        """Doubles or halves the limit. `waiting`: claimed jobs without a thread."""
+        now_s = self._clock.monotonic_s()
+        if self.was_reached and waiting == 0:
+            self.was_reached = False
+            self._reached_s = now_s
+            self.limit = min(self._limit_max, self.limit * 2)
+        elif now_s - self._reached_s > KEEP_LIMIT_S:
+            self._reached_s = now_s
+            self.halve()
+
+    def halve(self) -> None:
+        self.limit = max(self._limit_min, self.limit // 2)
+
+
+class DatabaseOutages:
+    """Databases that do not answer: they get no permits for a while, their ids are put off. Thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._down_until_s: dict[int, float] = {}
+        self._away_since_s: dict[int, float] = {}  # until a claim has been answered
+
+    def record_no_answer(self, database: int) -> None:
+        now_s = self._clock.monotonic_s()
+        self._away_since_s.setdefault(database, now_s)
+        self._down_until_s[database] = now_s + DOWN_S
+
+    def record_answer(self, database: int) -> None:
+        if self._away_since_s:
+            self._away_since_s.pop(database, None)
+
+    def is_down(self, database: int) -> bool:
+        """Whether it did not answer a moment ago: it is not asked now."""
+        return self._clock.monotonic_s() < self._down_until_s.get(database, 0.0)
+
+    def is_away(self, database: int) -> bool:
+        """Whether it has not answered since it was down: one batch at a time tries it."""
+        return database in self._away_since_s
+
+    def put_off_ms(self, database: int) -> int:
+        """For how long to put off ids of a database that takes no jobs."""
+        now_s = self._clock.monotonic_s()
+        away_s = now_s - self._away_since_s.setdefault(database, now_s)
+        return round(1000 * min(PUT_OFF_S_MAX, max(PUT_OFF_S_MIN, away_s)))
+
+
+class ProcessHold:
+    """Keeps the whole process from claiming new jobs while a last attempt runs alone. Thread-safe.
+
+    Each database has a LeaseRecovery; one of them holds the process at a time. After a hold, none may begin
+    for HOLD_REST times as long. So all holds together take at most a third of the process' time, and
+    unrelated jobs are late by one hold, not by all of them.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._began_s, self._free_s = 0.0, float("-inf")
+        self.is_active = False
+        """While this is True the process claims no new jobs."""
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds after which to try again; 0.0: a hold may begin now."""
+        if self.is_active:
+            return HOLD_BUSY_S
+        return max(0.0, self._free_s - self._clock.monotonic_s())
+
+    def try_begin(self) -> bool:
+        """Begins a hold if it may begin now. True: the caller holds the process, and must call `end`."""
+        with self._lock:
+            if self.wait_s:
+                return False
+            self.is_active, self._began_s = True, self._clock.monotonic_s()
+            return True
+
+    def end(self) -> None:
+        """Ends the hold. Only the caller whose `try_begin` returned True may call it."""
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            self._free_s = now_s + min(HOLD_REST_S_MAX, HOLD_REST * (now_s - self._began_s))
+            self.is_active = False
 
 
 class Permits:

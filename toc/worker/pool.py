@@ -10,21 +10,200 @@ jobs at once would take several runs from the queue here.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 
 from toc.handlers.current import running_job
+from toc.handlers.verdicts import Verdict
+from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
-from toc.worker.event_loop import AsyncHandlers
-from toc.worker.run import Run, failure_if_not_run
-from toc.worker.running_handlers import RunningHandlers
+from toc.worker.run import CancelledByShutdown, Run, failure_if_not_run
+
+log = logging.getLogger(__name__)
 
 OnFinished = Callable[[Run, object], None]
 """Called once per started run with what the handler returned or raised."""
 
 WATCH_S = 0.5
+CANCEL_S = 1.0  # how long cancelled tasks may take to end when the process ends
+TIMEOUT_FIRST_S = 0.5  # a task counts as stuck so much later: its own timeout comes first
+
+
+class RunningHandlers:
+    """Which handlers run at this moment, and which of them run beyond their timeout (are stuck). Thread-safe.
+
+    A key is a thread or a task; it runs one handler at a time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        # By key: the run, and since when by the monotonic clock.
+        self._running: dict[int, tuple[Run, float]] = {}
+        self._stuck: set[int] = set()
+
+    def begin(self, key: int, run: Run, allowance_s: float = 0.0) -> None:
+        """Records a start. `allowance_s`: this much more than its timeout makes it stuck."""
+        self._running[key] = (run, self._clock.monotonic_s() + allowance_s)
+
+    def end(self, key: int) -> bool:
+        """Records that a handler has ended; True: it was stuck."""
+        with self._lock:
+            del self._running[key]
+            stuck = key in self._stuck
+            if stuck:
+                self._stuck.discard(key)
+                metrics.HANDLERS_STUCK.set(len(self._stuck))
+            return stuck
+
+    def is_running(self, key: int | None) -> bool:
+        return key in self._running
+
+    def find_stuck(self) -> Iterator[tuple[Run, int]]:
+        """Handlers that have become stuck since the last call, and how many are stuck with each."""
+        now_s = self._clock.monotonic_s()
+        for key, (run, since_s) in list(self._running.items()):
+            if key in self._stuck or now_s - since_s <= run.spec.timeout_s:
+                continue
+            log.warning(
+                "handler of %s runs beyond its timeout of %g s (job %d): its thread is counted as stuck",
+                run.job.biz_type, run.spec.timeout_s, run.job.job_id,
+            )  # fmt: skip
+            with self._lock:
+                if key not in self._running:
+                    continue  # it ended just now
+                self._stuck.add(key)
+                count = len(self._stuck)
+                metrics.HANDLERS_STUCK.set(count)
+            yield run, count
+
+    @property
+    def stuck(self) -> int:
+        with self._lock:  # so that it always equals the metric
+            return len(self._stuck)
+
+    @property
+    def stuck_jobs(self) -> set[int]:
+        """The ids of jobs whose handlers are stuck."""
+        with self._lock:
+            return {self._running[key][0].job.job_id for key in self._stuck}
+
+
+class AsyncHandlers:
+    """Runs `async def` handlers, up to `tasks_max` at a time, on one loop in a thread of its own.
+
+    The thread starts with the first of them. When the process ends, handlers that still run are cancelled. A
+    handler that ends by this has not failed: its job is given back, and the attempt does not count. Jobs in
+    tasks that do not end stay claimed until their leases end. The callbacks are those of `HandlerPool`.
+    """
+
+    def __init__(
+        self,
+        running: RunningHandlers,
+        may_start: Callable[[Run], bool],
+        finish: OnFinished,
+        tasks_max: int,
+    ) -> None:
+        self._running, self._may_start, self._finish = running, may_start, finish
+        self._tasks_max = tasks_max
+        self._lock = threading.Lock()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._task_slots: asyncio.Semaphore | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: set[asyncio.Task[None]] = set()  # not started yet
+        self._cancelled: set[asyncio.Task[None]] = set()  # because the process ends
+
+    def put(self, run: Run, /) -> None:
+        self._ensure_loop().call_soon_threadsafe(self._spawn_task, run)
+
+    def drain(self) -> None:
+        """Passes each waiting run to `may_start`, which gives it back."""
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._waiting])
+
+    def close(self) -> None:
+        """Cancels what runs, and ends the thread."""
+        if self.loop is not None and self._thread is not None:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(5.0)
+
+    def _ensure_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self.loop is None:
+                loop = self.loop = asyncio.new_event_loop()
+                self._task_slots = asyncio.Semaphore(self._tasks_max)
+                self._thread = threading.Thread(
+                    target=self._run_loop, args=(loop,), name="toc-handler-loop", daemon=True
+                )
+                self._thread.start()
+            return self.loop
+
+    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+        self._cancelled |= self._tasks
+        for task in self._cancelled:
+            task.cancel()
+        if self._cancelled:
+            loop.run_until_complete(asyncio.wait(self._cancelled, timeout=CANCEL_S))
+        loop.close()
+
+    def _spawn_task(self, run: Run) -> None:
+        task = asyncio.get_running_loop().create_task(self._run_handler(run))
+        self._tasks.add(task)
+        self._waiting.add(task)
+        task.add_done_callback(lambda task: self._on_task_done(task, run))
+
+    def _on_task_done(self, task: asyncio.Task[None], run: Run) -> None:
+        self._tasks.discard(task)
+        if task in self._waiting:  # cancelled before its first step, by a drain: given back
+            self._waiting.discard(task)
+            self._may_start(run)
+
+    async def _run_handler(self, run: Run) -> None:
+        assert self._task_slots is not None  # noqa: S101 - made with the loop
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - this is one
+        try:
+            await self._task_slots.acquire()
+        except asyncio.CancelledError:  # drained: `may_start` gives it back
+            self._waiting.discard(task)
+            self._may_start(run)
+            return
+        self._waiting.discard(task)
+        try:
+            if not self._may_start(run):
+                return
+            self._running.begin(id(run), run, TIMEOUT_FIRST_S)
+            result = await self._await_result(run, task)
+            self._running.end(id(run))
+            self._finish(run, result)
+        finally:
+            self._task_slots.release()
+
+    async def _await_result(self, run: Run, task: asyncio.Task[None]) -> object:
+        """What the handler returned or raised; CancelledByShutdown when the ending process cancelled it."""
+        limit = asyncio.timeout(run.spec.timeout_s)
+        running_job.set(run.job)  # the task has a context of its own
+        try:
+            async with limit:
+                return failure_if_not_run(await run.spec.function(run.job))
+        except GeneratorExit:  # nothing refers to the task any more: the job's lease will end
+            raise
+        except BaseException as error:  # noqa: BLE001 - a handler's SystemExit must not end the loop
+            if task in self._cancelled and not isinstance(error, Verdict):
+                return CancelledByShutdown()
+            if isinstance(error, TimeoutError) and limit.expired():
+                late = TimeoutError(f"the handler did not end within {run.spec.timeout_s:g} s")
+                return late.with_traceback(error.__traceback__)
+            return error
+        finally:
+            running_job.set(None)
 
 
 class HandlerPool(Service):

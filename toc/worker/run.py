@@ -32,6 +32,7 @@ class Run:
     when the handler was called. `found_ms`: the server's time that found it due (None: not known).
     `asked_wall_ms`: this machine's clock at `asked_s` (None: not known).
     `previous_token`: the token that it was taken over from; "": it was pending.
+    `settled`: a LeaseRecovery waits for it; set when the run is settled.
     """
 
     job: Job
@@ -47,9 +48,7 @@ class Run:
     asked_wall_ms: int | None = None
     started_s: float = 0.0
     previous_token: str = ""
-    settled: threading.Event | None = (
-        None  # set when the run is settled; a LeaseRecovery waits for it
-    )
+    settled: threading.Event | None = None
 
     def now_ms(self, now_s: float) -> int:
         """An upper estimate of the database's time: its time at the claim + the time passed since `asked_s`.
@@ -97,12 +96,12 @@ class FinishedRun(NamedTuple):
 
 def new_run(
     context: WorkerContext, database: Database, row: ClaimedRow, spec: HandlerSpec, token: str,
-    found_s: float, asked: ClockReading,
+    found_s: float, asked: ClockReading, found_ms: int | None = None,
 ) -> Run:  # fmt: skip
     """The run of a row that was claimed under `token`.
 
     `found_s`: the monotonic time before the job was found; its lease counts from there. `asked`: the clocks
-    before the claim.
+    before the claim. `found_ms`: see `Run`.
     """
     attribute: dict[str, Any] = {}
     try:
@@ -121,7 +120,7 @@ def new_run(
         job, spec, context.process.settings.topic_of(spec.biz_type), database.index, token,
         database.server_clock.clamp_ms(row.claimed_ms), lease_end_s,
         asked_s=asked.monotonic_s, queued_s=context.process.clock.monotonic_s(),
-        asked_wall_ms=asked.wall_ms,
+        found_ms=found_ms, asked_wall_ms=asked.wall_ms,
     )  # fmt: skip
 
 

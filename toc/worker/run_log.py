@@ -39,11 +39,7 @@ class RunLog:
     def log_start(self, run: Run) -> None:
         """Logs that a handler is about to be called."""
         if log.isEnabledFor(logging.DEBUG):
-            text = "%s starts, attempt %d of %d"
-            extra = ids_of(run.job)
-            log.debug(
-                text, _describe_run(run), run.job.attempts, run.spec.max_attempts, extra=extra
-            )
+            log.debug("%s starts, attempt %d of %d", *_attempt_of(run), extra=ids_of(run.job))
 
     def log_end(
         self, run: Run, result: object, outcome: Outcome, now_ms: int, seconds: float
@@ -56,14 +52,8 @@ class RunLog:
             self._log_failure(run, result, outcome)
         elif isinstance(result, Retry) and outcome.kind is OutcomeKind.RETRY:
             text = "%s asks in attempt %d of %d to be tried again: %s; the next attempt is at %s"
-            at = _due_text(outcome)
-            args = (
-                _describe_run(run),
-                run.job.attempts,
-                run.spec.max_attempts,
-                one_line(result.reason),
-            )
-            log.info(text, *args, at, extra=ids_of(run.job))
+            why, at = one_line(result.reason), _due_text(outcome)
+            log.info(text, *_attempt_of(run), why, at, extra=ids_of(run.job))
         elif isinstance(result, Snooze) and _has_passed(result.until, now_ms):
             text = "%s snoozes until %s, which has passed: it acts again at %s"
             key = ("snooze", run.job.biz_type)
@@ -85,7 +75,7 @@ class RunLog:
             traced, frames = None, "; " + one_line(describe_error(error))
         log.warning(
             "%s failed in attempt %d of %d: %s; %s%s",
-            _describe_run(run), run.job.attempts, run.spec.max_attempts, what, again, frames,
+            *_attempt_of(run), what, again, frames,
             exc_info=traced, extra=ids_of(run.job),
         )  # fmt: skip
 
@@ -111,6 +101,10 @@ def _can_be_written(error: BaseException) -> bool:
 def _describe_run(run: Run) -> str:
     job = run.job
     return f"job {job.job_id} of {job.biz_type} (biz_id {job.biz_id})"
+
+
+def _attempt_of(run: Run) -> tuple[str, int, int]:
+    return _describe_run(run), run.job.attempts, run.spec.max_attempts
 
 
 def _due_text(outcome: Outcome) -> str:

@@ -24,9 +24,7 @@ from toc.worker.run import FinishedRun
 log = logging.getLogger(__name__)
 
 IDLE_S = 1.0
-AGAIN_S = (
-    1.0  # an outcome that could not be written is tried again after this, until its lease ends
-)
+AGAIN_S = 1.0  # an outcome that could not be written is tried again then, until its lease ends
 _ENDED = (OutcomeKind.DONE, OutcomeKind.DROP, OutcomeKind.BURY)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from toc.domain.tokens import ALONE, without_mark
 from toc.runtime import metrics
 from toc.runtime.service import Inbox
-from toc.store.claims import ClaimedRow, Outcome, OutcomeKind
+from toc.store.claims import Outcome, OutcomeKind
 from toc.store.databases import Database
 from toc.worker.acks import Ack
 from toc.worker.context import WorkerContext
@@ -24,19 +24,21 @@ LOST_LEASE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LostLease:
-    """A suspect: a running row under `token` whose lease was over."""
+@dataclass(slots=True)
+class Suspect:
+    """A running row under `token` whose lease was over.
+
+    `tries`: how often the process did not become quiet for it. `lost`: it has lost its last lease, and is
+    buried when it is processed again.
+    """
 
     shard: int
     job_id: int
     type_no: int
     attempts: int
     token: str
-
-    @classmethod
-    def of_row(cls, shard: int, row: ClaimedRow) -> LostLease:
-        return cls(shard, row.job_id, row.type_no, row.attempts, row.token or "")
+    tries: int = 0
+    lost: bool = False
 
 
 class ProcessIsHeld(Exception):
@@ -58,7 +60,7 @@ class TakeOver:
         self._claims, self._handlers = context.claims, context.handlers
         self._runs, self._acks, self._corrections = runs, acks, corrections
 
-    def beside_others(self, suspect: LostLease, done: threading.Event) -> Run | None:
+    def beside_others(self, suspect: Suspect, done: threading.Event) -> Run | None:
         """Takes a suspect over while other jobs run; see `alone`. Raises ProcessIsHeld.
 
         It takes a permit even if there is none left, so that the process is not quiet meanwhile.
@@ -71,7 +73,7 @@ class TakeOver:
         finally:
             permits.give_back(index, 1)
 
-    def while_held(self, suspect: LostLease, done: threading.Event, *, alone: bool) -> Run | None:
+    def while_held(self, suspect: Suspect, done: threading.Event, *, alone: bool) -> Run | None:
         """Takes a suspect over while the caller holds the process. `alone`: marks the token ":alone".
 
         None: another process has it. `done` is set when the run is settled. When the answer is lost, `done`
@@ -79,7 +81,7 @@ class TakeOver:
         """
         return self._take_over(suspect, done, mark=ALONE if alone else "")
 
-    def _take_over(self, suspect: LostLease, done: threading.Event, mark: str) -> Run | None:
+    def _take_over(self, suspect: Suspect, done: threading.Event, mark: str) -> Run | None:
         spec = self._handlers.spec_of(suspect.type_no)
         if spec is None:
             return None
@@ -107,7 +109,7 @@ class TakeOver:
         self._runs.put(run)
         return run
 
-    def change_alone_mark(self, suspect: LostLease, run: Run, *, alone: bool) -> threading.Event:
+    def change_alone_mark(self, suspect: Suspect, run: Run, *, alone: bool) -> threading.Event:
         """Sets or removes ":alone" in the token of a run. The event is set when the row has the token."""
         unmarked = without_mark(run.token)
         tokens = (unmarked, run.token) if alone else (run.token, unmarked)
@@ -115,7 +117,7 @@ class TakeOver:
         self._corrections.put(change)
         return change.written
 
-    def bury(self, suspect: LostLease) -> None:
+    def bury(self, suspect: Suspect) -> None:
         """Ends a job dead that has lost its last lease."""
         if self._claims.bury_expired(
             self._database, suspect.shard, suspect.job_id, suspect.token, LOST_LEASE,
@@ -127,11 +129,11 @@ class TakeOver:
             topic = self._context.process.settings.topic_of(biz_type)
             self._acks.put([Ack(topic, suspect.job_id, None)])
 
-    def count_attempts_left(self, suspect: LostLease) -> int:
+    def count_attempts_left(self, suspect: Suspect) -> int:
         """How many attempts `max_attempts` allows beyond those that it had; negative: it had extra ones."""
         spec = self._handlers.spec_of(suspect.type_no)
         return 1 if spec is None else spec.max_attempts - suspect.attempts
 
-    def lease_s(self, suspect: LostLease) -> float:
+    def lease_s(self, suspect: Suspect) -> float:
         spec = self._handlers.spec_of(suspect.type_no)
         return 0.0 if spec is None else self._handlers.lease_s(spec)

@@ -9,14 +9,12 @@ from toc.handlers.registry import Registry
 from toc.runtime.service import stop_all
 from toc.store.claims import Claims
 from toc.worker.acks import AckSender
-from toc.worker.adaptive_limiter import AdaptiveLimiter
 from toc.worker.attempt import Attempts
-from toc.worker.batch_claim import ClaimOutlets
-from toc.worker.claim import CLAIM_LANES, ClaimStage
+from toc.worker.claim import CLAIM_LANES, ClaimOutlets, ClaimStage
 from toc.worker.context import ProcessContext, WorkerContext
 from toc.worker.handler_table import HandlerTable
 from toc.worker.lease_recovery import LeaseRecovery
-from toc.worker.permits import Permits
+from toc.worker.permits import AdaptiveLimiter, Permits
 from toc.worker.pool import HandlerPool
 from toc.worker.settle import Settler
 from toc.worker.take_over import TakeOver
