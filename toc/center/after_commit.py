@@ -54,7 +54,7 @@ def _check_session(field: str, given: object) -> Session:
     if isinstance(given, Session):
         return given
     rule = "must be a SQLAlchemy Session or scoped_session"
-    if hasattr(given, "sync_session"):  # told without importing SQLAlchemy's asyncio
+    if hasattr(given, "sync_session"):  # recognised without importing SQLAlchemy's asyncio
         rule += ", and this is an AsyncSession: await its run_sync(lambda session: ...), and give that one"
     raise InvalidInput(field, given, rule)
 
@@ -78,8 +78,7 @@ def after_commit(session: Session, jobs: JobsToPlace, place: PlaceJobs) -> None:
     waiting: list[tuple[PlaceJobs, JobsToPlace]] | None = session.info.get(_KEY)
     if waiting is None:
         waiting = session.info[_KEY] = []
-        # They stay for as long as the session does: an event's listeners must not change while it is
-        # being told to them.
+        # They stay as long as the session: the listeners of an event must not change while it is dispatched.
         event.listen(session, "after_commit", _on_commit)
         event.listen(session, "after_transaction_end", _on_transaction_end)
     waiting.append((place, jobs))
@@ -95,6 +94,6 @@ def _on_commit(session: Session) -> None:
 
 
 def _on_transaction_end(session: Session, transaction: SessionTransaction) -> None:
-    """Committed (then nothing waits any more), rolled back or closed."""
+    """The transaction was committed (then no job waits), rolled back or closed."""
     if transaction.parent is None:
         session.info[_KEY].clear()

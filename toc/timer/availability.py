@@ -16,9 +16,9 @@ FORGET_S = 15.0  # a refusal that was not repeated for so long is dropped: anoth
 
 
 class TimerAvailability:
-    """Remembers which slots refused calls. `Slots` writes it; the scanner shortens its period by it.
+    """Remembers which slots refused calls; while there are any, the scanner's period is shorter.
 
-    Any thread.
+    Thread-safe.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -72,7 +72,7 @@ class TimerAvailability:
             self._refused[topic, slot] = verb, now_s
         if new:
             level = logging.WARNING if is_refusal(refused[new[0]]) else logging.ERROR
-            text = "Redis refuses %s on %d slots of topic %s, slot %d for one: %s"
+            text = "Redis refuses %s on %d slots of topic %s (slot %d, for example): %s"
             log.log(level, text, verb, len(new), topic, new[0], refused[new[0]])
 
     def _clear_refusals(self, verb: str, topic: str, slots: set[int]) -> None:

@@ -13,7 +13,7 @@ ZooKeeper notices them.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from redis.exceptions import ResponseError
@@ -27,8 +27,7 @@ from toc.runtime.service import Inbox, Service
 from toc.timer.reminders import Reminder, Reminders
 
 NO_PERMITS_S = 0.02  # it asks for permits again after this, or when it is woken
-BATCHES_MAX = 1  # of each database that may wait for their claim
-GUESS_MIN = 4  # a slot's first pop asks for so many; a full answer doubles the number
+GUESS_MIN = 4  # the size of a slot's first pop; a full answer doubles the size
 DEPUTY_LATE_S = 0.5  # a head that is overdue by more than this is popped by the slot's deputy too
 PAUSED_S = 1.0  # a paused poller checks so often whether it may continue
 WAIT_S_MAX = 60.0  # any time will do: a new head wakes the poller
@@ -77,12 +76,12 @@ class Poller(Service):
         self.wake()
 
     def on_wakeup(self, slot: int, in_s: float) -> None:
-        """A wake-up: the slot has a new head, due in so many seconds. Any thread."""
+        """A wake-up: the slot has a new head, which is due in `in_s` seconds. Any thread."""
         if slot not in self._deputy_slots:
             self._report_head(slot, in_s)
 
     def on_head_seen(self, slot: int, in_s: float) -> None:
-        """The slot's head was read: it is due in so many seconds. Any thread."""
+        """The slot's head was read: it is due in `in_s` seconds. Any thread."""
         if slot not in self._deputy_slots or in_s <= -DEPUTY_LATE_S:
             self._report_head(slot, in_s)
 
@@ -113,9 +112,8 @@ class Poller(Service):
             return NO_PERMITS_S
         unused = dict.fromkeys(open_, permits)
         try:
-            popped = self._pop(self._pop_counts(due, permits))
+            popped, time_ms = self._pop(self._pop_counts(due, permits))
             for database, ids in self._ids_by_database(popped).items():
-                time_ms = max(time_ms for _, time_ms in popped)
                 carried = sum(map(len, ids.values())) if database in unused else 0
                 if carried:
                     unused[database] -= carried
@@ -127,10 +125,9 @@ class Poller(Service):
         return 0
 
     def _waits_for_claims(self) -> bool:
-        """Whether each of its databases has as many batches to claim as may wait."""
+        """Whether each of its databases has a batch that waits for its claim."""
         self._claiming = [each for each in self._claiming if not each[1].is_given]
-        waiting = Counter(database for database, _ in self._claiming)
-        return all(waiting[database] >= BATCHES_MAX for database in self._inboxes)
+        return self._inboxes.keys() <= {database for database, _ in self._claiming}
 
     def _put(
         self,
@@ -181,9 +178,12 @@ class Poller(Service):
             room -= n
         return shares
 
-    def _pop(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Pops, and updates when each slot is due next. Returns (job_id, Redis' TIME in ms) pairs."""
-        found: list[tuple[int, int]] = []
+    def _pop(self, wanted: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+        """Pops, and updates when each slot is due next.
+
+        Returns the ids, and the latest time in ms of the servers that returned them.
+        """
+        found, time_ms = list[int](), 0
         popped = self._reminders.pop(self._topic, wanted, self._stay_ms)
         answered_s = self._clock.monotonic_s()
         asked = dict(wanted)
@@ -199,8 +199,10 @@ class Poller(Service):
             ids, mask = answer.ids, self._slot_amount - 1
             if ids and {(job_id >> SEQUENCE_BITS) & mask for job_id in ids} != {slot}:
                 ids = self._move_misplaced(slot, ids, answer.time_ms)  # guard: send-home
-            found += [(job_id, answer.time_ms) for job_id in ids]
-        return found
+            found += ids
+            if ids:
+                time_ms = max(time_ms, answer.time_ms)
+        return found, time_ms
 
     def _move_misplaced(self, slot: int, ids: Sequence[int], time_ms: int) -> list[int]:
         """Moves popped reminders that were in a wrong slot to their own slot. Returns the other ids.
@@ -210,7 +212,7 @@ class Poller(Service):
         """
         slot_by_id = {job_id: slot_of(gene_of(job_id), self._slot_amount) for job_id in ids}
         misplaced = [job_id for job_id in ids if slot_by_id[job_id] != slot]
-        text = "slot %d of topic %s held reminders of other slots, of job %d for one: moved there"
+        text = "slot %d of topic %s held reminders of other slots (of job %d, for example): moved"
         self._log_throttle.warning("misplaced", text, slot, self._topic, misplaced[0])
         try:
             # In this order: a reminder is never lost.
@@ -227,13 +229,11 @@ class Poller(Service):
             return _NEVER
         return answered_s + next_s
 
-    def _ids_by_database(
-        self, popped: Sequence[tuple[int, int]]
-    ) -> dict[int, dict[int, list[int]]]:
+    def _ids_by_database(self, popped: Sequence[int]) -> dict[int, dict[int, list[int]]]:
         """The popped ids by database and shard, each once."""
         by_database: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         # An id may have been popped from two slots, one of them wrong: it is offered once.
-        for job_id in dict.fromkeys(job_id for job_id, _ in popped):  # guard: offer-once
+        for job_id in dict.fromkeys(popped):  # guard: offer-once
             shard = self._routing.shard(gene_of(job_id))
             by_database[self._routing.database(shard)][shard].append(job_id)
         return by_database

@@ -20,7 +20,7 @@ IDLE_S = 60.0  # any time will do: `put` wakes the thread
 
 
 class Ack(NamedTuple):
-    """What to tell Redis of a popped job. `back`: the reminder to put back; None: delete it."""
+    """A message to Redis about a popped job. `back`: the reminder to put back; None: delete it."""
 
     topic: str
     job_id: int
@@ -51,7 +51,7 @@ class AckSender(Service):
         if self._reminders is None or not acks:
             return
         if len(self._queue) + len(acks) > self._queue_max:
-            text = "Redis is slow: settled jobs are not told, and come back when their stay is over"
+            text = "Redis is slow: acks were dropped; those reminders come back, which is harmless"
             self._log_throttle.warning("full", text)
         self._queue.extend(acks)
         self.wake()
@@ -79,7 +79,7 @@ class AckSender(Service):
             try:
                 self._send_topic(topic, together)
             except TimerUnavailable as error:
-                text = "popped jobs come back when their stay is over, which is harmless: %s"
+                text = "acks failed; those reminders come back when their stay is over, which is harmless: %s"
                 self._log_throttle.warning("acks", text, error)
             except Exception as error:  # noqa: BLE001 - e.g. a broken key: the other topics are still sent
                 metrics.SERVICE_ERRORS.labels(self.name).inc()

@@ -1,4 +1,4 @@
-"""What happens immediately before and after each handler: the last look at the lease, and the outcome."""
+"""The steps immediately before and after each handler: the last check of the lease, and the outcome."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ class Attempts:
             outcome = outcome_of(run, result, now_ms, spread, snooze_ms_min=snooze_ms_min)
         except Exception as error:
             # An invalid verdict (e.g. a timedelta out of range) must not end the thread.
-            log.exception("the verdict of job %d makes no sense", run.job.job_id)
+            text = "the verdict of job %d is invalid: the job is tried again in a minute"
+            log.exception(text, run.job.job_id)
             again_ms = now_ms + round(LAST_RESORT_S * 1000)
             outcome = Outcome(
                 run.job.job_id, run.token, OutcomeKind.RETRY, due_ms=again_ms, error=str(error)

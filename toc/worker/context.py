@@ -1,4 +1,4 @@
-"""What the parts of a process share, and what the stages of its worker share."""
+"""The objects that the parts of a process share, and those that the stages of its worker share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from toc.worker.run import ClockReading
 
 @dataclass(frozen=True, slots=True)
 class ProcessContext:
-    """What a node is made of. `name`: "host:pid". `reminders` is None where there is no timer."""
+    """The parts of a node. `name`: "host:pid". `reminders` is None where there is no timer."""
 
     name: str
     settings: Settings
@@ -33,7 +33,7 @@ class ProcessContext:
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What the stages of one worker share.
+    """The objects that the stages of one worker share.
 
     `identity`: the unique name of this process; its tokens and its cluster member begin with it.
     """

@@ -25,7 +25,7 @@ from toc.worker.acks import Ack
 
 CORRECTIONS_MAX = 10_000  # jobs per database; beyond that the oldest are dropped: their leases end
 AGAIN_S, TRIES_MAX = 1.0, 60  # retries of a correction that fails though its database answers
-REST = 4  # after waiting for a table lock, the pause is so many times as long
+REST = 4  # the pause after a wait for a table lock is this many times as long as the wait
 
 
 def _event() -> threading.Event:
@@ -122,7 +122,7 @@ class Corrections:
         with self._lock:
             self._queue.append(correction)
             while len(self._queue) > 1 and self._count_jobs() > CORRECTIONS_MAX:
-                self._queue.popleft().written.set()  # nobody is to wait for it any more
+                self._queue.popleft().written.set()  # so that no thread waits for it any longer
                 text = "database %d: claims whose answer was lost are left to their leases"
                 self._log_throttle.warning("corrections", text, self._database.index)
         self._wake()

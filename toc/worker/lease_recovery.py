@@ -26,7 +26,7 @@ from toc.worker.context import WorkerContext
 from toc.worker.permits import HOLD_BUSY_S
 from toc.worker.pool import RunningHandlers
 from toc.worker.run import Run
-from toc.worker.take_over import ProcessIsHeld, Suspect, TakeOver
+from toc.worker.take_over import Suspect, TakeOver
 
 SUSPECTS_MAX = 10_000  # of each database
 IDLE_S, CHECK_S = 60.0, 0.02
@@ -124,11 +124,14 @@ class LeaseRecovery(Service):
         # A last attempt that did not run alone (an ordinary claim) proves nothing: one more, alone.
         if left <= 1 and suspect.tries <= QUIET_TRIES_MAX:
             return NEEDS_HOLD
+        # Takes a permit even if there is none left, so that the process is not quiet meanwhile.
+        if not self._permits.take_always(self._database.index, 1):
+            return HOLD_BUSY_S
         done = threading.Event()
         try:
-            run = self._take_over.beside_others(suspect, done)
-        except ProcessIsHeld:
-            return HOLD_BUSY_S
+            run = self._take_over.take_over(suspect, done, alone=False)
+        finally:
+            self._permits.give_back(self._database.index, 1)
         if run is not None:
             self._wait_for_any(run.lease_end_s, done)
         return None
@@ -169,7 +172,7 @@ class LeaseRecovery(Service):
             return None
         lease_end_s = self._clock.monotonic_s() + self._take_over.lease_s(suspect)
         try:
-            return self._take_over.while_held(suspect, done, alone=alone)
+            return self._take_over.take_over(suspect, done, alone=alone)
         except Exception:
             # The row's token may be marked ":alone": no other job may start before that is corrected.
             if alone:

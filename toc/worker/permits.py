@@ -22,7 +22,7 @@ DOWN_S = 3.0  # a database that did not answer is skipped for so long
 # Ids of a database that does not answer are put off for as long as it has not answered, within these bounds.
 PUT_OFF_S_MIN, PUT_OFF_S_MAX = 1.0, 5.0
 STALLED_S = 1.0  # a database whose share is full, and of which no job ends for so long, is stalled
-HOLD_REST = 2.0  # after a hold, none may begin for so many times as long
+HOLD_REST = 2.0  # no hold may begin after one for this many times its length
 HOLD_REST_S_MAX = 60.0
 HOLD_BUSY_S = 0.1  # when to ask again while another lane holds
 
@@ -166,7 +166,7 @@ class Permits:
         return self.take_in_each([database], wanted)[0]
 
     def take_in_each(self, databases: Collection[int], wanted: int) -> tuple[int, frozenset[int]]:
-        """See `PermitSource`. Gives only so many that no job waits long for a thread (I8).
+        """See `PermitSource`. The limit is so low that no job waits long for a thread (I8).
 
         A database that has not answered yet is tried by one batch at a time.
         """
@@ -197,7 +197,7 @@ class Permits:
 
     def give_back(self, database: int, permits: int) -> None:
         """See `PermitSource`."""
-        # Who was refused gives nothing back: told of permits, it would ask again at once.
+        # A caller that was refused gives back 0: it must not be told at once to ask again.
         if permits:
             self._move(database, fetched=-permits)
 
@@ -252,7 +252,7 @@ class Permits:
     # ---- inside
 
     def _give(self, databases: Collection[int], permits: int) -> int:
-        """Gives so many in each database, or none while the process is held. The caller holds the lock.
+        """Gives `permits` in each database, or none while the process is held. The caller holds the lock.
 
         A hold begins, and then waits until `is_quiet`: it meets the permits that were given before.
         """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CancelledByShutdown:
-    """The result of a handler that was cancelled because the process ended. It is no failure."""
+    """The result of a handler that was cancelled because the process ended. It is not a failure."""
 
 
 @dataclass(slots=True)

@@ -134,9 +134,8 @@ class Settler(Service):
             outcome = ended.outcome
             if (outcome.job_id, outcome.token) not in held:
                 metrics.STALE.inc()
-                log.warning(
-                    "outcome %s of job %d came too late: refused", outcome.kind, outcome.job_id
-                )
+                text = "outcome %s of job %d came too late: refused, as the row has another token"
+                log.warning(text, outcome.kind, outcome.job_id)
                 continue
             kinds[ended.run.job.biz_type, outcome.kind] += 1
             if outcome.kind is OutcomeKind.BURY:

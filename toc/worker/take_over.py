@@ -1,4 +1,4 @@
-"""What lease recovery does to the row of a suspect: takes it over, buries it, changes the mark ":alone"."""
+"""The changes of a suspect's row: the take-over, the burial, the mark ":alone"."""
 
 from __future__ import annotations
 
@@ -41,10 +41,6 @@ class Suspect:
     lost: bool = False
 
 
-class ProcessIsHeld(Exception):
-    """A take-over must wait, because another LeaseRecovery holds the process."""
-
-
 class TakeOver:
     """The changes of suspects' rows in one database. Taken-over jobs go to the run stage."""
 
@@ -60,32 +56,17 @@ class TakeOver:
         self._claims, self._handlers = context.claims, context.handlers
         self._runs, self._acks, self._corrections = runs, acks, corrections
 
-    def beside_others(self, suspect: Suspect, done: threading.Event) -> Run | None:
-        """Takes a suspect over while other jobs run; see `alone`. Raises ProcessIsHeld.
-
-        It takes a permit even if there is none left, so that the process is not quiet meanwhile.
-        """
-        permits, index = self._context.permits, self._database.index
-        if not permits.take_always(index, 1):
-            raise ProcessIsHeld
-        try:
-            return self._take_over(suspect, done, mark="")
-        finally:
-            permits.give_back(index, 1)
-
-    def while_held(self, suspect: Suspect, done: threading.Event, *, alone: bool) -> Run | None:
-        """Takes a suspect over while the caller holds the process. `alone`: marks the token ":alone".
+    def take_over(self, suspect: Suspect, done: threading.Event, *, alone: bool) -> Run | None:
+        """Takes a suspect over. `alone`: the caller holds the process, and the token is marked ":alone".
 
         None: another process has it. `done` is set when the run is settled. When the answer is lost, `done`
         is set after the job was given back; when the database refuses, at once.
         """
-        return self._take_over(suspect, done, mark=ALONE if alone else "")
-
-    def _take_over(self, suspect: Suspect, done: threading.Event, mark: str) -> Run | None:
         spec = self._handlers.spec_of(suspect.type_no)
         if spec is None:
             return None
-        asked, token = self._context.read_clocks(), self._context.new_token() + mark
+        asked = self._context.read_clocks()
+        token = self._context.new_token() + (ALONE if alone else "")
         job_id, seen, sent = suspect.job_id, suspect.token, threading.Event()
         try:
             row = self._claims.take_over(

@@ -101,7 +101,8 @@ class Worker:
         stop_all(self.settlers, 5.0)
         self.acks.stop(5.0)
         if permits.in_flight:
-            log.warning("%d jobs are left to their leases", permits.in_flight)
+            text = "%d jobs are left to their leases: other nodes run them when these end"
+            log.warning(text, permits.in_flight)
         return permits.in_flight == 0
 
     @property

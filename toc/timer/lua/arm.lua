@@ -7,8 +7,8 @@
 --       4… pairs: due ms, job_id        (at most 2,000 pairs)
 -- Answer {TIME in ms, 1 when the slot has a new head, else 0}
 --
--- LT: a reminder only ever moves to an earlier time. A late arm of an older time can then not hide a
--- newer one, in whatever order they arrive; one that is too early is put back by the claim.
+-- LT: ZADD moves a reminder to an earlier time only. So the order in which two arms of a job arrive does not
+-- matter: the earlier due time stays. If that is too early, the claim puts the reminder back.
 -- Bound: O(pairs log slot). Not allowed when Redis is full: the job stays in the database.
 local function time_ms()
     local t = redis.call('TIME')

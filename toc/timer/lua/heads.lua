@@ -1,15 +1,15 @@
 #!lua flags=allow-oom
--- heads: when is the next entry of each slot due? Only looks.
+-- heads: when is the next entry of each slot due? Changes nothing.
 --
 -- KEYS  StoreQueue and PrepareQueue of a slot, of the next slot, …       (at most 1,024 slots)
 -- ARGV  1  now in ms, or '' for this server's TIME
---       2  entries due within so many ms from now are told
--- Answer {TIME in ms, position of a slot in KEYS from 0, when its next entry is due in ms, …}; in place
--- of a time what the slot's keys met
+--       2  only slots whose next entry is due within so many ms from now are in the answer
+-- Answer {TIME in ms, number of a slot in KEYS from 0, when its next entry is due in ms, …}; the error
+-- in place of a time if a key of the slot is broken
 --
--- Many slots in one call, where one server holds them all: who waits for nothing must cost nothing.
--- Not flagged no-writes: a server that refuses to write must refuse this too, and so be noticed (not by
--- Redis 6.2, which knows no flags: there the next write tells).
+-- Reads many slots in one call where one server holds them all, so that an idle worker costs almost nothing.
+-- Not flagged no-writes: a server that refuses to write refuses this too, so that callers notice it (not
+-- with Redis 6.2, which knows no flags: there the next write is refused).
 -- Allowed when Redis is full. Bound: O(slots).
 local function time_ms()
     local t = redis.call('TIME')

@@ -1,15 +1,15 @@
 #!lua
--- load_page: arm a page of rows and move the slot's mark behind it, or do nothing at all.
+-- load_page: arm a page of rows and move the shard's mark behind it, or do nothing.
 --
 -- KEYS  1  StoreQueue of the slot         2  mark of the slot (hash: shard -> mark)
 -- ARGV  1  now in ms, or '' for this server's TIME
 --       2  channel for the wake-up        3  the slot's number, for its message
 --       4  shard                          5  the mark that the loader read
 --       6  the mark after this page       7… pairs: due ms, job_id   (at most 2,000 pairs)
--- Answer {TIME in ms, 1 when done, 0 when the mark is not what was read}
+-- Answer {TIME in ms, 1 if it was done, 0 if the mark is not the one that the loader read}
 --
--- Data and mark change together: a wipe, a fail-over or another loader in between makes the mark
--- differ, and then nothing here happens. A missing mark is never equal to anything.
+-- Reminders and mark change together. A wipe, a fail-over or another loader in between changes the mark;
+-- then this script changes nothing. A missing mark never equals the mark that was read.
 -- Bound: O(pairs log slot). Not allowed when Redis is full.
 local function time_ms()
     local t = redis.call('TIME')

@@ -1,14 +1,14 @@
 #!lua flags=allow-oom
--- pop: take due reminders out for a short while.
+-- pop: move due reminders to the PrepareQueue for a short while, and return their job_ids.
 --
 -- KEYS  1  StoreQueue of the slot    2  PrepareQueue of the slot (job_id by the end of its stay, ms)
 -- ARGV  1  now in ms, or '' for this server's TIME
---       2  how many at most (1 to 2,000)    3  how long they may stay out, ms
+--       2  n: how many at most (1 to 2,000)    3  how long they may stay in the PrepareQueue, ms
 -- Answer {TIME in ms, when the next entry of the slot is due in ms or '', job_id, …}
 --
--- First, entries whose stay is over (their worker died, or lost its answer) become due again; then
--- up to n due entries move StoreQueue -> PrepareQueue. Nothing is ever popped before its time (I4).
--- Bound: O(n log slot). Allowed when Redis is full: it moves, it does not grow.
+-- First, entries whose stay is over (their worker died, or the answer of their pop was lost) become due again;
+-- then up to n due entries move StoreQueue -> PrepareQueue. No entry is popped before its time (I4).
+-- Bound: O(n log slot). Allowed when Redis is full: entries move, memory does not grow.
 local function time_ms()
     local t = redis.call('TIME')
     return t[1] * 1000 + math.floor(t[2] / 1000)
@@ -18,7 +18,7 @@ local upto = string.format('%.0f', now)
 local n = tonumber(ARGV[2])
 local over = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', upto, 'LIMIT', 0, n)  -- guard: stay-over
 if #over > 0 then
-    -- Freed first: then Redis 6.2, which knows no flags, lets a full server go on too.
+    -- Removed first: this frees memory, so that a full Redis 6.2, which knows no flags, allows the ZADD.
     redis.call('ZREM', KEYS[2], unpack(over))
 end
 for _, id in ipairs(over) do

@@ -4,12 +4,12 @@
 -- KEYS  1  StoreQueue of the slot    2  PrepareQueue of the slot
 -- ARGV  1  now in ms, or '' for this server's TIME
 --       2  channel for the wake-up   3  the slot's number, for its message
---       4… pairs: due ms, job_id     (at most 2,000 pairs); due '': the pop is forgotten, no more
+--       4… pairs: due ms, job_id     (at most 2,000 pairs); due '': only leaves the PrepareQueue
 -- Answer {TIME in ms, 1 when the slot has a new head, else 0}
 --
--- LT as in arm: a reschedule's earlier reminder that came meanwhile stays. For the same reason a job
--- that is due far from now is taken out of the PrepareQueue only, not acked.
--- Bound: O(pairs log slot). Allowed when Redis is full: it moves.
+-- LT as in arm: an earlier reminder that a reschedule armed meanwhile stays. For the same reason a job that
+-- is due far from now is removed from the PrepareQueue only, and not acked.
+-- Bound: O(pairs log slot). Allowed when Redis is full: entries move, memory does not grow.
 local function time_ms()
     local t = redis.call('TIME')
     return t[1] * 1000 + math.floor(t[2] / 1000)

@@ -1,9 +1,9 @@
 #!lua flags=no-writes
--- sizes: how much is armed, and how much is out with workers.
+-- sizes: how many reminders are armed, and how many are popped and not acked.
 --
 -- KEYS  StoreQueue and PrepareQueue of a slot, of the next slot, …       (at most 1,024 slots)
 -- ARGV  none
--- Answer {armed in all, armed in the fullest slot, out in all}; a broken key counts as empty
+-- Answer {armed in all slots, armed in the fullest slot, popped in all slots}; a broken key counts as empty
 --
 -- Allowed when Redis is full. Bound: O(slots).
 local armed, most, out = 0, 0, 0
