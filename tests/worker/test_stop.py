@@ -224,7 +224,10 @@ def test_ids_that_wait_for_a_claim_are_back_in_the_timer_after_a_stop(make_rig: 
     assert begun.wait(20)
     second = rig.center.schedule(rig.biz_id_on(0, 1), NOW, biz_type=TYPE)
     wait_until(lambda: rig.out_ms(second) is not None)
-    stage = next(each for lane in worker.claims for each in lane if each._inbox)
+    # The pop comes before the put into the stage's inbox.
+    stages = [each for lane in worker.claims for each in lane]
+    stage = wait_until(lambda: next((each for each in stages if each._inbox), None))
+    assert stage is not None
     stopping = threading.Thread(target=rig.stop)
     stopping.start()
     wait_until(lambda: stage.stopping)
