@@ -11,7 +11,7 @@ from sqlalchemy.pool import NullPool
 from tests.admin.world import World, prepare, same_rows
 from toc.admin.allowed_functions import ALIASES, FUNCTIONS, UNITS
 from toc.admin.sqlite_dialect import OTHER_NAMES, SAME_NAMES, UNSUPPORTED
-from toc.admin.sqlite_functions import functions
+from toc.admin.sqlite_functions import mysql_functions_for_sqlite
 from toc.errors import InvalidInput
 
 EXPRESSIONS = [
@@ -93,7 +93,7 @@ def test_every_function_is_here() -> None:
     assert FUNCTIONS.keys() <= called
     special = {name for name, function in FUNCTIONS.items() if function.takes == "special"}
     own = FUNCTIONS.keys() - special - UNSUPPORTED - SAME_NAMES - OTHER_NAMES.keys()
-    assert {f"my_{name.lower()}" for name in own} <= functions(0).keys()
+    assert {f"my_{name.lower()}" for name in own} <= mysql_functions_for_sqlite(0).keys()
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)

@@ -20,7 +20,7 @@ from toc.admin.query_plan import plan_query
 from toc.admin.query_run import QueryFailed, QueryRun
 from toc.admin.row_merge import JsonTable, RowMerge, sort_key
 from toc.admin.sql_writer import write_final_query
-from toc.admin.sqlite_functions import functions
+from toc.admin.sqlite_functions import mysql_functions_for_sqlite
 from toc.store.fan_out import FanOut, Question, QuestionFailure, Reply
 
 TEXT = st.text(alphabet="\t\x01 aAäz~\U0001f600", max_size=6)
@@ -202,7 +202,7 @@ def test_the_order_of_answers_changes_no_group(world: World, sql: str) -> None:
     settings, found = world.settings, set()
     for seed in range(4):
         fan_out = ShuffledFanOut(
-            settings.databases, settings.routing, world.clock, LIMITS, functions
+            settings.databases, settings.routing, world.clock, LIMITS, mysql_functions_for_sqlite
         )
         fan_out.rng = random.Random(seed)  # noqa: S311 - the same orders each time
         with closing(fan_out):

@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 from tests.admin.world import LIMITS, World
 from tests.cli.processes import wait_until
 from toc.admin.query_run import QueryFailed
-from toc.admin.sqlite_functions import functions
+from toc.admin.sqlite_functions import mysql_functions_for_sqlite
 from toc.runtime.clock import Clock, SystemClock
 from toc.store.fan_out import FanOut, Limits, Question, QuestionFailure, Reply, _Database
 from toc.testing import TestClock
@@ -29,7 +29,13 @@ SLOW = (
 
 def asking(world: World, limits: Limits = LIMITS, clock: Clock | None = None) -> FanOut:
     settings = world.settings
-    return FanOut(settings.databases, settings.routing, clock or SystemClock(), limits, functions)
+    return FanOut(
+        settings.databases,
+        settings.routing,
+        clock or SystemClock(),
+        limits,
+        mysql_functions_for_sqlite,
+    )
 
 
 def one(sql: str, database: int = 0, table: str = "toc_job_0000", place: int = 0) -> Question:
@@ -101,7 +107,7 @@ BREAKS_OUT = {
 def test_no_text_breaks_out_of_its_quotes(world: World, charset: str) -> None:
     """Driver and server agree on the charset, whatever the URL says: the settings refuse it, too."""
     urls = [f"{url}?charset={charset}" for url in world.settings.databases]
-    own = FanOut(urls, world.settings.routing, SystemClock(), LIMITS, functions)
+    own = FanOut(urls, world.settings.routing, SystemClock(), LIMITS, mysql_functions_for_sqlite)
     sql = "SELECT attribute FROM toc_job_0000 WHERE attribute = :given"
     with closing(own):
         reply = own.ask_one(replace(one(sql), values={"given": BREAKS_OUT[charset]}))

@@ -21,7 +21,7 @@ from toc.admin.query_plan import plan_query
 from toc.admin.query_reader import read_query
 from toc.admin.query_run import QueryResult, QueryRun
 from toc.admin.sql_writer import write_sql
-from toc.admin.sqlite_functions import functions
+from toc.admin.sqlite_functions import mysql_functions_for_sqlite
 from toc.domain.ids import IdFactory
 from toc.domain.routing import hash_of
 from toc.domain.times import datetime_of
@@ -82,7 +82,7 @@ class World:
             self.settings.routing,
             self.clock,
             more.pop("limits", LIMITS),
-            functions,
+            mysql_functions_for_sqlite,
         )
         plan = plan_query(sql, values)
         return QueryRun(plan, self.settings.routing, fan_out, rows_max, **more).result()
@@ -113,7 +113,7 @@ def _truth_of_sqlite(path: str, sql: str) -> list[tuple[Any, ...]]:
     text_, values = one_table_statement(sql)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA case_sensitive_like = ON")
-        for name, call in functions(NOW_MS).items():
+        for name, call in mysql_functions_for_sqlite(NOW_MS).items():
             if isinstance(call, type):
                 connection.create_aggregate(name, -1, call)
             else:

@@ -24,7 +24,7 @@ from toc.store.ended_jobs import (
     DAY_MS,
     HOUR_MS,
     TEXTS,
-    CreatedCount,
+    CreatedPerHour,
     DayChecksum,
     EndedCount,
     EndedJobs,
@@ -258,8 +258,8 @@ def test_jobs_are_counted_by_the_hour_in_which_they_were_made(
     window = TimeWindow(since_ms, since_ms + 2 * HOUR_MS)
     hour = since_ms // HOUR_MS
     assert sorted(ended.count_created(shard, id_range_of_created(window), window)) == [
-        CreatedCount(hour, library.close_no, 2),
-        CreatedCount(hour + 1, library.report_no, 1),
+        CreatedPerHour(hour, library.close_no, 2),
+        CreatedPerHour(hour + 1, library.report_no, 1),
     ]
 
 

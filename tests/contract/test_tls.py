@@ -13,7 +13,7 @@ from sqlalchemy import make_url, text
 
 from tests.servers import Server, ServerUnavailableError
 from tests.servers.mysql import execute, start_mariadb, start_mysql
-from toc.admin.sqlite_functions import functions
+from toc.admin.sqlite_functions import mysql_functions_for_sqlite
 from toc.cli.doctor import Doctor
 from toc.errors import SettingsError, TocError
 from toc.runtime.clock import SystemClock
@@ -230,7 +230,12 @@ def test_the_accounts_need_tls(server: Server) -> None:
 def ask_shards(settings: Settings) -> None:
     limits = Limits(timeout_s=5, whole_s=10, parallel=1, connect_timeout_s=3)
     asking = FanOut(
-        settings.databases, settings.routing, SystemClock(), limits, functions, mysql=settings.mysql
+        settings.databases,
+        settings.routing,
+        SystemClock(),
+        limits,
+        mysql_functions_for_sqlite,
+        mysql=settings.mysql,
     )
     with closing(asking):
         answer = asking.ask_one(Question(0, 0, "", "SELECT 1", {}))

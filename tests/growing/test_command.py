@@ -73,7 +73,7 @@ def test_a_check_that_fails(told: Town, toc: Toc) -> None:
     assert "may not be moved now" in checked.out
     went = toc("move", 0, "--go")
     assert went.code == 1
-    assert "database 0: nothing was begun" in went.err
+    assert "database 0: the move was not started" in went.err
     assert "toc move" not in went.out
     assert told.takes_writes("old")
 

@@ -333,9 +333,9 @@ def test_what_the_new_server_lacks_is_found(town: Town) -> None:
 
 def test_a_check_that_fails_stops_it_before_anything(town: Town) -> None:
     def check() -> None:
-        raise MoveStopped("database 0: nothing was begun: no")
+        raise MoveStopped("database 0: the move was not started: no")
 
-    assert "nothing was begun" in refused(lambda: town.mover().start_or_resume(check))
+    assert "the move was not started" in refused(lambda: town.mover().start_or_resume(check))
     assert town.takes_writes("old")
     assert town.takes_writes("new")  # nobody has guarded it yet
     assert "moving_to" not in town.server("old").read_meta()

@@ -71,7 +71,7 @@ VARIANTS = (
             *removed("replace-pending"),
             *replaced("replace-keeps-status", "$old, status=0"),
         ),
-        "I2 I3 I5", 10,
+        "I2 I3 I5", 13,
     ),
     Variant(
         "take-over-unguarded",
@@ -128,10 +128,10 @@ VARIANTS = (
         ),
         "I1", 1, "slow", "bare",
     ),
-    Variant("mark-compared-outside", replaced("mark-compared", "false"), "I1", 4, "wipe,slow", "bare"),
+    Variant("mark-compared-outside", replaced("mark-compared", "false"), "I1", 59, "wipe,slow", "bare"),
     Variant(
         "missing-mark-is-a-value", replaced("mark-missing", "$old or ARGV[5]"),
-        "I1", 4, "wipe,slow", "bare",
+        "I1", 59, "wipe,slow", "bare",
     ),
     Variant(
         "mark-before-arms",
@@ -141,9 +141,9 @@ VARIANTS = (
                 before="self._reminders.begin_mark(self._topic, slot, shard, after)\ntext = after",
             ),
         ),
-        "I1", 12, "kill,lost", "bare",
+        "I1", 7, "kill,lost", "bare",
     ),
-    Variant("fail-over-unseen", replaced("server-run-id", "'same'"), "I1", 1, "back", "bare"),
+    Variant("fail-over-unseen", replaced("server-run-id", "'same'"), "I1", 4, "back", "bare"),
     Variant(
         "loads-pending-only",
         (Change("load-running-too", after="if types is None:\n    query = query.where(c.status == 0)"),),

@@ -244,11 +244,11 @@ def test_what_is_settled_between_two_looks_hides_no_job_that_runs(make_rig: Make
 
     def end_another() -> None:
         permits.add_in_flight(0, 1, permits=0)
-        permits.count_ended()
+        permits.note_handler_ended()
         permits.remove_in_flight(0, 1)
 
     assert not any(quiet_while(worker, end_another))
-    permits.count_ended()
+    permits.note_handler_ended()
     assert permits.is_quiet
     permits.remove_in_flight(0, 1)
 

@@ -90,7 +90,8 @@ class QueryReader(ExpressionParser):
         super().__init__(values, offsets=offsets)
         self._made: Counter[str] = Counter()
 
-    def _new_name(self, letter: str) -> str:
+    def _make_name(self, letter: str) -> str:
+        """Makes a name that this statement does not use yet."""
         self._made[letter] += 1
         return f"{letter}{self._made[letter] - 1}"
 
@@ -102,7 +103,7 @@ class QueryReader(ExpressionParser):
         with_ = node.args.get("with_")
         for cte in with_.expressions if with_ is not None else ():
             query, columns = self.query(cte.this, scope)
-            key, named = self._new_name("w"), _renamed(cte.args["alias"], columns)
+            key, named = self._make_name("w"), _renamed(cte.args["alias"], columns)
             made_ctes.append(exp.CTE(this=query, alias=_alias(key)))
             scope.ctes = {**scope.ctes, cte.alias.lower(): (key, named)}
         if isinstance(node, exp.Subquery):
@@ -159,7 +160,7 @@ class QueryReader(ExpressionParser):
             return made
         if not isinstance(node, exp.Subquery) and not isinstance(made, exp.Union):
             raise refused("UNION", "put a SELECT with ORDER BY or LIMIT in parentheses")
-        inner = exp.Subquery(this=made, alias=_alias(self._new_name("t")))
+        inner = exp.Subquery(this=made, alias=_alias(self._make_name("t")))
         return exp.Select(expressions=[exp.Star()], from_=exp.From(this=inner))
 
     def _select(self, node: exp.Expr) -> tuple[exp.Query, list[ResultColumn]]:
@@ -242,7 +243,7 @@ class QueryReader(ExpressionParser):
     # ---- tables
 
     def _table(self, node: exp.Expr) -> exp.Expr:
-        key = self._new_name("t")
+        key = self._make_name("t")
         if isinstance(node, exp.Subquery):
             if not node.alias:
                 raise refused(shown(node), "a subquery after FROM needs a name")
@@ -313,7 +314,8 @@ class QueryReader(ExpressionParser):
         if clause != "having" and has_aggregate(condition):
             raise refused(word, "it cannot use aggregates: put this condition in HAVING")
         if has_window(condition):
-            raise refused(word, "it cannot use window functions: select from a subquery of them")
+            text = "this clause cannot use window functions: compute them in a subquery in FROM"
+            raise refused(word, text)
         return condition
 
     def _group_term(self, node: exp.Expr, exprs: list[exp.Expr]) -> exp.Expr:

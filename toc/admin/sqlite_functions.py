@@ -29,8 +29,11 @@ _LEADING_NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)", 
 INTEGER_MAX = 2**63 - 1
 
 
-def functions(now_ms: int) -> dict[str, Callable[..., Any]]:
-    """The functions by name; classes are aggregates. `now_ms`: NOW() for the whole statement."""
+def mysql_functions_for_sqlite(now_ms: int) -> dict[str, Callable[..., Any]]:
+    """SQLite functions with the names and results of MySQL's, by name; classes are aggregates.
+
+    now_ms: NOW() for the whole statement.
+    """
     now = _EPOCH + timedelta(milliseconds=now_ms)
     now_s = _cut(now)
     moments: dict[str, Callable[..., Any]] = {

@@ -32,7 +32,7 @@ class UtilisationMeter:
         self._before = self._read_clocks()
 
     def stop(self) -> Utilisation:
-        """The shares since it was made."""
+        """Returns how busy each part was, from 0 to 1, since this meter was made."""
         at_s, workers, redis, machine = self._read_clocks()
         at_0, workers_0, redis_0, machine_0 = self._before
         passed_s = max(at_s - at_0, 1e-6)

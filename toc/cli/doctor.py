@@ -107,7 +107,7 @@ class Doctor:
             found += self._check_redis()
             found += self._check_zookeeper()
             redis_offset = self._offsets.pop("redis", None)
-            found += self._check_databases_clocks()
+            found += self._compare_database_clocks()
             if redis_offset is not None:
                 found += self._check_skew(redis_offset)
             found += self._check_reconciliation(databases)
@@ -285,7 +285,7 @@ class Doctor:
                 level = "fail"
             yield Check("redis", f"clock and {name}'s", level, f"{skew_ms:+.0f} ms apart", advice)
 
-    def _check_databases_clocks(self) -> Iterator[Check]:
+    def _compare_database_clocks(self) -> Iterator[Check]:
         """Compares the two databases whose clocks are furthest apart. A slow answer is no difference."""
         offsets = self._offsets
         if len(offsets) < 2:

@@ -17,7 +17,7 @@ from toc.admin.expression_parser import ResultColumn
 from toc.admin.query_plan import QueryPlan, plan_query
 from toc.admin.query_run import MERGE_BYTES, QueryFailed, QueryResult, QueryRun, rows_for
 from toc.admin.sql_writer import shard_queries, sql_for_display, write_sql
-from toc.admin.sqlite_functions import functions
+from toc.admin.sqlite_functions import mysql_functions_for_sqlite
 from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK, SETTINGS, UNAVAILABLE, USAGE, CommandError, print_error_line
 from toc.cli.output import Output, json_line, printable
@@ -162,7 +162,7 @@ def _run_query(plan: QueryPlan, settings: Settings, limits: Limits, **options: A
         settings.routing,
         SystemClock(),
         limits,
-        functions,
+        mysql_functions_for_sqlite,
         settings.moving,
         settings.mysql,
     )

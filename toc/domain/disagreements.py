@@ -1,4 +1,4 @@
-"""The kinds of disagreement between MySQL and Redis, and the rule for each.
+"""The kinds of disagreement between MySQL and Redis, and the rule by which each is recognised.
 
 The row decides; Redis only holds reminders. These are legal and no disagreement: a reminder that is too
 early (the claim corrects it), a reminder of a cancelled job (it is deleted when it is popped), a running
@@ -131,9 +131,8 @@ def latest_ms(due_ms: int, now_ms: int) -> int:
     return due_ms if due_ms > now_ms else now_ms + unhandled_ms(now_ms - due_ms) + SOON_MS
 
 
-def is_misfit(row: RowFacts, shards: int) -> bool:
-    """Whether calls by biz_id, or workers, would look for the row in another table than the one that holds
-    it."""
+def is_in_wrong_table(row: RowFacts, shards: int) -> bool:
+    """Whether the row is of kind MISFIT: its job_id does not fit its biz_id, or names another table."""
     gene = gene_of(row.job_id)
     return gene != hash_of(row.biz_id) & GENE_MASK or gene & (shards - 1) != row.shard
 

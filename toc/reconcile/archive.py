@@ -172,7 +172,7 @@ class _ArchiveRun:
             self._tell_about(database, text)
             return
         window = TimeWindow(status.until_ms, until_ms)
-        self._require_free_days(database, window)
+        self._refuse_archived_days(database, window)
         if not self._copy_and_check(databases, database, status, window, done):
             return
         moved = archive_status.advance_archive(database, status, until_ms)
@@ -244,7 +244,7 @@ class _ArchiveRun:
             if number.isdecimal() and int(number) < status.begun:
                 self._folders.delete(f"{_staging_folder(database)}/{name}")
 
-    def _require_free_days(self, database: Database, window: TimeWindow) -> None:
+    def _refuse_archived_days(self, database: Database, window: TimeWindow) -> None:
         """Raises if a day is in the archive already: of another system, or of a database's later life."""
         first = f"day={sql_time(window.since_ms)[:10]}"
         for day in self._folders.folders(JOBS):

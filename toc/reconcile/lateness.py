@@ -37,7 +37,7 @@ from toc.store.databases import Databases
 from toc.store.ended_jobs import (
     BOUNDS_MS,
     DAY_MS,
-    CreatedCount,
+    CreatedPerHour,
     EndedCount,
     id_range_of_created,
     id_range_of_ended,
@@ -213,7 +213,7 @@ def _read_counts(
     def read(shards: Sequence[int]) -> Iterator[Columns]:
         for reader, shard, piece in split_shards(settings, shards, ids, settings.reconcile.page):
             count = reader.count_ended if ended else reader.count_created
-            counts: Sequence[EndedCount | CreatedCount] = count(shard, piece, window)
+            counts: Sequence[EndedCount | CreatedPerHour] = count(shard, piece, window)
             if counts:
                 yield *zip(*counts, strict=True), [names.get(one.type_no) for one in counts]
 

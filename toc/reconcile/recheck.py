@@ -12,7 +12,7 @@ from toc.domain.disagreements import (
     RowFacts,
     Tolerances,
     disagreements,
-    is_misfit,
+    is_in_wrong_table,
 )
 from toc.domain.job import Status
 from toc.reconcile.both_sides import BothSides, Spot
@@ -79,7 +79,7 @@ class Rechecker:
         row, home = job.row, job.home
         at_home = next((place for place in job.places if place.spot == home), None)
         kinds = list(disagreements(row, job.places, home, now_ms, self._limits))
-        if row is not None and row.status.live and is_misfit(row, self._shards):
+        if row is not None and row.status.live and is_in_wrong_table(row, self._shards):
             kinds.append(Disagreement.MISFIT)
         if not kinds:
             armed_ms = None if at_home is None else at_home.armed_ms

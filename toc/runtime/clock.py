@@ -2,7 +2,7 @@
 
 Deadlines inside a process use `monotonic_s`; decisions use the *servers'* time (Redis' TIME, the
 database's UTC_TIMESTAMP). `wall_ms`, this machine's clock, serves ids and logs, never decisions. A test
-clock returns `frozen_ms`: then scripts and statements use that time instead of their server's.
+clock returns `fixed_time_ms`: then scripts and statements use that time instead of their server's.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Clock(Protocol):
     def sleep_s(self, seconds: float) -> None:
         """Waits. For short pauses inside a call; services wait in their loop."""
 
-    def frozen_ms(self) -> int | None:
-        """None: servers use their own time. Else the time that they must use (tests only)."""
+    def fixed_time_ms(self) -> int | None:
+        """The time that servers must use, in ms since 1970 (in tests). None: servers use their own clocks."""
 
 
 class SystemClock:
@@ -42,7 +42,7 @@ class SystemClock:
     def sleep_s(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def frozen_ms(self) -> int | None:
+    def fixed_time_ms(self) -> int | None:
         return None
 
 
@@ -91,7 +91,7 @@ class ServerTime:
         return (self._clock.wall_ms() - self._wall_ms) / 1000 - self.age_s
 
     def now_ms(self) -> int:
-        frozen = self._clock.frozen_ms()
+        frozen = self._clock.fixed_time_ms()
         if frozen is not None:
             return frozen
         with self._lock:

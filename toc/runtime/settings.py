@@ -117,7 +117,10 @@ class TimerSettings(_Part):
     )
     pop_max: int = Field(500, ge=1, le=2000, description="reminders per pop and slot, at most")
     load_tick_s: float = Field(
-        1.0, ge=0.05, le=60, description="time between two steps of the loader"
+        1.0,
+        ge=0.05,
+        le=60,
+        description="time between two rounds in which the loader reads the shards for jobs that are due soon",
     )
     load_page: int = Field(1000, ge=1, le=2000, description="rows per page of the loader")
     skew_s_max: float = Field(

@@ -46,7 +46,7 @@ class OverduePages:
     ) -> OverduePage:
         """Reads up to `permits` rows that are overdue by more than `grace_ms`.
 
-        Gives the other permits back before the claim; all of them when it raises.
+        Gives back, before the claim, the permits for which no row was found; all if the read raises.
         """
         unused = permits
         try:

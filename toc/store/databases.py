@@ -203,7 +203,7 @@ class Database:
             return
         assert self._database_home is not None  # noqa: S101 - only SQLite has none
         self._database_home.connect_engine(engine)
-        if self._clock.frozen_ms() is not None:
+        if self._clock.fixed_time_ms() is not None:
             event.listen(engine, "before_cursor_execute", self._freeze_mysql_clock)
 
     def job_table_name(self, shard: int) -> str:
@@ -329,7 +329,7 @@ class Database:
 
     def _open_pipelined_connection(self) -> PipelinedConnection:
         connection = PipelinedConnection(self.autocommit_engine, self.idle_transaction_s)
-        frozen = self._clock.frozen_ms()
+        frozen = self._clock.fixed_time_ms()
         if frozen is not None:  # tests only
             connection.send([Statement(_timestamp_sql(frozen))])
         return connection
@@ -408,7 +408,7 @@ class Database:
         clock = self._clock
 
         def toc_now(plus_ms: int, least: str = "") -> str:
-            frozen = clock.frozen_ms()
+            frozen = clock.fixed_time_ms()
             now_ms = clock.wall_ms() if frozen is None else frozen
             return sql_time(max(now_ms, ms_of_sql_time(least) if least else 0) + plus_ms)
 
@@ -425,7 +425,7 @@ class Database:
         cursor.close()
 
     def _freeze_mysql_clock(self, connection: Any, cursor: Any, *statement: Any) -> None:
-        frozen = self._clock.frozen_ms()
+        frozen = self._clock.fixed_time_ms()
         if frozen is not None:  # tests only: UTC_TIMESTAMP follows the session's TIMESTAMP
             cursor.execute(_timestamp_sql(frozen))
 

@@ -239,7 +239,9 @@ class _RepairPlanner:
 
 
 def _split_expression_default(definition: str) -> tuple[str, str]:
-    """A column's definition, and its default if that is an expression and the column may be NULL.
+    """Splits a column's definition into the part without the default, and the default.
+
+    Splits only if the default is an expression and the column may be NULL. Otherwise the second text is "".
 
     MySQL refuses a new column whose default is CURRENT_USER() (error 1674): a replica could fill the rows
     that are there with another account. As a statement of its own, the default is accepted.

@@ -75,8 +75,8 @@ class EndedCount(NamedTuple):
     late_ms_max: int
 
 
-class CreatedCount(NamedTuple):
-    """Jobs made in one hour (since 1970), of one type."""
+class CreatedPerHour(NamedTuple):
+    """How many jobs of one type were created in one hour. `hour`: its number since 1970."""
 
     hour: int
     type_no: int
@@ -124,10 +124,10 @@ class EndedJobs:
             for row in self._select(shard, _counts_sql, ids, window)
         ]
 
-    def count_created(self, shard: int, ids: IdRange, window: TimeWindow) -> list[CreatedCount]:
+    def count_created(self, shard: int, ids: IdRange, window: TimeWindow) -> list[CreatedPerHour]:
         """Counts the jobs of any status that were created within the window (gmt_create)."""
         return [
-            CreatedCount(*map(int, row)) for row in self._select(shard, _created_sql, ids, window)
+            CreatedPerHour(*map(int, row)) for row in self._select(shard, _created_sql, ids, window)
         ]
 
     def _select(

@@ -215,7 +215,7 @@ class _Database:
         functions: Callable[[int], Mapping[str, Callable[..., Any]]],
     ) -> None:
         self.index = index
-        self.now_ms: int | None = clock.frozen_ms()
+        self.now_ms: int | None = clock.fixed_time_ms()
         self._clock, self._limits, self._functions = clock, limits, functions
         self._facts = routing.facts() | {"database": str(index)}
         parsed = make_url(url)

@@ -86,7 +86,7 @@ class MoveChecks:
         wrong = [finding for finding in self.run_all() if finding.level == "fail"]
         if wrong:
             texts = "; ".join(f"{each.check}: {each.found} ({each.advice})" for each in wrong)
-            raise MoveStopped(f"database {self._old.index}: nothing was begun: {texts}")
+            raise MoveStopped(f"database {self._old.index}: the move was not started: {texts}")
 
     # ---- the servers
 

@@ -97,7 +97,7 @@ def view_shape(columns: Iterable[str], select: str, security: str = "INVOKER") -
     )
 
 
-@functools.cache  # all shards have the same ones
+@functools.cache  # the tables of all shards have the same texts
 def parse_column(definition: str) -> str:
     """The description of a column from its definition in a CREATE TABLE, without its name."""
     default = re.search(r"DEFAULT\s+(\((?:[^()]|\([^()]*\))*\)|\S+)", definition)

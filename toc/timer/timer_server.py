@@ -89,7 +89,7 @@ class TimerServer:
 
     def time_ms(self) -> int:
         """The server's time in ms since 1970 (in a cluster: that of one node)."""
-        frozen = self._clock.frozen_ms()
+        frozen = self._clock.fixed_time_ms()
         if frozen is not None:
             return frozen
         try:
@@ -102,7 +102,7 @@ class TimerServer:
 
     def times_ms(self) -> list[int]:
         """The time of each node that holds keys and answers, in ms since 1970."""
-        if isinstance(frozen := self._clock.frozen_ms(), int):
+        if isinstance(frozen := self._clock.fixed_time_ms(), int):
             return [frozen]
         answers = list(self._checked_scripts().nodes.ask_all("TIME").values())
         raise_if_all_failed(answers)
@@ -198,7 +198,7 @@ class TimerServer:
         return self._scripts
 
     def _frozen_now(self) -> str:
-        frozen = self._clock.frozen_ms()
+        frozen = self._clock.fixed_time_ms()
         return "" if frozen is None else str(frozen)
 
 

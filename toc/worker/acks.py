@@ -1,7 +1,7 @@
 """Tells Redis which popped jobs are settled or go back, while the next jobs are claimed and settled.
 
 When an ack does not reach Redis (Redis is down, the process dies, more than `queue_max` acks wait), the
-reminder returns after its stay, and the claim sees the state of the row.
+reminder returns to its StoreQueue after its stay in the PrepareQueue. The claim then reads the row.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class LeaseRecovery(Service):
             # prove nothing about this job, so the token gets no mark.
             alone = self._running.stuck_jobs <= {suspect.job_id}
             done = threading.Event()
-            run = self._take_over_held(suspect, done, alone=alone)
+            run = self._take_over_while_process_is_held(suspect, done, alone=alone)
             if run is None:
                 return None
             end_s = min(run.lease_end_s, self._clock.monotonic_s() + HOLD_S_MAX)
@@ -165,9 +165,10 @@ class LeaseRecovery(Service):
             self._take_over.change_alone_mark(suspect, run, alone=True)
         return None
 
-    def _take_over_held(
+    def _take_over_while_process_is_held(
         self, suspect: Suspect, done: threading.Event, *, alone: bool
     ) -> Run | None:
+        """Takes the suspect over while this process claims no other jobs."""
         if self.stopping:
             return None
         lease_end_s = self._clock.monotonic_s() + self._take_over.lease_s(suspect)

@@ -207,8 +207,11 @@ class Permits:
         """Jobs were claimed: from here they carry the permits. `permits`: those that their batch carried."""
         self._move(database, fetched=-permits, in_flight=jobs)
 
-    def count_ended(self) -> None:
-        """The handler of a job in flight has ended, or will not start: its outcome waits to be settled."""
+    def note_handler_ended(self) -> None:
+        """Notes that the handler of a job in flight has ended, or will not start.
+
+        Its permit comes back later, when its outcome is settled (`remove_in_flight`).
+        """
         with self._lock:
             self._ended += 1
 

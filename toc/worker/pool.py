@@ -64,7 +64,7 @@ class RunningHandlers:
         return key in self._running
 
     def find_stuck(self) -> Iterator[tuple[Run, int]]:
-        """Handlers that have become stuck since the last call, and how many are stuck with each."""
+        """Yields each handler that became stuck since the last call, and the number that are stuck by now."""
         now_s = self._clock.monotonic_s()
         for key, (run, since_s) in list(self._running.items()):
             if key in self._stuck or now_s - since_s <= run.spec.timeout_s:

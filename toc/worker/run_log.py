@@ -90,7 +90,7 @@ class RunLog:
 
 
 def _can_be_written(error: BaseException) -> bool:
-    """Whether a log file can take its traceback: it refuses records with lone surrogates."""
+    """Whether the error's traceback can be encoded as UTF-8: a log file refuses lone surrogates."""
     try:
         "".join(traceback.format_exception(error)).encode()
     except UnicodeEncodeError:

@@ -49,7 +49,7 @@ class Settler(Service):
 
     def put(self, ended: FinishedRun, /) -> None:
         """Queues an outcome. Any thread; never blocks."""
-        self._context.permits.count_ended()
+        self._context.permits.note_handler_ended()
         self._queue.append(ended)
         if not self._wake.is_set():
             self.wake()
@@ -91,7 +91,7 @@ class Settler(Service):
             return
         if not self._queue:
             return
-        awaited = self._queue[0].run.settled is not None  # the next suspect waits for it
+        awaited = self._queue[0].run.settled is not None  # lease recovery waits for this settle
         if len(self._queue) < self._batch_max and not (awaited or self.stopping):
             self._stopping.wait(self._wait_s)  # a larger batch makes the commit cheaper per outcome
         while self._queue and len(self._batch) < self._batch_max:

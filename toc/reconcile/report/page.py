@@ -57,7 +57,7 @@ def render(outcome: ReconcileResult, summary: Mapping[str, Any], notes: Sequence
         "clean": words.clean,
         "kinds": words.kinds_text,
     }
-    text, commands = words.advice(outcome)
+    text, commands = words.next_steps(outcome)
     page = environment.get_template("report.html.j2").render(
         run=summary,
         outcome=outcome,

@@ -33,7 +33,7 @@ from toc.reconcile.report.summary import (
     read_summary,
     summary_of,
 )
-from toc.reconcile.report.words import advice, clean, kinds_text, ranges
+from toc.reconcile.report.words import clean, kinds_text, next_steps, ranges
 from toc.runtime.files import make_directory, open_file
 from toc.runtime.settings import Settings
 
@@ -104,7 +104,7 @@ def lines(outcome: ReconcileResult, report: Path | None = None) -> list[str]:
         found += _first_lines("left", (f"{kinds_text(row['kinds'])}: {row['how']}" for row in left))
     if report is not None:
         found.append(f"report: {report / PAGE}")
-    text, commands = advice(outcome)
+    text, commands = next_steps(outcome)
     if commands:
         found.append(f"{text} {', '.join(f'`{command}`' for command in commands)}")
     return found

@@ -140,8 +140,8 @@ def headline(outcome: ReconcileResult) -> str:
     return " ".join(parts)
 
 
-def advice(outcome: ReconcileResult) -> tuple[str, tuple[str, ...]]:
-    """What to do next, and the commands for it."""
+def next_steps(outcome: ReconcileResult) -> tuple[str, tuple[str, ...]]:
+    """What the operator should do after this run, and the commands for it."""
     compare, repair, status = "toc reconcile", "toc reconcile --repair", "toc status"
     match outcome.verdict:
         case RunVerdict.AGREED:
