@@ -16,7 +16,7 @@ from toc.center.center import TimeoutCenter
 from toc.errors import TocError
 from toc.retention.purger import Purger, PurgeResult
 from toc.runtime.clock import SystemClock
-from toc.runtime.settings import RetentionSettings
+from toc.runtime.setting_groups import RetentionSettings
 from toc.store import archive_status, migrate, reconcile_status
 from toc.store.accounts import VERSION_TABLE
 from toc.store.catalogue import Catalogue

@@ -25,7 +25,8 @@ from toc.domain.ids import JOB_ID_MAX, gene_of
 from toc.domain.job import Status
 from toc.errors import InvalidInput, SchemaMismatch
 from toc.node.node import Node
-from toc.runtime.settings import Settings, TopicSettings
+from toc.runtime.setting_groups import TopicSettings
+from toc.runtime.settings import Settings
 from toc.store.claims import OutcomeKind
 from toc.store.purge_pages import PurgePages
 from toc.timer.reminders import Reminder

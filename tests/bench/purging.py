@@ -15,7 +15,7 @@ from toc.center.center import TimeoutCenter
 from toc.domain.ids import IdFactory, first_id_of
 from toc.domain.job import Status
 from toc.domain.routing import hash_of
-from toc.runtime.settings import RetentionSettings
+from toc.runtime.setting_groups import RetentionSettings
 from toc.store.databases import SHARD, execute_on
 from toc.store.ended_jobs import DAY_MS
 from toc.store.schema import JOB

@@ -18,7 +18,7 @@ from tests.integration.world import NEAR_MS, World
 from toc.center.center import TimeoutCenter
 from toc.domain.job import Status
 from toc.errors import DuplicateJob, InvalidInput, SchemaMismatch
-from toc.runtime.settings import TopicSettings
+from toc.runtime.setting_groups import TopicSettings
 from toc.store import jobs
 from toc.store.claims import OutcomeKind
 from toc.store.databases import Database

@@ -21,7 +21,8 @@ from toc.domain.job import Job, Status
 from toc.domain.routing import hash_of
 from toc.handlers.registry import Registry
 from toc.node.node import Node
-from toc.runtime.settings import Settings, TopicSettings, WorkerSettings
+from toc.runtime.setting_groups import TopicSettings, WorkerSettings
+from toc.runtime.settings import Settings
 from toc.store import migrate
 
 AWAY_S = 8.0  # how long jobs come due while the database is away

@@ -9,7 +9,8 @@ from tests.contract.library import Library
 from toc.center.center import TimeoutCenter
 from toc.domain.ids import gene_of
 from toc.domain.routing import slot_of
-from toc.runtime.settings import Settings, TopicSettings
+from toc.runtime.setting_groups import TopicSettings
+from toc.runtime.settings import Settings
 from toc.timer.loader import Loader
 from toc.timer.reminders import Reminders
 

@@ -15,7 +15,7 @@ from toc.domain.routing import hash_of
 from toc.reconcile.both_sides import BothSides, Spot
 from toc.reconcile.findings import Finding, RepairResult
 from toc.reconcile.repair import Repairer
-from toc.runtime.settings import ReconcileSettings
+from toc.runtime.setting_groups import ReconcileSettings
 from toc.store.claims import OutcomeKind
 from toc.store.compare_reads import CompareReads
 

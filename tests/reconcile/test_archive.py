@@ -33,7 +33,8 @@ from toc.reconcile.spark_files import SparkFiles
 from toc.retention.purger import Purger
 from toc.retention.replicas import ReplicaLag
 from toc.runtime.clock import SystemClock
-from toc.runtime.settings import LimitSettings, ReconcileSettings, RetentionSettings, Settings
+from toc.runtime.setting_groups import LimitSettings, ReconcileSettings, RetentionSettings
+from toc.runtime.settings import Settings
 from toc.store.archive_status import ARCHIVED, ArchiveStatus, TimeWindow, read_archive_status
 from toc.store.claims import OutcomeKind
 from toc.store.columns import sql_time

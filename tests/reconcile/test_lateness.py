@@ -26,7 +26,7 @@ from toc.reconcile.lateness import (
     days_to_write,
     lateness,
 )
-from toc.runtime.settings import ReconcileSettings, RetentionSettings
+from toc.runtime.setting_groups import ReconcileSettings, RetentionSettings
 from toc.store.claims import OutcomeKind
 from toc.store.columns import sql_time
 from toc.store.ended_jobs import BOUNDS_MS, DAY_MS, HOUR_MS

@@ -25,7 +25,8 @@ from toc.errors import SchemaMismatch
 from toc.reconcile.findings import ReconcileResult, RunVerdict
 from toc.reconcile.run import Reconciliation
 from toc.runtime.clock import SystemClock
-from toc.runtime.settings import ReconcileSettings, Settings
+from toc.runtime.setting_groups import ReconcileSettings
+from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.timer.reminders import Reminders
 

@@ -13,7 +13,7 @@ from toc.domain.ids import first_id_of
 from toc.errors import SchemaMismatch
 from toc.retention.purger import Purger, PurgeResult
 from toc.retention.replicas import ReplicaLag
-from toc.runtime.settings import RetentionSettings
+from toc.runtime.setting_groups import RetentionSettings
 from toc.store.archive_status import AHEAD_MS, ARCHIVED, advance_archive, begin_archive_run
 from toc.store.claims import OutcomeKind
 from toc.store.purge_pages import PurgePages

@@ -11,7 +11,7 @@ import pymysql
 import pytest
 from sqlalchemy.engine import make_url
 
-from toc.runtime.settings import MysqlSettings
+from toc.runtime.setting_groups import MysqlSettings
 from toc.store.sessions import session_arguments
 
 PASSWORD = "S3CRETPW"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from toc.errors import SettingsError
-from toc.runtime.settings import Settings, TopicSettings, load_settings
+from toc.runtime.setting_groups import TopicSettings
+from toc.runtime.settings import Settings, load_settings
 
 TWO = ("sqlite:///a.db", "sqlite:///b.db")
 

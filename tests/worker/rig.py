@@ -25,7 +25,8 @@ from toc.handlers.registry import Registry
 from toc.node.node import Node
 from toc.runtime.batch import Batch, ClaimAnswer
 from toc.runtime.clock import Clock, SystemClock
-from toc.runtime.settings import ScannerSettings, Settings, TimerSettings, WorkerSettings
+from toc.runtime.setting_groups import ScannerSettings, TimerSettings, WorkerSettings
+from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.store.catalogue import Catalogue
 from toc.store.databases import ConnectionLimits, Database, Databases

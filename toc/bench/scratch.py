@@ -20,7 +20,8 @@ from sqlalchemy.pool import NullPool
 
 from toc.errors import SettingsError, StoreUnavailable
 from toc.runtime.clock import SystemClock
-from toc.runtime.settings import MysqlSettings, Settings, TimerSettings, load_settings
+from toc.runtime.setting_groups import MysqlSettings, TimerSettings
+from toc.runtime.settings import Settings, load_settings
 from toc.store import migrate
 from toc.store.databases import Databases
 from toc.store.sessions import session_arguments

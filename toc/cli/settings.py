@@ -13,7 +13,8 @@ from toc.cli.common_options import answers
 from toc.cli.exit_codes import USAGE, CommandError
 from toc.cli.output import Output
 from toc.domain.masking import masked
-from toc.runtime.settings import Settings, TopicSettings, load_settings, variable_of
+from toc.runtime.setting_groups import TopicSettings
+from toc.runtime.settings import Settings, load_settings, variable_of
 
 
 class SettingLine(NamedTuple):

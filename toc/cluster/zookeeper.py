@@ -26,7 +26,8 @@ from kazoo.security import ACL, make_acl, make_digest_acl
 
 from toc.errors import ClusterUnavailable, SettingsError
 from toc.runtime.log_throttle import LogThrottle
-from toc.runtime.settings import ClusterSettings, Settings
+from toc.runtime.setting_groups import ClusterSettings
+from toc.runtime.settings import Settings
 
 ANSWER_S_MAX = 5.0  # for one answer; without it, a client that lost its server would wait for ever
 RECONNECT_S_MAX = 1.0

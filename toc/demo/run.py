@@ -19,14 +19,8 @@ from toc.demo.view import Tally
 from toc.domain.job import Status
 from toc.node.dev import DevDirectory, PrivateRedis
 from toc.runtime.clock import SystemClock
-from toc.runtime.settings import (
-    LimitSettings,
-    ScannerSettings,
-    Settings,
-    TimerSettings,
-    WorkerSettings,
-    load_settings,
-)
+from toc.runtime.setting_groups import LimitSettings, ScannerSettings, TimerSettings, WorkerSettings
+from toc.runtime.settings import Settings, load_settings
 from toc.store import migrate
 from toc.store.databases import Databases, execute_on
 from toc.store.schema import JOB

@@ -29,7 +29,8 @@ from toc.reconcile.archive_files import (
 from toc.reconcile.spark import reason_of, spark_errors
 from toc.reconcile.spark_files import SparkFiles
 from toc.runtime.clock import Clock
-from toc.runtime.settings import Days, Settings
+from toc.runtime.setting_groups import Days
+from toc.runtime.settings import Settings
 from toc.store.archive_status import TimeWindow
 from toc.store.biz_types import read_known_types
 from toc.store.columns import sql_time

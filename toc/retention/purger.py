@@ -13,7 +13,8 @@ from toc.retention.replicas import ReplicaLag
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
-from toc.runtime.settings import Days, RetentionSettings, Settings
+from toc.runtime.setting_groups import Days, RetentionSettings
+from toc.runtime.settings import Settings
 from toc.store.archive_status import ArchiveStatus, read_archive_status
 from toc.store.biz_types import BizTypes
 from toc.store.columns import sql_time

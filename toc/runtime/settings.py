@@ -9,7 +9,6 @@ setting toc uses the embedded servers that `toc dev` starts.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import tomllib
@@ -17,16 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
-    PlainSerializer,
-    SecretStr,
     ValidationError,
     field_validator,
     model_validator,
@@ -40,11 +34,24 @@ from pydantic_settings import (
 )
 from sqlalchemy.engine import make_url
 
-from toc.domain.limits import check_biz_type
-from toc.domain.masking import SecretText, SecretUrl, is_secret_name, masked
+from toc.domain.masking import is_secret_name, masked
 from toc.domain.routing import SHARDS_MAX, Routing, is_power_of_two
 from toc.errors import SettingsError
-from toc.runtime.urls import MYSQL, check_driver, check_redis_url, database_url
+from toc.runtime.setting_groups import (
+    OVERDUE_S,
+    ClusterSettings,
+    HttpSettings,
+    LimitSettings,
+    MysqlSettings,
+    ReconcileSettings,
+    RetentionSettings,
+    ScannerSettings,
+    TimerSettings,
+    TopicSettings,
+    Url,
+    WorkerSettings,
+)
+from toc.runtime.urls import check_driver, check_redis_url, database_url
 
 DEV_DIR = Path(".toc")
 """Where `toc dev` keeps its databases and its Redis socket, in the working directory."""
@@ -57,445 +64,6 @@ REDIS_SCHEMES = (
 
 _HOST = r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:]+\])(?::\d{1,5})?"
 _ZOOKEEPER_HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*(?:/[^\s,]+)?")
-
-
-Url = Annotated[str, AfterValidator(SecretUrl), PlainSerializer(str, when_used="json")]
-"""A URL that may hold a password: shown without it, in JSON too."""
-
-
-def _hide_secrets(properties: dict[str, str]) -> dict[str, str]:
-    return {
-        name: SecretText(value) if is_secret_name(name) else SecretUrl(value)
-        for name, value in properties.items()
-    }
-
-
-def _shown(properties: dict[str, str]) -> dict[str, str]:
-    return {name: str(value) for name, value in properties.items()}
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True
-    )
-
-
-class TopicSettings(_Part):
-    """A topic isolates the traffic of its types in Redis."""
-
-    slot_amount: int | None = Field(
-        None, description="slots, a power of two up to `shards` (default: `shards`)"
-    )
-    biz_types: tuple[str, ...] = Field(
-        (), description="the types of this topic; all others are in 'default'"
-    )
-
-
-class TimerSettings(_Part):
-    """The Redis timer."""
-
-    horizon_s: float = Field(
-        900,
-        ge=1,
-        le=86_400,
-        description="Redis holds the reminders of jobs that are due within this time",
-    )
-    slack_s: float = Field(
-        300, ge=1, le=3600, description="how far the clocks of clients and of Redis may differ"
-    )
-    stay_s: float = Field(
-        30,
-        ge=1,
-        le=600,
-        description="a popped reminder that is not acked for this long is due again",
-    )
-    slow_poll_s: float = Field(
-        1.0,
-        ge=0.05,
-        le=10,
-        description="time between two reads of the next due times of all slots, in case wake-ups are lost",
-    )
-    pop_max: int = Field(500, ge=1, le=2000, description="reminders per pop and slot, at most")
-    load_tick_s: float = Field(
-        1.0,
-        ge=0.05,
-        le=60,
-        description="time between two rounds in which the loader reads the shards for jobs that are due soon",
-    )
-    load_page: int = Field(1000, ge=1, le=2000, description="rows per page of the loader")
-    skew_s_max: float = Field(
-        60,
-        ge=1,
-        description="the timer stops while the clocks of Redis and a database differ by more than this",
-    )
-    arm_retries_max: int = Field(
-        10_000,
-        ge=0,
-        description="reminders that Redis refused and that a process keeps to retry, at most",
-    )
-
-    @property
-    def arm_within_ms(self) -> int:
-        """Jobs that are due within so many ms get a reminder at once: the horizon and the slack."""
-        return round((self.horizon_s + self.slack_s) * 1000)
-
-    @model_validator(mode="after")
-    def _relations(self) -> Self:
-        if self.load_tick_s > self.horizon_s / 3:
-            raise ValueError(
-                f"load_tick_s ({self.load_tick_s:g}) must be at most a third of horizon_s "
-                f"({self.horizon_s:g}): else jobs come due before they are loaded"
-            )
-        return self
-
-
-class ScannerSettings(_Part):
-    """The safety net below the timer; the engine where there is no Redis."""
-
-    grace_s: float = Field(
-        30, ge=0, le=3600, description="the scanner runs jobs that are overdue by more than this"
-    )
-    tick_s: float = Field(10, ge=0.05, le=600, description="time between two scans of a shard")
-    page: int = Field(500, ge=1, le=2000, description="rows per shard and scan")
-
-
-class WorkerSettings(_Part):
-    """The process that runs handlers."""
-
-    concurrency: int = Field(32, ge=1, le=1000, description="handler threads")
-    async_concurrency: int = Field(200, ge=1, le=10_000, description="running `async def` handlers")
-    queue_max: int = Field(
-        4000,
-        ge=1,
-        le=100_000,
-        description="jobs that a process has claimed and not settled, and acks that wait for Redis, at most",
-    )
-    queue_wait_s: float = Field(
-        1.0,
-        gt=0,
-        le=60,
-        description="a worker claims only as many jobs as it can start within this time",
-    )
-    settle_max: int = Field(1000, ge=1, le=2000, description="outcomes per settling transaction")
-    settle_wait_ms: int = Field(
-        20,
-        ge=0,
-        le=1000,
-        description="how long an outcome waits for others, to be written in one transaction",
-    )
-    lease_allowance_s: float = Field(
-        30, ge=2, le=600, description="a lease lasts for the type's timeout plus this"
-    )
-    lease_margin_s: float = Field(
-        5,
-        ge=1,
-        le=600,
-        description="a handler starts only if its lease lasts for the type's timeout plus this",
-    )
-    tracebacks_per_minute: int = Field(
-        10,
-        ge=0,
-        le=100_000,
-        description="failed runs per type that are logged with a traceback; further ones are one line",
-    )
-    stuck_max: int = Field(
-        16,
-        ge=1,
-        le=1000,
-        description="a process with this many handlers beyond their timeout ends, to be restarted",
-    )
-    snooze_s_min: float = Field(
-        1.0,
-        ge=0.001,
-        le=3600,
-        description="a Snooze lasts at least this long, because it does not count as an attempt",
-    )
-    stop_s: float = Field(
-        30,
-        ge=0,
-        le=3600,
-        description="how long a stop waits for handlers; then it cancels `async def` ones, uncounted",
-    )
-    shutdown_exit_code: int = Field(
-        75, ge=1, le=255, description="exit code when too many handlers run beyond their timeout"
-    )
-
-    @model_validator(mode="after")
-    def _relations(self) -> Self:
-        if self.lease_margin_s >= self.lease_allowance_s:
-            raise ValueError(
-                f"lease_margin_s ({self.lease_margin_s:g}) must be below lease_allowance_s "
-                f"({self.lease_allowance_s:g}): else no claimed job could ever start"
-            )
-        return self
-
-
-TlsCa = Annotated[
-    str | None,
-    Field(
-        min_length=1,
-        description="file with the certificates (PEM) that servers' must come from; not set: the system's",
-    ),
-]
-TlsCert = Annotated[
-    str | None,
-    Field(
-        min_length=1, description="file with toc's own certificate, for servers that ask for one"
-    ),
-]
-TlsKey = Annotated[
-    str | None,
-    Field(
-        min_length=1,
-        description="file with the key of `tls_cert`; not set: the key is in the file of `tls_cert`",
-    ),
-]
-
-
-def _check_tls(part: ClusterSettings | MysqlSettings) -> None:
-    """Raises ValueError for files that would have no effect, and for `verify_ca` without `tls_ca`."""
-    if part.tls_ca is not None and not part.tls.startswith("verify"):
-        raise ValueError(
-            f"tls_ca is set, but with tls = '{part.tls}' no certificate is verified: "
-            "set tls to 'verify_identity', or to 'verify_ca' where hosts have other names"
-        )
-    if part.tls == "verify_ca" and part.tls_ca is None:
-        raise ValueError(
-            "tls is 'verify_ca', but tls_ca is not set: any public certificate for any host would be "
-            "taken: set tls_ca, or set tls to 'verify_identity'"
-        )
-    if part.tls_cert is not None and part.tls in ("off", "preferred"):
-        raise ValueError(
-            f"tls_cert is set, but with tls = '{part.tls}' there may be connections without TLS: set tls to "
-            "'required', 'verify_ca' or 'verify_identity'"
-        )
-    if part.tls_key is not None and part.tls_cert is None:
-        raise ValueError("tls_key is set without tls_cert")
-
-
-class ClusterSettings(_Part):
-    """Sharing the work among nodes through ZooKeeper."""
-
-    session_timeout_s: float = Field(
-        10,
-        ge=1,
-        le=120,
-        description="a node that ZooKeeper has not heard from for this long has left",
-    )
-    members_max: int = Field(
-        256,
-        ge=1,
-        le=4096,
-        description="members of the cluster, at most; of more, those that joined first count",
-    )
-    auth: SecretStr | None = Field(
-        None, description="'user:password': only this account may write toc's nodes in ZooKeeper"
-    )
-
-    auth_by: Literal["digest", "sasl"] = Field(
-        "digest",
-        description="how `auth` is sent: 'digest', which ZooKeeper accepts from all; 'sasl' (DIGEST-MD5), "
-        "which it checks with its own JAAS file: needs toc[sasl]",
-    )
-    tls: Literal["off", "required", "verify_ca", "verify_identity"] = Field(
-        "off",
-        description="TLS of connections to ZooKeeper's secureClientPort. 'required': the certificate is not "
-        "verified; 'verify_ca': it must come from `tls_ca`; 'verify_identity': and be made for the host",
-    )
-    tls_ca: TlsCa = None
-    tls_cert: TlsCert = None
-    tls_key: TlsKey = None
-
-    @model_validator(mode="after")
-    def _relations(self) -> Self:
-        _check_tls(self)
-        if self.auth_by == "sasl" and self.auth is None:
-            raise ValueError("auth_by is 'sasl', but auth is not set: set it to 'user:password'")
-        return self
-
-    @field_validator("auth")
-    @classmethod
-    def _auth(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and not re.fullmatch(r"[^:]+:.+", value.get_secret_value()):
-            raise ValueError("must be 'user:password'")
-        return value
-
-
-class MysqlSettings(_Part):
-    """TLS of all connections to MySQL and MariaDB."""
-
-    tls: Literal["off", "preferred", "required", "verify_ca", "verify_identity"] = Field(
-        "preferred",
-        description="'off'; 'preferred': if the server offers it; 'required': no connection without TLS; "
-        "'verify_ca': and the certificate must come from `tls_ca`; 'verify_identity': and be made for the "
-        "URL's host",
-    )
-    tls_ca: TlsCa = None
-    tls_cert: TlsCert = None
-    tls_key: TlsKey = None
-
-    @model_validator(mode="after")
-    def _relations(self) -> Self:
-        _check_tls(self)
-        return self
-
-
-class HttpSettings(_Part):
-    """The node's own HTTP: metrics and health."""
-
-    host: str = Field("127.0.0.1", min_length=1, description="the address to listen on")
-    port: int | None = Field(
-        None,
-        ge=0,
-        le=65_535,
-        description="the port to listen on; 0: any free one; not set: no HTTP",
-    )
-
-
-def _days(value: object) -> object:
-    try:
-        days = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        days = math.nan
-    if value != "none" and not 0 < days < math.inf:
-        raise ValueError("must be a number of days above 0, or 'none'")
-    return "none" if value == "none" else days
-
-
-Days = Annotated[float | Literal["none"], BeforeValidator(_days)]
-
-
-class RetentionSettings(_Part):
-    """How long what has ended is kept, in days; 'none' keeps it for good."""
-
-    days: Days = Field(
-        30, description="done and cancelled jobs are deleted this many days after they ended"
-    )
-    types: dict[str, Days] = Field(
-        default_factory=dict, description="the same for single biz_types"
-    )
-    dead_days: Days = Field(90, description="the same for dead jobs and their dead letters")
-    event_days: Days = Field(90, description="the same for events (the audit trail)")
-    count_days: Days = Field(
-        1100,
-        description="the same for the counts of deleted jobs by day, type and status (`toc_purge`)",
-    )
-    in_workers: bool = Field(
-        True,
-        description="true: workers delete; false: only `toc purge` does, for cron with an account of its own",
-    )
-    pass_s: float = Field(3600, ge=1, le=86_400, description="time between two passes")
-    page: int = Field(500, ge=1, le=5000, description="rows per transaction")
-    share: float = Field(
-        0.1, gt=0, le=1, description="part of the time that deleting may keep a database busy"
-    )
-    replicas: dict[int, tuple[Url, ...]] = Field(
-        default_factory=dict,
-        description="URLs of the replicas of each database, by its index; deleting waits while one lags",
-    )
-    lag_s_max: float = Field(
-        5, ge=0, le=3600, description="deleting waits while a replica lags by more than this"
-    )
-
-    @field_validator("types")
-    @classmethod
-    def _types(cls, value: dict[str, float]) -> dict[str, float]:
-        for name in value:
-            check_biz_type(name)
-        return value
-
-    @field_validator("replicas")
-    @classmethod
-    def _replicas(cls, value: dict[int, tuple[Url, ...]]) -> dict[int, tuple[Url, ...]]:
-        for index, urls in value.items():
-            for text in urls:
-                url = database_url(text, f"a URL of database {index}", needs_database=False)
-                if url.get_backend_name() not in MYSQL:
-                    raise ValueError(f"a URL of database {index} must be mysql or mariadb")
-        return value
-
-    @property
-    def days_min(self) -> Days:
-        """What has ended later than so many days ago is kept, whatever it is."""
-        every = [d for d in (self.days, self.dead_days, *self.types.values()) if d != "none"]
-        return min(every, default="none")
-
-
-OVERDUE_S = 120.0
-
-
-class ReconcileSettings(_Part):
-    """Comparing the databases with Redis, and the other work of the night (docs/how-to/reconcile.md)."""
-
-    watch_s: Annotated[float, Field(ge=1, le=86_400)] | Literal["none"] = Field(
-        600,
-        description="a node compares each of its shards once in this time, or up to six; 'none': never",
-    )
-    nightly: str = Field(
-        "none",
-        pattern=r"^(none|([01]\d|2[0-3]):[0-5]\d)$",
-        description="when the leader runs `toc nightly`, 'HH:MM' in UTC; needs toc[reconcile] and Java there",
-    )
-    nightly_s_max: Annotated[float, Field(ge=1, le=86_400)] | Literal["none"] = Field(
-        21_600, description="a nightly run that takes longer than this is ended; 'none': never"
-    )
-    repair: bool = Field(
-        default=False, description="the watch and the nightly run repair what they find"
-    )
-    repairs_per_s: float = Field(500, gt=0, le=100_000, description="repairs per second, at most")
-    grace_s: float = Field(
-        10,
-        ge=0,
-        le=600,
-        description="a disagreement counts only if it is still there after this time",
-    )
-    overdue_s: Annotated[float, Field(ge=1, le=86_400)] | None = Field(
-        None,
-        description="jobs that are due for longer than this are overdue; not set: 120, or what the scanner "
-        "takes in its own time (grace_s + 2 x tick_s) if that is more",
-    )
-    page: int = Field(
-        50_000, ge=1, le=200_000, description="rows, and reminders, that are read at once"
-    )
-    findings_max: int = Field(
-        200_000,
-        ge=1,
-        le=10_000_000,
-        description="findings of each kind that are kept, divided among the shards; all are counted",
-    )
-    directory: str = Field(
-        "reports", min_length=1, description="directory of the reports; each run has a folder in it"
-    )
-    reports_max: int = Field(60, ge=2, le=10_000, description="reports kept, newest first")
-    archive: Url = Field(
-        "none",
-        min_length=1,
-        description="where ended jobs go as Parquet before they are purged: a directory, or a URL that "
-        "Spark knows; 'none': nowhere",
-    )
-    spark: Annotated[
-        dict[str, str], AfterValidator(_hide_secrets), PlainSerializer(_shown, when_used="json")
-    ] = Field(
-        default_factory=dict, description="properties for Spark, as 'spark.driver.memory' = '2g'"
-    )
-
-
-class LimitSettings(_Part):
-    """Bounds on what comes from outside."""
-
-    attribute_bytes: int = Field(
-        4096, ge=2, le=65_535, description="bytes of an attribute as JSON, at most"
-    )
-    schedule_many: int = Field(
-        100_000, ge=1, le=1_000_000, description="jobs per call of schedule_many, at most"
-    )
-    find: int = Field(1000, ge=1, le=100_000, description="jobs that find() returns, at most")
-    biz_types: int = Field(
-        1000,
-        ge=1,
-        le=100_000,
-        description="types in a database, at most: clients get no further ones; handlers do",
-    )
 
 
 class Settings(BaseSettings):

@@ -49,7 +49,8 @@ from toc.errors import StoreUnavailable
 from toc.runtime.clock import Clock
 from toc.runtime.files import on_sqlite_connect
 from toc.runtime.server_clock import ServerClock
-from toc.runtime.settings import MysqlSettings, Settings
+from toc.runtime.setting_groups import MysqlSettings
+from toc.runtime.settings import Settings
 from toc.store import schema
 from toc.store.columns import db_now, ms_of_sql_time, sql_time
 from toc.store.database_home import DatabaseHome

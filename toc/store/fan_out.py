@@ -26,7 +26,7 @@ from sqlalchemy.pool import NullPool
 from toc.domain.routing import Routing
 from toc.errors import MYSQL_REFUSALS
 from toc.runtime.clock import Clock
-from toc.runtime.settings import MysqlSettings
+from toc.runtime.setting_groups import MysqlSettings
 from toc.store.columns import ms_of_sql_time, sql_time
 from toc.store.database_home import DatabaseHome
 from toc.store.driver_errors import AWAY, CLIENT_ERRORS, error_number, error_text

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Dialect, make_url
 
 from toc.errors import MYSQL_REFUSALS, SettingsError, StoreUnavailable, TocError
 from toc.runtime.clock import Clock, SystemClock
-from toc.runtime.settings import MysqlSettings
+from toc.runtime.setting_groups import MysqlSettings
 from toc.runtime.urls import database_url
 from toc.store.database_home import FENCED_SQL, HOME
 from toc.store.sessions import session_arguments

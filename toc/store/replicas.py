@@ -7,7 +7,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from toc.runtime.settings import MysqlSettings
+from toc.runtime.setting_groups import MysqlSettings
 from toc.store.sessions import session_arguments
 
 _ASK = {

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DisconnectionError
 
 from toc.errors import SettingsError
 from toc.runtime.clock import SystemClock
-from toc.runtime.settings import MysqlSettings
+from toc.runtime.setting_groups import MysqlSettings
 
 CHARSET = "utf8mb4"
 
