@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
+import pytest
 
 from tests.simulation import FIRST_SEED, SEEDS
 from tests.table import write_table
@@ -18,6 +21,17 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("toc")
 
 pytest_plugins = ["tests.alone", "tests.balance", "tests.deep", "tests.servers.fixtures"]
+
+
+@pytest.fixture(autouse=True)
+def _restored_logging() -> Iterator[None]:
+    """A command that runs in this process configures logging: no later test may depend on that."""
+    loggers = [logging.getLogger(name) for name in (None, "toc", "alembic", "apscheduler")]
+    levels, handlers = [logger.level for logger in loggers], list(loggers[0].handlers)
+    yield
+    loggers[0].handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 def pytest_report_header() -> str:

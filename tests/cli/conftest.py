@@ -1,7 +1,6 @@
 """A private Redis for the module, databases for each test, and the command line in this process."""
 
 import json
-import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -44,19 +43,14 @@ def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def toc(capfd: pytest.CaptureFixture[str]) -> Iterator[Toc]:
+def toc(capfd: pytest.CaptureFixture[str]) -> Toc:
     """Runs a command line in this process: toc("cancel", "5")."""
-    root, own = logging.getLogger(), logging.getLogger("toc")
-    before = (list(root.handlers), root.level, own.level)
 
     def call(*arguments: object) -> Result:
         code = main([str(argument) for argument in arguments])
         return Result(code, *capfd.readouterr())
 
-    yield call
-    root.handlers[:] = before[0]
-    root.setLevel(before[1])
-    own.setLevel(before[2])
+    return call
 
 
 @pytest.fixture(scope="module")

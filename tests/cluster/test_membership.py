@@ -95,7 +95,8 @@ def test_without_zookeeper_the_last_view_stays_and_freezes(
 
 
 def test_a_short_interruption_changes_nothing(make_node: MakeNode, zookeeper: Server) -> None:
-    one = make_node("one").start()
+    # A machine that is busy starts ZooKeeper slowly: not so slowly that the session ends.
+    one = make_node("one", session_timeout_s=20).start()
     wait_until(lambda: one.members == ["one"])
     node = one.membership._node
     zookeeper.stop()

@@ -14,7 +14,7 @@ from tests.servers import Server, ServerUnavailableError, start_zookeeper
 from tests.worker.waiting import wait_until
 from toc.cluster.members import restrict_acls
 from toc.cluster.zookeeper import ZooKeeper
-from toc.errors import SettingsError
+from toc.errors import ClusterUnavailable, SettingsError
 from toc.runtime.settings import Settings
 
 JAAS = """\
@@ -76,9 +76,15 @@ def test_a_wrong_password_is_tried_again_and_never_lets_in(
     connect: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("toc.runtime.log_throttle.EVERY_S", 0.001)
+    ours = connect(auth="toc:secret", auth_by="sasl")
+    ours.wait(10)
+    ours.make_directory("members")
+    assert restrict_acls(ours) == []
     wrong = connect(auth="toc:wrong", auth_by="sasl")
     wait_until(lambda: wrong.connect() or caplog.text.count("not in its JAAS file") > 1)
-    assert wrong.session is None
+    # A session is there for a moment, before the login fails: it may read nothing.
+    with pytest.raises((SettingsError, ClusterUnavailable)):
+        wrong.children("members")
     assert "toc:wrong" not in caplog.text
 
 
