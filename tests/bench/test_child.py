@@ -9,6 +9,8 @@ import sys
 import pytest
 
 from toc.bench.child import Child, ChildFailed, unwind_on_signals
+from toc.bench.child_node import settings_line, settings_of
+from toc.runtime.settings import Settings
 
 
 def test_a_child_that_fails_says_why() -> None:
@@ -44,3 +46,17 @@ def test_signals_unwind(number: int) -> None:
     with pytest.raises(KeyboardInterrupt), unwind_on_signals():
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
+
+
+def test_a_child_gets_the_passwords() -> None:
+    url = "mysql+pymysql://toc:s%40cret@db/toc_0"
+    given = Settings(
+        databases=(url,), shards=4, redis_url="redis://:hidden@cache:6379/0",
+        zookeeper_hosts="zoo:2181", cluster={"auth": "toc:quiet"},
+    )  # fmt: skip
+    line = json.loads(json.dumps(settings_line(given)))
+    found = settings_of(line)
+    assert found == given
+    assert (list(found.databases), found.redis_url) == ([url], "redis://:hidden@cache:6379/0")
+    assert found.cluster.auth is not None
+    assert found.cluster.auth.get_secret_value() == "toc:quiet"

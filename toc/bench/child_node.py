@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import time
@@ -23,8 +24,8 @@ def wall_ms() -> float:
 
 
 def settings_line(settings: Settings) -> dict[str, Any]:
-    """Settings as the first line for a child."""
-    return {"settings": settings.model_dump(mode="json")}
+    """Settings as the first line for a child, with their passwords."""
+    return {"settings": json.loads(settings.json_with_passwords())}
 
 
 def settings_of(line: Mapping[str, Any]) -> Settings:

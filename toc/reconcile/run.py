@@ -6,7 +6,6 @@ did not answer.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,8 +43,7 @@ class CompareTask:
         self, items: Iterable[int | ShardComparison]
     ) -> Iterator[ShardComparison | ShardFailure]:
         """Yields the result of each item. A database that does not answer is asked only once."""
-        # With passwords: settings may differ only in them.
-        key = json.dumps(self.settings.model_dump(), default=str)
+        key = self.settings.json_with_passwords()  # two may differ only in a password
         if key not in _open_compares:
             try:
                 sides = BothSides.open(self.settings, self.clock).__enter__()

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Self
 from pydantic import (
     BaseModel,
     Field,
+    SecretStr,
     ValidationError,
     field_validator,
     model_validator,
@@ -291,6 +292,10 @@ class Settings(BaseSettings):
         """How many findings of each kind a shard keeps."""
         return max(1, self.reconcile.findings_max // self.shards)
 
+    def json_with_passwords(self) -> str:
+        """All settings as JSON, with their passwords: for child processes, and never to be shown."""
+        return json.dumps(self.model_dump(), default=_reveal)
+
     def slots_of(self, topic: str) -> int:
         """The slot_amount of a topic."""
         part = self.topics.get(topic)
@@ -312,6 +317,10 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, _Toml(settings_cls, config_file())
+
+
+def _reveal(value: object) -> str:
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
 
 class _Toml(TomlConfigSettingsSource):
