@@ -112,7 +112,7 @@ demo: setup  ## show it
 	@$(BIN)/toc demo $(ARGS)
 
 .PHONY: bench
-# Without TLS, for the floor as for toc: on loopback it protects nothing and costs both.
+# Without TLS, for the baseline as for toc: on loopback it protects nothing and costs both.
 bench: setup-all servers  ## measure toc beside the bare drivers, on fresh MySQL and Redis servers
 	@$(BIN)/python -m tests.servers run mysql redis -- bash -c \
 	  'TOC_DATABASES=$$TOC_TEST_MYSQL_URL/toc TOC_MYSQL__TLS=off TOC_REDIS_URL=$$TOC_TEST_REDIS_URL exec "$$@"' \

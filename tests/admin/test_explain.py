@@ -18,7 +18,7 @@ from tests.servers.process import free_port
 from tests.worker.conftest import make_rig
 from tests.worker.rig import TYPE, Gate, Rig
 from tests.worker.waiting import wait_until
-from toc.admin.explain import JobExplanation, explain_job, time_spent
+from toc.admin.explain import JobExplanation, explain_job, job_delays
 from toc.cli.explain import _json, _text
 from toc.cli.job_meaning import Meaning, interpret
 from toc.domain.ids import JOB_ID_MAX, gene_of
@@ -49,7 +49,7 @@ def look(desk: Desk, job_id: int, **changes: Any) -> tuple[JobExplanation, Meani
     found = explain_job(settings, job_id, desk.world.clock)
     means = interpret(found, settings)
     # However it is shown, nothing is missing and nothing fails.
-    late = None if found.record is None else time_spent(found.record)
+    late = None if found.record is None else job_delays(found.record)
     assert str(job_id) in _text(found, means, late)
     assert json.loads(json.dumps(_json(found, means, late)))["job_id"] == str(job_id)
     return found, means
@@ -94,11 +94,11 @@ def test_the_whole_row_is_told(desk: Desk) -> None:
     home = found.home
     assert (home.shard, home.database, home.table) == (shard, 0, f"toc_job_{shard:04d}")
     assert home.created_ms == library.now_ms
-    shown = _text(found, interpret(found, desk.world.settings), time_spent(found.record))
+    shown = _text(found, interpret(found, desk.world.settings), job_delays(found.record))
     for word in ("order.close", '{"note": "größer", "n": [1, null]}', "'k'", home.table,
                  "action_time   2026-01-01 00:05:00.000Z (in 5m 0s)", "0 (pending)"):  # fmt: skip
         assert word in shown
-    value = _json(found, Meaning(True, ""), time_spent(found.record))
+    value = _json(found, Meaning(True, ""), job_delays(found.record))
     assert value["row"]["attribute"] == note
     assert value["row"]["due_time"] == "2026-01-01T00:05:00.000Z"
     assert value["found"] is True
@@ -109,7 +109,7 @@ def test_texts_of_others_do_not_command_the_terminal(desk: Desk) -> None:
     desk.library.jobs.cancel(job_id, "red \x1b[31m [bold]")
     found, means = look(desk, job_id)
     assert found.record is not None
-    shown = _text(found, means, time_spent(found.record))
+    shown = _text(found, means, job_delays(found.record))
     assert "\x1b" not in shown
     assert "red \\x1b[31m [bold]" in shown
 
@@ -220,8 +220,8 @@ def test_running_under_a_lease(desk: Desk) -> None:
     assert LEASE_MS == 60_000
     found = says(desk, job_id, True, words)
     assert found.record is not None
-    assert time_spent(found.record).claimed_after_ms == 1500
-    assert time_spent(found.record).ended_after_ms is None
+    assert job_delays(found.record).claimed_after_ms == 1500
+    assert job_delays(found.record).ended_after_ms is None
     desk.library.clock.advance(LEASE_MS / 1000)
     over = (
         "the lease of shop7:4711 was over 2s ago: it died, or its handler hangs; the next worker "
@@ -271,8 +271,8 @@ def test_dead_and_redriven(desk: Desk) -> None:
     assert found.record is not None
     assert found.record.letter is not None
     assert found.record.letter.error == "no luck\nat line 5"
-    assert time_spent(found.record).claimed_after_ms == 2000
-    assert time_spent(found.record).ended_after_ms == 3000
+    assert job_delays(found.record).claimed_after_ms == 2000
+    assert job_delays(found.record).ended_after_ms == 3000
     desk.run(order("redrive"))
     found, means = look(desk, job_id)
     assert means.agrees is True
@@ -280,7 +280,7 @@ def test_dead_and_redriven(desk: Desk) -> None:
     assert [event.what for event in found.events] == ["bury", "redrive"]
     assert found.record is not None
     assert found.record.letter is None
-    assert time_spent(found.record).claimed_after_ms is None  # that claim was an earlier life's
+    assert job_delays(found.record).claimed_after_ms is None  # that claim was an earlier life's
 
 
 def test_done(desk: Desk) -> None:
@@ -297,7 +297,7 @@ def test_done(desk: Desk) -> None:
     forget(desk, job_id)
     found = says(desk, job_id, True, "done 0s ago, after 1 attempt")
     assert found.record is not None
-    late = time_spent(found.record)
+    late = job_delays(found.record)
     assert (late.claimed_after_ms, late.ended_after_ms) == (250, 1000)
     shown = _text(found, Meaning(True, ""), late)
     assert "claimed  0.25s after its action_time" in shown
@@ -594,7 +594,7 @@ def test_what_a_worker_does_is_what_is_told(make_rig: Any) -> None:
     found, words = tell(rig.settings, job_id)
     assert words.startswith("done ")
     assert found.record is not None
-    late = time_spent(found.record)
+    late = job_delays(found.record)
     assert late.claimed_after_ms is not None
     assert late.ended_after_ms is not None
     assert late.claimed_after_ms >= 0

@@ -23,8 +23,13 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
     add("--rate", action="append", type=float, help="jobs/s of lateness; may be repeated")
     add("--due", choices=["even", "random", "whole"], default=Options.due)
     add("--seconds", type=float, default=Options.seconds, help="duration of lateness")
-    add("--batch", type=int, default=Options.batch, help="jobs per call, and per pop of the floor")
-    add("--rounds", type=int, default=Options.rounds, help="how often floor and toc take turns")
+    add(
+        "--batch",
+        type=int,
+        default=Options.batch,
+        help="jobs per call, and per pop of the baseline",
+    )
+    add("--rounds", type=int, default=Options.rounds, help="how often baseline and toc take turns")
     add("--clients", type=int, help="threads that schedule")
     add("--workers", type=int, help="worker processes")
     add("--shards", type=int, help="job tables, and slots")

@@ -32,7 +32,7 @@ def crowd(bench: Bench) -> None:
     # The topics are a fact of the database: so these are its own.
     topics = {"aside": {"biz_types": [ASIDE_TYPE]}}
     with open_scratch(bench.scratch.settings, topics=topics) as made:
-        own = replace(bench, scratch=made, floor=None)
+        own = replace(bench, scratch=made, baseline=None)
         offset_ms, unsure_ms = clock_offset(made.client)
         with (
             TimeoutCenter(made.settings) as center,

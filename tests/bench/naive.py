@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from tests.bench.floor import TOPIC
+from tests.bench.baseline import TOPIC
 from toc.domain.times import datetime_of
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings

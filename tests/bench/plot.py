@@ -1,4 +1,4 @@
-"""A picture of a report: each lateness histogram, and the ratios to the floor."""
+"""A picture of a report: each lateness histogram, and the ratios to the baseline."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def plot(report: BenchReport, path: Path) -> None:
     """Writes a PNG. Raises SettingsError where the file cannot be written, or there is nothing to draw."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
-    with_floor = [figure for figure in report.figures if figure.ratio is not None]
-    parts = len(report.samples) + bool(with_floor)
+    with_baseline = [figure for figure in report.figures if figure.ratio is not None]
+    parts = len(report.samples) + bool(with_baseline)
     if not parts:
         raise SettingsError("--plot: these cases have nothing to draw")
     picture = Figure(figsize=(INCHES[0], INCHES[1] * parts), layout="constrained")
     axes = list(picture.subplots(parts, squeeze=False)[:, 0])
     for title, late_ms in report.samples.items():
         _lateness(axes.pop(0), title, late_ms)
-    if with_floor:
+    if with_baseline:
         _ratios(axes.pop(0), report)
     try:
         picture.savefig(path, format="png", dpi=120)
@@ -59,4 +59,4 @@ def _ratios(axes: Axes, report: BenchReport) -> None:
     ]
     axes.barh([name for name, _ in rows], middles, xerr=errors)
     axes.axvline(1.0, linestyle="--", linewidth=1)
-    axes.set(title="Beside the floor (1: as fast)", xlabel="ratio")
+    axes.set(title="Beside the baseline (1: as fast)", xlabel="ratio")

@@ -27,7 +27,7 @@ KEEPING = RetentionSettings(days="none", dead_days="none", event_days="none")
 
 
 def purge(bench: Bench) -> None:
-    """Drains by one worker process. Floor: nothing is purged. toc: the purger has always work."""
+    """Drains by one worker process. Baseline: nothing is purged. toc: the purger has always work."""
     options, name = bench.options, "purge"
     rounds: list[tuple[float | None, float]] = []
     speeds: list[tuple[float | None, float]] = []
@@ -45,12 +45,12 @@ def purge(bench: Bench) -> None:
                     rates.append(race.run(options.jobs))
                     left = old.count()
                     jobs += race.done
-            floor, ours = rates
-            rounds.append((floor, ours))
+            baseline, ours = rates
+            rounds.append((baseline, ours))
             speeds.append((None, (before - left) / (options.jobs / ours)))
             bench.report.checks.append(BenchCheck(name, "it purged meanwhile", left < before))
             rest = "" if left else "; it ran out of work before the end, so the ratio says less"
-            bench.tell(f"round {number}: {pair_words(floor, ours)} jobs/s{rest}")
+            bench.tell(f"round {number}: {pair_words(baseline, ours)} jobs/s{rest}")
     report = bench.report
     beside = "drain beside a purge, and without one"
     report.add_rounds(name, beside, "jobs/s", rounds)

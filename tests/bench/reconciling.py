@@ -26,7 +26,7 @@ HOUR_MS = 3_600_000
 
 
 def reconcile(bench: Bench) -> None:
-    """Spark on two cores. Floor: both sides read into Python by one thread. Both warm."""
+    """Spark on two cores. Baseline: both sides read into Python by one thread. Both warm."""
     name, report, cores = "reconcile", bench.report, 2
     near = bench.scratch.settings.timer.model_copy(update={"horizon_s": 86_400})
     settings = bench.scratch.settings.model_copy(update={"timer": near})
@@ -39,9 +39,9 @@ def reconcile(bench: Bench) -> None:
         ours, memory = _run_passes(settings, PASSES, naive=False)
         warm, first = ours[1:], ours[0]
         speeds = [answer["rows"] / answer["seconds"] for answer in warm]
-        floor = naive[-1]["rows"] / naive[-1]["seconds"]
+        baseline = naive[-1]["rows"] / naive[-1]["seconds"]
         what = f"{wanted:,} live rows"
-        report.add_rounds(name, f"{what}, warm", "rows/s", [(floor, speed) for speed in speeds])
+        report.add_rounds(name, f"{what}, warm", "rows/s", [(baseline, speed) for speed in speeds])
         seconds = [(naive[-1]["seconds"], answer["seconds"]) for answer in warm]
         report.add_rounds(name, f"{what}, warm", "s", seconds)
         report.add_rounds(

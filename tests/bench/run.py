@@ -1,10 +1,10 @@
-"""All cases, beside the floor."""
+"""All cases, beside the baseline."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+from tests.bench.baseline import open_baseline
 from tests.bench.crowd import crowd
-from tests.bench.floor import open_floor
 from tests.bench.idling import idle
 from tests.bench.purging import purge
 from tests.bench.reconciling import reconcile
@@ -25,7 +25,7 @@ ALL_CASES = {
     "purge": purge,
     "reconcile": reconcile,
 }
-NO_FLOOR = "SQLite: there is no floor to compare with, it is made of MySQL's statements"
+NO_BASELINE = "SQLite: there is no baseline to compare with, it is made of MySQL's statements"
 STOCK_PART = 20_000
 YEAR_MS = 365 * 86_400_000
 
@@ -48,13 +48,13 @@ def run(
         if bench.scratch.databases[0].sqlite:
             if pending:
                 raise SettingsError("databases: --pending needs MySQL's statements, not SQLite")
-            bench.report.about["floor"] = NO_FLOOR
-            tell(NO_FLOOR)
+            bench.report.about["baseline"] = NO_BASELINE
+            tell(NO_BASELINE)
         else:
-            floor = bench.floor = stack.enter_context(open_floor(bench, settings))
+            baseline = bench.baseline = stack.enter_context(open_baseline(bench, settings))
             for at in range(0, pending, STOCK_PART):
                 count = min(STOCK_PART, pending - at)
-                floor.insert_stock(STOCK_FROM + at, count, int(wall_ms()) + YEAR_MS)
+                baseline.insert_stock(STOCK_FROM + at, count, int(wall_ms()) + YEAR_MS)
                 tell(f"{at + count:,} of {pending:,} pending rows, on both sides")
         names = [name for name in ALL_CASES if name in cases]
         return run_cases(bench, ALL_CASES, names)

@@ -10,7 +10,7 @@ _RELATIONS = {">=": operator.ge, "<=": operator.le, "<": operator.lt}
 
 
 class Target(NamedTuple):
-    """A wish for the median of a figure: of the ratio to the floor, or of toc's own value."""
+    """A wish for the median of a figure: of the ratio to the baseline, or of toc's own value."""
 
     of: Literal["ratio", "toc"]
     relation: Literal[">=", "<=", "<"]

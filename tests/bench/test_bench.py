@@ -29,7 +29,7 @@ from toc.runtime.settings import Settings
 from toc.store.migrate import upgrade
 
 SMALL = Options(jobs=300, rates=(100,), seconds=2, batch=50, rounds=1, clients=2)
-FLOOR_CASES = {"schedule_many", "schedule", "cancel", "purge"}
+BASELINE_CASES = {"schedule_many", "schedule", "cancel", "purge"}
 
 
 def settings_on(database: str, server: Endpoint) -> Settings:
@@ -55,7 +55,7 @@ def bench_keys(redis_server: Endpoint) -> Iterator[None]:
 @pytest.mark.timeout(240)  # it starts a Spark of its own
 @pytest.mark.usefixtures("bench_keys")
 @pytest.mark.parametrize("engine", ["mysql", "mariadb"])
-def test_every_case_beside_the_floor(
+def test_every_case_beside_the_baseline(
     engine: str,
     redis_server: Endpoint,
     request: pytest.FixtureRequest,
@@ -73,8 +73,8 @@ def test_every_case_beside_the_floor(
     assert {figure.case for figure in report.figures} == ALL_CASES.keys()
     for figure in report.figures:
         assert figure.toc.low <= figure.toc.middle <= figure.toc.high
-        if figure.case in FLOOR_CASES and figure.unit != "rows/s":
-            assert figure.floor is not None
+        if figure.case in BASELINE_CASES and figure.unit != "rows/s":
+            assert figure.baseline is not None
             assert figure.ratio is not None
             assert figure.ratio.middle > 0
     late = next(figure for figure in report.figures if figure.what.startswith("min"))
@@ -89,7 +89,7 @@ def test_every_case_beside_the_floor(
 
 
 @pytest.mark.usefixtures("bench_keys")
-def test_the_command_has_no_floor(
+def test_the_command_has_no_baseline(
     redis_server: Endpoint,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -105,7 +105,7 @@ def test_the_command_has_no_floor(
     assert found["about"]["shards"] == 2
     assert {figure["case"] for figure in found["figures"]} == {"schedule_many", "drain"}
     assert all(figure["toc"][0] > 0 for figure in found["figures"])
-    assert {figure["what"] for figure in found["figures"] if figure["floor"]} == {
+    assert {figure["what"] for figure in found["figures"] if figure["baseline"]} == {
         "2 workers beside one",
         "without Redis beside with",
     }
@@ -113,12 +113,12 @@ def test_the_command_has_no_floor(
 
 
 @pytest.mark.usefixtures("bench_keys")
-def test_on_sqlite_there_is_no_floor(redis_server: Endpoint) -> None:
+def test_on_sqlite_there_is_no_baseline(redis_server: Endpoint) -> None:
     said: list[str] = []
     settings = settings_on("sqlite:///never-made.db", redis_server)
     report = run(settings, SMALL, ["schedule_many"], said.append)
     assert not report.broken
-    assert any("SQLite: there is no floor" in line for line in said)
+    assert any("SQLite: there is no baseline" in line for line in said)
     with pytest.raises(SettingsError, match="--pending"):
         run(settings, SMALL, ["schedule_many"], said.append, pending=10)
 

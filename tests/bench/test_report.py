@@ -23,12 +23,12 @@ def make_report() -> BenchReport:
 def test_the_ratio_is_taken_within_a_round() -> None:
     figure = make_report().figures[0]
     assert figure.ratio == Spread(0.5, 0.7, 0.9)
-    assert (figure.floor, figure.toc) == (Spread(100, 150, 200), Spread(50, 115, 180))
+    assert (figure.baseline, figure.toc) == (Spread(100, 150, 200), Spread(50, 115, 180))
 
 
-def test_without_a_floor_there_is_no_ratio() -> None:
+def test_without_a_baseline_there_is_no_ratio() -> None:
     figure = make_report().figures[1]
-    assert (figure.floor, figure.ratio) == (None, None)
+    assert (figure.baseline, figure.ratio) == (None, None)
     assert Target("ratio", ">=", 0.5).met_by(figure) is None
 
 

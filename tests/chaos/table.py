@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from toc.testing import FaultFigures, Kind, Report
+from toc.testing import FaultEffects, Kind, Report
 
 HEAD = (
     "fault", "times", "jobs", "lost", "early", "after cancel", "wrong", "duplicates",
@@ -21,14 +21,14 @@ def table(report: Report) -> list[str]:
     lines = [row(HEAD), row(["---"] + ["--:"] * (len(HEAD) - 1))]
     for name, figures in sorted(report.by_fault.items()):
         lines.append(row(_cells(name, figures)))
-    total = FaultFigures(problems=report.problems_by_kind, duplicates=report.duplicates.total())
+    total = FaultEffects(problems=report.problems_by_kind, duplicates=report.duplicates.total())
     total.during.merge(report.lateness)
     total.times = sum(figures.times for figures in report.by_fault.values())
     lines.append(row([*_cells("**all**", total)[:-1], ""]))
     return lines
 
 
-def _cells(name: str, figures: FaultFigures) -> list[str]:
+def _cells(name: str, figures: FaultEffects) -> list[str]:
     problems = figures.problems
     share = (
         f" ({figures.duplicates / figures.jobs:.3%})" if figures.jobs and figures.duplicates else ""

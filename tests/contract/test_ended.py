@@ -55,16 +55,16 @@ def crc_of(row: Sequence[Any]) -> int:
 def test_pieces_cover_all_ids_once(library: Library, ended: EndedJobs) -> None:
     jobs = [library.pending() for _ in range(10)]
     shard, ids = library.shard(jobs[0]), IdRange(0, jobs[-1])
-    pieces = list(ended.split_range(shard, ids, 4))
+    pieces = list(ended.split_id_range(shard, ids, 4))
     assert pieces == [IdRange(0, jobs[4]), IdRange(jobs[4], jobs[8]), IdRange(jobs[8], jobs[9])]
-    assert list(ended.split_range(shard, IdRange(jobs[3], jobs[7]), 4)) == [
+    assert list(ended.split_id_range(shard, IdRange(jobs[3], jobs[7]), 4)) == [
         IdRange(jobs[3], jobs[7])
     ]
-    assert list(ended.split_range(shard, IdRange(jobs[3], jobs[8]), 4)) == [
+    assert list(ended.split_id_range(shard, IdRange(jobs[3], jobs[8]), 4)) == [
         IdRange(jobs[3], jobs[7]),
         IdRange(jobs[7], jobs[8]),
     ]
-    assert list(ended.split_range((shard + 1) % 4, ids, 4)) == [ids]
+    assert list(ended.split_id_range((shard + 1) % 4, ids, 4)) == [ids]
 
 
 def test_only_what_ended_within_is_read(library: Library, ended: EndedJobs) -> None:
@@ -271,6 +271,6 @@ def test_a_table_that_is_gone_is_named(library: Library, ended: EndedJobs) -> No
         with pytest.raises(SchemaMismatch, match="toc_job_0003"):
             ended.checksums(3, id_range_of_ended(window), window)
         with pytest.raises(SchemaMismatch, match="toc_job_0003"):
-            list(ended.split_range(3, id_range_of_ended(window), 10))
+            list(ended.split_id_range(3, id_range_of_ended(window), 10))
     finally:
         library.sql(job_id, "ALTER TABLE toc_job_away RENAME TO toc_job_0003")

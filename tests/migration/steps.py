@@ -32,7 +32,7 @@ class AddIndex:
         change = f"DROP INDEX {self.index}, ALGORITHM = INPLACE, LOCK = NONE"
         return [StepStatement(f"ALTER TABLE {self.table} {change}", f"NOT {self._exists()}")]
 
-    def declare(self, shapes: Shapes, *, sqlite: bool) -> None:
+    def add_to_shapes(self, shapes: Shapes, *, sqlite: bool) -> None:
         name = self._name(sqlite=sqlite)
         shapes[self.table].indexes[name] = describe_index(self.columns, unique=False)
 
@@ -65,7 +65,7 @@ class DropColumn:
     def down(self, *, sqlite: bool) -> list[StepStatement]:
         return self._inverse.up(sqlite=sqlite)
 
-    def declare(self, shapes: Shapes, *, sqlite: bool) -> None:
+    def add_to_shapes(self, shapes: Shapes, *, sqlite: bool) -> None:
         shapes[self.table].columns.pop(self.column)
 
     def is_done(self, found: Shapes) -> bool:

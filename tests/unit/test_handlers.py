@@ -40,7 +40,7 @@ def test_a_handler_is_found_by_its_type() -> None:
     assert spec.retry == Delays((1, 2))
     assert not spec.is_async
     assert registry.get("b") is None
-    assert registry.takes_all is None
+    assert registry.handler_of_every_type is None
     assert len(registry) == 1
 
 
@@ -57,7 +57,7 @@ def test_a_handler_for_every_type_gives_way_to_others() -> None:
     registry = Registry()
     registry.handler("*")(act_async)
     registry.handler("a")(act)
-    assert registry.takes_all is not None
+    assert registry.handler_of_every_type is not None
     assert [spec.biz_type for spec in registry] == ["a"]
     for name, function in {"a": act, "b": act_async}.items():
         spec = registry.get(name)

@@ -208,19 +208,19 @@ def _owners(name: str, members: Sequence[Member], since: Sequence[int | None]) -
 
 
 @dataclass(frozen=True, slots=True)
-class TimeSpent:
+class JobDelays:
     """Time from action_time to the (last) claim, and from there to the end, in ms; None: not yet."""
 
     claimed_after_ms: int | None
     ended_after_ms: int | None
 
 
-def time_spent(record: JobDetails) -> TimeSpent:
+def job_delays(record: JobDetails) -> JobDelays:
     """How a job's time was spent. A claim before its action_time belongs to an earlier life: it does not
     count.
     """
     job = record.job
     if job.claimed_ms is None or job.claimed_ms < job.action_ms:
-        return TimeSpent(None, None)
+        return JobDelays(None, None)
     ended = None if job.status.live else record.modified_ms - job.claimed_ms
-    return TimeSpent(job.claimed_ms - job.action_ms, ended)
+    return JobDelays(job.claimed_ms - job.action_ms, ended)

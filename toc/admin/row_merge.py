@@ -109,7 +109,8 @@ class JsonTable:
     def add(self, place: int, rows: Sequence[Row], digits: Sequence[int | None] = ()) -> int:
         """Adds the rows of a shard. Returns the size of their JSON in characters.
 
-        `place`: its place among the shards. `digits`: of the seconds of its times, as the server declares.
+        `place`: the position of this shard among the shards. `digits`: of the seconds of its times, as the
+        server declares.
         """
         self._digits = digits or self._digits
         for row in rows:

@@ -159,7 +159,7 @@ def _without_unused_join(select: str, query: TableQuery) -> str:
 def _shards_of(where: exp.Expr | None, routing: Routing) -> set[int] | None:
     """The shards that can have matching rows; None: all. A job's ids determine its shard (design, §3)."""
     found: set[int] | None = None
-    for column, choices in _choices(where):
+    for column, choices in _allowed_values(where):
         shard_of = _SHARD_OF.get(column)
         numbers = [whole_number(choice) for choice in choices]
         if shard_of is not None and None not in numbers:
@@ -168,8 +168,8 @@ def _shards_of(where: exp.Expr | None, routing: Routing) -> set[int] | None:
     return found
 
 
-def _choices(where: exp.Expr | None) -> Iterator[tuple[str, list[exp.Expr]]]:
-    """Columns, and the values of which each must have one."""
+def _allowed_values(where: exp.Expr | None) -> Iterator[tuple[str, list[exp.Expr]]]:
+    """Columns, and the values that each may have in a result row."""
     for one in conjuncts(where):
         sides: list[exp.Expr] = []
         if isinstance(one, exp.EQ):

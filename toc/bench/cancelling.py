@@ -23,7 +23,7 @@ NAME = "cancel"
 def cancel(bench: Bench) -> None:
     """Cancels jobs that have a reminder: by id, one call each; then as many as a round has, by a WHERE.
 
-    Of a floor both variants are measured: without events, and with the events that toc writes.
+    Of a baseline both variants are measured: without events, and with the events that toc writes.
     """
     options = bench.options
     count = max(options.jobs // 10, 1)
@@ -32,38 +32,38 @@ def cancel(bench: Bench) -> None:
     with TimeoutCenter(bench.scratch.settings) as center:
         for number in range(options.rounds + 1):
             jobs = count if number else min(count, WARM_UP_JOBS)
-            floors = [
-                None if bench.floor is None else bench.floor.cancel(jobs, events=events)
+            baselines = [
+                None if bench.baseline is None else bench.baseline.cancel(jobs, events=events)
                 for events in (False, True)
             ]
             ids = _schedule_armed(bench, center, jobs)
             ours_ms = time_each_ms([partial(center.cancel, job_id) for job_id in ids])
             cancelled += jobs
             if number:
-                for found, floor in zip((rates, with_events), floors, strict=True):
-                    found.add(floor, jobs / sum(ours_ms) * 1000)
+                for found, baseline in zip((rates, with_events), baselines, strict=True):
+                    found.add(baseline, jobs / sum(ours_ms) * 1000)
         _add_figures(bench, "one by one", rates, with_events)
         rates, with_events = Rates(bench), Rates(bench)
         for _ in range(options.rounds):
-            floors = [
+            baselines = [
                 None
-                if bench.floor is None
-                else bench.floor.cancel_in_bulk(options.jobs, events=events)
+                if bench.baseline is None
+                else bench.baseline.cancel_in_bulk(options.jobs, events=events)
                 for events in (False, True)
             ]
             _schedule_armed(bench, center, options.jobs)
             ours = _cancel_in_bulk(bench)
             cancelled += options.jobs
-            for found, floor in zip((rates, with_events), floors, strict=True):
-                found.add(floor, ours)
+            for found, baseline in zip((rates, with_events), baselines, strict=True):
+                found.add(baseline, ours)
         _add_figures(bench, "by a WHERE", rates, with_events)
     check_statuses(bench, NAME, {Status.CANCELLED: cancelled})
 
 
 def _add_figures(bench: Bench, what: str, rates: Rates, with_events: Rates) -> None:
     bench.report.add_rounds(NAME, what, "jobs/s", rates.rounds)
-    if bench.floor is not None:
-        bench.report.add_rounds(NAME, f"{what}, floor with events", "jobs/s", with_events.rounds)
+    if bench.baseline is not None:
+        bench.report.add_rounds(NAME, f"{what}, baseline with events", "jobs/s", with_events.rounds)
 
 
 def _schedule_armed(bench: Bench, center: TimeoutCenter, jobs: int) -> list[int]:
@@ -72,7 +72,7 @@ def _schedule_armed(bench: Bench, center: TimeoutCenter, jobs: int) -> list[int]
 
 
 def _cancel_in_bulk(bench: Bench) -> float:
-    """Jobs per second, without the time in which the WHERE is searched: a floor knows its ids."""
+    """Jobs per second, without the time in which the WHERE is searched: a baseline knows its ids."""
     where = Where(f"biz_id < {STOCK_FROM}")
     order = BulkOrder(Verb.CANCEL, where, actor="toc bench", reason="measured", run="bench")
     with open_bulk_changes(bench.scratch.settings) as changes:

@@ -31,7 +31,7 @@ QUIET_S = 0.3  # a job that runs twice would start within this time
 CLIENTS = 8  # threads that schedule in parallel
 
 
-class Floor(Protocol):
+class Baseline(Protocol):
     """The same work by the bare drivers, to compare toc with. All rates are in jobs per second."""
 
     def schedule_many(self, jobs: int) -> float: ...
@@ -73,13 +73,13 @@ class Options:
 
 @dataclass(slots=True)
 class Bench:
-    """The context of a case. `tell` is called with lines of progress. `floor`: None without a comparison."""
+    """The context of a case. `tell` gets lines of progress. `baseline`: None without a comparison."""
 
     scratch: Scratch
     options: Options
     report: BenchReport
     tell: Callable[[str], None]
-    floor: Floor | None = None
+    baseline: Baseline | None = None
     next_biz_id: int = 1
 
     def reserve_biz_ids(self, count: int) -> int:
@@ -209,22 +209,22 @@ def run_in_threads_s(works: Sequence[Callable[[], object]]) -> float:
 
 
 class Rates:
-    """Rounds of (floor, toc) in jobs per second; each is printed when it is added."""
+    """Rounds of (baseline, toc) in jobs per second; each is printed when it is added."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self.rounds: list[tuple[float | None, float]] = []
 
-    def add(self, floor: float | None, ours: float) -> None:
-        self.rounds.append((floor, ours))
-        self._bench.tell(f"round {len(self.rounds)}: {pair_words(floor, ours)} jobs/s")
+    def add(self, baseline: float | None, ours: float) -> None:
+        self.rounds.append((baseline, ours))
+        self._bench.tell(f"round {len(self.rounds)}: {pair_words(baseline, ours)} jobs/s")
 
 
-def pair_words(floor: float | None, ours: float) -> str:
+def pair_words(baseline: float | None, ours: float) -> str:
     """Both sides of a round in words."""
-    if floor is None:
+    if baseline is None:
         return f"toc {ours:,.0f}"
-    return f"floor {floor:,.0f}, toc {ours:,.0f}, ratio {ours / floor:.2f}"
+    return f"baseline {baseline:,.0f}, toc {ours:,.0f}, ratio {ours / baseline:.2f}"
 
 
 # ---- checks
@@ -254,8 +254,8 @@ def check_statuses(bench: Bench, case: str, expected: dict[Status, int]) -> None
         BenchCheck(case, f"the database has {wanted} and nothing else", found == Counter(expected))
     )
     bench.scratch.clear()
-    if bench.floor is not None:
-        bench.floor.clear()
+    if bench.baseline is not None:
+        bench.baseline.clear()
 
 
 def _count_by_status(database: Database, shard: int) -> dict[Status, int]:

@@ -39,8 +39,8 @@ def drain(bench: Bench) -> None:
             race = DrainRace(bench, center, workers)
             race.warm_up()
             for _ in range(options.rounds):
-                floor = None if bench.floor is None else bench.floor.drain(options.jobs)
-                alone.add(floor, race.run(options.jobs))
+                baseline = None if bench.baseline is None else bench.baseline.drain(options.jobs)
+                alone.add(baseline, race.run(options.jobs))
             done += race.done
         report.add_rounds(NAME, "one worker, due to settled", "jobs/s", alone.rounds)
         report.add_rounds(NAME, "its memory", "MB", [(None, race.memory_mb)])

@@ -16,13 +16,13 @@ from toc.bench.statistics import Spread, spread
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured value. `floor`: the value it is compared with; `ratio`: toc / floor in each round."""
+    """One measured value. `baseline`: what it is compared with; `ratio`: toc / baseline in each round."""
 
     case: str
     what: str
     unit: str
     toc: Spread
-    floor: Spread | None = None
+    baseline: Spread | None = None
     ratio: Spread | None = None
 
 
@@ -57,16 +57,16 @@ class BenchReport:
         unit: str,
         rounds: Sequence[tuple[float | None, float]],
     ) -> None:
-        """Rounds of (floor, toc); floor None where there is none."""
-        pairs = [(floor, toc) for floor, toc in rounds if floor is not None]
+        """Rounds of (baseline, toc); baseline None where there is none."""
+        pairs = [(baseline, toc) for baseline, toc in rounds if baseline is not None]
         self.figures.append(
             Figure(
                 case,
                 what,
                 unit,
                 spread([toc for _, toc in rounds]),
-                spread([floor for floor, _ in pairs]) if pairs else None,
-                spread([toc / floor for floor, toc in pairs if floor])
+                spread([baseline for baseline, _ in pairs]) if pairs else None,
+                spread([toc / baseline for baseline, toc in pairs if baseline])
                 if any(f for f, _ in pairs)
                 else None,
             )
@@ -85,9 +85,11 @@ class BenchReport:
     def show(self, console: Console) -> None:
         """Prints the table, the histograms and the checks."""
         table = Table(title="toc bench", caption=_CAPTION)
-        for name in ("case", "what", "unit", "floor", "toc", "ratio"):
+        for name in ("case", "what", "unit", "baseline", "toc", "ratio"):
             table.add_column(
-                name, justify="right" if name in ("floor", "toc", "ratio") else "left", no_wrap=True
+                name,
+                justify="right" if name in ("baseline", "toc", "ratio") else "left",
+                no_wrap=True,
             )
         previous = ""
         for figure in self.figures:
@@ -99,7 +101,7 @@ class BenchReport:
                 shown_case,
                 figure.what,
                 figure.unit,
-                _spread(figure.floor),
+                _spread(figure.baseline),
                 _spread(figure.toc),
                 _spread(figure.ratio),
             )
@@ -120,9 +122,7 @@ class BenchReport:
 
 
 _WHOLE = 1000  # from here on a figure has no fraction worth printing
-_CAPTION = (
-    "median (low to high of all rounds); floor: measured in turns with toc; ratio: toc / floor"
-)
+_CAPTION = "median (low to high of all rounds); baseline: measured in turns with toc; ratio: toc / baseline"
 
 
 def _spread(value: Spread | None) -> str:

@@ -30,7 +30,7 @@ def schedule_many(bench: Bench) -> None:
     with TimeoutCenter(bench.scratch.settings) as center:
         for number in range(options.rounds + 1):
             jobs = options.jobs if number else options.batch  # the first round is a warm-up
-            floor = None if bench.floor is None else bench.floor.schedule_many(jobs)
+            baseline = None if bench.baseline is None else bench.baseline.schedule_many(jobs)
             first, due_ms = bench.reserve_biz_ids(jobs), int(wall_ms()) + FAR_MS
             batches = [
                 job_specs(first + at, min(options.batch, jobs - at), due_ms)
@@ -42,7 +42,7 @@ def schedule_many(bench: Bench) -> None:
             ours = jobs / (time.perf_counter() - started_s)
             written += jobs
             if number:
-                rates.add(floor, ours)
+                rates.add(baseline, ours)
     bench.report.add_rounds("schedule_many", f"{options.batch} a call", "jobs/s", rates.rounds)
     check_statuses(bench, "schedule_many", {Status.PENDING: written})
 
@@ -59,25 +59,25 @@ def schedule(bench: Bench) -> None:
     with TimeoutCenter(bench.scratch.settings) as center:
         for number in range(options.rounds + 1):  # the first round is a warm-up
             jobs = count if number else min(count, WARM_UP_JOBS)
-            floor_ms = None if bench.floor is None else bench.floor.schedule(jobs)
+            baseline_ms = None if bench.baseline is None else bench.baseline.schedule(jobs)
             load = _load(bench, jobs)
             ours_ms = time_each_ms([partial(center.schedule, **job) for job in load])
             written += jobs
             if number:
-                floor_rate = None if floor_ms is None else jobs / sum(floor_ms) * 1000
-                one_by_one.add(floor_rate, jobs / sum(ours_ms) * 1000)
+                baseline_rate = None if baseline_ms is None else jobs / sum(baseline_ms) * 1000
+                one_by_one.add(baseline_rate, jobs / sum(ours_ms) * 1000)
                 for percent, found in calls.items():
-                    floor = None if floor_ms is None else percentile(floor_ms, percent)
-                    found.append((floor, percentile(ours_ms, percent)))
+                    baseline = None if baseline_ms is None else percentile(baseline_ms, percent)
+                    found.append((baseline, percentile(ours_ms, percent)))
         for number in range(options.rounds + 1):  # again: each thread has to connect
-            floor = None
-            if bench.floor is not None:
-                floor = bench.floor.schedule_in_threads(clients, each)
+            baseline = None
+            if bench.baseline is not None:
+                baseline = bench.baseline.schedule_in_threads(clients, each)
             loads = [_load(bench, each) for _ in range(clients)]
             took_s = run_in_threads_s([partial(_schedule_each, center, load) for load in loads])
             written += each * clients
             if number:
-                in_threads.add(floor, each * clients / took_s)
+                in_threads.add(baseline, each * clients / took_s)
     report.add_rounds("schedule", "one by one", "jobs/s", one_by_one.rounds)
     for percent, found in calls.items():
         report.add_rounds("schedule", f"one call, p{percent:g}", "ms", found)

@@ -83,14 +83,14 @@ class Connections:
         It is also taken as Redis' time until an arm has answered with that.
         """
         now = self.now[database.index]
-        if not now.known or now.age_s > TIME_AGE_S_MAX or now.paused_s > PAUSED_S_MAX:
+        if not now.known or now.answer_age_s > TIME_AGE_S_MAX or now.paused_s > PAUSED_S_MAX:
             asked_s = self.clock.monotonic_s()
             server_ms = database.now_ms()
             now.record_answer(server_ms, asked_s)
             # A slow answer makes this call's jobs late by what it took, and no others.
-            now.known = now.age_s < SLOW_S
+            now.known = now.answer_age_s < SLOW_S
         now_ms = now.now_ms()
-        if not self.time.known or self.time.age_s > TIME_AGE_S_MAX:
+        if not self.time.known or self.time.answer_age_s > TIME_AGE_S_MAX:
             self.time.record_answer(now_ms)
         return now_ms
 

@@ -44,7 +44,9 @@ def redrive(
     output: Output,
     *,
     job_ids: Annotated[list[int] | None, typer.Argument(metavar="[JOB_ID]...")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of --type, newest first.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Redrive the dead jobs of --type, newest first.")
+    ] = False,
     biz_type: AnyType = None,
     limit: Limit = 1000,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,

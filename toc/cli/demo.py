@@ -11,7 +11,7 @@ from rich.live import Live
 from toc.bench.child import unwind_on_signals
 from toc.cli import exit_codes
 from toc.cli.output import make_console
-from toc.demo.run import Plan, run
+from toc.demo.run import DemoOptions, run
 from toc.demo.view import Tally, panel, show
 from toc.testing.report import Report
 
@@ -27,7 +27,7 @@ def demo(
 
     It needs no server and leaves nothing behind. Exits 1 when a promise was broken.
     """
-    screen, plan = make_console(), Plan(orders, seconds, seed)
+    screen, plan = make_console(), DemoOptions(orders, seconds, seed)
     with unwind_on_signals():
         report = (
             _run_in_terminal(plan, screen)
@@ -40,7 +40,7 @@ def demo(
         raise typer.Exit(exit_codes.NO)
 
 
-def _run_in_terminal(plan: Plan, screen: Console) -> Report:
+def _run_in_terminal(plan: DemoOptions, screen: Console) -> Report:
     with Live(console=screen, auto_refresh=False) as live:
         return run(
             plan,
@@ -48,7 +48,7 @@ def _run_in_terminal(plan: Plan, screen: Console) -> Report:
         )
 
 
-def _run_without_terminal(plan: Plan, screen: Console) -> Report:
+def _run_without_terminal(plan: DemoOptions, screen: Console) -> Report:
     shown_s = 0.0
 
     def on_tick(tally: Tally, passed_s: float) -> None:

@@ -318,7 +318,7 @@ class Doctor:
         """Whether there is a handler for each type. `types`: all there are; None: not known."""
         names = sorted(spec.biz_type for spec in handlers)
         yield Check("handlers", "registered", "ok", ", ".join(names) or "one for every type")
-        if handlers.takes_all is not None or types is None:
+        if handlers.handler_of_every_type is not None or types is None:
             return
         missing = sorted(types - set(names))
         found = ", ".join(missing) or "none"

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from toc.admin.explain import (
+    JobDelays,
     JobExplanation,
     Owner,
-    TimeSpent,
     TopicPlace,
     explain_job,
-    time_spent,
+    job_delays,
 )
 from toc.cli.clients import job_as_json
 from toc.cli.common_options import answers
@@ -42,7 +42,7 @@ def explain(
     settings = load_settings()
     found = explain_job(settings, job_id)
     means = interpret(found, settings)
-    late = None if found.record is None else time_spent(found.record)
+    late = None if found.record is None else job_delays(found.record)
     if output.as_json:
         output.answer(_json(found, means, late), "")
     else:
@@ -55,7 +55,7 @@ def explain(
 # ---- for people
 
 
-def _text(found: JobExplanation, means: Meaning, late: TimeSpent | None) -> str:
+def _text(found: JobExplanation, means: Meaning, late: JobDelays | None) -> str:
     name = "" if found.record is None else f" ({found.record.job.biz_type})"
     parts = [f"job {found.job_id}{name}: {means.text}", ""]
     for title, lines in (
@@ -104,7 +104,7 @@ def _row_lines(found: JobExplanation) -> Iterator[Line]:
         yield "last error", record.letter.error.strip().replace("\n", "\n" + " " * 16)
 
 
-def _time_lines(found: JobExplanation, late: TimeSpent | None) -> Iterator[Line]:
+def _time_lines(found: JobExplanation, late: JobDelays | None) -> Iterator[Line]:
     if late is None or late.claimed_after_ms is None or found.record is None:
         return
     attempts = found.record.job.attempts
@@ -172,7 +172,7 @@ def _score(ms: int | None, now_ms: int) -> str:
 # ---- for programs
 
 
-def _json(found: JobExplanation, means: Meaning, late: TimeSpent | None) -> dict[str, Any]:
+def _json(found: JobExplanation, means: Meaning, late: JobDelays | None) -> dict[str, Any]:
     home = found.home
     return {
         "job_id": str(found.job_id),

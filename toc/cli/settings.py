@@ -62,7 +62,7 @@ def setting_lines(
     model: type[BaseModel] = Settings,
     path: tuple[str, ...] = (),
 ) -> Iterator[SettingLine]:
-    """A line for each setting in force; without `values`, for each setting that exists.
+    """A line for each setting with its value; without `values`, with its default.
 
     `model`, `path`: of the group of settings; by default all settings.
     """

@@ -70,4 +70,4 @@ def worker(output: Output, app: Apps = None, http_port: HttpPort = None) -> int:
 
 def _type_words(handlers: Registry) -> str:
     names = sorted(spec.biz_type for spec in handlers)
-    return ", ".join([*names, "every other type"] if handlers.takes_all else names)
+    return ", ".join([*names, "every other type"] if handlers.handler_of_every_type else names)

@@ -41,13 +41,13 @@ Look = Callable[[Tally, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoOptions:
     orders: int
     seconds: float
     seed: int = 42
 
 
-def run(plan: Plan, on_tick: Look) -> Report:
+def run(plan: DemoOptions, on_tick: Look) -> Report:
     """Runs client and worker, then the check. Raises ChildFailed and DevError; leaves nothing behind."""
     with (
         tempfile.TemporaryDirectory(prefix="toc-demo-") as name,
@@ -80,7 +80,7 @@ def _settings(directory: DevDirectory) -> Settings:
 
 
 def _run_processes(
-    plan: Plan, settings: Settings, directory: Path, databases: Databases, on_tick: Look
+    plan: DemoOptions, settings: Settings, directory: Path, databases: Databases, on_tick: Look
 ) -> list[Entry]:
     """Runs client and worker until all jobs have ended; returns the entries of their journals."""
     journals = {name: directory / f"{name}.journal" for name in ("client", "worker")}

@@ -106,8 +106,8 @@ def disagreements(
 ) -> Iterator[Disagreement]:
     """Yields the disagreements of one job.
 
-    `row`: None when it does not exist. `home`: the topic and slot where its reminder belongs. `places`: all
-    slots that hold a reminder of it.
+    `row`: None when it does not exist. `home`: the topic and slot where the job's reminder belongs.
+    `places`: all slots that hold a reminder of it.
     """
     stuck = any(
         place.out_ms is not None and place.out_ms < now_ms - limits.stuck_ms for place in places

@@ -96,7 +96,7 @@ class Registry:
         return self._specs.get(biz_type) or self._specs.get(EVERY_TYPE)
 
     @property
-    def takes_all(self) -> HandlerSpec | None:
+    def handler_of_every_type(self) -> HandlerSpec | None:
         return self._specs.get(EVERY_TYPE)
 
     def __iter__(self) -> Iterator[HandlerSpec]:

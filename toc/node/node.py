@@ -209,7 +209,7 @@ class Node:
 
     def _longest_lease_s(self) -> float:
         """The longest lease of the types that it has handlers for."""
-        specs = [*self._handlers, *filter(None, [self._handlers.takes_all])]
+        specs = [*self._handlers, *filter(None, [self._handlers.handler_of_every_type])]
         longest_s = max((spec.timeout_s for spec in specs), default=0.0)
         return longest_s + self.settings.worker.lease_allowance_s
 
@@ -234,7 +234,7 @@ class Node:
     def _handled_slot_amounts(self) -> dict[str, int]:
         """The topics with a type that it handles: popping other jobs would only delay them."""
         amounts = self.settings.slot_amounts
-        if self._handlers.takes_all:
+        if self._handlers.handler_of_every_type:
             return amounts
         topics = {self.settings.topic_of(spec.biz_type) for spec in self._handlers}
         return {topic: amount for topic, amount in amounts.items() if topic in topics}

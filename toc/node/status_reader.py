@@ -53,7 +53,7 @@ class StatusReader:
     def check_duties(self) -> list[HealthPart]:
         """The parts that no node reports: overdue jobs, reconciliation, foreign members of queues."""
         found = [self._check_overdue_jobs()]
-        if not self._has_not_answered(self._node.databases[0]):
+        if not self._probe_failed(self._node.databases[0]):
             found += read_reconciliation(self._settings, self._node.databases)
         with suppress(TimerUnavailable):  # another part says so
             found += read_foreign_members(self._settings, self._node.reminders)
@@ -102,7 +102,7 @@ class StatusReader:
 
     def _read_most_overdue(self, database: Database) -> list[tuple[float, DueRow, int]] | None:
         """The most overdue row of each shard: (seconds overdue, row, shard). None: no answer."""
-        if self._has_not_answered(database):
+        if self._probe_failed(database):
             return None
         pages = DuePages(self._node.databases)
         try:
@@ -115,8 +115,8 @@ class StatusReader:
         except TocError:
             return None
 
-    def _has_not_answered(self, database: Database) -> bool:
-        """Whether the probe of `check_servers` got no answer."""
+    def _probe_failed(self, database: Database) -> bool:
+        """Whether the probe found this database down. False while its first question is open."""
         probe = self._node.probes[database.index]
         return probe.first_ask_done.is_set() and not probe.finding.up
 

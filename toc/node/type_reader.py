@@ -12,7 +12,7 @@ from toc.store.databases import Database
 
 
 class TypeReader(Service):
-    """Keeps one database's copy of the biz_types up to date."""
+    """Reads the biz_types of one database regularly, and adds the known types that it lacks."""
 
     def __init__(self, database: Database, types: BizTypes) -> None:
         super().__init__(f"toc-types-{database.index}")

@@ -233,7 +233,8 @@ class _ArchiveRun:
                 target = f"{_day_folder(database, day)}/{file}"
                 self._folders.move(f"{staging}/{day}/{file}", target)
                 files += 1
-        # In this order: a staging folder that is gone before the mark says so belongs to another machine.
+        # First record that the files are moved, then delete the folder. If the folder is missing and
+        # the record does not say so, the folder is on another machine.
         archive_status.record_files_moved(database, status.run)
         self._folders.delete(staging)
         return files

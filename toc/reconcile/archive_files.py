@@ -168,7 +168,7 @@ def split_shards(
     with closing(Databases.from_settings(settings, SystemClock(), pool_size=1)) as databases:
         ended = EndedJobs(databases)
         for shard in shards:
-            for piece in ended.split_range(shard, ids, rows):
+            for piece in ended.split_id_range(shard, ids, rows):
                 yield ended, shard, piece
 
 

@@ -247,7 +247,9 @@ class Repairer:
         todo = [pair for pair in zip(rechecked, remedies, strict=True) if pair[1].does_something]
         if not todo:
             return
-        self._write_trace([pair for pair in todo if _row_place(pair[0].finding) not in noted])
+        self._record_repair_events(
+            [pair for pair in todo if _row_place(pair[0].finding) not in noted]
+        )
         arms: dict[str, list[Reminder]] = defaultdict(list)
         backs: dict[str, list[Reminder]] = defaultdict(list)
         acks: dict[Spot, list[int]] = defaultdict(list)
@@ -267,7 +269,7 @@ class Repairer:
             self._reminders.put_back(topic, some)
         self._ack(acks, ended, rechecked[0].now_ms, armed)
 
-    def _write_trace(self, todo: Iterable[tuple[RecheckedFinding, Remedy]]) -> None:
+    def _record_repair_events(self, todo: Iterable[tuple[RecheckedFinding, Remedy]]) -> None:
         reasons: dict[int, dict[int, str]] = defaultdict(dict)
         for current, wanted in todo:
             finding, row = current.finding, current.row

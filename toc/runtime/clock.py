@@ -78,7 +78,7 @@ class ServerTime:
             self.known = True
 
     @property
-    def age_s(self) -> float:
+    def answer_age_s(self) -> float:
         """Seconds since the last answer."""
         return self._clock.monotonic_s() - self._at_s
 
@@ -88,7 +88,7 @@ class ServerTime:
 
         While a machine is paused as a whole, its monotonic clock may stand still.
         """
-        return (self._clock.wall_ms() - self._wall_ms) / 1000 - self.age_s
+        return (self._clock.wall_ms() - self._wall_ms) / 1000 - self.answer_age_s
 
     def now_ms(self) -> int:
         frozen = self._clock.fixed_time_ms()

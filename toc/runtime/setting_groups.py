@@ -131,7 +131,7 @@ class WorkerSettings(_Part):
         4000,
         ge=1,
         le=100_000,
-        description="jobs that a process has claimed and not settled, and acks that wait for Redis, at most",
+        description="the most jobs that a process has claimed and not settled, and the most acks that wait",
     )
     queue_wait_s: float = Field(
         1.0,
@@ -220,7 +220,7 @@ def _check_tls(part: ClusterSettings | MysqlSettings) -> None:
     if part.tls_ca is not None and not part.tls.startswith("verify"):
         raise ValueError(
             f"tls_ca is set, but with tls = '{part.tls}' no certificate is verified: "
-            "set tls to 'verify_identity', or to 'verify_ca' where hosts have other names"
+            "set tls to 'verify_identity', or to 'verify_ca' if the certificates lack the hosts' names"
         )
     if part.tls == "verify_ca" and part.tls_ca is None:
         raise ValueError(
@@ -347,7 +347,12 @@ class RetentionSettings(_Part):
         True,
         description="true: workers delete; false: only `toc purge` does, for cron with an account of its own",
     )
-    pass_s: float = Field(3600, ge=1, le=86_400, description="time between two passes")
+    pass_s: float = Field(
+        3600,
+        ge=1,
+        le=86_400,
+        description="time from the start of one pass of the purger to the start of the next",
+    )
     page: int = Field(500, ge=1, le=5000, description="rows per transaction")
     share: float = Field(
         0.1, gt=0, le=1, description="part of the time that deleting may keep a database busy"

@@ -126,8 +126,8 @@ def grant_statements(
 ) -> Iterator[str]:
     """What makes the account and grants the role's rights on one database, without ";" at the end.
 
-    The account is locked and has no password until somebody gives it one. `server`: a key of
-    `role.server`, where there are any. They may be run again: what is there stays.
+    The account is locked and has no password: set one and unlock it (ALTER USER … ACCOUNT UNLOCK).
+    `server`: a key of `role.server`, where there are any. They may be run again: what is there stays.
     """
     if server is not None:
         # Each server has an account of its own, and what is written on the new one must not be an errant

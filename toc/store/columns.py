@@ -125,7 +125,7 @@ class _PerServer(FunctionElement[int]):
 
 
 @compiles(_PerServer)
-def _render(element: _PerServer, compiler: SQLCompiler, **kw: Any) -> str:
+def _compile_per_server(element: _PerServer, compiler: SQLCompiler, **kw: Any) -> str:
     text = element.sqlite if compiler.dialect.name == "sqlite" else element.mysql
     return text.format(*(compiler.process(clause, **kw) for clause in element.clauses))
 

@@ -1,4 +1,4 @@
-"""How the tables and views of a database differ from those that its revisions declare.
+"""How the tables and views of a database differ from those that its revisions add_to_shapes.
 
 A *fault* harms toc's statements, or makes them slow: a table, column, index or view is missing or differs;
 or somebody added a thing that can make the server refuse toc's writes (a NOT NULL column without a default,
@@ -38,7 +38,7 @@ def declared_shapes(steps: Iterable[SchemaStep], *, sqlite: bool) -> Shapes:
     """The tables and views that steps, taken in order from an empty database, make."""
     shapes: Shapes = {}
     for step in steps:
-        step.declare(shapes, sqlite=sqlite)
+        step.add_to_shapes(shapes, sqlite=sqlite)
     return shapes
 
 

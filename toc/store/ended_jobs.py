@@ -89,7 +89,7 @@ class EndedJobs:
 
     databases: Databases
 
-    def split_range(self, shard: int, ids: IdRange, rows: int) -> Iterator[IdRange]:
+    def split_id_range(self, shard: int, ids: IdRange, rows: int) -> Iterator[IdRange]:
         """Cuts a range of ids into ranges of so many rows; the last one may have fewer."""
         first, routing = ids.first, self.databases.routing
         while True:

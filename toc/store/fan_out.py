@@ -305,7 +305,7 @@ class _Database:
                         text_of_limit = too_large(self._limits.bytes_max)
                         return QuestionFailure(question, "statement", text_of_limit)
         except SQLAlchemyError as error:
-            _skip_rest(raw)
+            _leave_rest_unread(raw)
             failure = _failure(question, error)
             if failure.what == "time":
                 return QuestionFailure(question, "time", f"took longer than {limit_s:.3g} s")
@@ -319,7 +319,7 @@ class _Database:
         if self.sqlite:
             result.close()
         else:
-            _skip_rest(raw)
+            _leave_rest_unread(raw)
             connection.invalidate()
             connection.rollback()
 
@@ -386,7 +386,7 @@ def _take_next(todo: deque[Question]) -> Question | None:
     return None
 
 
-def _skip_rest(raw: Any) -> None:
+def _leave_rest_unread(raw: Any) -> None:
     """Keeps pymysql from reading the rest of an answer, from a connection that may be lost."""
     answer = getattr(raw, "_result", None)
     if answer is not None:

@@ -6,7 +6,7 @@
             yield AddColumn(table, "claim_time", "DATETIME(3)")
 
 The same steps are run (`OnlineExecutor`), written as a script (`ScriptExecutor`), counted, and asked which
-tables they declare (`drift`): no other module says what a table looks like. MySQL commits each DDL
+tables that they make (`drift`): no other module says what a table looks like. MySQL commits each DDL
 statement by itself, so a run can be interrupted between any two of them. Therefore each statement carries the
 condition under which there is nothing left to do. An ALTER of a table with jobs names its ALGORITHM: the
 server then refuses a change that would copy rows or block writes.
@@ -65,7 +65,7 @@ class SchemaStep(Protocol):
     def is_view(self) -> bool: ...
     def up(self, *, sqlite: bool) -> list[StepStatement]: ...
     def down(self, *, sqlite: bool) -> list[StepStatement]: ...
-    def declare(self, shapes: Shapes, *, sqlite: bool) -> None: ...
+    def add_to_shapes(self, shapes: Shapes, *, sqlite: bool) -> None: ...
     def is_done(self, found: Shapes) -> bool: ...
 
 
@@ -92,7 +92,7 @@ class MakeTable:
     def down(self, *, sqlite: bool) -> list[StepStatement]:
         return [StepStatement(f"DROP TABLE IF EXISTS {self.table}")]
 
-    def declare(self, shapes: Shapes, *, sqlite: bool) -> None:
+    def add_to_shapes(self, shapes: Shapes, *, sqlite: bool) -> None:
         shapes[self.table] = parse_table(self.sql, self.indexes, sqlite=sqlite)
 
     def is_done(self, found: Shapes) -> bool:
@@ -118,7 +118,7 @@ class MakeView:
     def down(self, *, sqlite: bool) -> list[StepStatement]:
         return [StepStatement(f"DROP VIEW IF EXISTS {self.table}")]
 
-    def declare(self, shapes: Shapes, *, sqlite: bool) -> None:
+    def add_to_shapes(self, shapes: Shapes, *, sqlite: bool) -> None:
         shapes[self.table] = view_shape(self.columns, self.select)
 
     def is_done(self, found: Shapes) -> bool:
@@ -146,7 +146,7 @@ class AddColumn:
         gone = f"NOT {has_column(self.table, self.column, sqlite=sqlite)}"
         return [self._alter(f"DROP COLUMN {self.column}", gone, sqlite)]
 
-    def declare(self, shapes: Shapes, *, sqlite: bool) -> None:
+    def add_to_shapes(self, shapes: Shapes, *, sqlite: bool) -> None:
         shape = shapes[self.table]
         shape.columns[self.column] = parse_column(self.definition)
         shape.definitions["column", self.column] = f"{self.column} {self.definition}"

@@ -61,7 +61,7 @@ class TableCheck:
 
 
 def summarize_faults(faults: Sequence[DriftFinding]) -> list[str]:
-    """A line for each text, with its tables; at most SHOWN, and how many more there are."""
+    """One line for each different fault, with its tables; at most SHOWN, and the number of the others."""
     lines = group_by_text(faults)
     more = len(lines) - SHOWN
     return [*lines[:SHOWN], f"and {more} more faults"] if more > 0 else lines

@@ -28,14 +28,14 @@ from toc.testing.history import (
     read,
 )
 from toc.testing.judge import Rules
-from toc.testing.report import FaultFigures, Kind, Lateness, Problem, Report
+from toc.testing.report import FaultEffects, Kind, Lateness, Problem, Report
 
 __all__ = [
     "CancelAnswered",
     "Ended",
     "Entry",
     "Fault",
-    "FaultFigures",
+    "FaultEffects",
     "Journal",
     "Kind",
     "Lateness",

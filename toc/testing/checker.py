@@ -22,7 +22,7 @@ from toc.testing.partitions import (
     judge_all,
     processors,
 )
-from toc.testing.report import FaultFigures, Kind, Problem, Report
+from toc.testing.report import FaultEffects, Kind, Problem, Report
 
 WHOLE_BYTES = 2 * PART_BYTES
 """Journals of so many bytes in all are checked in memory, by this process."""
@@ -78,7 +78,7 @@ def _add_overall_findings(
 ) -> Report:
     """Adds the findings that concern the whole history, not a single job."""
     for fault in faults:
-        figures = report.by_fault.setdefault(fault.name, FaultFigures())
+        figures = report.by_fault.setdefault(fault.name, FaultEffects())
         figures.times += 1
         figures.lasted_ms += fault.to_ms - fault.from_ms
     report.unanswered += len(unanswered)

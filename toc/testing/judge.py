@@ -27,7 +27,7 @@ from toc.testing.job_entries import (
     JobEntries,
     Start,
 )
-from toc.testing.report import UNEXPLAINED, FaultFigures, Kind, Lateness, Problem, Report
+from toc.testing.report import UNEXPLAINED, FaultEffects, Kind, Lateness, Problem, Report
 from toc.worker.lease_recovery import EXTRA_MAX
 
 OVERTIME = "over its timeout"
@@ -425,8 +425,8 @@ class _JobCase:
         )
         return [w for w in writes if w.asked_ms <= at_ms and w.at_ms >= last_ms]
 
-    def _figures_of(self, fault: str) -> FaultFigures:
-        return self._report.by_fault.setdefault(fault, FaultFigures())
+    def _figures_of(self, fault: str) -> FaultEffects:
+        return self._report.by_fault.setdefault(fault, FaultEffects())
 
 
 def _writes(job: JobEntries, *, snoozed: bool) -> list[_ActionTimeWrite]:

@@ -97,7 +97,7 @@ class Lateness:
             wanted -= n
             if wanted <= 0:
                 return bound
-        raise AssertionError("counts and sum differ")
+        raise AssertionError("the buckets hold other values than `count` says")
 
     def counts(self, edges_ms: Sequence[float]) -> list[int]:
         """How many are at most the first edge, the second, …, and above the last."""
@@ -122,7 +122,7 @@ class Lateness:
 
 
 @dataclass(slots=True)
-class FaultFigures:
+class FaultEffects:
     """The effects of all faults of one name.
 
     during: lateness of jobs that were due while it lasted. after: of those due between its end and the
@@ -148,7 +148,7 @@ class FaultFigures:
         """The largest lateness, 0 without a job."""
         return max(0.0, self.during.max_ms, self.after.max_ms)
 
-    def merge(self, other: FaultFigures) -> None:
+    def merge(self, other: FaultEffects) -> None:
         self.times += other.times
         self.lasted_ms += other.lasted_ms
         self.during.merge(other.during)
@@ -195,7 +195,7 @@ class Report:
     problems: list[Problem] = field(default_factory=list)
     lateness: Lateness = field(default_factory=Lateness)
     by_type: dict[str, Lateness] = field(default_factory=dict)
-    by_fault: dict[str, FaultFigures] = field(default_factory=dict)
+    by_fault: dict[str, FaultEffects] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
@@ -239,4 +239,4 @@ class Report:
         for biz_type, late in other.by_type.items():
             self.by_type.setdefault(biz_type, Lateness()).merge(late)
         for name, figures in other.by_fault.items():
-            self.by_fault.setdefault(name, FaultFigures()).merge(figures)
+            self.by_fault.setdefault(name, FaultEffects()).merge(figures)

@@ -2,8 +2,8 @@
 
 For each (topic, shard), Redis holds a mark next to the reminders: "load_id run_id due_ms job_id", the last
 row that was loaded. A mark is lost when it is missing, or belongs to another server process (a fail-over to
-older data), or is later than everything that may be loaded. Then the loader writes a fresh mark *before*
-its first snapshot, so that the page script refuses if Redis is wiped in between.
+older data), or is later than everything that may be loaded. Then the loader writes a fresh mark *before* its
+first snapshot. If Redis is wiped after that, the mark is missing, and the script that writes a page refuses.
 
 The cost of a step depends on the work to do, not on the number of shards. A step reads the marks of the
 shards whose turn it is, and the marks of two slots of each server: a server that loses data loses it for

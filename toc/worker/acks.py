@@ -1,7 +1,8 @@
 """Tells Redis which popped jobs are settled or go back, while the next jobs are claimed and settled.
 
 When an ack does not reach Redis (Redis is down, the process dies, more than `queue_max` acks wait), the
-reminder returns to its StoreQueue after its stay in the PrepareQueue. The claim then reads the row.
+reminder returns to its StoreQueue after its stay in the PrepareQueue. It is popped again, and
+the claim sees that the job has ended.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Correction(ABC):
         """The jobs whose rows are not corrected yet."""
 
     @abstractmethod
-    def write(self, database: Database, claims: Claims) -> Sequence[Ack]:
+    def correct_rows(self, database: Database, claims: Claims) -> Sequence[Ack]:
         """Corrects all rows that are not locked; returns the acks to send to Redis.
 
         Afterwards `job_ids` are those whose rows were locked.
@@ -65,7 +65,7 @@ class GiveBack(Correction):
     def job_ids(self) -> Sequence[int]:
         return [outcome.job_id for outcome in self.outcomes]
 
-    def write(self, database: Database, claims: Claims) -> Sequence[Ack]:
+    def correct_rows(self, database: Database, claims: Claims) -> Sequence[Ack]:
         locked: set[int] = set()
         held = claims.settle(database, self.outcomes, locked)
         self.outcomes = [o for o in self.outcomes if o.job_id in locked and o[:2] not in held]
@@ -91,7 +91,7 @@ class ChangeAloneMark(Correction):
     def job_ids(self) -> Sequence[int]:
         return [] if self.done else [self.job_id]
 
-    def write(self, database: Database, claims: Claims) -> Sequence[Ack]:
+    def correct_rows(self, database: Database, claims: Claims) -> Sequence[Ack]:
         self.done = claims.replace_token(database, self.shard, self.job_id, self.seen, self.token)
         return ()
 
@@ -144,7 +144,7 @@ class Corrections:
         if first is None:
             return wait_s if wait_s > 0 else AGAIN_S
         try:
-            acks = first.write(self._database, self._claims)
+            acks = first.correct_rows(self._database, self._claims)
         except Exception as error:
             locked = isinstance(error, StoreUnavailable) and error.locked
             if is_away(error) and not locked:

@@ -72,7 +72,7 @@ class HandlerTable:
     def type_numbers(self) -> Sequence[int] | None:
         """The type numbers that this worker handles; None: all."""
         self.refresh()
-        return None if self._registry.takes_all else list(self._specs)
+        return None if self._registry.handler_of_every_type else list(self._specs)
 
     def spec_of(self, type_no: int) -> HandlerSpec | None:
         return self._specs.get(type_no)

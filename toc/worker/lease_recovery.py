@@ -30,7 +30,7 @@ from toc.worker.take_over import Suspect, TakeOver
 
 SUSPECTS_MAX = 10_000  # of each database
 IDLE_S, CHECK_S = 60.0, 0.02
-QUIET_S_MAX = 2.0  # how long a held process may take until nothing runs
+QUIET_S_MAX = 2.0  # how long a hold waits until no handler runs
 HOLD_S_MAX = 3.0  # how long a last attempt then runs alone
 QUIET_TRIES_MAX, PAUSE_S_MIN, PAUSE_S_MAX = 5, 10.0, 60.0  # after these tries it runs with others
 NEEDS_HOLD = 0.0

@@ -78,8 +78,8 @@ class DatabaseOutages:
         """Whether it did not answer a moment ago: it is not asked now."""
         return self._clock.monotonic_s() < self._down_until_s.get(database, 0.0)
 
-    def is_away(self, database: int) -> bool:
-        """Whether it has not answered since it was down: one batch at a time tries it."""
+    def has_not_recovered(self, database: int) -> bool:
+        """Whether this database has not answered since it was down. Meanwhile one batch at a time asks it."""
         return database in self._away_since_s
 
     def put_off_ms(self, database: int) -> int:
@@ -92,8 +92,8 @@ class DatabaseOutages:
 class ProcessHold:
     """Keeps the whole process from claiming new jobs while a last attempt runs alone. Thread-safe.
 
-    Each database has a LeaseRecovery; one of them holds the process at a time. After a hold, none may begin
-    for HOLD_REST times as long. So all holds together take at most a third of the process' time, and
+    Each database has a LeaseRecovery; one of them holds the process at a time. After a hold no other may
+    begin for HOLD_REST times its length. So all holds together take at most a third of the process' time, and
     unrelated jobs are late by one hold, not by all of them.
     """
 
@@ -130,7 +130,8 @@ class ProcessHold:
 class Permits:
     """Thread-safe. Implements `runtime.batch.PermitSource`.
 
-    `waiting()`: claimed jobs without a thread. `stuck()`: handlers beyond their timeout.
+    `waiting()`: how many claimed jobs have no thread yet. `stuck()`: how many handlers have overrun their
+    timeout.
     """
 
     def __init__(
@@ -282,7 +283,7 @@ class Permits:
 
     def _is_out(self, database: int) -> bool:
         return self.outages.is_down(database) or (
-            self.outages.is_away(database) and self._fetched[database] > 0
+            self.outages.has_not_recovered(database) and self._fetched[database] > 0
         )
 
     def _count_free(self, database: int) -> int:

@@ -1,4 +1,4 @@
-"""The floor: the least that drivers must do for the same work, by hand.
+"""The baseline: the least that drivers must do for the same work, by hand.
 
 pymysql's cursors and redis-py directly. The connections come out of toc's own engine and Redis
 factory, so TLS, isolation level and time-outs are alike on both sides by construction.
@@ -60,7 +60,7 @@ return {upto, unpack(due)}
 
 @dataclass(frozen=True, slots=True)
 class PlannedRow:
-    """One job as the floor writes it; all texts are made before the clock runs."""
+    """One job as the baseline writes it; all texts are made before the clock runs."""
 
     job_id: int
     biz_id: int
@@ -97,7 +97,7 @@ def group_by_database(settings: Settings, jobs: Sequence[PlannedRow]) -> Batch:
     return found
 
 
-class FloorConnection:
+class BaselineConnection:
     """One raw connection per database, and one Redis client. For one thread."""
 
     def __init__(self, settings: Settings, databases: Databases, client: Client) -> None:
@@ -212,7 +212,7 @@ class FloorConnection:
         table = self._databases[index].job_table_name(shard)
         cursor, raw = self._cursors[index], self._raw[index]
         listed = ",".join(map(str, ids))
-        token = f"floor:{ids[0]}"
+        token = f"baseline:{ids[0]}"
         cursor.execute(
             f"UPDATE {table} SET status = 1, claim_token = '{token}', attempts = attempts + 1, "
             f"due_time = TIMESTAMPADD(SECOND, {LEASE_S}, UTC_TIMESTAMP(3)), "
@@ -251,10 +251,10 @@ def _values(job: PlannedRow) -> str:
 
 
 class BareDrivers:
-    """The floor of a run; it implements `toc.bench.common.Floor`. It has databases of its own."""
+    """The baseline of a run; it implements `toc.bench.common.Baseline`. It has databases of its own."""
 
     def __init__(
-        self, bench: Bench, scratch: Scratch, connections: Sequence[FloorConnection]
+        self, bench: Bench, scratch: Scratch, connections: Sequence[BaselineConnection]
     ) -> None:
         self._bench, self._scratch, self._connections = bench, scratch, connections
         self._one = connections[0]
@@ -272,7 +272,7 @@ class BareDrivers:
         return time_each_ms([partial(self._one.insert, row) for row in self._plan(jobs)])
 
     def schedule_in_threads(self, clients: int, each: int) -> float:
-        def insert_all(connection: FloorConnection, rows: Sequence[PlannedRow]) -> None:
+        def insert_all(connection: BaselineConnection, rows: Sequence[PlannedRow]) -> None:
             for row in rows:
                 connection.insert(row)
 
@@ -305,7 +305,7 @@ class BareDrivers:
 
         took_s = run_in_threads_s([partial(drain_part, n) for n in range(len(connections))])
         settled = sum(counts)
-        text = f"the floor settled {settled:,} of {jobs:,} rows"
+        text = f"the baseline settled {settled:,} of {jobs:,} rows"
         self._bench.report.checks.append(BenchCheck("drain", text, settled == jobs))
         return settled / took_s
 
@@ -316,7 +316,7 @@ class BareDrivers:
         """Writes rows without reminders, here and beside toc's own rows."""
         for side in (self._scratch, self._bench.scratch):
             rows = plan_rows(self._ids, first, count, due_ms)
-            with closing(FloorConnection(side.settings, side.databases, side.client)) as writer:
+            with closing(BaselineConnection(side.settings, side.databases, side.client)) as writer:
                 writer.insert_rows(group_by_database(side.settings, rows))
 
     def _insert_armed(self, jobs: int) -> list[int]:
@@ -337,16 +337,18 @@ class BareDrivers:
 
 
 @contextmanager
-def open_floor(bench: Bench, settings: Settings) -> Iterator[BareDrivers]:
+def open_baseline(bench: Bench, settings: Settings) -> Iterator[BareDrivers]:
     """Databases beside those of toc, with the same shards, and connections to them."""
     ours, count = bench.scratch, max(DRAINERS, bench.options.clients or CLIENTS)
     with (
-        open_scratch(settings, ours.settings.shards, name="floor", stocked=ours.stocked) as scratch,
+        open_scratch(
+            settings, ours.settings.shards, name="baseline", stocked=ours.stocked
+        ) as scratch,
         ExitStack() as stack,
     ):
         connections = [
             stack.enter_context(
-                closing(FloorConnection(scratch.settings, scratch.databases, scratch.client))
+                closing(BaselineConnection(scratch.settings, scratch.databases, scratch.client))
             )
             for _ in range(count)
         ]
