@@ -128,7 +128,7 @@ REFUSED = {
     "SELECT job_id FROM toc_jobs UNION SELECT job_id FROM toc_events INTO OUTFILE '/x'": "INTO",
     "SELECT job_id FROM toc_jobs UNION SELECT job_id FROM toc_events FOR UPDATE": "a locking read",
     "SELECT ROW_NUMBER() FROM toc_jobs": "needs OVER",
-    "SELECT job_id FROM toc_jobs WHERE ROW_NUMBER() OVER (ORDER BY job_id) = 1": "cannot use window functions",
+    "SELECT job_id FROM toc_jobs WHERE ROW_NUMBER() OVER (ORDER BY job_id) = 1": "cannot use window",
     "SELECT SUM(ROW_NUMBER() OVER (ORDER BY job_id)) FROM toc_jobs": "an aggregate of an aggregate or",
     "SELECT SLEEP(1) OVER () FROM toc_jobs": "this window function is not accepted",
     "SELECT SUM(status) OVER (ORDER BY due_time RANGE BETWEEN INTERVAL 1 HOUR PRECEDING AND CURRENT ROW) "
