@@ -643,29 +643,26 @@ GOOD = {
 }
 
 
-NO_SUMMARY = "is no summary of version 1"
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (b"{", NO_SUMMARY),
-        (b"[" * 200_000, NO_SUMMARY),
-        (b"\xff\xfe", NO_SUMMARY),
+        (b"{", "is no JSON"),
+        (b"[" * 200_000, "is no JSON"),
+        (b"\xff\xfe", "is no JSON"),
         (b" " * 9_000_000, "is too long"),
-        (b"[1]", NO_SUMMARY),
-        ({"schema": "another"}, NO_SUMMARY),
-        ({"version": 99}, NO_SUMMARY),
-        ({"version": "<b>"}, NO_SUMMARY),
-        ({"found": {"missing": -1}}, NO_SUMMARY),
-        ({"found": {"missing": 10**400}}, NO_SUMMARY),
-        ({"found": {"missing": True}}, NO_SUMMARY),
-        ({"found": [1]}, NO_SUMMARY),
-        ({"compared": None}, NO_SUMMARY),
-        ({"verdict": HOSTILE}, NO_SUMMARY),
-        ({"began": "2026-11-20T03:00:00"}, NO_SUMMARY),
-        ({"began": "0001-01-01T00:00:00+10:00"}, NO_SUMMARY),
-        ({"began": 7}, NO_SUMMARY),
+        (b"[1]", "is none of a report"),
+        ({"schema": "another"}, "is none of a report"),
+        ({"version": 99}, "has version 99, not 1"),
+        ({"version": "<b>"}, "has version <b>, not 1"),
+        ({"found": {"missing": -1}}, "lacks what it should hold"),
+        ({"found": {"missing": 10**400}}, "lacks what it should hold"),
+        ({"found": {"missing": True}}, "lacks what it should hold"),
+        ({"found": [1]}, "lacks what it should hold"),
+        ({"compared": None}, "lacks what it should hold"),
+        ({"verdict": HOSTILE}, "lacks what it should hold"),
+        ({"began": "2026-11-20T03:00:00"}, "lacks what it should hold"),
+        ({"began": "0001-01-01T00:00:00+10:00"}, "lacks what it should hold"),
+        ({"began": 7}, "lacks what it should hold"),
         (None, "cannot be read: No such file or directory"),
     ],
 )
@@ -701,7 +698,10 @@ def test_a_summary_that_is_no_file_is_left_out_and_waits_for_nobody(
     else:
         (folder / SUMMARY).mkdir()
     page = page_of(report.write(outcome_of(), settings))
-    assert "left out: 2026-11-20T030000Z/summary.json is no regular file." in page.text
+    assert (
+        "left out: 2026-11-20T030000Z/summary.json cannot be read: it is no regular file."
+        in page.text
+    )
 
 
 def test_the_good_summary_of_these_tests_is_good(settings: Settings) -> None:
@@ -720,6 +720,8 @@ def test_texts_of_others_are_shown_and_do_nothing(settings: Settings) -> None:
     )
     outcome.repairs = [RepairResult(findings[0], False, HOSTILE)]
     outcome.failures = [ShardFailure(7, HOSTILE)]
+    outcome.seconds |= {HOSTILE: 1.0}
+    outcome.counts[HOSTILE] = 1
     folder = report.write(outcome, settings)
     page = page_of(folder)
     shown = clean(HOSTILE)

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from toc.domain.disagreements import Disagreement
 from toc.domain.times import datetime_of
@@ -68,16 +68,18 @@ def write(outcome: ReconcileResult, settings: Settings) -> Path:
         draft = _new_draft(directory, stamp)
         try:
             _delete_old_drafts(directory, draft.stat().st_mtime)
-            with open_file(draft / FINDINGS, "xb") as file:
+            with _new_file(draft / FINDINGS) as file:
                 write_findings(outcome, file)
-            with open_file(draft / SUMMARY, "xb") as file:
+            with _new_file(draft / SUMMARY) as file:
                 file.write(json.dumps(summary, indent=1).encode("ascii"))
-            with open_file(draft / PAGE, "xb") as file:
+            with _new_file(draft / PAGE) as file:
                 file.write(page.encode())
+            _sync_directory(draft)
             report = _publish(draft, directory, stamp)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
+        _sync_directory(directory)
     _delete_oldest(directory, report, outcome.namespace, settings.reconcile.reports_max)
     return report
 
@@ -168,6 +170,24 @@ def _explain_write_errors(settings: Settings) -> Iterator[None]:
             "reconcile.directory: must be a directory that can be written; "
             f"got {settings.reconcile.directory!r} ({error.strerror or error})"
         ) from error
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that is on the disk when it is closed."""
+    with open_file(path, "xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(directory: Path) -> None:
+    with suppress(OSError):  # not every file system can
+        number = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
 def _new_draft(directory: Path, name: str) -> Path:

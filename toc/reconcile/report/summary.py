@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import heapq
+import json
+import os
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -217,21 +220,42 @@ class EarlierRun(ReportSummary):
 
 def read_summary(folder: Path, kind: type[Summary]) -> Summary:
     """The summary of a report. Raises BrokenSummary for a file that is none."""
-    path = folder / SUMMARY
     try:
-        # A pipe would wait for its writer; what a link points to is no part of the report.
-        if not stat.S_ISREG(path.lstat().st_mode):
-            raise BrokenSummary("is no regular file")
-        with path.open("rb") as file:
+        with open(folder / SUMMARY, "rb", opener=_open_to_read) as file:
             text = file.read(_BYTES_MAX + 1)
     except OSError as error:
         raise BrokenSummary(f"cannot be read: {error.strerror}") from error
     if len(text) > _BYTES_MAX:
         raise BrokenSummary("is too long")
     try:
+        facts = json.loads(text)
+    except (ValueError, RecursionError):
+        raise BrokenSummary("is no JSON") from None
+    if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
+        raise BrokenSummary("is none of a report")
+    if kind is EarlierRun and facts.get("version") != VERSION:
+        raise BrokenSummary(f"has version {clean(str(facts.get('version')), 20)}, not {VERSION}")
+    try:
         return kind.model_validate_json(text)
     except ValidationError:
-        raise BrokenSummary(f"is no summary of version {VERSION}") from None
+        raise BrokenSummary("lacks what it should hold") from None
+
+
+_NO_FILE = "it is no regular file"
+
+
+def _open_to_read(path: str, flags: int) -> int:
+    """Opens regular files only: it does not wait for the writer of a pipe, and follows no link."""
+    try:
+        number = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, _NO_FILE, path) from error
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, _NO_FILE, path)
+    return number
 
 
 def _by_kind(counts: Mapping[Any, int]) -> dict[str, int]:
