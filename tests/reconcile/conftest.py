@@ -14,6 +14,7 @@ from tests.integration.world import World
 from tests.reconcile.damage import Town
 from tests.servers import Server, ServerUnavailableError, start_redis
 from tests.servers.endpoint import Endpoint
+from toc.runtime.setting_groups import ReconcileSettings
 from toc.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -56,11 +57,20 @@ def own_redis(tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
+SPARK = {
+    # Compiling each query would take most of the time: the tables of tests are tiny. Commands compile them.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+}
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One for all tests: it takes seconds to start."""
     pytest.importorskip("pyspark")
     from toc.reconcile.spark import open_session  # noqa: PLC0415 - an extra
 
-    with open_session(Settings(), "local[2]") as spark:
+    with open_session(Settings(reconcile=ReconcileSettings(spark=SPARK)), "local[2]") as spark:
         yield spark
