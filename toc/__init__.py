@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toc.center.center import JobSpec, TimeoutCenter
     from toc.domain.job import Answer, AnswerKind, DeadJob, Job, Scheduled, Status
-    from toc.domain.policy import Exponential
+    from toc.domain.retry_policies import Exponential
     from toc.errors import (
         ClaimLost,
         ClusterUnavailable,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "toc.center.center": ("JobSpec", "TimeoutCenter"),
     "toc.domain.job": ("Answer", "AnswerKind", "DeadJob", "Job", "Scheduled", "Status"),
-    "toc.domain.policy": ("Exponential",),
+    "toc.domain.retry_policies": ("Exponential",),
     "toc.handlers.current": ("JobFilter", "current_job"),
     "toc.handlers.verdicts": ("Dead", "Drop", "Retry", "Snooze"),
     "toc.runtime.settings": ("Settings", "load_settings"),

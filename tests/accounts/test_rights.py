@@ -117,7 +117,7 @@ def test_the_migrator_runs_scripts(empty: Place) -> None:
 
 def test_a_worker_sees_what_differs(place: Place) -> None:
     settings = place.settings(place.make("worker"))
-    looked = TableCheck(SystemClock(), settings.routing.facts())
+    looked = TableCheck(SystemClock(), settings.routing.meta_values())
     databases = Databases.from_settings(settings, SystemClock())
     try:
         looked.check(databases[0])

@@ -16,7 +16,7 @@ from tests.migration.conftest import run, scalar
 from tests.worker.rig import NOW, Rig
 from tests.worker.waiting import wait_until
 from toc.center.center import TimeoutCenter
-from toc.domain.ids import gene_of
+from toc.domain.ids import routing_bits_of
 from toc.store.claims import OutcomeKind
 
 Under = Callable[[str], None]
@@ -50,7 +50,7 @@ def test_the_commands_of_an_operator(place: Place, under: Under, toc: Toc) -> No
 
 def put_into_another_shard(place: Place, job_id: int) -> None:
     """Where a hand has put it: a repair makes a copy in the right table."""
-    shard = gene_of(job_id) % SHARDS
+    shard = routing_bits_of(job_id) % SHARDS
     other = (shard + 1) % SHARDS
     columns = "job_id, biz_id, type_no, action_time, due_time"
     run(

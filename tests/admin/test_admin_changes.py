@@ -23,7 +23,7 @@ from tests.worker.waiting import wait_until
 from toc.admin import bulk_changes as changes_module
 from toc.admin.bulk_run import PAUSE_S_MIN, Interrupted, RunAccount
 from toc.domain.job import Event, Status
-from toc.domain.routing import hash_of
+from toc.domain.routing import routing_hash_of
 from toc.errors import InvalidInput, SchemaMismatch, StoreUnavailable
 from toc.store.claims import OutcomeKind
 
@@ -44,7 +44,7 @@ def schedule(desk: Desk, count: int, in_ms: int = 10 * MINUTE, **fields: Any) ->
 
 def of_one_shard(count: int) -> list[int]:
     """Business ids."""
-    return [biz_id for biz_id in range(20 * count) if hash_of(biz_id) % 4 == 1][:count]
+    return [biz_id for biz_id in range(20 * count) if routing_hash_of(biz_id) % 4 == 1][:count]
 
 
 # ---- the dry run

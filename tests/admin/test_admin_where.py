@@ -10,7 +10,7 @@ from sqlalchemy import text
 from tests.contract.library import Library
 from toc.admin.statement_parser import CHARS_MAX
 from toc.admin.where import VALUES_MAX, Where
-from toc.domain.biz_ids import number_of_text
+from toc.domain.biz_ids import hash_text_id
 from toc.domain.job import Status
 from toc.domain.routing import BIZ_ID_MAX
 from toc.errors import InvalidInput
@@ -63,7 +63,7 @@ def compare(name: str, operator: str, value: object) -> Compare:
 
 
 def business(*texts: str) -> Every:
-    numbers = tuple(map(number_of_text, texts))
+    numbers = tuple(map(hash_text_id, texts))
     return Every((OneOf(Column("biz_id"), numbers), OneOf(Column("biz_text"), texts)))
 
 
@@ -333,7 +333,7 @@ BOUNDS = {
     "status = 0 OR biz_id = 42": Bounds(),
     "NOT biz_id = 42": Bounds(),
     "biz_id <> 42": Bounds(),
-    "biz_id = 'A-42'": Bounds(biz_ids=frozenset({number_of_text("A-42")})),
+    "biz_id = 'A-42'": Bounds(biz_ids=frozenset({hash_text_id("A-42")})),
     "biz_id = 42 AND attempts > 1": Bounds(biz_ids=frozenset({42})),
     "biz_id IN (42, 43) AND (biz_id IN (43, 44))": Bounds(biz_ids=frozenset({43})),
     "job_id IN (1, 2)": Bounds(job_ids=frozenset({1, 2})),
@@ -444,7 +444,7 @@ def various(library: Library) -> Library:
 def test_texts_as_business_ids(library: Library, where: str, biz_ids: set[str]) -> None:
     texts = ("A-42", "a-42", "é", "e\u0301", "42")
     ids = {library.pending(text): text for text in texts}
-    library.pending(number_of_text("A-42"))
+    library.pending(hash_text_id("A-42"))
     library.pending(42)
     found = by_us(library, where)
     assert {ids[job_id] for job_id in found} == biz_ids

@@ -21,7 +21,7 @@ from tests.worker.waiting import wait_until
 from toc.admin.explain import JobExplanation, explain_job, job_delays
 from toc.cli.explain import _json, _text
 from toc.cli.job_meaning import Meaning, interpret
-from toc.domain.ids import JOB_ID_MAX, gene_of
+from toc.domain.ids import JOB_ID_MAX, routing_bits_of
 from toc.domain.job import Status
 from toc.errors import InvalidInput, SchemaMismatch
 from toc.node.node import Node
@@ -359,7 +359,7 @@ def test_a_topic_of_its_own(desk: Desk) -> None:
     found, means = look(desk, job_id)
     assert means.agrees is True
     (place,) = found.places
-    assert (place.topic, place.slot) == ("vip", gene_of(job_id) & 1)
+    assert (place.topic, place.slot) == ("vip", routing_bits_of(job_id) & 1)
     assert ":vip_" in place.store_key
 
 

@@ -13,8 +13,8 @@ from toc.admin.query_plan import QueryPlan, TableQuery, plan_query
 from toc.admin.query_reader import TABLES, WINDOW_MAX
 from toc.admin.query_run import rows_for
 from toc.admin.sql_writer import shard_queries, sql_for_display, write_final_query
-from toc.domain.ids import IdFactory
-from toc.domain.routing import Routing, hash_of
+from toc.domain.ids import JobIdFactory
+from toc.domain.routing import Routing, routing_hash_of
 from toc.errors import InvalidInput
 from toc.store.fan_out import Question
 
@@ -426,14 +426,14 @@ def shards(sql: str, database: int | None = None, **values: str) -> list[int]:
 
 
 def test_an_id_says_the_shard() -> None:
-    home = ROUTING.shard(hash_of(42))
-    job_id = IdFactory(lambda: 1_800_000_000_000, 0).draw([hash_of(42)])[0]
+    home = ROUTING.shard_of_hash(routing_hash_of(42))
+    job_id = JobIdFactory(lambda: 1_800_000_000_000, 0).make_ids([routing_hash_of(42)])[0]
     every = list(range(8))
     where = {
         "biz_id = 42": [home],
         "42 = biz_id": [home],
         "biz_id = @biz_id": [home],
-        "biz_id IN (42, 43)": sorted({home, ROUTING.shard(hash_of(43))}),
+        "biz_id IN (42, 43)": sorted({home, ROUTING.shard_of_hash(routing_hash_of(43))}),
         f"job_id = {job_id}": [home],
         "shard = 3": [3],
         "shard IN (3, 5, 99)": [3, 5],

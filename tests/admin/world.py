@@ -22,8 +22,8 @@ from toc.admin.query_reader import read_query
 from toc.admin.query_run import QueryResult, QueryRun
 from toc.admin.sql_writer import write_sql
 from toc.admin.sqlite_functions import mysql_functions_for_sqlite
-from toc.domain.ids import IdFactory
-from toc.domain.routing import hash_of
+from toc.domain.ids import JobIdFactory
+from toc.domain.routing import routing_hash_of
 from toc.domain.times import datetime_of
 from toc.runtime.settings import Settings
 from toc.store import migrate
@@ -138,19 +138,19 @@ def prepare(connection: Connection) -> None:
 def fill(world: World, seed: int = 1) -> None:
     """Random rows, the same ones in every kind of database."""
     rng = random.Random(seed)  # noqa: S311 - the same rows each time
-    ids = IdFactory(lambda: NOW_MS - DAY_MS, 0)
+    ids = JobIdFactory(lambda: NOW_MS - DAY_MS, 0)
     jobs: dict[int, list[dict[str, Any]]] = {shard: [] for shard in range(SHARDS)}
     live = set()
     for number in range(ROWS):
         biz_id = rng.choice((number, rng.randrange(40), 2**53 + number, 2**62 + rng.randrange(9)))
-        job_id = ids.draw([hash_of(biz_id)])[0]
+        job_id = ids.make_ids([routing_hash_of(biz_id)])[0]
         row = _job(rng, job_id, biz_id)
         key = (biz_id, row["type_no"], row["dedup_key"])
         if row["status"] < 2 and row["dedup_key"] is not None:
             if key in live:
                 continue
             live.add(key)
-        jobs[world.settings.routing.shard(hash_of(biz_id))].append(row)
+        jobs[world.settings.routing.shard_of_hash(routing_hash_of(biz_id))].append(row)
     for index in range(len(world.settings.databases)):
         with world.engine(index).begin() as connection:
             for shard in world.settings.routing.shards_of_database(index):

@@ -20,8 +20,8 @@ from toc.bench.common import CLIENTS, FAR_MS, Bench, run_in_threads_s, time_each
 from toc.bench.load import attribute
 from toc.bench.report import BenchCheck
 from toc.bench.scratch import Scratch, open_scratch
-from toc.domain.ids import IdFactory, gene_of
-from toc.domain.routing import hash_of, slot_of
+from toc.domain.ids import JobIdFactory, routing_bits_of
+from toc.domain.routing import routing_hash_of, slot_of_hash
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.store.columns import sql_time
@@ -73,9 +73,9 @@ Batch = Mapping[int, Mapping[int, Sequence[PlannedRow]]]
 """Database -> shard -> rows, both ascending."""
 
 
-def plan_rows(ids: IdFactory, first: int, count: int, due_ms: int) -> list[PlannedRow]:
+def plan_rows(ids: JobIdFactory, first: int, count: int, due_ms: int) -> list[PlannedRow]:
     """The rows of jobs with business ids from `first` on."""
-    job_ids = ids.draw([hash_of(first + i) for i in range(count)])
+    job_ids = ids.make_ids([routing_hash_of(first + i) for i in range(count)])
     return [
         PlannedRow(job_id, first + i, due_ms, sql_time(due_ms), _json_literal(attribute(first + i)))
         for i, job_id in enumerate(job_ids)
@@ -91,9 +91,9 @@ def _json_literal(value: dict[str, Any]) -> str:
 def group_by_database(settings: Settings, jobs: Sequence[PlannedRow]) -> Batch:
     found: dict[int, dict[int, list[PlannedRow]]] = defaultdict(lambda: defaultdict(list))
     routing = settings.routing
-    for job in sorted(jobs, key=lambda job: routing.shard(hash_of(job.biz_id))):
-        shard = routing.shard(hash_of(job.biz_id))
-        found[routing.database(shard)][shard].append(job)
+    for job in sorted(jobs, key=lambda job: routing.shard_of_hash(routing_hash_of(job.biz_id))):
+        shard = routing.shard_of_hash(routing_hash_of(job.biz_id))
+        found[routing.database_index(shard)][shard].append(job)
     return found
 
 
@@ -233,11 +233,11 @@ class BaselineConnection:
     # ---- names
 
     def _home(self, job_id: int) -> tuple[Database, int]:
-        shard = self._settings.routing.shard(gene_of(job_id))
+        shard = self._settings.routing.shard_of_hash(routing_bits_of(job_id))
         return self._databases.of_shard(shard), shard
 
     def _store(self, job_id: int) -> str:
-        slot = slot_of(gene_of(job_id), self._settings.slots_of(TOPIC))
+        slot = slot_of_hash(routing_bits_of(job_id), self._settings.slots_of(TOPIC))
         return keys.store_key(self._settings.namespace, TOPIC, slot)
 
     def _queues(self, slot: int) -> tuple[str, str]:
@@ -258,7 +258,7 @@ class BareDrivers:
     ) -> None:
         self._bench, self._scratch, self._connections = bench, scratch, connections
         self._one = connections[0]
-        self._ids = IdFactory(SystemClock().wall_ms, 0)
+        self._ids = JobIdFactory(SystemClock().wall_ms, 0)
         self._batch = bench.options.batch
 
     def schedule_many(self, jobs: int) -> float:

@@ -12,9 +12,9 @@ from toc.bench.common import Bench, check_statuses, pair_words, worker_processes
 from toc.bench.draining import DrainRace
 from toc.bench.report import BenchCheck
 from toc.center.center import TimeoutCenter
-from toc.domain.ids import IdFactory, first_id_of
+from toc.domain.ids import JobIdFactory, lowest_id_at
 from toc.domain.job import Status
-from toc.domain.routing import hash_of
+from toc.domain.routing import routing_hash_of
 from toc.runtime.setting_groups import RetentionSettings
 from toc.store.databases import SHARD, execute_on
 from toc.store.ended_jobs import DAY_MS
@@ -65,8 +65,8 @@ class _OldJobs:
     def __init__(self, bench: Bench) -> None:
         self._bench, self._databases = bench, bench.scratch.databases
         self._made_ms = int(bench.redis_ms()) - OLD_DAYS * DAY_MS
-        self._ids = IdFactory(lambda: self._made_ms, 0)
-        self._old = JOB.c.job_id < first_id_of(self._made_ms + DAY_MS)
+        self._ids = JobIdFactory(lambda: self._made_ms, 0)
+        self._old = JOB.c.job_id < lowest_id_at(self._made_ms + DAY_MS)
 
     def add_until(self, jobs: int) -> None:
         """Adds to them until there are so many."""
@@ -74,7 +74,9 @@ class _OldJobs:
         first = self._bench.reserve_biz_ids(missing)
         by_shard: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for biz_id in range(first, first + missing):
-            by_shard[self._databases.routing.shard(hash_of(biz_id))].append(self._row(biz_id))
+            by_shard[self._databases.routing.shard_of_hash(routing_hash_of(biz_id))].append(
+                self._row(biz_id)
+            )
         for shard, rows in by_shard.items():
             self._insert(shard, rows)
 
@@ -98,7 +100,7 @@ class _OldJobs:
 
     def _row(self, biz_id: int) -> dict[str, Any]:
         return {
-            "job_id": self._ids.draw([hash_of(biz_id)])[0],
+            "job_id": self._ids.make_ids([routing_hash_of(biz_id)])[0],
             "biz_id": biz_id,
             "type_no": 1,
             "status": int(Status.DONE),

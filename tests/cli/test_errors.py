@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Toc
 from tests.cli.processes import clean_environment
 from toc.cli import common_options
-from toc.domain.masking import masked
+from toc.domain.secret_masking import mask_secrets
 
 USAGE = [
     ("nope",),
@@ -285,7 +285,7 @@ def test_commands_that_are_imported_late(toc: Toc, name: str) -> None:
     ],
 )
 def test_passwords_are_masked(text: str, shown: str) -> None:
-    assert masked(text) == shown
+    assert mask_secrets(text) == shown
 
 
 def test_only_the_parsers_errors_count_as_wrong_usage() -> None:

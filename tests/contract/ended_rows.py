@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tests.contract.library import Library
-from toc.domain.ids import first_id_of
+from toc.domain.ids import lowest_id_at
 from toc.store.columns import sql_time
 
 TEXTS = (
@@ -43,7 +43,7 @@ def hostile(library: Library, number: int, rng: random.Random) -> Iterator[dict[
     for n in range(number):
         biz_id = rng.choice(BIZ_IDS)
         yield {
-            "job_id": first_id_of(now_ms) + n,
+            "job_id": lowest_id_at(now_ms) + n,
             "gmt_create": sql_time(now_ms - rng.randrange(10**9)),
             "gmt_modified": sql_time(now_ms + n),
             "biz_id": biz_id - 2**64 if library.sqlite and biz_id >= 2**63 else biz_id,

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import text
 
 from toc.domain.biz_ids import check_business_id
-from toc.domain.ids import IdFactory, gene_of
+from toc.domain.ids import JobIdFactory, routing_bits_of
 from toc.domain.job import NewJob
-from toc.domain.routing import hash_of
+from toc.domain.routing import routing_hash_of
 from toc.domain.times import EPOCH
 from toc.runtime.settings import Settings
 from toc.store import migrate
@@ -63,9 +63,12 @@ class Library:
         for database in self.databases:
             database._supports_packets &= self._packets
         self.catalogue = Catalogue(self.databases)
-        self.ids = IdFactory(self.clock.wall_ms, 0)
+        self.ids = JobIdFactory(self.clock.wall_ms, 0)
         self.jobs = Jobs(
-            self.databases, self.catalogue, lambda gene: self.ids.draw([gene])[0], ACTOR
+            self.databases,
+            self.catalogue,
+            lambda routing_bits: self.ids.make_ids([routing_bits])[0],
+            ACTOR,
         )
         self.pages = DuePages(self.databases)
         for database in self.databases:
@@ -119,7 +122,7 @@ class Library:
         """A job with a fresh id, due `in_ms` from now."""
         business = check_business_id(biz_id, tenant)
         return NewJob(
-            self.ids.draw([hash_of(business.number)])[0],
+            self.ids.make_ids([routing_hash_of(business.number)])[0],
             business.number,
             self.close_no if type_no is None else type_no,
             self.now_ms + in_ms if at_ms is None else at_ms,
@@ -155,7 +158,7 @@ class Library:
     # ---- claims
 
     def shard(self, job_id: int) -> int:
-        return self.settings.routing.shard(gene_of(job_id))
+        return self.settings.routing.shard_of_hash(routing_bits_of(job_id))
 
     def home(self, job_id: int) -> Any:
         return self.databases.of_shard(self.shard(job_id))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.contract.library import Library
-from toc.domain.ids import first_id_of
+from toc.domain.ids import lowest_id_at
 from toc.errors import SchemaMismatch
 from toc.store.archive_status import (
     AHEAD_MS,
@@ -126,8 +126,8 @@ def test_a_mark_that_other_hands_have_written_is_refused(database: Database, val
 
 def test_what_is_covered() -> None:
     mark = ArchiveStatus(10 * DAY_MS + (base := 1_767_225_600_000), 1, 1)
-    assert mark.covers(first_id_of(base), mark.until_ms - 1)
-    assert not mark.covers(first_id_of(base), mark.until_ms)
+    assert mark.covers(lowest_id_at(base), mark.until_ms - 1)
+    assert not mark.covers(lowest_id_at(base), mark.until_ms)
     # The id says that it was made long after it ended: the archive's walk did not come so far.
-    assert mark.covers(first_id_of(base + AHEAD_MS), base)
-    assert not mark.covers(first_id_of(base + AHEAD_MS + 1), base)
+    assert mark.covers(lowest_id_at(base + AHEAD_MS), base)
+    assert not mark.covers(lowest_id_at(base + AHEAD_MS + 1), base)

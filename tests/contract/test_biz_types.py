@@ -18,7 +18,7 @@ from tests.worker.waiting import wait_until
 from toc.center.center import TimeoutCenter
 from toc.domain.biz_types import FIRST_NO, type_no_of
 from toc.domain.job import Status
-from toc.domain.routing import hash_of
+from toc.domain.routing import routing_hash_of
 from toc.errors import InvalidInput, NotFound, SchemaMismatch, StoreUnavailable
 from toc.store import biz_types
 from toc.store.biz_types import REFRESH_S, BizTypes, read_known_types
@@ -49,7 +49,11 @@ def center(two: Library) -> Iterator[TimeoutCenter]:
 def biz_id_on(two: Library, database: int) -> int:
     """One whose jobs are in this database."""
     routing = two.settings.routing
-    return next(n for n in range(100) if routing.database(routing.shard(hash_of(n))) == database)
+    return next(
+        n
+        for n in range(100)
+        if routing.database_index(routing.shard_of_hash(routing_hash_of(n))) == database
+    )
 
 
 def names_of_one_number() -> tuple[str, str]:

@@ -24,7 +24,7 @@ def clean_meta(library: Library) -> Iterator[None]:
 
 @pytest.mark.usefixtures("clean_meta")
 def test_another_routing_is_refused(library: Library) -> None:
-    facts = library.settings.routing.facts()
+    facts = library.settings.routing.meta_values()
     library.catalogue.verify_and_record(facts)
     Catalogue(library.databases).verify_and_record(facts)
     for fact, value in {"shards": "8", "databases": "2", "hash": "md5"}.items():
@@ -35,7 +35,7 @@ def test_another_routing_is_refused(library: Library) -> None:
 
 @pytest.mark.usefixtures("clean_meta")
 def test_a_new_fact_is_kept(library: Library) -> None:
-    facts = library.settings.routing.facts()
+    facts = library.settings.routing.meta_values()
     library.catalogue.verify_and_record(facts)
     library.catalogue.verify_and_record(facts | {"topic.vip.slot_amount": "2"})
     with pytest.raises(SchemaMismatch, match=r"topic\.vip\.slot_amount = 2"):
@@ -87,7 +87,7 @@ def test_a_copy_of_the_database_is_another_database(library: Library) -> None:
 
 @pytest.mark.usefixtures("clean_meta")
 def test_who_is_refused_leaves_nothing_behind(library: Library) -> None:
-    facts = library.settings.routing.facts()
+    facts = library.settings.routing.meta_values()
     library.catalogue.verify_and_record(facts)
     with pytest.raises(SchemaMismatch, match="shards"):
         library.catalogue.verify_and_record(

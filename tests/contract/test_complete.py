@@ -26,7 +26,7 @@ from toc.store.external_transaction import complete
 def engine(library: Library) -> Iterator[Engine]:
     """The handler's own, on the job's database; it knows nothing of toc."""
     library.catalogue.verify_and_record(
-        library.settings.routing.facts()
+        library.settings.routing.meta_values()
     )  # gives the database its identity
     engine = create_engine(library.settings.databases[0], poolclass=NullPool)
     with engine.begin() as connection:

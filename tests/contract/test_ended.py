@@ -12,7 +12,7 @@ import pytest
 
 from tests.contract.ended_rows import hostile, made_at, write
 from tests.contract.library import Library
-from toc.domain.ids import first_id_of
+from toc.domain.ids import lowest_id_at
 from toc.domain.job import Status
 from toc.errors import SchemaMismatch
 from toc.store.archive_status import AHEAD_MS, TimeWindow
@@ -181,8 +181,8 @@ def test_no_change_of_a_row_leaves_its_checksum(
 def test_jobs_of_a_clock_too_far_ahead_are_out_of_reach(library: Library, ended: EndedJobs) -> None:
     until_ms = library.now_ms + 1000
     (row,) = hostile(library, 1, random.Random(1))  # noqa: S311 - a test
-    near = {**row, "job_id": first_id_of(until_ms + AHEAD_MS) - 1}
-    far = {**row, "job_id": first_id_of(until_ms + AHEAD_MS)}
+    near = {**row, "job_id": lowest_id_at(until_ms + AHEAD_MS) - 1}
+    far = {**row, "job_id": lowest_id_at(until_ms + AHEAD_MS)}
     write(library, 0, [near, far])
     window = TimeWindow(until_ms - 1000, until_ms)
     assert [row[0] for row in ended.ended_rows(0, id_range_of_ended(window), window)] == [
@@ -198,7 +198,7 @@ def test_tallies_are_what_counting_gives(library: Library, ended: EndedJobs) -> 
         late_ms = rng.choice([-5, 0, 7_000_000, *BOUNDS_MS, *(bound + 1 for bound in BOUNDS_MS)])
         rows.append(
             {
-                "job_id": first_id_of(base_ms) + n,
+                "job_id": lowest_id_at(base_ms) + n,
                 "biz_id": n,
                 "type_no": rng.choice([1, 2]),
                 "status": rng.choice([0, 2, 2, 2, 3, 4]),

@@ -10,8 +10,8 @@ import pytest
 
 from tests.contract.breaks import lose_answers
 from tests.contract.library import ACTOR, LEASE_MS, Library
+from toc.domain.argument_checks import REASON_CHARS_MAX
 from toc.domain.job import TRANSITIONS, Event, Status
-from toc.domain.limits import REASON_CHARS_MAX
 from toc.store.claims import Outcome, OutcomeKind
 from toc.store.events import read_events
 

@@ -13,7 +13,7 @@ from sqlalchemy.pool import NullPool
 
 from tests.contract.breaks import lose_answers, statements_of
 from tests.contract.library import Library
-from toc.domain.ids import gene_of
+from toc.domain.ids import routing_bits_of
 from toc.domain.job import Status
 from toc.errors import DuplicateJob, StoreUnavailable
 from toc.store import pipeline
@@ -237,7 +237,7 @@ def test_a_taken_id_is_drawn_again_for_the_same_shard_and_slot(library: Library)
     (answer,) = library.insert(job)
     assert answer.written
     assert answer.job_id != taken
-    assert gene_of(answer.job_id) == gene_of(taken)
+    assert routing_bits_of(answer.job_id) == routing_bits_of(taken)
     assert library.count() == 2
     assert library.row(taken).due_ms == library.now_ms
 

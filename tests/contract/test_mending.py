@@ -13,10 +13,10 @@ from tests.contract.breaks import lose_answers
 from tests.contract.engines import library_on
 from tests.contract.library import Library
 from tests.contract.test_events import no_event_table
-from toc.domain.biz_ids import BusinessId, number_of_text
-from toc.domain.ids import GENE_MASK, SEQUENCE_BITS, SEQUENCE_MASK, gene_of
+from toc.domain.biz_ids import BusinessId, hash_text_id
+from toc.domain.ids import ROUTING_MASK, SEQUENCE_BITS, SEQUENCE_MASK, routing_bits_of
 from toc.domain.job import TRANSITIONS, Event, NewJob, Status
-from toc.domain.routing import hash_of
+from toc.domain.routing import routing_hash_of
 from toc.store.claims import OutcomeKind
 from toc.store.columns import sql_time
 from toc.store.events import read_events
@@ -197,27 +197,27 @@ def test_realign_of_a_batch_changes_those_that_stand(library: Library) -> None:
 # ---- rehome
 
 
-def with_gene(job_id: int, gene: int) -> int:
-    return job_id & ~(GENE_MASK << SEQUENCE_BITS) | gene << SEQUENCE_BITS
+def with_routing_bits(job_id: int, routing_bits: int) -> int:
+    return job_id & ~(ROUTING_MASK << SEQUENCE_BITS) | routing_bits << SEQUENCE_BITS
 
 
 def biz_of_shard(shard: int, nth: int = 0) -> int:
-    return [n for n in range(1000) if hash_of(n) % 4 == shard][nth]
+    return [n for n in range(1000) if routing_hash_of(n) % 4 == shard][nth]
 
 
 def text_of_shard(shard: int) -> str:
     texts = (f"A-{n}" for n in range(1000))
-    return next(text for text in texts if hash_of(number_of_text(text)) % 4 == shard)
+    return next(text for text in texts if routing_hash_of(hash_text_id(text)) % 4 == shard)
 
 
 def misfit(
     library: Library, shard: int, home: int, biz_id: int | str | None = None, **fields: Any
 ) -> NewJob:
-    """A pending job in `shard`, by an id with the gene of that shard, of a business of `home`."""
+    """A pending job in `shard`, by an id with the routing bits of that shard, of a business of `home`."""
     biz_id = biz_of_shard(home) if biz_id is None else biz_id
     job = library.new(biz_id, **{"in_ms": LATER_MS, "attribute": '{"a": 1}'} | fields)
-    gene = (gene_of(job.job_id) & ~3 | shard) ^ 0b100  # wrong, whatever the shard
-    job = job._replace(job_id=with_gene(job.job_id, gene))
+    routing_bits = (routing_bits_of(job.job_id) & ~3 | shard) ^ 0b100  # wrong, whatever the shard
+    job = job._replace(job_id=with_routing_bits(job.job_id, routing_bits))
     assert library.insert(job)[0].job_id == job.job_id
     assert row(library, shard, job.job_id)
     return job
@@ -241,7 +241,9 @@ def copy_by_hand(library: Library, job_id: int, to: int, *, move: bool) -> None:
 
 def expected(library: Library, old: Row, job: NewJob) -> Row:
     """The copy: all as it was, under its own id."""
-    return old | {"job_id": with_gene(job.job_id, hash_of(job.biz_id) & GENE_MASK)}
+    return old | {
+        "job_id": with_routing_bits(job.job_id, routing_hash_of(job.biz_id) & ROUTING_MASK)
+    }
 
 
 def only_event(library: Library, shard: int, job_id: int, what: str) -> Event:
@@ -293,7 +295,7 @@ def test_a_misfit_keeps_its_text_and_its_tenant(library: Library) -> None:
     assert (old["biz_text"], old["tenant"]) == (job.biz_text, "shop")
     new_id = mending(library).copy_to_right_shard(0, job.job_id).job_id or 0
     assert row(library, 1, new_id) == expected(library, old, job)
-    assert [one.job_id for one in library.jobs.find(1, job.business, None, 5)] == [new_id]
+    assert [one.job_id for one in library.jobs.find(1, job.business_id, None, 5)] == [new_id]
     assert library.insert(library.new(text_of_shard(1), key="k", tenant="shop"))[0].job_id == new_id
     assert library.insert(library.new(text_of_shard(1), key="k"))[0].job_id != new_id
     answer = library.jobs.cancel(job.job_id)
@@ -349,7 +351,11 @@ def test_other_misfits_are_left_alone(
     library: Library, change: str, why: str, is_over: bool
 ) -> None:
     job = misfit(library, 0, 0)
-    fits = next(n for n in range(100_000) if hash_of(n) & GENE_MASK == gene_of(job.job_id))
+    fits = next(
+        n
+        for n in range(100_000)
+        if routing_hash_of(n) & ROUTING_MASK == routing_bits_of(job.job_id)
+    )
     values = {"fits": fits} if ":fits" in change else {}
     on(library, 0, f"UPDATE {{table}} SET {change} WHERE job_id = :id", id=job.job_id, **values)
     before = everything(library)
@@ -395,9 +401,9 @@ def test_a_misfit_that_somebody_brings_back_finds_its_copy(library: Library) -> 
 
 def test_an_id_that_is_taken_is_passed_over(library: Library) -> None:
     job = misfit(library, 0, 1)
-    gene = hash_of(job.biz_id) & GENE_MASK
-    first = with_gene(job.job_id, gene)
-    low = with_gene(0, gene)
+    routing_bits = routing_hash_of(job.biz_id) & ROUTING_MASK
+    first = with_routing_bits(job.job_id, routing_bits)
+    low = with_routing_bits(0, routing_bits)
     taken = [first & ~SEQUENCE_MASK | (first + n) & SEQUENCE_MASK for n in range(3)]
     for n, job_id in enumerate(taken):
         assert job_id & low == low
@@ -410,7 +416,7 @@ def test_an_id_that_is_taken_is_passed_over(library: Library) -> None:
 def test_an_id_that_is_taken_after_the_look(library: Library) -> None:
     """Somebody inserts the very id between look and insert: the next look sees him."""
     job = misfit(library, 0, 1)
-    taken = with_gene(job.job_id, hash_of(job.biz_id) & GENE_MASK)
+    taken = with_routing_bits(job.job_id, routing_hash_of(job.biz_id) & ROUTING_MASK)
     database, tries = library.databases[0], []
 
     def refuse(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
@@ -434,7 +440,9 @@ def test_rehome_whose_answer_was_lost(library: Library) -> None:
     with lose_answers(library.databases[0]) as lost:
         rehomed = mending(library).copy_to_right_shard(0, job.job_id)
     assert lost.times
-    assert rehomed.job_id == with_gene(job.job_id, hash_of(job.biz_id) & GENE_MASK)
+    assert rehomed.job_id == with_routing_bits(
+        job.job_id, routing_hash_of(job.biz_id) & ROUTING_MASK
+    )
     assert library.count() == 2
     assert only_event(library, 0, job.job_id, "cancel")
     assert only_event(library, 1, rehomed.job_id or 0, "repair")
@@ -513,7 +521,7 @@ def test_a_misfit_that_its_client_cancelled_has_no_successor(library: Library) -
     job, other = misfit(library, 0, 1), library.pending(2)
     words = f"misfit: stands for job {job.job_id} in toc_job_0000"
     library.jobs.reschedule(other, library.now_ms + LATER_MS, words)
-    fits = with_gene(job.job_id, hash_of(job.biz_id) & GENE_MASK)
+    fits = with_routing_bits(job.job_id, routing_hash_of(job.biz_id) & ROUTING_MASK)
     library.insert(library.new(job.biz_id)._replace(job_id=fits))
     library.jobs.reschedule(fits, library.now_ms + LATER_MS, words)
     reason = f"misfit: job {other} in {job_table_name(library.shard(other))} stands for it now"
@@ -525,7 +533,7 @@ def test_a_misfit_that_its_client_cancelled_has_no_successor(library: Library) -
 
 def test_the_old_id_finds_a_copy_whose_id_was_not_the_next_one(library: Library) -> None:
     job = misfit(library, 0, 1)
-    taken = with_gene(job.job_id, hash_of(job.biz_id) & GENE_MASK)
+    taken = with_routing_bits(job.job_id, routing_hash_of(job.biz_id) & ROUTING_MASK)
     library.insert(library.new(job.biz_id, in_ms=1)._replace(job_id=taken))
     copy_id = mending(library).copy_to_right_shard(0, job.job_id).job_id
     assert copy_id != taken
@@ -537,7 +545,7 @@ def test_the_old_id_finds_a_copy_whose_id_was_not_the_next_one(library: Library)
 def test_the_old_id_finds_a_copy_that_another_hand_had_made(library: Library) -> None:
     """The row that fits was there already, so the repair took it as the copy."""
     job = misfit(library, 0, 1)
-    fits = with_gene(job.job_id, hash_of(job.biz_id) & GENE_MASK)
+    fits = with_routing_bits(job.job_id, routing_hash_of(job.biz_id) & ROUTING_MASK)
     same = library.new(job.biz_id, at_ms=job.action_ms, attribute=job.attribute)
     library.insert(same._replace(job_id=fits))
     assert mending(library).copy_to_right_shard(0, job.job_id).job_id == fits

@@ -154,7 +154,7 @@ def test_any_after_says_what_due_after_would_find(library: Library) -> None:
         "some": {shards[1]: (BEGINNING, due_ms)},
         "none": {},
     }
-    by_database = library.settings.routing.database
+    by_database = library.settings.routing.database_index
     for what, wanted in cases.items():
         for database in library.databases:
             mine = {s: w for s, w in wanted.items() if by_database(s) == database.index}
@@ -169,7 +169,7 @@ def test_any_after_says_what_due_after_would_find(library: Library) -> None:
 def test_any_overdue_is_by_the_databases_clock_less_each_shards_grace(library: Library) -> None:
     jobs = one_on_each(library)
     grace_ms = {shard: 1000 + shard for shard in jobs}
-    mine = {s: ms for s, ms in grace_ms.items() if library.settings.routing.database(s) == 0}
+    mine = {s: ms for s, ms in grace_ms.items() if library.settings.routing.database_index(s) == 0}
     library.clock.advance(0.999)
     assert library.pages.shards_with_overdue(mine) == set()
     for shard in sorted(mine):

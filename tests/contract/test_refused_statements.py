@@ -9,7 +9,7 @@ import pytest
 
 from tests.contract.engines import library_on
 from tests.contract.library import Library
-from toc.domain.ids import gene_of
+from toc.domain.ids import routing_bits_of
 from toc.domain.job import NewJob
 from toc.errors import StatementFailed, is_away
 
@@ -27,7 +27,7 @@ def alter(library: Library, *statements: str) -> None:
 
 
 def table_of(library: Library, job: NewJob) -> str:
-    return f"toc_job_{library.settings.routing.shard(gene_of(job.job_id)):04d}"
+    return f"toc_job_{library.settings.routing.shard_of_hash(routing_bits_of(job.job_id)):04d}"
 
 
 REFUSED = {
@@ -72,8 +72,9 @@ def test_a_check_that_a_claim_breaks(own: Library) -> None:
     own.insert(job)
     table = table_of(own, job)
     alter(own, f"ALTER TABLE {table} ADD CONSTRAINT mine CHECK (status <> 1)")
+    shard = own.settings.routing.shard_of_hash(routing_bits_of(job.job_id))
     with pytest.raises(StatementFailed, match="mine") as caught:
-        own.claims.claim(own.databases[0], {own.settings.routing.shard(gene_of(job.job_id)): [job.job_id]},
+        own.claims.claim(own.databases[0], {shard: [job.job_id]},
                          "token", own.now_ms)  # fmt: skip
     assert caught.value.number in (3819, 4025)
     assert caught.value.table == table

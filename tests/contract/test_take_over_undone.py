@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.library import LEASE_MS, Library
+from toc.domain.claim_tokens import ALONE, remove_alone_mark
 from toc.domain.job import Event, Status
-from toc.domain.tokens import ALONE, without_mark
 from toc.store.claims import Outcome, OutcomeKind
 from toc.store.events import read_events
 
@@ -57,8 +57,8 @@ def test_a_run_whose_token_has_lost_its_mark_is_settled(
 ) -> None:
     marked, other = taken_over(library), taken_over(library, "h:2:other")
     shard = library.shard(marked)
-    library.claims.replace_token(library.home(marked), shard, marked, TWO, without_mark(TWO))
-    assert library.row(marked).claim_token == without_mark(TWO)
+    library.claims.replace_token(library.home(marked), shard, marked, TWO, remove_alone_mark(TWO))
+    assert library.row(marked).claim_token == remove_alone_mark(TWO)
     assert library.row(marked).attempts == 2
     due_ms = library.now_ms + 1000
     outcomes = [Outcome(marked, TWO, kind, due_ms), Outcome(other, "h:2:other", kind, due_ms)]

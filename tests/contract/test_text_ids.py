@@ -10,7 +10,7 @@ import pytest
 from tests.contract.library import LEASE_MS, Library
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.domain import biz_ids
-from toc.domain.biz_ids import check_business_id, number_of_text
+from toc.domain.biz_ids import check_business_id, hash_text_id
 from toc.domain.job import Status
 from toc.errors import DuplicateJob, InvalidInput
 from toc.store.claims import OutcomeKind
@@ -43,7 +43,7 @@ def center(library: Library) -> Iterator[TimeoutCenter]:
 @pytest.fixture
 def one_hash(monkeypatch: pytest.MonkeyPatch) -> int:
     """Makes the hash of every text 42."""
-    monkeypatch.setattr(biz_ids, "number_of_text", lambda text: 42)
+    monkeypatch.setattr(biz_ids, "hash_text_id", lambda text: 42)
     return 42
 
 
@@ -54,7 +54,7 @@ def test_sql_computes_the_same_number(library: Library) -> None:
         for text in TEXTS:
             sql = "SELECT CONV(LEFT(SHA2(%s, 256), 16), 16, 10) >> 1"
             found = connection.exec_driver_sql(sql, (text,)).scalar_one()
-            assert found == number_of_text(text)
+            assert found == hash_text_id(text)
 
 
 @pytest.mark.parametrize("value", TEXTS)
@@ -63,7 +63,7 @@ def test_a_text_comes_back(library: Library, center: TimeoutCenter, value: str) 
     job = center.get(job_id)
     assert job is not None
     assert job.biz_id == value
-    assert library.row(job_id).biz_id == number_of_text(value)
+    assert library.row(job_id).biz_id == hash_text_id(value)
     assert [found.job_id for found in center.find(value)] == [job_id]
     assert center.reschedule(LATER, biz_id=value) == "rescheduled"
     answer = center.cancel(biz_id=value)
@@ -93,7 +93,7 @@ def test_texts_that_differ_are_different_businesses(
 
 
 def test_an_integer_is_not_the_text_whose_hash_it_is(center: TimeoutCenter) -> None:
-    number = number_of_text("A-42")
+    number = hash_text_id("A-42")
     text = center.schedule("A-42", LATER, dedup_key="k")
     integer = center.schedule(number, LATER, dedup_key="k")
     assert text != integer
@@ -170,7 +170,7 @@ def test_tenants_share_no_business(center: TimeoutCenter, library: Library) -> N
 def test_a_worker_gets_the_text_and_the_tenant(library: Library) -> None:
     job_id = library.pending("A-42", tenant="shop", key="k")
     row = library.claim([job_id], "one")[job_id]
-    assert (row.biz_id, row.biz_text, row.tenant) == (number_of_text("A-42"), "A-42", "shop")
+    assert (row.biz_id, row.biz_text, row.tenant) == (hash_text_id("A-42"), "A-42", "shop")
     library.clock.advance(LEASE_MS / 1000)
     taken = library.take_over(job_id, "one", "two")
     assert taken is not None

@@ -10,7 +10,7 @@ import pytest
 from tests.contract.engines import library_on
 from tests.contract.library import Library
 from toc.domain.biz_ids import BusinessId
-from toc.domain.routing import hash_of
+from toc.domain.routing import routing_hash_of
 from toc.errors import StoreUnavailable
 from toc.store.catalogue import Catalogue
 from toc.store.claims import Outcome, OutcomeKind
@@ -26,7 +26,7 @@ def test_jobs_live_in_the_database_of_their_shard(two: Library) -> None:
     jobs = {biz_id: two.pending(biz_id, key="k") for biz_id in range(16)}
     assert two.count() == 16
     for biz_id, job_id in jobs.items():
-        shard = hash_of(biz_id) % 4
+        shard = routing_hash_of(biz_id) % 4
         assert two.shard(job_id) == shard
         assert two.home(job_id).index == shard // 2
         assert two.row(job_id).biz_id == biz_id

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.contract.library import Library
+from toc.domain.argument_checks import NESTING_MAX, encode_attribute
 from toc.domain.biz_ids import BusinessId
-from toc.domain.limits import NESTING_MAX, attribute_json
 from toc.domain.routing import BIZ_ID_MAX
 from toc.domain.times import MS_MAX
 from toc.store.claims import OutcomeKind
@@ -51,7 +51,7 @@ ATTRIBUTES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("attribute", ATTRIBUTES)
 def test_attribute(library: Library, attribute: dict[str, Any]) -> None:
-    text = attribute_json(attribute, 4096)
+    text = encode_attribute(attribute, 4096)
     job_id = library.pending(attribute=text)
     job = library.jobs.get(job_id)
     assert job is not None
@@ -61,7 +61,7 @@ def test_attribute(library: Library, attribute: dict[str, Any]) -> None:
 
 
 def test_attribute_at_its_limit(library: Library) -> None:
-    text = attribute_json({"x": "é" * 2041 + "yyyyyy"}, 4096)
+    text = encode_attribute({"x": "é" * 2041 + "yyyyyy"}, 4096)
     assert text is not None
     assert len(text.encode()) == 4096
     assert library.row(library.pending(attribute=text)).attribute == text

@@ -194,7 +194,7 @@ def drawn_up(fleet: Fleet, servers: Servers, ids: list[int]) -> tuple[Account, s
     for worker in fleet.workers:
         worker.kill()
     routing = fleet.stack.settings.routing
-    its = {j for j in ids if routing.database(shard_of(fleet.stack, j)) == MOVES}
+    its = {j for j in ids if routing.database_index(shard_of(fleet.stack, j)) == MOVES}
     assert its <= account.rows.keys()  # whatever was acknowledged is there
     return account, its
 

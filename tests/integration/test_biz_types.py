@@ -19,7 +19,7 @@ from tests.servers import Server, ServerUnavailableError, start_mysql
 from tests.worker.waiting import wait_until
 from toc.center.center import TimeoutCenter
 from toc.domain.job import Job
-from toc.domain.routing import hash_of
+from toc.domain.routing import routing_hash_of
 from toc.errors import PartlyScheduled, StoreUnavailable
 from toc.handlers.registry import Registry
 from toc.node.node import Node
@@ -61,7 +61,11 @@ def settings(own_mysql: Server, mysql_database: str) -> Settings:
 def biz_id_of(settings: Settings, database: int) -> int:
     """One whose jobs are in this database."""
     routing = settings.routing
-    return next(n for n in BIZ_IDS if routing.database(routing.shard(hash_of(n))) == database)
+    return next(
+        n
+        for n in BIZ_IDS
+        if routing.database_index(routing.shard_of_hash(routing_hash_of(n))) == database
+    )
 
 
 def fail_over_without(settings: Settings, name: str) -> None:

@@ -16,7 +16,7 @@ from tests.servers import Server, ServerUnavailableError, start_mysql
 from tests.worker.waiting import wait_until
 from toc.center.center import TimeoutCenter
 from toc.domain.job import Status
-from toc.domain.routing import hash_of
+from toc.domain.routing import routing_hash_of
 from toc.errors import SchemaMismatch, StoreUnavailable
 from toc.handlers.registry import Registry
 from toc.node.node import Node
@@ -60,7 +60,7 @@ def away(settings: Settings) -> int:
 
 
 def database_of(settings: Settings, biz_id: int) -> int:
-    return settings.routing.database(settings.routing.shard(hash_of(biz_id)))
+    return settings.routing.database_index(settings.routing.shard_of_hash(routing_hash_of(biz_id)))
 
 
 def answers(call: Callable[[], object]) -> bool:

@@ -8,8 +8,8 @@ from collections.abc import Collection
 import pytest
 
 from tests.integration.world import World
-from toc.domain.ids import gene_of
-from toc.domain.routing import slot_of
+from toc.domain.ids import routing_bits_of
+from toc.domain.routing import slot_of_hash
 from toc.runtime.batch import Batch
 from toc.timer import keys
 from toc.timer.heads import NextDueWatcher, WakeupListener
@@ -105,7 +105,7 @@ def look(world: World, poll: Poller) -> None:
 
 def arm(world: World, slot: int, *in_ms: int) -> list[int]:
     """Arms jobs of a slot; their ids."""
-    ids = [world.library.ids.draw([slot])[0] for _ in in_ms]
+    ids = [world.library.ids.make_ids([slot])[0] for _ in in_ms]
     entries = [Reminder(world.now_ms + ms, job_id) for ms, job_id in zip(in_ms, ids, strict=True)]
     world.slots.arm("default", entries)
     return ids
@@ -212,7 +212,7 @@ def test_what_room_there_is_goes_to_two_slots(small: World, sink: Recording) -> 
         poll.run_once()
     sink.offers, sink.room = [], 40
     poll.run_once()
-    shares = Counter(slot_of(gene_of(job_id), 4) for job_id in sink.ids)
+    shares = Counter(slot_of_hash(routing_bits_of(job_id), 4) for job_id in sink.ids)
     assert sorted(shares.values()) == [20, 20]
 
 
@@ -354,14 +354,14 @@ def test_a_new_head_is_heard_through_redis(small: World) -> None:
         wakeup.run_once()
         if heard:
             break
-    assert heard == [(gene_of(job_id), 1.5)]
+    assert heard == [(routing_bits_of(job_id), 1.5)]
     assert wakeup.stop()
 
 
 def test_a_home_that_is_broken_costs_a_look_nothing(small: World, sink: Recording) -> None:
     """Of reminders in a wrong slot: where they belong, the key is none of toc's."""
     (well,) = arm(small, 1, 0)
-    stranger = small.library.ids.draw([2])[0]
+    stranger = small.library.ids.make_ids([2])[0]
     client = small.slots.client()
     client.zadd(
         keys.store_key(small.settings.namespace, "default", 1), {str(stranger): small.now_ms}

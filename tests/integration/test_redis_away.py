@@ -168,7 +168,7 @@ class Away:
         arm = Reminders.arm
 
         def armed(reminders: Reminders, topic: str, some: Any) -> int:
-            some = [(reminders.slot_of(topic, one.job_id), one) for one in some]
+            some = [(reminders.slot_of_job(topic, one.job_id), one) for one in some]
             asked = frozenset(slot for slot, _ in some)
             self.calls.append(asked)
             out = self.slots & asked

@@ -391,7 +391,7 @@ def test_dead_takes_a_number_in_bounds(small: World, limit: Any) -> None:
 
 def test_a_row_that_other_hands_have_written_is_shown(world: World) -> None:
     job_id = world.center.schedule(42, MINUTE)
-    shard = world.settings.routing.shard(world.slot(job_id))
+    shard = world.settings.routing.shard_of_hash(world.slot(job_id))
     table = world.library.databases[0].job_table_name(shard)
     with world.library.databases[0].engine.begin() as connection:
         connection.exec_driver_sql(f"UPDATE {table} SET attribute = 'oops', status = 9")

@@ -13,8 +13,8 @@ from tests.contract.library import Library
 from tests.integration.world import World
 from tests.servers.endpoint import Endpoint
 from toc.center import center as center_module
-from toc.domain.ids import gene_of
-from toc.domain.routing import hash_of
+from toc.domain.ids import routing_bits_of
+from toc.domain.routing import routing_hash_of
 from toc.errors import DuplicateJob, InvalidInput, PartlyScheduled, StoreUnavailable
 
 MINUTE = timedelta(minutes=1)
@@ -24,7 +24,7 @@ def test_ids_come_in_the_order_given(world: World) -> None:
     jobs = [(biz_id, timedelta(seconds=biz_id)) for biz_id in range(50)]
     ids = world.center.schedule_many(jobs, biz_type="t.a")
     for biz_id, job_id in enumerate(ids):
-        assert gene_of(job_id) == hash_of(biz_id) % 1024
+        assert routing_bits_of(job_id) == routing_hash_of(biz_id) % 1024
         assert world.reminder(job_id) == biz_id * 1000
     assert [world.center.get(job_id).biz_id for job_id in ids[:9]] == list(range(9))  # type: ignore[union-attr]
     assert {world.center.get(job_id).biz_type for job_id in ids[:9]} == {"t.a"}  # type: ignore[union-attr]
@@ -127,7 +127,7 @@ def test_one_database_away_is_partly_scheduled(two: World, tmp_path: Path) -> No
     error = caught.value
     assert error.retryable
     assert isinstance(error.__cause__, StoreUnavailable)
-    databases = [two.settings.routing.database(hash_of(n) % 4) for n in range(20)]
+    databases = [two.settings.routing.database_index(routing_hash_of(n) % 4) for n in range(20)]
     assert [job_id is not None for job_id in error.job_ids] == [n == 0 for n in databases]
     assert all(center.get(job_id) is not None for job_id in error.job_ids if job_id is not None)
     away = next(n for n in range(20) if databases[n] == 1)
@@ -142,7 +142,7 @@ def test_a_database_that_is_away_does_not_stop_the_others(
 ) -> None:
     monkeypatch.setattr(center_module, "BULK_ROWS", 5)
     center = two.center
-    databases = [two.settings.routing.database(hash_of(n) % 4) for n in range(20)]
+    databases = [two.settings.routing.database_index(routing_hash_of(n) % 4) for n in range(20)]
     assert all(set(databases[start : start + 5]) == {0, 1} for start in range(0, 20, 5))
     center.schedule_many([(n, timedelta(days=9)) for n in range(8)])  # connected to both
     state = center._connected()
@@ -150,8 +150,8 @@ def test_a_database_that_is_away_does_not_stop_the_others(
     insert = state.jobs.insert
 
     def failing(jobs: Any, on_duplicate: Any) -> Any:
-        database = two.settings.routing.database(
-            two.settings.routing.shard(gene_of(jobs[0].job_id))
+        database = two.settings.routing.database_index(
+            two.settings.routing.shard_of_hash(routing_bits_of(jobs[0].job_id))
         )
         asked.append(database)
         if database == 0:  # the first in the order in which they are asked

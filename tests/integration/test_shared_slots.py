@@ -18,7 +18,7 @@ from tests.servers.endpoint import Endpoint
 from tests.worker.waiting import wait_until
 from toc.center.center import TimeoutCenter
 from toc.domain.job import Job, Status
-from toc.domain.routing import hash_of
+from toc.domain.routing import routing_hash_of
 from toc.handlers.registry import Registry
 from toc.node.node import Node
 from toc.runtime.setting_groups import TopicSettings, WorkerSettings
@@ -68,7 +68,11 @@ def settings(
 
 def ids_on(settings: Settings, database: int, number: int) -> list[int]:
     routing = settings.routing
-    found = (n for n in range(10**6) if routing.database(routing.shard(hash_of(n))) == database)
+    found = (
+        n
+        for n in range(10**6)
+        if routing.database_index(routing.shard_of_hash(routing_hash_of(n))) == database
+    )
     return [next(found) for _ in range(number)]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.contract.library import Library
 from toc.center.center import TimeoutCenter
-from toc.domain.ids import gene_of
-from toc.domain.routing import slot_of
+from toc.domain.ids import routing_bits_of
+from toc.domain.routing import slot_of_hash
 from toc.runtime.setting_groups import TopicSettings
 from toc.runtime.settings import Settings
 from toc.timer.loader import Loader
@@ -50,7 +50,7 @@ class World:
         return self.clock.wall_ms()
 
     def slot(self, job_id: int, topic: str = "default") -> int:
-        return slot_of(gene_of(job_id), self.settings.slots_of(topic))
+        return slot_of_hash(routing_bits_of(job_id), self.settings.slots_of(topic))
 
     def reminder(self, job_id: int, topic: str = "default") -> int | None:
         """When Redis reminds of the job, in ms from now; None: not at all."""

@@ -17,7 +17,7 @@ from sqlalchemy import text
 
 from tests.worker.waiting import wait_until
 from toc.center.center import TimeoutCenter
-from toc.domain.ids import gene_of
+from toc.domain.ids import routing_bits_of
 from toc.domain.job import Status
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
@@ -226,7 +226,7 @@ class Stack:
     # ---- rows
 
     def row(self, job_id: int) -> Row:
-        table = f"toc_job_{self.settings.routing.shard(gene_of(job_id)):04d}"
+        table = f"toc_job_{self.settings.routing.shard_of_hash(routing_bits_of(job_id)):04d}"
         columns = "status, attempts, claim_token, CAST(due_time AS CHAR)"
         ((status, *rest),) = self.sql(f"SELECT {columns} FROM {table} WHERE job_id = {job_id}")
         return Row(Status(status), *rest)

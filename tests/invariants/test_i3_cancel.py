@@ -15,7 +15,7 @@ from sqlalchemy import event
 from tests.invariants.conftest import MakeStack
 from tests.invariants.harness import TYPE
 from tests.worker.waiting import wait_until
-from toc.domain.ids import gene_of
+from toc.domain.ids import routing_bits_of
 from toc.domain.job import Status
 from toc.store.pipeline import PipelinedConnection
 from toc.store.verb import StatementResult
@@ -108,7 +108,7 @@ def test_a_job_that_comes_back_while_it_is_cancelled_is_cancelled(
     """It ran when cancel() tried to change it, and waits for a retry when cancel() looks."""
     stack = make_stack(redis_url="none")
     job_id = stack.center.schedule(1, timedelta(days=1), biz_type=TYPE)
-    table = f"toc_job_{stack.settings.routing.shard(gene_of(job_id)):04d}"
+    table = f"toc_job_{stack.settings.routing.shard_of_hash(routing_bits_of(job_id)):04d}"
     stack.sql(f"UPDATE {table} SET status = 1")
     database = stack.center._connected().databases[0]
     database._supports_packets = packets

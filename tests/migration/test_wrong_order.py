@@ -40,7 +40,7 @@ def pair(server: Any) -> Iterator[tuple[str, str]]:
 def record(settings: Settings) -> None:
     """Writes the facts that the first start of a process keeps in `toc_meta`."""
     for index, url in enumerate(settings.databases):
-        facts = {**settings.routing.facts(), "database": str(index)}
+        facts = {**settings.routing.meta_values(), "database": str(index)}
         run(url, *(f"INSERT INTO toc_meta VALUES ('{k}', '{v}')" for k, v in facts.items()))
 
 

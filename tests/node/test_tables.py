@@ -119,7 +119,7 @@ def test_a_database_that_is_away_is_no_reason_not_to_start(
 
 def test_a_shard_s_tables_of_other_settings_are_not_called_missing(settings: Settings) -> None:
     for index, url in enumerate(settings.databases):
-        facts = {**settings.routing.facts(), "database": str(index)}
+        facts = {**settings.routing.meta_values(), "database": str(index)}
         run(url, *(f"INSERT INTO toc_meta VALUES ('{k}', '{v}')" for k, v in facts.items()))
     other = settings.model_copy(update={"shards": 8})
     checks = [check for check in Doctor(other).run() if check.subject == "database 0"]

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import text
 
-from tests.contract.test_mending import misfit, shift, with_gene
+from tests.contract.test_mending import misfit, shift, with_routing_bits
 from tests.integration.world import NEAR_MS, World
 from toc.domain.disagreements import Disagreement
-from toc.domain.ids import GENE_MASK
-from toc.domain.routing import hash_of
+from toc.domain.ids import ROUTING_MASK
+from toc.domain.routing import routing_hash_of
 from toc.reconcile.both_sides import BothSides, Spot
 from toc.reconcile.findings import Finding, RepairResult
 from toc.reconcile.repair import Repairer
@@ -402,7 +402,7 @@ def misfit_of(shard: int, home: int) -> Callable[[Town], Case]:
     def make(town: Town) -> Case:
         job = misfit(town.library, shard, home, in_ms=SOON_MS, key="k")
         town.put(town.home(job.job_id), job.job_id, SOON_MS)
-        new_id = with_gene(job.job_id, hash_of(job.biz_id) & GENE_MASK)
+        new_id = with_routing_bits(job.job_id, routing_hash_of(job.biz_id) & ROUTING_MASK)
         return Case(
             town.finding(K.MISFIT, job.job_id),
             COPIED,

@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 from tests.contract.ended_rows import hostile, write
 from tests.contract.engines import library_on
 from tests.contract.library import SHARDS, Library
-from toc.domain.ids import first_id_of
+from toc.domain.ids import lowest_id_at
 from toc.domain.times import datetime_of
 from toc.errors import SettingsError
 from toc.reconcile import archive as archive_module
@@ -780,7 +780,7 @@ def test_a_job_whose_clock_was_days_ahead_stays_where_it_is(small: Place) -> Non
     library = small.library
     (row,) = hostile(library, 1, random.Random(1))  # noqa: S311 - a test
     small.age()
-    write(library, 0, [{**row, "job_id": first_id_of(library.now_ms)}])
+    write(library, 0, [{**row, "job_id": lowest_id_at(library.now_ms)}])
     for _ in range(2):
         assert small.alone().rows == 0
         small.age()

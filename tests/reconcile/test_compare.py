@@ -14,7 +14,7 @@ from tests.contract.library import SLOW_LEASE_MS, Library
 from tests.integration.world import HORIZON_MS, NEAR_MS, World
 from tests.servers.endpoint import Endpoint
 from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
-from toc.domain.ids import GENE_BITS, SEQUENCE_BITS
+from toc.domain.ids import ROUTING_BITS, SEQUENCE_BITS
 from toc.reconcile.both_sides import BothSides
 from toc.reconcile.compare import ShardCompare
 from toc.reconcile.findings import Finding, ShardComparison
@@ -434,7 +434,7 @@ def test_a_whole_run_sums_up(world: World) -> None:
 def test_a_slot_is_shared_by_shards(world: World) -> None:
     """Topic vip has two slots for four shards: each reminder is one shard's, strangers one shard's."""
     ids = [schedule(world, 50_000, biz_id=n, biz_type="vip.close") for n in range(30)]
-    shift = 1 << (SEQUENCE_BITS + GENE_BITS)
+    shift = 1 << (SEQUENCE_BITS + ROUTING_BITS)
     ghosts = {job_id + shift for job_id in ids}
     for job_id in ghosts:
         arm(world, job_id, 9000, topic="vip")

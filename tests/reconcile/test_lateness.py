@@ -15,7 +15,7 @@ from tests.contract.ended_rows import made_at, write
 from tests.contract.engines import library_on
 from tests.contract.library import SHARDS, Library
 from toc.domain.biz_types import type_no_of
-from toc.domain.ids import first_id_of
+from toc.domain.ids import lowest_id_at
 from toc.domain.times import datetime_of
 from toc.reconcile import lateness as lateness_module
 from toc.reconcile.lateness import (
@@ -166,7 +166,7 @@ def jobs_of(base_ms: int, number: int) -> list[Job]:
 def store(library: Library, jobs: Sequence[Job]) -> None:
     for shard in range(SHARDS):
         rows = [
-            {"job_id": first_id_of(job.made_ms) + n, "biz_id": n, **job.row}
+            {"job_id": lowest_id_at(job.made_ms) + n, "biz_id": n, **job.row}
             for n, job in enumerate(jobs)
             if n % SHARDS == shard
         ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.test_mending import misfit, shift, with_gene
+from tests.contract.test_mending import misfit, shift, with_routing_bits
 from tests.reconcile.damage import (
     ACTOR,
     CASES,
@@ -32,9 +32,9 @@ from tests.reconcile.damage import (
     stuck,
     wrong_slot,
 )
-from toc.domain.ids import GENE_MASK, gene_of
+from toc.domain.ids import ROUTING_MASK, routing_bits_of
 from toc.domain.job import Status
-from toc.domain.routing import hash_of
+from toc.domain.routing import routing_hash_of
 from toc.reconcile.findings import Finding, RepairResult
 from toc.store.claims import OutcomeKind
 from toc.timer.loader import Loader
@@ -134,7 +134,7 @@ def test_a_misfit_takes_all_its_findings_along(town: Town) -> None:
         town.finding(K.MISFIT, job.job_id),
     ]
     assert all(mend.done for mend in town.mend(*findings))
-    new_id = with_gene(job.job_id, hash_of(job.biz_id) & GENE_MASK)
+    new_id = with_routing_bits(job.job_id, routing_hash_of(job.biz_id) & ROUTING_MASK)
     assert town.redis() == {store(town.home(new_id)): {new_id: SOON_MS}}
 
 
@@ -165,7 +165,9 @@ def test_a_type_that_has_no_name_is_of_the_default_topic(town: Town) -> None:
 
 def test_thousands_at_once(town: Town) -> None:
     new = [town.library.new(n, in_ms=SOON_MS + n) for n in range(1500)]
-    by_shard = {shard: [j for j in new if gene_of(j.job_id) & 3 == shard] for shard in range(4)}
+    by_shard = {
+        shard: [j for j in new if routing_bits_of(j.job_id) & 3 == shard] for shard in range(4)
+    }
     for jobs in by_shard.values():
         town.library.insert(*jobs)
     findings = [town.finding(K.MISSING, job.job_id) for job in new]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.test_mending import with_gene
+from tests.contract.test_mending import with_routing_bits
 from tests.reconcile.damage import ACTOR, K, Spot
 from tests.servers.endpoint import Endpoint
 from tests.worker.rig import LATER, TYPE, Rig
 from toc.domain.disagreements import Disagreement
-from toc.domain.ids import gene_of
+from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job, Status
-from toc.domain.routing import hash_of
+from toc.domain.routing import routing_hash_of
 from toc.reconcile.both_sides import BothSides
 from toc.reconcile.findings import Finding
 from toc.reconcile.repair import Repairer
@@ -53,7 +53,7 @@ class Yard:
     def insert(self, shard: int) -> int:
         """A job that is due, and armed nowhere."""
         self.number += 1
-        biz_id = next(n for n in range(self.number, 2**32) if hash_of(n) % 4 == shard)
+        biz_id = next(n for n in range(self.number, 2**32) if routing_hash_of(n) % 4 == shard)
         self.number = biz_id
         job_id = self.rig.center.schedule(biz_id, timedelta(days=1), biz_type=TYPE)
         self.sql(job_id, "action_time = UTC_TIMESTAMP(3), due_time = UTC_TIMESTAMP(3)")
@@ -68,7 +68,7 @@ class Yard:
         self.rig.sql(job_id, f"UPDATE {{table}} SET {change} WHERE job_id = :id", id=job_id)
 
     def spot(self, job_id: int) -> Spot:
-        return "default", gene_of(job_id) % 4
+        return "default", routing_bits_of(job_id) % 4
 
     def put(self, spot: Spot, job_id: int) -> None:
         """A reminder in an hour."""
@@ -143,8 +143,8 @@ class Yard:
 
     def _damage_misfit(self, shard: int) -> None:
         job_id = self.insert(shard)
-        gene = gene_of(job_id) ^ 0b100
-        bad_id = with_gene(job_id, gene)
+        routing_bits = routing_bits_of(job_id) ^ 0b100
+        bad_id = with_routing_bits(job_id, routing_bits)
         self.rig.sql(
             job_id, "UPDATE {table} SET job_id = :bad WHERE job_id = :id", id=job_id, bad=bad_id
         )

@@ -20,7 +20,7 @@ from tests.servers import Server, start_redis
 from tests.servers.fixtures import _database as temporary_database
 from toc.center.center import TimeoutCenter
 from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
-from toc.domain.ids import gene_of
+from toc.domain.ids import routing_bits_of
 from toc.errors import SchemaMismatch
 from toc.reconcile.findings import ReconcileResult, RunVerdict
 from toc.reconcile.run import Reconciliation
@@ -61,7 +61,9 @@ class Damaged:
 
     def lost_of(self, database: int) -> set[int]:
         per = SHARDS // 2
-        return {job_id for job_id in self.lost if gene_of(job_id) % SHARDS // per == database}
+        return {
+            job_id for job_id in self.lost if routing_bits_of(job_id) % SHARDS // per == database
+        }
 
 
 @pytest.fixture
@@ -112,7 +114,7 @@ def test_a_dropped_table_is_not_compared_and_nothing_is_repaired(damaged: Damage
     assert [failure.shard for failure in outcome.failures] == [7]
     assert "toc_job_0007" in outcome.failures[0].text
     assert (outcome.verdict, outcome.compared) == (RunVerdict.UNABLE, SHARDS - 1)
-    assert found(outcome) == {j for j in damaged.lost if gene_of(j) % SHARDS != 7}
+    assert found(outcome) == {j for j in damaged.lost if routing_bits_of(j) % SHARDS != 7}
     assert outcome.repairs == []
 
 

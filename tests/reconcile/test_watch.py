@@ -26,7 +26,7 @@ from tests.servers.mysql import execute
 from tests.worker.waiting import wait_until
 from toc.center.center import TimeoutCenter
 from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
-from toc.domain.ids import GENE_BITS, SEQUENCE_BITS
+from toc.domain.ids import ROUTING_BITS, SEQUENCE_BITS
 from toc.domain.job import Status
 from toc.errors import StoreUnavailable, TimerUnavailable
 from toc.handlers.registry import Registry
@@ -211,7 +211,7 @@ def delay(world: World, job_id: int) -> None:
 
 def haunt(world: World, job_id: int) -> int:
     """A reminder of a job that never was, in the same shard and slot."""
-    ghost = job_id + (1 << (SEQUENCE_BITS + GENE_BITS))
+    ghost = job_id + (1 << (SEQUENCE_BITS + ROUTING_BITS))
     arm(world, ghost, 700_000)
     return ghost
 

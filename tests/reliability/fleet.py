@@ -20,7 +20,7 @@ from tests.reliability.wire import Wire
 from tests.servers.fixtures import redis_client
 from tests.worker.waiting import remains, wait_until
 from toc.cluster.roster import Member, roster
-from toc.domain.ids import gene_of
+from toc.domain.ids import routing_bits_of
 from toc.domain.job import Status
 from toc.errors import PartlyScheduled, StoreUnavailable
 from toc.timer import keys
@@ -396,11 +396,11 @@ def pid_of(member: Member) -> int:
 
 def slot_of(stack: Stack, job_id: int) -> int:
     """Of the only topic."""
-    return gene_of(job_id) & (stack.settings.slots_of("default") - 1)
+    return routing_bits_of(job_id) & (stack.settings.slots_of("default") - 1)
 
 
 def shard_of(stack: Stack, job_id: int) -> int:
-    return stack.settings.routing.shard(gene_of(job_id))
+    return stack.settings.routing.shard_of_hash(routing_bits_of(job_id))
 
 
 def timed(action: Callable[[], object]) -> float:

@@ -142,7 +142,7 @@ def test_one_of_two_databases_is_away(
     routing = fleet.stack.settings.routing
 
     def lies_there(job_id: int) -> bool:
-        return routing.database(shard_of(fleet.stack, job_id)) == dead
+        return routing.database_index(shard_of(fleet.stack, job_id)) == dead
 
     with fleet.load(RATE, sleep_s=0.02) as load:
         wait_until(lambda: fleet.started() >= CALM_S * RATE, "load")

@@ -30,8 +30,8 @@ from tests.reliability.conftest import MakeFleet, Report
 from tests.reliability.fleet import Fleet, Load
 from tests.worker.waiting import wait_until
 from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
-from toc.domain.ids import IdFactory, gene_of
-from toc.domain.routing import hash_of, slot_of
+from toc.domain.ids import JobIdFactory, routing_bits_of
+from toc.domain.routing import routing_hash_of, slot_of_hash
 from toc.domain.times import datetime_of
 from toc.runtime.clock import SystemClock
 from toc.timer import keys
@@ -94,8 +94,8 @@ class Damage:
         )
         self._sql(ended, "UPDATE {table} SET status = 2, due_time = NULL WHERE job_id IN ({ids})")
         self._sql(gone, "DELETE FROM {table} WHERE job_id IN ({ids})")
-        ids = IdFactory(lambda: 1_800_000_000_000, 0)
-        for job_id in ids.draw([hash_of(n) for n in range(EACH - 2 * third)]):
+        ids = JobIdFactory(lambda: 1_800_000_000_000, 0)
+        for job_id in ids.make_ids([routing_hash_of(n) for n in range(EACH - 2 * third)]):
             self.expected[job_id].add(D.ORPHAN)
             self._client.zadd(self._key(job_id), {job_id: self._due.timestamp() * 1000})
 
@@ -120,7 +120,9 @@ class Damage:
         ids = self._jobs(D.STUCK, biz_type=QUIET)
         self._zrem(ids, "quiet")
         for job_id in ids:
-            prepare = keys.prepare_key(self._settings.namespace, "quiet", gene_of(job_id) % SHARDS)
+            prepare = keys.prepare_key(
+                self._settings.namespace, "quiet", routing_bits_of(job_id) % SHARDS
+            )
             self._client.zadd(prepare, {job_id: (time.time() - 600) * 1000})
 
     def overdue(self) -> None:
@@ -144,7 +146,7 @@ class Damage:
     def marks(self) -> int:
         """How many shards have jobs in the lost queues."""
         mine = [job_id for job_id, kinds in self.expected.items() if kinds == {D.MISSING}]
-        return len({gene_of(job_id) % SHARDS for job_id in mine[-3 * EACH :]})
+        return len({routing_bits_of(job_id) % SHARDS for job_id in mine[-3 * EACH :]})
 
     # ---- how
 
@@ -198,11 +200,11 @@ class Damage:
         found: dict[int, int] = {}
         while len(found) < SHARDS:
             self._next_biz_id += 1
-            found.setdefault(hash_of(self._next_biz_id) % SHARDS, self._next_biz_id)
+            found.setdefault(routing_hash_of(self._next_biz_id) % SHARDS, self._next_biz_id)
         return list(found.values())
 
     def _key(self, job_id: int, topic: str = "default", shift: int = 0) -> str:
-        slot = (slot_of(gene_of(job_id), SHARDS) + shift) % SHARDS
+        slot = (slot_of_hash(routing_bits_of(job_id), SHARDS) + shift) % SHARDS
         return keys.store_key(self._settings.namespace, topic, slot)
 
     def _zrem(self, ids: Sequence[int], topic: str = "default") -> None:
@@ -213,7 +215,7 @@ class Damage:
         """A change of the rows of these ids; `{table}` and `{ids}` are put in."""
         by_shard: dict[int, list[int]] = defaultdict(list)
         for job_id in ids:
-            by_shard[gene_of(job_id) % SHARDS].append(job_id)
+            by_shard[routing_bits_of(job_id) % SHARDS].append(job_id)
         engine = create_engine(self._settings.databases[0], poolclass=NullPool)
         with engine.begin() as connection:
             for shard, some in by_shard.items():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.contract.library import SHARDS, Library
-from toc.domain.ids import first_id_of
+from toc.domain.ids import lowest_id_at
 from toc.errors import SchemaMismatch
 from toc.retention.purger import Purger, PurgeResult
 from toc.retention.replicas import ReplicaLag
@@ -279,7 +279,7 @@ def test_a_dead_job_that_ended_again_waits_to_be_archived_again(
 def test_what_no_archive_can_have_met_stays(library: Library, make: Make) -> None:
     """Its maker's clock was days ahead: the archive's walk ends before such ids."""
     ended = [library.ended(OutcomeKind.DONE) for _ in range(2)]
-    ids = [first_id_of(library.now_ms + AHEAD_MS), first_id_of(library.now_ms + AHEAD_MS + 1)]
+    ids = [lowest_id_at(library.now_ms + AHEAD_MS), lowest_id_at(library.now_ms + AHEAD_MS + 1)]
     for job_id, ahead in zip(ended, ids, strict=True):
         table = f"toc_job_{library.shard(job_id):04d}"
         values = {"ahead": ahead, "id": job_id}

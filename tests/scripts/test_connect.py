@@ -15,7 +15,7 @@ from tests.servers import Server, ServerUnavailableError, start_redis
 from tests.servers.process import free_port
 from tests.servers.redis import start_redis_replica
 from tests.worker.waiting import wait_until
-from toc.cli.exit_codes import masked
+from toc.cli.exit_codes import mask_secrets
 from toc.errors import SettingsError, TimerUnavailable
 from toc.runtime.settings import Settings
 from toc.testing import TestClock
@@ -88,7 +88,7 @@ def test_refused_without_showing_the_password(url: str) -> None:
 
 def test_no_password_in_what_is_shown() -> None:
     for url in UNDERSTOOD:
-        assert "ss,word" not in masked(f"redis: {url} is away")
+        assert "ss,word" not in mask_secrets(f"redis: {url} is away")
         assert "ss,word" not in repr(connect(url, 1))
 
 

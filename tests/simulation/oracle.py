@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tests.simulation.kernel import Kernel, Process
+from toc.domain.claim_tokens import remove_alone_mark
 from toc.domain.job import Job, Status
-from toc.domain.tokens import without_mark
 from toc.worker.lease_recovery import EXTRA_MAX
 
 
@@ -169,7 +169,7 @@ class Oracle:
         run.result, run.ended_s = "succeeded", self._kernel.now_s
         status, token, _ = self._row_of(job.job_id)
         in_time = run.ended_s < self._until_s(run, self._terms[job.biz_type])
-        same = without_mark(token) == without_mark(run.token)
+        same = remove_alone_mark(token) == remove_alone_mark(run.token)
         if in_time and same and status != Status.RUNNING:
             raise Violation("I5", f"job {job.job_id} was settled by somebody else while it ran")
 
@@ -207,8 +207,8 @@ class Oracle:
                 raise Violation("I1", f"{said} has no row")
             return
         status, token, attempts = Status(row[0]), row[1], row[2]
-        token = without_mark(token or "")  # it may have lost it while it ran
-        wins = {without_mark(run.token) for run in known.runs if run.result == "succeeded"}
+        token = remove_alone_mark(token or "")  # it may have lost it while it ran
+        wins = {remove_alone_mark(run.token) for run in known.runs if run.result == "succeeded"}
         if status.live:
             raise Violation("I1", f"{said} has not ended: it is {status.name}, {attempts} attempts")
         if known.cancelled and status is not Status.CANCELLED:
@@ -228,7 +228,7 @@ class Oracle:
 
     def _check_last_attempt(self, said: str, known: Known, token: str) -> None:
         """It has been started, unless its process has died, or has stood still, before it could."""
-        started = any(without_mark(run.token) == token for run in known.runs)
+        started = any(remove_alone_mark(run.token) == token for run in known.runs)
         if not started and token.partition(":")[0] not in self.excused:
             raise Violation(
                 "I7", f"{said} is dead, and its last attempt ({token}) was never started"

@@ -25,10 +25,10 @@ from tests.simulation.oracle import Oracle, Run, Terms, Violation
 from tests.simulation.servers import REDIS, ProcessClock, Servers, copy_of, database, go_back
 from toc.center.center import TimeoutCenter
 from toc.cluster.membership import View
-from toc.domain.ids import gene_of
+from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job
-from toc.domain.placement import group_of
-from toc.domain.routing import hash_of
+from toc.domain.placement import group_of_member
+from toc.domain.routing import routing_hash_of
 from toc.domain.times import datetime_of
 from toc.errors import TocError
 from toc.handlers.registry import Registry
@@ -380,7 +380,7 @@ class World:
     def _handle(self, job: Job) -> None:
         latest_ms = self.servers.true_ms + self._early_ms
         routing = self.settings.routing
-        index = routing.database(routing.shard(gene_of(job.job_id)))
+        index = routing.database_index(routing.shard_of_hash(routing_bits_of(job.job_id)))
         # One that has stepped ahead ends no lease.
         database_ms = min(self.servers.now_ms(database(index)), self.servers.true_ms + SWAY_MS)
         try:
@@ -435,7 +435,7 @@ class World:
                     view = [name for name in names if self.rng.random() < 0.5]
                 assert living.node is not None
                 if "foreign" in self.plan.faults:  # for good: a stranger writes what he likes
-                    group = group_of(living.node._member_name)
+                    group = group_of_member(living.node._member_name)
                     view += [f"forged:{n}~{group}" for n in range(FOREIGN)]
                 if living.node._member_name not in view:
                     view.append(living.node._member_name)
@@ -624,9 +624,13 @@ class World:
         """A type whose row was lost is known again, at the latest, when somebody schedules it."""
         clock = ProcessClock(self.servers, process, REDIS)
         center = TimeoutCenter(self.settings, clock=clock, handlers=Registry())
-        homes = {self.settings.routing.database(n): n for n in range(self.plan.shards)}
+        homes = {self.settings.routing.database_index(n): n for n in range(self.plan.shards)}
         biz_ids = {
-            index: next(n for n in range(100) if self.settings.routing.shard(hash_of(n)) == shard)
+            index: next(
+                n
+                for n in range(100)
+                if self.settings.routing.shard_of_hash(routing_hash_of(n)) == shard
+            )
             for index, shard in homes.items()
         }
         for name in FRESH[: self._fresh]:
@@ -822,11 +826,11 @@ class World:
 
     def _row_of(self, job_id: int) -> tuple[int, str, int]:
         routing = self.settings.routing
-        shard = routing.shard(gene_of(job_id))
+        shard = routing.shard_of_hash(routing_bits_of(job_id))
         query = (
             f"SELECT status, claim_token, due_time FROM {job_table_name(shard)} WHERE job_id = ?"
         )
-        row = self._looks[routing.database(shard)].execute(query, (job_id,)).fetchone()
+        row = self._looks[routing.database_index(shard)].execute(query, (job_id,)).fetchone()
         status, token, due = row or (-1, "", None)
         return status, token, 0 if due is None else ms_of_sql_time(due)
 

@@ -12,7 +12,7 @@ import pytest
 
 import toc
 from toc.domain.job import Job
-from toc.domain.policy import Delays, Exponential
+from toc.domain.retry_policies import DelayList, Exponential
 from toc.errors import InvalidInput
 from toc.handlers.registry import ATTEMPTS_DEFAULT, TIMEOUT_S_DEFAULT, Registry
 from toc.handlers.verdicts import REASON_CHARS_MAX, Verdict
@@ -37,7 +37,7 @@ def test_a_handler_is_found_by_its_type() -> None:
     spec = registry.get("a")
     assert spec is not None
     assert (spec.function, spec.timeout_s, spec.max_attempts) == (act, 5.0, 3)
-    assert spec.retry == Delays((1, 2))
+    assert spec.retry == DelayList((1, 2))
     assert not spec.is_async
     assert registry.get("b") is None
     assert registry.handler_of_every_type is None

@@ -8,7 +8,14 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.domain.placement import Assignment, assign, group_of, identity_of, in_group, ranking
+from toc.domain.placement import (
+    Assignment,
+    add_group_to_name,
+    compute_assignment,
+    group_of_member,
+    owner_and_deputy,
+    process_of_member,
+)
 
 AMOUNTS = {"default": 64, "vip": 16}
 SHARDS = 64
@@ -19,7 +26,7 @@ Members = st.lists(
 
 
 def shares(members: list[str]) -> dict[str, Assignment]:
-    return {member: assign(member, members, AMOUNTS, SHARDS) for member in members}
+    return {member: compute_assignment(member, members, AMOUNTS, SHARDS) for member in members}
 
 
 def owners(members: list[str]) -> Owners:
@@ -74,7 +81,7 @@ def test_each_slot_has_one_deputy_and_never_its_owner(members: list[str]) -> Non
 
 def test_the_work_is_shared_about_evenly() -> None:
     members = [f"host:{n}:abc" for n in range(8)]
-    held = Counter(ranking(f"t_{slot}", members)[0] for slot in range(1024))
+    held = Counter(owner_and_deputy(f"t_{slot}", members)[0] for slot in range(1024))
     # 128 each; the spread of 1024 throws at 8 targets is 10.6.
     assert min(held.values()) > 128 - 5 * 10.6
     assert max(held.values()) < 128 + 5 * 10.6
@@ -82,31 +89,35 @@ def test_the_work_is_shared_about_evenly() -> None:
 
 def test_each_group_owns_everything() -> None:
     """Nodes that run other handlers cannot stand in for each other."""
-    orders = [in_group(f"o:{n}", ["close", "remind"]) for n in range(2)]
-    stock = [in_group("s:1", ["release"])]
+    orders = [add_group_to_name(f"o:{n}", ["close", "remind"]) for n in range(2)]
+    stock = [add_group_to_name("s:1", ["release"])]
     members = orders + stock
     for group in (orders, stock):
         for topic, amount in AMOUNTS.items():
             owned = [
                 slot
                 for member in group
-                for slot in assign(member, members, AMOUNTS, SHARDS).slots[topic]
+                for slot in compute_assignment(member, members, AMOUNTS, SHARDS).slots[topic]
             ]
             assert sorted(owned) == list(range(amount))
-        shards = [s for m in group for s in assign(m, members, AMOUNTS, SHARDS).shards]
+        shards = [s for m in group for s in compute_assignment(m, members, AMOUNTS, SHARDS).shards]
         assert sorted(shards) == list(range(SHARDS))
 
 
 def test_the_order_of_types_makes_no_group() -> None:
-    one, two = in_group("h:1:a", ["x", "y"]), in_group("h:2:b", ["y", "x"])
-    assert group_of(one) == group_of(two) != group_of(in_group("h:3:c", ["x"]))
-    assert identity_of(one) == "h:1:a"
+    one, two = add_group_to_name("h:1:a", ["x", "y"]), add_group_to_name("h:2:b", ["y", "x"])
+    assert (
+        group_of_member(one)
+        == group_of_member(two)
+        != group_of_member(add_group_to_name("h:3:c", ["x"]))
+    )
+    assert process_of_member(one) == "h:1:a"
 
 
 def test_the_placement_is_pinned() -> None:
     """Nodes of two releases must agree while one replaces the other."""
     members = ["a:1:x", "b:2:y", "c:3:z"]
-    assert [ranking(f"default_{slot}", members) for slot in range(3)] == PINNED
+    assert [owner_and_deputy(f"default_{slot}", members) for slot in range(3)] == PINNED
 
 
 PINNED = [["b:2:y", "c:3:z"], ["b:2:y", "c:3:z"], ["c:3:z", "a:1:x"]]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.domain.routing import Routing, hash_of, is_power_of_two, slot_of
+from toc.domain.routing import Routing, is_power_of_two, routing_hash_of, slot_of_hash
 from toc.errors import InvalidInput
 
 bits = st.integers(0, 10)
@@ -17,7 +17,7 @@ bits = st.integers(0, 10)
 )
 def test_the_hash_never_changes(biz_id: int, h: int) -> None:
     # Rows lie where this number says: another one loses them.
-    assert hash_of(biz_id) == h
+    assert routing_hash_of(biz_id) == h
 
 
 @given(st.integers(0, 2**32 - 1), bits, bits, bits)
@@ -26,10 +26,10 @@ def test_every_hash_has_one_home(
 ) -> None:
     shards, slots = 2**shard_bits, 2 ** min(slot_bits, shard_bits)
     routing = Routing(shards, 2 ** min(database_bits, shard_bits))
-    shard = routing.shard(h)
+    shard = routing.shard_of_hash(h)
     assert 0 <= shard < shards
-    assert shard in routing.shards_of_database(routing.database(shard))
-    assert shard in set(routing.shards_of_slot(slot_of(h, slots), slots))
+    assert shard in routing.shards_of_database(routing.database_index(shard))
+    assert shard in set(routing.shards_of_slot(slot_of_hash(h, slots), slots))
 
 
 @given(bits, bits, bits)
@@ -49,13 +49,13 @@ def test_databases_and_slots_share_the_shards_without_rest(
 def test_doubled_shards_split_each_shard_in_two() -> None:
     small, large = Routing(8, 1), Routing(16, 1)
     for h in range(1024):
-        assert large.shard(h) in (small.shard(h), small.shard(h) + 8)
+        assert large.shard_of_hash(h) in (small.shard_of_hash(h), small.shard_of_hash(h) + 8)
 
 
 def test_jobs_spread_evenly() -> None:
     counts = [0] * 64
     for biz_id in range(64_000):
-        counts[Routing(64, 1).shard(hash_of(biz_id))] += 1
+        counts[Routing(64, 1).shard_of_hash(routing_hash_of(biz_id))] += 1
     assert min(counts) > 900
     assert max(counts) < 1100
 
@@ -78,4 +78,4 @@ def test_powers_of_two() -> None:
 
 
 def test_the_fingerprint_names_everything_that_moves_rows() -> None:
-    assert Routing(8, 2).facts() == {"hash": "crc32", "shards": "8", "databases": "2"}
+    assert Routing(8, 2).meta_values() == {"hash": "crc32", "shards": "8", "databases": "2"}

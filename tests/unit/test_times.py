@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.domain.times import EPOCH, MS_MAX, action_ms, ceil_ms, datetime_of
+from toc.domain.times import EPOCH, MS_MAX, action_time_to_ms, ceil_ms, datetime_of
 from toc.errors import InvalidInput
 from toc.store.columns import ms_of_sql_time, sql_time
 
@@ -21,14 +21,14 @@ MOMENTS = st.datetimes(datetime(1970, 1, 3), datetime(9999, 12, 29), timezones=Z
 @pytest.mark.invariant("I4")
 @given(MOMENTS)
 def test_a_moment_is_rounded_up_by_less_than_a_millisecond(moment: datetime) -> None:
-    ms = action_ms(moment, NOW)
+    ms = action_time_to_ms(moment, NOW)
     assert timedelta(0) <= datetime_of(ms) - moment < timedelta(milliseconds=1)
 
 
 @pytest.mark.invariant("I4")
 @given(st.timedeltas(timedelta(days=-20_000), timedelta(days=2_900_000)))
 def test_a_wait_is_rounded_up_by_less_than_a_millisecond(wait: timedelta) -> None:
-    ms = action_ms(wait, NOW)
+    ms = action_time_to_ms(wait, NOW)
     assert timedelta(0) <= timedelta(milliseconds=ms - NOW) - wait < timedelta(milliseconds=1)
 
 
@@ -51,28 +51,28 @@ def test_rounding(microseconds: int, ms: int) -> None:
 
 def test_whole_milliseconds_stay() -> None:
     moment = datetime(2026, 5, 6, 7, 8, 9, 123_000, tzinfo=UTC)
-    assert datetime_of(action_ms(moment, 0)) == moment
+    assert datetime_of(action_time_to_ms(moment, 0)) == moment
 
 
 def test_the_past_is_allowed() -> None:
-    assert action_ms(timedelta(hours=-1), NOW) == NOW - 3_600_000
-    assert action_ms(EPOCH, NOW) == 0
+    assert action_time_to_ms(timedelta(hours=-1), NOW) == NOW - 3_600_000
+    assert action_time_to_ms(EPOCH, NOW) == 0
 
 
 def test_the_same_moment_in_two_zones_is_one() -> None:
     there = timezone(timedelta(hours=8))
     one = datetime(2026, 1, 1, 8, tzinfo=there)
-    assert action_ms(one, 0) == action_ms(datetime(2026, 1, 1, tzinfo=UTC), 0)
+    assert action_time_to_ms(one, 0) == action_time_to_ms(datetime(2026, 1, 1, tzinfo=UTC), 0)
 
 
 def test_the_end_of_datetime() -> None:
     last = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
-    assert action_ms(last, NOW) == MS_MAX
+    assert action_time_to_ms(last, NOW) == MS_MAX
     for beyond in (last + timedelta(microseconds=1), timedelta.max, timedelta.min):
         with pytest.raises(InvalidInput, match="between 1970-01-01 and 9999-12-31 UTC"):
-            action_ms(beyond, NOW)
+            action_time_to_ms(beyond, NOW)
     with pytest.raises(InvalidInput, match="between 1970-01-01"):
-        action_ms(EPOCH - timedelta(milliseconds=1), NOW)
+        action_time_to_ms(EPOCH - timedelta(milliseconds=1), NOW)
 
 
 class Undecided(tzinfo):
@@ -91,7 +91,7 @@ class Undecided(tzinfo):
 )
 def test_a_naive_datetime_is_refused_with_help(naive: datetime) -> None:
     with pytest.raises(InvalidInput) as caught:
-        action_ms(naive, NOW)
+        action_time_to_ms(naive, NOW)
     assert caught.value.field == "action_time"
     assert caught.value.value is naive
     for way_out in ("tzinfo=UTC", "datetime.now(UTC)", "timedelta"):
@@ -101,7 +101,7 @@ def test_a_naive_datetime_is_refused_with_help(naive: datetime) -> None:
 @pytest.mark.parametrize("value", [None, 5, 1.5, "2026-01-01", NOW])
 def test_anything_else_is_refused(value: Any) -> None:
     with pytest.raises(InvalidInput, match="must be an aware datetime or a timedelta"):
-        action_ms(value, NOW)
+        action_time_to_ms(value, NOW)
 
 
 @given(st.integers(0, MS_MAX))

@@ -17,9 +17,9 @@ from sqlalchemy.exc import OperationalError
 
 from tests.worker.waiting import wait_until
 from toc.center.center import TimeoutCenter
-from toc.domain.ids import gene_of
+from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job, Status
-from toc.domain.routing import hash_of, slot_of
+from toc.domain.routing import routing_hash_of, slot_of_hash
 from toc.domain.times import EPOCH
 from toc.handlers.registry import Registry
 from toc.node.node import Node
@@ -140,7 +140,7 @@ class Rig:
         """A worker that nobody feeds: see `offer`."""
         databases, slots = self.databases(), self.slots()
         catalogue = Catalogue(databases)
-        catalogue.verify_and_record(self.settings.routing.facts())
+        catalogue.verify_and_record(self.settings.routing.meta_values())
         rng = random.Random(1)  # noqa: S311 - jitter and names
         process = ProcessContext("rig", self.settings, self.clock, rng, databases, catalogue, slots)
         worker = Worker(process, self.registry, self.restart_wanted.set)
@@ -170,7 +170,7 @@ class Rig:
         by_database: dict[int, dict[int, list[int]]] = {}
         for job_id in job_ids:
             shard = self.shard(job_id)
-            database = self.settings.routing.database(shard)
+            database = self.settings.routing.database_index(shard)
             by_database.setdefault(database, {}).setdefault(shard, []).append(job_id)
         found_s = self.clock.monotonic_s() if found_s is None else found_s
         return sum(
@@ -185,7 +185,7 @@ class Rig:
     # ---- looking
 
     def shard(self, job_id: int) -> int:
-        return self.settings.routing.shard(gene_of(job_id))
+        return self.settings.routing.shard_of_hash(routing_bits_of(job_id))
 
     def now_ms(self, job_id: int) -> int:
         """By the clock of the job's database."""
@@ -228,7 +228,7 @@ class Rig:
     def _place(self, job_id: int, topic: str) -> tuple[int | None, int | None]:
         slots = self.center._connected().reminders
         assert slots is not None
-        slot = slot_of(gene_of(job_id), self.settings.slots_of(topic))
+        slot = slot_of_hash(routing_bits_of(job_id), self.settings.slots_of(topic))
         return slots.find_reminder(topic, slot, job_id)
 
     def biz_id_on(self, shard: int, nth: int = 0) -> int:
@@ -236,7 +236,7 @@ class Rig:
         ids = (
             biz_id
             for biz_id in range(10_000)
-            if self.settings.routing.shard(hash_of(biz_id)) == shard
+            if self.settings.routing.shard_of_hash(routing_hash_of(biz_id)) == shard
         )
         return next(biz_id for position, biz_id in enumerate(ids) if position == nth)
 

@@ -11,8 +11,8 @@ from tests.worker.conftest import MakeRig
 from tests.worker.rig import LONG_AGO, TYPE, Gate, metric, outage
 from tests.worker.test_suspects import lose
 from tests.worker.waiting import remains, wait_until
+from toc.domain.claim_tokens import ALONE
 from toc.domain.job import Job, Status
-from toc.domain.tokens import ALONE
 from toc.testing import TestClock
 from toc.worker import lease_recovery, permits
 from toc.worker.permits import HOLD_REST_S_MAX, ProcessHold

@@ -15,8 +15,8 @@ from tests.worker.conftest import MakeRig
 from tests.worker.rig import LATER, LONG_AGO, SOON, TYPE, Outage, Rig, metric
 from tests.worker.test_suspects import lose
 from tests.worker.waiting import remains, wait_until
+from toc.domain.claim_tokens import ALONE
 from toc.domain.job import Job, Status
-from toc.domain.tokens import ALONE
 from toc.errors import StoreUnavailable
 from toc.store.claims import Outcome, OutcomeKind
 from toc.worker.corrections import ChangeAloneMark, GiveBack

@@ -14,9 +14,9 @@ from sqlalchemy import text
 from tests.worker.conftest import MakeRig
 from tests.worker.rig import FAR, LONG_AGO, NOW, SOON, TYPE, Gate, Rig, metric
 from tests.worker.waiting import remains, wait_until
-from toc.domain.ids import IdFactory
+from toc.domain.ids import JobIdFactory
 from toc.domain.job import Job, Status
-from toc.domain.routing import hash_of
+from toc.domain.routing import routing_hash_of
 from toc.node import probes
 from toc.store import sessions
 from toc.store.due_pages import DuePages
@@ -26,7 +26,7 @@ QUIET = {"load_tick_s": 60.0}  # the loader brings nothing after its first step
 
 def insert_by_sql(rig: Rig, biz_id: int, action: datetime, attribute: str | None = None) -> int:
     """A row that no client of ours made."""
-    job_id = IdFactory(rig.clock.wall_ms, biz_id).draw([hash_of(biz_id)])[0]
+    job_id = JobIdFactory(rig.clock.wall_ms, biz_id).make_ids([routing_hash_of(biz_id)])[0]
     opened = rig.center._connected()
     type_no = opened.catalogue.types.number_or_create(TYPE, opened.databases[0])
     when = action.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")

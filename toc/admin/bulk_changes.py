@@ -163,7 +163,7 @@ class BulkChanges:
                         examples.append(tally.example)
 
         self._read_windows(databases, sets, bounds_of(where), on_progress, count_window)
-        jobs = Jobs(self._databases, self._catalogue, lambda gene: gene, "nobody")
+        jobs = Jobs(self._databases, self._catalogue, lambda routing_bits: routing_bits, "nobody")
         for job_id in examples:
             with suppress(NotFound):  # its type has no name
                 job = jobs.get(job_id)
@@ -266,7 +266,7 @@ class BulkChanges:
             on_progress(len(page.jobs))
 
         for shard, jobs in chosen.items():
-            index = self._databases.routing.database(shard)
+            index = self._databases.routing.database_index(shard)
             account.databases[index].chosen += len(jobs)
         # If several dead jobs have one key, the newest is redriven.
         newest_first = order.verb is Verb.REDRIVE

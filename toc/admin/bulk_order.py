@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from toc.admin.where import Where
+from toc.domain.argument_checks import REASON_CHARS_MAX, check_actor, check_reason
 from toc.domain.job import Status
-from toc.domain.limits import REASON_CHARS_MAX, check_actor, check_reason
 from toc.domain.times import MS_MAX
 from toc.errors import InvalidInput
 from toc.store.bulk_update import BulkChange

@@ -11,10 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from toc.cluster.roster import Member, roster
-from toc.domain.ids import check_job_id, created_ms_of, gene_of
+from toc.domain.ids import check_job_id, created_ms_of, routing_bits_of
 from toc.domain.job import Event
-from toc.domain.placement import group_of, identity_of, in_group, ranking, shard_name, slot_name
-from toc.domain.routing import slot_of
+from toc.domain.placement import (
+    add_group_to_name,
+    group_of_member,
+    owner_and_deputy,
+    process_of_member,
+    shard_name,
+    slot_name,
+)
+from toc.domain.routing import slot_of_hash
 from toc.errors import TocError
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
@@ -106,8 +113,8 @@ def explain_job(settings: Settings, job_id: int, clock: Clock | None = None) -> 
     # A person waits for the answer: a server that is silent for connect_timeout_s counts as down.
     read_s = min(settings.read_timeout_s, settings.connect_timeout_s)
     settings = settings.model_copy(update={"read_timeout_s": read_s})
-    shard = settings.routing.shard(gene_of(job_id))
-    index = settings.routing.database(shard)
+    shard = settings.routing.shard_of_hash(routing_bits_of(job_id))
+    index = settings.routing.database_index(shard)
     home = JobHome(shard, index, job_table_name(shard), created_ms_of(job_id))
     found = JobExplanation(job_id, home, clock.wall_ms())
     with ThreadPoolExecutor(3) as pool:
@@ -156,7 +163,7 @@ def _ask_redis(settings: Settings, clock: Clock, found: JobExplanation) -> None:
     try:
         places = []
         for topic, amount in settings.slot_amounts.items():
-            slot = slot_of(gene_of(found.job_id), amount)
+            slot = slot_of_hash(routing_bits_of(found.job_id), amount)
             keys = settings.namespace, topic, slot
             scores = reminders.find_reminder(topic, slot, found.job_id)
             place = TopicPlace(topic, slot, store_key(*keys), prepare_key(*keys), *scores)
@@ -184,7 +191,7 @@ def _find_owners(found: JobExplanation, settings: Settings) -> dict[str, list[Ow
     since = [member.shards.get(shard) for member in members]
     owners = {"": _owners(shard_name(shard), members, since)}
     for topic in [place.topic for place in found.places] or settings.slot_amounts:
-        slot = slot_of(gene_of(found.job_id), settings.slots_of(topic))
+        slot = slot_of_hash(routing_bits_of(found.job_id), settings.slots_of(topic))
         since = [member.slots.get(topic, {}).get(slot) for member in members]
         owners[topic] = _owners(slot_name(topic, slot), members, since)
     return owners
@@ -194,12 +201,14 @@ def _owners(name: str, members: Sequence[Member], since: Sequence[int | None]) -
     """The members that say they own the slot or shard of this name, and since when. There should be one in
     each group with the same handlers.
     """
-    grouped = [in_group(member.identity, member.handles) for member in members]
+    grouped = [add_group_to_name(member.identity, member.handles) for member in members]
     owners = []
     for member, own, since_ms in zip(members, grouped, since, strict=True):
         if since_ms is not None:
-            first, *second = ranking(name, [x for x in grouped if group_of(x) == group_of(own)])
-            deputy = identity_of(second[0]) if second and first == own else None
+            first, *second = owner_and_deputy(
+                name, [x for x in grouped if group_of_member(x) == group_of_member(own)]
+            )
+            deputy = process_of_member(second[0]) if second and first == own else None
             owners.append(Owner(member.identity, since_ms, deputy, member.handles))
     return owners
 

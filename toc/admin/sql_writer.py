@@ -15,8 +15,8 @@ from toc.admin.query_reader import BIZ_TYPES
 from toc.admin.sqlite_dialect import to_sqlite
 from toc.admin.statement_parser import TocMySQL
 from toc.admin.syntax_tree import is_aggregate, whole_number
-from toc.domain.ids import gene_of
-from toc.domain.routing import Routing, hash_of
+from toc.domain.ids import routing_bits_of
+from toc.domain.routing import Routing, routing_hash_of
 from toc.store.fan_out import Question
 from toc.store.schema import job_table_name
 from toc.store.views import (
@@ -141,7 +141,7 @@ def _sources(
     if possible is not None:
         shards = [shard for shard in shards if shard in possible] or shards[:1]
     return [
-        (routing.database(shard), job_table_name(shard), f"({select}) AS {JOBS}")
+        (routing.database_index(shard), job_table_name(shard), f"({select}) AS {JOBS}")
         for shard in shards
         for select in [_without_unused_join(jobs_of_shard(shard, sqlite=sqlite), query)]
     ]
@@ -182,7 +182,7 @@ def _allowed_values(where: exp.Expr | None) -> Iterator[tuple[str, list[exp.Expr
 
 
 _SHARD_OF: dict[str, Callable[[Routing, int], int]] = {
-    "biz_id": lambda routing, number: routing.shard(hash_of(number)),
-    "job_id": lambda routing, number: routing.shard(gene_of(number)),
+    "biz_id": lambda routing, number: routing.shard_of_hash(routing_hash_of(number)),
+    "job_id": lambda routing, number: routing.shard_of_hash(routing_bits_of(number)),
     "shard": lambda routing, number: number,
 }

@@ -16,12 +16,12 @@ from toc.center.after_commit import after_commit, connection_of_transaction, tra
 from toc.center.connections import Connections
 from toc.center.job_spec import CheckedJob, JobSpec, When, check_job, check_spec
 from toc.center.targets import JobTarget
+from toc.domain.argument_checks import check_actor, check_biz_type, check_integer, check_reason
 from toc.domain.biz_ids import check_business_id
 from toc.domain.ids import check_job_id
 from toc.domain.job import Answer, DeadJob, Job, NewJob, Scheduled
-from toc.domain.limits import check_actor, check_biz_type, check_integer, check_reason
-from toc.domain.policy import RetryPolicy
-from toc.domain.times import action_ms
+from toc.domain.retry_policies import RetryPolicy
+from toc.domain.times import action_time_to_ms
 from toc.errors import (
     InvalidInput,
     PartlyScheduled,
@@ -299,7 +299,9 @@ class TimeoutCenter:
             job_id, action_time = None, job_id
         if action_time is None:
             raise InvalidInput("action_time", None, "must be an aware datetime or a timedelta")
-        action_ms(action_time, self._clock.wall_ms())  # refused, if it is, before anything is asked
+        action_time_to_ms(
+            action_time, self._clock.wall_ms()
+        )  # refused, if it is, before anything is asked
         target = JobTarget.checked(job_id, biz_id, biz_type, dedup_key, tenant)
         state = self._connected()
         ids = target.find_ids(state)
@@ -309,7 +311,7 @@ class TimeoutCenter:
             )
         if not ids:
             return target.answer_unknown(state)
-        due_ms = action_ms(action_time, state.now_ms(state.database_of_job(ids[0])))
+        due_ms = action_time_to_ms(action_time, state.now_ms(state.database_of_job(ids[0])))
         answer = state.jobs.reschedule(ids[0], due_ms, reason)
         if answer == "unknown":
             return target.answer_unknown(state)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from toc.center.job_spec import CheckedJob
 from toc.center.reminder_queue import ReminderQueue
 from toc.domain.biz_ids import BusinessId
-from toc.domain.ids import IdFactory, gene_of
+from toc.domain.ids import JobIdFactory, routing_bits_of
 from toc.domain.job import NewJob
-from toc.domain.routing import hash_of
-from toc.domain.times import action_ms
+from toc.domain.routing import routing_hash_of
+from toc.domain.times import action_time_to_ms
 from toc.runtime.clock import Clock, ServerTime
 from toc.runtime.settings import Settings
 from toc.store.catalogue import Catalogue
@@ -47,8 +47,13 @@ class Connections:
             self.databases.close()
             raise
         # Random, not secret: two processes should start apart.
-        ids = self._ids = IdFactory(clock.wall_ms, random.randrange(4096))  # noqa: S311
-        self.jobs = Jobs(self.databases, self.catalogue, lambda gene: ids.draw([gene])[0], actor)
+        ids = self._ids = JobIdFactory(clock.wall_ms, random.randrange(4096))  # noqa: S311
+        self.jobs = Jobs(
+            self.databases,
+            self.catalogue,
+            lambda bits: ids.make_ids([bits])[0],
+            actor,
+        )
         self.now = {database.index: ServerTime(clock) for database in self.databases}
         self.time = ServerTime(clock)
         self.reminder_queue: ReminderQueue | None = None
@@ -72,10 +77,10 @@ class Connections:
         return self.databases.of_shard(self.shard_of_business(business))
 
     def shard_of_business(self, business: BusinessId) -> int:
-        return self.settings.routing.shard(hash_of(business.number))
+        return self.settings.routing.shard_of_hash(routing_hash_of(business.number))
 
     def database_of_job(self, job_id: int) -> Database:
-        return self.databases.of_shard(self.settings.routing.shard(gene_of(job_id)))
+        return self.databases.of_shard(self.settings.routing.shard_of_hash(routing_bits_of(job_id)))
 
     def now_ms(self, database: Database) -> int:
         """An estimate of a database's time that is never too low, from an answer within TIME_AGE_S_MAX.
@@ -100,13 +105,13 @@ class Connections:
         numbers = self.catalogue.types.numbers_or_create(
             {job.biz_type for job in wanted}, database, self.settings.limits.biz_types
         )
-        ids = self._ids.draw([hash_of(job.business.number) for job in wanted])
+        ids = self._ids.make_ids([routing_hash_of(job.business.number) for job in wanted])
         return [
             NewJob(
                 job_id,
                 job.business.number,
                 numbers[job.biz_type],
-                action_ms(job.action_time, now_ms),
+                action_time_to_ms(job.action_time, now_ms),
                 job.attribute,
                 job.dedup_key,
                 job.business.text,

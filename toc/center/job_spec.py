@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Required, TypedDict
 
+from toc.domain.argument_checks import check_biz_type, check_dedup_key, encode_attribute
 from toc.domain.biz_ids import BusinessId, check_business_id
-from toc.domain.limits import attribute_json, check_biz_type, check_dedup_key
-from toc.domain.times import action_ms
+from toc.domain.times import action_time_to_ms
 from toc.errors import InvalidInput
 
 When = datetime | timedelta
@@ -50,12 +50,12 @@ def check_job(
     tenant: object = None,
 ) -> CheckedJob:
     """Checks the arguments of `schedule`. `now_ms`: any clock's time. Raises InvalidInput."""
-    action_ms(action_time, now_ms)
+    action_time_to_ms(action_time, now_ms)
     return CheckedJob(
         check_business_id(biz_id, tenant),
         check_biz_type(biz_type),
         action_time,
-        attribute_json(attribute, attribute_bytes_max),
+        encode_attribute(attribute, attribute_bytes_max),
         check_dedup_key(dedup_key),
     )
 

@@ -67,7 +67,7 @@ class ReminderQueue(Service):
         near: dict[_TopicSlot, list[Reminder]] = defaultdict(list)
         for topic, reminder in jobs:
             if reminder.due_ms is not None and reminder.due_ms <= until_ms:
-                slot = self.reminders.slot_of(topic, reminder.job_id)
+                slot = self.reminders.slot_of_job(topic, reminder.job_id)
                 near[topic, slot].append(reminder)
         with self._lock:
             down = self._down

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from toc.center.connections import Connections
+from toc.domain.argument_checks import check_biz_type, check_dedup_key
 from toc.domain.biz_ids import BusinessId, check_business_id
-from toc.domain.ids import check_job_id, created_ms_of, first_id_of
+from toc.domain.ids import check_job_id, created_ms_of, lowest_id_at
 from toc.domain.job import Answer, AnswerKind
-from toc.domain.limits import check_biz_type, check_dedup_key
 from toc.domain.times import datetime_of
 from toc.errors import InvalidInput
 
@@ -78,14 +78,14 @@ class JobTarget(NamedTuple):
         named = ", ".join(map(repr, types[:_SHOWN_MAX])) + (", ..." if types[_SHOWN_MAX:] else "")
         return Answer(
             AnswerKind.UNKNOWN,
-            hint=f"biz_id {self.business.value!r} has jobs of other types than {self.biz_type!r}: {named} "
+            hint=f"biz_id {self.business.given_id!r} has jobs of other types than {self.biz_type!r}: {named} "
             "(biz_type names one, biz_type=None means all)",
         )
 
 
 def _hint_for_id(job_id: int, now_ms: int) -> str | None:
     """A hint for an id that was hardly ever drawn, else None. Not an error: clients' clocks may be wrong."""
-    if first_id_of(_OLDEST_MS) <= job_id < first_id_of(now_ms + _AHEAD_MS):
+    if lowest_id_at(_OLDEST_MS) <= job_id < lowest_id_at(now_ms + _AHEAD_MS):
         return None
     made = datetime_of(created_ms_of(job_id)).date()
     return (

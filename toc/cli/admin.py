@@ -24,7 +24,7 @@ from toc.cli.exit_codes import INTERRUPTED, OK, USAGE, CommandError, explain
 from toc.cli.output import Output, printable
 from toc.cli.progress_bar import progress_bar
 from toc.cli.time_texts import WHEN_HELP, parse_when, shown
-from toc.domain.times import action_ms
+from toc.domain.times import action_time_to_ms
 from toc.runtime.settings import Settings, load_settings
 from toc.store.databases import Database
 from toc.store.schema import job_table_name
@@ -236,7 +236,7 @@ def _parse_length_ms(text: str) -> int:
 
 
 def _parse_moment_ms(text: str, now_ms: int) -> int:
-    moment_ms = action_ms(parse_when(text), now_ms)
+    moment_ms = action_time_to_ms(parse_when(text), now_ms)
     if moment_ms <= now_ms:
         raise CommandError(f"--to: must lie ahead; got {text!r}", USAGE)
     return moment_ms
@@ -355,7 +355,7 @@ def _matching_tables(
     mine = [
         (count.matched, shard)
         for shard, count in shards.items()
-        if count.matched and settings.routing.database(shard) == database
+        if count.matched and settings.routing.database_index(shard) == database
     ]
     if not mine:
         return 0, "-"

@@ -15,8 +15,8 @@ from toc.center.center import TimeoutCenter
 from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.output import Output
 from toc.cli.time_texts import iso
+from toc.domain.argument_checks import ACTOR_CHARS_MAX
 from toc.domain.job import Answer, DeadJob, Job
-from toc.domain.limits import ACTOR_CHARS_MAX
 from toc.handlers.registry import Registry
 
 BIZ_ID_HELP = "An integer, or a text such as an order number; a text of digits in quotes: '\"42\"'."

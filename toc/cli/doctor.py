@@ -176,7 +176,7 @@ class Doctor:
             yield self._check_tables(name, database)
 
     def _check_tables(self, name: str, database: Database) -> Check:
-        faults = read_status(database, self._settings.routing.facts()).faults
+        faults = read_status(database, self._settings.routing.meta_values()).faults
         found = "; ".join(summarize_faults(faults)) or "as toc made them"
         slow = all(fault.kind in ("index", "view") and not fault.silent for fault in faults)
         level: Level = "ok" if not faults else "warn" if slow else "fail"

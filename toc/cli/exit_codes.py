@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import typer
 
 from toc import errors
-from toc.domain.masking import masked
-from toc.domain.texts import one_line, printable
+from toc.domain.secret_masking import mask_secrets
+from toc.domain.text_escaping import escape_control_chars, escape_to_one_line
 
 OK, NO, USAGE, UNAVAILABLE, SETTINGS, REPAIRED, FAULT, RESTART = 0, 1, 2, 3, 4, 5, 70, 75
 INTERRUPTED, BROKEN_PIPE = 130, 141  # as a shell reports SIGINT and SIGPIPE
@@ -43,8 +43,8 @@ class CommandError(Exception):
 
 def print_error_line(text: str) -> None:
     """One line on standard error."""
-    line = "; ".join(part.strip() for part in masked(text).splitlines() if part.strip())
-    typer.echo(f"toc: {one_line(line)}", err=True)
+    line = "; ".join(part.strip() for part in mask_secrets(text).splitlines() if part.strip())
+    typer.echo(f"toc: {escape_to_one_line(line)}", err=True)
 
 
 def report(error: Exception, *, verbose: bool) -> int:
@@ -55,7 +55,7 @@ def report(error: Exception, *, verbose: bool) -> int:
         return BROKEN_PIPE
     if verbose:
         trace = "".join(traceback.format_exception(error))
-        typer.echo(printable(masked(trace)), err=True, nl=False)
+        typer.echo(escape_control_chars(mask_secrets(trace)), err=True, nl=False)
     text, code = explain(error)
     print_error_line(text)
     return code
@@ -64,7 +64,7 @@ def report(error: Exception, *, verbose: bool) -> int:
 def explain(error: Exception) -> tuple[str, int]:
     """The text and the exit code of an error; passwords are masked."""
     text, code = _explain_unmasked(error)
-    return masked(text), code
+    return mask_secrets(text), code
 
 
 def _explain_unmasked(error: Exception) -> tuple[str, int]:

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from toc.domain.masking import masked
-from toc.domain.texts import in_json, one_line, shortened
+from toc.domain.secret_masking import mask_secrets
+from toc.domain.text_escaping import cut_out_middle, escape_json_document, escape_to_one_line
 from toc.handlers.current import JobFilter
 
 TRACE_CHARS_MAX = 16_384
@@ -20,20 +20,22 @@ class _MaskingFormatter(logging.Formatter):
     """One line for each record, and indented ones for its traceback; passwords are masked."""
 
     def format(self, record: logging.LogRecord) -> str:
-        record.name = one_line(record.name)
-        record.message = one_line(record.getMessage()) + _job_suffix(record)
+        record.name = escape_to_one_line(record.name)
+        record.message = escape_to_one_line(record.getMessage()) + _job_suffix(record)
         record.asctime = _iso(record.created)
         lines = [self.formatMessage(record)]
         for text in self._traceback_lines(record):
-            lines += [f"  {one_line(line)}" for line in text.split("\n")]
-        return masked("\n".join(lines))
+            lines += [f"  {escape_to_one_line(line)}" for line in text.split("\n")]
+        return mask_secrets("\n".join(lines))
 
     def _traceback_lines(self, record: logging.LogRecord) -> Iterator[str]:
         # Masked before it is split: half of a URL would not be recognized.
         if record.exc_info:
-            yield shortened(masked(self.formatException(record.exc_info)), TRACE_CHARS_MAX)
+            yield cut_out_middle(
+                mask_secrets(self.formatException(record.exc_info)), TRACE_CHARS_MAX
+            )
         if record.stack_info:
-            yield shortened(masked(self.formatStack(record.stack_info)), TRACE_CHARS_MAX)
+            yield cut_out_middle(mask_secrets(self.formatStack(record.stack_info)), TRACE_CHARS_MAX)
 
 
 class _JsonFormatter(_MaskingFormatter):
@@ -42,13 +44,13 @@ class _JsonFormatter(_MaskingFormatter):
             "time": _iso(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": masked(record.getMessage()),
+            "message": mask_secrets(record.getMessage()),
         }
         line |= {name: vars(record)[name] for name in _IDS if vars(record).get(name) is not None}
         traces = [*self._traceback_lines(record)]
         if traces:
-            line["exception"] = masked("\n".join(traces))
-        return in_json(json.dumps(line, ensure_ascii=False))
+            line["exception"] = mask_secrets("\n".join(traces))
+        return escape_json_document(json.dumps(line, ensure_ascii=False))
 
 
 _IDS = ("job_id", "biz_type", "biz_id", "attempt")
@@ -59,7 +61,7 @@ def _job_suffix(record: logging.LogRecord) -> str:
     job_id = getattr(record, "job_id", None)
     if job_id is None or str(job_id) in record.getMessage():
         return ""
-    return one_line(f" [job {job_id} of {record.biz_type}, attempt {record.attempt}]")  # type: ignore[attr-defined]
+    return escape_to_one_line(f" [job {job_id} of {record.biz_type}, attempt {record.attempt}]")  # type: ignore[attr-defined]
 
 
 def configure_logging(level: int, *, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from toc.cli.common_options import answers
 from toc.cli.exit_codes import NO, OK, SETTINGS, USAGE, CommandError
 from toc.cli.output import Output, printable
 from toc.cluster.roster import roster
-from toc.domain.masking import masked
+from toc.domain.secret_masking import mask_secrets
 from toc.runtime.settings import MOVE_NEW_URL, MOVE_OLD_URL, Settings, load_settings
 from toc.store.move_checks import MoveChecks, list_move_steps
 from toc.store.move_server import MoveServer, schema_of
@@ -159,7 +159,10 @@ def _run_checks(output: Output, servers: _MoveSessions) -> int:
     output.table(
         {"database": servers.index, "ready": not failed, "checks": [asdict(f) for f in found]},
         ("", "check", "found", "what to do"),
-        [(f.level, f.check, masked(f.found), "" if f.level == "ok" else f.advice) for f in found],
+        [
+            (f.level, f.check, mask_secrets(f.found), "" if f.level == "ok" else f.advice)
+            for f in found
+        ],
         empty="",
         last=f"database {servers.index} may {'not ' if failed else ''}be moved now",
     )

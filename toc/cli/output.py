@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from toc.domain import texts
+from toc.domain import text_escaping
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,12 +62,12 @@ class Output:
 
 def printable(value: object) -> str:
     """The value as text without terminal control characters: for texts that others wrote."""
-    return texts.printable(str(value))
+    return text_escaping.escape_control_chars(str(value))
 
 
 def json_line(value: object) -> str:
     """A JSON document on one line, without terminal control characters."""
-    return texts.in_json(json.dumps(value, ensure_ascii=False))
+    return text_escaping.escape_json_document(json.dumps(value, ensure_ascii=False))
 
 
 def make_console(*, stderr: bool = False) -> Console:

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from toc.cli.common_options import answers
 from toc.cli.exit_codes import USAGE, CommandError
 from toc.cli.output import Output
-from toc.domain.masking import masked
+from toc.domain.secret_masking import mask_secrets
 from toc.runtime.setting_groups import TopicSettings
 from toc.runtime.settings import Settings, load_settings, variable_of
 
@@ -100,7 +100,7 @@ def settings_markdown() -> str:
 
 def _masked(value: object) -> object:
     if isinstance(value, str):
-        return masked(str(value))  # a SecretUrl hides its own password
+        return mask_secrets(str(value))  # a SecretUrl hides its own password
     if isinstance(value, dict):
         return {str(key): _masked(part) for key, part in value.items()}
     return [_masked(part) for part in value] if isinstance(value, (tuple, list)) else value

@@ -11,7 +11,7 @@ from typing import Any
 from toc.cluster.holdings import parse_holding
 from toc.cluster.members import MEMBERS, Members, member_of
 from toc.cluster.zookeeper import ZooKeeper
-from toc.domain.placement import identity_of
+from toc.domain.placement import process_of_member
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 
@@ -50,7 +50,7 @@ def roster(settings: Settings) -> list[Member]:
             data = zookeeper.get(f"{MEMBERS}/{name}") if small else b""
             if data is not None:  # it may have left meanwhile
                 member = _parse_member(
-                    identity_of(member_of(name)), not found, stat.created_ms, data
+                    process_of_member(member_of(name)), not found, stat.created_ms, data
                 )
                 found.setdefault(member.identity, member)
         return list(found.values())

@@ -16,9 +16,9 @@ _TENANT = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class BusinessId(NamedTuple):
-    """A business id as the columns `biz_id`, `biz_text` and `tenant` hold it.
+    """The values of the columns `biz_id`, `biz_text` and `tenant` for a business id.
 
-    number: the integer, or the hash of the text; it decides the shard. text: None if the id is an integer.
+    number: the integer, or the hash of the text; determines the shard. text: None if the id is an integer.
     tenant: None if no tenants are used.
     """
 
@@ -27,13 +27,13 @@ class BusinessId(NamedTuple):
     tenant: str | None = None
 
     @property
-    def value(self) -> int | str:
-        """The id as the business gave it."""
+    def given_id(self) -> int | str:
+        """The integer or the text that the caller gave as the business id."""
         return self.number if self.text is None else self.text
 
 
-def number_of_text(text: str) -> int:
-    """The 63-bit number of a text: the first 64 bits of the SHA-256 of its UTF-8, without the last of them.
+def hash_text_id(text: str) -> int:
+    """The 63-bit hash of a text: the first 63 bits of the SHA-256 of its UTF-8 bytes.
 
     In SQL: `CONV(LEFT(SHA2('A-42', 256), 16), 16, 10) >> 1`.
     """
@@ -41,20 +41,20 @@ def number_of_text(text: str) -> int:
 
 
 def check_business_id(value: object, tenant: object = None) -> BusinessId:
-    """The columns of a business id. Raises InvalidInput."""
+    """Checks a business id and returns its column values. Raises InvalidInput."""
     tenant = check_tenant(tenant)
     if isinstance(value, str):
-        text = str(_check_text(value))  # a plain one, not a subclass
-        return BusinessId(number_of_text(text), text, tenant)
+        text = str(_check_text_id(value))  # a plain str, not a subclass
+        return BusinessId(hash_text_id(text), text, tenant)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= BIZ_ID_MAX:
         rule = f"must be an integer from 0 to 2^64-1, or a text of 1 to {TEXT_CHARS_MAX} characters"
         raise InvalidInput("biz_id", value, rule)
     return BusinessId(
         int(value), None, tenant
-    )  # a plain one: an IntEnum would be hashed by its name
+    )  # a plain int: the hash of an IntEnum would be that of its name
 
 
-def _check_text(value: str) -> str:
+def _check_text_id(value: str) -> str:
     if not 1 <= len(value) <= TEXT_CHARS_MAX:
         rule = f"must have 1 to {TEXT_CHARS_MAX} characters if it is a text, has {len(value)}"
     elif value != value.strip():

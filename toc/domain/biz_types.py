@@ -1,11 +1,11 @@
-"""The number of a biz_type follows from its name, so nobody gives numbers out (ADR 20)."""
+"""Computes the number of a biz_type from its name, so no server has to assign numbers (ADR 20)."""
 
 from __future__ import annotations
 
 from zlib import crc32
 
 FIRST_NO = 2**30
-"""The smallest number of a type: a number is never mistaken for a count or a status."""
+"""The smallest number of a type: so large that nobody mistakes it for a count or a status."""
 
 
 def type_no_of(biz_type: str) -> int:

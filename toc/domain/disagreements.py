@@ -1,8 +1,9 @@
-"""The kinds of disagreement between MySQL and Redis, and the rule by which each is recognised.
+"""The kinds of disagreement between MySQL and Redis, and the rules that find them.
 
-The row decides; Redis only holds reminders. These are legal and no disagreement: a reminder that is too
-early (the claim corrects it), a reminder of a cancelled job (it is deleted when it is popped), a running
-job without a reminder (a scanner may have claimed it; scanners watch its lease).
+The row in MySQL is always right; Redis only holds reminders. Three differences are legal, and no
+disagreement: a reminder that is too early (the claim corrects the reminder), a reminder of a cancelled job
+(toc deletes the reminder when it is popped), a running job without a reminder (a scanner may have claimed the
+job; scanners watch the lease).
 """
 
 from __future__ import annotations
@@ -12,54 +13,55 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from toc.domain.ids import GENE_MASK, gene_of
+from toc.domain.ids import ROUTING_MASK, routing_bits_of
 from toc.domain.job import Status
-from toc.domain.policy import unhandled_ms
-from toc.domain.routing import hash_of
+from toc.domain.retry_policies import unhandled_delay_ms
+from toc.domain.routing import routing_hash_of
 
 SOON_MS = 5_000
-"""A job that is due already is not late if its reminder comes within this time, in ms (plus the delay for
-which a node without the handler puts the reminder back)."""
+"""In ms. The reminder of a job that is due already is not late if it is due within this time (plus the delay
+for which a node without the handler puts the reminder back)."""
 
 LATELY_MS = 3_600_000
-"""In ms. For this time after its claim an ended job may still have a reminder at the end of its lease:
-another worker popped the reminder while the job ended."""
+"""In ms. For so long after its claim, an ended job may still have a reminder at the end of its lease:
+if another worker popped the reminder while the job ended."""
 
 
 class Disagreement(StrEnum):
-    """The kinds. MARK_AHEAD is about a slot; all others are about one job."""
+    """The kinds of disagreement. MARK_AHEAD is about a slot; all other kinds are about one job."""
 
     MISSING = "missing"
-    """pending and due within the horizon, and in no queue"""
+    """a pending job that is due within the horizon has no reminder"""
     LATE = "late"
     """the reminder is later than the row's due_time"""
     ORPHAN = "orphan"
     """a reminder of a job that has ended, was deleted, or never existed"""
     WRONG_SLOT = "wrong_slot"
-    """a reminder in another slot than the job's own, and none in its own slot"""
+    """the job has a reminder in another slot than its own, and none in its own slot"""
     TWO_SLOTS = "two_slots"
-    """a reminder in its own slot and in another one"""
+    """the job has a reminder in its own slot and in another slot"""
     STUCK = "stuck"
-    """in a PrepareQueue long after its stay there ended"""
+    """the reminder is in a PrepareQueue long after its stay ended"""
     LEASE_OVER = "lease_over"
-    """running, and its lease ended long ago"""
+    """the job is running, and its lease ended long ago"""
     OVERDUE = "overdue"
-    """pending, and long overdue"""
+    """the job is pending, and long overdue"""
     MOVED = "moved"
-    """pending, never tried, and due_time differs from action_time: somebody changed the row by hand"""
+    """the job is pending and was never tried, but due_time differs from action_time: somebody changed the
+    row by hand"""
     MISFIT = "misfit"
     """the job_id does not belong to the biz_id, or the row lies in a table that does not
     fit the job_id"""
     MARK_AHEAD = "mark_ahead"
-    """the loader's mark says that rows were loaded, and most of these rows are in no queue"""
+    """the loader's mark says that rows were loaded, but most of these rows have no reminder"""
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
     """The tolerances of the rules, in ms.
 
-    near_ms: rows due within this time must have a reminder (the horizon, less the time that a loader may
-    take to read them). overdue_ms: how long a due row, or a reminder of a cancelled job, may remain.
+    near_ms: rows due within this time must have a reminder (the horizon, less the time in which a loader
+    reads the rows). overdue_ms: how long a due row, or a reminder of a cancelled job, may remain.
     stuck_ms: how long a reminder may remain in the PrepareQueue after its stay ended.
     """
 
@@ -68,8 +70,8 @@ class Tolerances:
     stuck_ms: int
 
 
-class RowFacts(NamedTuple):
-    """The columns of a row that compare and repair need. `shard`: of the table that holds the row."""
+class ComparedRow(NamedTuple):
+    """The columns of a row that comparison and repair need. `shard`: that of the table that holds the row."""
 
     job_id: int
     biz_id: int
@@ -84,8 +86,8 @@ class RowFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReminderPlace:
-    """A slot that holds a reminder: due at `armed_ms` in its StoreQueue, or until `out_ms` in its
-    PrepareQueue."""
+    """A slot that holds a reminder: in its StoreQueue, due at `armed_ms`, or in its PrepareQueue, until
+    `out_ms`."""
 
     topic: str
     slot: int
@@ -93,12 +95,12 @@ class ReminderPlace:
     out_ms: int | None
 
     @property
-    def spot(self) -> tuple[str, int]:
+    def topic_and_slot(self) -> tuple[str, int]:
         return self.topic, self.slot
 
 
-def disagreements(
-    row: RowFacts | None,
+def find_disagreements(
+    row: ComparedRow | None,
     places: Sequence[ReminderPlace],
     home: tuple[str, int],
     now_ms: int,
@@ -106,8 +108,8 @@ def disagreements(
 ) -> Iterator[Disagreement]:
     """Yields the disagreements of one job.
 
-    `row`: None when it does not exist. `home`: the topic and slot where the job's reminder belongs.
-    `places`: all slots that hold a reminder of it.
+    `row`: None if the job has no row. `home`: the topic and slot where the job's reminder belongs.
+    `places`: all slots that hold a reminder of the job.
     """
     stuck = any(
         place.out_ms is not None and place.out_ms < now_ms - limits.stuck_ms for place in places
@@ -115,35 +117,38 @@ def disagreements(
     if stuck:
         yield Disagreement.STUCK
     if row is None or row.due_ms is None or not row.status.live:
-        yield from _of_ended(row, places, now_ms, limits)
+        yield from _ended_job_disagreements(row, places, now_ms, limits)
         return
-    at_home = [place for place in places if place.spot == home]
+    at_home = [place for place in places if place.topic_and_slot == home]
     if len(places) > len(at_home):
         yield Disagreement.TWO_SLOTS if at_home else Disagreement.WRONG_SLOT
     if row.status is Status.PENDING:
-        yield from _of_pending(row, places, at_home, now_ms, limits)
+        yield from _pending_job_disagreements(row, places, at_home, now_ms, limits)
     elif row.due_ms < now_ms - limits.overdue_ms:
         yield Disagreement.LEASE_OVER
 
 
-def latest_ms(due_ms: int, now_ms: int) -> int:
+def latest_reminder_ms(due_ms: int, now_ms: int) -> int:
     """The latest time, in ms, at which a reminder of the row is not late."""
-    return due_ms if due_ms > now_ms else now_ms + unhandled_ms(now_ms - due_ms) + SOON_MS
+    return due_ms if due_ms > now_ms else now_ms + unhandled_delay_ms(now_ms - due_ms) + SOON_MS
 
 
-def is_in_wrong_table(row: RowFacts, shards: int) -> bool:
+def is_in_wrong_table(row: ComparedRow, shards: int) -> bool:
     """Whether the row is of kind MISFIT: its job_id does not fit its biz_id, or names another table."""
-    gene = gene_of(row.job_id)
-    return gene != hash_of(row.biz_id) & GENE_MASK or gene & (shards - 1) != row.shard
+    routing_bits = routing_bits_of(row.job_id)
+    return (
+        routing_bits != routing_hash_of(row.biz_id) & ROUTING_MASK
+        or routing_bits & (shards - 1) != row.shard
+    )
 
 
-def _of_ended(
-    row: RowFacts | None, places: Sequence[ReminderPlace], now_ms: int, limits: Tolerances
+def _ended_job_disagreements(
+    row: ComparedRow | None, places: Sequence[ReminderPlace], now_ms: int, limits: Tolerances
 ) -> Iterator[Disagreement]:
     waits = row is not None and (
         row.status is Status.CANCELLED or now_ms - (row.claimed_ms or 0) < LATELY_MS
     )
-    # A reminder that was not popped since then will not be popped any more.
+    # A reminder that is older than this, and was not popped, will not be popped any more.
     oldest_ms = now_ms - limits.overdue_ms
     for place in places:
         if place.armed_ms is not None and not (waits and place.armed_ms > oldest_ms):
@@ -151,8 +156,8 @@ def _of_ended(
             return
 
 
-def _of_pending(
-    row: RowFacts,
+def _pending_job_disagreements(
+    row: ComparedRow,
     places: Sequence[ReminderPlace],
     at_home: Sequence[ReminderPlace],
     now_ms: int,
@@ -161,7 +166,7 @@ def _of_pending(
     assert row.due_ms is not None  # noqa: S101 - it is pending
     if not places and row.due_ms <= now_ms + limits.near_ms:
         yield Disagreement.MISSING
-    in_time_ms = latest_ms(row.due_ms, now_ms)
+    in_time_ms = latest_reminder_ms(row.due_ms, now_ms)
     for place in at_home:
         if place.out_ms is None and place.armed_ms is not None and place.armed_ms > in_time_ms:
             yield Disagreement.LATE

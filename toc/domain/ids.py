@@ -1,10 +1,10 @@
 """Job ids: 63-bit numbers, made without a coordinator; the shard and slot can be computed from an id.
 
-    41 bits milliseconds since 2024-01-01 UTC (until 2093) | 10 bits gene | 12 bits sequence
+    41 bits milliseconds since 2024-01-01 UTC (until 2093) | 10 routing bits | 12 bits sequence
 
-The gene is the low 10 bits of the routing hash. The sequence starts at random, so two processes
-rarely make the same id in the same millisecond for the same gene. If they do, the primary key refuses the
-second insert, and its writer makes another id.
+The routing bits are the low 10 bits of the routing hash. The sequence starts at random, so two processes
+rarely make the same id in the same millisecond for the same routing bits. If two processes make the same
+id, the primary key refuses the second insert, and the process of that insert makes another id.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from collections.abc import Callable
 from toc.errors import InvalidInput
 
 ID_EPOCH_MS = 1_704_067_200_000  # 2024-01-01T00:00:00Z
-TIME_BITS, GENE_BITS, SEQUENCE_BITS = 41, 10, 12
-GENE_MASK = (1 << GENE_BITS) - 1
+TIME_BITS, ROUTING_BITS, SEQUENCE_BITS = 41, 10, 12
+ROUTING_MASK = (1 << ROUTING_BITS) - 1
 SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
-JOB_ID_MAX = (1 << (TIME_BITS + GENE_BITS + SEQUENCE_BITS)) - 1
+JOB_ID_MAX = (1 << (TIME_BITS + ROUTING_BITS + SEQUENCE_BITS)) - 1
 
 
-def gene_of(job_id: int) -> int:
-    """The low 10 bits of the routing hash that the id was made from."""
-    return (job_id >> SEQUENCE_BITS) & GENE_MASK
+def routing_bits_of(job_id: int) -> int:
+    """The low 10 bits of the routing hash from which the id was made."""
+    return (job_id >> SEQUENCE_BITS) & ROUTING_MASK
 
 
 def created_ms_of(job_id: int) -> int:
-    """When the id was made, by the clock of the process that made it, in milliseconds since 1970."""
-    return (job_id >> (GENE_BITS + SEQUENCE_BITS)) + ID_EPOCH_MS
+    """The time at which the id was made, by the clock of its process, in milliseconds since 1970."""
+    return (job_id >> (ROUTING_BITS + SEQUENCE_BITS)) + ID_EPOCH_MS
 
 
-def first_id_of(ms: int) -> int:
+def lowest_id_at(ms: int) -> int:
     """The lowest id that can be made at `ms`: all ids made earlier are lower."""
-    return max(0, ms - ID_EPOCH_MS) << (GENE_BITS + SEQUENCE_BITS)
+    return max(0, ms - ID_EPOCH_MS) << (ROUTING_BITS + SEQUENCE_BITS)
 
 
 def check_job_id(value: object) -> int:
-    """Returns a well-formed job_id, raises InvalidInput for anything else."""
+    """Returns `value` if it is a valid job_id; raises InvalidInput otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= JOB_ID_MAX:
         raise InvalidInput("job_id", value, f"must be an integer from 0 to {JOB_ID_MAX}")
     return int(value)  # a plain int: drivers refuse subclasses
 
 
-class IdFactory:
+class JobIdFactory:
     """Makes job ids; thread-safe.
 
     `wall_ms()`: the time in ms since 1970. `start`: the first sequence number.
@@ -56,8 +56,8 @@ class IdFactory:
         self._sequence = start & SEQUENCE_MASK
         self._left = 0  # how many sequence numbers are left in this millisecond
 
-    def draw(self, hashes: list[int]) -> list[int]:
-        """One new id for each routing hash. Never gives the same id twice in one process."""
+    def make_ids(self, hashes: list[int]) -> list[int]:
+        """Makes one new id for each routing hash. A factory never makes the same id twice."""
         ids = []
         with self._lock:
             now = self._wall_ms() - ID_EPOCH_MS
@@ -65,12 +65,14 @@ class IdFactory:
                 self._ms, self._left = now, SEQUENCE_MASK + 1
             ms, sequence, left = self._ms, self._sequence, self._left
             for h in hashes:
-                if left == 0:  # more than 4,096 in a millisecond: borrow the next one
+                if left == 0:  # more than 4,096 ids in a millisecond: use the next millisecond
                     ms, left = ms + 1, SEQUENCE_MASK + 1
                 sequence = (sequence + 1) & SEQUENCE_MASK
                 left -= 1
                 ids.append(
-                    ms << (GENE_BITS + SEQUENCE_BITS) | (h & GENE_MASK) << SEQUENCE_BITS | sequence
+                    ms << (ROUTING_BITS + SEQUENCE_BITS)
+                    | (h & ROUTING_MASK) << SEQUENCE_BITS
+                    | sequence
                 )
             self._ms, self._sequence, self._left = ms, sequence, left
         return ids

@@ -41,7 +41,7 @@ TRANSITIONS: dict[Status, dict[str, Status]] = {
         "drop": Status.CANCELLED,
         "bury": Status.DEAD,
         "take_over": Status.RUNNING,  # only when the lease is over, by the database's clock
-        "undo_take_over": Status.RUNNING,  # no handler was started: as before the take-over
+        "undo_take_over": Status.RUNNING,  # no handler was started: the row becomes as before the take-over
     },
     Status.DEAD: {"redrive": Status.PENDING},
     Status.DONE: {},
@@ -180,11 +180,10 @@ class Event:
     """A recorded change of a job: by a person, or by anything but a normal start and end.
 
     what: the verb. attempts: the number of attempts after the event. actor: a person's name or a process
-    (host:pid…). reason: why; None: not known. account: the database's
-    account that wrote it, by the server's own word; None: SQLite. It
-    is not compared: events that differ only in it are equal. run_id: the run of `toc admin` or of a
-    repair that did it. related_job_id: of a misfit that was repaired, the job that replaces it; of that job,
-    the misfit.
+    (host:pid…). reason: None if it is not known. account: the database account that wrote the event, as the
+    server recorded it; None: SQLite. Comparisons ignore `account`. run_id: the run of `toc admin` or of a
+    repair that made the change. related_job_id: for a repaired misfit, the job that replaces it; for that
+    job, the misfit.
     """
 
     at_ms: int
@@ -215,7 +214,7 @@ class NewJob(NamedTuple):
     tenant: str | None = None
 
     @property
-    def business(self) -> BusinessId:
+    def business_id(self) -> BusinessId:
         return BusinessId(self.biz_id, self.biz_text, self.tenant)
 
 

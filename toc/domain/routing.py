@@ -1,8 +1,8 @@
 """Routing: a hash of the biz_id gives the shard, the database and the slot.
 
 All counts are powers of two and `slot_amount <= shards`, so a slot's jobs come from few shards
-(exactly one by default). So the jobs of a popped batch are in few tables, and the nightly compare needs no
-shuffle.
+(exactly one by default). So the jobs that a poller pops together are in few tables, and the nightly
+comparison of MySQL with Redis needs no shuffle in Spark.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from zlib import crc32
 
 from toc.errors import InvalidInput
 
-# The gene in a job_id has 10 bits: every shard and slot follows from the id alone.
+# A job_id contains 10 bits of the routing hash: the id alone determines the shard and the slot.
 SHARDS_MAX = 1024
 BIZ_ID_MAX = 2**64 - 1
 
 
-def hash_of(biz_id: int) -> int:
+def routing_hash_of(biz_id: int) -> int:
     """The routing hash of a business id: CRC-32 of its decimal digits (32 bits)."""
     return crc32(str(biz_id).encode())
 
@@ -52,11 +52,11 @@ class Routing:
     def tables_per_database(self) -> int:
         return self.shards // self.databases
 
-    def shard(self, h: int) -> int:
-        """The shard of a hash, or of a gene (its low 10 bits)."""
+    def shard_of_hash(self, h: int) -> int:
+        """The shard of a routing hash, or of the routing bits of a job_id (the low 10 bits of the hash)."""
         return h & (self.shards - 1)
 
-    def database(self, shard: int) -> int:
+    def database_index(self, shard: int) -> int:
         return shard // self.tables_per_database
 
     def shards_of_database(self, database: int) -> range:
@@ -67,11 +67,11 @@ class Routing:
         """The shards whose jobs a slot holds, ascending."""
         yield from range(slot, self.shards, slot_amount)
 
-    def facts(self) -> dict[str, str]:
-        """The values that `toc_meta` stores. A node with other values refuses to start."""
+    def meta_values(self) -> dict[str, str]:
+        """The routing values that `toc_meta` stores. A node with other values refuses to start."""
         return {"hash": "crc32", "shards": str(self.shards), "databases": str(self.databases)}
 
 
-def slot_of(h: int, slot_amount: int) -> int:
-    """The slot of a hash or gene within a topic of `slot_amount` slots."""
+def slot_of_hash(h: int, slot_amount: int) -> int:
+    """The slot of a routing hash, or of routing bits, within a topic of `slot_amount` slots."""
     return h & (slot_amount - 1)

@@ -17,7 +17,7 @@ _MS = timedelta(milliseconds=1)
 
 def ceil_ms(delta: timedelta) -> int:
     """A timedelta as whole milliseconds, rounded up."""
-    whole, rest = divmod(delta, _MS)  # no minus sign: timedelta.max has no opposite
+    whole, rest = divmod(delta, _MS)  # not by -(-delta // _MS): timedelta.max cannot be negated
     return whole + bool(rest)
 
 
@@ -26,11 +26,11 @@ def datetime_of(ms: int) -> datetime:
     return EPOCH + timedelta(milliseconds=ms)
 
 
-def action_ms(value: datetime | timedelta, now_ms: int) -> int:
-    """The moment a caller means, in milliseconds, rounded up.
+def action_time_to_ms(value: datetime | timedelta, now_ms: int) -> int:
+    """Converts the action time that a caller gives to milliseconds since 1970, rounded up.
 
-    An aware datetime is a point in time, a timedelta counts from `now_ms`. The past is allowed and
-    means "at once". Raises InvalidInput for anything else, for naive datetimes and beyond DATETIME.
+    A timedelta counts from `now_ms`. A time in the past is allowed and means "at once". Raises InvalidInput
+    for other types, for naive datetimes, and for times that DATETIME cannot hold.
     """
     if isinstance(value, timedelta):
         ms = now_ms + ceil_ms(value)

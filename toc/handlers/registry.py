@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from toc.domain.argument_checks import check_biz_type, check_integer, is_number
 from toc.domain.job import Job
-from toc.domain.limits import check_biz_type, check_integer, is_number
-from toc.domain.policy import ATTEMPTS_MAX, Exponential, RetryPolicy, retry_policy
+from toc.domain.retry_policies import ATTEMPTS_MAX, Exponential, RetryPolicy, to_retry_policy
 from toc.errors import InvalidInput
 from toc.handlers.verdicts import Verdict
 
@@ -70,7 +70,7 @@ class Registry:
             rule = f"must be above 0 and up to {TIMEOUT_S_MAX:g} seconds"
             raise InvalidInput("timeout", timeout, rule)
         check_integer("max_attempts", max_attempts, 1, ATTEMPTS_MAX)
-        policy = retry_policy(retry)
+        policy = to_retry_policy(retry)
 
         def register(function: F) -> F:
             _check_function(function)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from toc.domain.limits import is_number
+from toc.domain.argument_checks import is_number
 from toc.errors import InvalidInput
 
 REASON_CHARS_MAX = 1000

@@ -13,7 +13,7 @@ from typing import Literal
 from toc.cluster.holdings import format_ranges
 from toc.cluster.membership import View
 from toc.domain.disagreements import Disagreement
-from toc.domain.placement import identity_of
+from toc.domain.placement import process_of_member
 from toc.node.probes import ClockComparison, Probe
 from toc.node.work_sources import WorkSources
 from toc.reconcile.nightly import LOG_FILE, Nightly
@@ -139,7 +139,7 @@ class Health:
         if view is not None and view.connected:
             how = "no nodes"
             if view.leader is not None:
-                how = f"{len(view.members)} nodes, {identity_of(view.leader)} leads"
+                how = f"{len(view.members)} nodes, {process_of_member(view.leader)} leads"
             return HealthPart("zookeeper", "up", since_ms, how)
         means = "when a node dies, its slots get no new owner: deputies fire them, 1 to 2 s late"
         if self._reminders is None:

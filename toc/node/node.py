@@ -12,7 +12,7 @@ from functools import partial
 
 from toc.cluster.holdings import Holding
 from toc.cluster.membership import Membership, View
-from toc.domain.placement import assign, in_group
+from toc.domain.placement import add_group_to_name, compute_assignment
 from toc.errors import TimerUnavailable
 from toc.handlers.registry import Registry, registry
 from toc.node.gauges import Gauges
@@ -110,7 +110,7 @@ class Node:
         self._gauges: Gauges | None = None
         self._services: list[Service] = []  # that bring or delete work, or measure
         self._stopping_ms: int | None = None  # since when it stops; None: it does not
-        self._table_check = TableCheck(self._clock, settings.routing.facts())
+        self._table_check = TableCheck(self._clock, settings.routing.meta_values())
         self._health = Health(settings, self.reminders, self.probes, self._clocks)
         self._assignment_lock = threading.Lock()
         # The shards (under "") and slots (under their topic) that this node owns, and since when.
@@ -229,7 +229,7 @@ class Node:
     @property
     def _member_name(self) -> str:
         """Its name in ZooKeeper: only nodes that run the same types share work with each other."""
-        return in_group(self.identity, (spec.biz_type for spec in self._handlers))
+        return add_group_to_name(self.identity, (spec.biz_type for spec in self._handlers))
 
     def _handled_slot_amounts(self) -> dict[str, int]:
         """The topics with a type that it handles: popping other jobs would only delay them."""
@@ -266,7 +266,7 @@ class Node:
         if self.work_sources is None or self._gauges is None:
             return
         settings = self.settings
-        assignment = assign(
+        assignment = compute_assignment(
             self._member_name, view.members, self._handled_slot_amounts(), settings.shards
         )
         # While ZooKeeper is down, nobody inherits the shards of a node that dies: every node scans all

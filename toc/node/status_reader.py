@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from toc.cluster.membership import View
 from toc.cluster.roster import roster
-from toc.domain.ids import gene_of
+from toc.domain.ids import routing_bits_of
 from toc.errors import ClusterUnavailable, SettingsError, TimerUnavailable, TocError
 from toc.node.health import FOREIGN_MEANS, Health, HealthPart, health_of_reconciliation
 from toc.node.node import Node
@@ -89,7 +89,7 @@ class StatusReader:
             how += f"; of others {unknown}"
         scanner, means = self._settings.scanner, ""
         late = late_s > scanner.grace_s + scanner.tick_s + LATE_S
-        if late and self._settings.routing.shard(gene_of(row.job_id)) != shard:
+        if late and self._settings.routing.shard_of_hash(routing_bits_of(row.job_id)) != shard:
             means = (
                 f"it lies in {job_table_name(shard)}, a table that its id does not belong to, and "
                 "is never run there: `toc reconcile --repair` moves it"

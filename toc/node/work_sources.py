@@ -123,12 +123,14 @@ class WorkSources:
         """The claim stage of each database that has jobs in the slots of database `first`."""
         routing, amount = self._settings.routing, self._settings.slots_of(topic)
         slot = next(slot for slot in range(amount) if self._database_of_slot(slot) == first)
-        databases = {routing.database(shard) for shard in routing.shards_of_slot(slot, amount)}
+        databases = {
+            routing.database_index(shard) for shard in routing.shards_of_slot(slot, amount)
+        }
         return {database: self._worker.claims[lane][database] for database in sorted(databases)}
 
     def _database_of_slot(self, slot: int) -> int:
         """The database of a slot's first shard."""
-        return self._settings.routing.database(slot)
+        return self._settings.routing.database_index(slot)
 
     def _slots_in_lane(
         self, slots: Iterable[int], database: int, lane: int | None = None

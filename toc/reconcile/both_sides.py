@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import TypeVar
 
-from toc.domain.disagreements import ReminderPlace, RowFacts
-from toc.domain.ids import gene_of
-from toc.domain.routing import slot_of
+from toc.domain.disagreements import ComparedRow, ReminderPlace
+from toc.domain.ids import routing_bits_of
+from toc.domain.routing import slot_of_hash
 from toc.errors import NotFound, SettingsError
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
@@ -73,16 +73,16 @@ class BothSides:
 
     def shard_of(self, job_id: int) -> int:
         """The shard where workers look for the job."""
-        return self.databases.routing.shard(gene_of(job_id))
+        return self.databases.routing.shard_of_hash(routing_bits_of(job_id))
 
     def home_spot(self, topic: str, job_id: int) -> Spot:
         """The slot where the job's reminder belongs."""
-        return topic, slot_of(gene_of(job_id), self.settings.slots_of(topic))
+        return topic, slot_of_hash(routing_bits_of(job_id), self.settings.slots_of(topic))
 
-    def home_of_row(self, row: RowFacts) -> Spot:
+    def home_of_row(self, row: ComparedRow) -> Spot:
         return self.home_spot(self.topic_of_type(row.type_no), row.job_id)
 
-    def read_rows(self, ids: Mapping[int, Collection[int]]) -> dict[tuple[int, int], RowFacts]:
+    def read_rows(self, ids: Mapping[int, Collection[int]]) -> dict[tuple[int, int], ComparedRow]:
         """(shard, job_id) → its row, for ids by shard."""
         return {
             (shard, row.job_id): row

@@ -16,8 +16,8 @@ from collections import Counter
 from typing import NamedTuple
 
 from toc.domain.disagreements import Disagreement, Tolerances
-from toc.domain.ids import SEQUENCE_BITS, gene_of
-from toc.domain.routing import slot_of
+from toc.domain.ids import SEQUENCE_BITS, routing_bits_of
+from toc.domain.routing import slot_of_hash
 from toc.reconcile.both_sides import BothSides
 from toc.reconcile.findings import Finding, MarkCoverage, ShardComparison
 from toc.reconcile.recheck import Rechecker, Suspects
@@ -111,7 +111,7 @@ class _MergeWalk:
         self._shard, self._shards = compared.shard, settings.shards
         self._page, self._kept_max = settings.reconcile.page, settings.findings_kept
         self._amounts = settings.slot_amounts
-        self._slot = {topic: slot_of(self._shard, n) for topic, n in self._amounts.items()}
+        self._slot = {topic: slot_of_hash(self._shard, n) for topic, n in self._amounts.items()}
         found = {
             topic: self._reminders.marks(topic, [slot])[slot] for topic, slot in self._slot.items()
         }
@@ -247,7 +247,9 @@ class _MergeWalk:
         if len(mine) < len(entries) and shard == slot:
             amount = self._amounts[topic]
             self._suspects[topic, slot].update(
-                i for i in entries.keys() - mine.keys() if slot_of(gene_of(i), amount) != slot
+                i
+                for i in entries.keys() - mine.keys()
+                if slot_of_hash(routing_bits_of(i), amount) != slot
             )
         return mine
 

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from toc.domain.disagreements import (
+    ComparedRow,
     Disagreement,
     ReminderPlace,
-    RowFacts,
     Tolerances,
-    disagreements,
+    find_disagreements,
     is_in_wrong_table,
 )
 from toc.domain.job import Status
@@ -37,7 +37,7 @@ class _Job(NamedTuple):
     """A job to judge. `home`: the slot where its reminder belongs; without a row, where it was found."""
 
     job_id: int
-    row: RowFacts | None
+    row: ComparedRow | None
     places: list[ReminderPlace]
     home: Spot
 
@@ -65,7 +65,7 @@ class Rechecker:
             job = _Job(job_id, rows.get(job_id), places.get(job_id, []), home)
             yield self._judge(shard, job, now_ms)
 
-    def _read_full_rows(self, shard: int, ids: Collection[int]) -> dict[int, RowFacts]:
+    def _read_full_rows(self, shard: int, ids: Collection[int]) -> dict[int, ComparedRow]:
         """The rows of the ids: in this shard, else in the shard that the id names."""
         found = {row.job_id: row for row in self._sides.reads.full_rows(shard, ids)}
         elsewhere: dict[int, list[int]] = defaultdict(list)
@@ -77,8 +77,8 @@ class Rechecker:
 
     def _judge(self, shard: int, job: _Job, now_ms: int) -> Rechecked:
         row, home = job.row, job.home
-        at_home = next((place for place in job.places if place.spot == home), None)
-        kinds = list(disagreements(row, job.places, home, now_ms, self._limits))
+        at_home = next((place for place in job.places if place.topic_and_slot == home), None)
+        kinds = list(find_disagreements(row, job.places, home, now_ms, self._limits))
         if row is not None and row.status.live and is_in_wrong_table(row, self._shards):
             kinds.append(Disagreement.MISFIT)
         if not kinds:
@@ -94,7 +94,7 @@ class Rechecker:
     def _finding(
         self, kind: Disagreement, shard: int, job: _Job, place: ReminderPlace | None
     ) -> Finding:
-        topic, slot = job.home if place is None else place.spot
+        topic, slot = job.home if place is None else place.topic_and_slot
         finding = Finding(kind, shard, topic, slot, job.job_id)
         if place is not None:
             finding = finding._replace(armed_ms=place.armed_ms, out_ms=place.out_ms)
@@ -118,7 +118,7 @@ def _places_of_kind(
     """The places of a kind's findings, one each; empty: the finding is about the job's own slot."""
     match kind:
         case Disagreement.WRONG_SLOT | Disagreement.TWO_SLOTS:
-            return [place for place in places if place.spot != home]
+            return [place for place in places if place.topic_and_slot != home]
         case Disagreement.ORPHAN:
             return [place for place in places if place.armed_ms is not None]
         case Disagreement.STUCK:
@@ -128,7 +128,7 @@ def _places_of_kind(
 
 
 def _legal_oddity(
-    row: RowFacts | None, places: Sequence[ReminderPlace], armed_ms: int | None
+    row: ComparedRow | None, places: Sequence[ReminderPlace], armed_ms: int | None
 ) -> str:
     """The name of a state that is unusual and legal. `armed_ms`: of the reminder in its own slot."""
     if row is None:

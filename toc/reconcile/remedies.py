@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from toc.domain.disagreements import Disagreement, ReminderPlace, RowFacts, latest_ms
+from toc.domain.disagreements import ComparedRow, Disagreement, ReminderPlace, latest_reminder_ms
 from toc.domain.job import Status
 from toc.reconcile.both_sides import Spot
 from toc.reconcile.findings import Finding
@@ -30,7 +30,7 @@ class RecheckedFinding:
     """
 
     finding: Finding
-    row: RowFacts | None
+    row: ComparedRow | None
     home: Spot
     at_home: ReminderPlace | None
     at_spot: ReminderPlace | None
@@ -58,7 +58,7 @@ class RecheckedFinding:
         in_time = (
             place.armed_ms is not None
             and self.due_ms is not None
-            and place.armed_ms <= latest_ms(self.due_ms, self.now_ms)
+            and place.armed_ms <= latest_reminder_ms(self.due_ms, self.now_ms)
         )
         return place.out_ms is not None or in_time
 
@@ -186,7 +186,7 @@ def _remedy_of_overdue(current: RecheckedFinding) -> Remedy:
         return Remedy("this run has just armed the reminder")
     if not current.is_reachable:
         return _UNREACHABLE
-    if armed_ms is not None and armed_ms <= latest_ms(due_ms, current.now_ms):
+    if armed_ms is not None and armed_ms <= latest_reminder_ms(due_ms, current.now_ms):
         return Remedy("the reminder is armed, but no worker takes it", done=False)
     return Remedy(_ARMED, arm_ms=due_ms)
 

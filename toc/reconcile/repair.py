@@ -32,9 +32,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from toc.domain.disagreements import Disagreement, ReminderPlace, RowFacts
+from toc.domain.disagreements import ComparedRow, Disagreement, ReminderPlace
 from toc.domain.job import Status
-from toc.domain.routing import slot_of
+from toc.domain.routing import slot_of_hash
 from toc.reconcile.both_sides import BothSides, Spot, by_topic
 from toc.reconcile.findings import Finding, RepairResult
 from toc.reconcile.remedies import (
@@ -115,7 +115,7 @@ class Repairer:
 
     def _batch_key(self, finding: Finding) -> tuple[Disagreement, int]:
         """Findings may share a batch if this is equal: one kind, one database."""
-        return finding.kind, self._sides.settings.routing.database(finding.shard)
+        return finding.kind, self._sides.settings.routing.database_index(finding.shard)
 
     def _wait_for_rate(self, number: int) -> None:
         with self._rate_lock:
@@ -181,7 +181,7 @@ class Repairer:
             self._arm({topic: [Reminder(rehomed.due_ms, rehomed.job_id)]}, armed)
         # The old shard's loader took the slot from the shard, a worker takes it from the id.
         amount = self._sides.settings.slots_of(topic)
-        spots = {finding.spot, (topic, slot_of(finding.shard, amount))}
+        spots = {finding.spot, (topic, slot_of_hash(finding.shard, amount))}
         spots.add(self._sides.home_spot(topic, old_id))
         if rehomed.job_id == old_id:  # only its shard was wrong
             spots.discard(home)
@@ -217,7 +217,7 @@ class Repairer:
             for finding, row, home in zip(batch, rows, homes, strict=True)
         ]  # fmt: skip
 
-    def _read_rows(self, batch: Sequence[Finding]) -> list[RowFacts | None]:
+    def _read_rows(self, batch: Sequence[Finding]) -> list[ComparedRow | None]:
         """For each finding, the row where a worker finds it if that is live, else the one where it was found.
 
         There may be two with one id, if a person has copied rows by hand.
@@ -323,7 +323,7 @@ class Repairer:
 
 
 def _place_in(places: Iterable[ReminderPlace], spot: Spot) -> ReminderPlace | None:
-    return next((place for place in places if place.spot == spot), None)
+    return next((place for place in places if place.topic_and_slot == spot), None)
 
 
 def _order_key(finding: Finding) -> tuple[int, int, str, int, int]:

@@ -60,7 +60,7 @@ class CompareTask:
         unreachable: dict[int, str] = {}
         for item in items:
             shard = item if isinstance(item, int) else item.shard
-            database = self.settings.routing.database(shard)
+            database = self.settings.routing.database_index(shard)
             if database in unreachable:
                 yield ShardFailure(shard, unreachable[database])
                 continue

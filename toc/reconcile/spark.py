@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from toc.domain.masking import revealed
+from toc.domain.secret_masking import reveal_secret
 from toc.errors import SettingsError, TocError
 from toc.runtime.files import open_file
 from toc.runtime.settings import Settings
@@ -148,10 +148,10 @@ def _split_conf(settings: Settings, master: str | None) -> tuple[SparkConf, dict
     conf = SparkConf()  # with the properties given to spark-submit
     hidden: dict[str, str] = {}
     for name, value in settings.reconcile.spark.items():
-        if str(value) == revealed(value) or name.endswith("JavaOptions"):
-            conf.set(name, revealed(value))
+        if str(value) == reveal_secret(value) or name.endswith("JavaOptions"):
+            conf.set(name, reveal_secret(value))
         else:
-            hidden[name] = revealed(value)
+            hidden[name] = reveal_secret(value)
     if master is not None:
         conf.set("spark.master", master)
     conf.setIfMissing("spark.master", "local[*]")

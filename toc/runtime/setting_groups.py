@@ -18,8 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from toc.domain.limits import check_biz_type
-from toc.domain.masking import SecretText, SecretUrl, is_secret_name
+from toc.domain.argument_checks import check_biz_type
+from toc.domain.secret_masking import SecretText, SecretUrl, is_secret_name
 from toc.runtime.urls import MYSQL, database_url
 
 Url = Annotated[str, AfterValidator(SecretUrl), PlainSerializer(str, when_used="json")]

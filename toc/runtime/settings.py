@@ -35,8 +35,8 @@ from pydantic_settings import (
 )
 from sqlalchemy.engine import make_url
 
-from toc.domain.masking import is_secret_name, masked
 from toc.domain.routing import SHARDS_MAX, Routing, is_power_of_two
+from toc.domain.secret_masking import is_secret_name, mask_secrets
 from toc.errors import SettingsError
 from toc.runtime.setting_groups import (
     OVERDUE_S,
@@ -261,7 +261,7 @@ class Settings(BaseSettings):
         amounts = {
             f"topic.{name}.slot_amount": str(self.slots_of(name)) for name in self.topic_names
         }
-        return self.routing.facts() | amounts
+        return self.routing.meta_values() | amounts
 
     @property
     def has_timer(self) -> bool:
@@ -438,7 +438,7 @@ def _fault(fault: Any) -> str:
         return f"{name}: unknown setting" + (f"; did you mean {near[0]}?" if near else "")
     if not name:
         return str(text)
-    given = f", got {masked(repr(fault['input']))}" if _may_show(path, fault["input"]) else ""
+    given = f", got {mask_secrets(repr(fault['input']))}" if _may_show(path, fault["input"]) else ""
     return f"{name}: {text}{given}"
 
 

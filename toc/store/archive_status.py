@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from toc.domain.ids import created_ms_of, first_id_of
+from toc.domain.ids import created_ms_of, lowest_id_at
 from toc.errors import SchemaMismatch
 from toc.store.columns import ms_of_sql_time, sql_time
 from toc.store.databases import Database
@@ -65,7 +65,7 @@ class TimeWindow:
     @property
     def id_end(self) -> int:
         """The upper bound of their ids, exclusive."""
-        return first_id_of(self.until_ms + AHEAD_MS)
+        return lowest_id_at(self.until_ms + AHEAD_MS)
 
 
 def read_archive_status(database: Database) -> ArchiveStatus | None:

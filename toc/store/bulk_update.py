@@ -35,9 +35,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from toc.domain.ids import gene_of
+from toc.domain.ids import routing_bits_of
 from toc.domain.job import Status
-from toc.domain.routing import hash_of
+from toc.domain.routing import routing_hash_of
 from toc.store.columns import Millis, db_now
 from toc.store.conditions import Bounds, Condition, Renderer
 from toc.store.databases import Database, Databases, execute_on
@@ -154,11 +154,11 @@ class BulkUpdate:
     ) -> Iterator[RowWindow]:
         routing = self._databases.routing
         if bounds.job_ids is not None:
-            mine = [i for i in bounds.job_ids if routing.shard(gene_of(i)) == shard]
+            mine = [i for i in bounds.job_ids if routing.shard_of_hash(routing_bits_of(i)) == shard]
             for part in split_ids(sorted(mine), IDS_MAX):
                 yield RowWindow(shard, c.job_id.in_(part), _BY_ID)
         elif bounds.biz_ids is not None:
-            mine = [i for i in bounds.biz_ids if routing.shard(hash_of(i)) == shard]
+            mine = [i for i in bounds.biz_ids if routing.shard_of_hash(routing_hash_of(i)) == shard]
             for part in split_ids(sorted(mine), IDS_MAX):
                 yield RowWindow(shard, c.biz_id.in_(part), LIVE_INDEX)
         elif bounds.is_due or bounds.only_live:
@@ -218,7 +218,9 @@ class BulkUpdate:
                 ids = [job_id for (job_id,) in database.select(query)]
             by_shard: dict[int, list[int]] = defaultdict(list)
             for job_id in ids:
-                by_shard[self._databases.routing.shard(gene_of(job_id))].append(job_id)
+                by_shard[self._databases.routing.shard_of_hash(routing_bits_of(job_id))].append(
+                    job_id
+                )
             for shard in sorted(by_shard.keys() & shards):
                 for part in split_ids(by_shard[shard], IDS_MAX):
                     yield RowWindow(shard, c.job_id.in_(part), _BY_ID)

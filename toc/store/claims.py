@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Integer, Update, and_, bindparam, case, select, update
 
-from toc.domain.ids import gene_of
+from toc.domain.claim_tokens import ALONE, process_of_token, remove_alone_mark
+from toc.domain.ids import routing_bits_of
 from toc.domain.job import Status
-from toc.domain.tokens import ALONE, process_of, without_mark
 from toc.errors import StoreUnavailable
 from toc.runtime.server_clock import TimeBounds
 from toc.store.columns import Millis, db_now, db_now_plus, later_plus
@@ -185,7 +185,7 @@ class Claims:
         sent = False  # True: a COMMIT was sent, and may take effect at any time
         table, bounds = database.job_table_name(shard), database.server_clock.bounds()
         reason = f"the lease of {seen_token} was over"
-        running, actor = Status.RUNNING, process_of(token)
+        running, actor = Status.RUNNING, process_of_token(token)
         times = {"lease_until": bounds.lease_ms, "lease_from": bounds.from_ms}
         changes = [
             self._take_over.bind(table, [job_id], seen=seen_token, token=token, **times),
@@ -234,7 +234,7 @@ class Claims:
         False: the row is locked, or does not run under `seen_token` any more.
         """
         table, lease_ms = database.job_table_name(shard), database.server_clock.bounds().lease_ms
-        transition = Transition("bury", Status.RUNNING, Status.DEAD, process_of(actor), error)
+        transition = Transition("bury", Status.RUNNING, Status.DEAD, process_of_token(actor), error)
         changes = [
             self._bury_expired.bind(table, [job_id], seen=seen_token, lease_until=lease_ms),
             self._events[database.index].bind(table, job_id, transition),
@@ -276,7 +276,7 @@ class Claims:
         if len(held) < len(outcomes):  # a row whose token has lost its mark ":alone" is not stale
             late = [o for o in outcomes if o.token.endswith(ALONE) and o[:2] not in held]
             if late:
-                unmarked = [o._replace(token=without_mark(o.token)) for o in late]
+                unmarked = [o._replace(token=remove_alone_mark(o.token)) for o in late]
                 held |= {
                     (i, token + ALONE) for i, token in self._settle(database, unmarked, locked)
                 }
@@ -288,7 +288,7 @@ class Claims:
         routing = self._databases.routing
         by_group: dict[tuple[int, OutcomeKind, str], list[Outcome]] = defaultdict(list)
         for outcome in outcomes:
-            shard = routing.shard(gene_of(outcome.job_id))
+            shard = routing.shard_of_hash(routing_bits_of(outcome.job_id))
             by_group[(shard, outcome.kind, outcome.token)].append(outcome)
         # Ordered by shard and id: two transactions never deadlock on each other's rows.
         groups = [(shard, sorted(group)) for (shard, *_), group in sorted(by_group.items())]
@@ -352,7 +352,7 @@ class Claims:
             yield self._settles[kind].bind(table, ids, **values)
         if kind is OutcomeKind.SNOOZE:
             return
-        actor = process_of(outcome.token)
+        actor = process_of_token(outcome.token)
         transition = Transition(what, Status.RUNNING, after, actor, outcome.error)
         yield self._events[database.index].bind(table, outcome.job_id, transition)
         if kind is OutcomeKind.BURY:

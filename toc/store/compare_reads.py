@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select, and_, case, func, or_, select
 
-from toc.domain.disagreements import RowFacts
-from toc.domain.ids import GENE_MASK, SEQUENCE_BITS
+from toc.domain.disagreements import ComparedRow
+from toc.domain.ids import ROUTING_MASK, SEQUENCE_BITS
 from toc.domain.job import Status
 from toc.errors import SettingsError
 from toc.store.columns import hash_of, millis_of
@@ -71,11 +71,11 @@ class CompareReads:
     def suspicious_rows(self, shard: int, until_ms: int, limit: int) -> SuspiciousRows:
         """Suspicious live rows due until `until_ms`; ids of at most `limit` of each kind."""
         shards = self.databases.routing.shards
-        gene = c.job_id.bitwise_rshift(SEQUENCE_BITS).bitwise_and(GENE_MASK)
+        routing_bits = c.job_id.bitwise_rshift(SEQUENCE_BITS).bitwise_and(ROUTING_MASK)
         moved = and_(c.status == int(Status.PENDING), c.attempts == 0, c.due_time != c.action_time)
         misfit = or_(
-            hash_of(c.biz_id).bitwise_and(GENE_MASK) != gene,
-            gene.bitwise_and(shards - 1) != shard,
+            hash_of(c.biz_id).bitwise_and(ROUTING_MASK) != routing_bits,
+            routing_bits.bitwise_and(shards - 1) != shard,
         )
         # No LIMIT: with it, MySQL reads each row through the index; a walk of the table is three times as
         # fast. GROUP_CONCAT cuts off the ids beyond its maximum length.
@@ -101,7 +101,7 @@ class CompareReads:
         query = select(func.count()).select_from(JOB).where(c.due_time > beyond_ms)
         return int(self.databases.of_shard(shard).scalar(query, shard))
 
-    def full_rows(self, shard: int, ids: Collection[int]) -> Iterator[RowFacts]:
+    def full_rows(self, shard: int, ids: Collection[int]) -> Iterator[ComparedRow]:
         """The rows of these ids in a shard's table."""
         columns = (
             c.job_id, c.biz_id, c.type_no, c.status, c.action_time, c.due_time, c.attempts,
@@ -111,7 +111,7 @@ class CompareReads:
         for start in range(0, len(wanted), IDS_MAX):
             query = select(*columns).where(c.job_id.in_(wanted[start : start + IDS_MAX]))
             for row in self.databases.select(query, shard):
-                yield RowFacts._make([*row[:3], status_from_number(row[3]), *row[4:], shard])
+                yield ComparedRow._make([*row[:3], status_from_number(row[3]), *row[4:], shard])
 
     def _read_page(
         self, shard: int, after: tuple[int, int] | None, until_ms: int, limit: int, *, typed: bool
@@ -134,7 +134,7 @@ class CompareReads:
         if any(len(column) != count for column in numbers):
             raise SettingsError(
                 f"reconcile.page: {limit} rows are more than database "
-                f"{self.databases.routing.database(shard)} sends in one packet (max_allowed_packet)"
+                f"{self.databases.routing.database_index(shard)} sends in one packet (max_allowed_packet)"
             )
         return LivePage(numbers[0], numbers[1], numbers[2] if typed else [])
 

@@ -44,7 +44,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from toc.domain.routing import Routing, hash_of
+from toc.domain.routing import Routing, routing_hash_of
 from toc.errors import StoreUnavailable
 from toc.runtime.clock import Clock
 from toc.runtime.files import on_sqlite_connect
@@ -340,7 +340,7 @@ class Database:
         self._first_check = FirstCheck(partial(check, self), self._clock)
 
     @property
-    def is_unchecked(self) -> bool:
+    def has_not_answered(self) -> bool:
         """Whether this database has not answered since this process started."""
         return self._first_check is not None
 
@@ -415,7 +415,7 @@ class Database:
 
         raw.create_function("toc_now", -1, toc_now)  # with one argument or two
         # biz_ids are unsigned; SQLite has the signed number with the same 64 bits.
-        raw.create_function("toc_hash", 1, lambda n: hash_of(n % 2**64), deterministic=True)
+        raw.create_function("toc_hash", 1, lambda n: routing_hash_of(n % 2**64), deterministic=True)
         raw.create_function("toc_crc32", 1, lambda t: zlib.crc32(t.encode()), deterministic=True)
 
     def _configure_sqlite(self, raw: Any, record: Any) -> None:
@@ -495,14 +495,14 @@ class Databases:
 
     def now_ms(self) -> int:
         """The clock of the first database that answers. Raises StoreUnavailable when none does."""
-        *others, last = sorted(self.all, key=lambda database: database.is_unchecked)
+        *others, last = sorted(self.all, key=lambda database: database.has_not_answered)
         for database in others:
             with suppress(StoreUnavailable):
                 return database.now_ms()
         return last.now_ms()
 
     def of_shard(self, shard: int) -> Database:
-        return self.all[self.routing.database(shard)]
+        return self.all[self.routing.database_index(shard)]
 
     def select(self, query: Select[Any], shard: int) -> Sequence[Any]:
         """All rows of a query on `schema.JOB`, from the table of a shard."""

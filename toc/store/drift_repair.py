@@ -116,7 +116,7 @@ def _plan_repairs(
     settings: Settings, index: int, connection: Connection
 ) -> tuple[SchemaTarget, list[DriftRepair]]:
     target = migrate.schema_target(settings, index)
-    refuse_other_database(target, connection, settings.routing.facts())
+    refuse_other_database(target, connection, settings.routing.meta_values())
     revision = migrate.current_revision(connection)
     at = migrate.revision_position(revision) if revision is not None else 0
     steps = [step for applied in migrate.revisions()[: at or 0] for step in applied.steps(target)]

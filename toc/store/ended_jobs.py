@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import select, text
 
-from toc.domain.ids import first_id_of
+from toc.domain.ids import lowest_id_at
 from toc.domain.job import Status
 from toc.store.archive_status import AHEAD_MS, TimeWindow
 from toc.store.columns import millis_of, sql_time
@@ -100,7 +100,7 @@ class EndedJobs:
                 .offset(rows)
                 .limit(1)
             )
-            with explain_missing_table(routing.database(shard), job_table_name(shard)):
+            with explain_missing_table(routing.database_index(shard), job_table_name(shard)):
                 found = self.databases.select(query, shard)
             if not found:
                 yield IdRange(first, ids.end)
@@ -154,7 +154,7 @@ def id_range_of_ended(window: TimeWindow) -> IdRange:
 
 def id_range_of_created(window: TimeWindow) -> IdRange:
     """The ids of jobs created within the window, if no clock is wrong by more than AHEAD_MS."""
-    return IdRange(first_id_of(window.since_ms - AHEAD_MS), window.id_end)
+    return IdRange(lowest_id_at(window.since_ms - AHEAD_MS), window.id_end)
 
 
 # ---- SQL as text: aggregates over expressions that each kind of server writes in its own way

@@ -26,8 +26,8 @@ from sqlalchemy import (
     select,
 )
 
+from toc.domain.argument_checks import REASON_CHARS_MAX
 from toc.domain.job import Event, Status
-from toc.domain.limits import REASON_CHARS_MAX
 from toc.store.columns import db_now
 from toc.store.databases import Database, execute_on
 from toc.store.prepared import IDS, PreparedStatement

@@ -14,9 +14,9 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, event, or_, select, update
 from sqlalchemy.exc import DBAPIError
 
-from toc.domain.ids import gene_of
+from toc.domain.claim_tokens import remove_alone_mark
+from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job, Status
-from toc.domain.tokens import without_mark
 from toc.errors import ClaimLost, InvalidInput, NotFound, StoreUnavailable
 from toc.store.catalogue import Catalogue
 from toc.store.columns import db_now
@@ -97,10 +97,10 @@ def complete(databases: Databases, catalogue: Catalogue, job: Job, connection: C
     Raises ClaimLost when the claim is lost, NotFound when the row is deleted, and WrongDatabase and
     StoreUnavailable as `join_transaction` does.
     """
-    shard = databases.routing.shard(gene_of(job.job_id))
+    shard = databases.routing.shard_of_hash(routing_bits_of(job.job_id))
     with join_transaction(connection, databases.of_shard(shard), catalogue):
         token = job.token or ""
-        values = {"id": job.job_id, "token": token, "unmarked": without_mark(token)}
+        values = {"id": job.job_id, "token": token, "unmarked": remove_alone_mark(token)}
         if execute_on(connection, shard, _SET_DONE, values).rowcount:
             return True
         row = execute_on(connection, shard, _SELECT_STATUS, {"id": job.job_id}).first()

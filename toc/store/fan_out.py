@@ -217,7 +217,7 @@ class _Database:
         self.index = index
         self.now_ms: int | None = clock.fixed_time_ms()
         self._clock, self._limits, self._functions = clock, limits, functions
-        self._facts = routing.facts() | {"database": str(index)}
+        self._facts = routing.meta_values() | {"database": str(index)}
         parsed = make_url(url)
         self.sqlite = parsed.get_backend_name() == "sqlite"
         self._file = parsed.database if self.sqlite else None

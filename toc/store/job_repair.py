@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from toc.domain.ids import GENE_MASK, SEQUENCE_BITS, SEQUENCE_MASK, gene_of
+from toc.domain.ids import ROUTING_MASK, SEQUENCE_BITS, SEQUENCE_MASK, routing_bits_of
 from toc.domain.job import Status
-from toc.domain.routing import hash_of
+from toc.domain.routing import routing_hash_of
 from toc.store.columns import Millis, db_now, sql_time
 from toc.store.databases import Database, Databases, execute_on
 from toc.store.driver_errors import is_live_duplicate, is_primary_duplicate
@@ -29,7 +29,7 @@ from toc.store.schema import JOB, job_table_name
 
 c = JOB.c
 TRIES_MAX = 10
-_LOW_BITS = GENE_MASK << SEQUENCE_BITS | SEQUENCE_MASK
+_LOW_BITS = ROUTING_MASK << SEQUENCE_BITS | SEQUENCE_MASK
 _BY_HAND = "cancel it, and schedule it anew"
 _COPIED = (
     c.gmt_create, c.biz_id, c.biz_text, c.tenant, c.type_no, c.action_time, c.attribute, c.attempts,
@@ -76,7 +76,7 @@ class JobRepair:
         A COMMIT whose answer was lost is repeated: then a job has two such events.
         """
         shards = sorted(reasons)
-        for index, some in groupby(shards, key=self._databases.routing.database):
+        for index, some in groupby(shards, key=self._databases.routing.database_index):
             database, mine = self._databases[index], list(some)
             database.run_transaction(partial(self._record_in, database, mine, reasons))
 
@@ -119,7 +119,7 @@ class JobRepair:
         """Copies a pending misfit to the shard of its biz_id, under a fitting id, and cancels the old row.
 
         The old row is in the table of `shard`, whatever its id says. The copy's id has the old id's time and
-        sequence with the right gene: if the old row becomes live again, the next repair finds the
+        sequence with the right routing bits: if the old row becomes live again, the next repair finds the
         existing copy. A job that was never tried is due at its action_time.
 
         This is one transaction. Across two databases there is none: a client that cancelled the old row
@@ -160,10 +160,10 @@ class _MisfitRepairer:
         row = execute_on(connection, self._shard, query.with_for_update()).one_or_none()
         if row is None:
             return MisfitRepair(None, why="it is gone", is_over=True)
-        hash_ = hash_of(row.biz_id)
-        shard, gene = self._databases.routing.shard(hash_), hash_ & GENE_MASK
+        hash_ = routing_hash_of(row.biz_id)
+        shard, routing_bits = self._databases.routing.shard_of_hash(hash_), hash_ & ROUTING_MASK
         nothing = self._reason_to_do_nothing(
-            connection, status_from_number(row.status), shard, gene
+            connection, status_from_number(row.status), shard, routing_bits
         )
         if nothing is not None:
             return nothing
@@ -171,7 +171,7 @@ class _MisfitRepairer:
         # Before the copy: in one table, a second live row with the key would be refused.
         if not execute_on(connection, self._shard, _CANCEL, {"id": self._job_id}).rowcount:
             raise AssertionError(f"job {self._job_id} was locked while it was pending")
-        new_id = self._insert_copy(connection, shard, gene, row, due_ms)
+        new_id = self._insert_copy(connection, shard, routing_bits, row, due_ms)
         words = f"misfit: job {new_id} in {job_table_name(shard)} stands for it now"
         move = Transition(
             "cancel", Status.PENDING, Status.CANCELLED, self._actor, words, self._run_id, new_id
@@ -181,7 +181,7 @@ class _MisfitRepairer:
         return self._last_repair
 
     def _reason_to_do_nothing(
-        self, connection: Connection, status: Status, shard: int, gene: int
+        self, connection: Connection, status: Status, shard: int, routing_bits: int
     ) -> MisfitRepair | None:
         """The result when nothing is to be done, or nothing may be done; None: the repair goes on."""
         if status is Status.RUNNING:
@@ -192,7 +192,7 @@ class _MisfitRepairer:
             if made is not None and has_copy_event(connection, self._database, made, self._job_id):
                 return self._last_repair
             return MisfitRepair(None, why="it has ended meanwhile", is_over=True)
-        if gene_of(self._job_id) == gene and shard == self._shard:
+        if routing_bits_of(self._job_id) == routing_bits and shard == self._shard:
             return MisfitRepair(None, why="it fits by now", is_over=True)
         home = self._databases.of_shard(shard)
         if home is not self._database:
@@ -200,11 +200,11 @@ class _MisfitRepairer:
         return None
 
     def _insert_copy(
-        self, connection: Connection, shard: int, gene: int, row: Row[Any], due_ms: int
+        self, connection: Connection, shard: int, routing_bits: int, row: Row[Any], due_ms: int
     ) -> int:
         """Inserts the copy unless it exists already; returns its id."""
         words = f"misfit: stands for job {self._job_id} in {job_table_name(self._shard)}"
-        for new_id in possible_copy_ids(self._job_id, gene):
+        for new_id in possible_copy_ids(self._job_id, routing_bits):
             query = select(*_COPIED).where(c.job_id == new_id)
             there = execute_on(connection, shard, query).one_or_none()
             if there is None:
@@ -245,10 +245,10 @@ _CANCEL = (
 # ---- copies
 
 
-def possible_copy_ids(job_id: int, gene: int) -> Iterable[int]:
-    """Ids with the time of this one and another gene: its own sequence first, then the next ones."""
+def possible_copy_ids(job_id: int, routing_bits: int) -> Iterable[int]:
+    """Ids with the time of this one and other routing bits: its own sequence first, then the next ones."""
     for step in range(SEQUENCE_MASK + 1):
-        yield job_id & ~_LOW_BITS | gene << SEQUENCE_BITS | (job_id + step) & SEQUENCE_MASK
+        yield job_id & ~_LOW_BITS | routing_bits << SEQUENCE_BITS | (job_id + step) & SEQUENCE_MASK
 
 
 def has_copy_event(connection: Connection, database: Database, job_id: int, old_id: int) -> bool:
@@ -260,7 +260,7 @@ def has_copy_event(connection: Connection, database: Database, job_id: int, old_
 
 def find_copy(databases: Databases, job_id: int) -> int | None:
     """The id of the copy that replaced a cancelled job in a repair; None: it was only cancelled."""
-    database = databases.of_shard(databases.routing.shard(gene_of(job_id)))
+    database = databases.of_shard(databases.routing.shard_of_hash(routing_bits_of(job_id)))
     event = database.event.c
     query = (
         select(event.related_job_id)

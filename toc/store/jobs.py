@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Update, bindparam, delete, sel
 from sqlalchemy.exc import IntegrityError
 
 from toc.domain.biz_ids import BusinessId
-from toc.domain.ids import gene_of
+from toc.domain.ids import routing_bits_of
 from toc.domain.job import ANSWER_OF_STATUS, Answer, DeadJob, Job, NewJob, Scheduled, Status
 from toc.domain.routing import Routing
 from toc.errors import DuplicateJob
@@ -69,7 +69,7 @@ class InsertResult(NamedTuple):
 
 
 class Jobs:
-    """Client verbs over all shards. `fresh_id(gene)` draws a new id when an id is taken.
+    """Client verbs over all shards. `fresh_id(routing_bits)` draws a new id when an id is taken.
 
     `actor`: the person or program that changes the jobs; their events name it.
     """
@@ -242,12 +242,12 @@ class Jobs:
         return Verb(changes, (), make_answer)
 
     def _locate(self, job_id: int) -> tuple[int, Database]:
-        shard = self._databases.routing.shard(gene_of(job_id))
+        shard = self._databases.routing.shard_of_hash(routing_bits_of(job_id))
         return shard, self._databases.of_shard(shard)
 
     def fresh_id_like(self, job_id: int) -> int:
         """A new id of the same shard and slot."""
-        return self._fresh_id(gene_of(job_id))
+        return self._fresh_id(routing_bits_of(job_id))
 
 
 def _guarded_update(from_status: Status, to_status: Status, *values: tuple[Any, Any]) -> Update:
@@ -299,7 +299,7 @@ class _Insert:
         self._jobs, self._on_duplicate = jobs, on_duplicate
         by_shard: dict[int, list[int]] = defaultdict(list)
         for position, job in enumerate(jobs):
-            by_shard[routing.shard(gene_of(job.job_id))].append(position)
+            by_shard[routing.shard_of_hash(routing_bits_of(job.job_id))].append(position)
         # (shard, positions in `jobs`), one INSERT each
         self._parts = [
             (shard, part)
@@ -379,7 +379,7 @@ class _Insert:
         if self._repeated:
             mine = select(c.job_id).where(
                 c.job_id == job.job_id,
-                is_of_business(job.business),
+                is_of_business(job.business_id),
                 c.type_no == job.type_no,
                 c.action_time == job.action_ms,
             )
@@ -428,7 +428,7 @@ class _Insert:
             return InsertResult(holder.job_id, job.action_ms, written=True, holder=Status.PENDING)
         raise DuplicateJob(
             holder.job_id,
-            job.business.value,
+            job.business_id.given_id,
             self._library.type_name(job.type_no, self._database),
             job.dedup_key or "",
             running=holder.status == Status.RUNNING,

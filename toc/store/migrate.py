@@ -452,7 +452,9 @@ def open_script(
     """The script of a database: in its file of `paths`, or written to `out` (default: standard output)."""
     with open_file(paths[index], "w") if paths else nullcontext(out or sys.stdout) as file:
         target, name = schema_target(settings, index), _database_name(settings, index)
-        yield ScriptExecutor(target, file, name, settings.routing.facts(), lock_wait_s=lock_wait_s)
+        yield ScriptExecutor(
+            target, file, name, settings.routing.meta_values(), lock_wait_s=lock_wait_s
+        )
 
 
 def _database_name(settings: Settings, index: int) -> str:

@@ -99,7 +99,7 @@ class MigrationRun:
         with open_migration_connection(
             target.index, self._settings, self._lock_wait_s
         ) as connection:
-            refuse_other_database(target, connection, self._settings.routing.facts())
+            refuse_other_database(target, connection, self._settings.routing.meta_values())
             if not target.sqlite:
                 connection.commit()
             context = task.make_context(connection, applied)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, and_, delete, exists, func, or_, select
 
-from toc.domain.ids import first_id_of
+from toc.domain.ids import lowest_id_at
 from toc.domain.job import Status
 from toc.store.databases import Database, Databases, execute_on
 from toc.store.rows import status_from_number
@@ -82,7 +82,7 @@ class PurgePages:
         """Jobs of a shard that were created before `made_before_ms`, by id, from beyond `after` on."""
         query = (
             select(c.job_id, c.type_no, c.status, c.gmt_modified)
-            .where(c.job_id > after, c.job_id < first_id_of(made_before_ms))
+            .where(c.job_id > after, c.job_id < lowest_id_at(made_before_ms))
             .order_by(c.job_id)
             .limit(limit)
         )

@@ -6,9 +6,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, Table, and_, or_, select
 
+from toc.domain.argument_checks import parse_attribute
 from toc.domain.biz_ids import BusinessId
 from toc.domain.job import DeadJob, Job, Status
-from toc.domain.limits import attribute_of
 from toc.store.schema import JOB
 
 c = JOB.c
@@ -77,6 +77,6 @@ def status_from_number(number: int) -> Status:
 def _attribute_or_text(text: str | None) -> dict[str, Any]:
     """The attribute of a job. A text that is not JSON, which a person has written, is shown as it is."""
     try:
-        return attribute_of(text)
+        return parse_attribute(text)
     except (ValueError, RecursionError):
         return {"not JSON": text}

@@ -16,7 +16,7 @@ from typing import IO
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from toc.domain.texts import one_line
+from toc.domain.text_escaping import escape_to_one_line
 from toc.errors import TocError
 from toc.store import identity
 from toc.store.driver_errors import error_number, error_text, is_missing_table
@@ -264,7 +264,7 @@ class ScriptExecutor:
             _HEAD.format(
                 release=release,
                 index=self.target.index,
-                name=one_line(self._name),
+                name=escape_to_one_line(self._name),
                 first=shards[0],
                 last=shards[-1],
                 start="an empty database" if start is None else f"revision {start}",

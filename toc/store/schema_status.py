@@ -66,7 +66,7 @@ def read_statuses(settings: Settings) -> list[SchemaStatus]:
 
     def ask(database: Database) -> SchemaStatus:
         try:
-            return read_status(database, settings.routing.facts())
+            return read_status(database, settings.routing.meta_values())
         except TocError as error:
             return SchemaStatus(database.index, error=str(error))
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from toc.domain.tokens import without_mark
+from toc.domain.claim_tokens import remove_alone_mark
 from toc.testing.faults import Faults
 from toc.testing.job_entries import (
     AGAIN,
@@ -369,8 +369,8 @@ class _JobCase:
         if not successes:
             self.add_problem(Kind.LOST, "the row says done, no handler has done it")
         elif row.token:
-            token = without_mark(row.token)  # it may have lost its mark while it ran
-            if all(without_mark(end.token) != token for end in successes):
+            token = remove_alone_mark(row.token)  # it may have lost its mark while it ran
+            if all(remove_alone_mark(end.token) != token for end in successes):
                 self.add_problem(
                     Kind.STALE, f"done under claim {row.token}, which has not succeeded"
                 )

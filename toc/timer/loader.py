@@ -229,7 +229,7 @@ class Loader(Service):
             is_valid = mark is not None and mark.due_ms <= bound_ms + self._slack_ms
             if mark is not None and is_valid and one.shard not in self._unread:
                 after = mark.due_ms, mark.job_id
-                wanted[self._routing.database(one.shard)][one.shard] = after, bound_ms
+                wanted[self._routing.database_index(one.shard)][one.shard] = after, bound_ms
         quiet: set[int] = set()
         for database, shards in wanted.items():
             for some in _split_by_shards(shards, SHARDS_PER_QUERY_MAX):
@@ -250,7 +250,7 @@ class Loader(Service):
         """[number of reminders loaded]; [] when the load failed, or its server has failed before."""
         shard, run_id, began_s = one.shard, one.marks.run_id, self._clock.monotonic_s()
         self._unread.add(shard)
-        database = self._routing.database(shard)
+        database = self._routing.database_index(shard)
         if database in self._failed_databases or run_id in self._failed_servers:
             return []
         try:

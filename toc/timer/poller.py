@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from redis.exceptions import ResponseError
 
-from toc.domain.ids import SEQUENCE_BITS, gene_of
-from toc.domain.routing import Routing, slot_of
+from toc.domain.ids import SEQUENCE_BITS, routing_bits_of
+from toc.domain.routing import Routing, slot_of_hash
 from toc.errors import TimerUnavailable
 from toc.runtime.batch import Batch, ClaimAnswer, PermitSource
 from toc.runtime.clock import Clock
@@ -210,7 +210,9 @@ class Poller(Service):
         If they were offered as they are, a job with two reminders could be claimed twice in one batch, and
         an ack, which goes to the job's own slot, would not remove this reminder: it would return for ever.
         """
-        slot_by_id = {job_id: slot_of(gene_of(job_id), self._slot_amount) for job_id in ids}
+        slot_by_id = {
+            job_id: slot_of_hash(routing_bits_of(job_id), self._slot_amount) for job_id in ids
+        }
         misplaced = [job_id for job_id in ids if slot_by_id[job_id] != slot]
         text = "slot %d of topic %s held reminders of other slots (of job %d, for example): moved"
         self._log_throttle.warning("misplaced", text, slot, self._topic, misplaced[0])
@@ -234,6 +236,6 @@ class Poller(Service):
         by_database: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         # An id may have been popped from two slots, one of them wrong: it is offered once.
         for job_id in dict.fromkeys(popped):  # guard: offer-once
-            shard = self._routing.shard(gene_of(job_id))
-            by_database[self._routing.database(shard)][shard].append(job_id)
+            shard = self._routing.shard_of_hash(routing_bits_of(job_id))
+            by_database[self._routing.database_index(shard)][shard].append(job_id)
         return by_database

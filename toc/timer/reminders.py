@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from redis.cluster import RedisCluster
 from redis.exceptions import SlotNotCoveredError
 
-from toc.domain.ids import gene_of
-from toc.domain.routing import slot_of
+from toc.domain.ids import routing_bits_of
+from toc.domain.routing import slot_of_hash
 from toc.errors import TimerUnavailable
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
@@ -89,9 +89,9 @@ class Reminders(TimerServer):
 
     # ---- verbs
 
-    def slot_of(self, topic: str, job_id: int) -> int:
+    def slot_of_job(self, topic: str, job_id: int) -> int:
         """The slot that holds the job's reminder."""
-        return slot_of(gene_of(job_id), self._slots_of(topic))
+        return slot_of_hash(routing_bits_of(job_id), self._slots_of(topic))
 
     def arm(self, topic: str, reminders: Iterable[Reminder]) -> int:
         """Puts reminders into the StoreQueues of their slots; the earliest reminder of a job wins.
@@ -341,7 +341,7 @@ class Reminders(TimerServer):
     ) -> Mapping[int, Sequence[_Item]]:
         by_slot, amount = defaultdict[int, list[_Item]](list), self._slots_of(topic)
         for item in items:
-            by_slot[slot_of(gene_of(job_id_of(item)), amount)].append(item)
+            by_slot[slot_of_hash(routing_bits_of(job_id_of(item)), amount)].append(item)
         return by_slot
 
     def _call_script_or_raise(self, verb: str, topic: str, calls: Sequence[SlotCall]) -> list[Any]:

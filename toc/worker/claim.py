@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from toc.domain.ids import gene_of
+from toc.domain.ids import routing_bits_of
 from toc.domain.job import Status
-from toc.domain.policy import unhandled_ms
+from toc.domain.retry_policies import unhandled_delay_ms
 from toc.errors import SchemaMismatch, is_away
 from toc.runtime import metrics
 from toc.runtime.batch import Batch
@@ -212,7 +212,9 @@ class BatchClaim:
         """
         routing, ids_of = self._context.process.databases.routing, {}
         for shard, ids in batch.ids.items():
-            in_place = [job_id for job_id in ids if routing.shard(gene_of(job_id)) == shard]
+            in_place = [
+                job_id for job_id in ids if routing.shard_of_hash(routing_bits_of(job_id)) == shard
+            ]
             if in_place:
                 ids_of[shard] = in_place
             if len(in_place) < len(ids):
@@ -222,7 +224,8 @@ class BatchClaim:
                     "misplaced",
                     "job %d lies in table %s, and its id belongs to table %s: it is not run; "
                     "`toc reconcile --repair` moves such rows to their own table",
-                    first, job_table_name(shard), job_table_name(routing.shard(gene_of(first))),
+                    first, job_table_name(shard),
+                    job_table_name(routing.shard_of_hash(routing_bits_of(first))),
                 )  # fmt: skip
         return replace(batch, ids=ids_of)
 
@@ -291,7 +294,7 @@ class BatchClaim:
         now_ms = batch.time_ms or 0
         if result is ClaimResult.UNHANDLED:
             self._handlers.warn_unhandled(row.type_no, self._database)
-            back = Reminder(now_ms + unhandled_ms(now_ms - due_ms), row.job_id)
+            back = Reminder(now_ms + unhandled_delay_ms(now_ms - due_ms), row.job_id)
         elif due_ms <= now_ms:  # the loader's mark is past it: its reminder must stay in Redis
             back = Reminder(now_ms + self._put_back_delay_ms(due_ms), row.job_id)
         else:

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from toc.domain.tokens import ALONE
+from toc.domain.claim_tokens import ALONE
 from toc.runtime.service import Service
 from toc.store.databases import Database
 from toc.worker.context import WorkerContext

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from toc.domain.argument_checks import parse_attribute
 from toc.domain.job import Job
-from toc.domain.limits import attribute_of
 from toc.handlers.registry import HandlerSpec
 from toc.store.claims import ClaimedRow, Outcome
 from toc.store.databases import Database
@@ -105,7 +105,7 @@ def new_run(
     """
     attribute: dict[str, Any] = {}
     try:
-        attribute = attribute_of(row.attribute)
+        attribute = parse_attribute(row.attribute)
     except (ValueError, RecursionError) as error:
         # Another program wrote the attribute. Only this job fails, with a reason; the batch is run.
         spec = replace(spec, function=_failing_handler(error), is_async=False)

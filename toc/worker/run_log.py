@@ -7,7 +7,7 @@ import threading
 import traceback
 from datetime import datetime, timedelta
 
-from toc.domain.texts import one_line
+from toc.domain.text_escaping import escape_to_one_line
 from toc.domain.times import EPOCH, ceil_ms, datetime_of
 from toc.handlers.current import ids_of
 from toc.handlers.verdicts import Retry, Snooze, Verdict
@@ -52,7 +52,7 @@ class RunLog:
             self._log_failure(run, result, outcome)
         elif isinstance(result, Retry) and outcome.kind is OutcomeKind.RETRY:
             text = "%s asks in attempt %d of %d to be tried again: %s; the next attempt is at %s"
-            why, at = one_line(result.reason), _due_text(outcome)
+            why, at = escape_to_one_line(result.reason), _due_text(outcome)
             log.info(text, *_attempt_of(run), why, at, extra=ids_of(run.job))
         elif isinstance(result, Snooze) and _has_passed(result.until, now_ms):
             text = "%s snoozes until %s, which has passed: it acts again at %s"
@@ -63,7 +63,9 @@ class RunLog:
 
     def _log_failure(self, run: Run, error: BaseException, outcome: Outcome) -> None:
         try:
-            what = one_line(f"{type(error).__name__}: {error}".rstrip(": "))[:ERROR_CHARS_MAX]
+            what = escape_to_one_line(f"{type(error).__name__}: {error}".rstrip(": "))[
+                :ERROR_CHARS_MAX
+            ]
         except Exception:  # noqa: BLE001 - the handler's own class cannot show itself
             what = type(error).__name__
         again = "no attempt is left, the job is dead"
@@ -72,7 +74,7 @@ class RunLog:
         traced = error if self._may_log_traceback(run.job.biz_type) else None
         frames = ""
         if traced is not None and not _can_be_written(traced):
-            traced, frames = None, "; " + one_line(describe_error(error))
+            traced, frames = None, "; " + escape_to_one_line(describe_error(error))
         log.warning(
             "%s failed in attempt %d of %d: %s; %s%s",
             *_attempt_of(run), what, again, frames,

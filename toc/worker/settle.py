@@ -10,7 +10,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from toc.domain.texts import one_line
+from toc.domain.text_escaping import escape_to_one_line
 from toc.errors import is_away
 from toc.runtime import metrics
 from toc.runtime.service import Inbox, Service
@@ -140,7 +140,9 @@ class Settler(Service):
             kinds[ended.run.job.biz_type, outcome.kind] += 1
             if outcome.kind is OutcomeKind.BURY:
                 log.warning(
-                    "job %d is dead: %s", outcome.job_id, one_line(outcome.error.partition("\n")[0])
+                    "job %d is dead: %s",
+                    outcome.job_id,
+                    escape_to_one_line(outcome.error.partition("\n")[0]),
                 )
         for (biz_type, kind), n in kinds.items():
             metrics.ENDED.labels(biz_type, kind.value).inc(n)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from toc.domain.tokens import ALONE, without_mark
+from toc.domain.claim_tokens import ALONE, remove_alone_mark
 from toc.runtime import metrics
 from toc.runtime.service import Inbox
 from toc.store.claims import Outcome, OutcomeKind
@@ -92,7 +92,7 @@ class TakeOver:
 
     def change_alone_mark(self, suspect: Suspect, run: Run, *, alone: bool) -> threading.Event:
         """Sets or removes ":alone" in the token of a run. The event is set when the row has the token."""
-        unmarked = without_mark(run.token)
+        unmarked = remove_alone_mark(run.token)
         tokens = (unmarked, run.token) if alone else (run.token, unmarked)
         change = ChangeAloneMark(suspect.shard, suspect.job_id, *tokens)
         self._corrections.put(change)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from toc.domain.disagreements import Disagreement
 from toc.domain.job import Status
-from toc.domain.masking import masked
-from toc.domain.texts import one_line
+from toc.domain.secret_masking import mask_secrets
+from toc.domain.text_escaping import escape_to_one_line
 from toc.domain.times import MS_MAX, datetime_of
 from toc.reconcile.findings import ReconcileResult, RunVerdict
 
@@ -186,7 +186,7 @@ def status_name(status: int | None) -> str | None:
 def clean(text: str, chars: int = TEXT_CHARS_MAX) -> str:
     """A text from elsewhere on one line, without passwords and terminal control characters."""
     text = " ".join(text.split())[: 10 * chars]
-    text = one_line(masked(text))
+    text = escape_to_one_line(mask_secrets(text))
     return text if len(text) <= chars else text[: chars - 1] + "…"
 
 

@@ -13,13 +13,15 @@ DEDUP_KEY_CHARS_MAX = 64
 ACTOR_CHARS_MAX = 96
 REASON_CHARS_MAX = 1000
 NESTING_MAX = 31
-"""The maximum depth of nested objects and lists; MariaDB's JSON functions read no deeper."""
+"""The maximum depth of nested objects and lists; MariaDB's JSON functions refuse deeper nesting."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_KEY = re.compile(r"[!-~]*")  # printable ASCII without spaces: compares the same on every engine
+_KEY = re.compile(
+    r"[!-~]*"
+)  # printable ASCII without spaces: every database engine compares it equally
 
 
 def is_number(value: object) -> bool:
-    """Whether it is an int or a float; True and False are not taken for numbers."""
+    """Whether a value is an int or a float; True and False do not count as numbers."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -65,12 +67,12 @@ def check_actor(value: object) -> str:
 def check_reason(value: object) -> str | None:
     if value is None:
         return None
-    if not isinstance(value, str) or len(value) > REASON_CHARS_MAX or not _is_unicode(value):
+    if not isinstance(value, str) or len(value) > REASON_CHARS_MAX or not _is_valid_unicode(value):
         raise InvalidInput("reason", value, f"must be text of up to {REASON_CHARS_MAX} characters")
     return value
 
 
-def _is_unicode(text: str) -> bool:
+def _is_valid_unicode(text: str) -> bool:
     """False for a text with a lone surrogate: no database or file can store it."""
     return text.encode(errors="replace").decode() == text
 
@@ -79,8 +81,8 @@ _TOO_DEEP = f"must be JSON whose objects and lists are nested at most {NESTING_M
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def attribute_json(value: object, bytes_max: int) -> str | None:
-    """The JSON text of an attribute: an object of at most `bytes_max` bytes; None for no attribute."""
+def encode_attribute(value: object, bytes_max: int) -> str | None:
+    """Encodes an attribute as JSON text of at most `bytes_max` bytes; None for no attribute."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -97,12 +99,12 @@ def attribute_json(value: object, bytes_max: int) -> str | None:
             "attribute", value, f"must be at most {bytes_max} bytes as JSON, is {size}"
         )
     # Counting brackets is cheap, and for most attributes it makes the walk below unnecessary.
-    if text.count("{") + text.count("[") > NESTING_MAX and _is_deeper(value, NESTING_MAX):
+    if text.count("{") + text.count("[") > NESTING_MAX and _is_nested_deeper(value, NESTING_MAX):
         raise InvalidInput("attribute", value, _TOO_DEEP)
     return text
 
 
-def _is_deeper(value: object, levels: int) -> bool:
+def _is_nested_deeper(value: object, levels: int) -> bool:
     """Whether objects and lists are nested more than `levels` deep."""
     inside: list[object] = [value]
     for _ in range(levels):
@@ -118,8 +120,8 @@ def _is_deeper(value: object, levels: int) -> bool:
     return True
 
 
-def attribute_of(text: str | None) -> dict[str, Any]:
-    """Parses a stored attribute; an empty dict for None."""
+def parse_attribute(text: str | None) -> dict[str, Any]:
+    """Parses the stored JSON text of an attribute; returns an empty dict for None."""
     if not text:
         return {}
     value: dict[str, Any] = json.loads(text)

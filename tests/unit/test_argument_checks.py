@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.domain.biz_ids import check_business_id, check_tenant, number_of_text
-from toc.domain.limits import (
+from toc.domain.argument_checks import (
     NESTING_MAX,
-    attribute_json,
-    attribute_of,
     check_biz_type,
     check_dedup_key,
+    encode_attribute,
+    parse_attribute,
 )
+from toc.domain.biz_ids import check_business_id, check_tenant, hash_text_id
 from toc.errors import InvalidInput, TocError
 
 NAMES = "must be 1 to 64 letters, digits"
@@ -70,7 +70,7 @@ def test_refusals_name_field_value_and_rule(
 @pytest.mark.parametrize("value", [0, 1, 2**64 - 1])
 def test_integers_as_business_ids(value: int) -> None:
     assert check_business_id(value) == (value, None, None)
-    assert check_business_id(value).value == value
+    assert check_business_id(value).given_id == value
 
 
 @pytest.mark.parametrize(
@@ -78,16 +78,16 @@ def test_integers_as_business_ids(value: int) -> None:
 )
 def test_texts_as_business_ids(value: str) -> None:
     found = check_business_id(value, "shop-1")
-    assert found == (number_of_text(value), value, "shop-1")
-    assert found.value == value
+    assert found == (hash_text_id(value), value, "shop-1")
+    assert found.given_id == value
     assert 0 <= found.number < 2**63
 
 
 def test_the_number_of_a_text() -> None:
     """These numbers are in databases for ever."""
-    assert number_of_text("A-42") == 1210951568664519185
-    assert number_of_text("é") != number_of_text("e\u0301")
-    assert number_of_text("a") != number_of_text("A")
+    assert hash_text_id("A-42") == 1210951568664519185
+    assert hash_text_id("é") != hash_text_id("e\u0301")
+    assert hash_text_id("a") != hash_text_id("A")
 
 
 @pytest.mark.parametrize("value", [None, "a", "Shop_1-b", "x" * 32])
@@ -117,22 +117,22 @@ OBJECTS = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), JSO
 
 @given(OBJECTS)
 def test_an_attribute_comes_back_equal(value: dict[str, Any]) -> None:
-    text = attribute_json(value, 10**6)
+    text = encode_attribute(value, 10**6)
     assert text is not None
-    assert attribute_of(text) == value
+    assert parse_attribute(text) == value
     assert "\x00" not in text
 
 
 def test_no_attribute() -> None:
-    assert attribute_json(None, 4096) is None
-    assert attribute_of(None) == {}
+    assert encode_attribute(None, 4096) is None
+    assert parse_attribute(None) == {}
 
 
 def test_the_limit_is_of_bytes_and_not_of_characters() -> None:
-    text = attribute_json({"x": "é" * 10}, 28)
+    text = encode_attribute({"x": "é" * 10}, 28)
     assert text == '{"x":"' + "é" * 10 + '"}'
     with pytest.raises(InvalidInput, match="at most 27 bytes as JSON, is 28"):
-        attribute_json({"x": "é" * 10}, 27)
+        encode_attribute({"x": "é" * 10}, 27)
 
 
 def recursive() -> dict[str, Any]:
@@ -158,29 +158,29 @@ def deep(levels: int = 100_000, end: Any = 1) -> dict[str, Any]:
 )  # fmt: skip
 def test_what_is_not_json_is_refused(value: Any) -> None:
     with pytest.raises(InvalidInput, match=r"^attribute: must be") as caught:
-        attribute_json(value, 4096)
+        encode_attribute(value, 4096)
     assert caught.value.field == "attribute"
 
 
 def test_what_is_too_deep_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"^attribute: must be JSON"):
-        attribute_json(deep(), 4096)
+        encode_attribute(deep(), 4096)
 
 
 @pytest.mark.parametrize("end", [1, None, "[{" * 40])
 def test_objects_and_lists_are_nested_as_deep_as_every_engine_reads(end: Any) -> None:
-    assert attribute_json(deep(NESTING_MAX, end), 65_535) is not None
-    assert attribute_json(deep(NESTING_MAX - 1, {}), 65_535) is not None
+    assert encode_attribute(deep(NESTING_MAX, end), 65_535) is not None
+    assert encode_attribute(deep(NESTING_MAX - 1, {}), 65_535) is not None
     for value in (deep(NESTING_MAX + 1, end), deep(NESTING_MAX, []), deep(5000, end)):
         with pytest.raises(
             InvalidInput, match=r"^attribute: must be JSON whose .* at most 31 deep"
         ):
-            attribute_json(value, 10**9)
+            encode_attribute(value, 10**9)
 
 
 def test_many_brackets_side_by_side_are_not_deep() -> None:
     value = {"x": [{"y": [1]} for _ in range(500)]}
-    assert attribute_json(value, 65_535) is not None
+    assert encode_attribute(value, 65_535) is not None
 
 
 def test_a_long_value_is_shown_cut() -> None:

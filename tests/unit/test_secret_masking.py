@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from toc.domain.masking import SecretUrl, is_secret_name, masked
+from toc.domain.secret_masking import SecretUrl, is_secret_name, mask_secrets
 from toc.errors import SettingsError
 from toc.runtime.settings import Settings, load_settings
 from toc.timer.connect import connect
@@ -42,7 +42,7 @@ SCHEMES = st.sampled_from(["mysql+pymysql", "redis", "rediss", "redis+sentinel",
 )
 def test_a_nasty_password_in_a_text(password: str, text: str) -> None:
     url = f"mysql+pymysql://user:{password}@db1/toc"
-    shown = masked(text.format(url, url))
+    shown = mask_secrets(text.format(url, url))
     assert password not in shown
     assert "secret" not in shown.replace(text, "")
     assert "db1/toc" in shown
@@ -61,7 +61,7 @@ def test_any_password_of_a_url(scheme: str, password: str) -> None:
 
 @given(st.text(max_size=20), PASSWORDS, st.text(max_size=20))
 def test_any_password_in_any_text(before: str, password: str, behind: str) -> None:
-    shown = masked(f"{before} mysql+pymysql://user:{password}@db1/toc {behind}")
+    shown = mask_secrets(f"{before} mysql+pymysql://user:{password}@db1/toc {behind}")
     assert "Q7" not in shown
     assert "Q8" not in shown
 
@@ -78,22 +78,25 @@ def test_any_password_in_any_text(before: str, password: str, behind: str) -> No
     ],
 )
 def test_what_is_no_password_stays(text: str) -> None:
-    assert masked(text) == text
+    assert mask_secrets(text) == text
 
 
 def test_options_that_are_secrets() -> None:
-    assert masked("unix:///a.sock?password=s3&db=1") == "unix:///a.sock?password=***&db=1"
-    shown = masked("-Dx=1 -Djavax.net.ssl.keyStorePassword=s3 -Dfs.secret.key=s3")
+    assert mask_secrets("unix:///a.sock?password=s3&db=1") == "unix:///a.sock?password=***&db=1"
+    shown = mask_secrets("-Dx=1 -Djavax.net.ssl.keyStorePassword=s3 -Dfs.secret.key=s3")
     assert shown == "-Dx=1 -Djavax.net.ssl.keyStorePassword=*** -Dfs.secret.key=***"
 
 
 def test_options_with_other_names_of_secrets() -> None:
     url = "wasbs://c@a.blob/jobs?sv=2024&sig=s3%3D&se=1"
-    assert masked(f"cannot write {url}") == f"cannot write {url.replace('s3%3D', '***')}"
+    assert mask_secrets(f"cannot write {url}") == f"cannot write {url.replace('s3%3D', '***')}"
     assert str(SecretUrl(url)) == url.replace("s3%3D", "***")
-    assert masked("AccountKey=s3 'apikey=s3 DB_PASS=s3") == "AccountKey=*** 'apikey=*** DB_PASS=***"
+    assert (
+        mask_secrets("AccountKey=s3 'apikey=s3 DB_PASS=s3")
+        == "AccountKey=*** 'apikey=*** DB_PASS=***"
+    )
     code = "sorted(jobs, key=by_due, token=token)"
-    assert masked(code) == code
+    assert mask_secrets(code) == code
 
 
 COSTLY: dict[str, Callable[[int], str]] = {
@@ -112,7 +115,7 @@ COSTLY: dict[str, Callable[[int], str]] = {
 }
 
 
-@pytest.mark.parametrize("show", [masked, lambda text: str(SecretUrl(text))])
+@pytest.mark.parametrize("show", [mask_secrets, lambda text: str(SecretUrl(text))])
 @pytest.mark.parametrize("text", COSTLY.values(), ids=COSTLY)
 def test_masking_takes_time_in_proportion(
     show: Callable[[str], str], text: Callable[[int], str]

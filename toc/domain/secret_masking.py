@@ -1,9 +1,9 @@
-"""Secrets in texts: passwords of URLs, and options whose name says that they are secret.
+"""Hides secrets in texts: passwords of URLs, and options whose name says that they are secret.
 
-Two ways, since a text alone does not say where a password ends. `SecretUrl` and `SecretText` know what
-they are, and show nothing of it. `masked` is for any text, as an error of a driver: it hides what may be
-a password up to the last "@" of the line, rather too much than too little. It is sure for passwords
-without spaces; raw spaces in URLs are refused by the settings.
+`SecretUrl` and `SecretText` are secret values that are shown masked. `mask_secrets` is for any other text,
+such as a driver's error. A text does not say where a password ends, so `mask_secrets` hides everything up to
+the last "@" of the line: rather too much than too little. `mask_secrets` hides every password without spaces;
+the settings refuse URLs with spaces.
 """
 
 from __future__ import annotations
@@ -33,20 +33,23 @@ _ARGUMENT_NAMES = frozenset({"key", "token", "auth"})
 """Names of arguments in Python code, which a traceback shows: secret only as options of a URL."""
 
 
-def masked(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """The text without the passwords of all URLs and options in it, in time linear in its length."""
-    return _without_options("\n".join(map(_without_passwords, text.split("\n"))))
+    return _mask_secret_options("\n".join(map(_mask_url_passwords, text.split("\n"))))
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether an option, as one of Spark's, is called like a secret: its value is not to be shown."""
+    """Whether the name of an option, for example of Spark, says that its value is secret."""
     return _SECRET_NAME.search(_CAMEL_CASE.sub("_", name)) is not None
 
 
-def _without_passwords(line: str) -> str:
-    """One line. A password reaches to the last "@" before the next URL, one like a port to a space.
+def _mask_url_passwords(line: str) -> str:
+    """Masks the passwords of the URLs in one line.
 
-    Positions are found once for the line: a search from each URL would take the square of the length.
+    A password ends at the last "@" before the next URL. A password that begins like a port ends at the
+    last "@" before a space.
+
+    Positions are found once for the line: a search from each URL would take quadratic time.
     """
     ats = _match_starts("@", line)
     if not ats:
@@ -67,7 +70,7 @@ def _without_passwords(line: str) -> str:
     return "".join(shown) + line[done:]
 
 
-def _without_options(text: str) -> str:
+def _mask_secret_options(text: str) -> str:
     shown, done = [], 0
     equals = text.find("=")
     while equals >= 0:
@@ -75,7 +78,7 @@ def _without_options(text: str) -> str:
         found = _NAME_BACKWARDS.match(text[begin:equals][::-1])
         name = found[0][::-1] if found else ""
         before = text[equals - len(name) - 1 : equals - len(name)]
-        value = _VALUE.match(text, equals + 1) if _is_option(name, before) else None
+        value = _VALUE.match(text, equals + 1) if _is_secret_option(name, before) else None
         if value is not None:
             shown.append(f"{text[done : equals + 1]}{HIDDEN}")
             done = value.end()
@@ -83,7 +86,7 @@ def _without_options(text: str) -> str:
     return "".join(shown) + text[done:]
 
 
-def _is_option(name: str, before: str) -> bool:
+def _is_secret_option(name: str, before: str) -> bool:
     return is_secret_name(name) and (name not in _ARGUMENT_NAMES or before in ("?", "&"))
 
 
@@ -91,19 +94,19 @@ def _match_starts(pattern: str | re.Pattern[str], text: str) -> list[int]:
     return [found.start() for found in re.finditer(pattern, text)]
 
 
-def revealed(text: str) -> str:
-    """The whole of a text, also of a `SecretText`, as a plain str."""
+def reveal_secret(text: str) -> str:
+    """The unmasked text, also of a `SecretText`, as a plain str."""
     return "".join(text)
 
 
 class SecretText(str):
-    """A text that is shown as asterisks by str(), repr() and in f-strings; in all else it is whole."""
+    """A secret text: str(), repr() and f-strings show asterisks; all other str methods use the real text."""
 
     __slots__ = ()
 
     @property
     def masked(self) -> str:
-        """What may be shown."""
+        """The masked text, which may be shown."""
         return HIDDEN
 
     def __repr__(self) -> str:
@@ -117,15 +120,15 @@ class SecretText(str):
 
 
 class SecretUrl(SecretText):
-    """A URL that is shown without its password. What parses it (regular expressions, join) has all of it."""
+    """A URL that str() shows without its password. Regular expressions and join() use the real text."""
 
     __slots__ = ()
 
     @property
     def masked(self) -> str:
-        whole = revealed(self)
+        whole = reveal_secret(self)
         host, at = whole.find("://"), whole.rfind("@")
         colon = whole.find(":", host + 3)
         if host >= 0 and 0 <= colon < at:
             whole = f"{whole[: colon + 1]}{HIDDEN}{whole[at:]}"
-        return _without_options(whole)
+        return _mask_secret_options(whole)

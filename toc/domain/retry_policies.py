@@ -14,19 +14,18 @@ DELAY_S_MAX = 365 * 86_400.0
 UNHANDLED_MS_MIN, UNHANDLED_MS_MAX = 10_000, 300_000
 
 
-def unhandled_ms(overdue_ms: int) -> int:
-    """The delay, in ms, of the reminder of a job that has no handler in this process: as long as it is
-    overdue.
+def unhandled_delay_ms(overdue_ms: int) -> int:
+    """The delay, in ms, before the reminder of a job without a handler in this process is popped again.
 
-    So the reminder is popped less and less often. A node that has the handler does not wait for the
-    reminder: its scanner claims overdue rows.
+    The delay is as long as the job is overdue, so the reminder is popped less and less often. A node that
+    has the handler does not wait for the reminder: its scanner claims overdue rows.
     """
     return max(UNHANDLED_MS_MIN, min(overdue_ms, UNHANDLED_MS_MAX))
 
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """Exponential back-off: first_s, first_s * factor, ... up to max_s, each varied at random by ± jitter.
+    """Exponential back-off: first_s, first_s * factor, ... up to max_s, varied at random by ± jitter.
 
     Jitter prevents jobs that failed together from being retried together (M. Brooker, "Exponential
     Backoff and Jitter", AWS Architecture Blog, 2015). `jitter` is a fraction: 0.2 means ± 20 %.
@@ -54,13 +53,13 @@ class Exponential:
         """Seconds to wait after attempt number `attempt` (from 1). `spread`: a random number from -1 to 1."""
         try:
             delay = self.first_s * self.factor ** (attempt - 1)
-        except OverflowError:  # a factor of 1000, say, after 103 attempts
+        except OverflowError:  # for example a factor of 1000 after 103 attempts
             delay = self.max_s if self.first_s > 0 else 0.0
         return min(delay, self.max_s) * (1 + self.jitter * spread)
 
 
 @dataclass(frozen=True, slots=True)
-class Delays:
+class DelayList:
     """A fixed list of waits in seconds, one after each failed attempt; the last one repeats."""
 
     seconds: tuple[float, ...]
@@ -84,15 +83,15 @@ class Delays:
         return self.seconds[min(attempt, len(self.seconds)) - 1]
 
 
-RetryPolicy = Exponential | Delays
+RetryPolicy = Exponential | DelayList
 
 
-def retry_policy(value: RetryPolicy | Sequence[float] | None) -> RetryPolicy:
-    """Converts the argument `retry=` to a policy: a list of seconds, a policy, or None for the default."""
+def to_retry_policy(value: RetryPolicy | Sequence[float] | None) -> RetryPolicy:
+    """Converts the argument `retry=` (a list of seconds, a policy, or None for the default) to a policy."""
     if value is None:
         return Exponential()
-    if isinstance(value, (Exponential, Delays)):
+    if isinstance(value, (Exponential, DelayList)):
         return value
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return Delays(tuple(value))
+        return DelayList(tuple(value))
     raise InvalidInput("retry", value, "must be a list of seconds or toc.Exponential(...)")

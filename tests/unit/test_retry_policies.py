@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.domain.policy import DELAY_S_MAX, Delays, Exponential, retry_policy, unhandled_ms
+from toc.domain.retry_policies import (
+    DELAY_S_MAX,
+    DelayList,
+    Exponential,
+    to_retry_policy,
+    unhandled_delay_ms,
+)
 from toc.errors import InvalidInput
 
 
@@ -62,7 +68,7 @@ def test_terms_out_of_range_are_refused(terms: dict[str, float], field: str) -> 
 
 
 def test_a_list_repeats_its_last_delay_and_is_not_spread() -> None:
-    policy = Delays((1, 5, 60))
+    policy = DelayList((1, 5, 60))
     assert [policy.delay_s(n, 1) for n in (1, 2, 3, 4, 1000)] == [1, 5, 60, 60, 60]
 
 
@@ -71,17 +77,17 @@ def test_a_list_repeats_its_last_delay_and_is_not_spread() -> None:
 )
 def test_a_list_with_a_bad_delay_is_refused(seconds: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
-        Delays(seconds)
+        DelayList(seconds)
     assert caught.value.field == "retry"
 
 
 def test_what_a_caller_may_write() -> None:
-    assert retry_policy(None) == Exponential()
-    assert retry_policy([1, 2]) == Delays((1, 2))
-    assert retry_policy(Exponential(5)) == Exponential(5)
+    assert to_retry_policy(None) == Exponential()
+    assert to_retry_policy([1, 2]) == DelayList((1, 2))
+    assert to_retry_policy(Exponential(5)) == Exponential(5)
     for wrong in ("60", b"60", 60, {60}):
         with pytest.raises(InvalidInput, match="must be a list of seconds"):
-            retry_policy(wrong)  # type: ignore[arg-type]
+            to_retry_policy(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -91,4 +97,4 @@ def test_what_a_caller_may_write() -> None:
 def test_a_job_without_a_handler_is_put_off_as_long_as_it_is_overdue(
     overdue_ms: int, ms: int
 ) -> None:
-    assert unhandled_ms(overdue_ms) == ms
+    assert unhandled_delay_ms(overdue_ms) == ms

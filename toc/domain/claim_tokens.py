@@ -1,0 +1,19 @@
+"""Tokens of claims: "host:pid:incarnation:number", with ":alone" at the end for a job that runs alone.
+
+Each claim has its own token. The mark may be removed while the job runs (ADR 19): the row then has the token
+without the mark, so code that looks for the row of a run compares both forms.
+"""
+
+from __future__ import annotations
+
+ALONE = ":alone"
+
+
+def remove_alone_mark(token: str) -> str:
+    """The token without ":alone"; both forms stand for the same claim."""
+    return token.removesuffix(ALONE)
+
+
+def process_of_token(token: str) -> str:
+    """The process ("host:pid") at the beginning of a token. Events name that process as their actor."""
+    return ":".join(token.split(":", 2)[:2])
