@@ -18,7 +18,7 @@ from tests.servers.fixtures import redis_client
 from toc.center.center import TimeoutCenter
 from toc.runtime.settings import Settings
 from toc.store import migrate
-from toc.store.accounts import JOBS, ROLES, grant_statements, quote_account
+from toc.store.account_roles import JOBS, ROLES, grant_statements, quote_account
 from toc.store.archive_status import ARCHIVED
 from toc.store.reconcile_status import RECONCILED
 from toc.store.schema import job_table_name

@@ -18,9 +18,9 @@ from toc.retention.purger import Purger, PurgeResult
 from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import RetentionSettings
 from toc.store import archive_status, migrate, reconcile_status
-from toc.store.accounts import VERSION_TABLE
-from toc.store.catalogue import Catalogue
+from toc.store.account_roles import VERSION_TABLE
 from toc.store.claims import Outcome, OutcomeKind
+from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.ended_jobs import DAY_MS
 from toc.store.schema_status import read_statuses
@@ -81,7 +81,7 @@ def worker(place: Place, url: str) -> None:
     library = Library([url])
     try:
         fact = {f"topic.{secrets.token_hex(4)}.slot_amount": "1"}
-        library.catalogue.verify_and_record(library.settings.facts | fact)
+        library.database_metadata.verify_and_record_meta(library.settings.facts | fact)
         for kind in OutcomeKind:
             job_id = library.running("token")
             assert library.settle(
@@ -120,7 +120,7 @@ def pass_under(place: Place, url: str) -> PurgeResult | None:
     databases = Databases.from_settings(settings, clock)
     try:
         migrate.refuse_incompatible(databases)
-        types = Catalogue(databases).types
+        types = DatabaseMetadata(databases).types
         made = Purger.from_settings(settings, databases, databases[0], types, clock)
         made.set_shards(databases[0].shards, 1)
         return made.run_pass(lambda _: False)

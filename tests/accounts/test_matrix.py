@@ -7,7 +7,7 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.accounts.conftest import Place
 from tests.migration.conftest import run
-from toc.store.accounts import EVENT_COLUMNS, JOBS, ROLES
+from toc.store.account_roles import EVENT_COLUMNS, JOBS, ROLES
 from toc.store.driver_errors import error_number
 from toc.store.schema import VERSION_TABLE
 

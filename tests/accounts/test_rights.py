@@ -16,7 +16,7 @@ from tests.migration.test_scripts import execute
 from tests.migration.test_scripts import statements as script_statements
 from toc.errors import TocError
 from toc.runtime.clock import SystemClock
-from toc.store import drift_repair, migrate
+from toc.store import migrate, schema_drift_repair
 from toc.store.databases import Databases
 from toc.store.schema_status import read_statuses
 from toc.store.table_check import TableCheck
@@ -100,7 +100,7 @@ def test_triggers_are_seen_and_dropped_by_the_right_trigger(empty: Place) -> Non
         assert found.is_well
     (found,) = read_statuses(settings)
     assert [fault.kind for fault in found.faults] == ["trigger"]
-    drift_repair.repair_drift(settings)
+    schema_drift_repair.repair_drift(settings)
     (found,) = read_statuses(settings)
     assert found.is_well
 

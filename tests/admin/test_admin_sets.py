@@ -17,7 +17,7 @@ from toc.store import bulk_update as sets_module
 from toc.store.biz_types import read_known_types
 from toc.store.bulk_update import BulkUpdate, RowWindow
 from toc.store.claims import Outcome, OutcomeKind
-from toc.store.conditions import Condition, Constant, Every, bounds_of
+from toc.store.row_conditions import AllOf, Condition, TruthValue, bounds_of_condition
 from toc.store.schema import JOB, job_table_name
 
 NOW_MS = 1_767_225_600_000
@@ -55,7 +55,9 @@ def sets_of(library: Library, where: str, reach: str = "TRUE") -> BulkUpdate:
 
 def windows(library: Library, sets: BulkUpdate, where: str) -> Iterator[RowWindow]:
     for database in library.databases:
-        yield from sets.windows(database, bounds_of(parse(where)), lambda: None)
+        yield from sets.split_into_windows(
+            database, bounds_of_condition(parse(where)), lambda: None
+        )
 
 
 def found(library: Library, where: str) -> list[int]:
@@ -63,7 +65,7 @@ def found(library: Library, where: str) -> list[int]:
     return [
         job_id
         for window in windows(library, sets, where)
-        for job_id in sorted(sets.find_changeable(window))
+        for job_id in sorted(sets.find_changeable_jobs(window))
     ]
 
 
@@ -106,7 +108,7 @@ def test_a_window_has_few_rows_and_its_index(busy: Library) -> None:
         for window in windows(busy, sets, where):
             assert window.key == key, where
             if window.key != "uq_live":  # those of two business ids, however many they have
-                assert len(sets.find_changeable(window)) <= 3, where
+                assert len(sets.find_changeable_jobs(window)) <= 3, where
 
 
 def test_the_walk_says_when_a_shard_is_done(busy: Library) -> None:
@@ -114,7 +116,11 @@ def test_the_walk_says_when_a_shard_is_done(busy: Library) -> None:
     sets = sets_of(busy, "TRUE")
     for where, count in (("TRUE", 4), ("status = 0 AND shard IN (1, 2)", 2), ("biz_id = 1", 4)):
         passed.clear()
-        list(sets.windows(busy.databases[0], bounds_of(parse(where)), lambda: passed.append(1)))
+        list(
+            sets.split_into_windows(
+                busy.databases[0], bounds_of_condition(parse(where)), lambda: passed.append(1)
+            )
+        )
         assert len(passed) == count
 
 
@@ -136,7 +142,7 @@ def test_a_tally_tells_types_states_and_reach_apart(busy: Library) -> None:
     sets = sets_of(busy, "biz_id < 100", "status = 0 AND due_time < '2026-01-01 00:00:05'")
     counts: dict[tuple[int, int], list[int]] = {}
     for window in windows(busy, sets, "TRUE"):
-        for tally in sets.count_matches(window):
+        for tally in sets.count_matching_jobs(window):
             count = counts.setdefault((tally.type_no, tally.status), [0, 0])
             count[0] += tally.matched
             count[1] += tally.changeable
@@ -198,8 +204,8 @@ def test_the_server_uses_that_index(busy: Library) -> None:
         with explained(busy) as plans:
             sets = sets_of(busy, where)
             for window in windows(busy, sets, where):
-                sets.count_matches(window)
-                sets.find_changeable(window)
+                sets.count_matching_jobs(window)
+                sets.find_changeable_jobs(window)
         assert {plan["key"] for plan in plans if plan["key"] is not None} <= {key, "PRIMARY"}, where
         on_index = [plan for plan in plans if plan["key"] == key]
         assert on_index or not found(busy, where), where
@@ -234,6 +240,6 @@ def test_a_dropped_column_is_named(busy: Library) -> None:
 
 
 def test_bounds_are_only_taken_from_what_must_hold() -> None:
-    assert bounds_of(Every((Constant(True), parse("status = 0 OR biz_id = 1")))) == bounds_of(
-        Constant(True)
-    )
+    assert bounds_of_condition(
+        AllOf((TruthValue(True), parse("status = 0 OR biz_id = 1")))
+    ) == bounds_of_condition(TruthValue(True))

@@ -17,20 +17,20 @@ from toc.errors import InvalidInput
 from toc.store.biz_types import read_known_types
 from toc.store.bulk_update import BulkUpdate
 from toc.store.claims import OutcomeKind
-from toc.store.conditions import (
+from toc.store.row_conditions import (
     KINDS,
-    Bounds,
+    AllOf,
+    AnyOf,
     Column,
-    Compare,
+    Comparison,
     Condition,
-    Constant,
-    Every,
+    ConditionBounds,
+    InList,
     IsNull,
     Like,
     Negation,
-    OneOf,
-    Some,
-    bounds_of,
+    TruthValue,
+    bounds_of_condition,
 )
 from toc.store.views import COLUMNS, JOBS, jobs_of_shard
 
@@ -58,13 +58,13 @@ def test_the_columns_are_those_of_the_view() -> None:
 # ---- what is taken
 
 
-def compare(name: str, operator: str, value: object) -> Compare:
-    return Compare(Column(name), operator, value)  # type: ignore[arg-type]
+def compare(name: str, operator: str, value: object) -> Comparison:
+    return Comparison(Column(name), operator, value)  # type: ignore[arg-type]
 
 
-def business(*texts: str) -> Every:
+def business(*texts: str) -> AllOf:
     numbers = tuple(map(hash_text_id, texts))
-    return Every((OneOf(Column("biz_id"), numbers), OneOf(Column("biz_text"), texts)))
+    return AllOf((InList(Column("biz_id"), numbers), InList(Column("biz_text"), texts)))
 
 
 TAKEN: Mapping[str, Condition] = {
@@ -81,42 +81,42 @@ TAKEN: Mapping[str, Condition] = {
     r"claim_token = 'it''s \'x\' 100%'": compare("claim_token", "=", "it's 'x' 100%"),
     "claim_token = ';-- /* x */ #'": compare("claim_token", "=", ";-- /* x */ #"),
     "(status = 0)": compare("status", "=", 0),
-    "status = 0 AND (attempts > 1 AND shard = 2)": Every(
+    "status = 0 AND (attempts > 1 AND shard = 2)": AllOf(
         (
             compare("status", "=", 0),
-            Every((compare("attempts", ">", 1), compare("shard", "=", 2))),
+            AllOf((compare("attempts", ">", 1), compare("shard", "=", 2))),
         )
     ),
-    "status = 0 OR status = 1 AND shard = 2": Some(
+    "status = 0 OR status = 1 AND shard = 2": AnyOf(
         (
             compare("status", "=", 0),
-            Every((compare("status", "=", 1), compare("shard", "=", 2))),
+            AllOf((compare("status", "=", 1), compare("shard", "=", 2))),
         )
     ),
-    "status = 0 || status = 1 && shard = 2": Some(
+    "status = 0 || status = 1 && shard = 2": AnyOf(
         (
             compare("status", "=", 0),
-            Every((compare("status", "=", 1), compare("shard", "=", 2))),
+            AllOf((compare("status", "=", 1), compare("shard", "=", 2))),
         )
     ),
     "NOT status = 0": Negation(compare("status", "=", 0)),
-    "biz_id IN (1, '2', (3))": OneOf(Column("biz_id"), (1, 2, 3)),
+    "biz_id IN (1, '2', (3))": InList(Column("biz_id"), (1, 2, 3)),
     "biz_id = 'A-42'": business("A-42"),
     "'A-42' = biz_id": business("A-42"),
     "biz_id <> 'A-42'": Negation(business("A-42")),
     "biz_id IN ('A-42', '42')": business("A-42", "42"),
     "biz_text = '42'": compare("biz_text", "=", "42"),
-    "biz_id NOT IN (1)": Negation(OneOf(Column("biz_id"), (1,))),
-    "attempts BETWEEN 1 AND 3": Every((compare("attempts", ">=", 1), compare("attempts", "<=", 3))),
+    "biz_id NOT IN (1)": Negation(InList(Column("biz_id"), (1,))),
+    "attempts BETWEEN 1 AND 3": AllOf((compare("attempts", ">=", 1), compare("attempts", "<=", 3))),
     r"claim_token LIKE 'h\_1%'": Like(Column("claim_token"), r"h\_1%", "\\"),
     "claim_token LIKE 'h|_1%' ESCAPE '|'": Like(Column("claim_token"), "h|_1%", "|"),
     "claim_token NOT LIKE 'h%' ESCAPE ''": Negation(Like(Column("claim_token"), "h%", "")),
     "claim_token = 'x' 'y'": compare("claim_token", "=", "xy"),
     "dedup_key IS NULL": IsNull(Column("dedup_key")),
     "dedup_key IS NOT NULL": Negation(IsNull(Column("dedup_key"))),
-    "TRUE": Constant(True),
-    "(TRUE)": Constant(True),
-    "FALSE": Constant(False),
+    "TRUE": TruthValue(True),
+    "(TRUE)": TruthValue(True),
+    "FALSE": TruthValue(False),
 }
 
 
@@ -155,7 +155,7 @@ def test_moments(moment: str) -> None:
     assert read(f"due_time < {moment}") == compare("due_time", "<", MOMENTS[moment])
     assert read(f"{moment} < due_time") == compare("due_time", ">", MOMENTS[moment])
     between = read(f"due_time BETWEEN {moment} AND NOW()")
-    assert isinstance(between, Every)
+    assert isinstance(between, AllOf)
     assert between.parts[0] == compare("due_time", ">=", MOMENTS[moment])
 
 
@@ -305,9 +305,9 @@ def test_what_is_refused(where: str) -> None:
 
 
 def test_much_is_not_too_much() -> None:
-    assert isinstance(read(" OR ".join(["biz_id = 42"] * 3000)), Some)
+    assert isinstance(read(" OR ".join(["biz_id = 42"] * 3000)), AnyOf)
     ids = read(f"biz_id IN ({', '.join(map(str, range(VALUES_MAX)))})")
-    assert isinstance(ids, OneOf)
+    assert isinstance(ids, InList)
     assert len(ids.values) == VALUES_MAX
 
 
@@ -329,34 +329,36 @@ def test_an_unknown_type_is_refused() -> None:
 
 
 BOUNDS = {
-    "TRUE": Bounds(),
-    "status = 0 OR biz_id = 42": Bounds(),
-    "NOT biz_id = 42": Bounds(),
-    "biz_id <> 42": Bounds(),
-    "biz_id = 'A-42'": Bounds(biz_ids=frozenset({hash_text_id("A-42")})),
-    "biz_id = 42 AND attempts > 1": Bounds(biz_ids=frozenset({42})),
-    "biz_id IN (42, 43) AND (biz_id IN (43, 44))": Bounds(biz_ids=frozenset({43})),
-    "job_id IN (1, 2)": Bounds(job_ids=frozenset({1, 2})),
-    "shard = 3 AND status IN (0, 1)": Bounds(shards=frozenset({3}), statuses=frozenset({0, 1})),
-    "status_name = 'dead'": Bounds(statuses=frozenset({4})),
-    "status_name IN ('dead', 'done') AND status = 4": Bounds(statuses=frozenset({4})),
-    "due_time IS NOT NULL": Bounds(is_due=True),
-    "due_time < NOW()": Bounds(is_due=True, due_until_ms=NOW_MS),
-    "due_time BETWEEN CURDATE() AND NOW() AND due_time > '2026-01-01'": Bounds(
+    "TRUE": ConditionBounds(),
+    "status = 0 OR biz_id = 42": ConditionBounds(),
+    "NOT biz_id = 42": ConditionBounds(),
+    "biz_id <> 42": ConditionBounds(),
+    "biz_id = 'A-42'": ConditionBounds(biz_ids=frozenset({hash_text_id("A-42")})),
+    "biz_id = 42 AND attempts > 1": ConditionBounds(biz_ids=frozenset({42})),
+    "biz_id IN (42, 43) AND (biz_id IN (43, 44))": ConditionBounds(biz_ids=frozenset({43})),
+    "job_id IN (1, 2)": ConditionBounds(job_ids=frozenset({1, 2})),
+    "shard = 3 AND status IN (0, 1)": ConditionBounds(
+        shards=frozenset({3}), statuses=frozenset({0, 1})
+    ),
+    "status_name = 'dead'": ConditionBounds(statuses=frozenset({4})),
+    "status_name IN ('dead', 'done') AND status = 4": ConditionBounds(statuses=frozenset({4})),
+    "due_time IS NOT NULL": ConditionBounds(is_due=True),
+    "due_time < NOW()": ConditionBounds(is_due=True, due_until_ms=NOW_MS),
+    "due_time BETWEEN CURDATE() AND NOW() AND due_time > '2026-01-01'": ConditionBounds(
         is_due=True, due_from_ms=TODAY_MS, due_until_ms=NOW_MS
     ),
-    "due_time = NOW()": Bounds(is_due=True, due_from_ms=NOW_MS, due_until_ms=NOW_MS),
-    "due_time IN (NOW(), CURDATE())": Bounds(
+    "due_time = NOW()": ConditionBounds(is_due=True, due_from_ms=NOW_MS, due_until_ms=NOW_MS),
+    "due_time IN (NOW(), CURDATE())": ConditionBounds(
         is_due=True, due_from_ms=TODAY_MS, due_until_ms=NOW_MS
     ),
-    "due_time <> NOW()": Bounds(is_due=True),
-    "due_time < action_time": Bounds(),
+    "due_time <> NOW()": ConditionBounds(is_due=True),
+    "due_time < action_time": ConditionBounds(),
 }
 
 
 @pytest.mark.parametrize("where", BOUNDS)
 def test_what_follows_from_a_condition(where: str) -> None:
-    assert bounds_of(read(where)) == BOUNDS[where]
+    assert bounds_of_condition(read(where)) == BOUNDS[where]
 
 
 # ---- servers agree
@@ -464,11 +466,13 @@ def by_hand(library: Library, where: str) -> set[int]:
 def by_us(library: Library, where: str) -> set[int]:
     condition = read(where)
     names = read_known_types(library.databases).names
-    sets = BulkUpdate(library.databases, names, condition, Constant(True))
+    sets = BulkUpdate(library.databases, names, condition, TruthValue(True))
     found: list[int] = []
-    for window in sets.windows(library.databases[0], bounds_of(condition), lambda: None):
-        ids = sets.find_changeable(window)
-        tallies = sets.count_matches(window)
+    for window in sets.split_into_windows(
+        library.databases[0], bounds_of_condition(condition), lambda: None
+    ):
+        ids = sets.find_changeable_jobs(window)
+        tallies = sets.count_matching_jobs(window)
         assert sum(tally.matched for tally in tallies) == len(ids)
         found += ids
     assert len(found) == len(set(found))

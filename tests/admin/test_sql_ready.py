@@ -19,9 +19,9 @@ from toc.admin.query_plan import plan_query
 from toc.admin.query_run import rows_for
 from toc.admin.sql_writer import shard_queries, sql_for_display
 from toc.domain.ids import ID_EPOCH_MS
-from toc.store.accounts import ROLES
-from toc.store.accounts import grant_statements as account_statements
-from toc.store.columns import sql_time
+from toc.store.account_roles import ROLES
+from toc.store.account_roles import grant_statements as account_statements
+from toc.store.column_types import sql_time_of_ms
 
 DIRECTORY = Path(__file__).parents[2] / "deploy/sql"
 QUERIES = sorted(path.stem for path in DIRECTORY.glob("*.sql"))
@@ -215,7 +215,7 @@ def fill_shard(cursor: Any, table: str) -> None:
     numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 6000)"
     first_id = (NOW_MS - 30 * 86_400_000 - ID_EPOCH_MS) << 22
     step = (30 * 86_400_000 // 6000) << 22
-    now = sql_time(NOW_MS)
+    now = sql_time_of_ms(NOW_MS)
     fills = {
         "toc_job_": (
             "(job_id, biz_id, type_no, status, action_time, due_time, claim_time, attempts) "

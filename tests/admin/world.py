@@ -27,8 +27,8 @@ from toc.domain.routing import routing_hash_of
 from toc.domain.times import datetime_of
 from toc.runtime.settings import Settings
 from toc.store import migrate
-from toc.store.catalogue import Catalogue
-from toc.store.columns import sql_time
+from toc.store.column_types import sql_time_of_ms
+from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.fan_out import FanOut, Limits
 from toc.store.views import (
@@ -194,15 +194,15 @@ def _job(rng: random.Random, job_id: int, biz_id: int) -> dict[str, Any]:
         "biz_id": biz_id,
         "type_no": rng.choice((1, 1, 2, 3, 4)),
         "status": status,
-        "action_time": sql_time(action_ms),
-        "due_time": sql_time(action_ms + rng.randrange(3) * 60_000) if status < 2 else None,
-        "claim_time": sql_time(action_ms + rng.randrange(-50, 5000)) if claimed else None,
+        "action_time": sql_time_of_ms(action_ms),
+        "due_time": sql_time_of_ms(action_ms + rng.randrange(3) * 60_000) if status < 2 else None,
+        "claim_time": sql_time_of_ms(action_ms + rng.randrange(-50, 5000)) if claimed else None,
         "attempts": rng.randrange(6),
         "claim_token": rng.choice((None, "node-a:1:1", "node-b:1:2")),
         "dedup_key": rng.choice(KEYS),
         "attribute": rng.choice(TEXTS),
-        "gmt_create": sql_time(NOW_MS - DAY_MS),
-        "gmt_modified": sql_time(NOW_MS - rng.randrange(DAY_MS)),
+        "gmt_create": sql_time_of_ms(NOW_MS - DAY_MS),
+        "gmt_modified": sql_time_of_ms(NOW_MS - rng.randrange(DAY_MS)),
     }
 
 
@@ -213,14 +213,14 @@ def _dead(rng: random.Random, number: int) -> dict[str, Any]:
         "type_no": rng.choice((1, 2, 4)),
         "attempts": rng.randrange(1, 17),
         "error": rng.choice(ERRORS),
-        "dead_time": sql_time(NOW_MS - rng.randrange(3 * DAY_MS)),
+        "dead_time": sql_time_of_ms(NOW_MS - rng.randrange(3 * DAY_MS)),
     }
 
 
 def _event(rng: random.Random, number: int) -> dict[str, Any]:
     return {
         "event_id": number + 1,
-        "event_time": sql_time(NOW_MS - rng.randrange(DAY_MS)),
+        "event_time": sql_time_of_ms(NOW_MS - rng.randrange(DAY_MS)),
         "job_id": 10_000 + number % 7,
         "what": rng.choice(("cancel", "retry", "bury")),
         "from_status": rng.randrange(2),
@@ -233,7 +233,7 @@ def _event(rng: random.Random, number: int) -> dict[str, Any]:
 
 def _purge(rng: random.Random, number: int) -> dict[str, Any]:
     return {
-        "day": sql_time(NOW_MS - number // 4 * DAY_MS)[:10],
+        "day": sql_time_of_ms(NOW_MS - number // 4 * DAY_MS)[:10],
         "type_no": 1 + number % 4,
         "status": 2 + number % 3,
         "jobs": rng.randrange(1, 1000),
@@ -314,7 +314,7 @@ def _world(urls: tuple[str, ...], truth_url: str) -> World:
     settings = Settings(databases=urls, shards=SHARDS, redis_url="none")
     migrate.upgrade(settings)
     with closing(Databases(urls, settings.routing, TestClock())) as databases:
-        Catalogue(databases).verify_and_record(settings.facts)
+        DatabaseMetadata(databases).verify_and_record_meta(settings.facts)
     world = World(settings, truth_url, TestClock(datetime_of(NOW_MS)))
     fill(world)
     make_truth(world)

@@ -24,7 +24,7 @@ from toc.domain.ids import JobIdFactory, routing_bits_of
 from toc.domain.routing import routing_hash_of, slot_of_hash
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
-from toc.store.columns import sql_time
+from toc.store.column_types import sql_time_of_ms
 from toc.store.databases import Database, Databases
 from toc.timer import keys
 from toc.timer.scripts import Client
@@ -77,7 +77,9 @@ def plan_rows(ids: JobIdFactory, first: int, count: int, due_ms: int) -> list[Pl
     """The rows of jobs with business ids from `first` on."""
     job_ids = ids.make_ids([routing_hash_of(first + i) for i in range(count)])
     return [
-        PlannedRow(job_id, first + i, due_ms, sql_time(due_ms), _json_literal(attribute(first + i)))
+        PlannedRow(
+            job_id, first + i, due_ms, sql_time_of_ms(due_ms), _json_literal(attribute(first + i))
+        )
         for i, job_id in enumerate(job_ids)
     ]
 
@@ -217,7 +219,7 @@ class BaselineConnection:
             f"UPDATE {table} SET status = 1, claim_token = '{token}', attempts = attempts + 1, "
             f"due_time = TIMESTAMPADD(SECOND, {LEASE_S}, UTC_TIMESTAMP(3)), "
             "gmt_modified = UTC_TIMESTAMP(3) "
-            f"WHERE job_id IN ({listed}) AND status = 0 AND due_time <= '{sql_time(now_ms)}'"
+            f"WHERE job_id IN ({listed}) AND status = 0 AND due_time <= '{sql_time_of_ms(now_ms)}'"
         )
         raw.commit()
         cursor.execute(f"SELECT {READ} FROM {table} WHERE job_id IN ({listed})")
@@ -234,7 +236,7 @@ class BaselineConnection:
 
     def _home(self, job_id: int) -> tuple[Database, int]:
         shard = self._settings.routing.shard_of_hash(routing_bits_of(job_id))
-        return self._databases.of_shard(shard), shard
+        return self._databases.database_of_shard(shard), shard
 
     def _store(self, job_id: int) -> str:
         slot = slot_of_hash(routing_bits_of(job_id), self._settings.slots_of(TOPIC))

@@ -31,7 +31,7 @@ def disagreements(settings: Settings) -> tuple[int, int]:
                     f"SELECT job_id, due_time FROM {database.job_table_name(shard)} "
                     "WHERE due_time IS NOT NULL AND due_time <= :until"
                 )
-                found = database.read(lambda c, sql=sql: c.execute(sql, values).all())  # type: ignore[misc]
+                found = database.run_read(lambda c, sql=sql: c.execute(sql, values).all())  # type: ignore[misc]
                 rows.update((row[0], row[1]) for row in found)
         for slot in range(settings.slots_of(TOPIC)):
             entries: Any = client.zrange(

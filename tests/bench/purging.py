@@ -16,7 +16,7 @@ from toc.domain.ids import JobIdFactory, lowest_id_at
 from toc.domain.job import Status
 from toc.domain.routing import routing_hash_of
 from toc.runtime.setting_groups import RetentionSettings
-from toc.store.databases import SHARD, execute_on
+from toc.store.databases import SHARD, execute_on_shard
 from toc.store.ended_jobs import DAY_MS
 from toc.store.schema import JOB
 
@@ -82,8 +82,8 @@ class _OldJobs:
 
     def count(self) -> int:
         return sum(
-            database.read(
-                lambda c, s=shard: execute_on(
+            database.run_read(
+                lambda c, s=shard: execute_on_shard(
                     c, s, select(func.count()).where(self._old)
                 ).scalar_one()  # type: ignore[misc]
             )
@@ -95,7 +95,7 @@ class _OldJobs:
         for database in self._databases:
             for shard in database.shards:
                 database.run_transaction(
-                    lambda c, s=shard: execute_on(c, s, JOB.delete().where(self._old))  # type: ignore[misc]
+                    lambda c, s=shard: execute_on_shard(c, s, JOB.delete().where(self._old))  # type: ignore[misc]
                 )
 
     def _row(self, biz_id: int) -> dict[str, Any]:
@@ -109,6 +109,6 @@ class _OldJobs:
         }
 
     def _insert(self, shard: int, rows: Sequence[dict[str, Any]]) -> None:
-        database = self._databases.of_shard(shard)
+        database = self._databases.database_of_shard(shard)
         options = {SHARD: shard}
         database.run_transaction(lambda c: c.execute(insert(JOB), rows, execution_options=options))

@@ -281,7 +281,7 @@ def type_lost(act: Act) -> Sequence[str]:
     home = opened.databases[0]
     with home.engine.begin() as connection:
         connection.execute(delete(home.biz_type).where(home.biz_type.c.name == lost))
-    opened.catalogue.types.number_or_create(new, home)
+    opened.database_metadata.types.get_or_create_number(new, home)
     act.hold()
     return NOBODY
 

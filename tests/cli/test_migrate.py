@@ -8,7 +8,7 @@ from sqlalchemy import create_engine
 
 from tests.cli.conftest import Toc
 from toc.store import migrate
-from toc.store.drift import table_ranges
+from toc.store.schema_drift import format_table_ranges
 
 HEAD = migrate.newest_revision()
 INSERT = (
@@ -256,9 +256,9 @@ def test_status_of_a_newer_schema(toc: Toc, two: list[str]) -> None:
 
 def test_runs_of_shards_are_their_first_and_last() -> None:
     jobs = [f"toc_job_{shard:04d}" for shard in (3, 4, 5, 9)]
-    assert table_ranges(jobs) == "toc_job_0003 … toc_job_0005, toc_job_0009 (4 tables)"
-    assert table_ranges(["toc_event", "toc_job_0001"]) == "toc_event, toc_job_0001"
-    assert table_ranges(["toc_jobs"]) == "toc_jobs"
+    assert format_table_ranges(jobs) == "toc_job_0003 … toc_job_0005, toc_job_0009 (4 tables)"
+    assert format_table_ranges(["toc_event", "toc_job_0001"]) == "toc_event, toc_job_0001"
+    assert format_table_ranges(["toc_jobs"]) == "toc_jobs"
 
 
 def test_a_table_that_somebody_dropped_is_an_error(toc: Toc, two: list[str]) -> None:

@@ -15,8 +15,8 @@ from toc.domain.routing import routing_hash_of
 from toc.domain.times import EPOCH
 from toc.runtime.settings import Settings
 from toc.store import migrate
-from toc.store.catalogue import Catalogue
 from toc.store.claims import ClaimedRow, Claims, Outcome, OutcomeKind
+from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.due_pages import DuePages
 from toc.store.jobs import InsertResult, Jobs, OnDuplicate
@@ -62,24 +62,26 @@ class Library:
         self.databases = Databases(self.settings.databases, self.settings.routing, self.clock)
         for database in self.databases:
             database._supports_packets &= self._packets
-        self.catalogue = Catalogue(self.databases)
+        self.database_metadata = DatabaseMetadata(self.databases)
         self.ids = JobIdFactory(self.clock.wall_ms, 0)
         self.jobs = Jobs(
             self.databases,
-            self.catalogue,
+            self.database_metadata,
             lambda routing_bits: self.ids.make_ids([routing_bits])[0],
             ACTOR,
         )
         self.pages = DuePages(self.databases)
         for database in self.databases:
-            numbers = self.catalogue.types.numbers_or_create(["order.close", "report"], database)
+            numbers = self.database_metadata.types.get_or_create_numbers(
+                ["order.close", "report"], database
+            )
         self.close_no, self.report_no = numbers["order.close"], numbers["report"]
         self.claims = Claims(
             self.databases, {self.close_no: LEASE_MS, self.report_no: SLOW_LEASE_MS}
         )
 
     def reset(self) -> None:
-        """Empty job tables, a new clock, new caches. The catalogue's rows stay."""
+        """Empty job tables, a new clock, new caches. The rows of toc_meta and toc_biz_type stay."""
         for database in self.databases:
             with database.engine.begin() as connection:
                 for shard in database.shards:
@@ -161,7 +163,7 @@ class Library:
         return self.settings.routing.shard_of_hash(routing_bits_of(job_id))
 
     def home(self, job_id: int) -> Any:
-        return self.databases.of_shard(self.shard(job_id))
+        return self.databases.database_of_shard(self.shard(job_id))
 
     def claim(
         self,
@@ -174,17 +176,17 @@ class Library:
         by_shard: dict[int, list[int]] = {}
         for job_id in job_ids:
             by_shard.setdefault(self.shard(job_id), []).append(job_id)
-        return (claims or self.claims).claim(self.home(job_ids[0]), by_shard, token, now_ms)
+        return (claims or self.claims).claim_jobs(self.home(job_ids[0]), by_shard, token, now_ms)
 
     def take_over(self, job_id: int, seen: str, token: str) -> ClaimedRow | None:
-        return self.claims.take_over(self.home(job_id), self.shard(job_id), job_id, seen, token)
+        return self.claims.take_over_job(self.home(job_id), self.shard(job_id), job_id, seen, token)
 
     def bury_lost(self, job_id: int, seen: str, error: str = "lost") -> bool:
         home, shard = self.home(job_id), self.shard(job_id)
-        return self.claims.bury_expired(home, shard, job_id, seen, error, ACTOR)
+        return self.claims.bury_expired_job(home, shard, job_id, seen, error, ACTOR)
 
     def settle(self, *outcomes: Outcome) -> set[tuple[int, str]]:
-        return self.claims.settle(self.home(outcomes[0].job_id), outcomes)
+        return self.claims.settle_outcomes(self.home(outcomes[0].job_id), outcomes)
 
     def settle_as(
         self, kind: OutcomeKind, job_id: int, token: str, due_ms: int = 0, error: str = ""

@@ -28,9 +28,9 @@ DAY_MS = 86_400_000
 def database(library: Library) -> Iterator[Database]:
     database = library.databases[0]
     delete = f"DELETE FROM toc_meta WHERE name = '{ARCHIVED}'"
-    database.read(lambda connection: connection.exec_driver_sql(delete))
+    database.run_read(lambda connection: connection.exec_driver_sql(delete))
     yield database
-    database.read(lambda connection: connection.exec_driver_sql(delete))
+    database.run_read(lambda connection: connection.exec_driver_sql(delete))
 
 
 def test_a_run_begins_moves_the_mark_and_the_next_one_goes_on(database: Database) -> None:
@@ -62,7 +62,7 @@ def test_people_can_read_it(database: Database) -> None:
         "2026-01-01 00:00:00.000 run 1 of 2, not moved yet",
         "2026-01-01 00:00:00.000 run 1 of 2",
     ):
-        found = database.read(lambda connection: connection.exec_driver_sql(query).scalar())
+        found = database.run_read(lambda connection: connection.exec_driver_sql(query).scalar())
         assert found == value
         record_files_moved(database, 1)
 
@@ -117,7 +117,7 @@ def test_of_many_that_begin_at_once_each_gets_a_number(database: Database) -> No
 )
 def test_a_mark_that_other_hands_have_written_is_refused(database: Database, value: str) -> None:
     sql = f"INSERT INTO toc_meta (name, value) VALUES ('{ARCHIVED}', '{value}')"
-    database.read(lambda connection: connection.exec_driver_sql(sql))
+    database.run_read(lambda connection: connection.exec_driver_sql(sql))
     with pytest.raises(SchemaMismatch, match=ARCHIVED):
         read_archive_status(database)
     with pytest.raises(SchemaMismatch, match=ARCHIVED):
@@ -126,8 +126,8 @@ def test_a_mark_that_other_hands_have_written_is_refused(database: Database, val
 
 def test_what_is_covered() -> None:
     mark = ArchiveStatus(10 * DAY_MS + (base := 1_767_225_600_000), 1, 1)
-    assert mark.covers(lowest_id_at(base), mark.until_ms - 1)
-    assert not mark.covers(lowest_id_at(base), mark.until_ms)
+    assert mark.covers_ended_job(lowest_id_at(base), mark.until_ms - 1)
+    assert not mark.covers_ended_job(lowest_id_at(base), mark.until_ms)
     # The id says that it was made long after it ended: the archive's walk did not come so far.
-    assert mark.covers(lowest_id_at(base + AHEAD_MS), base)
-    assert not mark.covers(lowest_id_at(base + AHEAD_MS + 1), base)
+    assert mark.covers_ended_job(lowest_id_at(base + AHEAD_MS), base)
+    assert not mark.covers_ended_job(lowest_id_at(base + AHEAD_MS + 1), base)

@@ -21,8 +21,8 @@ from toc.domain.job import Status
 from toc.domain.routing import routing_hash_of
 from toc.errors import InvalidInput, NotFound, SchemaMismatch, StoreUnavailable
 from toc.store import biz_types
-from toc.store.biz_types import REFRESH_S, BizTypes, read_known_types
-from toc.store.catalogue import Catalogue
+from toc.store.biz_types import REFRESH_S, BizTypeCache, read_known_types
+from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Database, Databases
 
 LATER = timedelta(days=1)
@@ -100,20 +100,20 @@ def test_sql_computes_the_same(library: Library) -> None:
 
 def test_a_type_gets_one_number(library: Library, name: str) -> None:
     here = library.databases[0]
-    for types in (library.catalogue.types, BizTypes(library.databases)):
-        assert types.number_or_create(name, here) == type_no_of(name)
+    for types in (library.database_metadata.types, BizTypeCache(library.databases)):
+        assert types.get_or_create_number(name, here) == type_no_of(name)
         assert types.find_name(type_no_of(name), here) == name
         assert types.find_number(name, here) == type_no_of(name)
     assert copy_of(here)[type_no_of(name)] == name
 
 
 def test_types_are_told_apart_by_case(library: Library, name: str) -> None:
-    types, here = library.catalogue.types, library.databases[0]
-    assert types.number_or_create(name, here) != types.number_or_create(name.upper(), here)
+    types, here = library.database_metadata.types, library.databases[0]
+    assert types.get_or_create_number(name, here) != types.get_or_create_number(name.upper(), here)
 
 
 def test_a_look_writes_nothing(library: Library, name: str) -> None:
-    types, here = library.catalogue.types, library.databases[0]
+    types, here = library.database_metadata.types, library.databases[0]
     assert types.find_number(name, here) is None
     with pytest.raises(NotFound, match="999999"):
         types.find_name(999_999, here)
@@ -121,26 +121,30 @@ def test_a_look_writes_nothing(library: Library, name: str) -> None:
 
 
 def test_what_another_process_has_made_since_is_found(library: Library, name: str) -> None:
-    other, types, here = BizTypes(library.databases), library.catalogue.types, library.databases[0]
+    other, types, here = (
+        BizTypeCache(library.databases),
+        library.database_metadata.types,
+        library.databases[0],
+    )
     assert types.find_number(name, here) is None
-    other.number_or_create(name, here)
+    other.get_or_create_number(name, here)
     assert types.find_number(name, here) == type_no_of(name)
-    other.number_or_create(name + ".2", here)
+    other.get_or_create_number(name + ".2", here)
     assert types.find_name(type_no_of(name + ".2"), here) == name + ".2"
 
 
 def test_known_types_are_not_asked_for_again(library: Library, name: str) -> None:
-    types, here = library.catalogue.types, library.databases[0]
-    number = types.number_or_create(name, here)
+    types, here = library.database_metadata.types, library.databases[0]
+    number = types.get_or_create_number(name, here)
     with statements_of(here) as statements:
-        types.number_or_create(name, here)
+        types.get_or_create_number(name, here)
         types.find_number(name, here)
         types.find_name(number, here)
     assert statements == []
 
 
 def test_a_number_without_a_name_is_not_asked_for_again_at_once(library: Library) -> None:
-    types, here = library.catalogue.types, library.databases[0]
+    types, here = library.database_metadata.types, library.databases[0]
     for number in range(999_000, 999_000 + biz_types.MISSED_MAX + 10):
         types._missing_until_s[0, number] = 0.0
     with pytest.raises(NotFound):
@@ -156,50 +160,52 @@ def test_a_number_without_a_name_is_not_asked_for_again_at_once(library: Library
 
 
 def test_many_new_types_cost_as_many_statements_as_one(library: Library, name: str) -> None:
-    types, here = library.catalogue.types, library.databases[0]
+    types, here = library.database_metadata.types, library.databases[0]
     with statements_of(here) as alone:
-        types.number_or_create(name, here)
+        types.get_or_create_number(name, here)
     with statements_of(here) as together:
-        numbers = types.numbers_or_create([f"{name}.{n}" for n in range(500)], here)
+        numbers = types.get_or_create_numbers([f"{name}.{n}" for n in range(500)], here)
     assert len(together) == len(alone)
     assert len(set(numbers.values())) == 500
     assert numbers.items() <= {v: k for k, v in copy_of(here).items()}.items()
 
 
 def test_there_are_not_more_types_than_the_limit(library: Library, name: str) -> None:
-    types, here = library.catalogue.types, library.databases[0]
+    types, here = library.database_metadata.types, library.databases[0]
     there = len(copy_of(here))
-    types.numbers_or_create([name], here, there + 2)
+    types.get_or_create_numbers([name], here, there + 2)
     with pytest.raises(InvalidInput, match=f"limits.biz_types. allows {there + 2}") as caught:
-        types.numbers_or_create([f"{name}.{n}" for n in range(2)], here, there + 2)
+        types.get_or_create_numbers([f"{name}.{n}" for n in range(2)], here, there + 2)
     assert caught.value.value == f"{name}.1"
     assert len(copy_of(here)) == there + 1
-    types.numbers_or_create([f"{name}.0"], here, there + 2)
+    types.get_or_create_numbers([f"{name}.0"], here, there + 2)
     with pytest.raises(InvalidInput):
-        types.numbers_or_create([f"{name}.1"], here, there + 2)
-    assert types.numbers_or_create([name, f"{name}.0"], here, there) is not None  # those are there
-    types.numbers_or_create([f"{name}.1"], here)  # a worker's handler
+        types.get_or_create_numbers([f"{name}.1"], here, there + 2)
+    assert (
+        types.get_or_create_numbers([name, f"{name}.0"], here, there) is not None
+    )  # those are there
+    types.get_or_create_numbers([f"{name}.1"], here)  # a worker's handler
 
 
 def test_what_a_fail_over_has_lost_is_written_again(library: Library, name: str) -> None:
-    types, here = library.catalogue.types, library.databases[0]
-    number = types.number_or_create(name, here)
+    types, here = library.database_metadata.types, library.databases[0]
+    number = types.get_or_create_number(name, here)
     lose(here, name)
-    types.number_or_create(name, here)
+    types.get_or_create_number(name, here)
     assert name not in copy_of(here).values()
     library.clock.advance(REFRESH_S)
-    assert types.number_or_create(name, here) == number  # a client that schedules
+    assert types.get_or_create_number(name, here) == number  # a client that schedules
     assert copy_of(here)[number] == name
     lose(here, name)
-    types.read_copy(here)  # a node
+    types.refresh_copy(here)  # a node
     assert copy_of(here)[number] == name
 
 
 def test_the_target_alone_is_asked(two: Library, name: str) -> None:
-    types = BizTypes(two.databases)
+    types = BizTypeCache(two.databases)
     with statements_of(two.databases[0]) as statements:
-        number = types.number_or_create(name, two.databases[1])
-        assert types.number_or_create(name, two.databases[1]) == number
+        number = types.get_or_create_number(name, two.databases[1])
+        assert types.get_or_create_number(name, two.databases[1]) == number
         assert types.find_number(name + ".no", two.databases[1]) is None
         assert types.find_name(number, two.databases[1]) == name
     assert statements == []
@@ -207,11 +213,11 @@ def test_the_target_alone_is_asked(two: Library, name: str) -> None:
 
 def test_copies_are_made_alike_when_a_process_starts(two: Library, name: str) -> None:
     for database in two.databases:
-        two.catalogue.types.number_or_create(f"{name}.{database.index}", database)
-    types = BizTypes(two.databases)
+        two.database_metadata.types.get_or_create_number(f"{name}.{database.index}", database)
+    types = BizTypeCache(two.databases)
     for database in two.databases:
-        types.read_copy(database)
-    types.share_copies(two.databases)
+        types.refresh_copy(database)
+    types.copy_types_between_databases(two.databases)
     assert copy_of(two.databases[0]) == copy_of(two.databases[1])
 
 
@@ -223,16 +229,16 @@ def test_a_number_with_two_names_is_refused_and_told(
     number = type_no_of(name)
     write(two.databases[0], {number: other})
     write(two.databases[1], {number: name})
-    types = Catalogue(two.databases).types
+    types = DatabaseMetadata(two.databases).types
     with caplog.at_level(logging.ERROR):
         for database in two.databases:
-            types.read_copy(database)
-        types.share_copies(two.databases)
+            types.refresh_copy(database)
+        types.copy_types_between_databases(two.databases)
     told = f"the number {number} is '{other}' in database 0, '{name}' in database 1"
     assert [told in record.getMessage() for record in caplog.records] == [True]
     for database, own in ((0, other), (1, name)):
         with pytest.raises(SchemaMismatch, match=f"the number {number} is"):
-            types.number_or_create(own, two.databases[database])
+            types.get_or_create_number(own, two.databases[database])
         assert types.find_name(number, two.databases[database]) == own  # for looking at
     assert number not in types.known.names
     names, conflicts, _ = read_known_types(two.databases)
@@ -244,9 +250,9 @@ def test_a_number_with_two_names_is_refused_and_told(
             f"UPDATE toc_biz_type SET type_no = {type_no_of(other + '.new')}, name = '{other}.new'"
         )
         connection.exec_driver_sql(f"{sql} WHERE type_no = {number}")
-    types.read_copy(two.databases[0])
+    types.refresh_copy(two.databases[0])
     assert not types.known.conflicts
-    assert types.number_or_create(name, two.databases[1]) == number
+    assert types.get_or_create_number(name, two.databases[1]) == number
     assert copy_of(two.databases[0])[type_no_of(other + ".new")] == f"{other}.new"
     assert copy_of(two.databases[0])[number] == name  # it is written where it can be now
 
@@ -254,11 +260,11 @@ def test_a_number_with_two_names_is_refused_and_told(
 def test_the_second_name_of_a_number_is_refused(library: Library) -> None:
     """One name in a billion has a number that another has; here a pair of such names is searched for."""
     name, other = names_of_one_number()
-    types, here = library.catalogue.types, library.databases[0]
-    number = types.number_or_create(name, here)
-    for each in (types, BizTypes(library.databases)):
+    types, here = library.database_metadata.types, library.databases[0]
+    number = types.get_or_create_number(name, here)
+    for each in (types, BizTypeCache(library.databases)):
         with pytest.raises(InvalidInput, match=f"the type '{name}' has its number, {number}"):
-            each.number_or_create(other, here)
+            each.get_or_create_number(other, here)
         assert each.find_number(other, here) is None
     assert other not in copy_of(here).values()
 
@@ -266,7 +272,7 @@ def test_the_second_name_of_a_number_is_refused(library: Library) -> None:
 def test_a_name_that_has_another_number_by_hand_is_refused(library: Library, name: str) -> None:
     write(library.databases[0], {77: name})
     with pytest.raises(InvalidInput, match="its row in toc_biz_type has another number"):
-        library.catalogue.types.number_or_create(name, library.databases[0])
+        library.database_metadata.types.get_or_create_number(name, library.databases[0])
     lose(library.databases[0], name)
 
 
@@ -286,18 +292,22 @@ def test_a_name_is_found_while_another_thread_reads(
     library: Library, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A read that began before a type was made does not know it, and must not forget it."""
-    types, here, rows = library.catalogue.types, library.databases[0], biz_types._fetch_types
+    types, here, rows = (
+        library.database_metadata.types,
+        library.databases[0],
+        biz_types._select_types,
+    )
 
     def made_meanwhile(database: Database) -> dict[int, str]:
-        monkeypatch.setattr(biz_types, "_fetch_types", rows)
+        monkeypatch.setattr(biz_types, "_select_types", rows)
         there = rows(database)
-        types.number_or_create(name, here)
+        types.get_or_create_number(name, here)
         return there
 
-    monkeypatch.setattr(biz_types, "_fetch_types", made_meanwhile)
-    types.read_copy(here)
+    monkeypatch.setattr(biz_types, "_select_types", made_meanwhile)
+    types.refresh_copy(here)
     with statements_of(here) as statements:
-        assert types.number_or_create(name, here) == type_no_of(name)
+        assert types.get_or_create_number(name, here) == type_no_of(name)
     assert statements == []
 
 
@@ -345,16 +355,16 @@ def test_a_client_of_one_database_hears_of_conflicts_with_another(
 
 def test_a_read_that_failed_is_made_again_by_the_next_call(two: Library, name: str) -> None:
     """Else clients would use what they know for a minute more."""
-    types, here = BizTypes(two.databases), two.databases[0]
-    types.number_or_create(name, here)
+    types, here = BizTypeCache(two.databases), two.databases[0]
+    types.get_or_create_number(name, here)
     two.clock.advance(REFRESH_S)
     here.check_before_use(_refuse)
     with pytest.raises(SchemaMismatch):
-        types.number_or_create(name, here)
+        types.get_or_create_number(name, here)
     with pytest.raises(SchemaMismatch):
-        types.number_or_create(name, here)
+        types.get_or_create_number(name, here)
     here._first_check = None
-    assert types.number_or_create(name, here) == type_no_of(name)
+    assert types.get_or_create_number(name, here) == type_no_of(name)
     types.close()
 
 
@@ -364,7 +374,7 @@ def _refuse(database: object) -> None:
 
 def test_one_thread_at_a_time_reads_the_other_databases(two: Library, name: str) -> None:
     """However long one of them hangs."""
-    types, released = BizTypes(two.databases), threading.Event()
+    types, released = BizTypeCache(two.databases), threading.Event()
     started: list[str] = []
 
     def read_copy(database: Database) -> None:
@@ -372,7 +382,7 @@ def test_one_thread_at_a_time_reads_the_other_databases(two: Library, name: str)
             started.append(threading.current_thread().name)
             released.wait(30)
 
-    types.read_copy = read_copy  # type: ignore[method-assign]
+    types.refresh_copy = read_copy  # type: ignore[method-assign]
     try:
         for _ in range(3):
             two.clock.advance(REFRESH_S)
@@ -394,11 +404,11 @@ def test_where_no_thread_can_start_the_call_goes_on(
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    types = BizTypes(two.databases)
+    types = BizTypeCache(two.databases)
     two.clock.advance(REFRESH_S)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
-        assert types.number_or_create(name, two.databases[0]) == type_no_of(name)
+        assert types.get_or_create_number(name, two.databases[0]) == type_no_of(name)
     other = f"{name}.other"
     write(two.databases[1], {type_no_of(other): other})
     two.clock.advance(REFRESH_S)

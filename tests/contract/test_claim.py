@@ -65,7 +65,9 @@ def test_a_lease_is_as_long_as_its_type_says(library: Library, by_redis: bool) -
 
 @pytest.mark.parametrize("by_redis", [True, False])
 def test_other_types_are_left_alone(library: Library, by_redis: bool) -> None:
-    other_no = library.catalogue.types.number_or_create("unheard.of", library.databases[0])
+    other_no = library.database_metadata.types.get_or_create_number(
+        "unheard.of", library.databases[0]
+    )
     job_id = library.pending(type_no=other_no)
     before = library.row(job_id)
     seen = library.claim([job_id], "one", library.now_ms if by_redis else None)[job_id]
@@ -74,7 +76,9 @@ def test_other_types_are_left_alone(library: Library, by_redis: bool) -> None:
 
 
 def test_each_type_has_its_own_lease_and_types_come_later(library: Library) -> None:
-    other_no = library.catalogue.types.number_or_create("unheard.of", library.databases[0])
+    other_no = library.database_metadata.types.get_or_create_number(
+        "unheard.of", library.databases[0]
+    )
     jobs = [library.pending(42, type_no=other_no), library.pending(42)]
     claims = Claims(library.databases, {library.close_no: LEASE_MS, other_no: 5_000})
     seen = library.claim(jobs, "one", claims=claims)

@@ -8,7 +8,7 @@ from tests.contract.library import LEASE_MS, Library
 from toc.domain.job import Status
 from toc.runtime.server_clock import ClockOffset
 from toc.store.claims import Outcome, OutcomeKind
-from toc.store.columns import sql_time
+from toc.store.column_types import sql_time_of_ms
 
 HOUR_MS = 3_600_000
 
@@ -53,8 +53,8 @@ def test_a_database_that_steps_ahead_starts_nothing(library: Library, by: str) -
 def overdue(library: Library, job_id: int, grace_ms: int) -> tuple[list[int], bool]:
     """By its page, and by the look at many shards."""
     shard = library.shard(job_id)
-    page = library.pages.overdue_rows(shard, (0, 0), grace_ms, None, 10)
-    return [row.job_id for row in page], bool(library.pages.shards_with_overdue({shard: grace_ms}))
+    page = library.pages.read_overdue_rows(shard, (0, 0), grace_ms, None, 10)
+    return [row.job_id for row in page], bool(library.pages.find_overdue_shards({shard: grace_ms}))
 
 
 @pytest.mark.invariant("I4")
@@ -93,7 +93,7 @@ def test_a_lease_is_whole_though_the_clock_is_behind(library: Library, how: str)
         library.sql(
             job_id,
             f"UPDATE {table} SET due_time = :at WHERE job_id = :id",
-            {"at": sql_time(long_ago), "id": job_id},
+            {"at": sql_time_of_ms(long_ago), "id": job_id},
         )
     follow(library)
     step(library, -HOUR_MS)

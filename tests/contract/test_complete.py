@@ -25,7 +25,7 @@ from toc.store.external_transaction import complete
 @pytest.fixture
 def engine(library: Library) -> Iterator[Engine]:
     """The handler's own, on the job's database; it knows nothing of toc."""
-    library.catalogue.verify_and_record(
+    library.database_metadata.verify_and_record_meta(
         library.settings.routing.meta_values()
     )  # gives the database its identity
     engine = create_engine(library.settings.databases[0], poolclass=NullPool)
@@ -50,7 +50,7 @@ def job_of(library: Library, job_id: int, token: str) -> Job:
 
 def act(library: Library, connection: Connection, job: Job) -> bool:
     """A handler's transaction, without its end."""
-    first = complete(library.databases, library.catalogue, job, connection)
+    first = complete(library.databases, library.database_metadata, job, connection)
     if first:
         statement = text("INSERT INTO effects VALUES (:job_id, :who)")
         connection.execute(statement, {"job_id": job.job_id, "who": job.token})
@@ -121,7 +121,7 @@ def test_a_run_whose_token_has_lost_its_mark_ends_its_job(library: Library, engi
     job_id = library.running("one")
     expire(library)
     assert library.take_over(job_id, "one", "two:alone")
-    library.claims.replace_token(
+    library.claims.replace_claim_token(
         library.home(job_id), library.shard(job_id), job_id, "two:alone", "two"
     )
     with engine.begin() as connection:

@@ -15,9 +15,9 @@ from tests.contract.library import Library
 from toc.domain.ids import lowest_id_at
 from toc.domain.job import Status
 from toc.errors import SchemaMismatch
-from toc.store.archive_status import AHEAD_MS, TimeWindow
+from toc.store.archive_status import AHEAD_MS, EndedJobWindow
 from toc.store.claims import OutcomeKind
-from toc.store.columns import sql_time
+from toc.store.column_types import sql_time_of_ms
 from toc.store.ended_jobs import (
     BOUNDS_MS,
     COLUMNS,
@@ -75,7 +75,7 @@ def test_only_what_ended_within_is_read(library: Library, ended: EndedJobs) -> N
     within += [library.running(), library.pending()]
     library.clock.advance(10)
     after = library.ended(OutcomeKind.DONE)
-    window, shard = TimeWindow(since_ms, library.now_ms), library.shard(before)
+    window, shard = EndedJobWindow(since_ms, library.now_ms), library.shard(before)
     rows = ended.ended_rows(shard, id_range_of_ended(window), window)
     assert [row[0] for row in rows] == within[:3]
     assert ended.checksums(shard, id_range_of_ended(window), window) == [
@@ -95,7 +95,7 @@ def test_rows_have_all_columns_and_the_letter(library: Library, ended: EndedJobs
     library.clock.advance(0.001)
     assert library.settle_as(OutcomeKind.BURY, job_id, "host:1:2:3", error="it broke: \N{FIRE}")
     made_at(library, job_id, library.now_ms - 8)
-    window = TimeWindow(library.now_ms, library.now_ms + 1)
+    window = EndedJobWindow(library.now_ms, library.now_ms + 1)
     ((*row,),) = ended.ended_rows(library.shard(job_id), id_range_of_ended(window), window)
     row[1] = int(row[1])
     now = library.now_ms
@@ -110,7 +110,7 @@ def test_a_letter_is_only_of_the_dead(library: Library, ended: EndedJobs) -> Non
     shard = library.shard(job_id)
     table = f"toc_job_{shard:04d}"
     library.sql(job_id, f"UPDATE {table} SET status = 2 WHERE job_id = :id", {"id": job_id})
-    window = TimeWindow(library.now_ms, library.now_ms + 1)
+    window = EndedJobWindow(library.now_ms, library.now_ms + 1)
     ((*row,),) = ended.ended_rows(shard, id_range_of_ended(window), window)
     assert row[-2:] == [None, None]
 
@@ -118,7 +118,7 @@ def test_a_letter_is_only_of_the_dead(library: Library, ended: EndedJobs) -> Non
 def test_checksums_of_hostile_rows(library: Library, ended: EndedJobs) -> None:
     rows = list(hostile(library, 400, random.Random(7)))  # noqa: S311 - a test
     write(library, 1, rows)
-    window = TimeWindow(library.now_ms, library.now_ms + 400)
+    window = EndedJobWindow(library.now_ms, library.now_ms + 400)
     found = ended.ended_rows(1, id_range_of_ended(window), window)
     assert len(found) == 400
     for row, written in zip(found, rows, strict=True):
@@ -134,13 +134,13 @@ def test_checksums_of_hostile_rows(library: Library, ended: EndedJobs) -> None:
         assert int(row[1]) == written["biz_id"] % 2**64
         for name in ("gmt_create", "gmt_modified", "action_time", "due_time", "claim_time"):
             value = row[COLUMNS.index(name)]
-            assert (value if value is None else sql_time(value)) == written[name]
+            assert (value if value is None else sql_time_of_ms(value)) == written[name]
     total = sum(map(crc_of, found))
     assert ended.checksums(1, id_range_of_ended(window), window) == [
         DayChecksum(window.since_ms // DAY_MS, 400, total)
     ]
     middle = rows[200]["job_id"]
-    halves = [IdRange(0, middle), IdRange(middle, window.id_end)]
+    halves = [IdRange(0, middle), IdRange(middle, window.id_upper_bound)]
     sums = [one for ids in halves for one in ended.checksums(1, ids, window)]
     assert [one.rows for one in sums] == [200, 200]
     assert sum(one.crc for one in sums) == total
@@ -167,7 +167,7 @@ def test_no_change_of_a_row_leaves_its_checksum(
     library: Library, ended: EndedJobs, column: str, values: Sequence[Any]
 ) -> None:
     job_id = library.ended(OutcomeKind.DONE)
-    shard, window = library.shard(job_id), TimeWindow(library.now_ms, library.now_ms + 1)
+    shard, window = library.shard(job_id), EndedJobWindow(library.now_ms, library.now_ms + 1)
     seen = set()
     for value in values:
         table = f"toc_job_{shard:04d}"
@@ -184,7 +184,7 @@ def test_jobs_of_a_clock_too_far_ahead_are_out_of_reach(library: Library, ended:
     near = {**row, "job_id": lowest_id_at(until_ms + AHEAD_MS) - 1}
     far = {**row, "job_id": lowest_id_at(until_ms + AHEAD_MS)}
     write(library, 0, [near, far])
-    window = TimeWindow(until_ms - 1000, until_ms)
+    window = EndedJobWindow(until_ms - 1000, until_ms)
     assert [row[0] for row in ended.ended_rows(0, id_range_of_ended(window), window)] == [
         near["job_id"]
     ]
@@ -202,20 +202,20 @@ def test_tallies_are_what_counting_gives(library: Library, ended: EndedJobs) -> 
                 "biz_id": n,
                 "type_no": rng.choice([1, 2]),
                 "status": rng.choice([0, 2, 2, 2, 3, 4]),
-                "action_time": sql_time(action_ms),
-                "gmt_modified": sql_time(base_ms + rng.randrange(2 * DAY_MS)),
+                "action_time": sql_time_of_ms(action_ms),
+                "gmt_modified": sql_time_of_ms(base_ms + rng.randrange(2 * DAY_MS)),
                 "attempts": rng.choice([0, 1, 1, 1, 2]),
-                "claim_time": rng.choice([None, *[sql_time(action_ms + late_ms)] * 4]),
+                "claim_time": rng.choice([None, *[sql_time_of_ms(action_ms + late_ms)] * 4]),
             }
         )
     write(library, 2, rows)
-    window = TimeWindow(base_ms, base_ms + 2 * DAY_MS)
+    window = EndedJobWindow(base_ms, base_ms + 2 * DAY_MS)
     found = ended.count_ended(2, id_range_of_ended(window), window)
     assert Counter(found) == Counter(tallies_of(rows))
 
 
 def tallies_of(rows: Sequence[dict[str, Any]]) -> list[EndedCount]:
-    from toc.store.columns import ms_of_sql_time  # noqa: PLC0415
+    from toc.store.column_types import ms_of_sql_time  # noqa: PLC0415
 
     groups: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
     for row in rows:
@@ -255,7 +255,7 @@ def test_jobs_are_counted_by_the_hour_in_which_they_were_made(
         shard = library.shard(
             made_at(library, library.pending(type_no=type_no), since_ms + after_ms)
         )
-    window = TimeWindow(since_ms, since_ms + 2 * HOUR_MS)
+    window = EndedJobWindow(since_ms, since_ms + 2 * HOUR_MS)
     hour = since_ms // HOUR_MS
     assert sorted(ended.count_created(shard, id_range_of_created(window), window)) == [
         CreatedPerHour(hour, library.close_no, 2),
@@ -264,7 +264,7 @@ def test_jobs_are_counted_by_the_hour_in_which_they_were_made(
 
 
 def test_a_table_that_is_gone_is_named(library: Library, ended: EndedJobs) -> None:
-    window = TimeWindow(0, library.now_ms)
+    window = EndedJobWindow(0, library.now_ms)
     job_id = next(j for j in (library.pending(n) for n in range(100)) if library.shard(j) == 3)
     library.sql(job_id, "ALTER TABLE toc_job_0003 RENAME TO toc_job_away")
     try:

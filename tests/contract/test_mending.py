@@ -18,7 +18,7 @@ from toc.domain.ids import ROUTING_MASK, SEQUENCE_BITS, SEQUENCE_MASK, routing_b
 from toc.domain.job import TRANSITIONS, Event, NewJob, Status
 from toc.domain.routing import routing_hash_of
 from toc.store.claims import OutcomeKind
-from toc.store.columns import sql_time
+from toc.store.column_types import sql_time_of_ms
 from toc.store.events import read_events
 from toc.store.job_repair import JobRepair, ShiftedJob
 from toc.store.schema import job_table_name
@@ -41,12 +41,12 @@ def mending(library: Library) -> JobRepair:
 
 
 def events(library: Library, shard: int, job_id: int) -> list[Event]:
-    return read_events(library.databases.of_shard(shard), job_id, 100)
+    return read_events(library.databases.database_of_shard(shard), job_id, 100)
 
 
 def on(library: Library, shard: int, statement: str, **values: Any) -> list[Any]:
     """Plain SQL in the database of a shard; {table} is its table."""
-    with library.databases.of_shard(shard).engine.begin() as connection:
+    with library.databases.database_of_shard(shard).engine.begin() as connection:
         found = connection.execute(text(statement.format(table=f"toc_job_{shard:04d}")), values)
         return list(found.mappings()) if found.returns_rows else []
 
@@ -112,7 +112,7 @@ def test_notes_of_several_databases(two: Library) -> None:
 def shift(library: Library, job_id: int, by_ms: int = -LATER_MS) -> ShiftedJob:
     """Moves a job by hand; as it is seen then."""
     action_ms = library.row(job_id).action_ms
-    values = {"due": sql_time(action_ms + by_ms), "id": job_id}
+    values = {"due": sql_time_of_ms(action_ms + by_ms), "id": job_id}
     on(
         library,
         library.shard(job_id),
@@ -131,7 +131,7 @@ def test_realign_believes_the_business(library: Library, by_ms: int) -> None:
     assert mending(library).reset_due_times({shard: [seen]}) == {(shard, job_id)}
     assert library.row(job_id) == before._replace(modified_ms=library.now_ms)
     (found,) = events(library, shard, job_id)
-    reason = f"moved: due_time was {sql_time(seen.due_ms)} UTC"
+    reason = f"moved: due_time was {sql_time_of_ms(seen.due_ms)} UTC"
     assert found == Event(library.now_ms, "repair", P, P, 0, ACTOR, reason)
     assert TRANSITIONS[P]["repair"] is P
 
@@ -152,7 +152,7 @@ def test_realign_twice_changes_once(library: Library) -> None:
 def test_realign_leaves_what_has_changed_since(library: Library, change: str) -> None:
     job_id = library.pending(in_ms=LATER_MS)
     shard, seen = library.shard(job_id), shift(library, job_id)
-    values = {"other": sql_time(library.now_ms + 1)} if ":other" in change else {}
+    values = {"other": sql_time_of_ms(library.now_ms + 1)} if ":other" in change else {}
     on(library, shard, f"UPDATE {{table}} SET {change} WHERE job_id = :id", id=job_id, **values)
     before = everything(library)
     assert mending(library).reset_due_times({shard: [seen]}) == set()

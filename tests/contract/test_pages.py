@@ -23,7 +23,7 @@ def test_due_after_walks_every_row_once(library: Library) -> None:
     shard = library.shard(jobs[0].job_id)
     walked: list[DueRow] = []
     after = BEGINNING
-    while page := library.pages.due_after(shard, after, library.now_ms + 3600_000, 4):
+    while page := library.pages.read_due_rows(shard, after, library.now_ms + 3600_000, 4):
         assert len(page) <= 4
         walked += page
         after = (page[-1].due_ms, page[-1].job_id)
@@ -37,11 +37,11 @@ def test_due_after_walks_every_row_once(library: Library) -> None:
 def test_due_after_stops_at_its_bound(library: Library) -> None:
     jobs = [library.pending(42, in_ms=n) for n in range(5)]
     shard = library.shard(jobs[0])
-    page = library.pages.due_after(shard, BEGINNING, library.now_ms + 2, 10)
+    page = library.pages.read_due_rows(shard, BEGINNING, library.now_ms + 2, 10)
     assert [row.job_id for row in page] == jobs[:3]
     # (due_time, job_id) > after: the row itself is not given again.
     after = (library.now_ms + 1, jobs[1])
-    page = library.pages.due_after(shard, after, library.now_ms + 2, 10)
+    page = library.pages.read_due_rows(shard, after, library.now_ms + 2, 10)
     assert [row.job_id for row in page] == [jobs[2]]
 
 
@@ -49,7 +49,7 @@ def test_pages_are_of_one_shard(library: Library) -> None:
     jobs = [library.pending(biz_id) for biz_id in range(20)]
     for shard in range(4):
         mine = [job_id for job_id in jobs if library.shard(job_id) == shard]
-        assert library.pages.due_after(shard, BEGINNING, library.now_ms, 50) == rows_of(
+        assert library.pages.read_due_rows(shard, BEGINNING, library.now_ms, 50) == rows_of(
             library, *mine
         )
 
@@ -59,44 +59,46 @@ def test_running_rows_appear_at_the_end_of_their_lease(library: Library) -> None
     job_id = library.running("one")
     shard = library.shard(job_id)
     lease_end_ms = library.now_ms + LEASE_MS
-    assert library.pages.due_after(shard, BEGINNING, lease_end_ms - 1, 10) == []
-    assert library.pages.due_after(shard, BEGINNING, lease_end_ms, 10) == [
+    assert library.pages.read_due_rows(shard, BEGINNING, lease_end_ms - 1, 10) == []
+    assert library.pages.read_due_rows(shard, BEGINNING, lease_end_ms, 10) == [
         DueRow(lease_end_ms, job_id, library.close_no)
     ]
-    assert library.pages.overdue_rows(shard, BEGINNING, 0, None, 10) == []
+    assert library.pages.read_overdue_rows(shard, BEGINNING, 0, None, 10) == []
     library.clock.advance(LEASE_MS / 1000)
-    assert [row.job_id for row in library.pages.overdue_rows(shard, BEGINNING, 0, None, 10)] == [
-        job_id
-    ]
+    assert [
+        row.job_id for row in library.pages.read_overdue_rows(shard, BEGINNING, 0, None, 10)
+    ] == [job_id]
 
 
 @pytest.mark.parametrize("kind", [OutcomeKind.DONE, OutcomeKind.DROP, OutcomeKind.BURY])
 def test_ended_rows_never_appear(library: Library, kind: OutcomeKind) -> None:
     shard = library.shard(library.ended(kind))
     library.clock.advance(3600)
-    assert library.pages.due_after(shard, BEGINNING, library.now_ms + 10**9, 10) == []
-    assert library.pages.overdue_rows(shard, BEGINNING, 0, None, 10) == []
+    assert library.pages.read_due_rows(shard, BEGINNING, library.now_ms + 10**9, 10) == []
+    assert library.pages.read_overdue_rows(shard, BEGINNING, 0, None, 10) == []
 
 
 def test_cancelled_rows_never_appear(library: Library) -> None:
     job_id = library.pending()
     library.jobs.cancel(job_id)
-    assert library.pages.overdue_rows(library.shard(job_id), BEGINNING, 0, None, 10) == []
+    assert library.pages.read_overdue_rows(library.shard(job_id), BEGINNING, 0, None, 10) == []
 
 
 def test_overdue_is_by_the_databases_clock_less_the_grace(library: Library) -> None:
     job_id = library.pending()
     shard = library.shard(job_id)
     library.clock.advance(29.999)
-    assert library.pages.overdue_rows(shard, BEGINNING, 30_000, None, 10) == []
+    assert library.pages.read_overdue_rows(shard, BEGINNING, 30_000, None, 10) == []
     library.clock.advance(0.001)
-    assert library.pages.overdue_rows(shard, BEGINNING, 30_000, None, 10) == rows_of(
+    assert library.pages.read_overdue_rows(shard, BEGINNING, 30_000, None, 10) == rows_of(
         library, job_id
     )
     early = library.pending(in_ms=1)
-    assert library.pages.overdue_rows(shard, BEGINNING, 0, None, 10) == rows_of(library, job_id)
+    assert library.pages.read_overdue_rows(shard, BEGINNING, 0, None, 10) == rows_of(
+        library, job_id
+    )
     library.clock.advance(0.001)
-    assert library.pages.overdue_rows(shard, BEGINNING, 0, None, 10) == rows_of(
+    assert library.pages.read_overdue_rows(shard, BEGINNING, 0, None, 10) == rows_of(
         library, job_id, early
     )
 
@@ -105,10 +107,10 @@ def test_overdue_pages_oldest_first_and_goes_on_after_a_row(library: Library) ->
     jobs = [library.pending(42, in_ms=-n // 3) for n in range(9)]
     shard = library.shard(jobs[0])
     expected = rows_of(library, *jobs)
-    first = library.pages.overdue_rows(shard, BEGINNING, 0, None, 4)
+    first = library.pages.read_overdue_rows(shard, BEGINNING, 0, None, 4)
     assert first == expected[:4]
     after = (first[-1].due_ms, first[-1].job_id)
-    assert library.pages.overdue_rows(shard, after, 0, None, 10) == expected[4:]
+    assert library.pages.read_overdue_rows(shard, after, 0, None, 10) == expected[4:]
 
 
 def test_overdue_of_some_types(library: Library) -> None:
@@ -117,7 +119,7 @@ def test_overdue_of_some_types(library: Library) -> None:
     shard = library.shard(close)
 
     def overdue(types: list[int] | None) -> list[int]:
-        page = library.pages.overdue_rows(shard, BEGINNING, 0, types, 10)
+        page = library.pages.read_overdue_rows(shard, BEGINNING, 0, types, 10)
         return [row.job_id for row in page]
 
     assert overdue(None) == [close, report]
@@ -161,9 +163,9 @@ def test_any_after_says_what_due_after_would_find(library: Library) -> None:
             expected = {
                 s
                 for s, (after, until) in mine.items()
-                if library.pages.due_after(s, after, until, 1)
+                if library.pages.read_due_rows(s, after, until, 1)
             }
-            assert library.pages.shards_due_after(mine) == expected, what
+            assert library.pages.find_shards_with_due(mine) == expected, what
 
 
 def test_any_overdue_is_by_the_databases_clock_less_each_shards_grace(library: Library) -> None:
@@ -171,25 +173,28 @@ def test_any_overdue_is_by_the_databases_clock_less_each_shards_grace(library: L
     grace_ms = {shard: 1000 + shard for shard in jobs}
     mine = {s: ms for s, ms in grace_ms.items() if library.settings.routing.database_index(s) == 0}
     library.clock.advance(0.999)
-    assert library.pages.shards_with_overdue(mine) == set()
+    assert library.pages.find_overdue_shards(mine) == set()
     for shard in sorted(mine):
         library.clock.advance(0.001)
-        assert library.pages.shards_with_overdue(mine) == {s for s in mine if s <= shard}
+        assert library.pages.find_overdue_shards(mine) == {s for s in mine if s <= shard}
 
 
 def test_as_many_shards_as_can_be_are_asked_about_at_once(library: Library) -> None:
     # Among them the lowest and the highest bit of the numbers that they are told in.
     job_id = library.pending()
-    shard, database = library.shard(job_id), library.databases.of_shard(library.shard(job_id))
+    shard, database = (
+        library.shard(job_id),
+        library.databases.database_of_shard(library.shard(job_id)),
+    )
     far = [10_000 + n for n in range(SHARDS_PER_QUERY_MAX - 1)]
     for number in far:  # names of the same, empty table
         database._job_table_names[number] = database.job_table_name(shard ^ 1)
     wanted = dict.fromkeys((*far, shard), (BEGINNING, library.now_ms))
     names = [*wanted]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library.databases, "of_shard", lambda _: database)
-        assert library.pages.shards_due_after(wanted) == {shard}
+        patch.setattr(library.databases, "database_of_shard", lambda _: database)
+        assert library.pages.find_shards_with_due(wanted) == {shard}
         busy = {names[n] for n in (0, BITS - 1, BITS, 2 * BITS)}
         for number in busy:
             database._job_table_names[number] = database.job_table_name(shard)
-        assert library.pages.shards_due_after(wanted) == {*busy, shard}
+        assert library.pages.find_shards_with_due(wanted) == {*busy, shard}

@@ -74,7 +74,7 @@ def test_a_check_that_a_claim_breaks(own: Library) -> None:
     alter(own, f"ALTER TABLE {table} ADD CONSTRAINT mine CHECK (status <> 1)")
     shard = own.settings.routing.shard_of_hash(routing_bits_of(job.job_id))
     with pytest.raises(StatementFailed, match="mine") as caught:
-        own.claims.claim(own.databases[0], {shard: [job.job_id]},
+        own.claims.claim_jobs(own.databases[0], {shard: [job.job_id]},
                          "token", own.now_ms)  # fmt: skip
     assert caught.value.number in (3819, 4025)
     assert caught.value.table == table

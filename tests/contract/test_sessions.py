@@ -90,7 +90,7 @@ def test_a_servers_global_variables_change_nothing(hostile: Library) -> None:
         hostile.databases[0]._supports_packets = packets
         jobs = [hostile.pending(42, in_ms=n) for n in range(4)]
         shard = hostile.shard(jobs[0])
-        page = hostile.pages.due_after(shard, (0, 0), hostile.now_ms + 10, 10)
+        page = hostile.pages.read_due_rows(shard, (0, 0), hostile.now_ms + 10, 10)
         assert [row.job_id for row in page] == jobs
         hostile.clock.advance(1)
         seen = hostile.claim(jobs, "one")

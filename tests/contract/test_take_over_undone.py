@@ -57,7 +57,9 @@ def test_a_run_whose_token_has_lost_its_mark_is_settled(
 ) -> None:
     marked, other = taken_over(library), taken_over(library, "h:2:other")
     shard = library.shard(marked)
-    library.claims.replace_token(library.home(marked), shard, marked, TWO, remove_alone_mark(TWO))
+    library.claims.replace_claim_token(
+        library.home(marked), shard, marked, TWO, remove_alone_mark(TWO)
+    )
     assert library.row(marked).claim_token == remove_alone_mark(TWO)
     assert library.row(marked).attempts == 2
     due_ms = library.now_ms + 1000
@@ -70,5 +72,7 @@ def test_a_run_whose_token_has_lost_its_mark_is_settled(
 def test_a_mark_is_changed_only_where_it_was_seen(library: Library) -> None:
     job_id = taken_over(library, "h:2:another")
     before = library.row(job_id)
-    library.claims.replace_token(library.home(job_id), library.shard(job_id), job_id, TWO, "x")
+    library.claims.replace_claim_token(
+        library.home(job_id), library.shard(job_id), job_id, TWO, "x"
+    )
     assert library.row(job_id) == before

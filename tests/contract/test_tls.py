@@ -19,7 +19,7 @@ from toc.errors import SettingsError, TocError
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.store import migrate
-from toc.store.accounts import ROLES, grant_statements
+from toc.store.account_roles import ROLES, grant_statements
 from toc.store.databases import Databases
 from toc.store.fan_out import FanOut, Limits, Question, QuestionFailure
 from toc.store.move_server import MoveServer as MovedServer
@@ -121,7 +121,7 @@ def connected(settings: Settings) -> bool:
         database = databases[0]
         ways = (
             database.run_transaction(lambda c: c.execute(text(ask)).one()),
-            database.read(lambda c: c.execute(text(ask)).one()),
+            database.run_read(lambda c: c.execute(text(ask)).one()),
             database.run_pipelined(verb) or ("", ""),
         )
         return all(cipher for _, cipher in ways)

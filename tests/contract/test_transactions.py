@@ -249,7 +249,7 @@ def test_a_session_amid_a_packet_ends_when_it_stands_still(library: Library) -> 
     assert answers is not None
     amid, _, after = answers
     assert amid.rows[0][0] == 7
-    assert after.rows[0][0] == library.databases[0].read(
+    assert after.rows[0][0] == library.databases[0].run_read(
         lambda c: c.exec_driver_sql("SELECT @@GLOBAL.wait_timeout").scalar()
     )
 

@@ -12,8 +12,8 @@ from tests.contract.library import Library
 from toc.domain.biz_ids import BusinessId
 from toc.domain.routing import routing_hash_of
 from toc.errors import StoreUnavailable
-from toc.store.catalogue import Catalogue
 from toc.store.claims import Outcome, OutcomeKind
+from toc.store.database_metadata import DatabaseMetadata
 
 
 @pytest.fixture(params=["sqlite", "mysql"])
@@ -69,7 +69,7 @@ def test_claim_settle_and_letters_in_each_database(two: Library) -> None:
 def test_type_numbers_are_the_same_everywhere(two: Library) -> None:
     """A type is written where its jobs are; it gets the same number wherever that is."""
     for database in two.databases:
-        number = Catalogue(two.databases).types.number_or_create("new.type", database)
+        number = DatabaseMetadata(two.databases).types.get_or_create_number("new.type", database)
         with database.engine.begin() as connection:
             sql = "SELECT type_no FROM toc_biz_type WHERE name = 'new.type'"
             assert connection.exec_driver_sql(sql).scalar_one() == number

@@ -10,8 +10,8 @@ import pytest
 from tests.growing.town import LATER, SHARDS, Town, refused
 from tests.servers.endpoint import Endpoint
 from tests.servers.mysql import execute
-from toc.store.account_rights import read_rights
-from toc.store.accounts import ROLES, grant_statements
+from toc.store.account_rights import read_account_rights
+from toc.store.account_roles import ROLES, grant_statements
 from toc.store.move_checks import MoveFinding, list_move_steps
 from toc.store.move_server import MoveServer
 
@@ -128,7 +128,9 @@ def test_grants_are_read(town: Town, grant: str, lacks: list[str]) -> None:
         server.run(f"CREATE USER {who}")
         server.run(f"GRANT {grant.format(schema=town.schema)} TO {who}")
         url = town.urls["old"].replace("root@", f"g{town.schema}@")
-        found = read_rights(town.server("old", url)).missing([], ["SELECT", "DELETE"], {})
+        found = read_account_rights(town.server("old", url)).missing_rights(
+            [], ["SELECT", "DELETE"], {}
+        )
         server.run(f"DROP USER {who}")
         assert found == lacks
 
@@ -153,7 +155,7 @@ def test_grants_on_tables_are_read(town: Town, grants: list[str], lacks: list[st
         for grant in grants:
             server.run(f"GRANT {grant.format(schema=town.schema)} TO {who}")
         url = town.urls["old"].replace("root@", f"g{town.schema}@")
-        found = read_rights(town.server("old", url)).missing(
+        found = read_account_rights(town.server("old", url)).missing_rights(
             [], ["SELECT"], {"toc_meta": ("INSERT", "DELETE")}
         )
         server.run(f"DROP USER {who}")
@@ -175,7 +177,9 @@ def test_each_right_of_the_mover_is_looked_for(town: Town, accounts: Accounts, r
     for place, right, text in places:
         execute_unlogged(town, role, f"REVOKE {right} ON {place} FROM {who}")
         server = town.server(role, accounts.admin[role])
-        found = read_rights(server).missing(mover.server[role], mover.database, mover.tables)
+        found = read_account_rights(server).missing_rights(
+            mover.server[role], mover.database, mover.tables
+        )
         execute_unlogged(town, role, f"GRANT {right} ON {place} TO {who}")
         assert found == [text]
 

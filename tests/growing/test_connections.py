@@ -34,7 +34,7 @@ def server_of(town: Town, center: TimeoutCenter) -> str:
     sql = "SELECT @@server_uuid"
     seen = {
         use(lambda c: c.exec_driver_sql(sql).scalar())
-        for use in (database.run_transaction, database.read)
+        for use in (database.run_transaction, database.run_read)
     }
     (uuid,) = seen
     return next(role for role in ("old", "new") if town.server(role).uuid == uuid)
@@ -235,7 +235,7 @@ def test_the_row_decides_not_the_fence(town: Town) -> None:
     plan = town.settings
     databases = Databases(plan.databases, plan.routing, SystemClock(), moving=plan.moving)
     try:
-        first = databases[0].read(lambda c: c.exec_driver_sql("SELECT @@server_uuid").scalar())
+        first = databases[0].run_read(lambda c: c.exec_driver_sql("SELECT @@server_uuid").scalar())
     finally:
         databases.close()
     assert first == town.server("new").uuid

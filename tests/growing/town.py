@@ -23,7 +23,7 @@ from toc.errors import TocError
 from toc.handlers.registry import Registry
 from toc.runtime.settings import Settings
 from toc.store import migrate
-from toc.store.database_home import is_fence
+from toc.store.database_home import is_fence_error
 from toc.store.move_checks import MoveChecks, MoveFinding
 from toc.store.move_server import MoveServer
 from toc.store.mover import Mover, MoveResult
@@ -97,7 +97,7 @@ class Town:
         self.moved = Settings(**self.plan | {"databases": [self.urls["new"]]})
         migrate.upgrade(self.ignorant)
         self._closing: list[Callable[[], object]] = []
-        self.center(self.ignorant).schedule(1, LATER)  # writes the catalogue
+        self.center(self.ignorant).schedule(1, LATER)  # writes toc_meta and toc_biz_type
         self.catch_up()
 
     def _servers(self) -> list[tuple[str, Process]]:
@@ -160,7 +160,7 @@ class Town:
         try:
             self.sql(role, "UPDATE toc_meta SET value = value WHERE name = '-'")
         except DBAPIError as error:
-            if is_fence(error.orig):
+            if is_fence_error(error.orig):
                 return False
             raise
         return True

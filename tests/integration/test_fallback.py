@@ -130,8 +130,8 @@ def test_an_idle_round_is_one_statement(
 ) -> None:
     reads: list[Any] = []
     database = small_library.databases[0]
-    read = database.read
-    monkeypatch.setattr(database, "read", lambda work: reads.append(work) or read(work))  # type: ignore[func-returns-value]
+    read = database.run_read
+    monkeypatch.setattr(database, "run_read", lambda work: reads.append(work) or read(work))  # type: ignore[func-returns-value]
     fallback = make()
     for _ in range(3):
         one_round(small_library, fallback)
@@ -143,13 +143,13 @@ def test_it_rests_from_reading_what_it_cannot_claim(
 ) -> None:
     """As the jobs of types that no worker here handles, whose rows it has to walk past."""
     overdue_jobs(small_library)
-    overdue = small_library.pages.overdue_rows
+    overdue = small_library.pages.read_overdue_rows
 
     def slow(*given: Any) -> Any:
         small_library.clock.advance(0.1)
         return overdue(*given)
 
-    monkeypatch.setattr(small_library.pages, "overdue_rows", slow)
+    monkeypatch.setattr(small_library.pages, "read_overdue_rows", slow)
     fallback = make(types=lambda: [999])
     one_round(small_library, fallback)
     assert sink.ids == []
@@ -160,7 +160,7 @@ def test_one_broken_table_hides_no_other(
     small_library: Library, sink: Recording, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = overdue_jobs(small_library)
-    any_overdue, asked = small_library.pages.shards_with_overdue, []
+    any_overdue, asked = small_library.pages.find_overdue_shards, []
 
     def broken(grace_ms: Mapping[int, int]) -> set[int]:
         asked.append([*grace_ms])
@@ -168,7 +168,7 @@ def test_one_broken_table_hides_no_other(
             raise ValueError("no such table")
         return any_overdue(grace_ms)
 
-    monkeypatch.setattr(small_library.pages, "shards_with_overdue", broken)
+    monkeypatch.setattr(small_library.pages, "find_overdue_shards", broken)
     fallback = make()
     one_round(small_library, fallback)
     assert set(sink.ids) == {job for job in jobs if small_library.shard(job) != 2}

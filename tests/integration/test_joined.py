@@ -27,10 +27,10 @@ MINUTE = timedelta(minutes=1)
 @pytest.fixture
 def engine(world: World) -> Iterator[Engine]:
     """The caller's own engine, with a table of his own."""
-    # What is new to the catalogue is written by toc itself, and SQLite has one writer: not while the
+    # toc itself writes new rows of toc_meta and toc_biz_type, and SQLite has one writer: not while the
     # caller's transaction is open.
     opened = world.center._connected()
-    opened.catalogue.types.number_or_create("default", opened.databases[0])
+    opened.database_metadata.types.get_or_create_number("default", opened.databases[0])
     engine = create_engine(world.settings.databases[0], poolclass=NullPool)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE IF NOT EXISTS orders (id BIGINT PRIMARY KEY)"))
@@ -175,7 +175,7 @@ def test_what_was_never_placed_is_brought_by_the_loader(world: World, engine: En
 
 def test_another_database_is_refused(world: World, tmp_path: Path) -> None:
     other = Library([f"sqlite:///{tmp_path}/other.db"])
-    other.catalogue.verify_and_record({})
+    other.database_metadata.verify_and_record_meta({})
     engine = create_engine(other.settings.databases[0], poolclass=NullPool)
     with Session(engine) as session, pytest.raises(WrongDatabase, match="database 0"):
         world.center.schedule(42, MINUTE, session=session)
@@ -189,7 +189,7 @@ def test_the_other_shards_database_is_refused(tmp_path: Path) -> None:
     library = Library([f"sqlite:///{tmp_path}/0.db", f"sqlite:///{tmp_path}/1.db"])
     world = World(library, "none")
     opened = world.center._connected()
-    opened.catalogue.types.number_or_create("default", opened.databases[0])
+    opened.database_metadata.types.get_or_create_number("default", opened.databases[0])
     engines = [create_engine(url, poolclass=NullPool) for url in world.settings.databases]
     for biz_id in range(8):
         home = library.home(library.new(biz_id).job_id).index

@@ -77,7 +77,9 @@ def test_running_jobs_are_reminded_of_at_the_end_of_their_lease(world: World) ->
 
 
 def test_topics_take_their_own_rows(world: World) -> None:
-    vip_no = world.library.catalogue.types.number_or_create("vip.close", world.library.databases[0])
+    vip_no = world.library.database_metadata.types.get_or_create_number(
+        "vip.close", world.library.databases[0]
+    )
     vip = [world.library.pending(n, type_no=vip_no) for n in range(8)]
     other = [world.library.pending(n) for n in range(8)]
     assert world.loader("vip").step() == 8
@@ -201,7 +203,7 @@ def test_a_change_between_snapshot_and_page_is_noticed(
     jobs = [world.library.pending(42, in_ms=n) for n in range(3)]
     slot, shard = world.slot(jobs[0]), world.library.shard(jobs[0])
     loader = world.loader()
-    due_after = world.library.pages.due_after
+    due_after = world.library.pages.read_due_rows
     times: list[int] = []
 
     def overtaken(*arguments: Any) -> Any:
@@ -216,7 +218,7 @@ def test_a_change_between_snapshot_and_page_is_noticed(
                 world.slots.begin_mark("default", slot, shard, other)
         return rows
 
-    monkeypatch.setattr(world.library.pages, "due_after", overtaken)
+    monkeypatch.setattr(world.library.pages, "read_due_rows", overtaken)
     assert loader.step() == 0
     assert world.reminders() == 0
     assert loader.step() == 3
@@ -242,20 +244,20 @@ def test_the_bound_is_read_before_the_snapshot(
         monkeypatch.setattr(owner, name, note)
 
     for owner, name in (
-        (slots, "marks"), (slots, "time_ms"), (pages, "due_after"), (pages, "shards_due_after"),
+        (slots, "marks"), (slots, "time_ms"), (pages, "read_due_rows"), (pages, "find_shards_with_due"),
     ):  # fmt: skip
         noted(owner, name)
     loader = world.loader()
     monkeypatch.setattr(loader, "_steps_between_reads", 1)  # at every step it is the turn of all
     loader.step()
-    assert asked == ["marks"] + ["time_ms", "due_after"] * 4
+    assert asked == ["marks"] + ["time_ms", "read_due_rows"] * 4
     asked.clear()
     loader.step()
-    assert asked == ["marks", "shards_due_after"]  # the marks' answer tells the time
+    assert asked == ["marks", "find_shards_with_due"]  # the marks' answer tells the time
     asked.clear()
     job_id = world.library.pending(42)
     assert loader.step() == 1
-    assert asked == ["marks", "shards_due_after", "time_ms", "due_after"]
+    assert asked == ["marks", "find_shards_with_due", "time_ms", "read_due_rows"]
     assert world.reminder(job_id) == 0
 
 
@@ -270,21 +272,21 @@ def test_a_shard_that_cannot_be_read_costs_its_database_only_if_that_is_away(
     world: World, answers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = {world.library.shard(job_id): job_id for job_id in map(world.library.pending, range(20))}
-    due_after = world.library.pages.due_after
+    due_after = world.library.pages.read_due_rows
 
     def away(shard: int, *arguments: Any) -> Any:
         if shard == 1:
             raise StoreUnavailable(0, OSError("away"))
         return due_after(shard, *arguments)
 
-    monkeypatch.setattr(world.library.pages, "due_after", away)
+    monkeypatch.setattr(world.library.pages, "read_due_rows", away)
     monkeypatch.setattr(world.library.pages, "database_answers", lambda shard: answers)
     loader = world.loader()
     assert loader.step() > 0
     assert world.reminder(jobs[1]) is None
     assert world.reminder(jobs[0]) == 0
     assert [world.reminder(jobs[shard]) for shard in (2, 3)] == [0 if answers else None] * 2
-    monkeypatch.setattr(world.library.pages, "due_after", due_after)
+    monkeypatch.setattr(world.library.pages, "read_due_rows", due_after)
     loader.step()
     assert all(world.reminder(job_id) == 0 for job_id in jobs.values())
 
@@ -293,7 +295,7 @@ def test_a_table_that_is_locked_does_not_take_all_the_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = world.loader()
-    due_after = world.library.pages.due_after
+    due_after = world.library.pages.read_due_rows
     tries_s: list[float] = []
 
     def locked(shard: int, *arguments: Any) -> Any:
@@ -303,7 +305,7 @@ def test_a_table_that_is_locked_does_not_take_all_the_time(
         world.clock.advance(25.0)
         raise StoreUnavailable(0, OSError("lock wait timeout"))
 
-    monkeypatch.setattr(world.library.pages, "due_after", locked)
+    monkeypatch.setattr(world.library.pages, "read_due_rows", locked)
     for _ in range(300):
         loader.step()
         world.clock.advance(1.0)
@@ -347,11 +349,11 @@ def test_a_database_that_is_away_is_not_asked_shard_by_shard(
         return ask
 
     with monkeypatch.context() as patch:
-        for what in ("shards_due_after", "due_after"):
+        for what in ("find_shards_with_due", "read_due_rows"):
             patch.setattr(world.library.pages, what, away(what))
         patch.setattr(world.library.pages, "database_answers", lambda _: False)
         loader.step()
-    assert asked == ["shards_due_after"]
+    assert asked == ["find_shards_with_due"]
     loader.step()
     assert world.reminder(job_id) == 0
 
@@ -376,7 +378,7 @@ class Torn:
         self.full: set[int] = set()  # that take nothing
         self.reads: list[int] = []  # the shards that were read from the database
         slots, pages = world.slots, world.library.pages
-        marks, load_page, due_after = slots.marks, slots.load_page, pages.due_after
+        marks, load_page, due_after = slots.marks, slots.load_page, pages.read_due_rows
 
         def up(topic: str, asked: Any) -> dict[int, Marks]:
             return {
@@ -397,7 +399,7 @@ class Torn:
         patch.setattr(slots, "marks", up)
         patch.setattr(slots, "first_and_last_slot_per_node", lambda topic, asked: set(asked))
         patch.setattr(slots, "load_page", load)
-        patch.setattr(pages, "due_after", read)
+        patch.setattr(pages, "read_due_rows", read)
 
     def node(self, run_id: str, slot: int) -> str:
         return f"{run_id}-{slot}"

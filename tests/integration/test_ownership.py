@@ -230,14 +230,14 @@ def looked_at(
 ) -> list[tuple[float, list[int]]]:
     """Which shards are looked at together, and when; at most two."""
     found: list[tuple[float, list[int]]] = []
-    any_overdue = library.pages.shards_with_overdue
+    any_overdue = library.pages.find_overdue_shards
 
     def noted(grace_ms: Mapping[int, int]) -> set[int]:
         found.append((library.clock.monotonic_s(), [*grace_ms]))
         return any_overdue(grace_ms)
 
     monkeypatch.setattr(module, "SHARDS_PER_QUERY_MAX", at_once)
-    monkeypatch.setattr(library.pages, "shards_with_overdue", noted)
+    monkeypatch.setattr(library.pages, "find_overdue_shards", noted)
     return found
 
 
@@ -258,10 +258,10 @@ def test_only_shards_with_work_are_read(
 ) -> None:
     looks = looked_at(small_library, monkeypatch)
     pages: list[int] = []
-    overdue = small_library.pages.overdue_rows
+    overdue = small_library.pages.read_overdue_rows
     monkeypatch.setattr(
         small_library.pages,
-        "overdue_rows",
+        "read_overdue_rows",
         lambda shard, *rest: pages.append(shard) or overdue(shard, *rest),  # type: ignore[func-returns-value]
     )
     job_id = small_library.pending()
@@ -322,13 +322,13 @@ def test_a_database_that_is_away_is_not_asked_shard_by_shard(
             small_library.clock.advance(60.0)
             away(_)
 
-        patch.setattr(small_library.pages, "overdue_rows", hangs)
+        patch.setattr(small_library.pages, "read_overdue_rows", hangs)
         patch.setattr(small_library.pages, "database_answers", lambda _: False)
         scanner.run_once()
         assert scanner._broken[0] <= small_library.clock.monotonic_s()  # it does not rest
     sink.asked.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(small_library.databases[0], "read", away)
+        patch.setattr(small_library.databases[0], "run_read", away)
         scanned(scanner, small_library, TICK_S)
     assert (sink.asked, sink.offers) == ([], [])
     scanned(scanner, small_library, 2 * TICK_S)
@@ -341,7 +341,7 @@ def test_a_table_that_is_locked_does_not_take_all_the_time(
     ids = {small_library.shard(small_library.new(n).job_id): n for n in range(30)}
     small_library.pending(ids[1])
     tries_s: list[float] = []
-    overdue = small_library.pages.overdue_rows
+    overdue = small_library.pages.read_overdue_rows
 
     def locked(shard: int, *rest: Any) -> Any:
         if shard != 1:
@@ -350,7 +350,7 @@ def test_a_table_that_is_locked_does_not_take_all_the_time(
         small_library.clock.advance(25.0)
         raise StoreUnavailable(0, OSError("lock wait timeout"))
 
-    monkeypatch.setattr(small_library.pages, "overdue_rows", locked)
+    monkeypatch.setattr(small_library.pages, "read_overdue_rows", locked)
     scanner.set_shards(range(4))
     scanned(scanner, small_library, 400.0)
     assert {later - sooner >= 5 * 25.0 for sooner, later in pairwise(tries_s)} == {True}

@@ -67,7 +67,7 @@ class World:
 
     def loader(self, topic: str = "default", **changes: Any) -> Loader:
         amount = self.settings.slots_of(topic)
-        catalogue = self.library.catalogue
+        database_metadata = self.library.database_metadata
         loader = Loader(
             "toc-loader-test",
             self.slots,
@@ -75,7 +75,7 @@ class World:
             topic,
             amount,
             self.settings.routing,
-            lambda no: self.settings.topic_of(catalogue.types.find_name(no)) == topic,
+            lambda no: self.settings.topic_of(database_metadata.types.find_name(no)) == topic,
             self.clock,
             **{
                 "horizon_ms": HORIZON_MS, "slack_ms": SLACK_MS, "tick_s": 1.0, "page_rows": 5,

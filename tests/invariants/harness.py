@@ -247,7 +247,7 @@ class Stack:
             result = connection.execute(text(statement))
             return list(result) if result.returns_rows else []
 
-        return database.read(run)
+        return database.run_read(run)
 
     def wait_for(self, wanted: Mapping[Status, int], seconds: float = 60) -> None:
         """Until all jobs have ended, and then they must have ended so."""

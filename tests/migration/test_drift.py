@@ -414,4 +414,6 @@ def test_looking_changes_nothing(settings: Settings, url: str) -> None:
     assert found.revision is None
     with databases_of(settings) as databases:
         assert migrate.read_revision(databases[0]) is None
-        assert databases[0].read(lambda c: read_shapes(c, sqlite=url.startswith("sqlite"))) == {}
+        assert (
+            databases[0].run_read(lambda c: read_shapes(c, sqlite=url.startswith("sqlite"))) == {}
+        )

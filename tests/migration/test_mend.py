@@ -12,7 +12,7 @@ from tests.migration.test_scripts import execute, statements
 from tests.migration.test_wrong_order import INSERT
 from tests.servers.fixtures import _database as temporary_database
 from toc.errors import SchemaMismatch
-from toc.store import drift_repair, migrate
+from toc.store import migrate, schema_drift_repair
 from toc.store.schema_executor import MigrationFailed, StepProgress
 from toc.store.schema_status import read_statuses
 
@@ -62,15 +62,15 @@ def test_drift_is_taken_back(server_url: str, name: str, how: str, tmp_path: Pat
     run(server_url, *DRIFT[name])
     assert not read_statuses(settings)[0].is_well
     if how == "run":
-        assert drift_repair.repair_drift(settings, may_rebuild=True)
+        assert schema_drift_repair.repair_drift(settings, may_rebuild=True)
     else:
-        (path,) = drift_repair.write_repair_scripts(settings, directory=tmp_path)
+        (path,) = schema_drift_repair.write_repair_scripts(settings, directory=tmp_path)
         script = path.read_text()
         assert not read_statuses(settings)[0].is_well  # nothing was run
         execute(server_url, statements(script))
     assert read_statuses(settings)[0].faults == ()
     assert scalar(server_url, f"SELECT COUNT(*) FROM {T}") == 1
-    assert drift_repair.repair_drift(settings) == []
+    assert schema_drift_repair.repair_drift(settings) == []
 
 
 def test_a_column_of_other_people_stays_with_its_values(server_url: str) -> None:
@@ -82,7 +82,7 @@ def test_a_column_of_other_people_stays_with_its_values(server_url: str) -> None
         f"INSERT INTO {T} (job_id, biz_id, type_no, action_time, customer) "
         "VALUES (1, 1, 1, '2030-01-01', 'Ann')",
     )
-    (one,) = drift_repair.repair_drift(settings, may_rebuild=True)
+    (one,) = schema_drift_repair.repair_drift(settings, may_rebuild=True)
     assert one.note == "it stays, with its values, and may be NULL"
     assert read_statuses(settings)[0].is_well
     assert scalar(server_url, f"SELECT customer FROM {T}") == "Ann"
@@ -94,12 +94,13 @@ def test_what_is_dropped_is_told(server_url: str) -> None:
     migrate.upgrade(settings)
     run(server_url, *DRIFT["a trigger"], *DRIFT["a CHECK"])
     text = io.StringIO()
-    drift_repair.write_repair_scripts(settings, text)
+    schema_drift_repair.write_repair_scripts(settings, text)
     told = [line for line in text.getvalue().splitlines() if line.startswith("-- it was ")]
     assert "-- it was BEFORE UPDATE FOR EACH ROW SET NEW.attempts = 0" in told
     assert len(told) == 2
     notes = {
-        one.fault.kind: one.note for one in drift_repair.repair_drift(settings, may_rebuild=True)
+        one.fault.kind: one.note
+        for one in schema_drift_repair.repair_drift(settings, may_rebuild=True)
     }
     assert "SET NEW.attempts = 0" in notes["trigger"]
     assert "`attempts` < 30" in notes["CHECK"]
@@ -110,8 +111,8 @@ def test_a_table_is_copied_only_when_that_was_asked_for(server_url: str) -> None
     migrate.upgrade(settings)
     run(server_url, f"ALTER TABLE {T} MODIFY type_no BIGINT NOT NULL")
     with pytest.raises(MigrationFailed, match=rf"table {T}: .*--rebuild"):
-        drift_repair.repair_drift(settings)
-    drift_repair.repair_drift(settings, may_rebuild=True)
+        schema_drift_repair.repair_drift(settings)
+    schema_drift_repair.repair_drift(settings, may_rebuild=True)
     assert read_statuses(settings)[0].is_well
 
 
@@ -128,10 +129,10 @@ def test_rows_that_the_index_forbids_stop_the_run_and_it_goes_on_when_they_are_g
     )
     run(server_url, row.format(T, 1), row.format(T, 2))
     with pytest.raises(MigrationFailed, match=f"table {T}: .*Duplicate entry"):
-        drift_repair.repair_drift(settings)
+        schema_drift_repair.repair_drift(settings)
     assert [fault.table for fault in read_statuses(settings)[0].faults] == [T]  # one shard is done
     run(server_url, f"DELETE FROM {T} WHERE job_id = 2")
-    drift_repair.repair_drift(settings)
+    schema_drift_repair.repair_drift(settings)
     assert read_statuses(settings)[0].is_well
 
 
@@ -145,12 +146,12 @@ def test_a_run_that_was_killed_goes_on(server_url: str) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        drift_repair.repair_drift(settings, killed)
+        schema_drift_repair.repair_drift(settings, killed)
     assert [fault.table for fault in read_statuses(settings)[0].faults] == [
         "toc_job_0002",
         "toc_job_0003",
     ]
-    assert len(drift_repair.repair_drift(settings)) == 2
+    assert len(schema_drift_repair.repair_drift(settings)) == 2
 
 
 def test_another_database_is_left_alone(server: object) -> None:
@@ -160,7 +161,7 @@ def test_another_database_is_left_alone(server: object) -> None:
         with engine_of(first) as engine:
             before = dump(engine)
             with pytest.raises(SchemaMismatch, match="nothing was changed"):
-                drift_repair.repair_drift(settings_of(second, first, shards=4))
+                schema_drift_repair.repair_drift(settings_of(second, first, shards=4))
             assert dump(engine) == before
 
 
@@ -169,5 +170,5 @@ def test_on_sqlite(tmp_path: Path) -> None:
     settings = settings_of(url)
     migrate.upgrade(settings)
     run(url, "DROP VIEW toc_jobs", "DROP TABLE toc_job_0001")
-    drift_repair.repair_drift(settings)
+    schema_drift_repair.repair_drift(settings)
     assert read_statuses(settings)[0].is_well

@@ -17,7 +17,7 @@ from tests.migration.conftest import databases_of, run, scalar
 from toc.errors import SchemaMismatch
 from toc.runtime.settings import Settings
 from toc.store import migrate, schema
-from toc.store.catalogue import Catalogue
+from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.recorded_meta import read_recorded_meta
 from toc.store.schema_check import check_databases
@@ -230,7 +230,7 @@ def test_an_empty_database_is_refused(databases: Databases) -> None:
 @contextmanager
 def admitted(settings: Settings) -> Iterator[Databases]:
     with databases_of(settings) as databases:
-        check_databases(databases, Catalogue(databases), settings.facts)
+        check_databases(databases, DatabaseMetadata(databases), settings.facts)
         yield databases
 
 
@@ -245,7 +245,7 @@ def test_a_process_starts_by_this_rule(settings: Settings, release: Release) -> 
     release(HEAD)
     match = "database 0 is at revision 0003, which fits releases"
     with databases_of(settings) as databases, pytest.raises(SchemaMismatch, match=match):
-        check_databases(databases, Catalogue(databases), settings.facts)
+        check_databases(databases, DatabaseMetadata(databases), settings.facts)
 
 
 def test_the_catalogue_keeps_its_facts(settings: Settings, release: Release, url: str) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from tests.contract.library import SHARDS, Library
 from tests.migration.conftest import run, scalar, settings_of
 from toc.store import migrate
-from toc.store.accounts import EVENT_COLUMNS
+from toc.store.account_roles import EVENT_COLUMNS
 from toc.store.schema import job_table_name
 
 COLUMNS = "job_id, what, from_status, to_status, attempts, actor"

@@ -17,7 +17,7 @@ from toc.reconcile.findings import Finding, RepairResult
 from toc.reconcile.repair import Repairer
 from toc.runtime.setting_groups import ReconcileSettings
 from toc.store.claims import OutcomeKind
-from toc.store.compare_reads import CompareReads
+from toc.store.comparison_reads import ComparisonReads
 
 SOON_MS = 60_000
 FAR_MS = NEAR_MS + 60_000
@@ -31,7 +31,7 @@ class Town:
 
     def __init__(self, world: World) -> None:
         self.world, self.library, self.slots = world, world.library, world.slots
-        self.vip_no = self.library.catalogue.types.number_or_create(
+        self.vip_no = self.library.database_metadata.types.get_or_create_number(
             "vip.close", self.library.databases[0]
         )
 
@@ -43,7 +43,7 @@ class Town:
         settings = self.world.settings.model_copy(
             update={"reconcile": ReconcileSettings(repairs_per_s=per_s)}
         )
-        find_name = self.library.catalogue.types.find_name
+        find_name = self.library.database_metadata.types.find_name
         sides = BothSides(self.library.databases, slots or self.slots, settings, find_name)
         return Repairer(sides, ACTOR)
 
@@ -83,7 +83,7 @@ class Town:
         """All rows of all shards; `times`: also when each was made and changed."""
         found = []
         for shard in range(4):
-            with self.library.databases.of_shard(shard).engine.begin() as connection:
+            with self.library.databases.database_of_shard(shard).engine.begin() as connection:
                 for row in connection.execute(
                     text(f"SELECT * FROM toc_job_{shard:04d} ORDER BY job_id")
                 ).mappings():
@@ -109,8 +109,12 @@ class Town:
     ) -> Finding:
         """As the compare's second look sees it. `spot`: where the reminder stands, if not at home."""
         shard = self.library.shard(job_id) if shard is None else shard
-        row = next(iter(CompareReads(self.library.databases).full_rows(shard, [job_id])), None)
-        biz_type = None if row is None else self.library.catalogue.types.find_name(row.type_no)
+        row = next(
+            iter(ComparisonReads(self.library.databases).read_full_rows(shard, [job_id])), None
+        )
+        biz_type = (
+            None if row is None else self.library.database_metadata.types.find_name(row.type_no)
+        )
         topic = "default" if biz_type is None else self.world.settings.topic_of(biz_type)
         spot = spot or self.home(job_id, topic)
         armed_ms, out_ms = self.slots.find_reminder(*spot, job_id)

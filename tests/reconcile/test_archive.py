@@ -35,9 +35,9 @@ from toc.retention.replicas import ReplicaLag
 from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import LimitSettings, ReconcileSettings, RetentionSettings
 from toc.runtime.settings import Settings
-from toc.store.archive_status import ARCHIVED, ArchiveStatus, TimeWindow, read_archive_status
+from toc.store.archive_status import ARCHIVED, ArchiveStatus, EndedJobWindow, read_archive_status
 from toc.store.claims import OutcomeKind
-from toc.store.columns import sql_time
+from toc.store.column_types import sql_time_of_ms
 from toc.store.ended_jobs import COLUMNS, DAY_MS, TIMES, EndedJobs, id_range_of_ended
 from toc.store.purge_pages import PurgePages
 
@@ -110,7 +110,7 @@ class Place:
 
     def ended(self) -> list[tuple[Any, ...]]:
         """The ended rows of the databases."""
-        ended, window = EndedJobs(self.library.databases), TimeWindow(0, self.library.now_ms)
+        ended, window = EndedJobs(self.library.databases), EndedJobWindow(0, self.library.now_ms)
         return [
             (shard, *row)
             for shard in range(SHARDS)
@@ -123,7 +123,7 @@ class Place:
                 database,
                 PurgePages(self.library.databases),
                 self.retention,
-                self.library.catalogue.types.find_name,
+                self.library.database_metadata.types.find_name,
                 ReplicaLag([], self.library.clock),
                 self.library.clock,
                 archives=True,
@@ -201,7 +201,7 @@ def test_hostile_rows_come_back_whole(place: Place) -> None:
     for shard, *row in ended:
         read = found[shard, row[0]]
         assert tuple(read[name] for name in COLUMNS) == as_read(row)
-        day = sql_time(row[COLUMNS.index("gmt_modified")])[:10]
+        day = sql_time_of_ms(row[COLUMNS.index("gmt_modified")])[:10]
         assert read["path"] == (f"day={day}", "database=0")
         names = {library.close_no: "order.close", library.report_no: "report", 99: None}
         assert read["biz_type"] == names[read["type_no"]]
@@ -724,7 +724,7 @@ def test_a_database_that_was_restored_writes_no_day_twice(small: Place) -> None:
 
 def test_other_shards_than_the_databases_are_refused(small: Place) -> None:
     """It would archive some of the tables, and declare archived all of them."""
-    small.library.catalogue.verify_and_record(small.library.settings.facts)
+    small.library.database_metadata.verify_and_record_meta(small.library.settings.facts)
     small.library.ended(OutcomeKind.DONE)
     small.age()
     done = small.alone(shards=SHARDS // 2)
@@ -739,7 +739,7 @@ def test_one_database_in_trouble_does_not_keep_the_others(
     place = Place(library, spark, tmp_path / "archive")
     jobs = [library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
     place.age()
-    library.databases[1].read(lambda c: c.exec_driver_sql("DROP TABLE toc_job_0002"))
+    library.databases[1].run_read(lambda c: c.exec_driver_sql("DROP TABLE toc_job_0002"))
     first, second = place.archive().databases
     assert (first.is_good, first.rows > 0) == (True, True)
     assert "database 1, table toc_job_0002" in second.error

@@ -49,7 +49,7 @@ def world(_migrated: Library, redis_server: Endpoint) -> Iterator[World]:
 def compare(world: World, **changes: object) -> ShardCompare:
     own = world.settings.reconcile.model_copy(update=changes)
     settings = world.settings.model_copy(update={"reconcile": own})
-    find_name = world.library.catalogue.types.find_name
+    find_name = world.library.database_metadata.types.find_name
     return ShardCompare(BothSides(world.library.databases, world.slots, settings, find_name))
 
 

@@ -28,7 +28,7 @@ from toc.reconcile.lateness import (
 )
 from toc.runtime.setting_groups import ReconcileSettings, RetentionSettings
 from toc.store.claims import OutcomeKind
-from toc.store.columns import sql_time
+from toc.store.column_types import sql_time_of_ms
 from toc.store.ended_jobs import BOUNDS_MS, DAY_MS, HOUR_MS
 
 if TYPE_CHECKING:
@@ -138,11 +138,11 @@ class Job:
         return {
             "type_no": self.type_no,
             "status": self.status,
-            "action_time": sql_time(self.action_ms),
-            "gmt_create": sql_time(self.made_ms),
-            "gmt_modified": sql_time(self.ended_ms),
+            "action_time": sql_time_of_ms(self.action_ms),
+            "gmt_create": sql_time_of_ms(self.made_ms),
+            "gmt_modified": sql_time_of_ms(self.ended_ms),
             "attempts": self.attempts,
-            "claim_time": None if self.claimed_ms is None else sql_time(self.claimed_ms),
+            "claim_time": None if self.claimed_ms is None else sql_time_of_ms(self.claimed_ms),
         }
 
 
@@ -188,7 +188,7 @@ def group_of(key: tuple[Any, ...], jobs: Sequence[Job]) -> dict[str, Any]:
     edges = [-1, *BOUNDS_MS, 10**15]
     counts = [sum(low < ms <= high for ms in late) for low, high in zip(edges, edges[1:])]  # noqa: B905, RUF007
     return {
-        "day": sql_time(day * DAY_MS)[:10],
+        "day": sql_time_of_ms(day * DAY_MS)[:10],
         "hour": datetime_of(hour * HOUR_MS),
         "type_no": type_no,
         "biz_type": NAMES[type_no],

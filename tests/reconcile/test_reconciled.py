@@ -1,4 +1,4 @@
-"""The result of the last run: kept in the catalogue, shown by `toc status` and `toc doctor`."""
+"""The result of the last run: kept in toc_meta, shown by `toc status` and `toc doctor`."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ def test_what_others_have_written_is_none(library: Library, value: str) -> None:
 
 def test_the_catalogue_takes_it_for_no_fact(library: Library) -> None:
     facts = library.settings.facts
-    library.catalogue.verify_and_record(facts)
+    library.database_metadata.verify_and_record_meta(facts)
     before = read_recorded_meta(library.databases[0])
     record_result(library.databases, "agreed", 0, 0, 1, is_whole=True)
     assert read_recorded_meta(library.databases[0]) == before
-    library.catalogue.verify_and_record(facts)
+    library.database_metadata.verify_and_record_meta(facts)
     # It is written on the new server only, once that is home.
     assert RECONCILED in MOVED_ROWS
 

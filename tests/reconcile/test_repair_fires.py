@@ -20,7 +20,7 @@ from toc.domain.routing import routing_hash_of
 from toc.reconcile.both_sides import BothSides
 from toc.reconcile.findings import Finding
 from toc.reconcile.repair import Repairer
-from toc.store.compare_reads import CompareReads
+from toc.store.comparison_reads import ComparisonReads
 from toc.store.events import read_events
 
 
@@ -45,7 +45,7 @@ class Yard:
         opened = rig.center._connected()
         assert opened.reminders is not None
         self.databases, self.slots = opened.databases, opened.reminders
-        self.catalogue = opened.jobs._catalogue
+        self.database_metadata = opened.jobs._database_metadata
         self.number = 10_000
         self.findings: list[Finding] = []
         self.jobs: list[int] = []  # that shall run once
@@ -78,7 +78,7 @@ class Yard:
 
     def find(self, kind: Disagreement, job_id: int, spot: Spot | None = None) -> None:
         shard = self.rig.shard(job_id)
-        row = next(iter(CompareReads(self.databases).full_rows(shard, [job_id])))
+        row = next(iter(ComparisonReads(self.databases).read_full_rows(shard, [job_id])))
         self.findings.append(
             Finding(
                 kind,
@@ -95,7 +95,7 @@ class Yard:
         )
 
     def mend(self) -> None:
-        find_name = self.catalogue.types.find_name
+        find_name = self.database_metadata.types.find_name
         sides = BothSides(self.databases, self.slots, self.rig.settings, find_name)
         repairs = Repairer(sides, ACTOR)
         assert [mend for mend in repairs.repair(self.findings) if not mend.done] == []
@@ -175,6 +175,6 @@ def test_what_was_repaired_fires_once(rig: Rig) -> None:
     rig.wait_for(Status.DONE, *yard.jobs)
     assert runs == Counter(yard.jobs)
     for job_id in yard.jobs:
-        database = yard.databases.of_shard(rig.shard(job_id))
+        database = yard.databases.database_of_shard(rig.shard(job_id))
         whats = [event.what for event in read_events(database, job_id, 10)]
         assert rig.row(job_id).attempts == (2 if "take_over" in whats else 1)

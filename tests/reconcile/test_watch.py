@@ -73,7 +73,7 @@ class Spied(ShardCompare):
             update={"reconcile": world.settings.reconcile.model_copy(update=changes)}
         )
         library = world.library
-        find_name = library.catalogue.types.find_name
+        find_name = library.database_metadata.types.find_name
         super().__init__(
             BothSides(library.databases, world.slots, limit_for_watch(settings), find_name)
         )
@@ -129,7 +129,7 @@ def a_round(world: World, watch: ShardWatch) -> None:
 
 def repairing(world: World) -> dict[str, Any]:
     library = world.library
-    find_name = library.catalogue.types.find_name
+    find_name = library.database_metadata.types.find_name
     sides = BothSides(library.databases, world.slots, world.settings, find_name)
     return {"repair": Repairer(sides, "watch").repair}
 

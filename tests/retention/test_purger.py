@@ -53,7 +53,7 @@ def make(library: Library) -> Make:
             library.databases[0],
             PurgePages(library.databases),
             RetentionSettings(**more),
-            library.catalogue.types.find_name,
+            library.database_metadata.types.find_name,
             replicas or ReplicaLag([], library.clock),
             library.clock,
             archives=archives,

@@ -111,7 +111,7 @@ def installed(
         (toc.runtime.log_throttle, "_clock", ProcessClock(servers, Process("logs"), REDIS)),
         (toc.node.work_sources, "WakeupListener", _Deaf),
         (Database, "_run_with_retries", _asking(servers)),
-        (Claims, "take_over", _taking_over(servers)),
+        (Claims, "take_over_job", _taking_over(servers)),
         (Database, "_configure_sqlite", _prepared),
         (Database, "__init__", _heard(kernel, servers)),
     ]
@@ -158,7 +158,7 @@ def _asking(servers: Servers) -> Callable[..., Any]:
 
 
 def _taking_over(servers: Servers) -> Callable[..., Any]:
-    original = Claims.take_over
+    original = Claims.take_over_job
 
     def take_over(self: Claims, *args: Any) -> Any:
         servers.taking_over[servers.kernel.process] = True

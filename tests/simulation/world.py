@@ -39,7 +39,7 @@ from toc.runtime.server_clock import STEP_MS_MAX
 from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.store.claims import SKEW_MS
-from toc.store.columns import ms_of_sql_time
+from toc.store.column_types import ms_of_sql_time
 from toc.store.schema import job_table_name
 from toc.timer.keys import store_key
 

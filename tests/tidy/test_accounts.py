@@ -12,7 +12,7 @@ from sqlalchemy import MetaData
 
 from toc.cli.grants import RoleName
 from toc.cli.main import app
-from toc.store.accounts import EVENT_COLUMNS, JOBS, ROLES
+from toc.store.account_roles import EVENT_COLUMNS, JOBS, ROLES
 from toc.store.events import _EVENT_COLUMNS
 from toc.store.schema import VERSION_TABLE, event_table
 

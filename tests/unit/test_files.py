@@ -13,7 +13,7 @@ from toc.center.center import TimeoutCenter
 from toc.node.dev import DevDirectory, DevError
 from toc.runtime.files import make_directory, make_sqlite_file, open_file
 from toc.runtime.settings import Settings
-from toc.store import drift_repair, migrate
+from toc.store import migrate, schema_drift_repair
 
 
 @pytest.fixture(autouse=True, params=[0o000, 0o022])
@@ -144,7 +144,7 @@ def test_scripts_of_migrations(tmp_path: Path) -> None:
     migrate.upgrade(settings)
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    for write in (migrate.write_script, drift_repair.write_repair_scripts):
+    for write in (migrate.write_script, schema_drift_repair.write_repair_scripts):
         directory = tmp_path / write.__name__
         (script,) = write(settings, None, directory)
         assert (mode(directory), mode(script)) == (0o700, 0o600)

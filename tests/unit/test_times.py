@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from toc.domain.times import EPOCH, MS_MAX, action_time_to_ms, ceil_ms, datetime_of
 from toc.errors import InvalidInput
-from toc.store.columns import ms_of_sql_time, sql_time
+from toc.store.column_types import ms_of_sql_time, sql_time_of_ms
 
 NOW = 1_795_000_000_000
 ZONES = st.builds(timezone, st.timedeltas(timedelta(hours=-23), timedelta(hours=23)))
@@ -106,7 +106,7 @@ def test_anything_else_is_refused(value: Any) -> None:
 
 @given(st.integers(0, MS_MAX))
 def test_sql_text_is_exact_both_ways(ms: int) -> None:
-    text = sql_time(ms)
+    text = sql_time_of_ms(ms)
     assert len(text) == 23
     assert ms_of_sql_time(text) == ms
     assert ms_of_sql_time(datetime.fromisoformat(text)) == ms
@@ -114,4 +114,4 @@ def test_sql_text_is_exact_both_ways(ms: int) -> None:
 
 @given(st.integers(0, MS_MAX), st.integers(0, MS_MAX))
 def test_sql_text_sorts_as_time_does(one: int, two: int) -> None:
-    assert (sql_time(one) < sql_time(two)) is (one < two)
+    assert (sql_time_of_ms(one) < sql_time_of_ms(two)) is (one < two)

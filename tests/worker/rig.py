@@ -28,7 +28,7 @@ from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.setting_groups import ScannerSettings, TimerSettings, WorkerSettings
 from toc.runtime.settings import Settings
 from toc.store import migrate
-from toc.store.catalogue import Catalogue
+from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import ConnectionLimits, Database, Databases
 from toc.timer.reminders import Reminders
 from toc.worker.context import ProcessContext
@@ -139,10 +139,12 @@ class Rig:
     def alone(self) -> Worker:
         """A worker that nobody feeds: see `offer`."""
         databases, slots = self.databases(), self.slots()
-        catalogue = Catalogue(databases)
-        catalogue.verify_and_record(self.settings.routing.meta_values())
+        database_metadata = DatabaseMetadata(databases)
+        database_metadata.verify_and_record_meta(self.settings.routing.meta_values())
         rng = random.Random(1)  # noqa: S311 - jitter and names
-        process = ProcessContext("rig", self.settings, self.clock, rng, databases, catalogue, slots)
+        process = ProcessContext(
+            "rig", self.settings, self.clock, rng, databases, database_metadata, slots
+        )
         worker = Worker(process, self.registry, self.restart_wanted.set)
         worker.start()
         self._closing.append(lambda: worker.stop(1.0))
@@ -189,7 +191,7 @@ class Rig:
 
     def now_ms(self, job_id: int) -> int:
         """By the clock of the job's database."""
-        return self.center._connected().databases.of_shard(self.shard(job_id)).now_ms()
+        return self.center._connected().databases.database_of_shard(self.shard(job_id)).now_ms()
 
     def row(self, job_id: int) -> Row:
         columns = "status, attempts, CAST(due_time AS CHAR), CAST(action_time AS CHAR), claim_token"
@@ -201,7 +203,7 @@ class Rig:
     def sql(self, job_id: int, statement: str, /, **values: Any) -> list[Any]:
         """Plain SQL in the database of a job; `{table}` is its table."""
         shard = self.shard(job_id)
-        database = self.center._connected().databases.of_shard(shard)
+        database = self.center._connected().databases.database_of_shard(shard)
         statement = statement.format(table=f"toc_job_{shard:04d}")
         with database.engine.begin() as connection:
             result = connection.execute(text(statement), values)

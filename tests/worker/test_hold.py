@@ -177,14 +177,14 @@ def test_a_take_over_under_way_is_not_quiet(make_rig: MakeRig) -> None:
     rig.handler(max_attempts=5)(lambda _: None)
     worker = rig.alone()
     asked, go_on = threading.Event(), threading.Event()
-    take_over = worker.context.claims.take_over
+    take_over = worker.context.claims.take_over_job
 
     def slow(*arguments: Any) -> Any:
         asked.set()
         assert go_on.wait(30)
         return take_over(*arguments)
 
-    worker.context.claims.take_over = slow  # type: ignore[method-assign]
+    worker.context.claims.take_over_job = slow  # type: ignore[method-assign]
     job_id = lose(rig, rig.biz_id_on(0))
     rig.offer(worker, job_id)
     assert asked.wait(10)

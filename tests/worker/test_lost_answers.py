@@ -25,7 +25,7 @@ from toc.worker.worker import Worker
 
 @contextmanager
 def outage_after_commit(worker: Worker, verb: str) -> Iterator[Outage]:
-    """Database 0 goes away between the COMMIT of the next `claim` or `take_over` and its read."""
+    """Database 0 goes away between the COMMIT of the next `claim_jobs` or `take_over_job` and its read."""
     claims, database = worker.context.claims, worker.context.process.databases[0]
     asks, broken = getattr(claims, verb), Outage(database)
     asked = begun = False
@@ -67,7 +67,7 @@ def test_a_last_attempt_whose_answer_was_lost_does_not_count(make_rig: MakeRig, 
     worker = rig.alone()
     job_id = lose(rig, 1, attempts=1)
     refused = metric("toc_settles_refused_total")
-    with outage_after_commit(worker, "take_over") as broken:
+    with outage_after_commit(worker, "take_over_job") as broken:
         rig.offer(worker, job_id)
         wait_until(lambda: broken.refused > 0)
         assert started == []
@@ -86,7 +86,7 @@ def test_the_process_is_held_until_its_last_attempt_is_given_back(make_rig: Make
     rig.handler(timeout=30, max_attempts=2)(lambda _: None)
     worker = rig.alone()
     job_id = lose(rig, 1, attempts=1)
-    with outage_after_commit(worker, "take_over") as broken:
+    with outage_after_commit(worker, "take_over_job") as broken:
         rig.offer(worker, job_id)
         wait_until(lambda: broken.refused > 3)
         assert worker.permits.hold.is_active
@@ -102,7 +102,7 @@ def test_a_claim_whose_answer_was_lost_does_not_wait_for_its_lease(make_rig: Mak
     rig.handler(timeout=3600)(started.append)
     worker = rig.start()
     refused = metric("toc_settles_refused_total")
-    with outage_after_commit(worker, "claim") as broken:
+    with outage_after_commit(worker, "claim_jobs") as broken:
         job_id = rig.center.schedule(1, SOON, biz_type=TYPE)
         wait_until(lambda: broken.refused > 0)
     rig.wait_for(Status.DONE, job_id)
@@ -118,15 +118,15 @@ def test_what_was_not_claimed_is_given_back_in_silence(
     worker = rig.alone()
     job_id = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
     before, refused = rig.row(job_id), metric("toc_settles_refused_total")
-    claim = worker.context.claims.claim
+    claim = worker.context.claims.claim_jobs
 
     def away(*arguments: object) -> object:
         raise StoreUnavailable(0, OSError("away"))
 
-    worker.context.claims.claim = away  # type: ignore[method-assign,assignment]
+    worker.context.claims.claim_jobs = away  # type: ignore[method-assign,assignment]
     with pytest.raises(StoreUnavailable):
         rig.offer(worker, job_id)
-    worker.context.claims.claim = claim  # type: ignore[method-assign]
+    worker.context.claims.claim_jobs = claim  # type: ignore[method-assign]
     wait_until(lambda: worker.is_flushed)
     assert rig.row(job_id) == before
     assert metric("toc_settles_refused_total") == refused
@@ -140,7 +140,7 @@ def test_what_was_claimed_before_the_batch_failed_is_run(make_rig: MakeRig) -> N
     rig.handler(timeout=3600)(started.append)
     worker = rig.alone()
     jobs = [rig.center.schedule(rig.biz_id_on(n), LONG_AGO, biz_type=TYPE) for n in (0, 1)]
-    claim, tries = worker.context.claims.claim, 0
+    claim, tries = worker.context.claims.claim_jobs, 0
 
     def failing(*arguments: Any) -> Any:
         nonlocal tries
@@ -149,7 +149,7 @@ def test_what_was_claimed_before_the_batch_failed_is_run(make_rig: MakeRig) -> N
             raise RuntimeError("after its commit")
         return found
 
-    worker.context.claims.claim = failing  # type: ignore[method-assign]
+    worker.context.claims.claim_jobs = failing  # type: ignore[method-assign]
     assert rig.offer(worker, *jobs) == 2
     rig.wait_for(Status.DONE, *jobs)
     assert sorted(job.job_id for job in started) == sorted(jobs)
@@ -164,14 +164,14 @@ def test_a_take_over_that_is_not_started_leaves_the_row_as_it_was(make_rig: Make
     rig.handler(max_attempts=3)(started.append)
     worker = rig.alone()
     job_id = lose(rig, 1, attempts=2)
-    take_over = worker.context.claims.take_over
+    take_over = worker.context.claims.take_over_job
 
     def stops_meanwhile(*arguments: Any) -> Any:
         row = take_over(*arguments)
         worker.permits.closed = True
         return row
 
-    worker.context.claims.take_over = stops_meanwhile  # type: ignore[method-assign]
+    worker.context.claims.take_over_job = stops_meanwhile  # type: ignore[method-assign]
     rig.offer(worker, job_id)
     wait_until(lambda: worker.permits.closed and worker.in_flight == 0)
     row = rig.row(job_id)

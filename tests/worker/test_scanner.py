@@ -28,7 +28,7 @@ def insert_by_sql(rig: Rig, biz_id: int, action: datetime, attribute: str | None
     """A row that no client of ours made."""
     job_id = JobIdFactory(rig.clock.wall_ms, biz_id).make_ids([routing_hash_of(biz_id)])[0]
     opened = rig.center._connected()
-    type_no = opened.catalogue.types.number_or_create(TYPE, opened.databases[0])
+    type_no = opened.database_metadata.types.get_or_create_number(TYPE, opened.databases[0])
     when = action.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")
     rig.sql(
         job_id,
@@ -165,7 +165,7 @@ def without_its_file(rig: Rig, job_id: int, stack: ExitStack) -> None:
 
 
 def changed_by_somebody(rig: Rig, job_id: int, stack: ExitStack) -> None:
-    database = rig.center._connected().databases.of_shard(rig.shard(job_id))
+    database = rig.center._connected().databases.database_of_shard(rig.shard(job_id))
     connection = stack.enter_context(database.engine.connect())
     connection.execute(text("SET SESSION wait_timeout = 600"))
     connection.execute(text(f"LOCK TABLES {database.job_table_name(rig.shard(job_id))} WRITE"))
@@ -236,7 +236,7 @@ def test_an_outcome_that_cannot_be_recorded_is_kept_until_its_lease_is_over(
     rig = make_rig(urls=[mysql_database], timer=QUIET, worker={"lease_allowance_s": 3})
     rig.handler(timeout=1)(lambda _: None)
     worker = rig.alone()
-    monkeypatch.setattr(worker.context.claims, "settle", refuse)
+    monkeypatch.setattr(worker.context.claims, "settle_outcomes", refuse)
     refused = metric("toc_settles_refused_total")
     rig.offer(worker, rig.center.schedule(1, LONG_AGO, biz_type=TYPE))
     assert remains(lambda: worker.in_flight == 1, 2.0)
@@ -252,7 +252,7 @@ def test_an_outcome_that_failed_is_tried_again_beside_a_steady_flow(
     rig.handler(timeout=30)(lambda _: None)
     worker = rig.alone()
     bad = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
-    settle, alone = worker.context.claims.settle, list[int]()
+    settle, alone = worker.context.claims.settle_outcomes, list[int]()
 
     def refusing(database: Any, outcomes: Any) -> Any:
         ids = [outcome.job_id for outcome in outcomes]
@@ -261,7 +261,7 @@ def test_an_outcome_that_failed_is_tried_again_beside_a_steady_flow(
         alone.extend(ids)
         raise ValueError("no such row can be written")
 
-    monkeypatch.setattr(worker.context.claims, "settle", refusing)
+    monkeypatch.setattr(worker.context.claims, "settle_outcomes", refusing)
     rig.offer(worker, bad)
     wait_until(lambda: bad in alone, "the first try")
     first = len(alone)
@@ -350,7 +350,7 @@ def test_pages_go_past_rows_that_share_a_due_time(make_rig: MakeRig) -> None:
     rig = make_rig(redis_url="none")
     jobs = sorted(insert_by_sql(rig, rig.biz_id_on(0, n), LONG_AGO) for n in range(7))
     pages, after, seen = DuePages(rig.databases()), (0, 0), []
-    while page := pages.overdue_rows(0, after, 0, None, 3):
+    while page := pages.read_overdue_rows(0, after, 0, None, 3):
         seen += [row.job_id for row in page]
         after = (page[-1].due_ms, page[-1].job_id)
     assert seen == jobs

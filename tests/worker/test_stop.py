@@ -211,7 +211,7 @@ def test_ids_that_wait_for_a_claim_are_back_in_the_timer_after_a_stop(make_rig: 
     worker = rig.start()
     rig.wait_for_loader()
     begun, go = threading.Event(), threading.Event()
-    claim = worker.context.claims.claim
+    claim = worker.context.claims.claim_jobs
 
     def slow(database: Database, *arguments: Any) -> Any:
         if database.index == 0:
@@ -219,7 +219,7 @@ def test_ids_that_wait_for_a_claim_are_back_in_the_timer_after_a_stop(make_rig: 
             assert go.wait(30)
         return claim(database, *arguments)
 
-    worker.context.claims.claim = slow  # type: ignore[method-assign,assignment]
+    worker.context.claims.claim_jobs = slow  # type: ignore[method-assign,assignment]
     first = rig.center.schedule(rig.biz_id_on(0), NOW, biz_type=TYPE)
     assert begun.wait(20)
     second = rig.center.schedule(rig.biz_id_on(0, 1), NOW, biz_type=TYPE)

@@ -82,11 +82,11 @@ def test_a_lease_that_holds_is_respected(make_rig: MakeRig) -> None:
     assert rig.offer(worker, job_id) == 0
     # Also when somebody believes it lost: the statement itself asks the database's clock.
     databases = rig.databases()
-    taken = worker.context.claims.take_over(
+    taken = worker.context.claims.take_over_job(
         databases[0], rig.shard(job_id), job_id, "alive", "mine"
     )
     assert taken is None
-    assert not worker.context.claims.bury_expired(
+    assert not worker.context.claims.bury_expired_job(
         databases[0], rig.shard(job_id), job_id, "alive", "lost", "me"
     )
     assert rig.row(job_id) == before
@@ -105,14 +105,14 @@ def test_a_suspect_that_somebody_else_took_is_left_to_him(make_rig: MakeRig) -> 
     rig.handler()(started.append)
     worker = rig.alone()
     job_id = lose(rig, 1)
-    take_over = worker.context.claims.take_over
+    take_over = worker.context.claims.take_over_job
 
     def late(*arguments: object) -> object:
         # His lease is over as well: what counts is that the row is not as it was seen.
         rig.run_elsewhere(job_id, token="faster", attempts=2, lease_s=-1)
         return take_over(*arguments)  # type: ignore[arg-type]
 
-    worker.context.claims.take_over = late  # type: ignore[method-assign,assignment]
+    worker.context.claims.take_over_job = late  # type: ignore[method-assign,assignment]
     rig.offer(worker, job_id)
     wait_until(lambda: rig.row(job_id).token == "faster")
     wait_until(lambda: not worker.recoveries[0]._queued_ids)
@@ -410,7 +410,7 @@ def test_a_failing_take_over_is_tried_again(make_rig: MakeRig) -> None:
     rig = make_rig(redis_url="none")
     rig.handler()(lambda _: None)
     worker = rig.start()
-    take_over, tries = worker.context.claims.take_over, []
+    take_over, tries = worker.context.claims.take_over_job, []
 
     def broken(*arguments: object) -> object:
         tries.append(arguments)
@@ -418,7 +418,7 @@ def test_a_failing_take_over_is_tried_again(make_rig: MakeRig) -> None:
             raise RuntimeError("not this time")
         return take_over(*arguments)  # type: ignore[arg-type]
 
-    worker.context.claims.take_over = broken  # type: ignore[method-assign,assignment]
+    worker.context.claims.take_over_job = broken  # type: ignore[method-assign,assignment]
     lost = lose(rig, 1)
     rig.wait_for(Status.DONE, lost)
     assert len(tries) == 2

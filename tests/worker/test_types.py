@@ -122,20 +122,20 @@ def test_a_job_whose_type_is_in_conflict_once_it_is_claimed_is_given_back(
     worker = rig.alone()
     job_id = rig.center.schedule(here, NOW, biz_type=one)
     assert rig.row(job_id).status == Status.PENDING
-    claim, types = worker.context.claims.claim, worker.context.process.catalogue.types
+    claim, types = worker.context.claims.claim_jobs, worker.context.process.database_metadata.types
 
     def meanwhile(*asked: Any) -> Any:
         seen = claim(*asked)
         with rig.center._connected().databases[1].engine.begin() as connection:
             connection.execute(text(f"DELETE FROM toc_biz_type WHERE name = '{one}'"))
         write_type(rig, 1, type_no_of(one), other)
-        types.read_copy(worker.context.process.databases[1])
+        types.refresh_copy(worker.context.process.databases[1])
         worker.context.handlers.refresh()
         return seen
 
-    worker.context.claims.claim = meanwhile  # type: ignore[method-assign]
+    worker.context.claims.claim_jobs = meanwhile  # type: ignore[method-assign]
     assert rig.offer(worker, job_id) == 0
-    worker.context.claims.claim = claim  # type: ignore[method-assign]
+    worker.context.claims.claim_jobs = claim  # type: ignore[method-assign]
     wait_until(lambda: rig.row(job_id).status == Status.PENDING, seconds=5)
     assert rig.row(job_id).attempts == 0
 

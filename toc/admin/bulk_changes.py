@@ -23,11 +23,18 @@ from toc.domain.job import Job, Status
 from toc.errors import InvalidInput, NotFound, TimerUnavailable
 from toc.runtime.clock import Clock, ServerTime, SystemClock
 from toc.runtime.settings import Settings
-from toc.store.bulk_update import IDS_MAX, BulkUpdate, ChangedJob, PageResult, RowWindow, split_ids
-from toc.store.catalogue import Catalogue
-from toc.store.conditions import Bounds, Condition, Every, bounds_of
+from toc.store.bulk_update import (
+    IDS_MAX,
+    BulkUpdate,
+    ChangedJob,
+    PageResult,
+    RowWindow,
+    split_into_chunks,
+)
+from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Database, Databases
 from toc.store.jobs import Jobs
+from toc.store.row_conditions import AllOf, Condition, ConditionBounds, bounds_of_condition
 from toc.store.schema_check import check_databases
 from toc.timer.reminder import Reminder
 
@@ -118,14 +125,14 @@ class BulkChanges:
         settings: Settings,
         clock: Clock,
         databases: Databases,
-        catalogue: Catalogue,
+        database_metadata: DatabaseMetadata,
         reminders: ReminderUpdates | None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._settings, self._clock, self._databases = settings, clock, databases
-        self._catalogue, self._reminders = catalogue, reminders
+        self._database_metadata, self._reminders = database_metadata, reminders
         self._stop = stop
-        self.names = dict(catalogue.types.known.names)
+        self.names = dict(database_metadata.types.known.names)
         """The biz_types by number."""
         self.now_ms = databases.now_ms()
         """NOW() in a WHERE: one moment for the whole run, by the databases' clock."""
@@ -152,7 +159,7 @@ class BulkChanges:
         examples, lock = list[int](), threading.Lock()
 
         def count_window(database: Database, window: RowWindow) -> None:
-            tallies = sets.count_matches(window)
+            tallies = sets.count_matching_jobs(window)
             with lock:
                 for tally in tallies:
                     kind = self.names.get(tally.type_no, "?"), _status_name(tally.status)
@@ -162,8 +169,10 @@ class BulkChanges:
                     if tally.example is not None and len(examples) < EXAMPLES:
                         examples.append(tally.example)
 
-        self._read_windows(databases, sets, bounds_of(where), on_progress, count_window)
-        jobs = Jobs(self._databases, self._catalogue, lambda routing_bits: routing_bits, "nobody")
+        self._read_windows(databases, sets, bounds_of_condition(where), on_progress, count_window)
+        jobs = Jobs(
+            self._databases, self._database_metadata, lambda routing_bits: routing_bits, "nobody"
+        )
         for job_id in examples:
             with suppress(NotFound):  # its type has no name
                 job = jobs.get(job_id)
@@ -182,14 +191,14 @@ class BulkChanges:
         Raises InvalidInput when there are more.
         """
         where, sets = self._prepare_update(order)
-        bounds = bounds_of(Every((where, order.changeable)))
+        bounds = bounds_of_condition(AllOf((where, order.changeable)))
         chosen: dict[int, dict[int, int]] = defaultdict(dict)  # a row that moves may be found twice
         counts = Counter({database.index: 0 for database in databases})
 
         def choose_from_window(database: Database, window: RowWindow) -> None:
             jobs = chosen[window.shard]
             before = len(jobs)
-            jobs.update(sets.find_changeable(window))
+            jobs.update(sets.find_changeable_jobs(window))
             counts[database.index] += len(jobs) - before
             if sum(counts.values()) > limit:
                 rule = f"more than {limit} jobs are in reach, so nothing was changed"
@@ -207,7 +216,7 @@ class BulkChanges:
         self,
         databases: Sequence[Database],
         sets: BulkUpdate,
-        bounds: Bounds,
+        bounds: ConditionBounds,
         on_progress: Callable[[], None],
         read: Callable[[Database, RowWindow], None],
     ) -> None:
@@ -215,7 +224,7 @@ class BulkChanges:
         failed = threading.Event()
 
         def read_database(database: Database) -> None:
-            for window in sets.windows(database, bounds, on_progress):
+            for window in sets.split_into_windows(database, bounds, on_progress):
                 if failed.is_set() or self._stop():
                     raise Interrupted("interrupted: nothing was changed")
                 read(database, window)
@@ -274,9 +283,15 @@ class BulkChanges:
         if newest_first or ahead * IDS_MAX > AHEAD_SHARE_MAX * per_second:
             ahead = 1
         pages = (
-            Page(self._databases.of_shard(shard), shard, {job_id: jobs[job_id] for job_id in part})
+            Page(
+                self._databases.database_of_shard(shard),
+                shard,
+                {job_id: jobs[job_id] for job_id in part},
+            )
             for shard, jobs in chosen.items()
-            for part in split_ids(sorted(jobs, reverse=newest_first), min(IDS_MAX, per_second))
+            for part in split_into_chunks(
+                sorted(jobs, reverse=newest_first), min(IDS_MAX, per_second)
+            )
         )
         run = BulkRun(account, self._clock, per_second, ahead, change, tell_redis, self._stop)
         run.run(pages)
@@ -299,12 +314,12 @@ def open_bulk_changes(
     databases = Databases.from_settings(settings, clock)
     reminders = None
     try:
-        catalogue = Catalogue(databases)
-        check_databases(databases, catalogue, settings.facts)
+        database_metadata = DatabaseMetadata(databases)
+        check_databases(databases, database_metadata, settings.facts)
         time = ServerTime(clock)
         if settings.has_timer:
             reminders = ReminderUpdates(settings, clock, time)
-        changes = BulkChanges(settings, clock, databases, catalogue, reminders, stop)
+        changes = BulkChanges(settings, clock, databases, database_metadata, reminders, stop)
         time.record_answer(changes.now_ms)
         yield changes
     finally:

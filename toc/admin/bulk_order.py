@@ -11,9 +11,9 @@ from toc.domain.job import Status
 from toc.domain.times import MS_MAX
 from toc.errors import InvalidInput
 from toc.store.bulk_update import BulkChange
-from toc.store.columns import sql_time
-from toc.store.conditions import Column, Compare, Condition, Every
+from toc.store.column_types import sql_time_of_ms
 from toc.store.events import Transition
+from toc.store.row_conditions import AllOf, Column, Comparison, Condition
 
 REASON_MAX = 900  # less than REASON_CHARS_MAX: the new time is added
 BY_MS_MAX = 10 * 366 * 86_400_000
@@ -69,18 +69,18 @@ class BulkOrder:
     @property
     def changeable(self) -> Condition:
         """The condition on a matching job, besides the WHERE, for it to be changed."""
-        status = Compare(Column("status"), "=", int(self.verb.status))
+        status = Comparison(Column("status"), "=", int(self.verb.status))
         if self.to_ms is not None:
-            return Every((status, Compare(Column("due_time"), "<", self.to_ms)))
+            return AllOf((status, Comparison(Column("due_time"), "<", self.to_ms)))
         if self.by_ms is not None:
-            return Every((status, Compare(Column("due_time"), "<=", MS_MAX - self.by_ms)))
+            return AllOf((status, Comparison(Column("due_time"), "<=", MS_MAX - self.by_ms)))
         return status
 
     @property
     def changeable_words(self) -> str:
         """`changeable` in words."""
         word = self.verb.status.name.lower()
-        return word if self.to_ms is None else f"{word} and due before {sql_time(self.to_ms)}"
+        return word if self.to_ms is None else f"{word} and due before {sql_time_of_ms(self.to_ms)}"
 
     @property
     def counts_from_now(self) -> bool:
@@ -90,7 +90,7 @@ class BulkOrder:
         """The change that the store makes. `now_ms`: the database's clock, used if it `counts_from_now`."""
         verb, how = self.verb, ""
         if self.to_ms is not None:
-            how = f"to {sql_time(self.to_ms)} UTC: "
+            how = f"to {sql_time_of_ms(self.to_ms)} UTC: "
         elif self.by_ms is not None:
             how = f"by {self.by_ms / 1000:g} s: "
         to = Status.CANCELLED if verb is Verb.CANCEL else Status.PENDING

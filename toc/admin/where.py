@@ -1,7 +1,7 @@
 """The WHERE of `toc admin`: which jobs to change.
 
 It is read like a WHERE of `toc sql`, by the same parser with the same checks. Then it becomes a condition
-of `store.conditions`, which knows less: comparisons of a column with a value or another column, AND, OR,
+of `store.row_conditions`, which knows less: comparisons of a column with a value or another column, AND, OR,
 NOT, IN, BETWEEN, LIKE and IS NULL. Values are literals, and times such as NOW() - INTERVAL 1 HOUR. Other
 expressions are refused, and so are conditions that are true for all jobs or for none, as in
 biz_id = '1' OR '' = ''.
@@ -25,21 +25,21 @@ from toc.domain.job import Status
 from toc.domain.routing import BIZ_ID_MAX
 from toc.domain.times import MS_MAX
 from toc.errors import InvalidInput
-from toc.store.columns import ms_of_sql_time, sql_time
-from toc.store.conditions import (
+from toc.store.column_types import ms_of_sql_time, sql_time_of_ms
+from toc.store.row_conditions import (
     KINDS,
+    AllOf,
+    AnyOf,
     Column,
-    Compare,
+    Comparison,
     Condition,
-    Constant,
-    Every,
+    InList,
     IsNull,
     Like,
     Negation,
-    OneOf,
     Operator,
     Scalar,
-    Some,
+    TruthValue,
 )
 
 VALUES_MAX = 5000
@@ -72,7 +72,7 @@ class Where:
         """The condition, where NOW() is this moment. Raises InvalidInput."""
         tree = self._tree.unnest()
         if isinstance(tree, exp.Boolean):
-            return Constant(bool(tree.this))
+            return TruthValue(bool(tree.this))
         with _errors_of_where():
             return _Translator(now_ms).condition(tree)
 
@@ -129,14 +129,14 @@ def _ask_for_texts(node: exp.Expr) -> exp.Expr:
 
 def _type_names(condition: Condition) -> Iterator[str]:
     match condition:
-        case Every(parts) | Some(parts):
+        case AllOf(parts) | AnyOf(parts):
             for part in parts:
                 yield from _type_names(part)
         case Negation(part):
             yield from _type_names(part)
-        case Compare(Column("biz_type"), "=", str(name)):
+        case Comparison(Column("biz_type"), "=", str(name)):
             yield name
-        case OneOf(Column("biz_type"), names):
+        case InList(Column("biz_type"), names):
             yield from map(str, names)
 
 
@@ -169,13 +169,13 @@ class _Translator:
 
     def _between(self, node: exp.Expr) -> Condition:
         low, high = node.args["low"], node.args["high"]
-        return Every((self._compared(node.this, ">=", low), self._compared(node.this, "<=", high)))
+        return AllOf((self._compared(node.this, ">=", low), self._compared(node.this, "<=", high)))
 
     def _in(self, node: exp.Expr) -> Condition:
         column = self._column(node.this, "IN")
         if not 1 <= len(node.expressions) <= VALUES_MAX:
             raise refused(shown(node.this), f"a list must have 1 to {VALUES_MAX} values")
-        return OneOf(column, tuple(self._value(one, column, "IN") for one in node.expressions))
+        return InList(column, tuple(self._value(one, column, "IN") for one in node.expressions))
 
     def _like(self, node: exp.Expr) -> Condition:
         escape = "\\"
@@ -198,14 +198,14 @@ class _Translator:
             raise refused(text, "compares two values: one side must be a column (all jobs: TRUE)")
         column = Column(left.name)
         if not isinstance(right, exp.Column):
-            return Compare(column, operator, self._value(right, column, operator))
+            return Comparison(column, operator, self._value(right, column, operator))
         if left.name == right.name:
             raise refused(text, "compares a column with itself (all jobs: TRUE)")
-        return Compare(column, operator, Column(right.name))
+        return Comparison(column, operator, Column(right.name))
 
     _CONDITIONS: ClassVar[Mapping[type[Any], Callable[[_Translator, exp.Expr], Condition]]] = {
-        exp.And: lambda self, node: Every(self._parts(node)),
-        exp.Or: lambda self, node: Some(self._parts(node)),
+        exp.And: lambda self, node: AllOf(self._parts(node)),
+        exp.Or: lambda self, node: AnyOf(self._parts(node)),
         exp.Not: lambda self, node: Negation(self.condition(node.this)),
         exp.In: _in, exp.Between: _between, exp.Like: _like, exp.Escape: _like, exp.Is: _is,
         **dict.fromkeys(
@@ -265,7 +265,7 @@ class _Translator:
     def _moment(self, node: exp.Expr) -> str | None:
         """A time or date as text, by the clock of the whole run; None: beyond what a time can be."""
         node = node.unnest()
-        now = sql_time(self._now_ms)
+        now = sql_time_of_ms(self._now_ms)
         match node:
             case exp.Literal():
                 return time_literal(node).name

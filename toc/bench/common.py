@@ -19,7 +19,7 @@ from toc.bench.report import BenchCheck, BenchReport
 from toc.bench.scratch import STOCK_FROM, Scratch
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.domain.job import Status
-from toc.store.databases import Database, execute_on
+from toc.store.databases import Database, execute_on_shard
 from toc.store.schema import JOB
 from toc.timer.scripts import Client
 
@@ -262,5 +262,7 @@ def _count_by_status(database: Database, shard: int) -> dict[Status, int]:
     query = (
         select(JOB.c.status, func.count()).where(JOB.c.biz_id < STOCK_FROM).group_by(JOB.c.status)
     )
-    rows: Any = database.read(lambda connection: execute_on(connection, shard, query).all())
+    rows: Any = database.run_read(
+        lambda connection: execute_on_shard(connection, shard, query).all()
+    )
     return {Status(status): count for status, count in rows}

@@ -347,7 +347,7 @@ class TimeoutCenter:
         type_no = None
         if biz_type is not None:
             home = state.database_of_business(business)
-            type_no = state.catalogue.types.find_number(check_biz_type(biz_type), home)
+            type_no = state.database_metadata.types.find_number(check_biz_type(biz_type), home)
             if type_no is None:
                 return []
         shard = state.shard_of_business(business)
@@ -378,7 +378,7 @@ class TimeoutCenter:
             raise InvalidInput("job", job, "must be a job that a handler was given")
         connection = connection_of_transaction(transaction)
         state = self._connected()
-        return complete(state.databases, state.catalogue, job, connection)
+        return complete(state.databases, state.database_metadata, job, connection)
 
     def handler(
         self,

@@ -15,7 +15,7 @@ from toc.domain.routing import routing_hash_of
 from toc.domain.times import action_time_to_ms
 from toc.runtime.clock import Clock, ServerTime
 from toc.runtime.settings import Settings
-from toc.store.catalogue import Catalogue
+from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Database, Databases
 from toc.store.jobs import Jobs
 from toc.store.schema_check import check_databases
@@ -41,8 +41,8 @@ class Connections:
         self.settings, self.clock = settings, clock
         self.databases = Databases.from_settings(settings, clock)
         try:
-            self.catalogue = Catalogue(self.databases)
-            check_databases(self.databases, self.catalogue, settings.facts)
+            self.database_metadata = DatabaseMetadata(self.databases)
+            check_databases(self.databases, self.database_metadata, settings.facts)
         except BaseException:
             self.databases.close()
             raise
@@ -50,7 +50,7 @@ class Connections:
         ids = self._ids = JobIdFactory(clock.wall_ms, random.randrange(4096))  # noqa: S311
         self.jobs = Jobs(
             self.databases,
-            self.catalogue,
+            self.database_metadata,
             lambda bits: ids.make_ids([bits])[0],
             actor,
         )
@@ -65,7 +65,7 @@ class Connections:
     def close(self) -> None:
         if self.reminder_queue is not None:
             self.reminder_queue.close(STOP_S)
-        self.catalogue.types.close()
+        self.database_metadata.types.close()
         self.databases.close()
 
     @property
@@ -74,13 +74,15 @@ class Connections:
 
     def database_of_business(self, business: BusinessId) -> Database:
         """The database of a business id: calls for this id wait for no other database."""
-        return self.databases.of_shard(self.shard_of_business(business))
+        return self.databases.database_of_shard(self.shard_of_business(business))
 
     def shard_of_business(self, business: BusinessId) -> int:
         return self.settings.routing.shard_of_hash(routing_hash_of(business.number))
 
     def database_of_job(self, job_id: int) -> Database:
-        return self.databases.of_shard(self.settings.routing.shard_of_hash(routing_bits_of(job_id)))
+        return self.databases.database_of_shard(
+            self.settings.routing.shard_of_hash(routing_bits_of(job_id))
+        )
 
     def now_ms(self, database: Database) -> int:
         """An estimate of a database's time that is never too low, from an answer within TIME_AGE_S_MAX.
@@ -102,7 +104,7 @@ class Connections:
     def make_new_jobs(self, database: Database, wanted: Sequence[CheckedJob]) -> list[NewJob]:
         """Jobs of one database, with an id and a type's number each. Asks this database alone."""
         now_ms = self.now_ms(database)
-        numbers = self.catalogue.types.numbers_or_create(
+        numbers = self.database_metadata.types.get_or_create_numbers(
             {job.biz_type for job in wanted}, database, self.settings.limits.biz_types
         )
         ids = self._ids.make_ids([routing_hash_of(job.business.number) for job in wanted])

@@ -55,7 +55,7 @@ class JobTarget(NamedTuple):
         type_no = None
         if self.biz_type is not None:
             home = state.database_of_business(self.business)
-            type_no = state.catalogue.types.find_number(self.biz_type, home)
+            type_no = state.database_metadata.types.find_number(self.biz_type, home)
             if type_no is None:
                 return []
         shard = state.shard_of_business(self.business)

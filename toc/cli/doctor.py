@@ -25,7 +25,7 @@ from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.server_clock import ClockOffset
 from toc.runtime.settings import Settings, load_settings
 from toc.store import migrate
-from toc.store.biz_types import describe_conflict, read_known_types
+from toc.store.biz_types import describe_type_conflict, read_known_types
 from toc.store.databases import Database, Databases
 from toc.store.recorded_meta import differing_facts, read_recorded_meta
 from toc.store.schema_status import read_status
@@ -307,7 +307,9 @@ class Doctor:
         with suppress(Exception):  # `_check_database` has reported it
             names, conflicts, _ = read_known_types(databases)
             types = {*names.values(), *(n for by_no in conflicts.values() for n in by_no.values())}
-            found = "; ".join(describe_conflict(number, conflicts) for number in sorted(conflicts))
+            found = "; ".join(
+                describe_type_conflict(number, conflicts) for number in sorted(conflicts)
+            )
             advice = "give one of the two types another name: docs/how-to/type-conflict.md"
             found = found or f"{len(types)} types, no number has two names"
             yield _fail_unless(not conflicts, "biz_types", "numbers", found, advice)

@@ -12,7 +12,7 @@ from toc.cli.exit_codes import USAGE, CommandError
 from toc.cli.output import Output
 from toc.runtime.settings import Settings, load_settings
 from toc.runtime.urls import MYSQL, database_url
-from toc.store.accounts import ROLES, grant_statements, password_statement, quote_account
+from toc.store.account_roles import ROLES, grant_statements, password_statement, quote_account
 
 # Written out, because the options of all commands are built at each start. A test compares them with `ROLES`.
 RoleName = Annotated[

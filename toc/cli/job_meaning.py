@@ -8,7 +8,7 @@ from toc.admin.explain import JobExplanation
 from toc.cli.time_texts import duration, relative
 from toc.domain.job import Job, Status
 from toc.runtime.settings import Settings
-from toc.store.columns import sql_time
+from toc.store.column_types import sql_time_of_ms
 from toc.store.ended_jobs import DAY_MS
 from toc.store.purge_pages import PurgesAround
 
@@ -59,7 +59,7 @@ def _explain_purge(found: JobExplanation, settings: Settings, age_ms: int) -> st
             f"jobs made before and after it were purged {_words_of_purge_days(around)}: "
             f"{known}it was likely purged with them{never}"
         )
-    if since is not None and since < sql_time(found.home.created_ms)[:10]:
+    if since is not None and since < sql_time_of_ms(found.home.created_ms)[:10]:
         return f"no jobs of its age were purged (counted since {since}): {by_hand}"
     if days == "none" or age_ms < days * DAY_MS:
         return f"by these settings jobs of its age are not purged yet: {by_hand}"
@@ -176,7 +176,7 @@ class _Interpreter:
         if members is not None and not any(token.startswith(f"{m.identity}:") for m in members):
             holder += " (which has left ZooKeeper)"
         if left_ms > 0:
-            until = f"{sql_time(self._due_ms)} UTC, {duration(left_ms)} left"
+            until = f"{sql_time_of_ms(self._due_ms)} UTC, {duration(left_ms)} left"
             text = f"running under the lease of {holder} until {until}"
         else:
             text = (

@@ -18,11 +18,11 @@ from toc.cli.exit_codes import NO, OK, SETTINGS, UNAVAILABLE, USAGE, CommandErro
 from toc.cli.output import Output, make_console, printable
 from toc.errors import MYSQL_REFUSALS, StoreUnavailable
 from toc.runtime.settings import Settings, load_settings
-from toc.store import drift_repair
 from toc.store import migrate as store
-from toc.store.drift import group_by_text, table_ranges
+from toc.store import schema_drift_repair
 from toc.store.driver_errors import CLIENT_ERRORS, error_text
 from toc.store.migrate import MigrationResult, StepProgress, newest_revision
+from toc.store.schema_drift import format_table_ranges, group_findings_by_text
 from toc.store.schema_executor import MigrationFailed
 from toc.store.schema_status import SchemaStatus, read_statuses
 
@@ -135,7 +135,9 @@ def migrate(
     if status:
         return _report_status(output, settings)
     if sql:
-        write = partial(drift_repair.write_repair_scripts if mend else store.write_script, settings)
+        write = partial(
+            schema_drift_repair.write_repair_scripts if mend else store.write_script, settings
+        )
         if not mend:
             write = partial(write, start=start, end=to)
         return _write_scripts(output, directory, partial(write, lock_wait_s=lock_wait))
@@ -186,7 +188,7 @@ def _report_drift(settings: Settings) -> int:
     lines = [
         f"database {status.database}: {printable(line)}"
         for status in read_statuses(settings)
-        for line in group_by_text(status.faults)
+        for line in group_findings_by_text(status.faults)
     ]
     if not lines:
         return OK
@@ -300,7 +302,7 @@ def _repair_drift(
     *,
     may_rebuild: bool,
 ) -> int:
-    repairs = drift_repair.repair_drift(
+    repairs = schema_drift_repair.repair_drift(
         settings, progress, lock_wait_s=lock_wait_s, may_rebuild=may_rebuild
     )
     value = [
@@ -381,13 +383,13 @@ def _status_lines(status: SchemaStatus) -> Iterator[str]:
         if len(pending.open) == pending.steps:
             done = "not begun"
         elif pending.open:
-            rest = f", open: {table_ranges(pending.open)}"
+            rest = f", open: {format_table_ranges(pending.open)}"
         yield f"  pending {pending.revision} ({pending.phase}), {pending.title}: {done}{rest}"
     if status.misfit is not None and not status.pending:
         subject = "it " if status.misfit.startswith("is ") else ""
         yield f"  {subject}{status.misfit}"
     for word, findings in (("fault", status.faults), ("note", status.notes)):
-        yield from (f"  {word}: {printable(line)}" for line in group_by_text(findings))
+        yield from (f"  {word}: {printable(line)}" for line in group_findings_by_text(findings))
 
 
 def _count_words(number: int, word: str) -> str:

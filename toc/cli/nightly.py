@@ -21,7 +21,7 @@ from toc.reconcile.report import report
 from toc.reconcile.run import OnProgress
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings, load_settings
-from toc.store.catalogue import Catalogue
+from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.schema_check import check_databases
 
@@ -105,7 +105,7 @@ def _measure_lateness(session: Any, settings: Settings, clock: Clock) -> tuple[i
     lines: list[str] = []
     with closing(Databases.from_settings(settings, clock, pool_size=1)) as databases:
         # Databases that were set up with other shards would give wrong figures.
-        check_databases(databases, Catalogue(databases), settings.facts)
+        check_databases(databases, DatabaseMetadata(databases), settings.facts)
     result = lateness(session, settings, clock, lines.append)
     return (OK if result.is_good else UNAVAILABLE), lines
 

@@ -15,7 +15,7 @@ from toc.retention.purger import Purger, PurgeResult
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings, load_settings
 from toc.store import migrate
-from toc.store.catalogue import Catalogue
+from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Database, Databases
 
 
@@ -58,13 +58,15 @@ def _purge_all(
     settings: Settings, databases: Databases, clock: Clock, stop_request: Callable[[float], bool]
 ) -> list[DatabaseResult]:
     """In parallel: a pass mostly waits, and one that hangs must not delay the others."""
-    catalogue = Catalogue(databases)
+    database_metadata = DatabaseMetadata(databases)
 
     def purge_one(database: Database) -> DatabaseResult:
         try:
             migrate.refuse_incompatible([database])
-            catalogue.verify_and_record(settings.facts, [database])
-            purger = Purger.from_settings(settings, databases, database, catalogue.types, clock)
+            database_metadata.verify_and_record_meta(settings.facts, [database])
+            purger = Purger.from_settings(
+                settings, databases, database, database_metadata.types, clock
+            )
             purger.set_shards(database.shards, 1)
             purged = purger.run_pass(stop_request)
         except Exception as error:  # noqa: BLE001 - the other databases are still purged

@@ -25,7 +25,7 @@ from toc.cli.progress_bar import progress_bar
 from toc.cli.time_texts import iso, shown
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings, load_settings
-from toc.store.columns import ms_of_sql_time
+from toc.store.column_types import ms_of_sql_time
 from toc.store.fan_out import FanOut, Limits
 
 STATEMENT_BYTES_MAX = 1_000_000

@@ -22,7 +22,7 @@ from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import LimitSettings, ScannerSettings, TimerSettings, WorkerSettings
 from toc.runtime.settings import Settings, load_settings
 from toc.store import migrate
-from toc.store.databases import Databases, execute_on
+from toc.store.databases import Databases, execute_on_shard
 from toc.store.schema import JOB
 from toc.testing.checker import check
 from toc.testing.final_rows import rows
@@ -127,7 +127,9 @@ def _live_rows(databases: Databases) -> int:
         .where(JOB.c.status.in_((int(Status.PENDING), int(Status.RUNNING))))
     )
     return sum(
-        database.run_transaction(lambda c, shard=shard: execute_on(c, shard, query).scalar_one())  # type: ignore[misc]
+        database.run_transaction(
+            lambda c, shard=shard: execute_on_shard(c, shard, query).scalar_one()  # type: ignore[misc]
+        )
         for database in databases
         for shard in database.shards
     )

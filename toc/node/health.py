@@ -20,7 +20,7 @@ from toc.reconcile.nightly import LOG_FILE, Nightly
 from toc.reconcile.watch import ShardWatch
 from toc.runtime.settings import Settings
 from toc.scanner.fallback import OverdueShards
-from toc.store.biz_types import Conflicts, describe_conflict
+from toc.store.biz_types import Conflicts, describe_type_conflict
 from toc.store.reconcile_status import LastReconcileResult
 from toc.store.table_check import WAY_OUT, TableCheck
 from toc.timer.reminders import Reminders
@@ -173,7 +173,7 @@ def _health_of_overdue_jobs(databases: Sequence[OverdueShards]) -> HealthPart:
 def health_of_conflicts(conflicts: Conflicts) -> HealthPart:
     """Type numbers that stand for two biz_types."""
     how = "; ".join(
-        describe_conflict(number, conflicts) for number in sorted(conflicts)[:CONFLICTS_SHOWN]
+        describe_type_conflict(number, conflicts) for number in sorted(conflicts)[:CONFLICTS_SHOWN]
     )
     means = "these jobs wait; all others go on"
     return HealthPart("biz_types", "degraded", None, how, means)

@@ -39,8 +39,8 @@ from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.process import process_name, release
 from toc.runtime.service import Service, stop_all
 from toc.runtime.settings import Settings
-from toc.store.biz_types import BizTypes
-from toc.store.catalogue import Catalogue
+from toc.store.biz_types import BizTypeCache
+from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.schema_check import check_databases
 from toc.store.table_check import TableCheck
@@ -106,7 +106,7 @@ class Node:
         self.nightly: Nightly | None = None
         if settings.reconcile.nightly != "none":
             self.nightly = Nightly(settings, self._is_leader, self._clock)
-        self._types: BizTypes | None = None
+        self._types: BizTypeCache | None = None
         self._gauges: Gauges | None = None
         self._services: list[Service] = []  # that bring or delete work, or measure
         self._stopping_ms: int | None = None  # since when it stops; None: it does not
@@ -121,9 +121,9 @@ class Node:
         settings = self.settings
         if settings.http.port is not None:
             self.http = HttpServer(settings.http.host, settings.http.port, self.health)
-        catalogue = Catalogue(self.databases)
-        self._types = catalogue.types
-        check_databases(self.databases, catalogue, settings.facts, self._table_check.check)
+        database_metadata = DatabaseMetadata(self.databases)
+        self._types = database_metadata.types
+        check_databases(self.databases, database_metadata, settings.facts, self._table_check.check)
         if self.reminders is not None:
             try:
                 self.reminders.check()
@@ -141,15 +141,15 @@ class Node:
             self._clock,
             random.Random(),  # noqa: S311 - jitter and names
             self.databases,
-            catalogue,
+            database_metadata,
             self.reminders,
         )
         self.worker = worker = Worker(process, self._handlers, self._restart_wanted)
         self.work_sources = WorkSources(process, worker, self._timer_may_fire)
-        types = catalogue.types
+        types = database_metadata.types
         self.type_readers = [TypeReader(database, types) for database in self.databases]
         self.purgers = list(self._make_purgers(types))
-        self.watches = list(self._make_watches(catalogue))
+        self.watches = list(self._make_watches(database_metadata))
         services = [*self.work_sources, *self.purgers, *self.watches, *self.type_readers]
         self._gauges = Gauges(self.reminders, self.work_sources)
         self._services = [*services, self._gauges]
@@ -300,7 +300,7 @@ class Node:
         }
         return json.dumps(text).encode()
 
-    def _make_purgers(self, types: BizTypes) -> Iterator[Purger]:
+    def _make_purgers(self, types: BizTypeCache) -> Iterator[Purger]:
         """One per database, unless only `toc purge` deletes."""
         if self.settings.retention.in_workers:
             for database in self.databases:
@@ -308,14 +308,14 @@ class Node:
                     self.settings, self.databases, database, types, self._clock
                 )
 
-    def _make_watches(self, catalogue: Catalogue) -> Iterator[ShardWatch]:
+    def _make_watches(self, database_metadata: DatabaseMetadata) -> Iterator[ShardWatch]:
         """One per database, if there is a Redis to compare it with."""
         reconcile = self.settings.reconcile
         if self.reminders is None or reconcile.watch_s == "none":
             return
-        settings, repair, types = limit_for_watch(self.settings), None, catalogue.types
+        settings, repair, types = limit_for_watch(self.settings), None, database_metadata.types
         if reconcile.repair:  # only of jobs that ShardCompare has just read: their types are known
-            sides = BothSides(self.databases, self.reminders, settings, types.known_name)
+            sides = BothSides(self.databases, self.reminders, settings, types.cached_name)
             repair = Repairer(sides, self.name).repair
         for database in self.databases:
             name = partial(types.find_name, database=database)

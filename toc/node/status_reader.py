@@ -110,7 +110,7 @@ class StatusReader:
             return [
                 ((now_ms - row.due_ms) / 1000, row, shard)
                 for shard in database.shards
-                for row in pages.overdue_rows(shard, (0, 0), 0, None, 1)
+                for row in pages.read_overdue_rows(shard, (0, 0), 0, None, 1)
             ]
         except TocError:
             return None

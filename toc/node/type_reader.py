@@ -7,18 +7,18 @@ databases get all types. There is a service per database: one that hangs delays 
 from __future__ import annotations
 
 from toc.runtime.service import Service
-from toc.store.biz_types import REFRESH_S, BizTypes
+from toc.store.biz_types import REFRESH_S, BizTypeCache
 from toc.store.databases import Database
 
 
 class TypeReader(Service):
     """Reads the biz_types of one database regularly, and adds the known types that it lacks."""
 
-    def __init__(self, database: Database, types: BizTypes) -> None:
+    def __init__(self, database: Database, types: BizTypeCache) -> None:
         super().__init__(f"toc-types-{database.index}")
         self._database, self._types = database, types
 
     def run_once(self) -> float:
         """Raises StoreUnavailable."""
-        self._types.read_copy(self._database)
+        self._types.refresh_copy(self._database)
         return REFRESH_S

@@ -212,7 +212,7 @@ class WorkSources:
     def _topic_of_type(self, type_no: int, database: Database) -> str:
         try:
             return self._settings.topic_of(
-                self._process.catalogue.types.find_name(type_no, database)
+                self._process.database_metadata.types.find_name(type_no, database)
             )
         except NotFound:
             # The row was not written by toc: it must not stop the loader. In the wrong topic the row is only

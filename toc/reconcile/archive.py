@@ -36,9 +36,9 @@ from toc.runtime.clock import Clock
 from toc.runtime.setting_groups import Days
 from toc.runtime.settings import Settings
 from toc.store import archive_status
-from toc.store.archive_status import ArchiveStatus, TimeWindow
+from toc.store.archive_status import ArchiveStatus, EndedJobWindow
 from toc.store.biz_types import read_known_types
-from toc.store.columns import sql_time
+from toc.store.column_types import sql_time_of_ms
 from toc.store.databases import Database, Databases
 from toc.store.ended_jobs import DAY_MS, HOUR_MS
 from toc.store.recorded_meta import read_recorded_meta, refuse_other_facts
@@ -172,7 +172,7 @@ class _ArchiveRun:
             text = "nothing is due" if until_ms else "nothing is ever purged, nothing is archived"
             self._tell_about(database, text)
             return
-        window = TimeWindow(status.until_ms, until_ms)
+        window = EndedJobWindow(status.until_ms, until_ms)
         self._refuse_archived_days(database, window)
         if not self._copy_and_check(databases, database, status, window, done):
             return
@@ -185,7 +185,7 @@ class _ArchiveRun:
         done.files = self._publish_staged_files(database, moved)
         self._tell_about(
             database,
-            f"{done.rows:,} jobs that ended before {sql_time(until_ms)[:10]}, in {done.files} files; "
+            f"{done.rows:,} jobs that ended before {sql_time_of_ms(until_ms)[:10]}, in {done.files} files; "
             "count and checksum agree",
         )
 
@@ -194,7 +194,7 @@ class _ArchiveRun:
         databases: Databases,
         database: Database,
         status: ArchiveStatus,
-        window: TimeWindow,
+        window: EndedJobWindow,
         done: ArchivedDatabase,
     ) -> bool:
         """Copies the window to the staging folder; True if its sums equal the database's."""
@@ -246,9 +246,9 @@ class _ArchiveRun:
             if number.isdecimal() and int(number) < status.begun:
                 self._folders.delete(f"{_staging_folder(database)}/{name}")
 
-    def _refuse_archived_days(self, database: Database, window: TimeWindow) -> None:
+    def _refuse_archived_days(self, database: Database, window: EndedJobWindow) -> None:
         """Raises if a day is in the archive already: of another system, or of a database's later life."""
-        first = f"day={sql_time(window.since_ms)[:10]}"
+        first = f"day={sql_time_of_ms(window.since_ms)[:10]}"
         for day in self._folders.folders(JOBS):
             if day >= first and self._folders.is_there(_day_folder(database, day)):
                 raise _CannotArchive(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from toc.domain.job import Status
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
-from toc.store.archive_status import TimeWindow
-from toc.store.columns import sql_time
+from toc.store.archive_status import EndedJobWindow
+from toc.store.column_types import sql_time_of_ms
 from toc.store.databases import Databases
 from toc.store.ended_jobs import (
     COLUMNS,
@@ -76,7 +76,7 @@ def write(
     spark: SparkSession,
     settings: Settings,
     shards: Sequence[int],
-    window: TimeWindow,
+    window: EndedJobWindow,
     type_names: Mapping[int, str],
     url: str,
 ) -> None:
@@ -223,7 +223,7 @@ def _checksum_column() -> Column:
 
 
 def sums_of_database(
-    spark: SparkSession, settings: Settings, shards: Sequence[int], window: TimeWindow
+    spark: SparkSession, settings: Settings, shards: Sequence[int], window: EndedJobWindow
 ) -> Sums:
     """The sums that the database itself computes of the same rows."""
 
@@ -249,7 +249,7 @@ def differences(archive: Sums, database: Sums) -> Iterator[str]:
         ours, theirs = archive.get((shard, day)), database.get((shard, day))
         if ours != theirs:
             yield (
-                f"shard {shard}, {sql_time(day * DAY_MS)[:10]}: the archive has {_sums_words(ours)}, "
+                f"shard {shard}, {sql_time_of_ms(day * DAY_MS)[:10]}: the archive has {_sums_words(ours)}, "
                 f"the database {_sums_words(theirs)}"
             )
 

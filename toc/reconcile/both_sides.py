@@ -13,8 +13,8 @@ from toc.domain.routing import slot_of_hash
 from toc.errors import NotFound, SettingsError
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
-from toc.store.catalogue import Catalogue
-from toc.store.compare_reads import CompareReads
+from toc.store.comparison_reads import ComparisonReads
+from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.schema_check import check_databases
 from toc.timer.reminders import Reminders
@@ -39,7 +39,7 @@ class BothSides:
         name_of_type: Callable[[int], str],
     ) -> None:
         self.databases, self.reminders, self.settings = databases, reminders, settings
-        self.reads, self.clock = CompareReads(databases), databases.clock
+        self.reads, self.clock = ComparisonReads(databases), databases.clock
         self._name_of_type = name_of_type
 
     @classmethod
@@ -57,9 +57,9 @@ class BothSides:
             closing(Databases.from_settings(settings, clock, pool_size=2)) as databases,
             closing(Reminders.from_settings(settings, clock)) as reminders,
         ):
-            catalogue = Catalogue(databases)
-            check_databases(databases, catalogue, settings.facts)
-            yield cls(databases, reminders, settings, catalogue.types.find_name)
+            database_metadata = DatabaseMetadata(databases)
+            check_databases(databases, database_metadata, settings.facts)
+            yield cls(databases, reminders, settings, database_metadata.types.find_name)
 
     def type_name(self, type_no: int) -> str:
         """The name of a type; "" for a number without one (written by another program, or not yet read)."""
@@ -87,7 +87,7 @@ class BothSides:
         return {
             (shard, row.job_id): row
             for shard in sorted(ids)
-            for row in self.reads.full_rows(shard, ids[shard])
+            for row in self.reads.read_full_rows(shard, ids[shard])
         }
 
     def find_places(self, ids: Mapping[Spot, Sequence[int]]) -> dict[int, list[ReminderPlace]]:

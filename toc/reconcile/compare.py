@@ -21,7 +21,7 @@ from toc.domain.routing import slot_of_hash
 from toc.reconcile.both_sides import BothSides
 from toc.reconcile.findings import Finding, MarkCoverage, ShardComparison
 from toc.reconcile.recheck import Rechecker, Suspects
-from toc.store.compare_reads import LivePage
+from toc.store.comparison_reads import LiveRowPage
 from toc.timer.loader import Mark, read_period_s
 
 
@@ -136,10 +136,10 @@ class _MergeWalk:
             self._read_prepare_queue(topic)
         self._book_time("reminders")
         met = next(iter(self._slot.items()))
-        odd = self._reads.suspicious_rows(self._shard, self.until_ms, self._kept_max)
+        odd = self._reads.find_suspicious_rows(self._shard, self.until_ms, self._kept_max)
         self._suspects[met].update(odd.moved, odd.misfits)
         after_ms: int | None = None
-        pages = self._reads.live_pages(
+        pages = self._reads.read_live_pages(
             self._shard, self.until_ms, self._page, typed=len(self._slot) > 1
         )
         for page in pages:
@@ -173,7 +173,7 @@ class _MergeWalk:
                 job_id for job_id, until_ms in mine.items() if until_ms < stuck_ms
             )
 
-    def _pair_page(self, page: LivePage, window: _Window) -> None:
+    def _pair_page(self, page: LiveRowPage, window: _Window) -> None:
         """Pairs a page of rows with the reminders of the same time."""
         self._compared.counts["rows"] += len(page.ids)
         by_topic = self._split_by_topic(page)
@@ -221,7 +221,7 @@ class _MergeWalk:
                 self._compared.counts["early"] += 1
         return found
 
-    def _split_by_topic(self, page: LivePage) -> dict[str, dict[int, int]]:
+    def _split_by_topic(self, page: LiveRowPage) -> dict[str, dict[int, int]]:
         rows = zip(page.ids, page.due_ms, strict=True)
         if len(self._slot) == 1:
             return {topic: dict(rows) for topic in self._slot}

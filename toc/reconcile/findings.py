@@ -18,7 +18,7 @@ class Finding(NamedTuple):
 
     shard: of the table that has the row, or would have it. topic and slot: where its reminder is, or should
     be if it is nowhere. job_id: 0 for MARK_AHEAD. biz_id, biz_type and status are None if there is no row;
-    biz_type is "" if the catalogue has no name for its number. armed_ms: its time in the StoreQueue of
+    biz_type is "" if no biz_type has its number. armed_ms: its time in the StoreQueue of
     `slot`; out_ms: the end of its stay in the PrepareQueue there.
     """
 

@@ -31,9 +31,9 @@ from toc.reconcile.spark_files import SparkFiles
 from toc.runtime.clock import Clock
 from toc.runtime.setting_groups import Days
 from toc.runtime.settings import Settings
-from toc.store.archive_status import TimeWindow
+from toc.store.archive_status import EndedJobWindow
 from toc.store.biz_types import read_known_types
-from toc.store.columns import sql_time
+from toc.store.column_types import sql_time_of_ms
 from toc.store.databases import Databases
 from toc.store.ended_jobs import (
     BOUNDS_MS,
@@ -140,7 +140,7 @@ def _write_all(
     days = days_to_write(now_ms, settings.retention.days_min, is_written)
     if not days:
         return
-    window = TimeWindow(days[0], days[-1] + DAY_MS)
+    window = EndedJobWindow(days[0], days[-1] + DAY_MS)
     staging = f"{STAGING}/{now_ms}-{secrets.token_hex(4)}"
     _delete_drafts(folders, now_ms)
     created = _merge_created(_read_counts(spark, settings, window, names, ended=False)).persist()
@@ -153,7 +153,7 @@ def _write_all(
                 place = f"{name}/{_day_folder(day_ms)}"
                 _write(table.where(f"day = {number}"), folders.url(f"{staging}/{place}"))
                 _publish(folders, f"{staging}/{place}", place)
-            result.days.append(sql_time(day_ms)[:10])
+            result.days.append(sql_time_of_ms(day_ms)[:10])
             result.scheduled += totals[0].get(number, 0)
             result.jobs += totals[1].get(number, 0)
     finally:
@@ -163,7 +163,7 @@ def _write_all(
 
 
 def _day_folder(day_ms: int) -> str:
-    return f"day={sql_time(day_ms)[:10]}"
+    return f"day={sql_time_of_ms(day_ms)[:10]}"
 
 
 def _write(day: DataFrame, url: str) -> None:
@@ -203,7 +203,7 @@ def _jobs_by_day(table: DataFrame) -> dict[int, int]:
 def _read_counts(
     spark: SparkSession,
     settings: Settings,
-    window: TimeWindow,
+    window: EndedJobWindow,
     names: Mapping[int, str],
     *,
     ended: bool,

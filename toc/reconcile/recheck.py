@@ -67,7 +67,7 @@ class Rechecker:
 
     def _read_full_rows(self, shard: int, ids: Collection[int]) -> dict[int, ComparedRow]:
         """The rows of the ids: in this shard, else in the shard that the id names."""
-        found = {row.job_id: row for row in self._sides.reads.full_rows(shard, ids)}
+        found = {row.job_id: row for row in self._sides.reads.read_full_rows(shard, ids)}
         elsewhere: dict[int, list[int]] = defaultdict(list)
         for job_id in ids:
             other = self._sides.shard_of(job_id)

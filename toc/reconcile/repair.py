@@ -43,7 +43,7 @@ from toc.reconcile.remedies import (
     choose_remedy,
     remedy_after_realign,
 )
-from toc.store.columns import sql_time
+from toc.store.column_types import sql_time_of_ms
 from toc.store.job_repair import JobRepair, ShiftedJob
 from toc.timer.reminders import Reminder
 
@@ -276,7 +276,7 @@ class Repairer:
             words = f"{finding.kind} ({finding.topic} slot {finding.slot}): {wanted.how}"
             due_ms = wanted.arm_ms if wanted.back is None else wanted.back.due_ms
             if due_ms is not None:
-                words += f", {sql_time(due_ms)} UTC"
+                words += f", {sql_time_of_ms(due_ms)} UTC"
             if row is None:
                 log.info("repair: job %d, which has no row: %s", finding.job_id, words)
                 continue

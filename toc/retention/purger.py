@@ -16,8 +16,8 @@ from toc.runtime.service import Service
 from toc.runtime.setting_groups import Days, RetentionSettings
 from toc.runtime.settings import Settings
 from toc.store.archive_status import ArchiveStatus, read_archive_status
-from toc.store.biz_types import BizTypes
-from toc.store.columns import sql_time
+from toc.store.biz_types import BizTypeCache
+from toc.store.column_types import sql_time_of_ms
 from toc.store.databases import Database, Databases
 from toc.store.ended_jobs import DAY_MS
 from toc.store.purge_pages import OldRow, PurgePages, delete_oldest_day
@@ -80,7 +80,7 @@ class Purger(Service):
         settings: Settings,
         databases: Databases,
         database: Database,
-        types: BizTypes,
+        types: BizTypeCache,
         clock: Clock,
     ) -> Purger:
         """Makes the purger of one database."""
@@ -210,13 +210,13 @@ class Purger(Service):
         self._after = after or 0
         # Counts are deleted one day at a time; while some are left, the events step is repeated.
         self._events_left = after is not None or delete_oldest_day(
-            self._database, sql_time(self._before_ms(self._settings.count_days))[:10]
+            self._database, sql_time_of_ms(self._before_ms(self._settings.count_days))[:10]
         )
 
     def _may_delete(self, row: OldRow) -> bool:
         if self._archived is None:
             return not self._archives
-        return self._archived.covers(row.job_id, row.changed_ms)
+        return self._archived.covers_ended_job(row.job_id, row.changed_ms)
 
     def _log_pass(self) -> None:
         deleted = self._deleted_jobs + self._deleted_events

@@ -257,7 +257,7 @@ class Settings(BaseSettings):
 
     @property
     def facts(self) -> dict[str, str]:
-        """What all processes must agree on; the catalogue refuses one that differs."""
+        """The values that all processes must share; toc_meta stores them, and toc refuses other values."""
         amounts = {
             f"topic.{name}.slot_amount": str(self.slots_of(name)) for name in self.topic_names
         }

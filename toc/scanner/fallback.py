@@ -116,7 +116,7 @@ class Fallback(Service):
         """The shards of the block that have overdue rows. Shards that cannot be read are left out."""
         began_s = self._clock.monotonic_s()
         try:
-            overdue = self._pages.shards_with_overdue(dict.fromkeys(block, self._grace_ms))
+            overdue = self._pages.find_overdue_shards(dict.fromkeys(block, self._grace_ms))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the database's, or one table's
             text = "%s: cannot find out which shards have overdue jobs: %s"
             self._log_throttle.warning("check", text, self.name, error)

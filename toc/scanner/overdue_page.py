@@ -50,7 +50,7 @@ class OverduePages:
         """
         unused = permits
         try:
-            rows = self._pages.overdue_rows(shard, after, grace_ms, self._types(), permits)
+            rows = self._pages.read_overdue_rows(shard, after, grace_ms, self._types(), permits)
             unused -= len(rows)
         finally:
             self._permits.give_back(self._database, unused)

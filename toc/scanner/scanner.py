@@ -121,7 +121,7 @@ class Scanner(Service):
         now_s = self._clock.monotonic_s()
         found = {shard for shard in grace if self._broken.get(shard, now_s + 1) <= now_s}
         try:
-            found |= self._pages.shards_with_overdue(asked)
+            found |= self._pages.find_overdue_shards(asked)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the database's, or one table's
             self._log_throttle.warning("check", "scanner: shards %s: %s", [*asked], error)
             # Each shard is scanned by itself, which shows which one is broken.

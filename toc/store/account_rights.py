@@ -1,4 +1,4 @@
-"""The rights of a session's account on MySQL."""
+"""Reads which rights the account of a MySQL session has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toc.store.move_server import MoveServer
 _EVERYWHERE = (
     "SELECT PRIVILEGE_TYPE AS name FROM information_schema.USER_PRIVILEGES WHERE GRANTEE = %s"
 )
-# The schema of a grant is a pattern of LIKE, and case-sensitive.
+# The schema name of a grant is a LIKE pattern, and case-sensitive.
 _SCHEMA = (
     "SELECT PRIVILEGE_TYPE AS name FROM information_schema.SCHEMA_PRIVILEGES WHERE GRANTEE = %s "
     "AND %s LIKE CONVERT(TABLE_SCHEMA USING utf8mb4) COLLATE utf8mb4_bin"
@@ -34,52 +34,54 @@ _INCLUDED_IN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rights:
+class AccountRights:
     """The rights of an account: on the whole server, on the schema, on single tables of the schema.
 
-    A right on some columns of a table is a right of its own, with their names in parentheses.
+    A right on some columns of a table is a separate right, with the names of the columns in parentheses.
     """
 
     everywhere: Set[str]
     schema: Set[str]
     tables: Mapping[str, Set[str]]
 
-    def missing(
+    def missing_rights(
         self,
         everywhere: Iterable[str],
         schema: Iterable[str],
         tables: Mapping[str, Iterable[str]],
     ) -> list[str]:
-        """The rights of these that the account does not have."""
+        """Those of the given rights that the account does not have."""
         return [
-            *(name for name in everywhere if not _has_right(name, self.everywhere)),
-            *(name for name in schema if not self._has(name)),
+            *(name for name in everywhere if not _is_right_held(name, self.everywhere)),
+            *(name for name in schema if not self._has_right_on(name)),
             *(
                 f"{name} on {table}"
                 for table, names in tables.items()
                 for name in names
-                if not self._has(name, table)
+                if not self._has_right_on(name, table)
             ),
         ]
 
-    def _has(self, name: str, table: str = "") -> bool:
-        return _has_right(name, self.everywhere | self.schema | self.tables.get(table, frozenset()))
+    def _has_right_on(self, name: str, table: str = "") -> bool:
+        return _is_right_held(
+            name, self.everywhere | self.schema | self.tables.get(table, frozenset())
+        )
 
 
-def read_rights(server: MoveServer) -> Rights:
-    """The rights of the session's account, without those of its roles."""
+def read_account_rights(server: MoveServer) -> AccountRights:
+    """The rights of the session's account, without the rights of the account's roles."""
     user, _, host = str(server.value("SELECT CURRENT_USER()")).rpartition("@")
     account = f"'{user}'@'{host}'"
     tables: dict[str, set[str]] = {}
     for row in server.rows(_TABLES, account, server.schema, account, server.schema):
         tables.setdefault(row["table_name"], set()).add(row["name"])
-    return Rights(
+    return AccountRights(
         {row["name"] for row in server.rows(_EVERYWHERE, account)},
         {row["name"] for row in server.rows(_SCHEMA, account, server.schema)},
         tables,
     )
 
 
-def _has_right(name: str, held: Set[str]) -> bool:
-    whole = name.partition(" (")[0]  # of all columns
+def _is_right_held(name: str, held: Set[str]) -> bool:
+    whole = name.partition(" (")[0]  # the right on all columns
     return bool({name, whole, *_INCLUDED_IN.get(name, ())} & held)

@@ -1,8 +1,8 @@
 """The progress of a database's archive: one row of its `toc_meta`, which the purger reads.
 
-A run of the archive begins by writing its number into the row, and advances `until_ms` only while that number
-is still there: of two concurrent runs the later one wins, and the earlier one can change nothing any more. So
-a run that has begun may delete the unverified files of earlier runs, however long that takes.
+A run of the archive begins by writing its number into the row, and advances `until_ms` only while the row has
+that number. If two runs are concurrent, the run that began later wins, and the other run cannot change the
+row any more. So a run that has begun can safely delete the unverified files of earlier runs.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from sqlalchemy.exc import IntegrityError
 
 from toc.domain.ids import created_ms_of, lowest_id_at
 from toc.errors import SchemaMismatch
-from toc.store.columns import ms_of_sql_time, sql_time
+from toc.store.column_types import ms_of_sql_time, sql_time_of_ms
 from toc.store.databases import Database
 
 ARCHIVED = "archived_until"
-"""The row's name. Its value: '2026-01-05 00:00:00.000 run 16 of 17'; see `ArchiveStatus`."""
+"""The row's name in `toc_meta`. The value: '2026-01-05 00:00:00.000 run 16 of 17'; see `ArchiveStatus`."""
 
 AHEAD_MS = 86_400_000
-"""How far a client's clock may have been ahead when it made a job. It bounds the walk to the archive's window
-(ids contain their creation time); a job made further ahead is neither archived nor purged."""
+"""How far a client's clock may have been ahead when the client made a job. This limits the ids that an
+archive run reads (ids contain their creation time). A job with a later id is neither archived nor purged."""
 
 _TRIES_MAX = 10
 _VALUE = re.compile(
@@ -37,8 +37,8 @@ _VALUE = re.compile(
 class ArchiveStatus:
     """The archive of one database. `until_ms`: jobs that ended before it are archived and verified.
 
-    run: the number of the run that reached `until_ms`, 0: none has; begun: the number of the latest run.
-    files_moved: False while that run's files may still be in its staging folder.
+    run: the number of the run that reached `until_ms`; 0: no run has. begun: the number of the latest run.
+    files_moved: False while the files of `run` may still be in its staging folder.
     """
 
     until_ms: int
@@ -46,32 +46,32 @@ class ArchiveStatus:
     begun: int
     files_moved: bool = True
 
-    def covers(self, job_id: int, ended_ms: int) -> bool:
+    def covers_ended_job(self, job_id: int, ended_ms: int) -> bool:
         """Whether an ended job is certainly in the archive."""
         return ended_ms < self.until_ms and created_ms_of(job_id) <= ended_ms + AHEAD_MS
 
     def __str__(self) -> str:
-        text = f"{sql_time(self.until_ms)} run {self.run} of {self.begun}"
+        text = f"{sql_time_of_ms(self.until_ms)} run {self.run} of {self.begun}"
         return text if self.files_moved else f"{text}, not moved yet"
 
 
 @dataclass(frozen=True, slots=True)
-class TimeWindow:
+class EndedJobWindow:
     """Jobs that ended from `since_ms` on and before `until_ms`, by the database's clock."""
 
     since_ms: int
     until_ms: int
 
     @property
-    def id_end(self) -> int:
-        """The upper bound of their ids, exclusive."""
+    def id_upper_bound(self) -> int:
+        """The exclusive upper bound of the ids of these jobs."""
         return lowest_id_at(self.until_ms + AHEAD_MS)
 
 
 def read_archive_status(database: Database) -> ArchiveStatus | None:
-    """Reads the row; None: no archive was ever begun.
+    """Reads the archive's row of `toc_meta`; None: no archive was ever begun.
 
-    Raises StoreUnavailable, and SchemaMismatch if the row's text is invalid.
+    Raises StoreUnavailable, and SchemaMismatch if the text of the row is invalid.
     """
     column = database.meta.c
     query = select(column.value).where(column.name == ARCHIVED)
@@ -91,7 +91,7 @@ def read_archive_status(database: Database) -> ArchiveStatus | None:
 
 
 def begin_archive_run(database: Database) -> ArchiveStatus:
-    """Begins a run. From then on no earlier run can call `advance_archive` with effect."""
+    """Begins a run of the archive. From then on `advance_archive` of an earlier run changes nothing."""
     for _ in range(_TRIES_MAX):
         before = read_archive_status(database)
         if before is None:
@@ -107,20 +107,20 @@ def begin_archive_run(database: Database) -> ArchiveStatus:
 
 
 def advance_archive(database: Database, mine: ArchiveStatus, until_ms: int) -> ArchiveStatus | None:
-    """Advances `until_ms`, for the run that began with `mine`. None: another run has begun since.
+    """Advances `until_ms` for the run that began with `mine`. None: another run has begun since.
 
-    In the new status `files_moved` is False. The change is one statement. An earlier `until_ms` than that of
-    the row changes nothing, and the result is None too.
+    In the new status `files_moved` is False. The change is one statement. If `until_ms` is earlier than that
+    of the row, nothing is changed, and the result is None.
     """
     then = ArchiveStatus(until_ms, mine.begun, mine.begun, files_moved=False)
-    # Read again: the answer may have been lost, and the statement repeated.
+    # Read the row again: the answer of the first try may have been lost, and the statement repeated.
     if _compare_and_set(database, mine, then) or read_archive_status(database) == then:
         return then
     return None
 
 
 def record_files_moved(database: Database, run: int) -> None:
-    """Records that the files of this run are in their final folder; no effect after a later run."""
+    """Records that the files of this run are in their final folder; changes nothing after a later run."""
     for _ in range(_TRIES_MAX):
         now = read_archive_status(database)
         if now is None or now.run != run or now.files_moved:
@@ -134,6 +134,6 @@ def _compare_and_set(database: Database, before: ArchiveStatus, after: ArchiveSt
     column = database.meta.c
     change = update(database.meta).where(column.name == ARCHIVED, column.value == str(before))
     if after.run != before.run:
-        # The text begins with its time.
-        change = change.where(column.value < sql_time(after.until_ms))
+        # The text begins with the time `until_ms`, so texts compare like times.
+        change = change.where(column.value < sql_time_of_ms(after.until_ms))
     return bool(database.execute(change.values(value=str(after))))

@@ -1,15 +1,17 @@
 """Names and numbers of biz_types. Each database has its own copy of the table `toc_biz_type`.
 
-The number of a type follows from its name (`domain.biz_types`), so no database gives numbers out, and a
-row that a fail-over lost is written again with the same number. A type's row is committed in a database
-before the first job of that type is: the copy in a job's database has the name for the job's number.
+The number of a type follows from its name (`domain.biz_types`), so no database assigns numbers, and toc
+writes a row that a fail-over lost again, with the same number. A type's row is committed in a database
+before the first job of that type: the copy in a job's database has the name for the job's number.
 
-Conflict: one number has different names in two databases. Then the type of its jobs is unknown: they are
-neither run nor accepted until a person has resolved it (docs/how-to/type-conflict.md).
+Conflict: one number has different names in two databases. Then the type of the jobs with this number is
+unknown: toc neither runs nor accepts them until a person has resolved the conflict
+(docs/how-to/type-conflict.md).
 
-A process caches the copies. It reads a copy again when it is `REFRESH_S` old: nodes in a service
-per database, clients when they use a type in that database, and the other copies in the background
-(so each client learns of a conflict). Known types that a copy lacks are written there.
+A process caches the copies, and reads a copy again when its cache is `REFRESH_S` old. A node does this in a
+service per database. A client does this when it uses a type in that database, and reads the other copies in
+the background (so each client learns of a conflict). A process also inserts known types into copies that lack
+them.
 """
 
 from __future__ import annotations
@@ -40,24 +42,24 @@ log = logging.getLogger(__name__)
 REFRESH_S = 60.0
 MISSED_S = 1.0  # the pause before a number without a name is looked up again
 MISSED_MAX = 1000
-ROWS_AT_ONCE = 1000  # in one statement
+ROWS_AT_ONCE = 1000  # rows that one statement reads
 CLOSE_S_MAX = 1.0
 
 Conflicts = Mapping[int, Mapping[int, str]]
-"""Numbers that have two names or more: for each, the name by database."""
+"""Type numbers with two or more names: number -> database -> name."""
 
 
 class KnownTypes(NamedTuple):
-    """The merged content of all copies."""
+    """The merged content of all copies of `toc_biz_type`."""
 
     names: Mapping[int, str]
     """The names by number, without the numbers of `conflicts`."""
     conflicts: Conflicts
     version: int = 0
-    """Grows with each change."""
+    """Grows with each change of the types."""
 
 
-class BizTypes:
+class BizTypeCache:
     """The types of all databases, cached. Thread-safe: no lock is held while a database is asked."""
 
     def __init__(self, databases: Databases) -> None:
@@ -73,64 +75,66 @@ class BizTypes:
 
     # ---- numbers
 
-    def numbers_or_create(
+    def get_or_create_numbers(
         self, names: Collection[str], database: Database, types_max: int | None = None
     ) -> dict[str, int]:
-        """The number of each type. A type that the database does not have yet is inserted there.
+        """Returns the number of each type; inserts types that the database does not have yet.
 
-        Waits only for `database`, and only for types that are not cached. `types_max`: how many types the
-        database may then have (approximately: two processes may exceed it together). Raises InvalidInput
-        for a new type beyond it, or whose number another name has; SchemaMismatch for a type whose number
+        Waits only for `database`, and only for types that are not cached. `types_max`: the maximum number of
+        types in the database (approximately: two processes may exceed it together). Raises InvalidInput for a
+        new type beyond `types_max`, or if another type has the number; SchemaMismatch for a type whose number
         is in conflict; StoreUnavailable.
         """
         self._refresh_if_old(database)
         numbers = {name: type_no_of(name) for name in names}  # guard: number-of-a-name
-        conflicts, copy = self.known.conflicts, self._copy(database)
+        conflicts, copy = self.known.conflicts, self._cached_copy(database)
         for name, number in numbers.items():
             if number in conflicts:
-                text = f"biz_type {name!r}: {describe_conflict(number, conflicts)}"
+                text = f"biz_type {name!r}: {describe_type_conflict(number, conflicts)}"
                 raise SchemaMismatch(text)
         new = {number: name for name, number in numbers.items() if copy.get(number) != name}
         if new:
             self._create_types(database, new, types_max)
         return numbers
 
-    def number_or_create(self, name: str, database: Database) -> int:
-        """As `numbers_or_create`, for one type."""
-        return self.numbers_or_create((name,), database)[name]
+    def get_or_create_number(self, name: str, database: Database) -> int:
+        """As `get_or_create_numbers`, for one type."""
+        return self.get_or_create_numbers((name,), database)[name]
 
     def find_number(self, name: str, database: Database) -> int | None:
         """The number of a type; None: the database has no such type. Waits only for `database`."""
         self._refresh_if_old(database)
         number = type_no_of(name)
-        if self._copy(database).get(number) != name:
-            self._read_rows(database, [number])
-        return number if self._copy(database).get(number) == name else None
+        if self._cached_copy(database).get(number) != name:
+            self._read_and_cache_types(database, [number])
+        return number if self._cached_copy(database).get(number) == name else None
 
     # ---- names
 
     def find_name(self, type_no: int, database: Database | None = None) -> str:
-        """The name of a number in a database; None: in any database. Raises NotFound.
+        """The name of a type number in a database (None: in any database). Raises NotFound.
 
-        Queries only `database` (None: each database), and only for a number that is not cached.
+        Queries only `database` (None: each database), and only if the number is not cached.
         """
         asked = self._databases.all if database is None else [database]
         for each in asked:
-            if type_no not in self._copy(each) and not self._was_missing_recently(each, type_no):
+            if type_no not in self._cached_copy(each) and not self._was_missing_recently(
+                each, type_no
+            ):
                 with suppress(StoreUnavailable, StatementFailed):
-                    self._read_rows(each, [type_no])
-                    if type_no not in self._copy(each):
+                    self._read_and_cache_types(each, [type_no])
+                    if type_no not in self._cached_copy(each):
                         self._remember_missing(each, type_no)
-            name = self._copy(each).get(type_no)
+            name = self._cached_copy(each).get(type_no)
             if name is not None:
                 return name
-        return self.known_name(type_no)
+        return self.cached_name(type_no)
 
-    def known_name(self, type_no: int) -> str:
-        """The cached name of a number. Raises NotFound."""
+    def cached_name(self, type_no: int) -> str:
+        """The cached name of a type number. Raises NotFound."""
         found = self.known.names.get(type_no)
         if found is None:
-            raise NotFound(f"no biz_type has the number {type_no}, or two have it")
+            raise NotFound(f"no biz_type has the number {type_no}, or two biz_types have it")
         return found
 
     def _was_missing_recently(self, database: Database, type_no: int) -> bool:
@@ -144,30 +148,33 @@ class BizTypes:
 
     # ---- copies
 
-    def read_copy(self, database: Database) -> None:
-        """Reads a database's whole copy, and writes the known types there that the copy lacks.
+    def refresh_copy(self, database: Database) -> None:
+        """Reads a database's whole copy, and inserts the known types that this copy lacks.
 
         Raises StoreUnavailable.
         """
         index = database.index
-        # Set before the read, so that no other thread reads the copy at the same time.
+        # The time is set before the read, so that no other thread reads the copy at the same time.
         last_s = self._read_s.get(index, -REFRESH_S)
         self._read_s[index] = self._clock.monotonic_s()
         try:
-            there = _fetch_types(database)
+            there = _select_types(database)
         except BaseException:
             self._read_s[index] = last_s  # the next call tries again
             raise
-        self._update_copy(database, there, whole=True)
+        self._update_cached_copy(database, there, whole=True)
         self._write_missing_types(database, there)
 
-    def share_copies(self, databases: Iterable[Database]) -> None:
-        """Writes into each of these copies the types that only other copies have. All must have been read."""
+    def copy_types_between_databases(self, databases: Iterable[Database]) -> None:
+        """Inserts into each of these copies the types that only other copies have. All must be cached."""
         for database in databases:
-            self._write_missing_types(database, self._copy(database))
+            self._write_missing_types(database, self._cached_copy(database))
 
     def _write_missing_types(self, database: Database, there: Mapping[int, str]) -> None:
-        """A number in conflict is left alone. A failed insert is tried again after the next read."""
+        """Inserts the known types that `there` lacks, without numbers in conflict.
+
+        After a failed insert the next `refresh_copy` tries again.
+        """
         lacking = {no: name for no, name in self.known.names.items() if there.get(no) != name}
         if lacking:
             # InvalidInput: on SQLite this thread may hold the write lock itself.
@@ -175,14 +182,14 @@ class BizTypes:
                 self._insert_types(database, lacking)
 
     def close(self) -> None:
-        """Waits up to CLOSE_S_MAX for the read in the background."""
+        """Waits up to CLOSE_S_MAX for the thread that reads the other databases."""
         self._others_done.wait(CLOSE_S_MAX)
 
     def _refresh_if_old(self, database: Database) -> None:
-        """Reads a database's copy again when it is old, and the others in the background."""
+        """Reads a database's copy again if the cache is old, and the other copies in the background."""
         now_s = self._clock.monotonic_s()
         if now_s - self._read_s.get(database.index, -REFRESH_S) >= REFRESH_S:
-            self.read_copy(database)
+            self.refresh_copy(database)
         with self._lock:
             if now_s - self._others_read_s < REFRESH_S or not self._others_done.is_set():
                 return
@@ -190,29 +197,29 @@ class BizTypes:
             self._others_done.clear()
         # A daemon: the end of the process must not wait for a database that hangs.
         reader = threading.Thread(
-            target=self._read_others, args=(database,), name="toc-types", daemon=True
+            target=self._read_other_databases, args=(database,), name="toc-types", daemon=True
         )
         try:
             reader.start()
-        except RuntimeError as error:  # the system gives no more threads; tried again in a minute
+        except RuntimeError as error:  # the system has no more threads; the next try is in a minute
             self._others_done.set()
             log.debug("the other databases' biz_types are not read: %s", error)
 
-    def _read_others(self, database: Database) -> None:
+    def _read_other_databases(self, database: Database) -> None:
         try:
             for other in self._databases:
                 if other is not database:
                     with suppress(TocError):
-                        self.read_copy(other)
+                        self.refresh_copy(other)
         finally:
             self._others_done.set()
 
     def _create_types(
         self, database: Database, new: Mapping[int, str], types_max: int | None
     ) -> None:
-        """Inserts the types that the database lacks. Raises as `numbers_or_create`."""
-        self._read_rows(database, list(new))
-        copy, known = self._copy(database), self.known.names
+        """Inserts the types that the database lacks. Raises as `get_or_create_numbers`."""
+        self._read_and_cache_types(database, list(new))
+        copy, known = self._cached_copy(database), self.known.names
         lacking = {number: name for number, name in new.items() if number not in copy}
         for number, name in new.items():
             holder = copy.get(number, known.get(number, name))
@@ -232,38 +239,39 @@ class BizTypes:
             self._insert_types(database, lacking)
 
     def _insert_types(self, database: Database, rows: Mapping[int, str]) -> None:
-        """Inserts rows and caches them. Raises InvalidInput where another row has the number or the name."""
+        """Inserts rows and caches them. Raises InvalidInput if another row has the number or the name."""
         new = insert(database.biz_type).prefix_with("OR IGNORE", dialect="sqlite")
         for dialect in ("mysql", "mariadb"):
             new = new.prefix_with("IGNORE", dialect=dialect)
         values = [{"type_no": number, "name": rows[number]} for number in sorted(rows)]
         database.run_transaction(lambda connection: connection.execute(new, values))
-        written = self._read_rows(database, list(rows))
+        written = self._read_and_cache_types(database, list(rows))
         for number, name in rows.items():
             if written.get(number) != name:
                 raise _number_taken_error(name, number, written.get(number))
 
-    def _read_rows(self, database: Database, numbers: Sequence[int]) -> dict[int, str]:
+    def _read_and_cache_types(self, database: Database, numbers: Sequence[int]) -> dict[int, str]:
         """Reads the rows of these numbers and caches them."""
         column, found = database.biz_type.c.type_no, dict[int, str]()
         for start in range(0, len(numbers), ROWS_AT_ONCE):
-            found |= _fetch_types(database, column.in_(numbers[start : start + ROWS_AT_ONCE]))
-        self._update_copy(database, found)
+            found |= _select_types(database, column.in_(numbers[start : start + ROWS_AT_ONCE]))
+        self._update_cached_copy(database, found)
         return found
 
-    def _copy(self, database: Database) -> Mapping[int, str]:
+    def _cached_copy(self, database: Database) -> Mapping[int, str]:
         return self._copies.get(database.index, {})
 
-    def _update_copy(
+    def _update_cached_copy(
         self, database: Database, rows: Mapping[int, str], *, whole: bool = False
     ) -> None:
-        """Updates the cache with rows of a database's copy; `whole`: with all of them.
+        """Updates the cache with rows of a database's copy; `whole`: `rows` are all its rows.
 
-        A row that is gone is only forgotten if its number is in conflict, which a person resolves by
-        changing rows. Otherwise a fail-over has lost it, or another thread has just inserted it.
+        A cached row that the copy lacks is removed only if its number is in conflict: a person resolves
+        conflicts by changing rows. Otherwise a fail-over lost the row, or another thread has just inserted
+        the row.
         """
         with self._lock:
-            old, before = self._copy(database), self.known
+            old, before = self._cached_copy(database), self.known
             names = {**old, **rows}
             if whole:
                 resolved = before.conflicts.keys() - rows.keys()
@@ -271,14 +279,14 @@ class BizTypes:
             if names == old and database.index in self._copies:
                 return
             self._copies[database.index] = names
-            found, conflicts = merge_copies(dict(sorted(self._copies.items())))
+            found, conflicts = merge_type_copies(dict(sorted(self._copies.items())))
             self.known = KnownTypes(found, conflicts, before.version + 1)
             metrics.TYPE_CONFLICTS.set(len(conflicts))
         for number in sorted(conflicts.keys() - before.conflicts.keys()):
-            log.error("biz_types: %s", describe_conflict(number, conflicts))
+            log.error("biz_types: %s", describe_type_conflict(number, conflicts))
 
 
-def merge_copies(copies: Mapping[int, Mapping[int, str]]) -> tuple[dict[int, str], Conflicts]:
+def merge_type_copies(copies: Mapping[int, Mapping[int, str]]) -> tuple[dict[int, str], Conflicts]:
     """Merges the copies (by database): the names by number, and the conflicts."""
     by_number: dict[int, dict[int, str]] = defaultdict(dict)
     for index, names in copies.items():
@@ -290,24 +298,24 @@ def merge_copies(copies: Mapping[int, Mapping[int, str]]) -> tuple[dict[int, str
 
 
 def read_known_types(databases: Iterable[Database], *, all_must_answer: bool = False) -> KnownTypes:
-    """Reads the copies of the databases that answer, now. Writes and caches nothing.
+    """Reads the copies of the databases that answer. Writes and caches nothing.
 
-    Raises StoreUnavailable when none answers; or when one does not and `all_must_answer`.
+    Raises StoreUnavailable if no database answers, or if `all_must_answer` and one database does not.
     """
     copies: dict[int, Mapping[int, str]] = {}
     failed: StoreUnavailable | None = None
     for database in databases:
         try:
-            copies[database.index] = _fetch_types(database)
+            copies[database.index] = _select_types(database)
         except StoreUnavailable as error:
             failed = error
     if failed is not None and (all_must_answer or not copies):
         raise failed
-    return KnownTypes(*merge_copies(copies))
+    return KnownTypes(*merge_type_copies(copies))
 
 
-def describe_conflict(number: int, conflicts: Conflicts) -> str:
-    """The text of a conflict, for logs and errors."""
+def describe_type_conflict(number: int, conflicts: Conflicts) -> str:
+    """Describes the conflict of a type number, for logs and errors."""
     names = ", ".join(f"{name!r} in database {n}" for n, name in sorted(conflicts[number].items()))
     return (
         f"the number {number} is {names}: jobs of this number are not run and not accepted "
@@ -315,7 +323,7 @@ def describe_conflict(number: int, conflicts: Conflicts) -> str:
     )
 
 
-def _fetch_types(database: Database, *conditions: ColumnElement[bool]) -> dict[int, str]:
+def _select_types(database: Database, *conditions: ColumnElement[bool]) -> dict[int, str]:
     table = database.biz_type
     query = select(table.c.type_no, table.c.name).where(*conditions)
     return dict(database.select(query))

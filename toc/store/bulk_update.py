@@ -1,14 +1,14 @@
 """Changes many jobs that match a condition, page by page.
 
-A shard may have millions of rows, so no statement reads all of them. They are read in windows of
-neighbouring rows of one index, one statement per window. The condition determines the index: the primary
-key for job ids, the unique index for business ids, `ix_due` if only live rows match (it contains only them),
-`toc_dead_job` if only dead rows match (it contains only them), otherwise the primary key.
+A shard may have millions of rows, so no statement reads all of them: each statement reads one window of
+neighbouring rows of an index. The condition determines the index: the primary key for job ids, the unique
+index for business ids, `ix_due` (contains only live rows) if only live rows match, the table `toc_dead_job`
+if only dead rows match, otherwise the primary key.
 
-A change first locks the jobs of a page that still match, so that it knows which rows it changes, whatever
-workers do at the same time. Their events are in the same transaction. Usually all jobs of a page still match:
-a cancel, which needs no data of the rows, assumes this, and rolls back if it is not true. The events have the
-id of the run: after a COMMIT whose answer was lost, a retry finds by them which jobs it has already changed.
+A change first locks the jobs of a page that still match, so workers cannot change these rows meanwhile. The
+same transaction writes an event for each changed job. Usually all jobs of a page still match: a cancel, which
+needs no data of the rows, assumes this, and rolls back if some jobs do not. The events have the id of the
+run: after a COMMIT whose answer was lost, a retry finds by these events which jobs are already changed.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from sqlalchemy.exc import IntegrityError
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Status
 from toc.domain.routing import routing_hash_of
-from toc.store.columns import Millis, db_now
-from toc.store.conditions import Bounds, Condition, Renderer
-from toc.store.databases import Database, Databases, execute_on
+from toc.store.column_types import DatetimeAsMillis, db_now
+from toc.store.databases import Database, Databases, execute_on_shard
 from toc.store.driver_errors import explain_missing_table, is_live_duplicate
 from toc.store.events import Transition, record_events
+from toc.store.row_conditions import Condition, ConditionBounds, ConditionRenderer
 from toc.store.rows import after_due_key
 from toc.store.schema import JOB, LIVE_INDEX, job_table_name
 
 c = JOB.c
-WINDOW_ROWS = 5000  # that one statement reads
-IDS_MAX = 500  # of a page, and of an IN list that finds rows
-DEAD_LETTERS_MAX = 10_000  # read at once, of all shards of a database
+WINDOW_ROWS = 5000  # rows that one statement reads
+IDS_MAX = 500  # ids of a page, and of an IN list that finds rows
+DEAD_LETTERS_MAX = 10_000  # dead letters that one statement reads, of all shards of a database
 _BY_ID, _BY_DUE = "PRIMARY", "ix_due"
 _MYSQL = ("mysql", "mariadb")  # dialects
 
@@ -63,9 +63,9 @@ class RowWindow(NamedTuple):
 
 
 class MatchCount(NamedTuple):
-    """Matching jobs of one type and status in a window; `changeable`: how many of them can be changed.
+    """The number of matching jobs of one type and status in a window.
 
-    `example`: the id of a changeable one; None: there is none.
+    changeable: how many of these jobs can be changed. example: the id of such a job; None: no job can.
     """
 
     type_no: int
@@ -76,7 +76,7 @@ class MatchCount(NamedTuple):
 
 
 class ChangedJob(NamedTuple):
-    """A job that was changed; `due_ms`: when it is due from now on, None: it has ended."""
+    """A job that was changed; `due_ms`: its new due time; None: the job has ended."""
 
     job_id: int
     type_no: int
@@ -84,7 +84,7 @@ class ChangedJob(NamedTuple):
 
 
 class PageResult(NamedTuple):
-    """The result of one page. Jobs that it does not count no longer matched.
+    """The result of changing one page. Jobs of the page that are not counted here no longer matched.
 
     before: the number of jobs that an earlier process of the same run had changed. superseded: the number of
     dead jobs whose key a newer job holds.
@@ -99,7 +99,7 @@ class PageResult(NamedTuple):
 class BulkChange:
     """The change that a run makes to each job.
 
-    due_ms(old): the new due_time for the old one; None ends the job.
+    due_ms(old_due_ms): the new due_time; None ends the job.
     """
 
     move: Transition
@@ -108,20 +108,20 @@ class BulkChange:
 
 @dataclass(slots=True)
 class CommitProgress:
-    """committing: the change of a page has reached its COMMIT, so it may have taken effect."""
+    """`committing`: the COMMIT of a page was reached, so the change may have taken effect."""
 
     committing: bool = False
 
 
 class _SomeNotMatchingError(Exception):
-    """Some jobs of a page no longer match; perhaps because a try with a lost answer changed them."""
+    """Some jobs of a page no longer match; perhaps a try whose answer was lost has changed these jobs."""
 
 
 class BulkUpdate:
-    """The jobs that match `where`; those that also match `changeable` can be changed.
+    """Reads and changes the jobs that match `where`; only jobs that also match `changeable` are changed.
 
-    `names`: the biz_types by number. Raises StoreUnavailable, and SchemaMismatch for a table or
-    column that is not there.
+    `names`: the biz_types by number. Raises StoreUnavailable, and SchemaMismatch for a missing table
+    or column.
     """
 
     def __init__(
@@ -132,16 +132,16 @@ class BulkUpdate:
         changeable: Condition,
     ) -> None:
         self._databases, self._where, self._changeable = databases, where, changeable
-        self._renderer = Renderer(names, sqlite=databases[0].sqlite)
+        self._renderer = ConditionRenderer(names, sqlite=databases[0].sqlite)
 
     # ---- windows
 
-    def windows(
-        self, database: Database, bounds: Bounds, on_shard_done: Callable[[], None]
+    def split_into_windows(
+        self, database: Database, bounds: ConditionBounds, on_shard_done: Callable[[], None]
     ) -> Iterator[RowWindow]:
-        """Windows that contain all rows within `bounds`. Calls `on_shard_done()` after each shard."""
+        """Yields windows that contain all rows within `bounds`. Calls `on_shard_done()` after each shard."""
         shards = [s for s in database.shards if bounds.shards is None or s in bounds.shards]
-        if bounds.only_dead and bounds.job_ids is None and bounds.biz_ids is None:
+        if bounds.matches_only_dead and bounds.job_ids is None and bounds.biz_ids is None:
             yield from self._windows_of_dead_letters(database, frozenset(shards))
             return
         for shard in shards:
@@ -150,24 +150,24 @@ class BulkUpdate:
             on_shard_done()
 
     def _windows_of_shard(
-        self, database: Database, shard: int, bounds: Bounds
+        self, database: Database, shard: int, bounds: ConditionBounds
     ) -> Iterator[RowWindow]:
         routing = self._databases.routing
         if bounds.job_ids is not None:
             mine = [i for i in bounds.job_ids if routing.shard_of_hash(routing_bits_of(i)) == shard]
-            for part in split_ids(sorted(mine), IDS_MAX):
+            for part in split_into_chunks(sorted(mine), IDS_MAX):
                 yield RowWindow(shard, c.job_id.in_(part), _BY_ID)
         elif bounds.biz_ids is not None:
             mine = [i for i in bounds.biz_ids if routing.shard_of_hash(routing_hash_of(i)) == shard]
-            for part in split_ids(sorted(mine), IDS_MAX):
+            for part in split_into_chunks(sorted(mine), IDS_MAX):
                 yield RowWindow(shard, c.biz_id.in_(part), LIVE_INDEX)
-        elif bounds.is_due or bounds.only_live:
+        elif bounds.is_due or bounds.matches_only_live:
             yield from self._windows_by_due(database, shard, bounds)
         else:
             yield from self._windows_by_id(database, shard)
 
     def _windows_by_id(self, database: Database, shard: int) -> Iterator[RowWindow]:
-        # Up to the present last id: jobs made from now on are not included, so the walk ends.
+        # The last id is read once: jobs made later are not included, so the loop ends.
         last = database.scalar(select(func.max(c.job_id)), shard)
         after = -1
         while last is not None and after < last:
@@ -184,7 +184,7 @@ class BulkUpdate:
             after = end
 
     def _windows_by_due(
-        self, database: Database, shard: int, bounds: Bounds
+        self, database: Database, shard: int, bounds: ConditionBounds
     ) -> Iterator[RowWindow]:
         last_ms = database.scalar(select(func.max(c.due_time)), shard)
         if last_ms is None:
@@ -210,7 +210,7 @@ class BulkUpdate:
     def _windows_of_dead_letters(
         self, database: Database, shards: frozenset[int]
     ) -> Iterator[RowWindow]:
-        """Windows of dead jobs. Each has a dead letter, so the shards need not be searched."""
+        """Windows of dead jobs. Each dead job has a dead letter, so no job table is searched."""
         letter, after = database.dead.c.job_id, -1
         while True:
             query = select(letter).where(letter > after).order_by(letter).limit(DEAD_LETTERS_MAX)
@@ -222,7 +222,7 @@ class BulkUpdate:
                     job_id
                 )
             for shard in sorted(by_shard.keys() & shards):
-                for part in split_ids(by_shard[shard], IDS_MAX):
+                for part in split_into_chunks(by_shard[shard], IDS_MAX):
                     yield RowWindow(shard, c.job_id.in_(part), _BY_ID)
             if len(ids) < DEAD_LETTERS_MAX:
                 return
@@ -230,10 +230,10 @@ class BulkUpdate:
 
     # ---- reads
 
-    def count_matches(self, window: RowWindow) -> list[MatchCount]:
+    def count_matching_jobs(self, window: RowWindow) -> list[MatchCount]:
         """Counts the matching jobs of a window, by type and status."""
         shard, rows, key = window
-        changeable = self._renderer.render(self._changeable, shard)
+        changeable = self._renderer.render_condition(self._changeable, shard)
         query = (
             _force_index(
                 select(
@@ -245,27 +245,29 @@ class BulkUpdate:
                 ),
                 key,
             )
-            .where(rows, self._renderer.render(self._where, shard))
+            .where(rows, self._renderer.render_condition(self._where, shard))
             .group_by(c.type_no, c.status)
         )
-        found = self._read(shard, query)
+        found = self._select_from_shard(shard, query)
         return [MatchCount(row[0], row[1], row[2], int(row[3]), row[4]) for row in found]
 
-    def find_changeable(self, window: RowWindow) -> dict[int, int]:
-        """The jobs of a window that can be changed: job_id -> type number."""
+    def find_changeable_jobs(self, window: RowWindow) -> dict[int, int]:
+        """The matching jobs of a window that can be changed: job_id -> type number."""
         shard, rows, key = window
-        query = _force_index(select(c.job_id, c.type_no), key).where(rows, *self._conditions(shard))
-        return {row[0]: row[1] for row in self._read(shard, query)}
+        query = _force_index(select(c.job_id, c.type_no), key).where(
+            rows, *self._render_conditions(shard)
+        )
+        return {row[0]: row[1] for row in self._select_from_shard(shard, query)}
 
-    def _read(self, shard: int, query: Select[Any]) -> Sequence[Any]:
-        database = self._databases.of_shard(shard)
+    def _select_from_shard(self, shard: int, query: Select[Any]) -> Sequence[Any]:
+        database = self._databases.database_of_shard(shard)
         with explain_missing_table(database.index, job_table_name(shard)):
             return database.select(query, shard)
 
-    def _conditions(self, shard: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    def _render_conditions(self, shard: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
         return (
-            self._renderer.render(self._where, shard),
-            self._renderer.render(self._changeable, shard),
+            self._renderer.render_condition(self._where, shard),
+            self._renderer.render_condition(self._changeable, shard),
         )
 
     # ---- changes
@@ -281,63 +283,70 @@ class BulkUpdate:
     ) -> PageResult:
         """Changes those of `jobs` (of one shard) that still match and can be changed, in one transaction.
 
-        jobs: as `find_changeable` returns them. may_be_repeat: another process of this run may have changed
-        some of them already.
+        jobs: as `find_changeable_jobs` returns them. may_be_repeat: another process of this run may have
+        changed some of these jobs already.
         """
-        database, ids = self._databases.of_shard(shard), sorted(jobs)
-        in_page, conditions = database.in_ids(c.job_id, ids), self._conditions(shard)
+        database, ids = self._databases.database_of_shard(shard), sorted(jobs)
+        in_page, conditions = (
+            database.build_id_filter(c.job_id, ids),
+            self._render_conditions(shard),
+        )
         tries = 0
-        # The jobs that were changed before this call; None: not known yet.
+        # The jobs of the page that this run had changed before this call; None: not known yet.
         before: set[int] | None = None if may_be_repeat else set()
 
-        def cancel_all(connection: Connection) -> PageResult:
-            """Changes all rows without reading them; raises unless all were changed."""
+        def cancel_whole_page(connection: Connection) -> PageResult:
+            """Cancels all jobs of the page without reading the rows; raises if some were not changed."""
             nonlocal tries
             tries += 1
-            database.lock_file(connection)
+            database.lock_sqlite_file(connection)
             update = _guarded_update(change.move, in_page, due_time=None).where(*conditions)
-            if execute_on(connection, shard, _force_primary_key(update)).rowcount != len(ids):
+            if execute_on_shard(connection, shard, _force_primary_key(update)).rowcount != len(ids):
                 raise _SomeNotMatchingError
             record_events(connection, database, shard, in_page, change.move)
             progress.committing = True
             return PageResult([ChangedJob(job_id, jobs[job_id], None) for job_id in ids], 0, 0)
 
-        def change_matching(connection: Connection) -> PageResult:
+        def change_matching_jobs(connection: Connection) -> PageResult:
             nonlocal tries, before
             tries += 1
-            database.lock_file(connection)
+            database.lock_sqlite_file(connection)
             marked: set[int] = set()
             if may_be_repeat or tries > 1:
-                # The transaction of a lost connection may still be committing: wait for its locks.
-                execute_on(connection, shard, _locking_select(in_page))
-                marked = _changed_before(connection, database, ids, change)
+                # A try whose connection was lost may still be committing: wait until its locks are released.
+                execute_on_shard(connection, shard, _locking_select(in_page))
+                marked = _find_already_changed(connection, database, ids, change)
             if before is None:
                 before = marked
             query = _locking_select(in_page, *conditions)
-            rows: Sequence[Any] = execute_on(connection, shard, query).all()
+            rows: Sequence[Any] = execute_on_shard(connection, shard, query).all()
             todo = {row[0]: change.due_ms(row[2]) for row in rows if row[0] not in marked}
-            done = _update_locked(connection, shard, change.move, todo)
+            done = _update_locked_rows(connection, shard, change.move, todo)
             if done:
                 if change.move.from_status is Status.DEAD:
                     letters = database.dead
                     connection.execute(delete(letters).where(letters.c.job_id.in_(done)))
                 record_events(
-                    connection, database, shard, database.in_ids(c.job_id, done), change.move
+                    connection,
+                    database,
+                    shard,
+                    database.build_id_filter(c.job_id, done),
+                    change.move,
                 )
             types = {row[0]: row[1] for row in rows}
             moved = [ChangedJob(job_id, types[job_id], todo[job_id]) for job_id in done]
-            moved += _read_jobs(connection, shard, sorted(marked - before))
+            moved += _read_changed_jobs(connection, shard, sorted(marked - before))
             progress.committing = progress.committing or bool(done)
             return PageResult(sorted(moved), len(before), len(todo) - len(done))
 
         with explain_missing_table(database.index, job_table_name(shard)):
             if change.move.to_status is Status.CANCELLED and not may_be_repeat:
                 with suppress(_SomeNotMatchingError):
-                    return database.run_transaction(cancel_all)
-            return database.run_transaction(change_matching)
+                    return database.run_transaction(cancel_whole_page)
+            return database.run_transaction(change_matching_jobs)
 
 
-def split_ids(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+def split_into_chunks(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     """Consecutive slices of at most `size` items."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
@@ -366,10 +375,10 @@ def _locking_select(*wanted: ColumnElement[bool]) -> Select[Any]:
     return _force_index(query, _BY_ID).order_by(c.job_id).with_for_update()
 
 
-def _changed_before(
+def _find_already_changed(
     connection: Connection, database: Database, ids: Sequence[int], change: BulkChange
 ) -> set[int]:
-    """The ids that this run has already changed, found by its events."""
+    """Finds, by the events of this run, the ids that the run has already changed."""
     event = database.event.c
     query = select(event.job_id).where(
         event.job_id.in_(ids), event.what == change.move.what, event.run_id == change.move.run_id
@@ -377,43 +386,47 @@ def _changed_before(
     return set(connection.execute(query).scalars())
 
 
-def _update_locked(
+def _update_locked_rows(
     connection: Connection, shard: int, move: Transition, due: Mapping[int, int | None]
 ) -> list[int]:
     """Sets locked rows to their new due times; returns the ids of the changed ones, sorted."""
     try:
-        return _update_all(connection, shard, move, due) if due else []
+        return _update_due_times(connection, shard, move, due) if due else []
     except IntegrityError as error:
         if not is_live_duplicate(error):
             raise
     if len(due) == 1:
         return []
     done: list[int] = []
-    for job_id in sorted(due, reverse=True):  # of several with one key the newest becomes live
-        done += _update_locked(connection, shard, move, {job_id: due[job_id]})
+    for job_id in sorted(
+        due, reverse=True
+    ):  # of several jobs with the same key the newest becomes live
+        done += _update_locked_rows(connection, shard, move, {job_id: due[job_id]})
     return sorted(done)
 
 
-def _update_all(
+def _update_due_times(
     connection: Connection, shard: int, move: Transition, due: Mapping[int, int | None]
 ) -> list[int]:
     ids, times = sorted(due), set(due.values())
     when: Any = times.pop()
     if times:
-        whens = {job_id: literal(due_ms, Millis()) for job_id, due_ms in due.items()}
+        whens = {job_id: literal(due_ms, DatetimeAsMillis()) for job_id, due_ms in due.items()}
         when = case(whens, value=c.job_id)
     values = {"due_time": when}
     if move.to_status is Status.PENDING:
         values |= {"action_time": when, "attempts": 0}
     change = _guarded_update(move, c.job_id.in_(ids), **values)
-    changed = execute_on(connection, shard, change).rowcount
+    changed = execute_on_shard(connection, shard, change).rowcount
     if changed != len(ids):
         raise AssertionError(f"{changed} of {len(ids)} locked rows were changed")
     return ids
 
 
-def _read_jobs(connection: Connection, shard: int, ids: Sequence[int]) -> Iterator[ChangedJob]:
+def _read_changed_jobs(
+    connection: Connection, shard: int, ids: Sequence[int]
+) -> Iterator[ChangedJob]:
     if ids:
         query = select(c.job_id, c.type_no, c.due_time).where(c.job_id.in_(ids))
-        rows: Sequence[Any] = execute_on(connection, shard, query).all()
+        rows: Sequence[Any] = execute_on_shard(connection, shard, query).all()
         yield from map(ChangedJob._make, rows)

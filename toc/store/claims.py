@@ -1,12 +1,13 @@
-"""The verbs of workers: claim, take over, settle. Invariants I2, I3, I5 and I7 depend on these statements.
+"""The statements of workers: claim, take over, settle. Invariants I2, I3, I5 and I7 depend on these
+statements.
 
-A claim is one UPDATE that sets pending, due rows to running under a token, then COMMIT, then a read: the
-attempt is committed before anybody reads the row. A settle changes only a row that still runs
-under its claim's token; a stale worker changes nothing. The lease is in the row, by the database's
-clock: `due_time` of a running row is the time from which any worker may take it over.
+A claim is one UPDATE that sets pending, due rows to running under a token, then COMMIT, then a SELECT: the
+attempt is committed before the worker reads the row. A settle changes only a row that still runs under the
+token of the claim, so a stale worker changes nothing. The lease is in the row, by the database's clock: from
+the `due_time` of a running row on, any worker may take the job over.
 
 No clock is trusted alone: a claim by Redis' time must be due by the database's clock too, and the database's
-clock counts only within the bounds that this process keeps for it (see `runtime.server_clock`).
+clock counts only within the bounds that this process keeps for that clock (see `runtime.server_clock`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from toc.domain.ids import routing_bits_of
 from toc.domain.job import Status
 from toc.errors import StoreUnavailable
 from toc.runtime.server_clock import TimeBounds
-from toc.store.columns import Millis, db_now, db_now_plus, later_plus
-from toc.store.databases import Database, Databases, execute_on
+from toc.store.column_types import DatetimeAsMillis, db_now, db_now_plus, later_of_db_now_plus
+from toc.store.databases import Database, Databases, execute_on_shard
 from toc.store.events import DeadLetterStatement, EventStatement, Transition
 from toc.store.prepared import IDS, PreparedStatement
 from toc.store.rows import JOB_COLUMNS, status_from_number
@@ -33,20 +34,22 @@ from toc.store.schema import JOB
 from toc.store.verb import Executor, Statement, StatementResult, Verb, run_statements
 
 c = JOB.c
-SHARDS_PER_SELECT_MAX = 240  # shards, by one statement
-SKEW_MS = 1000  # how far Redis' clock may be ahead of the database's and still be believed
+SHARDS_PER_SELECT_MAX = 240  # shards that one SELECT reads
+SKEW_MS = 1000  # how far Redis' clock may be ahead of the database's clock
 _NO_TYPE = 0  # types are numbered from 1; prepared text cannot hold an empty IN ()
 
 
 class OutcomeKind(StrEnum):
-    """How a handler run is settled."""
+    """The kinds of outcome of a handler run."""
 
     DONE = "done"
-    RETRY = "retry"  # tried again at due_ms
-    SNOOZE = "snooze"  # not an attempt; action_time moves to due_ms
-    GIVE_BACK = "give_back"  # never started, or stopped with its process; not an attempt
-    DROP = "drop"  # needs no action any more: cancelled by its handler
-    BURY = "bury"  # dead, with a dead letter
+    RETRY = "retry"  # failed; the next attempt is at due_ms
+    SNOOZE = "snooze"  # does not count as an attempt; action_time moves to due_ms
+    GIVE_BACK = (
+        "give_back"  # never started, or stopped with its process; does not count as an attempt
+    )
+    DROP = "drop"  # the handler cancels the job: no action is needed any more
+    BURY = "bury"  # the job becomes dead, with a dead letter
 
 
 _STATUS_AFTER = {
@@ -62,16 +65,17 @@ _STATUS_AFTER = {
 class Outcome(NamedTuple):
     """The outcome of one claimed job, to be settled under `token`.
 
-    `previous_token`: only when a take-over is given back: the token that the job was taken over from.
-    Settling restores the row: it runs under that token, its lease is over, and the attempt does not count.
-    If the row became pending instead, the job would run in a batch again, although it was lost once (I7).
+    `previous_token`: only if a take-over is given back: the token under which the job ran before. Settling
+    restores the row: the job runs under that token, the lease is over, and the attempt does not count. If the
+    row became pending instead, the job would run beside other jobs again, although its lease was lost once
+    (I7).
     """
 
     job_id: int
     token: str
     kind: OutcomeKind
-    due_ms: int = 0  # retry and snooze: when next
-    error: str = ""  # retry, drop, bury: why; the dead letter's text
+    due_ms: int = 0  # retry and snooze: the next due time
+    error: str = ""  # retry, drop, bury: the reason; the text of a dead letter
     previous_token: str = ""  # give_back
 
 
@@ -95,7 +99,7 @@ class ClaimedRow(NamedTuple):
 
 
 class Claims:
-    """Worker verbs, each for one database and one transaction.
+    """The statements of workers; each method works on one database, in one transaction.
 
     `lease_ms`: the lease of each type number; rows of other types are not claimed.
     """
@@ -114,9 +118,9 @@ class Claims:
         self.set_lease_times(lease_ms)
 
     def set_lease_times(self, lease_ms: Mapping[int, int]) -> None:
-        """From now on rows of these types are claimed. Takes a few milliseconds: it compiles statements."""
-        lease_from = bindparam("lease_from", type_=Millis())
-        lease_end = later_plus(_lease_expression(lease_ms), lease_from)
+        """Sets the lease of each type; only rows of these types are claimed. Compiles statements: takes ms."""
+        lease_from = bindparam("lease_from", type_=DatetimeAsMillis())
+        lease_end = later_of_db_now_plus(_lease_expression(lease_ms), lease_from)
         types = sorted(lease_ms)
         latest = db_now_plus(SKEW_MS)  # guard: claim-skew
         claim_at = _claim_statement(latest, types, lease_end)
@@ -129,22 +133,23 @@ class Claims:
                 *_RUNS_UNDER_SEEN,  # guard: take-over-seen
                 *_LEASE_IS_OVER,  # guard: take-over-lease
             )
-            .values(**_claim_values(lease_end))
+            .values(**_claim_column_values(lease_end))
         )
         self._take_over = PreparedStatement(take_over, self._dialect)
 
     # ---- claim
 
-    def claim(
+    def claim_jobs(
         self,
         database: Database,
         ids_by_shard: Mapping[int, Sequence[int]],
         token: str,
         now_ms: int | None,
     ) -> dict[int, ClaimedRow]:
-        """Claims the pending and due rows, commits, and reads all rows, by id. Missing ids are deleted rows.
+        """Claims the pending and due rows, commits, and returns all rows by id. A missing id is a deleted
+        row.
 
-        `now_ms`: the time by which the jobs were found due (Redis' TIME from pop); None: the database's.
+        `now_ms`: the time by which the jobs were due (Redis' TIME from pop); None: the database's time.
         A row that is not due by the database's clock as well (within SKEW_MS) is not claimed.
         A returned row with this `token` is claimed. Repeating the call with the same token is safe.
         """
@@ -160,13 +165,13 @@ class Claims:
         values = {"token": token, "until": until_ms, "lease_from": bounds.from_ms}
         claims = [statement.bind(table, ids, **values) for table, ids in parts]
 
-        def make_answer(results: list[StatementResult], _: Executor) -> dict[int, ClaimedRow]:
+        def read_claimed_rows(results: list[StatementResult], _: Executor) -> dict[int, ClaimedRow]:
             return self._to_claimed_rows(results[len(claims) :])
 
-        verb = Verb(claims, self._selects_of_claimed(parts, bounds), make_answer)
+        verb = Verb(claims, self._claimed_row_selects(parts, bounds), read_claimed_rows)
         return database.run_verb(verb)
 
-    def take_over(
+    def take_over_job(
         self,
         database: Database,
         shard: int,
@@ -178,9 +183,9 @@ class Claims:
         """Claims one running job whose lease is over and that still runs under `seen_token`.
 
         None: another process was faster, or another transaction has locked the row. `before_commit()` is
-        called before the COMMIT is sent: if this method raises and it was not called, nothing has been
-        committed, and nothing will be. Raises StoreUnavailable when the row is locked and the lock may be
-        that of this call's first try: its COMMIT was sent, and the answer was lost.
+        called before the COMMIT is sent: if this method raises without that call, nothing is committed, now
+        or later. Raises StoreUnavailable if the row is locked, and the lock may belong to this call's first
+        try, whose COMMIT was sent and whose answer was lost.
         """
         sent = False  # True: a COMMIT was sent, and may take effect at any time
         table, bounds = database.job_table_name(shard), database.server_clock.bounds()
@@ -196,7 +201,7 @@ class Claims:
 
         def take_over_row(connection: Connection) -> None:
             nonlocal sent
-            free, _ = _try_lock(connection, shard, [job_id])
+            free, _ = _lock_without_waiting(connection, shard, [job_id])
             if not free and sent:
                 text = f"the answer of a COMMIT was lost, and job {job_id} is locked"
                 raise StoreUnavailable(database.index, TimeoutError(text))
@@ -206,30 +211,30 @@ class Claims:
 
         database.run_transaction(take_over_row)
         # After a lost answer the caller gives the job back: see `Outcome.previous_token`.
-        reads = self._selects_of_claimed([(table, [job_id])], bounds)
-        results = database.read(lambda connection: run_statements(connection, reads))
+        reads = self._claimed_row_selects([(table, [job_id])], bounds)
+        results = database.run_read(lambda connection: run_statements(connection, reads))
         row = self._to_claimed_rows(results).get(job_id)
         is_ours = row is not None and row.status is running and row.token == token
         return row if is_ours else None
 
-    def replace_token(
+    def replace_claim_token(
         self, database: Database, shard: int, job_id: int, seen_token: str, token: str
     ) -> bool:
         """Replaces the token of a running job, to add or remove the mark ":alone".
 
-        The token must lose its mark before other jobs run at the same time as one taken over alone. Changes
-        nothing when the row no longer runs under `seen_token`. False: another transaction (perhaps the
-        handler's own) has locked the row; this method does not wait for it.
+        A job that was taken over alone must lose the mark before other jobs run at the same time. Changes
+        nothing if the row no longer runs under `seen_token`. False: another transaction (perhaps the
+        handler's own) has locked the row; this method does not wait for the lock.
         """
         table = database.job_table_name(shard)
         change = self._replace_token.bind(table, [job_id], seen=seen_token, token=token)
-        _, locked = _change_unlocked(database, shard, job_id, [change])
+        _, locked = _change_row_unless_locked(database, shard, job_id, [change])
         return not locked
 
-    def bury_expired(
+    def bury_expired_job(
         self, database: Database, shard: int, job_id: int, seen_token: str, error: str, actor: str
     ) -> bool:
-        """Sets a running job to dead whose lease is over and whose attempts are used up.
+        """Sets a running job to dead if its lease is over. The caller knows that its attempts are used up.
 
         False: the row is locked, or does not run under `seen_token` any more.
         """
@@ -240,10 +245,10 @@ class Claims:
             self._events[database.index].bind(table, job_id, transition),
             self._letters[database.index].bind(table, job_id, error),
         ]
-        changed, _ = _change_unlocked(database, shard, job_id, changes)
+        changed, _ = _change_row_unless_locked(database, shard, job_id, changes)
         return changed
 
-    def _selects_of_claimed(
+    def _claimed_row_selects(
         self, parts: Sequence[tuple[str, Sequence[int]]], bounds: TimeBounds
     ) -> list[Statement]:
         """The statements that read rows after a claim. `parts`: tables and their ids."""
@@ -264,25 +269,26 @@ class Claims:
 
     # ---- settle
 
-    def settle(
+    def settle_outcomes(
         self, database: Database, outcomes: Sequence[Outcome], locked: set[int] | None = None
     ) -> set[tuple[int, str]]:
         """Writes outcomes in one transaction. Returns the (job_id, token) pairs that were settled.
 
-        A pair that is missing was stale: its row runs under another token, or has ended. `locked`: if given,
-        rows that another transaction has locked are skipped, and their ids are added to this set.
+        A pair that is missing was stale: the row runs under another token, or has ended. If `locked` is
+        given, rows that another transaction has locked are skipped, and their ids are added to `locked`.
         """
-        held = self._settle(database, outcomes, locked)
+        held = self._settle_groups(database, outcomes, locked)
         if len(held) < len(outcomes):  # a row whose token has lost its mark ":alone" is not stale
             late = [o for o in outcomes if o.token.endswith(ALONE) and o[:2] not in held]
             if late:
                 unmarked = [o._replace(token=remove_alone_mark(o.token)) for o in late]
                 held |= {
-                    (i, token + ALONE) for i, token in self._settle(database, unmarked, locked)
+                    (i, token + ALONE)
+                    for i, token in self._settle_groups(database, unmarked, locked)
                 }
         return held
 
-    def _settle(
+    def _settle_groups(
         self, database: Database, outcomes: Sequence[Outcome], locked: set[int] | None
     ) -> set[tuple[int, str]]:
         routing = self._databases.routing
@@ -293,26 +299,28 @@ class Claims:
         # Ordered by shard and id: two transactions never deadlock on each other's rows.
         groups = [(shard, sorted(group)) for (shard, *_), group in sorted(by_group.items())]
         if locked is None:
-            settles = [self._group_settle(database, shard, group) for shard, group in groups]
-            return database.run_verb(_settle_verb(settles))
+            settles = [self._make_group_settle(database, shard, group) for shard, group in groups]
+            return database.run_verb(_make_settle_verb(settles))
 
         def settle_unlocked_rows(connection: Connection) -> set[tuple[int, str]]:
             settled: set[tuple[int, str]] = set()
             for shard, group in groups:
-                free, busy = _try_lock(connection, shard, [outcome.job_id for outcome in group])
+                free, busy = _lock_without_waiting(
+                    connection, shard, [outcome.job_id for outcome in group]
+                )
                 locked.update(busy)
                 part = [outcome for outcome in group if outcome.job_id in free]
                 if part:
-                    settle = self._group_settle(database, shard, part)
+                    settle = self._make_group_settle(database, shard, part)
                     *_, rest = run_statements(
                         connection, [*settle.changes, settle.select_settled()]
                     )
-                    settled |= settle.settled_of(rest)
+                    settled |= settle.settled_pairs(rest)
             return settled
 
         return database.run_transaction(settle_unlocked_rows)
 
-    def _group_settle(
+    def _make_group_settle(
         self, database: Database, shard: int, outcomes: Sequence[Outcome]
     ) -> _GroupSettle:
         """`outcomes`: of one kind and token."""
@@ -323,20 +331,22 @@ class Claims:
         elif kind is OutcomeKind.GIVE_BACK and not previous_token:
             until_ms = database.server_clock.bounds().due_ms
             changes = [self._settles[kind].bind(table, ids, token=token, until=until_ms)]
-        else:  # each outcome has its own time, reason and event
+        else:  # each outcome of another kind has its own time, reason and event
             changes = [
                 statement
                 for outcome in outcomes
-                for statement in self._settle_one(database, table, outcome)
+                for statement in self._outcome_statements(database, table, outcome)
             ]
-        # A take-over has its token for itself, so that its group is one job.
+        # No two jobs share the token of a take-over, so the group is one job.
         after = Status.RUNNING if previous_token else _STATUS_AFTER[kind]
         select_settled = partial(
             self._select_settled.bind, table, ids, token=previous_token or token, status=int(after)
         )
         return _GroupSettle(outcomes, changes, select_settled)
 
-    def _settle_one(self, database: Database, table: str, outcome: Outcome) -> Iterator[Statement]:
+    def _outcome_statements(
+        self, database: Database, table: str, outcome: Outcome
+    ) -> Iterator[Statement]:
         """The statements that settle one outcome and write its event."""
         ids, kind = [outcome.job_id], outcome.kind
         after, what = _STATUS_AFTER[kind], str(kind)
@@ -362,23 +372,23 @@ class Claims:
 class _GroupSettle(NamedTuple):
     """The settle of outcomes of one shard, kind and token.
 
-    select_settled() makes a statement that selects the rows that are as the changes leave them: settled by
-    this try, or by an earlier one whose answer was lost.
+    select_settled() makes a statement that selects the rows in the state after the changes: rows that this
+    try settled, or an earlier try whose answer was lost.
     """
 
     outcomes: Sequence[Outcome]
     changes: Sequence[Statement]
     select_settled: Callable[[], Statement]
 
-    def settled_of(self, selected: StatementResult) -> set[tuple[int, str]]:
+    def settled_pairs(self, selected: StatementResult) -> set[tuple[int, str]]:
         """The (job_id, token) pairs that were settled, from the result of `select_settled`."""
         return {(job_id, self.outcomes[0].token) for (job_id,) in selected.rows}
 
 
-def _settle_verb(groups: Sequence[_GroupSettle]) -> Verb[set[tuple[int, str]]]:
-    """The verb that settles groups; it answers the (job_id, token) pairs that were settled."""
-    # A done row stays as it is: it is selected after the COMMIT, and only when the counts differ.
-    # Other rows may be claimed again after the COMMIT, so they are selected in the transaction.
+def _make_settle_verb(groups: Sequence[_GroupSettle]) -> Verb[set[tuple[int, str]]]:
+    """Makes the verb that settles groups; its result is the (job_id, token) pairs that were settled."""
+    # Done rows do not change any more: they are selected after the COMMIT, and only if the counts differ.
+    # Other rows may be claimed again after the COMMIT, so these are selected in the transaction.
     changes: list[Statement] = []
     ends: list[int] = []
     for group in groups:
@@ -387,19 +397,21 @@ def _settle_verb(groups: Sequence[_GroupSettle]) -> Verb[set[tuple[int, str]]]:
             changes.append(group.select_settled())
         ends.append(len(changes))
 
-    def make_answer(results: Sequence[StatementResult], executor: Executor) -> set[tuple[int, str]]:
+    def collect_settled_pairs(
+        results: Sequence[StatementResult], executor: Executor
+    ) -> set[tuple[int, str]]:
         settled: set[tuple[int, str]] = set()
         for group, end in zip(groups, ends, strict=True):
             last = results[end - 1]
             if group.outcomes[0].kind is not OutcomeKind.DONE:
-                settled |= group.settled_of(last)
+                settled |= group.settled_pairs(last)
             elif last.rowcount == len(group.outcomes):
                 settled |= {outcome[:2] for outcome in group.outcomes}
             else:
-                settled |= group.settled_of(*executor.send([group.select_settled()]))
+                settled |= group.settled_pairs(*executor.send([group.select_settled()]))
         return settled
 
-    return Verb(changes, (), make_answer)
+    return Verb(changes, (), collect_settled_pairs)
 
 
 # ---- statements on any shard
@@ -412,11 +424,11 @@ _RUNS_UNDER_SEEN = (
 """Conditions: the row still runs under the token `seen`."""
 _LEASE_IS_OVER = (
     c.due_time <= db_now(),
-    c.due_time <= bindparam("lease_until", type_=Millis()),  # guard: lease-over-believed
+    c.due_time <= bindparam("lease_until", type_=DatetimeAsMillis()),  # guard: lease-over-believed
 )
 
 
-def _claim_values(lease_end: Any) -> dict[str, Any]:
+def _claim_column_values(lease_end: Any) -> dict[str, Any]:
     return {
         "status": int(Status.RUNNING),
         "claim_token": bindparam("token"),
@@ -428,7 +440,7 @@ def _claim_values(lease_end: Any) -> dict[str, Any]:
 
 
 def _lease_expression(lease_ms: Mapping[int, int]) -> Any:
-    """An SQL expression of the lease by type, in ms. The most frequent lease is its ELSE."""
+    """An SQL expression for the lease of each type, in ms. The most frequent lease is in the ELSE branch."""
     if not lease_ms:
         return 0
     most = Counter(lease_ms.values()).most_common(1)[0][0]
@@ -442,16 +454,16 @@ def _claim_statement(now: Any, types: list[int], lease_end: Any) -> Update:
         .where(
             c.job_id.in_(IDS),
             c.status == int(Status.PENDING),  # guard: claim-pending
-            c.due_time <= bindparam("until", type_=Millis()),  # guard: claim-until
+            c.due_time <= bindparam("until", type_=DatetimeAsMillis()),  # guard: claim-until
             c.due_time <= now,  # guard: claim-due
             c.type_no.in_(types or [_NO_TYPE]),
         )
-        .values(**_claim_values(lease_end))
+        .values(**_claim_column_values(lease_end))
     )
 
 
 def _settle_statement(kind: OutcomeKind, *values: tuple[Any, Any]) -> Update:
-    """An UPDATE of one outcome kind.
+    """Makes the UPDATE that settles outcomes of one kind.
 
     MySQL evaluates SET from left to right: a column is set after the expressions that read it.
     """
@@ -466,9 +478,9 @@ def _settle_statement(kind: OutcomeKind, *values: tuple[Any, Any]) -> Update:
     )
 
 
-_DUE = bindparam("due", type_=Millis())
-_UNTIL = bindparam("until", type_=Millis())
-# The database's clock, but not later than this process believes.
+_DUE = bindparam("due", type_=DatetimeAsMillis())
+_UNTIL = bindparam("until", type_=DatetimeAsMillis())
+# The database's clock, limited by the bound `until` of this process.
 _BELIEVED_NOW = case((db_now() <= _UNTIL, db_now()), else_=_UNTIL)
 _DUE_AFTER_GIVE_BACK = case((c.attempts == 1, c.action_time), else_=_BELIEVED_NOW)
 _ONE_ATTEMPT_LESS = (c.attempts, c.attempts - 1)
@@ -513,25 +525,31 @@ _SELECT_SETTLED = _SELECT_PRESENT.where(
 _SELECT_CLAIMED = select(*JOB_COLUMNS, and_(*_LEASE_IS_OVER)).where(c.job_id.in_(IDS))
 
 
-def _try_lock(connection: Connection, shard: int, ids: Sequence[int]) -> tuple[set[int], set[int]]:
-    """Locks rows without waiting: (locked now, locked by others). Ids in neither set have no row.
+def _lock_without_waiting(
+    connection: Connection, shard: int, ids: Sequence[int]
+) -> tuple[set[int], set[int]]:
+    """Locks rows without waiting: (ids locked now, ids locked by others). Ids in neither set have no row.
 
-    The other transaction may belong to the process that lost the lease, and hang: waiting for it would
-    delay the other lost jobs too.
+    Another transaction that has locked a row may belong to the process that lost the lease, and hang: waiting
+    for its end would delay the other jobs too.
     """
-    free = set(execute_on(connection, shard, _TRY_LOCK, {"ids": ids}).scalars())
+    free = set(execute_on_shard(connection, shard, _TRY_LOCK, {"ids": ids}).scalars())
     rest = [job_id for job_id in ids if job_id not in free]
-    locked = execute_on(connection, shard, _SELECT_PRESENT, {"ids": rest}).scalars() if rest else ()
+    locked = (
+        execute_on_shard(connection, shard, _SELECT_PRESENT, {"ids": rest}).scalars()
+        if rest
+        else ()
+    )
     return free, set(locked)
 
 
-def _change_unlocked(
+def _change_row_unless_locked(
     database: Database, shard: int, job_id: int, changes: Sequence[Statement]
 ) -> tuple[bool, bool]:
-    """Runs the changes of a row in a transaction unless another one has locked it: (changed, locked)."""
+    """Runs changes of a row in a transaction, unless the row is locked by another: (changed, locked)."""
 
-    def work(connection: Connection) -> tuple[bool, bool]:
-        free, locked = _try_lock(connection, shard, [job_id])
+    def lock_and_change(connection: Connection) -> tuple[bool, bool]:
+        free, locked = _lock_without_waiting(connection, shard, [job_id])
         return bool(free and run_statements(connection, changes)[0].rowcount), bool(locked)
 
-    return database.run_transaction(work)
+    return database.run_transaction(lock_and_change)

@@ -46,21 +46,21 @@ FENCED_SQL = """SELECT 0 /*!80022 + EXISTS (
 HOME_SQL = f"""SELECT EXISTS (SELECT 1 FROM toc_meta WHERE name = '{HOME}' AND value = @@server_uuid)
     AND NOT ({FENCED_SQL})"""  # noqa: S608
 
-LOOK_S = 0.5  # between two polls of the new server
-FENCED_LOOK_S = 0.05  # the same, while the old one is fenced and callers wait
-AWAY_LOOK_S = 2.0  # the same, after a poll without an answer
-FIRST_LOOK_S = 1.0  # how long the first connections of a process wait for the first poll
+POLL_S = 0.5  # between two polls of the new server
+FENCED_POLL_S = 0.05  # the same, while the old one is fenced and callers wait
+AWAY_POLL_S = 2.0  # the same, after a poll without an answer
+FIRST_POLL_WAIT_S = 1.0  # how long the first connections of a process wait for the first poll
 FENCED_S_MAX = (
     3.0  # how long a process waits for the end of a fence; after that callers get the error at once
 )
 
 
-def is_fence(error: BaseException | None) -> bool:
+def is_fence_error(error: BaseException | None) -> bool:
     """Whether a server refused a write because it, or the schema, is read-only. A driver's error."""
     return bool(error and error.args and error.args[0] in FENCE_ERRORS)
 
 
-class DatabaseHome:
+class HomeConnections:
     """Opens the connections of one database's engines, to the server that is its home.
 
     new: the URL of the server that it moves to; None: it does not move. arguments: for the driver, beyond the
@@ -71,17 +71,19 @@ class DatabaseHome:
         self, index: int, old: URL, new: URL | None, arguments: Mapping[str, Any], clock: Clock
     ) -> None:
         self._index, self._old, self._new, self._arguments = index, old, new, arguments
-        self._watch = None if new is None else MoveWatch(index, self._connect_to, clock)
+        self._watch = (
+            None if new is None else DatabaseMovePoller(index, self._connect_to_server, clock)
+        )
         self._engines: list[Engine] = []
 
     def connect_engine(self, engine: Engine) -> None:
         """From now on this object opens the engine's connections."""
         self._engines.append(engine)
-        event.listen(engine, "do_connect", self._connect)
+        event.listen(engine, "do_connect", self._connect_to_home)
         event.listen(engine, "handle_error", self._empty_pools_if_fenced)
         if self._watch is not None:
             # Connections in use are returned to the old pool and discarded with it.
-            self._watch.on_moved(engine.dispose)
+            self._watch.call_when_moved(engine.dispose)
 
     def close(self) -> None:
         if self._watch is not None:
@@ -89,40 +91,40 @@ class DatabaseHome:
 
     def _empty_pools_if_fenced(self, context: ExceptionContext) -> None:
         """Empties all pools after an error of a fenced server."""
-        if is_fence(context.original_exception):
+        if is_fence_error(context.original_exception):
             context.is_disconnect = True  # empties the pool that it came from
             for engine in self._engines:
                 if engine is not context.engine:
                     engine.dispose()
 
-    def _connect(
+    def _connect_to_home(
         self, dialect: Dialect, record: Any, arguments: list[Any], named: dict[str, Any]
     ) -> Any:
         """Opens a driver connection. Raises the driver's errors, and for a fenced server error 3989."""
         watch = self._watch
         if watch is None:
-            raw = _close_if_fenced(self._connect_to(dialect, new=False))
+            raw = _close_if_fenced(self._connect_to_server(dialect, new=False))
             if raw is None:
                 hint = f"if so, the settings lack moving.{self._index}"
                 raise self._fence_error(
                     dialect, f"has moved, or is moving, away from there; {hint}"
                 )
             return raw
-        watch.start_watching(dialect)
+        watch.start_polling(dialect)
         while not watch.moved:
-            raw = _close_if_fenced(self._connect_to(dialect, new=False))
+            raw = _close_if_fenced(self._connect_to_server(dialect, new=False))
             if raw is not None:
                 return raw
             if not watch.wait_for_fence_end():
                 raise self._fence_error(
                     dialect, "is moving, and the new server is not its home yet"
                 )
-        raw = _close_if_fenced(self._connect_to(dialect, new=True))
+        raw = _close_if_fenced(self._connect_to_server(dialect, new=True))
         if raw is None:
             raise self._fence_error(dialect, "has moved on from its new server")
         return raw
 
-    def _connect_to(self, dialect: Dialect, *, new: bool) -> Any:
+    def _connect_to_server(self, dialect: Dialect, *, new: bool) -> Any:
         url = self._new if new and self._new is not None else self._old
         arguments, named = dialect.create_connect_args(url)
         return dialect.connect(*arguments, **{**named, **self._arguments})
@@ -133,43 +135,43 @@ class DatabaseHome:
         return error
 
 
-class Connector(Protocol):
+class ServerConnector(Protocol):
     """Opens a driver connection to the old server or to the new one."""
 
     def __call__(self, dialect: Dialect, *, new: bool) -> Any: ...
 
 
-class MoveWatch(Service):
+class DatabaseMovePoller(Service):
     """Polls whether the new server of a database has been declared its home; ends when it has.
 
     While the old server is known to be fenced it polls that too, on behalf of all waiting callers.
     """
 
-    def __init__(self, index: int, reach: Connector, clock: Clock) -> None:
+    def __init__(self, index: int, reach: ServerConnector, clock: Clock) -> None:
         super().__init__(f"toc-move-{index}")
-        self._index, self._connect_to, self._clock = index, reach, clock
+        self._index, self._connect_to_server, self._clock = index, reach, clock
         self.moved = False
         self._dialect: Dialect | None = None
         self._connections: dict[
             bool, Any
         ] = {}  # its own connection to the new server (True), and the old
-        self._first_look_done = threading.Event()
+        self._first_poll_done = threading.Event()
         self._change = threading.Condition()
         self._fenced_since_s: float | None = None  # since when the old server is known to be fenced
         self._listeners: list[Callable[[], None]] = []
 
-    def on_moved(self, listener: Callable[[], None]) -> None:
+    def call_when_moved(self, listener: Callable[[], None]) -> None:
         """Calls `listener` when the database has moved, in the polling thread."""
         self._listeners.append(listener)
 
-    def start_watching(self, dialect: Dialect) -> None:
-        """Starts polling; the first call waits up to FIRST_LOOK_S for the first poll."""
-        if self._first_look_done.is_set():
+    def start_polling(self, dialect: Dialect) -> None:
+        """Starts polling; the first call waits up to FIRST_POLL_WAIT_S for the first poll."""
+        if self._first_poll_done.is_set():
             return
         self._dialect = dialect
         self.start()
-        self._first_look_done.wait(FIRST_LOOK_S)
-        self._first_look_done.set()
+        self._first_poll_done.wait(FIRST_POLL_WAIT_S)
+        self._first_poll_done.set()
 
     def wait_for_fence_end(self) -> bool:
         """Waits until the database has moved or the fence is lifted. False: that has taken too long.
@@ -190,28 +192,31 @@ class MoveWatch(Service):
 
     def run_once(self) -> float:
         """Polls once; returns the seconds until the next poll."""
-        if self._fenced_since_s is not None and self._query_server(FENCED_SQL, new=False) is False:
+        if (
+            self._fenced_since_s is not None
+            and self._query_server_bool(FENCED_SQL, new=False) is False
+        ):
             with self._change:  # the fence was lifted
                 self._fenced_since_s = None
                 self._change.notify_all()
-        moved = self._query_server(HOME_SQL, new=True)
+        moved = self._query_server_bool(HOME_SQL, new=True)
         if moved:
             self._switch_to_new_server()
-        self._first_look_done.set()
-        if self._somebody_waits():
-            return FENCED_LOOK_S
-        return AWAY_LOOK_S if moved is None else LOOK_S
+        self._first_poll_done.set()
+        if self._has_waiting_callers():
+            return FENCED_POLL_S
+        return AWAY_POLL_S if moved is None else POLL_S
 
-    def _somebody_waits(self) -> bool:
+    def _has_waiting_callers(self) -> bool:
         since_s = self._fenced_since_s
         return since_s is not None and self._clock.monotonic_s() < since_s + FENCED_S_MAX
 
-    def _query_server(self, sql: str, *, new: bool) -> bool | None:
+    def _query_server_bool(self, sql: str, *, new: bool) -> bool | None:
         """The boolean answer of one of the servers; None: an error."""
         assert self._dialect is not None  # noqa: S101 - it has begun
         try:
             if new not in self._connections:
-                self._connections[new] = raw = self._connect_to(self._dialect, new=new)
+                self._connections[new] = raw = self._connect_to_server(self._dialect, new=new)
                 # AUTOCOMMIT: a process that is frozen between two polls must hold no locks.
                 self._dialect.set_isolation_level(raw, "AUTOCOMMIT")
             return _query_bool(self._connections[new], sql)

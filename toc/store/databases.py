@@ -52,8 +52,8 @@ from toc.runtime.server_clock import ServerClock
 from toc.runtime.setting_groups import MysqlSettings
 from toc.runtime.settings import Settings
 from toc.store import schema
-from toc.store.columns import db_now, ms_of_sql_time, sql_time
-from toc.store.database_home import DatabaseHome
+from toc.store.column_types import db_now, ms_of_sql_time, sql_time_of_ms
+from toc.store.database_home import HomeConnections
 from toc.store.driver_errors import (
     LOCK_ERRORS,
     LOST_ERRORS,
@@ -77,7 +77,7 @@ SHARD = "toc_shard"
 """The execution option that names the shard of a statement on `schema.JOB`."""
 
 
-def execute_on(
+def execute_on_shard(
     connection: Connection,
     shard: int,
     statement: Executable,
@@ -139,13 +139,13 @@ class Database:
         )
         arguments = self._driver_arguments(parsed, mysql, limits)
         self.engine, self.autocommit_engine = self._create_engines(parsed, arguments, limits)
-        self._database_home: DatabaseHome | None = None
+        self._database_home: HomeConnections | None = None
         if not self.sqlite:
             new = None if moving is None else make_url(moving)
-            self._database_home = DatabaseHome(index, parsed, new, arguments, clock)
+            self._database_home = HomeConnections(index, parsed, new, arguments, clock)
         self._define_tables(parsed)
         for engine in (self.engine, self.autocommit_engine):
-            self._listen_to(engine)
+            self._register_listeners(engine)
         if not self.sqlite:
             end_idle_sessions(self.engine, limits.idle_transaction_s)
 
@@ -194,9 +194,12 @@ class Database:
             shard: prefix + quote(schema.job_table_name(shard)) for shard in self.shards
         }
 
-    def _listen_to(self, engine: Engine) -> None:
+    def _register_listeners(self, engine: Engine) -> None:
         event.listen(
-            engine, "before_cursor_execute", self.make_shard_namer(engine.dialect), retval=True
+            engine,
+            "before_cursor_execute",
+            self.make_table_name_listener(engine.dialect),
+            retval=True,
         )
         if self.sqlite:
             event.listen(engine, "do_connect", on_sqlite_connect)
@@ -211,7 +214,9 @@ class Database:
         """The quoted, qualified name of a shard's table."""
         return self._job_table_names[shard]
 
-    def in_ids(self, column: ColumnElement[int], ids: Sequence[int]) -> ColumnElement[bool]:
+    def build_id_filter(
+        self, column: ColumnElement[int], ids: Sequence[int]
+    ) -> ColumnElement[bool]:
         """`column IN (ids)`, for this database's own connections; `ids` has at least one.
 
         The ids are bound as one value: one by one they cost SQLAlchemy and the driver four times as much.
@@ -220,7 +225,7 @@ class Database:
             return column.in_(ids)
         return column.in_([bindparam(None, IdList(ids), type_=BigInteger)])
 
-    def make_shard_namer(self, dialect: Dialect) -> Callable[..., tuple[str, Any]]:
+    def make_table_name_listener(self, dialect: Dialect) -> Callable[..., tuple[str, Any]]:
         """Makes a listener that puts the shard's table name into a statement on `schema.JOB`.
 
         Values are bound, so the listener replaces names only. `dialect`: of the connection; it may use ANSI
@@ -228,7 +233,7 @@ class Database:
         """
         any_shard = dialect.identifier_preparer.quote_identifier(schema.ANY_SHARD)
 
-        def name_shard(
+        def replace_table_placeholder(
             connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
         ) -> tuple[str, Any]:
             shard = context.execution_options.get(SHARD) if context is not None else None
@@ -236,7 +241,7 @@ class Database:
                 statement = statement.replace(any_shard, self._job_table_names[shard])
             return statement, parameters
 
-        return name_shard
+        return replace_table_placeholder
 
     def run_transaction(self, work: Callable[[Connection], T]) -> T:
         """Runs `work(connection)` in one transaction, then commits.
@@ -247,7 +252,7 @@ class Database:
         self._refuse_self_deadlock()
         return self._run_with_retries(partial(_connect_and_run, self.engine.begin, work))
 
-    def read(self, work: Callable[[Connection], T]) -> T:
+    def run_read(self, work: Callable[[Connection], T]) -> T:
         """Runs `work(connection)` in autocommit mode, for reads: each statement is its own transaction."""
         return self._run_with_retries(
             partial(_connect_and_run, self.autocommit_engine.connect, work)
@@ -255,7 +260,7 @@ class Database:
 
     def select(self, query: Select[Any], shard: int | None = None) -> Sequence[Any]:
         """All rows of a query. `shard`: the shard that a query on `schema.JOB` reads."""
-        return self.read(
+        return self.run_read(
             lambda connection: connection.execute(query, execution_options={SHARD: shard}).all()
         )
 
@@ -270,7 +275,7 @@ class Database:
             lambda connection: connection.execute(statement, values).rowcount
         )
 
-    def pages_by_id(
+    def read_pages_by_id(
         self, query: Select[Any], shard: int, rows: int, after: int = -1
     ) -> Iterator[Sequence[Any]]:
         """Pages of a query on `schema.JOB` by the primary key, from beyond `after` on.
@@ -285,7 +290,7 @@ class Database:
                 return
             after = page[-1][0]
 
-    def lock_file(self, connection: Connection) -> None:
+    def lock_sqlite_file(self, connection: Connection) -> None:
         """Takes SQLite's write lock before rows are read: it has no row locks. Elsewhere it does nothing."""
         if self.sqlite:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -293,7 +298,7 @@ class Database:
     def run_autocommit(self, work: Callable[[Connection], T]) -> T:
         """Runs `work(connection)`, a single changing statement, in autocommit mode."""
         self._refuse_self_deadlock()
-        return self.read(work)
+        return self.run_read(work)
 
     def _refuse_self_deadlock(self) -> None:
         if self.sqlite:
@@ -400,7 +405,7 @@ class Database:
         self.engine.dispose()
         self.autocommit_engine.dispose()
 
-    def add_clock_functions(self, connection: Connection) -> None:
+    def add_sqlite_functions(self, connection: Connection) -> None:
         """Adds toc's SQL functions to a caller's SQLite connection; does nothing on other databases."""
         if self.sqlite:
             self._add_sqlite_functions(connection.connection.dbapi_connection)
@@ -411,7 +416,7 @@ class Database:
         def toc_now(plus_ms: int, least: str = "") -> str:
             frozen = clock.fixed_time_ms()
             now_ms = clock.wall_ms() if frozen is None else frozen
-            return sql_time(max(now_ms, ms_of_sql_time(least) if least else 0) + plus_ms)
+            return sql_time_of_ms(max(now_ms, ms_of_sql_time(least) if least else 0) + plus_ms)
 
         raw.create_function("toc_now", -1, toc_now)  # with one argument or two
         # biz_ids are unsigned; SQLite has the signed number with the same 64 bits.
@@ -441,7 +446,7 @@ def _connect_and_run(connect: Callable[[], AbstractContextManager[C]], work: Cal
 
 
 class Databases:
-    """All databases, by index; `of_shard` finds a shard's database."""
+    """All databases, by index; `database_of_shard` finds a shard's database."""
 
     def __init__(
         self,
@@ -501,12 +506,12 @@ class Databases:
                 return database.now_ms()
         return last.now_ms()
 
-    def of_shard(self, shard: int) -> Database:
+    def database_of_shard(self, shard: int) -> Database:
         return self.all[self.routing.database_index(shard)]
 
     def select(self, query: Select[Any], shard: int) -> Sequence[Any]:
         """All rows of a query on `schema.JOB`, from the table of a shard."""
-        return self.of_shard(shard).select(query, shard)
+        return self.database_of_shard(shard).select(query, shard)
 
     def close(self) -> None:
         for database in self.all:

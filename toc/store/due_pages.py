@@ -1,7 +1,7 @@
-"""Pages of live rows for the loader and the scanner, by (due_time, job_id): ended rows are never read.
+"""Reads pages of live rows by (due_time, job_id) for the loader and the scanner, and no ended rows.
 
-One statement can also find out which of many shards have any such row: most have none, and a round trip per
-shard would be the cost of an idle worker.
+One statement can also find which of many shards have any such row. Most shards have none, so an idle worker
+saves a round trip per shard.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Dialect, Integer, Select, bindparam, literal_column, select
 
 from toc.errors import SchemaMismatch, StoreUnavailable
-from toc.store.columns import Millis, UInt64, db_now_plus
+from toc.store.column_types import DatetimeAsMillis, UInt64, db_now_plus
 from toc.store.databases import Databases
 from toc.store.prepared import PreparedStatement
 from toc.store.rows import after_due_key
 from toc.store.schema import JOB
 
-PAUSE_FACTOR = 4  # a shard that could not be read is skipped for 4 times as long as the try took
+PAUSE_FACTOR = 4  # after a failed read a shard is skipped for 4 times as long as the read took
 SHARDS_PER_QUERY_MAX = 240  # shards that one statement asks about
-BITS = 60  # shards per number of the result, one bit each; all engines have 63 bits
+BITS = 60  # shards per number of the result, one bit for each shard; integers of all engines have 63 bits
 
 c = JOB.c
 
@@ -38,18 +38,18 @@ class DuePages:
     def __init__(self, databases: Databases) -> None:
         self._databases = databases
 
-    def due_after(
+    def read_due_rows(
         self, shard: int, after: tuple[int, int], until_ms: int, limit: int
     ) -> list[DueRow]:
         """Live rows (running ones too) with (due_time, job_id) > after and due_time <= until_ms."""
-        return self._read_page(shard, after, (c.due_time <= until_ms,), None, limit)
+        return self._read_due_page(shard, after, (c.due_time <= until_ms,), None, limit)
 
-    def shards_due_after(self, wanted: Mapping[int, tuple[tuple[int, int], int]]) -> set[int]:
-        """The shards in which `due_after` finds a row. `wanted`: shard -> (after, until_ms), of one database.
+    def find_shards_with_due(self, wanted: Mapping[int, tuple[tuple[int, int], int]]) -> set[int]:
+        """The shards in which `read_due_rows` finds a row. `wanted`: shard -> (after, until_ms).
 
-        At most SHARDS_PER_QUERY_MAX shards.
+        All of one database, at most SHARDS_PER_QUERY_MAX shards.
         """
-        return self._shards_with_rows(
+        return self._find_shards_with_rows(
             _AFTER,
             {
                 shard: {"after_ms": after[0], "after_id": after[1], "until_ms": until_ms}
@@ -57,7 +57,7 @@ class DuePages:
             },
         )
 
-    def overdue_rows(
+    def read_overdue_rows(
         self,
         shard: int,
         after: tuple[int, int],
@@ -67,37 +67,39 @@ class DuePages:
     ) -> list[DueRow]:
         """Live rows that have been due for longer than `grace_ms`, by the database's clock, oldest first.
 
-        Without rows that are due only because that clock stepped ahead (see `runtime.server_clock`).
+        Leaves out rows that are due only because that clock jumped ahead (see `runtime.server_clock`).
         `types`: only these type numbers; None: all.
         """
-        until_ms = self._databases.of_shard(shard).server_clock.bounds().due_ms - grace_ms
+        until_ms = self._databases.database_of_shard(shard).server_clock.bounds().due_ms - grace_ms
         overdue = (c.due_time <= db_now_plus(-grace_ms), c.due_time <= until_ms)
-        return self._read_page(shard, after, overdue, types, limit)
+        return self._read_due_page(shard, after, overdue, types, limit)
 
-    def shards_with_overdue(self, grace_ms: Mapping[int, int]) -> set[int]:
+    def find_overdue_shards(self, grace_ms: Mapping[int, int]) -> set[int]:
         """The shards with an overdue row of any type. `grace_ms`: by shard, all of one database.
 
         At most SHARDS_PER_QUERY_MAX shards.
         """
-        # All types: the index does not contain the type, so a filter by type would read all overdue rows of
-        # other services in all these shards.
+        # No filter by type: the index does not contain the type, so the statement would have to read all
+        # overdue rows of other services in these shards.
         if not grace_ms:
             return set()
-        until_ms = self._databases.of_shard(next(iter(grace_ms))).server_clock.bounds().due_ms
-        return self._shards_with_rows(
+        until_ms = (
+            self._databases.database_of_shard(next(iter(grace_ms))).server_clock.bounds().due_ms
+        )
+        return self._find_shards_with_rows(
             _OVERDUE,
             {shard: {"plus_ms": -ms, "until_ms": until_ms - ms} for shard, ms in grace_ms.items()},
         )
 
     def database_answers(self, shard: int) -> bool:
-        """Whether the shard's database answers: then a failure there concerns one table only."""
+        """Whether the shard's database answers. If it does, a failed read concerns one table only."""
         try:
-            self._databases.of_shard(shard).now_ms()
+            self._databases.database_of_shard(shard).now_ms()
         except (StoreUnavailable, SchemaMismatch):
             return False
         return True
 
-    def _read_page(
+    def _read_due_page(
         self,
         shard: int,
         after: tuple[int, int],
@@ -116,14 +118,14 @@ class DuePages:
         rows = self._databases.select(query, shard)
         return [DueRow(*(int(value) for value in row)) for row in rows]
 
-    def _shards_with_rows(
+    def _find_shards_with_rows(
         self, query: Select[Any], values: Mapping[int, Mapping[str, Any]]
     ) -> set[int]:
         """The shards in which the query finds a row. `values`: the query's values by shard."""
         if not values:
             return set()
-        database = self._databases.of_shard(next(iter(values)))
-        prepared = _prepared(query, database.engine.dialect)
+        database = self._databases.database_of_shard(next(iter(values)))
+        prepared = _prepare_cached(query, database.engine.dialect)
         bits: list[str] = []
         arguments: list[Any] = []
         for position, (shard, given) in enumerate(values.items()):
@@ -132,7 +134,7 @@ class DuePages:
             arguments += statement.values
         numbers = [" | ".join(bits[at : at + BITS]) for at in range(0, len(bits), BITS)]
         query_text = f"SELECT {', '.join(numbers)}"
-        found = database.read(
+        found = database.run_read(
             lambda connection: connection.exec_driver_sql(query_text, tuple(arguments)).one()
         )
         return {
@@ -143,13 +145,16 @@ class DuePages:
 
 
 _ONE: Select[Any] = select(literal_column("1"))
-_UNTIL = c.due_time <= bindparam("until_ms", type_=Millis)
+_UNTIL = c.due_time <= bindparam("until_ms", type_=DatetimeAsMillis)
 _AFTER = _ONE.where(
-    *after_due_key(bindparam("after_ms", type_=Millis), bindparam("after_id", type_=UInt64)), _UNTIL
+    *after_due_key(
+        bindparam("after_ms", type_=DatetimeAsMillis), bindparam("after_id", type_=UInt64)
+    ),
+    _UNTIL,
 )
 _OVERDUE = _ONE.where(c.due_time <= db_now_plus(bindparam("plus_ms", type_=Integer)), _UNTIL)
 
 
 @lru_cache(maxsize=64)
-def _prepared(query: Select[Any], dialect: Dialect) -> PreparedStatement:
+def _prepare_cached(query: Select[Any], dialect: Dialect) -> PreparedStatement:
     return PreparedStatement(query, dialect)

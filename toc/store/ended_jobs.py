@@ -15,8 +15,8 @@ from sqlalchemy import select, text
 
 from toc.domain.ids import lowest_id_at
 from toc.domain.job import Status
-from toc.store.archive_status import AHEAD_MS, TimeWindow
-from toc.store.columns import millis_of, sql_time
+from toc.store.archive_status import AHEAD_MS, EndedJobWindow
+from toc.store.column_types import millis_of_column, sql_time_of_ms
 from toc.store.databases import Databases
 from toc.store.driver_errors import explain_missing_table
 from toc.store.schema import JOB, job_table_name
@@ -109,52 +109,56 @@ class EndedJobs:
             yield IdRange(first, end)
             first = end
 
-    def ended_rows(self, shard: int, ids: IdRange, window: TimeWindow) -> Sequence[Sequence[Any]]:
+    def ended_rows(
+        self, shard: int, ids: IdRange, window: EndedJobWindow
+    ) -> Sequence[Sequence[Any]]:
         """The jobs that ended within the window: `COLUMNS`, by id."""
         return self._select(shard, _rows_sql, ids, window)
 
-    def checksums(self, shard: int, ids: IdRange, window: TimeWindow) -> list[DayChecksum]:
+    def checksums(self, shard: int, ids: IdRange, window: EndedJobWindow) -> list[DayChecksum]:
         """Counts and checksums of the same rows."""
         return [DayChecksum(*map(int, row)) for row in self._select(shard, _sums_sql, ids, window)]
 
-    def count_ended(self, shard: int, ids: IdRange, window: TimeWindow) -> list[EndedCount]:
+    def count_ended(self, shard: int, ids: IdRange, window: EndedJobWindow) -> list[EndedCount]:
         """Counts the jobs that ended within the window, by type, status, time and lateness."""
         return [
             EndedCount._make(value if value is None else int(value) for value in row)
             for row in self._select(shard, _counts_sql, ids, window)
         ]
 
-    def count_created(self, shard: int, ids: IdRange, window: TimeWindow) -> list[CreatedPerHour]:
+    def count_created(
+        self, shard: int, ids: IdRange, window: EndedJobWindow
+    ) -> list[CreatedPerHour]:
         """Counts the jobs of any status that were created within the window (gmt_create)."""
         return [
             CreatedPerHour(*map(int, row)) for row in self._select(shard, _created_sql, ids, window)
         ]
 
     def _select(
-        self, shard: int, sql: Callable[[_Expressions], str], ids: IdRange, window: TimeWindow
+        self, shard: int, sql: Callable[[_Expressions], str], ids: IdRange, window: EndedJobWindow
     ) -> Sequence[Any]:
-        database = self.databases.of_shard(shard)
+        database = self.databases.database_of_shard(shard)
         dead = database.engine.dialect.identifier_preparer.format_table(database.dead)
         tables = {"job": database.job_table_name(shard), "dead": dead}
         statement = text(sql(_SQLITE if database.sqlite else _MYSQL).format(**tables))
         values = {
             "first": ids.first,
             "end": ids.end,
-            "since": sql_time(window.since_ms),
-            "until": sql_time(window.until_ms),
+            "since": sql_time_of_ms(window.since_ms),
+            "until": sql_time_of_ms(window.until_ms),
         }
         with explain_missing_table(database.index, job_table_name(shard)):
-            return database.read(lambda connection: connection.execute(statement, values).all())
+            return database.run_read(lambda connection: connection.execute(statement, values).all())
 
 
-def id_range_of_ended(window: TimeWindow) -> IdRange:
+def id_range_of_ended(window: EndedJobWindow) -> IdRange:
     """The ids that jobs can have that ended within the window."""
-    return IdRange(0, window.id_end)
+    return IdRange(0, window.id_upper_bound)
 
 
-def id_range_of_created(window: TimeWindow) -> IdRange:
+def id_range_of_created(window: EndedJobWindow) -> IdRange:
     """The ids of jobs created within the window, if no clock is wrong by more than AHEAD_MS."""
-    return IdRange(lowest_id_at(window.since_ms - AHEAD_MS), window.id_end)
+    return IdRange(lowest_id_at(window.since_ms - AHEAD_MS), window.id_upper_bound)
 
 
 # ---- SQL as text: aggregates over expressions that each kind of server writes in its own way
@@ -174,7 +178,7 @@ class _Expressions(NamedTuple):
 
 
 _MYSQL = _Expressions(  # and MariaDB
-    ms=millis_of.mysql,
+    ms=millis_of_column.mysql,
     late_ms="GREATEST(0, TIMESTAMPDIFF(MICROSECOND, {0}, {1}) DIV 1000)",
     whole="{0} DIV {1}",
     unsigned="{0}",
@@ -184,8 +188,8 @@ _MYSQL = _Expressions(  # and MariaDB
     bucket=f"INTERVAL({{0}}, {', '.join(str(bound + 1) for bound in BOUNDS_MS)})",
 )
 _SQLITE = _Expressions(
-    ms=millis_of.sqlite,
-    late_ms=f"MAX(0, {millis_of.sqlite.replace('{0}', '{1}')} - {millis_of.sqlite})",
+    ms=millis_of_column.sqlite,
+    late_ms=f"MAX(0, {millis_of_column.sqlite.replace('{0}', '{1}')} - {millis_of_column.sqlite})",
     whole="{0} / {1}",
     unsigned="printf('%llu', {0})",
     sized="length(CAST({0} AS BLOB)) || '=' || {0}",

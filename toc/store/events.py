@@ -28,8 +28,8 @@ from sqlalchemy import (
 
 from toc.domain.argument_checks import REASON_CHARS_MAX
 from toc.domain.job import Event, Status
-from toc.store.columns import db_now
-from toc.store.databases import Database, execute_on
+from toc.store.column_types import db_now
+from toc.store.databases import Database, execute_on_shard
 from toc.store.prepared import IDS, PreparedStatement
 from toc.store.rows import status_from_number
 from toc.store.schema import JOB
@@ -162,7 +162,7 @@ def _insert_events(
         db_now(), c.job_id, literal(source.what), *statuses, c.attempts, literal(source.actor), reason,
         literal(source.run_id, String()), literal(source.related_job_id, event.related_job_id.type),
     ).where(condition)  # fmt: skip
-    execute_on(connection, shard, insert(database.event).from_select(columns, rows))
+    execute_on_shard(connection, shard, insert(database.event).from_select(columns, rows))
 
 
 def read_events(database: Database, job_id: int, limit: int) -> list[Event]:

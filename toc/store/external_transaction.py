@@ -18,10 +18,10 @@ from toc.domain.claim_tokens import remove_alone_mark
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job, Status
 from toc.errors import ClaimLost, InvalidInput, NotFound, StoreUnavailable
-from toc.store.catalogue import Catalogue
-from toc.store.columns import db_now
-from toc.store.database_home import is_fence
-from toc.store.databases import Database, Databases, execute_on
+from toc.store.column_types import db_now
+from toc.store.database_home import is_fence_error
+from toc.store.database_metadata import DatabaseMetadata
+from toc.store.databases import Database, Databases, execute_on_shard
 from toc.store.rows import status_from_number
 from toc.store.schema import JOB
 from toc.store.sqlite_writers import remember_writer
@@ -44,7 +44,7 @@ _SELECT_STATUS = (
 
 @contextmanager
 def join_transaction(
-    connection: Connection, database: Database, catalogue: Catalogue
+    connection: Connection, database: Database, database_metadata: DatabaseMetadata
 ) -> Iterator[None]:
     """A context in which statements on `schema.JOB` can run on the caller's connection.
 
@@ -52,17 +52,17 @@ def join_transaction(
     reach `database`, StoreUnavailable when the database is being moved: then the transaction is
     lost. Other errors of the driver reach the caller.
     """
-    catalogue.check_connection(connection, database)
+    database_metadata.check_caller_connection(connection, database)
     _refuse_autocommit(connection)
-    database.add_clock_functions(connection)
+    database.add_sqlite_functions(connection)
     known = connection.engine in (database.engine, database.autocommit_engine)
-    name_shard = database.make_shard_namer(connection.dialect)
+    name_shard = database.make_table_name_listener(connection.dialect)
     if not known:  # the caller's engine does not know the names of our shards
         event.listen(connection, "before_cursor_execute", name_shard, retval=True)
     try:
         yield
     except DBAPIError as error:
-        if is_fence(error.orig):
+        if is_fence_error(error.orig):
             raise StoreUnavailable(database.index, error) from error
         raise
     finally:
@@ -91,19 +91,21 @@ def _refuse_autocommit(connection: Connection) -> None:
         )
 
 
-def complete(databases: Databases, catalogue: Catalogue, job: Job, connection: Connection) -> bool:
+def complete(
+    databases: Databases, database_metadata: DatabaseMetadata, job: Job, connection: Connection
+) -> bool:
     """Sets the job to done within the connection's transaction. False: it was done already.
 
     Raises ClaimLost when the claim is lost, NotFound when the row is deleted, and WrongDatabase and
     StoreUnavailable as `join_transaction` does.
     """
     shard = databases.routing.shard_of_hash(routing_bits_of(job.job_id))
-    with join_transaction(connection, databases.of_shard(shard), catalogue):
+    with join_transaction(connection, databases.database_of_shard(shard), database_metadata):
         token = job.token or ""
         values = {"id": job.job_id, "token": token, "unmarked": remove_alone_mark(token)}
-        if execute_on(connection, shard, _SET_DONE, values).rowcount:
+        if execute_on_shard(connection, shard, _SET_DONE, values).rowcount:
             return True
-        row = execute_on(connection, shard, _SELECT_STATUS, {"id": job.job_id}).first()
+        row = execute_on_shard(connection, shard, _SELECT_STATUS, {"id": job.job_id}).first()
     if row is None:
         raise NotFound(f"job {job.job_id}: it has been deleted since")
     status = status_from_number(row.status)

@@ -27,8 +27,8 @@ from toc.domain.routing import Routing
 from toc.errors import MYSQL_REFUSALS
 from toc.runtime.clock import Clock
 from toc.runtime.setting_groups import MysqlSettings
-from toc.store.columns import ms_of_sql_time, sql_time
-from toc.store.database_home import DatabaseHome
+from toc.store.column_types import ms_of_sql_time, sql_time_of_ms
+from toc.store.database_home import HomeConnections
 from toc.store.driver_errors import AWAY, CLIENT_ERRORS, error_number, error_text
 from toc.store.sessions import session_arguments
 
@@ -232,13 +232,13 @@ class _Database:
             skip_autocommit_rollback=True,
             connect_args=arguments,
         )
-        self._home: DatabaseHome | None = None
+        self._home: HomeConnections | None = None
         self._is_mariadb = False
         if self.sqlite:
             event.listen(self._engine, "connect", self._prepare_sqlite)
             return
         new = None if moving is None else make_url(moving)
-        self._home = DatabaseHome(index, parsed, new, arguments, clock)
+        self._home = HomeConnections(index, parsed, new, arguments, clock)
         self._home.connect_engine(self._engine)
         event.listen(self._engine, "connect", self._prepare_mysql)
 
@@ -377,7 +377,7 @@ class _Database:
                 raw.create_aggregate(name, -1, call)
             else:
                 raw.create_function(name, -1, call, deterministic=True)
-        raw.create_function("UTC_TIMESTAMP", 1, lambda digits: sql_time(now_ms))
+        raw.create_function("UTC_TIMESTAMP", 1, lambda digits: sql_time_of_ms(now_ms))
 
 
 def _take_next(todo: deque[Question]) -> Question | None:

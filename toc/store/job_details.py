@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from toc.domain.job import DeadJob, Job
-from toc.store.databases import Database, execute_on
+from toc.store.databases import Database, execute_on_shard
 from toc.store.driver_errors import explain_missing_table
 from toc.store.rows import JOB_COLUMNS, dead_job_from_row, job_from_row, select_dead_jobs
 from toc.store.schema import JOB, job_table_name
@@ -34,7 +34,7 @@ def read_job_details(database: Database, shard: int, job_id: int) -> JobDetails 
     letter_of = select_dead_jobs(database.dead).where(database.dead.c.job_id == job_id)
 
     def read(connection: Connection) -> JobDetails | None:
-        row: Any = execute_on(connection, shard, row_of).first()
+        row: Any = execute_on_shard(connection, shard, row_of).first()
         if row is None:
             return None
         name = connection.scalar(select(types.name).where(types.type_no == row[2]))
@@ -46,4 +46,4 @@ def read_job_details(database: Database, shard: int, job_id: int) -> JobDetails 
         return JobDetails(job, row[2], row[-2], row[-1], letter)
 
     with explain_missing_table(database.index, job_table_name(shard)):
-        return database.read(read)
+        return database.run_read(read)

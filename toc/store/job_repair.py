@@ -20,8 +20,8 @@ from sqlalchemy.exc import IntegrityError
 from toc.domain.ids import ROUTING_MASK, SEQUENCE_BITS, SEQUENCE_MASK, routing_bits_of
 from toc.domain.job import Status
 from toc.domain.routing import routing_hash_of
-from toc.store.columns import Millis, db_now, sql_time
-from toc.store.databases import Database, Databases, execute_on
+from toc.store.column_types import DatetimeAsMillis, db_now, sql_time_of_ms
+from toc.store.databases import Database, Databases, execute_on_shard
 from toc.store.driver_errors import is_live_duplicate, is_primary_duplicate
 from toc.store.events import REPAIR, Repair, Transition, record_events, record_repair
 from toc.store.rows import status_from_number
@@ -97,7 +97,7 @@ class JobRepair:
         One transaction. `shifted`: by shard, all of one database. Returns (shard, job_id) of the changed
         jobs: the others have changed since they were read.
         """
-        database = self._databases.of_shard(min(shifted))
+        database = self._databases.database_of_shard(min(shifted))
 
         def work(connection: Connection) -> set[tuple[int, int]]:
             changed = set()
@@ -105,8 +105,10 @@ class JobRepair:
                 reasons = {}
                 for job in sorted(shifted[shard]):
                     values = {"id": job.job_id, "action": job.action_ms, "due": job.due_ms}
-                    if execute_on(connection, shard, _RESET_DUE_TIME, values).rowcount:
-                        reasons[job.job_id] = f"moved: due_time was {sql_time(job.due_ms)} UTC"
+                    if execute_on_shard(connection, shard, _RESET_DUE_TIME, values).rowcount:
+                        reasons[job.job_id] = (
+                            f"moved: due_time was {sql_time_of_ms(job.due_ms)} UTC"
+                        )
                 if reasons:
                     repair = Repair(reasons, self._actor, self._run_id)
                     record_repair(connection, database, shard, repair)
@@ -148,16 +150,16 @@ class _MisfitRepairer:
     ) -> None:
         self._databases, self._shard, self._job_id = databases, shard, job_id
         self._actor, self._run_id = actor, run_id
-        self._database = databases.of_shard(shard)
+        self._database = databases.database_of_shard(shard)
         self._last_repair = MisfitRepair(None)  # the answer of the last try
 
     def run(self) -> MisfitRepair:
         return self._database.run_transaction(self._repair)
 
     def _repair(self, connection: Connection) -> MisfitRepair:
-        self._database.lock_file(connection)
+        self._database.lock_sqlite_file(connection)
         query = select(c.status, c.due_time, *_COPIED).where(c.job_id == self._job_id)
-        row = execute_on(connection, self._shard, query.with_for_update()).one_or_none()
+        row = execute_on_shard(connection, self._shard, query.with_for_update()).one_or_none()
         if row is None:
             return MisfitRepair(None, why="it is gone", is_over=True)
         hash_ = routing_hash_of(row.biz_id)
@@ -169,7 +171,7 @@ class _MisfitRepairer:
             return nothing
         due_ms = row.due_time if row.attempts and row.due_time is not None else row.action_time
         # Before the copy: in one table, a second live row with the key would be refused.
-        if not execute_on(connection, self._shard, _CANCEL, {"id": self._job_id}).rowcount:
+        if not execute_on_shard(connection, self._shard, _CANCEL, {"id": self._job_id}).rowcount:
             raise AssertionError(f"job {self._job_id} was locked while it was pending")
         new_id = self._insert_copy(connection, shard, routing_bits, row, due_ms)
         words = f"misfit: job {new_id} in {job_table_name(shard)} stands for it now"
@@ -194,7 +196,7 @@ class _MisfitRepairer:
             return MisfitRepair(None, why="it has ended meanwhile", is_over=True)
         if routing_bits_of(self._job_id) == routing_bits and shard == self._shard:
             return MisfitRepair(None, why="it fits by now", is_over=True)
-        home = self._databases.of_shard(shard)
+        home = self._databases.database_of_shard(shard)
         if home is not self._database:
             return MisfitRepair(None, why=f"it belongs into database {home.index}: {_BY_HAND}")
         return None
@@ -206,11 +208,13 @@ class _MisfitRepairer:
         words = f"misfit: stands for job {self._job_id} in {job_table_name(self._shard)}"
         for new_id in possible_copy_ids(self._job_id, routing_bits):
             query = select(*_COPIED).where(c.job_id == new_id)
-            there = execute_on(connection, shard, query).one_or_none()
+            there = execute_on_shard(connection, shard, query).one_or_none()
             if there is None:
                 values = {column.name: getattr(row, column.name) for column in _COPIED}
                 values |= {"job_id": new_id, "status": int(Status.PENDING), "due_time": due_ms}
-                execute_on(connection, shard, insert(JOB).values(**values, gmt_modified=db_now()))
+                execute_on_shard(
+                    connection, shard, insert(JOB).values(**values, gmt_modified=db_now())
+                )
             elif has_copy_event(connection, self._database, new_id, self._job_id):
                 return new_id
             elif any(getattr(there, name) != getattr(row, name) for name in _BUSINESS_DATA):
@@ -229,8 +233,8 @@ _RESET_DUE_TIME = (
         c.status == int(Status.PENDING),
         c.attempts == 0,
         # Unchanged since it was read: a reschedule by a client in between wins.
-        c.action_time == bindparam("action", type_=Millis()),
-        c.due_time == bindparam("due", type_=Millis()),
+        c.action_time == bindparam("action", type_=DatetimeAsMillis()),
+        c.due_time == bindparam("due", type_=DatetimeAsMillis()),
         c.due_time != c.action_time,
     )
     .values(due_time=c.action_time, gmt_modified=db_now())
@@ -260,7 +264,7 @@ def has_copy_event(connection: Connection, database: Database, job_id: int, old_
 
 def find_copy(databases: Databases, job_id: int) -> int | None:
     """The id of the copy that replaced a cancelled job in a repair; None: it was only cancelled."""
-    database = databases.of_shard(databases.routing.shard_of_hash(routing_bits_of(job_id)))
+    database = databases.database_of_shard(databases.routing.shard_of_hash(routing_bits_of(job_id)))
     event = database.event.c
     query = (
         select(event.related_job_id)

@@ -20,9 +20,9 @@ from toc.domain.ids import routing_bits_of
 from toc.domain.job import ANSWER_OF_STATUS, Answer, DeadJob, Job, NewJob, Scheduled, Status
 from toc.domain.routing import Routing
 from toc.errors import DuplicateJob
-from toc.store.catalogue import Catalogue
-from toc.store.columns import Millis, db_now, signed64, sql_time
-from toc.store.databases import Database, Databases, execute_on
+from toc.store.column_types import DatetimeAsMillis, db_now, sql_time_of_ms, to_signed64
+from toc.store.database_metadata import DatabaseMetadata
+from toc.store.databases import Database, Databases, execute_on_shard
 from toc.store.driver_errors import is_live_duplicate, is_primary_duplicate
 from toc.store.events import EventStatement, Transition, record_events
 from toc.store.external_transaction import join_transaction
@@ -75,17 +75,21 @@ class Jobs:
     """
 
     def __init__(
-        self, databases: Databases, catalogue: Catalogue, fresh_id: Callable[[int], int], actor: str
+        self,
+        databases: Databases,
+        database_metadata: DatabaseMetadata,
+        fresh_id: Callable[[int], int],
+        actor: str,
     ) -> None:
         self._databases = databases
-        self._catalogue = catalogue
+        self._database_metadata = database_metadata
         self._fresh_id = fresh_id
         self.actor = actor
         self._changes = {database.index: _ChangeStatements(database) for database in databases}
 
     def type_name(self, type_no: int, database: Database) -> str:
         """The name of a type number in a database. Raises NotFound."""
-        return self._catalogue.types.find_name(type_no, database)
+        return self._database_metadata.types.find_name(type_no, database)
 
     # ---- insert
 
@@ -104,7 +108,7 @@ class Jobs:
         insert = _Insert(self, database, self._databases.routing, jobs, on_duplicate)
         if connection is None:
             return insert.run()
-        with join_transaction(connection, database, self._catalogue):
+        with join_transaction(connection, database, self._database_metadata):
             return insert.run_on(connection)
 
     # ---- reads
@@ -127,7 +131,7 @@ class Jobs:
         """Jobs of a business id, live and ended, newest first; at most `limit`. `type_no` None: all types."""
         conditions = _of_business(business, type_no, dedup_key)
         query = select(*JOB_COLUMNS).where(*conditions).order_by(c.job_id.desc()).limit(limit)
-        database = self._databases.of_shard(shard)
+        database = self._databases.database_of_shard(shard)
         rows = database.select(query, shard)
         return [job_from_row(row, self.type_name(row.type_no, database)) for row in rows]
 
@@ -138,7 +142,7 @@ class Jobs:
         query = select(c.job_id).where(
             *_of_business(business, type_no, dedup_key), c.status.in_(_LIVE)
         )
-        pages = self._databases.of_shard(shard).pages_by_id(query, shard, ROWS_MAX)
+        pages = self._databases.database_of_shard(shard).read_pages_by_id(query, shard, ROWS_MAX)
         return [job_id for page in pages for (job_id,) in page]
 
     # ---- guarded verbs
@@ -171,7 +175,7 @@ class Jobs:
             letter = database.dead.c
             query = select_dead_jobs(database.dead)
             if biz_type is not None:
-                type_no = self._catalogue.types.find_number(biz_type, database)
+                type_no = self._database_metadata.types.find_number(biz_type, database)
                 if type_no is None:
                     continue
                 query = query.where(letter.type_no == type_no)
@@ -183,7 +187,7 @@ class Jobs:
 
     def reschedule_transition(self, action_ms: int, reason: str | None) -> Transition:
         """The transition of a pending job to another time."""
-        to = f"to {sql_time(action_ms)} UTC"
+        to = f"to {sql_time_of_ms(action_ms)} UTC"
         text = to if reason is None else f"{to}: {reason}"
         return Transition("reschedule", Status.PENDING, Status.PENDING, self.actor, text)
 
@@ -243,7 +247,7 @@ class Jobs:
 
     def _locate(self, job_id: int) -> tuple[int, Database]:
         shard = self._databases.routing.shard_of_hash(routing_bits_of(job_id))
-        return shard, self._databases.of_shard(shard)
+        return shard, self._databases.database_of_shard(shard)
 
     def fresh_id_like(self, job_id: int) -> int:
         """A new id of the same shard and slot."""
@@ -261,7 +265,7 @@ def _guarded_update(from_status: Status, to_status: Status, *values: tuple[Any, 
     )
 
 
-_NEW_TIME = bindparam("at", type_=Millis())
+_NEW_TIME = bindparam("at", type_=DatetimeAsMillis())
 _RESTARTED = ((c.action_time, _NEW_TIME), (c.due_time, _NEW_TIME), (c.attempts, 0))
 _CHANGES = {
     "cancel": _guarded_update(Status.PENDING, Status.CANCELLED, (c.due_time, None)),
@@ -383,7 +387,7 @@ class _Insert:
                 c.type_no == job.type_no,
                 c.action_time == job.action_ms,
             )
-            if execute_on(connection, shard, mine).first():
+            if execute_on_shard(connection, shard, mine).first():
                 return InsertResult(job.job_id, job.action_ms, written=True)
         return job._replace(job_id=self._library.fresh_id_like(job.job_id))
 
@@ -397,7 +401,7 @@ class _Insert:
             # A locking read sees committed rows even in a caller's REPEATABLE READ.
             .with_for_update(read=True)
         )
-        holder = execute_on(connection, shard, query).first()
+        holder = execute_on_shard(connection, shard, query).first()
         if holder is None:  # it ended in between: try again
             return job
         if holder.job_id == job.job_id:
@@ -421,7 +425,7 @@ class _Insert:
                     gmt_modified=db_now(),
                 )
             )
-            if not execute_on(connection, shard, change).rowcount:
+            if not execute_on_shard(connection, shard, change).rowcount:
                 return job
             move = self._library.reschedule_transition(job.action_ms, "replaced by schedule()")
             record_events(connection, self._database, shard, c.job_id == holder.job_id, move)
@@ -449,9 +453,9 @@ def _insert_statement(database: Database, shard: int, jobs: Sequence[NewJob]) ->
     columns = f"{_COLUMNS}, biz_text, tenant" if has_texts else _COLUMNS
     keyless, keyed = _row_texts(sqlite=database.sqlite, has_texts=has_texts)
     for job in jobs:
-        when = sql_time(job.action_ms)
+        when = sql_time_of_ms(job.action_ms)
         if database.sqlite:
-            values += (job.job_id, signed64(job.biz_id), job.type_no, when, when, job.attribute)
+            values += (job.job_id, to_signed64(job.biz_id), job.type_no, when, when, job.attribute)
         else:
             values += (job.job_id, job.biz_id, job.type_no, when, job.attribute)
         if job.dedup_key is None:

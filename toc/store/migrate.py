@@ -154,7 +154,7 @@ def schema_target(settings: Settings, index: int) -> SchemaTarget:
 
 def read_revision(database: Database) -> str | None:
     """The revision that a database is at; None before the first migration."""
-    return database.read(current_revision)
+    return database.run_read(current_revision)
 
 
 def current_revision(connection: Connection) -> str | None:
@@ -168,7 +168,7 @@ def read_fits_since(database: Database) -> str | None:
     """The oldest release that the schema says it fits; None when it does not say."""
     meta = database.meta
     query = select(meta.c.value).where(meta.c.name == FITS_SINCE)
-    return database.read(lambda connection: connection.scalar(query))
+    return database.run_read(lambda connection: connection.scalar(query))
 
 
 def describe_incompatibility(database: Database) -> str | None:
@@ -327,7 +327,7 @@ def _refuse_if_jobs(database: Database, taken_back: Sequence[Revision]) -> None:
         for table in tables:
             refuse_if_jobs(connection, database.index, table)
 
-    database.read(check)
+    database.run_read(check)
 
 
 def _target_revision(index: int, found: str | None, phase: Phase, to: str | None) -> str | None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from toc.errors import TocError
-from toc.store.account_rights import Rights, read_rights
-from toc.store.accounts import ROLES
+from toc.store.account_rights import AccountRights, read_account_rights
+from toc.store.account_roles import ROLES
 from toc.store.move_server import LAG_S_MAX, MoveServer, MoveStopped
 from toc.store.mover import MOVED_ROWS, Probe
 from toc.store.schema import VERSION_TABLE
@@ -218,7 +218,7 @@ class MoveChecks:
 
     def _check_privileges(self) -> Iterator[MoveFinding]:
         for server in (self._old, self._new):
-            lacks = read_rights(server).missing(
+            lacks = read_account_rights(server).missing_rights(
                 MOVER.server[server.role], MOVER.database, MOVER.tables
             )
             text = f"lacks {', '.join(lacks)}" if lacks else "may do it"
@@ -231,7 +231,7 @@ class MoveChecks:
     def _check_application_account(self) -> MoveFinding:
         name = "application's account"
         advice = "make it on the new server, as it is on the old one"
-        before: Rights | None = None
+        before: AccountRights | None = None
         for server in (self._old, self._new):
             try:
                 app = self._probe(server)
@@ -243,11 +243,11 @@ class MoveChecks:
                     return MoveFinding(
                         name, "fail", text, "TOC_MOVE_… must name the settings' servers"
                     )
-                held = read_rights(app)
+                held = read_account_rights(app)
                 jobs = [table for table in app.read_tables() if table.startswith("toc_job_")]
-                lacks = held.missing((), (), dict.fromkeys(jobs, APP_JOBS))
+                lacks = held.missing_rights((), (), dict.fromkeys(jobs, APP_JOBS))
                 if not lacks and before is not None:
-                    lacks = held.missing((), before.schema, before.tables)
+                    lacks = held.missing_rights((), before.schema, before.tables)
                 before = held
             finally:
                 app.close()

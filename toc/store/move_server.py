@@ -171,7 +171,7 @@ class MoveServer:
         return {row["name"]: row["value"] for row in rows}
 
     def write_meta(self, name: str, value: str) -> None:
-        """Writes a row of the catalogue."""
+        """Writes a row of toc_meta."""
         table = f"{self.quoted}.toc_meta"
         self.run(f"REPLACE INTO {table} (name, value) VALUES (%s, %s)", name, value)  # noqa: S608
 

@@ -151,7 +151,7 @@ class Mover:
     def _record_purpose(self) -> None:
         """Writes down which move the fence is for, so that another move neither lifts it nor continues."""
         self._old.write_meta(MOVING_TO, self._new.uuid)
-        self._report_step("note", "the old server's catalogue names the new one")
+        self._report_step("note", "the old server's database_metadata names the new one")
 
     def _switch_to_new_server(self, pause_max_s: float) -> tuple[int, int]:
         """The steps from the fence to the switch; returns the pause in ms and how many sessions it killed."""

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from toc.store.database_home import is_fence
+from toc.store.database_home import is_fence_error
 from toc.store.driver_errors import LOST_ERRORS
 from toc.store.verb import Executor, Statement, StatementResult
 
@@ -54,7 +54,7 @@ class PipelinedConnection(Executor):
         try:
             self._pooled = engine.raw_connection()
         except self._dbapi.Error as error:
-            lost = is_fence(error) or self._is_lost(error)
+            lost = is_fence_error(error) or self._is_lost(error)
             raise OperationalError("", None, error, connection_invalidated=lost) from error
 
     def __exit__(self, *_: object) -> None:
@@ -102,7 +102,7 @@ class PipelinedConnection(Executor):
         except self._dbapi.Error as error:
             self._discard_connection()
             lost = self._is_lost(error)
-            if (lost or is_fence(error)) and self._engine.pool is self._pool:
+            if (lost or is_fence_error(error)) and self._engine.pool is self._pool:
                 self._engine.dispose()  # the other pooled connections are lost as well
             if lost:
                 raise OperationalError(packet, None, error, connection_invalidated=True) from error

@@ -23,7 +23,7 @@ from sqlalchemy import Connection, and_, delete, exists, func, or_, select
 
 from toc.domain.ids import lowest_id_at
 from toc.domain.job import Status
-from toc.store.databases import Database, Databases, execute_on
+from toc.store.databases import Database, Databases, execute_on_shard
 from toc.store.rows import status_from_number
 from toc.store.schema import JOB
 
@@ -90,7 +90,7 @@ class PurgePages:
 
     def delete_unchanged(self, shard: int, rows: Sequence[OldRow]) -> int:
         """Deletes the ended rows that are unchanged since they were read; returns how many."""
-        database = self.databases.of_shard(shard)
+        database = self.databases.database_of_shard(shard)
         asked = sorted(rows)
         try:
             return database.run_transaction(partial(_delete_all_or_none, database, shard, asked))
@@ -135,14 +135,14 @@ def _delete_all_or_none(
     # Each with the type and status under which it will be counted.
     as_read = or_(
         *(
-            and_(database.in_ids(c.job_id, ids), c.type_no == type_no, c.status == status)
+            and_(database.build_id_filter(c.job_id, ids), c.type_no == type_no, c.status == status)
             for (type_no, status), ids in kinds.items()
         )
     )
     # No live job is deleted, whatever the caller passes (I1).
     ended = c.status.in_(_ENDED)
     change = delete(JOB).where(as_read, ended, c.gmt_modified <= _newest_ms(rows))
-    if execute_on(connection, shard, change).rowcount < len(rows):
+    if execute_on_shard(connection, shard, change).rowcount < len(rows):
         raise _SomeChangedError
     _delete_letters(database, shard, rows, connection)
     _add_counts(connection, database, rows)
@@ -153,17 +153,17 @@ def _delete_locked(
     database: Database, shard: int, rows: Sequence[OldRow], connection: Connection
 ) -> int:
     """Locks and reads the rows again, and deletes those that are unchanged."""
-    database.lock_file(connection)
+    database.lock_sqlite_file(connection)
     query = select(c.job_id, c.type_no, c.status, c.gmt_modified).where(
-        database.in_ids(c.job_id, [row.job_id for row in rows]),
+        database.build_id_filter(c.job_id, [row.job_id for row in rows]),
         c.status.in_(_ENDED),
         c.gmt_modified <= _newest_ms(rows),
     )
-    found = execute_on(connection, shard, query.with_for_update()).all()
+    found = execute_on_shard(connection, shard, query.with_for_update()).all()
     left = [OldRow._make(row) for row in found]
     if left:
-        mine = database.in_ids(c.job_id, [row.job_id for row in left])
-        execute_on(connection, shard, delete(JOB).where(mine))
+        mine = database.build_id_filter(c.job_id, [row.job_id for row in left])
+        execute_on_shard(connection, shard, delete(JOB).where(mine))
     _delete_letters(database, shard, rows, connection)
     _add_counts(connection, database, left)
     return len(left)
@@ -182,7 +182,7 @@ def _delete_letters(
     if dead:
         gone = ~exists(select(c.job_id).where(c.job_id == letters.c.job_id))
         mine = letters.c.job_id.in_(dead)
-        execute_on(connection, shard, delete(letters).where(mine, gone))
+        execute_on_shard(connection, shard, delete(letters).where(mine, gone))
 
 
 # ---- counts
@@ -267,4 +267,4 @@ def read_purges_around(database: Database, job_id: int, limit: int) -> PurgesAro
         found = connection.scalar(days) or 0
         return PurgesAround(counts, found, since)
 
-    return database.read(read)
+    return database.run_read(read)

@@ -71,7 +71,7 @@ def record_result(
 def read_last_result(databases: Databases) -> LastReconcileResult | None:
     """The last run's result; None: there was none yet. Raises StoreUnavailable."""
     database = databases[0]
-    return database.read(lambda connection: _read_result(connection, database))
+    return database.run_read(lambda connection: _read_result(connection, database))
 
 
 def _read_result(connection: Connection, database: Database) -> LastReconcileResult | None:

@@ -22,11 +22,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.schema import FetchedValue
 
-from toc.store.columns import (
-    Day,
-    Millis,
+from toc.store.column_types import (
+    DateAsText,
+    DatetimeAsMillis,
     UInt64,
-    ascii_bin,
+    ascii_varchar,
     tiny_integer,
     utf8_text,
     utf8_varchar,
@@ -72,23 +72,23 @@ def job_table(metadata: MetaData, name: str) -> Table:
         name,
         metadata,
         Column("job_id", UInt64, primary_key=True, autoincrement=False),
-        Column("gmt_create", Millis, nullable=False, server_default=FetchedValue()),
-        Column("gmt_modified", Millis, nullable=False, server_default=FetchedValue()),
+        Column("gmt_create", DatetimeAsMillis, nullable=False, server_default=FetchedValue()),
+        Column("gmt_modified", DatetimeAsMillis, nullable=False, server_default=FetchedValue()),
         Column("biz_id", UInt64, nullable=False),
         Column("type_no", Integer, nullable=False),
         Column("status", SmallInteger, nullable=False, server_default=text("0")),
-        Column("action_time", Millis, nullable=False),
+        Column("action_time", DatetimeAsMillis, nullable=False),
         Column("attribute", utf8_text()),
-        Column("due_time", Millis),
-        Column("claim_time", Millis),
+        Column("due_time", DatetimeAsMillis),
+        Column("claim_time", DatetimeAsMillis),
         Column("attempts", SmallInteger, nullable=False, server_default=text("0")),
         Column("priority", tiny_integer(), nullable=False, server_default=text("0")),
-        Column("claim_token", ascii_bin(96)),
-        Column("dedup_key", ascii_bin(64)),
+        Column("claim_token", ascii_varchar(96)),
+        Column("dedup_key", ascii_varchar(64)),
         Column("biz_text", utf8_varchar(64)),
-        Column("tenant", ascii_bin(32)),
+        Column("tenant", ascii_varchar(32)),
         Column("result", utf8_text()),
-        Column("trace", ascii_bin(64)),
+        Column("trace", ascii_varchar(64)),
         Column("live_key", utf8_varchar(162), server_default=FetchedValue()),
         Index("ix_due", "due_time", "job_id"),
         Index(LIVE_INDEX, "biz_id", "type_no", "live_key", unique=True),
@@ -100,8 +100,8 @@ def meta_table(metadata: MetaData) -> Table:
     return Table(
         "toc_meta",
         metadata,
-        Column("name", ascii_bin(64), primary_key=True),
-        Column("value", ascii_bin(255), nullable=False),
+        Column("name", ascii_varchar(64), primary_key=True),
+        Column("value", ascii_varchar(255), nullable=False),
         **_TABLE_OPTIONS,
     )
 
@@ -111,7 +111,7 @@ def biz_type_table(metadata: MetaData) -> Table:
         "toc_biz_type",
         metadata,
         Column("type_no", Integer, primary_key=True, autoincrement=True),
-        Column("name", ascii_bin(64), nullable=False, unique=True),
+        Column("name", ascii_varchar(64), nullable=False, unique=True),
         **_TABLE_OPTIONS,
     )
 
@@ -125,9 +125,9 @@ def dead_table(metadata: MetaData) -> Table:
         Column("type_no", Integer, nullable=False),
         Column("attempts", SmallInteger, nullable=False),
         Column("error", utf8_text(), nullable=False),
-        Column("dead_time", Millis, nullable=False),
+        Column("dead_time", DatetimeAsMillis, nullable=False),
         Column("biz_text", utf8_varchar(64)),
-        Column("tenant", ascii_bin(32)),
+        Column("tenant", ascii_varchar(32)),
         Index("ix_dead_time", "dead_time", "job_id"),
         **_TABLE_OPTIONS,
     )
@@ -139,15 +139,15 @@ def event_table(metadata: MetaData) -> Table:
         metadata,
         # SQLite numbers only what is called INTEGER.
         Column("event_id", UInt64().with_variant(Integer(), "sqlite"), primary_key=True),
-        Column("event_time", Millis, nullable=False, server_default=FetchedValue()),
+        Column("event_time", DatetimeAsMillis, nullable=False, server_default=FetchedValue()),
         Column("job_id", UInt64, nullable=False),
-        Column("what", ascii_bin(16), nullable=False),
+        Column("what", ascii_varchar(16), nullable=False),
         Column("from_status", SmallInteger, nullable=False),
         Column("to_status", SmallInteger, nullable=False),
         Column("attempts", SmallInteger, nullable=False),
         Column("actor", utf8_varchar(96), nullable=False),
         Column("reason", utf8_text()),
-        Column("run_id", ascii_bin(32)),
+        Column("run_id", ascii_varchar(32)),
         Column("related_job_id", UInt64),
         # The server's word on who wrote the row. No statement of toc may name it in an INSERT.
         Column("account", utf8_varchar(288), server_default=FetchedValue()),
@@ -160,7 +160,7 @@ def purge_table(metadata: MetaData) -> Table:
     return Table(
         "toc_purge",
         metadata,
-        Column("day", Day, primary_key=True),
+        Column("day", DateAsText, primary_key=True),
         Column("type_no", Integer, primary_key=True, autoincrement=False),
         Column("status", SmallInteger, primary_key=True, autoincrement=False),
         Column("jobs", BigInteger, nullable=False),
@@ -175,5 +175,5 @@ JOB = job_table(MetaData(), ANY_SHARD)
 """The table of any shard: statements are written on it, and get the shard's name when they run.
 
 SQLAlchemy compiles a statement once per table it meets, 2 to 3 ms each; with one table for all shards
-each verb is compiled once. See `databases.execute_on`.
+each verb is compiled once. See `databases.execute_on_shard`.
 """

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from toc.errors import StoreUnavailable
 from toc.runtime.clock import SystemClock
 from toc.store import migrate
-from toc.store.catalogue import Catalogue
+from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Database, Databases
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ TableInspection = Callable[[Database], None]
 
 def check_databases(
     databases: Databases,
-    catalogue: Catalogue,
+    database_metadata: DatabaseMetadata,
     expected_meta: Mapping[str, str],
     inspect: TableInspection | None = None,
 ) -> None:
@@ -40,14 +40,14 @@ def check_databases(
 
     def check_late(database: Database) -> None:
         migrate.refuse_incompatible([database])
-        catalogue.verify_and_record(expected_meta, [database])
+        database_metadata.verify_and_record_meta(expected_meta, [database])
         if inspect is not None:
             inspect(database)
-        catalogue.types.read_copy(database)
+        database_metadata.types.refresh_copy(database)
         log.info("database %d answers, and its schema and settings fit", database.index)
 
     away: dict[Database, StoreUnavailable] = {}
-    for database, error in _check_all(databases, catalogue, inspect).items():
+    for database, error in _check_all(databases, database_metadata, inspect).items():
         if isinstance(error, StoreUnavailable) and not error.refused:
             away[database] = error
         elif error is not None:  # it answers, and it or the settings are wrong
@@ -58,12 +58,14 @@ def check_databases(
     for database, reason in away.items():
         log.warning("starting without a database: %s", reason)
         database.check_before_use(check_late)
-    catalogue.verify_and_record(expected_meta, answering)
-    catalogue.types.share_copies(answering)
+    database_metadata.verify_and_record_meta(expected_meta, answering)
+    database_metadata.types.copy_types_between_databases(answering)
 
 
 def _check_all(
-    databases: Iterable[Database], catalogue: Catalogue, inspect: TableInspection | None
+    databases: Iterable[Database],
+    database_metadata: DatabaseMetadata,
+    inspect: TableInspection | None,
 ) -> dict[Database, Exception | None]:
     """The error that the check of each database met, all in parallel; None: it fits."""
     answers: SimpleQueue[tuple[Database, Exception | None]] = SimpleQueue()
@@ -71,7 +73,7 @@ def _check_all(
     def look(database: Database) -> None:
         try:
             migrate.refuse_incompatible([database])
-            catalogue.types.read_copy(database)
+            database_metadata.types.refresh_copy(database)
             if inspect is not None:
                 inspect(database)
             answers.put((database, None))

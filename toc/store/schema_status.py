@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from toc.errors import StatementFailed, TocError
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
-from toc.store import drift, migrate
+from toc.store import migrate, schema_drift
 from toc.store.databases import Database, Databases
-from toc.store.drift import DriftFinding
 from toc.store.identity import describe_differences
 from toc.store.migration_run import PARALLEL_MAX
 from toc.store.recorded_meta import read_recorded_meta
+from toc.store.schema_drift import DriftFinding
 from toc.store.schema_steps import SchemaTarget
 from toc.store.table_shapes import Shapes, read_shapes
 
@@ -98,11 +98,13 @@ def read_status(database: Database, expected_meta: Mapping[str, str]) -> SchemaS
         if wrong:
             text = f"{wrong}: put the settings right (TOC_DATABASES, TOC_SHARDS)"
             return SchemaStatus(database.index, revision, misfit=text)
-    found = database.read(lambda connection: read_shapes(connection, sqlite=target.sqlite))
+    found = database.run_read(lambda connection: read_shapes(connection, sqlite=target.sqlite))
     applied, ahead = migrate.revisions()[:at], migrate.revisions()[at:]
-    faults, notes = drift.compare_shapes(found, _declared_shapes(applied, target))
+    faults, notes = schema_drift.compare_shapes(found, _declared_shapes(applied, target))
     if ahead:  # the parts that an interrupted run has made already are no drift
-        _, expected = drift.compare_shapes(found, _declared_shapes((*applied, *ahead), target))
+        _, expected = schema_drift.compare_shapes(
+            found, _declared_shapes((*applied, *ahead), target)
+        )
         notes = [note for note in notes if note in expected]
     return SchemaStatus(
         database.index,
@@ -116,7 +118,7 @@ def read_status(database: Database, expected_meta: Mapping[str, str]) -> SchemaS
 
 def _declared_shapes(revisions: Sequence[migrate.Revision], target: SchemaTarget) -> Shapes:
     steps = (step for revision in revisions for step in revision.steps(target))
-    return drift.declared_shapes(steps, sqlite=target.sqlite)
+    return schema_drift.declared_shapes(steps, sqlite=target.sqlite)
 
 
 def _pending_revision(

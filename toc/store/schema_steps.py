@@ -6,7 +6,7 @@
             yield AddColumn(table, "claim_time", "DATETIME(3)")
 
 The same steps are run (`OnlineExecutor`), written as a script (`ScriptExecutor`), counted, and asked which
-tables that they make (`drift`): no other module says what a table looks like. MySQL commits each DDL
+tables that they make (`schema_drift`): no other module says what a table looks like. MySQL commits each DDL
 statement by itself, so a run can be interrupted between any two of them. Therefore each statement carries the
 condition under which there is nothing left to do. An ALTER of a table with jobs names its ALGORITHM: the
 server then refuses a change that would copy rows or block writes.

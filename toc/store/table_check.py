@@ -1,8 +1,8 @@
 """Compares the tables of a database with the declared ones, before a node uses the database.
 
-A silent fault (see `drift`) refuses the start: nobody would notice two live jobs under one key, or a lost
-event. Any other fault is logged, and shown by `/health`: it makes toc slow, or fails with an error, table by
-table, and the jobs of the other tables go on.
+A silent fault (see `schema_drift`) refuses the start: nobody would notice two live jobs under one key, or a
+lost event. Any other fault is logged, and shown by `/health`: it makes toc slow, or fails with an error,
+table by table, and the jobs of the other tables go on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from toc.errors import SchemaMismatch
 from toc.runtime.clock import Clock
 from toc.store.databases import Database
-from toc.store.drift import DriftFinding, group_by_text
+from toc.store.schema_drift import DriftFinding, group_findings_by_text
 from toc.store.schema_status import read_status
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,6 @@ class TableCheck:
 
 def summarize_faults(faults: Sequence[DriftFinding]) -> list[str]:
     """One line for each different fault, with its tables; at most SHOWN, and the number of the others."""
-    lines = group_by_text(faults)
+    lines = group_findings_by_text(faults)
     more = len(lines) - SHOWN
     return [*lines[:SHOWN], f"and {more} more faults"] if more > 0 else lines

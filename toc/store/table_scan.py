@@ -37,7 +37,7 @@ def final_rows(databases: Databases) -> Iterator[FinalRow]:
         query = select(c.job_id, c.status, c.attempts, c.action_time, c.claim_token, dead)
         query = query.select_from(JOB.outerjoin(database.dead, dead == c.job_id))
         for shard in database.shards:
-            for page in database.pages_by_id(query, shard, PAGE_ROWS):
+            for page in database.read_pages_by_id(query, shard, PAGE_ROWS):
                 for job_id, status, *rest, letter in page:
                     row = job_id, status_from_number(status), *rest, letter is not None
                     yield FinalRow._make(row)

@@ -239,7 +239,7 @@ class Loader(Service):
 
     def _shards_without_rows(self, database: int, wanted: _RowsToLoad) -> set[int]:
         try:
-            return wanted.keys() - self._pages.shards_due_after(wanted)
+            return wanted.keys() - self._pages.find_shards_with_due(wanted)
         except Exception as error:  # noqa: BLE001 - any fault is that of the database, or of one table
             self._log_throttle.warning(database, "loader: shards %s: %s", [*wanted], error)
             if not self._pages.database_answers(next(iter(wanted))):
@@ -312,7 +312,7 @@ class Loader(Service):
                 mark = Mark(uuid.uuid4().hex[:12], run_id, 0, 0)
                 text = str(mark)
                 self._reminders.begin_mark(self._topic, slot, shard, text)
-            rows = self._pages.due_after(
+            rows = self._pages.read_due_rows(
                 shard, (mark.due_ms, mark.job_id), bound_ms, self._page_rows
             )
             if not rows:

@@ -186,7 +186,9 @@ class BatchClaim:
         return claimed
 
     def _ask(self, batch: Batch) -> dict[int, ClaimedRow]:
-        seen = self._context.claims.claim(self._database, batch.ids, self._token, batch.time_ms)
+        seen = self._context.claims.claim_jobs(
+            self._database, batch.ids, self._token, batch.time_ms
+        )
         self._outages.record_answer(self._database.index)
         return seen
 

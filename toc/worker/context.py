@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
-from toc.store.catalogue import Catalogue
 from toc.store.claims import Claims
+from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.timer.reminders import Reminder, Reminders
 from toc.worker.handler_table import HandlerTable
@@ -27,7 +27,7 @@ class ProcessContext:
     clock: Clock
     rng: random.Random
     databases: Databases
-    catalogue: Catalogue
+    database_metadata: DatabaseMetadata
     reminders: Reminders | None
 
 

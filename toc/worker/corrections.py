@@ -67,7 +67,7 @@ class GiveBack(Correction):
 
     def correct_rows(self, database: Database, claims: Claims) -> Sequence[Ack]:
         locked: set[int] = set()
-        held = claims.settle(database, self.outcomes, locked)
+        held = claims.settle_outcomes(database, self.outcomes, locked)
         self.outcomes = [o for o in self.outcomes if o.job_id in locked and o[:2] not in held]
         if self.due_ms is None:
             return ()
@@ -92,7 +92,9 @@ class ChangeAloneMark(Correction):
         return [] if self.done else [self.job_id]
 
     def correct_rows(self, database: Database, claims: Claims) -> Sequence[Ack]:
-        self.done = claims.replace_token(database, self.shard, self.job_id, self.seen, self.token)
+        self.done = claims.replace_claim_token(
+            database, self.shard, self.job_id, self.seen, self.token
+        )
         return ()
 
 

@@ -12,7 +12,7 @@ from toc.errors import NotFound, SchemaMismatch, StatementFailed, StoreUnavailab
 from toc.handlers.registry import HandlerSpec, Registry
 from toc.runtime import metrics
 from toc.runtime.log_throttle import LogThrottle
-from toc.store.biz_types import BizTypes, describe_conflict
+from toc.store.biz_types import BizTypeCache, describe_type_conflict
 from toc.store.claims import Claims
 from toc.store.databases import Database, Databases
 
@@ -23,7 +23,7 @@ class HandlerTable:
     """The handlers of a registry by type number, kept up with the types that the databases have."""
 
     def __init__(
-        self, types: BizTypes, registry: Registry, claims: Claims, lease_allowance_s: float
+        self, types: BizTypeCache, registry: Registry, claims: Claims, lease_allowance_s: float
     ) -> None:
         self._types, self._registry, self._claims = types, registry, claims
         self._lease_allowance_s = lease_allowance_s
@@ -42,7 +42,7 @@ class HandlerTable:
         asked = [database for database in databases if not database.has_not_answered]
         for database in asked:
             try:
-                self._types.numbers_or_create(names, database)
+                self._types.get_or_create_numbers(names, database)
             except SchemaMismatch as error:  # one type's number is in conflict; the others exist
                 log.error("%s", error)  # noqa: TRY400 - the text says all
             except (StoreUnavailable, StatementFailed) as error:
@@ -100,7 +100,7 @@ class HandlerTable:
         metrics.UNHANDLED.inc()
         conflicts = self._types.known.conflicts
         if type_no in conflicts:
-            text = describe_conflict(type_no, conflicts)
+            text = describe_type_conflict(type_no, conflicts)
             self._log_throttle.warning(type_no, "%s", text)
             return
         text = "no handler here for jobs of type %s: they wait for another node"

@@ -69,7 +69,7 @@ class TakeOver:
         token = self._context.new_token() + (ALONE if alone else "")
         job_id, seen, sent = suspect.job_id, suspect.token, threading.Event()
         try:
-            row = self._claims.take_over(
+            row = self._claims.take_over_job(
                 self._database, suspect.shard, job_id, seen, token, sent.set
             )
         except Exception:
@@ -100,7 +100,7 @@ class TakeOver:
 
     def bury(self, suspect: Suspect) -> None:
         """Ends a job dead that has lost its last lease."""
-        if self._claims.bury_expired(
+        if self._claims.bury_expired_job(
             self._database, suspect.shard, suspect.job_id, suspect.token, LOST_LEASE,
             self._context.identity,
         ):  # fmt: skip

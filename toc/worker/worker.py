@@ -62,7 +62,7 @@ class Worker:
         settings, databases = process.settings.worker, process.databases
         claims = Claims(databases, {})
         handlers = HandlerTable(
-            process.catalogue.types, registry, claims, settings.lease_allowance_s
+            process.database_metadata.types, registry, claims, settings.lease_allowance_s
         )
         handlers.create_types(databases)
         handlers.refresh()

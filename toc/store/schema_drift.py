@@ -49,30 +49,32 @@ def compare_shapes(found: Shapes, wanted: Shapes) -> tuple[list[DriftFinding], l
     for table, shape in sorted(wanted.items()):
         if table not in found:
             kind = "view" if shape.is_view else "missing"
-            faults.append(DriftFinding(table, f"the {_kind_of(shape)} is missing", kind=kind))
+            faults.append(DriftFinding(table, f"the {_table_or_view(shape)} is missing", kind=kind))
         else:
-            faults += _differences(table, found[table], shape)
-            for finding, refuses_writes in _additions(table, found[table], shape):
+            faults += _shape_differences(table, found[table], shape)
+            for finding, refuses_writes in _find_additions(table, found[table], shape):
                 (faults if refuses_writes else notes).append(finding)
     for table in sorted(found.keys() - wanted.keys()):
-        notes.append(DriftFinding(table, f"the {_kind_of(found[table])} is not one of toc's here"))
+        notes.append(
+            DriftFinding(table, f"the {_table_or_view(found[table])} is not one of toc's here")
+        )
     return faults, notes
 
 
-def group_by_text(findings: Iterable[DriftFinding]) -> list[str]:
+def group_findings_by_text(findings: Iterable[DriftFinding]) -> list[str]:
     """One line per text, with all tables that it applies to."""
     tables: dict[str, list[str]] = {}
     for finding in findings:
         tables.setdefault(finding.text, []).append(finding.table)
-    return [f"{table_ranges(names)}: {text}" for text, names in tables.items()]
+    return [f"{format_table_ranges(names)}: {text}" for text, names in tables.items()]
 
 
-def table_ranges(names: Sequence[str]) -> str:
+def format_table_ranges(names: Sequence[str]) -> str:
     """Names of tables on one line; a run of shards as its first and last."""
     parts: list[list[str]] = []
     for name in sorted(names):
-        number = _shard_of(name)
-        if parts and number is not None and _shard_of(parts[-1][-1]) == number - 1:
+        number = _shard_of_table(name)
+        if parts and number is not None and _shard_of_table(parts[-1][-1]) == number - 1:
             parts[-1].append(name)
         else:
             parts.append([name])
@@ -81,18 +83,18 @@ def table_ranges(names: Sequence[str]) -> str:
     return ", ".join(shown) + total
 
 
-def _shard_of(table: str) -> int | None:
+def _shard_of_table(table: str) -> int | None:
     shard = table.removeprefix("toc_job_")
     return int(shard) if shard.isascii() and shard.isdigit() else None
 
 
-def _kind_of(shape: Shape) -> str:
+def _table_or_view(shape: Shape) -> str:
     return "view" if shape.is_view else "table"
 
 
-def _differences(table: str, found: Shape, wanted: Shape) -> Iterator[DriftFinding]:
+def _shape_differences(table: str, found: Shape, wanted: Shape) -> Iterator[DriftFinding]:
     if found.is_view != wanted.is_view:
-        text = f"it is a {_kind_of(found)}, declared as a {_kind_of(wanted)}"
+        text = f"it is a {_table_or_view(found)}, declared as a {_table_or_view(wanted)}"
         yield DriftFinding(table, text, kind="table")
     elif wanted.is_view:
         for text in _view_differences(found, wanted):
@@ -133,33 +135,34 @@ def _part_differences(
         there = found.get(name)
         if there != declared:
             difference = f"is {there}, declared {declared}" if there else "is missing"
-            silent = _is_silent(kind, there, declared)
+            silent = _is_silent_fault(kind, there, declared)
             yield DriftFinding(table, f"{kind} {name} {difference}", silent, kind, name)
 
 
-def _is_silent(kind: str, found: str | None, wanted: str) -> bool:
+def _is_silent_fault(kind: str, found: str | None, wanted: str) -> bool:
     """Whether toc's statements would go on without an error, and mean something else."""
     if kind == "index":  # the optimizer need not see a unique index
         return wanted.startswith(UNIQUE) and (found or "").removesuffix(INVISIBLE) != wanted
     # A missing column makes statements fail. Another generated value or collation lets two jobs have one key.
     return found is not None and any(
-        part(found) != part(wanted) for part in (_generated, _counts, _collation)
+        part(found) != part(wanted)
+        for part in (_generated_expression, _is_auto_increment, _collation_of_column)
     )
 
 
-def _generated(column: str) -> str:
+def _generated_expression(column: str) -> str:
     return column.partition(" as ")[2]
 
 
-def _counts(column: str) -> bool:
+def _is_auto_increment(column: str) -> bool:
     return "auto_increment" in column
 
 
-def _collation(column: str) -> str:
+def _collation_of_column(column: str) -> str:
     return next((word for word in column.split() if word.endswith(("_bin", "_ci", "_cs"))), "")
 
 
-def _additions(table: str, found: Shape, wanted: Shape) -> Iterator[tuple[DriftFinding, bool]]:
+def _find_additions(table: str, found: Shape, wanted: Shape) -> Iterator[tuple[DriftFinding, bool]]:
     """The parts that are not toc's, and whether each can make the server refuse toc's writes."""
     if found.tables == UNKNOWN:
         text = "its SELECT cannot be seen: the account lacks SHOW VIEW"
@@ -172,7 +175,7 @@ def _additions(table: str, found: Shape, wanted: Shape) -> Iterator[tuple[DriftF
         text = f"column {name} is not one of toc's{effect}"
         yield DriftFinding(table, text, kind="extra column", name=name), needed
     for name in (name for name in found.indexes if name not in wanted.indexes):
-        refuses = _refuses_rows(found.indexes[name], wanted)
+        refuses = _index_refuses_rows(found.indexes[name], wanted)
         effect = ", and is unique: it refuses rows" if refuses else ""
         text = f"index {name} is not one of toc's{effect}"
         yield DriftFinding(table, text, kind="extra index", name=name), refuses
@@ -181,12 +184,12 @@ def _additions(table: str, found: Shape, wanted: Shape) -> Iterator[tuple[DriftF
         yield DriftFinding(table, text, kind=rule, name=name), True
 
 
-def _refuses_rows(index: str, wanted: Shape) -> bool:
+def _index_refuses_rows(index: str, wanted: Shape) -> bool:
     """Whether it is unique, and over columns that do not hold the primary key, which is unique by itself."""
     if not index.startswith(UNIQUE):
         return False
-    return not _columns_of(wanted.indexes.get(PRIMARY, "?")) <= _columns_of(index)
+    return not _columns_of_index(wanted.indexes.get(PRIMARY, "?")) <= _columns_of_index(index)
 
 
-def _columns_of(index: str) -> set[str]:
+def _columns_of_index(index: str) -> set[str]:
     return set(index.partition("(")[2].rpartition(")")[0].split(", "))

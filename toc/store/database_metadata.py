@@ -1,4 +1,4 @@
-"""The catalogue: the routing's fingerprint, each database's identity, and the biz_types."""
+"""The metadata that each database stores: the routing's fingerprint, its identity, and the biz_types."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from toc.errors import SchemaMismatch, StoreUnavailable, WrongDatabase
-from toc.store.biz_types import BizTypes
+from toc.store.biz_types import BizTypeCache
 from toc.store.database_home import HOME
 from toc.store.databases import Database, Databases
 from toc.store.recorded_meta import read_recorded_meta, refuse_other_facts
@@ -17,38 +17,39 @@ from toc.store.recorded_meta import read_recorded_meta, refuse_other_facts
 _ID = "database_id"
 
 
-class Catalogue:
-    """The routing fingerprint and identity that each database records, and its `types`. Thread-safe.
+class DatabaseMetadata:
+    """Checks and writes the routing fingerprint and identity of each database; has the biz_types.
+    Thread-safe.
 
-    It uses no lock: all writes to the cache have the same value, and a lock that is held during a query
+    There is no lock: all writes to the cache have the same value, and a lock that is held during a query
     would block all threads while one database hangs.
     """
 
     def __init__(self, databases: Databases) -> None:
         self._databases = databases
-        self.types = BizTypes(databases)
+        self.types = BizTypeCache(databases)
         self._identity: dict[int, dict[str, str]] = {}
 
-    def verify_and_record(
+    def verify_and_record_meta(
         self, expected_meta: Mapping[str, str], databases: Sequence[Database] | None = None
     ) -> None:
-        """Compares facts (routing, slot amounts) with those that each database records; then writes new ones.
+        """Compares values (routing, slot amounts) with those in each `toc_meta`, then writes missing values.
 
-        Raises SchemaMismatch when one differs, and has then written nothing: a node with another
-        routing would look for rows in the wrong tables.
+        Raises SchemaMismatch if a value differs, and has then written nothing: a node with another routing
+        would look for rows in the wrong tables.
         """
         checked = self._databases.all if databases is None else databases
         kept = [read_recorded_meta(database) for database in checked]
         for database, there in zip(checked, kept, strict=True):
             refuse_other_facts(database, there, expected_meta)
         for database, there in zip(checked, kept, strict=True):
-            self._record(database, there, expected_meta)
+            self._record_missing_meta(database, there, expected_meta)
 
-    def _record(
+    def _record_missing_meta(
         self, database: Database, there: Mapping[str, str], expected_meta: Mapping[str, str]
     ) -> None:
-        """Writes the facts that a database does not record yet."""
-        # The identity is made once; check_connection compares it.
+        """Writes the values that `toc_meta` of a database does not contain yet."""
+        # The database_id is made once; check_caller_connection compares it.
         facts = {_ID: str(uuid.uuid4()), **expected_meta, "database": str(database.index)}
         rows = [{"name": k, "value": v} for k, v in facts.items() if k not in there]
         if not rows:
@@ -57,7 +58,7 @@ class Catalogue:
             database.run_transaction(
                 lambda connection: connection.execute(insert(database.meta), rows)
             )
-        except IntegrityError:  # another process inserted them first: compare with its values
+        except IntegrityError:  # another process inserted these rows first: compare their values
             refuse_other_facts(database, read_recorded_meta(database), expected_meta)
         except StoreUnavailable as error:
             if not error.denied:
@@ -65,29 +66,35 @@ class Catalogue:
             names = ", ".join(row["name"] for row in rows)
             raise SchemaMismatch(
                 f"database {database.index}: toc_meta does not contain {names} yet, and this account may not "
-                "write it: start a worker first, whose account may"
+                "write toc_meta: start a worker first, whose account may"
             ) from error
 
-    def check_connection(self, connection: Connection, database: Database) -> None:
+    def check_caller_connection(self, connection: Connection, database: Database) -> None:
         """Raises WrongDatabase unless the caller's connection reaches this database."""
         try:
-            given = _read_identity(connection, database)
+            given = _read_database_identity(connection, database)
         except DBAPIError:
             given = {}
         if given and given == self._identity.get(database.index):
             return
-        # Not read yet, or the database has moved since, or the caller's connection is wrong.
-        own = self._identity[database.index] = database.read(lambda c: _read_identity(c, database))
+        # The identity was not read yet, the database has moved since, or the caller's connection is wrong.
+        own = self._identity[database.index] = database.run_read(
+            lambda c: _read_database_identity(c, database)
+        )
         if given and given == own:
             return
         moved = given.get(_ID) == own.get(_ID)
         raise WrongDatabase(
             f"the given connection does not reach database {database.index}, which holds the job's shard"
-            + (": it reaches a server that the database has moved away from" if moved else "")
+            + (
+                ": the connection reaches a server that the database has moved away from"
+                if moved
+                else ""
+            )
         )
 
 
-def _read_identity(connection: Connection, database: Database) -> dict[str, str]:
+def _read_database_identity(connection: Connection, database: Database) -> dict[str, str]:
     """The id of the database, and the uuid of its home server if it has moved."""
     table = database.meta
     query = select(table.c.name, table.c.value).where(table.c.name.in_((_ID, HOME)))

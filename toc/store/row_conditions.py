@@ -1,7 +1,7 @@
 """A parsed and checked condition on the rows of `toc_jobs`, as a tree.
 
-`toc.admin` parses the text of a person. `Renderer` renders the tree as SQL, with every value bound;
-`bounds_of` finds the bounds that determine the index.
+`toc.admin` parses the text of a person. `ConditionRenderer` renders the tree as SQL, with every value bound;
+`bounds_of_condition` finds the bounds that determine the index.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sqlalchemy import (
 
 from toc.domain.job import Status
 from toc.domain.times import MS_MAX
-from toc.store.columns import UInt64
+from toc.store.column_types import UInt64
 from toc.store.schema import JOB
 
 Kind = Literal["number", "time", "text"]
@@ -57,7 +57,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Compare:
+class Comparison:
     """A column with a value of its kind, or with another column of its kind."""
 
     column: Column
@@ -66,7 +66,7 @@ class Compare:
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
+class InList:
     column: Column
     values: tuple[Scalar, ...]
 
@@ -86,14 +86,14 @@ class IsNull:
 
 
 @dataclass(frozen=True, slots=True)
-class Every:
+class AllOf:
     """All parts are true."""
 
     parts: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Some:
+class AnyOf:
     """At least one part is true."""
 
     parts: tuple[Condition, ...]
@@ -105,18 +105,18 @@ class Negation:
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class TruthValue:
     truth: bool
 
 
-Condition = Compare | OneOf | Like | IsNull | Every | Some | Negation | Constant
+Condition = Comparison | InList | Like | IsNull | AllOf | AnyOf | Negation | TruthValue
 
 
 # ---- which index
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ConditionBounds:
     """Necessary conditions of a matching row; None: no condition on this column.
 
     is_due: its due_time is not NULL, and lies from `due_from_ms` to `due_until_ms`.
@@ -131,38 +131,38 @@ class Bounds:
     due_until_ms: int = MS_MAX
 
     @property
-    def only_live(self) -> bool:
+    def matches_only_live(self) -> bool:
         """Whether all matching rows are live, so that they have a due_time."""
         return self.statuses is not None and all(
             number in (Status.PENDING, Status.RUNNING) for number in self.statuses
         )
 
     @property
-    def only_dead(self) -> bool:
+    def matches_only_dead(self) -> bool:
         return self.statuses is not None and self.statuses <= {Status.DEAD}
 
 
-def bounds_of(condition: Condition) -> Bounds:
+def bounds_of_condition(condition: Condition) -> ConditionBounds:
     """The bounds that follow from the parts that must all be true. Each matching row is within them."""
     sets: dict[str, frozenset[int]] = {}
     due: list[tuple[Operator, int]] = []
     is_due = False
     for part in _conjuncts(condition):
         match part:
-            case Compare(Column("due_time"), operator, int(value)):
+            case Comparison(Column("due_time"), operator, int(value)):
                 is_due = True
                 due.append((operator, value))
             case Negation(IsNull(Column("due_time"))):
                 is_due = True
-            case Compare(Column(name), "=", value) if not isinstance(value, Column):
-                _narrow(sets, name, (value,))
-            case OneOf(Column("due_time"), values):
+            case Comparison(Column(name), "=", value) if not isinstance(value, Column):
+                _intersect_allowed_values(sets, name, (value,))
+            case InList(Column("due_time"), values):
                 times = [value for value in values if isinstance(value, int)]
                 is_due = True
                 due += [(">=", min(times)), ("<=", max(times))]
-            case OneOf(Column(name), values):
-                _narrow(sets, name, values)
-    return Bounds(
+            case InList(Column(name), values):
+                _intersect_allowed_values(sets, name, values)
+    return ConditionBounds(
         sets.get("job_id"),
         sets.get("biz_id"),
         sets.get("shard"),
@@ -174,14 +174,16 @@ def bounds_of(condition: Condition) -> Bounds:
 
 
 def _conjuncts(condition: Condition) -> Iterator[Condition]:
-    if isinstance(condition, Every):
+    if isinstance(condition, AllOf):
         for part in condition.parts:
             yield from _conjuncts(part)
     else:
         yield condition
 
 
-def _narrow(sets: dict[str, frozenset[int]], name: str, values: tuple[Scalar, ...]) -> None:
+def _intersect_allowed_values(
+    sets: dict[str, frozenset[int]], name: str, values: tuple[Scalar, ...]
+) -> None:
     if name == "status_name":
         name = "status"
         numbers = frozenset(int(s) for s in Status if s.name.lower() in values)
@@ -197,67 +199,77 @@ c = JOB.c
 _GLOB = str.maketrans({"*": "[*]", "?": "[?]", "[": "[[]"})
 
 
-class Renderer:
+class ConditionRenderer:
     """Renders conditions as SQL on `schema.JOB` for one kind of server. names: the biz_types by number."""
 
     def __init__(self, names: Mapping[int, str], *, sqlite: bool) -> None:
         self._sqlite = sqlite
         self._computed: dict[str, ColumnElement[Any]] = {
-            "biz_type": self._word(dict(names), c.type_no),
-            "status_name": self._word({int(s): s.name.lower() for s in Status}, c.status),
-            "late_ms": self._late_ms(),
+            "biz_type": self._render_number_as_word(dict(names), c.type_no),
+            "status_name": self._render_number_as_word(
+                {int(s): s.name.lower() for s in Status}, c.status
+            ),
+            "late_ms": self._render_late_ms(),
         }
 
-    def render(self, condition: Condition, shard: int) -> ColumnElement[bool]:
+    def render_condition(self, condition: Condition, shard: int) -> ColumnElement[bool]:
         """The condition in the table of a shard."""
         found: ColumnElement[bool]
         match condition:
-            case Every(parts):
-                found = and_(true(), *(self.render(part, shard) for part in parts))
-            case Some(parts):
-                found = or_(false(), *(self.render(part, shard) for part in parts))
+            case AllOf(parts):
+                found = and_(true(), *(self.render_condition(part, shard) for part in parts))
+            case AnyOf(parts):
+                found = or_(false(), *(self.render_condition(part, shard) for part in parts))
             case Negation(part):
-                found = not_(self.render(part, shard))
-            case Constant(truth):
+                found = not_(self.render_condition(part, shard))
+            case TruthValue(truth):
                 found = true() if truth else false()
             case IsNull(column):
-                found = self._of(column, shard).is_(null())
-            case OneOf(column, values):
-                found = self._of(column, shard).in_(values)
+                found = self._column_expression(column, shard).is_(null())
+            case InList(column, values):
+                found = self._column_expression(column, shard).in_(values)
             case Like(column, pattern, escape):
-                found = self._like(self._of(column, shard), pattern, escape)
-            case Compare(column, operator, Column() as other):
-                found = self._compare(self._of(column, shard), operator, self._of(other, shard))
-            case Compare(column, operator, value):
-                left = self._of(column, shard)
-                found = self._compare(left, operator, literal(value, left.type))
+                found = self._render_like(self._column_expression(column, shard), pattern, escape)
+            case Comparison(column, operator, Column() as other):
+                found = self._render_comparison(
+                    self._column_expression(column, shard),
+                    operator,
+                    self._column_expression(other, shard),
+                )
+            case Comparison(column, operator, value):
+                left = self._column_expression(column, shard)
+                found = self._render_comparison(left, operator, literal(value, left.type))
         return found
 
-    def _of(self, column: Column, shard: int) -> ColumnElement[Any]:
+    def _column_expression(self, column: Column, shard: int) -> ColumnElement[Any]:
         if column.name == "shard":
             return literal(shard, Integer)
         found = self._computed.get(column.name)
         return c[column.name] if found is None else found
 
-    def _compare(self, left: Any, operator: Operator, right: Any) -> ColumnElement[bool]:
+    def _render_comparison(self, left: Any, operator: Operator, right: Any) -> ColumnElement[bool]:
         if self._sqlite and operator not in ("=", "<>") and isinstance(left.type, UInt64):
             # SQLite stores numbers from 2^63 on as negative ones, which are the largest.
             left, right = tuple_(left < 0, left), tuple_(right < 0, right)
         return OPERATORS[operator](left, right)  # type: ignore[no-any-return]
 
-    def _like(self, left: ColumnElement[Any], pattern: str, escape: str) -> ColumnElement[bool]:
+    def _render_like(
+        self, left: ColumnElement[Any], pattern: str, escape: str
+    ) -> ColumnElement[bool]:
         if not self._sqlite:
-            return left.like(_escaped(pattern, escape), escape="|")
+            return left.like(_escape_like_pattern(pattern, escape), escape="|")
         # LIKE of SQLite ignores case; these columns do not.
-        return left.op("GLOB", is_comparison=True)(_as_glob(pattern, escape))
+        return left.op("GLOB", is_comparison=True)(_to_glob_pattern(pattern, escape))
 
-    def _word(self, words: Mapping[int, str], number: ColumnElement[Any]) -> ColumnElement[Any]:
+    def _render_number_as_word(
+        self, words: Mapping[int, str], number: ColumnElement[Any]
+    ) -> ColumnElement[Any]:
         if not words:
             return null()
         word: ColumnElement[Any] = case(dict(words), value=number)
         return word if self._sqlite else word.collate("utf8mb4_bin")
 
-    def _late_ms(self) -> ColumnElement[Any]:
+    def _render_late_ms(self) -> ColumnElement[Any]:
         if self._sqlite:
             days = func.julianday(c.claim_time) - func.julianday(c.action_time)
             return cast(func.round(days * 86_400_000), Integer)
@@ -265,7 +277,7 @@ class Renderer:
         return micros.op("DIV", return_type=BigInteger())(1000)
 
 
-def _tokens(pattern: str, escape: str) -> Iterator[tuple[str, bool]]:
+def _pattern_characters(pattern: str, escape: str) -> Iterator[tuple[str, bool]]:
     """The characters of a pattern, and whether each is a literal."""
     characters = iter(pattern)
     for character in characters:
@@ -275,15 +287,15 @@ def _tokens(pattern: str, escape: str) -> Iterator[tuple[str, bool]]:
             yield character, character not in "%_"
 
 
-def _escaped(pattern: str, escape: str) -> str:
+def _escape_like_pattern(pattern: str, escape: str) -> str:
     return "".join(
         f"|{character}" if itself and character in "%_|" else character
-        for character, itself in _tokens(pattern, escape)
+        for character, itself in _pattern_characters(pattern, escape)
     )
 
 
-def _as_glob(pattern: str, escape: str) -> str:
+def _to_glob_pattern(pattern: str, escape: str) -> str:
     return "".join(
         character.translate(_GLOB) if itself else "*" if character == "%" else "?"
-        for character, itself in _tokens(pattern, escape)
+        for character, itself in _pattern_characters(pattern, escape)
     )

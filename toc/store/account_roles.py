@@ -1,4 +1,4 @@
-"""Accounts of MySQL and MariaDB: what each role may do on each table, and the statements that grant it.
+"""Database accounts: the rights of each role on each table, and the statements that grant these rights.
 
 A command or a process has one role; `ROLES` has the rights of each role. Rights are given table by table,
 because a right on the whole database would include `toc_event`. There may be a thousand job tables, so
@@ -15,7 +15,7 @@ from toc.errors import InvalidInput
 from toc.store.schema import VERSION_TABLE, job_table_name, quote_name
 
 JOBS = "toc_job_…"
-"""Stands for each job table."""
+"""A placeholder for every job table."""
 
 EVENT_COLUMNS = (
     "event_time", "job_id", "what", "from_status", "to_status", "attempts", "actor", "reason",
@@ -24,17 +24,18 @@ EVENT_COLUMNS = (
 """The columns of an INSERT into `toc_event`. The server itself writes each event's number and account."""
 
 _EVENTS = f"INSERT ({', '.join(EVENT_COLUMNS)})"
-_VALUE = "UPDATE (value)"  # of a row of toc_meta: its name stays
+_VALUE = "UPDATE (value)"  # of a row of toc_meta; the account must not change the name
 
 Rights = Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """`purpose`: who uses it. `database`: rights on all tables and views of the database.
+    """The rights of one kind of account. `purpose`: who uses the role.
 
-    tables: rights on single ones, by table. server: rights on the whole server, by which of the servers it
-    is; where there are any, the statements of each server are printed apart. limits: of CREATE USER.
+    database: rights on all tables and views of the database. tables: rights on single tables, by table.
+    server: rights on the whole server, by server ("old", "new" of a move); if the role has such rights,
+    `toc grants` prints separate statements for each server. limits: resource limits for CREATE USER.
     """
 
     purpose: str
@@ -55,7 +56,7 @@ ROLES: dict[str, Role] = {
     "migrator": Role(
         "`toc migrate`",
         ("SELECT", "CREATE", "ALTER", "DROP", "CREATE VIEW", "SHOW VIEW", "LOCK TABLES", "TRIGGER"),
-        # CREATE: so that a table may be named that is not there yet.
+        # CREATE: without it, GRANT refuses a table that does not exist yet.
         {
             "toc_meta": ("CREATE", "INSERT", "DELETE"),
             VERSION_TABLE: ("CREATE", "INSERT", "UPDATE", "DELETE"),
@@ -79,7 +80,7 @@ ROLES: dict[str, Role] = {
     "reader": Role(
         "people who look: `toc sql`, `toc explain`, `toc status`, `toc migrate --status`",
         ("SELECT", "SHOW VIEW"),
-        # `toc sql` opens 4 connections per database and person: the limit leaves room for all others.
+        # `toc sql` opens 4 connections per database and person: the limit leaves connections for the workers.
         limits=" WITH MAX_USER_CONNECTIONS 40",
     ),
     "purger": Role(
@@ -111,7 +112,7 @@ _HOST = re.compile(r"[A-Za-z0-9_.:%/-]{1,255}", re.ASCII)
 
 
 def quote_account(user: str, host: str) -> str:
-    """The account as statements name it. Raises InvalidInput for what would need quotes inside."""
+    """Quotes an account for SQL statements. Raises InvalidInput for characters that would need escapes."""
     if not _USER.fullmatch(user):
         raise InvalidInput("user", user, "must be 1 to 32 of the characters A-Z a-z 0-9 _ . -")
     if not _HOST.fullmatch(host):
@@ -124,19 +125,19 @@ def quote_account(user: str, host: str) -> str:
 def grant_statements(
     role: Role, account: str, schema: str, shards: Iterable[int], server: str | None = None
 ) -> Iterator[str]:
-    """What makes the account and grants the role's rights on one database, without ";" at the end.
+    """Yields the statements that create the account and grant the role's rights on one database, without ";".
 
     The account is locked and has no password: set one and unlock it (ALTER USER … ACCOUNT UNLOCK).
-    `server`: a key of `role.server`, where there are any. They may be run again: what is there stays.
+    `server`: a key of `role.server`, if the role has any. The statements can be run again without harm.
     """
     if server is not None:
-        # Each server has an account of its own, and what is written on the new one must not be an errant
-        # transaction there.
+        # Each server has its own account, and on the new server the statements must not become an errant
+        # transaction.
         yield "SET SESSION sql_log_bin = 0"
     yield f"CREATE USER IF NOT EXISTS {account} REQUIRE SSL{role.limits} ACCOUNT LOCK"
     if server is not None:
         yield f"GRANT {', '.join(role.server[server])} ON *.* TO {account}"
-    # Here the name is a pattern, in which _ stands for any character.
+    # GRANT takes the schema name as a pattern, in which _ matches any character.
     pattern = quote_name(re.sub(r"([\\_%])", r"\\\1", schema))
     yield f"GRANT {', '.join(role.database)} ON {pattern}.* TO {account}"
     for table, rights in role.tables.items():
@@ -146,5 +147,5 @@ def grant_statements(
 
 
 def password_statement(account: str) -> str:
-    """What an administrator runs next, with a password in place of the dots."""
+    """The statement by which an administrator sets a password (in place of the dots) and unlocks the account."""
     return f"ALTER USER {account} IDENTIFIED BY '…' ACCOUNT UNLOCK"

@@ -18,11 +18,11 @@ from typing import TextIO
 from sqlalchemy import Connection, text
 
 from toc.runtime.settings import Settings
-from toc.store import drift, migrate
-from toc.store.drift import DriftFinding
+from toc.store import migrate, schema_drift
 from toc.store.identity import refuse_other_database
 from toc.store.migration_run import open_migration_connection
 from toc.store.schema import quote_name
+from toc.store.schema_drift import DriftFinding
 from toc.store.schema_executor import (
     IN_PLACE,
     LOCK_WAIT_S,
@@ -121,15 +121,15 @@ def _plan_repairs(
     at = migrate.revision_position(revision) if revision is not None else 0
     steps = [step for applied in migrate.revisions()[: at or 0] for step in applied.steps(target)]
     found = read_shapes(connection, sqlite=target.sqlite)
-    declared = drift.declared_shapes(steps, sqlite=target.sqlite)
-    faults, _ = drift.compare_shapes(found, declared)
+    declared = schema_drift.declared_shapes(steps, sqlite=target.sqlite)
+    faults, _ = schema_drift.compare_shapes(found, declared)
     if not target.sqlite:
         connection.commit()
     planner = _RepairPlanner(target, connection, steps, declared, found)
-    return target, [planner.plan_repair(fault) for fault in sorted(faults, key=_repair_order)]
+    return target, [planner.plan_repair(fault) for fault in sorted(faults, key=_repair_sort_key)]
 
 
-def _repair_order(fault: DriftFinding) -> tuple[bool, str, int]:
+def _repair_sort_key(fault: DriftFinding) -> tuple[bool, str, int]:
     """By table; columns before the indexes over them; views, which read tables, last."""
     kinds = ("missing", "engine", "extra index", "column")
     return fault.kind == "view", fault.table, kinds.index(fault.kind) if fault.kind in kinds else 9
@@ -153,7 +153,7 @@ class _RepairPlanner:
     def plan_repair(self, fault: DriftFinding) -> DriftRepair:
         note = ""
         if fault.kind in ("missing", "view"):
-            statements = self._make_again(fault)
+            statements = self._recreate_table_or_view(fault)
         elif self._target.sqlite:
             statements, note = [], "SQLite cannot change it in place: it is left"
         elif fault.kind == "engine":
@@ -166,7 +166,7 @@ class _RepairPlanner:
             statements, note = self._remove_addition(fault)
         return DriftRepair(self._target.index, fault, tuple(statements), note)
 
-    def _make_again(self, fault: DriftFinding) -> list[str]:
+    def _recreate_table_or_view(self, fault: DriftFinding) -> list[str]:
         steps = [step for step in self._steps if step.table == fault.table]
         if fault.kind == "view":  # the last revision that makes it counts
             steps = steps[-1:]
