@@ -1,17 +1,16 @@
-"""The home of a database: the server of its URL, or the one that it moves to.
+"""The home of a database: the server of its URL, or after a move the new server.
 
-The switch of a move (`mover`) is one row: the new server is *declared home* by `home = <its own server_uuid>`
-in its `toc_meta`, while its schema accepts writes. A copy of that row on another server has no effect, so
-replicas, backups and the old server never match. The old server's schema was made READ ONLY before: the
-two servers never accept writes at the same time.
+The switch of a move (`mover`) is one row: the new server is *declared home* by the row `home = <its own
+server_uuid>` in its `toc_meta`, while its schema accepts writes. A copy of that row on another server has no
+effect, so replicas, backups and the old server never match. The schema of the old server is made READ ONLY
+(*fenced*) before that: the two servers never accept writes at the same time.
 
-Processes with the setting `moving.N` poll for that row in a thread of their own: no caller
-waits for the new server before the move. Each new connection to a MySQL server
-checks whether the schema is fenced. If it is, the connection is not used, not even for reads, which
-could be stale: the caller waits a short time for the end of the move, then gets a retryable error. A
-statement that the fence refuses empties the database's pools, as a lost connection does, and is
-retried like one: after a fail-over the old server may still run, read-only, and a session that
-stays on it would not see what is written on the new one.
+Processes with the setting `moving.N` poll for that row in a thread of their own: no caller waits for the new
+server before the move. Each new connection to a MySQL server checks whether the schema is fenced. A
+connection to a fenced schema is not used, not even for reads, which could be stale: the caller waits a short
+time for the end of the move, then gets a retryable error. If the fence refuses a statement, toc empties the
+database's pools and retries the statement, as after a lost connection: after a fail-over the old server may
+still run, read-only, and a session on the old server would not see new data.
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ FENCE_ERRORS = frozenset({1290, 1836, 3989})
 
 SCHEMA_READ_ONLY = 3989
 HOME, MOVING_TO = "home", "moving_to"
-"""Rows of `toc_meta`. Their values are a server_uuid: of the server that the database has moved to;
-of the one that a move of it was begun to, in the old server's."""
+"""Names of rows of `toc_meta`; the values are a server_uuid. `home`: of the server to which the database has
+moved. `moving_to`, on the old server: of the server to which a move has begun."""
 
 # MariaDB has no read-only schemas and ignores the versioned comment.
 FENCED_SQL = """SELECT 0 /*!80022 + EXISTS (
     SELECT 1 FROM information_schema.SCHEMATA_EXTENSIONS
      WHERE SCHEMA_NAME = DATABASE() AND INSTR(OPTIONS, 'READ ONLY=1') > 0) */"""
-# A former home, from which the database has moved away, is fenced and keeps its row.
+# A former home, from which the database has moved away, is fenced and keeps its row `home`.
 HOME_SQL = f"""SELECT EXISTS (SELECT 1 FROM toc_meta WHERE name = '{HOME}' AND value = @@server_uuid)
     AND NOT ({FENCED_SQL})"""  # noqa: S608
 
-POLL_S = 0.5  # between two polls of the new server
-FENCED_POLL_S = 0.05  # the same, while the old one is fenced and callers wait
-AWAY_POLL_S = 2.0  # the same, after a poll without an answer
+POLL_S = 0.5  # the time between two polls of the new server
+FENCED_POLL_S = 0.05  # the time between two polls while the old server is fenced and callers wait
+AWAY_POLL_S = 2.0  # the time to the next poll after a poll without an answer
 FIRST_POLL_WAIT_S = 1.0  # how long the first connections of a process wait for the first poll
 FENCED_S_MAX = (
     3.0  # how long a process waits for the end of a fence; after that callers get the error at once
@@ -56,15 +55,15 @@ FENCED_S_MAX = (
 
 
 def is_fence_error(error: BaseException | None) -> bool:
-    """Whether a server refused a write because it, or the schema, is read-only. A driver's error."""
+    """Whether a driver's error says that a write was refused because the server or the schema is read-only."""
     return bool(error and error.args and error.args[0] in FENCE_ERRORS)
 
 
 class HomeConnections:
     """Opens the connections of one database's engines, to the server that is its home.
 
-    new: the URL of the server that it moves to; None: it does not move. arguments: for the driver, beyond the
-    URL's.
+    new: the URL of the server to which the database moves; None: no move. arguments: for the driver, in
+    addition to those of the URL.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class HomeConnections:
         self._engines: list[Engine] = []
 
     def connect_engine(self, engine: Engine) -> None:
-        """From now on this object opens the engine's connections."""
+        """Makes this object open all connections of the engine from now on."""
         self._engines.append(engine)
         event.listen(engine, "do_connect", self._connect_to_home)
         event.listen(engine, "handle_error", self._empty_pools_if_fenced)
@@ -90,9 +89,9 @@ class HomeConnections:
             self._watch.signal_stop()
 
     def _empty_pools_if_fenced(self, context: ExceptionContext) -> None:
-        """Empties all pools after an error of a fenced server."""
+        """Empties all pools after an error that says that the server is fenced."""
         if is_fence_error(context.original_exception):
-            context.is_disconnect = True  # empties the pool that it came from
+            context.is_disconnect = True  # empties the pool of the failed connection
             for engine in self._engines:
                 if engine is not context.engine:
                     engine.dispose()
@@ -142,9 +141,9 @@ class ServerConnector(Protocol):
 
 
 class DatabaseMovePoller(Service):
-    """Polls whether the new server of a database has been declared its home; ends when it has.
+    """Polls whether the new server of a database has been declared its home; stops when that is so.
 
-    While the old server is known to be fenced it polls that too, on behalf of all waiting callers.
+    While the old server is fenced, this thread polls also the old server, for all waiting callers.
     """
 
     def __init__(self, index: int, reach: ServerConnector, clock: Clock) -> None:
@@ -152,16 +151,16 @@ class DatabaseMovePoller(Service):
         self._index, self._connect_to_server, self._clock = index, reach, clock
         self.moved = False
         self._dialect: Dialect | None = None
-        self._connections: dict[
-            bool, Any
-        ] = {}  # its own connection to the new server (True), and the old
+        # By whether the server is the new one: this thread's own connections.
+        self._connections: dict[bool, Any] = {}
         self._first_poll_done = threading.Event()
         self._change = threading.Condition()
-        self._fenced_since_s: float | None = None  # since when the old server is known to be fenced
+        # When this process found the old server fenced; None: it is not fenced, as far as known.
+        self._fenced_since_s: float | None = None
         self._listeners: list[Callable[[], None]] = []
 
     def call_when_moved(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` when the database has moved, in the polling thread."""
+        """Registers a `listener` that the polling thread calls when the database has moved."""
         self._listeners.append(listener)
 
     def start_polling(self, dialect: Dialect) -> None:
@@ -174,9 +173,9 @@ class DatabaseMovePoller(Service):
         self._first_poll_done.set()
 
     def wait_for_fence_end(self) -> bool:
-        """Waits until the database has moved or the fence is lifted. False: that has taken too long.
+        """Waits until the database has moved or the fence is lifted. False: the wait took too long.
 
-        FENCED_S_MAX counts from when this process first met the fence, for all waiting callers.
+        FENCED_S_MAX counts, for all waiting callers, from the time at which this process first met the fence.
         """
         with self._change:
             if self.moved:
@@ -191,7 +190,7 @@ class DatabaseMovePoller(Service):
             return self._change.wait(left_s)
 
     def run_once(self) -> float:
-        """Polls once; returns the seconds until the next poll."""
+        """Polls the servers once; returns the seconds until the next poll."""
         if (
             self._fenced_since_s is not None
             and self._query_server_bool(FENCED_SQL, new=False) is False
@@ -212,8 +211,8 @@ class DatabaseMovePoller(Service):
         return since_s is not None and self._clock.monotonic_s() < since_s + FENCED_S_MAX
 
     def _query_server_bool(self, sql: str, *, new: bool) -> bool | None:
-        """The boolean answer of one of the servers; None: an error."""
-        assert self._dialect is not None  # noqa: S101 - it has begun
+        """Runs a query with a boolean result on the old or the new server; None: an error."""
+        assert self._dialect is not None  # noqa: S101 - polling has begun
         try:
             if new not in self._connections:
                 self._connections[new] = raw = self._connect_to_server(self._dialect, new=new)
@@ -250,7 +249,7 @@ class DatabaseMovePoller(Service):
 
 
 def _close_if_fenced(raw: Any) -> Any:
-    """The connection; None: the schema is fenced, and the connection has been closed."""
+    """Returns the connection; None: the schema is fenced, and the connection has been closed."""
     try:
         fenced = _query_bool(raw, FENCED_SQL)
     except BaseException:
@@ -267,7 +266,7 @@ def _query_bool(raw: Any, sql: str) -> bool:
     try:
         cursor.execute(sql)
         (answer,) = cursor.fetchone()
-        raw.rollback()  # the driver has begun a transaction
+        raw.rollback()  # ends the transaction that the driver has begun
     finally:
         cursor.close()
     return bool(answer)

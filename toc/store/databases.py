@@ -1,14 +1,14 @@
 """Connections to the databases that hold the shards.
 
-Every connection of toc runs READ COMMITTED: under REPEATABLE READ a locking read of ids that are
-gone locks the gap at the end of the table, and all inserts of the shard would wait for it.
+Every connection of toc runs READ COMMITTED: under REPEATABLE READ a locking read of deleted ids locks
+the gap at the end of the table, and all inserts of the shard would wait for that lock.
 
 `Database.run_verb(verb)` runs a verb whose statements are known beforehand (see `verb`). A transaction whose
-statements depend on each other's results is `Database.run_transaction(work)`: it begins, calls
-`work(connection)` and commits. `Database.read(work)` is for reads that need no transaction.
+statements depend on each other's results is `Database.run_transaction(work)`: begin, `work(connection)`,
+commit. `Database.run_read(work)` is for reads that need no transaction.
 Deadlocks, lock wait timeouts and lost connections are retried a few times: each of toc's verbs can be
-repeated, because its guard or its ids make the second run harmless. A caller's own transaction is not run
-here: a deadlock rolls it back as a whole, and only the caller can repeat it.
+repeated, because the guard or the ids of the verb make the second run harmless. A caller's own transaction is
+not run here: a deadlock rolls back the whole transaction, and only the caller can repeat that.
 """
 
 from __future__ import annotations
@@ -83,15 +83,15 @@ def execute_on_shard(
     statement: Executable,
     values: Mapping[str, Any] | None = None,
 ) -> CursorResult[Any]:
-    """Runs a statement on `schema.JOB` on the table of one shard."""
+    """Runs a statement that is written for `schema.JOB` on the table of one shard."""
     return connection.execute(statement, values, execution_options={SHARD: shard})
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Limits of the connections to one database. pool_size: of each of its two pools.
+    """Limits of the connections to one database. pool_size: the size of each of its two pools.
 
-    idle_transaction_s: the server ends a session that is idle for so long within a transaction.
+    idle_transaction_s: the server ends a session that is idle within a transaction for longer.
     """
 
     pool_size: int = 16
@@ -130,10 +130,10 @@ class Database:
         parsed = make_url(url)
         self.sqlite = parsed.get_backend_name() == "sqlite"
         self.is_local = parsed.host in (None, "", "localhost", "127.0.0.1", "::1")
-        """Whether connections stay on this machine: a file, a socket or the loopback address."""
+        """Whether the database is on this machine: a file, a socket or the loopback address."""
         self._supports_packets = self._binds_id_lists = parsed.get_driver_name() == "pymysql"
-        # SQLite has one writer. Threads of this process wait for each other on this lock; SQLite itself
-        # would sleep and try again, up to 100 ms at a time.
+        # SQLite allows one writer. Threads of this process wait for each other on this lock; SQLite itself
+        # would sleep and retry, up to 100 ms at a time.
         self._writer_turn: AbstractContextManager[Any] = (
             threading.Lock() if self.sqlite else nullcontext()
         )
@@ -156,7 +156,7 @@ class Database:
             return {"timeout": limits.read_timeout_s}
         arguments = session_arguments(url, mysql, limits.connect_timeout_s, limits.read_timeout_s)
         if self._supports_packets:
-            # DATETIME is converted to milliseconds directly: this halves the cost of reading a row.
+            # The driver converts DATETIME to milliseconds directly: this halves the cost of reading a row.
             converters = {FIELD_TYPE.DATETIME: ms_of_sql_time, IdList: text_of_ids}
             arguments["conv"] = {**conversions, **converters}
             # rowcount is the number of rows found, as in SQLAlchemy; packets: see `pipeline`.
@@ -170,7 +170,7 @@ class Database:
             "pool_size": limits.pool_size, "max_overflow": 0, "connect_args": arguments,
         }  # fmt: skip
         if not self.sqlite:
-            options["pool_recycle"] = 3600  # below any server's wait_timeout default (8 h)
+            options["pool_recycle"] = 3600  # s; below the default wait_timeout of any server (8 h)
         engine = create_engine(
             url,
             pool_reset_on_return=None,  # each use ends with COMMIT or ROLLBACK
@@ -217,9 +217,10 @@ class Database:
     def build_id_filter(
         self, column: ColumnElement[int], ids: Sequence[int]
     ) -> ColumnElement[bool]:
-        """`column IN (ids)`, for this database's own connections; `ids` has at least one.
+        """Builds the condition `column IN (ids)` for this database's own connections; `ids` must not be
+        empty.
 
-        The ids are bound as one value: one by one they cost SQLAlchemy and the driver four times as much.
+        The ids are bound as one value: separate values cost SQLAlchemy and the driver four times as much.
         """
         if not self._binds_id_lists:
             return column.in_(ids)
@@ -228,8 +229,8 @@ class Database:
     def make_table_name_listener(self, dialect: Dialect) -> Callable[..., tuple[str, Any]]:
         """Makes a listener that puts the shard's table name into a statement on `schema.JOB`.
 
-        Values are bound, so the listener replaces names only. `dialect`: of the connection; it may use ANSI
-        quotes. The table name is in backticks, which MySQL and MariaDB accept in any sql_mode.
+        Values are bound, so the listener replaces names only. `dialect`: that of the connection, which may
+        use ANSI quotes. The table name is in backticks, which MySQL and MariaDB accept in any sql_mode.
         """
         any_shard = dialect.identifier_preparer.quote_identifier(schema.ANY_SHARD)
 
@@ -253,7 +254,7 @@ class Database:
         return self._run_with_retries(partial(_connect_and_run, self.engine.begin, work))
 
     def run_read(self, work: Callable[[Connection], T]) -> T:
-        """Runs `work(connection)` in autocommit mode, for reads: each statement is its own transaction."""
+        """Runs the reads of `work(connection)` in autocommit mode: each statement is its own transaction."""
         return self._run_with_retries(
             partial(_connect_and_run, self.autocommit_engine.connect, work)
         )
@@ -265,12 +266,12 @@ class Database:
         )
 
     def scalar(self, query: Select[Any], shard: int | None = None) -> Any:
-        """The first value of the first row of a query, as `select`; None: there is no row."""
+        """The first value of the first row of a query; None: no row. Arguments as of `select`."""
         rows = self.select(query, shard)
         return rows[0][0] if rows else None
 
     def execute(self, statement: Executable, values: Mapping[str, Any] | None = None) -> int:
-        """Runs a single changing statement in autocommit mode; returns the number of rows that it found."""
+        """Runs a single changing statement in autocommit mode; returns the number of rows that matched."""
         return self.run_autocommit(
             lambda connection: connection.execute(statement, values).rowcount
         )
@@ -278,9 +279,9 @@ class Database:
     def read_pages_by_id(
         self, query: Select[Any], shard: int, rows: int, after: int = -1
     ) -> Iterator[Sequence[Any]]:
-        """Pages of a query on `schema.JOB` by the primary key, from beyond `after` on.
+        """Yields pages of a query on `schema.JOB`, ordered by job_id, with job_id > `after`.
 
-        The first column is job_id. Each page has `rows` rows; the last one has fewer, maybe none.
+        The first column must be job_id. Each page has `rows` rows; the last page has fewer, maybe none.
         """
         job_id = schema.JOB.c.job_id
         while True:
@@ -291,7 +292,7 @@ class Database:
             after = page[-1][0]
 
     def lock_sqlite_file(self, connection: Connection) -> None:
-        """Takes SQLite's write lock before rows are read: it has no row locks. Elsewhere it does nothing."""
+        """Takes the write lock of SQLite, which has no row locks, before rows are read. No effect on MySQL."""
         if self.sqlite:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
@@ -305,7 +306,7 @@ class Database:
             refuse_self_deadlock(str(self.engine.url.database))
 
     def run_verb(self, verb: Verb[T]) -> T:
-        """Runs a verb with the pipelined executor, or with the plain one where that fails.
+        """Runs a verb with the pipelined executor; if that fails, with the plain executor.
 
         Raises as `run_transaction` does.
         """
@@ -319,7 +320,7 @@ class Database:
     def run_pipelined(self, verb: Verb[T]) -> T | None:
         """Runs a verb with the pipelined executor alone.
 
-        None: a packet failed, or the driver, the server or a proxy supports none.
+        None: a packet failed, or the driver, the server or a proxy does not support packets.
         """
         if not self._supports_packets:
             return None
@@ -346,7 +347,7 @@ class Database:
 
     @property
     def has_not_answered(self) -> bool:
-        """Whether this database has not answered since this process started."""
+        """Whether this database has not passed its first check since this process started."""
         return self._first_check is not None
 
     def _run_with_retries(self, attempt: Callable[[], T]) -> T:
@@ -375,7 +376,7 @@ class Database:
             return ""
         number = error_number(error)
         if self.sqlite and "locked" in error_text(error):
-            # Either at once, because the snapshot was too old, or after SQLite's whole time-out.
+            # SQLite reports this at once if the snapshot was too old, otherwise after its whole time-out.
             waited_s = self._clock.monotonic_s() - began_s
             return "lock" if tries < TRIES_MAX and waited_s < self._read_timeout_s else ""
         if number in LOCK_ERRORS:
@@ -391,8 +392,8 @@ class Database:
         return now_ms
 
     def open_connections(self, singles: int, transactions: int) -> None:
-        """Opens connections before they are needed: opening one takes tens of milliseconds (TLS, log-in)."""
-        # An unavailable database is connected to later, at its first use.
+        """Opens connections before they are needed: a connection takes tens of milliseconds (TLS, log-in)."""
+        # If the database is unavailable, the first use connects.
         with suppress(DBAPIError), ExitStack() as held:
             for _ in range(singles):
                 held.enter_context(self.autocommit_engine.connect())
@@ -446,7 +447,7 @@ def _connect_and_run(connect: Callable[[], AbstractContextManager[C]], work: Cal
 
 
 class Databases:
-    """All databases, by index; `database_of_shard` finds a shard's database."""
+    """All databases of toc, by index; `database_of_shard` finds the database of a shard."""
 
     def __init__(
         self,
@@ -480,7 +481,7 @@ class Databases:
     def from_settings(
         cls, settings: Settings, clock: Clock, *, pool_size: int | None = None
     ) -> Databases:
-        """The databases of the settings. `pool_size`: used in place of the setting if given."""
+        """Makes the databases of the settings. `pool_size`: replaces the setting if given."""
         limits = ConnectionLimits(
             pool_size or settings.pool_size,
             settings.connect_timeout_s,
@@ -499,7 +500,7 @@ class Databases:
         return self.all[index]
 
     def now_ms(self) -> int:
-        """The clock of the first database that answers. Raises StoreUnavailable when none does."""
+        """The time of the first database that answers, in ms. Raises StoreUnavailable if none answers."""
         *others, last = sorted(self.all, key=lambda database: database.has_not_answered)
         for database in others:
             with suppress(StoreUnavailable):

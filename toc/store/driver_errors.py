@@ -1,4 +1,4 @@
-"""The meaning of a driver's error: the server is unavailable, it refuses a statement, or a key is taken.
+"""Finds what a driver's error means: the server is unavailable, a statement is refused, or a key is taken.
 
 Drivers raise one class (OperationalError) for an unavailable server and for a refused statement, so the
 number decides. A number that is not in `AWAY` concerns the statement: waiting for the server would not help.
@@ -25,13 +25,15 @@ from toc.store.schema import LIVE_INDEX
 
 NO_TABLE = 1146
 LOCK_ERRORS = frozenset({1205, 1213})  # lock wait timeout, deadlock
-# gone away, lost during query, shutdown, killed, ended because idle
+# server gone away, connection lost, shutdown, killed, ended because idle
 LOST_ERRORS = frozenset({2006, 2013, 2055, 1053, 1927, 4031})
 _DUPLICATE = 1062
-_OWN_KEY = re.compile(rf"""['.](PRIMARY|{LIVE_INDEX}|uq_name)'["\]]*$""")  # where the text ends
+_OWN_KEY = re.compile(
+    rf"""['.](PRIMARY|{LIVE_INDEX}|uq_name)'["\]]*$"""
+)  # at the end of the error text
 
-CLIENT_ERRORS = range(2000, 3000)  # the driver's own: about the connection
-_PROXY_ERRORS = range(9000, 10000)  # ProxySQL's own
+CLIENT_ERRORS = range(2000, 3000)  # numbers of the client library: about the connection
+_PROXY_ERRORS = range(9000, 10000)  # numbers of ProxySQL
 AWAY = frozenset({
     1021, 1026, 1030, 1037, 1038, 1041, 1114, 1180, 1598,  # no disk, no memory, no binary log
     1040, 1129, 1130, 1135, 1203, 1226,  # too many connections, or none from this host
@@ -58,7 +60,7 @@ def is_unavailable_number(number: int) -> bool:
 
 
 def translate_error(database: int, error: DBAPIError) -> TocError | None:
-    """The error of toc for a driver's error; None: a duplicate of toc's own keys, which verbs expect."""
+    """Makes toc's error for a driver's error; None: a duplicate of toc's own keys, which verbs expect."""
     if error.connection_invalidated:
         return StoreUnavailable(database, error)
     if isinstance(error, IntegrityError) and is_own_duplicate(error):
@@ -77,13 +79,13 @@ def translate_error(database: int, error: DBAPIError) -> TocError | None:
 
 
 def error_number(error: SQLAlchemyError) -> int | None:
-    """The server's number of an error; None: SQLite, or not a driver's error."""
+    """The error number that the server gave; None: SQLite, or not a driver's error."""
     arguments = getattr(getattr(error, "orig", None), "args", ())
     return arguments[0] if arguments and isinstance(arguments[0], int) else None
 
 
 def error_text(error: BaseException) -> str:
-    """The server's error text, its first line."""
+    """The first line of the server's error text."""
     arguments = getattr(getattr(error, "orig", None), "args", ())
     lines = str(arguments[-1] if arguments else error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
@@ -113,7 +115,7 @@ def explain_missing_table(database: int, table: str) -> Iterator[None]:
 
 
 def is_own_duplicate(error: IntegrityError) -> bool:
-    """Whether a key of toc itself refused the row: not a key that somebody has added, nor another rule."""
+    """Whether one of toc's own keys refused the row, and not a key or rule that somebody has added."""
     message = str(error.orig)
     if message.startswith("UNIQUE constraint failed"):
         return True  # SQLite names the columns only, so the key is unknown
@@ -122,13 +124,13 @@ def is_own_duplicate(error: IntegrityError) -> bool:
 
 
 def is_live_duplicate(error: IntegrityError) -> bool:
-    """Whether a live job holds (biz_id, type_no, dedup_key)."""
+    """Whether the row was refused because a live job has the same (biz_id, type_no, dedup_key)."""
     # MySQL "… for key 'toc_job_0001.uq_live'", MariaDB "… for key 'uq_live'",
     # SQLite "UNIQUE constraint failed: toc_job_0001.biz_id, …, toc_job_0001.live_key" (or the index).
     return LIVE_INDEX in str(error.orig) or "live_key" in str(error.orig)
 
 
 def is_primary_duplicate(error: IntegrityError) -> bool:
-    """Whether the job_id is taken."""
+    """Whether the row was refused because its job_id exists already."""
     message = str(error.orig)
     return "PRIMARY" in message or message.endswith(".job_id")

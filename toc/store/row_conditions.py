@@ -1,7 +1,7 @@
 """A parsed and checked condition on the rows of `toc_jobs`, as a tree.
 
-`toc.admin` parses the text of a person. `ConditionRenderer` renders the tree as SQL, with every value bound;
-`bounds_of_condition` finds the bounds that determine the index.
+`toc.admin` parses the text that a person writes. `ConditionRenderer` renders the tree as SQL, with every
+value bound. `bounds_of_condition` finds the bounds that determine the index of a read.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A column with a value of its kind, or with another column of its kind."""
+    """Compares a column with a value, or with another column, of the same kind."""
 
     column: Column
     operator: Operator
@@ -73,7 +73,7 @@ class InList:
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """LIKE. escape: the character that makes the next one a literal; '' for none."""
+    """A LIKE condition. escape: the character that makes the next character literal; '' for none."""
 
     column: Column
     pattern: str
@@ -119,7 +119,7 @@ Condition = Comparison | InList | Like | IsNull | AllOf | AnyOf | Negation | Tru
 class ConditionBounds:
     """Necessary conditions of a matching row; None: no condition on this column.
 
-    is_due: its due_time is not NULL, and lies from `due_from_ms` to `due_until_ms`.
+    is_due: the due_time of each matching row is not NULL, and lies from `due_from_ms` to `due_until_ms`.
     """
 
     job_ids: frozenset[int] | None = None
@@ -132,7 +132,7 @@ class ConditionBounds:
 
     @property
     def matches_only_live(self) -> bool:
-        """Whether all matching rows are live, so that they have a due_time."""
+        """Whether all matching rows are live (live rows have a due_time)."""
         return self.statuses is not None and all(
             number in (Status.PENDING, Status.RUNNING) for number in self.statuses
         )
@@ -143,7 +143,7 @@ class ConditionBounds:
 
 
 def bounds_of_condition(condition: Condition) -> ConditionBounds:
-    """The bounds that follow from the parts that must all be true. Each matching row is within them."""
+    """The bounds of all matching rows, from those parts of the condition that must all be true."""
     sets: dict[str, frozenset[int]] = {}
     due: list[tuple[Operator, int]] = []
     is_due = False
@@ -200,7 +200,7 @@ _GLOB = str.maketrans({"*": "[*]", "?": "[?]", "[": "[[]"})
 
 
 class ConditionRenderer:
-    """Renders conditions as SQL on `schema.JOB` for one kind of server. names: the biz_types by number."""
+    """Renders conditions as SQL on `schema.JOB`, for SQLite or MySQL. names: the biz_types by number."""
 
     def __init__(self, names: Mapping[int, str], *, sqlite: bool) -> None:
         self._sqlite = sqlite
@@ -213,7 +213,7 @@ class ConditionRenderer:
         }
 
     def render_condition(self, condition: Condition, shard: int) -> ColumnElement[bool]:
-        """The condition in the table of a shard."""
+        """Renders the condition for the table of a shard."""
         found: ColumnElement[bool]
         match condition:
             case AllOf(parts):
@@ -249,7 +249,7 @@ class ConditionRenderer:
 
     def _render_comparison(self, left: Any, operator: Operator, right: Any) -> ColumnElement[bool]:
         if self._sqlite and operator not in ("=", "<>") and isinstance(left.type, UInt64):
-            # SQLite stores numbers from 2^63 on as negative ones, which are the largest.
+            # SQLite stores numbers from 2^63 on as negative numbers, so negative numbers are the largest.
             left, right = tuple_(left < 0, left), tuple_(right < 0, right)
         return OPERATORS[operator](left, right)  # type: ignore[no-any-return]
 
@@ -258,7 +258,7 @@ class ConditionRenderer:
     ) -> ColumnElement[bool]:
         if not self._sqlite:
             return left.like(_escape_like_pattern(pattern, escape), escape="|")
-        # LIKE of SQLite ignores case; these columns do not.
+        # LIKE of SQLite ignores case; comparisons of these columns must not.
         return left.op("GLOB", is_comparison=True)(_to_glob_pattern(pattern, escape))
 
     def _render_number_as_word(
@@ -278,7 +278,7 @@ class ConditionRenderer:
 
 
 def _pattern_characters(pattern: str, escape: str) -> Iterator[tuple[str, bool]]:
-    """The characters of a pattern, and whether each is a literal."""
+    """Yields each character of a LIKE pattern, and whether the character is literal."""
     characters = iter(pattern)
     for character in characters:
         if escape and character == escape:

@@ -1,12 +1,12 @@
-"""How the tables and views of a database differ from those that its revisions add_to_shapes.
+"""Finds how the tables and views of a database differ from those that its revisions declare.
 
-A *fault* harms toc's statements, or makes them slow: a table, column, index or view is missing or differs;
-or somebody added a thing that can make the server refuse toc's writes (a NOT NULL column without a default,
-a UNIQUE key, a trigger, a CHECK, a foreign key). Everything else that somebody added is a *note*.
+A *fault* breaks toc's statements, or makes them slow: a table, column, index or view is missing or differs;
+or somebody added a part that can make the server refuse toc's writes (a NOT NULL column without a default,
+a UNIQUE key, a trigger, a CHECK, a foreign key). Every other part that somebody added is a *note*.
 
 A fault is *silent* when toc would go on without an error and break a promise: two live jobs under one key,
-an id twice, a lost event. Processes do not start on a silent fault. Other faults are slow, or fail with an
-error, table by table.
+an id twice, a lost event. Processes do not start if there is a silent fault. Other faults make statements on
+their table slow, or make them fail.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DriftFinding:
 
 
 def declared_shapes(steps: Iterable[SchemaStep], *, sqlite: bool) -> Shapes:
-    """The tables and views that steps, taken in order from an empty database, make."""
+    """The tables and views that the steps make, in order, in an empty database."""
     shapes: Shapes = {}
     for step in steps:
         step.add_to_shapes(shapes, sqlite=sqlite)
@@ -43,7 +43,7 @@ def declared_shapes(steps: Iterable[SchemaStep], *, sqlite: bool) -> Shapes:
 
 
 def compare_shapes(found: Shapes, wanted: Shapes) -> tuple[list[DriftFinding], list[DriftFinding]]:
-    """Faults and notes, by table."""
+    """Compares tables and views with the wanted shapes; returns faults and notes, ordered by table."""
     faults: list[DriftFinding] = []
     notes: list[DriftFinding] = []
     for table, shape in sorted(wanted.items()):
@@ -62,7 +62,7 @@ def compare_shapes(found: Shapes, wanted: Shapes) -> tuple[list[DriftFinding], l
 
 
 def group_findings_by_text(findings: Iterable[DriftFinding]) -> list[str]:
-    """One line per text, with all tables that it applies to."""
+    """Formats findings: one line per text, with all tables to which the text applies."""
     tables: dict[str, list[str]] = {}
     for finding in findings:
         tables.setdefault(finding.text, []).append(finding.table)
@@ -70,7 +70,7 @@ def group_findings_by_text(findings: Iterable[DriftFinding]) -> list[str]:
 
 
 def format_table_ranges(names: Sequence[str]) -> str:
-    """Names of tables on one line; a run of shards as its first and last."""
+    """Formats names of tables on one line; consecutive shards as the first and last name."""
     parts: list[list[str]] = []
     for name in sorted(names):
         number = _shard_of_table(name)
@@ -140,10 +140,10 @@ def _part_differences(
 
 
 def _is_silent_fault(kind: str, found: str | None, wanted: str) -> bool:
-    """Whether toc's statements would go on without an error, and mean something else."""
-    if kind == "index":  # the optimizer need not see a unique index
+    """Whether toc's statements would succeed with this fault, and give wrong results."""
+    if kind == "index":  # a unique index protects also if it is invisible to the optimizer
         return wanted.startswith(UNIQUE) and (found or "").removesuffix(INVISIBLE) != wanted
-    # A missing column makes statements fail. Another generated value or collation lets two jobs have one key.
+    # A missing column makes statements fail. A wrong generated value or collation lets two jobs have one key.
     return found is not None and any(
         part(found) != part(wanted)
         for part in (_generated_expression, _is_auto_increment, _collation_of_column)
@@ -163,7 +163,7 @@ def _collation_of_column(column: str) -> str:
 
 
 def _find_additions(table: str, found: Shape, wanted: Shape) -> Iterator[tuple[DriftFinding, bool]]:
-    """The parts that are not toc's, and whether each can make the server refuse toc's writes."""
+    """Yields each part that somebody added, and whether the part can make the server refuse toc's writes."""
     if found.tables == UNKNOWN:
         text = "its SELECT cannot be seen: the account lacks SHOW VIEW"
         yield DriftFinding(table, text, kind="view"), False
@@ -185,7 +185,7 @@ def _find_additions(table: str, found: Shape, wanted: Shape) -> Iterator[tuple[D
 
 
 def _index_refuses_rows(index: str, wanted: Shape) -> bool:
-    """Whether it is unique, and over columns that do not hold the primary key, which is unique by itself."""
+    """Whether an added index is unique, without containing the primary key: then the index refuses rows."""
     if not index.startswith(UNIQUE):
         return False
     return not _columns_of_index(wanted.indexes.get(PRIMARY, "?")) <= _columns_of_index(index)

@@ -1,9 +1,9 @@
 """`toc migrate --mend`: the statements that undo drift.
 
-Each run compares the tables anew, so an interrupted run is run again. Nothing that holds data is dropped: a
-column that somebody added becomes NULL-able; `live_key` is computed, and is made anew. A UNIQUE key, CHECK,
-foreign key or trigger that somebody added is dropped, and its definition is shown. A fault that only a person
-can decide about is left, and reported.
+Each run compares the tables again, so an interrupted run can be repeated. Columns with data are never
+dropped: a column that somebody added becomes nullable; `live_key` is a generated column, and is dropped and
+added again. A UNIQUE key, CHECK, foreign key or trigger that somebody added is dropped, and its definition is
+shown. A fault that only a person can repair is left, and reported.
 """
 
 from __future__ import annotations
@@ -64,10 +64,11 @@ def repair_drift(
     lock_wait_s: int = LOCK_WAIT_S,
     may_rebuild: bool = False,
 ) -> list[DriftRepair]:
-    """Undoes the faults of every database; returns all, with those that were left.
+    """Repairs the faults of every database; returns all faults, also those that were left.
 
-    `may_rebuild`: also where the server must copy a table while its writes wait. Raises StoreUnavailable,
-    SchemaMismatch, and MigrationFailed with the table: its changes stay, a later run continues there.
+    `may_rebuild`: also if the server must copy a table while writes to the table wait. Raises
+    StoreUnavailable, SchemaMismatch, and MigrationFailed with the table: changes that were made stay, and a
+    later run continues.
     """
     done: list[DriftRepair] = []
     for index in range(len(settings.databases)):
@@ -93,7 +94,7 @@ def write_repair_scripts(
     *,
     lock_wait_s: int = LOCK_WAIT_S,
 ) -> list[Path]:
-    """Writes the statements of `repair_drift`, and runs none: a file for each database, or one to `out`.
+    """Writes the statements of `repair_drift` without running them: a file per database, or all to `out`.
 
     The scripts check which database they run on, like those of the revisions. Reads every database.
     """
@@ -130,13 +131,13 @@ def _plan_repairs(
 
 
 def _repair_sort_key(fault: DriftFinding) -> tuple[bool, str, int]:
-    """By table; columns before the indexes over them; views, which read tables, last."""
+    """The sort key: by table; columns before the indexes over them; views, which read tables, last."""
     kinds = ("missing", "engine", "extra index", "column")
     return fault.kind == "view", fault.table, kinds.index(fault.kind) if fault.kind in kinds else 9
 
 
 class _RepairPlanner:
-    """Finds the statements for the faults of one database."""
+    """Finds the statements that repair the faults of one database."""
 
     def __init__(
         self,
@@ -148,7 +149,7 @@ class _RepairPlanner:
     ) -> None:
         self._target, self._connection = target, connection
         self._steps, self._declared, self._found = list(steps), declared, found
-        self._remade: set[tuple[str, str]] = set()  # indexes that an earlier statement makes anew
+        self._remade: set[tuple[str, str]] = set()  # indexes that an earlier statement adds again
 
     def plan_repair(self, fault: DriftFinding) -> DriftRepair:
         note = ""
@@ -168,12 +169,12 @@ class _RepairPlanner:
 
     def _recreate_table_or_view(self, fault: DriftFinding) -> list[str]:
         steps = [step for step in self._steps if step.table == fault.table]
-        if fault.kind == "view":  # the last revision that makes it counts
+        if fault.kind == "view":  # the last revision that makes the view counts
             steps = steps[-1:]
         return [each.sql for step in steps for each in step.up(sqlite=self._target.sqlite)]
 
     def _remove_addition(self, fault: DriftFinding) -> tuple[list[str], str]:
-        """The statements, and a note, for a part that somebody added."""
+        """The statements that remove or disarm a part that somebody added, and a note."""
         table, name = fault.table, quote_name(fault.name)
         alter = f"ALTER TABLE {table}"
         match fault.kind:
@@ -202,7 +203,8 @@ class _RepairPlanner:
             if default:
                 yield f"{alter}ALTER COLUMN {name} SET DEFAULT {default}"
             return
-        # It holds nothing of its own. An index over it would lose the column, and refuse rows.
+        # A generated column has no data of its own. An index over a dropped column would lose it, and refuse
+        # rows.
         over = [
             index
             for (kind, index), definition in definitions.items()
@@ -233,7 +235,7 @@ class _RepairPlanner:
         return f"ALTER TABLE {table} MODIFY COLUMN {quote_name(name)} {kind}{collate} NULL"
 
     def _describe_rule(self, query: str, name: str) -> str:
-        """The definition of a trigger or CHECK that is dropped, on one line."""
+        """Reads the definition of a trigger or CHECK that is dropped, as one line."""
         found = self._connection.scalar(text(query), {"name": name})
         return f"it was {' '.join(str(found).split())}"
 
@@ -243,8 +245,8 @@ def _split_expression_default(definition: str) -> tuple[str, str]:
 
     Splits only if the default is an expression and the column may be NULL. Otherwise the second text is "".
 
-    MySQL refuses a new column whose default is CURRENT_USER() (error 1674): a replica could fill the rows
-    that are there with another account. As a statement of its own, the default is accepted.
+    MySQL refuses a new column whose default is CURRENT_USER() (error 1674): a replica could fill the
+    existing rows with another account. MySQL accepts the default in a separate statement.
     """
     column, _, default = definition.partition(" NULL DEFAULT (")
     if not default or column.endswith(" NOT"):
