@@ -147,5 +147,5 @@ def grant_statements(
 
 
 def password_statement(account: str) -> str:
-    """The statement by which an administrator sets a password (in place of the dots) and unlocks the account."""
+    """The statement by which an administrator sets the password (for the dots) and unlocks the account."""
     return f"ALTER USER {account} IDENTIFIED BY '…' ACCOUNT UNLOCK"

@@ -118,7 +118,7 @@ class Claims:
         self.set_lease_times(lease_ms)
 
     def set_lease_times(self, lease_ms: Mapping[int, int]) -> None:
-        """Sets the lease of each type; only rows of these types are claimed. Compiles statements: takes ms."""
+        """Sets the lease of each type; only rows of these types are claimed. Takes a few milliseconds."""
         lease_from = bindparam("lease_from", type_=DatetimeAsMillis())
         lease_end = later_of_db_now_plus(_lease_expression(lease_ms), lease_from)
         types = sorted(lease_ms)

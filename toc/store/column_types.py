@@ -25,7 +25,7 @@ _ZERO_DATE = re.compile(r"0000-|\d{4}-00-|\d{4}-\d\d-00")
 
 
 def sql_time_of_ms(ms: int) -> str:
-    """Milliseconds since 1970 as DATETIME(3) text, UTC. The text is exact on every engine and sorts by time."""
+    """Milliseconds since 1970 as DATETIME(3) text, UTC: exact on every engine; the text sorts by time."""
     seconds, rest = divmod(ms, 1000)
     return f"{_format_second(seconds)}.{rest:03d}"
 

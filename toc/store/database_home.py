@@ -55,7 +55,7 @@ FENCED_S_MAX = (
 
 
 def is_fence_error(error: BaseException | None) -> bool:
-    """Whether a driver's error says that a write was refused because the server or the schema is read-only."""
+    """Whether a driver's error says that a write was refused: the server or the schema is read-only."""
     return bool(error and error.args and error.args[0] in FENCE_ERRORS)
 
 

@@ -292,7 +292,7 @@ class Database:
             after = page[-1][0]
 
     def lock_sqlite_file(self, connection: Connection) -> None:
-        """Takes the write lock of SQLite, which has no row locks, before rows are read. No effect on MySQL."""
+        """Takes the write lock of SQLite (which has no row locks) before reads. No effect on MySQL."""
         if self.sqlite:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
