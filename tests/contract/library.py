@@ -186,7 +186,7 @@ class Library:
         return self.claims.bury_expired_job(home, shard, job_id, seen, error, ACTOR)
 
     def settle(self, *outcomes: Outcome) -> set[tuple[int, str]]:
-        return self.claims.settle_outcomes(self.home(outcomes[0].job_id), outcomes)
+        return self.claims.settle_jobs(self.home(outcomes[0].job_id), outcomes)
 
     def settle_as(
         self, kind: OutcomeKind, job_id: int, token: str, due_ms: int = 0, error: str = ""

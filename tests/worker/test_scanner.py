@@ -236,7 +236,7 @@ def test_an_outcome_that_cannot_be_recorded_is_kept_until_its_lease_is_over(
     rig = make_rig(urls=[mysql_database], timer=QUIET, worker={"lease_allowance_s": 3})
     rig.handler(timeout=1)(lambda _: None)
     worker = rig.alone()
-    monkeypatch.setattr(worker.context.claims, "settle_outcomes", refuse)
+    monkeypatch.setattr(worker.context.claims, "settle_jobs", refuse)
     refused = metric("toc_settles_refused_total")
     rig.offer(worker, rig.center.schedule(1, LONG_AGO, biz_type=TYPE))
     assert remains(lambda: worker.in_flight == 1, 2.0)
@@ -252,7 +252,7 @@ def test_an_outcome_that_failed_is_tried_again_beside_a_steady_flow(
     rig.handler(timeout=30)(lambda _: None)
     worker = rig.alone()
     bad = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
-    settle, alone = worker.context.claims.settle_outcomes, list[int]()
+    settle, alone = worker.context.claims.settle_jobs, list[int]()
 
     def refusing(database: Any, outcomes: Any) -> Any:
         ids = [outcome.job_id for outcome in outcomes]
@@ -261,7 +261,7 @@ def test_an_outcome_that_failed_is_tried_again_beside_a_steady_flow(
         alone.extend(ids)
         raise ValueError("no such row can be written")
 
-    monkeypatch.setattr(worker.context.claims, "settle_outcomes", refusing)
+    monkeypatch.setattr(worker.context.claims, "settle_jobs", refusing)
     rig.offer(worker, bad)
     wait_until(lambda: bad in alone, "the first try")
     first = len(alone)

@@ -15,9 +15,8 @@ REASON_CHARS_MAX = 1000
 NESTING_MAX = 31
 """The maximum depth of nested objects and lists; MariaDB's JSON functions refuse deeper nesting."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_KEY = re.compile(
-    r"[!-~]*"
-)  # printable ASCII without spaces: every database engine compares it equally
+# Printable ASCII without spaces: every database engine compares such texts equally.
+_KEY = re.compile(r"[!-~]*")
 
 
 def is_number(value: object) -> bool:

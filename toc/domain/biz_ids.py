@@ -49,9 +49,8 @@ def check_business_id(value: object, tenant: object = None) -> BusinessId:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= BIZ_ID_MAX:
         rule = f"must be an integer from 0 to 2^64-1, or a text of 1 to {TEXT_CHARS_MAX} characters"
         raise InvalidInput("biz_id", value, rule)
-    return BusinessId(
-        int(value), None, tenant
-    )  # a plain int: the hash of an IntEnum would be that of its name
+    # A plain int: the hash of an IntEnum would be that of its name.
+    return BusinessId(int(value), None, tenant)
 
 
 def _check_text_id(value: str) -> str:

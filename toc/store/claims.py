@@ -269,7 +269,7 @@ class Claims:
 
     # ---- settle
 
-    def settle_outcomes(
+    def settle_jobs(
         self, database: Database, outcomes: Sequence[Outcome], locked: set[int] | None = None
     ) -> set[tuple[int, str]]:
         """Writes outcomes in one transaction. Returns the (job_id, token) pairs that were settled.

@@ -49,7 +49,7 @@ REPAIR = "repair"
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A transition of a job; `actor` has made it. `reason` is cut at `limits.REASON_CHARS_MAX`.
+    """A transition of a job; `actor` has made it. `reason` is cut at `argument_checks.REASON_CHARS_MAX`.
 
     run_id: the run of `toc admin` or `toc reconcile` that made it. related_job_id: the job that replaces this
     one.

@@ -67,7 +67,7 @@ class GiveBack(Correction):
 
     def correct_rows(self, database: Database, claims: Claims) -> Sequence[Ack]:
         locked: set[int] = set()
-        held = claims.settle_outcomes(database, self.outcomes, locked)
+        held = claims.settle_jobs(database, self.outcomes, locked)
         self.outcomes = [o for o in self.outcomes if o.job_id in locked and o[:2] not in held]
         if self.due_ms is None:
             return ()

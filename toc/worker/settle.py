@@ -66,9 +66,7 @@ class Settler(Service):
         failed: list[FinishedRun] = []
         try:
             outcomes = [ended.outcome for ended in self._batch]
-            held = self._claims.settle_outcomes(
-                self._database, outcomes
-            )  # guard: settle-before-ack
+            held = self._claims.settle_jobs(self._database, outcomes)  # guard: settle-before-ack
         except Exception as error:
             if is_away(error):
                 raise
@@ -120,7 +118,7 @@ class Settler(Service):
         failed: list[FinishedRun] = []
         for ended in self._batch:
             try:
-                held |= self._claims.settle_outcomes(self._database, [ended.outcome])
+                held |= self._claims.settle_jobs(self._database, [ended.outcome])
             except Exception as error:
                 if is_away(error):
                     raise
