@@ -92,7 +92,7 @@ def worker(place: Place, url: str) -> None:
         database = library.databases[0]
         run(place.url, f"DELETE FROM toc_meta WHERE name = '{archive_status.ARCHIVED}'")
         mine = archive_status.begin_archive_run(database)
-        assert archive_status.advance_archive(database, mine, library.now_ms)
+        assert archive_status.advance_archived_until(database, mine, library.now_ms)
         archive_status.record_files_moved(database, mine.begun)
         reconcile_status.record_result(library.databases, "agreed", 0, 0, 1.0, is_whole=True)
     finally:

@@ -14,7 +14,7 @@ from toc.store.archive_status import (
     AHEAD_MS,
     ARCHIVED,
     ArchiveStatus,
-    advance_archive,
+    advance_archived_until,
     begin_archive_run,
     read_archive_status,
     record_files_moved,
@@ -37,7 +37,7 @@ def test_a_run_begins_moves_the_mark_and_the_next_one_goes_on(database: Database
     assert read_archive_status(database) is None
     first = begin_archive_run(database)
     assert first == ArchiveStatus(0, 0, 1) == read_archive_status(database)
-    then = advance_archive(database, first, 5 * DAY_MS)
+    then = advance_archived_until(database, first, 5 * DAY_MS)
     assert (
         then == ArchiveStatus(5 * DAY_MS, 1, 1, files_moved=False) == read_archive_status(database)
     )
@@ -46,7 +46,7 @@ def test_a_run_begins_moves_the_mark_and_the_next_one_goes_on(database: Database
     record_files_moved(database, 1)
     third = begin_archive_run(database)
     assert third == ArchiveStatus(5 * DAY_MS, 1, 3)
-    assert advance_archive(database, third, 6 * DAY_MS) == ArchiveStatus(
+    assert advance_archived_until(database, third, 6 * DAY_MS) == ArchiveStatus(
         6 * DAY_MS, 3, 3, files_moved=False
     )
     record_files_moved(database, 1)  # says nothing about the third one's
@@ -55,7 +55,7 @@ def test_a_run_begins_moves_the_mark_and_the_next_one_goes_on(database: Database
 
 def test_people_can_read_it(database: Database) -> None:
     begun = begin_archive_run(database)
-    advance_archive(database, begun, 1_767_225_600_000)
+    advance_archived_until(database, begun, 1_767_225_600_000)
     begin_archive_run(database)
     query = f"SELECT value FROM toc_meta WHERE name = '{ARCHIVED}'"
     for value in (
@@ -70,26 +70,26 @@ def test_people_can_read_it(database: Database) -> None:
 def test_a_run_cannot_move_the_mark_once_another_has_begun(database: Database) -> None:
     first = begin_archive_run(database)
     second = begin_archive_run(database)
-    assert advance_archive(database, first, 5 * DAY_MS) is None
+    assert advance_archived_until(database, first, 5 * DAY_MS) is None
     assert read_archive_status(database) == second
-    assert advance_archive(database, second, 5 * DAY_MS) is not None
-    assert advance_archive(database, first, 9 * DAY_MS) is None
+    assert advance_archived_until(database, second, 5 * DAY_MS) is not None
+    assert advance_archived_until(database, first, 9 * DAY_MS) is None
 
 
 def test_the_mark_never_goes_back(database: Database) -> None:
     first = begin_archive_run(database)
-    advance_archive(database, first, 5 * DAY_MS)
+    advance_archived_until(database, first, 5 * DAY_MS)
     second = begin_archive_run(database)
     for until_ms in (5 * DAY_MS - 1, 5 * DAY_MS, 0):
-        assert advance_archive(database, second, until_ms) is None
+        assert advance_archived_until(database, second, until_ms) is None
     assert read_archive_status(database) == second
 
 
 def test_to_move_it_twice_is_to_move_it(database: Database) -> None:
     """The first answer may have been lost."""
     begun = begin_archive_run(database)
-    then = advance_archive(database, begun, DAY_MS)
-    assert advance_archive(database, begun, DAY_MS) == then
+    then = advance_archived_until(database, begun, DAY_MS)
+    assert advance_archived_until(database, begun, DAY_MS) == then
     record_files_moved(database, 1)
     record_files_moved(database, 1)
 
@@ -108,7 +108,7 @@ def test_of_many_that_begin_at_once_each_gets_a_number(database: Database) -> No
     for thread in threads:
         thread.join()
     assert sorted(each.begun for each in found) == [1, 2, 3, 4]
-    able = [each for each in found if advance_archive(database, each, DAY_MS)]
+    able = [each for each in found if advance_archived_until(database, each, DAY_MS)]
     assert [each.begun for each in able] == [4]
 
 

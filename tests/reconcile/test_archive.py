@@ -502,7 +502,7 @@ class Fault:
         (archive_module, "write", 0),
         (archive_module, "sums_of_parquet", 0),
         (archive_module, "differences", 0),
-        (archive_module.archive_status, "advance_archive", 0),
+        (archive_module.archive_status, "advance_archived_until", 0),
         (SparkFiles, "move", 0),
         (SparkFiles, "move", 2),
         (SparkFiles, "delete", 0),
@@ -648,7 +648,7 @@ def test_what_another_machine_wrote_and_never_checked_is_cleared_away_there(
     jobs = [here.library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
     here.age()
     with monkeypatch.context() as patch:
-        Fault(patch, archive_module.archive_status, "advance_archive").after(0)
+        Fault(patch, archive_module.archive_status, "advance_archived_until").after(0)
         with pytest.raises(KilledError):
             here.archive()
     half = here.staged()

@@ -14,7 +14,7 @@ from toc.errors import SchemaMismatch
 from toc.retention.purger import Purger, PurgeResult
 from toc.retention.replicas import ReplicaLag
 from toc.runtime.setting_groups import RetentionSettings
-from toc.store.archive_status import AHEAD_MS, ARCHIVED, advance_archive, begin_archive_run
+from toc.store.archive_status import AHEAD_MS, ARCHIVED, advance_archived_until, begin_archive_run
 from toc.store.claims import OutcomeKind
 from toc.store.purge_pages import PurgePages
 from toc.store.replicas import Replica
@@ -73,7 +73,9 @@ def purge(purger: Purger) -> None:
 
 def archive(library: Library, until_ms: int) -> None:
     """As far as the purger can tell."""
-    assert advance_archive(library.databases[0], begin_archive_run(library.databases[0]), until_ms)
+    assert advance_archived_until(
+        library.databases[0], begin_archive_run(library.databases[0]), until_ms
+    )
 
 
 def left(library: Library, *job_ids: int) -> list[int]:

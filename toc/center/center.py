@@ -299,9 +299,8 @@ class TimeoutCenter:
             job_id, action_time = None, job_id
         if action_time is None:
             raise InvalidInput("action_time", None, "must be an aware datetime or a timedelta")
-        action_time_to_ms(
-            action_time, self._clock.wall_ms()
-        )  # refused, if it is, before anything is asked
+        # Raises InvalidInput before any database is queried.
+        action_time_to_ms(action_time, self._clock.wall_ms())
         target = JobTarget.checked(job_id, biz_id, biz_type, dedup_key, tenant)
         state = self._connected()
         ids = target.find_ids(state)

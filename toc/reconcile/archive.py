@@ -176,7 +176,7 @@ class _ArchiveRun:
         self._refuse_archived_days(database, window)
         if not self._copy_and_check(databases, database, status, window, done):
             return
-        moved = archive_status.advance_archive(database, status, until_ms)
+        moved = archive_status.advance_archived_until(database, status, until_ms)
         if moved is None:
             raise _CannotArchive(
                 "another run of the archive has begun meanwhile; this one changed nothing"

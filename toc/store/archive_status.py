@@ -91,7 +91,7 @@ def read_archive_status(database: Database) -> ArchiveStatus | None:
 
 
 def begin_archive_run(database: Database) -> ArchiveStatus:
-    """Begins a run of the archive. From then on `advance_archive` of an earlier run changes nothing."""
+    """Begins a run of the archive: `advance_archived_until` of earlier runs then changes nothing."""
     for _ in range(_TRIES_MAX):
         before = read_archive_status(database)
         if before is None:
@@ -106,7 +106,9 @@ def begin_archive_run(database: Database) -> ArchiveStatus:
     raise AssertionError(f"database {database.index}: {ARCHIVED} changes all the time")
 
 
-def advance_archive(database: Database, mine: ArchiveStatus, until_ms: int) -> ArchiveStatus | None:
+def advance_archived_until(
+    database: Database, mine: ArchiveStatus, until_ms: int
+) -> ArchiveStatus | None:
     """Advances `until_ms` for the run that began with `mine`. None: another run has begun since.
 
     In the new status `files_moved` is False. The change is one statement. If `until_ms` is earlier than that

@@ -75,7 +75,7 @@ class HomeConnections:
         )
         self._engines: list[Engine] = []
 
-    def connect_engine(self, engine: Engine) -> None:
+    def attach_engine(self, engine: Engine) -> None:
         """Makes this object open all connections of the engine from now on."""
         self._engines.append(engine)
         event.listen(engine, "do_connect", self._connect_to_home)

@@ -206,7 +206,7 @@ class Database:
             event.listen(engine, "connect", self._configure_sqlite)
             return
         assert self._database_home is not None  # noqa: S101 - only SQLite has none
-        self._database_home.connect_engine(engine)
+        self._database_home.attach_engine(engine)
         if self._clock.fixed_time_ms() is not None:
             event.listen(engine, "before_cursor_execute", self._freeze_mysql_clock)
 

@@ -28,9 +28,8 @@ LOCK_ERRORS = frozenset({1205, 1213})  # lock wait timeout, deadlock
 # server gone away, connection lost, shutdown, killed, ended because idle
 LOST_ERRORS = frozenset({2006, 2013, 2055, 1053, 1927, 4031})
 _DUPLICATE = 1062
-_OWN_KEY = re.compile(
-    rf"""['.](PRIMARY|{LIVE_INDEX}|uq_name)'["\]]*$"""
-)  # at the end of the error text
+# The name of one of toc's keys at the end of the error text.
+_OWN_KEY = re.compile(rf"""['.](PRIMARY|{LIVE_INDEX}|uq_name)'["\]]*$""")
 
 CLIENT_ERRORS = range(2000, 3000)  # numbers of the client library: about the connection
 _PROXY_ERRORS = range(9000, 10000)  # numbers of ProxySQL

@@ -239,7 +239,7 @@ class _Database:
             return
         new = None if moving is None else make_url(moving)
         self._home = HomeConnections(index, parsed, new, arguments, clock)
-        self._home.connect_engine(self._engine)
+        self._home.attach_engine(self._engine)
         event.listen(self._engine, "connect", self._prepare_mysql)
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ def check_databases(
         database_metadata.verify_and_record_meta(expected_meta, [database])
         if inspect is not None:
             inspect(database)
-        database_metadata.types.refresh_copy(database)
+        database_metadata.types.refresh_type_copy(database)
         log.info("database %d answers, and its schema and settings fit", database.index)
 
     away: dict[Database, StoreUnavailable] = {}
@@ -73,7 +73,7 @@ def _check_all(
     def look(database: Database) -> None:
         try:
             migrate.refuse_incompatible([database])
-            database_metadata.types.refresh_copy(database)
+            database_metadata.types.refresh_type_copy(database)
             if inspect is not None:
                 inspect(database)
             answers.put((database, None))

@@ -30,9 +30,8 @@ def test_another_routing_is_refused(library: Library) -> None:
     for fact, value in {"shards": "8", "databases": "2", "hash": "md5"}.items():
         with pytest.raises(SchemaMismatch, match=fact):
             DatabaseMetadata(library.databases).verify_and_record_meta(facts | {fact: value})
-    DatabaseMetadata(library.databases).verify_and_record_meta(
-        facts
-    )  # a refused fact was not written
+    # A refused value was not written.
+    DatabaseMetadata(library.databases).verify_and_record_meta(facts)
 
 
 @pytest.mark.usefixtures("clean_meta")
