@@ -134,7 +134,7 @@ def latest_reminder_ms(due_ms: int, now_ms: int) -> int:
 
 
 def is_in_wrong_table(row: ComparedRow, shards: int) -> bool:
-    """Whether the row is of kind MISFIT: its job_id does not fit its biz_id, or names another table."""
+    """Whether the row is of kind MISFIT: its job_id does not fit its biz_id or the table."""
     routing_bits = routing_bits_of(row.job_id)
     return (
         routing_bits != routing_hash_of(row.biz_id) & ROUTING_MASK

@@ -127,7 +127,7 @@ def grant_statements(
 ) -> Iterator[str]:
     """Yields the statements that create the account and grant the role's rights on one database, without ";".
 
-    The account is locked and has no password: set one and unlock it (ALTER USER … ACCOUNT UNLOCK).
+    The new account is locked and has no password, until an administrator runs `password_statement`.
     `server`: a key of `role.server`, if the role has any. The statements can be run again without harm.
     """
     if server is not None:

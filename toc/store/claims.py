@@ -44,10 +44,8 @@ class OutcomeKind(StrEnum):
 
     DONE = "done"
     RETRY = "retry"  # failed; the next attempt is at due_ms
-    SNOOZE = "snooze"  # does not count as an attempt; action_time moves to due_ms
-    GIVE_BACK = (
-        "give_back"  # never started, or stopped with its process; does not count as an attempt
-    )
+    SNOOZE = "snooze"  # no attempt is counted; action_time moves to due_ms
+    GIVE_BACK = "give_back"  # never started, or stopped with its process; no attempt is counted
     DROP = "drop"  # the handler cancels the job: no action is needed any more
     BURY = "bury"  # the job becomes dead, with a dead letter
 
@@ -323,7 +321,7 @@ class Claims:
     def _make_group_settle(
         self, database: Database, shard: int, outcomes: Sequence[Outcome]
     ) -> _GroupSettle:
-        """`outcomes`: of one kind and token."""
+        """Makes the settle of `outcomes`, which must have the same kind and token."""
         _, token, kind, *_, previous_token = outcomes[0]
         table, ids = database.job_table_name(shard), [outcome.job_id for outcome in outcomes]
         if kind is OutcomeKind.DONE:

@@ -110,7 +110,7 @@ def explain_missing_table(database: int, table: str) -> Iterator[None]:
         raise
 
 
-# ---- duplicates: the three engines report them in three ways, always with the name of the index
+# ---- duplicates: MySQL, MariaDB and SQLite report duplicates in different texts, always with the index
 
 
 def is_own_duplicate(error: IntegrityError) -> bool:

@@ -47,7 +47,7 @@ class DuePages:
     def find_shards_with_due(self, wanted: Mapping[int, tuple[tuple[int, int], int]]) -> set[int]:
         """The shards in which `read_due_rows` finds a row. `wanted`: shard -> (after, until_ms).
 
-        All of one database, at most SHARDS_PER_QUERY_MAX shards.
+        The shards must be in one database, and at most SHARDS_PER_QUERY_MAX.
         """
         return self._find_shards_with_rows(
             _AFTER,
@@ -75,9 +75,9 @@ class DuePages:
         return self._read_due_page(shard, after, overdue, types, limit)
 
     def find_overdue_shards(self, grace_ms: Mapping[int, int]) -> set[int]:
-        """The shards with an overdue row of any type. `grace_ms`: by shard, all of one database.
+        """The shards with an overdue row of any type. `grace_ms`: by shard.
 
-        At most SHARDS_PER_QUERY_MAX shards.
+        The shards must be in one database, and at most SHARDS_PER_QUERY_MAX.
         """
         # No filter by type: the index does not contain the type, so the statement would have to read all
         # overdue rows of other services in these shards.
