@@ -10,18 +10,18 @@ from sqlalchemy import text
 
 from tests.integration.world import World
 from toc.admin.bulk_changes import BulkChanges, DryRunResult, open_bulk_changes
-from toc.admin.bulk_order import BulkOrder, Verb
-from toc.admin.bulk_run import RunAccount
-from toc.admin.where import Where
+from toc.admin.bulk_request import BulkRequest, BulkVerb
+from toc.admin.bulk_run import BulkRunProgress
+from toc.admin.where_condition import WhereCondition
 from toc.domain.job import Event
 from toc.store.events import read_events
 
 ANN, WHY, RUN = "ann@desk", "nobody wants it", "0123abcd"
 
 
-def order(verb: str, where: str = "TRUE", **fields: Any) -> BulkOrder:
+def order(verb: str, where: str = "TRUE", **fields: Any) -> BulkRequest:
     signed = {"actor": ANN, "reason": WHY, "run": RUN}
-    return BulkOrder(Verb(verb), Where(where), **signed | fields)
+    return BulkRequest(BulkVerb(verb), WhereCondition(where), **signed | fields)
 
 
 class Desk:
@@ -35,28 +35,30 @@ class Desk:
         with open_bulk_changes(self.world.settings, self.world.clock, stop) as changes:
             yield changes
 
-    def count(self, wanted: BulkOrder, database: int | None = None) -> DryRunResult:
+    def count(self, wanted: BulkRequest, database: int | None = None) -> DryRunResult:
         with self.changes() as changes:
-            return changes.count(wanted, changes.databases(database), lambda: None)
+            return changes.count_jobs(wanted, changes.select_databases(database), lambda: None)
 
     def run(
         self,
-        wanted: BulkOrder,
+        wanted: BulkRequest,
         *,
         per_second: int = 500,
         limit: int = 1000,
         database: int | None = None,
-        account: RunAccount | None = None,
+        account: BulkRunProgress | None = None,
         stop: Callable[[], bool] = lambda: False,
         chosen: Callable[[], object] = lambda: None,
         page: Callable[[int], object] = lambda jobs: None,
-    ) -> RunAccount:
+    ) -> BulkRunProgress:
         """A whole run. `chosen()` is called when the ids are known, `page(jobs)` after each page."""
-        account = RunAccount() if account is None else account
+        account = BulkRunProgress() if account is None else account
         with self.changes(stop) as changes:
-            ids = changes.choose(wanted, changes.databases(database), limit, lambda: None)
+            ids = changes.choose_jobs(
+                wanted, changes.select_databases(database), limit, lambda: None
+            )
             chosen()
-            changes.apply(wanted, ids, per_second, account, lambda jobs: page(jobs) and None)
+            changes.change_jobs(wanted, ids, per_second, account, lambda jobs: page(jobs) and None)
         return account
 
     # ---- looking
@@ -83,7 +85,7 @@ class Desk:
         return [self.library.row(job_id).status for job_id in ids]
 
 
-def totals(account: RunAccount) -> tuple[int, int, int, int]:
+def totals(account: BulkRunProgress) -> tuple[int, int, int, int]:
     """Changed, before, superseded, meanwhile: of all databases."""
     parts = account.databases.values()
     return (

@@ -21,7 +21,7 @@ from tests.integration.world import World
 from tests.servers.process import free_port
 from tests.worker.waiting import wait_until
 from toc.admin import bulk_changes as changes_module
-from toc.admin.bulk_run import PAUSE_S_MIN, Interrupted, RunAccount
+from toc.admin.bulk_run import PAUSE_S_MIN, BulkRunProgress, RunInterrupted
 from toc.domain.job import Event, Status
 from toc.domain.routing import routing_hash_of
 from toc.errors import InvalidInput, SchemaMismatch, StoreUnavailable
@@ -384,11 +384,11 @@ def test_an_interrupted_run_has_an_exact_account_and_goes_on(desk: Desk, verb: s
     fields = {"by_ms": HOUR} if verb == "postpone" else {}
     wanted = order(verb, **fields)
     stop, page = stopping_after(2)
-    account = RunAccount()
-    with pytest.raises(Interrupted):
+    account = BulkRunProgress()
+    with pytest.raises(RunInterrupted):
         desk.run(wanted, per_second=3, stop=stop, page=page, account=account)
     done = [i for i in ids if [e for e in desk.events(i) if e.actor == ANN]]
-    assert account.changed == len(done)
+    assert account.changed_jobs == len(done)
     assert 0 < len(done) <= 6
     assert (account.complete, account.databases[0].chosen) == (False, 20)
     again = desk.run(order(verb, run=wanted.run, again=True, **fields))
@@ -410,22 +410,22 @@ def test_it_stops_while_it_waits_for_the_throttle(desk: Desk) -> None:
         desk.library.pending(number)
     clock = desk.library.clock
     start_s = clock.monotonic_s()
-    account = RunAccount()
-    with pytest.raises(Interrupted):
+    account = BulkRunProgress()
+    with pytest.raises(RunInterrupted):
         desk.run(
             order("cancel"),
             per_second=1,
             stop=lambda: clock.monotonic_s() - start_s > 2.5,
             account=account,
         )
-    assert 1 <= account.changed <= 4
+    assert 1 <= account.changed_jobs <= 4
 
 
 def test_it_stops_while_it_looks(desk: Desk) -> None:
     schedule(desk, 5)
     before = desk.everything()
     for look in (desk.run,):
-        with pytest.raises(Interrupted, match="nothing was changed"):
+        with pytest.raises(RunInterrupted, match="nothing was changed"):
             look(order("cancel"), stop=lambda: True)
     assert desk.everything() == before
 
@@ -465,7 +465,7 @@ def test_a_page_that_nobody_answers_for_is_unsure_and_can_be_repeated(
     ids = sorted(library.pending(biz_id=4 * number) for number in range(10))
     monkeypatch.setattr(changes_module, "IDS_MAX", 4)
     fields = {"by_ms": HOUR} if verb == "postpone" else {}
-    account = RunAccount()
+    account = BulkRunProgress()
     # One more, where all are tried at once first.
     times = 3 if verb == "cancel" else 2
     with losing(monkeypatch, times), pytest.raises(StoreUnavailable):
@@ -476,11 +476,11 @@ def test_a_page_that_nobody_answers_for_is_unsure_and_can_be_repeated(
     page = [i for i in ids if library.shard(i) == first][:4]
     assert (unsure.first_id, unsure.last_id, unsure.jobs) == (page[0], page[-1], len(page))
     assert unsure.table == f"toc_job_{first:04d}"
-    assert account.changed == 0  # it is not counted, it is named
+    assert account.changed_jobs == 0  # it is not counted, it is named
     changed = {i for i in ids if desk.events(i)}
     assert changed <= set(page)
     again = desk.run(order(verb, again=True, **fields))
-    assert again.changed == 10 - len(changed)
+    assert again.changed_jobs == 10 - len(changed)
     assert [len(desk.events(i)) for i in ids] == [1] * 10
 
 
@@ -491,7 +491,7 @@ def losing(monkeypatch: pytest.MonkeyPatch, times: int) -> Any:
     @contextmanager
     def lose() -> Iterator[Any]:
         made: list[Any] = []
-        apply = changes_module.BulkChanges.apply
+        apply = changes_module.BulkChanges.change_jobs
 
         def applied(self: Any, *args: Any, **kwargs: Any) -> None:
             with lose_answers(self._databases[0], times) as lost:
@@ -503,11 +503,11 @@ def losing(monkeypatch: pytest.MonkeyPatch, times: int) -> Any:
             def times(self) -> int:
                 return sum(lost.times for lost in made)
 
-        monkeypatch.setattr(changes_module.BulkChanges, "apply", applied)
+        monkeypatch.setattr(changes_module.BulkChanges, "change_jobs", applied)
         try:
             yield Sum()
         finally:
-            monkeypatch.setattr(changes_module.BulkChanges, "apply", apply)
+            monkeypatch.setattr(changes_module.BulkChanges, "change_jobs", apply)
 
     return lose()
 
@@ -538,16 +538,16 @@ def test_killed_connections(desk: Desk, kills: int, monkeypatch: pytest.MonkeyPa
 
     killer = create_engine(library.settings.databases[0], poolclass=NullPool)
     monkeypatch.setattr(changes_module.BulkUpdate, "change_page", watched)
-    for_ever, account = kills > 1, RunAccount()
+    for_ever, account = kills > 1, BulkRunProgress()
     if for_ever:
         with pytest.raises(StoreUnavailable, match="database 0 does not answer"):
             desk.run(order("cancel"), per_second=4, account=account)
     else:
         desk.run(order("cancel"), per_second=4, account=account)
     changed = [i for i in ids if library.row(i).status == C]
-    assert account.changed == len(changed)
+    assert account.changed_jobs == len(changed)
     assert account.complete is not for_ever
-    assert len(changed) == (30 if not for_ever else account.changed)
+    assert len(changed) == (30 if not for_ever else account.changed_jobs)
     assert account.databases[0].unsure == []  # it never came to a COMMIT
     assert [len(desk.events(i)) for i in ids] == [int(i in changed) for i in ids]
     assert changed
@@ -559,7 +559,7 @@ def test_a_dropped_table(desk: Desk, moment: str) -> None:
     ids = [library.pending(biz_id=number) for number in range(16)]
     last = max(library.shard(i) for i in ids)
     table, some_id = f"toc_job_{last:04d}", next(i for i in ids if library.shard(i) == last)
-    account = RunAccount()
+    account = BulkRunProgress()
 
     def drop() -> None:
         library.sql(some_id, f"ALTER TABLE {table} RENAME TO away")
@@ -576,7 +576,7 @@ def test_a_dropped_table(desk: Desk, moment: str) -> None:
     finally:
         library.sql(some_id, f"ALTER TABLE away RENAME TO {table}")
     changed = [i for i in ids if library.row(i).status == C]
-    assert account.changed == len(changed)
+    assert account.changed_jobs == len(changed)
     assert (len(changed) > 0) is (moment != "before")
     assert {library.shard(i) for i in changed} == {
         shard for shard in {library.shard(i) for i in ids} if shard != last and moment != "before"
@@ -753,7 +753,7 @@ def test_beside_workers_a_job_is_cancelled_or_run_never_both(library: Library) -
     world = World(library, "none", topics={})
     desk = Desk(world)
     ids = [library.pending(biz_id=number) for number in range(60 if library.sqlite else 200)]
-    accounts: list[RunAccount] = []
+    accounts: list[BulkRunProgress] = []
     people = [
         threading.Thread(
             target=lambda run=run: accounts.append(
@@ -773,7 +773,7 @@ def test_beside_workers_a_job_is_cancelled_or_run_never_both(library: Library) -
     world.center.close()
     assert not crew.errors
     cancelled = {job_id for job_id, row in rows.items() if row.status == C}
-    assert sum(account.changed for account in accounts) == len(cancelled) > 0
+    assert sum(account.changed_jobs for account in accounts) == len(cancelled) > 0
     for job_id in ids:
         events = desk.events(job_id)
         assert [event.what for event in events].count("cancel") == int(job_id in cancelled)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.admin.desk import ANN, Desk, order, totals
 from tests.worker.waiting import wait_until
-from toc.admin.bulk_run import PAUSE_S_MIN, Interrupted, RunAccount, UnsurePage
+from toc.admin.bulk_run import PAUSE_S_MIN, BulkRunProgress, RunInterrupted, UnconfirmedPage
 from toc.domain.job import Status
 from toc.errors import SchemaMismatch
 from toc.store.bulk_update import IDS_MAX, BulkUpdate
@@ -70,7 +70,7 @@ def ids(desk: Desk) -> list[int]:
     return ids
 
 
-def unsure(account: RunAccount) -> list[UnsurePage]:
+def unsure(account: BulkRunProgress) -> list[UnconfirmedPage]:
     return [one for part in account.databases.values() for one in part.unsure]
 
 
@@ -122,14 +122,14 @@ def test_a_page_waits_where_there_is_no_room_for_two(
         for job_id in ids:
             desk.library.dead(biz_id=desk.library.row(job_id).biz_id)
     account = desk.run(order(verb), per_second=per_second)
-    assert (account.changed, watch.most) == (len(ids), 1)
+    assert (account.changed_jobs, watch.most) == (len(ids), 1)
 
 
 def test_from_what_rate_on_there_is_room_for_two(desk: Desk, watch: Watch, ids: list[int]) -> None:
     both = threading.Barrier(2, timeout=DEADLINE_S)
     watch.before = lambda _: both.wait() if len(watch.begun) <= 2 else None
     account = desk.run(order("cancel"), per_second=2 * IDS_MAX * 10)
-    assert (account.changed, watch.most) == (len(ids), 2)
+    assert (account.changed_jobs, watch.most) == (len(ids), 2)
 
 
 def test_what_was_changed_before_takes_no_time(desk: Desk, ids: list[int]) -> None:
@@ -145,14 +145,14 @@ def test_what_was_changed_before_takes_no_time(desk: Desk, ids: list[int]) -> No
 def test_who_stops_it_has_what_was_under_way(desk: Desk, watch: Watch, ids: list[int]) -> None:
     both = threading.Barrier(2, timeout=DEADLINE_S)
     watch.before = lambda _: both.wait()
-    account = RunAccount()
-    with pytest.raises(Interrupted):
+    account = BulkRunProgress()
+    with pytest.raises(RunInterrupted):
         desk.run(
             order("cancel"), per_second=FAST, account=account, stop=lambda: len(watch.begun) >= 2
         )
     first, second = sorted(watch.begun)
     done = [i for i in ids if desk.library.shard(i) in (first, second)]
-    assert account.changed == len(done) < len(ids)
+    assert account.changed_jobs == len(done) < len(ids)
     assert (account.complete, unsure(account)) == (False, [])
     assert [i for i in ids if desk.library.row(i).status == Status.CANCELLED] == done
     assert [i for i in ids if desk.world.reminder(i) is None] == done  # Redis was told
@@ -165,7 +165,7 @@ def test_who_stops_it_is_told_what_fails_then(desk: Desk, watch: Watch, ids: lis
     table, some_id = job_table_name(bad), next(i for i in ids if library.shard(i) == bad)
     both = threading.Barrier(2, timeout=DEADLINE_S)
     watch.before = lambda _: both.wait()
-    account = RunAccount()
+    account = BulkRunProgress()
 
     def drop() -> None:
         library.sql(some_id, f"ALTER TABLE {table} RENAME TO away")
@@ -184,7 +184,7 @@ def test_who_stops_it_is_told_what_fails_then(desk: Desk, watch: Watch, ids: lis
     good = max(watch.begun)
     done = [i for i in ids if library.row(i).status == Status.CANCELLED]
     assert done == [i for i in ids if library.shard(i) == good]
-    assert (account.changed, unsure(account)) == (len(done), [])
+    assert (account.changed_jobs, unsure(account)) == (len(done), [])
     assert account.at == f"database 0, table {table}"
 
 
@@ -202,7 +202,7 @@ def test_one_fails_while_another_is_under_way(desk: Desk, watch: Watch, ids: lis
 
     watch.before = before
     watch.after = lambda shard: failed.set() if shard == bad else None
-    account = RunAccount()
+    account = BulkRunProgress()
 
     def drop() -> None:
         library.sql(some_id, f"ALTER TABLE {table} RENAME TO away")
@@ -213,7 +213,7 @@ def test_one_fails_while_another_is_under_way(desk: Desk, watch: Watch, ids: lis
     finally:
         library.sql(some_id, f"ALTER TABLE away RENAME TO {table}")
     done = [i for i in ids if library.row(i).status == Status.CANCELLED]
-    assert account.changed == len(done) == len([i for i in ids if library.shard(i) != bad])
+    assert account.changed_jobs == len(done) == len([i for i in ids if library.shard(i) != bad])
     assert (account.at, unsure(account)) == (f"database 0, table {table}", [])
 
 
@@ -235,15 +235,15 @@ def test_who_is_in_a_hurry_does_not_wait(
             raise KeyboardInterrupt
         return False
 
-    account = RunAccount()
+    account = BulkRunProgress()
     with pytest.raises(KeyboardInterrupt):
         desk.run(order("postpone", by_ms=HOUR), per_second=FAST, account=account, stop=stop)
     assert not gate.is_set()
     assert watch.now == 2
-    assert (account.changed, account.complete) == (0, False)
+    assert (account.changed_jobs, account.complete) == (0, False)
     of = {shard: [i for i in ids if desk.library.shard(i) == shard] for shard in watch.begun}
     assert sorted(unsure(account), key=lambda one: one.table) == [
-        UnsurePage(job_table_name(shard), min(of[shard]), max(of[shard]), len(of[shard]))
+        UnconfirmedPage(job_table_name(shard), min(of[shard]), max(of[shard]), len(of[shard]))
         for shard in sorted(of)
     ]
     gate.set()

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event
 
 from tests.contract.library import Library
-from toc.admin.where import Where
+from toc.admin.where_condition import WhereCondition
 from toc.domain.job import Status
 from toc.errors import SchemaMismatch
 from toc.store import bulk_update as sets_module
@@ -44,7 +44,7 @@ def busy(library: Library) -> Library:
 
 
 def parse(where: str) -> Condition:
-    return Where(where).condition(NOW_MS)
+    return WhereCondition(where).make_condition(NOW_MS)
 
 
 def sets_of(library: Library, where: str, reach: str = "TRUE") -> BulkUpdate:

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from tests.contract.library import Library
 from toc.admin.statement_parser import CHARS_MAX
-from toc.admin.where import VALUES_MAX, Where
+from toc.admin.where_condition import VALUES_MAX, WhereCondition
 from toc.domain.biz_ids import hash_text_id
 from toc.domain.job import Status
 from toc.domain.routing import BIZ_ID_MAX
@@ -40,7 +40,7 @@ TODAY_MS = NOW_MS - NOW_MS % DAY
 
 
 def read(where: str) -> Condition:
-    return Where(where).condition(NOW_MS)
+    return WhereCondition(where).make_condition(NOW_MS)
 
 
 def refusal(where: str) -> str:
@@ -223,7 +223,7 @@ REFUSED = {
     "attempts DIV 2 = 1": "only columns, values and times like NOW() - INTERVAL 1 HOUR are accepted",
     "status = 0 XOR status = 1": "XOR",
     "status <=> 0": "only columns, values and times like NOW() - INTERVAL 1 HOUR are accepted",
-    "status = 0 = 0": "put it in parentheses beside =",
+    "status = 0 = 0": "put this operand in parentheses beside =",
     "(status, shard) = (0, 1)": "a row of values is not accepted",
     "status IS TRUE": "only IS NULL and IS NOT NULL are accepted here",
     "due_time = action_time + INTERVAL 1 DAY": "only columns, values and times like NOW() - INTERVAL",
@@ -282,7 +282,7 @@ REFUSED = {
     "status IN (attempts)": "not a column",
     "'x' LIKE claim_token": "a column must stand before LIKE",
     "action_time LIKE '2026%'": "LIKE is for texts",
-    "biz_id LIKE '4%'": "it is for texts",
+    "biz_id LIKE '4%'": "this operator compares texts only",
     "claim_token LIKE 'x' ESCAPE 'xx'": "ESCAPE takes one character, after LIKE",
     "biz_id > 'A-42'": "biz_id is a number",
     "biz_id IN ('A-42', 42)": "either texts or integers",
@@ -313,16 +313,19 @@ def test_much_is_not_too_much() -> None:
 
 def test_it_says_how_it_was_understood() -> None:
     assert (
-        Where("status=0||status=1&&shard in(2)").text == "status = 0 OR status = 1 AND shard IN (2)"
+        WhereCondition("status=0||status=1&&shard in(2)").text
+        == "status = 0 OR status = 1 AND shard IN (2)"
     )
 
 
 def test_an_unknown_type_is_refused() -> None:
     names = {1: "order.close", 2: "report"}
-    Where("biz_type IN ('order.close', 'report') OR biz_type LIKE 'x%'").check_types(names)
-    where = Where("status = 0 AND NOT (biz_type = 'order.clsoe' OR shard = 1)")
+    WhereCondition("biz_type IN ('order.close', 'report') OR biz_type LIKE 'x%'").check_biz_types(
+        names
+    )
+    where = WhereCondition("status = 0 AND NOT (biz_type = 'order.clsoe' OR shard = 1)")
     with pytest.raises(InvalidInput, match=r"no such biz_type; did you mean order\.close\?"):
-        where.check_types(names)
+        where.check_biz_types(names)
 
 
 # ---- which index

@@ -18,9 +18,9 @@ from tests.servers.process import free_port
 from tests.worker.conftest import make_rig
 from tests.worker.rig import TYPE, Gate, Rig
 from tests.worker.waiting import wait_until
-from toc.admin.explain import JobExplanation, explain_job, job_delays
-from toc.cli.explain import _json, _text
-from toc.cli.job_meaning import Meaning, interpret
+from toc.admin.job_explanation import JobExplanation, compute_job_delays, explain_job
+from toc.cli.explain import _explanation_as_json, _explanation_as_text
+from toc.cli.job_meaning import JobMeaning, describe_job_state
 from toc.domain.ids import JOB_ID_MAX, routing_bits_of
 from toc.domain.job import Status
 from toc.errors import InvalidInput, SchemaMismatch
@@ -44,14 +44,14 @@ def desk(library: Library, redis_server: Endpoint) -> Iterator[Desk]:
     world.close()
 
 
-def look(desk: Desk, job_id: int, **changes: Any) -> tuple[JobExplanation, Meaning]:
+def look(desk: Desk, job_id: int, **changes: Any) -> tuple[JobExplanation, JobMeaning]:
     settings = desk.world.settings.model_copy(update=changes)
     found = explain_job(settings, job_id, desk.world.clock)
-    means = interpret(found, settings)
+    means = describe_job_state(found, settings)
     # However it is shown, nothing is missing and nothing fails.
-    late = None if found.record is None else job_delays(found.record)
-    assert str(job_id) in _text(found, means, late)
-    assert json.loads(json.dumps(_json(found, means, late)))["job_id"] == str(job_id)
+    late = None if found.record is None else compute_job_delays(found.record)
+    assert str(job_id) in _explanation_as_text(found, means, late)
+    assert json.loads(json.dumps(_explanation_as_json(found, means, late)))["job_id"] == str(job_id)
     return found, means
 
 
@@ -59,7 +59,7 @@ def says(
     desk: Desk, job_id: int, agrees: bool | None, words: str, **changes: Any
 ) -> JobExplanation:
     found, means = look(desk, job_id, **changes)
-    assert means == Meaning(agrees, words)
+    assert means == JobMeaning(agrees, words)
     return found
 
 
@@ -94,11 +94,13 @@ def test_the_whole_row_is_told(desk: Desk) -> None:
     home = found.home
     assert (home.shard, home.database, home.table) == (shard, 0, f"toc_job_{shard:04d}")
     assert home.created_ms == library.now_ms
-    shown = _text(found, interpret(found, desk.world.settings), job_delays(found.record))
+    shown = _explanation_as_text(
+        found, describe_job_state(found, desk.world.settings), compute_job_delays(found.record)
+    )
     for word in ("order.close", '{"note": "größer", "n": [1, null]}', "'k'", home.table,
                  "action_time   2026-01-01 00:05:00.000Z (in 5m 0s)", "0 (pending)"):  # fmt: skip
         assert word in shown
-    value = _json(found, Meaning(True, ""), job_delays(found.record))
+    value = _explanation_as_json(found, JobMeaning(True, ""), compute_job_delays(found.record))
     assert value["row"]["attribute"] == note
     assert value["row"]["due_time"] == "2026-01-01T00:05:00.000Z"
     assert value["found"] is True
@@ -109,7 +111,7 @@ def test_texts_of_others_do_not_command_the_terminal(desk: Desk) -> None:
     desk.library.jobs.cancel(job_id, "red \x1b[31m [bold]")
     found, means = look(desk, job_id)
     assert found.record is not None
-    shown = _text(found, means, job_delays(found.record))
+    shown = _explanation_as_text(found, means, compute_job_delays(found.record))
     assert "\x1b" not in shown
     assert "red \\x1b[31m [bold]" in shown
 
@@ -129,14 +131,14 @@ def test_a_type_without_a_name(desk: Desk) -> None:
 def test_pending_far(desk: Desk) -> None:
     job_id = schedule(desk, HOUR)
     found = says(desk, job_id, True, "due in 1h 0m, not in Redis yet: beyond the horizon of 15m 0s")
-    assert found.place is not None
-    assert found.place.is_empty
+    assert found.own_topic_reminder is not None
+    assert found.own_topic_reminder.has_no_reminder
 
 
 def test_pending_and_armed(desk: Desk) -> None:
     job_id = schedule(desk, 5 * MINUTE)
     found = says(desk, job_id, True, "due in 5m 0s, and armed for that moment")
-    place, slot = found.place, desk.world.slot(job_id)
+    place, slot = found.own_topic_reminder, desk.world.slot(job_id)
     assert place is not None
     assert (place.topic, place.slot, place.out_ms) == ("default", slot, None)
     assert place.armed_ms == desk.library.now_ms + 5 * MINUTE
@@ -145,7 +147,7 @@ def test_pending_and_armed(desk: Desk) -> None:
     pop_at = desk.library.clock
     pop_at.advance(5 * 60)
     pop(desk, job_id)
-    place = look(desk, job_id)[0].place
+    place = look(desk, job_id)[0].own_topic_reminder
     assert place is not None
     assert client.zscore(place.prepare_key, job_id) == place.out_ms
 
@@ -220,8 +222,8 @@ def test_running_under_a_lease(desk: Desk) -> None:
     assert LEASE_MS == 60_000
     found = says(desk, job_id, True, words)
     assert found.record is not None
-    assert job_delays(found.record).claimed_after_ms == 1500
-    assert job_delays(found.record).ended_after_ms is None
+    assert compute_job_delays(found.record).claimed_after_ms == 1500
+    assert compute_job_delays(found.record).ended_after_ms is None
     desk.library.clock.advance(LEASE_MS / 1000)
     over = (
         "the lease of shop7:4711 was over 2s ago: it died, or its handler hangs; the next worker "
@@ -271,8 +273,8 @@ def test_dead_and_redriven(desk: Desk) -> None:
     assert found.record is not None
     assert found.record.letter is not None
     assert found.record.letter.error == "no luck\nat line 5"
-    assert job_delays(found.record).claimed_after_ms == 2000
-    assert job_delays(found.record).ended_after_ms == 3000
+    assert compute_job_delays(found.record).claimed_after_ms == 2000
+    assert compute_job_delays(found.record).ended_after_ms == 3000
     desk.run(order("redrive"))
     found, means = look(desk, job_id)
     assert means.agrees is True
@@ -280,7 +282,9 @@ def test_dead_and_redriven(desk: Desk) -> None:
     assert [event.what for event in found.events] == ["bury", "redrive"]
     assert found.record is not None
     assert found.record.letter is None
-    assert job_delays(found.record).claimed_after_ms is None  # that claim was an earlier life's
+    assert (
+        compute_job_delays(found.record).claimed_after_ms is None
+    )  # that claim was an earlier life's
 
 
 def test_done(desk: Desk) -> None:
@@ -297,9 +301,9 @@ def test_done(desk: Desk) -> None:
     forget(desk, job_id)
     found = says(desk, job_id, True, "done 0s ago, after 1 attempt")
     assert found.record is not None
-    late = job_delays(found.record)
+    late = compute_job_delays(found.record)
     assert (late.claimed_after_ms, late.ended_after_ms) == (250, 1000)
-    shown = _text(found, Meaning(True, ""), late)
+    shown = _explanation_as_text(found, JobMeaning(True, ""), late)
     assert "claimed  0.25s after its action_time" in shown
     assert "ended    1s after that" in shown
 
@@ -318,9 +322,11 @@ def test_cancelled_by_a_person(desk: Desk) -> None:
     account = account_of(desk, job_id)
     assert event.account == account
     beside = f" (account {account})" if account else ""
-    shown = _text(found, Meaning(None, ""), None)
+    shown = _explanation_as_text(found, JobMeaning(None, ""), None)
     assert f"cancel (pending -> cancelled) by bob@laptop{beside}: asked to" in shown
-    assert _json(found, Meaning(None, ""), None)["events"][0]["account"] == account
+    assert (
+        _explanation_as_json(found, JobMeaning(None, ""), None)["events"][0]["account"] == account
+    )
 
 
 def account_of(desk: Desk, job_id: int) -> str | None:
@@ -342,7 +348,7 @@ def test_cancelled_and_postponed_by_the_admin(desk: Desk) -> None:
     found, means = look(desk, two)
     assert "but armed 55m 0s earlier: the job was moved; the claim corrects it" in means.text
     assert [(e.what, e.actor) for e in found.events] == [("reschedule", ANN)]
-    shown = _text(found, means, None)
+    shown = _explanation_as_text(found, means, None)
     account = account_of(desk, two)
     beside = f" (account {account})" if account else ""
     assert (
@@ -434,7 +440,7 @@ def test_a_purged_job_and_the_days_on_which_jobs_of_its_age_were_purged(desk: De
     found = says(
         desk, gone, True, f"{made} {done}: it was likely purged with them, or it never existed"
     )
-    shown = _text(found, Meaning(None, ""), None)
+    shown = _explanation_as_text(found, JobMeaning(None, ""), None)
     assert f"  2026-02-01  4 done of order.close, ids {first[1]} to {last}" in shown
     both = "on 2026-02-01 (4 done of order.close, 1 cancelled of order.close)"
     likely = "it has events; it was likely purged with them"
@@ -452,7 +458,7 @@ def test_a_purged_job_and_the_days_on_which_jobs_of_its_age_were_purged(desk: De
     )
     assert found.purges is not None
     assert [one.jobs for one in found.purges.counts] == [4, 2]  # the closest first
-    value = _json(found, means, None)["purges"]
+    value = _explanation_as_json(found, means, None)["purges"]
     assert value["closest"][0] == {
         "day": "2026-02-01", "biz_type": "order.close", "status": "done", "jobs": 4,
         "first_id": str(first[1]), "last_id": str(last),
@@ -523,7 +529,7 @@ def test_without_zookeeper(desk: Desk) -> None:
     assert list(found.troubles) == ["zookeeper"]
     found, _ = look(desk, job_id)
     assert found.troubles == {}
-    assert "every node: there is no ZooKeeper" in _text(found, means, None)
+    assert "every node: there is no ZooKeeper" in _explanation_as_text(found, means, None)
 
 
 def test_without_its_database(desk: Desk) -> None:
@@ -538,7 +544,7 @@ def test_without_its_database(desk: Desk) -> None:
     assert found.record is None
     place = next(place for place in found.places if place.topic == "default")
     assert place.armed_ms is not None  # Redis has it all the same
-    shown = _text(found, means, None)
+    shown = _explanation_as_text(found, means, None)
     assert "hidden" not in shown
     assert "missing: database 0 does not answer" in shown
 
@@ -569,7 +575,7 @@ def test_other_settings_than_the_databases_are_refused(desk: Desk) -> None:
 
 def tell(settings: Settings, job_id: int) -> tuple[JobExplanation, str]:
     found = explain_job(settings, job_id)
-    return found, interpret(found, settings).text
+    return found, describe_job_state(found, settings).text
 
 
 def test_what_a_worker_does_is_what_is_told(make_rig: Any) -> None:
@@ -590,11 +596,11 @@ def test_what_a_worker_does_is_what_is_told(make_rig: Any) -> None:
     assert found.record.job.token.startswith(rig.node.identity)
     gate.open.set()
     rig.wait_for(Status.DONE, job_id)
-    wait_until(lambda: tell(rig.settings, job_id)[0].place.is_empty, "the ack")  # type: ignore[union-attr]
+    wait_until(lambda: tell(rig.settings, job_id)[0].own_topic_reminder.has_no_reminder, "the ack")  # type: ignore[union-attr]
     found, words = tell(rig.settings, job_id)
     assert words.startswith("done ")
     assert found.record is not None
-    late = job_delays(found.record)
+    late = compute_job_delays(found.record)
     assert late.claimed_after_ms is not None
     assert late.ended_after_ms is not None
     assert late.claimed_after_ms >= 0
@@ -630,7 +636,7 @@ def test_owners_and_deputies(
             assert {owner.node, owner.deputy} == names
             assert owner.handles == [TYPE]
         (slot_owner,) = found.owners["default"]
-        shown = _text(found, Meaning(True, ""), None)
+        shown = _explanation_as_text(found, JobMeaning(True, ""), None)
         assert f"slot of default  {slot_owner.node}, since" in shown
         owner = next(node for node in nodes if node.identity == slot_owner.node)
         owner.stop()

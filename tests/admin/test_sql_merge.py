@@ -18,8 +18,8 @@ from tests.admin.world import LIMITS, World
 from toc.admin import query_run
 from toc.admin.query_plan import plan_query
 from toc.admin.query_run import QueryFailed, QueryRun
-from toc.admin.row_merge import JsonTable, RowMerge, sort_key
-from toc.admin.sql_writer import write_final_query
+from toc.admin.row_merge import JsonTable, RowMerge, make_sort_key_function
+from toc.admin.sql_writer import make_final_sql
 from toc.admin.sqlite_functions import mysql_functions_for_sqlite
 from toc.store.fan_out import FanOut, Question, QuestionFailure, Reply
 
@@ -35,19 +35,21 @@ def padded_order(one: str, other: str) -> int:
 
 @given(TEXT, TEXT)
 def test_keys_compare_texts_as_if_spaces_followed(one: str, other: str) -> None:
-    key = sort_key(pads=True)
+    key = make_sort_key_function(pads=True)
     a, b = key(one), key(other)
     assert (a > b) - (a < b) == padded_order(one, other)
 
 
 @given(st.lists(TEXT, max_size=8))
 def test_sorting_by_keys_is_sorting_as_the_server_does(texts: list[str]) -> None:
-    assert sorted(texts, key=sort_key(pads=True)) == sorted(texts, key=cmp_to_key(padded_order))
-    assert sorted(texts, key=sort_key(pads=False)) == sorted(texts)
+    assert sorted(texts, key=make_sort_key_function(pads=True)) == sorted(
+        texts, key=cmp_to_key(padded_order)
+    )
+    assert sorted(texts, key=make_sort_key_function(pads=False)) == sorted(texts)
 
 
 def test_null_is_the_smallest() -> None:
-    key = sort_key(pads=True)
+    key = make_sort_key_function(pads=True)
     values = [None, "", "a", None, "b"]
     assert sorted(values, key=key) == [None, None, "", "a", "b"]
     assert sorted([3, None, Decimal("-1.5"), 2.5], key=key) == [None, Decimal("-1.5"), 2.5, 3]
@@ -63,11 +65,11 @@ def merged(world: World, sql: str, *shards: list[tuple[Any, ...]]) -> list[tuple
     (query,) = made.tables
     table = JsonTable(len(query.select.expressions), query.ids, world.sqlite)
     for place, rows in enumerate(shards):
-        table.add(place, rows)
-    types = {"l0": table.types()}
-    text, values = write_final_query(made.final, types, limit=99, sqlite=world.sqlite)
+        table.add_rows(place, rows)
+    types = {"l0": table.column_types()}
+    text, values = make_final_sql(made.final, types, limit=99, sqlite=world.sqlite)
     with closing(asking(world)) as own:
-        reply = own.ask_one(Question(0, 0, "", text, {**values, "l0": table.document()}))
+        reply = own.ask_one(Question(0, 0, "", text, {**values, "l0": table.as_json_array()}))
     assert isinstance(reply, Reply), reply
     return reply.rows
 
@@ -157,10 +159,10 @@ def test_the_order_of_answers_changes_nothing() -> None:
     ]
     results = set()
     for _ in range(20):
-        rows = RowMerge(made, 6, sort_key(pads=True))
+        rows = RowMerge(made, 6, make_sort_key_function(pads=True))
         for place in rng.sample(range(5), 5):
-            rows.add(place, shards[place])
-        results.add(tuple(map(tuple, rows.rows())))
+            rows.add_rows(place, shards[place])
+        results.add(tuple(map(tuple, rows.merged_rows())))
     assert len(results) == 1
 
 
@@ -206,7 +208,7 @@ def test_the_order_of_answers_changes_no_group(world: World, sql: str) -> None:
         )
         fan_out.rng = random.Random(seed)  # noqa: S311 - the same orders each time
         with closing(fan_out):
-            result = QueryRun(plan_query(sql), settings.routing, fan_out, 1000).result()
+            result = QueryRun(plan_query(sql), settings.routing, fan_out, 1000).run_query()
         assert len(result.rows) > 1
         found.add(tuple(map(tuple, result.rows)))
     assert len(found) == 1
@@ -214,11 +216,11 @@ def test_the_order_of_answers_changes_no_group(world: World, sql: str) -> None:
 
 def test_only_what_can_be_shown_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     made = plan_query("SELECT job_id FROM toc_jobs ORDER BY job_id DESC LIMIT 3")
-    rows = RowMerge(made, 3, sort_key(pads=True))
+    rows = RowMerge(made, 3, make_sort_key_function(pads=True))
     for place in range(100):
-        rows.add(place, [(place * 1000 + i,) for i in range(1000)])
+        rows.add_rows(place, [(place * 1000 + i,) for i in range(1000)])
         assert len(rows._kept) <= 11_006
-    assert rows.rows() == [(99_999,), (99_998,), (99_997,)]
+    assert rows.merged_rows() == [(99_999,), (99_998,), (99_997,)]
 
 
 # ---- on servers

@@ -11,8 +11,8 @@ from tests.admin.queries import Maker
 from toc.admin.allowed_functions import ALIASES, FUNCTIONS
 from toc.admin.query_plan import QueryPlan, TableQuery, plan_query
 from toc.admin.query_reader import TABLES, WINDOW_MAX
-from toc.admin.query_run import rows_for
-from toc.admin.sql_writer import shard_queries, sql_for_display, write_final_query
+from toc.admin.query_run import shard_row_limit
+from toc.admin.sql_writer import make_final_sql, make_shard_queries, sql_for_display
 from toc.domain.ids import JobIdFactory
 from toc.domain.routing import Routing, routing_hash_of
 from toc.errors import InvalidInput
@@ -41,7 +41,7 @@ def without_source(sql: str) -> str:
 
 
 def queries_of(table: TableQuery, *, sqlite: bool = False, rows_max: int = 1000) -> list[Question]:
-    return shard_queries(table, ROUTING, sqlite=sqlite, rows_max=rows_max)
+    return make_shard_queries(table, ROUTING, sqlite=sqlite, rows_max=rows_max)
 
 
 def sent(made: QueryPlan, *, sqlite: bool) -> list[tuple[str, dict[str, object]]]:
@@ -53,7 +53,7 @@ def sent(made: QueryPlan, *, sqlite: bool) -> list[tuple[str, dict[str, object]]
     ]
     if made.final is not None:
         types = {table.name: ["BIGINT"] * len(table.select.expressions) for table in made.tables}
-        found.append(write_final_query(made.final, types, limit=9, sqlite=sqlite))
+        found.append(make_final_sql(made.final, types, limit=9, sqlite=sqlite))
     return found
 
 
@@ -111,7 +111,7 @@ REFUSED = {
     "SELECT 1 FROM toc_jobs JOIN mysql.user u ON 1 = 1": "a database's name is not accepted here",
     "SELECT 1 FROM toc_jobs j JOIN toc_events j ON 1 = 1": "two tables have this name",
     "SELECT j.job_id FROM toc_jobs j JOIN toc_events e ON e.job_id = x.job_id": "there is no such table",
-    "SELECT 1 FROM toc_jobs j JOIN toc_events e ON COUNT(*) > 1": "it cannot use aggregates: put this",
+    "SELECT 1 FROM toc_jobs j JOIN toc_events e ON COUNT(*) > 1": "ON cannot use aggregates: put this",
     "SELECT job_id FROM (SELECT job_id FROM toc_jobs)": "needs a name",
     "SELECT statsu FROM (SELECT status FROM toc_jobs) x": "did you mean status?",
     "SELECT job_id FROM toc_jobs WHERE job_id IN (SELECT user FROM mysql.user)": "a database's name is",
@@ -120,9 +120,9 @@ REFUSED = {
     "SELECT job_id FROM toc_jobs WHERE status IN (SELECT what FROM toc_events)": "IN compares a number",
     "SELECT job_id FROM toc_jobs WHERE status = (SELECT what FROM toc_events)": "= compares a number and",
     "WITH RECURSIVE x AS (SELECT job_id FROM toc_jobs) SELECT * FROM x": "RECURSIVE is not accepted here",
-    "WITH x (a, b) AS (SELECT job_id FROM toc_jobs) SELECT * FROM x": "names 2 columns, and there are 1",
+    "WITH x (a, b) AS (SELECT job_id FROM toc_jobs) SELECT * FROM x": "names 2 columns, and the query has 1",
     "WITH x AS (UPDATE toc_jobs SET status = 1) SELECT 1 FROM x": "this is not accepted (update)",
-    "SELECT job_id FROM toc_jobs UNION SELECT job_id, what FROM toc_events": "its parts have 1 and 2 columns",
+    "SELECT job_id FROM toc_jobs UNION SELECT job_id, what FROM toc_events": "a UNION have 1 and 2 columns",
     "SELECT job_id FROM toc_jobs UNION SELECT what FROM toc_events": "UNION puts a number and a text in",
     "SELECT job_id FROM toc_jobs UNION SELECT job_id FROM toc_events ORDER BY job_id + 1": "names or places",
     "SELECT job_id FROM toc_jobs UNION SELECT job_id FROM toc_events INTO OUTFILE '/x'": "INTO",
@@ -153,11 +153,11 @@ REFUSED = {
     "SELECT COUNT(*), job_id FROM toc_jobs": "neither in GROUP BY nor in an aggregate",
     "SELECT COUNT(*) FROM toc_jobs ORDER BY job_id": "neither in GROUP BY nor in an aggregate",
     "SELECT COUNT(*) FROM toc_jobs HAVING job_id = 1": "neither in GROUP BY nor in an aggregate",
-    "SELECT job_id FROM toc_jobs HAVING job_id = 1": "it needs GROUP BY or an aggregate: put this",
-    "SELECT job_id FROM toc_jobs WHERE COUNT(*) > 1": "it cannot use aggregates: put this condition in",
+    "SELECT job_id FROM toc_jobs HAVING job_id = 1": "HAVING needs GROUP BY or an aggregate: put this",
+    "SELECT job_id FROM toc_jobs WHERE COUNT(*) > 1": "WHERE cannot use aggregates: put this condition in",
     "SELECT SUM(COUNT(*)) FROM toc_jobs": "an aggregate of an aggregate",
-    "SELECT COUNT(*) AS n FROM toc_jobs GROUP BY n": "it cannot use aggregates or window functions",
-    "SELECT DISTINCT status FROM toc_jobs ORDER BY job_id": "with DISTINCT it can only use selected columns",
+    "SELECT COUNT(*) AS n FROM toc_jobs GROUP BY n": "GROUP BY cannot use aggregates or window functions",
+    "SELECT DISTINCT status FROM toc_jobs ORDER BY job_id": "DISTINCT, ORDER BY can only use selected",
     "SELECT job_id FROM toc_jobs PARTITION (p0)": "PARTITION",
     "SELECT job_id FROM toc_jobs TABLESAMPLE (10)": "SAMPLE",
     "SELECT job_id FROM toc_jobs USE INDEX (ix_due)": "an index hint",
@@ -218,11 +218,11 @@ REFUSED = {
     "SELECT due_time - action_time FROM toc_jobs": "TIMESTAMPDIFF",
     "SELECT attribute + 1 FROM toc_jobs": "+ takes numbers, and this is a text",
     "SELECT HOUR(attempts) FROM toc_jobs": "is no time",
-    "SELECT job_id FROM toc_jobs WHERE attempts LIKE '1%'": "is for texts; got 'LIKE'",
+    "SELECT job_id FROM toc_jobs WHERE attempts LIKE '1%'": "compares texts only; got 'LIKE'",
     "SELECT IF(status, due_time, 1) FROM toc_jobs": "a number or a time",
-    "SELECT job_id FROM toc_jobs WHERE status = 1 = 1": "put it in parentheses",
-    "SELECT job_id FROM toc_jobs WHERE status IN (1) IS TRUE": "put it in parentheses",
-    "SELECT job_id FROM toc_jobs WHERE attempts > NOT status": "put it in parentheses",
+    "SELECT job_id FROM toc_jobs WHERE status = 1 = 1": "put this operand in parentheses",
+    "SELECT job_id FROM toc_jobs WHERE status IN (1) IS TRUE": "put this operand in parentheses",
+    "SELECT job_id FROM toc_jobs WHERE attempts > NOT status": "put this operand in parentheses",
     # limits
     "SELECT job_id FROM toc_jobs LIMIT 1000000": "LIMIT and OFFSET together can be 100000 at most",
     "SELECT job_id FROM toc_jobs LIMIT 1, 100000": "LIMIT and OFFSET together can be 100000 at most",
@@ -240,7 +240,7 @@ REFUSED = {
     "SELECT job_id frm toc_jobs": "cannot be read from line 1, column 26 on; got 'toc_jobs'",
     "SELECT job_id\nFROM toc_jobs\nWHERE (": "line 3",
     "SELECT 'open FROM toc_jobs": "a quote or a comment is not closed",
-    "SELECT job_id FROM toc_jobs WHERE biz_id = @biz": "it has no value: add --set biz=VALUE",
+    "SELECT job_id FROM toc_jobs WHERE biz_id = @biz": "this name has no value: add --set biz=VALUE",
     "SELECT job_id FROM toc_jobs WHERE biz_id = :biz": "other than @name",
     "SELECT job_id FROM toc_jobs WHERE biz_id = ?": "other than @name",
 }
@@ -248,8 +248,8 @@ REFUSED = {
 
 REFUSED_ON_SQLITE = {
     "SELECT DATE_FORMAT(due_time, '%U') FROM toc_jobs": "for weeks %v and %x",
-    "SELECT DATE_FORMAT(due_time, attribute) FROM toc_jobs": "it takes a text",
-    "SELECT job_id FROM toc_jobs WHERE attribute REGEXP 'a'": "SQLite does not have it",
+    "SELECT DATE_FORMAT(due_time, attribute) FROM toc_jobs": "this function takes a text",
+    "SELECT job_id FROM toc_jobs WHERE attribute REGEXP 'a'": "SQLite does not have REGEXP",
     "SELECT JSON_VALID(attribute) FROM toc_jobs": "not supported on SQLite",
     "SELECT job_id FROM toc_jobs WHERE biz_id > 9223372036854775808": "up to 2^63-1",
 }
@@ -339,7 +339,7 @@ def test_limits_are_pushed_down() -> None:
     def asked(sql: str, rows_max: int = 1000) -> str:
         made = plan_query(sql)
         (table,) = made.tables
-        wanted = rows_for(made, table, rows_max)
+        wanted = shard_row_limit(made, table, rows_max)
         (limit,) = {
             query.sql.rpartition(" LIMIT ")[2] for query in queries_of(table, rows_max=wanted)
         }
@@ -421,7 +421,7 @@ def test_values_are_given_by_name() -> None:
 
 def shards(sql: str, database: int | None = None, **values: str) -> list[int]:
     (table,) = plan_query(sql, values).tables
-    queries = shard_queries(table, ROUTING, sqlite=False, rows_max=9, database=database)
+    queries = make_shard_queries(table, ROUTING, sqlite=False, rows_max=9, database=database)
     return [int(query.table.removeprefix("toc_job_")) for query in queries]
 
 
@@ -463,7 +463,7 @@ def test_one_database_can_be_asked_alone() -> None:
     ):
         (query,) = plan_query(f"SELECT COUNT(*) FROM {table}").tables
         assert len(queries_of(query)) == count
-        own = shard_queries(query, ROUTING, sqlite=False, rows_max=9, database=1)
+        own = make_shard_queries(query, ROUTING, sqlite=False, rows_max=9, database=1)
         assert [one.database for one in own] == [1]
 
 

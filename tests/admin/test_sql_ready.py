@@ -16,8 +16,8 @@ from sqlalchemy import make_url
 
 from tests.admin.world import NOW_MS, World, same_rows
 from toc.admin.query_plan import plan_query
-from toc.admin.query_run import rows_for
-from toc.admin.sql_writer import shard_queries, sql_for_display
+from toc.admin.query_run import shard_row_limit
+from toc.admin.sql_writer import make_shard_queries, sql_for_display
 from toc.domain.ids import ID_EPOCH_MS
 from toc.store.account_roles import ROLES
 from toc.store.account_roles import grant_statements as account_statements
@@ -200,11 +200,11 @@ def first_statement(world: World, name: str) -> tuple[str, str]:
     """The first table of database 0 that a query asks, and how."""
     plan = plan_query(text_of(name), {VALUES[name]: "42"} if name in VALUES else {})
     (table,) = plan.tables
-    first, *_ = shard_queries(
+    first, *_ = make_shard_queries(
         table,
         world.settings.routing,
         sqlite=False,
-        rows_max=rows_for(plan, table, 1000),
+        rows_max=shard_row_limit(plan, table, 1000),
         database=0,
     )
     return first.table, sql_for_display(first.sql, first.values, sqlite=False)

@@ -20,7 +20,7 @@ from tests.servers.endpoint import Endpoint
 from toc.admin.query_plan import plan_query
 from toc.admin.query_reader import read_query
 from toc.admin.query_run import QueryResult, QueryRun
-from toc.admin.sql_writer import write_sql
+from toc.admin.sql_writer import make_sql
 from toc.admin.sqlite_functions import mysql_functions_for_sqlite
 from toc.domain.ids import JobIdFactory
 from toc.domain.routing import routing_hash_of
@@ -85,7 +85,7 @@ class World:
             mysql_functions_for_sqlite,
         )
         plan = plan_query(sql, values)
-        return QueryRun(plan, self.settings.routing, fan_out, rows_max, **more).result()
+        return QueryRun(plan, self.settings.routing, fan_out, rows_max, **more).run_query()
 
     def rows(self, sql: str, **more: Any) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in self.ask(sql, **more).rows]
@@ -123,7 +123,7 @@ def _truth_of_sqlite(path: str, sql: str) -> list[tuple[Any, ...]]:
 
 def one_table_statement(sql: str) -> tuple[str, dict[str, object]]:
     """The statement as a whole in SQLite's dialect, with nothing split."""
-    return write_sql(read_query(sql)[0], sqlite=True)
+    return make_sql(read_query(sql)[0], sqlite=True)
 
 
 def prepare(connection: Connection) -> None:

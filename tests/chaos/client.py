@@ -206,13 +206,13 @@ def main(plan: dict[str, Any]) -> None:
     center = TimeoutCenter(Settings(**plan["settings"]))
     now = true_clock(plan["wrong_by_s"])
     calls = Calls(center, Journal(Path(plan["journal"])), Lines(Path(plan["asked"])), now)
-    place = ReminderQueue.place
+    place = ReminderQueue.arm_near_reminders
 
     def place_or_die(reminder_queue: ReminderQueue, jobs: Sequence[tuple[str, Reminder]]) -> None:
         calls.before_place(jobs)
         place(reminder_queue, jobs)
 
-    setattr(ReminderQueue, "place", place_or_die)  # noqa: B010 - to a type checker, no method changes
+    setattr(ReminderQueue, "arm_near_reminders", place_or_die)  # noqa: B010 - to a type checker, no method changes
     ended, resting = threading.Event(), threading.Event()
     first = plan["first_biz"]
     rngs = [chance(f"{plan['seed']}:{n}") for n in range(CLERKS + 2)]

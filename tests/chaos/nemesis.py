@@ -277,7 +277,7 @@ def type_lost(act: Act) -> Sequence[str]:
     Who is killed or restarted meanwhile, or comes next, meets the types as they are now.
     """
     lost, new = act.rng.choice(sorted(TYPES)), f"chaos.new.{act.rng.getrandbits(32):08x}"
-    opened = act.world.stack.center._connected()
+    opened = act.world.stack.center._open_connections()
     home = opened.databases[0]
     with home.engine.begin() as connection:
         connection.execute(delete(home.biz_type).where(home.biz_type.c.name == lost))

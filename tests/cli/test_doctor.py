@@ -10,7 +10,7 @@ from sqlalchemy import create_engine
 
 from tests.cli.conftest import Toc
 from toc.cli import doctor
-from toc.cli.doctor import Check, Doctor, worst_level
+from toc.cli.doctor import CheckResult, SetupChecker, find_worst_level
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
 from toc.store.server_facts import ServerInfo
@@ -149,7 +149,7 @@ def test_clocks_that_differ() -> None:
     # SQLite's time is this process' own: so it is an hour from Redis'.
     by_name = {
         (check.subject, check.check): check
-        for check in Doctor(load_settings(), clock=AheadOfTime()).run()
+        for check in SetupChecker(load_settings(), clock=AheadOfTime()).run_checks()
     }
     assert by_name["redis", "clock"].level == "warn"
     assert by_name["database 0", "clock"].level == "ok"
@@ -174,7 +174,9 @@ def test_clocks_that_differ() -> None:
 @pytest.mark.usefixtures("servers")
 def test_versions(monkeypatch: pytest.MonkeyPatch, kind: str, version: str, level: str) -> None:
     monkeypatch.setattr(doctor, "read_server_info", lambda _: ServerInfo(kind, version, {}))
-    versions = [check for check in Doctor(load_settings()).run() if check.check == "version"]
+    versions = [
+        check for check in SetupChecker(load_settings()).run_checks() if check.check == "version"
+    ]
     assert versions[0].level == level
 
 
@@ -195,12 +197,16 @@ def test_durability(
 ) -> None:
     facts = ServerInfo("mysql", "9.0.0", durability)
     monkeypatch.setattr(doctor, "read_server_info", lambda _: facts)
-    result = [check for check in Doctor(load_settings()).run() if check.subject == "database 0"]
+    result = [
+        check
+        for check in SetupChecker(load_settings()).run_checks()
+        if check.subject == "database 0"
+    ]
     assert [check.check for check in result if check.level == "warn"] == warned
 
 
 def test_the_worst_level() -> None:
-    ok, warn, fail = (Check("s", "c", level, "") for level in ("ok", "warn", "fail"))
-    assert worst_level([]) == worst_level([ok]) == "ok"
-    assert worst_level([ok, warn]) == "warn"
-    assert worst_level([fail, warn, ok]) == "fail"
+    ok, warn, fail = (CheckResult("s", "c", level, "") for level in ("ok", "warn", "fail"))
+    assert find_worst_level([]) == find_worst_level([ok]) == "ok"
+    assert find_worst_level([ok, warn]) == "warn"
+    assert find_worst_level([fail, warn, ok]) == "fail"

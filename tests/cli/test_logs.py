@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from toc.cli import logs
-from toc.cli.exit_codes import print_error_line, report
+from toc.cli.exit_codes import print_error, print_error_line
 from toc.cli.output import Output
 from toc.domain.job import Job, Status
 from toc.handlers.current import running_job
@@ -109,23 +109,23 @@ def test_a_line_of_a_handler_names_its_job(monkeypatch: pytest.MonkeyPatch, as_j
 
 def test_json_escapes_what_is_beyond_sixteen_bits(capsys: pytest.CaptureFixture[str]) -> None:
     value = {"text": "\U000e0001 \x7f 中 😀"}
-    Output(as_json=True).answer(value, "")
+    Output(as_json=True).print_value(value, "")
     out = capsys.readouterr().out
     assert out == '{"text": "\\udb40\\udc01 \\u007f 中 😀"}\n'
     assert json.loads(out) == value
 
 
 def test_nor_in_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    Output(as_json=False).answer(None, "a\x1b[2J\nb")
+    Output(as_json=False).print_value(None, "a\x1b[2J\nb")
     assert capsys.readouterr().out == "a\\x1b[2J\nb\n"
-    Output(as_json=False).table(None, (), (), empty="none of \x1b[2J", last="last \x9b2J")
+    Output(as_json=False).print_table(None, (), (), empty="none of \x1b[2J", last="last \x9b2J")
     assert capsys.readouterr().out == "none of \\x1b[2J\nlast \\x9b2J\n"
 
 
 def test_nor_in_errors(capsys: pytest.CaptureFixture[str]) -> None:
     print_error_line("no such type: \x1b[2J\x85")
     assert capsys.readouterr().err == "toc: no such type: \\x1b[2J\n"
-    report(ValueError("\x1b[2J"), verbose=True)
+    print_error(ValueError("\x1b[2J"), verbose=True)
     assert "\x1b" not in capsys.readouterr().err
 
 

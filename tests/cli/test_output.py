@@ -26,7 +26,7 @@ ROWS = [
 
 def table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int) -> str:
     monkeypatch.setattr(output, "make_console", lambda: Console(width=width))
-    Output(as_json=False).table(None, COLUMNS, ROWS, empty="")
+    Output(as_json=False).print_table(None, COLUMNS, ROWS, empty="")
     return capsys.readouterr().out
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Toc
-from toc.cli.settings import setting_lines, settings_markdown
+from toc.cli.settings import list_settings, make_settings_markdown
 from toc.errors import SettingsError
 from toc.runtime.settings import load_settings, unknown_variables
 
@@ -14,12 +14,14 @@ PAGE = Path(__file__).parents[2] / "docs/reference/settings.md"
 
 def test_the_page_is_up_to_date(toc: Toc) -> None:
     page = PAGE.read_text()
-    assert page == settings_markdown(), "run `toc settings --markdown > docs/reference/settings.md`"
+    assert page == make_settings_markdown(), (
+        "run `toc settings --markdown > docs/reference/settings.md`"
+    )
     assert toc("settings", "--markdown").out == page
 
 
 def test_every_setting_says_what_it_means() -> None:
-    lines = list(setting_lines())
+    lines = list(list_settings())
     assert len(lines) > 30
     assert [line.name for line in lines if not line.description] == []
 

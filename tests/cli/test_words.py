@@ -4,8 +4,14 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from toc.cli.output import printable
-from toc.cli.time_texts import duration, iso, parse_when, relative, shown
+from toc.cli.output import printable_text
+from toc.cli.time_texts import (
+    duration_text,
+    iso_utc,
+    parse_time_argument,
+    relative_time,
+    time_for_people,
+)
 from toc.errors import InvalidInput
 
 
@@ -25,7 +31,7 @@ from toc.errors import InvalidInput
     ],
 )
 def test_when(text: str, meant: datetime | timedelta) -> None:
-    assert parse_when(text) == meant
+    assert parse_time_argument(text) == meant
 
 
 @pytest.mark.parametrize(
@@ -35,7 +41,7 @@ def test_when(text: str, meant: datetime | timedelta) -> None:
 )  # fmt: skip
 def test_what_is_no_time(text: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        parse_when(text)
+        parse_time_argument(text)
     assert refused.value.field == "WHEN"
 
 
@@ -52,16 +58,16 @@ def test_what_is_no_time(text: str) -> None:
     ],
 )
 def test_duration(ms: int, text: str) -> None:
-    assert duration(ms) == text
+    assert duration_text(ms) == text
 
 
 def test_moments() -> None:
-    assert iso(1_700_000_000_123) == "2023-11-14T22:13:20.123Z"
-    assert shown(1_700_000_000_123) == "2023-11-14 22:13:20.123Z"
-    assert (iso(None), shown(None)) == (None, "-")
-    assert relative(2000, 500) == "in 1.5s"
-    assert relative(500, 2000) == "1.5s ago"
+    assert iso_utc(1_700_000_000_123) == "2023-11-14T22:13:20.123Z"
+    assert time_for_people(1_700_000_000_123) == "2023-11-14 22:13:20.123Z"
+    assert (iso_utc(None), time_for_people(None)) == (None, "-")
+    assert relative_time(2000, 500) == "in 1.5s"
+    assert relative_time(500, 2000) == "1.5s ago"
 
 
 def test_a_strangers_text_cannot_command_the_terminal() -> None:
-    assert printable("a\x1b[31mb\r\nc中") == "a\\x1b[31mb\\x0d\nc中"
+    assert printable_text("a\x1b[31mb\r\nc中") == "a\\x1b[31mb\\x0d\nc中"

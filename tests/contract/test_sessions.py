@@ -12,7 +12,7 @@ from sqlalchemy.pool import NullPool
 
 from tests.contract.engines import library_on
 from tests.contract.library import Library
-from toc.cli.doctor import _check_session
+from toc.cli.doctor import _check_session_variables
 from toc.domain.job import Status
 from toc.store.claims import OutcomeKind
 from toc.store.server_facts import read_server_info
@@ -58,9 +58,9 @@ def test_a_session_says_what_it_is_expected_to_say(hostile: Library) -> None:
     assert {name: set(value.split(",")) for name, value in facts.session.items()} == {
         name: set(value.split(",")) for name, value in EXPECTED.items()
     }
-    assert [check.level for check in _check_session("database 0", facts)] == ["ok"]
+    assert [check.level for check in _check_session_variables("database 0", facts)] == ["ok"]
     changed = replace(facts, session={**facts.session, "sql_mode": "ANSI_QUOTES"})
-    (check,) = _check_session("database 0", changed)
+    (check,) = _check_session_variables("database 0", changed)
     assert check.level == "fail"
     assert check.found.startswith("sql_mode is 'ANSI_QUOTES', toc has set 'STRICT_TRANS_TABLES,")
 

@@ -14,7 +14,7 @@ from sqlalchemy import make_url, text
 from tests.servers import Server, ServerUnavailableError
 from tests.servers.mysql import execute, start_mariadb, start_mysql
 from toc.admin.sqlite_functions import mysql_functions_for_sqlite
-from toc.cli.doctor import Doctor
+from toc.cli.doctor import SetupChecker
 from toc.errors import SettingsError, TocError
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
@@ -108,7 +108,7 @@ def settings_of(server: Server, host: str = "127.0.0.1", **mysql: Any) -> Settin
 
 def doctor(settings: Settings) -> tuple[str, str]:
     """Level and text of what `toc doctor` says of TLS."""
-    (check,) = [check for check in Doctor(settings).run() if check.check == "tls"]
+    (check,) = [check for check in SetupChecker(settings).run_checks() if check.check == "tls"]
     return check.level, check.found
 
 

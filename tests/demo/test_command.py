@@ -22,6 +22,6 @@ def test_a_broken_promise_is_an_exit_code(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("toc.cli.demo.run", lambda plan, look: report)
+    monkeypatch.setattr("toc.cli.demo.run_demo", lambda plan, look: report)
     assert main(["demo", "--orders", "3"]) == code
     assert capsys.readouterr().out.rstrip().splitlines()[-1] == last

@@ -1,6 +1,6 @@
 """What a person sees of a run: the live figures, and the summary with the verdict as its last line."""
 
-from toc.demo.view import BROKEN, HELD, PROBLEMS_SHOWN, Tally, summary
+from toc.demo.view import BROKEN, HELD, PROBLEMS_SHOWN, DemoTally, summarize_check
 from toc.testing.checker import check
 from toc.testing.history import (
     CancelAnswered,
@@ -37,10 +37,10 @@ ROWS: list[Entry] = [
 
 
 def test_the_view_counts_what_the_check_counts() -> None:
-    tally = Tally(0.0)
-    tally.add(ENTRIES)
-    facts = dict(tally.facts())
-    shown = "\n".join(summary(check([ENTRIES, ROWS])))
+    tally = DemoTally(0.0)
+    tally.count_entries(ENTRIES)
+    facts = dict(tally.named_figures())
+    shown = "\n".join(summarize_check(check([ENTRIES, ROWS])))
     for name, n in [("scheduled", 3), ("handler starts", 3), ("done", 2)]:
         assert facts[name] == str(n)
         assert f"  {name:<20} {n:>7,}  " in shown
@@ -50,14 +50,14 @@ def test_the_view_counts_what_the_check_counts() -> None:
 
 
 def test_the_last_line_is_the_verdict() -> None:
-    assert summary(check([ENTRIES, ROWS]))[-1] == HELD
-    assert summary(check([]))[-1] == HELD
-    lines = summary(check([ENTRIES, ROWS[1:]]))
+    assert summarize_check(check([ENTRIES, ROWS]))[-1] == HELD
+    assert summarize_check(check([]))[-1] == HELD
+    lines = summarize_check(check([ENTRIES, ROWS[1:]]))
     assert lines[-2:] == ["lost: job 1: was scheduled, and has no row", BROKEN]
 
 
 def test_so_many_problems_are_shown() -> None:
     lost = [Scheduled(job_id, "order.close", 1000, 9.0, 10.0) for job_id in range(30)]
-    lines = summary(check([lost]))
+    lines = summarize_check(check([lost]))
     assert len([line for line in lines if line.startswith("lost: ")]) == PROBLEMS_SHOWN
     assert lines[-2:] == ["… and 10 more", BROKEN]

@@ -30,7 +30,7 @@ from toc.store.verb import Statement, Verb
 
 def server_of(town: Town, center: TimeoutCenter) -> str:
     """The role of the server that a client's statements reach: by both of its pools."""
-    database = center._connected().databases[0]
+    database = center._open_connections().databases[0]
     sql = "SELECT @@server_uuid"
     seen = {
         use(lambda c: c.exec_driver_sql(sql).scalar())
@@ -132,7 +132,7 @@ def test_a_call_in_a_pause_that_is_taken_back_goes_on_where_it_was(town: Town) -
     center.schedule(1, LATER)
     fence(town)
     thread, got = started(lambda: center.schedule(2, LATER))
-    watch = center._connected().databases[0]._database_home._watch
+    watch = center._open_connections().databases[0]._database_home._watch
     wait_until(lambda: watch._fenced_since_s is not None, "the call to meet the fence")
     fence(town, on=False)
     thread.join(20)
@@ -183,7 +183,7 @@ def test_the_new_server_hangs_before_the_move_and_nobody_waits(town: Town) -> No
         center.schedule(1, LATER)  # the first may wait for the first look
         slowest_s = 0.0
         for n in range(2, 42):
-            database = center._connected().databases[0]
+            database = center._open_connections().databases[0]
             database.engine.dispose()
             database.autocommit_engine.dispose()
             began_s = time.monotonic()
@@ -299,7 +299,7 @@ WRITES: dict[str, Callable[[TimeoutCenter], object]] = {
 def test_a_read_only_server_is_left_and_tried_again(town: Town, write: str) -> None:
     """Where a fail-over, not a move, makes it so: new connections may reach the new primary."""
     center = ordinary(town)
-    database = center._connected().databases[0]
+    database = center._open_connections().databases[0]
     before = sessions_of(database.engine, database.autocommit_engine)
     with read_only(town), pytest.raises(StoreUnavailable, match="read-only"):
         WRITES[write](center)
@@ -310,7 +310,7 @@ def test_a_read_only_server_is_left_and_tried_again(town: Town, write: str) -> N
 
 def test_a_packet_that_is_refused_leaves_no_session_behind(town: Town) -> None:
     """What is done one by one then may reach the new primary at once: a look after it has to, too."""
-    database = ordinary(town)._connected().databases[0]
+    database = ordinary(town)._open_connections().databases[0]
     before = sessions_of(database.autocommit_engine)
     with read_only(town):
         assert (

@@ -40,16 +40,16 @@ def in_child(work: Callable[[], Any]) -> Any:
 def test_parent_and_child_do_not_share_a_connection(world: World) -> None:
     center = world.center
     before = center.schedule(1, MINUTE)
-    sockets = center._connected()
+    sockets = center._open_connections()
 
     def work() -> list[Any]:
         job_id = center.schedule(2, MINUTE)
         job = center.get(before)
-        return [job_id, job is not None, center._connected() is sockets]
+        return [job_id, job is not None, center._open_connections() is sockets]
 
     job_id, found, same = in_child(work)
     assert (found, same) == (True, False)
-    assert center._connected() is sockets
+    assert center._open_connections() is sockets
     # The parent's own connections are as they were.
     for n in range(3, 6):
         assert world.reminder(center.schedule(n, MINUTE)) == 60_000

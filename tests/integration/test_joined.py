@@ -29,7 +29,7 @@ def engine(world: World) -> Iterator[Engine]:
     """The caller's own engine, with a table of his own."""
     # toc itself writes new rows of toc_meta and toc_biz_type, and SQLite has one writer: not while the
     # caller's transaction is open.
-    opened = world.center._connected()
+    opened = world.center._open_connections()
     opened.database_metadata.types.get_or_create_number("default", opened.databases[0])
     engine = create_engine(world.settings.databases[0], poolclass=NullPool)
     with engine.begin() as connection:
@@ -188,7 +188,7 @@ def test_another_database_is_refused(world: World, tmp_path: Path) -> None:
 def test_the_other_shards_database_is_refused(tmp_path: Path) -> None:
     library = Library([f"sqlite:///{tmp_path}/0.db", f"sqlite:///{tmp_path}/1.db"])
     world = World(library, "none")
-    opened = world.center._connected()
+    opened = world.center._open_connections()
     opened.database_metadata.types.get_or_create_number("default", opened.databases[0])
     engines = [create_engine(url, poolclass=NullPool) for url in world.settings.databases]
     for biz_id in range(8):

@@ -200,7 +200,7 @@ def test_a_node_that_is_down_costs_only_its_own_slots(part: tuple[World, Away]) 
     assert 4 < len(held) < 40
     served = {job_id: 60_000 for job_id in ids if job_id not in held}
     assert {job_id: world.reminder(job_id) for job_id in served} == served
-    retry = world.center._connected().reminder_queue
+    retry = world.center._open_connections().reminder_queue
     assert retry is not None
     (kept,) = retry._kept.values()
     assert [reminder.job_id for reminder in kept] == held
@@ -242,7 +242,7 @@ def test_a_broken_slot_keeps_no_other_from_being_armed(part: tuple[World, Away])
     key = store_key(world.settings.namespace, "default", 0)
     world.slots.client().set(key, "not a sorted set")
     ids = world.center.schedule_many([(n, MINUTE) for n in range(20)])
-    retry = world.center._connected().reminder_queue
+    retry = world.center._open_connections().reminder_queue
     assert retry is not None
     assert set(retry._kept) == {("default", 0)}
     good = [job_id for job_id in ids if world.slot(job_id) != 0]

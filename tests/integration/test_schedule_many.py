@@ -121,7 +121,7 @@ def test_one_database_away_is_partly_scheduled(two: World, tmp_path: Path) -> No
     center = two.center
     center.find(1)
     (tmp_path / "away").rename(tmp_path / "elsewhere")
-    center._connected().databases[1].close()
+    center._open_connections().databases[1].close()
     with pytest.raises(PartlyScheduled) as caught:
         center.schedule_many([(n, MINUTE) for n in range(20)])
     error = caught.value
@@ -145,7 +145,7 @@ def test_a_database_that_is_away_does_not_stop_the_others(
     databases = [two.settings.routing.database_index(routing_hash_of(n) % 4) for n in range(20)]
     assert all(set(databases[start : start + 5]) == {0, 1} for start in range(0, 20, 5))
     center.schedule_many([(n, timedelta(days=9)) for n in range(8)])  # connected to both
-    state = center._connected()
+    state = center._open_connections()
     asked: list[int] = []
     insert = state.jobs.insert
 

@@ -241,7 +241,7 @@ class Stack:
         return found
 
     def sql(self, statement: str) -> list[Any]:
-        database = self.center._connected().databases[0]
+        database = self.center._open_connections().databases[0]
 
         def run(connection: Any) -> list[Any]:
             result = connection.execute(text(statement))

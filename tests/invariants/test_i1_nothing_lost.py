@@ -82,7 +82,7 @@ from toc.center.reminder_queue import ReminderQueue
 from toc.center.center import TimeoutCenter
 from toc.runtime.settings import Settings
 
-ReminderQueue.place = lambda *_: os._exit(9)  # after the commit, before the reminder
+ReminderQueue.arm_near_reminders = lambda *_: os._exit(9)  # after the commit, before the reminder
 center = TimeoutCenter(Settings(**json.loads(sys.argv[1])))
 center.schedule(42, timedelta(seconds=float(sys.argv[3])), biz_type=sys.argv[2])
 """
@@ -124,7 +124,7 @@ def test_whether_a_job_is_near_is_decided_after_its_commit(make_stack: MakeStack
     """
     stack = make_stack(timer={"horizon_s": 1, "slack_s": 1})
     stack.center.schedule(1, timedelta(days=1), biz_type=TYPE)  # connects
-    slots = stack.center._connected().reminders
+    slots = stack.center._open_connections().reminders
     assert slots is not None
     ids: list[int] = []
 

@@ -41,7 +41,7 @@ def test_every_reminder_twice_starts_each_job_once(make_stack: MakeStack) -> Non
     stack = make_stack(scanner={"grace_s": 600})
     workers = [stack.worker(HEALTHY).wait_ready() for _ in range(2)]
     jobs = stack.schedule(100, timedelta(milliseconds=300), sleep_s=0.02)
-    slots = stack.center._connected().reminders
+    slots = stack.center._open_connections().reminders
     assert slots is not None
     # As after a wipe, or a stay that is over while the handler runs: all is announced again.
     for _ in range(4):

@@ -110,7 +110,7 @@ def test_a_job_that_comes_back_while_it_is_cancelled_is_cancelled(
     job_id = stack.center.schedule(1, timedelta(days=1), biz_type=TYPE)
     table = f"toc_job_{stack.settings.routing.shard_of_hash(routing_bits_of(job_id)):04d}"
     stack.sql(f"UPDATE {table} SET status = 1")
-    database = stack.center._connected().databases[0]
+    database = stack.center._open_connections().databases[0]
     database._supports_packets = packets
     tries, send = 0, PipelinedConnection._send_packet
 

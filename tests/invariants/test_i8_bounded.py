@@ -28,7 +28,7 @@ def test_five_thousand_due_jobs_stay_outside_the_process(make_stack: MakeStack) 
     )
     stack.schedule(JOBS, timedelta(), sleep_s=0.01)
     worker = stack.worker({TYPE: {"timeout": 60}})
-    slots = stack.center._connected().reminders
+    slots = stack.center._open_connections().reminders
     assert slots is not None
     out_most = 0
 
@@ -68,7 +68,7 @@ def test_reminders_that_cannot_be_kept_are_counted(make_stack: MakeStack) -> Non
     failed, dropped = count("toc_arms_failed_total"), count("toc_arms_dropped_total")
     for n in range(25):
         stack.center.schedule(n, timedelta(seconds=1), biz_type=TYPE)
-    arms = stack.center._connected().reminder_queue
+    arms = stack.center._open_connections().reminder_queue
     assert arms is not None
     assert sum(map(len, arms._kept.values())) == kept_max
     assert count("toc_arms_failed_total") == failed + 25

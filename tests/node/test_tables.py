@@ -11,7 +11,7 @@ import pytest
 from tests.migration.conftest import run
 from tests.servers.fixtures import _database as temporary_database
 from tests.servers.process import free_port
-from toc.cli.doctor import Check, Doctor
+from toc.cli.doctor import CheckResult, SetupChecker
 from toc.errors import SchemaMismatch
 from toc.handlers.registry import Registry
 from toc.node.node import Node
@@ -47,8 +47,8 @@ def start() -> Iterator[Callable[[Settings], Node]]:
         yield begin
 
 
-def tables_of(settings: Settings, database: int) -> Check:
-    checks = {(c.subject, c.check): c for c in Doctor(settings).run()}
+def tables_of(settings: Settings, database: int) -> CheckResult:
+    checks = {(c.subject, c.check): c for c in SetupChecker(settings).run_checks()}
     return checks[f"database {database}", "tables"]
 
 
@@ -122,6 +122,6 @@ def test_a_shard_s_tables_of_other_settings_are_not_called_missing(settings: Set
         facts = {**settings.routing.meta_values(), "database": str(index)}
         run(url, *(f"INSERT INTO toc_meta VALUES ('{k}', '{v}')" for k, v in facts.items()))
     other = settings.model_copy(update={"shards": 8})
-    checks = [check for check in Doctor(other).run() if check.subject == "database 0"]
+    checks = [check for check in SetupChecker(other).run_checks() if check.subject == "database 0"]
     assert "tables" not in {check.check for check in checks}
     assert not any("missing" in check.found for check in checks)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Toc, no_settings, redis, servers, toc
 from toc.cli import nightly as module
-from toc.cli.nightly import _severity
+from toc.cli.nightly import _exit_code_severity
 from toc.reconcile.nightly import Nightly
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
@@ -108,7 +108,7 @@ def test_a_fault_in_a_part_is_that_part_s(
 
 @pytest.mark.usefixtures("servers")
 def test_without_spark_it_still_compares(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "open_spark", _no_java)
+    monkeypatch.setattr(module, "open_spark_session", _no_java)
     answer = toc("nightly", "--json")
     assert answer.code == 4
     assert parts(answer.json) == {"reconcile": 0, "lateness": 4}
@@ -124,6 +124,6 @@ def _no_java(*_: object) -> Callable[..., Any]:
 
 def test_the_worst_counts() -> None:
     codes = [70, 3, 0, 4, 5, 1]
-    assert sorted(codes, key=_severity)[:4] == [0, 5, 1, 3]
-    assert max([5, 1, 0], key=_severity) == 1
-    assert max([3, 4, 1], key=_severity) == 4
+    assert sorted(codes, key=_exit_code_severity)[:4] == [0, 5, 1, 3]
+    assert max([5, 1, 0], key=_exit_code_severity) == 1
+    assert max([3, 4, 1], key=_exit_code_severity) == 4

@@ -42,7 +42,7 @@ class Yard:
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
-        opened = rig.center._connected()
+        opened = rig.center._open_connections()
         assert opened.reminders is not None
         self.databases, self.slots = opened.databases, opened.reminders
         self.database_metadata = opened.jobs._database_metadata

@@ -620,7 +620,7 @@ def lost_jobs(settings: Settings) -> list[int]:
         ids = center.schedule_many(
             [{"biz_id": n, "action_time": timedelta(minutes=5)} for n in range(40)], biz_type="t"
         )
-        reminders = center._connected().reminders
+        reminders = center._open_connections().reminders
         assert reminders is not None
         for slot in range(settings.shards):
             reminders.client().delete(keys.store_key(settings.namespace, "default", slot))
@@ -653,7 +653,7 @@ def test_a_node_repairs_when_told_to(start: Start, settings: Settings) -> None:
     wait_until(lambda: counted.repaired.get("missing") == len(ids), "the repair")
     with TimeoutCenter(settings) as center:
         assert {center.get(job_id).status for job_id in ids} == {Status.PENDING}
-        reminders = center._connected().reminders
+        reminders = center._open_connections().reminders
         assert reminders is not None
         depths = reminders.depths("default", range(settings.shards))
         assert sum(depth[1] for depth in depths) == len(ids)

@@ -22,7 +22,7 @@ from tests.servers import Server, start_mariadb, start_mysql
 from tests.servers.mysql import execute
 from tests.servers.redis import _server
 from tests.worker.waiting import remains, wait_until
-from toc.cli.doctor import Check, Doctor
+from toc.cli.doctor import CheckResult, SetupChecker
 from toc.runtime.settings import Settings
 from toc.store.claims import SKEW_MS
 
@@ -85,8 +85,8 @@ def test_the_doctor_names_databases_whose_clocks_differ(
         databases=[database_on(stepped_database.server), mysql_database], shards=4, redis_url="none"
     )
 
-    def clocks() -> Check:
-        checks = Doctor(settings).run()
+    def clocks() -> CheckResult:
+        checks = SetupChecker(settings).run_checks()
         return next(c for c in checks if (c.subject, c.check) == ("databases", "clocks"))
 
     assert clocks().level == "ok"

@@ -122,7 +122,7 @@ VARIANTS = (
         (
             Change(
                 "commit-before-arm",
-                before="state.place([(biz_type, Reminder(new[0].action_ms, new[0].job_id))])",
+                before="state.arm_near_jobs([(biz_type, Reminder(new[0].action_ms, new[0].job_id))])",
                 after="return inserted.job_id",
             ),
         ),

@@ -13,7 +13,7 @@ from sqlalchemy.dialects import mysql
 
 import toc
 from toc import testing
-from toc.cli.settings import settings_markdown
+from toc.cli.settings import make_settings_markdown
 from toc.errors import TocError
 from toc.handlers.registry import Registry
 from toc.store import schema, views
@@ -264,7 +264,7 @@ def _view(name: str, columns: tuple[str, ...]) -> str:
 
 PAGES = {
     "python.md": python_markdown,
-    "settings.md": settings_markdown,
+    "settings.md": make_settings_markdown,
     "tables.md": tables_markdown,
 }
 

@@ -191,7 +191,7 @@ class Rig:
 
     def now_ms(self, job_id: int) -> int:
         """By the clock of the job's database."""
-        return self.center._connected().databases.database_of_shard(self.shard(job_id)).now_ms()
+        return self.center._open_connections().databases.database_of_shard(self.shard(job_id)).now_ms()
 
     def row(self, job_id: int) -> Row:
         columns = "status, attempts, CAST(due_time AS CHAR), CAST(action_time AS CHAR), claim_token"
@@ -203,7 +203,7 @@ class Rig:
     def sql(self, job_id: int, statement: str, /, **values: Any) -> list[Any]:
         """Plain SQL in the database of a job; `{table}` is its table."""
         shard = self.shard(job_id)
-        database = self.center._connected().databases.database_of_shard(shard)
+        database = self.center._open_connections().databases.database_of_shard(shard)
         statement = statement.format(table=f"toc_job_{shard:04d}")
         with database.engine.begin() as connection:
             result = connection.execute(text(statement), values)
@@ -228,7 +228,7 @@ class Rig:
         return self._place(job_id, topic)[1]
 
     def _place(self, job_id: int, topic: str) -> tuple[int | None, int | None]:
-        slots = self.center._connected().reminders
+        slots = self.center._open_connections().reminders
         assert slots is not None
         slot = slot_of_hash(routing_bits_of(job_id), self.settings.slots_of(topic))
         return slots.find_reminder(topic, slot, job_id)

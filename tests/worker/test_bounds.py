@@ -39,7 +39,7 @@ def test_never_more_in_flight_than_the_bound(
     worker.permits.add_in_flight = counted  # type: ignore[method-assign]
     gate.wait(4)
     assert remains(lambda: worker.in_flight <= QUEUE_MAX, 0.5)
-    slots = rig.center._connected().reminders
+    slots = rig.center._open_connections().reminders
     assert slots is not None
     out = sum(depth[2] for depth in slots.depths("default", range(slot_amount)))
     assert out <= QUEUE_MAX  # what there is no room for stays in the StoreQueue

@@ -244,7 +244,7 @@ def test_a_reminder_ahead_of_its_time_stays_where_it_is(make_rig: MakeRig) -> No
     wait_until(fired)
     assert remains(lambda: rig.out_ms(ahead) is None, 0.3)
     assert set(looks) == {None}
-    slots = rig.center._connected().reminders
+    slots = rig.center._open_connections().reminders
     assert slots is not None
     popped = slots.pop("default", [(slot, 100) for slot in range(4)], 1000)
     assert [answer.ids for answer in popped] == [[], [], [], []]

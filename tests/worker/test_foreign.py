@@ -32,7 +32,7 @@ FOREIGN = [
 
 
 def slots_of(rig: Rig) -> Reminders:
-    slots = rig.center._connected().reminders
+    slots = rig.center._open_connections().reminders
     assert slots is not None
     return slots
 
@@ -145,7 +145,7 @@ def misplaced(rig: Rig, own: int, table: int) -> int:
         id=job_id,
     )
     rig.sql(job_id, "DELETE FROM {table} WHERE job_id = :id", id=job_id)
-    database = rig.center._connected().databases.database_of_shard(table)
+    database = rig.center._open_connections().databases.database_of_shard(table)
     with database.engine.begin() as connection:
         connection.exec_driver_sql(
             f"INSERT INTO toc_job_{table:04d} (job_id, biz_id, type_no, action_time, due_time)"
@@ -172,7 +172,7 @@ def test_a_row_in_a_table_that_is_not_its_own_is_not_run(
         rig.wait_for(Status.DONE, well)
         wait_until(lambda: metric("toc_rows_misplaced_total") >= before + 2)  # met again and again
     assert [job.job_id for job in started] == [well]
-    database = rig.center._connected().databases.database_of_shard(table)
+    database = rig.center._open_connections().databases.database_of_shard(table)
     with database.engine.begin() as connection:
         row = connection.exec_driver_sql(
             f"SELECT status, attempts, claim_token FROM toc_job_{table:04d} WHERE job_id = {job_id}"

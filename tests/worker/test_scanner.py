@@ -27,7 +27,7 @@ QUIET = {"load_tick_s": 60.0}  # the loader brings nothing after its first step
 def insert_by_sql(rig: Rig, biz_id: int, action: datetime, attribute: str | None = None) -> int:
     """A row that no client of ours made."""
     job_id = JobIdFactory(rig.clock.wall_ms, biz_id).make_ids([routing_hash_of(biz_id)])[0]
-    opened = rig.center._connected()
+    opened = rig.center._open_connections()
     type_no = opened.database_metadata.types.get_or_create_number(TYPE, opened.databases[0])
     when = action.astimezone(UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")
     rig.sql(
@@ -65,7 +65,7 @@ def test_a_lost_reminder_costs_the_grace(make_rig: MakeRig) -> None:
     rig.start()
     rig.wait_for_loader()
     job_id = rig.center.schedule(2, SOON, biz_type=TYPE)
-    slots = rig.center._connected().reminders
+    slots = rig.center._open_connections().reminders
     assert slots is not None
     slots.ack("default", [job_id])  # lost
     rig.wait_for(Status.DONE, job_id)
@@ -165,7 +165,7 @@ def without_its_file(rig: Rig, job_id: int, stack: ExitStack) -> None:
 
 
 def changed_by_somebody(rig: Rig, job_id: int, stack: ExitStack) -> None:
-    database = rig.center._connected().databases.database_of_shard(rig.shard(job_id))
+    database = rig.center._open_connections().databases.database_of_shard(rig.shard(job_id))
     connection = stack.enter_context(database.engine.connect())
     connection.execute(text("SET SESSION wait_timeout = 600"))
     connection.execute(text(f"LOCK TABLES {database.job_table_name(rig.shard(job_id))} WRITE"))

@@ -20,7 +20,7 @@ FROM_THE_DATABASE = {"redis_url": "none"}
 
 
 def write_type(rig: Rig, database: int, number: int, name: str) -> None:
-    with rig.center._connected().databases[database].engine.begin() as connection:
+    with rig.center._open_connections().databases[database].engine.begin() as connection:
         values = {"number": number, "name": name}
         connection.execute(text("INSERT INTO toc_biz_type VALUES (:number, :name)"), values)
 
@@ -82,7 +82,7 @@ def test_jobs_of_a_number_with_two_names_wait(make_rig: MakeRig) -> None:
     assert f"{told}, '{other}' in database 1" in part.how
     # A person gives one of them another name, and so another number (docs/how-to/type-conflict.md).
     new_no = type_no_of("new")
-    with rig.center._connected().databases[1].engine.begin() as connection:
+    with rig.center._open_connections().databases[1].engine.begin() as connection:
         sql = f"UPDATE toc_biz_type SET type_no = {new_no}, name = 'new' WHERE type_no = {number}"
         connection.execute(text(sql))
     rig.sql(jobs[1], "UPDATE {table} SET type_no = :n WHERE job_id = :id", id=jobs[1], n=new_no)
@@ -126,7 +126,7 @@ def test_a_job_whose_type_is_in_conflict_once_it_is_claimed_is_given_back(
 
     def meanwhile(*asked: Any) -> Any:
         seen = claim(*asked)
-        with rig.center._connected().databases[1].engine.begin() as connection:
+        with rig.center._open_connections().databases[1].engine.begin() as connection:
             connection.execute(text(f"DELETE FROM toc_biz_type WHERE name = '{one}'"))
         write_type(rig, 1, type_no_of(one), other)
         types.refresh_type_copy(worker.context.process.databases[1])

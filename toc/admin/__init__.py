@@ -5,7 +5,7 @@ toc sql       query_run answers one SELECT over all shards. statement_parser, qu
               query_plan decides which SELECT the shards get and which one a server runs on their rows;
               sql_writer writes both; row_merge puts the rows of shards together.
               sqlite_dialect and sqlite_functions have MySQL's functions for SQLite.
-toc admin     bulk_order is one order with its WHERE (where); bulk_changes and bulk_run carry it out, and
-              update Redis.
-toc explain   explain collects everything known about one job.
+toc admin     bulk_request holds the change to make and its WHERE (where_condition); bulk_changes and bulk_run
+              change the jobs, and update Redis.
+toc explain   job_explanation collects everything known about one job.
 """

@@ -1,9 +1,9 @@
 """Cancels, postpones and redrives many jobs: a dry run counts them, a real run changes them.
 
 A run first reads the ids of all jobs that match and can be changed, so it knows their number
-before the first change. Jobs that match only later are not changed. Then it changes them shard by shard and
-page by page, each page in one transaction with its events. After each commit it updates Redis; if that fails,
-the claim finds the change in the row.
+before the first change. Jobs that begin to match after this reading are not changed. Then the run changes the
+jobs shard by shard and page by page, each page in one transaction with its events. After each commit the run
+updates Redis; if the update fails, the next claim finds the change in the row.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from toc.admin.bulk_order import BulkOrder, Verb
-from toc.admin.bulk_run import BulkRun, Interrupted, Page, RunAccount
+from toc.admin.bulk_request import BulkRequest, BulkVerb
+from toc.admin.bulk_run import BulkRun, BulkRunProgress, JobPage, RunInterrupted
 from toc.center.reminder_queue import ReminderQueue
 from toc.domain.job import Job, Status
 from toc.errors import InvalidInput, NotFound, TimerUnavailable
@@ -45,18 +45,18 @@ PARALLEL_MAX = 8
 AHEAD = 2  # pages in progress: the client works on one while a server changes the other
 # Two pages may end together: their rows are at most this share of a second's changes.
 AHEAD_SHARE_MAX = 0.1
-REDIS_RETRY_S = 5.0  # after no answer, Redis is not tried again sooner
-STOP_S = 5.0  # for the reminders that are still to be sent when a run ends
+REDIS_RETRY_S = 5.0  # pause before Redis is tried again after it has not answered
+STOP_S = 5.0  # time to send the last reminders when a run ends
 
 
 @dataclass(slots=True)
-class Count:
-    """Numbers of jobs. `matched`: by the WHERE; `reached`: those of them that can be changed."""
+class MatchCount:
+    """`matched`: the number of jobs that match the WHERE. `reached`: how many of these can be changed."""
 
     matched: int = 0
     reached: int = 0
 
-    def add(self, matched: int, reached: int) -> None:
+    def add_counts(self, matched: int, reached: int) -> None:
         self.matched += matched
         self.reached += reached
 
@@ -65,42 +65,45 @@ class Count:
 class DryRunResult:
     """The counts of a dry run. `examples`: jobs that would be changed."""
 
-    databases: dict[int, Count]
-    shards: dict[int, Count] = field(default_factory=lambda: defaultdict(Count))
-    kinds: dict[tuple[str, str], Count] = field(default_factory=lambda: defaultdict(Count))
-    """By biz_type and status."""
-    total: Count = field(default_factory=Count)
+    databases: dict[int, MatchCount]
+    shards: dict[int, MatchCount] = field(default_factory=lambda: defaultdict(MatchCount))
+    kinds: dict[tuple[str, str], MatchCount] = field(
+        default_factory=lambda: defaultdict(MatchCount)
+    )
+    """Counts by biz_type and status."""
+    total: MatchCount = field(default_factory=MatchCount)
     examples: list[Job] = field(default_factory=list)
 
 
-class ReminderUpdates:
-    """Updates reminders after a commit. Never raises: the claim reads the row, which is right."""
+class ReminderUpdater:
+    """Updates reminders of jobs whose change is committed. Never raises: the claim reads the row, which is
+    right."""
 
     def __init__(self, settings: Settings, clock: Clock, time: ServerTime) -> None:
         self._settings, self._clock = settings, clock
         self._reminder_queue = ReminderQueue(settings, time, clock)
-        self._retry_at_s = float("-inf")  # no try before this time, by the monotonic clock
+        self._retry_at_s = float("-inf")  # Redis is not tried before this monotonic time
 
-    def send(self, moved: Sequence[ChangedJob], names: Mapping[int, str]) -> None:
+    def update_reminders(self, moved: Sequence[ChangedJob], names: Mapping[int, str]) -> None:
         """Acks the reminders of ended jobs and arms jobs that are due soon. `names`: the biz_types by
         number.
         """
         ended: dict[str, list[int]] = defaultdict(list)
         live: list[tuple[str, Reminder]] = []
         for job_id, type_no, due_ms in moved:
-            if type_no not in names:  # no worker takes a job of such a type
+            if type_no not in names:  # no worker takes a job of a type without a name
                 continue
             topic = self._settings.topic_of(names[type_no])
             if due_ms is None:
                 ended[topic].append(job_id)
             else:
                 live.append((topic, Reminder(due_ms, job_id)))
-        self._reminder_queue.place(live)
+        self._reminder_queue.arm_near_reminders(live)
         for topic, ids in ended.items():
             if self._clock.monotonic_s() >= self._retry_at_s:
-                self._ack_ended(topic, ids)
+                self._ack_ended_jobs(topic, ids)
 
-    def _ack_ended(self, topic: str, ids: Sequence[int]) -> None:
+    def _ack_ended_jobs(self, topic: str, ids: Sequence[int]) -> None:
         try:
             self._reminder_queue.reminders.ack(topic, ids)
             return
@@ -115,7 +118,7 @@ class ReminderUpdates:
 
 
 class BulkChanges:
-    """Counts and changes sets of jobs. `stop()`: whether to stop as soon as possible; called often.
+    """Counts or changes the jobs that match a request. `stop()` says whether to stop as soon as possible.
 
     Raises StoreUnavailable, SchemaMismatch, Interrupted and InvalidInput.
     """
@@ -126,7 +129,7 @@ class BulkChanges:
         clock: Clock,
         databases: Databases,
         database_metadata: DatabaseMetadata,
-        reminders: ReminderUpdates | None,
+        reminders: ReminderUpdater | None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._settings, self._clock, self._databases = settings, clock, databases
@@ -137,8 +140,8 @@ class BulkChanges:
         self.now_ms = databases.now_ms()
         """NOW() in a WHERE: one moment for the whole run, by the databases' clock."""
 
-    def databases(self, index: int | None) -> list[Database]:
-        """The database of this index, or all for None."""
+    def select_databases(self, index: int | None) -> list[Database]:
+        """The database with this index; all databases for None."""
         if index is None:
             return list(self._databases)
         if not 0 <= index < len(self._databases.all):
@@ -148,51 +151,53 @@ class BulkChanges:
 
     # ---- reading
 
-    def count(
-        self, order: BulkOrder, databases: Sequence[Database], on_progress: Callable[[], None]
+    def count_jobs(
+        self, request: BulkRequest, databases: Sequence[Database], on_progress: Callable[[], None]
     ) -> DryRunResult:
         """Counts the jobs that match, and those that can be changed. `on_progress()` is called after each
         shard.
         """
-        where, sets = self._prepare_update(order)
-        found = DryRunResult({database.index: Count() for database in databases})
+        where, sets = self._prepare_bulk_update(request)
+        found = DryRunResult({database.index: MatchCount() for database in databases})
         examples, lock = list[int](), threading.Lock()
 
-        def count_window(database: Database, window: RowWindow) -> None:
+        def count_window_jobs(database: Database, window: RowWindow) -> None:
             tallies = sets.count_matching_jobs(window)
             with lock:
                 for tally in tallies:
                     kind = self.names.get(tally.type_no, "?"), _status_name(tally.status)
                     for count in (found.total, found.databases[database.index],
                                   found.shards[window.shard], found.kinds[kind]):  # fmt: skip
-                        count.add(tally.matched, tally.changeable)
+                        count.add_counts(tally.matched, tally.changeable)
                     if tally.example is not None and len(examples) < EXAMPLES:
                         examples.append(tally.example)
 
-        self._read_windows(databases, sets, bounds_of_condition(where), on_progress, count_window)
+        self._read_row_windows(databases, sets, bounds_of_condition(where), on_progress, count_window_jobs)
         jobs = Jobs(
             self._databases, self._database_metadata, lambda routing_bits: routing_bits, "nobody"
         )
         for job_id in examples:
-            with suppress(NotFound):  # its type has no name
+            with suppress(NotFound):  # the job's type has no name
                 job = jobs.get(job_id)
                 found.examples += [] if job is None else [job]
         return found
 
-    def choose(
+    def choose_jobs(
         self,
-        order: BulkOrder,
+        request: BulkRequest,
         databases: Sequence[Database],
         limit: int,
         on_progress: Callable[[], None],
     ) -> dict[int, dict[int, int]]:
-        """The jobs that can be changed, by shard, with their type numbers; at most `limit`.
+        """The jobs that can be changed: shard -> job_id -> type number.
 
-        Raises InvalidInput when there are more.
+        Raises InvalidInput when there are more than `limit` jobs.
         """
-        where, sets = self._prepare_update(order)
-        bounds = bounds_of_condition(AllOf((where, order.changeable)))
-        chosen: dict[int, dict[int, int]] = defaultdict(dict)  # a row that moves may be found twice
+        where, sets = self._prepare_bulk_update(request)
+        bounds = bounds_of_condition(AllOf((where, request.changeable_condition)))
+        chosen: dict[int, dict[int, int]] = defaultdict(
+            dict
+        )  # a row that is rescheduled meanwhile may be found twice
         counts = Counter({database.index: 0 for database in databases})
 
         def choose_from_window(database: Database, window: RowWindow) -> None:
@@ -204,15 +209,15 @@ class BulkChanges:
                 rule = f"more than {limit} jobs are in reach, so nothing was changed"
                 raise InvalidInput("limit", limit, f"{rule}: narrow --where, or raise --limit")
 
-        self._read_windows(databases, sets, bounds, on_progress, choose_from_window)
+        self._read_row_windows(databases, sets, bounds, on_progress, choose_from_window)
         return {shard: jobs for shard, jobs in sorted(chosen.items()) if jobs}
 
-    def _prepare_update(self, order: BulkOrder) -> tuple[Condition, BulkUpdate]:
-        order.where.check_types(self.names)
-        where = order.where.condition(self.now_ms)
-        return where, BulkUpdate(self._databases, self.names, where, order.changeable)
+    def _prepare_bulk_update(self, request: BulkRequest) -> tuple[Condition, BulkUpdate]:
+        request.where.check_biz_types(self.names)
+        where = request.where.make_condition(self.now_ms)
+        return where, BulkUpdate(self._databases, self.names, where, request.changeable_condition)
 
-    def _read_windows(
+    def _read_row_windows(
         self,
         databases: Sequence[Database],
         sets: BulkUpdate,
@@ -220,13 +225,14 @@ class BulkChanges:
         on_progress: Callable[[], None],
         read: Callable[[Database, RowWindow], None],
     ) -> None:
-        """Calls `read` for each window, with a thread for each database; the first error ends all."""
+        """Calls `read` for each window of rows, in a thread for each database; the first error ends all
+        threads."""
         failed = threading.Event()
 
-        def read_database(database: Database) -> None:
+        def read_database_windows(database: Database) -> None:
             for window in sets.split_into_windows(database, bounds, on_progress):
                 if failed.is_set() or self._stop():
-                    raise Interrupted("interrupted: nothing was changed")
+                    raise RunInterrupted("interrupted: nothing was changed")
                 read(database, window)
 
         def note_failure(future: Future[None]) -> None:
@@ -234,7 +240,7 @@ class BulkChanges:
                 failed.set()
 
         with ThreadPoolExecutor(PARALLEL_MAX) as pool:
-            futures = [pool.submit(read_database, database) for database in databases]
+            futures = [pool.submit(read_database_windows, database) for database in databases]
             try:
                 for future in futures:
                     future.add_done_callback(note_failure)
@@ -242,48 +248,51 @@ class BulkChanges:
             except BaseException:
                 failed.set()
                 raise
-        # The error that stopped the others comes first.
-        for error in sorted(errors, key=lambda error: isinstance(error, Interrupted)):
+        # The error that ended all threads is raised, not the RunInterrupted of the other threads.
+        for error in sorted(errors, key=lambda error: isinstance(error, RunInterrupted)):
             raise error
 
     # ---- changing
 
-    def apply(
+    def change_jobs(
         self,
-        order: BulkOrder,
+        request: BulkRequest,
         chosen: Mapping[int, Mapping[int, int]],
         per_second: int,
-        account: RunAccount,
+        account: BulkRunProgress,
         on_progress: Callable[[int], None],
     ) -> None:
-        """Changes the chosen jobs, at most `per_second`; keeps `account` up to date, also if it raises.
+        """Changes the chosen jobs, at most `per_second`. `account` is right at any moment, also after an
+        error.
 
         `on_progress(jobs)` is called after each page.
         """
-        order.check_signed()
-        _, sets = self._prepare_update(order)
+        request.check_actor_and_reason()
+        _, sets = self._prepare_bulk_update(request)
 
-        def change(page: Page) -> PageResult:
-            act = order.change_of_rows(page.database.now_ms() if order.counts_from_now else 0)
+        def change_page(page: JobPage) -> PageResult:
+            act = request.make_row_change(
+                page.database.now_ms() if request.needs_current_time else 0
+            )
             return sets.change_page(
-                page.shard, page.jobs, act, page.attempt, may_be_repeat=order.again
+                page.shard, page.jobs, act, page.attempt, may_be_repeat=request.again
             )
 
-        def tell_redis(page: Page, changed: PageResult) -> None:
+        def on_page_done(page: JobPage, changed: PageResult) -> None:
             if self._reminders is not None:
-                self._reminders.send(changed.done, self.names)
+                self._reminders.update_reminders(changed.done, self.names)
             on_progress(len(page.jobs))
 
         for shard, jobs in chosen.items():
             index = self._databases.routing.database_index(shard)
             account.databases[index].chosen += len(jobs)
         # If several dead jobs have one key, the newest is redriven.
-        newest_first = order.verb is Verb.REDRIVE
+        newest_first = request.verb is BulkVerb.REDRIVE
         ahead = min(AHEAD, self._settings.pool_size)
         if newest_first or ahead * IDS_MAX > AHEAD_SHARE_MAX * per_second:
             ahead = 1
         pages = (
-            Page(
+            JobPage(
                 self._databases.database_of_shard(shard),
                 shard,
                 {job_id: jobs[job_id] for job_id in part},
@@ -293,8 +302,10 @@ class BulkChanges:
                 sorted(jobs, reverse=newest_first), min(IDS_MAX, per_second)
             )
         )
-        run = BulkRun(account, self._clock, per_second, ahead, change, tell_redis, self._stop)
-        run.run(pages)
+        run = BulkRun(
+            account, self._clock, per_second, ahead, change_page, on_page_done, self._stop
+        )
+        run.change_pages(pages)
         account.complete = True
 
 
@@ -318,7 +329,7 @@ def open_bulk_changes(
         check_databases(databases, database_metadata, settings.facts)
         time = ServerTime(clock)
         if settings.has_timer:
-            reminders = ReminderUpdates(settings, clock, time)
+            reminders = ReminderUpdater(settings, clock, time)
         changes = BulkChanges(settings, clock, databases, database_metadata, reminders, stop)
         time.record_answer(changes.now_ms)
         yield changes

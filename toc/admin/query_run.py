@@ -11,9 +11,9 @@ from sqlglot import exp
 
 from toc.admin.expression_parser import ResultColumn
 from toc.admin.query_plan import QueryPlan, TableQuery
-from toc.admin.row_merge import JsonTable, Row, RowMerge, sort_key
-from toc.admin.sql_writer import shard_queries, write_final_query
-from toc.admin.syntax_tree import number
+from toc.admin.row_merge import JsonTable, Row, RowMerge, make_sort_key_function
+from toc.admin.sql_writer import make_final_sql, make_shard_queries
+from toc.admin.syntax_tree import number_literal
 from toc.domain.routing import Routing
 from toc.store.fan_out import FanOut, Question, QuestionFailure, Reply, bytes_of, too_large
 
@@ -28,7 +28,7 @@ MERGE_BYTES = 12_000_000
 
 
 class QueryFailed(Exception):
-    """There is no answer: `failures` say why."""
+    """A query that has no answer; `failures` say why."""
 
     def __init__(self, failures: Sequence[QuestionFailure]) -> None:
         self.failures = failures
@@ -37,7 +37,7 @@ class QueryFailed(Exception):
 
 @dataclass(slots=True)
 class QueryResult:
-    """`more`: there are more rows than were wanted. `missing`: the tables that are not in the answer."""
+    """The answer to a query. `more`: further rows were left out. `missing`: tables that did not answer."""
 
     columns: tuple[ResultColumn, ...]
     rows: list[Row]
@@ -46,10 +46,10 @@ class QueryResult:
     missing: list[QuestionFailure] = field(default_factory=list)
 
 
-def rows_for(plan: QueryPlan, table: TableQuery, rows_max: int) -> int:
-    """How many rows a shard is asked for: one more than are accepted, if that cannot be told before."""
+def shard_row_limit(plan: QueryPlan, table: TableQuery, rows_max: int) -> int:
+    """How many rows to ask a shard for. One row more than the limit shows that the limit is exceeded."""
     if plan.final is None:
-        return plan.rows_wanted(rows_max)
+        return plan.rows_needed_per_shard(rows_max)
     if table.is_groups:
         return GROUPS_MAX + 1
     return table.rows_max if table.rows_max is not None else ROWS_MAX + 1
@@ -59,8 +59,8 @@ def rows_for(plan: QueryPlan, table: TableQuery, rows_max: int) -> int:
 class QueryRun:
     """One run of a plan, for at most `rows_max` rows.
 
-    `database`: only this one is asked. `partial`: tables that fail are left out. `progress(done, all)` is
-    called while tables answer.
+    `database`: only this database is asked. `partial`: tables that fail are left out. `progress(done, all)`
+    is called while tables answer.
     """
 
     plan: QueryPlan
@@ -77,15 +77,18 @@ class QueryRun:
     _received: int = 0
     _chars: int = 0
 
-    def result(self) -> QueryResult:
-        """Asks and merges. Raises QueryFailed when a table fails; with `partial` only when all do."""
+    def run_query(self) -> QueryResult:
+        """Asks the tables and merges their rows. Raises QueryFailed when a table fails; with `partial` only
+        when all tables fail."""
         plan = self.plan
-        if plan.reads_the_clock:
-            databases = [q.database for table in plan.tables for q in self._questions(table)]
+        if plan.uses_current_time:
+            databases = [
+                q.database for table in plan.tables for q in self._make_shard_queries(table)
+            ]
             failure = self.fan_out.fix_now(list(dict.fromkeys(databases)))
             if failure is not None:
                 raise QueryFailed([failure])
-        rows = self._merged_rows() if plan.final is None else self._final_rows(plan.final)
+        rows = self._merge_shard_rows() if plan.final is None else self._run_final_query(plan.final)
         width = len(plan.columns)
         return QueryResult(
             plan.columns,
@@ -95,34 +98,36 @@ class QueryRun:
             sorted(self._failures, key=lambda failure: failure.question.place),
         )
 
-    def _questions(self, table: TableQuery) -> list[Question]:
-        return shard_queries(
+    def _make_shard_queries(self, table: TableQuery) -> list[Question]:
+        return make_shard_queries(
             table,
             self.routing,
             sqlite=self.fan_out.sqlite,
-            rows_max=rows_for(self.plan, table, self.rows_max),
+            rows_max=shard_row_limit(self.plan, table, self.rows_max),
             database=self.database,
         )
 
     # ---- rows
 
-    def _merged_rows(self) -> list[Row]:
+    def _merge_shard_rows(self) -> list[Row]:
         (table,) = self.plan.tables
-        wanted = self.plan.rows_wanted(self.rows_max)
-        merge = RowMerge(self.plan, wanted, sort_key(pads=not self.fan_out.sqlite))
+        wanted = self.plan.rows_needed_per_shard(self.rows_max)
+        merge = RowMerge(self.plan, wanted, make_sort_key_function(pads=not self.fan_out.sqlite))
         bytes_max, size = self.fan_out.bytes_max, 0
-        for reply in self._replies(table):
-            merge.add(reply.question.place, reply.rows)
+        for reply in self._receive_replies(table):
+            merge.add_rows(reply.question.place, reply.rows)
             size += sum(map(bytes_of, reply.rows))
             if size > bytes_max:
-                size = sum(map(bytes_of, merge.rows()))
+                size = sum(map(bytes_of, merge.merged_rows()))
             if size > bytes_max:
-                raise _failed(reply.question, too_large(bytes_max))
-        return merge.rows()[self.plan.offset :]
+                raise _query_failure(reply.question, too_large(bytes_max))
+        return merge.merged_rows()[self.plan.offset :]
 
-    def _replies(self, table: TableQuery) -> Iterator[Reply]:
+    def _receive_replies(self, table: TableQuery) -> Iterator[Reply]:
         """The replies of the shards, in the order in which they arrive."""
-        questions = [replace(one, place=self._asked + one.place) for one in self._questions(table)]
+        questions = [
+            replace(one, place=self._asked + one.place) for one in self._make_shard_queries(table)
+        ]
         done, failed = self._asked, 0
         self._asked += len(questions)
         replies = self.fan_out.ask(questions, lambda: self.progress(done, self._asked))
@@ -141,17 +146,17 @@ class QueryRun:
 
     # ---- the final query
 
-    def _final_rows(self, final: exp.Query) -> list[Row]:
+    def _run_final_query(self, final: exp.Query) -> list[Row]:
         tables: dict[str, JsonTable] = {}
         ids: dict[tuple[str, int], set[Any]] = {
             (one.other, one.place): set() for table in self.plan.tables for one in table.id_filters
         }
         for table in sorted(self.plan.tables, key=lambda table: len(table.id_filters)):
-            tables[table.name] = self._json_table(_filtered(table, ids), ids)
-        types = {name: table.types() for name, table in tables.items()}
+            tables[table.name] = self._collect_json_table(_filter_by_ids(table, ids), ids)
+        types = {name: table.column_types() for name, table in tables.items()}
         sqlite = self.fan_out.sqlite
-        sql, values = write_final_query(final, types, limit=self.rows_max + 1, sqlite=sqlite)
-        values |= {name: table.document() for name, table in tables.items()}
+        sql, values = make_final_sql(final, types, limit=self.rows_max + 1, sqlite=sqlite)
+        values |= {name: table.as_json_array() for name, table in tables.items()}
         failures = []
         for database in sorted(self._answered):
             reply = self.fan_out.ask_one(Question(0, database, "", sql, values))
@@ -160,44 +165,47 @@ class QueryRun:
             failures.append(reply)
         raise QueryFailed(failures)
 
-    def _json_table(self, table: TableQuery, ids: Mapping[tuple[str, int], set[Any]]) -> JsonTable:
-        """Asks the shards for the rows of a table, and notes the ids by which others are filtered."""
+    def _collect_json_table(
+        self, table: TableQuery, ids: Mapping[tuple[str, int], set[Any]]
+    ) -> JsonTable:
+        """Asks the shards for the rows of a table, and adds to `ids` the values by which other tables
+        are filtered."""
         made = JsonTable(len(table.select.expressions), table.ids, self.fan_out.sqlite)
-        for reply in self._replies(table):
-            self._check_count(table, reply)
+        for reply in self._receive_replies(table):
+            self._check_row_count(table, reply)
             for (name, place), values in ids.items():
                 if name == table.name:
                     values.update(row[place] for row in reply.rows if row[place] is not None)
-            self._chars += made.add(reply.question.place, reply.rows, reply.digits)
+            self._chars += made.add_rows(reply.question.place, reply.rows, reply.digits)
             if self._chars > self.merge_bytes:
                 text = (
                     f"the rows to be merged are more than {self.merge_bytes / 1e6:g} MB: "
                     f"narrow WHERE, select fewer columns, or allow more (--merge-mb)"
                 )
-                raise _failed(reply.question, text)
+                raise _query_failure(reply.question, text)
         return made
 
-    def _check_count(self, table: TableQuery, reply: Reply) -> None:
+    def _check_row_count(self, table: TableQuery, reply: Reply) -> None:
         self._received += len(reply.rows)
         if table.is_groups and len(reply.rows) > GROUPS_MAX:
-            raise _failed(reply.question, f"has more than {GROUPS_MAX} groups")
+            raise _query_failure(reply.question, f"has more than {GROUPS_MAX} groups")
         if self._received > ROWS_MAX:
             word = "groups" if table.is_groups else "rows"
             text = f"brings the {word} of all shards to more than {ROWS_MAX}"
-            raise _failed(reply.question, text)
+            raise _query_failure(reply.question, text)
 
 
-def _failed(question: Question, text: str) -> QueryFailed:
+def _query_failure(question: Question, text: str) -> QueryFailed:
     return QueryFailed([QuestionFailure(question, "statement", text)])
 
 
-def _filtered(table: TableQuery, ids: Mapping[tuple[str, int], set[Any]]) -> TableQuery:
+def _filter_by_ids(table: TableQuery, ids: Mapping[tuple[str, int], set[Any]]) -> TableQuery:
     """The query for only those rows that can match rows of other tables."""
     conditions: list[exp.Expr] = []
     for one in table.id_filters:
         values = ids[one.other, one.place]
         if len(values) <= FILTER_IDS_MAX:
-            choices = [number(value) for value in sorted(values)] or [exp.Null()]
+            choices = [number_literal(value) for value in sorted(values)] or [exp.Null()]
             conditions.append(exp.In(this=exp.column(one.column), expressions=choices))
     if not conditions:
         return table

@@ -21,27 +21,28 @@ SortKey = Callable[[Any], tuple[int, Any]]
 
 _SPACES = re.compile(" +")
 _END, _LAST = "\U00080000", 0x10FFFF
-_SLACK = 10_000  # rows beyond twice the wanted ones before the merge sorts and cuts
+_SLACK = 10_000  # the merge sorts and cuts at twice the wanted rows plus this number
 _CHARS_MAX = 512
 
 
 # ---- merged here
 
 
-def sort_key(*, pads: bool) -> SortKey:
-    """A function whose values compare as the server's values do. `pads`: spaces at the end are ignored."""
+def make_sort_key_function(*, pads: bool) -> SortKey:
+    """A function of a value whose results compare as the server compares the values. `pads`: spaces at the
+    end are ignored."""
 
-    def key(value: Any) -> tuple[int, Any]:
+    def sort_key(value: Any) -> tuple[int, Any]:
         if value is None:
             return 0, 0
         if isinstance(value, str):
-            return 2, _padded(value) if pads else value
+            return 2, _pad_for_comparison(value) if pads else value
         return 1, value  # SQLite can have numbers and texts in one column
 
-    return key
+    return sort_key
 
 
-def _padded(text: str) -> str:
+def _pad_for_comparison(text: str) -> str:
     """A text that compares like `text` followed by endless spaces.
 
     Each run of spaces becomes a space and a character for its length: long runs come before short ones
@@ -49,11 +50,11 @@ def _padded(text: str) -> str:
     """
     stripped = text.rstrip(" ")
 
-    def run(match: re.Match[str]) -> str:
+    def encode_spaces(match: re.Match[str]) -> str:
         length = min(match.end() - match.start(), 0x70000)
         return " " + chr(length if stripped[match.end()] < " " else _LAST - length)
 
-    return f"{_SPACES.sub(run, stripped)} {_END}"
+    return f"{_SPACES.sub(encode_spaces, stripped)} {_END}"
 
 
 @dataclass(slots=True)
@@ -68,13 +69,13 @@ class RowMerge:
     key: SortKey
     _kept: list[tuple[tuple[int, int], Row]] = field(default_factory=list)
 
-    def add(self, place: int, rows: Iterable[Row]) -> None:
+    def add_rows(self, place: int, rows: Iterable[Row]) -> None:
         self._kept += (((place, i), row) for i, row in enumerate(rows))
         if len(self._kept) > 2 * self.wanted + _SLACK:
-            self.rows()
+            self.merged_rows()
 
-    def rows(self) -> list[Row]:
-        """At most `wanted` rows; the others are forgotten."""
+    def merged_rows(self) -> list[Row]:
+        """At most `wanted` rows; all other rows are dropped."""
         kept, key = self._kept, self.key
         kept.sort(key=lambda one: one[0])
         if self.plan.distinct:
@@ -94,60 +95,62 @@ class RowMerge:
 
 @dataclass(slots=True)
 class JsonTable:
-    """Rows of `width` columns. `ids`: the places of columns with ids."""
+    """Rows of `width` columns, as JSON. `ids`: the positions of columns with ids."""
 
     width: int
     ids: frozenset[int]
     sqlite: bool
     _rows: list[tuple[int, list[str]]] = field(default_factory=list)
-    _columns: list[_ColumnFacts] = field(default_factory=list)
+    _columns: list[_ColumnType] = field(default_factory=list)
     _digits: Sequence[int | None] = ()
 
     def __post_init__(self) -> None:
-        self._columns = [_ColumnFacts() for _ in range(self.width)]
+        self._columns = [_ColumnType() for _ in range(self.width)]
 
-    def add(self, place: int, rows: Sequence[Row], digits: Sequence[int | None] = ()) -> int:
+    def add_rows(self, place: int, rows: Sequence[Row], digits: Sequence[int | None] = ()) -> int:
         """Adds the rows of a shard. Returns the size of their JSON in characters.
 
-        `place`: the position of this shard among the shards. `digits`: of the seconds of its times, as the
-        server declares.
+        `place`: the position of this shard among the shards. `digits`: for each column, the digits after
+        the second that the server declares.
         """
         self._digits = digits or self._digits
         for row in rows:
             for facts, value in zip(self._columns, row, strict=True):
-                facts.note(value)
+                facts.include_value(value)
         # MySQL and MariaDB make the column's type of a text, exactly; SQLite has no types.
-        values = rows if self.sqlite else [[*map(_text_of, row)] for row in rows]
+        values = rows if self.sqlite else [[*map(_text_or_null, row)] for row in rows]
         texts = [json.dumps(row, ensure_ascii=False) for row in values]
         self._rows.append((place, texts))
         return sum(map(len, texts))
 
-    def document(self) -> str:
+    def as_json_array(self) -> str:
         """All rows, in the order of the shards."""
         return f"[{','.join(text for _, texts in sorted(self._rows) for text in texts)}]"
 
-    def types(self) -> list[str]:
+    def column_types(self) -> list[str]:
         """MySQL's and MariaDB's types of the columns."""
         digits = self._digits or [None] * self.width
         return [
-            "BIGINT UNSIGNED" if i in self.ids else facts.type_name(digits[i])
+            "BIGINT UNSIGNED" if i in self.ids else facts.sql_type(digits[i])
             for i, facts in enumerate(self._columns)
         ]
 
 
-def _text_of(value: Any) -> str | None:
+def _text_or_null(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
 @dataclass(slots=True)
-class _ColumnFacts:
-    """The Python type of a column's values, the most characters or digits after the point, the size."""
+class _ColumnType:
+    """The SQL type that fits all values of a column. `kind`: their Python type; `digits`: the most
+    characters, or digits after the point.
+    """
 
     kind: type | None = None
     digits: int = 0
     is_big: bool = False
 
-    def note(self, value: Any) -> None:
+    def include_value(self, value: Any) -> None:
         if value is None:
             return
         if self.kind is not float:
@@ -159,7 +162,7 @@ class _ColumnFacts:
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             self.is_big = True
 
-    def type_name(self, seconds: int | None) -> str:
+    def sql_type(self, seconds: int | None) -> str:
         if self.kind is int and not self.is_big:
             return "BIGINT"
         if self.kind is datetime:

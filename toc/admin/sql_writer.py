@@ -1,6 +1,6 @@
 """Writes trees of `query_reader` as SQL: the statements of the shards, and the final query.
 
-All names in them are ours, and all texts become bound values.
+All names in these statements are made by toc, and all literal texts become bound values.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sqlglot import exp
 
-from toc.admin.query_plan import TableQuery, conjuncts
+from toc.admin.query_plan import TableQuery, split_and_conditions
 from toc.admin.query_reader import BIZ_TYPES
-from toc.admin.sqlite_dialect import to_sqlite
-from toc.admin.statement_parser import TocMySQL
-from toc.admin.syntax_tree import is_aggregate, whole_number
+from toc.admin.sqlite_dialect import translate_to_sqlite
+from toc.admin.statement_parser import TocMySQLDialect
+from toc.admin.syntax_tree import is_aggregate_call, literal_whole_number
 from toc.domain.ids import routing_bits_of
 from toc.domain.routing import Routing, routing_hash_of
 from toc.store.fan_out import Question
@@ -40,64 +40,66 @@ _TYPE_NAME = "t.name AS biz_type, "
 _TYPES = re.compile(r" LEFT JOIN toc_biz_type AS t ON t\.type_no = \w\.type_no$")
 
 
-def write_sql(tree: exp.Expr, *, sqlite: bool) -> tuple[str, dict[str, object]]:
+def make_sql(tree: exp.Expr, *, sqlite: bool) -> tuple[str, dict[str, object]]:
     """SQL for one kind of server, and the values to bind."""
-    tree = to_sqlite(tree.copy()) if sqlite else tree.copy()
+    tree = translate_to_sqlite(tree.copy()) if sqlite else tree.copy()
     names: dict[str, str] = {}
     for literal in list(tree.find_all(exp.Literal)):
         if literal.is_string:
             name = names.setdefault(literal.name, f"t{len(names)}")
             literal.replace(exp.Placeholder(this=name))
-    sql = tree.sql(dialect=TocMySQL, comments=False, normalize_functions=False)
+    sql = tree.sql(dialect=TocMySQLDialect, comments=False, normalize_functions=False)
     return sql, {name: value for value, name in names.items()}
 
 
 def sql_for_display(sql: str, values: Mapping[str, object], *, sqlite: bool) -> str:
     """`sql` with its bound texts written into it. For people to read: it is never sent to a server."""
 
-    def quoted(match: re.Match[str]) -> str:
+    def quote_value(match: re.Match[str]) -> str:
         text = str(values[match[1]]).replace("'", "''")
         return f"'{text}'" if sqlite else "'" + text.replace("\\", "\\\\") + "'"
 
-    return re.sub(r":(t\d+)\b", quoted, sql)
+    return re.sub(r":(t\d+)\b", quote_value, sql)
 
 
-def write_final_query(
+def make_final_sql(
     final: exp.Query, types: Mapping[str, Sequence[str]], *, limit: int, sqlite: bool
 ) -> tuple[str, dict[str, object]]:
     """The final query of a plan; the rows of its tables are to be bound as JSON, under the tables' names.
 
-    `types`: for each table those of its columns.
+    `types`: for each table the types of its columns.
     """
     final = final.copy()
     if not final.args.get("limit"):
         final.set("limit", exp.Limit(expression=exp.Literal.number(limit)))
-    if sqlite:  # its SUM fails beyond 64 bits
+    if sqlite:  # SQLite's SUM fails beyond 64 bits
         for one in list(final.find_all(exp.Anonymous)):
-            if one.name == "SUM" and is_aggregate(one):
+            if one.name == "SUM" and is_aggregate_call(one):
                 one.set("this", "my_sum")
     tables = [
-        exp.CTE(this=exp.var(_json_table(name, of, sqlite=sqlite)), alias=exp.to_identifier(name))
+        exp.CTE(
+            this=exp.var(_select_from_json(name, of, sqlite=sqlite)), alias=exp.to_identifier(name)
+        )
         for name, of in types.items()
     ]
     own = final.args.get("with_")
     final.set("with_", exp.With(expressions=[*tables, *(own.expressions if own else [])]))
-    return write_sql(final, sqlite=sqlite)
+    return make_sql(final, sqlite=sqlite)
 
 
-def _json_table(name: str, types: Sequence[str], *, sqlite: bool) -> str:
+def _select_from_json(name: str, types: Sequence[str], *, sqlite: bool) -> str:
     if sqlite:
         columns = ", ".join(f"json_extract(value, '$[{i}]') AS c{i}" for i, _ in enumerate(types))
         return f"SELECT {columns} FROM json_each(:{name}) LIMIT -1"  # noqa: S608 - made of places
     columns = ", ".join(f"c{i} {type_} PATH '$[{i}]'" for i, type_ in enumerate(types))
-    # A LIMIT makes it a table of its own: read once, and not for each row of what it is joined with.
+    # With a LIMIT the server reads the JSON once, and not for each row of a joined table.
     return f"SELECT * FROM JSON_TABLE(:{name}, '$[*]' COLUMNS ({columns})) AS j LIMIT {2**63}"  # noqa: S608
 
 
 # ---- for the shards
 
 
-def shard_queries(
+def make_shard_queries(
     query: TableQuery,
     routing: Routing,
     *,
@@ -107,17 +109,17 @@ def shard_queries(
 ) -> list[Question]:
     """The statements for the tables that can have matching rows, for at most `rows_max` rows each.
 
-    `database`: only of this one.
+    `database`: only the tables of this database.
     """
     select = query.select.copy()
     select.set("from_", exp.From(this=exp.to_table(_SOURCE)))
     select.set("limit", exp.Limit(expression=exp.Literal.number(rows_max)))
-    sql, values = write_sql(select, sqlite=sqlite)
+    sql, values = make_sql(select, sqlite=sqlite)
     before, _, after = sql.partition(_SOURCE)
     return [
         Question(place, index, table, f"{before}{source}{after}", values)
         for place, (index, table, source) in enumerate(
-            _sources(query, routing, database, sqlite=sqlite)
+            _shard_sources(query, routing, database, sqlite=sqlite)
         )
     ]
 
@@ -126,7 +128,7 @@ Source = tuple[int, str, str]
 """A database, a table of it, and the text after FROM."""
 
 
-def _sources(
+def _shard_sources(
     query: TableQuery, routing: Routing, database: int | None, *, sqlite: bool
 ) -> list[Source]:
     if query.table == BIZ_TYPES:  # all databases have the same types
@@ -134,34 +136,34 @@ def _sources(
     databases = range(routing.databases) if database is None else [database]
     if query.table != JOBS:
         table, select = _PER_DATABASE[query.table]
-        source = f"({_without_unused_join(select, query)}) AS {query.table}"
+        source = f"({_without_type_join(select, query)}) AS {query.table}"
         return [(index, table, source) for index in databases]
     shards = [shard for index in databases for shard in routing.shards_of_database(index)]
-    possible = _shards_of(query.select.args.get("where"), routing)
+    possible = _possible_shards(query.select.args.get("where"), routing)
     if possible is not None:
         shards = [shard for shard in shards if shard in possible] or shards[:1]
     return [
         (routing.database_index(shard), job_table_name(shard), f"({select}) AS {JOBS}")
         for shard in shards
-        for select in [_without_unused_join(jobs_of_shard(shard, sqlite=sqlite), query)]
+        for select in [_without_type_join(jobs_of_shard(shard, sqlite=sqlite), query)]
     ]
 
 
-def _without_unused_join(select: str, query: TableQuery) -> str:
-    """Leaves out the names of types if the query does not use them. MySQL would read each one all the
-    same, which makes counting take three times as long.
+def _without_type_join(select: str, query: TableQuery) -> str:
+    """Leaves out the join with the types' names if the query does not use biz_type. MySQL would read the name
+    of each row's type all the same, and counting would take three times as long.
     """
     if any(column.name == "biz_type" for column in query.select.find_all(exp.Column)):
         return select
     return _TYPES.sub("", select.replace(_TYPE_NAME, ""))
 
 
-def _shards_of(where: exp.Expr | None, routing: Routing) -> set[int] | None:
+def _possible_shards(where: exp.Expr | None, routing: Routing) -> set[int] | None:
     """The shards that can have matching rows; None: all. A job's ids determine its shard (design, §3)."""
     found: set[int] | None = None
     for column, choices in _allowed_values(where):
         shard_of = _SHARD_OF.get(column)
-        numbers = [whole_number(choice) for choice in choices]
+        numbers = [literal_whole_number(choice) for choice in choices]
         if shard_of is not None and None not in numbers:
             shards = {shard_of(routing, one) for one in numbers if one is not None}
             found = shards if found is None else found & shards
@@ -169,8 +171,8 @@ def _shards_of(where: exp.Expr | None, routing: Routing) -> set[int] | None:
 
 
 def _allowed_values(where: exp.Expr | None) -> Iterator[tuple[str, list[exp.Expr]]]:
-    """Columns, and the values that each may have in a result row."""
-    for one in conjuncts(where):
+    """Yields columns, each with the values that the column may have in a matching row."""
+    for one in split_and_conditions(where):
         sides: list[exp.Expr] = []
         if isinstance(one, exp.EQ):
             sides = [one.this, one.expression]

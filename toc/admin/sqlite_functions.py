@@ -35,21 +35,22 @@ def mysql_functions_for_sqlite(now_ms: int) -> dict[str, Callable[..., Any]]:
     now_ms: NOW() for the whole statement.
     """
     now = _EPOCH + timedelta(milliseconds=now_ms)
-    now_s = _cut(now)
+    now_s = _truncate_fraction(now)
     moments: dict[str, Callable[..., Any]] = {
-        "now": partial(_cut, now),
-        "utc_timestamp": partial(_cut, now),
+        "now": partial(_truncate_fraction, now),
+        "utc_timestamp": partial(_truncate_fraction, now),
         "curdate": now.date,
         "utc_date": now.date,
-        "unix_timestamp": lambda value=now_s: _seconds_since_1970(_moment(value)),
+        "unix_timestamp": lambda value=now_s: _seconds_since_1970(_parse_datetime(value)),
     }
     return {
-        f"my_{name}": _null_in_null_out(call) for name, call in {**_FUNCTIONS, **moments}.items()
-    } | {"my_concat_ws": _concat_ws, "my_sum": Sum, "my_group_concat": GroupConcat}
+        f"my_{name}": _return_null_for_null(call)
+        for name, call in {**_FUNCTIONS, **moments}.items()
+    } | {"my_concat_ws": _concat_ws, "my_sum": ExactSum, "my_group_concat": GroupConcat}
 
 
-class Sum:
-    """SUM, exactly: of more than 64 bits as a text."""
+class ExactSum:
+    """SUM without rounding; a sum of more than 64 bits is a text."""
 
     def __init__(self) -> None:
         self._values: list[Value] = []
@@ -89,18 +90,18 @@ class GroupConcat:
         return self._separator.join(texts) if texts else None
 
 
-def _null_in_null_out(call: Callable[..., Any]) -> Callable[..., Any]:
-    def called(*args: Any) -> Any:
+def _return_null_for_null(call: Callable[..., Any]) -> Callable[..., Any]:
+    def call_or_null(*args: Any) -> Any:
         try:
-            return None if None in args else _written(call(*args))
+            return None if None in args else _sqlite_value(call(*args))
         except (OverflowError, ValueError):
             return None
 
-    return called
+    return call_or_null
 
 
-def _written(value: Any) -> Any:
-    """A value as SQLite has it."""
+def _sqlite_value(value: Any) -> Any:
+    """A value as SQLite stores values: times and dates are texts."""
     if isinstance(value, datetime):
         return value.isoformat(sep=" ", timespec="milliseconds")
     return value.isoformat() if isinstance(value, date) else value
@@ -143,7 +144,7 @@ def _pad(value: Value, length: int, filling: Value, *, left: bool) -> str | None
     return (added + text if left else text + added)[:length]
 
 
-def _number(value: Value) -> int | float:
+def _parse_number(value: Value) -> int | float:
     """A number, or the number at the start of a text, as MySQL reads it."""
     if not isinstance(value, str):
         return value
@@ -153,23 +154,23 @@ def _number(value: Value) -> int | float:
     return int(match[1]) if match[1].lstrip("+-").isdigit() else float(match[1])
 
 
-def _rounded(value: Value, digits: int = 0, *, how: str) -> int | float:
-    number = _number(value)
+def _round_number(value: Value, digits: int = 0, *, how: str) -> int | float:
+    number = _parse_number(value)
     if (isinstance(number, int) and digits >= 0) or not math.isfinite(number):
         return number
     step = Decimal(1).scaleb(-digits)
     return type(number)((Decimal(repr(number)) / step).to_integral_value(how) * step)
 
 
-def _whole(value: Value, *, how: str) -> int:
-    return int(_rounded(value, how=how))
+def _round_to_integer(value: Value, *, how: str) -> int:
+    return int(_round_number(value, how=how))
 
 
-_nearest = partial(_whole, how=ROUND_HALF_UP)
+_round_to_nearest = partial(_round_to_integer, how=ROUND_HALF_UP)
 
 
 def _mod(value: Value, by: Value) -> Value | None:
-    left, right = _number(value), _number(by)
+    left, right = _parse_number(value), _parse_number(by)
     if not right:
         return None
     if isinstance(left, int) and isinstance(right, int):
@@ -178,74 +179,76 @@ def _mod(value: Value, by: Value) -> Value | None:
 
 
 def _intdiv(value: Value, by: Value) -> int | None:
-    left, right = (Decimal(repr(_number(one))) for one in (value, by))
+    left, right = (Decimal(repr(_parse_number(one))) for one in (value, by))
     return int(left / right) if right else None
 
 
-def _cast(value: Value, to: str, *sizes: int) -> Value | date:
+def _cast_value(value: Value, to: str, *sizes: int) -> Value | date:
     match to:
         case "BIGINT" | "UBIGINT":
-            return _nearest(value.split(".")[0] if isinstance(value, str) else value)
+            return _round_to_nearest(value.split(".")[0] if isinstance(value, str) else value)
         case "DECIMAL":
-            return _rounded(value, sizes[1] if len(sizes) > 1 else 0, how=ROUND_HALF_UP)
+            return _round_number(value, sizes[1] if len(sizes) > 1 else 0, how=ROUND_HALF_UP)
         case "DOUBLE":
-            return float(_number(value))
+            return float(_parse_number(value))
         case "CHAR":
             return str(value)[: sizes[0]] if sizes else str(value)
         case "DATE":
-            return _moment(value).date()
+            return _parse_datetime(value).date()
     digits = sizes[0] if sizes else 0
-    return _cut(_moment(value) + timedelta(microseconds=_step_us(digits) // 2), digits)
+    return _truncate_fraction(
+        _parse_datetime(value) + timedelta(microseconds=_microsecond_step(digits) // 2), digits
+    )
 
 
 # ---- times
 
 
-def _moment(value: Value) -> datetime:
-    """The time that a text has. Raises ValueError if it has none."""
+def _parse_datetime(value: Value) -> datetime:
+    """The time that a text contains. Raises ValueError for a text without a time."""
     return datetime.fromisoformat(str(value).strip()).replace(tzinfo=None)
 
 
-def _step_us(digits: int) -> int:
+def _microsecond_step(digits: int) -> int:
     return int(10 ** (6 - min(digits, 6)))
 
 
-def _cut(moment: datetime, digits: int = 0) -> datetime:
-    """The time with so many digits of its second; the others are dropped."""
-    return moment - timedelta(microseconds=moment.microsecond % _step_us(digits))
+def _truncate_fraction(moment: datetime, digits: int = 0) -> datetime:
+    """The time with `digits` digits after the second; the other digits are dropped."""
+    return moment - timedelta(microseconds=moment.microsecond % _microsecond_step(digits))
 
 
-def _of_time(read: Callable[[datetime], Any]) -> Callable[[Value], Any]:
-    return lambda value: read(_moment(value))
+def _function_of_datetime(read: Callable[[datetime], Any]) -> Callable[[Value], Any]:
+    return lambda value: read(_parse_datetime(value))
 
 
 def _convert_tz(value: Value, from_zone: str, to_zone: str) -> datetime:
-    def east(zone: str) -> timedelta:
+    def zone_offset(zone: str) -> timedelta:
         minutes = int(zone[1:3]) * 60 + int(zone[4:])
         return timedelta(minutes=-minutes if zone[0] == "-" else minutes)
 
-    return _moment(value) + east(to_zone) - east(from_zone)
+    return _parse_datetime(value) + zone_offset(to_zone) - zone_offset(from_zone)
 
 
-def shift(value: Value, amount: Value, unit: str) -> str:
-    """A time or date plus so many units, as text. Raises OverflowError or ValueError beyond the year 9999."""
-    moment, count = _moment(value), _nearest(amount)
-    moved = _months_on(moment, count, unit) if unit in _MONTHS else moment + count * _STEPS[unit]
+def add_time_units(value: Value, amount: Value, unit: str) -> str:
+    """A time or date plus `amount` units, as text. Raises OverflowError or ValueError after 9999."""
+    moment, count = _parse_datetime(value), _round_to_nearest(amount)
+    moved = _add_months(moment, count, unit) if unit in _MONTHS else moment + count * _STEPS[unit]
     is_date = len(str(value)) == len("2030-01-31") and unit in DAY_UNITS
-    return str(_written(moved.date() if is_date else moved))
+    return str(_sqlite_value(moved.date() if is_date else moved))
 
 
-def _months_on(moment: datetime, count: int, unit: str) -> datetime:
+def _add_months(moment: datetime, count: int, unit: str) -> datetime:
     months = moment.year * 12 + moment.month - 1 + count * _MONTHS[unit]
     year, month = divmod(months, 12)
     day = min(moment.day, monthrange(year, month + 1)[1])
     return moment.replace(year=year, month=month + 1, day=day)
 
 
-def _span(unit: str, first: Value, last: Value) -> int:
-    start, end = _moment(first), _moment(last)
+def _units_between(unit: str, first: Value, last: Value) -> int:
+    start, end = _parse_datetime(first), _parse_datetime(last)
     if start > end:
-        return -_span(unit, last, first)
+        return -_units_between(unit, last, first)
     if unit in _STEPS:
         return (end - start) // _STEPS[unit]
     months = (end.year - start.year) * 12 + end.month - start.month
@@ -258,7 +261,7 @@ def _seconds_since_1970(moment: datetime) -> int | float:
     return int(seconds) if seconds.is_integer() else seconds
 
 
-def _day_with_ending(moment: datetime) -> str:
+def _day_with_suffix(moment: datetime) -> str:
     day = moment.day
     ending = "th" if 10 < day < 14 else {1: "st", 2: "nd", 3: "rd"}.get(day % 10, "th")
     return f"{day}{ending}"
@@ -273,16 +276,16 @@ _CODES = {
 
 
 def _date_format(value: Value, pattern: Value) -> str:
-    moment = _moment(value)
+    moment = _parse_datetime(value)
 
-    def code(match: re.Match[str]) -> str:
+    def format_code(match: re.Match[str]) -> str:
         letter = match[1]
         if letter == "D":
-            return _day_with_ending(moment)
+            return _day_with_suffix(moment)
         text = moment.strftime(_CODES[letter]) if letter in _CODES else letter
         return text.lstrip("0") or "0" if letter in "cekl" else text
 
-    return re.sub(r"%(.)", code, str(pattern), flags=re.DOTALL)
+    return re.sub(r"%(.)", format_code, str(pattern), flags=re.DOTALL)
 
 
 _FIELDS = ("year", "month", "day", "hour", "minute", "second", "microsecond")
@@ -300,25 +303,29 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "lpad": partial(_pad, left=True),
     "rpad": partial(_pad, left=False),
     "reverse": lambda value: str(value)[::-1],
-    "round": partial(_rounded, how=ROUND_HALF_UP),
-    "truncate": partial(_rounded, how=ROUND_DOWN),
-    "floor": partial(_whole, how=ROUND_FLOOR),
-    "ceiling": partial(_whole, how=ROUND_CEILING),
+    "round": partial(_round_number, how=ROUND_HALF_UP),
+    "truncate": partial(_round_number, how=ROUND_DOWN),
+    "floor": partial(_round_to_integer, how=ROUND_FLOOR),
+    "ceiling": partial(_round_to_integer, how=ROUND_CEILING),
     "mod": _mod,
-    "float": lambda value: float(_number(value)),
+    "float": lambda value: float(_parse_number(value)),
     "intdiv": _intdiv,
-    "cast": _cast,
+    "cast": _cast_value,
     "convert_tz": _convert_tz,
-    "shift": shift,
-    "span": _span,
-    "datediff": lambda last, first: (_moment(last).date() - _moment(first).date()).days,
+    "shift": add_time_units,
+    "span": _units_between,
+    "datediff": lambda last, first: (
+        (_parse_datetime(last).date() - _parse_datetime(first).date()).days
+    ),
     "date_format": _date_format,
-    "from_unixtime": lambda seconds: _EPOCH + timedelta(seconds=_number(seconds)),
-    **{field: _of_time(attrgetter(field)) for field in _FIELDS},
-    "date": _of_time(datetime.date),
-    "last_day": _of_time(lambda t: t.date().replace(day=monthrange(t.year, t.month)[1])),
-    "quarter": _of_time(lambda t: (t.month + 2) // 3),
-    "dayofweek": _of_time(lambda t: t.isoweekday() % 7 + 1),
-    "weekday": _of_time(datetime.weekday),
-    "dayofyear": _of_time(lambda t: t.timetuple().tm_yday),
+    "from_unixtime": lambda seconds: _EPOCH + timedelta(seconds=_parse_number(seconds)),
+    **{field: _function_of_datetime(attrgetter(field)) for field in _FIELDS},
+    "date": _function_of_datetime(datetime.date),
+    "last_day": _function_of_datetime(
+        lambda t: t.date().replace(day=monthrange(t.year, t.month)[1])
+    ),
+    "quarter": _function_of_datetime(lambda t: (t.month + 2) // 3),
+    "dayofweek": _function_of_datetime(lambda t: t.isoweekday() % 7 + 1),
+    "weekday": _function_of_datetime(datetime.weekday),
+    "dayofyear": _function_of_datetime(lambda t: t.timetuple().tm_yday),
 }

@@ -21,14 +21,14 @@ DEPTH_MAX = 30
 """Parentheses within one another in a condition of `toc admin`."""
 
 
-def refused(part: str, rule: str, near: Iterable[str] = ()) -> InvalidInput:
+def refusal_error(part: str, rule: str, near: Iterable[str] = ()) -> InvalidInput:
     """The error to raise: `part` of the statement breaks `rule`. `near`: names that may have been meant."""
     found = get_close_matches(part, list(near), n=1, cutoff=0.7)
     hint = f"; did you mean {found[0]}?" if found else ""
     return InvalidInput("sql", part, f"{rule}{hint}")
 
 
-class _Parser(MySQLParser):
+class _PlainCallParser(MySQLParser):
     """Keeps function calls as they are written: sqlglot would replace some of them by others."""
 
     LAMBDAS: ClassVar = {}
@@ -39,76 +39,76 @@ class _Parser(MySQLParser):
     NO_PAREN_FUNCTION_PARSERS: ClassVar = {"CASE": MySQLParser.NO_PAREN_FUNCTION_PARSERS["CASE"]}
 
 
-class TocMySQL(MySQL):
-    """MySQL's dialect with the parser above."""
+class TocMySQLDialect(MySQL):
+    """MySQL's dialect with `_PlainCallParser`."""
 
-    Parser = _Parser
+    Parser = _PlainCallParser
 
 
 def parse_statement(text: str) -> exp.Expr:
     """The tree of one SELECT, or of several with UNION. Raises InvalidInput."""
-    tokens = _tokens(text)
+    tokens = _tokenize_text(text)
     while tokens and tokens[-1].token_type is TokenType.SEMICOLON:
         tokens.pop()
     if not tokens:
-        raise refused("", "write a SELECT")
+        raise refusal_error("", "write a SELECT")
     if tokens[0].text.upper() not in ("SELECT", "WITH"):
-        raise refused(
+        raise refusal_error(
             tokens[0].text, "only a SELECT is accepted, because this command changes nothing"
         )
     for token in tokens:
         if token.token_type is TokenType.SEMICOLON:
-            raise refused(";", "write one statement only")
+            raise refusal_error(";", "write one statement only")
         if any(comment.startswith(("!", "M!", "+")) for comment in token.comments):
-            raise refused(f"/*{token.comments[0]}*/", "MySQL would run this comment")
-    tree = _parsed(text, "this is no SELECT of MySQL")
+            raise refusal_error(f"/*{token.comments[0]}*/", "MySQL would run this comment")
+    tree = _parse_and_check(text, "this is no SELECT of MySQL")
     if not isinstance(tree, (exp.Select, exp.Union)):
-        raise not_accepted(tree)
+        raise not_accepted_error(tree)
     return tree
 
 
 def parse_condition(text: str) -> exp.Expr:
     """The tree of a condition, without comments, subqueries and variables. Raises InvalidInput."""
-    tokens, depth = _tokens(text), 0
+    tokens, depth = _tokenize_text(text), 0
     if not tokens:
-        raise refused("", "say which jobs; TRUE means all of them")
+        raise refusal_error("", "say which jobs; TRUE means all of them")
     for token in tokens:
         if token.comments:
-            raise refused(token.comments[0], "comments are not accepted")
+            raise refusal_error(token.comments[0], "comments are not accepted")
         if token.token_type is TokenType.SEMICOLON:
-            raise refused(";", "write one expression only")
+            raise refusal_error(";", "write one expression only")
         depth += (token.token_type is TokenType.L_PAREN) - (token.token_type is TokenType.R_PAREN)
         if depth > DEPTH_MAX:
-            raise too_deep()
-    tree = _parsed(text, "this is no expression of MySQL", into=exp.Condition)
+            raise too_deep_error()
+    tree = _parse_and_check(text, "this is no expression of MySQL", into=exp.Condition)
     for kind, name in ((exp.Query, "a subquery"), (exp.Parameter, "a variable")):
         found = tree.find(kind)
         if found is not None:
-            raise refused(shown(found), f"{name} is not accepted here")
+            raise refusal_error(node_as_text(found), f"{name} is not accepted here")
     return tree
 
 
-def _tokens(text: str) -> list[Token]:
+def _tokenize_text(text: str) -> list[Token]:
     if len(text) > CHARS_MAX:
-        raise refused(text, f"at most {CHARS_MAX} characters are accepted")
+        raise refusal_error(text, f"at most {CHARS_MAX} characters are accepted")
     if text.encode(errors="replace").decode() != text or "\0" in text:
-        raise refused(text, "the characters must be valid Unicode without NUL")
+        raise refusal_error(text, "the characters must be valid Unicode without NUL")
     try:
-        return TocMySQL().tokenize(text)
+        return TocMySQLDialect().tokenize(text)
     except SqlglotError:
-        raise refused(text, "a quote or a comment is not closed") from None
+        raise refusal_error(text, "a quote or a comment is not closed") from None
 
 
-def _parsed(text: str, rule: str, **options: Any) -> exp.Expr:
+def _parse_and_check(text: str, rule: str, **options: Any) -> exp.Expr:
     try:
-        tree: exp.Expr = sqlglot.parse_one(text, read=TocMySQL, **options)
-        _check_parts(tree)
+        tree: exp.Expr = sqlglot.parse_one(text, read=TocMySQLDialect, **options)
+        _refuse_unlisted_nodes(tree)
     except SqlglotError as error:
         for fault in getattr(error, "errors", ()):
             if fault.get("highlight"):
                 place = f"cannot be read from line {fault['line']}, column {fault['col']} on"
-                raise refused(fault["highlight"], place) from None
-        raise refused(text, rule) from None
+                raise refusal_error(fault["highlight"], place) from None
+        raise refusal_error(text, rule) from None
     return tree
 
 
@@ -140,7 +140,7 @@ _ACCEPTED: dict[type[Any], str] = {
     exp.JSONPathKey: "this", exp.JSONPathSubscript: "this", exp.JSONPathWildcard: "",
     **dict.fromkeys((exp.CurrentTimestamp, exp.CurrentDate, exp.Localtime, exp.Localtimestamp), ""),
 }  # fmt: skip
-"""Every node of sqlglot's tree that is accepted, with the parts it may have."""
+"""Every node of sqlglot's tree that is accepted, with the parts that the node may have."""
 _PARTS = {kind: frozenset(parts.split()) for kind, parts in _ACCEPTED.items()}
 
 _NAMES = {
@@ -158,40 +158,40 @@ _NAMES = {
 _PART_NAMES = {"db": "a database's name", "method": "NATURAL"}
 
 
-def _check_parts(tree: exp.Expr) -> None:
+def _refuse_unlisted_nodes(tree: exp.Expr) -> None:
     """Refuses a node or a part of a node that is not listed: no part of a statement is ignored."""
     for node in tree.walk():
         if type(node) not in _PARTS:
-            raise not_accepted(node)
+            raise not_accepted_error(node)
         for name, value in node.args.items():
             if not value or name in _PARTS[type(node)]:
                 continue
             inner = value[0] if isinstance(value, list) else value
-            if isinstance(inner, exp.Expr) and _name_of(inner):
-                raise not_accepted(inner)
+            if isinstance(inner, exp.Expr) and _node_name(inner):
+                raise not_accepted_error(inner)
             if name == "using":
-                raise refused("USING", "write ON a.x = b.x")
+                raise refusal_error("USING", "write ON a.x = b.x")
             word = _PART_NAMES.get(name, name.strip("_").replace("_", " ").upper())
-            raise refused(shown(node), f"{word} is not accepted here")
+            raise refusal_error(node_as_text(node), f"{word} is not accepted here")
 
 
-def not_accepted(node: exp.Expr) -> InvalidInput:
-    """The error for a node, with the name that people give to it."""
-    name = _name_of(node)
+def not_accepted_error(node: exp.Expr) -> InvalidInput:
+    """The error for a node that is not accepted, with the name that people give to the node."""
+    name = _node_name(node)
     if name:
-        return refused(shown(node), f"{name} is not accepted")
+        return refusal_error(node_as_text(node), f"{name} is not accepted")
     word = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(node).__name__).lower()
-    return refused(shown(node), f"this is not accepted ({word})")
+    return refusal_error(node_as_text(node), f"this is not accepted ({word})")
 
 
-def too_deep() -> InvalidInput:
-    return refused("…", "the expression is nested too deep")
+def too_deep_error() -> InvalidInput:
+    return refusal_error("…", "the expression is nested too deep")
 
 
-def _name_of(node: exp.Expr) -> str:
+def _node_name(node: exp.Expr) -> str:
     return next((name for kind, name in _NAMES.items() if isinstance(node, kind)), "")
 
 
-def shown(node: exp.Expr) -> str:
+def node_as_text(node: exp.Expr) -> str:
     """A part of a statement as text."""
-    return node.sql(dialect=TocMySQL, comments=False, unsupported_level=ErrorLevel.IGNORE)
+    return node.sql(dialect=TocMySQLDialect, comments=False, unsupported_level=ErrorLevel.IGNORE)

@@ -1,7 +1,7 @@
-"""Nodes of the tree that toc makes of a statement: new ones, and questions about them.
+"""Makes and examines nodes of the tree into which toc translates a statement.
 
-Each expression has the type of its value in `meta`; a column also has the user's name for it, and whether
-its values are ids.
+The `meta` of each expression has the type of its value; the `meta` of a column also has the user's name of
+the column, and whether its values are ids.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from sqlglot import exp
 from toc.admin.allowed_functions import AGGREGATES, Kind
 
 
-def typed(node: exp.Expr, kind: Kind) -> exp.Expr:
-    """Notes the type of a node's value."""
+def set_kind(node: exp.Expr, kind: Kind) -> exp.Expr:
+    """Sets the type of a node's value; returns the node."""
     node.meta["kind"] = kind
     return node
 
 
-def kind_of(node: exp.Expr) -> Kind:
+def value_kind(node: exp.Expr) -> Kind:
     kind: Kind = node.meta.get("kind", "any")
     return kind
 
 
-def inside(node: exp.Expr) -> Iterator[exp.Expr]:
+def walk_without_subqueries(node: exp.Expr) -> Iterator[exp.Expr]:
     """A node and all nodes below it, without those in subqueries."""
     return node.walk(bfs=False, prune=lambda one: one is not node and isinstance(one, exp.Query))
 
@@ -35,7 +35,7 @@ def clause_terms(query: exp.Expr, clause: str) -> list[exp.Expr]:
     return [] if found is None else list(found.expressions)
 
 
-def is_aggregate(node: exp.Expr) -> bool:
+def is_aggregate_call(node: exp.Expr) -> bool:
     if isinstance(node.parent, exp.Window):
         return False
     return isinstance(node, exp.GroupConcat) or (
@@ -44,62 +44,62 @@ def is_aggregate(node: exp.Expr) -> bool:
 
 
 def has_aggregate(node: exp.Expr) -> bool:
-    return any(map(is_aggregate, inside(node)))
+    return any(map(is_aggregate_call, walk_without_subqueries(node)))
 
 
 def has_window(node: exp.Expr) -> bool:
-    return any(isinstance(one, exp.Window) for one in inside(node))
+    return any(isinstance(one, exp.Window) for one in walk_without_subqueries(node))
 
 
-def operand(node: exp.Expr) -> exp.Expr:
-    """The node, in parentheses if it has operands itself."""
+def parenthesize_operand(node: exp.Expr) -> exp.Expr:
+    """The node, in parentheses if the node has operands."""
     has_some = isinstance(node, (exp.Binary, exp.Unary, exp.Between, exp.In))
     return exp.Paren(this=node) if has_some and not isinstance(node, exp.Paren) else node
 
 
-def call(name: str, *args: exp.Expr) -> exp.Anonymous:
+def make_call(name: str, *args: exp.Expr) -> exp.Anonymous:
     return exp.Anonymous(this=name, expressions=list(args))
 
 
-def number(value: int | str) -> exp.Expr:
+def number_literal(value: int | str) -> exp.Expr:
     """A literal number."""
-    return typed(exp.Literal.number(value), "number")
+    return set_kind(exp.Literal.number(value), "number")
 
 
-def text(value: str) -> exp.Expr:
+def text_literal(value: str) -> exp.Expr:
     """A literal text."""
-    return typed(exp.Literal.string(value), "text")
+    return set_kind(exp.Literal.string(value), "text")
 
 
-def order_term(value: exp.Expr, *, desc: bool) -> exp.Ordered:
+def make_order_term(value: exp.Expr, *, desc: bool) -> exp.Ordered:
     """A term of ORDER BY. NULL is the smallest value, as it is for MySQL."""
     return exp.Ordered(this=value, desc=desc or None, nulls_first=not desc)
 
 
-def cast(part: exp.Expr, to: str, *sizes: int) -> exp.Cast:
+def make_cast(part: exp.Expr, to: str, *sizes: int) -> exp.Cast:
     made = exp.DataType(
-        this=exp.DType[to], expressions=[exp.DataTypeParam(this=number(n)) for n in sizes]
+        this=exp.DType[to], expressions=[exp.DataTypeParam(this=number_literal(n)) for n in sizes]
     )
     return exp.Cast(this=part, to=made)
 
 
-def is_text(part: exp.Expr) -> bool:
-    """Whether it is a literal text."""
+def is_text_literal(part: exp.Expr) -> bool:
+    """Whether the node is a literal text."""
     return isinstance(part, exp.Literal) and bool(part.is_string)
 
 
-def whole_number(part: exp.Expr) -> int | None:
+def literal_whole_number(part: exp.Expr) -> int | None:
     """The value of a literal number without sign and point; None for any other node."""
     is_whole = isinstance(part, exp.Literal) and not part.is_string and part.name.isdigit()
     return int(part.name) if is_whole else None
 
 
-def name_of(part: exp.Expr) -> str:
+def column_name(part: exp.Expr) -> str:
     """The user's name of a column; '' for other expressions."""
     return str(part.meta.get("name", part.name)) if isinstance(part, exp.Column) else ""
 
 
-def is_id(node: exp.Expr) -> bool:
+def is_id_expression(node: exp.Expr) -> bool:
     """Whether the value is a 64-bit id: that of an id column, or the least or greatest of them."""
     if isinstance(node, exp.Anonymous) and node.name in ("MIN", "MAX"):
         node = node.expressions[0]

@@ -14,8 +14,17 @@ from datetime import datetime, timedelta
 from sqlglot import exp
 
 from toc.admin.allowed_functions import ALL_FUNCTIONS, Kind
-from toc.admin.statement_parser import refused
-from toc.admin.syntax_tree import call, cast, is_text, kind_of, name_of, number, text, typed
+from toc.admin.statement_parser import refusal_error
+from toc.admin.syntax_tree import (
+    column_name,
+    is_text_literal,
+    make_call,
+    make_cast,
+    number_literal,
+    set_kind,
+    text_literal,
+    value_kind,
+)
 
 TEXT_COLUMNS = frozenset(
     {"biz_type", "status_name", "claim_token", "dedup_key", "attribute", "error", "what", "from_name",
@@ -39,118 +48,125 @@ def kind_of_column(name: str) -> Kind:
     return "text" if name in TEXT_COLUMNS else "number"
 
 
-def numbers(args: Sequence[exp.Expr], operator: str) -> list[exp.Expr]:
-    """The arguments, all of them numbers (a condition is one). Raises InvalidInput."""
+def check_numbers(args: Sequence[exp.Expr], operator: str) -> list[exp.Expr]:
+    """The arguments, which must be numbers (a condition is a number). Raises InvalidInput."""
     for arg in args:
-        kind = kind_of(arg)
+        kind = value_kind(arg)
         if kind not in ("number", "any"):
             hint = "; use TIMESTAMPDIFF or INTERVAL" if kind in ("time", "date") else ""
-            part = name_of(arg) or operator
+            part = column_name(arg) or operator
             takes = "a condition" if operator in _CONDITIONS else "numbers"
-            raise refused(part, f"{operator} takes {takes}, and this is a {kind}{hint}")
+            raise refusal_error(part, f"{operator} takes {takes}, and this is a {kind}{hint}")
     return list(args)
 
 
-def same_kind(args: Sequence[exp.Expr], operator: str) -> list[exp.Expr]:
-    """The arguments of a comparison, converted to one type. Raises InvalidInput where that is a guess."""
-    kinds = {kind_of(arg) for arg in args if not is_text(arg)} - {"any"}
-    texts = [arg.name for arg in args if is_text(arg)]
-    if kinds == {"time", "date"} or (kinds == {"date"} and any(map(_has_hours, texts))):
+def convert_compared_values(args: Sequence[exp.Expr], operator: str) -> list[exp.Expr]:
+    """The arguments of a comparison, converted to one type. Raises InvalidInput where the
+    conversion would be a guess."""
+    kinds = {value_kind(arg) for arg in args if not is_text_literal(arg)} - {"any"}
+    texts = [arg.name for arg in args if is_text_literal(arg)]
+    if kinds == {"time", "date"} or (kinds == {"date"} and any(map(_text_has_hours, texts))):
         kinds = {"time"}
-    names = [name_of(arg) for arg in args if isinstance(arg, exp.Column)]
+    names = [column_name(arg) for arg in args if isinstance(arg, exp.Column)]
     if len(kinds) > 1:
         rule = f"{operator} compares a {' and a '.join(sorted(kinds))}"
-        raise refused(" and ".join(names) or operator, rule)
+        raise refusal_error(" and ".join(names) or operator, rule)
     kind: Kind = next(iter(kinds), "text" if texts else "any")
-    return [_converted(arg, kind, names) for arg in args]
+    return [_convert_to_kind(arg, kind, names) for arg in args]
 
 
-def _converted(arg: exp.Expr, kind: Kind, names: Sequence[str]) -> exp.Expr:
-    if is_text(arg) and kind == "time":
-        return time_literal(arg)
-    if is_text(arg) and kind == "date":
-        return typed(text(time_literal(arg).name[:10]), "date")
-    if is_text(arg) and kind == "number":
+def _convert_to_kind(arg: exp.Expr, kind: Kind, names: Sequence[str]) -> exp.Expr:
+    if is_text_literal(arg) and kind == "time":
+        return parse_time_literal(arg)
+    if is_text_literal(arg) and kind == "date":
+        return set_kind(text_literal(parse_time_literal(arg).name[:10]), "date")
+    if is_text_literal(arg) and kind == "number":
         if not _NUMBER.fullmatch(arg.name):
-            hint = f"{names[0]} is a number" if names else "it is compared with a number"
+            hint = f"{names[0]} is a number" if names else "this text is compared with a number"
             if names and f"{names[0]}_name" in TEXT_COLUMNS:
                 hint += f"; {names[0]}_name has the word"
-            raise refused(arg.name, hint)
-        return number(int(arg.name))
-    return as_time(arg) if kind == "time" else arg
+            raise refusal_error(arg.name, hint)
+        return number_literal(int(arg.name))
+    return convert_date_to_time(arg) if kind == "time" else arg
 
 
-def as_time(arg: exp.Expr) -> exp.Expr:
-    """A date as a time; other values as they are."""
-    return typed(cast(arg, "DATETIME", 3), "time") if kind_of(arg) == "date" else arg
+def convert_date_to_time(arg: exp.Expr) -> exp.Expr:
+    """Converts a date to a time; returns other values unchanged."""
+    return set_kind(make_cast(arg, "DATETIME", 3), "time") if value_kind(arg) == "date" else arg
 
 
-def common_kind(args: Sequence[exp.Expr], what: str) -> tuple[list[exp.Expr], Kind]:
+def convert_choices(args: Sequence[exp.Expr], what: str) -> tuple[list[exp.Expr], Kind]:
     """The values that a CASE or COALESCE chooses from, and their type: all become texts if one is a text."""
-    kinds: set[Kind] = {kind_of(arg) for arg in args} - {"any"}
+    kinds: set[Kind] = {value_kind(arg) for arg in args} - {"any"}
     if kinds == {"time", "date"}:
-        return [as_time(arg) for arg in args], "time"
+        return [convert_date_to_time(arg) for arg in args], "time"
     if len(kinds) <= 1:
         return list(args), next(iter(kinds), "any")
     if "text" not in kinds or "json" in kinds:
-        raise refused(what, f"the result would be a {' or a '.join(sorted(kinds))}")
-    return [arg if kind_of(arg) in ("text", "any") else cast(arg, "CHAR") for arg in args], "text"
+        raise refusal_error(what, f"the result would be a {' or a '.join(sorted(kinds))}")
+    return [
+        arg if value_kind(arg) in ("text", "any") else make_cast(arg, "CHAR") for arg in args
+    ], "text"
 
 
-def time_of(arg: exp.Expr) -> exp.Expr:
-    """An argument that must be a time, a date, or a text that has one."""
-    if kind_of(arg) in ("number", "json"):
-        raise refused(name_of(arg) or f"a {kind_of(arg)}", "this is no time")
+def check_time_argument(arg: exp.Expr) -> exp.Expr:
+    """The argument, which must be a time, a date, or a text that contains a time."""
+    if value_kind(arg) in ("number", "json"):
+        raise refusal_error(column_name(arg) or f"a {value_kind(arg)}", "this is no time")
     return arg
 
 
-def checked_call(name: str, args: list[exp.Expr]) -> exp.Expr:
+def make_checked_call(name: str, args: list[exp.Expr]) -> exp.Expr:
     """A call of one of ALL_FUNCTIONS, with arguments of the types that it takes."""
     takes, kind = ALL_FUNCTIONS[name].takes, ALL_FUNCTIONS[name].gives
-    if name == "CONVERT_TZ" and not all(is_text(z) and _ZONE.fullmatch(z.name) for z in args[1:]):
-        raise refused(
+    if name == "CONVERT_TZ" and not all(
+        is_text_literal(z) and _ZONE.fullmatch(z.name) for z in args[1:]
+    ):
+        raise refusal_error(
             name, "write zones like '+08:00': servers without tables of zones know no names"
         )
     if takes == "time":
         times = len(args) if name == "DATEDIFF" else 1
-        args = [*map(time_of, args[:times]), *args[times:]]
+        args = [*map(check_time_argument, args[:times]), *args[times:]]
     elif takes == "number":
-        args = numbers(args, name)
-    elif takes == "json" and kind_of(args[0]) not in ("json", "any"):
-        raise refused(name, "its argument is JSON: JSON_UNQUOTE(JSON_EXTRACT(attribute, '$.key'))")
+        args = check_numbers(args, name)
+    elif takes == "json" and value_kind(args[0]) not in ("json", "any"):
+        raise refusal_error(
+            name, "this function takes JSON: JSON_UNQUOTE(JSON_EXTRACT(attribute, '$.key'))"
+        )
     elif takes == "same" and name == "COALESCE":
-        args, kind = common_kind(args, name)
+        args, kind = convert_choices(args, name)
     elif takes == "same":
-        args = same_kind(args, name)
-        kind = next((kind_of(arg) for arg in args if kind_of(arg) != "any"), "any")
+        args = convert_compared_values(args, name)
+        kind = next((value_kind(arg) for arg in args if value_kind(arg) != "any"), "any")
         if kind == "time":  # the result is a time, not a text
-            args = [cast(arg, "DATETIME", 3) if is_text(arg) else arg for arg in args]
-    return typed(call(name, *args), kind or kind_of(args[0]))
+            args = [make_cast(arg, "DATETIME", 3) if is_text_literal(arg) else arg for arg in args]
+    return set_kind(make_call(name, *args), kind or value_kind(args[0]))
 
 
 # ---- times
 
 
-def time_literal(literal: exp.Expr) -> exp.Expr:
+def parse_time_literal(literal: exp.Expr) -> exp.Expr:
     """A literal text as DATETIME(3) in UTC. Raises InvalidInput.
 
     An offset like +08:00 is accepted only if `meta` says so, since MySQL compares such a text otherwise.
     """
     value = literal.name
-    found = _parsed(value, has_offset=bool(literal.meta.get("offsets")))
+    found = _parse_time_text(value, has_offset=bool(literal.meta.get("offsets")))
     if found is None:
-        raise refused(value, "this is no time; write it like '2030-01-31 08:00:00'")
+        raise refusal_error(value, "this is no time; write it like '2030-01-31 08:00:00'")
     if found.microsecond % 1000:
-        raise refused(value, "times have milliseconds, not more")
-    return typed(text(found.isoformat(sep=" ", timespec="milliseconds")), "time")
+        raise refusal_error(value, "times have milliseconds, not more")
+    return set_kind(text_literal(found.isoformat(sep=" ", timespec="milliseconds")), "time")
 
 
-def _has_hours(value: str) -> bool:
+def _text_has_hours(value: str) -> bool:
     match = _TIME.fullmatch(value)
     return match is not None and match[2] is not None
 
 
-def _parsed(value: str, *, has_offset: bool) -> datetime | None:
+def _parse_time_text(value: str, *, has_offset: bool) -> datetime | None:
     match = _TIME.fullmatch(value)
     if match is None or (match[5] and not has_offset):
         return None

@@ -6,9 +6,9 @@ import time
 from functools import partial
 
 from toc.admin.bulk_changes import open_bulk_changes
-from toc.admin.bulk_order import BulkOrder, Verb
-from toc.admin.bulk_run import RunAccount
-from toc.admin.where import Where
+from toc.admin.bulk_request import BulkRequest, BulkVerb
+from toc.admin.bulk_run import BulkRunProgress
+from toc.admin.where_condition import WhereCondition
 from toc.bench.child_node import wall_ms
 from toc.bench.common import FAR_MS, Bench, Rates, check_statuses, schedule_all, time_each_ms
 from toc.bench.load import job_specs
@@ -73,12 +73,12 @@ def _schedule_armed(bench: Bench, center: TimeoutCenter, jobs: int) -> list[int]
 
 def _cancel_in_bulk(bench: Bench) -> float:
     """Jobs per second, without the time in which the WHERE is searched: a baseline knows its ids."""
-    where = Where(f"biz_id < {STOCK_FROM}")
-    order = BulkOrder(Verb.CANCEL, where, actor="toc bench", reason="measured", run="bench")
+    where = WhereCondition(f"biz_id < {STOCK_FROM}")
+    request = BulkRequest(BulkVerb.CANCEL, where, actor="toc bench", reason="measured", run="bench")
     with open_bulk_changes(bench.scratch.settings) as changes:
         limit = bench.options.jobs
-        chosen = changes.choose(order, changes.databases(None), limit, lambda: None)
-        account = RunAccount()
+        chosen = changes.choose_jobs(request, changes.select_databases(None), limit, lambda: None)
+        account = BulkRunProgress()
         started_s = time.perf_counter()
-        changes.apply(order, chosen, 1_000_000, account, lambda _: None)
-        return account.changed / (time.perf_counter() - started_s)
+        changes.change_jobs(request, chosen, 1_000_000, account, lambda _: None)
+        return account.changed_jobs / (time.perf_counter() - started_s)

@@ -1,4 +1,4 @@
-"""Schedules in a caller's SQLAlchemy transaction: jobs are placed after its commit, forgotten on rollback."""
+"""Schedules in a caller's SQLAlchemy transaction: its commit arms the jobs, its rollback forgets them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toc.errors import InvalidInput
 from toc.store.sqlite_writers import remember_writer
 from toc.timer.reminder import Reminder
 
-if TYPE_CHECKING:  # the ORM is imported by who has a session of it
+if TYPE_CHECKING:  # only callers that have an ORM session import the ORM
     from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
     AnySession = Session | scoped_session[Any]
@@ -34,7 +34,7 @@ def transaction_to_join(
         return None, None
     own = None if session is None else _check_session("session", session)
     joined = _check_connection("connection", connection) if own is None else own.connection()
-    remember_writer(joined)  # it may have written before
+    remember_writer(joined)  # the connection may have written before
     return own, joined
 
 
@@ -46,7 +46,7 @@ def connection_of_transaction(given: object) -> Connection:
 
 
 def _check_session(field: str, given: object) -> Session:
-    """The session itself: of a `scoped_session` this thread's (its events are those of all sessions)."""
+    """The session; for a `scoped_session` this thread's session: a `scoped_session` has the events of all."""
     from sqlalchemy.orm import Session, scoped_session  # noqa: PLC0415 - see above
 
     if isinstance(given, scoped_session):
@@ -69,22 +69,22 @@ def _check_connection(field: str, given: object) -> Connection:
     raise InvalidInput(field, given, rule)
 
 
-def after_commit(session: Session, jobs: JobsToPlace, place: PlaceJobs) -> None:
+def place_after_commit(session: Session, jobs: JobsToPlace, place: PlaceJobs) -> None:
     """Calls `place(jobs)` once the session's outermost transaction has committed.
 
-    A savepoint's commit places nothing. After a savepoint's rollback a reminder may remain for a row
-    that is not there: the claim finds that out.
+    A savepoint's commit places nothing. After a savepoint's rollback a job without a row may
+    be armed: the claim finds no row, and removes the reminder.
     """
     waiting: list[tuple[PlaceJobs, JobsToPlace]] | None = session.info.get(_KEY)
     if waiting is None:
         waiting = session.info[_KEY] = []
-        # They stay as long as the session: the listeners of an event must not change while it is dispatched.
-        event.listen(session, "after_commit", _on_commit)
-        event.listen(session, "after_transaction_end", _on_transaction_end)
+        # The listeners stay as long as the session: they must not change while an event is dispatched.
+        event.listen(session, "after_commit", _place_committed_jobs)
+        event.listen(session, "after_transaction_end", _forget_waiting_jobs)
     waiting.append((place, jobs))
 
 
-def _on_commit(session: Session) -> None:
+def _place_committed_jobs(session: Session) -> None:
     if session.get_nested_transaction() is None:
         waiting = session.info[_KEY]
         ready = waiting.copy()
@@ -93,7 +93,7 @@ def _on_commit(session: Session) -> None:
             place(jobs)
 
 
-def _on_transaction_end(session: Session, transaction: SessionTransaction) -> None:
+def _forget_waiting_jobs(session: Session, transaction: SessionTransaction) -> None:
     """The transaction was committed (then no job waits), rolled back or closed."""
     if transaction.parent is None:
         session.info[_KEY].clear()

@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from sqlalchemy import Connection
 
-from toc.center.after_commit import after_commit, connection_of_transaction, transaction_to_join
+from toc.center.after_commit import (
+    connection_of_transaction,
+    place_after_commit,
+    transaction_to_join,
+)
 from toc.center.connections import Connections
-from toc.center.job_spec import CheckedJob, JobSpec, When, check_job, check_spec
-from toc.center.targets import JobTarget
+from toc.center.job_spec import CheckedJob, JobSpec, When, check_job_arguments, check_job_spec
+from toc.center.job_target import JobTarget
 from toc.domain.argument_checks import check_actor, check_biz_type, check_integer, check_reason
 from toc.domain.biz_ids import check_business_id
 from toc.domain.ids import check_job_id
@@ -157,22 +161,22 @@ class TimeoutCenter:
         job), WrongDatabase, StoreUnavailable (may have been written: use a dedup_key to repeat it).
         """
         self._check_on_duplicate(on_duplicate)
-        wanted = check_job(
+        wanted = check_job_arguments(
             self._clock.wall_ms(), self.settings.limits.attribute_bytes,
             biz_id=biz_id, action_time=action_time, biz_type=biz_type,
             attribute=attribute, dedup_key=dedup_key, tenant=tenant,
         )  # fmt: skip
         orm_session, joined = transaction_to_join(session, connection)
-        state = self._connected()
+        state = self._open_connections()
         new = state.make_new_jobs(state.database_of_business(wanted.business), [wanted])
         inserted = state.jobs.insert(new, on_duplicate, joined)[0]  # guard: commit-before-arm
         metrics.SCHEDULED.inc(inserted.written)
         if inserted.written:
             placed = [(biz_type, Reminder(inserted.due_ms, inserted.job_id))]
             if orm_session is not None:
-                after_commit(orm_session, placed, state.place)
+                place_after_commit(orm_session, placed, state.arm_near_jobs)
             elif joined is None:
-                state.place(placed)
+                state.arm_near_jobs(placed)
         return inserted.details if details else inserted.job_id
 
     @overload
@@ -205,8 +209,8 @@ class TimeoutCenter:
     ) -> list[int] | list[Scheduled]:
         """Schedules many jobs; returns their ids in the order given (details: as in `schedule`).
 
-        Each is a dict with the names of `schedule`'s arguments, or a pair (biz_id, action_time);
-        `biz_type` is for those that name none. All are checked before any is written. One INSERT per
+        Each job is a dict with the names of `schedule`'s arguments, or a pair (biz_id, action_time);
+        `biz_type` is for jobs that name none. All jobs are checked before any is written. One INSERT per
         shard and one transaction per database for every 5,000 jobs, one reminder per slot.
 
         A database that does not answer costs only its own jobs. Raises as `schedule` does;
@@ -219,8 +223,8 @@ class TimeoutCenter:
             if position >= limits.schedule_many:
                 rule = f"must be at most {limits.schedule_many} jobs per call"
                 raise InvalidInput("jobs", f"more than {limits.schedule_many}", rule)
-            wanted.append(check_spec(now_ms, limits.attribute_bytes, position, job, biz_type))
-        state = self._connected()
+            wanted.append(check_job_spec(now_ms, limits.attribute_bytes, position, job, biz_type))
+        state = self._open_connections()
         failed: dict[int, TocError] = {}
         new_jobs = self._make_new_jobs(state, wanted, failed)
         done: list[InsertResult | None] = [None] * len(wanted)
@@ -228,7 +232,7 @@ class TimeoutCenter:
             for start in range(0, len(wanted), BULK_ROWS):
                 positions = range(start, min(start + BULK_ROWS, len(wanted)))
                 chunk = {at: new_jobs[at] for at in positions if at in new_jobs}
-                for at, inserted in self._insert_chunk(state, wanted, chunk, on_duplicate, failed):
+                for at, inserted in self._insert_jobs(state, wanted, chunk, on_duplicate, failed):
                     done[at] = inserted
             if failed:
                 raise next(iter(failed.values()))
@@ -243,9 +247,9 @@ class TimeoutCenter:
 
     def place(self, *job_ids: int) -> None:
         """Times jobs that were scheduled with `connection=`, after that transaction's commit."""
-        state = self._connected()
+        state = self._open_connections()
         for job_id in job_ids:
-            state.place_changed_job(check_job_id(job_id))
+            state.arm_changed_job(check_job_id(job_id))
 
     # ---- change
 
@@ -270,12 +274,12 @@ class TimeoutCenter:
         `reason`: for the job's events.
         """
         check_reason(reason)
-        target = JobTarget.checked(job_id, biz_id, biz_type, dedup_key, tenant)
-        state = self._connected()
-        answers = [state.jobs.cancel(found, reason) for found in target.find_ids(state)]
-        # Something that was out of reach outweighs what was reached.
+        target = JobTarget.from_arguments(job_id, biz_id, biz_type, dedup_key, tenant)
+        state = self._open_connections()
+        answers = [state.jobs.cancel(found, reason) for found in target.find_job_ids(state)]
+        # A job that was not cancelled outweighs the jobs that were.
         worst = next((it for it in answers if not it.ok), answers[0] if answers else None)
-        return target.answer_unknown(state) if worst in (None, "unknown") else worst
+        return target.make_unknown_answer(state) if worst in (None, "unknown") else worst
 
     def reschedule(
         self,
@@ -300,48 +304,50 @@ class TimeoutCenter:
         if action_time is None:
             raise InvalidInput("action_time", None, "must be an aware datetime or a timedelta")
         # Raises InvalidInput before any database is queried.
-        action_time_to_ms(action_time, self._clock.wall_ms())
-        target = JobTarget.checked(job_id, biz_id, biz_type, dedup_key, tenant)
-        state = self._connected()
-        ids = target.find_ids(state)
+        action_time_to_ms(
+            action_time, self._clock.wall_ms()
+        )  # an invalid time is refused before any server is asked
+        target = JobTarget.from_arguments(job_id, biz_id, biz_type, dedup_key, tenant)
+        state = self._open_connections()
+        ids = target.find_job_ids(state)
         if len(ids) > 1:
             raise InvalidInput(
                 "biz_id", biz_id, f"{len(ids)} live jobs match: give dedup_key or job_id"
             )
         if not ids:
-            return target.answer_unknown(state)
-        due_ms = action_time_to_ms(action_time, state.now_ms(state.database_of_job(ids[0])))
+            return target.make_unknown_answer(state)
+        due_ms = action_time_to_ms(action_time, state.database_now_ms(state.database_of_job(ids[0])))
         answer = state.jobs.reschedule(ids[0], due_ms, reason)
         if answer == "unknown":
-            return target.answer_unknown(state)
-        if answer.ok and answer.job_id is not None:  # perhaps a copy of that job
-            state.place_changed_job(answer.job_id, due_ms)
+            return target.make_unknown_answer(state)
+        if answer.ok and answer.job_id is not None:  # the answer may name a copy of that job
+            state.arm_changed_job(answer.job_id, due_ms)
         return answer
 
     def redrive(self, job_id: int, *, reason: str | None = None) -> Answer:
-        """Gives a dead job a new life, due now. Returns "redriven"; "superseded"; otherwise its status."""
+        """Makes a dead job pending again, due now. Returns "redriven"; "superseded"; otherwise its status."""
         check_reason(reason)
-        target = JobTarget.checked(job_id)
-        state = self._connected()
-        now_ms = state.now_ms(state.database_of_job(job_id))
+        target = JobTarget.from_arguments(job_id)
+        state = self._open_connections()
+        now_ms = state.database_now_ms(state.database_of_job(job_id))
         answer = state.jobs.redrive(job_id, now_ms, reason)
         if answer == "unknown":
-            return target.answer_unknown(state)
+            return target.make_unknown_answer(state)
         if answer.ok:
-            state.place_changed_job(job_id, now_ms)
+            state.arm_changed_job(job_id, now_ms)
         return answer
 
     # ---- look
 
     def get(self, job_id: int) -> Job | None:
-        """The job as the database has it now; None when there is none."""
-        return self._connected().jobs.get(check_job_id(job_id))
+        """The job as the database has it now; None when there is no such job."""
+        return self._open_connections().jobs.get(check_job_id(job_id))
 
     def find(
         self, biz_id: int | str, biz_type: str | None = None, *, tenant: str | None = None
     ) -> list[Job]:
         """Jobs of a business id, live and ended, newest first (at most `limits.find`)."""
-        state = self._connected()
+        state = self._open_connections()
         business = check_business_id(biz_id, tenant)
         type_no = None
         if biz_type is not None:
@@ -357,7 +363,7 @@ class TimeoutCenter:
         check_integer("limit", limit, 1, self.settings.limits.find)
         if biz_type is not None:
             check_biz_type(biz_type)
-        return self._connected().jobs.dead_letters(limit, biz_type)
+        return self._open_connections().jobs.dead_letters(limit, biz_type)
 
     # ---- handlers
 
@@ -376,7 +382,7 @@ class TimeoutCenter:
         if job.token is None:
             raise InvalidInput("job", job, "must be a job that a handler was given")
         connection = connection_of_transaction(transaction)
-        state = self._connected()
+        state = self._open_connections()
         return complete(state.databases, state.database_metadata, job, connection)
 
     def handler(
@@ -416,7 +422,7 @@ class TimeoutCenter:
 
     # ---- inside
 
-    def _connected(self) -> Connections:
+    def _open_connections(self) -> Connections:
         state = self._state
         if state is None:
             with self._lock:
@@ -444,7 +450,7 @@ class TimeoutCenter:
                 new_jobs.update(zip(positions, made, strict=True))
         return new_jobs
 
-    def _insert_chunk(
+    def _insert_jobs(
         self,
         state: Connections,
         wanted: Sequence[CheckedJob],
@@ -454,7 +460,7 @@ class TimeoutCenter:
     ) -> Iterator[tuple[int, InsertResult]]:
         """Inserts jobs (by position), database by database; yields (position, result).
 
-        A database that fails is added to `failed`, and is not used again.
+        A database that fails is added to `failed`, and gets no further jobs of this call.
         """
         by_database: dict[int, list[int]] = defaultdict(list)
         for at, job in chunk.items():
@@ -468,7 +474,7 @@ class TimeoutCenter:
                 continue
             results = list(zip(positions, inserted, strict=True))
             metrics.SCHEDULED.inc(sum(one.written for one in inserted))
-            state.place(
+            state.arm_near_jobs(
                 (wanted[at].biz_type, Reminder(one.due_ms, one.job_id))
                 for at, one in results
                 if one.written

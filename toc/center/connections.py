@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from toc.timer.reminders import Reminders
 
 TIME_AGE_S_MAX = 60.0
-PAUSED_S_MAX = 1.0  # this machine was paused, or its clock was set: the databases are asked again
+PAUSED_S_MAX = 1.0  # after a longer pause of this machine the databases are asked again
 SLOW_S = 0.2
 STOP_S = 5.0
 
 
 class Connections:
-    """Thread-safe. Connects when it is made.
+    """The connections of one client to the databases and Redis. Thread-safe; connects when constructed.
 
     `now`: the time of each database, from which its jobs' times are counted. `time`: Redis' time, which
     decides what is near and is armed. `reminder_queue` is None where there is no timer.
@@ -84,17 +84,17 @@ class Connections:
             self.settings.routing.shard_of_hash(routing_bits_of(job_id))
         )
 
-    def now_ms(self, database: Database) -> int:
+    def database_now_ms(self, database: Database) -> int:
         """An estimate of a database's time that is never too low, from an answer within TIME_AGE_S_MAX.
 
-        It is also taken as Redis' time until an arm has answered with that.
+        The estimate also serves as Redis' time until an arm has answered with Redis' time.
         """
         now = self.now[database.index]
         if not now.known or now.answer_age_s > TIME_AGE_S_MAX or now.paused_s > PAUSED_S_MAX:
             asked_s = self.clock.monotonic_s()
             server_ms = database.now_ms()
             now.record_answer(server_ms, asked_s)
-            # A slow answer makes this call's jobs late by what it took, and no others.
+            # A slow answer makes only the jobs of this call late, by the time that the answer took.
             now.known = now.answer_age_s < SLOW_S
         now_ms = now.now_ms()
         if not self.time.known or self.time.answer_age_s > TIME_AGE_S_MAX:
@@ -103,7 +103,7 @@ class Connections:
 
     def make_new_jobs(self, database: Database, wanted: Sequence[CheckedJob]) -> list[NewJob]:
         """Jobs of one database, with an id and a type's number each. Asks this database alone."""
-        now_ms = self.now_ms(database)
+        now_ms = self.database_now_ms(database)
         numbers = self.database_metadata.types.get_or_create_numbers(
             {job.biz_type for job in wanted}, database, self.settings.limits.biz_types
         )
@@ -122,19 +122,21 @@ class Connections:
             for job_id, job in zip(ids, wanted, strict=True)
         ]
 
-    def place(self, jobs: Iterable[tuple[str, Reminder]]) -> None:
-        """Arms near jobs, as (biz_type, reminder) pairs. Call it after the commit. Never raises."""
+    def arm_near_jobs(self, jobs: Iterable[tuple[str, Reminder]]) -> None:
+        """Arms near jobs, as (biz_type, reminder) pairs. For use after the commit. Never raises."""
         if self.reminder_queue is not None:
             topic_of = self.settings.topic_of
-            self.reminder_queue.place((topic_of(name), reminder) for name, reminder in jobs)
+            self.reminder_queue.arm_near_reminders(
+                (topic_of(name), reminder) for name, reminder in jobs
+            )
 
-    def place_changed_job(self, job_id: int, due_ms: int | None = None) -> None:
-        """Places a job that was changed by id, at `due_ms` (None: when its row says).
+    def arm_changed_job(self, job_id: int, due_ms: int | None = None) -> None:
+        """Arms a job that was changed by its id, if it is near. `due_ms` None: the due time of its row.
 
-        Reads its row first, for the type that decides the topic.
+        Reads the row first: the job's type decides the topic.
         """
         job = self.jobs.get(job_id)
         due_ms = job.due_ms if job is not None and due_ms is None else due_ms
         if job is not None and due_ms is not None and self.reminder_queue is not None:
-            self.now_ms(self.database_of_job(job_id))
-            self.place([(job.biz_type, Reminder(due_ms, job_id))])
+            self.database_now_ms(self.database_of_job(job_id))
+            self.arm_near_jobs([(job.biz_type, Reminder(due_ms, job_id))])

@@ -38,7 +38,7 @@ class CheckedJob(NamedTuple):
     dedup_key: str | None
 
 
-def check_job(
+def check_job_arguments(
     now_ms: int,
     attribute_bytes_max: int,
     *,
@@ -60,7 +60,7 @@ def check_job(
     )
 
 
-def check_spec(
+def check_job_spec(
     now_ms: int, attribute_bytes_max: int, position: int, job: object, biz_type: str
 ) -> CheckedJob:
     """Checks one item of `schedule_many`, a pair or a mapping of fields. Raises InvalidInput."""
@@ -77,6 +77,6 @@ def check_spec(
         rule = "is not a field of a job" if unknown else "is missing"
         raise InvalidInput(f"jobs[{position}].{name}", job.get(name), rule)
     try:
-        return check_job(now_ms, attribute_bytes_max, **{"biz_type": biz_type, **job})
+        return check_job_arguments(now_ms, attribute_bytes_max, **{"biz_type": biz_type, **job})
     except InvalidInput as error:
         raise InvalidInput(f"jobs[{position}].{error.field}", error.value, error.rule) from None

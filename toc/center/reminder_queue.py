@@ -1,4 +1,4 @@
-"""Places jobs after their commit: arms near ones in Redis; the loader will load the others."""
+"""Arms committed jobs that are due soon; the loader arms later jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AGAIN_S_MIN, AGAIN_S_MAX = 0.2, 5.0
-IDLE_S = 3600.0  # a kept reminder wakes the service
+IDLE_S = 3600.0  # a new reminder to retry wakes the service earlier
 
 
 _TopicSlot = tuple[str, int]
@@ -30,9 +30,10 @@ _TopicSlot = tuple[str, int]
 
 
 class ReminderQueue(Service):
-    """Arms near jobs during the call; failed ones (up to `arm_retries_max`) are retried in the background.
+    """Arms near jobs during the call; failed reminders (up to `arm_retries_max`) are retried in the
+    background.
 
-    A slot with kept reminders was refused: until a retry has succeeded, calls add to it at once and do not
+    Until a retry for a slot has succeeded, calls only add reminders of this slot to the kept ones, and do not
     wait for Redis. While all of Redis is down, this holds for every slot. `time`: an estimate of Redis' time.
     """
 
@@ -42,7 +43,7 @@ class ReminderQueue(Service):
         self._reminders: Reminders | None = None
         self._lock = threading.Lock()
         self._kept: dict[_TopicSlot, list[Reminder]] = {}
-        self._down = False  # all of Redis
+        self._down = False  # whether all of Redis refused the last arm
         self._retry_s = AGAIN_S_MIN
 
     @property
@@ -61,8 +62,8 @@ class ReminderQueue(Service):
         if self._reminders is not None:
             self._reminders.close()
 
-    def place(self, jobs: Iterable[tuple[str, Reminder]]) -> None:
-        """Arms those of the (topic, reminder) pairs that are near. Call it after the commit. Never raises."""
+    def arm_near_reminders(self, jobs: Iterable[tuple[str, Reminder]]) -> None:
+        """Arms those of the (topic, reminder) pairs that are near. For use after the commit. Never raises."""
         until_ms = self._time.now_ms() + self._settings.timer.arm_within_ms
         near: dict[_TopicSlot, list[Reminder]] = defaultdict(list)
         for topic, reminder in jobs:
@@ -85,7 +86,9 @@ class ReminderQueue(Service):
         with self._lock:
             self._down = down
             for slot in tried.keys() - refused:
-                del self._kept[slot][: len(tried[slot])]  # others may have been added meanwhile
+                del self._kept[slot][
+                    : len(tried[slot])
+                ]  # other reminders may have been added meanwhile
                 if not self._kept[slot]:
                     del self._kept[slot]
             is_empty = not self._kept

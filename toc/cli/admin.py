@@ -14,22 +14,22 @@ from typing import Annotated, Any, Self
 
 import typer
 
-from toc.admin.bulk_changes import BulkChanges, Count, DryRunResult, open_bulk_changes
-from toc.admin.bulk_order import BulkOrder, Verb
-from toc.admin.bulk_run import DatabaseProgress, Interrupted, RunAccount, UnsurePage
-from toc.admin.where import Where
+from toc.admin.bulk_changes import BulkChanges, DryRunResult, MatchCount, open_bulk_changes
+from toc.admin.bulk_request import BulkRequest, BulkVerb
+from toc.admin.bulk_run import BulkRunProgress, DatabaseProgress, RunInterrupted, UnconfirmedPage
+from toc.admin.where_condition import WhereCondition
 from toc.cli.clients import current_person, job_as_json
-from toc.cli.common_options import answers
-from toc.cli.exit_codes import INTERRUPTED, OK, USAGE, CommandError, explain
-from toc.cli.output import Output, printable
+from toc.cli.common_options import answering_command
+from toc.cli.exit_codes import INTERRUPTED, OK, USAGE, CommandError, error_text_and_code
+from toc.cli.output import Output, printable_text
 from toc.cli.progress_bar import progress_bar
-from toc.cli.time_texts import WHEN_HELP, parse_when, shown
+from toc.cli.time_texts import WHEN_HELP, parse_time_argument, time_for_people
 from toc.domain.times import action_time_to_ms
 from toc.runtime.settings import Settings, load_settings
 from toc.store.databases import Database
 from toc.store.schema import job_table_name
 
-WHERE_COLUMNS = 200  # at most so many characters of its text are shown
+WHERE_COLUMNS = 200  # the most characters of a WHERE that are shown
 LIMIT, LIMIT_MAX = 100_000, 1_000_000
 PER_SECOND, PER_SECOND_MAX = 500, 1_000_000
 
@@ -80,8 +80,8 @@ class BulkOptions:
     to: str | None = None
 
 
-@answers
-def cancel(
+@answering_command
+def bulk_cancel(
     output: Output,
     *,
     where: WhereText,
@@ -93,17 +93,17 @@ def cancel(
     database: DatabaseNo = None,
     run: Run = None,
 ) -> int:
-    """Cancel the pending jobs that match. Without --yes it counts them, and changes nothing.
+    """Cancel the pending jobs that match. Without --yes the command only counts these jobs.
 
     This is final: no handler of a cancelled job starts. Each cancelled job gets an event that names the
     person and the reason.
     """
     options = BulkOptions(where, reason, actor, yes, per_second, limit, database, run)
-    return _run_command(output, Verb.CANCEL, options)
+    return _count_or_change_jobs(output, BulkVerb.CANCEL, options)
 
 
-@answers
-def postpone(
+@answering_command
+def bulk_postpone(
     output: Output,
     *,
     where: WhereText,
@@ -119,17 +119,17 @@ def postpone(
     database: DatabaseNo = None,
     run: Run = None,
 ) -> int:
-    """Move the pending jobs that match to a later time. Without --yes it counts them, and changes nothing.
+    """Move the pending jobs that match to a later time. Without --yes the command only counts these jobs.
 
     --by: counted from each job's due time, or from now if the job is overdue. --to: at this moment; jobs
     that are due later already are not changed. The count of attempts starts again at 0.
     """
     options = BulkOptions(where, reason, actor, yes, per_second, limit, database, run, by, to)
-    return _run_command(output, Verb.POSTPONE, options)
+    return _count_or_change_jobs(output, BulkVerb.POSTPONE, options)
 
 
-@answers
-def redrive(
+@answering_command
+def bulk_redrive(
     output: Output,
     *,
     where: WhereText,
@@ -141,32 +141,32 @@ def redrive(
     database: DatabaseNo = None,
     run: Run = None,
 ) -> int:
-    """Make the dead jobs that match pending again, due at once. Without --yes it only counts them.
+    """Make the dead jobs that match pending again, due at once. Without --yes this only counts these jobs.
 
     A dead job whose key a newer live job holds stays dead, and is counted as superseded.
     """
     options = BulkOptions(where, reason, actor, yes, per_second, limit, database, run)
-    return _run_command(output, Verb.REDRIVE, options)
+    return _count_or_change_jobs(output, BulkVerb.REDRIVE, options)
 
 
 # ---- the run
 
 
-def _run_command(output: Output, verb: Verb, options: BulkOptions) -> int:
+def _count_or_change_jobs(output: Output, verb: BulkVerb, options: BulkOptions) -> int:
     """Counts the jobs that match, or changes them if `options.yes`. Returns the exit code."""
-    where = Where(options.where)
+    where = WhereCondition(options.where)
     if options.yes and not options.reason:
         raise CommandError("--yes needs --reason: it stands in the events of every job", USAGE)
     if options.run is not None and not re.fullmatch(r"[0-9a-f]{8}", options.run):
         raise CommandError("--run: give the name that the interrupted run has printed", USAGE)
-    by_ms = None if options.by is None else _parse_length_ms(options.by)
+    by_ms = None if options.by is None else _parse_duration_ms(options.by)
     settings = load_settings()
-    with StopSignals() as stop, open_bulk_changes(settings, stop=stop) as changes:
-        order = BulkOrder(
+    with BulkStopSignals() as stop, open_bulk_changes(settings, stop=stop) as changes:
+        request = BulkRequest(
             verb,
             where,
             by_ms,
-            None if options.to is None else _parse_moment_ms(options.to, changes.now_ms),
+            None if options.to is None else _parse_future_time_ms(options.to, changes.now_ms),
             actor=options.actor if options.actor is not None else current_person(),
             reason=options.reason or "",
             run=options.run or secrets.token_hex(4),
@@ -174,69 +174,73 @@ def _run_command(output: Output, verb: Verb, options: BulkOptions) -> int:
         )
         try:
             if options.yes:
-                _run_order(output, changes, order, options, stop)
+                _change_jobs(output, changes, request, options, stop)
                 return OK
-            databases = changes.databases(options.database)
-            with _progress("reading shards", _count_shards(databases)) as step:
-                found = changes.count(order, databases, step)
-        except Interrupted as error:
+            databases = changes.select_databases(options.database)
+            with _show_step_progress("reading shards", _count_shards(databases)) as step:
+                found = changes.count_jobs(request, databases, step)
+        except RunInterrupted as error:
             raise CommandError(str(error), INTERRUPTED) from error
-    _show_dry_run(output, order, found, settings)
+    _show_dry_run(output, request, found, settings)
     return OK
 
 
-def _run_order(
+def _change_jobs(
     output: Output,
     changes: BulkChanges,
-    order: BulkOrder,
+    request: BulkRequest,
     options: BulkOptions,
-    stop_signals: StopSignals,
+    stop_signals: BulkStopSignals,
 ) -> None:
-    order.check_signed()
-    databases = changes.databases(options.database)
-    with _progress("reading shards", _count_shards(databases)) as step:
-        chosen = changes.choose(order, databases, options.limit, step)
-    # Before the first change: only somebody who knows a killed run's name can continue it.
-    typer.echo(f"run {order.run}: if it is interrupted, --run {order.run} continues it", err=True)
-    account = RunAccount()
+    request.check_actor_and_reason()
+    databases = changes.select_databases(options.database)
+    with _show_step_progress("reading shards", _count_shards(databases)) as step:
+        chosen = changes.choose_jobs(request, databases, options.limit, step)
+    # Printed before the first change: only somebody who knows a killed run's name can continue it.
+    typer.echo(
+        f"run {request.run}: if it is interrupted, --run {request.run} continues it", err=True
+    )
+    account = BulkRunProgress()
     try:
         try:
-            with _progress(f"{order.verb.value} jobs", sum(map(len, chosen.values()))) as step:
-                changes.apply(order, chosen, options.per_second, account, step)
+            with _show_step_progress(
+                f"{request.verb.value} jobs", sum(map(len, chosen.values()))
+            ) as step:
+                changes.change_jobs(request, chosen, options.per_second, account, step)
         finally:
-            stop_signals.ignores_signals = True  # so that the account is shown in full
+            stop_signals.ignores_signals = True  # so that the result is shown in full
     except (Exception, KeyboardInterrupt) as error:
-        text, code = _explain_early_end(error, order, account)
-        _show_account(output, order, account, text)
+        text, code = _explain_early_end(error, request, account)
+        _show_run_result(output, request, account, text)
         raise CommandError(text, code) from error
-    _show_account(output, order, account, None)
+    _show_run_result(output, request, account, None)
 
 
 def _explain_early_end(
-    error: BaseException, order: BulkOrder, account: RunAccount
+    error: BaseException, request: BulkRequest, account: BulkRunProgress
 ) -> tuple[str, int]:
     """The line and the exit code for a run that did not complete."""
     text, code = "interrupted", INTERRUPTED
-    if isinstance(error, Exception) and not isinstance(error, Interrupted):
-        text, code = explain(error)
+    if isinstance(error, Exception) and not isinstance(error, RunInterrupted):
+        text, code = error_text_and_code(error)
     total = sum(part.chosen for part in account.databases.values())
     unsure = sum(one.jobs for part in account.databases.values() for one in part.unsure)
-    done = f"{account.changed} of {total} jobs were changed"
+    done = f"{account.changed_jobs} of {total} jobs were changed"
     if unsure:
         done += f", {unsure} may have been"
     at = f" at {account.at}" if account.at and account.at not in text else ""
-    return f"{text}{at}: {done}; to go on: the same command with --run {order.run}", code
+    return f"{text}{at}: {done}; to go on: the same command with --run {request.run}", code
 
 
-def _parse_length_ms(text: str) -> int:
-    step = parse_when(text)
+def _parse_duration_ms(text: str) -> int:
+    step = parse_time_argument(text)
     if not isinstance(step, timedelta):
         raise CommandError(f"--by: must be a length of time, like 30m; got {text!r}", USAGE)
     return step // timedelta(milliseconds=1)
 
 
-def _parse_moment_ms(text: str, now_ms: int) -> int:
-    moment_ms = action_time_to_ms(parse_when(text), now_ms)
+def _parse_future_time_ms(text: str, now_ms: int) -> int:
+    moment_ms = action_time_to_ms(parse_time_argument(text), now_ms)
     if moment_ms <= now_ms:
         raise CommandError(f"--to: must lie ahead; got {text!r}", USAGE)
     return moment_ms
@@ -246,11 +250,12 @@ def _count_shards(databases: Sequence[Database]) -> int:
     return sum(len(database.shards) for database in databases)
 
 
-class StopSignals:
-    """After the first SIGINT, SIGTERM or SIGHUP the run ends with the pages in progress; a second one ends it
-    at once.
+class BulkStopSignals:
+    """After the first SIGINT, SIGTERM or SIGHUP the run ends with the pages in progress; a second signal
+    ends the run at once.
 
-    While `ignores_signals` (also set after a first signal until the process has ended) others are ignored.
+    While `ignores_signals` is true, further signals are ignored; after a first signal it becomes true at the
+    end of the block.
     """
 
     def __init__(self) -> None:
@@ -281,37 +286,38 @@ class StopSignals:
 
 
 @contextmanager
-def _progress(words: str, total: int) -> Iterator[Callable[..., None]]:
-    """Yields a function to call after each step, or after several."""
+def _show_step_progress(words: str, total: int) -> Iterator[Callable[..., None]]:
+    """Shows a progress bar. Yields a function to call with the number of further steps done."""
     done = 0
     with progress_bar(words) as show:
 
-        def advance(steps: int = 1) -> None:
+        def advance_bar(steps: int = 1) -> None:
             nonlocal done
             done += steps
             show(done, total)
 
         show(0, total)
-        yield advance
+        yield advance_bar
 
 
 # ---- answers
 
 
 def _show_dry_run(
-    output: Output, order: BulkOrder, found: DryRunResult, settings: Settings
+    output: Output, request: BulkRequest, found: DryRunResult, settings: Settings
 ) -> None:
     if output.as_json:
-        output.answer(_dry_run_document(order, found), "")
+        output.print_value(_dry_run_as_json(request, found), "")
         return
-    typer.echo(f"where {printable(_shorten(order.where.text))}\n")
+    typer.echo(f"where {printable_text(_shorten_where(request.where.text))}\n")
     rows = [
-        (index, n.matched, n.reached, *_matching_tables(settings, index, found.shards))
+        (index, n.matched, n.reached, *_count_matching_tables(settings, index, found.shards))
         for index, n in sorted(found.databases.items())
     ]
     kinds = [(*kind, n.matched, n.reached) for kind, n in sorted(found.kinds.items())]
     examples = [
-        (job.job_id, job.biz_id, job.biz_type, job.status.name.lower(), shown(job.due_ms), job.attempts)
+        (job.job_id, job.biz_id, job.biz_type, job.status.name.lower(),
+         time_for_people(job.due_ms), job.attempts)
         for job in found.examples
     ]  # fmt: skip
     for columns, lines in (
@@ -320,38 +326,39 @@ def _show_dry_run(
         (("for example", ">biz_id", "type", "status", "due", ">attempts"), examples),
     ):
         if lines:
-            output.table(None, columns, lines, empty="", last=" ")
+            output.print_table(None, columns, lines, empty="", last=" ")
     total = found.total
     typer.echo(
-        f"{total.matched} match, {total.reached} of them can be changed ({order.changeable_words})."
+        f"{total.matched} match, {total.reached} of them can be changed ({request.changeable_text})."
         " This was a dry run: nothing is changed."
         + (" To do it, add --reason '…' --yes" if total.reached else "")
     )
 
 
-def _dry_run_document(order: BulkOrder, found: DryRunResult) -> dict[str, Any]:
-    def counts(count: Count) -> dict[str, int]:
+def _dry_run_as_json(request: BulkRequest, found: DryRunResult) -> dict[str, Any]:
+    def counts_as_json(count: MatchCount) -> dict[str, int]:
         return {"matched": count.matched, "in_reach": count.reached}
 
     return {
-        **_order_facts(order),
+        **_request_as_json(request),
         "dry_run": True,
-        **counts(found.total),
+        **counts_as_json(found.total),
         "databases": [
-            {"database": index, **counts(count)} for index, count in sorted(found.databases.items())
+            {"database": index, **counts_as_json(count)}
+            for index, count in sorted(found.databases.items())
         ],
         "types": [
-            {"biz_type": biz_type, "status": status, **counts(count)}
+            {"biz_type": biz_type, "status": status, **counts_as_json(count)}
             for (biz_type, status), count in sorted(found.kinds.items())
         ],
         "examples": [job_as_json(job) for job in found.examples],
     }
 
 
-def _matching_tables(
-    settings: Settings, database: int, shards: Mapping[int, Count]
+def _count_matching_tables(
+    settings: Settings, database: int, shards: Mapping[int, MatchCount]
 ) -> tuple[int, str]:
-    """The number of a database's tables with matching jobs, and the table with most."""
+    """The number of a database's tables with matching jobs, and the table with the most matching jobs."""
     mine = [
         (count.matched, shard)
         for shard, count in shards.items()
@@ -363,38 +370,40 @@ def _matching_tables(
     return len(mine), f"{job_table_name(shard)}: {most}"
 
 
-def _show_account(output: Output, order: BulkOrder, account: RunAccount, error: str | None) -> None:
+def _show_run_result(
+    output: Output, request: BulkRequest, account: BulkRunProgress, error: str | None
+) -> None:
     parts = sorted(account.databases.items())
-    value = _order_facts(order) | {
+    value = _request_as_json(request) | {
         "dry_run": False,
-        "run": order.run,
-        "actor": order.actor,
-        "reason": order.reason,
+        "run": request.run,
+        "actor": request.actor,
+        "reason": request.reason,
         "complete": account.complete,
-        "changed": account.changed,
-        "databases": [_progress_facts(index, part) for index, part in parts],
+        "changed": account.changed_jobs,
+        "databases": [_database_progress_as_json(index, part) for index, part in parts],
         "error": error,
     }
     columns = ("database", ">in reach", ">changed", ">by it before", ">changed meanwhile",
                ">superseded", "may have been changed")  # fmt: skip
     rows = [
         (index, part.chosen, part.changed, part.before, part.meanwhile, part.superseded,
-         "; ".join(map(_unsure_words, part.unsure)) or "-")
+         "; ".join(map(_unconfirmed_page_text, part.unsure)) or "-")
         for index, part in parts
     ]  # fmt: skip
-    last = f"run {order.run}: {account.changed} changed" if parts else ""
-    output.table(value, columns, rows, empty="no jobs are in reach", last=last)
+    last = f"run {request.run}: {account.changed_jobs} changed" if parts else ""
+    output.print_table(value, columns, rows, empty="no jobs are in reach", last=last)
 
 
-def _unsure_words(page: UnsurePage) -> str:
+def _unconfirmed_page_text(page: UnconfirmedPage) -> str:
     return f"{page.jobs} of {page.table}, ids {page.first_id} to {page.last_id}"
 
 
-def _order_facts(order: BulkOrder) -> dict[str, Any]:
-    return {"verb": order.verb.value, "where": order.where.text}
+def _request_as_json(request: BulkRequest) -> dict[str, Any]:
+    return {"verb": request.verb.value, "where": request.where.text}
 
 
-def _progress_facts(index: int, part: DatabaseProgress) -> dict[str, Any]:
+def _database_progress_as_json(index: int, part: DatabaseProgress) -> dict[str, Any]:
     return {
         "database": index,
         "in_reach": part.chosen,
@@ -409,5 +418,5 @@ def _progress_facts(index: int, part: DatabaseProgress) -> dict[str, Any]:
     }
 
 
-def _shorten(text: str) -> str:
+def _shorten_where(text: str) -> str:
     return text if len(text) <= WHERE_COLUMNS else f"{text[: WHERE_COLUMNS - 3]}..."

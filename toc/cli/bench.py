@@ -10,7 +10,7 @@ import typer
 from toc.bench.child import unwind_on_signals
 from toc.bench.common import Options
 from toc.bench.run import CASES, open_bench, run_cases
-from toc.cli.common_options import answers
+from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK
 from toc.cli.output import Output, make_console
 from toc.runtime.settings import load_settings
@@ -23,16 +23,16 @@ CLIENTS_HELP = "threads that schedule (default: 8 for the schedule case, 1 for l
 WORKERS_HELP = "worker processes (default: 1 for lateness, 2 for the drain with several)"
 
 
-class Due(StrEnum):
-    """Of `toc.bench.lateness.due_times_s`."""
+class DueTimeSpread(StrEnum):
+    """How due times are spread (see `toc.bench.lateness.due_times_s`)."""
 
     EVEN = "even"
     RANDOM = "random"
     WHOLE = "whole"
 
 
-@answers
-def bench(
+@answering_command
+def run_bench(
     output: Output,
     *,
     case: Annotated[
@@ -45,7 +45,7 @@ def bench(
         list[float] | None,
         typer.Option(min=1, help="jobs per second of the lateness case, may be repeated"),
     ] = None,
-    due: Annotated[Due, typer.Option(help=DUE_HELP)] = Due.EVEN,
+    due: Annotated[DueTimeSpread, typer.Option(help=DUE_HELP)] = DueTimeSpread.EVEN,
     seconds: Annotated[
         float, typer.Option(min=1, help="duration of the lateness case")
     ] = Options.seconds,
@@ -63,8 +63,8 @@ def bench(
 ) -> int:
     """Measure how fast toc is on the servers of the settings, and how late its jobs start.
 
-    It creates databases `<name>_bench_…` and a namespace of its own there, and drops them at the end.
-    Exits 1 when a count or an invariant is wrong.
+    The benchmark creates databases `<name>_bench_…` and a namespace of its own there, and drops them at the
+    end. Exits 1 when a count or an invariant is wrong.
     """
     unknown = set(case or ()) - CASES.keys()
     if unknown:
@@ -73,7 +73,7 @@ def bench(
         )
     progress = make_console(stderr=True)
 
-    def log_line(line: str) -> None:
+    def print_progress_line(line: str) -> None:
         progress.print(line, highlight=False, markup=False)
 
     rates = tuple(rate or Options.rates)
@@ -83,11 +83,11 @@ def bench(
     )  # fmt: skip
     with (
         unwind_on_signals(),
-        open_bench(load_settings(), options, log_line, shards=shards) as opened,
+        open_bench(load_settings(), options, print_progress_line, shards=shards) as opened,
     ):
         report = run_cases(opened, CASES, [name for name in CASES if not case or name in case])
     if output.as_json:
-        output.answer(report.as_json(), "")
+        output.print_value(report.as_json(), "")
     else:
         report.show(make_console())
     return NO if report.broken else OK

@@ -1,4 +1,4 @@
-"""The client that commands use, and jobs as they show them."""
+"""The client that commands use, and jobs and answers as commands print them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 from toc.center.center import TimeoutCenter
 from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.output import Output
-from toc.cli.time_texts import iso
+from toc.cli.time_texts import iso_utc
 from toc.domain.argument_checks import ACTOR_CHARS_MAX
 from toc.domain.job import Answer, DeadJob, Job
 from toc.handlers.registry import Registry
@@ -27,7 +27,8 @@ Type = Annotated[str, typer.Option("--type", metavar="T", help="The biz_type.")]
 AnyType = Annotated[str | None, typer.Option("--type", metavar="T", help="Only this biz_type.")]
 Key = Annotated[str | None, typer.Option("--key", metavar="K", help="The dedup_key.")]
 Reason = Annotated[
-    str | None, typer.Option("--reason", metavar="TEXT", help="Why; it stands in the job's events.")
+    str | None,
+    typer.Option("--reason", metavar="TEXT", help="Why; the reason is kept in the job's events."),
 ]
 
 
@@ -45,7 +46,7 @@ def current_person() -> str:
     """The person who runs the command, as user@host."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # nobody's name: a container that runs under a bare number
+    except (KeyError, OSError):  # a user without a name: in a container
         user = "unknown"
     name = f"{user[:50]}@{socket.gethostname()[:40]}"[:ACTOR_CHARS_MAX]
     return "".join(ch if ch.isprintable() else "?" for ch in name)
@@ -58,18 +59,18 @@ def parse_biz_id(words: str) -> int | str:
     return int(words) if _INTEGER.fullmatch(words) else words
 
 
-def check_target(job_id: int | None, biz_id: str | None) -> None:
-    """Raises unless exactly one of the two is given."""
+def check_one_target_given(job_id: int | None, biz_id: str | None) -> None:
+    """Raises CommandError unless exactly one of the two arguments is given."""
     if (job_id is None) == (biz_id is None):
         raise CommandError("give either a JOB_ID or --biz-id (with --type)", USAGE)
 
 
 def print_answer(output: Output, answer: Answer) -> int:
-    """Prints what cancel, reschedule or redrive answered; exits 0 only if it changed the job."""
+    """Prints the answer of cancel, reschedule or redrive; returns 0 only if the job was changed."""
     job = "" if answer.job_id is None else f"job {answer.job_id}: "
     tried = f" (attempts: {answer.attempts})" if answer.attempts else ""
     hint = f": {answer.hint}" if answer.hint else ""
-    output.answer(answer_as_json(answer), f"{job}{answer}{tried}{hint}")
+    output.print_value(answer_as_json(answer), f"{job}{answer}{tried}{hint}")
     return OK if answer.ok else NO
 
 
@@ -94,11 +95,11 @@ def job_as_json(job: Job | DeadJob) -> dict[str, Any]:
         "attempts": job.attempts,
     }
     if isinstance(job, DeadJob):
-        return value | {"dead_time": iso(job.dead_ms), "error": job.error}
+        return value | {"dead_time": iso_utc(job.dead_ms), "error": job.error}
     return value | {
         "status": job.status.name.lower(),
-        "action_time": iso(job.action_ms),
-        "due_time": iso(job.due_ms),
+        "action_time": iso_utc(job.action_ms),
+        "due_time": iso_utc(job.due_ms),
         "attribute": job.attribute,
         "dedup_key": job.dedup_key,
         "token": job.token,

@@ -1,7 +1,7 @@
 """Options that all commands have (-v, --log-json, --json), and errors as one line.
 
 A command is a function that takes an `Output` first and returns an exit code, or None for 0.
-`answers` and `serves` give it the common options and take care of what it raises.
+`answering_command` and `serving_command` add the common options, and turn exceptions into exit codes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from toc.cli import exit_codes, logs
 from toc.cli.output import Output
 
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Log more, and show where an error comes from.")
+    bool, typer.Option("--verbose", "-v", help="Log more, and show the traceback of an error.")
 ]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Log as JSON lines.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
@@ -26,21 +26,21 @@ Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON documen
 _COMMON: dict[str, Any] = {"verbose": Verbose, "log_json": LogJson}
 
 
-def answers(function: Callable[..., int | None]) -> Callable[..., int]:
-    """A command that answers something: on standard output, and as JSON with --json."""
-    return _command(function, _COMMON | {"as_json": Json}, logging.WARNING)
+def answering_command(function: Callable[..., int | None]) -> Callable[..., int]:
+    """Makes a command that prints an answer on standard output, as JSON with --json."""
+    return _make_command(function, _COMMON | {"as_json": Json}, logging.WARNING)
 
 
-def serves(function: Callable[..., int | None]) -> Callable[..., int]:
-    """A command that runs until it is stopped, and logs what it does."""
-    return _command(function, _COMMON, logging.INFO)
+def serving_command(function: Callable[..., int | None]) -> Callable[..., int]:
+    """Makes a command that runs until it is stopped, and logs what it does."""
+    return _make_command(function, _COMMON, logging.INFO)
 
 
-def _command(
+def _make_command(
     function: Callable[..., int | None], common: dict[str, Any], level: int
 ) -> Callable[..., int]:
     @functools.wraps(function)
-    def command(ctx: typer.Context, **values: object) -> int:
+    def run_command(ctx: typer.Context, **values: object) -> int:
         verbose = bool(values.pop("verbose") or ctx.obj)
         log_json = bool(values.pop("log_json"))
         logs.configure_logging(logging.DEBUG if verbose else level, as_json=log_json)
@@ -52,9 +52,10 @@ def _command(
         except Exception as error:
             if is_usage_error(error):
                 raise
-            return exit_codes.report(error, verbose=verbose)
+            return exit_codes.print_error(error, verbose=verbose)
 
-    # Typer builds the options from the signature: the function's own, without the output, and ours.
+    # Typer builds the options from the signature: the function's own parameters, without the output, and the
+    # common ones.
     signature = inspect.signature(function, eval_str=True)
     keyword = inspect.Parameter.KEYWORD_ONLY
     own = [p.replace(kind=keyword) for p in list(signature.parameters.values())[1:]]
@@ -64,9 +65,9 @@ def _command(
     ]
     context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
     parameters = [context, *own, *added]
-    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    return command
+    run_command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run_command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run_command
 
 
 def is_usage_error(error: Exception) -> bool:

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from toc.cli.clients import AnyType, Reason, answer_as_json, job_as_json, open_client
-from toc.cli.common_options import answers
+from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.output import Output
-from toc.cli.time_texts import shown
+from toc.cli.time_texts import time_for_people
 
 ERROR_COLUMNS = 100
 REDRIVE_MAX = 10_000
@@ -22,16 +22,23 @@ Limit = Annotated[
 ]
 
 
-@answers
+@answering_command
 def list_dead(output: Output, biz_type: AnyType = None, limit: Limit = 50) -> None:
-    """List dead jobs, newest first: their attempts are used up, nothing will run them again."""
+    """List dead jobs, newest first: their attempts are used up, and no worker runs them again."""
     with open_client() as center:
         jobs = center.dead(limit, biz_type)
-    output.table(
+    output.print_table(
         {"dead": [job_as_json(job) for job in jobs]},
         (">job_id", ">biz_id", "biz_type", ">attempts", "dead since", "error"),
         [
-            (j.job_id, j.biz_id, j.biz_type, j.attempts, shown(j.dead_ms), _shorten(j.error))
+            (
+                j.job_id,
+                j.biz_id,
+                j.biz_type,
+                j.attempts,
+                time_for_people(j.dead_ms),
+                _shorten_error(j.error),
+            )
             for j in jobs
         ],
         empty="no dead jobs",
@@ -39,8 +46,8 @@ def list_dead(output: Output, biz_type: AnyType = None, limit: Limit = 50) -> No
     )
 
 
-@answers
-def redrive(
+@answering_command
+def redrive_dead(
     output: Output,
     *,
     job_ids: Annotated[list[int] | None, typer.Argument(metavar="[JOB_ID]...")] = None,
@@ -49,13 +56,13 @@ def redrive(
     ] = False,
     biz_type: AnyType = None,
     limit: Limit = 1000,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     reason: Reason = None,
 ) -> int:
     """Give dead jobs a new life: due now, with all their attempts.
 
-    Either those named, or with --all --type T the dead jobs of a type, at most --limit; that asks
-    first unless --yes. Exits 1 when one of them was not redriven.
+    Either those named, or with --all --type T the dead jobs of a type, at most --limit; --all asks
+    for confirmation unless --yes. Exits 1 when a job was not redriven.
     """
     if bool(job_ids) == everything or (everything and biz_type is None):
         raise CommandError("give JOB_IDs, or --all with --type", USAGE)
@@ -64,10 +71,10 @@ def redrive(
         if everything:
             ids = [job.job_id for job in center.dead(limit, biz_type)]
             if ids and not yes:
-                _confirm(f"Redrive {len(ids)} dead jobs of type {biz_type}?")
+                _confirm_at_terminal(f"Redrive {len(ids)} dead jobs of type {biz_type}?")
         found = [(job_id, center.redrive(job_id, reason=reason)) for job_id in ids]
     counts = Counter(str(answer) for _, answer in found)
-    output.table(
+    output.print_table(
         {
             "counts": counts,
             "jobs": [answer_as_json(answer) | {"job_id": str(n)} for n, answer in found],
@@ -80,12 +87,12 @@ def redrive(
     return OK if all(answer.ok for _, answer in found) else NO
 
 
-def _confirm(question: str) -> None:
+def _confirm_at_terminal(question: str) -> None:
     if not sys.stdin.isatty():
         raise CommandError("this asks first, and there is no terminal: add --yes", USAGE)
     typer.confirm(question, abort=True, err=True)
 
 
-def _shorten(error: str) -> str:
+def _shorten_error(error: str) -> str:
     line = error.strip().splitlines()[0] if error.strip() else ""
     return line if len(line) <= ERROR_COLUMNS else line[: ERROR_COLUMNS - 3] + "..."

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from toc.cli.apps import Apps, load_apps
-from toc.cli.common_options import serves
+from toc.cli.common_options import serving_command
+from toc.cli.handler_modules import Apps, import_handlers
 from toc.cli.output import Output
-from toc.cli.signals import StopRequest
+from toc.cli.stop_request import StopRequest
 from toc.handlers.builtin import printer
 from toc.handlers.registry import Registry
 from toc.node.dev import DevDirectory, PrivateRedis
@@ -27,12 +27,16 @@ WATCH_S = 1.0
 
 Directory = Annotated[
     Path | None,
-    typer.Option("--dir", metavar="DIR", help="Where databases and socket lie (default: .toc)."),
+    typer.Option(
+        "--dir",
+        metavar="DIR",
+        help="The directory of the databases and the Redis socket (default: .toc).",
+    ),
 ]
 
 
-@serves
-def dev(output: Output, app: Apps = None, directory: Directory = None) -> None:
+@serving_command
+def run_dev(output: Output, app: Apps = None, directory: Directory = None) -> None:
     """Run everything in this process, for development: no server needed.
 
     Databases (SQLite) and a private Redis live in a directory, by default .toc. Clients that run
@@ -44,22 +48,26 @@ def dev(output: Output, app: Apps = None, directory: Directory = None) -> None:
     path = directory or DEV_DIR
     redis = PrivateRedis(path)
     with StopRequest(at_once=redis.kill) as stop, DevDirectory(path) as here:
-        handlers = load_apps(app) if app else _make_printing_registry()
+        handlers = import_handlers(app) if app else _make_printing_handlers()
         settings = here.settings()
         migrate.upgrade(settings)
         with redis:
             node = Node(settings, handlers=handlers)
             node.start()
             try:
-                typer.echo(_welcome_text(path, settings, _example_type(handlers), printing=not app))
-                while not stop.wait(WATCH_S):
+                typer.echo(
+                    _make_welcome_text(
+                        path, settings, _choose_example_type(handlers), printing=not app
+                    )
+                )
+                while not stop.wait_for_stop(WATCH_S):
                     redis.restart_if_ended()
                 typer.echo("stopping ...")
             finally:
                 node.stop()
 
 
-def _make_printing_registry() -> Registry:
+def _make_printing_handlers() -> Registry:
     """Handlers that print the job, for the type "default" only: a real job must not end by being printed."""
     # Databases and Redis run on this machine and have its clock.
     handlers = Registry()
@@ -67,12 +75,12 @@ def _make_printing_registry() -> Registry:
     return handlers
 
 
-def _example_type(handlers: Registry) -> str:
-    """A type that these handlers take: "default" if they do, else the first one."""
+def _choose_example_type(handlers: Registry) -> str:
+    """A biz_type that has a handler: "default" if possible, else the first type."""
     return "default" if handlers.get("default") else next(iter(handlers)).biz_type
 
 
-def _welcome_text(path: Path, settings: Settings, biz_type: str, *, printing: bool) -> str:
+def _make_welcome_text(path: Path, settings: Settings, biz_type: str, *, printing: bool) -> str:
     client = load_settings()
     same = (client.databases, client.redis_url) == (settings.databases, settings.redis_url)
     variables = {

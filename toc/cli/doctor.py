@@ -1,6 +1,6 @@
 """`toc doctor`: checks the servers, tables, clocks and handlers.
 
-No check changes anything; a bad result names what to do.
+No check changes anything; a result that is not ok says what to do.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
-from toc.cli.apps import Apps, load_apps
-from toc.cli.common_options import answers
-from toc.cli.exit_codes import NO, OK, explain
+from toc.cli.common_options import answering_command
+from toc.cli.exit_codes import NO, OK, error_text_and_code
+from toc.cli.handler_modules import Apps, import_handlers
 from toc.cli.output import Output
 from toc.cluster.members import describe_foreign_access
 from toc.cluster.roster import roster
@@ -38,7 +38,7 @@ from toc.timer.server_facts import VERSION_MIN as REDIS_VERSION_MIN
 
 Level = Literal["ok", "warn", "fail"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-"""From good to bad."""
+"""The levels of results, from good to bad."""
 
 VERSION_MIN = {
     "mysql": (8, 4), "mariadb": (10, 11), "sqlite": (3, 37), "Redis": REDIS_VERSION_MIN
@@ -47,16 +47,16 @@ SKEW_MS_WARN = 1000
 PARALLEL_MAX = 8
 
 
-@answers
-def doctor(output: Output, app: Apps = None) -> int:
+@answering_command
+def check_setup(output: Output, app: Apps = None) -> int:
     """Check the databases, Redis, clocks, and with --app the handlers.
 
-    It changes nothing. Each line that is not ok says what to do. Exits 1 when one says fail.
+    This command changes nothing. Each line that is not ok says what to do. Exits 1 when a line says fail.
     """
-    checks = Doctor(load_settings(), load_apps(app) if app else None).run()
+    checks = SetupChecker(load_settings(), import_handlers(app) if app else None).run_checks()
     counts = Counter(check.level for check in checks)
-    level = worst_level(checks)
-    output.table(
+    level = find_worst_level(checks)
+    output.print_table(
         {"level": level, "checks": [asdict(check) for check in checks]},
         ("", "what", "check", "found", "what to do"),
         [
@@ -70,7 +70,7 @@ def doctor(output: Output, app: Apps = None) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckResult:
     """The result of one check. `advice`: what to do when the level is not ok."""
 
     subject: str
@@ -80,26 +80,32 @@ class Check:
     advice: str = ""
 
 
-def _fail_unless(good: bool, subject: str, check: str, found: str, advice: str) -> Check:
-    return Check(subject, check, "ok" if good else "fail", found, advice)
+def _result_ok_or_fail(
+    good: bool, subject: str, check: str, found: str, advice: str
+) -> CheckResult:
+    return CheckResult(subject, check, "ok" if good else "fail", found, advice)
 
 
-def _warn_unless(good: bool, subject: str, check: str, found: str, advice: str) -> Check:
-    return Check(subject, check, "ok" if good else "warn", found, advice)
+def _result_ok_or_warn(
+    good: bool, subject: str, check: str, found: str, advice: str
+) -> CheckResult:
+    return CheckResult(subject, check, "ok" if good else "warn", found, advice)
 
 
-class Doctor:
+class SetupChecker:
     """All checks for one set of settings."""
 
     def __init__(
         self, settings: Settings, handlers: Registry | None = None, clock: Clock | None = None
     ) -> None:
         self._settings, self._handlers, self._clock = settings, handlers, clock or SystemClock()
-        self._offsets: dict[str, ClockOffset] = {}  # of each server's clock from this machine's
+        self._offsets: dict[
+            str, ClockOffset
+        ] = {}  # offset of each server's clock from this machine's clock
 
-    def run(self) -> list[Check]:
-        """Asks all servers in parallel: one that does not answer costs its timeout once."""
-        found: list[Check] = []
+    def run_checks(self) -> list[CheckResult]:
+        """Runs all checks. Databases are asked in parallel: those that do not answer cost one timeout."""
+        found: list[CheckResult] = []
         databases = Databases.from_settings(self._settings, self._clock, pool_size=1)
         with closing(databases), ThreadPoolExecutor(PARALLEL_MAX) as pool:
             for checks in pool.map(self._check_database, databases):
@@ -109,31 +115,31 @@ class Doctor:
             redis_offset = self._offsets.pop("redis", None)
             found += self._compare_database_clocks()
             if redis_offset is not None:
-                found += self._check_skew(redis_offset)
+                found += self._check_redis_clock_skew(redis_offset)
             found += self._check_reconciliation(databases)
-            found += self._check_types(databases)
+            found += self._check_biz_types(databases)
         return found
 
     # ---- databases
 
-    def _check_database(self, database: Database) -> list[Check]:
+    def _check_database(self, database: Database) -> list[CheckResult]:
         name = f"database {database.index}"
         try:
             facts = read_server_info(database)
             return [
-                Check(name, "reachable", "ok", str(self._settings.databases[database.index])),
-                _check_version(name, facts.kind, facts.version),
-                *_check_durability(name, facts),
-                *_check_session(name, facts),
+                CheckResult(name, "reachable", "ok", str(self._settings.databases[database.index])),
+                _check_server_version(name, facts.kind, facts.version),
+                *_check_commit_durability(name, facts),
+                *_check_session_variables(name, facts),
                 *self._check_tls(name, database, facts),
-                *self._check_schema(name, database),
+                *self._check_schema_revision(name, database),
                 self._check_clock(name, database.now_ms),
             ]
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+        except Exception as error:  # noqa: BLE001 - any error is a finding
             advice = "check TOC_DATABASES, that the server runs, and that it has this schema"
-            return [_no_answer(name, error, advice)]
+            return [_unreachable_result(name, error, advice)]
 
-    def _check_tls(self, name: str, database: Database, facts: ServerInfo) -> Iterator[Check]:
+    def _check_tls(self, name: str, database: Database, facts: ServerInfo) -> Iterator[CheckResult]:
         if database.sqlite:
             return
         mode = self._settings.mysql.tls
@@ -149,17 +155,17 @@ class Doctor:
             "read and change what is sent"
         )
         good = database.is_local or mode.startswith("verify")
-        yield _warn_unless(good, name, "tls", found, advice)
+        yield _result_ok_or_warn(good, name, "tls", found, advice)
 
-    def _check_schema(self, name: str, database: Database) -> Iterator[Check]:
+    def _check_schema_revision(self, name: str, database: Database) -> Iterator[CheckResult]:
         revision = migrate.read_revision(database)
         incompatibility = migrate.describe_incompatibility(database)
         found = f"revision {revision or 'none'}"
         if incompatibility is not None:
             found, _, advice = incompatibility.rpartition(": ")
-            yield Check(name, "schema", "fail", found, advice)
+            yield CheckResult(name, "schema", "fail", found, advice)
             return
-        yield Check(name, "schema", "ok", found)
+        yield CheckResult(name, "schema", "ok", found)
         recorded = read_recorded_meta(database)
         wrong = [
             f"{fact} is {before}, the settings say {value}"
@@ -171,75 +177,77 @@ class Doctor:
             "matches" if recorded else "not recorded yet: the first start does"
         )
         advice = "use the settings that the database was created with: they cannot be changed later"
-        yield _fail_unless(not wrong, name, "routing", found, advice)
+        yield _result_ok_or_fail(not wrong, name, "routing", found, advice)
         if not wrong:
-            yield self._check_tables(name, database)
+            yield self._check_table_faults(name, database)
 
-    def _check_tables(self, name: str, database: Database) -> Check:
+    def _check_table_faults(self, name: str, database: Database) -> CheckResult:
         faults = read_status(database, self._settings.routing.meta_values()).faults
         found = "; ".join(summarize_faults(faults)) or "as toc made them"
         slow = all(fault.kind in ("index", "view") and not fault.silent for fault in faults)
         level: Level = "ok" if not faults else "warn" if slow else "fail"
-        return Check(name, "tables", level, found, WAY_OUT)
+        return CheckResult(name, "tables", level, found, WAY_OUT)
 
     # ---- Redis
 
-    def _check_redis(self) -> Iterator[Check]:
+    def _check_redis(self) -> Iterator[CheckResult]:
         settings = self._settings
         if not settings.has_timer:
-            yield Check("redis", "reachable", "ok", "none: the scanner fires alone")
+            yield CheckResult("redis", "reachable", "ok", "none: the scanner fires alone")
             return
         try:
             with closing(Reminders.from_settings(settings, self._clock)) as reminders:
                 facts = reminders.server_info()
-                yield Check("redis", "reachable", "ok", f"{settings.redis_url} ({facts['mode']})")
-                yield _check_version("redis", "Redis", facts["version"])
+                yield CheckResult(
+                    "redis", "reachable", "ok", f"{settings.redis_url} ({facts['mode']})"
+                )
+                yield _check_server_version("redis", "Redis", facts["version"])
                 policy = facts["maxmemory_policy"]
                 advice = "set maxmemory-policy noeviction: otherwise Redis deletes reminders"
                 good = policy == NO_EVICTION
-                yield _fail_unless(good, "redis", "maxmemory-policy", policy, advice)
+                yield _result_ok_or_fail(good, "redis", "maxmemory-policy", policy, advice)
                 yield self._check_clock("redis", reminders.time_ms)
-                yield self._check_members(reminders)
-        except Exception as error:  # noqa: BLE001 - as above
+                yield self._check_queue_members(reminders)
+        except Exception as error:  # noqa: BLE001 - any error is a finding
             advice = "check TOC_REDIS_URL and that Redis runs; until then the scanner fires, late"
-            yield _no_answer("redis", error, advice)
+            yield _unreachable_result("redis", error, advice)
 
-    def _check_members(self, reminders: Reminders) -> Check:
+    def _check_queue_members(self, reminders: Reminders) -> CheckResult:
         for part in read_foreign_members(self._settings, reminders):
             advice = f"toc removes each of them when it is due, and {part.means}"
-            return Check("redis", "queues", "warn", part.how, advice)
-        return Check("redis", "queues", "ok", "job ids only")
+            return CheckResult("redis", "queues", "warn", part.how, advice)
+        return CheckResult("redis", "queues", "ok", "job ids only")
 
-    def _check_zookeeper(self) -> Iterator[Check]:
+    def _check_zookeeper(self) -> Iterator[CheckResult]:
         if not self._settings.has_cluster:
-            yield Check("zookeeper", "reachable", "ok", "none: each node owns everything")
+            yield CheckResult("zookeeper", "reachable", "ok", "none: each node owns everything")
             return
         try:
             members = roster(self._settings)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - any error is a finding
             advice = "check TOC_ZOOKEEPER_HOSTS and that it runs; until then the last shares stay"
-            yield _no_answer("zookeeper", error, advice)
+            yield _unreachable_result("zookeeper", error, advice)
             return
-        yield Check("zookeeper", "reachable", "ok", f"{len(members)} nodes there")
+        yield CheckResult("zookeeper", "reachable", "ok", f"{len(members)} nodes there")
         yield self._check_zookeeper_tls()
         if self._settings.cluster.auth is None:
             found = "everyone who reaches ZooKeeper may write to it: members that do not exist make jobs late"
             advice = (
                 "set TOC_CLUSTER__AUTH ('user:password') for all processes: workers set the ACLs"
             )
-            yield Check("zookeeper", "access", "warn", found, advice)
+            yield CheckResult("zookeeper", "access", "warn", found, advice)
             return
         try:
             foreign = describe_foreign_access(self._settings)
-        except Exception as error:  # noqa: BLE001 - as above
-            foreign = [explain(error)[0]]
+        except Exception as error:  # noqa: BLE001 - any error is a finding
+            foreign = [error_text_and_code(error)[0]]
         advice = (
             "restart a worker, which repairs it where it may; otherwise set the ACL with zkCli.sh"
         )
         found = "; ".join(foreign) or "only with cluster.auth"
-        yield _warn_unless(not foreign, "zookeeper", "access", found, advice)
+        yield _result_ok_or_warn(not foreign, "zookeeper", "access", found, advice)
 
-    def _check_zookeeper_tls(self) -> Check:
+    def _check_zookeeper_tls(self) -> CheckResult:
         cluster, hosts = self._settings.cluster, self._settings.zookeeper_hosts.partition("/")[0]
         local = all(
             host.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")
@@ -250,21 +258,23 @@ class Doctor:
             " otherwise an attacker on the network can read cluster.auth and write members"
         )
         good = local or cluster.tls.startswith("verify")
-        return _warn_unless(good, "zookeeper", "tls", cluster.tls, advice)
+        return _result_ok_or_warn(good, "zookeeper", "tls", cluster.tls, advice)
 
     # ---- reconciliation
 
-    def _check_reconciliation(self, databases: Databases) -> Iterator[Check]:
+    def _check_reconciliation(self, databases: Databases) -> Iterator[CheckResult]:
         if self._settings.reconcile.nightly != "none":
             missing = missing_software()
-            yield _fail_unless(not missing, "nightly", "installed here", missing or "all", missing)
+            yield _result_ok_or_fail(
+                not missing, "nightly", "installed here", missing or "all", missing
+            )
         for part in read_reconciliation(self._settings, databases):
             level: Level = "fail" if part.state != "up" else "warn" if part.means else "ok"
-            yield Check("reconciled", "last run", level, part.how, part.means)
+            yield CheckResult("reconciled", "last run", level, part.how, part.means)
 
     # ---- clocks
 
-    def _check_clock(self, name: str, ask_ms: Callable[[], int]) -> Check:
+    def _check_clock(self, name: str, ask_ms: Callable[[], int]) -> CheckResult:
         """The server's clock minus this machine's, measured around one answer."""
         before_s = self._clock.wall_ms() / 1000
         server_ms = ask_ms()
@@ -273,9 +283,11 @@ class Doctor:
         # Nothing is decided by this machine's clock, but ids and logs carry its time.
         advice = "let NTP set the clocks of this machine and of the server"
         found = f"{offset.middle_ms:+.0f} ms from this machine's"
-        return _warn_unless(abs(offset.middle_ms) <= SKEW_MS_WARN, name, "clock", found, advice)
+        return _result_ok_or_warn(
+            abs(offset.middle_ms) <= SKEW_MS_WARN, name, "clock", found, advice
+        )
 
-    def _check_skew(self, redis: ClockOffset) -> Iterator[Check]:
+    def _check_redis_clock_skew(self, redis: ClockOffset) -> Iterator[CheckResult]:
         limit_ms = round(self._settings.timer.skew_s_max * 1000)
         advice = f"set the servers' clocks: beyond {limit_ms} ms the timer stops, the scanner fires"
         for name, database in self._offsets.items():
@@ -283,10 +295,13 @@ class Doctor:
             level: Level = "ok" if abs(skew_ms) <= SKEW_MS_WARN else "warn"
             if abs(skew_ms) > limit_ms:
                 level = "fail"
-            yield Check("redis", f"clock and {name}'s", level, f"{skew_ms:+.0f} ms apart", advice)
+            yield CheckResult(
+                "redis", f"clock and {name}'s", level, f"{skew_ms:+.0f} ms apart", advice
+            )
 
-    def _compare_database_clocks(self) -> Iterator[Check]:
-        """Compares the two databases whose clocks are furthest apart. A slow answer is no difference."""
+    def _compare_database_clocks(self) -> Iterator[CheckResult]:
+        """Compares the two databases whose clocks are furthest apart. The time of an answer does
+        not count as a difference."""
         offsets = self._offsets
         if len(offsets) < 2:
             return
@@ -298,11 +313,11 @@ class Doctor:
             f"{ahead} is {apart_ms:.0f} ms ahead of {behind}" if differ else "no two differ by more"
         )
         advice = "let NTP set both clocks: the jobs of a database are due by its own clock"
-        yield _warn_unless(not differ, "databases", "clocks", found, advice)
+        yield _result_ok_or_warn(not differ, "databases", "clocks", found, advice)
 
     # ---- biz_types and handlers
 
-    def _check_types(self, databases: Databases) -> Iterator[Check]:
+    def _check_biz_types(self, databases: Databases) -> Iterator[CheckResult]:
         types: set[str] | None = None
         with suppress(Exception):  # `_check_database` has reported it
             names, conflicts, _ = read_known_types(databases)
@@ -312,35 +327,37 @@ class Doctor:
             )
             advice = "give one of the two types another name: docs/how-to/type-conflict.md"
             found = found or f"{len(types)} types, no number has two names"
-            yield _fail_unless(not conflicts, "biz_types", "numbers", found, advice)
+            yield _result_ok_or_fail(not conflicts, "biz_types", "numbers", found, advice)
         if self._handlers is not None:
-            yield from self._check_handlers(types, self._handlers)
+            yield from self._check_handler_coverage(types, self._handlers)
 
-    def _check_handlers(self, types: set[str] | None, handlers: Registry) -> Iterator[Check]:
-        """Whether there is a handler for each type. `types`: all there are; None: not known."""
+    def _check_handler_coverage(
+        self, types: set[str] | None, handlers: Registry
+    ) -> Iterator[CheckResult]:
+        """Whether there is a handler for each type. `types`: all biz_types; None: not known."""
         names = sorted(spec.biz_type for spec in handlers)
-        yield Check("handlers", "registered", "ok", ", ".join(names) or "one for every type")
+        yield CheckResult("handlers", "registered", "ok", ", ".join(names) or "one for every type")
         if handlers.handler_of_every_type is not None or types is None:
             return
         missing = sorted(types - set(names))
         found = ", ".join(missing) or "none"
         advice = "fine when other workers handle them; otherwise their jobs wait"
-        yield _warn_unless(not missing, "handlers", "types without one", found, advice)
+        yield _result_ok_or_warn(not missing, "handlers", "types without one", found, advice)
 
 
-def worst_level(checks: Iterable[Check]) -> Level:
+def find_worst_level(checks: Iterable[CheckResult]) -> Level:
     """The worst level among the checks."""
     return max((check.level for check in checks), key=LEVELS.index, default="ok")
 
 
-def _check_version(name: str, kind: str, version: str) -> Check:
+def _check_server_version(name: str, kind: str, version: str) -> CheckResult:
     least = VERSION_MIN[kind]
     advice = f"upgrade: toc needs {kind} {least[0]}.{least[1]} or later"
     good = parse_version(version) >= least
-    return _fail_unless(good, name, "version", f"{kind} {version}", advice)
+    return _result_ok_or_fail(good, name, "version", f"{kind} {version}", advice)
 
 
-def _check_durability(name: str, facts: ServerInfo) -> Iterator[Check]:
+def _check_commit_durability(name: str, facts: ServerInfo) -> Iterator[CheckResult]:
     """Whether a COMMIT is on disk when it returns: otherwise a power failure loses jobs (I1)."""
     found = facts.durability
     wanted = {"innodb_flush_log_at_trx_commit": "1"}
@@ -350,29 +367,29 @@ def _check_durability(name: str, facts: ServerInfo) -> Iterator[Check]:
         if variable in found:
             good = found[variable] == value
             advice = f"set {variable} = {value}: otherwise a power failure can lose committed jobs"
-            yield _warn_unless(good, name, variable, found[variable], advice)
+            yield _result_ok_or_warn(good, name, variable, found[variable], advice)
 
 
-def _check_session(name: str, facts: ServerInfo) -> Iterator[Check]:
+def _check_session_variables(name: str, facts: ServerInfo) -> Iterator[CheckResult]:
     """Whether the session has the variables that toc sets, above all sql_mode: a proxy may change them."""
     if not facts.session:
         return
     wrong = [
         f"{variable} is {facts.session.get(variable)!r}, toc has set {value!r}"
         for variable, value in EXPECTED.items()
-        if _split_modes(facts.session.get(variable, "")) != _split_modes(value)
+        if _split_sql_modes(facts.session.get(variable, "")) != _split_sql_modes(value)
     ]
     own = f"toc's sessions set their own variables; sql_mode of others: {facts.sql_mode or 'empty'}"
     advice = (
         "a proxy before the server changes session variables: configure it to keep one server session for "
         "each connection of toc"
     )
-    yield _fail_unless(not wrong, name, "session", "; ".join(wrong) or own, advice)
+    yield _result_ok_or_fail(not wrong, name, "session", "; ".join(wrong) or own, advice)
 
 
-def _split_modes(value: str) -> set[str]:
+def _split_sql_modes(value: str) -> set[str]:
     return set(value.split(","))
 
 
-def _no_answer(name: str, error: Exception, advice: str) -> Check:
-    return Check(name, "reachable", "fail", explain(error)[0], advice)
+def _unreachable_result(name: str, error: Exception, advice: str) -> CheckResult:
+    return CheckResult(name, "reachable", "fail", error_text_and_code(error)[0], advice)

@@ -1,4 +1,4 @@
-"""From an error to one line on standard error and an exit code.
+"""Turns an error into one line on standard error and an exit code.
 
 The codes are an interface: docs/reference/cli.md lists them, scripts act on them.
 """
@@ -34,7 +34,7 @@ _NO_SERVERS = "run `toc dev` in this directory, or set TOC_DATABASES and TOC_RED
 
 
 class CommandError(Exception):
-    """A command cannot go on: the text is its line on standard error, `code` its exit code."""
+    """Ends a command: `text` becomes the line on standard error, `code` the exit code."""
 
     def __init__(self, text: str, code: int) -> None:
         self.code = code
@@ -42,38 +42,38 @@ class CommandError(Exception):
 
 
 def print_error_line(text: str) -> None:
-    """One line on standard error."""
+    """Prints one line on standard error; passwords are masked."""
     line = "; ".join(part.strip() for part in mask_secrets(text).splitlines() if part.strip())
     typer.echo(f"toc: {escape_to_one_line(line)}", err=True)
 
 
-def report(error: Exception, *, verbose: bool) -> int:
+def print_error(error: Exception, *, verbose: bool) -> int:
     """Prints what went wrong; returns the exit code. A traceback only when `verbose`."""
     if isinstance(error, BrokenPipeError):
-        # The reader of our output has gone. Python would complain again when it flushes at the end.
+        # The program that reads the output has ended. Python would report this again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     if verbose:
         trace = "".join(traceback.format_exception(error))
         typer.echo(escape_control_chars(mask_secrets(trace)), err=True, nl=False)
-    text, code = explain(error)
+    text, code = error_text_and_code(error)
     print_error_line(text)
     return code
 
 
-def explain(error: Exception) -> tuple[str, int]:
+def error_text_and_code(error: Exception) -> tuple[str, int]:
     """The text and the exit code of an error; passwords are masked."""
-    text, code = _explain_unmasked(error)
+    text, code = _unmasked_text_and_code(error)
     return mask_secrets(text), code
 
 
-def _explain_unmasked(error: Exception) -> tuple[str, int]:
+def _unmasked_text_and_code(error: Exception) -> tuple[str, int]:
     if isinstance(error, CommandError):
         return str(error), error.code
     translate = _TRANSLATIONS.get(type(error).__module__.partition(".")[0])
     if translate is not None:
         return translate(error)
-    if isinstance(error, ModuleNotFoundError):  # a driver that a URL names
+    if isinstance(error, ModuleNotFoundError):  # a URL names a driver that is not installed
         return f"{error}: is it installed?", SETTINGS
     return f"internal error: {type(error).__name__}: {_first_line(error)} (-v shows where)", FAULT
 

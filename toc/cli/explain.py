@@ -1,4 +1,4 @@
-"""`toc explain`: all that is known about one job, and what it means."""
+"""`toc explain`: all that is known about one job, and its state in one sentence."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Annotated, Any
 
 import typer
 
-from toc.admin.explain import (
+from toc.admin.job_explanation import (
     JobDelays,
     JobExplanation,
-    Owner,
-    TopicPlace,
+    OwnerNode,
+    ReminderLocation,
+    compute_job_delays,
     explain_job,
-    job_delays,
 )
 from toc.cli.clients import job_as_json
-from toc.cli.common_options import answers
-from toc.cli.exit_codes import NO, OK, report
-from toc.cli.job_meaning import Meaning, interpret
-from toc.cli.output import Output, printable
-from toc.cli.time_texts import duration, iso, relative, shown
+from toc.cli.common_options import answering_command
+from toc.cli.exit_codes import NO, OK, print_error
+from toc.cli.job_meaning import JobMeaning, describe_job_state
+from toc.cli.output import Output, printable_text
+from toc.cli.time_texts import duration_text, iso_utc, relative_time, time_for_people
 from toc.domain.job import Event
 from toc.runtime.settings import load_settings
 from toc.store.job_details import JobDetails
@@ -31,8 +31,8 @@ from toc.store.purge_pages import PurgesAround
 Line = tuple[str, object]
 
 
-@answers
-def explain(
+@answering_command
+def explain_job_command(
     output: Output, *, job_id: Annotated[int, typer.Argument(metavar="JOB_ID", show_default=False)]
 ) -> int:
     """Show all about one job: its row, its reminder in Redis, its owner, how late it was, and why.
@@ -41,47 +41,49 @@ def explain(
     """
     settings = load_settings()
     found = explain_job(settings, job_id)
-    means = interpret(found, settings)
-    late = None if found.record is None else job_delays(found.record)
+    means = describe_job_state(found, settings)
+    late = None if found.record is None else compute_job_delays(found.record)
     if output.as_json:
-        output.answer(_json(found, means, late), "")
+        output.print_value(_explanation_as_json(found, means, late), "")
     else:
-        typer.echo(_text(found, means, late))
+        typer.echo(_explanation_as_text(found, means, late))
     if found.database_error is not None:
-        return report(found.database_error, verbose=False)
+        return print_error(found.database_error, verbose=False)
     return OK if found.record is not None else NO
 
 
 # ---- for people
 
 
-def _text(found: JobExplanation, means: Meaning, late: JobDelays | None) -> str:
+def _explanation_as_text(found: JobExplanation, means: JobMeaning, late: JobDelays | None) -> str:
     name = "" if found.record is None else f" ({found.record.job.biz_type})"
     parts = [f"job {found.job_id}{name}: {means.text}", ""]
     for title, lines in (
-        ("row", _row_lines(found)),
-        ("time", _time_lines(found, late)),
-        ("redis", _redis_lines(found, means)),
-        ("nodes", _node_lines(found)),
+        ("row", _make_row_lines(found)),
+        ("time", _make_delay_lines(found, late)),
+        ("redis", _make_redis_lines(found, means)),
+        ("nodes", _make_owner_lines(found)),
     ):
-        parts += _block(title, list(lines))
-    parts += _block("purged around it", list(_purge_lines(found)))
-    parts += _block("events", [(_event(event, found.now_ms), "") for event in found.events])
+        parts += _make_text_block(title, list(lines))
+    parts += _make_text_block("purged around it", list(_make_purge_lines(found)))
+    parts += _make_text_block(
+        "events", [(_event_as_text(event, found.now_ms), "") for event in found.events]
+    )
     parts += [f"missing: {text}" for text in found.troubles.values()]
-    return "\n".join(printable(part) for part in parts).rstrip()
+    return "\n".join(printable_text(part) for part in parts).rstrip()
 
 
-def _block(title: str, lines: list[Line]) -> list[str]:
+def _make_text_block(title: str, lines: list[Line]) -> list[str]:
     if not lines:
         return []
     width = max(len(name) for name, value in lines if value != "") if lines[0][1] != "" else 0
     return [title, *(f"  {name:<{width}}  {value}".rstrip() for name, value in lines), ""]
 
 
-def _row_lines(found: JobExplanation) -> Iterator[Line]:
+def _make_row_lines(found: JobExplanation) -> Iterator[Line]:
     home, record, now_ms = found.home, found.record, found.now_ms
     yield "where", f"database {home.database}, table {home.table}"
-    yield "id drawn", _when(home.created_ms, now_ms)
+    yield "id drawn", _time_as_text(home.created_ms, now_ms)
     if record is None:
         return
     job = record.job
@@ -90,70 +92,70 @@ def _row_lines(found: JobExplanation) -> Iterator[Line]:
     if job.tenant is not None:
         yield "tenant", job.tenant
     yield "biz_type", f"{record.type_no} ({job.biz_type})"
-    yield "action_time", _when(job.action_ms, now_ms)
-    yield "due_time", _when(job.due_ms, now_ms)
-    yield "claim_time", _when(job.claimed_ms, now_ms)
+    yield "action_time", _time_as_text(job.action_ms, now_ms)
+    yield "due_time", _time_as_text(job.due_ms, now_ms)
+    yield "claim_time", _time_as_text(job.claimed_ms, now_ms)
     yield "attempts", job.attempts
     yield "worker", job.token or "-"
     yield "dedup_key", "-" if job.dedup_key is None else repr(job.dedup_key)
     yield "attribute", json.dumps(job.attribute, ensure_ascii=False)
-    yield "gmt_create", _when(record.created_ms, now_ms)
-    yield "gmt_modified", _when(record.modified_ms, now_ms)
+    yield "gmt_create", _time_as_text(record.created_ms, now_ms)
+    yield "gmt_modified", _time_as_text(record.modified_ms, now_ms)
     if record.letter is not None:
-        yield "dead since", _when(record.letter.dead_ms, now_ms)
+        yield "dead since", _time_as_text(record.letter.dead_ms, now_ms)
         yield "last error", record.letter.error.strip().replace("\n", "\n" + " " * 16)
 
 
-def _time_lines(found: JobExplanation, late: JobDelays | None) -> Iterator[Line]:
+def _make_delay_lines(found: JobExplanation, late: JobDelays | None) -> Iterator[Line]:
     if late is None or late.claimed_after_ms is None or found.record is None:
         return
     attempts = found.record.job.attempts
     last = f" (the last of {attempts} attempts)" if attempts > 1 else ""
-    yield "claimed", f"{duration(late.claimed_after_ms)} after its action_time{last}"
+    yield "claimed", f"{duration_text(late.claimed_after_ms)} after its action_time{last}"
     if late.ended_after_ms is not None:
-        yield "ended", f"{duration(late.ended_after_ms)} after that"
+        yield "ended", f"{duration_text(late.ended_after_ms)} after that"
 
 
-def _redis_lines(found: JobExplanation, means: Meaning) -> Iterator[Line]:
+def _make_redis_lines(found: JobExplanation, means: JobMeaning) -> Iterator[Line]:
     for place in found.places:
         yield "slot", f"{place.slot} of topic {place.topic}"
-        yield "StoreQueue", f"{place.store_key}: {_score(place.armed_ms, found.now_ms)}"
-        yield "PrepareQueue", f"{place.prepare_key}: {_score(place.out_ms, found.now_ms)}"
+        yield "StoreQueue", f"{place.store_key}: {_score_as_text(place.armed_ms, found.now_ms)}"
+        yield "PrepareQueue", f"{place.prepare_key}: {_score_as_text(place.out_ms, found.now_ms)}"
     if found.places and means.agrees is not None:
         yield "agrees", "yes" if means.agrees else "no"
 
 
-def _node_lines(found: JobExplanation) -> Iterator[Line]:
+def _make_owner_lines(found: JobExplanation) -> Iterator[Line]:
     if found.members is None:
         if "zookeeper" not in found.troubles:
             yield "owner", "every node: there is no ZooKeeper"
         return
     for topic, owners in found.owners.items():
-        words = [_owner(owner, found.now_ms) for owner in owners] or ["no owner"]
-        yield from ((_owned_thing(topic), one) for one in words)
+        words = [_owner_as_text(owner, found.now_ms) for owner in owners] or ["no owner"]
+        yield from ((_slot_or_shard_label(topic), one) for one in words)
 
 
-def _owned_thing(topic: str) -> str:
+def _slot_or_shard_label(topic: str) -> str:
     return f"slot of {topic}" if topic else "shard"
 
 
-def _purge_lines(found: JobExplanation) -> Iterator[Line]:
+def _make_purge_lines(found: JobExplanation) -> Iterator[Line]:
     for one in sorted(found.purges.counts) if found.purges is not None else ():
         kind = f"{one.jobs:,} {one.status.name.lower()} of {one.biz_type}"
         yield one.day, f"{kind}, ids {one.first_id} to {one.last_id}"
 
 
-def _owner(owner: Owner, now_ms: int) -> str:
+def _owner_as_text(owner: OwnerNode, now_ms: int) -> str:
     deputy = f", deputy {owner.deputy}" if owner.deputy else ", no deputy"
     handles = ", ".join(owner.handles) or "every type"
-    return f"{owner.node}, since {_when(owner.since_ms, now_ms)}{deputy}; handles {handles}"
+    return f"{owner.node}, since {_time_as_text(owner.since_ms, now_ms)}{deputy}; handles {handles}"
 
 
-def _event(event: Event, now_ms: int) -> str:
+def _event_as_text(event: Event, now_ms: int) -> str:
     move = f"{event.from_status.name.lower()} -> {event.to_status.name.lower()}"
-    # The first line: the whole of the last error stands above.
+    # Only the first line of the reason: the part `row` has the whole last error.
     reason = f": {event.reason.splitlines()[0]}" if event.reason else ""
-    when = _when(event.at_ms, now_ms)
+    when = _time_as_text(event.at_ms, now_ms)
     tried = f", attempts {event.attempts}" if event.attempts else ""
     account = f" (account {event.account})" if event.account else ""
     run = f" in run {event.run_id}" if event.run_id else ""
@@ -161,57 +163,59 @@ def _event(event: Event, now_ms: int) -> str:
     return f"{when}  {event.what} ({move}{tried}) by {event.actor}{account}{run}{reason}{related}"
 
 
-def _when(ms: int | None, now_ms: int) -> str:
-    return "-" if ms is None else f"{shown(ms)} ({relative(ms, now_ms)})"
+def _time_as_text(ms: int | None, now_ms: int) -> str:
+    return "-" if ms is None else f"{time_for_people(ms)} ({relative_time(ms, now_ms)})"
 
 
-def _score(ms: int | None, now_ms: int) -> str:
-    return "no" if ms is None else f"score {ms}, {_when(ms, now_ms)}"
+def _score_as_text(ms: int | None, now_ms: int) -> str:
+    return "no" if ms is None else f"score {ms}, {_time_as_text(ms, now_ms)}"
 
 
 # ---- for programs
 
 
-def _json(found: JobExplanation, means: Meaning, late: JobDelays | None) -> dict[str, Any]:
+def _explanation_as_json(
+    found: JobExplanation, means: JobMeaning, late: JobDelays | None
+) -> dict[str, Any]:
     home = found.home
     return {
         "job_id": str(found.job_id),
         "found": None if found.database_error is not None else found.record is not None,
-        "time": iso(found.now_ms),
+        "time": iso_utc(found.now_ms),
         "means": means.text,
         "redis_agrees": means.agrees,
         "home": {
             "database": home.database,
             "shard": home.shard,
             "table": home.table,
-            "id_drawn": iso(home.created_ms),
+            "id_drawn": iso_utc(home.created_ms),
         },
-        "row": None if found.record is None else _json_row(found.record),
+        "row": None if found.record is None else _row_as_json(found.record),
         "lateness": None if late is None else asdict(late),
-        "redis": [_json_place(place) for place in found.places],
+        "redis": [_reminder_as_json(place) for place in found.places],
         "owners": None if found.members is None else {
-            _owned_thing(topic): [_json_owner(owner) for owner in owners]
+            _slot_or_shard_label(topic): [_owner_as_json(owner) for owner in owners]
             for topic, owners in found.owners.items()
         },
-        "purges": None if found.purges is None else _json_purges(found.purges),
-        "events": [_json_event(event) for event in found.events],
+        "purges": None if found.purges is None else _purges_as_json(found.purges),
+        "events": [_event_as_json(event) for event in found.events],
         "troubles": found.troubles,
     }  # fmt: skip
 
 
-def _json_row(record: JobDetails) -> dict[str, Any]:
+def _row_as_json(record: JobDetails) -> dict[str, Any]:
     dead = record.letter
     return job_as_json(record.job) | {
         "type_no": record.type_no,
-        "claim_time": iso(record.job.claimed_ms),
-        "gmt_create": iso(record.created_ms),
-        "gmt_modified": iso(record.modified_ms),
+        "claim_time": iso_utc(record.job.claimed_ms),
+        "gmt_create": iso_utc(record.created_ms),
+        "gmt_modified": iso_utc(record.modified_ms),
         "dead": dead
-        and {"error": dead.error, "attempts": dead.attempts, "time": iso(dead.dead_ms)},
+        and {"error": dead.error, "attempts": dead.attempts, "time": iso_utc(dead.dead_ms)},
     }
 
 
-def _json_place(place: TopicPlace) -> dict[str, Any]:
+def _reminder_as_json(place: ReminderLocation) -> dict[str, Any]:
     return {
         "topic": place.topic,
         "slot": place.slot,
@@ -220,7 +224,7 @@ def _json_place(place: TopicPlace) -> dict[str, Any]:
     }
 
 
-def _json_purges(around: PurgesAround) -> dict[str, Any]:
+def _purges_as_json(around: PurgesAround) -> dict[str, Any]:
     closest = []
     for one in around.counts:
         ids = {"first_id": str(one.first_id), "last_id": str(one.last_id)}
@@ -228,19 +232,19 @@ def _json_purges(around: PurgesAround) -> dict[str, Any]:
     return {"counted_since": around.since, "days": around.days, "closest": closest}
 
 
-def _json_owner(owner: Owner) -> dict[str, Any]:
+def _owner_as_json(owner: OwnerNode) -> dict[str, Any]:
     return {
         "node": owner.node,
-        "since": iso(owner.since_ms),
+        "since": iso_utc(owner.since_ms),
         "deputy": owner.deputy,
         "handles": list(owner.handles),
     }
 
 
-def _json_event(event: Event) -> dict[str, Any]:
+def _event_as_json(event: Event) -> dict[str, Any]:
     related = event.related_job_id
     return {
-        "time": iso(event.at_ms),
+        "time": iso_utc(event.at_ms),
         "what": event.what,
         "from": event.from_status.name.lower(),
         "to": event.to_status.name.lower(),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from toc.cli.common_options import answers
+from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import USAGE, CommandError
 from toc.cli.output import Output
 from toc.runtime.settings import Settings, load_settings
@@ -25,36 +25,43 @@ User = Annotated[
     str | None, typer.Option("--user", metavar="NAME", help="The account's name; else toc_ROLE.")
 ]
 Host = Annotated[
-    str, typer.Option("--host", metavar="HOST", help="Where it may come from, such as '10.0.%'.")
+    str,
+    typer.Option(
+        "--host",
+        metavar="HOST",
+        help="The hosts that the account may connect from, such as '10.0.%'.",
+    ),
 ]
 Number = Annotated[
     int | None, typer.Option("--database", metavar="N", min=0, help="Only this database.")
 ]
 
 
-@answers
-def grants(
+@answering_command
+def print_grants(
     output: Output, role: RoleName, user: User = None, host: Host = "%", database: Number = None
 ) -> None:
     """Print the statements that make an account for a role, for each database of the settings.
 
-    It connects to nothing. Run them as an administrator, after `toc migrate`, and again after each
-    upgrade. The account is locked until you give it a password. docs/how-to/accounts.md says what each role
-    may do.
+    This command connects to no server. Run the statements as an administrator, after `toc migrate`, and again
+    after each upgrade. The account is locked until you give it a password. docs/how-to/accounts.md says what
+    each role may do.
     """
     account = quote_account(user or f"toc_{role}", host)
-    parts = list(_grants_by_server(load_settings(), role, account, database))
+    parts = list(_grant_statements_by_server(load_settings(), role, account, database))
     first = [
         f"-- {role}. A new account needs TLS, is locked and has no password; after these statements:",
         f"-- {password_statement(account)};",
         "-- An existing account keeps its password and its other rights: look at them with SHOW GRANTS.",
         f"-- To require TLS of an existing account: ALTER USER {account} REQUIRE SSL;",
     ]
-    lines = [line for part in parts for line in _part_text(part)]
-    output.answer({"role": role, "account": account, "parts": parts}, "\n".join([*first, *lines]))
+    lines = [line for part in parts for line in _server_part_as_sql(part)]
+    output.print_value(
+        {"role": role, "account": account, "parts": parts}, "\n".join([*first, *lines])
+    )
 
 
-def _grants_by_server(
+def _grant_statements_by_server(
     settings: Settings, role: str, account: str, database: int | None
 ) -> Iterator[dict[str, Any]]:
     """The statements for each database, and for each of its servers if they differ."""
@@ -82,7 +89,7 @@ def _grants_by_server(
             }
 
 
-def _part_text(part: dict[str, Any]) -> Iterator[str]:
+def _server_part_as_sql(part: dict[str, Any]) -> Iterator[str]:
     server = f", the {part['server']} server" if part["server"] else ""
     yield f"-- database {part['database']}{server}: {part['at']}"
     yield from (f"{statement};" for statement in part["statements"])

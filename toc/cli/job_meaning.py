@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toc.admin.explain import JobExplanation
-from toc.cli.time_texts import duration, relative
+from toc.admin.job_explanation import JobExplanation
+from toc.cli.time_texts import duration_text, relative_time
 from toc.domain.job import Job, Status
 from toc.runtime.settings import Settings
 from toc.store.column_types import sql_time_of_ms
@@ -16,38 +16,38 @@ PURGES_TOLD = 3  # counts of deleted jobs that the sentence names
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class JobMeaning:
     """The state of a job, in one sentence. `agrees`: whether Redis fits the row; None: nothing to compare."""
 
     agrees: bool | None
     text: str
 
 
-def interpret(found: JobExplanation, settings: Settings) -> Meaning:
+def describe_job_state(found: JobExplanation, settings: Settings) -> JobMeaning:
     """The job's state and what happens to it next."""
     if found.database_error is not None:
-        return Meaning(None, "its database does not answer, so its state is not known")
+        return JobMeaning(None, "its database does not answer, so its state is not known")
     if found.record is None:
-        return _interpret_missing_row(found, settings)
-    return _Interpreter(found, found.record.job, settings).interpret()
+        return _describe_missing_row(found, settings)
+    return _JobStateDescriber(found, found.record.job, settings).describe_job()
 
 
 # ---- a job without a row
 
 
-def _interpret_missing_row(found: JobExplanation, settings: Settings) -> Meaning:
+def _describe_missing_row(found: JobExplanation, settings: Settings) -> JobMeaning:
     age_ms = found.now_ms - found.home.created_ms
     if age_ms < 0:
-        text = f"there is no such job: by its id it would be made in {duration(-age_ms)}"
+        text = f"there is no such job: by its id it would be made in {duration_text(-age_ms)}"
     else:
-        purge = _explain_purge(found, settings, age_ms)
-        text = f"there is no such job: by its id it was made {duration(age_ms)} ago; {purge}"
-    left = any(not place.is_empty for place in found.places)
-    return Meaning(not left, text + ("; the next claim removes its reminder" if left else ""))
+        purge = _describe_likely_purge(found, settings, age_ms)
+        text = f"there is no such job: by its id it was made {duration_text(age_ms)} ago; {purge}"
+    left = any(not place.has_no_reminder for place in found.places)
+    return JobMeaning(not left, text + ("; the next claim removes its reminder" if left else ""))
 
 
-def _explain_purge(found: JobExplanation, settings: Settings, age_ms: int) -> str:
-    """Whether retention deleted it, as far as the counts tell: they count days and types, not single jobs."""
+def _describe_likely_purge(found: JobExplanation, settings: Settings, age_ms: int) -> str:
+    """Whether retention deleted the job, as far as the purge counts tell: they count jobs by day and type."""
     around, days = found.purges, settings.retention.days_min
     since = None if around is None else around.since
     # Events are no proof: anybody who may write events may write one of a job that never existed.
@@ -56,7 +56,7 @@ def _explain_purge(found: JobExplanation, settings: Settings, age_ms: int) -> st
     by_hand = f"{known}somebody deleted it{never}"
     if around is not None and around.counts:
         return (
-            f"jobs made before and after it were purged {_words_of_purge_days(around)}: "
+            f"jobs made before and after it were purged {_describe_purge_days(around)}: "
             f"{known}it was likely purged with them{never}"
         )
     if since is not None and since < sql_time_of_ms(found.home.created_ms)[:10]:
@@ -67,7 +67,7 @@ def _explain_purge(found: JobExplanation, settings: Settings, age_ms: int) -> st
     return f"{known}perhaps it was purged before purges were counted ({first}), or somebody deleted it{never}"
 
 
-def _words_of_purge_days(around: PurgesAround) -> str:
+def _describe_purge_days(around: PurgesAround) -> str:
     """The days of the closest counts, and how many more there are."""
     told: dict[str, list[str]] = {}
     for one in sorted(around.counts[:PURGES_TOLD]):
@@ -75,93 +75,97 @@ def _words_of_purge_days(around: PurgesAround) -> str:
         told.setdefault(one.day, []).append(kind)
     parts = [f"on {day} ({', '.join(kinds)})" for day, kinds in told.items()]
     more = around.days - len(told)
-    return ", ".join(parts) + (f" and on {_count_words(more, 'more day')}" if more else "")
+    return ", ".join(parts) + (f" and on {_number_with_noun(more, 'more day')}" if more else "")
 
 
-def _count_words(number: int, word: str) -> str:
+def _number_with_noun(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 # ---- a job with a row
 
 
-class _Interpreter:
-    """Words the state of a job that has a row, from the row and its reminder."""
+class _JobStateDescriber:
+    """Describes the state of a job that has a row, from the row and its reminder."""
 
     def __init__(self, found: JobExplanation, job: Job, settings: Settings) -> None:
         self._found, self._job, self._settings = found, job, settings
-        self._place, self._now_ms = found.place, found.now_ms
+        self._place, self._now_ms = found.own_topic_reminder, found.now_ms
         self._due_ms = job.due_ms if job.due_ms is not None else job.action_ms
-        self._tried = f", after {_count_words(job.attempts, 'attempt')}" if job.attempts else ""
+        self._tried = (
+            f", after {_number_with_noun(job.attempts, 'attempt')}" if job.attempts else ""
+        )
 
-    def interpret(self) -> Meaning:
+    def describe_job(self) -> JobMeaning:
         if self._job.status is Status.RUNNING:
-            return self._interpret_running()
+            return self._describe_running()
         if not self._job.status.live:
-            return self._interpret_ended()
+            return self._describe_ended()
         if self._due_ms > self._now_ms:
-            return self._interpret_due_later()
-        return self._interpret_overdue()
+            return self._describe_due_later()
+        return self._describe_overdue()
 
     # ---- pending
 
-    def _interpret_due_later(self) -> Meaning:
+    def _describe_due_later(self) -> JobMeaning:
         left_ms, place = self._due_ms - self._now_ms, self._place
-        due = f"due in {duration(left_ms)}{self._tried}"
+        due = f"due in {duration_text(left_ms)}{self._tried}"
         if place is None:
-            return Meaning(None, f"{due}; {self._words_without_redis()}")
+            return JobMeaning(None, f"{due}; {self._describe_without_redis()}")
         if place.armed_ms is not None:
-            return self._interpret_armed_later(due, place.armed_ms - self._due_ms)
+            return self._describe_armed_later(due, place.armed_ms - self._due_ms)
         if place.out_ms is not None:
             text = "but its reminder was popped already: the claim puts it back"
-            return Meaning(False, f"{due}, {text}")
+            return JobMeaning(False, f"{due}, {text}")
         horizon_ms = round(self._settings.timer.horizon_s * 1000)
         if left_ms > horizon_ms:
-            beyond = f"beyond the horizon of {duration(horizon_ms)}"
-            return Meaning(True, f"{due}, not in Redis yet: {beyond}")
-        comes = f"the loader brings it within moments, else {self._when_scanner_takes_it()}"
-        return Meaning(False, f"{due}, and not in Redis: {comes}")
+            beyond = f"beyond the horizon of {duration_text(horizon_ms)}"
+            return JobMeaning(True, f"{due}, not in Redis yet: {beyond}")
+        comes = f"the loader brings it within moments, else {self._describe_scanner_takeover()}"
+        return JobMeaning(False, f"{due}, and not in Redis: {comes}")
 
-    def _interpret_armed_later(self, due: str, late_ms: int) -> Meaning:
-        """For a job that is due later and armed. `late_ms`: armed so much later than it is due."""
+    def _describe_armed_later(self, due: str, late_ms: int) -> JobMeaning:
+        """Describes a job that is due later and armed. `late_ms`: the armed time minus the due time."""
         if not late_ms:
-            return Meaning(True, f"{due}, and armed for that moment")
+            return JobMeaning(True, f"{due}, and armed for that moment")
         if late_ms > 0:
-            late = f"armed {duration(late_ms)} later: {self._when_scanner_takes_it()}"
-            return Meaning(False, f"{due}, but {late}")
-        early = f"armed {duration(-late_ms)} earlier: the job was moved; the claim corrects it"
-        return Meaning(False, f"{due}, but {early}")
+            late = f"armed {duration_text(late_ms)} later: {self._describe_scanner_takeover()}"
+            return JobMeaning(False, f"{due}, but {late}")
+        early = f"armed {duration_text(-late_ms)} earlier: the job was moved; the claim corrects it"
+        return JobMeaning(False, f"{due}, but {early}")
 
-    def _interpret_overdue(self) -> Meaning:
+    def _describe_overdue(self) -> JobMeaning:
         late_ms, place = self._now_ms - self._due_ms, self._place
-        late = f"overdue by {duration(late_ms)}{self._tried}"
+        late = f"overdue by {duration_text(late_ms)}{self._tried}"
         if place is None:
-            return Meaning(None, f"{late}; {self._words_without_redis()}")
+            return JobMeaning(None, f"{late}; {self._describe_without_redis()}")
         if place.out_ms is not None:
-            back = f"its reminder comes back {relative(place.out_ms, self._now_ms)}"
-            return Meaning(True, f"{late}; popped, and on its way to a worker; {back}")
+            back = f"its reminder comes back {relative_time(place.out_ms, self._now_ms)}"
+            return JobMeaning(True, f"{late}; popped, and on its way to a worker; {back}")
         if place.armed_ms is None:
-            return Meaning(False, f"{late} and in no queue: {self._when_scanner_takes_it(late_ms)}")
+            return JobMeaning(
+                False, f"{late} and in no queue: {self._describe_scanner_takeover(late_ms)}"
+            )
         if place.armed_ms > self._now_ms:
-            scanner = self._when_scanner_takes_it(late_ms)
-            return Meaning(False, f"{late}, but armed for later: {scanner}")
+            scanner = self._describe_scanner_takeover(late_ms)
+            return JobMeaning(False, f"{late}, but armed for later: {scanner}")
         owners = self._found.owners.get(place.topic, ())
         names = " or ".join(owner.node for owner in owners) or "a worker"
         text = f"{late}, and armed: {names} takes it at once, if it handles the type"
-        return Meaning(place.armed_ms == self._due_ms, text)
+        return JobMeaning(place.armed_ms == self._due_ms, text)
 
-    def _words_without_redis(self) -> str:
+    def _describe_without_redis(self) -> str:
         if not self._settings.has_timer:
-            return f"there is no Redis: {self._when_scanner_takes_it()}"
+            return f"there is no Redis: {self._describe_scanner_takeover()}"
         return "Redis does not answer, so its reminder is not known; the scanner takes the job, 1 to 3 s late"
 
-    def _when_scanner_takes_it(self, late_ms: int = 0) -> str:
+    def _describe_scanner_takeover(self, late_ms: int = 0) -> str:
         scanner = self._settings.scanner
         grace_s = scanner.grace_s if self._settings.has_timer else 0
         within_ms = round((grace_s + scanner.tick_s) * 1000)
         if late_ms < within_ms:
             after = " after its time" if not late_ms else ""
-            return f"the scanner takes it within {duration(within_ms - late_ms)}{after}"
+            return f"the scanner takes it within {duration_text(within_ms - late_ms)}{after}"
         return (
             "the scanner should have taken it: is there a worker with a handler for "
             f"{self._job.biz_type}? (`toc status`)"
@@ -169,30 +173,30 @@ class _Interpreter:
 
     # ---- running and ended
 
-    def _interpret_running(self) -> Meaning:
+    def _describe_running(self) -> JobMeaning:
         token, members = self._job.token or "", self._found.members
         left_ms = self._due_ms - self._now_ms
         holder = ":".join((token or "?").split(":")[:2])  # host:pid
         if members is not None and not any(token.startswith(f"{m.identity}:") for m in members):
             holder += " (which has left ZooKeeper)"
         if left_ms > 0:
-            until = f"{sql_time_of_ms(self._due_ms)} UTC, {duration(left_ms)} left"
+            until = f"{sql_time_of_ms(self._due_ms)} UTC, {duration_text(left_ms)} left"
             text = f"running under the lease of {holder} until {until}"
         else:
             text = (
-                f"the lease of {holder} was over {duration(-left_ms)} ago: it died, or its "
+                f"the lease of {holder} was over {duration_text(-left_ms)} ago: it died, or its "
                 "handler hangs; the next worker that pops or scans the job takes it over"
             )
         # Its reminder may be in the PrepareQueue, armed again to check the lease, or gone because the scanner
         # took the job.
-        return Meaning(None if self._place is None else True, text)
+        return JobMeaning(None if self._place is None else True, text)
 
-    def _interpret_ended(self) -> Meaning:
+    def _describe_ended(self) -> JobMeaning:
         job, record, place = self._job, self._found.record, self._place
-        ago = duration(self._now_ms - record.modified_ms) if record is not None else "?"
+        ago = duration_text(self._now_ms - record.modified_ms) if record is not None else "?"
         text = f"{job.status.name.lower()} {ago} ago{self._tried}"
         if job.status is Status.DEAD:
             text += "; `toc dead redrive` makes it pending again"
-        if place is not None and not place.is_empty:
+        if place is not None and not place.has_no_reminder:
             text += "; Redis still has its reminder, which the next claim removes"
-        return Meaning(None if place is None else place.is_empty, text)
+        return JobMeaning(None if place is None else place.has_no_reminder, text)

@@ -15,19 +15,19 @@ from toc.cli.clients import (
     Key,
     Reason,
     Type,
-    check_target,
+    check_one_target_given,
     job_as_json,
     open_client,
     parse_biz_id,
     print_answer,
 )
-from toc.cli.common_options import answers
+from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.output import Output
-from toc.cli.time_texts import WHEN_HELP, parse_when, shown
+from toc.cli.time_texts import WHEN_HELP, parse_time_argument, time_for_people
 
 
-class OnDuplicate(StrEnum):
+class OnDuplicateOption(StrEnum):
     """What happens when a live job holds the key."""
 
     KEEP = "keep"
@@ -41,12 +41,13 @@ Attribute = Annotated[
     str | None, typer.Option("--attribute", metavar="JSON", help="A JSON object for the handler.")
 ]
 Duplicate = Annotated[
-    OnDuplicate, typer.Option("--on-duplicate", help="When a live job holds the --key.")
+    OnDuplicateOption,
+    typer.Option("--on-duplicate", help="What to do when a live job holds the --key."),
 ]
 
 
-@answers
-def schedule(
+@answering_command
+def schedule_job(
     output: Output,
     *,
     biz_id: Annotated[str, typer.Argument(metavar="BIZ_ID", help=BIZ_ID_HELP, show_default=False)],
@@ -54,14 +55,14 @@ def schedule(
     biz_type: Type = "default",
     attribute: Attribute = None,
     key: Key = None,
-    on_duplicate: Duplicate = OnDuplicate.KEEP,
+    on_duplicate: Duplicate = OnDuplicateOption.KEEP,
 ) -> None:
     """Schedule a job: act on BIZ_ID at WHEN.
 
-    When this has answered, the job is as durable as the database's COMMIT. Says so when it was not
-    inserted, because a live job holds the key; exits 1 then if --on-duplicate says error.
+    When this command has answered, the job is as durable as the database's COMMIT. If a live job holds
+    the key, the answer says whether that job was kept or replaced; --on-duplicate error exits 1.
     """
-    moment, value = parse_when(when), _attribute(attribute)
+    moment, value = parse_time_argument(when), _parse_attribute(attribute)
     with open_client() as center:
         done = center.schedule(
             parse_biz_id(biz_id),
@@ -76,16 +77,16 @@ def schedule(
     due = None if job is None else job.due_ms  # None: the job was due so soon that it has ended
     value = job_as_json(job) if job is not None else {"job_id": str(done.job_id)}
     value |= {"did": done.did, "kept_running": done.running}
-    text = f"job {done.job_id}: due {shown(due)}" if due else f"job {done.job_id}"
+    text = f"job {done.job_id}: due {time_for_people(due)}" if due else f"job {done.job_id}"
     if done.running:
         text = f"job {done.job_id}: kept: it holds the key and runs already; nothing was scheduled"
     elif not done.created:
         text += f" ({done.did}: it holds the key)"
-    output.answer(value, text)
+    output.print_value(value, text)
 
 
-@answers
-def cancel(
+@answering_command
+def cancel_jobs(
     output: Output,
     job_id: JobId = None,
     biz_id: BizId = None,
@@ -98,7 +99,7 @@ def cancel(
     "cancelled" means: no handler has started or will. Otherwise the job's current status is shown
     (running, done, already_cancelled, dead, unknown), and the command exits 1.
     """
-    check_target(job_id, biz_id)
+    check_one_target_given(job_id, biz_id)
     business = None if biz_id is None else parse_biz_id(biz_id)
     with open_client() as center:
         answer = center.cancel(
@@ -107,8 +108,8 @@ def cancel(
     return print_answer(output, answer)
 
 
-@answers
-def reschedule(
+@answering_command
+def reschedule_job(
     output: Output,
     target: Annotated[list[str], typer.Argument(metavar="[JOB_ID] WHEN", help=WHEN_HELP)],
     biz_id: BizId = None,
@@ -122,8 +123,8 @@ def reschedule(
     """
     if len(target) != (1 if biz_id is not None else 2):
         raise CommandError("give JOB_ID and WHEN, or --biz-id (with --type) and WHEN", USAGE)
-    moment = parse_when(target[-1])
-    job_id = _job_id(target[0]) if biz_id is None else None
+    moment = parse_time_argument(target[-1])
+    job_id = _parse_job_id(target[0]) if biz_id is None else None
     business = None if biz_id is None else parse_biz_id(biz_id)
     with open_client() as center:
         answer = center.reschedule(
@@ -137,15 +138,15 @@ def reschedule(
     return print_answer(output, answer)
 
 
-@answers
-def show(
+@answering_command
+def show_jobs(
     output: Output, job_id: JobId = None, biz_id: BizId = None, biz_type: AnyType = None
 ) -> int:
     """Show a job, or the jobs of a business id: live and ended, newest first.
 
-    All there is to know about one: `toc explain JOB_ID`. Exits 1 when there is none.
+    `toc explain JOB_ID` shows more about one job. Exits 1 when there is no such job.
     """
-    check_target(job_id, biz_id)
+    check_one_target_given(job_id, biz_id)
     with open_client() as center:
         if biz_id is not None:
             jobs = center.find(parse_biz_id(biz_id), biz_type)
@@ -153,8 +154,8 @@ def show(
             found = center.get(job_id or 0)
             jobs = [] if found is None else [found]
     rows = [
-        (job.job_id, job.biz_id, job.biz_type, job.status.name.lower(), shown(job.action_ms),
-         shown(job.due_ms), job.attempts, job.dedup_key if job.dedup_key is not None else "-",
+        (job.job_id, job.biz_id, job.biz_type, job.status.name.lower(), time_for_people(job.action_ms),
+         time_for_people(job.due_ms), job.attempts, job.dedup_key if job.dedup_key is not None else "-",
          json.dumps(job.attribute, ensure_ascii=False))
         for job in jobs
     ]  # fmt: skip
@@ -162,13 +163,13 @@ def show(
         ">job_id", ">biz_id", "biz_type", "status", "action_time", "due_time", ">attempts", "key",
         "attribute",
     )  # fmt: skip
-    output.table(
+    output.print_table(
         {"jobs": [job_as_json(job) for job in jobs]}, columns, rows, empty="there is no such job"
     )
     return OK if jobs else NO
 
 
-def _attribute(text: str | None) -> dict[str, Any] | None:
+def _parse_attribute(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
@@ -180,7 +181,7 @@ def _attribute(text: str | None) -> dict[str, Any] | None:
     return value
 
 
-def _job_id(text: str) -> int:
+def _parse_job_id(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise CommandError(f"JOB_ID: must be a number; got {text!r}", USAGE)
     return int(text)

@@ -17,19 +17,19 @@ TRACE_CHARS_MAX = 16_384
 
 
 class _MaskingFormatter(logging.Formatter):
-    """One line for each record, and indented ones for its traceback; passwords are masked."""
+    """One line for each record, and indented lines for its traceback; passwords are masked."""
 
     def format(self, record: logging.LogRecord) -> str:
         record.name = escape_to_one_line(record.name)
-        record.message = escape_to_one_line(record.getMessage()) + _job_suffix(record)
-        record.asctime = _iso(record.created)
+        record.message = escape_to_one_line(record.getMessage()) + _make_job_suffix(record)
+        record.asctime = _utc_time_text(record.created)
         lines = [self.formatMessage(record)]
-        for text in self._traceback_lines(record):
+        for text in self._masked_tracebacks(record):
             lines += [f"  {escape_to_one_line(line)}" for line in text.split("\n")]
         return mask_secrets("\n".join(lines))
 
-    def _traceback_lines(self, record: logging.LogRecord) -> Iterator[str]:
-        # Masked before it is split: half of a URL would not be recognized.
+    def _masked_tracebacks(self, record: logging.LogRecord) -> Iterator[str]:
+        # The traceback is masked before it is cut: half of a URL would not be recognized.
         if record.exc_info:
             yield cut_out_middle(
                 mask_secrets(self.formatException(record.exc_info)), TRACE_CHARS_MAX
@@ -41,13 +41,13 @@ class _MaskingFormatter(logging.Formatter):
 class _JsonFormatter(_MaskingFormatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
-            "time": _iso(record.created),
+            "time": _utc_time_text(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": mask_secrets(record.getMessage()),
         }
         line |= {name: vars(record)[name] for name in _IDS if vars(record).get(name) is not None}
-        traces = [*self._traceback_lines(record)]
+        traces = [*self._masked_tracebacks(record)]
         if traces:
             line["exception"] = mask_secrets("\n".join(traces))
         return escape_json_document(json.dumps(line, ensure_ascii=False))
@@ -56,8 +56,8 @@ class _JsonFormatter(_MaskingFormatter):
 _IDS = ("job_id", "biz_type", "biz_id", "attempt")
 
 
-def _job_suffix(record: logging.LogRecord) -> str:
-    """Names the job whose handler logs, unless the message names it."""
+def _make_job_suffix(record: logging.LogRecord) -> str:
+    """A text that names the job whose handler logs; empty if the message names the job."""
     job_id = getattr(record, "job_id", None)
     if job_id is None or str(job_id) in record.getMessage():
         return ""
@@ -79,8 +79,8 @@ def configure_logging(level: int, *, as_json: bool) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(max(level, logging.INFO))
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # it logs its plugins
-    logging.getLogger("apscheduler").setLevel(logging.WARNING)  # it logs its jobs
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # alembic logs its plugins
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)  # apscheduler logs its jobs
     logging.getLogger("toc").setLevel(level)  # debug is for toc only: drivers log too much
 
 
@@ -93,6 +93,6 @@ def _make_rich_handler() -> logging.Handler:
     return handler
 
 
-def _iso(seconds: float) -> str:
+def _utc_time_text(seconds: float) -> str:
     text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")

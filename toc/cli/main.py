@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from toc.cli import exit_codes
-from toc.cli.common_options import Verbose, answers, is_usage_error
+from toc.cli.common_options import Verbose, answering_command, is_usage_error
 from toc.cli.output import Output
 
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
@@ -28,48 +28,54 @@ Commands = Mapping[str, tuple[str, str]]
 """Command -> ("module.function" in toc.cli, its line in the list of commands)."""
 
 COMMANDS: Commands = {
-    "dev": ("dev.dev", "Run everything in this process, for development."),
-    "worker": ("worker.worker", "Run the handlers of one or more modules."),
-    "migrate": ("migrate.migrate", "Create or change the tables of every database."),
-    "grants": ("grants.grants", "Print the statements that make an account for a role."),
-    "schedule": ("jobs.schedule", "Schedule a job: act on BIZ_ID at WHEN."),
-    "cancel": ("jobs.cancel", "Cancel a job, or the live jobs of a business id."),
-    "reschedule": ("jobs.reschedule", "Move a pending job to another time."),
-    "explain": ("explain.explain", "Show all that is known about one job, and what it means."),
-    "slots": ("slots.slots", "Show the slots in Redis, and when the next job is due."),
-    "nodes": ("nodes.nodes", "Show the nodes in ZooKeeper, and what each owns."),
-    "status": ("status.status", "Show whether databases, Redis and ZooKeeper are up."),
-    "doctor": ("doctor.doctor", "Check servers, clocks, tables and handlers."),
-    "settings": ("settings.settings", "Show all settings: value, default and meaning."),
-    "version": ("main.version", "Show the versions of toc and of its main dependencies."),
-    "reconcile": ("reconcile.reconcile", "Compare the databases with Redis; repair and report."),
-    "nightly": ("nightly.nightly", "Reconcile, measure lateness, archive: once a night."),
-    "purge": ("purge.purge", "Delete jobs that ended long ago: one pass, for cron."),
-    "sql": ("sql.sql", "Run one SELECT over all shards as if they were one table."),
-    "demo": ("demo.demo", "Show a shop's order timeouts, live, with a check at the end."),
-    "move": ("move.move", "Move a database to another MySQL server."),
-    "check": ("check.check", "Check a history of calls and handlers for broken promises."),
-    "bench": ("bench.bench", "Measure toc on the servers of the settings."),
+    "dev": ("dev.run_dev", "Run everything in this process, for development."),
+    "worker": ("worker.run_worker", "Run the handlers of one or more modules."),
+    "migrate": ("migrate.migrate_databases", "Create or change the tables of every database."),
+    "grants": ("grants.print_grants", "Print the statements that make an account for a role."),
+    "schedule": ("jobs.schedule_job", "Schedule a job: act on BIZ_ID at WHEN."),
+    "cancel": ("jobs.cancel_jobs", "Cancel a job, or the live jobs of a business id."),
+    "reschedule": ("jobs.reschedule_job", "Move a pending job to another time."),
+    "explain": (
+        "explain.explain_job_command",
+        "Show all that is known about one job, and what it means.",
+    ),
+    "slots": ("slots.show_slots", "Show the slots in Redis, and when the next job is due."),
+    "nodes": ("nodes.show_nodes", "Show the nodes in ZooKeeper, and what each owns."),
+    "status": ("status.show_status", "Show whether databases, Redis and ZooKeeper are up."),
+    "doctor": ("doctor.check_setup", "Check servers, clocks, tables and handlers."),
+    "settings": ("settings.show_settings", "Show all settings: value, default and meaning."),
+    "version": ("main.show_version", "Show the versions of toc and of its main dependencies."),
+    "reconcile": (
+        "reconcile.reconcile_once",
+        "Compare the databases with Redis; repair and report.",
+    ),
+    "nightly": ("nightly.run_nightly", "Reconcile, measure lateness, archive: once a night."),
+    "purge": ("purge.purge_ended_jobs", "Delete jobs that ended long ago: one pass, for cron."),
+    "sql": ("sql.run_sql", "Run one SELECT over all shards as if they were one table."),
+    "demo": ("demo.show_demo", "Show a shop's order timeouts, live, with a check at the end."),
+    "move": ("move.move_database", "Move a database to another MySQL server."),
+    "check": ("check.check_history", "Check a history of calls and handlers for broken promises."),
+    "bench": ("bench.run_bench", "Measure toc on the servers of the settings."),
 }
 JOB_COMMANDS: Commands = {
-    "show": ("jobs.show", "Show a job, or the jobs of a business id."),
+    "show": ("jobs.show_jobs", "Show a job, or the jobs of a business id."),
 }
 DEAD_COMMANDS: Commands = {
     "list": ("dead.list_dead", "List dead jobs, newest first."),
-    "redrive": ("dead.redrive", "Give dead jobs a new life: due now, with all attempts."),
+    "redrive": ("dead.redrive_dead", "Give dead jobs a new life: due now, with all attempts."),
 }
 ADMIN_COMMANDS: Commands = {
-    "cancel": ("admin.cancel", "Cancel the pending jobs that match."),
-    "postpone": ("admin.postpone", "Postpone the pending jobs that match."),
-    "redrive": ("admin.redrive", "Make the dead jobs that match pending again, due at once."),
+    "cancel": ("admin.bulk_cancel", "Cancel the pending jobs that match."),
+    "postpone": ("admin.bulk_postpone", "Postpone the pending jobs that match."),
+    "redrive": ("admin.bulk_redrive", "Make the dead jobs that match pending again, due at once."),
 }
 
 
 def _make_group(help_text: str, commands: Commands) -> typer.Typer:
     """A group that imports a command's module when the command is called: quick start."""
 
-    class LazyGroup(TyperGroup):
-        """Its `commands` are stubs for the list in the help, and subgroups."""
+    class LazyCommandGroup(TyperGroup):
+        """A group whose `commands` are subgroups, and stubs for the list in the help."""
 
         def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
             name, command, rest = super().resolve_command(ctx, args)
@@ -78,18 +84,18 @@ def _make_group(help_text: str, commands: Commands) -> typer.Typer:
             return name, command, rest
 
     group = typer.Typer(
-        cls=LazyGroup,
+        cls=LazyCommandGroup,
         help=help_text,
         context_settings=_CONTEXT,
         invoke_without_command=True,
         **_PLAIN,
     )
     for name, (_, line) in commands.items():
-        group.command(name, help=line)(_stub)
+        group.command(name, help=line)(_unused_command_body)
     return group
 
 
-def _stub() -> None:
+def _unused_command_body() -> None:
     """Never called: the group imports the real command."""
 
 
@@ -112,7 +118,7 @@ app.add_typer(admin_app, name="admin")
 
 
 @app.callback(epilog=exit_codes.EXIT_CODES)
-def _root(
+def _handle_root_options(
     ctx: typer.Context,
     *,
     verbose: Verbose = False,
@@ -134,12 +140,12 @@ def _show_help_without_command(ctx: typer.Context) -> None:
         typer.echo(ctx.get_help())
 
 
-@answers
-def version(output: Output) -> None:
+@answering_command
+def show_version(output: Output) -> None:
     """Show the versions of toc, of its main dependencies and of Python."""
     names = ("toc", "sqlalchemy", "pymysql", "redis", "alembic", "kazoo")
     versions = {name: version_of(name) for name in names} | {"python": platform.python_version()}
-    output.answer(versions, "\n".join(f"{name} {text}" for name, text in versions.items()))
+    output.print_value(versions, "\n".join(f"{name} {text}" for name, text in versions.items()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -151,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return exit_codes.NO
     except Exception as error:  # noqa: BLE001 - all others become a line and an exit code
         if not is_usage_error(error):
-            return exit_codes.report(error, verbose="-v" in (arguments or sys.argv))
+            return exit_codes.print_error(error, verbose="-v" in (arguments or sys.argv))
         exit_codes.print_error_line(_explain_usage_error(error))
         return exit_codes.USAGE
     return code if isinstance(code, int) else exit_codes.OK

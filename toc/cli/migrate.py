@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from toc.cli.common_options import answers
+from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, SETTINGS, UNAVAILABLE, USAGE, CommandError
-from toc.cli.output import Output, make_console, printable
+from toc.cli.output import Output, make_console, printable_text
 from toc.errors import MYSQL_REFUSALS, StoreUnavailable
 from toc.runtime.settings import Settings, load_settings
 from toc.store import migrate as store
@@ -46,7 +46,13 @@ DownTo = Annotated[
         help="Undo every revision after this one; 'base' undoes all.",
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="With --down-to: do it.")]
+Yes = Annotated[
+    bool,
+    typer.Option(
+        "--yes",
+        help="With --down-to: undo the revisions; without --yes, only list what would be dropped.",
+    ),
+]
 Status = Annotated[
     bool,
     typer.Option(
@@ -99,8 +105,8 @@ Rebuild = Annotated[
 ]
 
 
-@answers
-def migrate(
+@answering_command
+def migrate_databases(
     output: Output,
     *,
     status: Status = False,
@@ -118,10 +124,10 @@ def migrate(
 ) -> int:
     """Create or change the tables of every database.
 
-    May be repeated: it leaves out each step that is done, so a run that was killed is run again. It shows
-    its progress on standard error. docs/how-to/upgrade.md is for DBAs.
+    May be repeated: steps that are done are left out. So run the command again after a run that was killed.
+    Progress is shown on standard error. docs/how-to/upgrade.md is for DBAs.
     """
-    _refuse_option_mixtures(
+    _refuse_option_combinations(
         {
             "--status": status,
             "--mend": mend and not sql,
@@ -133,20 +139,20 @@ def migrate(
     )
     settings = load_settings()
     if status:
-        return _report_status(output, settings)
+        return _print_schema_status(output, settings)
     if sql:
         write = partial(
             schema_drift_repair.write_repair_scripts if mend else store.write_script, settings
         )
         if not mend:
             write = partial(write, start=start, end=to)
-        return _write_scripts(output, directory, partial(write, lock_wait_s=lock_wait))
-    with _explain_refusals(), closing(_MigrationProgress()) as progress:
+        return _write_sql_scripts(output, directory, partial(write, lock_wait_s=lock_wait))
+    with _convert_migration_errors(), closing(_MigrationProgressBars()) as progress:
         if mend:
             return _repair_drift(output, settings, progress, lock_wait, may_rebuild=rebuild)
         if down_to is not None:
-            return _go_down(output, settings, down_to, progress, lock_wait, sure=yes)
-        return _go_up(
+            return _downgrade_databases(output, settings, down_to, progress, lock_wait, sure=yes)
+        return _upgrade_databases(
             output,
             settings,
             progress,
@@ -158,7 +164,7 @@ def migrate(
         )
 
 
-def _refuse_option_mixtures(alone: dict[str, Any], only_with_sql: dict[str, Any]) -> None:
+def _refuse_option_combinations(alone: dict[str, Any], only_with_sql: dict[str, Any]) -> None:
     given = [name for name, value in alone.items() if value]
     if len(given) > 1:
         raise CommandError(f"{' and '.join(given)} do not go together", USAGE)
@@ -170,7 +176,9 @@ def _refuse_option_mixtures(alone: dict[str, Any], only_with_sql: dict[str, Any]
 # ---- up and down
 
 
-def _go_up(output: Output, settings: Settings, progress: _MigrationProgress, **how: Any) -> int:
+def _upgrade_databases(
+    output: Output, settings: Settings, progress: _MigrationProgressBars, **how: Any
+) -> int:
     reached = store.upgrade(settings, progress, **how)
     waiting = [revision for database in reached for revision in database.pending]
     last = ""
@@ -179,14 +187,14 @@ def _go_up(output: Output, settings: Settings, progress: _MigrationProgress, **h
             f"; {waiting[0].name} ({waiting[0].phase}) is pending: run `toc migrate --phase "
             f"{waiting[0].phase}` when no process of a release before it runs any more"
         )
-    _report_reached(output, reached, progress, "brought up to date", last)
-    return _report_drift(settings)
+    _print_migration_result(output, reached, progress, "brought up to date", last)
+    return _refuse_drift(settings)
 
 
-def _report_drift(settings: Settings) -> int:
+def _refuse_drift(settings: Settings) -> int:
     """Raises CommandError for tables that differ although the revision is right: somebody changed them."""
     lines = [
-        f"database {status.database}: {printable(line)}"
+        f"database {status.database}: {printable_text(line)}"
         for status in read_statuses(settings)
         for line in group_findings_by_text(status.faults)
     ]
@@ -196,11 +204,11 @@ def _report_drift(settings: Settings) -> int:
     raise CommandError(f"{text}: `toc migrate --status` shows all", NO)
 
 
-def _go_down(
+def _downgrade_databases(
     output: Output,
     settings: Settings,
     to: str,
-    progress: _MigrationProgress,
+    progress: _MigrationProgressBars,
     lock_wait_s: int,
     *,
     sure: bool,
@@ -213,18 +221,20 @@ def _go_down(
             USAGE,
         )
     reached = store.downgrade(settings, to, progress, lock_wait_s=lock_wait_s)
-    _report_reached(output, reached, progress, "taken back")
+    _print_migration_result(output, reached, progress, "taken back")
     return OK
 
 
-def _report_reached(
+def _print_migration_result(
     output: Output,
     reached: Sequence[MigrationResult],
-    progress: _MigrationProgress,
+    progress: _MigrationProgressBars,
     done: str,
     last: str = "",
 ) -> None:
-    where = sorted({database.revision or "" for database in reached})  # "" is before all
+    where = sorted(
+        {database.revision or "" for database in reached}
+    )  # "" (no revision) sorts first
     value = {
         "databases": len(reached),
         "revision": where[0] or None,
@@ -234,14 +244,16 @@ def _report_reached(
         "pending": sorted({r.name for database in reached for r in database.pending}),
     }
     kinds = ((len(progress.tables), "table"), (len(progress.views), "view"))
-    changed = " and ".join(_count_words(number, word) for number, word in kinds if number)
+    changed = " and ".join(_number_with_noun(number, word) for number, word in kinds if number)
     text = f"{changed} {done}" if changed else "nothing was to be done"
     at = " and ".join(name or "none" for name in where)
-    output.answer(value, f"{_count_words(len(reached), 'database')} at revision {at}: {text}{last}")
+    output.print_value(
+        value, f"{_number_with_noun(len(reached), 'database')} at revision {at}: {text}{last}"
+    )
 
 
 @contextmanager
-def _explain_refusals() -> Iterator[None]:
+def _convert_migration_errors() -> Iterator[None]:
     """Gives the errors of a migration their exit codes."""
     try:
         yield
@@ -259,7 +271,7 @@ def _explain_refusals() -> Iterator[None]:
         raise CommandError(f"database {error.database} refuses: {text}", SETTINGS) from error
 
 
-class _MigrationProgress:
+class _MigrationProgressBars:
     """Counts the steps done, and shows a bar for each database on standard error."""
 
     def __init__(self) -> None:
@@ -278,7 +290,7 @@ class _MigrationProgress:
     def __call__(self, step: StepProgress) -> None:
         self.steps += 1
         (self.views if step.is_view else self.tables).add((step.database, step.table))
-        if step.database not in self._tasks:  # one that is up to date has no bar
+        if step.database not in self._tasks:  # a database that is up to date has no bar
             self._bars.start()
             self._tasks[step.database] = self._bars.add_task(
                 "", total=step.total, database=step.database, table=""
@@ -297,7 +309,7 @@ class _MigrationProgress:
 def _repair_drift(
     output: Output,
     settings: Settings,
-    progress: _MigrationProgress,
+    progress: _MigrationProgressBars,
     lock_wait_s: int,
     *,
     may_rebuild: bool,
@@ -320,46 +332,51 @@ def _repair_drift(
         + (f"; {repair.note}" if repair.note else "")
         for repair in repairs
     ]
-    text = "\n".join(map(printable, lines)) or "nothing differs: nothing was to be done"
-    output.answer({"repairs": value}, text)
-    return _report_drift(settings)
+    text = "\n".join(map(printable_text, lines)) or "nothing differs: nothing was to be done"
+    output.print_value({"repairs": value}, text)
+    return _refuse_drift(settings)
 
 
 # ---- scripts
 
 
-def _write_scripts(output: Output, directory: Path | None, write: Callable[..., list[Path]]) -> int:
+def _write_sql_scripts(
+    output: Output, directory: Path | None, write: Callable[..., list[Path]]
+) -> int:
     if output.as_json and directory is None:
         raise CommandError("--sql prints SQL: it does not go with --json", USAGE)
     try:
-        with _explain_refusals():
+        with _convert_migration_errors():
             paths = write(out=sys.stdout, directory=directory)
     except OSError as error:
-        if directory is None or error.filename is None:  # of a connection
+        if directory is None or error.filename is None:  # an error of a connection
             raise
         text = f"--directory {directory} cannot be used: {error.strerror}"
-        raise CommandError(printable(text), USAGE) from error
+        raise CommandError(printable_text(text), USAGE) from error
     if directory is not None:
-        output.answer({"scripts": [str(path) for path in paths]}, "\n".join(map(str, paths)))
+        output.print_value({"scripts": [str(path) for path in paths]}, "\n".join(map(str, paths)))
     return OK
 
 
 # ---- status
 
 
-def _report_status(output: Output, settings: Settings) -> int:
+def _print_schema_status(output: Output, settings: Settings) -> int:
     found = read_statuses(settings)
     well = sum(status.is_well for status in found)
-    value = {"head": newest_revision(), "databases": [_status_as_json(each) for each in found]}
-    databases = _count_words(len(found), "database")
+    value = {
+        "head": newest_revision(),
+        "databases": [_schema_status_as_json(each) for each in found],
+    }
+    databases = _number_with_noun(len(found), "database")
     last = f"this release brings {newest_revision()}; {well} of {databases} as declared"
-    output.answer(
-        value, "\n".join([*(line for each in found for line in _status_lines(each)), last])
+    output.print_value(
+        value, "\n".join([*(line for each in found for line in _make_status_lines(each)), last])
     )
     return OK if well == len(found) else NO
 
 
-def _status_as_json(status: SchemaStatus) -> dict[str, Any]:
+def _schema_status_as_json(status: SchemaStatus) -> dict[str, Any]:
     return {
         "database": status.database,
         "ok": status.is_well,
@@ -372,9 +389,9 @@ def _status_as_json(status: SchemaStatus) -> dict[str, Any]:
     }
 
 
-def _status_lines(status: SchemaStatus) -> Iterator[str]:
+def _make_status_lines(status: SchemaStatus) -> Iterator[str]:
     if status.error is not None:
-        yield printable(status.error)
+        yield printable_text(status.error)
         return
     at = f"database {status.database}: revision {status.revision or 'none'}"
     yield f"{at}, as declared" if status.is_well else at
@@ -389,8 +406,8 @@ def _status_lines(status: SchemaStatus) -> Iterator[str]:
         subject = "it " if status.misfit.startswith("is ") else ""
         yield f"  {subject}{status.misfit}"
     for word, findings in (("fault", status.faults), ("note", status.notes)):
-        yield from (f"  {word}: {printable(line)}" for line in group_findings_by_text(findings))
+        yield from (f"  {word}: {printable_text(line)}" for line in group_findings_by_text(findings))
 
 
-def _count_words(number: int, word: str) -> str:
+def _number_with_noun(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"

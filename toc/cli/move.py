@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from toc.cli.common_options import answers
+from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, SETTINGS, USAGE, CommandError
-from toc.cli.output import Output, printable
+from toc.cli.output import Output, printable_text
 from toc.cluster.roster import roster
 from toc.domain.secret_masking import mask_secrets
 from toc.runtime.settings import MOVE_NEW_URL, MOVE_OLD_URL, Settings, load_settings
@@ -21,16 +21,18 @@ from toc.store.move_server import MoveServer, schema_of
 from toc.store.mover import Mover
 
 Number = Annotated[int, typer.Argument(metavar="N", min=0, help="The database's index.")]
-Check = Annotated[bool, typer.Option("--check", help="Check whether it can be moved now.")]
-Go = Annotated[bool, typer.Option("--go", help="Move it, or finish an interrupted move.")]
+Check = Annotated[
+    bool, typer.Option("--check", help="Check whether the database can be moved now.")
+]
+Go = Annotated[bool, typer.Option("--go", help="Move the database, or finish an interrupted move.")]
 Undo = Annotated[bool, typer.Option("--undo", help="Undo an interrupted move.")]
 PauseMax = Annotated[
     float, typer.Option("--pause-max", min=1, max=50, help="Longest pause of writes, in seconds.")
 ]
 
 
-@answers
-def move(
+@answering_command
+def move_database(
     output: Output,
     *,
     number: Number,
@@ -55,22 +57,22 @@ def move(
     if number not in settings.moving:
         if check or go or undo:
             raise CommandError(f"the settings lack moving.{number}: where it moves to", SETTINGS)
-        return _show_without_move(output, settings, number)
-    with _open_sessions(settings, number) as servers:
+        return _show_resting_database(output, settings, number)
+    with _open_both_servers(settings, number) as servers:
         if check:
-            return _run_checks(output, servers)
+            return _run_move_checks(output, servers)
         if go:
             return _run_move(output, servers, pause_max)
         if undo:
-            servers.mover().undo()
+            servers.make_mover().undo()
             text = f"database {number} stays: the old server takes writes"
-            output.answer({"database": number, "answer": "undone"}, text)
+            output.print_value({"database": number, "answer": "undone"}, text)
             return OK
-        return _show_move(output, servers)
+        return _show_move_steps(output, servers)
 
 
 @dataclass(frozen=True, slots=True)
-class _MoveSessions:
+class _MoveServers:
     """Sessions on both servers, with the accounts that may move the database."""
 
     settings: Settings
@@ -78,12 +80,12 @@ class _MoveSessions:
     old: MoveServer
     new: MoveServer
 
-    def probe(self, server: MoveServer) -> MoveServer:
+    def open_application_session(self, server: MoveServer) -> MoveServer:
         """A session of the application's account on the same server."""
         urls = {"old": self.settings.databases[self.index], "new": self.settings.moving[self.index]}
         return _open_server(self.settings, self.index, server.role, urls[server.role])
 
-    def members(self) -> Mapping[str, bool | None]:
+    def nodes_aware_of_move(self) -> Mapping[str, bool | None]:
         """The nodes in ZooKeeper, and whether each knows of the move."""
         if not self.settings.has_cluster:
             return {}
@@ -92,22 +94,24 @@ class _MoveSessions:
             for member in roster(self.settings)
         }
 
-    def checks(self) -> MoveChecks:
-        return MoveChecks(self.old, self.new, self.probe, self.members())
+    def make_move_checks(self) -> MoveChecks:
+        return MoveChecks(
+            self.old, self.new, self.open_application_session, self.nodes_aware_of_move()
+        )
 
-    def mover(self) -> Mover:
-        return Mover(self.old, self.new, self.probe, _print_step)
+    def make_mover(self) -> Mover:
+        return Mover(self.old, self.new, self.open_application_session, _print_move_step)
 
 
 @contextmanager
-def _open_sessions(settings: Settings, index: int) -> Iterator[_MoveSessions]:
+def _open_both_servers(settings: Settings, index: int) -> Iterator[_MoveServers]:
     old_url = os.environ.get(MOVE_OLD_URL) or settings.databases[index]
     new_url = os.environ.get(MOVE_NEW_URL) or settings.moving[index]
     with (
         closing(_open_server(settings, index, "old", old_url)) as old,
         closing(_open_server(settings, index, "new", new_url)) as new,
     ):
-        yield _MoveSessions(settings, index, old, new)
+        yield _MoveServers(settings, index, old, new)
 
 
 def _open_server(settings: Settings, index: int, role: str, url: str) -> MoveServer:
@@ -115,11 +119,11 @@ def _open_server(settings: Settings, index: int, role: str, url: str) -> MoveSer
     return MoveServer(index, role, url, schema, mysql=settings.mysql)
 
 
-def _print_step(step: str, text: str) -> None:
-    typer.echo(printable(f"{step}: {text}"), err=True)
+def _print_move_step(step: str, text: str) -> None:
+    typer.echo(printable_text(f"{step}: {text}"), err=True)
 
 
-def _show_without_move(output: Output, settings: Settings, index: int) -> int:
+def _show_resting_database(output: Output, settings: Settings, index: int) -> int:
     """Shows a database for which the settings contain no move."""
     url = settings.databases[index]
     todo = f"to move it, seed a new server and set moving.{index}: docs/how-to/move-database.md"
@@ -136,14 +140,14 @@ def _show_without_move(output: Output, settings: Settings, index: int) -> int:
             f"database {index} has moved, or is moving, away from {server.at}: it is read-only there, and "
             f"these settings lack moving.{index} (or databases[{index}] should be its new server)"
         )
-    output.answer({"database": index, "state": state, "declared": declared}, text)
+    output.print_value({"database": index, "state": state, "declared": declared}, text)
     return NO if fenced else OK
 
 
-def _show_move(output: Output, servers: _MoveSessions) -> int:
-    steps = list_move_steps(servers.old, servers.new, servers.members())
+def _show_move_steps(output: Output, servers: _MoveServers) -> int:
+    steps = list_move_steps(servers.old, servers.new, servers.nodes_aware_of_move())
     coming = next((step for step in steps if step.state == "next"), None)
-    output.table(
+    output.print_table(
         {"database": servers.index, "steps": [asdict(step) for step in steps]},
         ("step", "", "found"),
         [(step.step, step.state, step.found) for step in steps],
@@ -153,10 +157,10 @@ def _show_move(output: Output, servers: _MoveSessions) -> int:
     return OK
 
 
-def _run_checks(output: Output, servers: _MoveSessions) -> int:
-    found = servers.checks().run_all()
+def _run_move_checks(output: Output, servers: _MoveServers) -> int:
+    found = servers.make_move_checks().run_all()
     failed = [finding for finding in found if finding.level == "fail"]
-    output.table(
+    output.print_table(
         {"database": servers.index, "ready": not failed, "checks": [asdict(f) for f in found]},
         ("", "check", "found", "what to do"),
         [
@@ -169,14 +173,14 @@ def _run_checks(output: Output, servers: _MoveSessions) -> int:
     return NO if failed else OK
 
 
-def _run_move(output: Output, servers: _MoveSessions, pause_max_s: float) -> int:
-    refuse = servers.checks().refuse_if_failed
-    with _explain_interrupt(servers.index):
-        moved = servers.mover().start_or_resume(refuse, pause_max_s)
+def _run_move(output: Output, servers: _MoveServers, pause_max_s: float) -> int:
+    refuse = servers.make_move_checks().refuse_if_failed
+    with _explain_move_interrupt(servers.index):
+        moved = servers.make_mover().start_or_resume(refuse, pause_max_s)
     pause = "an earlier run made the switch"
     if moved.pause_ms is not None:
         pause = f"writes paused for {moved.pause_ms} ms"
-    output.answer(
+    output.print_value(
         {"database": servers.index, "answer": "moved", **asdict(moved)},
         f"database {servers.index} is at home on {servers.new.at}: {pause}; "
         f"{moved.killed} sessions ended; {'; '.join(moved.verified)}",
@@ -185,8 +189,8 @@ def _run_move(output: Output, servers: _MoveSessions, pause_max_s: float) -> int
 
 
 @contextmanager
-def _explain_interrupt(index: int) -> Iterator[None]:
-    """Ctrl-C undoes the move, as a failure does; then this says how to see where the move stands."""
+def _explain_move_interrupt(index: int) -> Iterator[None]:
+    """Ctrl-C undoes the move, as a failure does; the error then says how to see the state of the move."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`toc nightly`: all that is done in a night, one after the other, in one Spark session."""
+"""`toc nightly`: reconciles, measures lateness and archives, one after the other, in one Spark session."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from toc.cli.common_options import answers
-from toc.cli.exit_codes import NO, OK, UNAVAILABLE, explain
-from toc.cli.output import Output, printable
-from toc.cli.reconcile import open_spark, run_and_report, show_progress
+from toc.cli.common_options import answering_command
+from toc.cli.exit_codes import NO, OK, UNAVAILABLE, error_text_and_code
+from toc.cli.output import Output, printable_text
+from toc.cli.reconcile import open_spark_session, run_reconciliation, show_reconcile_progress
 from toc.errors import SettingsError
 from toc.reconcile.archive import archive
 from toc.reconcile.findings import RunVerdict
@@ -32,15 +32,19 @@ Work = Callable[[], tuple[int, Iterable[str]]]
 """A part of the nightly run: returns its exit code and its lines."""
 
 
-@answers
-def nightly(
+@answering_command
+def run_nightly(
     output: Output,
     *,
     master: Annotated[
         str | None, typer.Option(metavar="URL", help="Spark's master, such as local[4].")
     ] = None,
     parent: Annotated[
-        int | None, typer.Option(hidden=True, help="The node that runs it: it ends with that.")
+        int | None,
+        typer.Option(
+            hidden=True,
+            help="The process id of the node that starts this run, which ends with the node.",
+        ),
     ] = None,
 ) -> int:
     """Compare the databases with Redis (and repair, by reconcile.repair), measure lateness, archive.
@@ -52,42 +56,42 @@ def nightly(
     if parent is not None:
         end_with_parent(parent, clock)
     with ExitStack() as stack:
-        on_progress = stack.enter_context(show_progress())
+        on_progress = stack.enter_context(show_reconcile_progress())
         session, no_session = None, SettingsError("--master is 'none', and this needs Spark")
         try:
             report.check(settings)
-            session = stack.enter_context(open_spark(settings, master))
+            session = stack.enter_context(open_spark_session(settings, master))
         except SettingsError as error:
             no_session = error
 
-        def require_session() -> Any:
+        def require_spark_session() -> Any:
             if session is None:
                 raise no_session
             return session
 
         parts: dict[str, Work] = {
             "reconcile": lambda: _reconcile_databases(settings, session, clock, on_progress),
-            "lateness": lambda: _measure_lateness(require_session(), settings, clock),
+            "lateness": lambda: _measure_lateness(require_spark_session(), settings, clock),
         }
         if settings.reconcile.archive != "none":
-            parts["archive"] = lambda: _archive_jobs(require_session(), settings, clock)
-        results = [_run_part(part, work, output) for part, work in parts.items()]
-    code: int = max((result["code"] for result in results), key=_severity)
+            parts["archive"] = lambda: _archive_jobs(require_spark_session(), settings, clock)
+        results = [_run_nightly_part(part, work, output) for part, work in parts.items()]
+    code: int = max((result["code"] for result in results), key=_exit_code_severity)
     if output.as_json:
-        output.answer({"code": code, "parts": results}, "")
+        output.print_value({"code": code, "parts": results}, "")
     return code
 
 
-def _run_part(part: str, work: Work, output: Output) -> dict[str, Any]:
+def _run_nightly_part(part: str, work: Work, output: Output) -> dict[str, Any]:
     try:
         code, found = work()
         lines = list(found)
     except Exception as error:  # noqa: BLE001 - the other parts are still done
-        text, code = explain(error)
+        text, code = error_text_and_code(error)
         lines = [f"{part}: {text}"]
-    if not output.as_json:  # at once: a person may be reading the log
+    if not output.as_json:  # printed after each part: a person may be reading the log
         for line in lines:
-            typer.echo(printable(line))
+            typer.echo(printable_text(line))
     return {"part": part, "code": int(code), "lines": lines}
 
 
@@ -97,7 +101,7 @@ def _reconcile_databases(
     if not settings.has_timer:
         return OK, ["reconcile: redis_url is 'none': there is nothing to compare with"]
     report.check(settings)  # before the work, not after it
-    outcome, where = run_and_report(settings, session, clock, on_progress)
+    outcome, where = run_reconciliation(settings, session, clock, on_progress)
     return outcome.verdict, report.lines(outcome, where)
 
 
@@ -116,5 +120,5 @@ def _archive_jobs(session: Any, settings: Settings, clock: Clock) -> tuple[int, 
     return (NO if result.differs else OK if result.is_good else UNAVAILABLE), lines
 
 
-def _severity(code: int) -> int:
+def _exit_code_severity(code: int) -> int:
     return _GETTING_WORSE.index(code) if code in _GETTING_WORSE else len(_GETTING_WORSE)

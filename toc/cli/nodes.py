@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from toc.cli.common_options import answers
+from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, SETTINGS, CommandError
 from toc.cli.output import Output
-from toc.cli.time_texts import iso, shown
+from toc.cli.time_texts import iso_utc, time_for_people
 from toc.cluster.roster import Member, roster
 from toc.runtime.settings import Settings, load_settings
 
 
-@answers
-def nodes(
+@answering_command
+def show_nodes(
     output: Output,
     *,
     owners: Annotated[
@@ -32,28 +32,31 @@ def nodes(
         text = "there are no members: zookeeper_hosts is 'none', so each node owns everything"
         raise CommandError(text, SETTINGS)
     members = roster(settings)
-    holders = {f"{kind} {number}": found for kind, number, found in _find_owners(settings, members)}
+    holders = {
+        f"{kind} {number}": found
+        for kind, number, found in _find_owners_by_number(settings, members)
+    }
     orphans = [thing for thing, found in holders.items() if not found]
     value = {
-        "nodes": [_json(member) for member in members],
+        "nodes": [_member_as_json(member) for member in members],
         "owners": {
-            thing: [{"node": owner, "since": iso(since_ms)} for owner, since_ms in found]
+            thing: [{"node": owner, "since": iso_utc(since_ms)} for owner, since_ms in found]
             for thing, found in holders.items()
         },
         "without_owner": orphans,
     }
-    rows = _owner_rows(settings, members) if owners else map(_node_row, members)
+    rows = _make_owner_rows(settings, members) if owners else map(_make_node_row, members)
     columns = _OWNER_COLUMNS if owners else _NODE_COLUMNS
     last = f"{len(members)} nodes; {len(orphans)} of {len(holders)} slots and shards have no owner"
-    output.table(value, columns, rows, empty="no nodes", last=last)
+    output.print_table(value, columns, rows, empty="no nodes", last=last)
     return NO if orphans else OK
 
 
 Owners = list[tuple[str, int]]
-"""Nodes that say they own a slot or shard, and since when in ms: one; for a moment none, or two."""
+"""Nodes that say they own a slot or shard, and since when in ms: normally one; for a moment none, or two."""
 
 
-def _find_owners(
+def _find_owners_by_number(
     settings: Settings, members: Sequence[Member]
 ) -> Iterator[tuple[str, int, Owners]]:
     """("slot of TOPIC" or "shard", its number, its owners) for each slot and shard."""
@@ -72,19 +75,19 @@ _OWNER_COLUMNS = ("what", ">no", "owner", "since")
 _NODE_COLUMNS = ("node", "leads", "joined", ">slots", ">shards", "handles", "version", "http")
 
 
-def _owner_rows(settings: Settings, members: Sequence[Member]) -> Iterator[Sequence[object]]:
-    for kind, number, owners in _find_owners(settings, members):
+def _make_owner_rows(settings: Settings, members: Sequence[Member]) -> Iterator[Sequence[object]]:
+    for kind, number, owners in _find_owners_by_number(settings, members):
         for owner, since_ms in owners:
-            yield kind, number, owner, shown(since_ms)
+            yield kind, number, owner, time_for_people(since_ms)
         if not owners:
             yield kind, number, "no owner", "-"
 
 
-def _node_row(member: Member) -> Sequence[object]:
+def _make_node_row(member: Member) -> Sequence[object]:
     return (
         member.identity,
         "leads" if member.leads else "",
-        shown(member.joined_ms),
+        time_for_people(member.joined_ms),
         sum(map(len, member.slots.values())),
         len(member.shards),
         ", ".join(member.handles),
@@ -93,11 +96,11 @@ def _node_row(member: Member) -> Sequence[object]:
     )
 
 
-def _json(member: Member) -> dict[str, object]:
+def _member_as_json(member: Member) -> dict[str, object]:
     return {
         "node": member.identity,
         "leads": member.leads,
-        "joined": iso(member.joined_ms),
+        "joined": iso_utc(member.joined_ms),
         "handles": list(member.handles),
         "version": member.version,
         "http": member.http,

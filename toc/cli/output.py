@@ -27,15 +27,15 @@ _STYLES = {
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where a command's answer goes, and in which form."""
+    """Prints the answer of a command, as JSON or for people."""
 
     as_json: bool
 
-    def answer(self, value: object, text: str) -> None:
-        """A short answer: `value` as JSON, or `text`."""
-        typer.echo(json_line(value) if self.as_json else printable(text))
+    def print_value(self, value: object, text: str) -> None:
+        """Prints a short answer: `value` as JSON, or `text`."""
+        typer.echo(one_line_json(value) if self.as_json else printable_text(text))
 
-    def table(
+    def print_table(
         self,
         value: object,
         columns: Sequence[str],
@@ -44,52 +44,56 @@ class Output:
         empty: str,
         last: str = "",
     ) -> None:
-        """`value` as JSON, or a table with a line `last` below it; `empty` where there are no rows.
+        """Prints `value` as JSON, or a table and below the table `last`; `empty` where there are no rows.
 
         A column whose name begins with ">" is set to the right.
         """
         if self.as_json:
-            typer.echo(json_line(value))
+            typer.echo(one_line_json(value))
             return
-        cells = [[printable(cell) for cell in row] for row in rows]
+        cells = [[printable_text(cell) for cell in row] for row in rows]
         if cells:
-            _print_table(columns, cells)
+            _print_fitted_table(columns, cells)
         else:
-            typer.echo(printable(empty))
+            typer.echo(printable_text(empty))
         if last:
-            typer.echo(printable(last))
+            typer.echo(printable_text(last))
 
 
-def printable(value: object) -> str:
-    """The value as text without terminal control characters: for texts that others wrote."""
+def printable_text(value: object) -> str:
+    """The value as text without terminal control characters: for texts that toc did not write."""
     return text_escaping.escape_control_chars(str(value))
 
 
-def json_line(value: object) -> str:
+def one_line_json(value: object) -> str:
     """A JSON document on one line, without terminal control characters."""
     return text_escaping.escape_json_document(json.dumps(value, ensure_ascii=False))
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A rich console; wide if there is no terminal."""
+    """A rich console; 250 columns wide if its stream is no terminal."""
     from rich.console import Console  # noqa: PLC0415 - quick start
 
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, width=None if stream.isatty() else _PIPE_COLUMNS)
 
 
-def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _print_fitted_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints a table if its words fit side by side, else row by row: an id is never split."""
     screen = make_console()
     names = [column.removeprefix(">") for column in columns]
-    widths = _fit_widths([names, *rows], screen.width)
-    shown = _print_records(names, rows) if widths is None else _make_table(columns, widths, rows)
-    with screen.capture() as captured:  # so that we notice a broken pipe, not rich
+    widths = _fit_column_widths([names, *rows], screen.width)
+    shown = (
+        _make_record_text(names, rows)
+        if widths is None
+        else _make_rich_table(columns, widths, rows)
+    )
+    with screen.capture() as captured:  # so that `typer.echo`, not rich, meets a broken pipe
         screen.print(shown, soft_wrap=widths is None)
     typer.echo(captured.get(), nl=False)
 
 
-def _fit_widths(rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
+def _fit_column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
     """The width of each column. None: the longest words of all columns do not fit into `width`."""
     columns = list(zip(*rows, strict=True))
     whole = [
@@ -109,7 +113,7 @@ def _fit_widths(rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
     return widths
 
 
-def _make_table(
+def _make_rich_table(
     columns: Sequence[str], widths: Sequence[int], rows: Sequence[Sequence[str]]
 ) -> Table:
     from rich.box import SIMPLE_HEAD  # noqa: PLC0415
@@ -121,12 +125,12 @@ def _make_table(
         justify: Literal["left", "right"] = "right" if is_right else "left"
         table.add_column(column.removeprefix(">"), justify=justify, overflow="fold", width=width)
     for row in rows:
-        table.add_row(*map(_make_cell, row))
+        table.add_row(*map(_make_cell_text, row))
     return table
 
 
-def _print_records(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Text:
-    """A line for each cell that is not empty, and an empty line between rows."""
+def _make_record_text(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Text:
+    """The rows as text: a line for each cell that is not empty, and an empty line between rows."""
     from rich.text import Text  # noqa: PLC0415
 
     indent = max(map(len, names)) + _GAP
@@ -137,13 +141,13 @@ def _print_records(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Text:
         for name, cell in zip(names, row, strict=True):
             if cell:
                 text.append(f"{name:<{indent}}")
-                text.append_text(_make_cell(cell.replace("\n", "\n" + " " * indent)))
+                text.append_text(_make_cell_text(cell.replace("\n", "\n" + " " * indent)))
                 text.append("\n")
     text.rstrip()
     return text
 
 
-def _make_cell(text: str) -> Text:
+def _make_cell_text(text: str) -> Text:
     from rich.text import Text  # noqa: PLC0415
 
     # Text, not str: rich would take square brackets for its markup.

@@ -11,7 +11,7 @@ from toc.cli.output import make_console
 
 @contextmanager
 def progress_bar(words: str, *, after_s: float = 0.0) -> Iterator[Callable[..., None]]:
-    """A bar on standard error if that is a terminal, from `after_s` seconds on.
+    """Shows a progress bar after `after_s` seconds, if standard error is a terminal.
 
     Yields a function to call with the steps done, all steps and, if they change, other words.
     """
@@ -36,12 +36,12 @@ def progress_bar(words: str, *, after_s: float = 0.0) -> Iterator[Callable[..., 
     if not after_s:
         bar.start()
 
-    def show(done: int, total: int, words: str = words) -> None:
+    def show_progress(done: int, total: int, words: str = words) -> None:
         if time.monotonic() - began_s >= after_s:
-            bar.start()  # does nothing if it is started
+            bar.start()  # does nothing for a started bar
         bar.update(task, description=words, completed=done, total=total)
 
     try:
-        yield show
+        yield show_progress
     finally:
         bar.stop()

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import NamedTuple
 
-from toc.cli.common_options import answers
-from toc.cli.exit_codes import NO, OK, explain
+from toc.cli.common_options import answering_command
+from toc.cli.exit_codes import NO, OK, error_text_and_code
 from toc.cli.output import Output
-from toc.cli.signals import StopRequest
+from toc.cli.stop_request import StopRequest
 from toc.retention.purger import Purger, PurgeResult
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings, load_settings
@@ -19,7 +19,7 @@ from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Database, Databases
 
 
-class DatabaseResult(NamedTuple):
+class DatabasePurgeResult(NamedTuple):
     """The pass over one database. `purged` is None if the pass did not finish; then `error` says why."""
 
     database: int
@@ -32,35 +32,36 @@ class DatabaseResult(NamedTuple):
         return {"database": self.database, **figures}
 
 
-@answers
-def purge(output: Output) -> int:
+@answering_command
+def purge_ended_jobs(output: Output) -> int:
     """Delete jobs that ended long ago: one pass over all databases, by retention.* of the settings.
 
-    For cron, where retention.in_workers is false. It is as gentle as workers are (retention.share), waits
-    for replicas, and keeps what the archive lacks. SIGTERM ends it after the present page. Exits 0 when all
-    is done, 1 when it was stopped, 3 when a database does not answer, 4 when the account may not delete.
+    For cron, where retention.in_workers is false. The pass is as gentle as workers are (retention.share),
+    waits for replicas, and keeps jobs that the archive lacks. SIGTERM ends the pass after the present page.
+    Exits 0 when all is done, 1 when it was stopped, 3 when a database does not answer, 4 when the account may
+    not delete.
     """
     settings, clock = load_settings(), SystemClock()
     databases = Databases.from_settings(settings, clock, pool_size=1)
     with closing(databases), StopRequest() as stop:
-        results = _purge_all(settings, databases, clock, stop.wait)
+        results = _purge_databases(settings, databases, clock, stop.wait_for_stop)
     rows = [
         (result.database, *(result.purged or ("-", "-", "-")), result.error or "done")
         for result in results
     ]
     columns = (">database", ">jobs", ">events", ">not archived", "")
     value = {"databases": [result.as_json() for result in results]}
-    output.table(value, columns, rows, empty="")
+    output.print_table(value, columns, rows, empty="")
     return max(result.code for result in results)
 
 
-def _purge_all(
+def _purge_databases(
     settings: Settings, databases: Databases, clock: Clock, stop_request: Callable[[float], bool]
-) -> list[DatabaseResult]:
-    """In parallel: a pass mostly waits, and one that hangs must not delay the others."""
+) -> list[DatabasePurgeResult]:
+    """Purges all databases in parallel: a pass mostly waits, and a hanging pass must not delay others."""
     database_metadata = DatabaseMetadata(databases)
 
-    def purge_one(database: Database) -> DatabaseResult:
+    def purge_database(database: Database) -> DatabasePurgeResult:
         try:
             migrate.refuse_incompatible([database])
             database_metadata.verify_and_record_meta(settings.facts, [database])
@@ -70,11 +71,11 @@ def _purge_all(
             purger.set_shards(database.shards, 1)
             purged = purger.run_pass(stop_request)
         except Exception as error:  # noqa: BLE001 - the other databases are still purged
-            text, code = explain(error)
-            return DatabaseResult(database.index, None, text, code)
+            text, code = error_text_and_code(error)
+            return DatabasePurgeResult(database.index, None, text, code)
         if purged is None:
-            return DatabaseResult(database.index, None, "stopped: the next run goes on", NO)
-        return DatabaseResult(database.index, purged, "", OK)
+            return DatabasePurgeResult(database.index, None, "stopped: the next run goes on", NO)
+        return DatabasePurgeResult(database.index, purged, "", OK)
 
     with ThreadPoolExecutor(len(databases.all)) as pool:
-        return list(pool.map(purge_one, databases))
+        return list(pool.map(purge_database, databases))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from toc.cli.clients import current_person
-from toc.cli.common_options import answers
+from toc.cli.common_options import answering_command
 from toc.cli.output import Output
 from toc.cli.progress_bar import progress_bar
 from toc.reconcile.findings import ReconcileResult
@@ -22,14 +22,15 @@ from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings, load_settings
 
 
-@answers
-def reconcile(
+@answering_command
+def reconcile_once(
     output: Output,
     *,
     repair: Annotated[
         bool | None,
         typer.Option(
-            "--repair/--dry-run", help="Repair what is found, or only report it (reconcile.repair)."
+            "--repair/--dry-run",
+            help="Repair disagreements, or only report them (reconcile.repair).",
         ),
     ] = None,
     master: Annotated[
@@ -48,16 +49,16 @@ def reconcile(
     settings, clock = load_settings(), SystemClock()
     report.check(settings)
     began_s = clock.monotonic_s()
-    with open_spark(settings, master) as session, show_progress() as on_progress:
+    with open_spark_session(settings, master) as session, show_reconcile_progress() as on_progress:
         start_s = clock.monotonic_s() - began_s
-        outcome, where = run_and_report(
+        outcome, where = run_reconciliation(
             settings, session, clock, on_progress, repair=repair, start_s=start_s
         )
-    output.answer(report.as_json(outcome, where), "\n".join(report.lines(outcome, where)))
+    output.print_value(report.as_json(outcome, where), "\n".join(report.lines(outcome, where)))
     return int(outcome.verdict)
 
 
-def run_and_report(
+def run_reconciliation(
     settings: Settings,
     session: Any,
     clock: Clock,
@@ -82,7 +83,7 @@ def run_and_report(
     return outcome, report.write(outcome, settings)
 
 
-def open_spark(settings: Settings, master: str | None) -> Any:
+def open_spark_session(settings: Settings, master: str | None) -> Any:
     """A Spark session, or None for `master` none. Spark's output goes to spark.log in reconcile.directory."""
     if master == "none":
         return nullcontext(None)
@@ -90,7 +91,7 @@ def open_spark(settings: Settings, master: str | None) -> Any:
 
 
 @contextmanager
-def show_progress() -> Iterator[OnProgress]:
+def show_reconcile_progress() -> Iterator[OnProgress]:
     """Shows progress to a person at a terminal; elsewhere nothing."""
     with progress_bar("starting") as show:
         yield lambda phase, done, of: show(done, of, phase)

@@ -9,7 +9,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from toc.cli.common_options import answers
+from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import USAGE, CommandError
 from toc.cli.output import Output
 from toc.domain.secret_masking import mask_secrets
@@ -28,8 +28,8 @@ class SettingLine(NamedTuple):
     description: str
 
 
-@answers
-def settings(
+@answering_command
+def show_settings(
     output: Output,
     *,
     markdown: Annotated[
@@ -43,21 +43,21 @@ def settings(
     if markdown:
         if output.as_json:
             raise CommandError("--markdown does not go with --json", USAGE)
-        typer.echo(settings_markdown(), nl=False)
+        typer.echo(make_settings_markdown(), nl=False)
         return
-    lines = list(setting_lines(load_settings()))
-    output.table(
+    lines = list(list_settings(load_settings()))
+    output.print_table(
         {"settings": [line._asdict() for line in lines]},
         ("setting", "value", "default", "meaning"),
         [
-            (line.name, _value_text(line.value), _value_text(line.default), line.description)
+            (line.name, _value_as_text(line.value), _value_as_text(line.default), line.description)
             for line in lines
         ],
         empty="",
     )
 
 
-def setting_lines(
+def list_settings(
     values: BaseModel | None = None,
     model: type[BaseModel] = Settings,
     path: tuple[str, ...] = (),
@@ -71,42 +71,42 @@ def setting_lines(
         value = None if values is None else getattr(values, name)
         group = field.annotation
         if isinstance(group, type) and issubclass(group, BaseModel):
-            yield from setting_lines(value, group, here)
+            yield from list_settings(value, group, here)
         elif group == dict[str, TopicSettings]:
             for topic, settings in (
                 {"<name>": TopicSettings()} if value is None else value
             ).items():
-                yield from setting_lines(settings, TopicSettings, (*here, topic))
+                yield from list_settings(settings, TopicSettings, (*here, topic))
         else:
             yield SettingLine(
                 ".".join(here),
                 variable_of(here),
-                _masked(value),
-                _masked(field.get_default(call_default_factory=True)),
-                _allowed_words(field),
+                _mask_value(value),
+                _mask_value(field.get_default(call_default_factory=True)),
+                _allowed_range_text(field),
                 field.description or "",
             )
 
 
-def settings_markdown() -> str:
+def make_settings_markdown() -> str:
     """docs/reference/settings.md, generated from the model that also checks the settings."""
     rows = [
-        f"| `{line.name}` | `{line.variable}` | {_markdown_cell(line.default)} | {line.allowed} "
+        f"| `{line.name}` | `{line.variable}` | {_make_markdown_cell(line.default)} | {line.allowed} "
         f"| {line.description} |"
-        for line in setting_lines()
+        for line in list_settings()
     ]
     return _HEAD + "\n".join(rows) + "\n"
 
 
-def _masked(value: object) -> object:
+def _mask_value(value: object) -> object:
     if isinstance(value, str):
         return mask_secrets(str(value))  # a SecretUrl hides its own password
     if isinstance(value, dict):
-        return {str(key): _masked(part) for key, part in value.items()}
-    return [_masked(part) for part in value] if isinstance(value, (tuple, list)) else value
+        return {str(key): _mask_value(part) for key, part in value.items()}
+    return [_mask_value(part) for part in value] if isinstance(value, (tuple, list)) else value
 
 
-def _allowed_words(field: FieldInfo) -> str:
+def _allowed_range_text(field: FieldInfo) -> str:
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     return ", ".join(
         f"{word} {getattr(rule, bound):g}"
@@ -116,18 +116,18 @@ def _allowed_words(field: FieldInfo) -> str:
     )
 
 
-def _value_text(value: object) -> str:
+def _value_as_text(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, list):
-        return ", ".join(map(_value_text, value)) or "-"
+        return ", ".join(map(_value_as_text, value)) or "-"
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {_value_text(part)}" for key, part in value.items()) or "-"
+        return ", ".join(f"{key}: {_value_as_text(part)}" for key, part in value.items()) or "-"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _markdown_cell(value: object) -> str:
-    return "" if value is None or value in ([], {}) else f"`{_value_text(value)}`"
+def _make_markdown_cell(value: object) -> str:
+    return "" if value is None or value in ([], {}) else f"`{_value_as_text(value)}`"
 
 
 _HEAD = """<!-- Made by `toc settings --markdown`. Do not edit: change toc/runtime/settings.py. -->

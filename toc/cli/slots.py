@@ -7,21 +7,21 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from toc.cli.common_options import answers
+from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import SETTINGS, USAGE, CommandError
 from toc.cli.output import Output
-from toc.cli.time_texts import iso, relative, shown
+from toc.cli.time_texts import iso_utc, relative_time, time_for_people
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
 from toc.timer.reminders import Reminders
 
 
-@answers
-def slots(
+@answering_command
+def show_slots(
     output: Output,
     *,
     topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Empty slots too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show empty slots too.")] = False,
 ) -> None:
     """Show the slots in Redis: jobs armed, jobs out with workers, and when the next one is due.
 
@@ -37,7 +37,7 @@ def slots(
     with closing(Reminders.from_settings(settings, SystemClock())) as reminders:
         now_ms = reminders.time_ms()
         found = [
-            _Slot(name, *depth)
+            _SlotDepth(name, *depth)
             for name in names
             for depth in reminders.depths(name, range(settings.slots_of(name)))
         ]
@@ -45,26 +45,30 @@ def slots(
     due_ms = min((slot.due_ms for slot in found if slot.due_ms is not None), default=None)
     wanted = [slot for slot in found if everything or slot.armed or slot.in_flight]
     total = f"{armed} armed, {in_flight} in flight, in {len(found)} slots"
-    output.table(
+    output.print_table(
         {
-            "time": iso(now_ms),
+            "time": iso_utc(now_ms),
             "slots": [slot.as_json(now_ms) for slot in wanted],
             "armed": armed,
             "in_flight": in_flight,
-            "next_due": iso(due_ms),
+            "next_due": iso_utc(due_ms),
         },
         ("topic", ">slot", ">armed", ">in flight", "next due", ""),
         [
-            (*s[:4], shown(s.due_ms), "" if s.due_ms is None else relative(s.due_ms, now_ms))
+            (
+                *s[:4],
+                time_for_people(s.due_ms),
+                "" if s.due_ms is None else relative_time(s.due_ms, now_ms),
+            )
             for s in wanted
         ],
         empty="all slots are empty",
-        last=total if due_ms is None else f"{total}; next due {relative(due_ms, now_ms)}",
+        last=total if due_ms is None else f"{total}; next due {relative_time(due_ms, now_ms)}",
     )
 
 
-class _Slot(NamedTuple):
-    """`due_ms`: of the next job in the slot; None: the slot has none."""
+class _SlotDepth(NamedTuple):
+    """The numbers of jobs in a slot. `due_ms`: the due time of its next job; None: there is no job."""
 
     topic: str
     slot: int
@@ -76,4 +80,4 @@ class _Slot(NamedTuple):
         facts = self._asdict()
         due_ms = facts.pop("due_ms")
         in_s = None if due_ms is None else (due_ms - now_ms) / 1000
-        return facts | {"next_due": iso(due_ms), "next_due_in_s": in_s}
+        return facts | {"next_due": iso_utc(due_ms), "next_due_in_s": in_s}

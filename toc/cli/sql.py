@@ -15,14 +15,14 @@ import typer
 
 from toc.admin.expression_parser import ResultColumn
 from toc.admin.query_plan import QueryPlan, plan_query
-from toc.admin.query_run import MERGE_BYTES, QueryFailed, QueryResult, QueryRun, rows_for
-from toc.admin.sql_writer import shard_queries, sql_for_display, write_sql
+from toc.admin.query_run import MERGE_BYTES, QueryFailed, QueryResult, QueryRun, shard_row_limit
+from toc.admin.sql_writer import make_shard_queries, make_sql, sql_for_display
 from toc.admin.sqlite_functions import mysql_functions_for_sqlite
-from toc.cli.common_options import answers
+from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, SETTINGS, UNAVAILABLE, USAGE, CommandError, print_error_line
-from toc.cli.output import Output, json_line, printable
+from toc.cli.output import Output, one_line_json, printable_text
 from toc.cli.progress_bar import progress_bar
-from toc.cli.time_texts import iso, shown
+from toc.cli.time_texts import iso_utc, time_for_people
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings, load_settings
 from toc.store.column_types import ms_of_sql_time
@@ -38,8 +38,8 @@ _CODES = {
 }  # fmt: skip
 
 
-@answers
-def sql(
+@answering_command
+def run_sql(
     output: Output,
     *,
     statement: Annotated[
@@ -103,7 +103,7 @@ def sql(
     if as_csv and output.as_json:
         raise CommandError("--csv does not go with --json", USAGE)
     settings = load_settings()
-    plan = plan_query(_read_statement(statement, file), _parse_values(values or []))
+    plan = plan_query(_read_statement(statement, file), _parse_set_options(values or []))
     if database is not None and database >= len(settings.databases):
         raise CommandError(f"--database: there are 0 to {len(settings.databases) - 1}", USAGE)
     if explain:
@@ -143,7 +143,7 @@ def _read_statement(given: str | None, file: Path | None) -> str:
         raise CommandError(f"{file or 'standard input'}: is not UTF-8 text", USAGE) from None
 
 
-def _parse_values(given: Sequence[str]) -> dict[str, str]:
+def _parse_set_options(given: Sequence[str]) -> dict[str, str]:
     values = {}
     for one in given:
         name, equals, value = one.partition("=")
@@ -169,7 +169,7 @@ def _run_query(plan: QueryPlan, settings: Settings, limits: Limits, **options: A
     try:
         with closing(fan_out), progress_bar("asking tables", after_s=_PROGRESS_AFTER_S) as show:
             run = QueryRun(plan, settings.routing, fan_out, progress=show, **options)
-            return run.result()
+            return run.run_query()
     except QueryFailed as error:
         first = error.failures[0]
         hint = "; --whole-timeout allows more" if "all together" in first.text else ""
@@ -190,26 +190,26 @@ def _print_plan(
             "sql": sql_for_display(query.sql, query.values, sqlite=sqlite),
         }
         for table in plan.tables
-        for query in shard_queries(
+        for query in make_shard_queries(
             table,
             settings.routing,
             sqlite=sqlite,
-            rows_max=rows_for(plan, table, rows_max),
+            rows_max=shard_row_limit(plan, table, rows_max),
             database=database,
         )
     ]
     final = ""
     if plan.final is not None:
-        final = sql_for_display(*write_sql(plan.final, sqlite=sqlite), sqlite=sqlite)
+        final = sql_for_display(*make_sql(plan.final, sqlite=sqlite), sqlite=sqlite)
     if output.as_json:
-        output.answer({"statements": statements, "rest": final}, "")
+        output.print_value({"statements": statements, "rest": final}, "")
         return
     for one in statements:
         head = f"-- database {one['database']}, table {one['table']}"
-        typer.echo(printable(f"{head}\n{one['sql']};"))
+        typer.echo(printable_text(f"{head}\n{one['sql']};"))
     if final:
         tables = ", ".join(f"{table.name}: {table.table}" for table in plan.tables)
-        typer.echo(printable(f"-- then, on their rows ({tables})\n{final};"))
+        typer.echo(printable_text(f"-- then, on their rows ({tables})\n{final};"))
 
 
 # ---- output
@@ -218,22 +218,22 @@ def _print_plan(
 def _print_result(output: Output, result: QueryResult, *, as_csv: bool) -> None:
     columns = result.columns
     values = [
-        [_value(column, value) for column, value in zip(columns, row, strict=True)]
+        [_convert_column_value(column, value) for column, value in zip(columns, row, strict=True)]
         for row in result.rows
     ]
     if as_csv:
         _print_csv([column.name for column in columns], values)
     elif output.as_json:
-        typer.echo(json_line(_result_document(result, values)))
+        typer.echo(one_line_json(_result_as_json(result, values)))
     else:
         titles = [f">{one.name}" if one.kind == "number" else one.name for one in columns]
         rows = [[_cell_for_people(value) for value in row] for row in values]
-        output.table(None, titles, rows, empty="no rows")
+        output.print_table(None, titles, rows, empty="no rows")
 
 
 def _print_csv(names: list[str], rows: list[list[Any]]) -> None:
     # A terminal would obey control characters; a file or a pipe gets the exact texts.
-    safe = printable if sys.stdout.isatty() else str
+    safe = printable_text if sys.stdout.isatty() else str
     csv.writer(sys.stdout, lineterminator="\n").writerow(
         [safe(_defuse_formula(name)) for name in names]
     )
@@ -241,7 +241,7 @@ def _print_csv(names: list[str], rows: list[list[Any]]) -> None:
         sys.stdout.write(safe(",".join(map(_cell_for_csv, row))) + "\n")
 
 
-def _result_document(result: QueryResult, rows: list[list[Any]]) -> dict[str, Any]:
+def _result_as_json(result: QueryResult, rows: list[list[Any]]) -> dict[str, Any]:
     columns = result.columns
     return {
         "columns": [column.name for column in columns],
@@ -258,9 +258,9 @@ def _result_document(result: QueryResult, rows: list[list[Any]]) -> dict[str, An
     }
 
 
-def _value(column: ResultColumn, value: Any) -> Any:
-    """A value of its column's type. SQLite has times as texts, large ids as negative numbers, and sums
-    beyond 64 bits as texts.
+def _convert_column_value(column: ResultColumn, value: Any) -> Any:
+    """Converts a value to its column's type. SQLite has times as texts, large ids as negative numbers, and
+    sums beyond 64 bits as texts.
     """
     if isinstance(value, str) and column.kind in ("time", "date"):
         return datetime.fromisoformat(value) if column.kind == "time" else date.fromisoformat(value)
@@ -272,7 +272,7 @@ def _value(column: ResultColumn, value: Any) -> Any:
 def _cell_for_people(value: Any) -> str:
     if value is None:
         return "NULL"
-    return shown(ms_of_sql_time(value)) if isinstance(value, datetime) else str(value)
+    return time_for_people(ms_of_sql_time(value)) if isinstance(value, datetime) else str(value)
 
 
 def _cell_for_csv(value: Any) -> str:
@@ -285,7 +285,7 @@ def _cell_for_csv(value: Any) -> str:
         return ""
     if isinstance(value, str):
         return '"' + _defuse_formula(value).replace('"', '""') + '"'
-    return str(iso(ms_of_sql_time(value)) if isinstance(value, datetime) else value)
+    return str(iso_utc(ms_of_sql_time(value)) if isinstance(value, datetime) else value)
 
 
 def _defuse_formula(text: str) -> str:
@@ -293,12 +293,12 @@ def _defuse_formula(text: str) -> str:
 
 
 def _cell_for_json(column: ResultColumn, value: Any) -> Any:
-    """Ids are texts, and so is a number that a double would change."""
+    """A cell for JSON: ids are texts, and so is a number that a double would change."""
     match value:
         case None | str() | float():
             return value
         case datetime():
-            return iso(ms_of_sql_time(value))
+            return iso_utc(ms_of_sql_time(value))
         case int():
             return str(value) if column.is_id or abs(value) > _EXACT_MAX else value
         case Decimal() if value == value.to_integral_value():

@@ -14,10 +14,10 @@ from urllib.request import HTTPRedirectHandler, build_opener
 
 import typer
 
-from toc.cli.common_options import answers
+from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.output import Output
-from toc.cli.time_texts import duration, iso, shown
+from toc.cli.time_texts import duration_text, iso_utc, time_for_people
 from toc.node.health import RANK, HealthPart, worst_state
 from toc.node.http import WILDCARDS, url_of
 from toc.node.status_reader import StatusReader
@@ -34,18 +34,18 @@ Url = Annotated[
 ]
 
 
-@answers
-def status(output: Output, node: Url = None) -> int:
+@answering_command
+def show_status(output: Output, node: Url = None) -> int:
     """Show each database, Redis and ZooKeeper: up, degraded or down, how, since when, and what it means.
 
-    Asks nodes, which know since when: those of --node, else this machine's at http.port. Where none
-    answers it asks the servers itself. `toc nodes` shows the addresses that nodes give. Exits 1 when
-    something is not up.
+    Asks nodes, which know since when: those of --node, else this machine's at http.port. Where no node
+    answers, this command asks the servers itself. `toc nodes` shows the addresses that nodes give. Exits 1
+    when something is not up.
     """
     settings = load_settings()
     now_ms = SystemClock().wall_ms()
     with StatusReader(settings) as reader:
-        answers_of_nodes = _ask_nodes(node or _node_urls(settings))
+        answers_of_nodes = _fetch_health_of_nodes(node or _local_node_urls(settings))
         silent = [url for url, parts in answers_of_nodes.items() if parts is None]
         views = [parts for parts in answers_of_nodes.values() if parts is not None]
         last = f"as seen by {len(views)} node{'s' if len(views) > 1 else ''}"
@@ -56,29 +56,37 @@ def status(output: Output, node: Url = None) -> int:
                 " (set http.port for the nodes, or name one with --node URL)"
             )
         duties = reader.check_duties()
-    lines = _sort_worst_first([*_merge_views(views), *_merge_views([duties])])
+    lines = _sort_worst_first([*_merge_health_parts(views), *_merge_health_parts([duties])])
     state = worst_state([part for view in (*views, duties) for part in view])
     if silent:
         last += f"; no answer from {', '.join(silent)}"
-    output.table(
+    output.print_table(
         {"state": state, "parts": lines, "nodes": [*answers_of_nodes], "silent": silent},
         ("state", "part", "how", "since", "for", "seen by", "what it means"),
-        [_table_row(line, now_ms) for line in lines],
+        [_make_table_row(line, now_ms) for line in lines],
         empty="",
         last=last,
     )
     return OK if state == "up" and not silent else NO
 
 
-def _table_row(line: Mapping[str, Any], now_ms: int) -> tuple[object, ...]:
+def _make_table_row(line: Mapping[str, Any], now_ms: int) -> tuple[object, ...]:
     since_ms = line["since_ms"]
-    lasts = "-" if since_ms is None else duration(max(0, now_ms - since_ms))
+    lasts = "-" if since_ms is None else duration_text(max(0, now_ms - since_ms))
     seen_by, means = line["seen_by"], line["means"]
-    return line["state"], line["part"], line["how"], shown(since_ms), lasts, seen_by, means
+    return (
+        line["state"],
+        line["part"],
+        line["how"],
+        time_for_people(since_ms),
+        lasts,
+        seen_by,
+        means,
+    )
 
 
-def _node_urls(settings: Settings) -> list[str]:
-    """This machine's node, if it serves HTTP at a port that is known.
+def _local_node_urls(settings: Settings) -> list[str]:
+    """The address of this machine's node, if http.port is set.
 
     Never an address that a member of the cluster gives: an attacker who can write to ZooKeeper could make
     this machine fetch any URL.
@@ -88,30 +96,30 @@ def _node_urls(settings: Settings) -> list[str]:
     return [url_of(WILDCARDS.get(settings.http.host, settings.http.host), settings.http.port)]
 
 
-def _ask_nodes(urls: Sequence[str]) -> dict[str, list[HealthPart] | None]:
-    """The parts of each node, by its address; None: it does not answer."""
+def _fetch_health_of_nodes(urls: Sequence[str]) -> dict[str, list[HealthPart] | None]:
+    """The health parts of each node, by the node's address; None: the node does not answer."""
     urls = list(dict.fromkeys(url.rstrip("/") for url in urls))  # each node is asked once
     with ThreadPoolExecutor(PARALLEL_MAX) as pool:
-        return dict(zip(urls, pool.map(_ask_node, urls), strict=True))
+        return dict(zip(urls, pool.map(_fetch_node_health, urls), strict=True))
 
 
-def _ask_node(url: str) -> list[HealthPart] | None:
+def _fetch_node_health(url: str) -> list[HealthPart] | None:
     if not url.startswith(("http://", "https://")):
         raise CommandError(f"--node: {url!r} is not an http address", USAGE)
     try:
         try:
             answer = build_opener(_NoRedirect).open(f"{url}/health", timeout=ANSWER_S_MAX)
-        except HTTPError as error:  # 503: it answers, and says that it can fire nothing
+        except HTTPError as error:  # 503: the node answers, and says that it can run no job
             answer = error
         with answer:
             document = json.loads(answer.read(ANSWER_BYTES_MAX))
-        return [_parse_part(part) for part in document["parts"]]
+        return [_parse_health_part(part) for part in document["parts"]]
     except (OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def _parse_part(part: Any) -> HealthPart:
-    """A part as another process sent it. Raises KeyError, TypeError or ValueError if it is malformed."""
+def _parse_health_part(part: Any) -> HealthPart:
+    """Checks a health part from another process. Raises KeyError, TypeError or ValueError."""
     state, since_ms = part["state"], part["since_ms"]
     if state not in RANK or not (since_ms is None or isinstance(since_ms, int)):
         raise ValueError("not a part")
@@ -125,7 +133,7 @@ class _NoRedirect(HTTPRedirectHandler):
         return None
 
 
-def _merge_views(views: Iterable[Iterable[HealthPart]]) -> list[dict[str, Any]]:
+def _merge_health_parts(views: Iterable[Iterable[HealthPart]]) -> list[dict[str, Any]]:
     """One line for each part and state: how many nodes see it so, and since when."""
     seen: dict[tuple[str, str], list[HealthPart]] = defaultdict(list)
     for view in views:
@@ -135,7 +143,7 @@ def _merge_views(views: Iterable[Iterable[HealthPart]]) -> list[dict[str, Any]]:
     for parts in seen.values():
         times = [part.since_ms for part in parts if part.since_ms is not None]
         since_ms = min(times, default=None)
-        merged = {"since_ms": since_ms, "since": iso(since_ms), "seen_by": len(parts)}
+        merged = {"since_ms": since_ms, "since": iso_utc(since_ms), "seen_by": len(parts)}
         lines.append(asdict(parts[0]) | merged)
     return lines
 

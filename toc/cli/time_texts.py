@@ -14,8 +14,8 @@ WHEN_HELP = "30m, 1h30m, 90s, 2d, 500ms from now, or a time with its zone: 2030-
 _SOON_MS = 60_000
 
 
-def parse_when(text: str) -> datetime | timedelta:
-    """What WHEN means. Raises InvalidInput."""
+def parse_time_argument(text: str) -> datetime | timedelta:
+    """Parses WHEN: a time with its zone, or a length of time from now. Raises InvalidInput."""
     steps = _STEP.findall(text)
     if steps and "".join(number + unit for number, unit in steps) == text:
         milliseconds = sum(float(number) * _MS_OF[unit] for number, unit in steps)
@@ -32,25 +32,25 @@ def parse_when(text: str) -> datetime | timedelta:
     return moment
 
 
-def iso(ms: int | None) -> str | None:
+def iso_utc(ms: int | None) -> str | None:
     """Milliseconds since 1970 for JSON: 2030-01-31T08:00:00.000Z."""
     if ms is None:
         return None
     return datetime_of(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def shown(ms: int | None) -> str:
-    """Milliseconds since 1970 for people: the same with a space; a dash for none."""
-    return "-" if ms is None else str(iso(ms)).replace("T", " ")
+def time_for_people(ms: int | None) -> str:
+    """Milliseconds since 1970 for people: 2030-01-31 08:00:00.000Z; a dash for None."""
+    return "-" if ms is None else str(iso_utc(ms)).replace("T", " ")
 
 
-def relative(ms: int, now_ms: int) -> str:
+def relative_time(ms: int, now_ms: int) -> str:
     """How far a moment is from now: "in 1h 30m", "2.345s ago"."""
-    text = duration(abs(ms - now_ms))
+    text = duration_text(abs(ms - now_ms))
     return f"in {text}" if ms > now_ms else f"{text} ago"
 
 
-def duration(ms: int) -> str:
+def duration_text(ms: int) -> str:
     """Milliseconds as the two largest units; below a minute as seconds."""
     if ms < _SOON_MS:
         return f"{ms / 1000:.3f}".rstrip("0").rstrip(".") + "s"

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from toc.cli.apps import Apps, load_apps
-from toc.cli.common_options import serves
+from toc.cli.common_options import serving_command
 from toc.cli.exit_codes import NO, OK
+from toc.cli.handler_modules import Apps, import_handlers
 from toc.cli.output import Output
-from toc.cli.signals import StopRequest
+from toc.cli.stop_request import StopRequest
 from toc.handlers.registry import Registry
 from toc.node.node import Node
 from toc.runtime.settings import load_settings
@@ -30,34 +30,34 @@ HttpPort = Annotated[
 ]
 
 
-@serves
-def worker(output: Output, app: Apps = None, http_port: HttpPort = None) -> int:
+@serving_command
+def run_worker(output: Output, app: Apps = None, http_port: HttpPort = None) -> int:
     """Run the handlers of one or more modules.
 
-    The first SIGTERM or SIGINT stops it in good order: nothing new is taken, what runs may finish
-    within worker.stop_s, the rest is given back. The second one ends it at once.
+    The first SIGTERM or SIGINT stops the worker in good order: it takes no new jobs, running handlers
+    may finish within worker.stop_s, other jobs are given back. The second signal ends the process.
 
     Exits 0 after a clean stop, 1 when handlers were left running, 75 (worker.shutdown_exit_code)
-    when it stopped by itself because too many handlers are stuck: start it again.
+    when the worker stopped by itself because too many handlers are stuck: start it again.
     """
     del output
 
     restart = threading.Event()
     with StopRequest() as stop:
         settings = load_settings(**({} if http_port is None else {"http": {"port": http_port}}))
-        handlers = load_apps(app or [])
+        handlers = import_handlers(app or [])
 
-        def restart_wanted() -> None:
+        def request_restart() -> None:
             restart.set()
-            stop.ask()
+            stop.request_stop()
 
-        node = Node(settings, handlers=handlers, restart_wanted=restart_wanted)
+        node = Node(settings, handlers=handlers, restart_wanted=request_restart)
         try:
             node.start()
-            log.info("%s runs %s", node.identity, _type_words(handlers))
+            log.info("%s runs %s", node.identity, _biz_types_as_text(handlers))
             if node.http is not None:
                 log.info("metrics and health on %s", node.http.url)
-            stop.wait()
+            stop.wait_for_stop()
             log.info("stopping: handlers that run have %g s", settings.worker.stop_s)
         finally:
             clean = node.stop()
@@ -68,6 +68,6 @@ def worker(output: Output, app: Apps = None, http_port: HttpPort = None) -> int:
     return OK if clean else NO
 
 
-def _type_words(handlers: Registry) -> str:
+def _biz_types_as_text(handlers: Registry) -> str:
     names = sorted(spec.biz_type for spec in handlers)
     return ", ".join([*names, "every other type"] if handlers.handler_of_every_type else names)

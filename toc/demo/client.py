@@ -21,8 +21,8 @@ from toc.testing.history import CancelAnswered, Journal, RescheduleAnswered, Sch
 THREADS = 4  # an answer of SQLite takes milliseconds when the worker writes too
 
 
-class _NextAction(NamedTuple):
-    """Something to do with an order: not yet scheduled, or something that happens to its job."""
+class _PlannedAction(NamedTuple):
+    """An action for an order at `at_s`: to schedule it (`job_id` None), or to pay or move it."""
 
     at_s: float
     number: int
@@ -32,15 +32,15 @@ class _NextAction(NamedTuple):
 
 
 class SimulatedShop:
-    """Does all that happens to some orders, in the order of time, in one thread."""
+    """Schedules, cancels and postpones the timeouts of some orders, by time, in one thread."""
 
     def __init__(self, center: TimeoutCenter, journal: Journal, started_s: float) -> None:
         self._center, self._journal, self._started_s = center, journal, started_s
-        self._next: list[_NextAction] = []
+        self._next: list[_PlannedAction] = []
 
-    def play_orders(self, orders: Sequence[Order]) -> None:
+    def process_orders(self, orders: Sequence[Order]) -> None:
         self._next = [
-            _NextAction(order.at_s, order.number, order, None, "come") for order in orders
+            _PlannedAction(order.at_s, order.number, order, None, "come") for order in orders
         ]
         heapq.heapify(self._next)
         while self._next:
@@ -49,9 +49,9 @@ class SimulatedShop:
             if step.job_id is None:
                 self._schedule_order(step.order)
             elif step.what == "pay":
-                self._cancel_paid(step.job_id)
+                self._cancel_paid_order(step.job_id)
             else:
-                self._postpone(step.job_id, step.order)
+                self._postpone_order(step.job_id, step.order)
 
     def _schedule_order(self, order: Order) -> None:
         now_s = time.monotonic() - self._started_s
@@ -64,32 +64,34 @@ class SimulatedShop:
             attribute={"order": order.number, "fails": order.fails},
         )
         self._journal.write(
-            Scheduled(job_id, order.biz_type, _rounded_ms(action_time), asked_ms, wall_ms())
+            Scheduled(job_id, order.biz_type, _round_up_to_ms(action_time), asked_ms, wall_ms())
         )
         if order.paid_s is not None:
-            step = _NextAction(now_s + order.paid_s, order.number, order, job_id, "pay")
+            step = _PlannedAction(now_s + order.paid_s, order.number, order, job_id, "pay")
             heapq.heappush(self._next, step)
         if order.moved_s is not None:
-            step = _NextAction(now_s + order.moved_s, order.number, order, job_id, "move")
+            step = _PlannedAction(now_s + order.moved_s, order.number, order, job_id, "move")
             heapq.heappush(self._next, step)
 
-    def _cancel_paid(self, job_id: int) -> None:
+    def _cancel_paid_order(self, job_id: int) -> None:
         asked_ms = wall_ms()
         answer = self._center.cancel(job_id)
         self._journal.write(CancelAnswered(job_id, str(answer), asked_ms, wall_ms()))
 
-    def _postpone(self, job_id: int, order: Order) -> None:
+    def _postpone_order(self, job_id: int, order: Order) -> None:
         asked_ms = wall_ms()
         left_s = order.timeout_s - (order.moved_s or 0)
         action_time = datetime.now(UTC) + timedelta(seconds=left_s + order.more_s)
         answer = self._center.reschedule(job_id, action_time)
         self._journal.write(
-            RescheduleAnswered(job_id, str(answer), _rounded_ms(action_time), asked_ms, wall_ms())
+            RescheduleAnswered(
+                job_id, str(answer), _round_up_to_ms(action_time), asked_ms, wall_ms()
+            )
         )
 
 
-def _rounded_ms(action_time: datetime) -> int:
-    """As toc rounds it: up, to whole milliseconds."""
+def _round_up_to_ms(action_time: datetime) -> int:
+    """The time rounded up to whole milliseconds, as toc rounds it."""
     return ceil_ms(action_time - EPOCH)
 
 
@@ -107,7 +109,7 @@ def main() -> None:
             parts = [orders[i::THREADS] for i in range(THREADS)]
             clerks = [SimulatedShop(center, journal, started_s) for _ in parts]
             for future in [
-                pool.submit(clerk.play_orders, part)
+                pool.submit(clerk.process_orders, part)
                 for clerk, part in zip(clerks, parts, strict=True)
             ]:
                 future.result()

@@ -1,4 +1,4 @@
-"""The orders of the demo: when each comes, and when it is paid or moved. The seed decides all of it."""
+"""The orders of the demo: when each comes, and when it is paid or moved. The seed decides all times."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Order:
 
 
 def make_orders(orders: int, seconds: float, seed: int) -> list[Order]:
-    """So many orders, by `at_s`, whose last timeout lies about at `seconds`."""
+    """Makes `orders` orders, sorted by `at_s`; the last timeout lies at about `seconds`."""
     rng = random.Random(seed)  # noqa: S311 - no secret
     longest_s = min(6.0, seconds / 4)
     arrivals_s = max(seconds - 2 * longest_s - min(AFTERMATH_S, seconds / 6), seconds / 6)

@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from toc.bench.child import Child
 from toc.bench.child_node import settings_line, wall_ms
 from toc.demo.orders import MAX_ATTEMPTS
-from toc.demo.view import Tally
+from toc.demo.view import DemoTally
 from toc.domain.job import Status
 from toc.node.dev import DevDirectory, PrivateRedis
 from toc.runtime.clock import SystemClock
@@ -36,33 +36,35 @@ START_S = 60.0
 END_S_MAX = 40.0  # jobs that have not ended so long after the client's last call are lost
 QUIET_S = 0.5  # a job that runs twice would start within this time
 
-Look = Callable[[Tally, float], None]
+OnTick = Callable[[DemoTally, float], None]
 """Called every tick with the figures so far and the seconds that have passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
+    """The number of orders, the length of the demo and the seed of its times."""
+
     orders: int
     seconds: float
     seed: int = 42
 
 
-def run(plan: DemoOptions, on_tick: Look) -> Report:
+def run_demo(plan: DemoOptions, on_tick: OnTick) -> Report:
     """Runs client and worker, then the check. Raises ChildFailed and DevError; leaves nothing behind."""
     with (
         tempfile.TemporaryDirectory(prefix="toc-demo-") as name,
         DevDirectory(Path(name)) as directory,
         PrivateRedis(directory.path),
     ):
-        settings = _settings(directory)
+        settings = _make_demo_settings(directory)
         migrate.upgrade(settings)
         with closing(Databases.from_settings(settings, SystemClock())) as databases:
-            entries = _run_processes(plan, settings, directory.path, databases, on_tick)
+            entries = _run_client_and_worker(plan, settings, directory.path, databases, on_tick)
             return check([entries, rows(settings)], Rules(max_attempts=MAX_ATTEMPTS))
 
 
-def _settings(directory: DevDirectory) -> Settings:
-    """The default settings, without those that the user has set for their own nodes."""
+def _make_demo_settings(directory: DevDirectory) -> Settings:
+    """The default settings; the user's settings of timer, scanner, worker and limits do not count."""
     parts: dict[str, Any] = {
         "timer": TimerSettings(),
         "scanner": ScannerSettings(),
@@ -79,19 +81,19 @@ def _settings(directory: DevDirectory) -> Settings:
     )
 
 
-def _run_processes(
-    plan: DemoOptions, settings: Settings, directory: Path, databases: Databases, on_tick: Look
+def _run_client_and_worker(
+    plan: DemoOptions, settings: Settings, directory: Path, databases: Databases, on_tick: OnTick
 ) -> list[Entry]:
     """Runs client and worker until all jobs have ended; returns the entries of their journals."""
     journals = {name: directory / f"{name}.journal" for name in ("client", "worker")}
     tails = [Tail(path) for path in journals.values()]
     entries: list[Entry] = []
-    tally = Tally(wall_ms())
+    tally = DemoTally(wall_ms())
 
-    def tick(started_s: float) -> None:
+    def update_tally(started_s: float) -> None:
         new = [entry for tail in tails for entry in tail.read()]
         entries.extend(new)
-        tally.add(new)
+        tally.count_entries(new)
         on_tick(tally, time.monotonic() - started_s)
 
     first = settings_line(settings)
@@ -108,19 +110,19 @@ def _run_processes(
         client.send({"go": True})
         while not client.has_answered():
             time.sleep(TICK_S)
-            tick(started_s)
-        client.receive(START_S)  # raises if it has failed
+            update_tally(started_s)
+        client.receive(START_S)  # raises if the client has failed
         end_s = time.monotonic() + END_S_MAX
-        while _live_rows(databases) and time.monotonic() < end_s:
+        while _count_live_rows(databases) and time.monotonic() < end_s:
             time.sleep(TICK_S)
-            tick(started_s)
+            update_tally(started_s)
         time.sleep(QUIET_S)
-        tick(started_s)
-    tick(started_s)  # the last entries of the worker
+        update_tally(started_s)
+    update_tally(started_s)  # the last entries of the worker
     return entries
 
 
-def _live_rows(databases: Databases) -> int:
+def _count_live_rows(databases: Databases) -> int:
     query = (
         select(func.count())
         .select_from(JOB)

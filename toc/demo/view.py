@@ -25,7 +25,7 @@ from toc.testing.history import (
 )
 from toc.testing.report import MEANING, Kind, Lateness, Report
 
-RECENT = 500  # starts that "now" looks at
+RECENT = 500  # "lateness now" is that of the last so many starts
 SECONDS_SHOWN = 60
 PROBLEMS_SHOWN = 20
 BROKEN = "BROKEN: toc did not keep its promises"
@@ -33,8 +33,8 @@ HELD = "Every promise held: nothing lost, early, double, or fired after a cancel
 
 
 @dataclass(slots=True)
-class Tally:
-    """Running figures from the journals, for the view only: the check does not look at them."""
+class DemoTally:
+    """Running figures from the journals, for the view only: the check does not use them."""
 
     started_ms: float
     scheduled: Counter[str] = field(default_factory=Counter)
@@ -49,7 +49,7 @@ class Tally:
     recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     by_second: Counter[int] = field(default_factory=Counter)
 
-    def add(self, entries: Iterable[Entry]) -> None:
+    def count_entries(self, entries: Iterable[Entry]) -> None:
         happened = (entry for entry in entries if not isinstance(entry, Fault | Row))
         for entry in sorted(happened, key=lambda entry: entry.at_ms):
             match entry:
@@ -64,7 +64,7 @@ class Tally:
                         self.moved += 1
                         self.action_ms[entry.job_id] = entry.action_ms
                 case Started():
-                    self._start(entry)
+                    self._count_start(entry)
                 case Ended():
                     biz_type = self.types.get(entry.job_id, "")
                     if not entry.failed:
@@ -72,7 +72,7 @@ class Tally:
                     elif entry.attempt >= MAX_ATTEMPTS.get(biz_type, entry.attempt + 1):
                         self.dead += 1
 
-    def _start(self, entry: Started) -> None:
+    def _count_start(self, entry: Started) -> None:
         self.starts += 1
         self.by_second[int((entry.at_ms - self.started_ms) // 1000)] += 1
         if entry.attempt > 1:
@@ -81,12 +81,12 @@ class Tally:
             self.recent_ms.append(entry.at_ms - self.action_ms[entry.job_id])
 
     @property
-    def lateness(self) -> str:
+    def lateness_text(self) -> str:
         if not self.recent_ms:
             return "-"
-        return _lateness(self.recent_ms)
+        return _lateness_percentiles(self.recent_ms)
 
-    def facts(self) -> list[tuple[str, str]]:
+    def named_figures(self) -> list[tuple[str, str]]:
         """The figures of the moment, by name."""
         return [
             ("scheduled", f"{self.scheduled.total():,}"),
@@ -96,16 +96,18 @@ class Tally:
             ("of these retries", f"{self.retries:,}"),
             ("done", f"{self.done.total():,}"),
             ("dead", f"{self.dead:,}"),
-            ("lateness now", self.lateness),
+            ("lateness now", self.lateness_text),
         ]
 
-    def line(self, passed_s: float) -> str:
-        """All of it on one line, where there is no terminal."""
-        return f"{passed_s:4.0f} s  " + ", ".join(f"{name} {value}" for name, value in self.facts())
+    def as_one_line(self, passed_s: float) -> str:
+        """The figures on one line, for output that is no terminal."""
+        return f"{passed_s:4.0f} s  " + ", ".join(
+            f"{name} {value}" for name, value in self.named_figures()
+        )
 
 
-def panel(tally: Tally, passed_s: float, total_s: float) -> RenderableType:
-    """The live view of one moment."""
+def make_live_panel(tally: DemoTally, passed_s: float, total_s: float) -> RenderableType:
+    """The live view of this moment, as a panel."""
     types = Table.grid(padding=(0, 2))
     for biz_type, about in ABOUT.items():
         types.add_row(
@@ -115,7 +117,7 @@ def panel(tally: Tally, passed_s: float, total_s: float) -> RenderableType:
             Text(about, style="dim"),
         )
     facts = Table.grid(padding=(0, 2))
-    for name, value in tally.facts():
+    for name, value in tally.named_figures():
         facts.add_row(name, Text(value, style="bold"))
     last = int(passed_s)
     seconds = [tally.by_second[second] for second in range(max(0, last - SECONDS_SHOWN), last)]
@@ -127,11 +129,11 @@ def panel(tally: Tally, passed_s: float, total_s: float) -> RenderableType:
     return Panel(Group(*parts), title=title, border_style="blue")
 
 
-def _lateness(late_ms: Sequence[float]) -> str:
+def _lateness_percentiles(late_ms: Sequence[float]) -> str:
     return f"p50 {percentile(late_ms, 50):.1f} ms, p99 {percentile(late_ms, 99):.1f} ms"
 
 
-def summary(report: Report) -> list[str]:
+def summarize_check(report: Report) -> list[str]:
     """The check as text; the last line is the verdict."""
     status, late, broken = report.by_status, report.lateness, report.problems_by_kind
     facts: list[tuple[str, int, str]] = [
@@ -160,7 +162,7 @@ def summary(report: Report) -> list[str]:
     if late.count:
         lines += [
             "",
-            f"Lateness of first starts: {_spread(late)}",
+            f"Lateness of first starts: {_lateness_spread(late)}",
             *bars(late.counts(LATENESS_EDGES_MS)),
         ]
     lines += ["", *(str(problem) for problem in report.problems[:PROBLEMS_SHOWN])]
@@ -171,14 +173,14 @@ def summary(report: Report) -> list[str]:
     return lines
 
 
-def _spread(late: Lateness) -> str:
+def _lateness_spread(late: Lateness) -> str:
     percentiles = f"p50 {late.percentile(50):.1f} ms, p99 {late.percentile(99):.1f} ms"
     return f"{percentiles}, max {late.max_ms:.1f} ms, min {late.min_ms:.1f} ms"
 
 
-def show(report: Report, console: Console) -> None:
+def print_summary(report: Report, console: Console) -> None:
     """Prints the summary; the verdict in its colour."""
-    *lines, last = summary(report)
+    *lines, last = summarize_check(report)
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     style = "bold green" if report.holds else "bold red"

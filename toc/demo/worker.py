@@ -1,4 +1,4 @@
-"""The shop's worker process: its handlers write down each start, first of all, and each end."""
+"""The shop's worker process: its handlers record the start and the end of each attempt."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from toc.testing.history import Ended, Journal, Started
 PROCESS = "worker"
 
 
-class OutsideTroubleError(Exception):
+class OutsideServiceError(Exception):
     """An error of the outside world: a service that is down, a coupon that is gone."""
 
 
-def handlers(journal: Journal) -> Registry:
-    """One handler for all types: the order's attribute says how many attempts fail."""
+def make_handlers(journal: Journal) -> Registry:
+    """Registers one handler for all types: the job's attribute says how many attempts fail."""
     registry = Registry()
 
-    def act(job: Job) -> None:
+    def handle_order(job: Job) -> None:
         attempt, token = job.attempts, job.token or ""
         journal.write(Started(job.job_id, job.biz_type, attempt, wall_ms(), PROCESS, token))
         failed = attempt <= int(job.attribute["fails"])
         journal.write(Ended(job.job_id, attempt, failed, wall_ms(), PROCESS, token))
         if failed:
-            raise OutsideTroubleError(f"{job.biz_type} of order {job.biz_id} is not possible now")
+            raise OutsideServiceError(f"{job.biz_type} of order {job.biz_id} is not possible now")
 
     for biz_type, attempts in MAX_ATTEMPTS.items():
-        registry.handler(biz_type, max_attempts=attempts, retry=RETRY_S[biz_type])(act)
+        registry.handler(biz_type, max_attempts=attempts, retry=RETRY_S[biz_type])(handle_order)
     return registry
 
 
 def main() -> None:
     first = next(lines_from_parent())
     with Journal(Path(first["journal"])) as journal:
-        serve(handlers(journal), settings_of(first), {})
+        serve(make_handlers(journal), settings_of(first), {})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ Apps = Annotated[
 ]
 
 
-def load_apps(apps: Sequence[str]) -> Registry:
+def import_handlers(apps: Sequence[str]) -> Registry:
     """Imports the modules, with the working directory on sys.path; returns the registry to run.
 
     Raises CommandError when a module cannot be imported and when there are no handlers.
@@ -38,7 +38,7 @@ def load_apps(apps: Sequence[str]) -> Registry:
     found = []
     for app in apps:
         name, _, attribute = app.partition(":")
-        _check_name(app, name)
+        _check_module_name(app, name)
         module = _import_module(name)
         own = getattr(module, attribute, None) if attribute else registry
         if not isinstance(own, Registry):
@@ -53,8 +53,8 @@ def load_apps(apps: Sequence[str]) -> Registry:
     return found[0]
 
 
-def _check_name(app: str, name: str) -> None:
-    """Raises if it is not the name of a module but, for example, the path of its file."""
+def _check_module_name(app: str, name: str) -> None:
+    """Raises CommandError if `name` is not the name of a module but, for example, the path of a file."""
     if not name:
         raise CommandError(f"--app {app!r}: needs the name of a module, like --app shop", USAGE)
     path = PurePath(name)

@@ -1,7 +1,7 @@
 """Collects everything known about one job: its row, reminder and events, and the nodes that would run it.
 
-All servers are asked in parallel. If one does not answer, only its part is missing. Where they differ, the
-database is right; Redis and ZooKeeper only show what happens next, and when.
+All servers are asked in parallel. If a server does not answer, only its part is missing. Where servers
+disagree, the database is right; Redis and ZooKeeper only show what happens next, and when.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PURGES_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
-class JobHome:
+class JobLocation:
     """Where a job is stored, and when its id was made: both follow from the id."""
 
     shard: int
@@ -50,8 +50,9 @@ class JobHome:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicPlace:
-    """A job's place in one topic. `armed_ms`: its score in the StoreQueue, `out_ms`: in the PrepareQueue."""
+class ReminderLocation:
+    """The queues of one topic that may have a job's reminder. `armed_ms`: the reminder's score in the
+    StoreQueue; `out_ms`: its score in the PrepareQueue."""
 
     topic: str
     slot: int
@@ -61,14 +62,14 @@ class TopicPlace:
     out_ms: int | None = None
 
     @property
-    def is_empty(self) -> bool:
+    def has_no_reminder(self) -> bool:
         return self.armed_ms is None and self.out_ms is None
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
-    """A node that owns a slot or shard. `deputy`: the node that takes over if this one dies; `handles`: its
-    types.
+class OwnerNode:
+    """A node that owns a slot or shard. `deputy`: the node that takes over if the owner dies; `handles`: the
+    biz_types of the owner's handlers.
     """
 
     node: str
@@ -82,25 +83,25 @@ class JobExplanation:
     """Everything known about a job. `troubles`: for each server that failed, the reason.
 
     `now_ms`: the database's clock, else this machine's. `places`: the job's own topic first; all topics if
-    its type is not known. `owners`: those of its slots by topic, those of its shard under "". `purges`: what
-    was deleted around the time of a job that has no row.
+    its type is not known. `owners`: the owners of its slots by topic, the owners of its shard under "".
+    `purges`: counts of purged jobs with ids near this id, for a job that has no row.
     """
 
     job_id: int
-    home: JobHome
+    home: JobLocation
     now_ms: int
     record: JobDetails | None = None
     events: Sequence[Event] = ()
     purges: PurgesAround | None = None
-    places: Sequence[TopicPlace] = ()
+    places: Sequence[ReminderLocation] = ()
     members: Sequence[Member] | None = None
-    owners: Mapping[str, Sequence[Owner]] = field(default_factory=dict)
+    owners: Mapping[str, Sequence[OwnerNode]] = field(default_factory=dict)
     troubles: dict[str, str] = field(default_factory=dict)
     database_error: TocError | None = None
 
     @property
-    def place(self) -> TopicPlace | None:
-        """Its place in its own topic; None: the topic is not known, or there is no Redis."""
+    def own_topic_reminder(self) -> ReminderLocation | None:
+        """The reminder in the job's own topic; None: the topic is not known, or Redis was not read."""
         return self.places[0] if self.record is not None and self.places else None
 
 
@@ -115,17 +116,17 @@ def explain_job(settings: Settings, job_id: int, clock: Clock | None = None) -> 
     settings = settings.model_copy(update={"read_timeout_s": read_s})
     shard = settings.routing.shard_of_hash(routing_bits_of(job_id))
     index = settings.routing.database_index(shard)
-    home = JobHome(shard, index, job_table_name(shard), created_ms_of(job_id))
+    home = JobLocation(shard, index, job_table_name(shard), created_ms_of(job_id))
     found = JobExplanation(job_id, home, clock.wall_ms())
     with ThreadPoolExecutor(3) as pool:
-        asking = (_ask_database, _ask_redis, _ask_zookeeper)
+        asking = (_add_database_facts, _add_redis_facts, _add_zookeeper_members)
         for part in [pool.submit(ask, settings, clock, found) for ask in asking]:
             part.result()
     if found.record is not None:
         topic = settings.topic_of(found.record.job.biz_type)
         found.places = sorted(found.places, key=lambda place: place.topic != topic)
         # A reminder in another topic was written before the settings changed.
-        found.places = [p for p in found.places if p.topic == topic or not p.is_empty]
+        found.places = [p for p in found.places if p.topic == topic or not p.has_no_reminder]
     found.owners = _find_owners(found, settings)
     return found
 
@@ -133,7 +134,7 @@ def explain_job(settings: Settings, job_id: int, clock: Clock | None = None) -> 
 # ---- asking
 
 
-def _ask_database(settings: Settings, clock: Clock, found: JobExplanation) -> None:
+def _add_database_facts(settings: Settings, clock: Clock, found: JobExplanation) -> None:
     databases = Databases.from_settings(settings, clock, pool_size=1)
     database = databases[found.home.database]
     recorded: dict[str, str] = {}
@@ -152,11 +153,11 @@ def _ask_database(settings: Settings, clock: Clock, found: JobExplanation) -> No
         found.troubles[f"database {database.index}"] = str(error)
     finally:
         databases.close()
-    # With another routing the job was looked for in the wrong table.
+    # If the settings have another routing, the job was searched in the wrong table.
     refuse_other_facts(database, recorded, settings.facts)
 
 
-def _ask_redis(settings: Settings, clock: Clock, found: JobExplanation) -> None:
+def _add_redis_facts(settings: Settings, clock: Clock, found: JobExplanation) -> None:
     if not settings.has_timer:
         return
     reminders = Reminders.from_settings(settings, clock)
@@ -166,7 +167,7 @@ def _ask_redis(settings: Settings, clock: Clock, found: JobExplanation) -> None:
             slot = slot_of_hash(routing_bits_of(found.job_id), amount)
             keys = settings.namespace, topic, slot
             scores = reminders.find_reminder(topic, slot, found.job_id)
-            place = TopicPlace(topic, slot, store_key(*keys), prepare_key(*keys), *scores)
+            place = ReminderLocation(topic, slot, store_key(*keys), prepare_key(*keys), *scores)
             places.append(place)
         found.places = places
     except TocError as error:
@@ -175,7 +176,7 @@ def _ask_redis(settings: Settings, clock: Clock, found: JobExplanation) -> None:
         reminders.close()
 
 
-def _ask_zookeeper(settings: Settings, clock: Clock, found: JobExplanation) -> None:
+def _add_zookeeper_members(settings: Settings, clock: Clock, found: JobExplanation) -> None:
     if not settings.has_cluster:
         return
     try:
@@ -184,22 +185,24 @@ def _ask_zookeeper(settings: Settings, clock: Clock, found: JobExplanation) -> N
         found.troubles["zookeeper"] = str(error)
 
 
-def _find_owners(found: JobExplanation, settings: Settings) -> dict[str, list[Owner]]:
+def _find_owners(found: JobExplanation, settings: Settings) -> dict[str, list[OwnerNode]]:
     members, shard = found.members, found.home.shard
     if members is None:
         return {}
     since = [member.shards.get(shard) for member in members]
-    owners = {"": _owners(shard_name(shard), members, since)}
+    owners = {"": _owners_among_members(shard_name(shard), members, since)}
     for topic in [place.topic for place in found.places] or settings.slot_amounts:
         slot = slot_of_hash(routing_bits_of(found.job_id), settings.slots_of(topic))
         since = [member.slots.get(topic, {}).get(slot) for member in members]
-        owners[topic] = _owners(slot_name(topic, slot), members, since)
+        owners[topic] = _owners_among_members(slot_name(topic, slot), members, since)
     return owners
 
 
-def _owners(name: str, members: Sequence[Member], since: Sequence[int | None]) -> list[Owner]:
-    """The members that say they own the slot or shard of this name, and since when. There should be one in
-    each group with the same handlers.
+def _owners_among_members(
+    name: str, members: Sequence[Member], since: Sequence[int | None]
+) -> list[OwnerNode]:
+    """The members that say they own the slot or shard of this name. There should be one such member in each
+    group with the same handlers.
     """
     grouped = [add_group_to_name(member.identity, member.handles) for member in members]
     owners = []
@@ -209,7 +212,7 @@ def _owners(name: str, members: Sequence[Member], since: Sequence[int | None]) -
                 name, [x for x in grouped if group_of_member(x) == group_of_member(own)]
             )
             deputy = process_of_member(second[0]) if second and first == own else None
-            owners.append(Owner(member.identity, since_ms, deputy, member.handles))
+            owners.append(OwnerNode(member.identity, since_ms, deputy, member.handles))
     return owners
 
 
@@ -218,15 +221,15 @@ def _owners(name: str, members: Sequence[Member], since: Sequence[int | None]) -
 
 @dataclass(frozen=True, slots=True)
 class JobDelays:
-    """Time from action_time to the (last) claim, and from there to the end, in ms; None: not yet."""
+    """Milliseconds from action_time to the (last) claim, and from this claim to the end; None: not yet."""
 
     claimed_after_ms: int | None
     ended_after_ms: int | None
 
 
-def job_delays(record: JobDetails) -> JobDelays:
-    """How a job's time was spent. A claim before its action_time belongs to an earlier life: it does not
-    count.
+def compute_job_delays(record: JobDetails) -> JobDelays:
+    """The delays of a job. A claim before its action_time does not count: the job was rescheduled after this
+    claim.
     """
     job = record.job
     if job.claimed_ms is None or job.claimed_ms < job.action_ms:

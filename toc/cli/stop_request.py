@@ -1,4 +1,4 @@
-"""Stops a serving process: the first signal asks it to stop, the second one ends it at once."""
+"""Stops a serving process: the first signal asks the process to stop, the second signal ends it."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class StopRequest:
         os.close(self._read)
         os.close(self._write)
 
-    def ask(self) -> None:
-        """Ends the wait, as a signal does. Any thread."""
+    def request_stop(self) -> None:
+        """Ends `wait_for_stop`, as a signal does. Any thread may call this method."""
         os.write(self._write, b"!")
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits for a signal or `ask`; False when the time is over first."""
+    def wait_for_stop(self, timeout_s: float | None = None) -> bool:
+        """Waits for a signal or `request_stop`; False when `timeout_s` is over first."""
         return bool(select.select([self._read], [], [], timeout_s)[0])
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -56,4 +56,4 @@ class StopRequest:
             self._at_once()
             os._exit(128 + number)
         self._asked = True
-        self.ask()
+        self.request_stop()

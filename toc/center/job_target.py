@@ -12,13 +12,14 @@ from toc.domain.job import Answer, AnswerKind
 from toc.domain.times import datetime_of
 from toc.errors import InvalidInput
 
-_OLDEST_MS = 1_735_689_600_000  # 2025-01-01: before that there was no toc to draw an id
-_AHEAD_MS = 86_400_000  # of a client whose clock is wrong
+_OLDEST_MS = 1_735_689_600_000  # 2025-01-01: no job id is older
+_AHEAD_MS = 86_400_000  # how far a client's clock may be ahead
 _SHOWN_MAX = 5
 
 
 class JobTarget(NamedTuple):
-    """A job by its id; or jobs by business id, biz_type (None: of all types) and dedup_key (None: of any)."""
+    """The jobs that a call names: a job by its id; or jobs by business id, biz_type (None: all
+    types) and dedup_key (None: any)."""
 
     job_id: int | None
     business: BusinessId
@@ -26,7 +27,7 @@ class JobTarget(NamedTuple):
     dedup_key: str | None
 
     @classmethod
-    def checked(
+    def from_arguments(
         cls,
         job_id: object,
         biz_id: object = None,
@@ -34,7 +35,7 @@ class JobTarget(NamedTuple):
         dedup_key: object = None,
         tenant: object = None,
     ) -> JobTarget:
-        """Makes a target of a call's arguments. Raises InvalidInput."""
+        """Makes a target from the arguments of a call. Raises InvalidInput."""
         if job_id is not None and biz_id is not None:
             raise InvalidInput("biz_id", biz_id, "give job_id or biz_id, not both")
         if job_id is not None:
@@ -48,8 +49,8 @@ class JobTarget(NamedTuple):
             check_dedup_key(dedup_key),
         )
 
-    def find_ids(self, state: Connections) -> list[int]:
-        """The job by id; or the live jobs of a business key, else its newest ended one."""
+    def find_job_ids(self, state: Connections) -> list[int]:
+        """The id of the named job; or of the live jobs of a business key, else of its newest ended job."""
         if self.job_id is not None:
             return [self.job_id]
         type_no = None
@@ -64,10 +65,12 @@ class JobTarget(NamedTuple):
             job.job_id for job in state.jobs.find(shard, self.business, type_no, 1, self.dedup_key)
         ]
 
-    def answer_unknown(self, state: Connections) -> Answer:
+    def make_unknown_answer(self, state: Connections) -> Answer:
         """The answer "unknown", with a hint if the call looks like a mistake. Reads few jobs."""
         if self.job_id is not None:
-            return Answer(AnswerKind.UNKNOWN, hint=_hint_for_id(self.job_id, state.clock.wall_ms()))
+            return Answer(
+                AnswerKind.UNKNOWN, hint=_hint_for_unlikely_id(self.job_id, state.clock.wall_ms())
+            )
         if self.biz_type is None:
             return Answer(AnswerKind.UNKNOWN)
         shard, limit = state.shard_of_business(self.business), state.settings.limits.find
@@ -83,8 +86,8 @@ class JobTarget(NamedTuple):
         )
 
 
-def _hint_for_id(job_id: int, now_ms: int) -> str | None:
-    """A hint for an id that was hardly ever drawn, else None. Not an error: clients' clocks may be wrong."""
+def _hint_for_unlikely_id(job_id: int, now_ms: int) -> str | None:
+    """A hint for a number that is hardly a job_id, else None. Not an error: clients' clocks may be wrong."""
     if lowest_id_at(_OLDEST_MS) <= job_id < lowest_id_at(now_ms + _AHEAD_MS):
         return None
     made = datetime_of(created_ms_of(job_id)).date()
