@@ -191,7 +191,9 @@ class Rig:
 
     def now_ms(self, job_id: int) -> int:
         """By the clock of the job's database."""
-        return self.center._open_connections().databases.database_of_shard(self.shard(job_id)).now_ms()
+        return (
+            self.center._open_connections().databases.database_of_shard(self.shard(job_id)).now_ms()
+        )
 
     def row(self, job_id: int) -> Row:
         columns = "status, attempts, CAST(due_time AS CHAR), CAST(action_time AS CHAR), claim_token"

@@ -172,7 +172,9 @@ class BulkChanges:
                     if tally.example is not None and len(examples) < EXAMPLES:
                         examples.append(tally.example)
 
-        self._read_row_windows(databases, sets, bounds_of_condition(where), on_progress, count_window_jobs)
+        self._read_row_windows(
+            databases, sets, bounds_of_condition(where), on_progress, count_window_jobs
+        )
         jobs = Jobs(
             self._databases, self._database_metadata, lambda routing_bits: routing_bits, "nobody"
         )

@@ -220,7 +220,9 @@ class _ConditionTranslator:
             )
         column = Column(left.name)
         if not isinstance(right, exp.Column):
-            return Comparison(column, operator, self._translate_column_value(right, column, operator))
+            return Comparison(
+                column, operator, self._translate_column_value(right, column, operator)
+            )
         if left.name == right.name:
             raise refusal_error(text, "compares a column with itself (all jobs: TRUE)")
         return Comparison(column, operator, Column(right.name))

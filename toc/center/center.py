@@ -316,7 +316,9 @@ class TimeoutCenter:
             )
         if not ids:
             return target.make_unknown_answer(state)
-        due_ms = action_time_to_ms(action_time, state.database_now_ms(state.database_of_job(ids[0])))
+        due_ms = action_time_to_ms(
+            action_time, state.database_now_ms(state.database_of_job(ids[0]))
+        )
         answer = state.jobs.reschedule(ids[0], due_ms, reason)
         if answer == "unknown":
             return target.make_unknown_answer(state)

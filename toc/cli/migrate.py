@@ -406,7 +406,9 @@ def _make_status_lines(status: SchemaStatus) -> Iterator[str]:
         subject = "it " if status.misfit.startswith("is ") else ""
         yield f"  {subject}{status.misfit}"
     for word, findings in (("fault", status.faults), ("note", status.notes)):
-        yield from (f"  {word}: {printable_text(line)}" for line in group_findings_by_text(findings))
+        yield from (
+            f"  {word}: {printable_text(line)}" for line in group_findings_by_text(findings)
+        )
 
 
 def _number_with_noun(number: int, word: str) -> str:
