@@ -35,7 +35,7 @@ def run_online() -> None:
         settings, lock_wait_s=lock_wait_s, may_rebuild=bool(arguments.get("rebuild"))
     )
     targets = [migrate.schema_target(settings, index) for index in range(len(settings.databases))]
-    run.run_all([MigrationTask(target, make_context) for target in targets])
+    run.run_tasks([MigrationTask(target, make_context) for target in targets])
 
 
 def write_scripts() -> None:
@@ -43,7 +43,7 @@ def write_scripts() -> None:
     start, end = context.get_starting_revision_argument(), context.get_revision_argument()
     names = [migrate.BASE if name is None else str(name) for name in (start, end)]
     directory = Path(arguments["directory"]) if "directory" in arguments else None
-    migrate.write_script(
+    migrate.write_migration_scripts(
         settings, directory=directory, start=names[0], end=names[1], lock_wait_s=lock_wait_s
     )
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         TocError,
         WrongDatabase,
     )
-    from toc.handlers.current import JobFilter, current_job
+    from toc.handlers.current_job import JobFilter, current_job
     from toc.handlers.verdicts import Dead, Drop, Retry, Snooze
     from toc.runtime.settings import Settings, load_settings
 
@@ -60,7 +60,7 @@ _HOMES = {
     "toc.center.center": ("JobSpec", "TimeoutCenter"),
     "toc.domain.job": ("Answer", "AnswerKind", "DeadJob", "Job", "Scheduled", "Status"),
     "toc.domain.retry_policies": ("Exponential",),
-    "toc.handlers.current": ("JobFilter", "current_job"),
+    "toc.handlers.current_job": ("JobFilter", "current_job"),
     "toc.handlers.verdicts": ("Dead", "Drop", "Retry", "Snooze"),
     "toc.runtime.settings": ("Settings", "load_settings"),
 }

@@ -23,7 +23,7 @@ from toc.store.claims import Outcome, OutcomeKind
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.ended_jobs import DAY_MS
-from toc.store.schema_status import read_statuses
+from toc.store.schema_status import read_schema_statuses
 
 LATER = timedelta(days=1)
 
@@ -70,7 +70,7 @@ def operator(place: Place, url: str) -> None:
     try:
         run(place.url, f"DELETE FROM toc_meta WHERE name = '{reconcile_status.RECONCILED}'")
         for _ in range(2):  # an INSERT, and an UPDATE
-            reconcile_status.record_result(databases, "agreed", 0, 0, 1.0, is_whole=True)
+            reconcile_status.record_reconcile_result(databases, "agreed", 0, 0, 1.0, is_whole=True)
     finally:
         databases.close()
 
@@ -94,7 +94,9 @@ def worker(place: Place, url: str) -> None:
         mine = archive_status.begin_archive_run(database)
         assert archive_status.advance_archived_until(database, mine, library.now_ms)
         archive_status.record_files_moved(database, mine.begun)
-        reconcile_status.record_result(library.databases, "agreed", 0, 0, 1.0, is_whole=True)
+        reconcile_status.record_reconcile_result(
+            library.databases, "agreed", 0, 0, 1.0, is_whole=True
+        )
     finally:
         library.close()
 
@@ -149,8 +151,8 @@ def reader(place: Place, url: str) -> None:
     for view in VIEWS:
         scalar(url, f"SELECT COUNT(*) FROM {view}")
         scalar(url, f"EXPLAIN SELECT COUNT(*) FROM {view}")
-    (found,) = read_statuses(place.settings(url))
-    assert found.is_well, found
+    (found,) = read_schema_statuses(place.settings(url))
+    assert found.has_no_problem, found
     if found.notes:
         raise TocError(f"denied: {found.notes}")
 
@@ -159,8 +161,8 @@ def migrator(place: Place, url: str) -> None:
     """Up, and all the way down. The database is empty before."""
     settings = place.settings(url)
     migrate.upgrade(settings)
-    (found,) = read_statuses(settings)
-    assert found.is_well, found
+    (found,) = read_schema_statuses(settings)
+    assert found.has_no_problem, found
     if found.notes:
         raise TocError(f"denied: {found.notes}")
     assert scalar(url, f"SELECT COUNT(*) FROM {VERSION_TABLE}") == 1

@@ -18,7 +18,7 @@ from toc.errors import TocError
 from toc.runtime.clock import SystemClock
 from toc.store import migrate, schema_drift_repair
 from toc.store.databases import Databases
-from toc.store.schema_status import read_statuses
+from toc.store.schema_status import read_schema_statuses
 from toc.store.table_check import TableCheck
 
 Duty = Callable[[Place, str], None]
@@ -76,11 +76,11 @@ def test_what_an_account_cannot_see_is_a_note(place: Place, role: str) -> None:
     """Of a view that another has made an account sees the text by SHOW VIEW only."""
     url = place.make(role)
     settings = place.settings(url)
-    (found,) = read_statuses(settings)
+    (found,) = read_schema_statuses(settings)
     assert found.notes == ()
     with place.without(role, "SHOW VIEW", None):
-        (found,) = read_statuses(settings)
-        assert found.is_well
+        (found,) = read_schema_statuses(settings)
+        assert found.has_no_problem
         assert {note.table for note in found.notes} == VIEWS
         assert {note.text for note in found.notes} == {
             "its SELECT cannot be seen: the account lacks SHOW VIEW"
@@ -96,23 +96,23 @@ def test_triggers_are_seen_and_dropped_by_the_right_trigger(empty: Place) -> Non
         "CREATE TRIGGER mine BEFORE INSERT ON toc_job_0000 FOR EACH ROW SET NEW.attempts = 0",
     )
     with empty.without("migrator", "TRIGGER", None):
-        (found,) = read_statuses(settings)
-        assert found.is_well
-    (found,) = read_statuses(settings)
+        (found,) = read_schema_statuses(settings)
+        assert found.has_no_problem
+    (found,) = read_schema_statuses(settings)
     assert [fault.kind for fault in found.faults] == ["trigger"]
     schema_drift_repair.repair_drift(settings)
-    (found,) = read_statuses(settings)
-    assert found.is_well
+    (found,) = read_schema_statuses(settings)
+    assert found.has_no_problem
 
 
 def test_the_migrator_runs_scripts(empty: Place) -> None:
     """What `toc migrate --sql` wrote, which a DBA may run under the same account."""
     url = empty.make("migrator")
     script = io.StringIO()
-    migrate.write_script(empty.settings(url), script)
+    migrate.write_migration_scripts(empty.settings(url), script)
     execute(url, script_statements(script.getvalue()))
-    (found,) = read_statuses(empty.settings(url))
-    assert found.is_well, found
+    (found,) = read_schema_statuses(empty.settings(url))
+    assert found.has_no_problem, found
 
 
 def test_a_worker_sees_what_differs(place: Place) -> None:
@@ -120,10 +120,10 @@ def test_a_worker_sees_what_differs(place: Place) -> None:
     looked = TableCheck(SystemClock(), settings.routing.meta_values())
     databases = Databases.from_settings(settings, SystemClock())
     try:
-        looked.check(databases[0])
+        looked.check_tables(databases[0])
     finally:
         databases.close()
-    assert looked.lines == []
+    assert looked.fault_lines == []
 
 
 def test_who_may_not_migrate_is_told_so(empty: Place) -> None:

@@ -131,7 +131,7 @@ def test_a_worker_that_may_not_delete_says_so_once(
             node = rig.node
             assert node is not None
             (purger,) = node.purgers
-            wait_until(lambda: purger._said_denied, "the first pass")
+            wait_until(lambda: purger._denial_was_logged, "the first pass")
             began_s = purger._began_s
             wait_until(lambda: purger._began_s != began_s, "the second pass")
             assert {part.part for part in node.health() if part.state != "up"} == set()

@@ -236,7 +236,7 @@ def test_redrive_gives_the_dead_a_new_life_now(desk: Desk) -> None:
         assert [event.what for event in desk.events(job_id)] == ["bury", "redrive"]
         assert desk.events(job_id)[1].actor == ANN
         assert desk.world.reminder(job_id) == now_ms - library.now_ms
-    assert [letter.job_id for letter in library.jobs.dead_letters(10)] == [report]
+    assert [letter.job_id for letter in library.jobs.read_dead_letters(10)] == [report]
 
 
 @pytest.mark.parametrize("page", [500, 1])
@@ -255,7 +255,7 @@ def test_superseded_jobs_stay_dead_and_do_not_stop_their_page(
     assert totals(account) == (4, 0, 2, 0)
     assert desk.statuses([*free, newer]) == [P] * 4
     assert [library.row(job_id) for job_id in (held, holder, older)] == before
-    assert {letter.job_id for letter in library.jobs.dead_letters(10)} == {held, older}
+    assert {letter.job_id for letter in library.jobs.read_dead_letters(10)} == {held, older}
     assert [event.what for event in desk.events(held)] == ["bury"]
 
 

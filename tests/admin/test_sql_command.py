@@ -271,11 +271,11 @@ def test_time_is_limited(sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = sql("SELECT COUNT(*) FROM toc_jobs", "--whole-timeout", 50)
     assert (code, out) == (1, "")
     assert re.fullmatch(
-        r"toc: database \d, table toc_(job_\d{4}|biz_type): was not asked: all together took too long; "
+        r"toc: database \d, table toc_(job_\d{4}|biz_type): was not run: all queries together took too long; "
         r"--whole-timeout allows more\n",
         err,
     )
-    monkeypatch.setattr("toc.store.fan_out._SQLITE_STEPS", 10)
+    monkeypatch.setattr("toc.store.query_fan_out._SQLITE_STEPS", 10)
     code, out, err = sql("SELECT COUNT(*) FROM toc_jobs", "--whole-timeout", 9999)
     assert (code, out) == (1, "")
     assert err.endswith(": took longer than 10 s; --timeout allows more\n")

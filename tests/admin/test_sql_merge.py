@@ -21,7 +21,7 @@ from toc.admin.query_run import QueryFailed, QueryRun
 from toc.admin.row_merge import JsonTable, RowMerge, make_sort_key_function
 from toc.admin.sql_writer import make_final_sql
 from toc.admin.sqlite_functions import mysql_functions_for_sqlite
-from toc.store.fan_out import FanOut, Question, QuestionFailure, Reply
+from toc.store.query_fan_out import DatabaseQuery, QueryFailure, QueryFanOut, QueryReply
 
 TEXT = st.text(alphabet="\t\x01 aAäz~\U0001f600", max_size=6)
 
@@ -69,8 +69,10 @@ def merged(world: World, sql: str, *shards: list[tuple[Any, ...]]) -> list[tuple
     types = {"l0": table.column_types()}
     text, values = make_final_sql(made.final, types, limit=99, sqlite=world.sqlite)
     with closing(asking(world)) as own:
-        reply = own.ask_one(Question(0, 0, "", text, {**values, "l0": table.as_json_array()}))
-    assert isinstance(reply, Reply), reply
+        reply = own.run_query(
+            DatabaseQuery(0, 0, "", text, {**values, "l0": table.as_json_array()})
+        )
+    assert isinstance(reply, QueryReply), reply
     return reply.rows
 
 
@@ -166,15 +168,15 @@ def test_the_order_of_answers_changes_nothing() -> None:
     assert len(results) == 1
 
 
-class ShuffledFanOut(FanOut):
+class ShuffledFanOut(QueryFanOut):
     """Shards answer in an order that a seed determines."""
 
     rng = random.Random()  # noqa: S311
 
-    def ask(
-        self, questions: Sequence[Question], tick: Callable[[], None]
-    ) -> Generator[Reply | QuestionFailure]:
-        replies = list(super().ask(questions, tick))
+    def run_queries(
+        self, questions: Sequence[DatabaseQuery], tick: Callable[[], None]
+    ) -> Generator[QueryReply | QueryFailure]:
+        replies = list(super().run_queries(questions, tick))
         self.rng.shuffle(replies)
         yield from replies
 

@@ -16,7 +16,7 @@ from toc.admin.sql_writer import make_final_sql, make_shard_queries, sql_for_dis
 from toc.domain.ids import JobIdFactory
 from toc.domain.routing import Routing, routing_hash_of
 from toc.errors import InvalidInput
-from toc.store.fan_out import Question
+from toc.store.query_fan_out import DatabaseQuery
 
 ROUTING = Routing(8, 2)
 
@@ -40,7 +40,9 @@ def without_source(sql: str) -> str:
     return re.sub(r"FROM \(SELECT .*\) AS toc_\w+|FROM toc_biz_type", "FROM x", sql)
 
 
-def queries_of(table: TableQuery, *, sqlite: bool = False, rows_max: int = 1000) -> list[Question]:
+def queries_of(
+    table: TableQuery, *, sqlite: bool = False, rows_max: int = 1000
+) -> list[DatabaseQuery]:
     return make_shard_queries(table, ROUTING, sqlite=sqlite, rows_max=rows_max)
 
 

@@ -18,7 +18,14 @@ from tests.cli.processes import wait_until
 from toc.admin.query_run import QueryFailed
 from toc.admin.sqlite_functions import mysql_functions_for_sqlite
 from toc.runtime.clock import Clock, SystemClock
-from toc.store.fan_out import FanOut, Limits, Question, QuestionFailure, Reply, _Database
+from toc.store.query_fan_out import (
+    DatabaseQuery,
+    QueryFailure,
+    QueryFanOut,
+    QueryLimits,
+    QueryReply,
+    _ReadOnlyDatabase,
+)
 from toc.testing import TestClock
 
 SLOW = (
@@ -27,9 +34,9 @@ SLOW = (
 )
 
 
-def asking(world: World, limits: Limits = LIMITS, clock: Clock | None = None) -> FanOut:
+def asking(world: World, limits: QueryLimits = LIMITS, clock: Clock | None = None) -> QueryFanOut:
     settings = world.settings
-    return FanOut(
+    return QueryFanOut(
         settings.databases,
         settings.routing,
         clock or SystemClock(),
@@ -38,12 +45,12 @@ def asking(world: World, limits: Limits = LIMITS, clock: Clock | None = None) ->
     )
 
 
-def one(sql: str, database: int = 0, table: str = "toc_job_0000", place: int = 0) -> Question:
-    return Question(place, database, table, sql, {})
+def one(sql: str, database: int = 0, table: str = "toc_job_0000", place: int = 0) -> DatabaseQuery:
+    return DatabaseQuery(place, database, table, sql, {})
 
 
-def failed(reply: Reply | QuestionFailure) -> QuestionFailure:
-    assert isinstance(reply, QuestionFailure), reply
+def failed(reply: QueryReply | QueryFailure) -> QueryFailure:
+    assert isinstance(reply, QueryFailure), reply
     return reply
 
 
@@ -63,7 +70,7 @@ def failed(reply: Reply | QuestionFailure) -> QuestionFailure:
 def test_its_sessions_can_only_read(world: World, sql: str) -> None:
     """Whatever gets past the reader."""
     before = world.rows("SELECT COUNT(*), SUM(status) FROM toc_jobs")
-    failure = failed(asking(world).ask_one(one(sql)))
+    failure = failed(asking(world).run_query(one(sql)))
     assert "read" in failure.text.lower()
     assert world.rows("SELECT COUNT(*), SUM(status) FROM toc_jobs") == before
 
@@ -71,10 +78,10 @@ def test_its_sessions_can_only_read(world: World, sql: str) -> None:
 @pytest.mark.parametrize("world", ["mysql", "mariadb"], indirect=True)
 def test_its_sessions_hold_nothing_up(world: World) -> None:
     sql = "SELECT @@transaction_isolation, @@time_zone, @@lock_wait_timeout, @@collation_connection"
-    if "mariadb" in str(asking(world).ask_one(one("SELECT VERSION()"))).lower():
+    if "mariadb" in str(asking(world).run_query(one("SELECT VERSION()"))).lower():
         sql = sql.replace("transaction_isolation", "tx_isolation")
-    reply = asking(world).ask_one(one(sql))
-    assert isinstance(reply, Reply)
+    reply = asking(world).run_query(one(sql))
+    assert isinstance(reply, QueryReply)
     assert reply.rows == [("READ-COMMITTED", "+00:00", 20, "utf8mb4_bin")]
 
 
@@ -86,11 +93,11 @@ def test_now_is_one_moment_for_all(world: World) -> None:
     late = "SELECT COUNT(*) FROM toc_jobs WHERE gmt_modified <= NOW(3)"
     assert world.rows(late) == world.rows(late.replace("NOW(3)", "'2026-01-01 12:00:34.567'"))
     own = asking(world)
-    assert own.fix_now([0, 1]) is None
+    assert own.set_common_now([0, 1]) is None
     sql = "SELECT UTC_TIMESTAMP(3)"
-    first, second = own.ask_one(one(sql)), own.ask_one(one(sql, 1))
-    assert isinstance(first, Reply)
-    assert isinstance(second, Reply)
+    first, second = own.run_query(one(sql)), own.run_query(one(sql, 1))
+    assert isinstance(first, QueryReply)
+    assert isinstance(second, QueryReply)
     assert first.rows == second.rows
 
 
@@ -107,11 +114,13 @@ BREAKS_OUT = {
 def test_no_text_breaks_out_of_its_quotes(world: World, charset: str) -> None:
     """Driver and server agree on the charset, whatever the URL says: the settings refuse it, too."""
     urls = [f"{url}?charset={charset}" for url in world.settings.databases]
-    own = FanOut(urls, world.settings.routing, SystemClock(), LIMITS, mysql_functions_for_sqlite)
+    own = QueryFanOut(
+        urls, world.settings.routing, SystemClock(), LIMITS, mysql_functions_for_sqlite
+    )
     sql = "SELECT attribute FROM toc_job_0000 WHERE attribute = :given"
     with closing(own):
-        reply = own.ask_one(replace(one(sql), values={"given": BREAKS_OUT[charset]}))
-    assert isinstance(reply, Reply), reply
+        reply = own.run_query(replace(one(sql), values={"given": BREAKS_OUT[charset]}))
+    assert isinstance(reply, QueryReply), reply
     assert reply.rows == []
 
 
@@ -120,34 +129,34 @@ def test_no_text_breaks_out_of_its_quotes(world: World, charset: str) -> None:
 
 def test_a_statement_that_takes_too_long_is_ended_by_the_server(world: World) -> None:
     limits = replace(LIMITS, timeout_s=0.3)
-    failure = failed(asking(world, limits).ask_one(one(SLOW)))
+    failure = failed(asking(world, limits).run_query(one(SLOW)))
     assert failure.what == "time"
-    assert failure.line == "database 0, table toc_job_0000: took longer than 0.3 s"
+    assert failure.description == "database 0, table toc_job_0000: took longer than 0.3 s"
 
 
 def test_all_together_have_a_limit_too(world: World) -> None:
     limits = replace(LIMITS, whole_s=0.5)
-    failure = failed(asking(world, limits).ask_one(one(SLOW)))
+    failure = failed(asking(world, limits).run_query(one(SLOW)))
     assert failure.what == "time"
     assert "took longer than 0." in failure.text
     clock = TestClock()
     late = asking(world, LIMITS, clock)
     clock.advance(timedelta(seconds=LIMITS.whole_s))
-    replies = list(late.ask([one("SELECT 1"), one("SELECT 1", place=1)], lambda: None))
+    replies = list(late.run_queries([one("SELECT 1"), one("SELECT 1", place=1)], lambda: None))
     assert {failed(reply).text for reply in replies} == {
-        "was not asked: all together took too long"
+        "was not run: all queries together took too long"
     }
 
 
 @pytest.mark.parametrize("world", ["mysql", "mariadb"], indirect=True)
 def test_a_statement_gets_no_more_than_is_left_for_all(world: World) -> None:
     limits = replace(LIMITS, timeout_s=20, whole_s=5)
-    reply = asking(world, limits).ask_one(one("SELECT VERSION()"))
-    assert isinstance(reply, Reply)
+    reply = asking(world, limits).run_query(one("SELECT VERSION()"))
+    assert isinstance(reply, QueryReply)
     is_mariadb = "mariadb" in str(reply.rows).lower()
     limit = "@@max_statement_time" if is_mariadb else "@@max_execution_time / 1000"
-    reply = asking(world, limits).ask_one(one(f"SELECT {limit}"))
-    assert isinstance(reply, Reply)
+    reply = asking(world, limits).run_query(one(f"SELECT {limit}"))
+    assert isinstance(reply, QueryReply)
     assert 0 < reply.rows[0][0] <= 5
 
 
@@ -172,13 +181,13 @@ def test_bytes_are_limited(world: World) -> None:
         world.rows(sql, limits=more)
     assert len(world.rows(f"{sql} ORDER BY job_id LIMIT 40", limits=more)) == 40
     own = asking(world, few)
-    connection = own._databases[0].connected(one("SELECT 1"))
-    assert not isinstance(connection, QuestionFailure)
+    connection = own._databases[0].open_connection(one("SELECT 1"))
+    assert not isinstance(connection, QueryFailure)
     with closing(connection):  # goes on after a failure
-        first = own._databases[0].answer(connection, one("SELECT * FROM toc_job_0000"), 1e12)
+        first = own._databases[0].execute_query(connection, one("SELECT * FROM toc_job_0000"), 1e12)
         assert "more than" in failed(first).text
-        again = own._databases[0].answer(connection, one("SELECT 'x'"), 1e12)
-        assert isinstance(again, Reply)
+        again = own._databases[0].execute_query(connection, one("SELECT 'x'"), 1e12)
+        assert isinstance(again, QueryReply)
         assert again.rows == [("x",)]
 
 
@@ -190,7 +199,7 @@ def test_connections_per_database_are_limited(world: World) -> None:
     with (
         watching(world) as count,
         closing(
-            asking(world, replace(LIMITS, parallel=3)).ask(
+            asking(world, replace(LIMITS, parallel=3)).run_queries(
                 questions, lambda: counts.append(count(name))
             )
         ) as replies,
@@ -212,9 +221,7 @@ def test_a_table_that_somebody_dropped(own_world: World) -> None:
     assert caught.value.failures[0].what == "schema"
     result = own_world.ask("SELECT shard, COUNT(*) FROM toc_jobs GROUP BY shard", partial=True)
     assert {row[0] for row in result.rows} == {0, 1, 2, 3, 4, 7}
-    assert [(f.question.database, f.question.table) for f in result.missing] == [
-        (1, "toc_job_0006")
-    ]
+    assert [(f.query.database, f.query.table) for f in result.missing] == [(1, "toc_job_0006")]
     assert own_world.ask("SELECT COUNT(*) FROM toc_jobs", database=0).missing == []
 
 
@@ -239,15 +246,17 @@ def test_a_database_that_is_away(
         half.rows("SELECT COUNT(*) FROM toc_jobs")
     assert caught.value.failures[0].what == "down"
     tried = []
-    connected = _Database.connected
+    connected = _ReadOnlyDatabase.open_connection
     monkeypatch.setattr(
-        _Database, "connected", lambda self, one: tried.append(self.index) or connected(self, one)
+        _ReadOnlyDatabase,
+        "open_connection",
+        lambda self, one: tried.append(self.index) or connected(self, one),
     )
     result = half.ask("SELECT shard, COUNT(*) FROM toc_jobs GROUP BY shard", partial=True)
     # Once for its type names, then by each connection, but not for each of its tables.
     assert tried.count(1) <= 1 + LIMITS.parallel
     assert {row[0] for row in result.rows} == {0, 1, 2, 3}
-    assert [f.question.table for f in result.missing] == [f"toc_job_{n:04d}" for n in range(4, 8)]
+    assert [f.query.table for f in result.missing] == [f"toc_job_{n:04d}" for n in range(4, 8)]
     assert half.rows("SELECT COUNT(*) FROM toc_jobs", database=0)
     nowhere = settings.model_copy(update={"databases": (gone, gone + "x")})
     with pytest.raises(QueryFailed, match=r"^database \d: does not answer"):
@@ -263,16 +272,18 @@ def test_a_connection_that_is_lost_half_way(world: World) -> None:
         one("SELECT 'next'", table="toc_job_0002", place=2),
     ]
     own = asking(world, replace(LIMITS, parallel=1))
-    with closing(own.ask(questions, lambda: None)) as replies:
+    with closing(own.run_queries(questions, lambda: None)) as replies:
         first = next(replies)
         killer = threading.Thread(target=kill, args=(world, "lost half-way"))
         killer.start()
         lost, after = failed(next(replies)), next(replies)
         killer.join()
-    assert isinstance(first, Reply)
+    assert isinstance(first, QueryReply)
     assert lost.what == "down"
-    assert lost.line.startswith("database 0, table toc_job_0001: does not answer: Lost connection")
-    assert isinstance(after, Reply)  # over a new one
+    assert lost.description.startswith(
+        "database 0, table toc_job_0001: does not answer: Lost connection"
+    )
+    assert isinstance(after, QueryReply)  # over a new one
 
 
 def kill(world: World, word: str) -> None:
@@ -325,7 +336,7 @@ def test_nobody_waits_for_answers_that_nobody_wants(world: World) -> None:
     """Who stops reading leaves no thread behind."""
     own = asking(world, replace(LIMITS, parallel=2))
     questions = [one("SELECT 1", place % 2, place=place) for place in range(200)]
-    with closing(own.ask(questions, lambda: None)) as replies:
+    with closing(own.run_queries(questions, lambda: None)) as replies:
         next(replies)
     wait_until(
         lambda: not [t for t in threading.enumerate() if t.name == "toc-asking"], "the threads end"

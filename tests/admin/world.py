@@ -30,7 +30,7 @@ from toc.store import migrate
 from toc.store.column_types import sql_time_of_ms
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
-from toc.store.fan_out import FanOut, Limits
+from toc.store.query_fan_out import QueryFanOut, QueryLimits
 from toc.store.views import (
     DEAD_JOBS,
     DEAD_JOBS_SELECT,
@@ -39,7 +39,7 @@ from toc.store.views import (
     JOBS,
     PURGES,
     PURGES_SELECT,
-    jobs_of_shard,
+    select_jobs_of_shard,
 )
 from toc.testing import TestClock
 
@@ -47,7 +47,7 @@ SHARDS = 8
 ROWS = 400
 NOW_MS = 1_767_225_600_000 + 12 * 3_600_000 + 34_567  # 2026-01-01 12:00:34.567
 DAY_MS = 86_400_000
-LIMITS = Limits(timeout_s=20, whole_s=60, parallel=2, connect_timeout_s=5)
+LIMITS = QueryLimits(timeout_s=20, whole_s=60, parallel=2, connect_timeout_s=5)
 TYPES = {1: "order.close", 2: "order.confirm", 3: "Report"}  # 4 has no name
 
 # Without spaces at an end: MySQL and MariaDB pass over them when they compare, see test_sql_merge.
@@ -77,7 +77,7 @@ class World:
         rows_max: int = 100_000,
         **more: Any,
     ) -> QueryResult:
-        fan_out = FanOut(
+        fan_out = QueryFanOut(
             self.settings.databases,
             self.settings.routing,
             self.clock,
@@ -253,7 +253,7 @@ def make_truth(world: World) -> None:
     """All rows of all shards in one table each, in a database of its own."""
     sqlite = world.sqlite
     selects = {
-        JOBS: [jobs_of_shard(shard, sqlite=sqlite) for shard in range(SHARDS)],
+        JOBS: [select_jobs_of_shard(shard, sqlite=sqlite) for shard in range(SHARDS)],
         DEAD_JOBS: [DEAD_JOBS_SELECT] * 2,
         EVENTS: [EVENTS_SELECT] * 2,
         PURGES: [PURGES_SELECT] * 2,

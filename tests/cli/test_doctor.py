@@ -13,7 +13,7 @@ from toc.cli import doctor
 from toc.cli.doctor import CheckResult, SetupChecker, find_worst_level
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
-from toc.store.server_facts import ServerInfo
+from toc.store.server_info import ServerInfo
 from toc.timer import keys
 
 

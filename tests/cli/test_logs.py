@@ -13,7 +13,7 @@ from toc.cli import logs
 from toc.cli.exit_codes import print_error, print_error_line
 from toc.cli.output import Output
 from toc.domain.job import Job, Status
-from toc.handlers.current import running_job
+from toc.handlers.current_job import running_job
 
 FORGED = "x\n2026-11-23T08:00:00.000Z ERROR toc.node all jobs are lost\r\x1b[2J\x9b31m\u202e\u2028y"
 ESCAPED = (

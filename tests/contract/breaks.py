@@ -13,7 +13,7 @@ import pymysql
 from sqlalchemy import Connection, Engine, event
 
 from toc.store.databases import Database
-from toc.store.pipeline import PipelinedConnection
+from toc.store.pipelined_executor import PipelinedExecutor
 from toc.store.verb import StatementResult
 
 
@@ -45,9 +45,9 @@ def lose_answers(
         if not statement.startswith("SELECT"):
             losing(connection.connection)
 
-    begin = PipelinedConnection.__init__
+    begin = PipelinedExecutor.__init__
 
-    def begin_and_lose(line: PipelinedConnection, engine: Engine, idle_s: int) -> None:
+    def begin_and_lose(line: PipelinedExecutor, engine: Engine, idle_s: int) -> None:
         begin(line, engine, idle_s)
         if engine is database.autocommit_engine:
             line._pooled = _Losing(line._pooled, losing, lambda: lost.times < times)  # type: ignore[assignment]
@@ -56,7 +56,7 @@ def lose_answers(
         return "lost on purpose" in str(error) or is_disconnect(error, *args)  # type: ignore[arg-type]
 
     event.listen(database.autocommit_engine, "after_cursor_execute", change_and_lose)
-    PipelinedConnection.__init__ = begin_and_lose  # type: ignore[method-assign]
+    PipelinedExecutor.__init__ = begin_and_lose  # type: ignore[method-assign]
     for dialect in dialects:
         dialect.do_commit = commit_and_lose  # type: ignore[method-assign, assignment]
         dialect.is_disconnect = is_lost  # type: ignore[method-assign, assignment]
@@ -64,7 +64,7 @@ def lose_answers(
         yield lost
     finally:
         event.remove(database.autocommit_engine, "after_cursor_execute", change_and_lose)
-        PipelinedConnection.__init__ = begin  # type: ignore[method-assign]
+        PipelinedExecutor.__init__ = begin  # type: ignore[method-assign]
         for dialect in dialects:
             del dialect.do_commit, dialect.is_disconnect
 
@@ -119,19 +119,19 @@ def statements_of(database: Database) -> Iterator[list[str]]:
     ) -> None:
         seen.append(statement)
 
-    send = PipelinedConnection._send_packet
+    send = PipelinedExecutor._send_packet
 
-    def send_and_note(line: PipelinedConnection, texts: Sequence[str]) -> list[StatementResult]:
+    def send_and_note(line: PipelinedExecutor, texts: Sequence[str]) -> list[StatementResult]:
         if line._engine is database.autocommit_engine:
             seen.append("; ".join(texts))
         return send(line, texts)
 
     for engine in (database.engine, database.autocommit_engine):
         event.listen(engine, "before_cursor_execute", note)
-    PipelinedConnection._send_packet = send_and_note  # type: ignore[method-assign]
+    PipelinedExecutor._send_packet = send_and_note  # type: ignore[method-assign]
     try:
         yield seen
     finally:
-        PipelinedConnection._send_packet = send  # type: ignore[method-assign]
+        PipelinedExecutor._send_packet = send  # type: ignore[method-assign]
         for engine in (database.engine, database.autocommit_engine):
             event.remove(engine, "before_cursor_execute", note)

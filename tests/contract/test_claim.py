@@ -14,7 +14,7 @@ from toc.domain.job import Status
 from toc.errors import StoreUnavailable
 from toc.store import claims, databases
 from toc.store.claims import Claims, Outcome, OutcomeKind
-from toc.store.pipeline import PipelinedConnection
+from toc.store.pipelined_executor import PipelinedExecutor
 from toc.store.schema import live_key_of
 from toc.store.verb import StatementResult
 
@@ -266,7 +266,7 @@ def test_a_lost_job_is_buried_with_its_letter(library: Library) -> None:
     assert library.bury_lost(job_id, "one", "lease lost")
     row = library.row(job_id)
     assert (row.status, row.due_ms, row.attempts) == (Status.DEAD, None, 1)
-    (letter,) = library.jobs.dead_letters(10, None)
+    (letter,) = library.jobs.read_dead_letters(10, None)
     assert (letter.job_id, letter.biz_id, letter.biz_type) == (job_id, 2**64 - 1, "order.close")
     assert (letter.attempts, letter.error, letter.dead_ms) == (1, "lease lost", library.now_ms)
 
@@ -276,7 +276,7 @@ def test_a_live_lease_is_not_buried(library: Library) -> None:
     library.clock.advance((LEASE_MS - 1) / 1000)
     before = library.row(job_id)
     assert not library.bury_lost(job_id, "one")
-    assert (library.row(job_id), library.jobs.dead_letters(10, None)) == (before, [])
+    assert (library.row(job_id), library.jobs.read_dead_letters(10, None)) == (before, [])
 
 
 def test_only_what_was_seen_is_buried(library: Library) -> None:
@@ -284,7 +284,7 @@ def test_only_what_was_seen_is_buried(library: Library) -> None:
     library.clock.advance(LEASE_MS / 1000)
     before = library.row(job_id)
     assert not library.bury_lost(job_id, "two")
-    assert (library.row(job_id), library.jobs.dead_letters(10, None)) == (before, [])
+    assert (library.row(job_id), library.jobs.read_dead_letters(10, None)) == (before, [])
 
 
 @pytest.mark.parametrize("kind", [OutcomeKind.DONE, OutcomeKind.RETRY, OutcomeKind.GIVE_BACK])
@@ -294,7 +294,7 @@ def test_a_settled_job_is_not_buried(library: Library, kind: OutcomeKind) -> Non
     library.settle_as(kind, job_id, "one", due_ms=library.now_ms)
     before = library.row(job_id)
     assert not library.bury_lost(job_id, "one")
-    assert (library.row(job_id), library.jobs.dead_letters(10, None)) == (before, [])
+    assert (library.row(job_id), library.jobs.read_dead_letters(10, None)) == (before, [])
 
 
 def test_the_row_says_when_it_was_last_claimed(library: Library) -> None:
@@ -336,16 +336,14 @@ def test_one_look_sees_the_rows_of_many_shards(
     library.insert(*jobs)
     ids = [job.job_id for job in jobs]
     sent: list[int] = []
-    send = PipelinedConnection.send_transaction
+    send = PipelinedExecutor.send_transaction
 
-    def send_and_count(
-        line: PipelinedConnection, changes: Any, reads: Any
-    ) -> list[StatementResult]:
+    def send_and_count(line: PipelinedExecutor, changes: Any, reads: Any) -> list[StatementResult]:
         sent.append(len(reads))
         return send(line, changes, reads)
 
     with monkeypatch.context() as patched:
-        patched.setattr(PipelinedConnection, "send_transaction", send_and_count)
+        patched.setattr(PipelinedExecutor, "send_transaction", send_and_count)
         seen = library.claim(ids, "one")
     assert sent == ([{1: 4, 3: 2, 4: 1}[at_once]] if library.packets else [])
     assert seen == {job_id: library.claim([job_id], "two")[job_id] for job_id in ids}

@@ -19,7 +19,7 @@ from toc.center.center import TimeoutCenter
 from toc.domain.job import Job, Status
 from toc.errors import ClaimLost, InvalidInput, NotFound, WrongDatabase
 from toc.store.claims import Outcome, OutcomeKind
-from toc.store.external_transaction import complete
+from toc.store.external_transaction import complete_in_transaction
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def job_of(library: Library, job_id: int, token: str) -> Job:
 
 def act(library: Library, connection: Connection, job: Job) -> bool:
     """A handler's transaction, without its end."""
-    first = complete(library.databases, library.database_metadata, job, connection)
+    first = complete_in_transaction(library.databases, library.database_metadata, job, connection)
     if first:
         statement = text("INSERT INTO effects VALUES (:job_id, :who)")
         connection.execute(statement, {"job_id": job.job_id, "who": job.token})

@@ -26,8 +26,8 @@ from toc.store.ended_jobs import (
     TEXTS,
     CreatedPerHour,
     DayChecksum,
-    EndedCount,
-    EndedJobs,
+    EndedJobCount,
+    EndedJobReader,
     IdRange,
     id_range_of_created,
     id_range_of_ended,
@@ -35,8 +35,8 @@ from toc.store.ended_jobs import (
 
 
 @pytest.fixture
-def ended(library: Library) -> EndedJobs:
-    return EndedJobs(library.databases)
+def ended(library: Library) -> EndedJobReader:
+    return EndedJobReader(library.databases)
 
 
 def crc_of(row: Sequence[Any]) -> int:
@@ -52,7 +52,7 @@ def crc_of(row: Sequence[Any]) -> int:
     return zlib.crc32("|".join(parts).encode())
 
 
-def test_pieces_cover_all_ids_once(library: Library, ended: EndedJobs) -> None:
+def test_pieces_cover_all_ids_once(library: Library, ended: EndedJobReader) -> None:
     jobs = [library.pending() for _ in range(10)]
     shard, ids = library.shard(jobs[0]), IdRange(0, jobs[-1])
     pieces = list(ended.split_id_range(shard, ids, 4))
@@ -67,7 +67,7 @@ def test_pieces_cover_all_ids_once(library: Library, ended: EndedJobs) -> None:
     assert list(ended.split_id_range((shard + 1) % 4, ids, 4)) == [ids]
 
 
-def test_only_what_ended_within_is_read(library: Library, ended: EndedJobs) -> None:
+def test_only_what_ended_within_is_read(library: Library, ended: EndedJobReader) -> None:
     before = library.ended(OutcomeKind.DONE)
     library.clock.advance(10)
     since_ms = library.now_ms
@@ -76,18 +76,18 @@ def test_only_what_ended_within_is_read(library: Library, ended: EndedJobs) -> N
     library.clock.advance(10)
     after = library.ended(OutcomeKind.DONE)
     window, shard = EndedJobWindow(since_ms, library.now_ms), library.shard(before)
-    rows = ended.ended_rows(shard, id_range_of_ended(window), window)
+    rows = ended.read_ended_rows(shard, id_range_of_ended(window), window)
     assert [row[0] for row in rows] == within[:3]
-    assert ended.checksums(shard, id_range_of_ended(window), window) == [
+    assert ended.read_day_checksums(shard, id_range_of_ended(window), window) == [
         DayChecksum(since_ms // DAY_MS, 3, sum(map(crc_of, rows)))
     ]
     assert after not in {row[0] for row in rows}
     assert [
-        row[0] for row in ended.ended_rows(shard, IdRange(within[1], within[2]), window)
+        row[0] for row in ended.read_ended_rows(shard, IdRange(within[1], within[2]), window)
     ] == within[1:2]
 
 
-def test_rows_have_all_columns_and_the_letter(library: Library, ended: EndedJobs) -> None:
+def test_rows_have_all_columns_and_the_letter(library: Library, ended: EndedJobReader) -> None:
     biz_id = 2**64 - 1
     job_id = library.pending(biz_id, attribute='{"a":"é"}', key="k")
     library.clock.advance(0.007)
@@ -96,7 +96,7 @@ def test_rows_have_all_columns_and_the_letter(library: Library, ended: EndedJobs
     assert library.settle_as(OutcomeKind.BURY, job_id, "host:1:2:3", error="it broke: \N{FIRE}")
     made_at(library, job_id, library.now_ms - 8)
     window = EndedJobWindow(library.now_ms, library.now_ms + 1)
-    ((*row,),) = ended.ended_rows(library.shard(job_id), id_range_of_ended(window), window)
+    ((*row,),) = ended.read_ended_rows(library.shard(job_id), id_range_of_ended(window), window)
     row[1] = int(row[1])
     now = library.now_ms
     assert row == [
@@ -105,21 +105,21 @@ def test_rows_have_all_columns_and_the_letter(library: Library, ended: EndedJobs
     ]  # fmt: skip
 
 
-def test_a_letter_is_only_of_the_dead(library: Library, ended: EndedJobs) -> None:
+def test_a_letter_is_only_of_the_dead(library: Library, ended: EndedJobReader) -> None:
     job_id = library.dead()
     shard = library.shard(job_id)
     table = f"toc_job_{shard:04d}"
     library.sql(job_id, f"UPDATE {table} SET status = 2 WHERE job_id = :id", {"id": job_id})
     window = EndedJobWindow(library.now_ms, library.now_ms + 1)
-    ((*row,),) = ended.ended_rows(shard, id_range_of_ended(window), window)
+    ((*row,),) = ended.read_ended_rows(shard, id_range_of_ended(window), window)
     assert row[-2:] == [None, None]
 
 
-def test_checksums_of_hostile_rows(library: Library, ended: EndedJobs) -> None:
+def test_checksums_of_hostile_rows(library: Library, ended: EndedJobReader) -> None:
     rows = list(hostile(library, 400, random.Random(7)))  # noqa: S311 - a test
     write(library, 1, rows)
     window = EndedJobWindow(library.now_ms, library.now_ms + 400)
-    found = ended.ended_rows(1, id_range_of_ended(window), window)
+    found = ended.read_ended_rows(1, id_range_of_ended(window), window)
     assert len(found) == 400
     for row, written in zip(found, rows, strict=True):
         for name in (
@@ -136,12 +136,12 @@ def test_checksums_of_hostile_rows(library: Library, ended: EndedJobs) -> None:
             value = row[COLUMNS.index(name)]
             assert (value if value is None else sql_time_of_ms(value)) == written[name]
     total = sum(map(crc_of, found))
-    assert ended.checksums(1, id_range_of_ended(window), window) == [
+    assert ended.read_day_checksums(1, id_range_of_ended(window), window) == [
         DayChecksum(window.since_ms // DAY_MS, 400, total)
     ]
     middle = rows[200]["job_id"]
     halves = [IdRange(0, middle), IdRange(middle, window.id_upper_bound)]
-    sums = [one for ids in halves for one in ended.checksums(1, ids, window)]
+    sums = [one for ids in halves for one in ended.read_day_checksums(1, ids, window)]
     assert [one.rows for one in sums] == [200, 200]
     assert sum(one.crc for one in sums) == total
 
@@ -164,7 +164,7 @@ def test_checksums_of_hostile_rows(library: Library, ended: EndedJobs) -> None:
     ],
 )
 def test_no_change_of_a_row_leaves_its_checksum(
-    library: Library, ended: EndedJobs, column: str, values: Sequence[Any]
+    library: Library, ended: EndedJobReader, column: str, values: Sequence[Any]
 ) -> None:
     job_id = library.ended(OutcomeKind.DONE)
     shard, window = library.shard(job_id), EndedJobWindow(library.now_ms, library.now_ms + 1)
@@ -172,25 +172,27 @@ def test_no_change_of_a_row_leaves_its_checksum(
     for value in values:
         table = f"toc_job_{shard:04d}"
         library.sql(job_id, f"UPDATE {table} SET {column} = :value", {"value": value})
-        ((_, rows, crc),) = ended.checksums(shard, id_range_of_ended(window), window)
+        ((_, rows, crc),) = ended.read_day_checksums(shard, id_range_of_ended(window), window)
         assert rows == 1
         seen.add(crc)
     assert len(seen) == len(values)
 
 
-def test_jobs_of_a_clock_too_far_ahead_are_out_of_reach(library: Library, ended: EndedJobs) -> None:
+def test_jobs_of_a_clock_too_far_ahead_are_out_of_reach(
+    library: Library, ended: EndedJobReader
+) -> None:
     until_ms = library.now_ms + 1000
     (row,) = hostile(library, 1, random.Random(1))  # noqa: S311 - a test
     near = {**row, "job_id": lowest_id_at(until_ms + AHEAD_MS) - 1}
     far = {**row, "job_id": lowest_id_at(until_ms + AHEAD_MS)}
     write(library, 0, [near, far])
     window = EndedJobWindow(until_ms - 1000, until_ms)
-    assert [row[0] for row in ended.ended_rows(0, id_range_of_ended(window), window)] == [
+    assert [row[0] for row in ended.read_ended_rows(0, id_range_of_ended(window), window)] == [
         near["job_id"]
     ]
 
 
-def test_tallies_are_what_counting_gives(library: Library, ended: EndedJobs) -> None:
+def test_tallies_are_what_counting_gives(library: Library, ended: EndedJobReader) -> None:
     rng = random.Random(3)  # noqa: S311 - a test
     rows, base_ms = [], library.now_ms // DAY_MS * DAY_MS
     for n in range(500):
@@ -214,7 +216,7 @@ def test_tallies_are_what_counting_gives(library: Library, ended: EndedJobs) -> 
     assert Counter(found) == Counter(tallies_of(rows))
 
 
-def tallies_of(rows: Sequence[dict[str, Any]]) -> list[EndedCount]:
+def tallies_of(rows: Sequence[dict[str, Any]]) -> list[EndedJobCount]:
     from toc.store.column_types import ms_of_sql_time  # noqa: PLC0415
 
     groups: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
@@ -233,7 +235,7 @@ def tallies_of(rows: Sequence[dict[str, Any]]) -> list[EndedCount]:
         )
         groups.setdefault(key, []).append((row["attempts"], late or 0))
     return [
-        EndedCount(
+        EndedJobCount(
             *key, len(each), sum(a > 1 for a, _ in each), sum(x for _, x in each),
             max(x for _, x in each),
         )
@@ -242,7 +244,7 @@ def tallies_of(rows: Sequence[dict[str, Any]]) -> list[EndedCount]:
 
 
 def test_jobs_are_counted_by_the_hour_in_which_they_were_made(
-    library: Library, ended: EndedJobs
+    library: Library, ended: EndedJobReader
 ) -> None:
     since_ms = library.now_ms
     for after_ms, type_no in [
@@ -263,13 +265,13 @@ def test_jobs_are_counted_by_the_hour_in_which_they_were_made(
     ]
 
 
-def test_a_table_that_is_gone_is_named(library: Library, ended: EndedJobs) -> None:
+def test_a_table_that_is_gone_is_named(library: Library, ended: EndedJobReader) -> None:
     window = EndedJobWindow(0, library.now_ms)
     job_id = next(j for j in (library.pending(n) for n in range(100)) if library.shard(j) == 3)
     library.sql(job_id, "ALTER TABLE toc_job_0003 RENAME TO toc_job_away")
     try:
         with pytest.raises(SchemaMismatch, match="toc_job_0003"):
-            ended.checksums(3, id_range_of_ended(window), window)
+            ended.read_day_checksums(3, id_range_of_ended(window), window)
         with pytest.raises(SchemaMismatch, match="toc_job_0003"):
             list(ended.split_id_range(3, id_range_of_ended(window), 10))
     finally:

@@ -231,10 +231,10 @@ def test_without_its_event_nothing_changes(library: Library, verb: str) -> None:
     make, change = CHANGES[verb]
     job_id = make(library)
     library.clock.advance(LEASE_MS / 1000)
-    before, letters = library.row(job_id), library.jobs.dead_letters(10)
+    before, letters = library.row(job_id), library.jobs.read_dead_letters(10)
     with no_event_table(library), pytest.raises(Exception, match="toc_event"):
         change(library, job_id)
-    assert (library.row(job_id), library.jobs.dead_letters(10)) == (before, letters)
+    assert (library.row(job_id), library.jobs.read_dead_letters(10)) == (before, letters)
 
 
 # ---- texts and order

@@ -16,7 +16,7 @@ from tests.contract.library import Library
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Status
 from toc.errors import DuplicateJob, StoreUnavailable
-from toc.store import pipeline
+from toc.store import pipelined_executor
 from toc.store.claims import OutcomeKind
 from toc.store.jobs import ROWS_MAX, InsertResult
 from toc.store.schema import live_key_of
@@ -298,7 +298,7 @@ def test_a_packet_whose_answers_make_no_sense_writes_once(
     library: Library, monkeypatch: pytest.MonkeyPatch, count: int, how: str
 ) -> None:
     """A proxy, say, that keeps one of them for itself; or a stream that the driver cannot read."""
-    read, kept = pipeline._read_results, list[int]()
+    read, kept = pipelined_executor._read_results, list[int]()
 
     def keep_last(cursor: Any) -> Iterator[StatementResult]:
         answers = list(read(cursor))
@@ -309,7 +309,7 @@ def test_a_packet_whose_answers_make_no_sense_writes_once(
                 raise pymysql.err.InternalError("Packet sequence number wrong - got 7 expected 8")
         yield from answers
 
-    monkeypatch.setattr(pipeline, "_read_results", keep_last)
+    monkeypatch.setattr(pipelined_executor, "_read_results", keep_last)
     jobs = [library.new(n, in_ms=n) for n in range(count)]
     assert library.insert(*jobs) == [
         InsertResult(job.job_id, job.action_ms, written=True) for job in jobs

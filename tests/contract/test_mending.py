@@ -78,7 +78,7 @@ def test_a_note_leaves_the_row_as_it_is(library: Library) -> None:
     reasons: dict[int, dict[int, str]] = {}
     for job_id in (pending, running, dead, gone):
         reasons.setdefault(library.shard(job_id), {})[job_id] = f"of {job_id}"
-    mending(library).record_events(reasons)
+    mending(library).record_reminder_repairs(reasons)
     for job_id, status, attempts in (
         (pending, Status.PENDING, 0), (running, Status.RUNNING, 1), (dead, Status.DEAD, 1),
     ):  # fmt: skip
@@ -93,8 +93,8 @@ def test_a_note_leaves_the_row_as_it_is(library: Library) -> None:
 def test_notes_of_one_shard_have_their_own_reasons(library: Library) -> None:
     ids = [library.pending(42, in_ms=n) for n in range(30)]
     shard = library.shard(ids[0])
-    mending(library).record_events({shard: {i: f"of {i}" for i in ids}})
-    mending(library).record_events({shard: dict.fromkeys(ids, "of all")})
+    mending(library).record_reminder_repairs({shard: {i: f"of {i}" for i in ids}})
+    mending(library).record_reminder_repairs({shard: dict.fromkeys(ids, "of all")})
     for job_id in ids:
         assert [e.reason for e in events(library, shard, job_id)] == [f"of {job_id}", "of all"]
 
@@ -102,7 +102,7 @@ def test_notes_of_one_shard_have_their_own_reasons(library: Library) -> None:
 def test_notes_of_several_databases(two: Library) -> None:
     ids = {two.shard(i): i for i in (two.pending(n) for n in range(16))}
     assert set(ids) == {0, 1, 2, 3}
-    mending(two).record_events({shard: {job_id: "why"} for shard, job_id in ids.items()})
+    mending(two).record_reminder_repairs({shard: {job_id: "why"} for shard, job_id in ids.items()})
     assert all(len(events(two, shard, job_id)) == 1 for shard, job_id in ids.items())
 
 
@@ -339,12 +339,12 @@ def test_a_misfit_that_was_moved_is_due_when_the_business_said(library: Library)
 @pytest.mark.parametrize(
     ("change", "why", "is_over"),
     [
-        ("status = 1", "it is running: repaired when it is pending again", False),
-        ("status = 2", "it has ended meanwhile", True),
-        ("status = 3", "it has ended meanwhile", True),
-        ("status = 4", "it has ended meanwhile", True),
-        ("status = 77", "it has ended meanwhile", True),
-        ("biz_id = :fits", "it fits by now", True),
+        ("status = 1", "the job is running: repaired when the job is pending again", False),
+        ("status = 2", "the job has ended meanwhile", True),
+        ("status = 3", "the job has ended meanwhile", True),
+        ("status = 4", "the job has ended meanwhile", True),
+        ("status = 77", "the job has ended meanwhile", True),
+        ("biz_id = :fits", "the job fits by now", True),
     ],
 )
 def test_other_misfits_are_left_alone(
@@ -366,14 +366,17 @@ def test_other_misfits_are_left_alone(
 
 def test_a_misfit_that_is_gone(library: Library) -> None:
     rehomed = mending(library).copy_to_right_shard(0, library.new().job_id)
-    assert (rehomed.job_id, rehomed.why, rehomed.is_over) == (None, "it is gone", True)
+    assert (rehomed.job_id, rehomed.why, rehomed.is_over) == (None, "the row is gone", True)
 
 
 def test_a_misfit_whose_key_is_held_stays(library: Library) -> None:
     job = misfit(library, 0, 1, key="k")
     library.insert(library.new(job.biz_id, key="k"))
     before = everything(library)
-    assert mending(library).copy_to_right_shard(0, job.job_id).why == "a live job holds its key"
+    assert (
+        mending(library).copy_to_right_shard(0, job.job_id).why
+        == "another live job holds the key of the job"
+    )
     assert everything(library) == before
 
 
@@ -465,7 +468,7 @@ def test_a_misfit_of_another_database_is_left_to_a_person(two: Library) -> None:
     before = everything(two)
     rehomed = mending(two).copy_to_right_shard(0, job.job_id)
     assert (rehomed.job_id, rehomed.is_over) == (None, False)
-    assert rehomed.why == "it belongs into database 1: cancel it, and schedule it anew"
+    assert rehomed.why == "the job belongs into database 1: cancel the job, and schedule it anew"
     assert everything(two) == before
 
 

@@ -15,10 +15,10 @@ from toc.domain.job import Status
 from toc.store import purge_pages
 from toc.store.claims import OutcomeKind
 from toc.store.purge_pages import (
-    OldRow,
+    PurgeCandidate,
     PurgeCount,
-    PurgePages,
-    delete_oldest_day,
+    PurgeStatements,
+    delete_oldest_counts,
     read_purges_around,
 )
 
@@ -27,13 +27,13 @@ TODAY = "2026-01-01"  # of the library's clock
 
 
 @pytest.fixture
-def purges(library: Library) -> PurgePages:
-    return PurgePages(library.databases)
+def purges(library: Library) -> PurgeStatements:
+    return PurgeStatements(library.databases)
 
 
-def page(library: Library, purges: PurgePages, shard: int) -> list[OldRow]:
+def page(library: Library, purges: PurgeStatements, shard: int) -> list[PurgeCandidate]:
     library.clock.advance(1)
-    return [row for row in purges.read_page(shard, 0, library.now_ms, 100) if row.has_ended]
+    return [row for row in purges.read_purge_page(shard, 0, library.now_ms, 100) if row.has_ended]
 
 
 def counts(library: Library, job_id: int) -> list[tuple[Any, ...]]:
@@ -42,13 +42,13 @@ def counts(library: Library, job_id: int) -> list[tuple[Any, ...]]:
 
 
 def test_by_day_type_and_status_with_the_smallest_and_the_largest_id(
-    library: Library, purges: PurgePages
+    library: Library, purges: PurgeStatements
 ) -> None:
     done = [library.ended(OutcomeKind.DONE) for _ in range(3)]
     dropped, dead = library.ended(OutcomeKind.DROP), library.dead()
     report = library.ended(OutcomeKind.DONE, type_no=library.report_no)
     shard = library.shard(dead)
-    assert purges.delete_unchanged(shard, page(library, purges, shard)) == 6
+    assert purges.delete_unchanged_jobs(shard, page(library, purges, shard)) == 6
     close, other = library.close_no, library.report_no
     first = sorted(
         [
@@ -61,26 +61,28 @@ def test_by_day_type_and_status_with_the_smallest_and_the_largest_id(
     assert counts(library, dead) == first
     # Later on the same day they are added up, on the next one they begin anew.
     more = library.ended(OutcomeKind.DONE)
-    assert purges.delete_unchanged(shard, page(library, purges, shard)) == 1
+    assert purges.delete_unchanged_jobs(shard, page(library, purges, shard)) == 1
     added = (TODAY, close, int(Status.DONE), 4, done[0], more)
     assert [row for row in counts(library, dead) if row[1:3] == added[1:3]] == [added]
     library.clock.advance(DAY_MS / 1000)
     late = library.ended(OutcomeKind.DONE)
-    assert purges.delete_unchanged(shard, page(library, purges, shard)) == 1
+    assert purges.delete_unchanged_jobs(shard, page(library, purges, shard)) == 1
     assert counts(library, dead)[-1] == ("2026-01-02", close, int(Status.DONE), 1, late, late)
 
 
-def test_an_older_page_widens_the_range_downwards(library: Library, purges: PurgePages) -> None:
+def test_an_older_page_widens_the_range_downwards(
+    library: Library, purges: PurgeStatements
+) -> None:
     old, young = library.ended(OutcomeKind.DONE), library.ended(OutcomeKind.DONE)
     shard = library.shard(old)
     rows = page(library, purges, shard)
     for row in reversed(rows):
-        assert purges.delete_unchanged(shard, [row]) == 1
+        assert purges.delete_unchanged_jobs(shard, [row]) == 1
     ((_, _, _, jobs, first, last),) = counts(library, old)
     assert (jobs, first, last) == (2, old, young)
 
 
-def test_only_what_was_deleted_is_counted(library: Library, purges: PurgePages) -> None:
+def test_only_what_was_deleted_is_counted(library: Library, purges: PurgeStatements) -> None:
     """One was redriven and one redriven and done since the page was read; another is gone."""
     lives, done_again, gone, dead = (library.dead() for _ in range(4))
     shard = library.shard(dead)
@@ -90,21 +92,21 @@ def test_only_what_was_deleted_is_counted(library: Library, purges: PurgePages) 
     library.claim([done_again], "two")
     assert library.settle_as(OutcomeKind.DONE, done_again, "two")
     library.sql(gone, f"DELETE FROM toc_job_{shard:04d} WHERE job_id = {gone}")
-    assert purges.delete_unchanged(shard, rows) == 1
+    assert purges.delete_unchanged_jobs(shard, rows) == 1
     ((_, _, status, jobs, first, last),) = counts(library, dead)
     assert (status, jobs, first, last) == (Status.DEAD, 1, dead, dead)
-    assert purges.delete_unchanged(shard, rows) == 0
+    assert purges.delete_unchanged_jobs(shard, rows) == 0
     assert len(counts(library, dead)) == 1
 
 
-def test_a_status_is_that_of_the_deleted_row(library: Library, purges: PurgePages) -> None:
+def test_a_status_is_that_of_the_deleted_row(library: Library, purges: PurgeStatements) -> None:
     """It ended anew, under a clock that stood still: the page that was read says another status."""
     job_id, other = library.dead(), library.dead()
     shard = library.shard(job_id)
     rows = page(library, purges, shard)
     table = f"toc_job_{shard:04d}"
     library.sql(job_id, f"UPDATE {table} SET status = 2, type_no = 77 WHERE job_id = {job_id}")
-    assert purges.delete_unchanged(shard, rows) == 2
+    assert purges.delete_unchanged_jobs(shard, rows) == 2
     found = {(row[1], row[2]): row[3:] for row in counts(library, job_id)}
     assert found == {
         (77, Status.DONE): (1, job_id, job_id),
@@ -113,7 +115,7 @@ def test_a_status_is_that_of_the_deleted_row(library: Library, purges: PurgePage
 
 
 def test_a_page_of_many_types(
-    library: Library, purges: PurgePages, monkeypatch: pytest.MonkeyPatch
+    library: Library, purges: PurgeStatements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("toc.store.purge_pages.KINDS_MAX", 3)
     jobs = [library.ended(OutcomeKind.DONE) for _ in range(5)]
@@ -121,14 +123,14 @@ def test_a_page_of_many_types(
     for n, job_id in enumerate(jobs[:4]):
         table = f"toc_job_{shard:04d}"
         library.sql(job_id, f"UPDATE {table} SET type_no = {n + 1} WHERE job_id = {job_id}")
-    assert purges.delete_unchanged(shard, page(library, purges, shard)) == 5
+    assert purges.delete_unchanged_jobs(shard, page(library, purges, shard)) == 5
     assert [row[1:4] for row in counts(library, jobs[0])] == [
         (type_no, Status.DONE, 1) for type_no in sorted([1, 2, 3, 4, library.close_no])
     ]
 
 
 def test_what_is_not_deleted_is_not_counted_and_the_other_way_round(
-    library: Library, purges: PurgePages, monkeypatch: pytest.MonkeyPatch
+    library: Library, purges: PurgeStatements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One transaction: a count that fails keeps the jobs."""
     job_id = library.ended(OutcomeKind.DONE)
@@ -137,24 +139,24 @@ def test_what_is_not_deleted_is_not_counted_and_the_other_way_round(
     library.sql(job_id, "ALTER TABLE toc_purge RENAME TO away")
     try:
         with pytest.raises(Exception, match="toc_purge"):
-            purges.delete_unchanged(shard, rows)
+            purges.delete_unchanged_jobs(shard, rows)
     finally:
         library.sql(job_id, "ALTER TABLE away RENAME TO toc_purge")
     assert library.row(job_id).status == Status.DONE
-    count = purge_pages._add_counts
+    count = purge_pages._add_purge_counts
 
     def count_and_fail(*args: Any) -> None:
         count(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(purge_pages, "_add_counts", count_and_fail)
+    monkeypatch.setattr(purge_pages, "_add_purge_counts", count_and_fail)
     with pytest.raises(KeyboardInterrupt):
-        purges.delete_unchanged(shard, rows)
+        purges.delete_unchanged_jobs(shard, rows)
     assert counts(library, job_id) == []
     assert library.row(job_id).status == Status.DONE
 
 
-def test_purgers_side_by_side_lose_no_count(library: Library, purges: PurgePages) -> None:
+def test_purgers_side_by_side_lose_no_count(library: Library, purges: PurgeStatements) -> None:
     """A thread for each shard, all types in each page, in no order."""
     for n in range(60):
         library.ended((OutcomeKind.DONE, OutcomeKind.DROP, OutcomeKind.BURY)[n % 3], biz_id=n,
@@ -170,7 +172,7 @@ def test_purgers_side_by_side_lose_no_count(library: Library, purges: PurgePages
         rows = pages[shard]
         start.wait()
         some = [rows[at : at + 4][:: 1 if shard % 2 else -1] for at in range(0, len(rows), 4)]
-        return sum(purges.delete_unchanged(shard, part) for part in some)
+        return sum(purges.delete_unchanged_jobs(shard, part) for part in some)
 
     with ThreadPoolExecutor(SHARDS) as pool:
         assert sum(pool.map(work, pages)) == 60
@@ -226,7 +228,7 @@ def test_old_days_are_forgotten_one_at_a_time(library: Library) -> None:
     put(library, job_id, *((day, n, 2, 1, 1, 1) for day in days for n in range(3)))
     database = library.home(job_id)
     left = []
-    while delete_oldest_day(database, "2023-01-03"):
+    while delete_oldest_counts(database, "2023-01-03"):
         left.append({row[0] for row in counts(library, job_id)})
     assert left == [{"2023-01-02", "2023-01-03"}, {"2023-01-03"}]
     assert len(counts(library, job_id)) == 3

@@ -8,35 +8,40 @@ from tests.contract.library import Library
 from toc.domain.job import Status
 from toc.store.claims import Outcome, OutcomeKind
 from toc.store.events import read_events
-from toc.store.purge_pages import OldRow, PurgePages
+from toc.store.purge_pages import PurgeCandidate, PurgeStatements
 
 DAY_MS = 86_400_000
 
 
 @pytest.fixture
-def purges(library: Library) -> PurgePages:
-    return PurgePages(library.databases)
+def purges(library: Library) -> PurgeStatements:
+    return PurgeStatements(library.databases)
 
 
-def page(library: Library, purges: PurgePages, shard: int, limit: int = 100) -> list[OldRow]:
-    return purges.read_page(shard, 0, library.now_ms, limit)
+def page(
+    library: Library, purges: PurgeStatements, shard: int, limit: int = 100
+) -> list[PurgeCandidate]:
+    return purges.read_purge_page(shard, 0, library.now_ms, limit)
 
 
 def test_a_page_is_in_the_order_of_ids_and_ends_where_jobs_are_too_young(
-    library: Library, purges: PurgePages
+    library: Library, purges: PurgeStatements
 ) -> None:
     old = [library.pending() for _ in range(3)]
     library.clock.advance(10)
     moment_ms = library.now_ms
     young = library.pending()
     shard = library.shard(young)
-    assert [row.job_id for row in purges.read_page(shard, 0, moment_ms, 10)] == old
-    assert [row.job_id for row in purges.read_page(shard, 0, moment_ms, 2)] == old[:2]
-    assert [row.job_id for row in purges.read_page(shard, old[1], moment_ms, 2)] == old[2:]
-    assert [row.job_id for row in purges.read_page(shard, 0, moment_ms + 1, 10)] == [*old, young]
+    assert [row.job_id for row in purges.read_purge_page(shard, 0, moment_ms, 10)] == old
+    assert [row.job_id for row in purges.read_purge_page(shard, 0, moment_ms, 2)] == old[:2]
+    assert [row.job_id for row in purges.read_purge_page(shard, old[1], moment_ms, 2)] == old[2:]
+    assert [row.job_id for row in purges.read_purge_page(shard, 0, moment_ms + 1, 10)] == [
+        *old,
+        young,
+    ]
 
 
-def test_it_says_what_has_ended_and_when(library: Library, purges: PurgePages) -> None:
+def test_it_says_what_has_ended_and_when(library: Library, purges: PurgeStatements) -> None:
     done = library.ended(OutcomeKind.DONE)
     ended_ms = library.now_ms
     library.clock.advance(5)
@@ -49,19 +54,19 @@ def test_it_says_what_has_ended_and_when(library: Library, purges: PurgePages) -
     assert rows[done].type_no == library.close_no
 
 
-def test_only_what_has_ended_is_deleted(library: Library, purges: PurgePages) -> None:
+def test_only_what_has_ended_is_deleted(library: Library, purges: PurgeStatements) -> None:
     gone = [library.ended(OutcomeKind.DONE), library.ended(OutcomeKind.DROP), library.dead()]
     kept = [library.running(), library.pending()]
     library.clock.advance(1)
     shard = library.shard(gone[0])
     rows = page(library, purges, shard)
-    assert purges.delete_unchanged(shard, rows) == 3
+    assert purges.delete_unchanged_jobs(shard, rows) == 3
     assert [row.job_id for row in page(library, purges, shard)] == kept
-    assert library.jobs.dead_letters(10) == []
+    assert library.jobs.read_dead_letters(10) == []
 
 
 def test_a_dead_job_that_was_redriven_in_between_stays_with_its_letter(
-    library: Library, purges: PurgePages
+    library: Library, purges: PurgeStatements
 ) -> None:
     lives, dies_again, dead = library.dead(), library.dead(), library.dead()
     library.clock.advance(1)
@@ -71,13 +76,13 @@ def test_a_dead_job_that_was_redriven_in_between_stays_with_its_letter(
         assert library.jobs.redrive(job_id, library.now_ms) == "redriven"
     library.claim([dies_again], "two")
     assert library.settle(Outcome(dies_again, "two", OutcomeKind.BURY, error="again"))
-    assert purges.delete_unchanged(shard, rows) == 1
-    assert {job.job_id for job in library.jobs.dead_letters(10)} == {dies_again}
+    assert purges.delete_unchanged_jobs(shard, rows) == 1
+    assert {job.job_id for job in library.jobs.read_dead_letters(10)} == {dies_again}
     assert library.row(lives).status == Status.PENDING
     assert library.row(dies_again).status == Status.DEAD
 
 
-def test_events_go_oldest_first(library: Library, purges: PurgePages) -> None:
+def test_events_go_oldest_first(library: Library, purges: PurgeStatements) -> None:
     job_id = library.pending(in_ms=DAY_MS)
     database = library.home(job_id)
     for n in range(5):
@@ -85,18 +90,18 @@ def test_events_go_oldest_first(library: Library, purges: PurgePages) -> None:
         library.clock.advance(1)
     before_ms = library.now_ms - 2500  # three of them are older
     now_ms = library.now_ms
-    assert purges.delete_events(database, 0, 0, now_ms, 2) == (0, None)  # none is so old
-    deleted, after = purges.delete_events(database, 0, before_ms, now_ms, 2)
+    assert purges.delete_old_events(database, 0, 0, now_ms, 2) == (0, None)  # none is so old
+    deleted, after = purges.delete_old_events(database, 0, before_ms, now_ms, 2)
     assert deleted == 2
     assert after is not None
-    assert purges.delete_events(database, after, before_ms, now_ms, 3) == (1, after + 3)
-    assert purges.delete_events(database, 0, before_ms, now_ms, 2) == (0, None)
+    assert purges.delete_old_events(database, after, before_ms, now_ms, 3) == (1, after + 3)
+    assert purges.delete_old_events(database, 0, before_ms, now_ms, 2) == (0, None)
     reasons = [event.reason or "" for event in read_events(database, job_id, 10)]
     assert [reason[-1] for reason in reasons] == ["3", "4"]
 
 
 def test_events_of_a_clock_that_was_ahead_do_not_keep_the_others(
-    library: Library, purges: PurgePages
+    library: Library, purges: PurgeStatements
 ) -> None:
     job_id = library.pending(in_ms=DAY_MS)
     database = library.home(job_id)
@@ -108,13 +113,13 @@ def test_events_of_a_clock_that_was_ahead_do_not_keep_the_others(
     now_ms, deleted = library.now_ms + 1, 0
     after: int | None = 0
     while after is not None:
-        some, after = purges.delete_events(database, after, now_ms, now_ms, 2)
+        some, after = purges.delete_old_events(database, after, now_ms, now_ms, 2)
         deleted += some
     assert deleted == 2
     assert len(read_events(database, job_id, 10)) == 3
 
 
-def test_a_zero_date_stops_no_page(library: Library, purges: PurgePages) -> None:
+def test_a_zero_date_stops_no_page(library: Library, purges: PurgeStatements) -> None:
     """A session without a strict sql_mode can write one: it counts as old."""
     done = library.ended(OutcomeKind.DONE)
     ignore = "INSERT OR IGNORE" if library.sqlite else "INSERT IGNORE"
@@ -125,5 +130,5 @@ def test_a_zero_date_stops_no_page(library: Library, purges: PurgePages) -> None
     )
     database = library.home(done)
     assert [event.at_ms for event in read_events(database, done, 10)] == [0]
-    assert purges.delete_events(database, 0, 1, library.now_ms, 10) == (1, None)
+    assert purges.delete_old_events(database, 0, 1, library.now_ms, 10) == (1, None)
     assert read_events(database, done, 10) == []

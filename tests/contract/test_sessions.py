@@ -15,7 +15,7 @@ from tests.contract.library import Library
 from toc.cli.doctor import _check_session_variables
 from toc.domain.job import Status
 from toc.store.claims import OutcomeKind
-from toc.store.server_facts import read_server_info
+from toc.store.server_info import read_server_info
 from toc.store.sessions import EXPECTED
 
 HOSTILE = {

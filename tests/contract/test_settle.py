@@ -26,7 +26,9 @@ def test_what_has_ended_is_due_no_more(library: Library, kind: OutcomeKind, stat
     assert library.row(job_id) == before._replace(
         status=status, due_ms=None, live_key=None, modified_ms=library.now_ms
     )
-    letters = [(job.job_id, job.attempts, job.error) for job in library.jobs.dead_letters(10, None)]
+    letters = [
+        (job.job_id, job.attempts, job.error) for job in library.jobs.read_dead_letters(10, None)
+    ]
     assert letters == ([(job_id, 1, "no luck")] if kind is OutcomeKind.BURY else [])
 
 
@@ -82,7 +84,7 @@ def test_a_stale_token_changes_nothing(library: Library, kind: OutcomeKind) -> N
     library.take_over(job_id, "one", "two")
     before = library.row(job_id)
     assert not library.settle_as(kind, job_id, "one", library.now_ms + LATER_MS, "stale")
-    assert (library.row(job_id), library.jobs.dead_letters(10, None)) == (before, [])
+    assert (library.row(job_id), library.jobs.read_dead_letters(10, None)) == (before, [])
     assert library.settle_as(kind, job_id, "two", library.now_ms + LATER_MS, "current")
 
 
@@ -93,10 +95,10 @@ def test_an_ended_job_is_not_settled_to_something_else(
     library: Library, first: OutcomeKind, kind: OutcomeKind
 ) -> None:
     job_id = library.ended(first)
-    before, letters = library.row(job_id), library.jobs.dead_letters(10, None)
+    before, letters = library.row(job_id), library.jobs.read_dead_letters(10, None)
     held = library.settle_as(kind, job_id, "ended", library.now_ms + LATER_MS, "it failed")
     assert held is (first is kind)
-    assert (library.row(job_id), library.jobs.dead_letters(10, None)) == (before, letters)
+    assert (library.row(job_id), library.jobs.read_dead_letters(10, None)) == (before, letters)
 
 
 @pytest.mark.invariant("I5")
@@ -105,7 +107,7 @@ def test_a_job_that_was_never_claimed_is_not_settled(library: Library, kind: Out
     job_id = library.pending()
     before = library.row(job_id)
     assert not library.settle_as(kind, job_id, "one", library.now_ms + LATER_MS)
-    assert (library.row(job_id), library.jobs.dead_letters(10, None)) == (before, [])
+    assert (library.row(job_id), library.jobs.read_dead_letters(10, None)) == (before, [])
     gone = library.new().job_id
     assert not library.settle_as(kind, gone, "one", library.now_ms + LATER_MS)
 
@@ -121,7 +123,7 @@ def test_a_settle_whose_answer_was_lost_holds_and_counts_once(
     assert lost.times == 1
     attempts = 0 if kind in (OutcomeKind.SNOOZE, OutcomeKind.GIVE_BACK) else 1
     assert library.row(job_id).attempts == attempts
-    assert len(library.jobs.dead_letters(10, None)) == (kind is OutcomeKind.BURY)
+    assert len(library.jobs.read_dead_letters(10, None)) == (kind is OutcomeKind.BURY)
 
 
 def test_a_mixed_batch_with_stale_pairs(library: Library) -> None:
@@ -142,7 +144,7 @@ def test_a_mixed_batch_with_stale_pairs(library: Library) -> None:
         OutcomeKind.DROP: 3, OutcomeKind.BURY: 4,
     }  # fmt: skip
     assert after == [expected[kinds[n % 6]] for n in range(24)]
-    assert {job.job_id for job in library.jobs.dead_letters(50, None)} == {
+    assert {job.job_id for job in library.jobs.read_dead_letters(50, None)} == {
         outcome.job_id for outcome in good if outcome.kind is OutcomeKind.BURY
     }
 
@@ -195,7 +197,7 @@ def test_a_second_death_replaces_the_first_letter(library: Library) -> None:
     assert library.jobs.redrive(job_id, library.now_ms) == "redriven"
     library.claim([job_id], "two")
     assert library.settle_as(OutcomeKind.BURY, job_id, "two", error="again")
-    assert [letter.error for letter in library.jobs.dead_letters(10, None)] == ["again"]
+    assert [letter.error for letter in library.jobs.read_dead_letters(10, None)] == ["again"]
 
 
 def test_the_letter_and_the_status_are_one_transaction(library: Library) -> None:

@@ -21,9 +21,9 @@ from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.store.account_roles import ROLES, grant_statements
 from toc.store.databases import Databases
-from toc.store.fan_out import FanOut, Limits, Question, QuestionFailure
-from toc.store.move_server import MoveServer as MovedServer
-from toc.store.replicas import Replica, ReplicaUnavailable
+from toc.store.move_server_session import MoveServerSession as MovedServer
+from toc.store.query_fan_out import DatabaseQuery, QueryFailure, QueryFanOut, QueryLimits
+from toc.store.replica import Replica, ReplicaUnavailable
 from toc.store.verb import Statement, Verb
 
 START = {"mysql": start_mysql, "mariadb": start_mariadb}
@@ -228,8 +228,8 @@ def test_the_accounts_need_tls(server: Server) -> None:
 
 
 def ask_shards(settings: Settings) -> None:
-    limits = Limits(timeout_s=5, whole_s=10, parallel=1, connect_timeout_s=3)
-    asking = FanOut(
+    limits = QueryLimits(timeout_s=5, whole_s=10, parallel=1, connect_timeout_s=3)
+    asking = QueryFanOut(
         settings.databases,
         settings.routing,
         SystemClock(),
@@ -238,14 +238,14 @@ def ask_shards(settings: Settings) -> None:
         mysql=settings.mysql,
     )
     with closing(asking):
-        answer = asking.ask_one(Question(0, 0, "", "SELECT 1", {}))
-    if isinstance(answer, QuestionFailure):
+        answer = asking.run_query(DatabaseQuery(0, 0, "", "SELECT 1", {}))
+    if isinstance(answer, QueryFailure):
         raise TocError(answer.text)
 
 
 def ask_replica(settings: Settings) -> None:
     try:
-        Replica(settings.databases[0], 3, settings.mysql).lag_s()
+        Replica(settings.databases[0], 3, settings.mysql).read_lag_s()
     except ReplicaUnavailable as error:
         raise TocError(str(error)) from error
 

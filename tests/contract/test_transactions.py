@@ -215,7 +215,7 @@ def test_a_packet_that_is_broken_off_leaves_no_connection_behind(library: Librar
 
     def broken_off(_: object, line: Any) -> None:
         cursor = line._pooled.driver_connection.cursor
-        ids.append(line.send(asked)[0].rows[0][0])
+        ids.append(line.send_autocommit(asked)[0].rows[0][0])
 
         class Interrupted(cursor().__class__):  # type: ignore[misc]
             def nextset(self) -> bool:
@@ -224,7 +224,7 @@ def test_a_packet_that_is_broken_off_leaves_no_connection_behind(library: Librar
                 return bool(super().nextset())
 
         line._pooled.driver_connection.cursorclass = Interrupted
-        line.send([*asked, *asked])
+        line.send_autocommit([*asked, *asked])
 
     ids: list[int] = []
     with pytest.raises(KeyboardInterrupt):

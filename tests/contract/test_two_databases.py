@@ -59,11 +59,11 @@ def test_claim_settle_and_letters_in_each_database(two: Library) -> None:
         assert {row.token for row in seen.values()} == {"one"}
         held = two.settle(*(Outcome(job_id, "one", OutcomeKind.BURY, error="x") for job_id in mine))
         assert {job_id for job_id, _ in held} == set(mine)
-    letters = [letter.job_id for letter in two.jobs.dead_letters(20, None)]
+    letters = [letter.job_id for letter in two.jobs.read_dead_letters(20, None)]
     assert letters == sorted(jobs, reverse=True)
-    assert [letter.job_id for letter in two.jobs.dead_letters(5, None)] == letters[:5]
+    assert [letter.job_id for letter in two.jobs.read_dead_letters(5, None)] == letters[:5]
     assert two.jobs.redrive(jobs[0], 5) == "redriven"
-    assert len(two.jobs.dead_letters(20, None)) == 15
+    assert len(two.jobs.read_dead_letters(20, None)) == 15
 
 
 def test_type_numbers_are_the_same_everywhere(two: Library) -> None:

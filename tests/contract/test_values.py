@@ -30,7 +30,7 @@ def test_biz_id(library: Library, biz_id: int) -> None:
     # Also where the dead letter copies it, and where a key is compared.
     assert library.insert(library.new(biz_id, key="k"))[0].job_id == job_id
     assert library.settle_as(OutcomeKind.BURY, job_id, "one")
-    assert [letter.biz_id for letter in library.jobs.dead_letters(10, None)] == [biz_id]
+    assert [letter.biz_id for letter in library.jobs.read_dead_letters(10, None)] == [biz_id]
 
 
 def test_biz_ids_are_compared_as_numbers(library: Library) -> None:
@@ -116,7 +116,7 @@ def test_a_dead_letters_text_is_bounded_and_kept(library: Library) -> None:
     text = "😀 中文 \\ ' \n" + "x" * ERROR_CHARS_MAX
     job_id = library.running("one")
     library.settle_as(OutcomeKind.BURY, job_id, "one", error=text)
-    assert library.jobs.dead_letters(1, None)[0].error == text[:ERROR_CHARS_MAX]
+    assert library.jobs.read_dead_letters(1, None)[0].error == text[:ERROR_CHARS_MAX]
 
 
 @pytest.mark.parametrize("key", ["A", "a", "a_b", "a%b", "it's", "\\", '"', "`", "k" * 64])

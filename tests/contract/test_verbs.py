@@ -135,7 +135,7 @@ def test_redrive_wakes_only_the_dead(library: Library, state: str) -> None:
             due_ms=library.now_ms + 5,
             attempts=0,
         )
-        assert library.jobs.dead_letters(10, None) == []
+        assert library.jobs.read_dead_letters(10, None) == []
         return
     assert answer == ("pending" if state == "retrying" else state)
     if before is not None:
@@ -149,7 +149,7 @@ def test_redrive_is_superseded_by_a_newer_job_of_its_key(library: Library) -> No
     answer = library.jobs.redrive(old, library.now_ms)
     assert (answer, answer.job_id) == ("superseded", old)
     assert library.row(old) == before
-    assert [letter.job_id for letter in library.jobs.dead_letters(10, None)] == [old]
+    assert [letter.job_id for letter in library.jobs.read_dead_letters(10, None)] == [old]
     library.jobs.cancel(new)
     assert library.jobs.redrive(old, library.now_ms) == "redriven"
     assert library.row(old).live_key == live_key_of("k")
@@ -162,11 +162,11 @@ def test_dead_letters_newest_first(library: Library) -> None:
         jobs.append(library.dead(biz_id=biz_id, type_no=type_no))
         library.clock.advance(1 if biz_id != 3 else 0)  # 3 and 4 die together: the id decides
     newest = [jobs[5], *sorted(jobs[3:5], reverse=True), *jobs[2::-1]]
-    assert [letter.job_id for letter in library.jobs.dead_letters(10, None)] == newest
-    assert [letter.job_id for letter in library.jobs.dead_letters(2, None)] == newest[:2]
-    reports = [letter.job_id for letter in library.jobs.dead_letters(10, "report")]
+    assert [letter.job_id for letter in library.jobs.read_dead_letters(10, None)] == newest
+    assert [letter.job_id for letter in library.jobs.read_dead_letters(2, None)] == newest[:2]
+    reports = [letter.job_id for letter in library.jobs.read_dead_letters(10, "report")]
     assert reports == [jobs[5], jobs[3], jobs[1]]
-    assert library.jobs.dead_letters(10, "unheard.of.ever") == []
+    assert library.jobs.read_dead_letters(10, "unheard.of.ever") == []
 
 
 # ---- find

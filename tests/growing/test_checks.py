@@ -13,7 +13,7 @@ from tests.servers.mysql import execute
 from toc.store.account_rights import read_account_rights
 from toc.store.account_roles import ROLES, grant_statements
 from toc.store.move_checks import MoveFinding, list_move_steps
-from toc.store.move_server import MoveServer
+from toc.store.move_server_session import MoveServerSession
 
 
 def failed(findings: list[MoveFinding]) -> dict[str, str]:
@@ -64,7 +64,7 @@ def accounts(town: Town) -> Iterator[Accounts]:
 def execute_unlogged(town: Town, role: str, sql: str) -> None:
     server = town.server(role)
     with server.without_binlog():
-        server.run(sql)
+        server.run_statement(sql)
     server.close()
 
 
@@ -125,13 +125,13 @@ def test_grants_are_read(town: Town, grant: str, lacks: list[str]) -> None:
     who = f"g{town.schema}@'127.0.0.1'"
     server = town.server("old")
     with server.without_binlog():
-        server.run(f"CREATE USER {who}")
-        server.run(f"GRANT {grant.format(schema=town.schema)} TO {who}")
+        server.run_statement(f"CREATE USER {who}")
+        server.run_statement(f"GRANT {grant.format(schema=town.schema)} TO {who}")
         url = town.urls["old"].replace("root@", f"g{town.schema}@")
         found = read_account_rights(town.server("old", url)).missing_rights(
             [], ["SELECT", "DELETE"], {}
         )
-        server.run(f"DROP USER {who}")
+        server.run_statement(f"DROP USER {who}")
         assert found == lacks
 
 
@@ -151,14 +151,14 @@ def test_grants_on_tables_are_read(town: Town, grants: list[str], lacks: list[st
     who = f"g{town.schema}@'127.0.0.1'"
     server = town.server("old")
     with server.without_binlog():
-        server.run(f"CREATE USER {who}")
+        server.run_statement(f"CREATE USER {who}")
         for grant in grants:
-            server.run(f"GRANT {grant.format(schema=town.schema)} TO {who}")
+            server.run_statement(f"GRANT {grant.format(schema=town.schema)} TO {who}")
         url = town.urls["old"].replace("root@", f"g{town.schema}@")
         found = read_account_rights(town.server("old", url)).missing_rights(
             [], ["SELECT"], {"toc_meta": ("INSERT", "DELETE")}
         )
-        server.run(f"DROP USER {who}")
+        server.run_statement(f"DROP USER {who}")
         assert found == lacks
 
 
@@ -197,7 +197,7 @@ def test_the_application_may_do_less_on_the_new_server(town: Town, accounts: Acc
 def test_no_replica(town: Town) -> None:
     execute(town.pair.new, "STOP REPLICA")
     found = failed(town.checks())
-    assert "stands still" in found["replication"]
+    assert "is stopped" in found["replication"]
     execute(town.pair.new, "RESET REPLICA ALL")
     town.sql("old", "UPDATE toc_meta SET value = value WHERE name = '-'")
     town.center(town.ignorant).schedule(9, LATER)
@@ -249,17 +249,17 @@ def test_the_same_server_twice(town: Town) -> None:
 
 def test_an_old_transaction_is_warned_of(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     session = town.server("old")
-    session.run("START TRANSACTION")
-    session.run(f"UPDATE {session.quoted}.toc_meta SET value = value")
-    session.run(f"INSERT INTO {session.quoted}.toc_meta VALUES ('tmp', 'x')")
-    session.value("SELECT SLEEP(2)")
+    session.run_statement("START TRANSACTION")
+    session.run_statement(f"UPDATE {session.quoted_schema}.toc_meta SET value = value")
+    session.run_statement(f"INSERT INTO {session.quoted_schema}.toc_meta VALUES ('tmp', 'x')")
+    session.read_value("SELECT SLEEP(2)")
     found = town.checks()
-    session.run("ROLLBACK")
+    session.run_statement("ROLLBACK")
     assert "open transactions" in warned(found)
 
 
 def test_mariadb_is_refused(mariadb_server: Endpoint) -> None:
-    text = refused(lambda: MoveServer(3, "old", mariadb_server.url, "toc"))
+    text = refused(lambda: MoveServerSession(3, "old", mariadb_server.url, "toc"))
     assert text.startswith("database 3: the old server is MariaDB")
 
 

@@ -64,7 +64,7 @@ def started(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
 
 def fence(town: Town, on: bool = True) -> None:
     server = town.server("old")
-    server.run("REPLACE INTO " + server.quoted + ".toc_meta VALUES ('moving_to', %s)",
+    server.run_statement("REPLACE INTO " + server.quoted_schema + ".toc_meta VALUES ('moving_to', %s)",
                town.server("new").uuid) if on else None  # fmt: skip
     server.set_fence(on)
 
@@ -88,7 +88,9 @@ def test_one_that_only_reads_follows_even_if_its_sessions_were_not_ended(
     center = town.center()
     job_id = center.schedule(1, LATER)
     assert server_of(town, center) == "old"
-    monkeypatch.setattr("toc.store.mover.Mover._end_sessions", lambda self: 0)
+    monkeypatch.setattr(
+        "toc.store.database_mover.DatabaseMover._kill_application_sessions", lambda self: 0
+    )
     town.go()
     other = town.center(town.moved)
     assert other.cancel(job_id) == "cancelled"

@@ -12,9 +12,9 @@ from sqlalchemy.pool import NullPool
 
 from tests.growing.town import LATER, Town, begun, refused
 from tests.servers.mysql import execute, replicate
-from toc.store import move_server as module
-from toc.store.move_server import MoveServer, MoveStopped
-from toc.store.mover import Mover
+from toc.store import move_server_session as module
+from toc.store.database_mover import DatabaseMover
+from toc.store.move_server_session import MoveServerSession, MoveStopped
 
 BEFORE_HOME = ("guard", "note", "catch_up", "fence", "end", "wait", "stop", "open")
 AFTER_HOME = ("home", "forget")
@@ -31,16 +31,16 @@ def check_moved(town: Town) -> None:
     assert town.is_home("new")
     assert town.takes_writes("new")
     assert not town.takes_writes("old")
-    assert town.server("new").replication_channel(town.server("old").uuid) is None
+    assert town.server("new").read_replication_channel(town.server("old").uuid) is None
 
 
 def check_not_moved(town: Town) -> None:
     assert town.takes_writes("old")
     assert not town.takes_writes("new")
     assert not town.is_home("new")
-    channel = town.server("new").replication_channel(town.server("old").uuid)
+    channel = town.server("new").read_replication_channel(town.server("old").uuid)
     assert channel is not None
-    assert channel.runs
+    assert channel.is_running
 
 
 def test_it_moves(town: Town) -> None:
@@ -94,13 +94,13 @@ def test_a_step_that_fails_takes_everything_back(town: Town, step: str) -> None:
 
 
 def test_the_answer_to_the_declaration_is_lost(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    declare = Mover._declare_home
+    declare = DatabaseMover._declare_home
 
-    def lost(self: Mover) -> None:
+    def lost(self: DatabaseMover) -> None:
         declare(self)
         raise module.StatementRefused(self._new, ConnectionError(2013, "lost"))
 
-    monkeypatch.setattr(Mover, "_declare_home", lost)
+    monkeypatch.setattr(DatabaseMover, "_declare_home", lost)
     assert "the new server is home" in refused(town.go)
     monkeypatch.undo()
     assert town.is_home("new")
@@ -112,11 +112,11 @@ def test_the_answer_to_the_declaration_is_lost(town: Town, monkeypatch: pytest.M
 def test_it_is_not_known_whether_it_was_declared(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(self: Mover) -> None:
+    def lost(self: DatabaseMover) -> None:
         execute(town.pair.new, f"KILL {self._new.session}")
-        self._new.value("SELECT 1")
+        self._new.read_value("SELECT 1")
 
-    monkeypatch.setattr(Mover, "_declare_home", lost)
+    monkeypatch.setattr(DatabaseMover, "_declare_home", lost)
     assert "run `toc move 0 --go` again, or --undo" in refused(town.go)
     monkeypatch.undo()
     assert not town.takes_writes("old")  # nothing is lifted on a guess
@@ -176,11 +176,11 @@ def test_a_replica_that_does_not_catch_up_makes_it_give_up(town: Town) -> None:
             execute(town.pair.new, "STOP REPLICA")
             client.schedule(4, LATER)
 
-    def stands(self: MoveServer, source: str) -> None:
+    def stands(self: MoveServerSession, source: str) -> None:
         """Nobody starts it again."""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MoveServer, "replication_channel", stands)
+        patch.setattr(MoveServerSession, "read_replication_channel", stands)
         text = refused(lambda: town.mover(tell).start_or_resume(lambda: None, 2))
     assert "did not catch up" in text
     assert town.takes_writes("old")
@@ -294,7 +294,7 @@ def test_a_former_home_is_not_opened_again(town: Town) -> None:
     town.go()
     town.server("new").set_fence(True)
     for call in (town.go, town.mover().undo):
-        assert "it has moved on from there" in refused(call)
+        assert "the database has moved on from there" in refused(call)
     assert not town.takes_writes("old")
     assert not town.takes_writes("new")
 
@@ -309,7 +309,7 @@ def test_it_moves_back(town: Town) -> None:
     old, new = town.server("old"), town.server("new")
     old.role, new.role = "new", "old"
     urls = {"new": town.urls["old"], "old": town.urls["new"]}
-    back = Mover(new, old, lambda server: town.server(server.role, urls[server.role]))
+    back = DatabaseMover(new, old, lambda server: town.server(server.role, urls[server.role]))
     back.start_or_resume(lambda: None)
     assert town.takes_writes("old")
     assert not town.takes_writes("new")

@@ -24,9 +24,9 @@ from toc.handlers.registry import Registry
 from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.store.database_home import is_fence_error
+from toc.store.database_mover import DatabaseMover, MoveResult
 from toc.store.move_checks import MoveChecks, MoveFinding
-from toc.store.move_server import MoveServer
-from toc.store.mover import Mover, MoveResult
+from toc.store.move_server_session import MoveServerSession
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARDS = 2
@@ -34,15 +34,15 @@ LATER = timedelta(hours=1)
 
 DIES = """
 import json, os, signal, sys
-from toc.store.move_server import MoveServer
-from toc.store.mover import Mover
+from toc.store.move_server_session import MoveServerSession
+from toc.store.database_mover import DatabaseMover
 plan = json.loads(sys.argv[1])
 def tell(step, text):
     if step == plan["step"]:
         os.kill(os.getpid(), signal.SIGKILL)
 def session(role):
-    return MoveServer(plan["index"], role, plan["urls"][role], plan["schema"])
-mover = Mover(session("old"), session("new"), lambda server: session(server.role), tell)
+    return MoveServerSession(plan["index"], role, plan["urls"][role], plan["schema"])
+mover = DatabaseMover(session("old"), session("new"), lambda server: session(server.role), tell)
 mover.start_or_resume(lambda: None)
 """
 
@@ -118,27 +118,29 @@ class Town:
 
     # ---- moving
 
-    def server(self, role: str, url: str | None = None) -> MoveServer:
+    def server(self, role: str, url: str | None = None) -> MoveServerSession:
         """A session on one of them, by default root's."""
-        found = MoveServer(0, role, url or self.urls[role], self.schema)
+        found = MoveServerSession(0, role, url or self.urls[role], self.schema)
         self._closing.append(found.close)
         return found
 
     def mover(
         self, tell: Callable[[str, str], None] = lambda step, words: None, **urls: str
-    ) -> Mover:
+    ) -> DatabaseMover:
         old, new = (self.server(role, urls.get(role)) for role in ("old", "new"))
-        return Mover(old, new, lambda server: self.server(server.role, urls.get("app")), tell)
+        return DatabaseMover(
+            old, new, lambda server: self.server(server.role, urls.get("app")), tell
+        )
 
     def checks(
         self, members: Mapping[str, bool | None] | None = None, **urls: str
     ) -> list[MoveFinding]:
         old, new = (self.server(role, urls.get(role)) for role in ("old", "new"))
 
-        def probe(server: MoveServer) -> MoveServer:
+        def probe(server: MoveServerSession) -> MoveServerSession:
             return self.server(server.role, urls.get(f"app_{server.role}"))
 
-        return MoveChecks(old, new, probe, members or {}).run_all()
+        return MoveChecks(old, new, probe, members or {}).run_all_checks()
 
     def go(self, **more: Any) -> MoveResult:
         return self.mover().start_or_resume(lambda: None, **more)

@@ -17,7 +17,7 @@ from tests.invariants.harness import TYPE
 from tests.worker.waiting import wait_until
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Status
-from toc.store.pipeline import PipelinedConnection
+from toc.store.pipelined_executor import PipelinedExecutor
 from toc.store.verb import StatementResult
 
 pytestmark = pytest.mark.invariant("I3")
@@ -112,7 +112,7 @@ def test_a_job_that_comes_back_while_it_is_cancelled_is_cancelled(
     stack.sql(f"UPDATE {table} SET status = 1")
     database = stack.center._open_connections().databases[0]
     database._supports_packets = packets
-    tries, send = 0, PipelinedConnection._send_packet
+    tries, send = 0, PipelinedExecutor._send_packet
 
     def comes_back(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         nonlocal tries
@@ -123,7 +123,7 @@ def test_a_job_that_comes_back_while_it_is_cancelled_is_cancelled(
                 cursor.connection.cursor().execute(f"UPDATE {table} SET status = 0")
 
     def send_and_come_back(
-        line: PipelinedConnection, statements: Sequence[str]
+        line: PipelinedExecutor, statements: Sequence[str]
     ) -> list[StatementResult]:
         nonlocal tries
         answers = send(line, statements)
@@ -134,7 +134,7 @@ def test_a_job_that_comes_back_while_it_is_cancelled_is_cancelled(
         return answers
 
     event.listen(database.engine, "after_cursor_execute", comes_back)
-    monkeypatch.setattr(PipelinedConnection, "_send_packet", send_and_come_back)
+    monkeypatch.setattr(PipelinedExecutor, "_send_packet", send_and_come_back)
     assert stack.center.cancel(job_id) == "cancelled"
     assert tries == 2
     assert stack.row(job_id).status is Status.CANCELLED

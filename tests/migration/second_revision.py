@@ -39,7 +39,7 @@ from pathlib import Path
 
 from toc.store import migrate
 
-migrate._scripts = lambda: Path({scripts!r})
+migrate._migrations_directory = lambda: Path({scripts!r})
 """
 
 
@@ -49,8 +49,10 @@ def second_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     This process and the commands that it starts are of the release that brings it.
     """
-    scripts = Path(shutil.copytree(migrate._scripts(), tmp_path / "release" / "migrations"))
+    scripts = Path(
+        shutil.copytree(migrate._migrations_directory(), tmp_path / "release" / "migrations")
+    )
     (scripts / "versions" / "0002_note.py").write_text(SECOND)
     (scripts.parent / "sitecustomize.py").write_text(PATCH.format(scripts=str(scripts)))
     monkeypatch.setenv("PYTHONPATH", str(scripts.parent))
-    monkeypatch.setattr(migrate, "_scripts", lambda: scripts)
+    monkeypatch.setattr(migrate, "_migrations_directory", lambda: scripts)

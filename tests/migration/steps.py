@@ -18,7 +18,7 @@ class AddIndex:
     columns: Sequence[str]
     is_view: bool = False
 
-    def up(self, *, sqlite: bool) -> list[StepStatement]:
+    def up_statements(self, *, sqlite: bool) -> list[StepStatement]:
         columns = ", ".join(self.columns)
         if sqlite:
             on = f"{self._name(sqlite=sqlite)} ON {self.table} ({columns})"
@@ -26,7 +26,7 @@ class AddIndex:
         change = f"ADD INDEX {self.index} ({columns}), ALGORITHM = INPLACE, LOCK = NONE"
         return [StepStatement(f"ALTER TABLE {self.table} {change}", self._exists())]
 
-    def down(self, *, sqlite: bool) -> list[StepStatement]:
+    def down_statements(self, *, sqlite: bool) -> list[StepStatement]:
         if sqlite:
             return [StepStatement(f"DROP INDEX IF EXISTS {self._name(sqlite=sqlite)}")]
         change = f"DROP INDEX {self.index}, ALGORITHM = INPLACE, LOCK = NONE"
@@ -36,7 +36,7 @@ class AddIndex:
         name = self._name(sqlite=sqlite)
         shapes[self.table].indexes[name] = describe_index(self.columns, unique=False)
 
-    def is_done(self, found: Shapes) -> bool:
+    def is_applied(self, found: Shapes) -> bool:
         names = found[self.table].indexes if self.table in found else {}
         return self.index in names or self._name(sqlite=True) in names
 
@@ -59,17 +59,17 @@ class DropColumn:
     definition: str
     is_view: bool = False
 
-    def up(self, *, sqlite: bool) -> list[StepStatement]:
-        return self._inverse.down(sqlite=sqlite)
+    def up_statements(self, *, sqlite: bool) -> list[StepStatement]:
+        return self._inverse.down_statements(sqlite=sqlite)
 
-    def down(self, *, sqlite: bool) -> list[StepStatement]:
-        return self._inverse.up(sqlite=sqlite)
+    def down_statements(self, *, sqlite: bool) -> list[StepStatement]:
+        return self._inverse.up_statements(sqlite=sqlite)
 
     def add_to_shapes(self, shapes: Shapes, *, sqlite: bool) -> None:
         shapes[self.table].columns.pop(self.column)
 
-    def is_done(self, found: Shapes) -> bool:
-        return not self._inverse.is_done(found)
+    def is_applied(self, found: Shapes) -> bool:
+        return not self._inverse.is_applied(found)
 
     @property
     def _inverse(self) -> AddColumn:

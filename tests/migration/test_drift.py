@@ -18,14 +18,14 @@ from tests.servers.process import free_port
 from toc.runtime.settings import Settings
 from toc.store import migrate, schema_steps
 from toc.store.schema_executor import StepProgress
-from toc.store.schema_status import SchemaStatus, read_statuses
+from toc.store.schema_status import SchemaStatus, read_schema_statuses
 from toc.store.table_shapes import read_shapes
 
 SQLITE_JOBS = "SELECT {} AS shard, job_id FROM toc_job_000{}"
 
 
 def standing(settings: Settings) -> SchemaStatus:
-    (found,) = read_statuses(settings)
+    (found,) = read_schema_statuses(settings)
     return found
 
 
@@ -39,13 +39,13 @@ def notes(settings: Settings) -> list[tuple[str, str]]:
 
 @pytest.mark.usefixtures("second_revision")
 def test_what_the_revisions_made_is_as_declared(settings: Settings) -> None:
-    for revision in migrate.revisions():
+    for revision in migrate.release_revisions():
         migrate.upgrade(settings, to=revision.name)
         found = standing(settings)
         assert (found.revision, found.faults, found.notes) == (revision.name, (), ())
-        ahead = [r.name for r in migrate.revisions() if r.name > revision.name]
+        ahead = [r.name for r in migrate.release_revisions() if r.name > revision.name]
         assert [pending.revision for pending in found.pending] == ahead
-    assert found.is_well
+    assert found.has_no_problem
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_what_is_missing(settings: Settings, url: str, change: str, table: str, 
     migrate.upgrade(settings)
     run(url, change)
     assert (table, text) in faults(settings)
-    assert not standing(settings).is_well
+    assert not standing(settings).has_no_problem
 
 
 def test_a_missing_column_on_any_engine(settings: Settings, url: str) -> None:
@@ -217,7 +217,7 @@ def test_what_somebody_added_is_a_note(settings: Settings, url: str) -> None:
         "CREATE TABLE others (x INT)",
         "CREATE VIEW toc_mine AS SELECT biz_id FROM toc_job_0000",
     )
-    assert standing(settings).is_well
+    assert standing(settings).has_no_problem
     assert notes(settings) == [
         ("toc_job_0000", "column mine is not one of toc's"),
         ("toc_job_0001", "index ix_mine is not one of toc's"),
@@ -357,32 +357,39 @@ def test_a_database_that_is_down_hides_no_other(settings: Settings, url: str) ->
         away = "sqlite:////nowhere/toc.db"
     else:
         away = f"mysql+pymysql://u:hidden@127.0.0.1:{free_port()}/toc"
-    first, second = read_statuses(settings_of(url, away, shards=4))
+    first, second = read_schema_statuses(settings_of(url, away, shards=4))
     assert first.error is None
     assert first.revision == migrate.newest_revision()
     assert second.error is not None
     assert second.error.startswith("database 1 does not answer: ")
     assert "hidden" not in second.error
     assert "\n" not in second.error
-    assert not second.is_well
+    assert not second.has_no_problem
 
 
 def test_a_revision_that_this_release_does_not_know(settings: Settings, url: str) -> None:
     migrate.upgrade(settings)
     run(url, f"UPDATE {migrate.VERSION_TABLE} SET version_num = '9999'")
     found = standing(settings)
-    assert (found.revision, found.pending, found.faults, found.misfit) == ("9999", (), (), None)
-    assert found.is_well  # it says that it fits releases as old as this
+    assert (found.revision, found.pending, found.faults, found.incompatibility) == (
+        "9999",
+        (),
+        (),
+        None,
+    )
+    assert found.has_no_problem  # it says that it fits releases as old as this
     run(url, "DELETE FROM toc_meta")
     found = standing(settings)
-    assert found.misfit is not None
-    assert not found.is_well
+    assert found.incompatibility is not None
+    assert not found.has_no_problem
 
 
 def test_an_empty_database(settings: Settings) -> None:
     found = standing(settings)
     assert found.revision is None
-    assert [pending.revision for pending in found.pending] == [r.name for r in migrate.revisions()]
+    assert [pending.revision for pending in found.pending] == [
+        r.name for r in migrate.release_revisions()
+    ]
     assert (found.faults, found.notes) == ((), ())
 
 

@@ -14,7 +14,7 @@ from tests.servers.fixtures import _database as temporary_database
 from toc.errors import SchemaMismatch
 from toc.store import migrate, schema_drift_repair
 from toc.store.schema_executor import MigrationFailed, StepProgress
-from toc.store.schema_status import read_statuses
+from toc.store.schema_status import read_schema_statuses
 
 T = "toc_job_0001"
 ASCII = "CHARACTER SET ascii COLLATE ascii_bin"
@@ -60,15 +60,15 @@ def test_drift_is_taken_back(server_url: str, name: str, how: str, tmp_path: Pat
     migrate.upgrade(settings)
     run(server_url, INSERT.format(T, 1))
     run(server_url, *DRIFT[name])
-    assert not read_statuses(settings)[0].is_well
+    assert not read_schema_statuses(settings)[0].has_no_problem
     if how == "run":
         assert schema_drift_repair.repair_drift(settings, may_rebuild=True)
     else:
         (path,) = schema_drift_repair.write_repair_scripts(settings, directory=tmp_path)
         script = path.read_text()
-        assert not read_statuses(settings)[0].is_well  # nothing was run
+        assert not read_schema_statuses(settings)[0].has_no_problem  # nothing was run
         execute(server_url, statements(script))
-    assert read_statuses(settings)[0].faults == ()
+    assert read_schema_statuses(settings)[0].faults == ()
     assert scalar(server_url, f"SELECT COUNT(*) FROM {T}") == 1
     assert schema_drift_repair.repair_drift(settings) == []
 
@@ -84,7 +84,7 @@ def test_a_column_of_other_people_stays_with_its_values(server_url: str) -> None
     )
     (one,) = schema_drift_repair.repair_drift(settings, may_rebuild=True)
     assert one.note == "it stays, with its values, and may be NULL"
-    assert read_statuses(settings)[0].is_well
+    assert read_schema_statuses(settings)[0].has_no_problem
     assert scalar(server_url, f"SELECT customer FROM {T}") == "Ann"
     run(server_url, INSERT.format(T, 2))
 
@@ -113,7 +113,7 @@ def test_a_table_is_copied_only_when_that_was_asked_for(server_url: str) -> None
     with pytest.raises(MigrationFailed, match=rf"table {T}: .*--rebuild"):
         schema_drift_repair.repair_drift(settings)
     schema_drift_repair.repair_drift(settings, may_rebuild=True)
-    assert read_statuses(settings)[0].is_well
+    assert read_schema_statuses(settings)[0].has_no_problem
 
 
 def test_rows_that_the_index_forbids_stop_the_run_and_it_goes_on_when_they_are_gone(
@@ -130,10 +130,12 @@ def test_rows_that_the_index_forbids_stop_the_run_and_it_goes_on_when_they_are_g
     run(server_url, row.format(T, 1), row.format(T, 2))
     with pytest.raises(MigrationFailed, match=f"table {T}: .*Duplicate entry"):
         schema_drift_repair.repair_drift(settings)
-    assert [fault.table for fault in read_statuses(settings)[0].faults] == [T]  # one shard is done
+    assert [fault.table for fault in read_schema_statuses(settings)[0].faults] == [
+        T
+    ]  # one shard is done
     run(server_url, f"DELETE FROM {T} WHERE job_id = 2")
     schema_drift_repair.repair_drift(settings)
-    assert read_statuses(settings)[0].is_well
+    assert read_schema_statuses(settings)[0].has_no_problem
 
 
 def test_a_run_that_was_killed_goes_on(server_url: str) -> None:
@@ -147,7 +149,7 @@ def test_a_run_that_was_killed_goes_on(server_url: str) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         schema_drift_repair.repair_drift(settings, killed)
-    assert [fault.table for fault in read_statuses(settings)[0].faults] == [
+    assert [fault.table for fault in read_schema_statuses(settings)[0].faults] == [
         "toc_job_0002",
         "toc_job_0003",
     ]
@@ -171,4 +173,4 @@ def test_on_sqlite(tmp_path: Path) -> None:
     migrate.upgrade(settings)
     run(url, "DROP VIEW toc_jobs", "DROP TABLE toc_job_0001")
     schema_drift_repair.repair_drift(settings)
-    assert read_statuses(settings)[0].is_well
+    assert read_schema_statuses(settings)[0].has_no_problem

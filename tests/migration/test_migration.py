@@ -35,7 +35,7 @@ FILLED = {"gmt_create", "gmt_modified", "event_time", "account", "live_key"}  # 
 
 def alembic_config(settings: Settings) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(migrate._scripts()))
+    config.set_main_option("script_location", str(migrate._migrations_directory()))
     config.attributes["settings"] = settings
     return config
 
@@ -79,7 +79,7 @@ def test_what_the_revisions_make_is_what_is_declared(settings: Settings, engine:
     makers = {
         "toc_meta": schema.meta_table,
         "toc_biz_type": schema.biz_type_table,
-        "toc_dead_job": schema.dead_table,
+        "toc_dead_job": schema.dead_letter_table,
         "toc_event": schema.event_table,
         "toc_purge": schema.purge_table,
     }
@@ -205,11 +205,11 @@ def test_broken_off_and_run_again(
 @pytest.mark.usefixtures("second_revision")
 def test_down_and_up_again(settings: Settings, engine: Engine, databases: Databases) -> None:
     dumps = {}
-    for revision in migrate.revisions():
+    for revision in migrate.release_revisions():
         migrate.upgrade(settings, to=revision.name)
         dumps[revision.name] = dump(engine)
     migrate.refuse_incompatible(databases)
-    for revision in reversed(migrate.revisions()[:-1]):
+    for revision in reversed(migrate.release_revisions()[:-1]):
         (reached,) = migrate.downgrade(settings, revision.name)
         assert reached.revision == revision.name
         assert dump(engine) == dumps[revision.name], f"down to {revision.name}"

@@ -63,7 +63,7 @@ Release = Callable[[str], None]
 @pytest.fixture
 def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Release]:
     """release("0003"): from now on this process is of the release whose newest revision that is."""
-    own = migrate._scripts()
+    own = migrate._migrations_directory()
     made: dict[str, Path] = {HEAD: own}
 
     def become(head: str) -> None:
@@ -82,7 +82,7 @@ def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Release
                     )
                     (made[head] / "versions" / f"{name}.py").write_text(text)
                 before = name
-        monkeypatch.setattr(migrate, "_scripts", lambda: made[head])
+        monkeypatch.setattr(migrate, "_migrations_directory", lambda: made[head])
 
     assert migrate.newest_revision() == HEAD
     yield become
@@ -100,13 +100,13 @@ def fits(settings: Settings) -> str | None:
 
 
 def test_every_revision_says_its_phase_and_what_it_fits() -> None:
-    names = [revision.name for revision in migrate.revisions()]
+    names = [revision.name for revision in migrate.release_revisions()]
     assert names == sorted(names)
-    for at, revision in enumerate(migrate.revisions()):
+    for at, revision in enumerate(migrate.release_revisions()):
         assert revision.phase in ("pre", "post")
         assert revision.title
         assert revision.fits_since in names[: at + 1]
-    assert [revision.phase for revision in migrate.revisions()[:1]] == ["pre"]
+    assert [revision.phase for revision in migrate.release_revisions()[:1]] == ["pre"]
 
 
 def test_a_run_stops_before_what_an_older_release_needs(

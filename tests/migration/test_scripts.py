@@ -20,12 +20,12 @@ from tests.servers.fixtures import _database as temporary_database
 from toc.errors import InvalidInput
 from toc.runtime.settings import Settings
 from toc.store import migrate
-from toc.store.schema_status import read_statuses
+from toc.store.schema_status import read_schema_statuses
 
 
 def script(url: str, **how: Any) -> str:
     out = io.StringIO()
-    migrate.write_script(settings_of(url), out, **how)
+    migrate.write_migration_scripts(settings_of(url), out, **how)
     return out.getvalue()
 
 
@@ -103,11 +103,11 @@ def test_it_makes_again_what_somebody_dropped(server_url: str) -> None:
         "DROP TABLE toc_job_0000",
         "DROP VIEW toc_events",
     )
-    (found,) = read_statuses(settings)
+    (found,) = read_schema_statuses(settings)
     assert {fault.table for fault in found.faults} >= {"toc_job_0000", "toc_events"}
     execute(server_url, statements(script(server_url)))
-    (found,) = read_statuses(settings)
-    assert found.is_well, found.faults
+    (found,) = read_schema_statuses(settings)
+    assert found.has_no_problem, found.faults
 
 
 @pytest.mark.usefixtures("second_revision")
@@ -171,7 +171,7 @@ def test_the_server_s_own_client_runs_it(server_url: str, tmp_path: Path) -> Non
     client = shutil.which("mariadb") or shutil.which("mysql")
     if client is None:
         pytest.skip("no client on this machine")
-    (path,) = migrate.write_script(settings_of(server_url), directory=tmp_path)
+    (path,) = migrate.write_migration_scripts(settings_of(server_url), directory=tmp_path)
     url = make_url(server_url)
     command = [client, "--no-defaults", f"--host={url.host}", f"--port={url.port}"]
     command += [f"--user={url.username}", "--skip-ssl"]
@@ -209,7 +209,7 @@ def test_a_file_for_each_database_without_its_password(tmp_path: Path) -> None:
         "mysql+pymysql://dba:secret@h1/orders?charset=utf8mb4",
     ]
     settings = settings_of(*urls, shards=8)
-    paths = migrate.write_script(settings, directory=tmp_path / "sql")
+    paths = migrate.write_migration_scripts(settings, directory=tmp_path / "sql")
     assert [path.name for path in paths] == ["toc_0_orders.sql", "toc_1_orders.sql"]
     for index, path in enumerate(paths):
         text = path.read_text()
@@ -219,12 +219,12 @@ def test_a_file_for_each_database_without_its_password(tmp_path: Path) -> None:
         assert "secret" not in text
         assert "dba" not in text
     with pytest.raises(InvalidInput, match="--directory DIR writes a script for each"):
-        migrate.write_script(settings, io.StringIO())
+        migrate.write_migration_scripts(settings, io.StringIO())
 
 
 def test_a_name_that_is_no_file_s_name(tmp_path: Path) -> None:
     settings = settings_of("mysql+pymysql://h/..%2Fa`b%20c")
-    (path,) = migrate.write_script(settings, directory=tmp_path)
+    (path,) = migrate.write_migration_scripts(settings, directory=tmp_path)
     assert path.parent == tmp_path
     assert path.name == "toc_0_.._a_b_c.sql"
     assert "USE `../a``b c`;" in path.read_text()

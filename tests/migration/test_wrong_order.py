@@ -45,7 +45,7 @@ def record(settings: Settings) -> None:
 
 
 def scripts(settings: Settings, directory: Path, **how: Any) -> list[list[str]]:
-    paths = migrate.write_script(settings, directory=directory, **how)
+    paths = migrate.write_migration_scripts(settings, directory=directory, **how)
     return [statements(path.read_text()) for path in paths]
 
 
@@ -96,7 +96,9 @@ def test_the_server_s_own_client_stops_at_the_guard(pair: tuple[str, str], tmp_p
         pytest.skip("no client on this machine")
     first, second = pair
     record(settings_of(first, second, shards=4))
-    paths = migrate.write_script(settings_of(second, first, shards=4), directory=tmp_path)
+    paths = migrate.write_migration_scripts(
+        settings_of(second, first, shards=4), directory=tmp_path
+    )
     url = make_url(first)
     command = [client, "--no-defaults", f"--host={url.host}", f"--port={url.port}"]
     command += [f"--user={url.username}", "--skip-ssl"]

@@ -31,15 +31,15 @@ from toc.reconcile.archive_files import page_rows
 from toc.reconcile.spark import spark_errors
 from toc.reconcile.spark_files import SparkFiles
 from toc.retention.purger import Purger
-from toc.retention.replicas import ReplicaLag
+from toc.retention.replica_lag import ReplicaLag
 from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import LimitSettings, ReconcileSettings, RetentionSettings
 from toc.runtime.settings import Settings
 from toc.store.archive_status import ARCHIVED, ArchiveStatus, EndedJobWindow, read_archive_status
 from toc.store.claims import OutcomeKind
 from toc.store.column_types import sql_time_of_ms
-from toc.store.ended_jobs import COLUMNS, DAY_MS, TIMES, EndedJobs, id_range_of_ended
-from toc.store.purge_pages import PurgePages
+from toc.store.ended_jobs import COLUMNS, DAY_MS, TIMES, EndedJobReader, id_range_of_ended
+from toc.store.purge_pages import PurgeStatements
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,18 +110,21 @@ class Place:
 
     def ended(self) -> list[tuple[Any, ...]]:
         """The ended rows of the databases."""
-        ended, window = EndedJobs(self.library.databases), EndedJobWindow(0, self.library.now_ms)
+        ended, window = (
+            EndedJobReader(self.library.databases),
+            EndedJobWindow(0, self.library.now_ms),
+        )
         return [
             (shard, *row)
             for shard in range(SHARDS)
-            for row in ended.ended_rows(shard, id_range_of_ended(window), window)
+            for row in ended.read_ended_rows(shard, id_range_of_ended(window), window)
         ]
 
     def purge(self) -> None:
         for database in self.library.databases:
             purger = Purger(
                 database,
-                PurgePages(self.library.databases),
+                PurgeStatements(self.library.databases),
                 self.retention,
                 self.library.database_metadata.types.find_name,
                 ReplicaLag([], self.library.clock),

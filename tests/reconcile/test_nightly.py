@@ -28,7 +28,7 @@ from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.store.databases import Databases
-from toc.store.reconcile_status import read_last_result, record_result
+from toc.store.reconcile_status import read_last_reconcile_result, record_reconcile_result
 
 __all__ = ["zookeeper"]
 
@@ -430,14 +430,14 @@ STORE = "sqlite:///0.db"
 def test_what_could_say_nothing_itself_is_kept_as_one_that_could_not_run(
     make: Make, kept: Databases, code: str
 ) -> None:
-    before = record_result(kept, "agreed", 0, 0, 1.0, is_whole=True)
+    before = record_reconcile_result(kept, "agreed", 0, 0, 1.0, is_whole=True)
     wait_until(lambda: kept.now_ms() > before.ended_ms)  # what follows begins later
     make(code, databases=STORE, reconcile={"nightly": AT, "nightly_s_max": 1}).run()
-    after = read_last_result(kept)
+    after = read_last_reconcile_result(kept)
     assert after is not None
     assert (after.verdict, after.whole_ms) == ("unable", before.whole_ms)
     make("raise SystemExit(3)", databases=STORE).run()  # such a one keeps it itself
-    assert read_last_result(kept) == after
+    assert read_last_reconcile_result(kept) == after
 
 
 def test_a_reconciliation_that_ended_before_its_night_hung_counts(
@@ -445,11 +445,11 @@ def test_a_reconciliation_that_ended_before_its_night_hung_counts(
 ) -> None:
     nightly = make(DEAF, databases=STORE, reconcile={"nightly": AT, "nightly_s_max": 3})
     thread = begun(nightly)
-    made = record_result(kept, "repaired", 7, 7, 1.0, is_whole=True)
+    made = record_reconcile_result(kept, "repaired", 7, 7, 1.0, is_whole=True)
     thread.join(30)
     assert nightly.last is not None
     assert not nightly.last.is_good
-    assert read_last_result(kept) == made
+    assert read_last_reconcile_result(kept) == made
 
 
 CHILD = f"""

@@ -16,7 +16,7 @@ from toc.reconcile.nightly import Nightly
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
 from toc.store.databases import Databases
-from toc.store.reconcile_status import LastReconcileResult, read_last_result
+from toc.store.reconcile_status import LastReconcileResult, read_last_reconcile_result
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,7 +27,7 @@ __all__ = ["no_settings", "redis", "servers", "toc"]
 def result() -> LastReconcileResult | None:
     databases = Databases.from_settings(load_settings(), SystemClock())
     try:
-        return read_last_result(databases)
+        return read_last_reconcile_result(databases)
     finally:
         databases.close()
 

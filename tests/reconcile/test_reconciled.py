@@ -17,13 +17,13 @@ from toc.reconcile.findings import Finding, ReconcileResult, RepairResult, Shard
 from toc.reconcile.last_result import store_result
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
+from toc.store.database_mover import MOVED_ROWS
 from toc.store.databases import Databases
-from toc.store.mover import MOVED_ROWS
 from toc.store.reconcile_status import (
     RECONCILED,
     LastReconcileResult,
-    read_last_result,
-    record_result,
+    read_last_reconcile_result,
+    record_reconcile_result,
 )
 from toc.store.recorded_meta import read_recorded_meta
 from toc.testing import TestClock
@@ -55,53 +55,56 @@ def empty(request: pytest.FixtureRequest) -> None:
 
 
 def test_the_last_one_counts(library: Library) -> None:
-    assert read_last_result(library.databases) is None
-    first = record_result(library.databases, "agreed", 0, 0, 12.345, is_whole=True)
+    assert read_last_reconcile_result(library.databases) is None
+    first = record_reconcile_result(library.databases, "agreed", 0, 0, 12.345, is_whole=True)
     assert first == LastReconcileResult(library.now_ms, "agreed", 0, 0, 12.3, library.now_ms)
-    assert read_last_result(library.databases) == first
+    assert read_last_reconcile_result(library.databases) == first
     library.clock.advance(60)
-    second = record_result(library.databases, "left", 7, 5, 1, is_whole=True)
-    assert read_last_result(library.databases) == second
+    second = record_reconcile_result(library.databases, "left", 7, 5, 1, is_whole=True)
+    assert read_last_reconcile_result(library.databases) == second
     assert (second.verdict, second.whole_ms) == ("left", library.now_ms)
 
 
 def test_when_everything_was_compared_is_not_forgotten(library: Library) -> None:
-    record_result(library.databases, "unable", 0, 0, 1, is_whole=False)
-    found = read_last_result(library.databases)
+    record_reconcile_result(library.databases, "unable", 0, 0, 1, is_whole=False)
+    found = read_last_reconcile_result(library.databases)
     assert found is not None
     assert found.whole_ms is None
-    whole = record_result(library.databases, "agreed", 0, 0, 1, is_whole=True)
+    whole = record_reconcile_result(library.databases, "agreed", 0, 0, 1, is_whole=True)
     library.clock.advance(60)
-    record_result(library.databases, "unable", 3, 0, 1, is_whole=False)
-    found = read_last_result(library.databases)
+    record_reconcile_result(library.databases, "unable", 3, 0, 1, is_whole=False)
+    found = read_last_reconcile_result(library.databases)
     assert found is not None
     assert (found.ended_ms, found.whole_ms) == (library.now_ms, whole.ended_ms)
 
 
 def test_it_fits(library: Library) -> None:
     largest = 2**63
-    made = record_result(
+    made = record_reconcile_result(
         library.databases, "x" * 32, largest, largest, float(largest), is_whole=True
     )
-    assert read_last_result(library.databases) == made
+    assert read_last_reconcile_result(library.databases) == made
     for verdict in ("x" * 33, "größer"):
         with pytest.raises(ValueError, match="not a verdict"):
-            record_result(library.databases, verdict, 0, 0, 0, is_whole=True)
-    assert read_last_result(library.databases) == made
+            record_reconcile_result(library.databases, verdict, 0, 0, 0, is_whole=True)
+    assert read_last_reconcile_result(library.databases) == made
 
 
 @pytest.mark.parametrize("value", ["by hand", "[]", "7", '{"ended_ms": 1}', '{"whole_ms": {}}'])
 def test_what_others_have_written_is_none(library: Library, value: str) -> None:
     keep(library, value)
-    assert read_last_result(library.databases) is None
-    assert record_result(library.databases, "agreed", 0, 0, 1, is_whole=False).whole_ms is None
+    assert read_last_reconcile_result(library.databases) is None
+    assert (
+        record_reconcile_result(library.databases, "agreed", 0, 0, 1, is_whole=False).whole_ms
+        is None
+    )
 
 
 def test_the_catalogue_takes_it_for_no_fact(library: Library) -> None:
     facts = library.settings.facts
     library.database_metadata.verify_and_record_meta(facts)
     before = read_recorded_meta(library.databases[0])
-    record_result(library.databases, "agreed", 0, 0, 1, is_whole=True)
+    record_reconcile_result(library.databases, "agreed", 0, 0, 1, is_whole=True)
     assert read_recorded_meta(library.databases[0]) == before
     library.database_metadata.verify_and_record_meta(facts)
     # It is written on the new server only, once that is home.
@@ -145,8 +148,8 @@ def test_a_database_that_is_away_is_logged(
 ) -> None:
     monkeypatch.setenv("TOC_DATABASES", f"sqlite:///{tmp_path}/nowhere/0.db")
     assert store_result(outcome(), load_settings(), SystemClock()) is None
-    (record_result,) = [r for r in caplog.records if r.levelno == logging.WARNING]
-    assert "`toc status` will not know of this run" in record_result.getMessage()
+    (record_reconcile_result,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert "`toc status` will not know of this run" in record_reconcile_result.getMessage()
 
 
 # ---- shown
@@ -162,7 +165,7 @@ def reconciled(ago_ms: int, verdict: str, *numbers: int, is_whole: bool = True) 
     databases = Databases.from_settings(settings, clock)
     try:
         disagreements, repaired = numbers or (0, 0)
-        record_result(databases, verdict, disagreements, repaired, 1, is_whole=is_whole)
+        record_reconcile_result(databases, verdict, disagreements, repaired, 1, is_whole=is_whole)
     finally:
         databases.close()
 

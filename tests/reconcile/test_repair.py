@@ -329,26 +329,26 @@ def misfit_that_runs(town: Town) -> tuple[Finding, str]:
     job = misfit(town.library, 0, 1, in_ms=0)
     finding = town.finding(K.MISFIT, job.job_id)
     town.library.claim([job.job_id], "one")
-    return finding, "it is running: repaired when it is pending again"
+    return finding, "the job is running: repaired when the job is pending again"
 
 
 def misfit_that_was_cancelled(town: Town) -> tuple[Finding, str]:
     job = misfit(town.library, 0, 1)
     finding = town.finding(K.MISFIT, job.job_id)
     town.library.jobs.cancel(job.job_id)
-    return finding, "it has ended meanwhile"
+    return finding, "the job has ended meanwhile"
 
 
 def misfit_that_had_ended(town: Town) -> tuple[Finding, str]:
     job = misfit(town.library, 0, 1)
     town.library.jobs.cancel(job.job_id)
-    return town.finding(K.MISFIT, job.job_id), "it has ended meanwhile"
+    return town.finding(K.MISFIT, job.job_id), "the job has ended meanwhile"
 
 
 def misfit_whose_key_is_held(town: Town) -> tuple[Finding, str]:
     job = misfit(town.library, 0, 1, key="k")
     town.library.insert(town.library.new(job.biz_id, key="k"))
-    return town.finding(K.MISFIT, job.job_id), "a live job holds its key"
+    return town.finding(K.MISFIT, job.job_id), "another live job holds the key of the job"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ class Killed(BaseException):
 
 WRITES = {
     "arm", "remove", "put_back", "drop_marks",
-    "record_events", "reset_due_times", "copy_to_right_shard",
+    "record_reminder_repairs", "reset_due_times", "copy_to_right_shard",
 }  # fmt: skip
 """The calls of a repair that change something."""
 

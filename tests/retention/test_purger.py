@@ -12,12 +12,12 @@ from tests.contract.library import SHARDS, Library
 from toc.domain.ids import lowest_id_at
 from toc.errors import SchemaMismatch
 from toc.retention.purger import Purger, PurgeResult
-from toc.retention.replicas import ReplicaLag
+from toc.retention.replica_lag import ReplicaLag
 from toc.runtime.setting_groups import RetentionSettings
 from toc.store.archive_status import AHEAD_MS, ARCHIVED, advance_archived_until, begin_archive_run
 from toc.store.claims import OutcomeKind
-from toc.store.purge_pages import PurgePages
-from toc.store.replicas import Replica
+from toc.store.purge_pages import PurgeStatements
+from toc.store.replica import Replica
 
 DAY_S = 86_400
 
@@ -51,7 +51,7 @@ def make(library: Library) -> Make:
     ) -> Purger:
         purger = Purger(
             library.databases[0],
-            PurgePages(library.databases),
+            PurgeStatements(library.databases),
             RetentionSettings(**more),
             library.database_metadata.types.find_name,
             replicas or ReplicaLag([], library.clock),
@@ -158,10 +158,10 @@ def test_it_rests_in_proportion_to_its_work(library: Library, make: Make) -> Non
     library.ended(OutcomeKind.DONE)
     library.clock.advance(100 * DAY_S)
 
-    class Slow(PurgePages):
-        def read_page(self, *args: Any) -> Any:
+    class Slow(PurgeStatements):
+        def read_purge_page(self, *args: Any) -> Any:
             library.clock.advance(2.0)
-            return super().read_page(*args)
+            return super().read_purge_page(*args)
 
     purger = make(share=0.25, nodes=1)
     purger._purges = Slow(library.databases)
@@ -210,7 +210,7 @@ class Behind(Replica):
     def __init__(self, lag_s: float | None) -> None:
         self.name, self.lag = "replica", lag_s
 
-    def lag_s(self) -> float | None:
+    def read_lag_s(self) -> float | None:
         return self.lag
 
 

@@ -12,8 +12,8 @@ from tests.invariants.conftest import _started
 from tests.servers import Server, start_mysql_replica, start_mysql_source
 from tests.servers.mysql import execute
 from tests.worker.waiting import wait_until
-from toc.retention.replicas import ReplicaLag
-from toc.store.replicas import Replica, ReplicaUnavailable
+from toc.retention.replica_lag import ReplicaLag
+from toc.store.replica import Replica, ReplicaUnavailable
 from toc.testing import TestClock
 
 SMALL = "--innodb-buffer-pool-size=64M"
@@ -36,18 +36,18 @@ def test_one_that_follows_one_that_stands_still_one_that_is_gone(replicated: Ser
     replica = Replica(url.render_as_string(hide_password=False), timeout_s=3)
     clock = TestClock()
     replicas = ReplicaLag([replica], clock)
-    wait_until(lambda: replica.lag_s() == 0)
+    wait_until(lambda: replica.read_lag_s() == 0)
     assert replicas.lag_s == 0
     execute(replicated, "STOP REPLICA SQL_THREAD")
-    assert replica.lag_s() is None
+    assert replica.read_lag_s() is None
     assert replicas.lag_s == 0  # for a second it is not asked again
     clock.advance(1)
     assert replicas.lag_s == math.inf
     execute(replicated, "START REPLICA")
-    wait_until(lambda: replica.lag_s() == 0)
+    wait_until(lambda: replica.read_lag_s() == 0)
     replicated.kill()
     with pytest.raises(ReplicaUnavailable):
-        replica.lag_s()
+        replica.read_lag_s()
     clock.advance(1)
     assert replicas.lag_s == math.inf
 
@@ -57,7 +57,7 @@ def test_a_server_that_is_no_replica_says_so(
 ) -> None:
     for engine in ("mysql", "mariadb"):
         replica = Replica(request.getfixturevalue(f"{engine}_server").url, timeout_s=3)
-        assert replica.lag_s() is None
+        assert replica.read_lag_s() is None
         assert ReplicaLag([replica], TestClock()).lag_s == math.inf
         assert f"no purge: {replica.name} does not replicate" in caplog.text
 

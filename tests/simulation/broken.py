@@ -59,7 +59,7 @@ VARIANTS = (
         "copy-out-of-a-reason",
         replaced(
             "copy-by-its-key",
-            "self._locate(job_id)[1].run_read(lambda x: x.exec_driver_sql(\"SELECT CAST(substr(reason, 13) AS"
+            "self._shard_and_database(job_id)[1].run_read(lambda x: x.exec_driver_sql(\"SELECT CAST(substr(reason, 13) AS"
             " INTEGER) FROM toc_event WHERE job_id = ? AND reason LIKE 'misfit: job %'\", (job_id,)).scalar())",
         ),
         "I1 I2 I3 I4", 3,

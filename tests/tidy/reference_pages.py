@@ -217,7 +217,7 @@ def tables_markdown() -> str:
         schema.job_table(metadata, schema.job_table_name(0)),
         schema.meta_table(metadata),
         schema.biz_type_table(metadata),
-        schema.dead_table(metadata),
+        schema.dead_letter_table(metadata),
         schema.event_table(metadata),
         schema.purge_table(metadata),
     )

@@ -144,7 +144,7 @@ def test_scripts_of_migrations(tmp_path: Path) -> None:
     migrate.upgrade(settings)
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    for write in (migrate.write_script, schema_drift_repair.write_repair_scripts):
+    for write in (migrate.write_migration_scripts, schema_drift_repair.write_repair_scripts):
         directory = tmp_path / write.__name__
         (script,) = write(settings, None, directory)
         assert (mode(directory), mode(script)) == (0o700, 0o600)

@@ -12,7 +12,7 @@ from toc.domain.times import MS_MAX
 from toc.errors import InvalidInput
 from toc.store.bulk_update import BulkChange
 from toc.store.column_types import sql_time_of_ms
-from toc.store.events import Transition
+from toc.store.events import TransitionEvent
 from toc.store.row_conditions import AllOf, Column, Comparison, Condition
 
 REASON_MAX = 900  # less than REASON_CHARS_MAX: the new time is added
@@ -96,7 +96,7 @@ class BulkRequest:
         elif self.by_ms is not None:
             how = f"by {self.by_ms / 1000:g} s: "
         to = Status.CANCELLED if verb is BulkVerb.CANCEL else Status.PENDING
-        move = Transition(
+        move = TransitionEvent(
             _WHAT[verb], verb.required_status, to, self.actor, how + self.reason, self.run
         )
         return BulkChange(move, lambda due_ms: self._new_due_ms(due_ms, now_ms))

@@ -29,8 +29,8 @@ from toc.store.databases import Databases
 from toc.store.driver_errors import explain_missing_table
 from toc.store.events import read_events
 from toc.store.job_details import JobDetails, read_job_details
-from toc.store.purge_pages import PurgesAround, read_purges_around
-from toc.store.recorded_meta import read_recorded_meta, refuse_other_facts
+from toc.store.purge_pages import PurgesAroundId, read_purges_around
+from toc.store.recorded_meta import read_recorded_meta, refuse_differing_facts
 from toc.store.schema import job_table_name
 from toc.timer.keys import prepare_key, store_key
 from toc.timer.reminders import Reminders
@@ -92,7 +92,7 @@ class JobExplanation:
     now_ms: int
     record: JobDetails | None = None
     events: Sequence[Event] = ()
-    purges: PurgesAround | None = None
+    purges: PurgesAroundId | None = None
     places: Sequence[ReminderLocation] = ()
     members: Sequence[Member] | None = None
     owners: Mapping[str, Sequence[OwnerNode]] = field(default_factory=dict)
@@ -154,7 +154,7 @@ def _add_database_facts(settings: Settings, clock: Clock, found: JobExplanation)
     finally:
         databases.close()
     # If the settings have another routing, the job was searched in the wrong table.
-    refuse_other_facts(database, recorded, settings.facts)
+    refuse_differing_facts(database, recorded, settings.facts)
 
 
 def _add_redis_facts(settings: Settings, clock: Clock, found: JobExplanation) -> None:

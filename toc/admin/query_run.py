@@ -15,7 +15,14 @@ from toc.admin.row_merge import JsonTable, Row, RowMerge, make_sort_key_function
 from toc.admin.sql_writer import make_final_sql, make_shard_queries
 from toc.admin.syntax_tree import number_literal
 from toc.domain.routing import Routing
-from toc.store.fan_out import FanOut, Question, QuestionFailure, Reply, bytes_of, too_large
+from toc.store.query_fan_out import (
+    DatabaseQuery,
+    QueryFailure,
+    QueryFanOut,
+    QueryReply,
+    describe_size_limit,
+    row_size_bytes,
+)
 
 GROUPS_MAX = 100_000
 """Groups (with those of COUNT(DISTINCT)) that one shard may send."""
@@ -30,9 +37,9 @@ MERGE_BYTES = 12_000_000
 class QueryFailed(Exception):
     """A query that has no answer; `failures` say why."""
 
-    def __init__(self, failures: Sequence[QuestionFailure]) -> None:
+    def __init__(self, failures: Sequence[QueryFailure]) -> None:
         self.failures = failures
-        super().__init__(failures[0].line)
+        super().__init__(failures[0].description)
 
 
 @dataclass(slots=True)
@@ -43,7 +50,7 @@ class QueryResult:
     rows: list[Row]
     more: bool
     asked: int
-    missing: list[QuestionFailure] = field(default_factory=list)
+    missing: list[QueryFailure] = field(default_factory=list)
 
 
 def shard_row_limit(plan: QueryPlan, table: TableQuery, rows_max: int) -> int:
@@ -65,13 +72,13 @@ class QueryRun:
 
     plan: QueryPlan
     routing: Routing
-    fan_out: FanOut
+    fan_out: QueryFanOut
     rows_max: int
     database: int | None = None
     partial: bool = False
     merge_bytes: int = MERGE_BYTES
     progress: Callable[[int, int], None] = lambda done, all_: None
-    _failures: list[QuestionFailure] = field(default_factory=list)
+    _failures: list[QueryFailure] = field(default_factory=list)
     _answered: set[int] = field(default_factory=set)
     _asked: int = 0
     _received: int = 0
@@ -85,7 +92,7 @@ class QueryRun:
             databases = [
                 q.database for table in plan.tables for q in self._make_shard_queries(table)
             ]
-            failure = self.fan_out.fix_now(list(dict.fromkeys(databases)))
+            failure = self.fan_out.set_common_now(list(dict.fromkeys(databases)))
             if failure is not None:
                 raise QueryFailed([failure])
         rows = self._merge_shard_rows() if plan.final is None else self._run_final_query(plan.final)
@@ -95,10 +102,10 @@ class QueryRun:
             [row[:width] for row in rows[: self.rows_max]],
             len(rows) > self.rows_max,
             self._asked,
-            sorted(self._failures, key=lambda failure: failure.question.place),
+            sorted(self._failures, key=lambda failure: failure.query.place),
         )
 
-    def _make_shard_queries(self, table: TableQuery) -> list[Question]:
+    def _make_shard_queries(self, table: TableQuery) -> list[DatabaseQuery]:
         return make_shard_queries(
             table,
             self.routing,
@@ -115,33 +122,33 @@ class QueryRun:
         merge = RowMerge(self.plan, wanted, make_sort_key_function(pads=not self.fan_out.sqlite))
         bytes_max, size = self.fan_out.bytes_max, 0
         for reply in self._receive_replies(table):
-            merge.add_rows(reply.question.place, reply.rows)
-            size += sum(map(bytes_of, reply.rows))
+            merge.add_rows(reply.query.place, reply.rows)
+            size += sum(map(row_size_bytes, reply.rows))
             if size > bytes_max:
-                size = sum(map(bytes_of, merge.merged_rows()))
+                size = sum(map(row_size_bytes, merge.merged_rows()))
             if size > bytes_max:
-                raise _query_failure(reply.question, too_large(bytes_max))
+                raise _query_failure(reply.query, describe_size_limit(bytes_max))
         return merge.merged_rows()[self.plan.offset :]
 
-    def _receive_replies(self, table: TableQuery) -> Iterator[Reply]:
+    def _receive_replies(self, table: TableQuery) -> Iterator[QueryReply]:
         """The replies of the shards, in the order in which they arrive."""
         questions = [
             replace(one, place=self._asked + one.place) for one in self._make_shard_queries(table)
         ]
         done, failed = self._asked, 0
         self._asked += len(questions)
-        replies = self.fan_out.ask(questions, lambda: self.progress(done, self._asked))
+        replies = self.fan_out.run_queries(questions, lambda: self.progress(done, self._asked))
         with closing(replies):
             for reply in replies:
                 done += 1
                 self.progress(done, self._asked)
-                if isinstance(reply, QuestionFailure):
+                if isinstance(reply, QueryFailure):
                     self._failures.append(reply)
                     failed += 1
                     if not self.partial or failed == len(questions):
                         raise QueryFailed(self._failures)
                     continue
-                self._answered.add(reply.question.database)
+                self._answered.add(reply.query.database)
                 yield reply
 
     # ---- the final query
@@ -159,8 +166,8 @@ class QueryRun:
         values |= {name: table.as_json_array() for name, table in tables.items()}
         failures = []
         for database in sorted(self._answered):
-            reply = self.fan_out.ask_one(Question(0, database, "", sql, values))
-            if not isinstance(reply, QuestionFailure):
+            reply = self.fan_out.run_query(DatabaseQuery(0, database, "", sql, values))
+            if not isinstance(reply, QueryFailure):
                 return list(reply.rows)
             failures.append(reply)
         raise QueryFailed(failures)
@@ -176,27 +183,27 @@ class QueryRun:
             for (name, place), values in ids.items():
                 if name == table.name:
                     values.update(row[place] for row in reply.rows if row[place] is not None)
-            self._chars += made.add_rows(reply.question.place, reply.rows, reply.digits)
+            self._chars += made.add_rows(reply.query.place, reply.rows, reply.digits)
             if self._chars > self.merge_bytes:
                 text = (
                     f"the rows to be merged are more than {self.merge_bytes / 1e6:g} MB: "
                     f"narrow WHERE, select fewer columns, or allow more (--merge-mb)"
                 )
-                raise _query_failure(reply.question, text)
+                raise _query_failure(reply.query, text)
         return made
 
-    def _check_row_count(self, table: TableQuery, reply: Reply) -> None:
+    def _check_row_count(self, table: TableQuery, reply: QueryReply) -> None:
         self._received += len(reply.rows)
         if table.is_groups and len(reply.rows) > GROUPS_MAX:
-            raise _query_failure(reply.question, f"has more than {GROUPS_MAX} groups")
+            raise _query_failure(reply.query, f"has more than {GROUPS_MAX} groups")
         if self._received > ROWS_MAX:
             word = "groups" if table.is_groups else "rows"
             text = f"brings the {word} of all shards to more than {ROWS_MAX}"
-            raise _query_failure(reply.question, text)
+            raise _query_failure(reply.query, text)
 
 
-def _query_failure(question: Question, text: str) -> QueryFailed:
-    return QueryFailed([QuestionFailure(question, "statement", text)])
+def _query_failure(question: DatabaseQuery, text: str) -> QueryFailed:
+    return QueryFailed([QueryFailure(question, "statement", text)])
 
 
 def _filter_by_ids(table: TableQuery, ids: Mapping[tuple[str, int], set[Any]]) -> TableQuery:

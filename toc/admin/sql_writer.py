@@ -17,7 +17,7 @@ from toc.admin.statement_parser import TocMySQLDialect
 from toc.admin.syntax_tree import is_aggregate_call, literal_whole_number
 from toc.domain.ids import routing_bits_of
 from toc.domain.routing import Routing, routing_hash_of
-from toc.store.fan_out import Question
+from toc.store.query_fan_out import DatabaseQuery
 from toc.store.schema import job_table_name
 from toc.store.views import (
     DEAD_JOBS,
@@ -27,7 +27,7 @@ from toc.store.views import (
     JOBS,
     PURGES,
     PURGES_SELECT,
-    jobs_of_shard,
+    select_jobs_of_shard,
 )
 
 _PER_DATABASE = {
@@ -106,7 +106,7 @@ def make_shard_queries(
     sqlite: bool,
     rows_max: int,
     database: int | None = None,
-) -> list[Question]:
+) -> list[DatabaseQuery]:
     """The statements for the tables that can have matching rows, for at most `rows_max` rows each.
 
     `database`: only the tables of this database.
@@ -117,7 +117,7 @@ def make_shard_queries(
     sql, values = make_sql(select, sqlite=sqlite)
     before, _, after = sql.partition(_SOURCE)
     return [
-        Question(place, index, table, f"{before}{source}{after}", values)
+        DatabaseQuery(place, index, table, f"{before}{source}{after}", values)
         for place, (index, table, source) in enumerate(
             _shard_sources(query, routing, database, sqlite=sqlite)
         )
@@ -145,7 +145,7 @@ def _shard_sources(
     return [
         (routing.database_index(shard), job_table_name(shard), f"({select}) AS {JOBS}")
         for shard in shards
-        for select in [_without_type_join(jobs_of_shard(shard, sqlite=sqlite), query)]
+        for select in [_without_type_join(select_jobs_of_shard(shard, sqlite=sqlite), query)]
     ]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, event
 
 from toc.errors import InvalidInput
-from toc.store.sqlite_writers import remember_writer
+from toc.store.sqlite_writers import remember_open_writer
 from toc.timer.reminder import Reminder
 
 if TYPE_CHECKING:  # only callers that have an ORM session import the ORM
@@ -34,7 +34,7 @@ def transaction_to_join(
         return None, None
     own = None if session is None else _check_session("session", session)
     joined = _check_connection("connection", connection) if own is None else own.connection()
-    remember_writer(joined)  # the connection may have written before
+    remember_open_writer(joined)  # the connection may have written before
     return own, joined
 
 

@@ -39,7 +39,7 @@ from toc.runtime import metrics
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.process import process_name
 from toc.runtime.settings import Settings, load_settings
-from toc.store.external_transaction import complete
+from toc.store.external_transaction import complete_in_transaction
 from toc.store.jobs import InsertResult, OnDuplicate
 from toc.timer.reminder import Reminder
 
@@ -177,7 +177,7 @@ class TimeoutCenter:
                 place_after_commit(orm_session, placed, state.arm_near_jobs)
             elif joined is None:
                 state.arm_near_jobs(placed)
-        return inserted.details if details else inserted.job_id
+        return inserted.as_scheduled if details else inserted.job_id
 
     @overload
     def schedule_many(
@@ -242,7 +242,7 @@ class TimeoutCenter:
             ids = [None if it is None else it.job_id for it in done]
             raise PartlyScheduled(ids, error) from error
         if details:
-            return [it.details for it in done if it is not None]
+            return [it.as_scheduled for it in done if it is not None]
         return [it.job_id for it in done if it is not None]
 
     def place(self, *job_ids: int) -> None:
@@ -365,7 +365,7 @@ class TimeoutCenter:
         check_integer("limit", limit, 1, self.settings.limits.find)
         if biz_type is not None:
             check_biz_type(biz_type)
-        return self._open_connections().jobs.dead_letters(limit, biz_type)
+        return self._open_connections().jobs.read_dead_letters(limit, biz_type)
 
     # ---- handlers
 
@@ -385,7 +385,7 @@ class TimeoutCenter:
             raise InvalidInput("job", job, "must be a job that a handler was given")
         connection = connection_of_transaction(transaction)
         state = self._open_connections()
-        return complete(state.databases, state.database_metadata, job, connection)
+        return complete_in_transaction(state.databases, state.database_metadata, job, connection)
 
     def handler(
         self,

@@ -60,7 +60,7 @@ class JobTarget(NamedTuple):
             if type_no is None:
                 return []
         shard = state.shard_of_business(self.business)
-        live = state.jobs.live_ids(shard, self.business, type_no, self.dedup_key)
+        live = state.jobs.live_ids_of_business(shard, self.business, type_no, self.dedup_key)
         return live or [
             job.job_id for job in state.jobs.find(shard, self.business, type_no, 1, self.dedup_key)
         ]

@@ -13,7 +13,7 @@ from toc.cli.common_options import serving_command
 from toc.cli.handler_modules import Apps, import_handlers
 from toc.cli.output import Output
 from toc.cli.stop_request import StopRequest
-from toc.handlers.builtin import printer
+from toc.handlers.builtin import make_printing_handler
 from toc.handlers.registry import Registry
 from toc.node.dev import DevDirectory, PrivateRedis
 from toc.node.node import Node
@@ -71,7 +71,7 @@ def _make_printing_handlers() -> Registry:
     """Handlers that print the job, for the type "default" only: a real job must not end by being printed."""
     # Databases and Redis run on this machine and have its clock.
     handlers = Registry()
-    handlers.handler()(printer(typer.echo, SystemClock().wall_ms))
+    handlers.handler()(make_printing_handler(typer.echo, SystemClock().wall_ms))
     return handlers
 
 

@@ -27,9 +27,9 @@ from toc.runtime.settings import Settings, load_settings
 from toc.store import migrate
 from toc.store.biz_types import describe_type_conflict, read_known_types
 from toc.store.databases import Database, Databases
-from toc.store.recorded_meta import differing_facts, read_recorded_meta
-from toc.store.schema_status import read_status
-from toc.store.server_facts import ServerInfo, read_server_info
+from toc.store.recorded_meta import differing_meta_facts, read_recorded_meta
+from toc.store.schema_status import read_schema_status
+from toc.store.server_info import ServerInfo, read_server_info
 from toc.store.sessions import EXPECTED
 from toc.store.table_check import WAY_OUT, summarize_faults
 from toc.timer.reminders import Reminders
@@ -169,7 +169,7 @@ class SetupChecker:
         recorded = read_recorded_meta(database)
         wrong = [
             f"{fact} is {before}, the settings say {value}"
-            for fact, before, value in differing_facts(
+            for fact, before, value in differing_meta_facts(
                 database.index, recorded, self._settings.facts
             )
         ]
@@ -182,7 +182,7 @@ class SetupChecker:
             yield self._check_table_faults(name, database)
 
     def _check_table_faults(self, name: str, database: Database) -> CheckResult:
-        faults = read_status(database, self._settings.routing.meta_values()).faults
+        faults = read_schema_status(database, self._settings.routing.meta_values()).faults
         found = "; ".join(summarize_faults(faults)) or "as toc made them"
         slow = all(fault.kind in ("index", "view") and not fault.silent for fault in faults)
         level: Level = "ok" if not faults else "warn" if slow else "fail"

@@ -26,7 +26,7 @@ from toc.cli.time_texts import duration_text, iso_utc, relative_time, time_for_p
 from toc.domain.job import Event
 from toc.runtime.settings import load_settings
 from toc.store.job_details import JobDetails
-from toc.store.purge_pages import PurgesAround
+from toc.store.purge_pages import PurgesAroundId
 
 Line = tuple[str, object]
 
@@ -224,7 +224,7 @@ def _reminder_as_json(place: ReminderLocation) -> dict[str, Any]:
     }
 
 
-def _purges_as_json(around: PurgesAround) -> dict[str, Any]:
+def _purges_as_json(around: PurgesAroundId) -> dict[str, Any]:
     closest = []
     for one in around.counts:
         ids = {"first_id": str(one.first_id), "last_id": str(one.last_id)}

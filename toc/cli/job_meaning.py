@@ -10,7 +10,7 @@ from toc.domain.job import Job, Status
 from toc.runtime.settings import Settings
 from toc.store.column_types import sql_time_of_ms
 from toc.store.ended_jobs import DAY_MS
-from toc.store.purge_pages import PurgesAround
+from toc.store.purge_pages import PurgesAroundId
 
 PURGES_TOLD = 3  # counts of deleted jobs that the sentence names
 
@@ -67,7 +67,7 @@ def _describe_likely_purge(found: JobExplanation, settings: Settings, age_ms: in
     return f"{known}perhaps it was purged before purges were counted ({first}), or somebody deleted it{never}"
 
 
-def _describe_purge_days(around: PurgesAround) -> str:
+def _describe_purge_days(around: PurgesAroundId) -> str:
     """The days of the closest counts, and how many more there are."""
     told: dict[str, list[str]] = {}
     for one in sorted(around.counts[:PURGES_TOLD]):

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from toc.domain.secret_masking import mask_secrets
 from toc.domain.text_escaping import cut_out_middle, escape_json_document, escape_to_one_line
-from toc.handlers.current import JobFilter
+from toc.handlers.current_job import JobFilter
 
 TRACE_CHARS_MAX = 16_384
 """The beginning and the end of a long traceback are logged: an error may contain texts of any length."""

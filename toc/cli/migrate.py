@@ -24,7 +24,7 @@ from toc.store.driver_errors import CLIENT_ERRORS, error_text
 from toc.store.migrate import MigrationResult, StepProgress, newest_revision
 from toc.store.schema_drift import format_table_ranges, group_findings_by_text
 from toc.store.schema_executor import MigrationFailed
-from toc.store.schema_status import SchemaStatus, read_statuses
+from toc.store.schema_status import SchemaStatus, read_schema_statuses
 
 _LOCK_WAIT_S_MAX = 3600
 FAULTS_SHOWN = 5
@@ -142,7 +142,8 @@ def migrate_databases(
         return _print_schema_status(output, settings)
     if sql:
         write = partial(
-            schema_drift_repair.write_repair_scripts if mend else store.write_script, settings
+            schema_drift_repair.write_repair_scripts if mend else store.write_migration_scripts,
+            settings,
         )
         if not mend:
             write = partial(write, start=start, end=to)
@@ -195,7 +196,7 @@ def _refuse_drift(settings: Settings) -> int:
     """Raises CommandError for tables that differ although the revision is right: somebody changed them."""
     lines = [
         f"database {status.database}: {printable_text(line)}"
-        for status in read_statuses(settings)
+        for status in read_schema_statuses(settings)
         for line in group_findings_by_text(status.faults)
     ]
     if not lines:
@@ -362,8 +363,8 @@ def _write_sql_scripts(
 
 
 def _print_schema_status(output: Output, settings: Settings) -> int:
-    found = read_statuses(settings)
-    well = sum(status.is_well for status in found)
+    found = read_schema_statuses(settings)
+    well = sum(status.has_no_problem for status in found)
     value = {
         "head": newest_revision(),
         "databases": [_schema_status_as_json(each) for each in found],
@@ -379,12 +380,12 @@ def _print_schema_status(output: Output, settings: Settings) -> int:
 def _schema_status_as_json(status: SchemaStatus) -> dict[str, Any]:
     return {
         "database": status.database,
-        "ok": status.is_well,
+        "ok": status.has_no_problem,
         "revision": status.revision,
         "pending": [asdict(pending) for pending in status.pending],
         "faults": [{"table": fault.table, "text": fault.text} for fault in status.faults],
         "notes": [{"table": note.table, "text": note.text} for note in status.notes],
-        "misfit": status.misfit,
+        "misfit": status.incompatibility,
         "error": status.error,
     }
 
@@ -394,7 +395,7 @@ def _make_status_lines(status: SchemaStatus) -> Iterator[str]:
         yield printable_text(status.error)
         return
     at = f"database {status.database}: revision {status.revision or 'none'}"
-    yield f"{at}, as declared" if status.is_well else at
+    yield f"{at}, as declared" if status.has_no_problem else at
     for pending in status.pending:
         done, rest = f"{pending.steps - len(pending.open)} of {pending.steps} steps done", ""
         if len(pending.open) == pending.steps:
@@ -402,9 +403,9 @@ def _make_status_lines(status: SchemaStatus) -> Iterator[str]:
         elif pending.open:
             rest = f", open: {format_table_ranges(pending.open)}"
         yield f"  pending {pending.revision} ({pending.phase}), {pending.title}: {done}{rest}"
-    if status.misfit is not None and not status.pending:
-        subject = "it " if status.misfit.startswith("is ") else ""
-        yield f"  {subject}{status.misfit}"
+    if status.incompatibility is not None and not status.pending:
+        subject = "it " if status.incompatibility.startswith("is ") else ""
+        yield f"  {subject}{status.incompatibility}"
     for word, findings in (("fault", status.faults), ("note", status.notes)):
         yield from (
             f"  {word}: {printable_text(line)}" for line in group_findings_by_text(findings)

@@ -16,9 +16,9 @@ from toc.cli.output import Output, printable_text
 from toc.cluster.roster import roster
 from toc.domain.secret_masking import mask_secrets
 from toc.runtime.settings import MOVE_NEW_URL, MOVE_OLD_URL, Settings, load_settings
+from toc.store.database_mover import DatabaseMover
 from toc.store.move_checks import MoveChecks, list_move_steps
-from toc.store.move_server import MoveServer, schema_of
-from toc.store.mover import Mover
+from toc.store.move_server_session import MoveServerSession, schema_of_url
 
 Number = Annotated[int, typer.Argument(metavar="N", min=0, help="The database's index.")]
 Check = Annotated[
@@ -77,10 +77,10 @@ class _MoveServers:
 
     settings: Settings
     index: int
-    old: MoveServer
-    new: MoveServer
+    old: MoveServerSession
+    new: MoveServerSession
 
-    def open_application_session(self, server: MoveServer) -> MoveServer:
+    def open_application_session(self, server: MoveServerSession) -> MoveServerSession:
         """A session of the application's account on the same server."""
         urls = {"old": self.settings.databases[self.index], "new": self.settings.moving[self.index]}
         return _open_server(self.settings, self.index, server.role, urls[server.role])
@@ -99,8 +99,8 @@ class _MoveServers:
             self.old, self.new, self.open_application_session, self.nodes_aware_of_move()
         )
 
-    def make_mover(self) -> Mover:
-        return Mover(self.old, self.new, self.open_application_session, _print_move_step)
+    def make_mover(self) -> DatabaseMover:
+        return DatabaseMover(self.old, self.new, self.open_application_session, _print_move_step)
 
 
 @contextmanager
@@ -114,9 +114,9 @@ def _open_both_servers(settings: Settings, index: int) -> Iterator[_MoveServers]
         yield _MoveServers(settings, index, old, new)
 
 
-def _open_server(settings: Settings, index: int, role: str, url: str) -> MoveServer:
-    schema = schema_of(settings.databases[index])
-    return MoveServer(index, role, url, schema, mysql=settings.mysql)
+def _open_server(settings: Settings, index: int, role: str, url: str) -> MoveServerSession:
+    schema = schema_of_url(settings.databases[index])
+    return MoveServerSession(index, role, url, schema, mysql=settings.mysql)
 
 
 def _print_move_step(step: str, text: str) -> None:
@@ -158,7 +158,7 @@ def _show_move_steps(output: Output, servers: _MoveServers) -> int:
 
 
 def _run_move_checks(output: Output, servers: _MoveServers) -> int:
-    found = servers.make_move_checks().run_all()
+    found = servers.make_move_checks().run_all_checks()
     failed = [finding for finding in found if finding.level == "fail"]
     output.print_table(
         {"database": servers.index, "ready": not failed, "checks": [asdict(f) for f in found]},

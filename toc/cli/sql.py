@@ -26,7 +26,7 @@ from toc.cli.time_texts import iso_utc, time_for_people
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings, load_settings
 from toc.store.column_types import ms_of_sql_time
-from toc.store.fan_out import FanOut, Limits
+from toc.store.query_fan_out import QueryFanOut, QueryLimits
 
 STATEMENT_BYTES_MAX = 1_000_000
 _PROGRESS_AFTER_S = 1.0
@@ -109,7 +109,7 @@ def run_sql(
     if explain:
         _print_plan(output, plan, settings, database, rows_max)
         return OK
-    limits = Limits(
+    limits = QueryLimits(
         timeout_s, whole_s, parallel, settings.connect_timeout_s, bytes_max=limit_mb * 1_000_000
     )
     options = {"rows_max": rows_max, "database": database, "partial": partial}
@@ -120,7 +120,7 @@ def run_sql(
             f"only the first {rows_max} rows are shown: --limit-rows, or LIMIT in the statement"
         )
     for failure in result.missing:
-        print_error_line(f"missing: {failure.line}")
+        print_error_line(f"missing: {failure.description}")
     return NO if result.missing else OK
 
 
@@ -156,8 +156,10 @@ def _parse_set_options(given: Sequence[str]) -> dict[str, str]:
 # ---- the run
 
 
-def _run_query(plan: QueryPlan, settings: Settings, limits: Limits, **options: Any) -> QueryResult:
-    fan_out = FanOut(
+def _run_query(
+    plan: QueryPlan, settings: Settings, limits: QueryLimits, **options: Any
+) -> QueryResult:
+    fan_out = QueryFanOut(
         settings.databases,
         settings.routing,
         SystemClock(),
@@ -175,7 +177,7 @@ def _run_query(plan: QueryPlan, settings: Settings, limits: Limits, **options: A
         hint = "; --whole-timeout allows more" if "all together" in first.text else ""
         if first.what == "time" and not hint:
             hint = "; --timeout allows more"
-        raise CommandError(f"{first.line}{hint}", _CODES[first.what]) from None
+        raise CommandError(f"{first.description}{hint}", _CODES[first.what]) from None
 
 
 def _print_plan(
@@ -252,7 +254,7 @@ def _result_as_json(result: QueryResult, rows: list[list[Any]]) -> dict[str, Any
         "more": result.more,
         "tables_asked": result.asked,
         "missing": [
-            {"database": one.question.database, "table": one.question.table, "error": one.text}
+            {"database": one.query.database, "table": one.query.table, "error": one.text}
             for one in result.missing
         ],
     }

@@ -37,7 +37,7 @@ class HandlerSpec:
 
 
 class Registry:
-    """Handlers by biz_type. `"*"` handles every type that has none of its own."""
+    """Handlers by biz_type. The handler of `"*"` runs every type that has no handler of its own."""
 
     def __init__(self) -> None:
         self._specs: dict[str, HandlerSpec] = {}
@@ -53,16 +53,19 @@ class Registry:
         """Registers the decorated function for a biz_type.
 
         `timeout`: seconds that one run may take (default 30, up to a day). `max_attempts`: runs before
-        the job is dead (default 16). `retry`: seconds between attempts as a list (the last one
+        the job is dead (default 16). `retry`: seconds between attempts as a list (the last number
         repeats), or `toc.Exponential(...)`; default 10 s doubling to an hour, ± 20 %.
 
-        The function gets a `toc.Job`. A return means done, an exception means retry; see
-        `toc.Retry`, `toc.Snooze`, `toc.Drop` and `toc.Dead`. It may run again after a crash: make it
-        idempotent. Raises InvalidInput for an argument out of range, for a type that has a handler already,
-        and for a function that toc cannot run: a generator, a class, a function without a parameter.
+        The function gets a `toc.Job`. A return means done, an exception means retry; see `toc.Retry`,
+        `toc.Snooze`, `toc.Drop` and `toc.Dead`. The function may run again after a crash: make it idempotent.
+        Raises InvalidInput for an argument out of range, for a type that has a handler, and for a function
+        that toc cannot run: a generator, a class, a function without a parameter.
         """
         if callable(biz_type):
-            rule = f'write @toc.handler("...") with the biz_type; it stands without at {_place_of(biz_type)}'
+            place = _source_location(biz_type)
+            rule = (
+                f'write @toc.handler("...") with the biz_type; the biz_type is missing at {place}'
+            )
             raise InvalidInput("handler", biz_type, rule)
         if biz_type != EVERY_TYPE:
             check_biz_type(biz_type)
@@ -73,12 +76,12 @@ class Registry:
         policy = to_retry_policy(retry)
 
         def register(function: F) -> F:
-            _check_function(function)
+            _check_handler_function(function)
             taken = self._specs.get(biz_type)
             if taken is not None and taken.function is not function:
                 rule = (
-                    f"has a handler already: {_place_of(taken.function)};"
-                    f" the second one is {_place_of(function)}"
+                    f"has a handler already: {_source_location(taken.function)};"
+                    f" the second one is {_source_location(function)}"
                 )
                 raise InvalidInput("biz_type", biz_type, rule)
             is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -92,7 +95,7 @@ class Registry:
         return register
 
     def get(self, biz_type: str) -> HandlerSpec | None:
-        """The handler of a type, or the one for every type, or None."""
+        """The handler of a type, else the handler of `"*"`, else None."""
         return self._specs.get(biz_type) or self._specs.get(EVERY_TYPE)
 
     @property
@@ -106,7 +109,7 @@ class Registry:
         return len(self._specs)
 
 
-def _check_function(function: object) -> None:
+def _check_handler_function(function: object) -> None:
     """Raises InvalidInput for an object that cannot be a handler, or whose call would run nothing."""
     rule = ""
     if not callable(function):
@@ -119,13 +122,13 @@ def _check_function(function: object) -> None:
         map(inspect.isasyncgenfunction, candidates)
     ):
         rule = "is a generator, so a call would run nothing of it: remove `yield`"
-    elif not _takes_a_job(function):
+    elif not _accepts_one_argument(function):
         rule = "must take the job as its only required argument: def handle(job: toc.Job)"
     if rule:
-        raise InvalidInput("handler", function, f"{_place_of(function)} {rule}")
+        raise InvalidInput("handler", function, f"{_source_location(function)} {rule}")
 
 
-def _takes_a_job(function: Callable[..., Any]) -> bool:
+def _accepts_one_argument(function: Callable[..., Any]) -> bool:
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):  # some functions written in C have no signature
@@ -137,7 +140,7 @@ def _takes_a_job(function: Callable[..., Any]) -> bool:
     return True
 
 
-def _place_of(function: object) -> str:
+def _source_location(function: object) -> str:
     """The name of a function with its file and line, as far as they are known."""
     found = inspect.unwrap(function) if callable(function) else function
     while isinstance(found, partial):
@@ -152,4 +155,4 @@ def _place_of(function: object) -> str:
 
 
 registry = Registry()
-"""The registry that `@toc.handler` fills and that `toc worker` runs."""
+"""The registry to which `@toc.handler` adds functions, and whose functions `toc worker` calls."""

@@ -1,4 +1,4 @@
-"""Verdicts: results of a handler other than "done". A handler returns one, or raises it."""
+"""Verdicts: results of a handler other than "done". A handler returns or raises a verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toc.errors import InvalidInput
 REASON_CHARS_MAX = 1000
 
 
-def _text(reason: object) -> str:
+def _clean_reason(reason: object) -> str:
     """The reason as a text of bounded length, without lone surrogates, which no database accepts."""
     return str(reason)[:REASON_CHARS_MAX].encode(errors="replace").decode()
 
@@ -22,7 +22,7 @@ class Verdict(Exception):
 class Retry(Verdict):
     """Retries the job after `after` seconds (or a timedelta), instead of after the type's back-off.
 
-    The run counts as an attempt; when it was the last one, the job is dead.
+    The run counts as an attempt; after the last attempt the job is dead.
     """
 
     def __init__(
@@ -32,15 +32,15 @@ class Retry(Verdict):
         if not is_number(seconds) or not 0 <= seconds <= 366 * 86_400:
             raise InvalidInput("after", after, "must be 0 seconds to 366 days, or such a timedelta")
         self.after_s = float(seconds)
-        self.reason = _text(reason)
+        self.reason = _clean_reason(reason)
         super().__init__(self.reason)
 
 
 class Snooze(Verdict):
-    """Runs the job again at another time: an aware datetime, or a timedelta from now. Not an attempt.
+    """Runs the job again at another time: an aware datetime, or a timedelta from now.
 
-    The job's action_time changes, as with reschedule. A time in the past, or nearer than
-    `worker.snooze_s_min` (1 s) from now, is replaced by that minimum.
+    The run does not count as an attempt. The job's action_time changes, as with reschedule. A time in the
+    past, or nearer than `worker.snooze_s_min` (1 s) from now, is replaced by that minimum.
     """
 
     def __init__(self, until: datetime | timedelta) -> None:
@@ -56,7 +56,7 @@ class Drop(Verdict):
     """Ends the job as cancelled: no action is needed any more."""
 
     def __init__(self, reason: str) -> None:
-        self.reason = _text(reason)
+        self.reason = _clean_reason(reason)
         super().__init__(self.reason)
 
 
@@ -64,5 +64,5 @@ class Dead(Verdict):
     """Ends the job dead at once, with this reason: more attempts would not help."""
 
     def __init__(self, reason: str) -> None:
-        self.reason = _text(reason)
+        self.reason = _clean_reason(reason)
         super().__init__(self.reason)

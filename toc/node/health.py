@@ -193,7 +193,7 @@ def health_of_watches(watches: Sequence[ShardWatch]) -> HealthPart:
 def health_of_tables(found: TableCheck) -> HealthPart:
     """How the tables differ from what toc created, as found when this node began to use them."""
     means = f"slow, or writes fail: {WAY_OUT}; this node checks again when it is restarted"
-    return HealthPart("schema", "degraded", found.looked_ms, "; ".join(found.lines), means)
+    return HealthPart("schema", "degraded", found.checked_ms, "; ".join(found.fault_lines), means)
 
 
 def health_of_nightly(nightly: Nightly) -> HealthPart:

@@ -123,7 +123,9 @@ class Node:
             self.http = HttpServer(settings.http.host, settings.http.port, self.health)
         database_metadata = DatabaseMetadata(self.databases)
         self._types = database_metadata.types
-        check_databases(self.databases, database_metadata, settings.facts, self._table_check.check)
+        check_databases(
+            self.databases, database_metadata, settings.facts, self._table_check.check_tables
+        )
         if self.reminders is not None:
             try:
                 self.reminders.check()
@@ -196,7 +198,7 @@ class Node:
         parts = list(self._health.parts(view, since_ms, zookeeper_error, self.work_sources))
         if self._types is not None and self._types.known.conflicts:
             parts.append(health_of_conflicts(self._types.known.conflicts))
-        if self._table_check.lines:
+        if self._table_check.fault_lines:
             parts.append(health_of_tables(self._table_check))
         if self.watches:
             parts.append(health_of_watches(self.watches))

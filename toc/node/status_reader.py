@@ -16,7 +16,7 @@ from toc.node.node import Node
 from toc.runtime.settings import Settings
 from toc.store.databases import Database, Databases
 from toc.store.due_pages import DuePages, DueRow
-from toc.store.reconcile_status import read_last_result
+from toc.store.reconcile_status import read_last_reconcile_result
 from toc.store.schema import job_table_name
 from toc.timer.foreign_members import format_members
 from toc.timer.reminders import Reminders
@@ -127,7 +127,7 @@ def read_reconciliation(settings: Settings, databases: Databases) -> Iterator[He
     Yields nothing as well when there was no reconciliation and none is configured.
     """
     try:
-        last, now_ms = read_last_result(databases), databases[0].now_ms()
+        last, now_ms = read_last_reconcile_result(databases), databases[0].now_ms()
     except Exception:  # noqa: BLE001 - the part of the database says so
         return
     part = health_of_reconciliation(settings, last, now_ms)

@@ -41,7 +41,7 @@ from toc.store.biz_types import read_known_types
 from toc.store.column_types import sql_time_of_ms
 from toc.store.databases import Database, Databases
 from toc.store.ended_jobs import DAY_MS, HOUR_MS
-from toc.store.recorded_meta import read_recorded_meta, refuse_other_facts
+from toc.store.recorded_meta import read_recorded_meta, refuse_differing_facts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -157,7 +157,7 @@ class _ArchiveRun:
         self, databases: Databases, database: Database, done: ArchivedDatabase
     ) -> None:
         # With fewer shards, rows that were never read would count as archived.
-        refuse_other_facts(database, read_recorded_meta(database), self._settings.facts)
+        refuse_differing_facts(database, read_recorded_meta(database), self._settings.facts)
         until_ms = cutoff_ms(database.now_ms(), self._settings.retention.days_min)
         status = archive_status.read_archive_status(database)
         if status is not None:

@@ -18,7 +18,7 @@ from toc.store.ended_jobs import (
     DAY_MS,
     TEXTS,
     TIMES,
-    EndedJobs,
+    EndedJobReader,
     IdRange,
     id_range_of_ended,
 )
@@ -87,7 +87,7 @@ def write(
     def read(some: Sequence[int]) -> Iterator[Columns]:
         pieces = split_shards(settings, some, id_range_of_ended(window), page_rows(settings))
         for ended, shard, ids in pieces:
-            rows = ended.ended_rows(shard, ids, window)
+            rows = ended.read_ended_rows(shard, ids, window)
             if rows:
                 columns = _archive_columns(shard, rows, names)
                 yield [columns[name] for name in schema_names]
@@ -106,7 +106,7 @@ def write(
 def _archive_columns(
     shard: int, rows: Sequence[Sequence[Any]], type_names: Mapping[int, str]
 ) -> dict[str, Sequence[Any]]:
-    """Rows of `EndedJobs.ended_rows` as the columns of SCHEMA."""
+    """Rows of `EndedJobReader.read_ended_rows` as the columns of SCHEMA."""
     columns: dict[str, Sequence[Any]] = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
     return columns | {
         "biz_id": [int(number) for number in columns["biz_id"]],
@@ -163,10 +163,10 @@ def _record_batch(columns: Columns, schema: str) -> pa.RecordBatch:
 
 def split_shards(
     settings: Settings, shards: Iterable[int], ids: IdRange, rows: int
-) -> Iterator[tuple[EndedJobs, int, IdRange]]:
+) -> Iterator[tuple[EndedJobReader, int, IdRange]]:
     """On an executor: (reader, shard, piece of `ids`) for each piece of about so many rows."""
     with closing(Databases.from_settings(settings, SystemClock(), pool_size=1)) as databases:
-        ended = EndedJobs(databases)
+        ended = EndedJobReader(databases)
         for shard in shards:
             for piece in ended.split_id_range(shard, ids, rows):
                 yield ended, shard, piece
@@ -207,7 +207,7 @@ def sums_of_parquet(spark: SparkSession, url: str, type_names: Mapping[int, str]
 
 
 def _checksum_column() -> Column:
-    """The same text as the database's: see `_sums_sql` in store/ended_jobs.py."""
+    """The same text as the database's: see `_checksums_sql` in store/ended_jobs.py."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     def part(name: str) -> Column:
@@ -230,7 +230,7 @@ def sums_of_database(
     def read(some: Sequence[int]) -> Iterator[Columns]:
         ids, rows = id_range_of_ended(window), settings.reconcile.page
         for ended, shard, piece in split_shards(settings, some, ids, rows):
-            for day, number, crc in ended.checksums(shard, piece, window):
+            for day, number, crc in ended.read_day_checksums(shard, piece, window):
                 yield [shard], [day], [number], [crc]
 
     found = Sums()

@@ -11,7 +11,11 @@ from toc.reconcile.findings import ReconcileResult, RunVerdict
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
 from toc.store.databases import Databases
-from toc.store.reconcile_status import LastReconcileResult, read_last_result, record_result
+from toc.store.reconcile_status import (
+    LastReconcileResult,
+    read_last_reconcile_result,
+    record_reconcile_result,
+)
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +28,7 @@ def store_result(
     It does not raise: the run's own report must not be lost for this.
     """
     with _open_databases(settings, clock) as databases:
-        return record_result(
+        return record_reconcile_result(
             databases,
             outcome.verdict.name.lower(),
             outcome.found.total(),
@@ -42,10 +46,12 @@ def store_unable_result(settings: Settings, clock: Clock, began_s: float) -> Non
     logged.
     """
     with _open_databases(settings, clock) as databases:
-        before, now_ms = read_last_result(databases), databases.now_ms()
+        before, now_ms = read_last_reconcile_result(databases), databases.now_ms()
         seconds = clock.monotonic_s() - began_s
         if before is None or before.ended_ms < now_ms - seconds * 1000:
-            record_result(databases, RunVerdict.UNABLE.name.lower(), 0, 0, seconds, is_whole=False)
+            record_reconcile_result(
+                databases, RunVerdict.UNABLE.name.lower(), 0, 0, seconds, is_whole=False
+            )
 
 
 @contextmanager

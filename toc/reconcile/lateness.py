@@ -39,7 +39,7 @@ from toc.store.ended_jobs import (
     BOUNDS_MS,
     DAY_MS,
     CreatedPerHour,
-    EndedCount,
+    EndedJobCount,
     id_range_of_created,
     id_range_of_ended,
 )
@@ -214,7 +214,7 @@ def _read_counts(
     def read(shards: Sequence[int]) -> Iterator[Columns]:
         for reader, shard, piece in split_shards(settings, shards, ids, settings.reconcile.page):
             count = reader.count_ended if ended else reader.count_created
-            counts: Sequence[EndedCount | CreatedPerHour] = count(shard, piece, window)
+            counts: Sequence[EndedJobCount | CreatedPerHour] = count(shard, piece, window)
             if counts:
                 yield *zip(*counts, strict=True), [names.get(one.type_no) for one in counts]
 

@@ -283,7 +283,7 @@ class Repairer:
             before = reasons[row.shard].get(finding.job_id)
             reasons[row.shard][finding.job_id] = f"{before}; {words}" if before else words
         if reasons:
-            self._job_repair.record_events(reasons)
+            self._job_repair.record_reminder_repairs(reasons)
 
     def _arm(self, reminders: Mapping[str, Sequence[Reminder]], armed: set[int]) -> None:
         for topic, some in reminders.items():

@@ -1,4 +1,4 @@
-"""The purger: deletes one page in one small transaction, then rests for longer than that took."""
+"""The purger: deletes one page in one small transaction, then rests for longer than the transaction took."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from toc.errors import NotFound, StoreUnavailable
-from toc.retention.replicas import ReplicaLag
+from toc.retention.replica_lag import ReplicaLag
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
@@ -20,13 +20,13 @@ from toc.store.biz_types import BizTypeCache
 from toc.store.column_types import sql_time_of_ms
 from toc.store.databases import Database, Databases
 from toc.store.ended_jobs import DAY_MS
-from toc.store.purge_pages import OldRow, PurgePages, delete_oldest_day
-from toc.store.replicas import Replica
+from toc.store.purge_pages import PurgeCandidate, PurgeStatements, delete_oldest_counts
+from toc.store.replica import Replica
 
 log = logging.getLogger(__name__)
 
 LAG_CHECK_S = 1.0  # the pause while a replica lags
-REST_S_MAX = 60.0  # after one slow page
+REST_S_MAX = 60.0  # the longest pause, after a slow page
 
 
 class PurgeResult(NamedTuple):
@@ -38,10 +38,10 @@ class PurgeResult(NamedTuple):
 
 
 class Purger(Service):
-    """Purges the shards of one database that `set_shards` names; none before the first call.
+    """Purges the shards of one database that `set_shards` names; no shard before its first call.
 
-    All nodes together keep the database busy for at most `share` of the time: after each page it rests
-    accordingly. `type_name(type_no)`: the biz_type, for settings by type. `archives`: jobs are deleted only
+    After each page the purger rests, so that all nodes together keep the database busy for at most `share`
+    of the time. `type_name(type_no)`: the biz_type, for settings by type. `archives`: jobs are deleted only
     when they are in the archive. Once the database records how far the archive is, that record counts
     instead of `archives`, because settings may differ between nodes.
     """
@@ -49,7 +49,7 @@ class Purger(Service):
     def __init__(
         self,
         database: Database,
-        purges: PurgePages,
+        purges: PurgeStatements,
         settings: RetentionSettings,
         type_name: Callable[[int], str],
         replicas: ReplicaLag,
@@ -64,7 +64,7 @@ class Purger(Service):
         self._new_shards: deque[tuple[Sequence[int], int]] = deque(maxlen=1)
         self._owned: Sequence[int] = ()
         self._nodes = 1
-        # The state of the current pass: what is left to do, and where to continue.
+        # The state of the current pass: the shards that are left, and where to continue.
         self._shards: deque[int] = deque()
         self._after = 0
         self._events_left = False
@@ -72,7 +72,7 @@ class Purger(Service):
         self._deleted_jobs = self._deleted_events = self._held = 0
         self._archived: ArchiveStatus | None = None
         self._began_s: float | None = None
-        self._said_denied = False
+        self._denial_was_logged = False
 
     @classmethod
     def from_settings(
@@ -88,7 +88,7 @@ class Purger(Service):
         replicas = [Replica(url, settings.connect_timeout_s, settings.mysql) for url in urls]
         return cls(
             database,
-            PurgePages(databases),
+            PurgeStatements(databases),
             settings.retention,
             partial(types.find_name, database=database),
             ReplicaLag(replicas, clock),
@@ -103,14 +103,14 @@ class Purger(Service):
         """
         self._began_s = None
         while True:
-            wait_s = self._step()
-            if not self._is_under_way:
+            wait_s = self._purge_next_page()
+            if not self._pass_is_running:
                 return PurgeResult(self._deleted_jobs, self._deleted_events, self._held)
             if rest(wait_s):
                 return None
 
     def set_shards(self, shards: Sequence[int], nodes: int) -> None:
-        """Replaces the shards to purge, from the next step on. Any thread.
+        """Replaces the shards to purge, from the next page on. May be called by any thread.
 
         `nodes`: how many nodes purge this database.
         """
@@ -118,20 +118,20 @@ class Purger(Service):
         self.wake()
 
     def run_once(self) -> float:
-        """Purges one page. Returns the seconds until the next one."""
+        """Purges one page. Returns the seconds to wait before the next page."""
         try:
-            return self._step()
+            return self._purge_next_page()
         except StoreUnavailable as error:
             if not error.denied:
                 raise
-            return self._skip_pass(error)
+            return self._end_denied_pass(error)
 
-    def _step(self) -> float:
+    def _purge_next_page(self) -> float:
         if self._new_shards:
             self._owned, self._nodes = self._new_shards.popleft()
             self._shards = deque(shard for shard in self._shards if shard in self._owned)
-        if not self._is_under_way:
-            wait_s = self._wait_for_pass()
+        if not self._pass_is_running:
+            wait_s = self._seconds_until_pass()
             if wait_s > 0:
                 return wait_s
             self._begin_pass()
@@ -139,22 +139,22 @@ class Purger(Service):
             return LAG_CHECK_S
         asked_s = self._clock.monotonic_s()
         if self._shards:
-            self._purge_page(self._shards[0])
+            self._purge_job_page(self._shards[0])
         else:
-            self._purge_events()
+            self._purge_event_page()
         took_s = self._clock.monotonic_s() - asked_s
-        if not self._is_under_way:
-            self._log_pass()
+        if not self._pass_is_running:
+            self._log_pass_result()
         return min(REST_S_MAX, took_s * (self._nodes / self._settings.share - 1))
 
     @property
-    def _is_under_way(self) -> bool:
+    def _pass_is_running(self) -> bool:
         return bool(self._shards) or self._events_left
 
-    def _skip_pass(self, error: StoreUnavailable) -> float:
-        """Ends the pass, because the account has no right to delete; logs that once."""
-        if not self._said_denied:
-            self._said_denied = True
+    def _end_denied_pass(self, error: StoreUnavailable) -> float:
+        """Ends the pass, because the account has no right to delete; logs the error once."""
+        if not self._denial_was_logged:
+            self._denial_was_logged = True
             log.warning(
                 "database %d: nothing is purged here: %s: set retention.in_workers = false and run "
                 "`toc purge` with an account of the role purger, or grant this account that role's rights",
@@ -165,7 +165,7 @@ class Purger(Service):
         self._events_left = False
         return self._settings.pass_s
 
-    def _wait_for_pass(self) -> float:
+    def _seconds_until_pass(self) -> float:
         if self._began_s is None:
             return 0.0
         return self._began_s + self._settings.pass_s - self._clock.monotonic_s()
@@ -179,19 +179,19 @@ class Purger(Service):
         # Events belong to the database, not to a shard: the node with its first shard purges them.
         self._events_left = self._database.shards[0] in self._owned
 
-    def _purge_page(self, shard: int) -> None:
+    def _purge_job_page(self, shard: int) -> None:
         limit = self._settings.page
-        made_before_ms = self._before_ms(self._settings.days_min)
-        page = self._purges.read_page(shard, self._after, made_before_ms, limit)
+        made_before_ms = self._days_ago_ms(self._settings.days_min)
+        page = self._purges.read_purge_page(shard, self._after, made_before_ms, limit)
         old = [
             row
             for row in page
-            if row.has_ended and row.changed_ms < self._before_ms(self._days_to_keep(row))
+            if row.has_ended and row.changed_ms < self._days_ago_ms(self._days_to_keep(row))
         ]
         gone = [row for row in old if self._may_delete(row)]
         self._held += len(old) - len(gone)
         if gone:
-            deleted = self._purges.delete_unchanged(shard, gone)
+            deleted = self._purges.delete_unchanged_jobs(shard, gone)
             metrics.PURGED.labels("job").inc(deleted)
             self._deleted_jobs += deleted
         if len(page) < limit:
@@ -200,25 +200,25 @@ class Purger(Service):
         else:
             self._after = page[-1].job_id
 
-    def _purge_events(self) -> None:
-        before_ms = self._before_ms(self._settings.event_days)
-        deleted, after = self._purges.delete_events(
+    def _purge_event_page(self) -> None:
+        before_ms = self._days_ago_ms(self._settings.event_days)
+        deleted, after = self._purges.delete_old_events(
             self._database, self._after, before_ms, self._now_ms, self._settings.page
         )
         metrics.PURGED.labels("event").inc(deleted)
         self._deleted_events += deleted
         self._after = after or 0
         # Counts are deleted one day at a time; while some are left, the events step is repeated.
-        self._events_left = after is not None or delete_oldest_day(
-            self._database, sql_time_of_ms(self._before_ms(self._settings.count_days))[:10]
+        self._events_left = after is not None or delete_oldest_counts(
+            self._database, sql_time_of_ms(self._days_ago_ms(self._settings.count_days))[:10]
         )
 
-    def _may_delete(self, row: OldRow) -> bool:
+    def _may_delete(self, row: PurgeCandidate) -> bool:
         if self._archived is None:
             return not self._archives
         return self._archived.covers_ended_job(row.job_id, row.changed_ms)
 
-    def _log_pass(self) -> None:
+    def _log_pass_result(self) -> None:
         deleted = self._deleted_jobs + self._deleted_events
         if deleted:
             log.info("purged %d rows of database %d", deleted, self._database.index)
@@ -230,7 +230,7 @@ class Purger(Service):
                 f"until {self._archived}" if self._archived is not None else "empty",
             )
 
-    def _days_to_keep(self, row: OldRow) -> Days:
+    def _days_to_keep(self, row: PurgeCandidate) -> Days:
         if row.is_dead:
             return self._settings.dead_days
         try:
@@ -238,6 +238,6 @@ class Purger(Service):
         except NotFound:  # another program wrote the number
             return self._settings.days
 
-    def _before_ms(self, days: Days) -> int:
-        """The time so many days ago, in ms since 1970; for "none" 0, which is before all jobs."""
+    def _days_ago_ms(self, days: Days) -> int:
+        """The time `days` days ago, in ms since 1970; 0, which is before all jobs, for "none"."""
         return 0 if days == "none" else max(0, self._now_ms - round(days * DAY_MS))

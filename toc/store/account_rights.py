@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
-from toc.store.move_server import MoveServer
+from toc.store.move_server_session import MoveServerSession
 
 _EVERYWHERE = (
     "SELECT PRIVILEGE_TYPE AS name FROM information_schema.USER_PRIVILEGES WHERE GRANTEE = %s"
@@ -68,16 +68,16 @@ class AccountRights:
         )
 
 
-def read_account_rights(server: MoveServer) -> AccountRights:
+def read_account_rights(server: MoveServerSession) -> AccountRights:
     """The rights of the session's account, without the rights of the account's roles."""
-    user, _, host = str(server.value("SELECT CURRENT_USER()")).rpartition("@")
+    user, _, host = str(server.read_value("SELECT CURRENT_USER()")).rpartition("@")
     account = f"'{user}'@'{host}'"
     tables: dict[str, set[str]] = {}
-    for row in server.rows(_TABLES, account, server.schema, account, server.schema):
+    for row in server.read_rows(_TABLES, account, server.schema, account, server.schema):
         tables.setdefault(row["table_name"], set()).add(row["name"])
     return AccountRights(
-        {row["name"] for row in server.rows(_EVERYWHERE, account)},
-        {row["name"] for row in server.rows(_SCHEMA, account, server.schema)},
+        {row["name"] for row in server.read_rows(_EVERYWHERE, account)},
+        {row["name"] for row in server.read_rows(_SCHEMA, account, server.schema)},
         tables,
     )
 

@@ -41,9 +41,9 @@ from toc.domain.routing import routing_hash_of
 from toc.store.column_types import DatetimeAsMillis, db_now
 from toc.store.databases import Database, Databases, execute_on_shard
 from toc.store.driver_errors import explain_missing_table, is_live_duplicate
-from toc.store.events import Transition, record_events
+from toc.store.events import TransitionEvent, record_transition_events
+from toc.store.job_rows import after_due_key_condition
 from toc.store.row_conditions import Condition, ConditionBounds, ConditionRenderer
-from toc.store.rows import after_due_key
 from toc.store.schema import JOB, LIVE_INDEX, job_table_name
 
 c = JOB.c
@@ -102,7 +102,7 @@ class BulkChange:
     due_ms(old_due_ms): the new due_time; None ends the job.
     """
 
-    move: Transition
+    move: TransitionEvent
     due_ms: Callable[[int | None], int | None]
 
 
@@ -192,7 +192,7 @@ class BulkUpdate:
         last_ms = min(last_ms, bounds.due_until_ms)
         after: tuple[int, int] | None = bounds.due_from_ms, -1
         while after is not None:
-            rest = and_(c.due_time <= last_ms, *after_due_key(*after))
+            rest = and_(c.due_time <= last_ms, *after_due_key_condition(*after))
             query = (
                 _force_index(select(c.due_time, c.job_id), _BY_DUE)
                 .where(rest)
@@ -303,7 +303,7 @@ class BulkUpdate:
             update = _guarded_update(change.move, in_page, due_time=None).where(*conditions)
             if execute_on_shard(connection, shard, _force_primary_key(update)).rowcount != len(ids):
                 raise _SomeNotMatchingError
-            record_events(connection, database, shard, in_page, change.move)
+            record_transition_events(connection, database, shard, in_page, change.move)
             progress.committing = True
             return PageResult([ChangedJob(job_id, jobs[job_id], None) for job_id in ids], 0, 0)
 
@@ -326,7 +326,7 @@ class BulkUpdate:
                 if change.move.from_status is Status.DEAD:
                     letters = database.dead
                     connection.execute(delete(letters).where(letters.c.job_id.in_(done)))
-                record_events(
+                record_transition_events(
                     connection,
                     database,
                     shard,
@@ -365,7 +365,7 @@ def _force_primary_key(change: Update) -> Update:
     return change
 
 
-def _guarded_update(move: Transition, which: ColumnElement[bool], **values: Any) -> Update:
+def _guarded_update(move: TransitionEvent, which: ColumnElement[bool], **values: Any) -> Update:
     given = {"status": int(move.to_status), "gmt_modified": db_now(), **values}
     return update(JOB).where(which, c.status == int(move.from_status)).values(given)
 
@@ -387,7 +387,7 @@ def _find_already_changed(
 
 
 def _update_locked_rows(
-    connection: Connection, shard: int, move: Transition, due: Mapping[int, int | None]
+    connection: Connection, shard: int, move: TransitionEvent, due: Mapping[int, int | None]
 ) -> list[int]:
     """Sets locked rows to their new due times; returns the ids of the changed ones, sorted."""
     try:
@@ -406,7 +406,7 @@ def _update_locked_rows(
 
 
 def _update_due_times(
-    connection: Connection, shard: int, move: Transition, due: Mapping[int, int | None]
+    connection: Connection, shard: int, move: TransitionEvent, due: Mapping[int, int | None]
 ) -> list[int]:
     ids, times = sorted(due), set(due.values())
     when: Any = times.pop()

@@ -27,9 +27,9 @@ from toc.errors import StoreUnavailable
 from toc.runtime.server_clock import TimeBounds
 from toc.store.column_types import DatetimeAsMillis, db_now, db_now_plus, later_of_db_now_plus
 from toc.store.databases import Database, Databases, execute_on_shard
-from toc.store.events import DeadLetterStatement, EventStatement, Transition
-from toc.store.prepared import IDS, PreparedStatement
-from toc.store.rows import JOB_COLUMNS, status_from_number
+from toc.store.events import DeadLetterStatement, EventStatement, TransitionEvent
+from toc.store.job_rows import JOB_COLUMNS, status_from_number
+from toc.store.prepared_statement import IDS, PreparedStatement
 from toc.store.schema import JOB
 from toc.store.verb import Executor, Statement, StatementResult, Verb, run_statements
 
@@ -193,7 +193,7 @@ class Claims:
         changes = [
             self._take_over.bind(table, [job_id], seen=seen_token, token=token, **times),
             self._events[database.index].bind(
-                table, job_id, Transition("take_over", running, running, actor, reason)
+                table, job_id, TransitionEvent("take_over", running, running, actor, reason)
             ),
         ]
 
@@ -237,7 +237,9 @@ class Claims:
         False: the row is locked, or does not run under `seen_token` any more.
         """
         table, lease_ms = database.job_table_name(shard), database.server_clock.bounds().lease_ms
-        transition = Transition("bury", Status.RUNNING, Status.DEAD, process_of_token(actor), error)
+        transition = TransitionEvent(
+            "bury", Status.RUNNING, Status.DEAD, process_of_token(actor), error
+        )
         changes = [
             self._bury_expired.bind(table, [job_id], seen=seen_token, lease_until=lease_ms),
             self._events[database.index].bind(table, job_id, transition),
@@ -361,7 +363,7 @@ class Claims:
         if kind is OutcomeKind.SNOOZE:
             return
         actor = process_of_token(outcome.token)
-        transition = Transition(what, Status.RUNNING, after, actor, outcome.error)
+        transition = TransitionEvent(what, Status.RUNNING, after, actor, outcome.error)
         yield self._events[database.index].bind(table, outcome.job_id, transition)
         if kind is OutcomeKind.BURY:
             yield self._letters[database.index].bind(table, outcome.job_id, outcome.error)
@@ -406,7 +408,7 @@ def _make_settle_verb(groups: Sequence[_GroupSettle]) -> Verb[set[tuple[int, str
             elif last.rowcount == len(group.outcomes):
                 settled |= {outcome[:2] for outcome in group.outcomes}
             else:
-                settled |= group.settled_pairs(*executor.send([group.select_settled()]))
+                settled |= group.settled_pairs(*executor.send_autocommit([group.select_settled()]))
         return settled
 
     return Verb(changes, (), collect_settled_pairs)

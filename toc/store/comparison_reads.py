@@ -19,7 +19,7 @@ from toc.domain.job import Status
 from toc.errors import SettingsError
 from toc.store.column_types import millis_of_column, routing_hash_of_column
 from toc.store.databases import Databases, execute_on_shard
-from toc.store.rows import after_due_key, status_from_number
+from toc.store.job_rows import after_due_key_condition, status_from_number
 from toc.store.schema import JOB
 
 c = JOB.c
@@ -124,7 +124,9 @@ class ComparisonReads:
         columns = [c.job_id, c.due_time, *([c.type_no] if typed else [])]
         rows = (
             select(*columns)
-            .where(c.due_time <= until_ms, *(() if after is None else after_due_key(*after)))
+            .where(
+                c.due_time <= until_ms, *(() if after is None else after_due_key_condition(*after))
+            )
             .order_by(c.due_time, c.job_id)
             .limit(limit)
             .subquery()

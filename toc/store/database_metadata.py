@@ -12,7 +12,7 @@ from toc.errors import SchemaMismatch, StoreUnavailable, WrongDatabase
 from toc.store.biz_types import BizTypeCache
 from toc.store.database_home import HOME
 from toc.store.databases import Database, Databases
-from toc.store.recorded_meta import read_recorded_meta, refuse_other_facts
+from toc.store.recorded_meta import read_recorded_meta, refuse_differing_facts
 
 _ID = "database_id"
 
@@ -41,7 +41,7 @@ class DatabaseMetadata:
         checked = self._databases.all if databases is None else databases
         kept = [read_recorded_meta(database) for database in checked]
         for database, there in zip(checked, kept, strict=True):
-            refuse_other_facts(database, there, expected_meta)
+            refuse_differing_facts(database, there, expected_meta)
         for database, there in zip(checked, kept, strict=True):
             self._record_missing_meta(database, there, expected_meta)
 
@@ -59,7 +59,7 @@ class DatabaseMetadata:
                 lambda connection: connection.execute(insert(database.meta), rows)
             )
         except IntegrityError:  # another process inserted these rows first: compare their values
-            refuse_other_facts(database, read_recorded_meta(database), expected_meta)
+            refuse_differing_facts(database, read_recorded_meta(database), expected_meta)
         except StoreUnavailable as error:
             if not error.denied:
                 raise

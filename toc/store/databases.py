@@ -62,11 +62,11 @@ from toc.store.driver_errors import (
     translate_error,
 )
 from toc.store.first_check import FirstCheck
-from toc.store.pipeline import PipelinedConnection, PipelineUnsupportedError
-from toc.store.prepared import IdList, text_of_ids
+from toc.store.pipelined_executor import PacketFailedError, PipelinedExecutor
+from toc.store.prepared_statement import IdList, id_list_to_sql
 from toc.store.sessions import end_idle_sessions, session_arguments
 from toc.store.sqlite_writers import refuse_self_deadlock
-from toc.store.verb import PlainConnection, Statement, Verb
+from toc.store.verb import PlainExecutor, Statement, Verb
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -157,9 +157,9 @@ class Database:
         arguments = session_arguments(url, mysql, limits.connect_timeout_s, limits.read_timeout_s)
         if self._supports_packets:
             # The driver converts DATETIME to milliseconds directly: this halves the cost of reading a row.
-            converters = {FIELD_TYPE.DATETIME: ms_of_sql_time, IdList: text_of_ids}
+            converters = {FIELD_TYPE.DATETIME: ms_of_sql_time, IdList: id_list_to_sql}
             arguments["conv"] = {**conversions, **converters}
-            # rowcount is the number of rows found, as in SQLAlchemy; packets: see `pipeline`.
+            # rowcount is the number of rows found, as in SQLAlchemy; packets: see `pipelined_executor`.
             arguments["client_flag"] = CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS
         return arguments
 
@@ -185,7 +185,7 @@ class Database:
         metadata = MetaData(schema=None if self.sqlite else url.database)
         self.meta = schema.meta_table(metadata)
         self.biz_type = schema.biz_type_table(metadata)
-        self.dead = schema.dead_table(metadata)
+        self.dead = schema.dead_letter_table(metadata)
         self.event = schema.event_table(metadata)
         self.purge = schema.purge_table(metadata)
         quote = self.engine.dialect.identifier_preparer.quote_identifier
@@ -314,7 +314,7 @@ class Database:
         if answer is not None:
             return answer
         self._refuse_self_deadlock()
-        plain = partial(PlainConnection, self.engine, self.autocommit_engine)
+        plain = partial(PlainExecutor, self.engine, self.autocommit_engine)
         return self._run_with_retries(partial(_connect_and_run, plain, verb.run))
 
     def run_pipelined(self, verb: Verb[T]) -> T | None:
@@ -327,18 +327,18 @@ class Database:
         connect = self._open_pipelined_connection
         try:
             return self._run_with_retries(partial(_connect_and_run, connect, verb.run))
-        except PipelineUnsupportedError as error:
+        except PacketFailedError as error:
             if error.refused:
                 self._supports_packets = False
             if error.undone:
                 verb.tries -= 1
             return None
 
-    def _open_pipelined_connection(self) -> PipelinedConnection:
-        connection = PipelinedConnection(self.autocommit_engine, self.idle_transaction_s)
+    def _open_pipelined_connection(self) -> PipelinedExecutor:
+        connection = PipelinedExecutor(self.autocommit_engine, self.idle_transaction_s)
         frozen = self._clock.fixed_time_ms()
         if frozen is not None:  # tests only
-            connection.send([Statement(_timestamp_sql(frozen))])
+            connection.send_autocommit([Statement(_timestamp_sql(frozen))])
         return connection
 
     def check_before_use(self, check: Callable[[Database], None]) -> None:
@@ -351,7 +351,7 @@ class Database:
         return self._first_check is not None
 
     def _run_with_retries(self, attempt: Callable[[], T]) -> T:
-        if self._first_check is not None and self._first_check.run():
+        if self._first_check is not None and self._first_check.run_until_passed():
             self._first_check = None
         began_s = self._clock.monotonic_s()
         for tries in range(1, TRIES_MAX + 1):

@@ -15,8 +15,8 @@ from sqlalchemy import ColumnElement, Dialect, Integer, Select, bindparam, liter
 from toc.errors import SchemaMismatch, StoreUnavailable
 from toc.store.column_types import DatetimeAsMillis, UInt64, db_now_plus
 from toc.store.databases import Databases
-from toc.store.prepared import PreparedStatement
-from toc.store.rows import after_due_key
+from toc.store.job_rows import after_due_key_condition
+from toc.store.prepared_statement import PreparedStatement
 from toc.store.schema import JOB
 
 PAUSE_FACTOR = 4  # after a failed read a shard is skipped for 4 times as long as the read took
@@ -109,7 +109,7 @@ class DuePages:
     ) -> list[DueRow]:
         query = (  # guard: load-running-too
             select(c.due_time, c.job_id, c.type_no)
-            .where(*after_due_key(*after), *until)
+            .where(*after_due_key_condition(*after), *until)
             .order_by(c.due_time, c.job_id)
             .limit(limit)
         )
@@ -147,7 +147,7 @@ class DuePages:
 _ONE: Select[Any] = select(literal_column("1"))
 _UNTIL = c.due_time <= bindparam("until_ms", type_=DatetimeAsMillis)
 _AFTER = _ONE.where(
-    *after_due_key(
+    *after_due_key_condition(
         bindparam("after_ms", type_=DatetimeAsMillis), bindparam("after_id", type_=UInt64)
     ),
     _UNTIL,

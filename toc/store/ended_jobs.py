@@ -1,7 +1,7 @@
 """Reads and counts ended jobs, for the archive and for statistics.
 
 There is no index on the time when a job ended (ADR 12), so a shard is walked by its primary key, in ranges
-of a fixed number of rows, live or ended: each statement is short. Nothing here locks a row. Times are ms
+of a fixed number of rows, live or ended: each statement is short. The statements lock no row. Times are ms
 since 1970 UTC.
 """
 
@@ -27,14 +27,14 @@ BOUNDS_MS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000,
     100_000, 200_000, 500_000, 1_000_000, 2_000_000, 3_600_000,
 )  # fmt: skip
-"""The upper bounds of buckets of lateness, inclusive. One more bucket, without a bound, follows them."""
+"""The inclusive upper bounds of the buckets of lateness. The last bucket has no bound."""
 
 COLUMNS = (
     "job_id", "biz_id", "type_no", "status", "gmt_create", "gmt_modified", "action_time", "due_time",
     "claim_time", "attempts", "priority", "claim_token", "dedup_key", "biz_text", "tenant", "attribute",
     "result", "trace", "error", "dead_time",
 )  # fmt: skip
-"""The columns that `EndedJobs.ended_rows` reads, in order. The last two: of the dead letter, or None."""
+"""The columns that `EndedJobReader.read_ended_rows` reads; error and dead_time are the dead letter's."""
 
 TIMES = ("gmt_create", "gmt_modified", "action_time", "due_time", "claim_time", "dead_time")
 TEXTS = (
@@ -50,18 +50,19 @@ class IdRange(NamedTuple):
 
 
 class DayChecksum(NamedTuple):
-    """`crc`: the sum of the rows' CRC-32. `day`: when they ended, in days since 1970."""
+    """How many jobs ended on a day. `crc`: the sum of the CRC-32 of their rows. `day`: counted since 1970."""
 
     day: int
     rows: int
     crc: int
 
 
-class EndedCount(NamedTuple):
-    """Jobs of one kind. `day`: when they ended, `hour`: of their action_time; days and hours since 1970.
+class EndedJobCount(NamedTuple):
+    """How many ended jobs have the same day, hour, type_no, status and bucket.
 
-    bucket: how many of BOUNDS_MS their lateness exceeds; None: not measured, because they were tried more
-    than once, or never. late_ms: the sum of their lateness.
+    day: of the end of the jobs. hour: of their action_time. Both are counted since 1970. bucket: how many of
+    BOUNDS_MS the lateness exceeds; None: the lateness was not measured, because the jobs were tried more than
+    once, or never. late_ms: the sum of the lateness.
     """
 
     day: int
@@ -76,7 +77,7 @@ class EndedCount(NamedTuple):
 
 
 class CreatedPerHour(NamedTuple):
-    """How many jobs of one type were created in one hour. `hour`: its number since 1970."""
+    """How many jobs of one type were created in one hour. `hour`: hours since 1970."""
 
     hour: int
     type_no: int
@@ -84,13 +85,13 @@ class CreatedPerHour(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class EndedJobs:
-    """The statements. Each raises StoreUnavailable, and SchemaMismatch for a missing table."""
+class EndedJobReader:
+    """Reads and counts ended jobs. Raises StoreUnavailable, and SchemaMismatch for a missing table."""
 
     databases: Databases
 
     def split_id_range(self, shard: int, ids: IdRange, rows: int) -> Iterator[IdRange]:
-        """Cuts a range of ids into ranges of so many rows; the last one may have fewer."""
+        """Splits a range of ids into ranges with `rows` rows each; the last range may have fewer."""
         first, routing = ids.first, self.databases.routing
         while True:
             query = (
@@ -109,21 +110,26 @@ class EndedJobs:
             yield IdRange(first, end)
             first = end
 
-    def ended_rows(
+    def read_ended_rows(
         self, shard: int, ids: IdRange, window: EndedJobWindow
     ) -> Sequence[Sequence[Any]]:
-        """The jobs that ended within the window: `COLUMNS`, by id."""
-        return self._select(shard, _rows_sql, ids, window)
+        """Reads the `COLUMNS` of the jobs that ended within the window, ordered by id."""
+        return self._select_in_window(shard, _ended_rows_sql, ids, window)
 
-    def checksums(self, shard: int, ids: IdRange, window: EndedJobWindow) -> list[DayChecksum]:
-        """Counts and checksums of the same rows."""
-        return [DayChecksum(*map(int, row)) for row in self._select(shard, _sums_sql, ids, window)]
+    def read_day_checksums(
+        self, shard: int, ids: IdRange, window: EndedJobWindow
+    ) -> list[DayChecksum]:
+        """Reads, by day, the number and the checksum of the jobs that ended within the window."""
+        return [
+            DayChecksum(*map(int, row))
+            for row in self._select_in_window(shard, _checksums_sql, ids, window)
+        ]
 
-    def count_ended(self, shard: int, ids: IdRange, window: EndedJobWindow) -> list[EndedCount]:
+    def count_ended(self, shard: int, ids: IdRange, window: EndedJobWindow) -> list[EndedJobCount]:
         """Counts the jobs that ended within the window, by type, status, time and lateness."""
         return [
-            EndedCount._make(value if value is None else int(value) for value in row)
-            for row in self._select(shard, _counts_sql, ids, window)
+            EndedJobCount._make(value if value is None else int(value) for value in row)
+            for row in self._select_in_window(shard, _count_ended_sql, ids, window)
         ]
 
     def count_created(
@@ -131,11 +137,16 @@ class EndedJobs:
     ) -> list[CreatedPerHour]:
         """Counts the jobs of any status that were created within the window (gmt_create)."""
         return [
-            CreatedPerHour(*map(int, row)) for row in self._select(shard, _created_sql, ids, window)
+            CreatedPerHour(*map(int, row))
+            for row in self._select_in_window(shard, _count_created_sql, ids, window)
         ]
 
-    def _select(
-        self, shard: int, sql: Callable[[_Expressions], str], ids: IdRange, window: EndedJobWindow
+    def _select_in_window(
+        self,
+        shard: int,
+        sql: Callable[[_SqlExpressions], str],
+        ids: IdRange,
+        window: EndedJobWindow,
     ) -> Sequence[Any]:
         database = self.databases.database_of_shard(shard)
         dead = database.engine.dialect.identifier_preparer.format_table(database.dead)
@@ -164,20 +175,20 @@ def id_range_of_created(window: EndedJobWindow) -> IdRange:
 # ---- SQL as text: aggregates over expressions that each kind of server writes in its own way
 
 
-class _Expressions(NamedTuple):
+class _SqlExpressions(NamedTuple):
     """Templates of SQL expressions; {0} and {1} stand for their arguments."""
 
     ms: str  # a DATETIME(3) as ms since 1970
-    late_ms: str  # ms from one time to another; 0 if that is earlier (clocks differ a little)
-    whole: str  # how many whole units are in a number
+    late_ms: str  # ms from the first time to the second; 0 if the second is earlier (clocks differ)
+    whole: str  # an integer division, rounded down
     unsigned: str  # a BIGINT UNSIGNED, or its digits
-    sized: str  # a text after its length in bytes, so that joined texts can be read in one way only
-    crc32: str  # the CRC-32 of parts in UTF-8, with "|" between them
+    sized: str  # length in bytes, '=', text: joined texts stay unambiguous
+    crc32: str  # the CRC-32 of texts that are joined by "|", in UTF-8
     between_parts: str
     bucket: str  # how many of BOUNDS_MS a number exceeds
 
 
-_MYSQL = _Expressions(  # and MariaDB
+_MYSQL = _SqlExpressions(  # and MariaDB
     ms=millis_of_column.mysql,
     late_ms="GREATEST(0, TIMESTAMPDIFF(MICROSECOND, {0}, {1}) DIV 1000)",
     whole="{0} DIV {1}",
@@ -187,7 +198,7 @@ _MYSQL = _Expressions(  # and MariaDB
     between_parts=", ",
     bucket=f"INTERVAL({{0}}, {', '.join(str(bound + 1) for bound in BOUNDS_MS)})",
 )
-_SQLITE = _Expressions(
+_SQLITE = _SqlExpressions(
     ms=millis_of_column.sqlite,
     late_ms=f"MAX(0, {millis_of_column.sqlite.replace('{0}', '{1}')} - {millis_of_column.sqlite})",
     whole="{0} / {1}",
@@ -210,7 +221,7 @@ _ENDED = (
 )
 
 
-def _column_expressions(of: _Expressions) -> dict[str, str]:
+def _column_expressions(of: _SqlExpressions) -> dict[str, str]:
     found = {}
     for name in COLUMNS:
         column = f"{'d' if name in ('error', 'dead_time') else 'j'}.{name}"
@@ -218,12 +229,12 @@ def _column_expressions(of: _Expressions) -> dict[str, str]:
     return found | {"biz_id": of.unsigned.format("j.biz_id")}
 
 
-def _rows_sql(of: _Expressions) -> str:
+def _ended_rows_sql(of: _SqlExpressions) -> str:
     columns = ", ".join(_column_expressions(of).values())
     return f"SELECT {columns} {_WITH_LETTER} {_ENDED} ORDER BY j.job_id"
 
 
-def _sums_sql(of: _Expressions) -> str:
+def _checksums_sql(of: _SqlExpressions) -> str:
     columns = _column_expressions(of)
     day = of.whole.format(columns["gmt_modified"], DAY_MS)
     parts = [of.sized.format(x) if name in TEXTS else x for name, x in columns.items()]
@@ -234,7 +245,7 @@ def _sums_sql(of: _Expressions) -> str:
     )
 
 
-def _counts_sql(of: _Expressions) -> str:
+def _count_ended_sql(of: _SqlExpressions) -> str:
     day = of.whole.format(of.ms.format("j.gmt_modified"), DAY_MS)
     hour = of.whole.format(of.ms.format("j.action_time"), HOUR_MS)
     late_ms = of.late_ms.format("j.action_time", "j.claim_time")
@@ -249,7 +260,7 @@ def _counts_sql(of: _Expressions) -> str:
     )
 
 
-def _created_sql(of: _Expressions) -> str:
+def _count_created_sql(of: _SqlExpressions) -> str:
     hour = of.whole.format(of.ms.format("j.gmt_create"), HOUR_MS)
     return (
         f"SELECT {hour} AS made_hour, j.type_no, COUNT(*) {_FROM} {_RANGE} "

@@ -1,11 +1,11 @@
 """The audit trail: changes of jobs by people and after failures, written in the transaction of the change.
 
-One row in `toc_event` per transition, named by its verb in `domain.job.TRANSITIONS`. The transitions of
-successful jobs (claim, done, snooze, give_back) write none: there would be billions. An event "repair" may
-have no transition: then reconciliation has repaired a reminder, and the row is unchanged.
+An event is one row in `toc_event`; its column `what` is a verb of `domain.job.TRANSITIONS`. The transitions
+of successful jobs (claim, done, snooze, give_back) write no events: there would be billions. An event
+"repair" with equal statuses records a repair that left the job's status unchanged, as of a reminder.
 
 toc writes `actor`. The server writes `account`, by the column's default: the account of the connection. No
-statement names that column, so that no account needs the right to write it.
+statement of toc names `account`, so that no database account needs the right to write to it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from toc.domain.argument_checks import REASON_CHARS_MAX
 from toc.domain.job import Event, Status
 from toc.store.column_types import db_now
 from toc.store.databases import Database, execute_on_shard
-from toc.store.prepared import IDS, PreparedStatement
-from toc.store.rows import status_from_number
+from toc.store.job_rows import status_from_number
+from toc.store.prepared_statement import IDS, PreparedStatement
 from toc.store.schema import JOB
 from toc.store.verb import Statement
 
@@ -48,11 +48,11 @@ REPAIR = "repair"
 
 
 @dataclass(frozen=True, slots=True)
-class Transition:
-    """A transition of a job; `actor` has made it. `reason` is cut at `argument_checks.REASON_CHARS_MAX`.
+class TransitionEvent:
+    """A transition of a job that `actor` made. `reason` is cut at `argument_checks.REASON_CHARS_MAX`.
 
-    run_id: the run of `toc admin` or `toc reconcile` that made it. related_job_id: the job that replaces this
-    one.
+    run_id: the run of `toc admin` or `toc reconcile` that made the transition. related_job_id: the job that
+    replaces the changed job.
     """
 
     what: str
@@ -65,7 +65,7 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class RepairEvent:
     """A repair that does not change the status of jobs. `reasons`: by job_id.
 
     related_job_id: the misfit (a job in a wrong shard) that the job replaces.
@@ -78,23 +78,23 @@ class Repair:
     what: ClassVar[str] = REPAIR
 
 
-def record_events(
+def record_transition_events(
     connection: Connection,
     database: Database,
     shard: int,
     condition: ColumnElement[bool],
-    transition: Transition,
+    transition: TransitionEvent,
 ) -> None:
-    """Writes one event for each job of a shard that matches `condition`, with its present attempts."""
+    """Writes one event for each job of a shard that matches `condition`, with the attempts of its row."""
     statuses = literal(int(transition.from_status)), literal(int(transition.to_status))
     reason: ColumnElement[Any] = bindparam("reason", _cut_reason(transition.reason))
     _insert_events(connection, database, shard, condition, transition, statuses, reason)
 
 
 class EventStatement:
-    """The INSERT of the event of one job in a verb, if the statement before it has changed a row.
+    """Inserts the event of one job, if the verb's statement before has changed a row.
 
-    It is for verbs that belong to no run and replace no job.
+    For verbs that belong to no run and replace no job.
     """
 
     def __init__(self, database: Database) -> None:
@@ -104,8 +104,8 @@ class EventStatement:
         statement = insert(database.event).from_select(_EVENT_COLUMNS, rows)
         self._prepared = PreparedStatement(statement, database.engine.dialect, if_changed=True)
 
-    def bind(self, table: str, job_id: int, transition: Transition) -> Statement:
-        """The statement for a row of this table."""
+    def bind(self, table: str, job_id: int, transition: TransitionEvent) -> Statement:
+        """The INSERT of the event of a job in the job table `table`."""
         return self._prepared.bind(
             table,
             [job_id],
@@ -118,7 +118,7 @@ class EventStatement:
 
 
 class DeadLetterStatement:
-    """Writes the dead letter of one job in a verb, if the statement before it has changed a row."""
+    """Writes the dead letter of one job, if the verb's statement before has changed a row."""
 
     def __init__(self, database: Database) -> None:
         rows = select(
@@ -129,14 +129,16 @@ class DeadLetterStatement:
         self._prepared = PreparedStatement(letter, database.engine.dialect, if_changed=True)
 
     def bind(self, table: str, job_id: int, error: str) -> Statement:
-        """The statement for a row of this table."""
+        """The REPLACE of the dead letter of a job in the job table `table`."""
         statement = self._prepared.bind(table, [job_id], error=error[:ERROR_CHARS_MAX])
-        # The letter of an earlier death may be there. SQLAlchemy has no REPLACE; all servers do.
+        # The job may have a dead letter of an earlier death. SQLAlchemy has no REPLACE; all servers do.
         return statement._replace(text=statement.text.replace("INSERT", "REPLACE", 1))
 
 
-def record_repair(connection: Connection, database: Database, shard: int, repair: Repair) -> None:
-    """Writes one event "repair" for each of some jobs of a shard whose status is unchanged."""
+def record_repair_events(
+    connection: Connection, database: Database, shard: int, repair: RepairEvent
+) -> None:
+    """Writes one event "repair" for each job in `repair.reasons`, whose status is unchanged."""
     short = {job_id: _cut_reason(text) for job_id, text in repair.reasons.items()}
     texts = {job_id: literal(text, String()) for job_id, text in short.items()}
     first, *others = set(short.values())
@@ -152,7 +154,7 @@ def _insert_events(
     database: Database,
     shard: int,
     condition: ColumnElement[bool],
-    source: Transition | Repair,
+    source: TransitionEvent | RepairEvent,
     statuses: tuple[ColumnElement[int], ColumnElement[int]],
     reason: ColumnElement[Any],
 ) -> None:

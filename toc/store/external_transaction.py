@@ -1,6 +1,7 @@
-"""Statements in a caller's own transaction, on its connection: only the caller can commit or repeat it.
+"""Statements in a caller's transaction, on the caller's connection: only the caller can commit.
 
-`complete` sets a job to done within its handler's transaction, together with the handler's effect (ADR 16).
+`complete_in_transaction` sets a job to done in the transaction of the job's handler, together with the
+handler's effect (ADR 16).
 The statement is that of a settle: it changes only a row that runs under the claim's token. A take-over,
 cancel or settle of the job waits for the transaction's end, and then finds the job done.
 """
@@ -22,9 +23,9 @@ from toc.store.column_types import db_now
 from toc.store.database_home import is_fence_error
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Database, Databases, execute_on_shard
-from toc.store.rows import status_from_number
+from toc.store.job_rows import status_from_number
 from toc.store.schema import JOB
-from toc.store.sqlite_writers import remember_writer
+from toc.store.sqlite_writers import remember_open_writer
 
 c = JOB.c
 _SET_DONE = (
@@ -57,7 +58,7 @@ def join_transaction(
     database.add_sqlite_functions(connection)
     known = connection.engine in (database.engine, database.autocommit_engine)
     name_shard = database.make_table_name_listener(connection.dialect)
-    if not known:  # the caller's engine does not know the names of our shards
+    if not known:  # the caller's engine does not put the name of the shard's table into statements
         event.listen(connection, "before_cursor_execute", name_shard, retval=True)
     try:
         yield
@@ -68,7 +69,7 @@ def join_transaction(
     finally:
         if not known:
             event.remove(connection, "before_cursor_execute", name_shard)
-        remember_writer(connection)
+        remember_open_writer(connection)
 
 
 def _refuse_autocommit(connection: Connection) -> None:
@@ -91,10 +92,10 @@ def _refuse_autocommit(connection: Connection) -> None:
         )
 
 
-def complete(
+def complete_in_transaction(
     databases: Databases, database_metadata: DatabaseMetadata, job: Job, connection: Connection
 ) -> bool:
-    """Sets the job to done within the connection's transaction. False: it was done already.
+    """Sets the job to done within the connection's transaction. Returns False if the job was done already.
 
     Raises ClaimLost when the claim is lost, NotFound when the row is deleted, and WrongDatabase and
     StoreUnavailable as `join_transaction` does.
@@ -107,7 +108,7 @@ def complete(
             return True
         row = execute_on_shard(connection, shard, _SELECT_STATUS, {"id": job.job_id}).first()
     if row is None:
-        raise NotFound(f"job {job.job_id}: it has been deleted since")
+        raise NotFound(f"job {job.job_id}: its row has been deleted since the claim")
     status = status_from_number(row.status)
     if status is Status.DONE:
         return False

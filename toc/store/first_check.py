@@ -1,4 +1,4 @@
-"""The check of a database that did not answer when this process started: at its first use."""
+"""Checks a database at its first use, if it did not answer when this process started."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from collections.abc import Callable
 from toc.errors import TocError
 from toc.runtime.clock import Clock
 
-CHECK_AGAIN_S_MAX = 3.0  # a failed check is repeated after as long as it took, at most after this
+CHECK_AGAIN_S_MAX = (
+    3.0  # a failed check is repeated after its duration, and after this time at most
+)
 
 
 class FirstCheck:
-    """Runs a check until it has passed once. Thread-safe: one thread checks, the others wait for it."""
+    """Runs a check until the check has passed once. Thread-safe: other threads wait for the check."""
 
     def __init__(self, check: Callable[[], None], clock: Clock) -> None:
         self._check, self._clock = check, clock
         self._lock = threading.Lock()
         self._passed = False
         self._checking_thread: int | None = None
-        self._error: tuple[TocError, float] | None = None  # of the last check, until when it counts
+        # The error of the last check, and until when callers get this error.
+        self._error: tuple[TocError, float] | None = None
 
-    def run(self) -> bool:
-        """Whether the check has passed; False: this thread is within the check. Raises its TocError."""
+    def run_until_passed(self) -> bool:
+        """Runs the check if it has not passed. False: the check itself is the caller. Raises its TocError."""
         if self._checking_thread == threading.get_ident():  # the check's own statements
             return False
         self._raise_recent_error()

@@ -1,4 +1,4 @@
-"""Reads everything that a database has of one job."""
+"""Reads all that a database stores about one job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 from toc.domain.job import DeadJob, Job
 from toc.store.databases import Database, execute_on_shard
 from toc.store.driver_errors import explain_missing_table
-from toc.store.rows import JOB_COLUMNS, dead_job_from_row, job_from_row, select_dead_jobs
+from toc.store.job_rows import JOB_COLUMNS, dead_job_from_row, job_from_row, select_dead_jobs
 from toc.store.schema import JOB, job_table_name
 
 c = JOB.c
@@ -18,7 +18,7 @@ c = JOB.c
 
 @dataclass(frozen=True, slots=True)
 class JobDetails:
-    """A row with all its columns, and the dead letter if there is one. Times in ms since 1970 UTC."""
+    """A job's row with all its columns, and its dead letter or None. Times in ms since 1970 UTC."""
 
     job: Job
     type_no: int
@@ -33,7 +33,7 @@ def read_job_details(database: Database, shard: int, job_id: int) -> JobDetails 
     types = database.biz_type.c
     letter_of = select_dead_jobs(database.dead).where(database.dead.c.job_id == job_id)
 
-    def read(connection: Connection) -> JobDetails | None:
+    def read_job_and_letter(connection: Connection) -> JobDetails | None:
         row: Any = execute_on_shard(connection, shard, row_of).first()
         if row is None:
             return None
@@ -46,4 +46,4 @@ def read_job_details(database: Database, shard: int, job_id: int) -> JobDetails 
         return JobDetails(job, row[2], row[-2], row[-1], letter)
 
     with explain_missing_table(database.index, job_table_name(shard)):
-        return database.run_read(read)
+        return database.run_read(read_job_and_letter)

@@ -1,10 +1,11 @@
 """The guarded changes that reconciliation makes to rows, and the events of its repairs of reminders.
 
-Like every verb of toc they change a row only while it is as it was read: a change that a client or a worker
-made in between wins. The event is in the same transaction.
+A guarded change does nothing if a client or a worker has changed the row since reconciliation read it. The
+event of a change is in the same transaction.
 
 The copy that replaces a misfit job is found by the events of the repair: `related_job_id` is the copy in the
-event of the old job, and the old job in the event of the copy. No verb of a client writes that column.
+event of the old job, and the old job in the event of the copy. No verb of a client writes
+`related_job_id`.
 """
 
 from __future__ import annotations
@@ -23,14 +24,20 @@ from toc.domain.routing import routing_hash_of
 from toc.store.column_types import DatetimeAsMillis, db_now, sql_time_of_ms
 from toc.store.databases import Database, Databases, execute_on_shard
 from toc.store.driver_errors import is_live_duplicate, is_primary_duplicate
-from toc.store.events import REPAIR, Repair, Transition, record_events, record_repair
-from toc.store.rows import status_from_number
+from toc.store.events import (
+    REPAIR,
+    RepairEvent,
+    TransitionEvent,
+    record_repair_events,
+    record_transition_events,
+)
+from toc.store.job_rows import status_from_number
 from toc.store.schema import JOB, job_table_name
 
 c = JOB.c
 TRIES_MAX = 10
 _LOW_BITS = ROUTING_MASK << SEQUENCE_BITS | SEQUENCE_MASK
-_BY_HAND = "cancel it, and schedule it anew"
+_BY_HAND = "cancel the job, and schedule it anew"
 _COPIED = (
     c.gmt_create, c.biz_id, c.biz_text, c.tenant, c.type_no, c.action_time, c.attribute, c.attempts,
     c.priority, c.claim_token, c.dedup_key, c.claim_time, c.result, c.trace,
@@ -48,10 +55,11 @@ class ShiftedJob(NamedTuple):
     due_ms: int
 
 
-class MisfitRepair(NamedTuple):
-    """The result of repairing a misfit. `job_id`: the copy that replaces it; None: nothing was done.
+class MisfitRepairResult(NamedTuple):
+    """The result of repairing a misfit. `job_id`: the copy that replaces the misfit; None: nothing was
+    done.
 
-    why: the reason why nothing was done. is_over: nothing is left to do.
+    why: the reason why nothing was done. is_over: no later repair is needed.
     """
 
     job_id: int | None
@@ -70,17 +78,17 @@ class JobRepair:
     def __init__(self, databases: Databases, actor: str, run_id: str | None = None) -> None:
         self._databases, self._actor, self._run_id = databases, actor, run_id
 
-    def record_events(self, reasons: Mapping[int, Mapping[int, str]]) -> None:
-        """Writes an event for each of some unchanged jobs (by shard), in one transaction per database.
+    def record_reminder_repairs(self, reasons: Mapping[int, Mapping[int, str]]) -> None:
+        """Writes an event "repair" for jobs whose rows did not change, in one transaction per database.
 
-        A COMMIT whose answer was lost is repeated: then a job has two such events.
+        reasons: by shard and job_id. A COMMIT whose answer was lost is repeated: then a job has two events.
         """
         shards = sorted(reasons)
         for index, some in groupby(shards, key=self._databases.routing.database_index):
             database, mine = self._databases[index], list(some)
-            database.run_transaction(partial(self._record_in, database, mine, reasons))
+            database.run_transaction(partial(self._record_shard_repairs, database, mine, reasons))
 
-    def _record_in(
+    def _record_shard_repairs(
         self,
         database: Database,
         shards: Iterable[int],
@@ -88,18 +96,18 @@ class JobRepair:
         connection: Connection,
     ) -> None:
         for shard in shards:
-            repair = Repair(reasons[shard], self._actor, self._run_id)
-            record_repair(connection, database, shard, repair)
+            repair = RepairEvent(reasons[shard], self._actor, self._run_id)
+            record_repair_events(connection, database, shard, repair)
 
     def reset_due_times(self, shifted: Mapping[int, Sequence[ShiftedJob]]) -> set[tuple[int, int]]:
         """Sets due_time back to action_time, the time that the business gave.
 
         One transaction. `shifted`: by shard, all of one database. Returns (shard, job_id) of the changed
-        jobs: the others have changed since they were read.
+        jobs. A job that has changed since it was read is left as it is.
         """
         database = self._databases.database_of_shard(min(shifted))
 
-        def work(connection: Connection) -> set[tuple[int, int]]:
+        def reset_and_record(connection: Connection) -> set[tuple[int, int]]:
             changed = set()
             for shard in sorted(shifted):
                 reasons = {}
@@ -110,32 +118,33 @@ class JobRepair:
                             f"moved: due_time was {sql_time_of_ms(job.due_ms)} UTC"
                         )
                 if reasons:
-                    repair = Repair(reasons, self._actor, self._run_id)
-                    record_repair(connection, database, shard, repair)
+                    repair = RepairEvent(reasons, self._actor, self._run_id)
+                    record_repair_events(connection, database, shard, repair)
                 changed |= {(shard, job_id) for job_id in reasons}
             return changed
 
-        return database.run_transaction(work)
+        return database.run_transaction(reset_and_record)
 
-    def copy_to_right_shard(self, shard: int, job_id: int) -> MisfitRepair:
+    def copy_to_right_shard(self, shard: int, job_id: int) -> MisfitRepairResult:
         """Copies a pending misfit to the shard of its biz_id, under a fitting id, and cancels the old row.
 
         The old row is in the table of `shard`, whatever its id says. The copy's id has the old id's time and
         sequence with the right routing bits: if the old row becomes live again, the next repair finds the
         existing copy. A job that was never tried is due at its action_time.
 
-        This is one transaction. Across two databases there is none: a client that cancelled the old row
-        between the two commits would get "cancelled" while the copy lived on (I3). Such a job is left to a
-        person. `find_copy` finds the copy by the old id.
+        The repair is one transaction, so both shards must be in one database: with two transactions, a client
+        that cancelled the old row between the two commits would get "cancelled" while the copy lived on (I3).
+        A misfit that belongs into another database is left to a person. `find_copy_id` finds the
+        copy by the old id.
         """
         for _ in range(TRIES_MAX):
             try:
                 return _MisfitRepairer(
                     self._databases, self._actor, self._run_id, shard, job_id
-                ).run()
+                ).repair_misfit()
             except IntegrityError as error:
                 if is_live_duplicate(error):
-                    return MisfitRepair(None, why="a live job holds its key")
+                    return MisfitRepairResult(None, why="another live job holds the key of the job")
                 if not is_primary_duplicate(error):
                     raise
                 # Another transaction took the id after it was read: the next try finds it taken.
@@ -151,20 +160,20 @@ class _MisfitRepairer:
         self._databases, self._shard, self._job_id = databases, shard, job_id
         self._actor, self._run_id = actor, run_id
         self._database = databases.database_of_shard(shard)
-        self._last_repair = MisfitRepair(None)  # the answer of the last try
+        self._last_repair = MisfitRepairResult(None)  # the result of the last try
 
-    def run(self) -> MisfitRepair:
-        return self._database.run_transaction(self._repair)
+    def repair_misfit(self) -> MisfitRepairResult:
+        return self._database.run_transaction(self._copy_and_cancel)
 
-    def _repair(self, connection: Connection) -> MisfitRepair:
+    def _copy_and_cancel(self, connection: Connection) -> MisfitRepairResult:
         self._database.lock_sqlite_file(connection)
         query = select(c.status, c.due_time, *_COPIED).where(c.job_id == self._job_id)
         row = execute_on_shard(connection, self._shard, query.with_for_update()).one_or_none()
         if row is None:
-            return MisfitRepair(None, why="it is gone", is_over=True)
+            return MisfitRepairResult(None, why="the row is gone", is_over=True)
         hash_ = routing_hash_of(row.biz_id)
         shard, routing_bits = self._databases.routing.shard_of_hash(hash_), hash_ & ROUTING_MASK
-        nothing = self._reason_to_do_nothing(
+        nothing = self._result_without_repair(
             connection, status_from_number(row.status), shard, routing_bits
         )
         if nothing is not None:
@@ -175,30 +184,36 @@ class _MisfitRepairer:
             raise AssertionError(f"job {self._job_id} was locked while it was pending")
         new_id = self._insert_copy(connection, shard, routing_bits, row, due_ms)
         words = f"misfit: job {new_id} in {job_table_name(shard)} stands for it now"
-        move = Transition(
+        move = TransitionEvent(
             "cancel", Status.PENDING, Status.CANCELLED, self._actor, words, self._run_id, new_id
         )
-        record_events(connection, self._database, self._shard, c.job_id == self._job_id, move)
-        self._last_repair = MisfitRepair(new_id, row.type_no, due_ms)
+        record_transition_events(
+            connection, self._database, self._shard, c.job_id == self._job_id, move
+        )
+        self._last_repair = MisfitRepairResult(new_id, row.type_no, due_ms)
         return self._last_repair
 
-    def _reason_to_do_nothing(
+    def _result_without_repair(
         self, connection: Connection, status: Status, shard: int, routing_bits: int
-    ) -> MisfitRepair | None:
+    ) -> MisfitRepairResult | None:
         """The result when nothing is to be done, or nothing may be done; None: the repair goes on."""
         if status is Status.RUNNING:
-            return MisfitRepair(None, why="it is running: repaired when it is pending again")
+            return MisfitRepairResult(
+                None, why="the job is running: repaired when the job is pending again"
+            )
         if status is not Status.PENDING:
             # This is the second try of a transaction that was committed: its answer was lost.
             made = self._last_repair.job_id
             if made is not None and has_copy_event(connection, self._database, made, self._job_id):
                 return self._last_repair
-            return MisfitRepair(None, why="it has ended meanwhile", is_over=True)
+            return MisfitRepairResult(None, why="the job has ended meanwhile", is_over=True)
         if routing_bits_of(self._job_id) == routing_bits and shard == self._shard:
-            return MisfitRepair(None, why="it fits by now", is_over=True)
+            return MisfitRepairResult(None, why="the job fits by now", is_over=True)
         home = self._databases.database_of_shard(shard)
         if home is not self._database:
-            return MisfitRepair(None, why=f"it belongs into database {home.index}: {_BY_HAND}")
+            return MisfitRepairResult(
+                None, why=f"the job belongs into database {home.index}: {_BY_HAND}"
+            )
         return None
 
     def _insert_copy(
@@ -220,8 +235,8 @@ class _MisfitRepairer:
             elif any(getattr(there, name) != getattr(row, name) for name in _BUSINESS_DATA):
                 continue
             # The copy is new, or another process has made it.
-            repair = Repair({new_id: words}, self._actor, self._run_id, self._job_id)
-            record_repair(connection, self._database, shard, repair)
+            repair = RepairEvent({new_id: words}, self._actor, self._run_id, self._job_id)
+            record_repair_events(connection, self._database, shard, repair)
             return new_id
         raise AssertionError(f"no free id like {self._job_id}")
 
@@ -250,19 +265,19 @@ _CANCEL = (
 
 
 def possible_copy_ids(job_id: int, routing_bits: int) -> Iterable[int]:
-    """Ids with the time of this one and other routing bits: its own sequence first, then the next ones."""
+    """Ids with the time of `job_id` and other routing bits: first with its sequence, then with the next ones."""
     for step in range(SEQUENCE_MASK + 1):
         yield job_id & ~_LOW_BITS | routing_bits << SEQUENCE_BITS | (job_id + step) & SEQUENCE_MASK
 
 
 def has_copy_event(connection: Connection, database: Database, job_id: int, old_id: int) -> bool:
-    """Whether a repair has made (or taken) this job as the copy of that one."""
+    """Whether a repair has recorded the job `job_id` as the copy of the job `old_id`."""
     event = database.event.c
     its = event.job_id == job_id, event.what == REPAIR, event.related_job_id == old_id
     return connection.execute(select(event.job_id).where(*its).limit(1)).first() is not None
 
 
-def find_copy(databases: Databases, job_id: int) -> int | None:
+def find_copy_id(databases: Databases, job_id: int) -> int | None:
     """The id of the copy that replaced a cancelled job in a repair; None: it was only cancelled."""
     database = databases.database_of_shard(databases.routing.shard_of_hash(routing_bits_of(job_id)))
     event = database.event.c

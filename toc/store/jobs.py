@@ -24,19 +24,19 @@ from toc.store.column_types import DatetimeAsMillis, db_now, sql_time_of_ms, to_
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Database, Databases, execute_on_shard
 from toc.store.driver_errors import is_live_duplicate, is_primary_duplicate
-from toc.store.events import EventStatement, Transition, record_events
+from toc.store.events import EventStatement, TransitionEvent, record_transition_events
 from toc.store.external_transaction import join_transaction
-from toc.store.job_repair import find_copy
-from toc.store.pipeline import BYTES_MAX
-from toc.store.prepared import IDS, PreparedStatement
-from toc.store.rows import (
+from toc.store.job_repair import find_copy_id
+from toc.store.job_rows import (
     JOB_COLUMNS,
+    business_id_condition,
     dead_job_from_row,
-    is_of_business,
     job_from_row,
     select_dead_jobs,
     status_from_number,
 )  # fmt: skip
+from toc.store.pipelined_executor import BYTES_MAX
+from toc.store.prepared_statement import IDS, PreparedStatement
 from toc.store.schema import JOB, live_key_of
 from toc.store.verb import Executor, Statement, StatementResult, Verb, run_statements
 
@@ -60,7 +60,7 @@ class InsertResult(NamedTuple):
     holder: Status | None = None
 
     @property
-    def details(self) -> Scheduled:
+    def as_scheduled(self) -> Scheduled:
         """The result for the caller of schedule()."""
         if self.holder is None:
             return Scheduled(self.job_id, "inserted")
@@ -104,18 +104,18 @@ class Jobs:
         Returns results in the order of `jobs`. Raises DuplicateJob for a held key with on_duplicate="error",
         or "replace" when the holder is already running: then the call has written nothing.
         """
-        _, database = self._locate(jobs[0].job_id)
-        insert = _Insert(self, database, self._databases.routing, jobs, on_duplicate)
+        _, database = self._shard_and_database(jobs[0].job_id)
+        insert = _JobInsert(self, database, self._databases.routing, jobs, on_duplicate)
         if connection is None:
-            return insert.run()
+            return insert.insert_in_transaction()
         with join_transaction(connection, database, self._database_metadata):
-            return insert.run_on(connection)
+            return insert.insert_on_connection(connection)
 
     # ---- reads
 
     def get(self, job_id: int) -> Job | None:
         """Reads a job by its id; None: there is no such row."""
-        shard, database = self._locate(job_id)
+        shard, database = self._shard_and_database(job_id)
         query = select(*JOB_COLUMNS).where(c.job_id == job_id)
         rows = database.select(query, shard)
         return job_from_row(rows[0], self.type_name(rows[0].type_no, database)) if rows else None
@@ -129,18 +129,18 @@ class Jobs:
         dedup_key: str | None = None,
     ) -> list[Job]:
         """Jobs of a business id, live and ended, newest first; at most `limit`. `type_no` None: all types."""
-        conditions = _of_business(business, type_no, dedup_key)
+        conditions = _business_conditions(business, type_no, dedup_key)
         query = select(*JOB_COLUMNS).where(*conditions).order_by(c.job_id.desc()).limit(limit)
         database = self._databases.database_of_shard(shard)
         rows = database.select(query, shard)
         return [job_from_row(row, self.type_name(row.type_no, database)) for row in rows]
 
-    def live_ids(
+    def live_ids_of_business(
         self, shard: int, business: BusinessId, type_no: int | None, dedup_key: str | None
     ) -> list[int]:
-        """All live jobs of a business id (and type, and key), however many there are, oldest first."""
+        """The ids of all live jobs of a business id, and of a type and a key if given; oldest first."""
         query = select(c.job_id).where(
-            *_of_business(business, type_no, dedup_key), c.status.in_(_LIVE)
+            *_business_conditions(business, type_no, dedup_key), c.status.in_(_LIVE)
         )
         pages = self._databases.database_of_shard(shard).read_pages_by_id(query, shard, ROWS_MAX)
         return [job_id for page in pages for (job_id,) in page]
@@ -150,7 +150,7 @@ class Jobs:
     def cancel(self, job_id: int, reason: str | None = None) -> Answer:
         """Pending -> cancelled. After "cancelled" no handler starts (I3)."""
         return self._change_job_or_copy(
-            job_id, Transition("cancel", Status.PENDING, Status.CANCELLED, self.actor, reason)
+            job_id, TransitionEvent("cancel", Status.PENDING, Status.CANCELLED, self.actor, reason)
         )
 
     def reschedule(self, job_id: int, action_ms: int, reason: str | None = None) -> Answer:
@@ -160,7 +160,7 @@ class Jobs:
 
     def redrive(self, job_id: int, action_ms: int, reason: str | None = None) -> Answer:
         """Dead -> pending at `action_ms`. "superseded" when a newer live job holds its key."""
-        transition = Transition("redrive", Status.DEAD, Status.PENDING, self.actor, reason)
+        transition = TransitionEvent("redrive", Status.DEAD, Status.PENDING, self.actor, reason)
         try:
             return self._change_job_or_copy(job_id, transition, action_ms)
         except IntegrityError as error:
@@ -168,7 +168,7 @@ class Jobs:
                 return Answer("superseded", job_id)
             raise
 
-    def dead_letters(self, limit: int, biz_type: str | None = None) -> list[DeadJob]:
+    def read_dead_letters(self, limit: int, biz_type: str | None = None) -> list[DeadJob]:
         """Dead letters of all databases, newest first."""
         found: list[DeadJob] = []
         for database in self._databases:
@@ -185,33 +185,35 @@ class Jobs:
         found.sort(key=lambda job: (job.dead_ms, job.job_id), reverse=True)
         return found[:limit]
 
-    def reschedule_transition(self, action_ms: int, reason: str | None) -> Transition:
+    def reschedule_transition(self, action_ms: int, reason: str | None) -> TransitionEvent:
         """The transition of a pending job to another time."""
         to = f"to {sql_time_of_ms(action_ms)} UTC"
         text = to if reason is None else f"{to}: {reason}"
-        return Transition("reschedule", Status.PENDING, Status.PENDING, self.actor, text)
+        return TransitionEvent("reschedule", Status.PENDING, Status.PENDING, self.actor, text)
 
     def _change_job_or_copy(
-        self, job_id: int, transition: Transition, action_ms: int | None = None
+        self, job_id: int, transition: TransitionEvent, action_ms: int | None = None
     ) -> Answer:
         found = self._change_job(job_id, transition, action_ms)
         if found == "already_cancelled" and transition.from_status is Status.PENDING:
             # A repair may have replaced the job with a copy under another id: change the copy.
-            copy_id = find_copy(self._databases, job_id)  # guard: copy-by-its-key
+            copy_id = find_copy_id(self._databases, job_id)  # guard: copy-by-its-key
             if copy_id is not None:
                 return self._change_job(copy_id, transition, action_ms)
         return found
 
-    def _change_job(self, job_id: int, transition: Transition, action_ms: int | None) -> Answer:
-        shard, database = self._locate(job_id)
+    def _change_job(
+        self, job_id: int, transition: TransitionEvent, action_ms: int | None
+    ) -> Answer:
+        shard, database = self._shard_and_database(job_id)
         changeable_again = str(ANSWER_OF_STATUS[transition.from_status])
         for _ in range(_TRIES_MAX):
             verb = self._change_verb(database, shard, job_id, transition, action_ms)
             found = database.run_verb(verb)
             if found != changeable_again:
-                break  # otherwise its status changed between the UPDATE and the SELECT: try again
+                break  # otherwise the job's status changed between the UPDATE and the SELECT: try again
         if not found.ok and verb.tries > 1 and action_ms is not None:
-            # An earlier try may have committed and its answer was lost: then the row has this call's time.
+            # An earlier try may have committed, and the answer was lost: then the row has this call's time.
             time_ms = database.scalar(select(c.action_time).where(c.job_id == job_id), shard)
             if time_ms == action_ms:
                 return Answer(_ANSWERS[transition.what], job_id)
@@ -222,10 +224,10 @@ class Jobs:
         database: Database,
         shard: int,
         job_id: int,
-        transition: Transition,
+        transition: TransitionEvent,
         action_ms: int | None,
     ) -> Verb[Answer]:
-        """The verb that changes a job. If it changes nothing, its answer is the status that it found."""
+        """Makes the verb that changes a job. If the job does not change, the answer is the found status."""
         statements, table = self._changes[database.index], database.job_table_name(shard)
         changes = [
             statements.change[transition.what].bind(table, [job_id], at=action_ms),
@@ -237,7 +239,7 @@ class Jobs:
         def make_answer(results: Sequence[StatementResult], executor: Executor) -> Answer:
             if results[0].rowcount:
                 return Answer(_ANSWERS[transition.what], job_id)
-            (found,) = executor.send([statements.status.bind(table, [job_id])])
+            (found,) = executor.send_autocommit([statements.status.bind(table, [job_id])])
             if not found.rows:
                 return Answer("unknown")
             ((status, attempts),) = found.rows
@@ -245,12 +247,12 @@ class Jobs:
 
         return Verb(changes, (), make_answer)
 
-    def _locate(self, job_id: int) -> tuple[int, Database]:
+    def _shard_and_database(self, job_id: int) -> tuple[int, Database]:
         shard = self._databases.routing.shard_of_hash(routing_bits_of(job_id))
         return shard, self._databases.database_of_shard(shard)
 
     def fresh_id_like(self, job_id: int) -> int:
-        """A new id of the same shard and slot."""
+        """Draws a new id with the shard and slot of `job_id`."""
         return self._fresh_id(routing_bits_of(job_id))
 
 
@@ -288,8 +290,8 @@ class _ChangeStatements:
         self.status = PreparedStatement(_SELECT_STATUS, dialect)
 
 
-class _Insert:
-    """Inserts jobs of one database: those of a shard in one statement, or one by one for a duplicate."""
+class _JobInsert:
+    """Inserts jobs of one database: one statement per shard; after a duplicate, one statement per job."""
 
     def __init__(
         self,
@@ -308,29 +310,29 @@ class _Insert:
         self._parts = [
             (shard, part)
             for shard in sorted(by_shard)
-            for part in _split_rows(jobs, by_shard[shard])
+            for part in _split_into_inserts(jobs, by_shard[shard])
         ]
         # A single row needs one statement, which commits itself; replacing a row needs two.
         self._is_single_statement = len(jobs) == 1 and on_duplicate != "replace"
         self._may_be_committed = False
-        # An earlier try of this call may have been committed: it may itself have inserted a taken id.
+        # An earlier try of this call may have been committed: a taken id may be that of this call's own job.
         self._repeated = False
 
-    def run(self) -> list[InsertResult]:
+    def insert_in_transaction(self) -> list[InsertResult]:
         """Inserts the jobs in a transaction of their own."""
-        # A key is often held already, and then the packet would fail.
+        # Jobs with a key are not sent as a packet: the packet fails if the key is held, which is frequent.
         if all(job.dedup_key is None for job in self._jobs):
-            verb = self._as_verb()
+            verb = self._insert_verb()
             inserted = self._database.run_pipelined(verb)
             if inserted is not None:
                 return inserted
             self._may_be_committed = verb.tries > 0
         if self._is_single_statement:
-            return self._database.run_autocommit(self._try_once)
-        return self._database.run_transaction(self._try_once)
+            return self._database.run_autocommit(self._insert_once)
+        return self._database.run_transaction(self._insert_once)
 
-    def _as_verb(self) -> Verb[list[InsertResult]]:
-        """The INSERTs of all parts. They fail for a taken id."""
+    def _insert_verb(self) -> Verb[list[InsertResult]]:
+        """Makes the verb with the INSERTs of all parts, which fails if a job id is taken."""
         changes = [
             _insert_statement(self._database, shard, [self._jobs[each] for each in positions])
             for shard, positions in self._parts
@@ -338,14 +340,14 @@ class _Insert:
         inserted = [InsertResult(job.job_id, job.action_ms, written=True) for job in self._jobs]
         return Verb(changes, (), lambda results, executor: inserted)
 
-    def _try_once(self, connection: Connection) -> list[InsertResult]:
+    def _insert_once(self, connection: Connection) -> list[InsertResult]:
         self._repeated = self._may_be_committed
         self._may_be_committed = self._may_be_committed or self._is_single_statement
-        results = self.run_on(connection)
+        results = self.insert_on_connection(connection)
         self._may_be_committed = True
         return results
 
-    def run_on(self, connection: Connection) -> list[InsertResult]:
+    def insert_on_connection(self, connection: Connection) -> list[InsertResult]:
         """Inserts the jobs in the connection's transaction."""
         results: dict[int, InsertResult] = {}
         for shard, positions in self._parts:
@@ -355,11 +357,11 @@ class _Insert:
                 found = [InsertResult(job.job_id, job.action_ms, written=True) for job in jobs]
             except IntegrityError:
                 # Only the failed statement was rolled back; the transaction continues.
-                found = [self._insert_one(connection, shard, job) for job in jobs]
+                found = [self._insert_one_job(connection, shard, job) for job in jobs]
             results.update(zip(positions, found, strict=True))
         return [results[position] for position in range(len(self._jobs))]
 
-    def _insert_one(self, connection: Connection, shard: int, job: NewJob) -> InsertResult:
+    def _insert_one_job(self, connection: Connection, shard: int, job: NewJob) -> InsertResult:
         for _ in range(_TRIES_MAX):
             try:
                 self._insert_rows(connection, shard, [job])
@@ -383,7 +385,7 @@ class _Insert:
         if self._repeated:
             mine = select(c.job_id).where(
                 c.job_id == job.job_id,
-                is_of_business(job.business_id),
+                business_id_condition(job.business_id),
                 c.type_no == job.type_no,
                 c.action_time == job.action_ms,
             )
@@ -402,7 +404,7 @@ class _Insert:
             .with_for_update(read=True)
         )
         holder = execute_on_shard(connection, shard, query).first()
-        if holder is None:  # it ended in between: try again
+        if holder is None:  # the holder ended in between: try again
             return job
         if holder.job_id == job.job_id:
             return InsertResult(job.job_id, job.action_ms, written=True)
@@ -428,7 +430,9 @@ class _Insert:
             if not execute_on_shard(connection, shard, change).rowcount:
                 return job
             move = self._library.reschedule_transition(job.action_ms, "replaced by schedule()")
-            record_events(connection, self._database, shard, c.job_id == holder.job_id, move)
+            record_transition_events(
+                connection, self._database, shard, c.job_id == holder.job_id, move
+            )
             return InsertResult(holder.job_id, job.action_ms, written=True, holder=Status.PENDING)
         raise DuplicateJob(
             holder.job_id,
@@ -451,7 +455,7 @@ def _insert_statement(database: Database, shard: int, jobs: Sequence[NewJob]) ->
     rows: list[str] = []
     has_texts = any(job.biz_text or job.tenant for job in jobs)
     columns = f"{_COLUMNS}, biz_text, tenant" if has_texts else _COLUMNS
-    keyless, keyed = _row_texts(sqlite=database.sqlite, has_texts=has_texts)
+    keyless, keyed = _row_placeholders(sqlite=database.sqlite, has_texts=has_texts)
     for job in jobs:
         when = sql_time_of_ms(job.action_ms)
         if database.sqlite:
@@ -471,7 +475,7 @@ def _insert_statement(database: Database, shard: int, jobs: Sequence[NewJob]) ->
 
 
 @cache
-def _row_texts(*, sqlite: bool, has_texts: bool) -> tuple[str, str]:
+def _row_placeholders(*, sqlite: bool, has_texts: bool) -> tuple[str, str]:
     """The VALUES of a row without a dedup_key, and with one."""
     mark = "?" if sqlite else "%s"
     due = mark if sqlite else "action_time"  # in MySQL a value may refer to a column left of it
@@ -480,11 +484,11 @@ def _row_texts(*, sqlite: bool, has_texts: bool) -> tuple[str, str]:
     return f"{start}NULL{texts})", f"{start}{mark}{texts})"
 
 
-def _of_business(
+def _business_conditions(
     business: BusinessId, type_no: int | None, dedup_key: str | None
 ) -> list[ColumnElement[bool]]:
     """Conditions: the jobs of a business id, and of this type and this key where they are given."""
-    conditions: list[ColumnElement[bool]] = [is_of_business(business)]
+    conditions: list[ColumnElement[bool]] = [business_id_condition(business)]
     if type_no is not None:
         conditions.append(c.type_no == type_no)
     if dedup_key is not None:
@@ -492,7 +496,7 @@ def _of_business(
     return conditions
 
 
-def _split_rows(jobs: Sequence[NewJob], positions: Sequence[int]) -> Iterator[list[int]]:
+def _split_into_inserts(jobs: Sequence[NewJob], positions: Sequence[int]) -> Iterator[list[int]]:
     """Splits positions into lists of at most ROWS_MAX rows and about BYTES_MAX bytes, one per INSERT."""
     part: list[int] = []
     size = 0

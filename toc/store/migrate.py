@@ -36,8 +36,8 @@ from toc.store.schema_executor import (
     Progress,
     ScriptExecutor,
     StepProgress,
-    job_tables,
-    refuse_if_jobs,
+    refuse_table_with_jobs,
+    tables_holding_jobs,
 )
 from toc.store.schema_steps import AddColumn, MakeTable, MakeView, SchemaTarget, Steps
 
@@ -60,12 +60,13 @@ __all__ = [
 
 Phase = Literal["pre", "post", "all"]
 BASE = "base"
-"""The name of the revision before the first: nothing is there."""
+"""The name of the state before the first revision: a database without tables of toc."""
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A revision. `fits_since`: the oldest release, by its newest revision, whose statements run on it."""
+    """A revision. `fits_since`: the oldest release whose statements run on the
+    schema of this revision; a release is named by its newest revision."""
 
     name: str
     phase: str
@@ -86,19 +87,19 @@ class MigrationResult:
 # ---- what this release brings
 
 
-def _scripts() -> Path:
+def _migrations_directory() -> Path:
     package = Path(__file__).resolve().parent.parent
     packaged = package / "_migrations"  # in an installed wheel
     return packaged if packaged.is_dir() else package.parent / "migrations"
 
 
-def revisions() -> tuple[Revision, ...]:
+def release_revisions() -> tuple[Revision, ...]:
     """The revisions that this release brings, oldest first."""
-    return _revisions(_scripts())
+    return _load_revisions(_migrations_directory())
 
 
 @functools.cache
-def _revisions(scripts: Path) -> tuple[Revision, ...]:
+def _load_revisions(scripts: Path) -> tuple[Revision, ...]:
     found: list[Revision] = []
     for path in sorted((scripts / "versions").glob("[0-9]*.py")):
         module = _load_module(path)
@@ -128,19 +129,19 @@ def _load_module(path: Path) -> Any:
 
 def newest_revision() -> str:
     """The newest revision that this release brings."""
-    return revisions()[-1].name
+    return release_revisions()[-1].name
 
 
 def oldest_usable_revision() -> str:
-    """The oldest revision that this release's processes run on: all that is newer is of phase post."""
-    return next(r.name for r in reversed(revisions()) if r.phase == "pre")
+    """The oldest revision that this release's processes run on: all later revisions are of phase post."""
+    return next(r.name for r in reversed(release_revisions()) if r.phase == "pre")
 
 
 def revision_position(name: str) -> int | None:
     """How many revisions lead to this one; 0 for the base, None for a revision that this release lacks."""
     if name == BASE:
         return 0
-    return next((at for at, r in enumerate(revisions(), 1) if r.name == name), None)
+    return next((at for at, r in enumerate(release_revisions(), 1) if r.name == name), None)
 
 
 def schema_target(settings: Settings, index: int) -> SchemaTarget:
@@ -154,10 +155,10 @@ def schema_target(settings: Settings, index: int) -> SchemaTarget:
 
 def read_revision(database: Database) -> str | None:
     """The revision that a database is at; None before the first migration."""
-    return database.run_read(current_revision)
+    return database.run_read(read_connection_revision)
 
 
-def current_revision(connection: Connection) -> str | None:
+def read_connection_revision(connection: Connection) -> str | None:
     """The revision that a connection's database is at; None before the first migration."""
     if not connection.dialect.has_table(connection, VERSION_TABLE):
         return None
@@ -172,15 +173,15 @@ def read_fits_since(database: Database) -> str | None:
 
 
 def describe_incompatibility(database: Database) -> str | None:
-    """Why this release's processes must not use a database, and what to do; None: they may.
+    """Says why this release's processes must not use a database, and what to do; None: they may use it.
 
-    They may at each revision from `oldest_usable_revision()` to `newest_revision()`, and at a newer one that
-    fits a release as old as this one, by `toc_meta`.
+    A database may be used at each revision from `oldest_usable_revision()` to `newest_revision()`, and at a
+    newer revision whose entry in `toc_meta` says that it fits this release.
     """
     found, oldest = read_revision(database), oldest_usable_revision()
     at = revision_position(found or BASE)
     if at is not None:
-        if at >= _position(oldest):
+        if at >= _position_or_zero(oldest):
             return None
         return f"is at revision {found or 'none'}, this release needs {oldest}: run `toc migrate`"
     since = read_fits_since(database)
@@ -198,7 +199,7 @@ def describe_incompatibility(database: Database) -> str | None:
 
 
 def refuse_incompatible(databases: Iterable[Database]) -> None:
-    """Raises SchemaMismatch unless this release may run on each of them."""
+    """Raises SchemaMismatch unless this release may run on each of these databases."""
     for database in databases:
         why = describe_incompatibility(database)
         if why is not None:
@@ -220,17 +221,17 @@ def upgrade(
 ) -> list[MigrationResult]:
     """Brings every database to the newest revision, or as far as `phase` and `to` allow.
 
-    pre: up to the first pending revision of phase post. post: only those of phase post; raises
-    MigrationFailed where one of phase pre comes first. A database that is empty gets all, since no
-    process can run on it. `to`: not beyond this revision. `may_rebuild`: where the server cannot change a
-    table at once, rebuild it, and let writes wait if it must be. `progress` is called per table.
-    `parallel`: so many databases at a time; the first error stops them all.
+    pre: up to the first pending revision of phase post. post: only revisions of phase post; raises
+    MigrationFailed if a pending revision of phase pre comes first. An empty database gets all revisions,
+    because no process can run on it. `to`: the last revision to reach. `may_rebuild`: a table that the server
+    cannot change at once is rebuilt, if necessary while writes wait. `progress` is called per table.
+    `parallel`: the number of databases that are changed at a time; the first error stops all.
 
     Raises StoreUnavailable, SchemaMismatch (unknown revision, another routing), MigrationFailed (with
     database and table; the run may be repeated).
     """
     if to is not None:
-        _refuse_unknown(to, allow_base=False)
+        _refuse_unknown_revision(to, allow_base=False)
     reached, tasks = [], []
     with _open_databases(settings) as databases:
         for database in databases:
@@ -238,9 +239,9 @@ def upgrade(
             goal = _target_revision(database.index, found, phase, to)
             if goal is not None and goal != found:
                 tasks.append(_plan_task(settings, database.index, found, goal))
-            reached.append(_result(database.index, goal))
+            reached.append(_migration_result(database.index, goal))
     run = MigrationRun(settings, progress, lock_wait_s=lock_wait_s, may_rebuild=may_rebuild)
-    run.run_all(tasks, parallel)
+    run.run_tasks(tasks, parallel)
     return reached
 
 
@@ -256,34 +257,36 @@ def downgrade(
     Raises InvalidInput for an unknown revision, MigrationFailed where tables that would be dropped hold
     jobs: then nothing has been changed on any database.
     """
-    _refuse_unknown(to)
+    _refuse_unknown_revision(to)
     reached, tasks = [], []
     with _open_databases(settings) as databases:
         for database in databases:
             found = _read_known_revision(database)
-            back = revisions()[_position(to) : _position(found)]
+            back = release_revisions()[_position_or_zero(to) : _position_or_zero(found)]
             if back:
-                _refuse_if_jobs(database, back)
+                _refuse_tables_with_jobs(database, back)
                 tasks.append(_plan_task(settings, database.index, found, to))
-            reached.append(_result(database.index, to if back else found))
-    MigrationRun(settings, progress, lock_wait_s=lock_wait_s).run_all(tasks)
+            reached.append(_migration_result(database.index, to if back else found))
+    MigrationRun(settings, progress, lock_wait_s=lock_wait_s).run_tasks(tasks)
     return reached
 
 
 def _plan_task(settings: Settings, index: int, found: str | None, goal: str) -> MigrationTask:
-    low, high = sorted((_position(found), _position(goal)))
+    low, high = sorted((_position_or_zero(found), _position_or_zero(goal)))
     target = schema_target(settings, index)
-    total = sum(1 for revision in revisions()[low:high] for _ in revision.steps(target))
-    return MigrationTask(target, _context_factory(goal, up=_position(found) == low), total)
+    total = sum(1 for revision in release_revisions()[low:high] for _ in revision.steps(target))
+    return MigrationTask(
+        target, _alembic_context_factory(goal, up=_position_or_zero(found) == low), total
+    )
 
 
-def _context_factory(goal: str, *, up: bool) -> ContextFactory:
-    """How Alembic runs the revisions to `goal` in one of several threads: its environment serves only one."""
+def _alembic_context_factory(goal: str, *, up: bool) -> ContextFactory:
+    """Makes Alembic's contexts for the revisions to `goal`. Alembic's environment serves only one thread."""
     from alembic.migration import MigrationContext  # noqa: PLC0415 - see above
     from alembic.script import ScriptDirectory  # noqa: PLC0415
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    scripts = ScriptDirectory(str(_scripts()))
+    scripts = ScriptDirectory(str(_migrations_directory()))
     choose = scripts._upgrade_revs if up else scripts._downgrade_revs  # noqa: SLF001
 
     def make_context(connection: Connection, applied: RevisionApplied) -> MigrationContext:
@@ -297,20 +300,22 @@ def _context_factory(goal: str, *, up: bool) -> ContextFactory:
     return make_context
 
 
-def _result(index: int, revision: str | None) -> MigrationResult:
+def _migration_result(index: int, revision: str | None) -> MigrationResult:
     at = None if revision == BASE else revision
-    return MigrationResult(index, at, revisions()[_position(at) :])
+    return MigrationResult(index, at, release_revisions()[_position_or_zero(at) :])
 
 
 def list_downgrade_drops(settings: Settings, to: str) -> list[str]:
-    """What a downgrade would drop in any of the databases, in words. Raises like `downgrade`."""
-    _refuse_unknown(to)
+    """Describes the tables, views and columns that a downgrade would drop. Raises like `downgrade`."""
+    _refuse_unknown_revision(to)
     with _open_databases(settings) as databases:
-        found = max(_position(_read_known_revision(database)) for database in databases)
+        found = max(_position_or_zero(_read_known_revision(database)) for database in databases)
     target = schema_target(settings, 0)
-    steps = [step for r in revisions()[_position(to) : found] for step in r.steps(target)]
+    steps = [
+        step for r in release_revisions()[_position_or_zero(to) : found] for step in r.steps(target)
+    ]
     columns = Counter(step.column for step in steps if isinstance(step, AddColumn))
-    jobs = job_tables(steps)
+    jobs = tables_holding_jobs(steps)
     return [
         *(f"view {step.table}" for step in steps if isinstance(step, MakeView)),
         *(f"column {name} of {count} tables" for name, count in columns.items()),
@@ -319,26 +324,31 @@ def list_downgrade_drops(settings: Settings, to: str) -> list[str]:
     ]
 
 
-def _refuse_if_jobs(database: Database, taken_back: Sequence[Revision]) -> None:
+def _refuse_tables_with_jobs(database: Database, taken_back: Sequence[Revision]) -> None:
     target = SchemaTarget(database.index, database.shards, database.sqlite)
-    tables = [table for revision in taken_back for table in job_tables(revision.steps(target))]
+    tables = [
+        table for revision in taken_back for table in tables_holding_jobs(revision.steps(target))
+    ]
 
-    def check(connection: Connection) -> None:
+    def refuse_each_table(connection: Connection) -> None:
         for table in tables:
-            refuse_if_jobs(connection, database.index, table)
+            refuse_table_with_jobs(connection, database.index, table)
 
-    database.run_read(check)
+    database.run_read(refuse_each_table)
 
 
 def _target_revision(index: int, found: str | None, phase: Phase, to: str | None) -> str | None:
     """The revision that a database is to be brought to."""
-    at, end = _position(found), len(revisions()) if to is None else _position(to)
+    at, end = (
+        _position_or_zero(found),
+        len(release_revisions()) if to is None else _position_or_zero(to),
+    )
     if end < at:
         text = f"it is at revision {found} already; the way back is --down-to {to}"
         raise MigrationFailed(index, None, text)
-    ahead = revisions()[at:end]
+    ahead = release_revisions()[at:end]
     if found is None or phase == "all" or not ahead:
-        return revisions()[end - 1].name if ahead else found
+        return release_revisions()[end - 1].name if ahead else found
     if phase == "post" and ahead[0].phase == "pre":
         text = f"revision {ahead[0].name} is of phase pre and comes first: run `toc migrate`, and deploy"
         raise MigrationFailed(index, None, text)
@@ -360,14 +370,14 @@ def _read_known_revision(database: Database) -> str | None:
     return found
 
 
-def _position(name: str | None) -> int:
+def _position_or_zero(name: str | None) -> int:
     return 0 if name is None else revision_position(name) or 0
 
 
-def _refuse_unknown(revision: str, *, allow_base: bool = True) -> None:
+def _refuse_unknown_revision(revision: str, *, allow_base: bool = True) -> None:
     """Raises InvalidInput for a revision that this release does not bring."""
     if revision_position(revision) is None or (revision == BASE and not allow_base):
-        names = ", ".join(each.name for each in revisions())
+        names = ", ".join(each.name for each in release_revisions())
         base = f" or {BASE}" if allow_base else ""
         raise InvalidInput("revision", revision, f"must be one of {names}{base}")
 
@@ -384,7 +394,7 @@ def _open_databases(settings: Settings) -> Iterator[Databases]:
 # ---- scripts for DBAs
 
 
-def write_script(
+def write_migration_scripts(
     settings: Settings,
     out: TextIO | None = None,
     directory: Path | None = None,
@@ -400,37 +410,39 @@ def write_script(
     """
     end = newest_revision() if end is None else end
     for name in (start, end):
-        _refuse_unknown(name)
+        _refuse_unknown_revision(name)
     if end == BASE:
         text = "a script cannot see whether the job tables are empty: run the downgrade itself"
         raise MigrationFailed(0, None, text)
-    low, high = sorted((_position(start), _position(end)))
-    between = [revision.name for revision in revisions()[max(low - 1, 0) : high]]
+    low, high = sorted((_position_or_zero(start), _position_or_zero(end)))
+    between = [revision.name for revision in release_revisions()[max(low - 1, 0) : high]]
     paths = script_paths(settings, directory)
     for index in range(len(settings.databases)):
         with open_script(settings, index, paths, out, lock_wait_s) as script:
             first = None if start == BASE else start
             script.write_head(version_of("toc"), first, end, between)
-            _write_revisions(script, low, high, up=_position(start) == low)
+            _write_revision_range(script, low, high, up=_position_or_zero(start) == low)
             script.write_end()
     return paths
 
 
-def _write_revisions(script: ScriptExecutor, low: int, high: int, *, up: bool) -> None:
+def _write_revision_range(script: ScriptExecutor, low: int, high: int, *, up: bool) -> None:
     """Writes the revisions between two positions."""
     for at in range(low, high) if up else range(high - 1, low - 1, -1):
-        revision = revisions()[at]
-        before = revisions()[at - 1] if at else None
+        revision = release_revisions()[at]
+        before = release_revisions()[at - 1] if at else None
         if up:
             script.up(revision.name, revision.steps)
-            script.stamp(before.name if before else None, revision.name, revision.fits_since)
+            script.write_revision_stamp(
+                before.name if before else None, revision.name, revision.fits_since
+            )
         elif before is not None:  # scripts do not lead to the base
             script.down(revision.name, revision.steps)
-            script.stamp(revision.name, before.name, before.fits_since)
+            script.write_revision_stamp(revision.name, before.name, before.fits_since)
 
 
 def script_paths(settings: Settings, directory: Path | None, prefix: str = "") -> list[Path]:
-    """The file of each database in the directory, which is made; []: there is no directory.
+    """Makes the directory and returns the path of each database's script; []: no directory is given.
 
     Raises InvalidInput: one stream of SQL for several databases would be run on one of them.
     """

@@ -1,6 +1,7 @@
 """Runs revisions on a database, and on several databases at a time.
 
-A run is alone on its database: on a server it holds a lock by GET_LOCK, on SQLite it is one transaction.
+Only one run at a time changes a database: on MySQL a run holds a lock by GET_LOCK, on SQLite a run is one
+transaction.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from sqlalchemy.pool import NullPool
 from toc.errors import StoreUnavailable
 from toc.runtime.files import on_sqlite_connect
 from toc.runtime.settings import Settings
+from toc.store.database_identity import refuse_other_database
 from toc.store.driver_errors import error_number, error_text
-from toc.store.identity import refuse_other_database
 from toc.store.schema_executor import (
     LOCK_NAME,
     LOCK_WAIT_S,
@@ -29,8 +30,8 @@ from toc.store.schema_executor import (
     OnlineExecutor,
     Progress,
     StepProgress,
-    fits_since_statement,
     lock_wait_assignments,
+    record_fits_since_sql,
 )
 from toc.store.schema_steps import SchemaTarget
 from toc.store.sessions import session_arguments
@@ -69,14 +70,14 @@ class MigrationRun:
         self._lock_wait_s, self._may_rebuild = lock_wait_s, may_rebuild
         self._stop, self._progress_lock = threading.Event(), threading.Lock()
 
-    def run_all(self, tasks: Sequence[MigrationTask], parallel: int = 1) -> None:
+    def run_tasks(self, tasks: Sequence[MigrationTask], parallel: int = 1) -> None:
         """Runs `parallel` tasks at a time. Raises StoreUnavailable, SchemaMismatch, MigrationFailed."""
         if parallel == 1:  # in this thread: Ctrl-C ends the statement that runs
             for task in tasks:
-                self.run(task)
+                self.run_task(task)
             return
         with ThreadPoolExecutor(min(parallel, PARALLEL_MAX)) as pool:
-            futures = [pool.submit(self.run, task) for task in tasks]
+            futures = [pool.submit(self.run_task, task) for task in tasks]
             try:
                 done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             finally:
@@ -86,14 +87,14 @@ class MigrationRun:
         for future in done:
             future.result()
 
-    def run(self, task: MigrationTask) -> None:
+    def run_task(self, task: MigrationTask) -> None:
         """Runs the revisions that the context of the task chooses."""
 
-        def applied(step: Any, **rest: object) -> None:
+        def record_fits_since(step: Any, **rest: object) -> None:
             for (
                 revision
             ) in step.destination_revisions:  # none at the base, where there is no toc_meta
-                connection.exec_driver_sql(fits_since_statement(revision.module.fits_since))
+                connection.exec_driver_sql(record_fits_since_sql(revision.module.fits_since))
 
         target = task.target
         with open_migration_connection(
@@ -102,7 +103,7 @@ class MigrationRun:
             refuse_other_database(target, connection, self._settings.routing.meta_values())
             if not target.sqlite:
                 connection.commit()
-            context = task.make_context(connection, applied)
+            context = task.make_context(connection, record_fits_since)
             executor = OnlineExecutor(
                 target,
                 connection,
@@ -119,9 +120,7 @@ class MigrationRun:
             with self._progress_lock:
                 self._progress(step)
         if self._stop.is_set():
-            text = (
-                "stopped, because the run was ended at another database; a later run goes on here"
-            )
+            text = "stopped, because the run failed at another database; a later run continues here"
             raise MigrationFailed(step.database, step.table, text)
 
 
@@ -129,7 +128,7 @@ class MigrationRun:
 def open_migration_connection(
     index: int, settings: Settings, lock_wait_s: int
 ) -> Iterator[Connection]:
-    """A connection of the only run on this database; on SQLite, inside its transaction."""
+    """Opens a connection that holds the lock of migrations; on SQLite, in a write transaction."""
     url = make_url(settings.databases[index])
     sqlite = url.get_backend_name() == "sqlite"
     arguments: dict[str, Any] = {"timeout": lock_wait_s}
@@ -144,20 +143,20 @@ def open_migration_connection(
     except DBAPIError as error:
         raise StoreUnavailable(index, error) from error
     alone = (
-        _sqlite_write_lock(index, connection)
+        _hold_sqlite_write_lock(index, connection)
         if sqlite
-        else _migration_lock(index, connection, lock_wait_s)
+        else _hold_migration_lock(index, connection, lock_wait_s)
     )
     with connection:
         try:
             with alone:
                 yield connection
-        except DBAPIError as error:  # not one of a step: that names its table
+        except DBAPIError as error:  # not of a step: errors of steps are MigrationFailed already
             raise MigrationFailed(index, None, error_text(error), error_number(error)) from error
 
 
 @contextmanager
-def _sqlite_write_lock(index: int, connection: Connection) -> Iterator[None]:
+def _hold_sqlite_write_lock(index: int, connection: Connection) -> Iterator[None]:
     try:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     except DBAPIError as error:
@@ -172,7 +171,7 @@ def _sqlite_write_lock(index: int, connection: Connection) -> Iterator[None]:
 
 
 @contextmanager
-def _migration_lock(index: int, connection: Connection, lock_wait_s: int) -> Iterator[None]:
+def _hold_migration_lock(index: int, connection: Connection, lock_wait_s: int) -> Iterator[None]:
     connection.exec_driver_sql(f"SET SESSION {lock_wait_assignments(lock_wait_s)}")
     if connection.exec_driver_sql(f"SELECT GET_LOCK({LOCK_NAME}, {lock_wait_s})").scalar() != 1:
         holder = connection.exec_driver_sql(f"SELECT IS_USED_LOCK({LOCK_NAME})").scalar()
@@ -182,5 +181,5 @@ def _migration_lock(index: int, connection: Connection, lock_wait_s: int) -> Ite
     try:
         yield
     finally:
-        with suppress(DBAPIError):  # a lost connection has let it go
+        with suppress(DBAPIError):  # the server has released the lock of a lost connection
             connection.exec_driver_sql(f"SELECT RELEASE_LOCK({LOCK_NAME})")

@@ -1,6 +1,6 @@
 """Checks whether a database can be moved, and finds how far its move is. Changes nothing.
 
-The queries of the two servers are in `move_server`; this module judges their answers.
+The queries of the two servers are in `move_server_session`; this module judges their answers.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Literal
 from toc.errors import TocError
 from toc.store.account_rights import AccountRights, read_account_rights
 from toc.store.account_roles import ROLES
-from toc.store.move_server import LAG_S_MAX, MoveServer, MoveStopped
-from toc.store.mover import MOVED_ROWS, Probe
+from toc.store.database_mover import MOVED_ROWS, Probe
+from toc.store.move_server_session import LAG_S_MAX, MoveServerSession, MoveStopped
 from toc.store.schema import VERSION_TABLE
 
 Level = Literal["ok", "warn", "fail"]
 State = Literal["done", "next", "later", "unknown"]
 
-VERSION_MIN = (8, 0, 22)  # the first that can make a schema READ ONLY
+VERSION_MIN = (8, 0, 22)  # the first version that can make a schema READ ONLY
 
 MOVER = ROLES["mover"]
 APP_JOBS = ("SELECT", "INSERT", "UPDATE")
@@ -40,7 +40,7 @@ class MoveFinding:
 
 @dataclass(frozen=True, slots=True)
 class MoveStep:
-    """One step of a move. todo: how to do it, if it is not done."""
+    """One step of a move. todo: how to do the step, if it is not done."""
 
     step: str
     state: State
@@ -49,41 +49,41 @@ class MoveStep:
 
 
 class MoveChecks:
-    """The checks of both servers. probe(server): opens a session of the application's own account there.
+    """The checks of both servers. probe(server): opens a session of the application's account.
 
     members: the nodes in ZooKeeper, and whether each knows of the move; None: a node of an older release.
     """
 
     def __init__(
         self,
-        old: MoveServer,
-        new: MoveServer,
+        old: MoveServerSession,
+        new: MoveServerSession,
         probe: Probe,
         members: Mapping[str, bool | None],
     ) -> None:
         self._old, self._new, self._probe, self._members = old, new, probe, members
 
-    def run_all(self) -> list[MoveFinding]:
+    def run_all_checks(self) -> list[MoveFinding]:
         """Runs all checks; takes several seconds at most."""
         old, new = self._old, self._new
-        found = [*self._check_servers(), *self._check_logs(), self._check_durability()]
+        found = [*self._check_servers(), *self._check_binary_logs(), self._check_durability()]
         if old.uuid == new.uuid:
             return found
         return [
             *found,
             self._check_replication(),
-            self._check_lag(),
-            *self._check_data(),
+            self._check_replication_lag(),
+            *self._check_tables_and_meta(),
             *self._check_privileges(),
-            self._check_guard(),
+            self._check_other_writers(),
             self._check_errant_transactions(),
             self._check_open_transactions(),
-            *self._check_settings(),
+            *self._check_settings_deployed(),
         ]
 
     def refuse_if_failed(self) -> None:
         """Raises MoveStopped if a check fails."""
-        wrong = [finding for finding in self.run_all() if finding.level == "fail"]
+        wrong = [finding for finding in self.run_all_checks() if finding.level == "fail"]
         if wrong:
             texts = "; ".join(f"{each.check}: {each.found} ({each.advice})" for each in wrong)
             raise MoveStopped(f"database {self._old.index}: the move was not started: {texts}")
@@ -108,14 +108,14 @@ class MoveChecks:
             "ok" if old.version[:2] == new.version[:2] else "warn",
         )
 
-    def _check_logs(self) -> Iterator[MoveFinding]:
+    def _check_binary_logs(self) -> Iterator[MoveFinding]:
         wanted = {"gtid_mode": "ON", "enforce_gtid_consistency": "ON", "log_bin": "ON"}
         for server in (self._old, self._new):
             more = (
                 {"binlog_format": "ROW"} if server is self._old else {"log_replica_updates": "ON"}
             )
-            found = server.variables(*wanted, *more)
-            # MySQL is about to lose binlog_format: then it is ROW.
+            found = server.read_variables(*wanted, *more)
+            # MySQL has deprecated binlog_format; a version without the variable always uses ROW.
             wrong = [
                 f"{k} = {found[k]}" for k, v in (wanted | more).items() if found.get(k, v) != v
             ]
@@ -129,47 +129,53 @@ class MoveChecks:
     def _check_durability(self) -> MoveFinding:
         """A COMMIT on the new server must be durable (I1); replicas are often less durable."""
         wanted = {"innodb_flush_log_at_trx_commit": "1", "sync_binlog": "1"}
-        found = self._new.variables(*wanted)
+        found = self._new.read_variables(*wanted)
         wrong = [f"{k} = {found.get(k)}" for k, v in wanted.items() if found.get(k) != v]
-        advice = "SET PERSIST both to 1 on the new server: else a power loss takes jobs along"
+        advice = "SET PERSIST both to 1 on the new server: otherwise a power loss can lose jobs"
         text = ", ".join(wrong) or "each COMMIT is on the disk"
         return _make_finding("durability of the new server", not wrong, text, advice)
 
     # ---- replication
 
     def _check_replication(self) -> MoveFinding:
-        channel = self._new.replication_channel(self._old.uuid)
+        channel = self._new.read_replication_channel(self._old.uuid)
         advice = "make the new server a replica of the old one: see docs/how-to/move-database.md"
         if channel is None:
             return MoveFinding(
                 "replication", "fail", "the new server does not replicate the old", advice
             )
-        text = "runs" if channel.runs else f"stands still: {channel.error or 'START REPLICA'}"
-        return _make_finding("replication", channel.runs, text, advice)
+        text = "runs" if channel.is_running else f"is stopped: {channel.error or 'START REPLICA'}"
+        return _make_finding("replication", channel.is_running, text, advice)
 
-    def _check_lag(self) -> MoveFinding:
+    def _check_replication_lag(self) -> MoveFinding:
         advice = "wait until the new server has caught up"
-        behind_s = self._new.lag_s(self._old)
+        behind_s = self._new.measure_lag_s(self._old)
         if behind_s is None:
             return MoveFinding("lag", "fail", f"more than {LAG_S_MAX:g} s", advice)
         return MoveFinding("lag", "ok", f"{behind_s * 1000:.0f} ms")
 
     def _check_errant_transactions(self) -> MoveFinding:
-        own = self._new.executed_gtids()  # before the old server's, which is ahead
-        more = str(self._new.value("SELECT GTID_SUBTRACT(%s, %s)", own, self._old.executed_gtids()))
+        own = (
+            self._new.read_executed_gtids()
+        )  # read before the old server's set, which grows meanwhile
+        more = str(
+            self._new.read_value(
+                "SELECT GTID_SUBTRACT(%s, %s)", own, self._old.read_executed_gtids()
+            )
+        )
         advice = "look what was written there: SHOW BINLOG EVENTS"
         text = f"the new server has transactions of its own: {more}" if more else "none of its own"
         return _make_finding("transactions", not more, text, advice, bad="warn")
 
     def _check_open_transactions(self) -> MoveFinding:
         found = self._old.describe_oldest_transaction()
-        advice = "the fence waits for it, and gives up after half of --pause-max"
+        advice = "the fence waits for this transaction, and gives up after half of --pause-max"
         return _make_finding(
             "open transactions", not found, found or "none is old", advice, bad="warn"
         )
 
-    def _check_guard(self) -> MoveFinding:
-        guarded = self._new.only_replication_writes()
+    def _check_other_writers(self) -> MoveFinding:
+        guarded = self._new.only_replication_may_write()
         text = "only replication writes there" if guarded else "others may write there"
         advice = (
             "SET PERSIST super_read_only = 1 there; else `toc move --go` makes the schema READ ONLY"
@@ -178,7 +184,7 @@ class MoveChecks:
 
     # ---- the data
 
-    def _check_data(self) -> Iterator[MoveFinding]:
+    def _check_tables_and_meta(self) -> Iterator[MoveFinding]:
         old, new = self._old, self._new
         there, here = old.read_tables(), new.read_tables()
         missing = sorted(there.keys() - here.keys())
@@ -193,7 +199,7 @@ class MoveChecks:
         if missing or not there:
             return
         revisions = [
-            server.value(f"SELECT version_num FROM {server.quoted}.{VERSION_TABLE}")  # noqa: S608
+            server.read_value(f"SELECT version_num FROM {server.quoted_schema}.{VERSION_TABLE}")  # noqa: S608
             for server in (old, new)
         ]
         yield _make_finding(
@@ -259,7 +265,7 @@ class MoveChecks:
 
     # ---- who knows of the move
 
-    def _check_settings(self) -> Iterator[MoveFinding]:
+    def _check_settings_deployed(self) -> Iterator[MoveFinding]:
         advice = f"deploy the setting moving.{self._old.index} there first"
         ignorant = sorted(name for name, knows in self._members.items() if not knows)
         if self._members:
@@ -269,18 +275,22 @@ class MoveChecks:
             bad: Level = "fail" if False in self._members.values() else "warn"
             yield _make_finding("nodes in ZooKeeper", not ignorant, text, advice, bad=bad)
         silent = hosts_not_on_new_server(self._old, self._new)
-        text = f"of {', '.join(silent[:5])} none looks at the new server" if silent else "all look"
+        text = (
+            f"no sessions on the new server from {', '.join(silent[:5])}"
+            if silent
+            else "all use both"
+        )
         yield _make_finding("clients' hosts", not silent, text, advice, bad="warn")
 
 
 def list_move_steps(
-    old: MoveServer, new: MoveServer, members: Mapping[str, bool | None]
+    old: MoveServerSession, new: MoveServerSession, members: Mapping[str, bool | None]
 ) -> list[MoveStep]:
-    """The steps of a move and their states; the last one is done in the settings."""
+    """The steps of a move and their states; the last step is a change of the settings."""
     index = old.index
-    channel = new.replication_channel(old.uuid)
+    channel = new.read_replication_channel(old.uuid)
     declared, fenced = new.is_declared_home(), old.is_fenced()
-    behind_s = None if channel is None or declared else new.lag_s(old)
+    behind_s = None if channel is None or declared else new.measure_lag_s(old)
     ignorant = [name for name, knows in members.items() if knows is False]
     hosts = hosts_not_on_new_server(old, new)
     found: list[tuple[str, bool, str, str]] = [
@@ -333,12 +343,12 @@ def list_move_steps(
     return steps
 
 
-def hosts_not_on_new_server(old: MoveServer, new: MoveServer) -> list[str]:
-    """Hosts with sessions on the old server and none on the new one: they do not poll it, as a move needs."""
+def hosts_not_on_new_server(old: MoveServerSession, new: MoveServerSession) -> list[str]:
+    """Hosts with sessions on the old server, but not on the new server, which they must poll for a move."""
     there, here = (
         {
             str(row["Host"]).rpartition(":")[0] or str(row["Host"])
-            for row in server.application_sessions()
+            for row in server.read_application_sessions()
         }
         for server in (old, new)
     )

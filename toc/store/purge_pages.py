@@ -1,14 +1,15 @@
 """Deletes ended jobs page by page of the primary key, and counts them.
 
-There is no index on the time when a job ended: it would cost every job two more writes. A pass walks the
-shard by its primary key instead, from the oldest job on, and stops at jobs that are too young to be deleted
-(their ids contain the time of their creation). It passes over jobs that live for long; they are few.
+There is no index on the time when a job ended: such an index would cost every job two more writes. A pass
+walks the shard by its primary key instead, from the oldest job on, and stops at jobs that are too young to be
+deleted (their ids contain the time of their creation). The pass skips jobs that live for long; such jobs are
+few.
 
 `toc_purge` counts the deleted jobs in the transaction that deletes them: by UTC day, type and status, with
-the smallest and the largest id. If a row has changed since its page was read, the transaction is rolled
-back and repeated with the rows locked and read first, so the counts are exact. The counts are written last:
-all nodes write these few rows, so they are locked only for a moment. The counts outlive the jobs: whoever
-asks for a deleted job can be told when jobs of its age were deleted.
+the smallest and the largest id. If a row has changed since its page was read, the transaction is rolled back
+and repeated with the rows locked and read first, so the counts are exact. The counts are written last: all
+nodes write these few rows, so they are locked only for a moment. The counts outlive the jobs: `toc explain`
+of a deleted job says when jobs of the same age were deleted.
 """
 
 from __future__ import annotations
@@ -24,16 +25,18 @@ from sqlalchemy import Connection, and_, delete, exists, func, or_, select
 from toc.domain.ids import lowest_id_at
 from toc.domain.job import Status
 from toc.store.databases import Database, Databases, execute_on_shard
-from toc.store.rows import status_from_number
+from toc.store.job_rows import status_from_number
 from toc.store.schema import JOB
 
 c = JOB.c
-KINDS_MAX = 100  # types and statuses in one DELETE: SQLite takes no condition of more than 1,000
+KINDS_MAX = (
+    100  # pairs of type and status in one DELETE: SQLite's conditions have 1,000 terms at most
+)
 _ENDED = [int(status) for status in Status if not status.live]
 
 
-class OldRow(NamedTuple):
-    """A row of a page. changed_ms: when an ended job ended, by the database's clock."""
+class PurgeCandidate(NamedTuple):
+    """An old job, deleted if it has ended. changed_ms: time of the last change, by the server's clock."""
 
     job_id: int
     type_no: int
@@ -61,10 +64,10 @@ class PurgeCount(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PurgesAround:
-    """The counts whose first and last id enclose an id. `counts`: the closest ones, closest first.
+class PurgesAroundId:
+    """The purge counts whose first and last id enclose an id. `counts`: the closest counts, closest first.
 
-    days: the number of days of all of them. since: the first day with any count; None: there is no count.
+    days: the number of days with such counts. since: the first day with any count; None: there is no count.
     """
 
     counts: Sequence[PurgeCount]
@@ -73,37 +76,39 @@ class PurgesAround:
 
 
 @dataclass(frozen=True, slots=True)
-class PurgePages:
-    """The statements of one purger."""
+class PurgeStatements:
+    """Reads and deletes old jobs and events for a purger."""
 
     databases: Databases
 
-    def read_page(self, shard: int, after: int, made_before_ms: int, limit: int) -> list[OldRow]:
-        """Jobs of a shard that were created before `made_before_ms`, by id, from beyond `after` on."""
+    def read_purge_page(
+        self, shard: int, after: int, made_before_ms: int, limit: int
+    ) -> list[PurgeCandidate]:
+        """Reads jobs of a shard that were created before `made_before_ms`, by id, from above `after` on."""
         query = (
             select(c.job_id, c.type_no, c.status, c.gmt_modified)
             .where(c.job_id > after, c.job_id < lowest_id_at(made_before_ms))
             .order_by(c.job_id)
             .limit(limit)
         )
-        return [OldRow._make(row) for row in self.databases.select(query, shard)]
+        return [PurgeCandidate._make(row) for row in self.databases.select(query, shard)]
 
-    def delete_unchanged(self, shard: int, rows: Sequence[OldRow]) -> int:
+    def delete_unchanged_jobs(self, shard: int, rows: Sequence[PurgeCandidate]) -> int:
         """Deletes the ended rows that are unchanged since they were read; returns how many."""
         database = self.databases.database_of_shard(shard)
         asked = sorted(rows)
         try:
             return database.run_transaction(partial(_delete_all_or_none, database, shard, asked))
-        except _SomeChangedError:
-            return database.run_transaction(partial(_delete_locked, database, shard, asked))
+        except _RowsChangedError:
+            return database.run_transaction(partial(_lock_and_delete, database, shard, asked))
 
-    def delete_events(
+    def delete_old_events(
         self, database: Database, after: int, before_ms: int, now_ms: int, limit: int
     ) -> tuple[int, int | None]:
-        """Reads the next `limit` events by id, beyond `after`, and deletes those before `before_ms`.
+        """Reads the next `limit` events by id, above `after`, and deletes events older than `before_ms`.
 
-        Returns how many it deleted, and the id to go on from; None: all later events are younger. (An event
-        of a clock that was ahead does not say that the events after it are young.)
+        Returns the number of deleted events, and the `after` of the next call; None: all later events are
+        younger. (An event with a future time is ignored here: a clock was ahead.)
         """
         event = database.event
         query = (
@@ -121,18 +126,18 @@ class PurgePages:
         return len(old), rows[-1][0] if more else None
 
 
-class _SomeChangedError(Exception):
-    """Some rows may have changed since they were read: roll back, and lock them first."""
+class _RowsChangedError(Exception):
+    """Some rows may have changed since they were read: roll back, and lock the rows first."""
 
 
 def _delete_all_or_none(
-    database: Database, shard: int, rows: Sequence[OldRow], connection: Connection
+    database: Database, shard: int, rows: Sequence[PurgeCandidate], connection: Connection
 ) -> int:
     """Deletes all of these rows or none, so that they can be counted without being read again."""
-    kinds = _ids_by_kind(rows)
+    kinds = _ids_by_type_and_status(rows)
     if len(kinds) > KINDS_MAX:
-        raise _SomeChangedError
-    # Each with the type and status under which it will be counted.
+        raise _RowsChangedError
+    # Each row must have the type and status under which it will be counted.
     as_read = or_(
         *(
             and_(database.build_id_filter(c.job_id, ids), c.type_no == type_no, c.status == status)
@@ -141,41 +146,41 @@ def _delete_all_or_none(
     )
     # No live job is deleted, whatever the caller passes (I1).
     ended = c.status.in_(_ENDED)
-    change = delete(JOB).where(as_read, ended, c.gmt_modified <= _newest_ms(rows))
+    change = delete(JOB).where(as_read, ended, c.gmt_modified <= _newest_change_ms(rows))
     if execute_on_shard(connection, shard, change).rowcount < len(rows):
-        raise _SomeChangedError
-    _delete_letters(database, shard, rows, connection)
-    _add_counts(connection, database, rows)
+        raise _RowsChangedError
+    _delete_dead_letters(database, shard, rows, connection)
+    _add_purge_counts(connection, database, rows)
     return len(rows)
 
 
-def _delete_locked(
-    database: Database, shard: int, rows: Sequence[OldRow], connection: Connection
+def _lock_and_delete(
+    database: Database, shard: int, rows: Sequence[PurgeCandidate], connection: Connection
 ) -> int:
     """Locks and reads the rows again, and deletes those that are unchanged."""
     database.lock_sqlite_file(connection)
     query = select(c.job_id, c.type_no, c.status, c.gmt_modified).where(
         database.build_id_filter(c.job_id, [row.job_id for row in rows]),
         c.status.in_(_ENDED),
-        c.gmt_modified <= _newest_ms(rows),
+        c.gmt_modified <= _newest_change_ms(rows),
     )
     found = execute_on_shard(connection, shard, query.with_for_update()).all()
-    left = [OldRow._make(row) for row in found]
+    left = [PurgeCandidate._make(row) for row in found]
     if left:
         mine = database.build_id_filter(c.job_id, [row.job_id for row in left])
         execute_on_shard(connection, shard, delete(JOB).where(mine))
-    _delete_letters(database, shard, rows, connection)
-    _add_counts(connection, database, left)
+    _delete_dead_letters(database, shard, rows, connection)
+    _add_purge_counts(connection, database, left)
     return len(left)
 
 
-def _newest_ms(rows: Sequence[OldRow]) -> int:
-    """The newest change. A dead job that was redriven since then lives, or has ended later than this."""
+def _newest_change_ms(rows: Sequence[PurgeCandidate]) -> int:
+    """The time of the newest change. A dead job that was redriven later is live, or has ended later."""
     return max(row.changed_ms for row in rows)
 
 
-def _delete_letters(
-    database: Database, shard: int, rows: Sequence[OldRow], connection: Connection
+def _delete_dead_letters(
+    database: Database, shard: int, rows: Sequence[PurgeCandidate], connection: Connection
 ) -> None:
     letters = database.dead
     dead = [row.job_id for row in rows if row.is_dead]
@@ -188,22 +193,24 @@ def _delete_letters(
 # ---- counts
 
 
-def _add_counts(connection: Connection, database: Database, rows: Sequence[OldRow]) -> None:
+def _add_purge_counts(
+    connection: Connection, database: Database, rows: Sequence[PurgeCandidate]
+) -> None:
     """Adds deleted rows to today's counts, in the caller's transaction.
 
-    In the order of their keys: nodes that purge shards of one database wait for each other, but never
-    deadlock.
+    The counts are written in the order of their keys, so nodes that purge shards of one database wait for
+    each other, but never deadlock.
     """
     if not rows:
         return
-    kinds = _ids_by_kind(rows)
+    kinds = _ids_by_type_and_status(rows)
     values: list[int] = []
     for (type_no, status), ids in sorted(kinds.items()):
         values += [type_no, status, len(ids), min(ids), max(ids)]
-    connection.exec_driver_sql(_upsert_sql(database, len(kinds)), tuple(values))
+    connection.exec_driver_sql(_upsert_counts_sql(database, len(kinds)), tuple(values))
 
 
-def _ids_by_kind(rows: Sequence[OldRow]) -> dict[tuple[int, int], list[int]]:
+def _ids_by_type_and_status(rows: Sequence[PurgeCandidate]) -> dict[tuple[int, int], list[int]]:
     """The ids of rows by (type_no, status)."""
     kinds: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row in rows:
@@ -211,8 +218,8 @@ def _ids_by_kind(rows: Sequence[OldRow]) -> dict[tuple[int, int], list[int]]:
     return kinds
 
 
-def _upsert_sql(database: Database, keys: int) -> str:
-    """As text: SQLAlchemy would compile an INSERT of many rows anew for each page, for 3 ms."""
+def _upsert_counts_sql(database: Database, keys: int) -> str:
+    """The INSERT as text: SQLAlchemy would compile an INSERT of many rows for each page, in 3 ms."""
     dialect = database.engine.dialect
     table = dialect.identifier_preparer.format_table(database.purge)
     columns = "day, type_no, status, jobs, first_id, last_id"
@@ -225,7 +232,7 @@ def _upsert_sql(database: Database, keys: int) -> str:
         then, least, most = "ON DUPLICATE KEY UPDATE", "LEAST", "GREATEST"
         if getattr(dialect, "is_mariadb", False):
             new = "VALUES({})"
-        else:  # which MySQL is about to give up
+        else:  # MySQL has deprecated VALUES()
             then, new = f"AS new {then}", "new.{}"
     return (
         f"INSERT INTO {table} ({columns}) VALUES {', '.join([row] * keys)} {then} "  # noqa: S608
@@ -235,8 +242,8 @@ def _upsert_sql(database: Database, keys: int) -> str:
     )
 
 
-def delete_oldest_day(database: Database, before: str) -> bool:
-    """Deletes the counts of the oldest day if it is before the day `before`. True: there may be more."""
+def delete_oldest_counts(database: Database, before: str) -> bool:
+    """Deletes the counts of the oldest day if that day is before `before`. True: there may be more days."""
     table = database.purge
     oldest = database.scalar(select(func.min(table.c.day)))
     if oldest is None or oldest >= before:
@@ -245,8 +252,8 @@ def delete_oldest_day(database: Database, before: str) -> bool:
     return True
 
 
-def read_purges_around(database: Database, job_id: int, limit: int) -> PurgesAround:
-    """The counts of jobs that were deleted around an id; the `limit` closest ones."""
+def read_purges_around(database: Database, job_id: int, limit: int) -> PurgesAroundId:
+    """Reads the `limit` closest purge counts whose first and last id enclose `job_id`."""
     its, types = database.purge.c, database.biz_type.c
     encloses = its.first_id <= job_id, its.last_id >= job_id
     closest = (
@@ -258,13 +265,13 @@ def read_purges_around(database: Database, job_id: int, limit: int) -> PurgesAro
     )
     days = select(func.count(its.day.distinct())).where(*encloses)
 
-    def read(connection: Connection) -> PurgesAround:
+    def read_counts(connection: Connection) -> PurgesAroundId:
         counts = [
             PurgeCount(day, name or f"number {type_no}", status_from_number(status), *rest)
             for day, type_no, name, status, *rest in connection.execute(closest)
         ]
         since = connection.scalar(select(func.min(its.day)))
         found = connection.scalar(days) or 0
-        return PurgesAround(counts, found, since)
+        return PurgesAroundId(counts, found, since)
 
-    return database.run_read(read)
+    return database.run_read(read_counts)

@@ -20,8 +20,8 @@ class LastReconcileResult:
     """The result of one run. Times in ms since 1970 by the database's clock.
 
     verdict: "agreed", "repaired", "left" (disagreements are left) or "unable" (not everything was compared).
-    disagreements: all that were found, also the repaired ones. whole_ms: the end of the last run that
-    could compare everything, which may be an earlier run; None: there was none.
+    disagreements: the number found, with those repaired. whole_ms: the end of the last run that
+    could compare everything, which may be an earlier run; None: no such run.
     """
 
     ended_ms: int
@@ -32,7 +32,7 @@ class LastReconcileResult:
     whole_ms: int | None
 
 
-def record_result(
+def record_reconcile_result(
     databases: Databases,
     verdict: str,
     disagreements: int,
@@ -52,7 +52,7 @@ def record_result(
     column = database.meta.c
     change = update(database.meta).where(column.name == RECONCILED)
 
-    def write(connection: Connection) -> LastReconcileResult:
+    def replace_result(connection: Connection) -> LastReconcileResult:
         before = _read_result(connection, database)
         whole_ms = before.whole_ms if before is not None else None
         whole_ms = now_ms if is_whole else whole_ms
@@ -60,16 +60,16 @@ def record_result(
             now_ms, verdict, disagreements, repaired, round(seconds, 1), whole_ms
         )
         value = json.dumps(asdict(made), separators=(",", ":"))
-        # Not REPLACE: that needs the right to delete from toc_meta, which nobody else does.
+        # Not REPLACE, which needs the right to delete from toc_meta: no other statement needs that right.
         if not connection.execute(change.values(value=value)).rowcount:
             connection.execute(insert(database.meta), {"name": RECONCILED, "value": value})
         return made
 
-    return database.run_transaction(write)
+    return database.run_transaction(replace_result)
 
 
-def read_last_result(databases: Databases) -> LastReconcileResult | None:
-    """The last run's result; None: there was none yet. Raises StoreUnavailable."""
+def read_last_reconcile_result(databases: Databases) -> LastReconcileResult | None:
+    """Reads the result of the last reconciliation; None: none has run. Raises StoreUnavailable."""
     database = databases[0]
     return database.run_read(lambda connection: _read_result(connection, database))
 

@@ -14,28 +14,28 @@ from toc.store.schema import FITS_SINCE
 
 
 def read_recorded_meta(database: Database) -> dict[str, str]:
-    """The routing's facts, the database's own index, and its identity. Raises StoreUnavailable."""
+    """Reads the facts of the routing, the database's index and its identity. Raises StoreUnavailable."""
     table = database.meta
     others = FITS_SINCE, RECONCILED, ARCHIVED  # facts about the schema and about nightly runs
     query = select(table.c.name, table.c.value).where(table.c.name.not_in(others))
     return {str(name): str(value) for name, value in database.select(query)}
 
 
-def refuse_other_facts(
+def refuse_differing_facts(
     database: Database, recorded: Mapping[str, str], facts: Mapping[str, str]
 ) -> None:
     """Raises SchemaMismatch if the database was set up with other facts than the settings say.
 
-    With another routing a process would look for rows in the wrong tables, and take them for gone.
+    With another routing a process would look for rows in the wrong tables, and not find them.
     """
-    for name, recorded_value, value in differing_facts(database.index, recorded, facts):
+    for name, recorded_value, value in differing_meta_facts(database.index, recorded, facts):
         raise SchemaMismatch(
             f"database {database.index} was set up with {name} = {recorded_value}, "
             f"the settings say {value}: this cannot be changed later"
         )
 
 
-def differing_facts(
+def differing_meta_facts(
     index: int, recorded: Mapping[str, str], facts: Mapping[str, str]
 ) -> Iterator[tuple[str, str, str]]:
     """(name, recorded value, value by the settings) of each fact of database `index` that differs.

@@ -2,8 +2,8 @@
 
 Per shard a job table `toc_job_0000` …, numbered over all databases. Per database: `toc_meta` (the
 routing's fingerprint and the database's identity), `toc_biz_type` (number <-> name, so that DBAs
-join), `toc_dead_job` (dead letters, found without scanning a shard), `toc_event` (what people and
-unhappy paths did to jobs) and `toc_purge` (how many jobs retention deleted, by day, type and status).
+join), `toc_dead_job` (dead letters, found without scanning a shard), `toc_event` (changes of jobs by
+people and failures) and `toc_purge` (how many jobs retention deleted, by day, type and status).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def job_table_name(shard: int) -> str:
 
 
 def quote_name(name: str) -> str:
-    """A name as MySQL's and MariaDB's statements write it, whatever characters it has."""
+    """Quotes a name for statements of MySQL and MariaDB."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -116,7 +116,7 @@ def biz_type_table(metadata: MetaData) -> Table:
     )
 
 
-def dead_table(metadata: MetaData) -> Table:
+def dead_letter_table(metadata: MetaData) -> Table:
     return Table(
         "toc_dead_job",
         metadata,
@@ -149,7 +149,7 @@ def event_table(metadata: MetaData) -> Table:
         Column("reason", utf8_text()),
         Column("run_id", ascii_varchar(32)),
         Column("related_job_id", UInt64),
-        # The server's word on who wrote the row. No statement of toc may name it in an INSERT.
+        # The server writes the account of the connection here. No INSERT of toc may name this column.
         Column("account", utf8_varchar(288), server_default=FetchedValue()),
         Index("ix_job", "job_id", "event_id"),
         **_TABLE_OPTIONS,
@@ -172,7 +172,7 @@ def purge_table(metadata: MetaData) -> Table:
 
 ANY_SHARD = "toc_job_#"
 JOB = job_table(MetaData(), ANY_SHARD)
-"""The table of any shard: statements are written on it, and get the shard's name when they run.
+"""The job table of any shard: a statement on this table gets the name of a shard's table when it runs.
 
 SQLAlchemy compiles a statement once per table it meets, 2 to 3 ms each; with one table for all shards
 each verb is compiled once. See `databases.execute_on_shard`.

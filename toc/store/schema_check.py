@@ -1,4 +1,4 @@
-"""Checks each database before a process uses it: its revision, its routing, and for a node its tables.
+"""Checks each database before a process uses it: the revision, the routing, and for a node the tables.
 
 A database that does not answer when the process starts is checked at its first answer, before any other
 statement. So a process can start while one of several databases is down, or hangs, and the jobs of the
@@ -20,7 +20,9 @@ from toc.store.databases import Database, Databases
 
 log = logging.getLogger(__name__)
 
-ANSWER_S_MAX = 5.0  # for all of them: a database that hangs would keep the start for a minute
+ANSWER_S_MAX = (
+    5.0  # for all databases together: a database that hangs would delay the start by a minute
+)
 
 
 TableInspection = Callable[[Database], None]
@@ -32,13 +34,13 @@ def check_databases(
     expected_meta: Mapping[str, str],
     inspect: TableInspection | None = None,
 ) -> None:
-    """Raises SchemaMismatch when one that answers does not fit; StoreUnavailable when none answers.
+    """Raises SchemaMismatch if a database that answers does not fit; StoreUnavailable if none answers.
 
-    `inspect(database)` checks the tables (`TableCheck`), and raises as well: for processes that live long.
-    None: the tables are not checked, because these few queries cost a client more than its own call.
+    `inspect(database)` checks the tables (`TableCheck`) and may raise SchemaMismatch; for processes that live
+    long. None: the tables are not checked, because the queries would cost a client more than its own call.
     """
 
-    def check_late(database: Database) -> None:
+    def check_at_first_answer(database: Database) -> None:
         migrate.refuse_incompatible([database])
         database_metadata.verify_and_record_meta(expected_meta, [database])
         if inspect is not None:
@@ -47,30 +49,30 @@ def check_databases(
         log.info("database %d answers, and its schema and settings fit", database.index)
 
     away: dict[Database, StoreUnavailable] = {}
-    for database, error in _check_all(databases, database_metadata, inspect).items():
+    for database, error in _check_in_parallel(databases, database_metadata, inspect).items():
         if isinstance(error, StoreUnavailable) and not error.refused:
             away[database] = error
-        elif error is not None:  # it answers, and it or the settings are wrong
+        elif error is not None:  # the database answers: its schema or the settings are wrong
             raise error
     answering = [database for database in databases if database not in away]
     if not answering:
         raise next(iter(away.values()))
     for database, reason in away.items():
         log.warning("starting without a database: %s", reason)
-        database.check_before_use(check_late)
+        database.check_before_use(check_at_first_answer)
     database_metadata.verify_and_record_meta(expected_meta, answering)
     database_metadata.types.copy_types_between_databases(answering)
 
 
-def _check_all(
+def _check_in_parallel(
     databases: Iterable[Database],
     database_metadata: DatabaseMetadata,
     inspect: TableInspection | None,
 ) -> dict[Database, Exception | None]:
-    """The error that the check of each database met, all in parallel; None: it fits."""
+    """Checks all databases in parallel; returns the error of each check, None for a database that fits."""
     answers: SimpleQueue[tuple[Database, Exception | None]] = SimpleQueue()
 
-    def look(database: Database) -> None:
+    def check_and_answer(database: Database) -> None:
         try:
             migrate.refuse_incompatible([database])
             database_metadata.types.refresh_type_copy(database)
@@ -84,8 +86,10 @@ def _check_all(
     for database in databases:
         late = TimeoutError(f"no answer within {ANSWER_S_MAX:g} s")
         met[database] = StoreUnavailable(database.index, late)
-        # A thread, not a pool: the end of the process must not wait for one that hangs.
-        threading.Thread(target=look, args=(database,), name="toc-admit", daemon=True).start()
+        # A thread, not a pool: the end of the process must not wait for a check that hangs.
+        threading.Thread(
+            target=check_and_answer, args=(database,), name="toc-admit", daemon=True
+        ).start()
     clock = SystemClock()
     deadline_s = clock.monotonic_s() + ANSWER_S_MAX
     for _ in list(met):

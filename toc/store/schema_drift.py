@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from toc.store.schema_steps import SchemaStep
-from toc.store.table_shapes import INVISIBLE, PRIMARY, UNKNOWN, Shape, Shapes
+from toc.store.table_shapes import INVISIBLE, PRIMARY, UNKNOWN, Shapes, TableShape
 
 UNIQUE = "unique "
 
@@ -88,11 +88,11 @@ def _shard_of_table(table: str) -> int | None:
     return int(shard) if shard.isascii() and shard.isdigit() else None
 
 
-def _table_or_view(shape: Shape) -> str:
+def _table_or_view(shape: TableShape) -> str:
     return "view" if shape.is_view else "table"
 
 
-def _shape_differences(table: str, found: Shape, wanted: Shape) -> Iterator[DriftFinding]:
+def _shape_differences(table: str, found: TableShape, wanted: TableShape) -> Iterator[DriftFinding]:
     if found.is_view != wanted.is_view:
         text = f"it is a {_table_or_view(found)}, declared as a {_table_or_view(wanted)}"
         yield DriftFinding(table, text, kind="table")
@@ -107,7 +107,7 @@ def _shape_differences(table: str, found: Shape, wanted: Shape) -> Iterator[Drif
         yield from _part_differences(table, "index", found.indexes, wanted.indexes)
 
 
-def _view_differences(found: Shape, wanted: Shape) -> Iterator[str]:
+def _view_differences(found: TableShape, wanted: TableShape) -> Iterator[str]:
     if not found.columns:
         yield "it cannot be read: something that it stands on is missing"
         return
@@ -162,7 +162,9 @@ def _collation_of_column(column: str) -> str:
     return next((word for word in column.split() if word.endswith(("_bin", "_ci", "_cs"))), "")
 
 
-def _find_additions(table: str, found: Shape, wanted: Shape) -> Iterator[tuple[DriftFinding, bool]]:
+def _find_additions(
+    table: str, found: TableShape, wanted: TableShape
+) -> Iterator[tuple[DriftFinding, bool]]:
     """Yields each part that somebody added, and whether the part can make the server refuse toc's writes."""
     if found.tables == UNKNOWN:
         text = "its SELECT cannot be seen: the account lacks SHOW VIEW"
@@ -184,7 +186,7 @@ def _find_additions(table: str, found: Shape, wanted: Shape) -> Iterator[tuple[D
         yield DriftFinding(table, text, kind=rule, name=name), True
 
 
-def _index_refuses_rows(index: str, wanted: Shape) -> bool:
+def _index_refuses_rows(index: str, wanted: TableShape) -> bool:
     """Whether an added index is unique, without containing the primary key: then the index refuses rows."""
     if not index.startswith(UNIQUE):
         return False

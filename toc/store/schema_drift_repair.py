@@ -19,7 +19,7 @@ from sqlalchemy import Connection, text
 
 from toc.runtime.settings import Settings
 from toc.store import migrate, schema_drift
-from toc.store.identity import refuse_other_database
+from toc.store.database_identity import refuse_other_database
 from toc.store.migration_run import open_migration_connection
 from toc.store.schema import quote_name
 from toc.store.schema_drift import DriftFinding
@@ -80,7 +80,7 @@ def repair_drift(
             for number, repair in enumerate(repairs, 1):
                 table, is_view = repair.fault.table, repair.fault.kind == "view"
                 for statement in repair.statements:
-                    executor.run_repair(table, statement)
+                    executor.run_drift_repair(table, statement)
                 if progress is not None:
                     progress(StepProgress(index, "mend", table, is_view, number, len(repairs)))
             done += repairs
@@ -102,13 +102,13 @@ def write_repair_scripts(
     for index in range(len(settings.databases)):
         with open_migration_connection(index, settings, lock_wait_s) as connection:
             _, repairs = _plan_repairs(settings, index, connection)
-            revision = migrate.current_revision(connection)
+            revision = migrate.read_connection_revision(connection)
         with migrate.open_script(settings, index, paths, out, lock_wait_s) as script:
             if revision is not None:
                 script.write_head(version_of("toc"), revision, revision, [revision])
                 for repair in repairs:
                     fault = f"{repair.fault.table}: {repair.fault.text}"
-                    script.write_repair(fault, repair.note, repair.statements)
+                    script.write_drift_repair(fault, repair.note, repair.statements)
                 script.write_end()
     return paths
 
@@ -118,9 +118,11 @@ def _plan_repairs(
 ) -> tuple[SchemaTarget, list[DriftRepair]]:
     target = migrate.schema_target(settings, index)
     refuse_other_database(target, connection, settings.routing.meta_values())
-    revision = migrate.current_revision(connection)
+    revision = migrate.read_connection_revision(connection)
     at = migrate.revision_position(revision) if revision is not None else 0
-    steps = [step for applied in migrate.revisions()[: at or 0] for step in applied.steps(target)]
+    steps = [
+        step for applied in migrate.release_revisions()[: at or 0] for step in applied.steps(target)
+    ]
     found = read_shapes(connection, sqlite=target.sqlite)
     declared = schema_drift.declared_shapes(steps, sqlite=target.sqlite)
     faults, _ = schema_drift.compare_shapes(found, declared)
@@ -171,7 +173,9 @@ class _RepairPlanner:
         steps = [step for step in self._steps if step.table == fault.table]
         if fault.kind == "view":  # the last revision that makes the view counts
             steps = steps[-1:]
-        return [each.sql for step in steps for each in step.up(sqlite=self._target.sqlite)]
+        return [
+            each.sql for step in steps for each in step.up_statements(sqlite=self._target.sqlite)
+        ]
 
     def _remove_addition(self, fault: DriftFinding) -> tuple[list[str], str]:
         """The statements that remove or disarm a part that somebody added, and a note."""

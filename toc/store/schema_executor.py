@@ -1,9 +1,9 @@
-"""Takes the steps of revisions to a database: on a connection, or as a script for a DBA.
+"""Runs the steps of revisions on a database, or writes them as a script for a DBA.
 
-A run and a script hold a lock of the database's name (GET_LOCK) from beginning to end. They wait for a
-table's metadata lock for `lock_wait_s` only: all statements on that table queue behind a DDL that waits.
+A run and a script hold a lock of the database's name (GET_LOCK) from beginning to end. Statements wait for
+a table's metadata lock for `lock_wait_s` only: all statements on that table queue behind a DDL that waits.
 
-SQLite has transactions for DDL: there a run is one transaction, all of it or nothing.
+SQLite has transactions for DDL: a run on SQLite is one transaction, all of it or nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from toc.domain.text_escaping import escape_to_one_line
 from toc.errors import TocError
-from toc.store import identity
+from toc.store import database_identity
 from toc.store.driver_errors import error_number, error_text, is_missing_table
 from toc.store.schema import FITS_SINCE, VERSION_TABLE, quote_name
 from toc.store.schema_steps import (
@@ -44,9 +44,10 @@ _RAW = {"no_parameters": True}  # the text goes to the driver as it is: a % is a
 
 
 class MigrationFailed(TocError):
-    """A run stopped. Its changes stay, and a later run continues there.
+    """A migration stopped. Its changes stay, and a later run continues after them.
 
-    `table` is None when the error concerns the database as a whole; `number` is the server's, None on SQLite.
+    `table` is None when the error concerns the database as a whole; `number`: the
+    server's error number, None on SQLite.
     """
 
     code = "migration_failed"
@@ -61,7 +62,7 @@ class MigrationFailed(TocError):
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
-    """A step that was taken: of which revision, and how many of this database's steps are done."""
+    """A step that was run: its revision, and how many of the database's steps are done."""
 
     database: int
     revision: str
@@ -75,7 +76,7 @@ Progress = Callable[[StepProgress], None]
 
 
 class OnlineExecutor:
-    """Runs steps on a database; the statements of a step that is done already are left out.
+    """Runs steps on a database; skips the statements of a step that is done already.
 
     `may_rebuild`: rebuild a table where the server cannot change it at once. `total`: the number of steps of
     the whole run, for `progress`.
@@ -97,25 +98,25 @@ class OnlineExecutor:
         self._progress, self._total, self._done = progress, total, 0
 
     def up(self, revision: str, steps: Steps) -> None:
-        """Takes the steps of a revision, in order."""
+        """Runs the steps of a revision, in order."""
         for step in steps(self.target):
-            self._run_step(step, step.up(sqlite=self.target.sqlite))
+            self._run_step_statements(step, step.up_statements(sqlite=self.target.sqlite))
             self._report_progress(revision, step)
 
     def down(self, revision: str, steps: Steps) -> None:
-        """Takes them back, in reverse order. All tables that hold jobs must be empty (I1)."""
+        """Reverts the steps of a revision, in reverse order. All tables that hold jobs must be empty (I1)."""
         reverse = list(steps(self.target))[::-1]
-        for table in job_tables(reverse):
+        for table in tables_holding_jobs(reverse):
             with self._name_table_in_errors(table):
-                refuse_if_jobs(self.connection, self.target.index, table)
+                refuse_table_with_jobs(self.connection, self.target.index, table)
         for step in reverse:
             if isinstance(step, MakeTable) and step.holds_jobs:
-                self._drop_empty(step)
+                self._drop_empty_table(step)
             else:
-                self._run_step(step, step.down(sqlite=self.target.sqlite))
+                self._run_step_statements(step, step.down_statements(sqlite=self.target.sqlite))
             self._report_progress(revision, step)
 
-    def run_repair(self, table: str, sql: str) -> None:
+    def run_drift_repair(self, table: str, sql: str) -> None:
         """Runs a statement that undoes drift. Copies a table, while writes wait, only if `may_rebuild`."""
         forms = [sql]
         if sql.startswith("ALTER TABLE") and "ALGORITHM" not in sql and not self.target.sqlite:
@@ -123,10 +124,10 @@ class OnlineExecutor:
         with self._name_table_in_errors(table):
             self._run_first_accepted(forms)
 
-    def _run_step(self, step: SchemaStep, statements: list[StepStatement]) -> None:
+    def _run_step_statements(self, step: SchemaStep, statements: list[StepStatement]) -> None:
         with self._name_table_in_errors(step.table):
             for statement in statements:
-                if statement.unless is not None and self._is_true(statement.unless):
+                if statement.unless is not None and self._condition_holds(statement.unless):
                     continue
                 sql, forms = statement.sql, [statement.sql]
                 if sql.endswith(INSTANT) and self._may_rebuild:
@@ -144,11 +145,11 @@ class OnlineExecutor:
             else:
                 return
 
-    def _drop_empty(self, step: SchemaStep) -> None:
+    def _drop_empty_table(self, step: SchemaStep) -> None:
         """Drops a job table. Nobody can write between check and drop: SQLite's run is one transaction."""
         with self._name_table_in_errors(step.table):
             if self.target.sqlite:
-                refuse_if_jobs(self.connection, self.target.index, step.table)
+                refuse_table_with_jobs(self.connection, self.target.index, step.table)
                 self._run_sql(f"DROP TABLE IF EXISTS {step.table}")
                 return
             try:
@@ -158,7 +159,7 @@ class OnlineExecutor:
                     return
                 raise
             try:
-                refuse_if_jobs(self.connection, self.target.index, step.table)
+                refuse_table_with_jobs(self.connection, self.target.index, step.table)
                 self._run_sql(f"DROP TABLE {step.table}")
             finally:
                 with suppress(DBAPIError):  # the connection may be lost
@@ -173,7 +174,7 @@ class OnlineExecutor:
     def _run_sql(self, sql: str) -> None:
         self.connection.exec_driver_sql(sql, execution_options=_RAW)
 
-    def _is_true(self, condition: str) -> bool:
+    def _condition_holds(self, condition: str) -> bool:
         sql = f"SELECT {condition}"
         return bool(self.connection.exec_driver_sql(sql, execution_options=_RAW).scalar())
 
@@ -186,24 +187,24 @@ class OnlineExecutor:
             text = error_text(error)
             if number == _LOCK_WAIT:
                 text = (
-                    f"a transaction holds it, gave up after {self._lock_wait_s} s so that nothing waits "
-                    "longer behind this; run it again when that has ended, it goes on here"
+                    f"a transaction holds the table, gave up after {self._lock_wait_s} s so that no other "
+                    "statement waits longer; run the migration again when the transaction has ended"
                 )
             elif number in _WOULD_COPY:
                 text = (
-                    "the server would rebuild it, and was not let (the option for it is --rebuild: "
-                    f"writes to a table may wait meanwhile): {text}"
+                    "the server would have to rebuild the table, which needs the option --rebuild (writes "
+                    f"to the table may wait meanwhile): {text}"
                 )
             raise MigrationFailed(self.target.index, table, text, number) from error
 
 
-def job_tables(steps: Iterable[SchemaStep]) -> list[str]:
+def tables_holding_jobs(steps: Iterable[SchemaStep]) -> list[str]:
     """The tables of these steps that hold jobs."""
     return [step.table for step in steps if isinstance(step, MakeTable) and step.holds_jobs]
 
 
-def refuse_if_jobs(connection: Connection, database: int, table: str) -> None:
-    """Raises MigrationFailed if the table has a row; nothing is wrong if the table is missing."""
+def refuse_table_with_jobs(connection: Connection, database: int, table: str) -> None:
+    """Raises MigrationFailed if the table has a row; a missing table is accepted."""
     try:
         has_rows = connection.exec_driver_sql(f"SELECT EXISTS (SELECT 1 FROM {table})").scalar()
     except DBAPIError as error:
@@ -220,8 +221,8 @@ def lock_wait_assignments(seconds: int) -> str:
     return f"lock_wait_timeout = {seconds}, innodb_lock_wait_timeout = {seconds}"
 
 
-def fits_since_statement(fits_since: str, condition: str = "") -> str:
-    """Writes into `toc_meta` which releases' statements run on the schema."""
+def record_fits_since_sql(fits_since: str, condition: str = "") -> str:
+    """The statement that records in `toc_meta` the oldest release that the schema fits."""
     return f"REPLACE INTO toc_meta (name, value) SELECT '{FITS_SINCE}', '{fits_since}'{condition}"
 
 
@@ -237,7 +238,8 @@ _HEAD = """\
 class ScriptExecutor:
     """Writes the statements for one database, as a file that its server's own client can run.
 
-    `name`: of the database. `expected_meta`: the rows of its `toc_meta`, if there are any (see `identity`).
+    `name`: of the database. `expected_meta`: the rows that its `toc_meta` must have, if it has rows (see
+    `database_identity`).
     """
 
     def __init__(
@@ -254,7 +256,7 @@ class ScriptExecutor:
         self._lock_wait_s = lock_wait_s
 
     def write_head(self, release: str, start: str | None, end: str, between: list[str]) -> None:
-        """The comment, the locks, and the guards that stop the script on a database that it is not for.
+        """Writes the comment, the lock, and the guards that stop the script on a wrong database.
 
         `start`: None for an empty database. `between`: the revisions at which the database may be when
         the script is run again after it was interrupted.
@@ -278,16 +280,16 @@ class ScriptExecutor:
             )
         )
         if sqlite:
-            self._write("BEGIN IMMEDIATE")
+            self._write_statement("BEGIN IMMEDIATE")
         else:
-            self._write(f"USE {quote_name(self._name)}")
-            self._write("SET NAMES utf8mb4")
-            self._write(f"SET SESSION sql_mode = '{SQL_MODE}'")
-            self._write(f"SET SESSION {lock_wait_assignments(self._lock_wait_s)}")
+            self._write_statement(f"USE {quote_name(self._name)}")
+            self._write_statement("SET NAMES utf8mb4")
+            self._write_statement(f"SET SESSION sql_mode = '{SQL_MODE}'")
+            self._write_statement(f"SET SESSION {lock_wait_assignments(self._lock_wait_s)}")
             lock = f"GET_LOCK({LOCK_NAME}, {self._lock_wait_s}) = 1"
             self._write_requirement(lock, "another migration is running on this database")
-            self._write_guard()
-        self._write(
+            self._write_identity_guard()
+        self._write_statement(
             f"CREATE TABLE IF NOT EXISTS {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL, "
             f"CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num))"
         )
@@ -302,67 +304,71 @@ class ScriptExecutor:
             )
 
     def write_end(self) -> None:
-        """Releases the lock. On SQLite the guards come here, before the COMMIT of the only transaction."""
+        """Releases the lock. On SQLite, first writes the guards, and COMMIT instead of the release."""
         self._out.write("\n")
         if self.target.sqlite:
-            for statement in identity.guard_statements_sqlite(self.target, self._expected_meta):
-                self._write(statement)
-        self._write("COMMIT" if self.target.sqlite else f"DO RELEASE_LOCK({LOCK_NAME})")
+            for statement in database_identity.identity_guard_sqlite(
+                self.target, self._expected_meta
+            ):
+                self._write_statement(statement)
+        self._write_statement("COMMIT" if self.target.sqlite else f"DO RELEASE_LOCK({LOCK_NAME})")
 
     def up(self, revision: str, steps: Steps) -> None:
-        """The statements of a revision."""
+        """Writes the statements of a revision."""
         self._out.write(f"\n-- revision {revision}, up\n\n")
         for step in steps(self.target):
-            self._write_statements(step.up(sqlite=self.target.sqlite))
+            self._write_statements(step.up_statements(sqlite=self.target.sqlite))
 
     def down(self, revision: str, steps: Steps) -> None:
-        """The statements that take a revision back, which must not drop job tables."""
+        """Writes the statements that revert a revision, which must not drop job tables."""
         self._out.write(f"\n-- revision {revision}, down\n\n")
         for step in list(steps(self.target))[::-1]:
-            self._write_statements(step.down(sqlite=self.target.sqlite))
+            self._write_statements(step.down_statements(sqlite=self.target.sqlite))
 
-    def write_repair(self, fault: str, note: str, statements: Sequence[str]) -> None:
-        """The statements that undo one fault, below comments that describe it."""
+    def write_drift_repair(self, fault: str, note: str, statements: Sequence[str]) -> None:
+        """Writes the statements that undo one fault, below comments that describe the fault."""
         for text in (fault, note):
             if text:
                 self._out.write(f"-- {' '.join(text.split())}\n")
         for statement in statements:
-            self._write(statement.strip())
+            self._write_statement(statement.strip())
 
-    def stamp(self, source: str | None, destination: str, fits_since: str) -> None:
-        """Writes the revision that is reached now, and which releases it fits, in one transaction."""
+    def write_revision_stamp(self, source: str | None, destination: str, fits_since: str) -> None:
+        """Writes, as one transaction, statements that record the revision and the releases that it fits."""
         if not self.target.sqlite:
-            self._write("START TRANSACTION")
+            self._write_statement("START TRANSACTION")
         if source is None:
             empty = f"WHERE NOT EXISTS (SELECT 1 FROM {VERSION_TABLE})"
             dual = "" if self.target.sqlite else "FROM DUAL "
-            self._write(f"INSERT INTO {VERSION_TABLE} SELECT '{destination}' {dual}{empty}")
+            self._write_statement(
+                f"INSERT INTO {VERSION_TABLE} SELECT '{destination}' {dual}{empty}"
+            )
         else:
-            self._write(
+            self._write_statement(
                 f"UPDATE {VERSION_TABLE} SET version_num = '{destination}' "
                 f"WHERE version_num = '{source}'"
             )
         reached = f" FROM {VERSION_TABLE} WHERE version_num = '{destination}'"
-        self._write(fits_since_statement(fits_since, reached))
+        self._write_statement(record_fits_since_sql(fits_since, reached))
         if not self.target.sqlite:
-            self._write("COMMIT")
+            self._write_statement("COMMIT")
 
     def _write_statements(self, statements: list[StepStatement]) -> None:
         for statement in statements:
             if statement.unless is None or self.target.sqlite:
-                self._write(statement.sql)
+                self._write_statement(statement.sql)
             else:
                 self._write_unless(statement.unless, statement.sql)
 
-    def _write_guard(self) -> None:
-        """Stops the script, before it changes anything, on a database that it is not for."""
-        self._write("SET @toc_meta = NULL")
-        ask, wrong = identity.guard_sql(self.target, self._expected_meta)
-        self._write_unless(f"NOT {identity.HAS_META}", ask)
-        self._write(
+    def _write_identity_guard(self) -> None:
+        """Writes statements that stop the script on a wrong database, before any change."""
+        self._write_statement("SET @toc_meta = NULL")
+        ask, wrong = database_identity.identity_guard_sql(self.target, self._expected_meta)
+        self._write_unless(f"NOT {database_identity.HAS_META}", ask)
+        self._write_statement(
             f"SET @toc = COALESCE(CONCAT('SELECT `', REPLACE({wrong}, '`', ''), '`'), 'DO 0')"
         )
-        self._write_execute()
+        self._write_prepared_execution()
 
     def _write_requirement(self, condition: str, complaint: str) -> None:
         # The error for a missing column shows its name; SIGNAL cannot be prepared.
@@ -370,12 +376,12 @@ class ScriptExecutor:
 
     def _write_unless(self, condition: str, statement: str) -> None:
         quoted = statement.replace("'", "''")
-        self._write(f"SET @toc = IF({condition}, 'DO 0', '{quoted}')")
-        self._write_execute()
+        self._write_statement(f"SET @toc = IF({condition}, 'DO 0', '{quoted}')")
+        self._write_prepared_execution()
 
-    def _write_execute(self) -> None:
+    def _write_prepared_execution(self) -> None:
         for statement in ("PREPARE toc FROM @toc", "EXECUTE toc", "DEALLOCATE PREPARE toc"):
-            self._write(statement)
+            self._write_statement(statement)
 
-    def _write(self, statement: str) -> None:
+    def _write_statement(self, statement: str) -> None:
         self._out.write(f"{statement};\n")

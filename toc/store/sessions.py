@@ -1,6 +1,6 @@
 """Sessions of MySQL and MariaDB as toc needs them, whatever the server's global variables and the URL say.
 
-Each connection that toc opens itself is opened with `session_arguments`, by whatever part. The driver is
+Each part of toc opens its connections with `session_arguments`. The driver is
 told the charset and sets the session's: values are escaped by the driver, and a session with another
 charset would read other texts out of the same bytes. One statement sets all other variables before any other
 statement runs, so SQLAlchemy finds no ANSI quotes on the first connection.
@@ -53,14 +53,14 @@ EXPECTED = {
     "character_set_client": CHARSET, "character_set_connection": CHARSET, "sql_mode": SQL_MODE,
     "time_zone": "+00:00", "completion_type": "NO_CHAIN", "sql_select_limit": str(_NO_LIMIT),
 }  # fmt: skip
-"""The variables of such a session. If one has another value, a proxy before the server has set it."""
+"""Variables of a session of toc. If a variable has another value, a proxy before the server has set it."""
 
 
 _CLEAR_PLUGINS = ("mysql_clear_password", "dialog")
 
 
-class _NoClearPassword:
-    """Refuses to send the password itself: an attacker in place of the server could ask for it, too."""
+class _ClearPasswordRefusal:
+    """Refuses to send the password itself: an attacker in place of the server could ask for the password."""
 
     def __init__(self, connection: object) -> None:
         """Called by the driver; the connection is not needed."""
@@ -97,7 +97,7 @@ def session_arguments(
         arguments |= {"read_timeout": answer_timeout_s, "write_timeout": answer_timeout_s}
     is_verified = mysql.tls in ("verify_ca", "verify_identity")
     if url.get_driver_name() == "pymysql" and not is_verified and "unix_socket" not in url.query:
-        arguments["auth_plugin_map"] = dict.fromkeys(_CLEAR_PLUGINS, _NoClearPassword)
+        arguments["auth_plugin_map"] = dict.fromkeys(_CLEAR_PLUGINS, _ClearPasswordRefusal)
     if mysql == MysqlSettings():
         return arguments  # drivers take TLS where the server offers it
     if url.get_driver_name() != "pymysql":
@@ -106,12 +106,12 @@ def session_arguments(
         )
     if mysql.tls == "off":
         return arguments | {"ssl_disabled": True}
-    return arguments | {"ssl": _tls_context(mysql)}
+    return arguments | {"ssl": _make_tls_context(mysql)}
 
 
 @lru_cache(maxsize=8)
-def _tls_context(mysql: MysqlSettings) -> ssl.SSLContext:
-    """The driver refuses a connection without TLS where it is given a context."""
+def _make_tls_context(mysql: MysqlSettings) -> ssl.SSLContext:
+    """Makes the context of TLS, with which the driver refuses a connection without TLS."""
     try:
         context = ssl.create_default_context(cafile=mysql.tls_ca)
     except OSError as error:
@@ -140,19 +140,19 @@ def end_idle_sessions(engine: Engine, seconds: int) -> None:
     transactions gets a short one. A session that was idle in the pool for half of it is not used again.
     """
 
-    def connected(raw: Any, record: Any) -> None:
+    def set_wait_timeout(raw: Any, record: Any) -> None:
         cursor = raw.cursor()
         cursor.execute(f"SET SESSION wait_timeout = {seconds:d}")
         cursor.close()
 
-    def given_back(raw: Any, record: Any) -> None:
+    def note_idle_since(raw: Any, record: Any) -> None:
         record.info[_SINCE_S] = _REAL_CLOCK.monotonic_s()
 
-    def taken(raw: Any, record: Any, proxy: Any) -> None:
+    def refuse_idle_session(raw: Any, record: Any, proxy: Any) -> None:
         since_s = record.info.get(_SINCE_S)
         if since_s is not None and _REAL_CLOCK.monotonic_s() - since_s > seconds / 2:
-            raise DisconnectionError("idle for too long")  # the pool makes another one
+            raise DisconnectionError("idle for too long")  # the pool opens another connection
 
-    event.listen(engine, "connect", connected)
-    event.listen(engine, "checkin", given_back)
-    event.listen(engine, "checkout", taken)
+    event.listen(engine, "connect", set_wait_timeout)
+    event.listen(engine, "checkin", note_idle_since)
+    event.listen(engine, "checkout", refuse_idle_session)

@@ -1,8 +1,8 @@
-"""SQLite has one writer: which callers' transactions of this thread hold the write lock of which file.
+"""Remembers which callers' transactions of this thread hold the write lock of a SQLite file.
 
-A joined transaction holds the lock until its caller ends it. Another connection of the same thread that
-wants to write would wait for the lock until its time-out: the thread that should end the transaction is the
-one that waits. So such a call is refused at once.
+SQLite has one writer. A joined transaction holds the lock until the caller ends the transaction. Another
+connection of the same thread that wants to write would wait for the lock until its time-out: the thread that
+should end the transaction is the one that waits. So such a call is refused at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _ThreadWriters(threading.local):
     def __init__(self) -> None:
         self.writers: list[tuple[weakref.ref[Connection], str]] = []
 
-    def open_writers(self) -> list[tuple[weakref.ref[Connection], str]]:
+    def list_open_writers(self) -> list[tuple[weakref.ref[Connection], str]]:
         """The connections of this thread that are still in a transaction, each with its file."""
         self.writers = [
             (writer, file)
@@ -34,11 +34,11 @@ class _ThreadWriters(threading.local):
 _thread_writers = _ThreadWriters()
 
 
-def remember_writer(connection: Connection) -> None:
+def remember_open_writer(connection: Connection) -> None:
     """Notes a caller's connection that is in a transaction on a SQLite file."""
     if connection.dialect.name != "sqlite" or not _is_in_transaction(connection):
         return
-    writers = _thread_writers.open_writers()
+    writers = _thread_writers.list_open_writers()
     if all(writer() is not connection for writer, _ in writers):
         files = connection.exec_driver_sql("PRAGMA database_list")
         path = next((row[2] for row in files if row[1] == "main"), "")
@@ -47,7 +47,7 @@ def remember_writer(connection: Connection) -> None:
 
 def refuse_self_deadlock(path: str) -> None:
     """Raises InvalidInput when a transaction of this thread that toc has joined may hold the file's lock."""
-    writers = _thread_writers.open_writers()
+    writers = _thread_writers.list_open_writers()
     if writers and os.path.realpath(path) in {file for _, file in writers}:
         raise InvalidInput(
             "session",

@@ -1,4 +1,4 @@
-"""Every row, once: the jobs of all shards at the end of a run, read in pages of the primary key."""
+"""Reads all jobs of all shards at the end of a run, in pages of the primary key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from toc.domain.job import Status
 from toc.store.databases import Databases
-from toc.store.rows import status_from_number
+from toc.store.job_rows import status_from_number
 from toc.store.schema import JOB
 
 PAGE_ROWS = 5000
@@ -19,7 +19,8 @@ c = JOB.c
 class FinalRow(NamedTuple):
     """A job as it is in the database.
 
-    token: of the last claim; None: the job was never claimed. dead_letter: whether it has one.
+    token: of the last claim; None: the job was never claimed. dead_letter: whether the
+    job has a dead letter.
     """
 
     job_id: int
@@ -30,8 +31,8 @@ class FinalRow(NamedTuple):
     dead_letter: bool
 
 
-def final_rows(databases: Databases) -> Iterator[FinalRow]:
-    """All jobs of all shards. Raises StoreUnavailable."""
+def read_final_rows(databases: Databases) -> Iterator[FinalRow]:
+    """Reads all jobs of all shards. Raises StoreUnavailable."""
     for database in databases:
         dead = database.dead.c.job_id
         query = select(c.job_id, c.status, c.attempts, c.action_time, c.claim_token, dead)

@@ -23,7 +23,7 @@ _RAW = {"no_parameters": True}
 
 
 @dataclass(slots=True)
-class Shape:
+class TableShape:
     """A table or a view. Columns and indexes have a description each: "int not null", "unique (name)".
 
     `definitions`: of a declared table, the SQL of each ("column" or "index", name). `required_columns`: those
@@ -46,7 +46,7 @@ class Shape:
         return bool(self.tables)
 
 
-Shapes = dict[str, Shape]
+Shapes = dict[str, TableShape]
 
 
 def read_shapes(connection: Connection, *, sqlite: bool) -> Shapes:
@@ -59,10 +59,10 @@ def read_shapes(connection: Connection, *, sqlite: bool) -> Shapes:
 # ---- as a revision declares it
 
 
-def parse_table(sql: str, indexes: Iterable[str] = (), *, sqlite: bool) -> Shape:
+def parse_table(sql: str, indexes: Iterable[str] = (), *, sqlite: bool) -> TableShape:
     """The shape that a CREATE TABLE makes, and SQLite's CREATE INDEX statements after it."""
-    shape = Shape(engine="" if sqlite else _first_group(r"ENGINE\s*=\s*(\w+)", sql))
-    for item in _split_items(sql[sql.index("(") + 1 : sql.rindex(")")]):
+    shape = TableShape(engine="" if sqlite else _first_match_group(r"ENGINE\s*=\s*(\w+)", sql))
+    for item in _split_table_items(sql[sql.index("(") + 1 : sql.rindex(")")]):
         index = re.match(r"(PRIMARY KEY|UNIQUE KEY|KEY)\s*(\w*)\s*\((.*)\)", item)
         if index:
             name = index[2] or PRIMARY
@@ -86,13 +86,13 @@ def parse_table(sql: str, indexes: Iterable[str] = (), *, sqlite: bool) -> Shape
     return shape
 
 
-def view_shape(columns: Iterable[str], select: str, security: str = "INVOKER") -> Shape:
+def make_view_shape(columns: Iterable[str], select: str, security: str = "INVOKER") -> TableShape:
     """The shape of a view; `select` is empty when the account may not see it."""
-    tables = " ".join(sorted(set(re.findall(r"\btoc_\w+\b", _without_database(select)))))
-    return Shape(
+    tables = " ".join(sorted(set(re.findall(r"\btoc_\w+\b", _remove_database_name(select)))))
+    return TableShape(
         dict.fromkeys(columns, ""),
         tables=tables or UNKNOWN,
-        select=_normalised_select(select),
+        select=_normalize_select(select),
         security=security,
     )
 
@@ -103,8 +103,8 @@ def parse_column(definition: str) -> str:
     default = re.search(r"DEFAULT\s+(\((?:[^()]|\([^()]*\))*\)|\S+)", definition)
     generated = re.search(r"GENERATED ALWAYS AS\s*\((.*)\)", definition, re.DOTALL)
     return _describe_column(
-        _first_group(r"^\s*(\w+(?:\s*\(\d+\))?(?:\s+UNSIGNED)?)", definition),
-        collation=_first_group(r"COLLATE\s+(\w+)", definition),
+        _first_match_group(r"^\s*(\w+(?:\s*\(\d+\))?(?:\s+UNSIGNED)?)", definition),
+        collation=_first_match_group(r"COLLATE\s+(\w+)", definition),
         nullable="NOT NULL" not in definition,
         default=default[1] if default else "",
         counts="AUTO_INCREMENT" in definition,
@@ -122,9 +122,9 @@ def _describe_column(
         kind,
         collation,
         "" if nullable else "not null",
-        f"default {_without_quotes(default)}" if default else "",
+        f"default {_remove_quotes(default)}" if default else "",
         "auto_increment" if counts else "",
-        f"as {_without_quotes(generated)}" if generated else "",
+        f"as {_remove_quotes(generated)}" if generated else "",
     ]
     return " ".join(word for word in words if word)
 
@@ -135,32 +135,32 @@ def describe_index(columns: Iterable[str], *, unique: bool, invisible: bool = Fa
     return f"{'unique ' if unique else ''}({listed}){INVISIBLE if invisible else ''}"
 
 
-def _normalised_select(select: str) -> str:
+def _normalize_select(select: str) -> str:
     """A SELECT without the quotes, brackets and aliases that a server adds when it stores a view."""
-    text = re.sub(r"[`\s]+", " ", _without_database(select).lower().replace("`.`", "."))
+    text = re.sub(r"[`\s]+", " ", _remove_database_name(select).lower().replace("`.`", "."))
     text = re.sub(r"\b(from|join) \(*(toc_\w+) (?:as )?(\w+)", r"\1 \2 \3", text)
     text = re.sub(r"\) (?:as )?(?=u\d+\b)", ") ", text)  # of a union in a union
     text = re.sub(r"\bas \w+", "", text)
     return re.sub(r"_utf8mb[34](?=')|[()\s]", "", text)
 
 
-def _without_database(select: str) -> str:
+def _remove_database_name(select: str) -> str:
     """A SELECT without the database's name, which servers put before a table's."""
     return re.sub(r"`[^`]+`\.(?=`toc_)", "", select)
 
 
-def _without_quotes(expression: str) -> str:
+def _remove_quotes(expression: str) -> str:
     """An expression without the quotes, brackets and character sets that servers add when they store it."""
     text = re.sub(r"\b_\w+(?=\\?')|\bconvert\(|\busing utf8mb4\b", "", expression.lower())
     return re.sub(r"[`()'\"\\\s]", "", text)
 
 
-def _first_group(pattern: str, text: str) -> str:
+def _first_match_group(pattern: str, text: str) -> str:
     match = re.search(pattern, text)
     return match[1] if match else ""
 
 
-def _split_items(body: str) -> list[str]:
+def _split_table_items(body: str) -> list[str]:
     """The columns and indexes of a CREATE TABLE, which commas separate, each on one line."""
     items, depth, start = [], 0, 0
     for at, character in enumerate(body):
@@ -220,30 +220,34 @@ _VIEWS = (
 def _read_shapes_mysql(connection: Connection) -> Shapes:
     found: Shapes = {}
 
-    def select(sql: str) -> Iterator[dict[str, Any]]:
+    def select_known_rows(sql: str) -> Iterator[dict[str, Any]]:
         for row in connection.exec_driver_sql(sql, execution_options=_RAW).mappings():
             named = {str(name).upper(): value for name, value in row.items()}
-            if named["TABLE_NAME"] in found:  # else it was made between two of the queries
+            if named["TABLE_NAME"] in found:  # the table existed at the first query
                 yield named
 
     for name, kind, engine in connection.exec_driver_sql(_TABLES, execution_options=_RAW):
         if name.startswith("toc_"):
-            found[name] = view_shape((), "") if kind == "VIEW" else Shape(engine=engine or "none")
-    for row in select(_COLUMNS):
+            found[name] = (
+                make_view_shape((), "") if kind == "VIEW" else TableShape(engine=engine or "none")
+            )
+    for row in select_known_rows(_COLUMNS):
         shape = found[row["TABLE_NAME"]]
         shape.columns[row["COLUMN_NAME"]] = "" if shape.is_view else _describe_column_row(row)
-        if _insert_must_name(row):
+        if _needs_value_on_insert(row):
             shape.required_columns.add(row["COLUMN_NAME"])
-    _add_indexes(found, select(_INDEXES))
-    for row in chain.from_iterable(map(select, (_TRIGGERS, _CHECKS, _FOREIGN_KEYS, _REFERENCES))):
+    _add_index_shapes(found, select_known_rows(_INDEXES))
+    for row in chain.from_iterable(
+        map(select_known_rows, (_TRIGGERS, _CHECKS, _FOREIGN_KEYS, _REFERENCES))
+    ):
         found[row["TABLE_NAME"]].rules.add((row["RULE"], row["NAME"]))
-    for row in select(_VIEWS):
+    for row in select_known_rows(_VIEWS):
         name, select_text = row["TABLE_NAME"], row["VIEW_DEFINITION"] or ""
-        found[name] = view_shape(found[name].columns, select_text, row["SECURITY_TYPE"])
+        found[name] = make_view_shape(found[name].columns, select_text, row["SECURITY_TYPE"])
     return found
 
 
-def _add_indexes(found: Shapes, columns: Iterable[Mapping[str, Any]]) -> None:
+def _add_index_shapes(found: Shapes, columns: Iterable[Mapping[str, Any]]) -> None:
     """Describes indexes, from a row for each of their columns."""
     indexes: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in columns:
@@ -255,7 +259,7 @@ def _add_indexes(found: Shapes, columns: Iterable[Mapping[str, Any]]) -> None:
         found[table].indexes[index] = describe_index(names, unique=unique, invisible=invisible)
 
 
-def _insert_must_name(row: Mapping[str, Any]) -> bool:
+def _needs_value_on_insert(row: Mapping[str, Any]) -> bool:
     given = row["COLUMN_DEFAULT"] is not None or row["GENERATION_EXPRESSION"]
     return row["IS_NULLABLE"] == "NO" and not given and "auto_increment" not in row["EXTRA"].lower()
 
@@ -292,11 +296,11 @@ def _read_shapes_sqlite(connection: Connection) -> Shapes:
             found[row.name] = parse_table(row.sql, indexes.get(row.name, ()), sqlite=True)
         elif row.type == "view":
             select = row.sql.partition(" AS ")[2]
-            found[row.name] = view_shape(_columns_of_view(connection, row.name), select)
+            found[row.name] = make_view_shape(_read_view_columns(connection, row.name), select)
     return found
 
 
-def _columns_of_view(connection: Connection, view: str) -> list[str]:
+def _read_view_columns(connection: Connection, view: str) -> list[str]:
     quoted = view.replace('"', '""')
     try:
         return [

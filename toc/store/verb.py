@@ -1,8 +1,8 @@
 """A verb of the store is written once, as a `Verb`, and run by one of two executors.
 
-The pipelined executor (`pipeline.PipelinedConnection`) sends the statements in packets: one round trip. The
-plain executor (`PlainConnection`) runs the same statements one by one through SQLAlchemy: on SQLite, with
-other drivers, behind a proxy that accepts one statement at a time, and after a packet has failed.
+The pipelined executor (`PipelinedExecutor`) sends the statements in packets: one round trip. The plain
+executor (`PlainExecutor`) runs the same statements one by one through SQLAlchemy: on SQLite, with other
+drivers, behind a proxy that accepts one statement at a time, and after a packet has failed.
 `Database.run_verb` chooses the executor.
 """
 
@@ -21,8 +21,8 @@ T = TypeVar("T")
 class Statement(NamedTuple):
     """SQL text with the driver's placeholders, and the values that the driver binds.
 
-    if_changed: it runs only if the statement before it has changed a row. Its text ends with a condition
-    (WHERE), to which the pipelined executor adds another one.
+    if_changed: the statement runs only if the previous statement has changed a row. The text then ends with a
+    condition (WHERE), to which the pipelined executor adds another condition.
     """
 
     text: str
@@ -47,7 +47,7 @@ class Executor(ABC):
     def __exit__(self, *_: object) -> None: ...
 
     @abstractmethod
-    def send(self, statements: Sequence[Statement]) -> list[StatementResult]:
+    def send_autocommit(self, statements: Sequence[Statement]) -> list[StatementResult]:
         """Runs statements of which each is its own transaction."""
 
     def send_transaction(
@@ -55,7 +55,7 @@ class Executor(ABC):
     ) -> list[StatementResult]:
         """Runs changes in one transaction, and `reads` after its COMMIT; a single change commits itself."""
         if len(changes) == 1:
-            return self.send([*changes, *reads])
+            return self.send_autocommit([*changes, *reads])
         return self._send_transaction(changes, reads)
 
     @abstractmethod
@@ -85,7 +85,7 @@ class Verb(Generic[T]):
         return self.make_answer(executor.send_transaction(self.changes, self.reads), executor)
 
 
-class PlainConnection(Executor):
+class PlainExecutor(Executor):
     """The executor of verbs that runs statements one by one. Raises SQLAlchemy's errors."""
 
     def __init__(self, engine: Engine, autocommit_engine: Engine) -> None:
@@ -96,7 +96,7 @@ class PlainConnection(Executor):
         if self._autocommit is not None:
             self._autocommit.close()
 
-    def send(self, statements: Sequence[Statement]) -> list[StatementResult]:
+    def send_autocommit(self, statements: Sequence[Statement]) -> list[StatementResult]:
         if not statements:
             return []
         if self._autocommit is None:
@@ -109,7 +109,7 @@ class PlainConnection(Executor):
         # The changes share one COMMIT, which is the expensive part.
         with self._engine.begin() as connection:
             results = run_statements(connection, changes)
-        return results + self.send(reads)
+        return results + self.send_autocommit(reads)
 
 
 def run_statements(

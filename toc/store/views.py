@@ -1,10 +1,10 @@
 """Views for people: `toc_jobs`, `toc_dead_jobs`, `toc_events`, `toc_purges`, with names beside the numbers.
 
-In each database they are over its own shards; a migration makes them, for any SQL client. `toc sql` runs the
+A migration creates these views in each database, over its own shards, for any SQL client. `toc sql` runs the
 same SELECTs on every shard and merges the answers.
 
 late_ms: how long after its action_time a job was last claimed, in milliseconds; NULL before its first
-claim. For a job that was retried it contains the retries.
+claim. For a job that was retried, late_ms contains the retries.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 """The columns of each view, in order."""
 
 
-def jobs_of_shard(shard: int, *, sqlite: bool = False) -> str:
+def select_jobs_of_shard(shard: int, *, sqlite: bool = False) -> str:
     """The part of `toc_jobs` that is in one shard, as a SELECT."""
     late_ms = (
         "CAST(ROUND((julianday(j.claim_time) - julianday(j.action_time)) * 86400000) AS INTEGER)"
@@ -46,7 +46,7 @@ def jobs_of_shard(shard: int, *, sqlite: bool = False) -> str:
     return (
         f"SELECT {shard} AS shard, j.job_id, j.biz_id, j.biz_text, j.tenant, j.type_no, "
         "t.name AS biz_type, j.status, "
-        f"{_name_of('j.status')} AS status_name, j.action_time, j.due_time, j.claim_time, "
+        f"{_status_name_sql('j.status')} AS status_name, j.action_time, j.due_time, j.claim_time, "
         f"{late_ms} AS late_ms, j.attempts, j.priority, j.claim_token, j.dedup_key, j.attribute, "
         "j.result, j.trace, j.gmt_create, j.gmt_modified "
         f"FROM {job_table_name(shard)} AS j LEFT JOIN toc_biz_type AS t ON t.type_no = j.type_no"
@@ -60,21 +60,21 @@ DEAD_JOBS_SELECT = (
 )
 
 
-def _name_of(column: str) -> str:
+def _status_name_sql(column: str) -> str:
     whens = " ".join(f"WHEN {int(status)} THEN '{status.name.lower()}'" for status in Status)
     return f"CASE {column} {whens} END"
 
 
 EVENTS_SELECT = (
     "SELECT e.event_id, e.event_time, e.job_id, e.what, "
-    f"e.from_status, {_name_of('e.from_status')} AS from_name, "
-    f"e.to_status, {_name_of('e.to_status')} AS to_name, e.attempts, e.actor, e.reason, "
+    f"e.from_status, {_status_name_sql('e.from_status')} AS from_name, "
+    f"e.to_status, {_status_name_sql('e.to_status')} AS to_name, e.attempts, e.actor, e.reason, "
     "e.run_id, e.related_job_id, e.account "
     "FROM toc_event AS e"
 )
 
 PURGES_SELECT = (
-    f"SELECT p.day, p.type_no, t.name AS biz_type, p.status, {_name_of('p.status')} AS status_name, "
+    f"SELECT p.day, p.type_no, t.name AS biz_type, p.status, {_status_name_sql('p.status')} AS status_name, "
     "p.jobs, p.first_id, p.last_id "
     "FROM toc_purge AS p LEFT JOIN toc_biz_type AS t ON t.type_no = p.type_no"
 )

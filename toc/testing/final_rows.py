@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings, load_settings
 from toc.store.databases import Databases
-from toc.store.table_scan import final_rows
+from toc.store.table_scan import read_final_rows
 from toc.testing.history import Row
 
 
@@ -19,7 +19,7 @@ def rows(settings: Settings | None = None) -> Iterator[Row]:
     """
     databases = Databases.from_settings(settings or load_settings(), SystemClock())
     try:
-        for row in final_rows(databases):
+        for row in read_final_rows(databases):
             yield Row(
                 row.job_id,
                 row.status.name.lower(),

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 
-from toc.handlers.current import running_job
+from toc.handlers.current_job import running_job
 from toc.handlers.verdicts import Verdict
 from toc.runtime import metrics
 from toc.runtime.clock import Clock

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from toc.domain.text_escaping import escape_to_one_line
 from toc.domain.times import EPOCH, ceil_ms, datetime_of
-from toc.handlers.current import ids_of
+from toc.handlers.current_job import log_fields_of_job
 from toc.handlers.verdicts import Retry, Snooze, Verdict
 from toc.runtime.clock import Clock
 from toc.runtime.log_throttle import LogThrottle
@@ -39,7 +39,9 @@ class RunLog:
     def log_start(self, run: Run) -> None:
         """Logs that a handler is about to be called."""
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("%s starts, attempt %d of %d", *_attempt_of(run), extra=ids_of(run.job))
+            log.debug(
+                "%s starts, attempt %d of %d", *_attempt_of(run), extra=log_fields_of_job(run.job)
+            )
 
     def log_end(
         self, run: Run, result: object, outcome: Outcome, now_ms: int, seconds: float
@@ -47,13 +49,15 @@ class RunLog:
         """Logs that a handler has returned or raised `result`, which became `outcome`."""
         if log.isEnabledFor(logging.DEBUG):
             text = "%s ended after %.3f s: %s"
-            log.debug(text, _describe_run(run), seconds, outcome.kind, extra=ids_of(run.job))
+            log.debug(
+                text, _describe_run(run), seconds, outcome.kind, extra=log_fields_of_job(run.job)
+            )
         if isinstance(result, BaseException) and not isinstance(result, Verdict):
             self._log_failure(run, result, outcome)
         elif isinstance(result, Retry) and outcome.kind is OutcomeKind.RETRY:
             text = "%s asks in attempt %d of %d to be tried again: %s; the next attempt is at %s"
             why, at = escape_to_one_line(result.reason), _due_text(outcome)
-            log.info(text, *_attempt_of(run), why, at, extra=ids_of(run.job))
+            log.info(text, *_attempt_of(run), why, at, extra=log_fields_of_job(run.job))
         elif isinstance(result, Snooze) and _has_passed(result.until, now_ms):
             text = "%s snoozes until %s, which has passed: it acts again at %s"
             key = ("snooze", run.job.biz_type)
@@ -78,7 +82,7 @@ class RunLog:
         log.warning(
             "%s failed in attempt %d of %d: %s; %s%s",
             *_attempt_of(run), what, again, frames,
-            exc_info=traced, extra=ids_of(run.job),
+            exc_info=traced, extra=log_fields_of_job(run.job),
         )  # fmt: skip
 
     def _may_log_traceback(self, biz_type: str) -> bool:

@@ -18,7 +18,7 @@ from toc.store.verb import Statement
 
 _EXPANDING = re.compile(r"__\[POSTCOMPILE_(\w+)\]")
 IDS: BindParameter[Any] = bindparam("ids", expanding=True)
-"""The ids of a statement."""
+"""The parameter of a statement for job ids."""
 
 
 class IdList(tuple[int, ...]):
@@ -27,7 +27,7 @@ class IdList(tuple[int, ...]):
     __slots__ = ()
 
 
-def text_of_ids(ids: IdList, mapping: object = None) -> str:
+def id_list_to_sql(ids: IdList, mapping: object = None) -> str:
     """The SQL text of the ids, called by pymysql (see `databases`). Raises TypeError for a non-integer."""
     del mapping
     return ", ".join(map(int.__repr__, ids))
@@ -64,8 +64,10 @@ class PreparedStatement:
         # Fillers of the parameters before and after the ids, in order.
         self._has_ids = IDS.key in names
         at = names.index(IDS.key) if self._has_ids else len(names)
-        self._before = [_make_filler(compiled.binds[name], dialect) for name in names[:at]]
-        self._after = [_make_filler(compiled.binds[name], dialect) for name in names[at + 1 :]]
+        self._before = [_make_argument_filler(compiled.binds[name], dialect) for name in names[:at]]
+        self._after = [
+            _make_argument_filler(compiled.binds[name], dialect) for name in names[at + 1 :]
+        ]
         columns = statement.selected_columns if isinstance(statement, Select) else ()
         processors = [column.type.result_processor(dialect, None) for column in columns]
         self._results = [
@@ -75,7 +77,7 @@ class PreparedStatement:
         ]
 
     def bind(self, table: str, ids: Sequence[int] = (), **values: Any) -> Statement:
-        """The text for this table and this number of ids, and its arguments."""
+        """Makes the statement for a table: the text for this number of ids, and the arguments."""
         given = [IdList(ids)] if self._takes_ids else ids
         text = self._text.replace("\0", table).replace("\1", ", ".join([self._mark] * len(given)))
         arguments: list[Any] = []
@@ -106,8 +108,8 @@ ArgumentFiller = Callable[[list[Any], dict[str, Any]], None]
 """Appends one parameter's value (or values) to the arguments of an execution."""
 
 
-def _make_filler(parameter: BindParameter[Any], dialect: Dialect) -> ArgumentFiller:
-    process = parameter.type.bind_processor(dialect) or _unchanged
+def _make_argument_filler(parameter: BindParameter[Any], dialect: Dialect) -> ArgumentFiller:
+    process = parameter.type.bind_processor(dialect) or _return_unchanged
     key = parameter.key
     if parameter.required:
         return lambda arguments, values: arguments.append(process(values[key]))
@@ -116,5 +118,5 @@ def _make_filler(parameter: BindParameter[Any], dialect: Dialect) -> ArgumentFil
     return lambda arguments, values: arguments.extend(ready)
 
 
-def _unchanged(value: Any) -> Any:
+def _return_unchanged(value: Any) -> Any:
     return value

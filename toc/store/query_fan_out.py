@@ -3,7 +3,7 @@
 These connections do not come from the pools of the verbs: queries and verbs never wait for each other's
 connections. A session can only read (MySQL and MariaDB: READ ONLY transactions; SQLite: query_only), and each
 statement sees the rows that were committed when it started. The server ends a statement that takes too long.
-All statements of a `FanOut` have the same NOW().
+All statements of a `QueryFanOut` have the same NOW().
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from toc.store.driver_errors import AWAY, CLIENT_ERRORS, error_number, error_tex
 from toc.store.sessions import session_arguments
 
 TICK_S = 0.2
-_BACKSTOP_S = 5  # beyond the server's time limit: for a server that does not answer at all
-_SQLITE_STEPS = 10_000  # of its virtual machine between two time checks: under a millisecond
+_BACKSTOP_S = 5  # after the server's time limit the driver waits so long for an answer
+_SQLITE_STEPS = 10_000  # SQLite's instructions between two time checks: under a millisecond
 _COLLATION = "utf8mb4_bin"
 _CONCAT_BYTES = 1_000_000  # MySQL cuts GROUP_CONCAT after 1,024
 
@@ -53,8 +53,8 @@ _WHAT_SQLITE: Mapping[str, What] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a `FanOut`.
+class QueryLimits:
+    """Limits of a `QueryFanOut`.
 
     timeout_s: of one statement. whole_s: of all statements together. parallel: connections per database.
     bytes_max: the approximate size of one answer.
@@ -68,8 +68,8 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A statement for one database. table: the table that it reads. place: returned with the reply."""
+class DatabaseQuery:
+    """A SELECT for one database. table: the table that it reads. place: a number to sort replies by."""
 
     place: int
     database: int
@@ -79,36 +79,36 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """The rows of a question. digits: decimal places of each column; None: the server declares none."""
+class QueryReply:
+    """The rows of a query. digits: decimal places of each column; None: the server declares no number."""
 
-    question: Question
+    query: DatabaseQuery
     rows: list[tuple[Any, ...]]
     digits: tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionFailure:
-    """A question without a reply. is_whole: the database answers no question at all."""
+class QueryFailure:
+    """The error of a query. is_whole: the database can run no query at all."""
 
-    question: Question
+    query: DatabaseQuery
     what: What
     text: str
     is_whole: bool = False
 
     @property
-    def line(self) -> str:
+    def description(self) -> str:
         """The failure in one line, with the database, the table and the reason."""
-        where = f"database {self.question.database}"
-        if not self.is_whole and self.question.table:
-            where += f", table {self.question.table}"
+        where = f"database {self.query.database}"
+        if not self.is_whole and self.query.table:
+            where += f", table {self.query.table}"
         return f"{where}: {self.text}"
 
 
-class FanOut:
-    """Runs questions on the databases. moving: URLs of new servers by index (see `database_home`).
+class QueryFanOut:
+    """Runs queries on the databases. moving: URLs of new servers by index (see `database_home`).
 
-    functions(now_ms): functions by name, which SQLite gets.
+    functions(now_ms): the SQL functions that SQLite gets, by name.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class FanOut:
         urls: Sequence[str],
         routing: Routing,
         clock: Clock,
-        limits: Limits,
+        limits: QueryLimits,
         functions: Callable[[int], Mapping[str, Callable[..., Any]]],
         moving: Mapping[int, str] | None = None,
         mysql: MysqlSettings | None = None,
@@ -125,7 +125,9 @@ class FanOut:
         self._deadline_s = clock.monotonic_s() + limits.whole_s
         moving, mysql = moving or {}, mysql or MysqlSettings()
         self._databases = [
-            _Database(index, url, moving.get(index), mysql, routing, clock, limits, functions)
+            _ReadOnlyDatabase(
+                index, url, moving.get(index), mysql, routing, clock, limits, functions
+            )
             for index, url in enumerate(urls)
         ]
         self.sqlite = self._databases[0].sqlite
@@ -135,58 +137,63 @@ class FanOut:
         for database in self._databases:
             database.close()
 
-    def fix_now(self, databases: Sequence[int]) -> QuestionFailure | None:
+    def set_common_now(self, databases: Sequence[int]) -> QueryFailure | None:
         """Sets NOW() of all further statements to the time of the first of these databases that answers."""
         failure = None
         for index in databases:
-            found = self.ask_one(Question(0, index, "", "SELECT UTC_TIMESTAMP(3)", {}))
-            if isinstance(found, Reply):
+            found = self.run_query(DatabaseQuery(0, index, "", "SELECT UTC_TIMESTAMP(3)", {}))
+            if isinstance(found, QueryReply):
                 for database in self._databases:
                     database.now_ms = ms_of_sql_time(found.rows[0][0])
                 return None
             failure = failure or found
         return failure
 
-    def ask_one(self, question: Question) -> Reply | QuestionFailure:
-        """Runs one statement in this thread."""
-        database = self._databases[question.database]
-        connection = database.connected(question)
-        if isinstance(connection, QuestionFailure):
+    def run_query(self, query: DatabaseQuery) -> QueryReply | QueryFailure:
+        """Runs one query in this thread."""
+        database = self._databases[query.database]
+        connection = database.open_connection(query)
+        if isinstance(connection, QueryFailure):
             return connection
         with contextlib.closing(connection):
-            return database.answer(connection, question, self._deadline_s)
+            return database.execute_query(connection, query, self._deadline_s)
 
-    def ask(
-        self, questions: Sequence[Question], tick: Callable[[], None]
-    ) -> Generator[Reply | QuestionFailure]:
-        """Yields the replies as they arrive; calls `tick()` every TICK_S while there is none.
+    def run_queries(
+        self, queries: Sequence[DatabaseQuery], tick: Callable[[], None]
+    ) -> Generator[QueryReply | QueryFailure]:
+        """Runs queries in threads and yields the replies; calls `tick()` every TICK_S while no reply arrives.
 
-        Closing the iterator cancels the questions that were not started. Statements that run on servers
-        end by their time limits.
+        Closing the iterator cancels the queries that were not started. Queries that run on servers end by
+        their time limits.
         """
-        replies: queue.Queue[Reply | QuestionFailure] = queue.Queue(
+        replies: queue.Queue[QueryReply | QueryFailure] = queue.Queue(
             maxsize=len(self._databases) * 4
         )
         stop = threading.Event()
 
-        def put(reply: Reply | QuestionFailure) -> None:
+        def put_reply(reply: QueryReply | QueryFailure) -> None:
             while not stop.is_set():
                 with contextlib.suppress(queue.Full):
                     return replies.put(reply, timeout=TICK_S)
             return None
 
-        def answer_all(database: _Database, todo: deque[Question]) -> None:
-            with contextlib.closing(database.answers(todo, self._deadline_s)) as answers:
+        def run_queries_of_database(
+            database: _ReadOnlyDatabase, todo: deque[DatabaseQuery]
+        ) -> None:
+            with contextlib.closing(database.run_queued_queries(todo, self._deadline_s)) as answers:
                 while not stop.is_set() and (reply := next(answers, None)) is not None:
-                    put(reply)
+                    put_reply(reply)
 
         for database in self._databases:
-            todo = deque(one for one in questions if one.database == database.index)
+            todo = deque(one for one in queries if one.database == database.index)
             for _ in range(min(self._limits.parallel, len(todo))):
                 threading.Thread(
-                    target=answer_all, args=(database, todo), daemon=True, name="toc-asking"
+                    target=run_queries_of_database,
+                    args=(database, todo),
+                    daemon=True,
+                    name="toc-asking",
                 ).start()
-        left = len(questions)
+        left = len(queries)
         try:
             while left:
                 try:
@@ -200,8 +207,8 @@ class FanOut:
             stop.set()
 
 
-class _Database:
-    """Connections to one database."""
+class _ReadOnlyDatabase:
+    """One database, with read-only connections."""
 
     def __init__(
         self,
@@ -211,7 +218,7 @@ class _Database:
         mysql: MysqlSettings,
         routing: Routing,
         clock: Clock,
-        limits: Limits,
+        limits: QueryLimits,
         functions: Callable[[int], Mapping[str, Callable[..., Any]]],
     ) -> None:
         self.index = index
@@ -246,97 +253,99 @@ class _Database:
         if self._home is not None:
             self._home.close()
 
-    def connected(self, question: Question) -> Connection | QuestionFailure:
+    def open_connection(self, query: DatabaseQuery) -> Connection | QueryFailure:
         """Opens a connection to this database and sets its limits."""
         if self._file is not None and not Path(self._file).is_file():
             text = "does not answer: there is no such file; run `toc migrate` to create it"
-            return QuestionFailure(question, "down", text, is_whole=True)
+            return QueryFailure(query, "down", text, is_whole=True)
         try:
             connection = self._engine.connect().execution_options(stream_results=True)
             try:
-                self._check(connection)
+                self._check_routing(connection)
             except BaseException:
                 connection.close()
                 raise
             return connection
         except SQLAlchemyError as error:
-            return replace(_failure(question, error), is_whole=True)
-        except _WrongError as error:
-            return QuestionFailure(question, "schema", str(error), is_whole=True)
+            return replace(_failure_from_error(query, error), is_whole=True)
+        except _WrongDatabaseError as error:
+            return QueryFailure(query, "schema", str(error), is_whole=True)
 
-    def answers(
-        self, todo: deque[Question], deadline_s: float
-    ) -> Generator[Reply | QuestionFailure]:
-        """Runs questions one by one, on one connection. Other threads take questions from `todo`, too."""
+    def run_queued_queries(
+        self, todo: deque[DatabaseQuery], deadline_s: float
+    ) -> Generator[QueryReply | QueryFailure]:
+        """Runs the queries of `todo` one by one on one connection. Other threads may do the same."""
         with contextlib.ExitStack() as stack:
-            connection: Connection | QuestionFailure | None = None
-            while (question := _take_next(todo)) is not None:
+            connection: Connection | QueryFailure | None = None
+            while (query := _pop_next_query(todo)) is not None:
                 if connection is None:
-                    connection = self.connected(question)
+                    connection = self.open_connection(query)
                     if isinstance(connection, Connection):
                         stack.callback(connection.close)
-                if isinstance(connection, QuestionFailure):
+                if isinstance(connection, QueryFailure):
                     # The database is not tried again for each of its tables.
-                    yield replace(connection, question=question)
+                    yield replace(connection, query=query)
                     continue
-                reply = self.answer(connection, question, deadline_s)
+                reply = self.execute_query(connection, query, deadline_s)
                 yield reply
-                if isinstance(reply, QuestionFailure) and reply.what == "down":
-                    connection = None  # the next question tries a new one
+                if isinstance(reply, QueryFailure) and reply.what == "down":
+                    connection = None  # the next query opens a new connection
 
-    def answer(
-        self, connection: Connection, question: Question, deadline_s: float
-    ) -> Reply | QuestionFailure:
+    def execute_query(
+        self, connection: Connection, query: DatabaseQuery, deadline_s: float
+    ) -> QueryReply | QueryFailure:
         left_s = deadline_s - self._clock.monotonic_s()
         if left_s <= 0:
-            return QuestionFailure(question, "time", "was not asked: all together took too long")
+            return QueryFailure(query, "time", "was not run: all queries together took too long")
         limit_s = min(self._limits.timeout_s, left_s)
         raw = connection.connection.driver_connection
         try:
-            with self._limited(connection, limit_s):
-                result = connection.execute(text(question.sql), dict(question.values))
+            with self._limit_query_time(connection, limit_s):
+                result = connection.execute(text(query.sql), dict(query.values))
                 described = result.cursor.description if result.cursor is not None else ()
                 rows, size = list[tuple[Any, ...]](), 0
                 for row in result:  # row by row: an answer that is too large is not read to its end
                     rows.append(tuple(row))
-                    size += bytes_of(row)
+                    size += row_size_bytes(row)
                     if size > self._limits.bytes_max:
-                        self._discard_rest(connection, raw, result)
-                        text_of_limit = too_large(self._limits.bytes_max)
-                        return QuestionFailure(question, "statement", text_of_limit)
+                        self._discard_unread_rows(connection, raw, result)
+                        text_of_limit = describe_size_limit(self._limits.bytes_max)
+                        return QueryFailure(query, "statement", text_of_limit)
         except SQLAlchemyError as error:
-            _leave_rest_unread(raw)
-            failure = _failure(question, error)
+            _stop_driver_reading(raw)
+            failure = _failure_from_error(query, error)
             if failure.what == "time":
-                return QuestionFailure(question, "time", f"took longer than {limit_s:.3g} s")
+                return QueryFailure(query, "time", f"took longer than {limit_s:.3g} s")
             return failure
-        return Reply(question, rows, tuple(column[5] for column in described))
+        return QueryReply(query, rows, tuple(column[5] for column in described))
 
     # ---- sessions
 
-    def _discard_rest(self, connection: Connection, raw: Any, result: CursorResult[Any]) -> None:
-        """Discards the rest of an answer."""
+    def _discard_unread_rows(
+        self, connection: Connection, raw: Any, result: CursorResult[Any]
+    ) -> None:
+        """Discards the rows of a result that were not read."""
         if self.sqlite:
             result.close()
         else:
-            _leave_rest_unread(raw)
+            _stop_driver_reading(raw)
             connection.invalidate()
             connection.rollback()
 
-    def _check(self, connection: Connection) -> None:
-        """Raises _WrongError when the database was set up with other numbers than the settings have."""
+    def _check_routing(self, connection: Connection) -> None:
+        """Raises _WrongDatabaseError if the database was set up with other values than the settings have."""
         sql = "SELECT name, value FROM toc_meta WHERE name IN ('hash', 'shards', 'databases', 'database')"
         for name, value in connection.execute(text(sql)):
             if self._facts[name] != value:
-                raise _WrongError(
+                raise _WrongDatabaseError(
                     f"was set up with {name} = {value}, the settings say {self._facts[name]}"
                 )
 
     @contextlib.contextmanager
-    def _limited(self, connection: Connection, limit_s: float) -> Iterator[None]:
+    def _limit_query_time(self, connection: Connection, limit_s: float) -> Iterator[None]:
         if not self.sqlite:
             if limit_s < self._limits.timeout_s:
-                connection.exec_driver_sql(f"SET SESSION {self._limit(limit_s)}")
+                connection.exec_driver_sql(f"SET SESSION {self._time_limit_assignment(limit_s)}")
             yield
             return
         raw: Any = connection.connection.driver_connection
@@ -347,7 +356,7 @@ class _Database:
         finally:
             raw.set_progress_handler(None, 0)
 
-    def _limit(self, seconds: float) -> str:
+    def _time_limit_assignment(self, seconds: float) -> str:
         if self._is_mariadb:
             return f"max_statement_time = {seconds:.3f}"
         return f"max_execution_time = {math.ceil(seconds * 1000)}"
@@ -362,7 +371,7 @@ class _Database:
                 f"SET SESSION collation_connection = '{_COLLATION}', sql_mode = 'STRICT_TRANS_TABLES', "
                 f"group_concat_max_len = {_CONCAT_BYTES}, "
                 f"lock_wait_timeout = {math.ceil(self._limits.timeout_s)}, "
-                f"{self._limit(self._limits.timeout_s)}"
+                f"{self._time_limit_assignment(self._limits.timeout_s)}"
             )
             if self.now_ms is not None:
                 cursor.execute(f"SET SESSION timestamp = {self.now_ms / 1000:.3f}")
@@ -380,34 +389,34 @@ class _Database:
         raw.create_function("UTC_TIMESTAMP", 1, lambda digits: sql_time_of_ms(now_ms))
 
 
-def _take_next(todo: deque[Question]) -> Question | None:
+def _pop_next_query(todo: deque[DatabaseQuery]) -> DatabaseQuery | None:
     with contextlib.suppress(IndexError):
         return todo.popleft()
     return None
 
 
-def _leave_rest_unread(raw: Any) -> None:
+def _stop_driver_reading(raw: Any) -> None:
     """Keeps pymysql from reading the rest of an answer, from a connection that may be lost."""
     answer = getattr(raw, "_result", None)
     if answer is not None:
         answer.unbuffered_active = False
 
 
-def bytes_of(row: Sequence[Any]) -> int:
+def row_size_bytes(row: Sequence[Any]) -> int:
     """The approximate size of a row in bytes."""
     return sum(len(value) + 8 if isinstance(value, str) else 8 for value in row)
 
 
-def too_large(bytes_max: int) -> str:
+def describe_size_limit(bytes_max: int) -> str:
     mb = f"{bytes_max / 1e6:g} MB"
     return f"answers more than {mb}: name fewer columns, or a smaller LIMIT, or allow more (--limit-mb)"
 
 
-class _WrongError(Exception):
+class _WrongDatabaseError(Exception):
     """The settings describe another database."""
 
 
-def _failure(question: Question, error: SQLAlchemyError) -> QuestionFailure:
+def _failure_from_error(query: DatabaseQuery, error: SQLAlchemyError) -> QueryFailure:
     number, shown = error_number(error), error_text(error)
     what: What
     if number is None:
@@ -416,4 +425,4 @@ def _failure(question: Question, error: SQLAlchemyError) -> QuestionFailure:
         what = "down"
     else:
         what = _WHAT.get(number, "statement")
-    return QuestionFailure(question, what, f"does not answer: {shown}" if what == "down" else shown)
+    return QueryFailure(query, what, f"does not answer: {shown}" if what == "down" else shown)

@@ -1,4 +1,4 @@
-"""Measures how far the replicas of a database are behind: a purge must not overload them."""
+"""Measures how far the replicas of a database are behind: a purge must not overload replicas."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from toc.runtime.clock import Clock
 from toc.runtime.log_throttle import LogThrottle
-from toc.store.replicas import Replica, ReplicaUnavailable
+from toc.store.replica import Replica, ReplicaUnavailable
 
 log = logging.getLogger(__name__)
 
-FRESH_S = 1.0  # for so long a measured lag is used again
+FRESH_S = 1.0  # how long a measured lag is used again
 
 
 class ReplicaLag:
@@ -27,13 +27,13 @@ class ReplicaLag:
     def lag_s(self) -> float:
         """The largest lag in seconds; infinite when a replica has stopped or does not answer."""
         if self._replicas and self._clock.monotonic_s() >= self._until_s:
-            self._lag_s = max(map(self._lag_of, self._replicas))
+            self._lag_s = max(map(self._measure_lag_s, self._replicas))
             self._until_s = self._clock.monotonic_s() + FRESH_S
         return self._lag_s
 
-    def _lag_of(self, replica: Replica) -> float:
+    def _measure_lag_s(self, replica: Replica) -> float:
         try:
-            lag_s = replica.lag_s()
+            lag_s = replica.read_lag_s()
         except ReplicaUnavailable as error:
             self._log_throttle.warning(replica.name, "no purge: %s: %s", replica.name, error.orig)
             return math.inf

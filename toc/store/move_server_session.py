@@ -32,7 +32,7 @@ class MoveStopped(TocError):
 class StatementRefused(MoveStopped):
     """One of the servers refused a statement. number: the error number of the server or the driver."""
 
-    def __init__(self, server: MoveServer, error: Exception) -> None:
+    def __init__(self, server: MoveServerSession, error: Exception) -> None:
         self.number = error.args[0] if error.args else None
         hint = ""
         if self.number in MYSQL_REFUSALS:
@@ -41,7 +41,7 @@ class StatementRefused(MoveStopped):
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class ReplicationChannel:
     """The replication of the old server by the new one. error: the last error of its two threads."""
 
     name: str
@@ -50,14 +50,14 @@ class Channel:
     error: str
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self.receives and self.applies
 
 
-class MoveServer:
-    """One session on one of the two servers, kept for the whole command: it holds the lock.
+class MoveServerSession:
+    """One session on one of the two servers of a move. It is kept for the whole command: it holds the lock.
 
-    role: "old" or "new". It never reconnects by itself. Raises StoreUnavailable, SettingsError
+    role: "old" or "new". The session never reconnects. Raises StoreUnavailable, SettingsError
     (a login that is refused) and MoveStopped, with the database's index and the role in the text.
     """
 
@@ -92,14 +92,14 @@ class MoveServer:
             raise
 
     def _read_identity(self) -> None:
-        version = str(self.value("SELECT VERSION()"))
+        version = str(self.read_value("SELECT VERSION()"))
         if "mariadb" in version.lower():
             raise MoveStopped(
                 f"database {self.index}: the {self.role} server is MariaDB {version}, which cannot make "
                 f"one schema read-only: only MySQL databases can be moved like this"
             )
-        self.session: int = self.value("SELECT CONNECTION_ID()")
-        self.uuid = str(self.value("SELECT @@server_uuid"))
+        self.session: int = self.read_value("SELECT CONNECTION_ID()")
+        self.uuid = str(self.read_value("SELECT @@server_uuid"))
         self.version = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
     # ---- statements
@@ -109,7 +109,7 @@ class MoveServer:
         times = {"connect_timeout": CONNECT_S, "read_timeout": ANSWER_S, "write_timeout": ANSWER_S}
         try:
             raw = self.dialect.connect(*arguments, **{**named, **self._arguments, **times})
-        except self._errors as error:
+        except self._driver_error_class as error:
             text = f"the {self.role} server, {self.at}: {error}"
             if error.args and error.args[0] in MYSQL_REFUSALS:
                 raise SettingsError(f"database {self.index}: {text}") from error
@@ -118,11 +118,11 @@ class MoveServer:
         return raw
 
     @property
-    def _errors(self) -> type[Exception]:
+    def _driver_error_class(self) -> type[Exception]:
         found: type[Exception] = self.dialect.loaded_dbapi.Error
         return found
 
-    def rows(self, sql: str, *values: object) -> list[dict[str, Any]]:
+    def read_rows(self, sql: str, *values: object) -> list[dict[str, Any]]:
         """Runs one statement; returns its rows as dictionaries by column name."""
         try:
             cursor = self._raw.cursor()
@@ -132,17 +132,17 @@ class MoveServer:
                 return [dict(zip(names, row, strict=True)) for row in cursor.fetchall() if names]
             finally:
                 cursor.close()
-        except self._errors as error:
+        except self._driver_error_class as error:
             raise StatementRefused(self, error) from error
 
-    def value(self, sql: str, *values: object) -> Any:
+    def read_value(self, sql: str, *values: object) -> Any:
         """The only value of the only row."""
-        (row,) = self.rows(sql, *values)
+        (row,) = self.read_rows(sql, *values)
         (found,) = row.values()
         return found
 
-    def run(self, sql: str, *values: object) -> None:
-        self.rows(sql, *values)
+    def run_statement(self, sql: str, *values: object) -> None:
+        self.read_rows(sql, *values)
 
     def close(self) -> None:
         with suppress(Exception):
@@ -151,12 +151,12 @@ class MoveServer:
     # ---- the state of the server
 
     @property
-    def quoted(self) -> str:
+    def quoted_schema(self) -> str:
         return self.dialect.identifier_preparer.quote_identifier(self.schema)
 
     def is_fenced(self) -> bool:
-        """Whether its schema is READ ONLY."""
-        return bool(self.value(FENCED_SQL.replace("DATABASE()", "%s"), self.schema))
+        """Whether the schema is READ ONLY on this server."""
+        return bool(self.read_value(FENCED_SQL.replace("DATABASE()", "%s"), self.schema))
 
     def is_declared_home(self) -> bool:
         """Whether this server has been declared the home; it may have been fenced since."""
@@ -165,57 +165,57 @@ class MoveServer:
     def read_meta(self) -> dict[str, str]:
         """The rows of `toc_meta`; none if the table does not exist."""
         there = "SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
-        if not self.value(there, self.schema, "toc_meta"):
+        if not self.read_value(there, self.schema, "toc_meta"):
             return {}
-        rows = self.rows(f"SELECT name, value FROM {self.quoted}.toc_meta")  # noqa: S608
+        rows = self.read_rows(f"SELECT name, value FROM {self.quoted_schema}.toc_meta")  # noqa: S608
         return {row["name"]: row["value"] for row in rows}
 
     def write_meta(self, name: str, value: str) -> None:
-        """Writes a row of toc_meta."""
-        table = f"{self.quoted}.toc_meta"
-        self.run(f"REPLACE INTO {table} (name, value) VALUES (%s, %s)", name, value)  # noqa: S608
+        """Writes a row of `toc_meta`."""
+        table = f"{self.quoted_schema}.toc_meta"
+        self.run_statement(f"REPLACE INTO {table} (name, value) VALUES (%s, %s)", name, value)  # noqa: S608
 
-    def variables(self, *names: str) -> dict[str, str]:
-        """Global variables, without those that this version does not have."""
+    def read_variables(self, *names: str) -> dict[str, str]:
+        """Reads global variables. A variable that this version does not have is left out."""
         marks = ", ".join(["%s"] * len(names))
-        found = self.rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", *names)
+        found = self.read_rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", *names)
         return {row["Variable_name"]: row["Value"] for row in found}
 
-    def is_on(self, variable: str) -> bool:
-        return self.variables(variable).get(variable) == "ON"
+    def is_variable_on(self, variable: str) -> bool:
+        return self.read_variables(variable).get(variable) == "ON"
 
-    def executed_gtids(self) -> str:
+    def read_executed_gtids(self) -> str:
         """The transactions that this server has executed: a GTID set."""
-        return str(self.value("SELECT @@GLOBAL.gtid_executed")).replace("\n", "")
+        return str(self.read_value("SELECT @@GLOBAL.gtid_executed")).replace("\n", "")
 
-    def replication_channel(self, source_uuid: str) -> Channel | None:
-        """Its replication of that server; None: it does not replicate it."""
-        for row in self.rows("SHOW REPLICA STATUS"):
+    def read_replication_channel(self, source_uuid: str) -> ReplicationChannel | None:
+        """How this server replicates the server `source_uuid`; None: no replication from there."""
+        for row in self.read_rows("SHOW REPLICA STATUS"):
             if row["Source_UUID"] == source_uuid:
                 error = str(row["Last_IO_Error"] or row["Last_SQL_Error"]).partition("\n")[0]
                 running = row["Replica_IO_Running"] == "Yes", row["Replica_SQL_Running"] == "Yes"
-                return Channel(row["Channel_Name"], *running, error)
+                return ReplicationChannel(row["Channel_Name"], *running, error)
         return None
 
     def start_replication(self, source_uuid: str) -> None:
-        """Starts replication from that server, if it has been stopped."""
-        channel = self.replication_channel(source_uuid)
-        if channel is not None and not channel.runs:
-            self.run("START REPLICA FOR CHANNEL %s", channel.name)
+        """Starts the replication from the server `source_uuid` again, if it has stopped."""
+        channel = self.read_replication_channel(source_uuid)
+        if channel is not None and not channel.is_running:
+            self.run_statement("START REPLICA FOR CHANNEL %s", channel.name)
 
     def wait_for_gtids(self, wanted: str, seconds: float) -> bool:
-        """Waits until this server has executed a GTID set. False: it has not after so many seconds."""
+        """Waits until this server has executed a GTID set. False: not within `seconds`."""
         sql = "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)"
-        return bool(self.value(sql, wanted, round(max(0.001, seconds), 3)) == 0)
+        return bool(self.read_value(sql, wanted, round(max(0.001, seconds), 3)) == 0)
 
-    def only_replication_writes(self) -> bool:
+    def only_replication_may_write(self) -> bool:
         """Whether only replication can write on this server."""
-        return self.is_on("super_read_only") or self.is_fenced()
+        return self.is_variable_on("super_read_only") or self.is_fenced()
 
-    def lag_s(self, old: MoveServer) -> float | None:
-        """The seconds that this server needs for all that the old one has executed; None: over LAG_S_MAX."""
+    def measure_lag_s(self, old: MoveServerSession) -> float | None:
+        """How many seconds this server needs to execute all transactions of `old`; None: over LAG_S_MAX."""
         began_s = self.clock.monotonic_s()
-        if not self.wait_for_gtids(old.executed_gtids(), LAG_S_MAX):
+        if not self.wait_for_gtids(old.read_executed_gtids(), LAG_S_MAX):
             return None
         return self.clock.monotonic_s() - began_s
 
@@ -225,7 +225,7 @@ class MoveServer:
             "SELECT trx_mysql_thread_id AS session, TIMESTAMPDIFF(SECOND, trx_started, NOW()) AS age_s "
             "FROM information_schema.INNODB_TRX ORDER BY trx_started LIMIT 1"
         )
-        for row in self.rows(sql):
+        for row in self.read_rows(sql):
             if row["age_s"] >= 1:
                 return f"the oldest is open for {row['age_s']} s, in session {row['session']}"
         return ""
@@ -236,13 +236,13 @@ class MoveServer:
             "SELECT TABLE_NAME AS name, COLUMN_NAME AS first FROM information_schema.STATISTICS "
             "WHERE TABLE_SCHEMA = %s AND INDEX_NAME = 'PRIMARY' AND SEQ_IN_INDEX = 1"
         )
-        return {row["name"]: row["first"] for row in self.rows(sql, self.schema)}
+        return {row["name"]: row["first"] for row in self.read_rows(sql, self.schema)}
 
-    def application_sessions(self) -> list[dict[str, Any]]:
-        """The sessions of others in the schema."""
+    def read_application_sessions(self) -> list[dict[str, Any]]:
+        """Reads the sessions of the schema, without this session."""
         return [
             row
-            for row in self.rows("SHOW FULL PROCESSLIST")
+            for row in self.read_rows("SHOW FULL PROCESSLIST")
             if row["db"] == self.schema and row["Id"] != self.session
         ]
 
@@ -251,42 +251,42 @@ class MoveServer:
     @contextmanager
     def without_binlog(self) -> Iterator[None]:
         """A context whose statements are not written to the binary log."""
-        self.run("SET SESSION sql_log_bin = 0")
+        self.run_statement("SET SESSION sql_log_bin = 0")
         try:
             yield
         finally:
-            self.run("SET SESSION sql_log_bin = 1")
+            self.run_statement("SET SESSION sql_log_bin = 1")
 
     def set_fence(self, on: bool) -> None:
-        """Sets or lifts the fence: one try, with a short lock wait."""
+        """Makes the schema READ ONLY, or writable if not `on`: one try, with a short lock wait."""
         with self.without_binlog():
-            self.run(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")
-            self.run(f"ALTER DATABASE {self.quoted} READ ONLY = {int(on)}")
+            self.run_statement(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")
+            self.run_statement(f"ALTER DATABASE {self.quoted_schema} READ ONLY = {int(on)}")
 
     @contextmanager
-    def interrupt_after(self, seconds: float) -> Iterator[None]:
+    def interrupt_statement_after(self, seconds: float) -> Iterator[None]:
         """Interrupts this session's statement, from another session, if it still runs after `seconds`."""
 
-        def interrupt() -> None:
+        def kill_running_statement() -> None:
             with suppress(Exception):
                 raw = self._connect()
                 raw.cursor().execute(f"KILL QUERY {self.session}")
                 raw.close()
 
-        timer = threading.Timer(max(0.0, seconds), interrupt)
+        timer = threading.Timer(max(0.0, seconds), kill_running_statement)
         timer.daemon = True
         timer.start()
         try:
             yield
         finally:
             timer.cancel()
-            timer.join(CONNECT_S + ANSWER_S)  # a late one must not hit the next statement
+            timer.join(CONNECT_S + ANSWER_S)  # a late KILL must not hit the next statement
 
     @contextmanager
     def hold_move_lock(self) -> Iterator[None]:
-        """Holds the lock of movers. It ends with the session. Raises MoveStopped if it is taken."""
+        """Holds the lock of moves, at most until the session ends. Raises MoveStopped if it is taken."""
         name = f"toc_move_{self.index}_{self.schema}"[:64]
-        if self.value("SELECT GET_LOCK(%s, 0)", name) != 1:
+        if self.read_value("SELECT GET_LOCK(%s, 0)", name) != 1:
             raise MoveStopped(
                 f"database {self.index}: another `toc move` holds the lock {name} on the {self.role} server"
             )
@@ -294,9 +294,9 @@ class MoveServer:
             yield
         finally:
             with suppress(StatementRefused):
-                self.run("DO RELEASE_LOCK(%s)", name)
+                self.run_statement("DO RELEASE_LOCK(%s)", name)
 
 
-def schema_of(url: str) -> str:
+def schema_of_url(url: str) -> str:
     """The schema that a URL of the settings names."""
     return make_url(url).database or ""

@@ -29,7 +29,7 @@ def job_from_row(row: Any, biz_type: str) -> Job:
         biz_type=biz_type,
         status=status_from_number(row[3]),
         action_ms=row[4],
-        attribute=_attribute_or_text(row[5]),
+        attribute=_parse_attribute(row[5]),
         due_ms=row[6],
         attempts=row[7],
         token=row[8],
@@ -54,8 +54,8 @@ def dead_job_from_row(row: Any, biz_type: str) -> DeadJob:
     return DeadJob(row.job_id, biz_id, biz_type, row.attempts, row.error, row.dead_time, row.tenant)
 
 
-def is_of_business(business: BusinessId) -> ColumnElement[bool]:
-    """A condition: whether a row is of this business. Texts with one hash, and tenants, are told apart."""
+def business_id_condition(business: BusinessId) -> ColumnElement[bool]:
+    """A condition: the row has this business id and tenant. Texts with the same hash are told apart."""
     number, text, tenant = business
     return and_(
         c.biz_id == number,
@@ -64,18 +64,18 @@ def is_of_business(business: BusinessId) -> ColumnElement[bool]:
     )
 
 
-def after_due_key(due_ms: Any, job_id: Any) -> tuple[ColumnElement[bool], ...]:
+def after_due_key_condition(due_ms: Any, job_id: Any) -> tuple[ColumnElement[bool], ...]:
     """Conditions: rows after this key in the index on (due_time, job_id)."""
     return c.due_time >= due_ms, or_(c.due_time > due_ms, c.job_id > job_id)
 
 
 def status_from_number(number: int) -> Status:
-    """The status of a row. A number that toc does not know, which a person has written, is no live job."""
+    """The status of a row. An unknown number, which a person wrote, counts as cancelled: not live."""
     return _STATUS.get(number, Status.CANCELLED)
 
 
-def _attribute_or_text(text: str | None) -> dict[str, Any]:
-    """The attribute of a job. A text that is not JSON, which a person has written, is shown as it is."""
+def _parse_attribute(text: str | None) -> dict[str, Any]:
+    """The attribute of a job. A text that is not JSON, which a person wrote, becomes {"not JSON": text}."""
     try:
         return parse_attribute(text)
     except (ValueError, RecursionError):

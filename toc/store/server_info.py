@@ -1,4 +1,4 @@
-"""What kind of server a database is and how it is set up: for `toc doctor`. Writes nothing."""
+"""Reads the kind, the version and variables of a database's server, for `toc doctor`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _DURABILITY = ("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog")
 class ServerInfo:
     """`kind`: mysql, mariadb or sqlite. `durability`: variables on which a durable COMMIT depends.
 
-    `session`: variables of toc's own session that `sessions.EXPECTED` names. `sql_mode`: the one that other
-    sessions get from the server. `tls`: version and cipher of the connection; empty: it has no TLS.
+    `session`: variables of toc's own session that `sessions.EXPECTED` names. `sql_mode`: the server's,
+    which other sessions get. `tls`: version and cipher of the connection; empty: no TLS.
     """
 
     kind: str
@@ -30,9 +30,9 @@ class ServerInfo:
 
 
 def read_server_info(database: Database) -> ServerInfo:
-    """Asks the server. Raises StoreUnavailable."""
+    """Reads the facts from the server. Raises StoreUnavailable."""
 
-    def read(connection: Connection) -> ServerInfo:
+    def read_info(connection: Connection) -> ServerInfo:
         if database.sqlite:
             version = str(connection.scalar(text("SELECT sqlite_version()")))
             return ServerInfo("sqlite", version, {})
@@ -46,7 +46,7 @@ def read_server_info(database: Database) -> ServerInfo:
         tls = f"{found['Ssl_version']} {found['Ssl_cipher']}" if found.get("Ssl_cipher") else ""
         return ServerInfo(kind, version, everywhere, session, sql_mode, tls)
 
-    return database.run_transaction(read)
+    return database.run_transaction(read_info)
 
 
 def _read_variables(connection: Connection, scope: str, names: Iterable[str]) -> dict[str, str]:

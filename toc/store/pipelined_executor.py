@@ -1,4 +1,4 @@
-"""Many statements in one packet: a round trip for all of them, where each would wait for its own.
+"""Sends many statements in one packet: one round trip for all, instead of one for each.
 
 The driver's protocol supports this (CLIENT_MULTI_STATEMENTS). SQLAlchemy does not: it closes the cursor
 after the first result, and the other results are lost. So this module sends packets and reads results
@@ -25,11 +25,12 @@ _PARSE_ERROR = 1064  # the error for a second statement, when the server accepts
 _IF_CHANGED = " AND ROW_COUNT() > 0"  # of the statement before; see `Statement.if_changed`
 
 
-class PipelineUnsupportedError(Exception):
+class PacketFailedError(Exception):
     """The packet failed or is unsupported: run the statements one by one.
 
     refused: the server, or a proxy before it, accepts no packets at all. undone: True: a transaction
-    without reads was certainly rolled back; False: it may have been committed.
+    without reads was certainly rolled back; False: the transaction may have been
+    committed.
     """
 
     def __init__(self, *, refused: bool = False, undone: bool = True) -> None:
@@ -37,15 +38,15 @@ class PipelineUnsupportedError(Exception):
         self.refused, self.undone = refused, undone
 
 
-class PipelinedConnection(Executor):
+class PipelinedExecutor(Executor):
     """The executor of verbs that sends packets of statements.
 
-    It has one autocommit connection. When a change of a transaction fails, the transaction stays open until
-    this process reads the error; so the server ends a session that is in a transaction after
+    The executor has one autocommit connection. When a change of a transaction fails, the transaction stays
+    open until this process reads the error; so the server ends a session that is in a transaction after
     `idle_transaction_s` without a statement (see `sessions`).
 
     Raises SQLAlchemy's OperationalError when the connection is lost or cannot be opened, and
-    PipelineUnsupportedError for every other server error, a fenced database (`database_home`) included.
+    PacketFailedError for every other server error, a fenced database (`database_home`) included.
     """
 
     def __init__(self, engine: Engine, idle_transaction_s: int) -> None:
@@ -54,34 +55,34 @@ class PipelinedConnection(Executor):
         try:
             self._pooled = engine.raw_connection()
         except self._dbapi.Error as error:
-            lost = is_fence_error(error) or self._is_lost(error)
+            lost = is_fence_error(error) or self._is_connection_lost(error)
             raise OperationalError("", None, error, connection_invalidated=lost) from error
 
     def __exit__(self, *_: object) -> None:
         self._pooled.close()
 
-    def send(self, statements: Sequence[Statement]) -> list[StatementResult]:
-        return self._send_packet(self._render(statements))
+    def send_autocommit(self, statements: Sequence[Statement]) -> list[StatementResult]:
+        return self._send_packet(self._render_statements(statements))
 
     def _send_transaction(
         self, changes: Sequence[Statement], reads: Sequence[Statement]
     ) -> list[StatementResult]:
         """Sends one packet, or more if the changes are longer than BYTES_MAX."""
         begin = [f"SET SESSION wait_timeout = {self._idle_transaction_s:d}", "BEGIN"]
-        *before, last = _split_packets(self._render(changes))
+        *before, last = _split_packets(self._render_statements(changes))
         results: list[StatementResult] = []
         try:
             for packet in before:
                 results += self._send_packet([*begin, *packet])[len(begin) :]
                 begin = []
-            found = self._send_packet([*begin, *last, *_COMMIT, *self._render(reads)])
+            found = self._send_packet([*begin, *last, *_COMMIT, *self._render_statements(reads)])
         except BaseException:
             self._discard_connection()  # the connection may be in the middle of the transaction
             raise
         reads_start = len(begin) + len(last) + len(_COMMIT)
         return [*results, *found[len(begin) : reads_start - len(_COMMIT)], *found[reads_start:]]
 
-    def _render(self, statements: Sequence[Statement]) -> list[str]:
+    def _render_statements(self, statements: Sequence[Statement]) -> list[str]:
         """The texts of statements, with the values that the driver has escaped."""
         cursor = self._pooled.cursor()
         return [
@@ -98,10 +99,10 @@ class PipelinedConnection(Executor):
             for result in _read_results(cursor):
                 results.append(result)  # noqa: PERF402 - those before an error count
         except self._dbapi.IntegrityError as error:  # the server sends no further results
-            raise PipelineUnsupportedError from error
+            raise PacketFailedError from error
         except self._dbapi.Error as error:
             self._discard_connection()
-            lost = self._is_lost(error)
+            lost = self._is_connection_lost(error)
             if (lost or is_fence_error(error)) and self._engine.pool is self._pool:
                 self._engine.dispose()  # the other pooled connections are lost as well
             if lost:
@@ -110,20 +111,20 @@ class PipelinedConnection(Executor):
             # The retry, statement by statement, meets the error again and handles it. An error without a
             # number is the driver's own: it could not read the stream, and the server may have committed.
             undone = isinstance(error.args[0], int)
-            raise PipelineUnsupportedError(refused=refused, undone=undone) from error
+            raise PacketFailedError(refused=refused, undone=undone) from error
         except BaseException:  # for example KeyboardInterrupt: results may still be in transit
             self._discard_connection()
             raise
         if len(results) != len(texts):  # the statement without a result may not have run
             self._discard_connection()
-            raise PipelineUnsupportedError(undone=False)
+            raise PacketFailedError(undone=False)
         return results
 
     def _discard_connection(self) -> None:
         if self._pooled.is_valid:
             self._pooled.invalidate()
 
-    def _is_lost(self, error: Any) -> bool:
+    def _is_connection_lost(self, error: Any) -> bool:
         known = error.args[0] in LOST_ERRORS
         return known or self._engine.dialect.is_disconnect(error, None, None)
 

@@ -1,6 +1,6 @@
 """The job of the handler that runs now.
 
-Log lines of handlers, and of libraries that they call, can name it.
+Log lines of handlers, and of libraries that handlers call, can name this job.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ running_job: ContextVar[Job | None] = ContextVar("toc_job", default=None)
 def current_job() -> Job | None:
     """The job whose handler calls this, in its thread or task; None outside of handlers.
 
-    Code that a handler hands to `asyncio.to_thread` or to a new task sees it too; a thread that a
-    handler starts itself does not.
+    `asyncio.to_thread` and new tasks of the handler get the job too; a thread that the handler starts
+    itself does not.
     """
     return running_job.get()
 
@@ -31,16 +31,16 @@ class JobFilter(logging.Filter):
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s [job %(job_id)s]"))
 
     Add it to a logging handler, not to a logger: a logger's filter does not see the records of its children.
-    The command line does so by itself.
+    The commands of toc add the filter themselves.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not hasattr(record, "job_id"):  # records of toc's own run log have these fields already
-            vars(record).update(ids_of(running_job.get()))
+            vars(record).update(log_fields_of_job(running_job.get()))
         return True
 
 
-def ids_of(job: Job | None) -> dict[str, object]:
+def log_fields_of_job(job: Job | None) -> dict[str, object]:
     """The fields that a log record gets for a job."""
     if job is None:
         return {"job_id": None, "biz_type": None, "biz_id": None, "attempt": None}

@@ -1,4 +1,4 @@
-"""How far a replica of a database is behind."""
+"""Reads how far a replica of a database is behind."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _ASK = {
 
 
 class Replica:
-    """`url`: of any account that may ask for the replica's status (REPLICATION CLIENT)."""
+    """A replica of a database. `url`: with an account that has the right REPLICATION CLIENT."""
 
     def __init__(self, url: str, timeout_s: int, mysql: MysqlSettings | None = None) -> None:
         parsed = make_url(url)
         self.name = f"replica {parsed.host}:{parsed.port or 3306}"
         timeouts = {"connect_timeout": timeout_s, "read_timeout": timeout_s}
         arguments = session_arguments(parsed, mysql or MysqlSettings()) | timeouts
-        # Asked once a second while a purge runs, which is seldom: no connection is kept in between.
+        # Used once a second while a purge runs, which is seldom: no connection is kept open.
         self._engine = create_engine(parsed, poolclass=NullPool, connect_args=arguments)
 
-    def lag_s(self) -> float | None:
-        """How far it is behind, in seconds; None: it does not replicate. Raises DBAPIError."""
+    def read_lag_s(self) -> float | None:
+        """Reads how many seconds the replica is behind; None: it does not replicate. Raises DBAPIError."""
         with self._engine.connect() as connection:
             statement, column = _ASK[getattr(connection.dialect, "is_mariadb", False)]
             row = connection.execute(text(statement)).mappings().first()
@@ -38,4 +38,4 @@ class Replica:
 
 
 ReplicaUnavailable = DBAPIError
-"""What `lag_s` raises when the replica cannot be asked."""
+"""The error of `read_lag_s` when the replica does not answer."""
