@@ -76,7 +76,7 @@ class Desk:
                     rows = connection.execute(text(f"SELECT * FROM {table} ORDER BY 1"))
                     found += [(table, *row) for row in rows]
         if self.world.settings.has_timer:
-            client = self.world.slots.client()
+            client = self.world.slots.connected_client()
             for key in sorted(client.scan_iter(match=f"*{self.world.settings.namespace}*")):
                 found.append((key, client.dump(key)))
         return found

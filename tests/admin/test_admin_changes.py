@@ -611,7 +611,7 @@ def test_without_redis(library: Library) -> None:
 
 def test_a_broken_slot_does_not_stop_it(desk: Desk) -> None:
     ids = schedule(desk, 4)
-    client, settings = desk.world.slots.client(), desk.world.settings
+    client, settings = desk.world.slots.connected_client(), desk.world.settings
     for slot in range(4):
         client.delete(f"{settings.namespace}:default_{slot}")
         client.set(f"{settings.namespace}:default_{slot}", "not a sorted set")

@@ -142,7 +142,7 @@ def test_pending_and_armed(desk: Desk) -> None:
     assert place is not None
     assert (place.topic, place.slot, place.out_ms) == ("default", slot, None)
     assert place.armed_ms == desk.library.now_ms + 5 * MINUTE
-    client = desk.world.slots.client()
+    client = desk.world.slots.connected_client()
     assert client.zscore(place.store_key, job_id) == place.armed_ms  # by the name that is told
     pop_at = desk.library.clock
     pop_at.advance(5 * 60)

@@ -26,8 +26,8 @@ from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.store.column_types import sql_time_of_ms
 from toc.store.databases import Database, Databases
-from toc.timer import keys
-from toc.timer.scripts import Client
+from toc.timer import redis_keys
+from toc.timer.lua_scripts import Client
 
 TOPIC = "default"
 TYPE_NO = 1
@@ -240,11 +240,13 @@ class BaselineConnection:
 
     def _store(self, job_id: int) -> str:
         slot = slot_of_hash(routing_bits_of(job_id), self._settings.slots_of(TOPIC))
-        return keys.store_key(self._settings.namespace, TOPIC, slot)
+        return redis_keys.store_queue_key(self._settings.namespace, TOPIC, slot)
 
     def _queues(self, slot: int) -> tuple[str, str]:
         namespace = self._settings.namespace
-        return keys.store_key(namespace, TOPIC, slot), keys.prepare_key(namespace, TOPIC, slot)
+        return redis_keys.store_queue_key(namespace, TOPIC, slot), redis_keys.prepare_queue_key(
+            namespace, TOPIC, slot
+        )
 
 
 def _values(job: PlannedRow) -> str:

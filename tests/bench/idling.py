@@ -24,8 +24,8 @@ from toc.center.center import TimeoutCenter
 from toc.domain.job import Status
 from toc.errors import TocError
 from toc.runtime.clock import SystemClock
+from toc.timer.lua_scripts import Client
 from toc.timer.reminders import Reminders
-from toc.timer.scripts import Client
 
 SPREAD_MS = 250_000  # all within the horizon: loaded, armed, not due
 WEEK_MS = 7 * 86_400_000
@@ -90,7 +90,7 @@ def _wait_for_loader(bench: Bench) -> None:
             if time.monotonic() > end_s:
                 raise TocError(f"the loader did not come to rest within {LOAD_S_MAX:g} s")
             time.sleep(0.5)
-            marks = [found.by_shard for found in reminders.marks("default", wanted).values()]
+            marks = [found.by_shard for found in reminders.read_marks("default", wanted).values()]
             quiet = quiet + 1 if marks == seen and all(marks) else 0
             seen = marks
     finally:

@@ -11,15 +11,15 @@ from toc.domain.times import datetime_of
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.store.databases import Databases
-from toc.timer import keys
-from toc.timer.connect import connect
+from toc.timer import redis_keys
+from toc.timer.redis_client import make_redis_client
 
 
 def disagreements(settings: Settings) -> tuple[int, int]:
     """How many live rows within the horizon there are, and of how many the reminder differs or lacks."""
     clock = SystemClock()
     databases = Databases.from_settings(settings, clock, pool_size=1)
-    client = connect(settings.redis_url, settings.connect_timeout_s)
+    client = make_redis_client(settings.redis_url, settings.connect_timeout_s)
     until_ms = clock.wall_ms() + settings.timer.arm_within_ms
     values = {"until": datetime_of(until_ms).replace(tzinfo=None)}
     rows: dict[int, int] = {}
@@ -35,7 +35,7 @@ def disagreements(settings: Settings) -> tuple[int, int]:
                 rows.update((row[0], row[1]) for row in found)
         for slot in range(settings.slots_of(TOPIC)):
             entries: Any = client.zrange(
-                keys.store_key(settings.namespace, TOPIC, slot), 0, -1, withscores=True
+                redis_keys.store_queue_key(settings.namespace, TOPIC, slot), 0, -1, withscores=True
             )
             armed.update((int(member), int(score)) for member, score in entries)
     finally:

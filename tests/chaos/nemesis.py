@@ -22,7 +22,7 @@ from tests.worker.waiting import wait_until
 from toc.domain.job import Status
 from toc.errors import StoreUnavailable
 from toc.node.probes import TICK_S
-from toc.timer.keys import store_key
+from toc.timer.redis_keys import store_queue_key
 
 EVERYBODY: Sequence[str] = ()
 POISON_S_MAX = 120.0
@@ -359,7 +359,7 @@ def redis_misfits(act: Act) -> Sequence[str]:
     """Each also stands in another slot, due at the same moment: a poller pops both in one call."""
     settings = act.world.stack.settings
     slots = range(settings.slots_of("default"))
-    keys = [store_key(settings.namespace, "default", slot) for slot in slots]
+    keys = [store_queue_key(settings.namespace, "default", slot) for slot in slots]
     with act.world.to_redis() as client:
         for key in keys:
             for job_id, due_ms in client.zrange(key, 0, MISFITS, withscores=True):

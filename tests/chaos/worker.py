@@ -21,7 +21,7 @@ from toc.domain.job import Job
 from toc.errors import StoreUnavailable
 from toc.handlers.registry import Registry
 from toc.node.node import Node
-from toc.runtime.process import process_name
+from toc.runtime.process_info import process_name
 from toc.runtime.settings import Settings
 from toc.testing import Ended, Journal, Started
 

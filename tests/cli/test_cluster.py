@@ -19,7 +19,7 @@ from tests.cli.processes import Process, wait_until
 from tests.servers.endpoint import Endpoint
 from tests.servers.zookeeper import foreign_members
 from toc.node.dev import PrivateRedis
-from toc.runtime.process import process_name
+from toc.runtime.process_info import process_name
 
 Start = Callable[..., Process]
 Servers = dict[str, str]

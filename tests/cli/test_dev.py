@@ -14,7 +14,7 @@ from tests.cli.conftest import Toc
 from tests.cli.processes import Process, clean_environment, wait_until
 from toc.node import dev
 from toc.node.dev import DevError, PrivateRedis, find_redis_server
-from toc.timer.connect import connect
+from toc.timer.redis_client import make_redis_client
 from toc.timer.redis_errors import UNAVAILABLE
 
 Start = Callable[..., Process]
@@ -30,7 +30,7 @@ print(toc.cancel(far))
 
 def redis_pid(directory: Path) -> int | None:
     """The process behind the socket; None where nobody answers."""
-    with connect(f"unix://{directory}/redis.sock", 1) as client:
+    with make_redis_client(f"unix://{directory}/redis.sock", 1) as client:
         try:
             return int(client.info("server")["process_id"])
         except UNAVAILABLE:

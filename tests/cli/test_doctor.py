@@ -14,7 +14,7 @@ from toc.cli.doctor import CheckResult, SetupChecker, find_worst_level
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
 from toc.store.server_info import ServerInfo
-from toc.timer import keys
+from toc.timer import redis_keys
 
 
 def found(toc: Toc, *arguments: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -93,7 +93,7 @@ def test_members_of_queues_that_are_no_job_ids(
 ) -> None:
     assert found(toc)["redis", "queues"]["level"] == "ok"
     with redis_driver.Redis(unix_socket_path=str(redis)) as client:
-        key = keys.store_key(servers["TOC_NAMESPACE"], "default", 3)
+        key = redis_keys.store_queue_key(servers["TOC_NAMESPACE"], "default", 3)
         client.zadd(key, {b"order-42\n": 2e12, b"7": 2e12})
     check = found(toc)["redis", "queues"]
     assert check["level"] == "warn"

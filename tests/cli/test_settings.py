@@ -7,7 +7,7 @@ import pytest
 from tests.cli.conftest import Toc
 from toc.cli.settings import list_settings, make_settings_markdown
 from toc.errors import SettingsError
-from toc.runtime.settings import load_settings, unknown_variables
+from toc.runtime.settings import find_unknown_variables, load_settings
 
 PAGE = Path(__file__).parents[2] / "docs/reference/settings.md"
 
@@ -109,4 +109,4 @@ def test_a_replica_is_a_url_of_a_database(
      "TOC_TOPICS", "TOC_TOPICS__ORDERS", "TOC_TOPICS__ORDERS__SLOT_AMOUNT"],
 )  # fmt: skip
 def test_names_that_are_known(name: str) -> None:
-    assert unknown_variables([name]) == []
+    assert find_unknown_variables([name]) == []

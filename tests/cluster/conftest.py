@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.servers import Server, ServerUnavailableError, start_zookeeper
-from toc.cluster.membership import Membership, View
+from toc.cluster.membership import ClusterView, Membership
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 
@@ -31,7 +31,7 @@ class Node:
         )
         self.name = name
         self.text = b"{}"
-        self.views: list[View] = []
+        self.views: list[ClusterView] = []
         self.membership = Membership(
             self.settings, name, lambda: self.text, self.views.append, SystemClock()
         )

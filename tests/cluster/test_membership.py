@@ -17,8 +17,8 @@ from tests.servers.zookeeper import expire_session, foreign_members
 from tests.worker.waiting import remains, wait_until
 from toc.cluster.members import LOOKUPS_MAX, MEMBERS, NAMED_MAX, describe_foreign_access
 from toc.cluster.membership import READ_EVERY_S
-from toc.cluster.roster import roster
-from toc.cluster.zookeeper import ZooKeeper
+from toc.cluster.roster import read_roster
+from toc.cluster.zookeeper_client import ZooKeeperClient
 from toc.errors import SettingsError
 
 
@@ -32,11 +32,11 @@ def test_members_are_seen_in_the_order_in_which_they_came(make_node: MakeNode) -
     for name in ("c:1:x", "a:2:y", "b:3:z"):
         nodes.append(make_node(name).start())
         all_see(nodes, *[node.name for node in nodes])
-    assert [node.membership.leads for node in nodes] == [True, False, False]
+    assert [node.membership.is_leader for node in nodes] == [True, False, False]
     nodes[0].membership.stop()
     all_see(nodes[1:], "a:2:y", "b:3:z")
-    wait_until(lambda: nodes[1].membership.leads)
-    assert not nodes[0].membership.leads
+    wait_until(lambda: nodes[1].membership.is_leader)
+    assert not nodes[0].membership.is_leader
 
 
 def test_who_dies_is_gone_when_its_session_is_over(make_node: MakeNode) -> None:
@@ -55,8 +55,8 @@ def test_an_expired_session_joins_anew_and_the_view_never_lacks_itself(make_node
     all_see([one, two], "one", "two")
     expire_session(one.membership._zookeeper._client)
     all_see([one, two], "two", "one")  # it comes back as the last: who leads has changed
-    wait_until(lambda: two.membership.leads)
-    assert not one.membership.leads
+    wait_until(lambda: two.membership.is_leader)
+    assert not one.membership.is_leader
     assert all("one" in view.members for view in one.views)
 
 
@@ -65,11 +65,11 @@ def test_a_lost_answer_leaves_no_second_node(make_node: MakeNode) -> None:
     one.start()
     wait_until(lambda: one.members == ["one"])
     # As if the create had succeeded twice and the answer of the first had been lost.
-    one.membership._zookeeper.create_member(f"{MEMBERS}/one-", b"{}")
+    one.membership._zookeeper.create_member_node(f"{MEMBERS}/one-", b"{}")
     one.membership._node = "one-unheard"
     one.membership.wake()
     zookeeper = one.membership._zookeeper
-    wait_until(lambda: zookeeper.children(MEMBERS) == [one.membership._node])
+    wait_until(lambda: zookeeper.read_child_names(MEMBERS) == [one.membership._node])
 
 
 def test_without_zookeeper_the_last_view_stays_and_freezes(
@@ -79,10 +79,10 @@ def test_without_zookeeper_the_last_view_stays_and_freezes(
     wait_until(lambda: one.members == ["one"])
     two.start()
     all_see([one, two], "one", "two")
-    assert one.membership.leads
+    assert one.membership.is_leader
     zookeeper.kill()
     wait_until(lambda: not one.membership.view.connected)
-    assert not one.membership.leads  # at once: another may lead already
+    assert not one.membership.is_leader  # at once: another may lead already
     assert not one.membership.view.frozen
     wait_until(lambda: one.membership.view.frozen, seconds=SESSION_S + 5)
     assert one.members == ["one", "two"]
@@ -91,7 +91,7 @@ def test_without_zookeeper_the_last_view_stays_and_freezes(
     wait_until(lambda: sorted(one.members) == sorted(two.members) == ["one", "two"])
     assert all("one" in view.members for view in one.views)
     assert all("two" in view.members for view in two.views)
-    wait_until(lambda: one.membership.leads or two.membership.leads)
+    wait_until(lambda: one.membership.is_leader or two.membership.is_leader)
 
 
 def test_a_short_interruption_changes_nothing(make_node: MakeNode, zookeeper: Server) -> None:
@@ -102,7 +102,7 @@ def test_a_short_interruption_changes_nothing(make_node: MakeNode, zookeeper: Se
     zookeeper.stop()
     wait_until(lambda: not one.membership.view.connected)
     zookeeper.start()
-    wait_until(lambda: one.membership.leads)
+    wait_until(lambda: one.membership.is_leader)
     assert one.membership._node == node  # the same session: SUSPENDED is not LOST
 
 
@@ -128,26 +128,26 @@ def test_what_a_member_says_is_read_by_the_roster(make_node: MakeNode) -> None:
     wait_until(lambda: one.members == ["one"])
     two.start()
     all_see([one, two], "one", "two")
-    first, second = roster(one.settings)
+    first, second = read_roster(one.settings)
     assert (first.identity, first.leads, first.version) == ("one", True, "1")
     assert first.shards == dict.fromkeys(range(4), 5)
     assert first.slots == {"default": {1: 6}}
     assert (second.identity, second.leads, second.shards) == ("two", False, {})
     one.text = one.text.replace(b'"1"', b'"2"', 1)
     one.membership.wake()
-    wait_until(lambda: roster(one.settings)[0].version == "2")
+    wait_until(lambda: read_roster(one.settings)[0].version == "2")
 
 
 def test_with_auth_only_who_has_it_may_read_or_write(make_node: MakeNode) -> None:
     one = make_node("one", auth="toc:secret").start()
     wait_until(lambda: one.members == ["one"])
     stranger = make_node("stranger")
-    stranger.membership._zookeeper.wait(10)
+    stranger.membership._zookeeper.wait_until_connected(10)
     zookeeper = stranger.membership._zookeeper
     client, mine = zookeeper._client, one.membership._zookeeper
     with pytest.raises(SettingsError, match="refuses"):
-        zookeeper.children(MEMBERS)
-    (node,) = mine.children(MEMBERS)
+        zookeeper.read_child_names(MEMBERS)
+    (node,) = mine.read_child_names(MEMBERS)
     path = zookeeper.full_path(f"{MEMBERS}/{node}")
     for attempt in (
         lambda: client.delete(path),
@@ -162,7 +162,7 @@ def test_with_auth_only_who_has_it_may_read_or_write(make_node: MakeNode) -> Non
             attempt()
     # Other namespaces, with accounts of their own, can still be made beside it.
     client.create(f"/toc/{secrets.token_hex(4)}", b"")
-    assert mine.foreign_acls("") == mine.foreign_acls(MEMBERS) == []
+    assert mine.read_foreign_acls("") == mine.read_foreign_acls(MEMBERS) == []
 
 
 def test_nodes_that_were_open_are_mended(
@@ -175,7 +175,7 @@ def test_nodes_that_were_open_are_mended(
     one = make_node("one", auth="toc:secret").start()
     wait_until(lambda: one.members == ["one"])
     zookeeper = one.membership._zookeeper
-    assert zookeeper.foreign_acls("") == zookeeper.foreign_acls(MEMBERS) == []
+    assert zookeeper.read_foreign_acls("") == zookeeper.read_foreign_acls(MEMBERS) == []
     assert sum("its ACL is now restricted" in record.getMessage() for record in caplog.records) == 2
     assert "world:anyone may all" in caplog.text
 
@@ -185,7 +185,7 @@ def test_an_acl_that_may_not_be_mended_is_said(
 ) -> None:
     one = make_node("one", auth="toc:secret")
     zookeeper = one.membership._zookeeper
-    zookeeper.wait(10)
+    zookeeper.wait_until_connected(10)
     client = zookeeper._client
     root = zookeeper.full_path("")
     client.ensure_path("/toc", acl=OPEN_ACL_UNSAFE)
@@ -202,27 +202,27 @@ def test_members_made_before_auth_was_set_do_not_count(
     me = make_node("me", auth="toc:secret")
     with foreign_members(zookeeper.url, me.settings.namespace, 7) as made:
         asked: list[str] = []
-        real = ZooKeeper.made_with_auth
+        real = ZooKeeperClient.are_made_with_auth
 
-        def made_with_auth(zookeeper: ZooKeeper, paths: Sequence[str]) -> list[bool]:
+        def made_with_auth(zookeeper: ZooKeeperClient, paths: Sequence[str]) -> list[bool]:
             asked.extend(paths)
             return real(zookeeper, paths)
 
-        monkeypatch.setattr(ZooKeeper, "made_with_auth", made_with_auth)
+        monkeypatch.setattr(ZooKeeperClient, "are_made_with_auth", made_with_auth)
         me.start()
         wait_until(lambda: "me" in me.members)
         assert me.members == ["me"]
-        assert me.membership.leads
+        assert me.membership.is_leader
         # Another with auth counts, and each node's ACL is asked for once by each member.
         other = make_node("other", auth="toc:secret")
-        other.membership._zookeeper.wait(10)
-        other.membership._zookeeper.create_member(f"{MEMBERS}/other-", b"{}")
+        other.membership._zookeeper.wait_until_connected(10)
+        other.membership._zookeeper.create_member_node(f"{MEMBERS}/other-", b"{}")
         all_see([me], "me", "other")
         assert sorted(path.rpartition("-")[0] for path in asked) == sorted(
             [f"{MEMBERS}/{member}" for member in ("me", "other")]
             + [f"{MEMBERS}/{path.rpartition('/')[2].rpartition('-')[0]}" for path in made]
         )
-        assert [member.identity for member in roster(me.settings)] == ["me", "other"]
+        assert [member.identity for member in read_roster(me.settings)] == ["me", "other"]
         (line,) = describe_foreign_access(me.settings)
         assert f"{MEMBERS}: 7 nodes were not created with cluster.auth and do not count" in line
         assert made[0].rpartition("/")[2] in line
@@ -255,7 +255,7 @@ def test_who_has_no_session_is_no_member(make_node: MakeNode, zookeeper: Server)
     with foreign_members(zookeeper.url, namespace, 5, ephemeral=False):
         two = make_node("two").start()
         all_see([one, two], "one", "two")
-        assert {member.identity for member in roster(one.settings)} == {"one", "two"}
+        assert {member.identity for member in read_roster(one.settings)} == {"one", "two"}
         assert all(len(view.members) <= 2 for view in one.views)
 
 
@@ -280,7 +280,7 @@ def test_of_too_many_those_count_that_came_first_and_oneself(
         wait_until(lambda: len(two.members) == 4)
         assert two.members[0] == "one"
         assert two.members[-1] == "two"
-        assert len(roster(one.settings)) == 3
+        assert len(read_roster(one.settings)) == 3
     all_see([one, two], "one", "two")
 
 
@@ -290,13 +290,13 @@ def test_the_number_in_a_name_gives_no_precedence(make_node: MakeNode) -> None:
     one = make_node("one").start()
     all_see([zero, one], "zero", "one")
     zero.membership.stop()
-    wait_until(lambda: one.membership.leads)
+    wait_until(lambda: one.membership.is_leader)
     zookeeper = one.membership._zookeeper
     stranger = make_node("stranger").membership._zookeeper
-    stranger.wait(10)
+    stranger.wait_until_connected(10)
     stranger._client.create(f"{zookeeper.full_path(MEMBERS)}/early-0000000000", b"", ephemeral=True)
     wait_until(lambda: one.members == ["one", "early"])
-    assert one.membership.leads
+    assert one.membership.is_leader
 
 
 def test_a_node_that_another_session_has_made_in_place_of_ours_is_not_ours(
@@ -307,18 +307,18 @@ def test_a_node_that_another_session_has_made_in_place_of_ours_is_not_ours(
     wait_until(lambda: one.members == ["one"])
     node = one.membership._node
     stranger = make_node("stranger").membership._zookeeper
-    stranger.wait(10)
+    stranger.wait_until_connected(10)
     path = stranger.full_path(f"{MEMBERS}/{node}")
     with stranger._client.transaction() as both:
         both.delete(path)
         both.create(path, b"{}")
-    one.membership._members.forget([node])
+    one.membership._members.forget_checked_nodes([node])
     one.membership.wake()
     wait_until(lambda: one.membership._node != node)
-    (stat,) = stranger.stats([f"{MEMBERS}/{one.membership._node}"])
+    (stat,) = stranger.read_stats([f"{MEMBERS}/{one.membership._node}"])
     assert stat is not None
     assert stat.session == one.membership._session
-    assert stranger.children(MEMBERS) == [one.membership._node]
+    assert stranger.read_child_names(MEMBERS) == [one.membership._node]
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_what_no_node_would_say_is_as_nothing_said(make_node: MakeNode, said: by
     one.text = said
     one.start()
     wait_until(lambda: one.members == ["one"])
-    (member,) = roster(one.settings)
+    (member,) = read_roster(one.settings)
     assert (member.identity, member.version, member.shards) == ("one", "?", {})
 
 
@@ -348,7 +348,7 @@ def test_members_that_come_and_go_all_the_time_take_a_part_of_it(
 ) -> None:
     one = make_node("one")
     monkeypatch.setattr(one.membership, "_changed", lambda _: time.sleep(0.5))
-    one.membership._zookeeper.wait(10)
+    one.membership._zookeeper.wait_until_connected(10)
     assert one.membership.run_once() == READ_EVERY_S
     assert 1.0 < one.membership.run_once() <= 4 * 0.5 + 1
     assert one.members == ["one"]
@@ -359,15 +359,15 @@ def test_a_look_that_takes_long_is_followed_by_a_rest_though_nothing_has_changed
 ) -> None:
     """Nodes that do not count may come and go all the time as well, and each look reads all names."""
     one = make_node("one")
-    one.membership._zookeeper.wait(10)
+    one.membership._zookeeper.wait_until_connected(10)
     assert one.membership.run_once() == READ_EVERY_S
-    look = one.membership._read_members
+    look = one.membership._read_members_and_join
 
     def slow_look(session: int) -> list[str]:
         time.sleep(0.3)
         return look(session)
 
-    monkeypatch.setattr(one.membership, "_read_members", slow_look)
+    monkeypatch.setattr(one.membership, "_read_members_and_join", slow_look)
     one.membership._rests_until_s = 0.0
     views = len(one.views)
     assert one.membership.run_once() == READ_EVERY_S

@@ -13,7 +13,7 @@ from kazoo.exceptions import NoAuthError
 from tests.servers import Server, ServerUnavailableError, start_zookeeper
 from tests.worker.waiting import wait_until
 from toc.cluster.members import restrict_acls
-from toc.cluster.zookeeper import ZooKeeper
+from toc.cluster.zookeeper_client import ZooKeeperClient
 from toc.errors import ClusterUnavailable, SettingsError
 from toc.runtime.settings import Settings
 
@@ -44,12 +44,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def connect(served: Server) -> Iterator[Any]:
-    made: list[ZooKeeper] = []
+    made: list[ZooKeeperClient] = []
 
-    def connected(**cluster: Any) -> ZooKeeper:
+    def connected(**cluster: Any) -> ZooKeeperClient:
         settings = Settings(zookeeper_hosts=served.url, cluster=cluster, connect_timeout_s=3)
-        made.append(ZooKeeper(settings, lambda: None))
-        made[-1].connect()
+        made.append(ZooKeeperClient(settings, lambda: None))
+        made[-1].start_connecting()
         return made[-1]
 
     yield connected
@@ -59,15 +59,15 @@ def connect(served: Server) -> Iterator[Any]:
 
 def test_only_the_account_may_read_or_write(connect: Any) -> None:
     ours = connect(auth="toc:secret", auth_by="sasl")
-    ours.wait(10)
-    ours.make_directory("members")
+    ours.wait_until_connected(10)
+    ours.create_path("members")
     assert restrict_acls(ours) == []
-    assert ours.foreign_acls("") == ours.foreign_acls("members") == []
-    assert ours.children("members") == []
+    assert ours.read_foreign_acls("") == ours.read_foreign_acls("members") == []
+    assert ours.read_child_names("members") == []
     other = connect(auth="other:secret2", auth_by="sasl")
-    other.wait(10)
+    other.wait_until_connected(10)
     with pytest.raises(SettingsError, match="refuses"):
-        other.children("members")
+        other.read_child_names("members")
     with pytest.raises(NoAuthError):
         other._client.create(f"{other.full_path('members')}/x", b"")
 
@@ -77,14 +77,14 @@ def test_a_wrong_password_is_tried_again_and_never_lets_in(
 ) -> None:
     monkeypatch.setattr("toc.runtime.log_throttle.EVERY_S", 0.001)
     ours = connect(auth="toc:secret", auth_by="sasl")
-    ours.wait(10)
-    ours.make_directory("members")
+    ours.wait_until_connected(10)
+    ours.create_path("members")
     assert restrict_acls(ours) == []
     wrong = connect(auth="toc:wrong", auth_by="sasl")
-    wait_until(lambda: wrong.connect() or caplog.text.count("not in its JAAS file") > 1)
+    wait_until(lambda: wrong.start_connecting() or caplog.text.count("not in its JAAS file") > 1)
     # A session is there for a moment, before the login fails: it may read nothing.
     with pytest.raises((SettingsError, ClusterUnavailable)):
-        wrong.children("members")
+        wrong.read_child_names("members")
     assert "toc:wrong" not in caplog.text
 
 

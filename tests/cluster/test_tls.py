@@ -13,8 +13,8 @@ from tests.contract.test_tls import Authority
 from tests.servers import Server, ServerUnavailableError, start_zookeeper
 from tests.servers.process import free_port
 from tests.worker.waiting import wait_until
-from toc.cluster.roster import roster
-from toc.cluster.zookeeper import ZooKeeper
+from toc.cluster.roster import read_roster
+from toc.cluster.zookeeper_client import ZooKeeperClient
 from toc.errors import ClusterUnavailable, SettingsError
 from toc.runtime.settings import Settings
 
@@ -82,7 +82,7 @@ def make(served: tuple[Server, str], authority: Authority) -> Make:
 
 
 def test_a_server_with_a_certificate_of_ours_is_used(make: Make) -> None:
-    assert roster(make()) == []
+    assert read_roster(make()) == []
 
 
 def test_one_file_may_hold_both_certificate_and_key(
@@ -90,22 +90,22 @@ def test_one_file_may_hold_both_certificate_and_key(
 ) -> None:
     cert, key = authority.sign("both")
     (tmp_path / "both.pem").write_text(cert.read_text() + key.read_text())
-    assert roster(make(tls_cert=str(tmp_path / "both.pem"), tls_key=None)) == []
+    assert read_roster(make(tls_cert=str(tmp_path / "both.pem"), tls_key=None)) == []
 
 
 def test_a_server_for_another_host_is_refused(make: Make, served: tuple[Server, str]) -> None:
     hosts = served[1].replace("127.0.0.1", "localhost")
     with pytest.raises(ClusterUnavailable):
-        roster(make(hosts))
-    assert roster(make(hosts, tls="verify_ca")) == []
+        read_roster(make(hosts))
+    assert read_roster(make(hosts, tls="verify_ca")) == []
 
 
 def test_a_server_of_another_authority_is_refused(make: Make, tmp_path: Path) -> None:
     other = Authority(tmp_path, "theirs")
     for tls in ("verify_ca", "verify_identity"):
         with pytest.raises(ClusterUnavailable):
-            roster(make(tls=tls, tls_ca=str(other.ca)))
-    assert roster(make(tls="required", tls_ca=None)) == []
+            read_roster(make(tls=tls, tls_ca=str(other.ca)))
+    assert read_roster(make(tls="required", tls_ca=None)) == []
 
 
 def test_with_an_authority_of_ours_those_of_the_system_are_not_believed(
@@ -117,27 +117,27 @@ def test_with_an_authority_of_ours_those_of_the_system_are_not_believed(
     )  # one of the system's signed the server's
     for tls in ("verify_ca", "verify_identity"):
         with pytest.raises(ClusterUnavailable):
-            roster(make(tls=tls, tls_ca=str(other.ca)))
-    assert roster(make(tls_ca=None)) == []
+            read_roster(make(tls=tls, tls_ca=str(other.ca)))
+    assert read_roster(make(tls_ca=None)) == []
     with pytest.raises(ValueError, match="any public certificate for any host would be taken"):
         make(tls="verify_ca", tls_ca=None)
 
 
 def test_who_shows_no_certificate_or_speaks_no_tls_is_refused(make: Make) -> None:
     with pytest.raises(ClusterUnavailable):
-        roster(make(tls_cert=None, tls_key=None))
+        read_roster(make(tls_cert=None, tls_key=None))
     with pytest.raises(ClusterUnavailable):
-        roster(make(tls="off", tls_ca=None, tls_cert=None, tls_key=None))
+        read_roster(make(tls="off", tls_ca=None, tls_cert=None, tls_key=None))
 
 
 def test_it_is_connected_again_after_a_restart(make: Make, served: tuple[Server, str]) -> None:
     server, _ = served
-    zookeeper = ZooKeeper(make(), lambda: None)
-    zookeeper.wait(10)
+    zookeeper = ZooKeeperClient(make(), lambda: None)
+    zookeeper.wait_until_connected(10)
     server.kill()
-    wait_until(lambda: zookeeper.session is None)
+    wait_until(lambda: zookeeper.session_id is None)
     server.start()
-    wait_until(lambda: zookeeper.session is not None)
+    wait_until(lambda: zookeeper.session_id is not None)
     zookeeper.close()
 
 
@@ -150,7 +150,7 @@ def test_it_is_connected_again_after_a_restart(make: Make, served: tuple[Server,
 )
 def test_a_file_that_cannot_be_used_is_named(make: Make, changes: Any, words: str) -> None:
     with pytest.raises(SettingsError, match=words):
-        roster(make(**changes))
+        read_roster(make(**changes))
 
 
 @pytest.mark.parametrize(

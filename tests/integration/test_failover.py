@@ -21,10 +21,10 @@ from tests.servers.redis import start_redis_cluster, start_redis_replica
 from tests.worker.waiting import wait_until
 from toc.errors import TimerUnavailable
 from toc.timer import circuit_breaker
-from toc.timer import heads as wakeups
-from toc.timer.heads import WakeupListener
-from toc.timer.keys import store_key
-from toc.timer.loader import Loader, Mark
+from toc.timer import head_watchers as wakeups
+from toc.timer.head_watchers import WakeupListener
+from toc.timer.loader import Loader, LoadMark
+from toc.timer.redis_keys import store_queue_key
 from toc.timer.reminders import Reminder, Reminders
 
 MINUTE = timedelta(minutes=1)
@@ -44,7 +44,7 @@ def port_of(server: Server) -> int:
 
 def texts(world: World) -> dict[int, dict[int, str]]:
     """All marks: slot -> shard -> text."""
-    found = world.slots.marks("default", range(4))
+    found = world.slots.read_marks("default", range(4))
     return {slot: marks.by_shard for slot, marks in found.items()}
 
 
@@ -53,7 +53,7 @@ def goes_on(world: World, loader: Loader, jobs: Mapping[int, int]) -> None:
 
     def complete() -> bool:
         try:
-            loader.step()
+            loader.load_due_shards()
             return all(world.reminder(job_id) == in_ms for job_id, in_ms in jobs.items())
         except TimerUnavailable:
             return False
@@ -148,16 +148,16 @@ def test_a_replica_that_lagged_is_filled_up(small_library: Library, pair: Pair) 
     pair.fail_over()
     assert texts(world) == before  # older data, and marks that agree
     assert world.reminders() == MANY
-    loader.step()
+    loader.load_due_shards()
     assert {job_id: world.reminder(job_id) for job_id in jobs} == jobs
-    assert loader.step() == 0
+    assert loader.load_due_shards() == 0
     world.close()
 
 
 @pytest.mark.invariant("I1")
 def test_a_replica_reached_by_another_url_is_filled_up(small_library: Library, pair: Pair) -> None:
     world = World(small_library, pair.master.url)
-    world.loader().step()
+    world.loader().load_due_shards()
     pair.lag()
     jobs = scheduled(world, 0)
     pair.master.kill()
@@ -165,7 +165,7 @@ def test_a_replica_reached_by_another_url_is_filled_up(small_library: Library, p
         client.replicaof("NO", "ONE")
     moved = World(small_library, pair.replica.url, namespace=world.settings.namespace)
     assert moved.reminders() == 0
-    assert moved.loader().step() == MANY
+    assert moved.loader().load_due_shards() == MANY
     assert {job_id: moved.reminder(job_id) for job_id in jobs} == jobs
     moved.close()
     world.center.close()
@@ -179,13 +179,13 @@ def test_a_restart_from_an_older_file_is_filled_up(small_library: Library, tmp_p
         world = World(small_library, server.url)
         loader = world.loader()
         jobs = scheduled(world, 0)
-        loader.step()
-        world.slots.client().save()
+        loader.load_due_shards()
+        world.slots.connected_client().save()
         jobs |= scheduled(world, MANY)
         server.kill()
         server.start()
         assert world.reminders() == MANY
-        loader.step()
+        loader.load_due_shards()
         assert {job_id: world.reminder(job_id) for job_id in jobs} == jobs
         world.close()
 
@@ -198,12 +198,12 @@ def test_sentinels_promote_a_replica_that_lagged(small_library: Library, pair: P
         world = World(small_library, f"redis+sentinel://{host}/{SERVICE}")
         loader = world.loader()
         jobs = scheduled(world, 0)
-        loader.step()
+        loader.load_due_shards()
         pair.lag()
         jobs |= scheduled(world, MANY)
         pair.master.kill()
         goes_on(world, loader, jobs)
-        assert world.slots.available
+        assert world.slots.is_available
         world.close()
 
 
@@ -237,15 +237,15 @@ def spread(
 
 def served(slots: Reminders) -> bool:
     try:
-        slots.drop_marks("default", range(4))
+        slots.delete_marks("default", range(4))
     except TimerUnavailable:
         return False
     return True
 
 
 def node_of(world: World, cluster: RedisCluster, slot: int) -> Server:
-    client: Any = world.slots.client()
-    port = client.get_node_from_key(store_key(world.settings.namespace, "default", slot)).port
+    client: Any = world.slots.connected_client()
+    port = client.get_node_from_key(store_queue_key(world.settings.namespace, "default", slot)).port
     return next(node for node in cluster.nodes if port_of(node) == port)
 
 
@@ -265,7 +265,7 @@ def test_a_replica_in_a_cluster_takes_over_with_older_data(
 ) -> None:
     loader = spread.loader()
     jobs = scheduled(spread, 0)
-    loader.step()
+    loader.load_due_shards()
     master = node_of(spread, cluster, 0)
     replica = replica_of(cluster, master)
     in_step(master)
@@ -284,12 +284,12 @@ def test_a_replica_in_a_cluster_takes_over_with_older_data(
 def test_a_wiped_node_of_a_cluster_is_filled_up(spread: World, cluster: RedisCluster) -> None:
     loader = spread.loader()
     jobs = scheduled(spread, 0)
-    loader.step()
+    loader.load_due_shards()
     with redis.Redis.from_url(node_of(spread, cluster, 0).url) as client:
         client.flushall()
     lost = MANY - spread.reminders()
     assert lost > 0
-    assert loader.step() == lost
+    assert loader.load_due_shards() == lost
     assert {job_id: spread.reminder(job_id) for job_id in jobs} == jobs
 
 
@@ -297,31 +297,31 @@ def test_a_wiped_node_of_a_cluster_is_filled_up(spread: World, cluster: RedisClu
 def test_a_restarted_node_of_a_cluster_is_filled_up(spread: World, cluster: RedisCluster) -> None:
     loader = spread.loader()
     jobs = scheduled(spread, 0)
-    loader.step()
-    before = spread.slots.marks("default", [0])[0].run_id
+    loader.load_due_shards()
+    before = spread.slots.read_marks("default", [0])[0].run_id
     master = node_of(spread, cluster, 0)
     replica_of(cluster, master).kill()  # nobody takes over
     master.kill()
     master.start()
     goes_on(spread, loader, jobs)
-    assert spread.slots.marks("default", [0])[0].run_id != before
+    assert spread.slots.read_marks("default", [0])[0].run_id != before
 
 
 def test_loading_goes_on_beside_a_node_that_is_down(spread: World, cluster: RedisCluster) -> None:
     loader = spread.loader()
     goes_on(spread, loader, {})
-    spread.slots.drop_marks("default", range(4))
+    spread.slots.delete_marks("default", range(4))
     jobs = {spread.library.pending(n): 0 for n in range(20)}
     master = node_of(spread, cluster, 0)
     there = [slot for slot in range(4) if node_of(spread, cluster, slot) is master]
     elsewhere = [job_id for job_id in jobs if spread.slot(job_id) not in there]
     assert 0 < len(elsewhere) < len(jobs)
     master.freeze()
-    loader.step()
+    loader.load_due_shards()
     assert [spread.reminder(job_id) for job_id in elsewhere] == [0] * len(elsewhere)
     master.thaw()
     goes_on(spread, loader, jobs)
-    assert spread.slots.available
+    assert spread.slots.is_available
 
 
 # ---- no room
@@ -341,30 +341,30 @@ def test_loading_stops_where_memory_ends_and_goes_on_by_itself(
         rows = [world.library.new(n, in_ms=n) for n in range(6000)]
         world.library.insert(*rows)
         loader = world.loader(page_rows=50)
-        world.slots.depths("default", range(4))  # connected
-        client = world.slots.client()
+        world.slots.read_slot_depths("default", range(4))  # connected
+        client = world.slots.connected_client()
         fill(client, left=300_000)
 
         def refused() -> bool:
             try:
-                return loader.step() < 0
+                return loader.load_due_shards() < 0
             except TimerUnavailable:
                 return True
 
         wait_until(refused, "Redis is full")
-        assert (world.slots.takes_reminders, world.slots.available) == (False, True)
+        assert (world.slots.takes_reminders, world.slots.is_available) == (False, True)
         # Nothing was lost or done by half: what the marks say has been loaded is there, no more.
         marks = texts(world)
         for row in rows:
             slot = world.slot(row.job_id)
             shard = world.library.shard(row.job_id)
-            mark = Mark.parse(marks[slot].get(shard, ""))
+            mark = LoadMark.parse_mark(marks[slot].get(shard, ""))
             loaded = mark is not None and (row.action_ms, row.job_id) <= (mark.due_ms, mark.job_id)
             assert (world.reminder(row.job_id) is not None) == loaded
         assert 0 < world.reminders() < len(rows)
         client.config_set("maxmemory", 0)
         goes_on(world, loader, {row.job_id: row.action_ms - world.now_ms for row in rows})
-        assert (world.slots.takes_reminders, world.slots.available) == (True, True)
+        assert (world.slots.takes_reminders, world.slots.is_available) == (True, True)
         world.close()
 
 
@@ -374,14 +374,14 @@ def test_no_load_begins_without_memory(small_library: Library, tmp_path: Path) -
         world = World(small_library, server.url)
         job_id = world.library.pending(42)
         loader = world.loader()
-        client = world.slots.client()
+        client = world.slots.connected_client()
         client.config_set("maxmemory", 1)
         for _ in range(2):
             with pytest.raises(TimerUnavailable):
-                loader.step()
+                loader.load_due_shards()
         assert texts(world) == {slot: {} for slot in range(4)}
         client.config_set("maxmemory", 0)
-        assert loader.step() == 1
+        assert loader.load_due_shards() == 1
         assert world.reminder(job_id) == 0
         world.close()
 
@@ -439,7 +439,7 @@ def test_wake_ups_come_through_whichever_node_is_up(
 ) -> None:
     monkeypatch.setattr(wakeups, "SILENT_S", 0.6)
     wakeup, heard = hearing(spread.slots, spread.settings.namespace)
-    client: Any = spread.slots.client()
+    client: Any = spread.slots.connected_client()
     for slot in range(4):
         assert wakes(spread, wakeup, heard, slot)
     listening = client.get_primaries()[0].port

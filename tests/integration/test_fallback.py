@@ -10,12 +10,12 @@ import pytest
 from tests.contract.library import Library
 from tests.integration.test_poller import Recording
 from toc.scanner import fallback as module
-from toc.scanner.fallback import WASTE, Fallback
+from toc.scanner.fallback import WASTE, FallbackScanner
 from toc.scanner.overdue_page import OverduePages
 
 GRACE_MS, PERIOD_S = 70_000, 30.0
 
-Make = Callable[..., Fallback]
+Make = Callable[..., FallbackScanner]
 
 
 @pytest.fixture
@@ -25,8 +25,10 @@ def sink() -> Recording:
 
 @pytest.fixture
 def make(small_library: Library, sink: Recording) -> Make:
-    def made(*, start_at: int = 0, page_rows: int = 500, types: Any = lambda: None) -> Fallback:
-        return Fallback(
+    def made(
+        *, start_at: int = 0, page_rows: int = 500, types: Any = lambda: None
+    ) -> FallbackScanner:
+        return FallbackScanner(
             "toc-fallback-test",
             small_library.pages,
             OverduePages(0, small_library.pages, sink, sink.inbox(0), types, page_rows),
@@ -37,7 +39,7 @@ def make(small_library: Library, sink: Recording) -> Make:
     return made
 
 
-def one_round(library: Library, fallback: Fallback, after_s: float = PERIOD_S) -> None:
+def one_round(library: Library, fallback: FallbackScanner, after_s: float = PERIOD_S) -> None:
     """Waits until the next look is due, and steps until there is nothing to do at once."""
     library.clock.advance(after_s)
     for _ in range(100):
@@ -69,7 +71,7 @@ def test_what_the_node_scans_itself_it_leaves_to_its_scanner(
     small_library: Library, sink: Recording, make: Make
 ) -> None:
     fallback, jobs = make(), overdue_jobs(small_library)
-    fallback.set_shards([0, 2])
+    fallback.set_own_shards([0, 2])
     one_round(small_library, fallback)
     assert set(sink.ids) == {job for job in jobs if small_library.shard(job) not in (0, 2)}
     # For health all shards count, whoever scans them.
@@ -103,7 +105,7 @@ def test_without_room_it_waits_and_is_woken(
     one_round(small_library, fallback)
     assert sink.ids == []
     sink.room = 1000
-    fallback.wake_for_permits()
+    fallback.wake_if_waiting_for_permits()
     assert fallback._wake.is_set()
     one_round(small_library, fallback, after_s=0)
     assert set(sink.ids) == set(jobs)

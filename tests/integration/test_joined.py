@@ -169,7 +169,7 @@ def test_a_job_that_was_rolled_back_is_not_placed(world: World, engine: Engine) 
 def test_what_was_never_placed_is_brought_by_the_loader(world: World, engine: Engine) -> None:
     with engine.begin() as connection:
         job_id = world.center.schedule(42, MINUTE, connection=connection)
-    world.loader().step()
+    world.loader().load_due_shards()
     assert world.reminder(job_id) == 60_000
 
 

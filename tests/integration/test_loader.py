@@ -11,10 +11,10 @@ import pytest
 from tests.contract.library import LEASE_MS
 from tests.integration.world import HORIZON_MS, NEAR_MS, SLACK_MS, World
 from toc.errors import StoreUnavailable, TimerUnavailable
-from toc.timer import keys
 from toc.timer import loader as module
-from toc.timer.answers import Marks
-from toc.timer.loader import Loader, Mark
+from toc.timer import redis_keys
+from toc.timer.loader import Loader, LoadMark
+from toc.timer.redis_answers import SlotMarks
 from toc.timer.reminders import Reminder
 
 MINUTE = timedelta(minutes=1)
@@ -22,12 +22,12 @@ MINUTE = timedelta(minutes=1)
 
 def turn(loader: Loader) -> int:
     """So many steps that every shard has had its turn."""
-    return sum(loader.step() for _ in range(module.READ_EVERY_MAX))
+    return sum(loader.load_due_shards() for _ in range(module.READ_EVERY_MAX))
 
 
 def marks(world: World, shard: int) -> str:
     slot = shard % world.settings.slots_of("default")
-    return world.slots.marks("default", [slot])[slot].by_shard[shard]
+    return world.slots.read_marks("default", [slot])[slot].by_shard[shard]
 
 
 def test_a_far_job_is_brought_when_its_time_comes_near(world: World) -> None:
@@ -45,7 +45,7 @@ def test_pages_meet_without_a_gap(world: World) -> None:
     # 7 to a millisecond, 5 to a page.
     jobs = [world.library.new(42, in_ms=n // 7) for n in range(60)]
     world.library.insert(*jobs)
-    assert world.loader().step() == 60
+    assert world.loader().load_due_shards() == 60
     assert all(world.reminder(j.job_id) == j.action_ms - world.now_ms for j in jobs)
 
 
@@ -55,24 +55,24 @@ def test_a_step_is_bounded_and_the_next_ones_go_on(
     monkeypatch.setattr(module, "PAGES_MAX", 2)
     world.library.insert(*(world.library.new(42, in_ms=n) for n in range(25)))
     loader = world.loader()
-    assert [loader.step() for _ in range(4)] == [10, 10, 5, 0]
+    assert [loader.load_due_shards() for _ in range(4)] == [10, 10, 5, 0]
 
 
 def test_a_row_committed_behind_the_mark_is_its_clients(world: World) -> None:
     loader = world.loader()
     first = world.library.pending(42, in_ms=5000)
-    loader.step()
+    loader.load_due_shards()
     behind = world.library.pending(42, in_ms=4000)  # its client would arm it now
     turn(loader)
     assert (world.reminder(first), world.reminder(behind)) == (5000, None)
-    world.slots.drop_marks("default", [world.slot(behind)])
+    world.slots.delete_marks("default", [world.slot(behind)])
     turn(loader)
     assert world.reminder(behind) == 4000
 
 
 def test_running_jobs_are_reminded_of_at_the_end_of_their_lease(world: World) -> None:
     job_id = world.library.running("one")
-    world.loader().step()
+    world.loader().load_due_shards()
     assert world.reminder(job_id) == LEASE_MS
 
 
@@ -82,10 +82,10 @@ def test_topics_take_their_own_rows(world: World) -> None:
     )
     vip = [world.library.pending(n, type_no=vip_no) for n in range(8)]
     other = [world.library.pending(n) for n in range(8)]
-    assert world.loader("vip").step() == 8
+    assert world.loader("vip").load_due_shards() == 8
     assert all(world.reminder(job_id, "vip") == 0 for job_id in vip)
     assert world.reminders() == 8
-    assert world.loader().step() == 8
+    assert world.loader().load_due_shards() == 8
     assert all(world.reminder(job_id) == 0 for job_id in other)
 
 
@@ -95,7 +95,7 @@ def test_topics_take_their_own_rows(world: World) -> None:
 def load_and_drop(world: World, job_id: int) -> Loader:
     """Loads, and then loses the reminder, as a server with older data would have."""
     loader = world.loader()
-    loader.step()
+    loader.load_due_shards()
     assert world.reminder(job_id) == 0
     world.slots.ack("default", [job_id])
     return loader
@@ -113,7 +113,7 @@ def test_a_mark_that_cannot_be_believed_starts_over(world: World, change: str) -
     job_id = world.library.pending(42)
     loader = load_and_drop(world, job_id)
     shard, slot = world.library.shard(job_id), world.slot(job_id)
-    mark = Mark.parse(marks(world, shard))
+    mark = LoadMark.parse_mark(marks(world, shard))
     assert mark is not None
     beyond = world.now_ms + HORIZON_MS + SLACK_MS + 1
     texts = {
@@ -122,11 +122,11 @@ def test_a_mark_that_cannot_be_believed_starts_over(world: World, change: str) -
         "nonsense": "nonsense",
     }
     if change == "missing":
-        world.slots.drop_marks("default", [slot])
+        world.slots.delete_marks("default", [slot])
     else:
-        world.slots.begin_mark("default", slot, shard, texts[change])
+        world.slots.write_start_mark("default", slot, shard, texts[change])
     assert (turn(loader), world.reminder(job_id)) == (1, 0)
-    found = Mark.parse(marks(world, shard))
+    found = LoadMark.parse_mark(marks(world, shard))
     assert found is not None
     assert found.load_id != mark.load_id
     assert (found.run_id, found.due_ms, found.job_id) == (mark.run_id, world.now_ms, job_id)
@@ -138,19 +138,19 @@ def test_what_a_server_has_lost_is_noticed_at_once(world: World) -> None:
     jobs = [world.library.pending(n) for n in range(40)]
     loader = world.loader()
     for _ in range(5):
-        assert loader.step() == len(jobs)
-        assert loader.step() == 0
-        world.slots.client().flushdb()
-    assert loader.step() == len(jobs)
-    client, namespace = world.slots.client(), world.settings.namespace
+        assert loader.load_due_shards() == len(jobs)
+        assert loader.load_due_shards() == 0
+        world.slots.connected_client().flushdb()
+    assert loader.load_due_shards() == len(jobs)
+    client, namespace = world.slots.connected_client(), world.settings.namespace
     for slot in range(4):  # as a fail-over to a replica, with the marks of who was there before
         world.slots.ack("default", [job_id for job_id in jobs if world.slot(job_id) == slot])
-        key = keys.mark_key(namespace, "default", slot)
+        key = redis_keys.marks_key(namespace, "default", slot)
         for shard, text in client.hgetall(key).items():
-            mark = Mark.parse(text.decode())
+            mark = LoadMark.parse_mark(text.decode())
             assert mark is not None
             client.hset(key, shard, str(mark._replace(run_id="before")))
-    assert loader.step() == len(jobs)
+    assert loader.load_due_shards() == len(jobs)
     assert all(world.reminder(job_id) == 0 for job_id in jobs)
 
 
@@ -158,12 +158,12 @@ def test_what_a_server_has_lost_is_noticed_at_once(world: World) -> None:
 def test_what_another_loader_began_to_bring_again_is_brought_to_the_end(world: World) -> None:
     jobs = [world.library.pending(n) for n in range(40)]
     loader, other = world.loader(), world.loader()
-    loader.step()
+    loader.load_due_shards()
     other.set_slots([0])
-    world.slots.client().flushdb()
-    other.step()  # and dies there
+    world.slots.connected_client().flushdb()
+    other.load_due_shards()  # and dies there
     assert 0 < world.reminders() < len(jobs)
-    loader.step()
+    loader.load_due_shards()
     assert all(world.reminder(job_id) == 0 for job_id in jobs)
 
 
@@ -171,8 +171,8 @@ def test_what_another_loader_began_to_bring_again_is_brought_to_the_end(world: W
 def test_a_key_of_marks_that_is_broken_costs_its_slot_only(world: World, slot: int) -> None:
     loader = world.loader()
     turn(loader)
-    client = world.slots.client()
-    key = keys.mark_key(world.settings.namespace, "default", slot)
+    client = world.slots.connected_client()
+    key = redis_keys.marks_key(world.settings.namespace, "default", slot)
     client.delete(key)
     client.set(key, "no marks")
     world.clock.advance(1)
@@ -180,7 +180,7 @@ def test_a_key_of_marks_that_is_broken_costs_its_slot_only(world: World, slot: i
     turn(loader)
     assert loaded(world, jobs) == {0, 1, 2, 3} - {slot}
     client.delete(key)
-    loader.step()
+    loader.load_due_shards()
     assert loaded(world, jobs) == {0, 1, 2, 3}
 
 
@@ -188,10 +188,10 @@ def test_a_mark_just_within_the_slack_is_believed(world: World) -> None:
     job_id = world.library.pending(42)
     loader = load_and_drop(world, job_id)
     shard, slot = world.library.shard(job_id), world.slot(job_id)
-    mark = Mark.parse(marks(world, shard))
+    mark = LoadMark.parse_mark(marks(world, shard))
     assert mark is not None
     edge = str(mark._replace(due_ms=world.now_ms + HORIZON_MS + SLACK_MS))
-    world.slots.begin_mark("default", slot, shard, edge)
+    world.slots.write_start_mark("default", slot, shard, edge)
     assert (turn(loader), marks(world, shard)) == (0, edge)
 
 
@@ -211,17 +211,17 @@ def test_a_change_between_snapshot_and_page_is_noticed(
         if arguments[0] == shard and not times:
             times.append(1)
             if event == "wipe":
-                world.slots.drop_marks("default", [slot])
+                world.slots.delete_marks("default", [slot])
             else:
-                run_id = world.slots.marks("default", [slot])[slot].run_id
-                other = str(Mark("other", run_id, 0, 0))
-                world.slots.begin_mark("default", slot, shard, other)
+                run_id = world.slots.read_marks("default", [slot])[slot].run_id
+                other = str(LoadMark("other", run_id, 0, 0))
+                world.slots.write_start_mark("default", slot, shard, other)
         return rows
 
     monkeypatch.setattr(world.library.pages, "read_due_rows", overtaken)
-    assert loader.step() == 0
+    assert loader.load_due_shards() == 0
     assert world.reminders() == 0
-    assert loader.step() == 3
+    assert loader.load_due_shards() == 3
     assert [world.reminder(job_id) for job_id in jobs] == [0, 1, 2]
 
 
@@ -244,20 +244,20 @@ def test_the_bound_is_read_before_the_snapshot(
         monkeypatch.setattr(owner, name, note)
 
     for owner, name in (
-        (slots, "marks"), (slots, "time_ms"), (pages, "read_due_rows"), (pages, "find_shards_with_due"),
+        (slots, "read_marks"), (slots, "read_time_ms"), (pages, "read_due_rows"), (pages, "find_shards_with_due"),
     ):  # fmt: skip
         noted(owner, name)
     loader = world.loader()
     monkeypatch.setattr(loader, "_steps_between_reads", 1)  # at every step it is the turn of all
-    loader.step()
-    assert asked == ["marks"] + ["time_ms", "read_due_rows"] * 4
+    loader.load_due_shards()
+    assert asked == ["read_marks"] + ["read_time_ms", "read_due_rows"] * 4
     asked.clear()
-    loader.step()
-    assert asked == ["marks", "find_shards_with_due"]  # the marks' answer tells the time
+    loader.load_due_shards()
+    assert asked == ["read_marks", "find_shards_with_due"]  # the marks' answer tells the time
     asked.clear()
     job_id = world.library.pending(42)
-    assert loader.step() == 1
-    assert asked == ["marks", "find_shards_with_due", "time_ms", "read_due_rows"]
+    assert loader.load_due_shards() == 1
+    assert asked == ["read_marks", "find_shards_with_due", "read_time_ms", "read_due_rows"]
     assert world.reminder(job_id) == 0
 
 
@@ -282,12 +282,12 @@ def test_a_shard_that_cannot_be_read_costs_its_database_only_if_that_is_away(
     monkeypatch.setattr(world.library.pages, "read_due_rows", away)
     monkeypatch.setattr(world.library.pages, "database_answers", lambda shard: answers)
     loader = world.loader()
-    assert loader.step() > 0
+    assert loader.load_due_shards() > 0
     assert world.reminder(jobs[1]) is None
     assert world.reminder(jobs[0]) == 0
     assert [world.reminder(jobs[shard]) for shard in (2, 3)] == [0 if answers else None] * 2
     monkeypatch.setattr(world.library.pages, "read_due_rows", due_after)
-    loader.step()
+    loader.load_due_shards()
     assert all(world.reminder(job_id) == 0 for job_id in jobs.values())
 
 
@@ -307,10 +307,10 @@ def test_a_table_that_is_locked_does_not_take_all_the_time(
 
     monkeypatch.setattr(world.library.pages, "read_due_rows", locked)
     for _ in range(300):
-        loader.step()
+        loader.load_due_shards()
         world.clock.advance(1.0)
     assert {later - sooner >= 5 * 25.0 for sooner, later in pairwise(tries_s)} == {True}
-    assert loader.age_s >= 300
+    assert loader.oldest_read_age_s >= 300
 
 
 @pytest.mark.invariant("I1")
@@ -327,7 +327,7 @@ def test_a_table_that_breaks_leaves_those_that_are_asked_about_with_it(world: Wo
     others = [job_id for job_id in jobs if world.library.shard(job_id) != shard]
     assert all(world.reminder(job_id) == HORIZON_MS for job_id in others)
     assert world.reminder(lost) is None
-    loader.step()
+    loader.load_due_shards()
     assert world.reminder(lost) == HORIZON_MS
 
 
@@ -337,7 +337,7 @@ def test_a_database_that_is_away_is_not_asked_shard_by_shard(
     loader = world.loader()
     monkeypatch.setattr(loader, "_steps_between_reads", 1)  # at every step it is the turn of all
     monkeypatch.setattr(module, "SHARDS_PER_QUERY_MAX", 2)
-    loader.step()
+    loader.load_due_shards()
     job_id = world.library.pending()
     asked: list[str] = []
 
@@ -352,16 +352,16 @@ def test_a_database_that_is_away_is_not_asked_shard_by_shard(
         for what in ("find_shards_with_due", "read_due_rows"):
             patch.setattr(world.library.pages, what, away(what))
         patch.setattr(world.library.pages, "database_answers", lambda _: False)
-        loader.step()
+        loader.load_due_shards()
     assert asked == ["find_shards_with_due"]
-    loader.step()
+    loader.load_due_shards()
     assert world.reminder(job_id) == 0
 
 
 def test_two_loaders_do_no_harm(world: World) -> None:
     jobs = [world.library.pending(n, in_ms=n) for n in range(40)]
     one, two = world.loader(), world.loader()
-    assert one.step() + two.step() == 40
+    assert one.load_due_shards() + two.load_due_shards() == 40
     assert [world.reminder(job_id) for job_id in jobs] == list(range(40))
     world.slots.arm("default", [Reminder(1, 1)])
     assert turn(one) + turn(two) == 0
@@ -378,9 +378,9 @@ class Torn:
         self.full: set[int] = set()  # that take nothing
         self.reads: list[int] = []  # the shards that were read from the database
         slots, pages = world.slots, world.library.pages
-        marks, load_page, due_after = slots.marks, slots.load_page, pages.read_due_rows
+        marks, load_page, due_after = slots.read_marks, slots.load_page, pages.read_due_rows
 
-        def up(topic: str, asked: Any) -> dict[int, Marks]:
+        def up(topic: str, asked: Any) -> dict[int, SlotMarks]:
             return {
                 slot: found._replace(run_id=self.node(found.run_id, slot))
                 for slot, found in marks(topic, asked).items()
@@ -396,7 +396,7 @@ class Torn:
             self.reads.append(shard)
             return due_after(shard, *arguments)
 
-        patch.setattr(slots, "marks", up)
+        patch.setattr(slots, "read_marks", up)
         patch.setattr(slots, "first_and_last_slot_per_node", lambda topic, asked: set(asked))
         patch.setattr(slots, "load_page", load)
         patch.setattr(pages, "read_due_rows", read)
@@ -423,13 +423,13 @@ def test_a_nodes_failure_leaves_the_other_slots(
     jobs = [world.library.pending(n) for n in range(40)]
     loader = world.loader()
     torn.gone, torn.full = {0}, {2}
-    loader.step()
+    loader.load_due_shards()
     assert loaded(world, jobs) == {1, 3}
     assert [record.getMessage() for record in caplog.records] == [
         "loader: slots are left out of this step: Redis does not answer: node 2 is full"
     ]
     torn.gone, torn.full = set(), set()
-    loader.step()  # at once, whosever turn it is
+    loader.load_due_shards()  # at once, whosever turn it is
     assert loaded(world, jobs) == {0, 1, 2, 3}
 
 
@@ -442,7 +442,7 @@ def test_a_node_that_was_away_is_read_when_it_is_back(world: World, torn: Torn) 
     turn(loader)  # all had their turn, and one could take it
     assert loaded(world, late) == {0}
     torn.gone = set()
-    loader.step()
+    loader.load_due_shards()
     assert loaded(world, late) == {0, 1, 2, 3}
 
 
@@ -456,8 +456,8 @@ def test_a_redis_that_takes_nothing_is_told_and_asked_once_a_step(
     for _ in range(3):
         torn.reads.clear()
         with pytest.raises(TimerUnavailable, match="node 0 is full"):
-            loader.step()
+            loader.load_due_shards()
         assert torn.reads == [0]
     torn.full = set()
-    loader.step()
+    loader.load_due_shards()
     assert loaded(world, jobs) == {0, 1, 2, 3}

@@ -140,7 +140,7 @@ def test_a_loader_loads_what_it_owns_now(small: World) -> None:
     assert jobs.keys() == {0, 1, 2, 3}
     loader = small.loader()
     loader.set_slots([0, 1])
-    loader.step()
+    loader.load_due_shards()
     assert [small.reminder(jobs[slot]) is not None for slot in range(4)] == [
         True,
         True,
@@ -148,22 +148,22 @@ def test_a_loader_loads_what_it_owns_now(small: World) -> None:
         False,
     ]
     loader.set_slots([2, 3])
-    loader.step()
+    loader.load_due_shards()
     assert all(small.reminder(job_id) is not None for job_id in jobs.values())
 
 
 def test_the_age_of_a_loader_is_that_of_its_oldest_shard(small: World) -> None:
     loader = small.loader()
-    assert loader.age_s == 0
-    loader.step()
+    assert loader.oldest_read_age_s == 0
+    loader.load_due_shards()
     small.clock.advance(5)
-    assert loader.age_s == 5
+    assert loader.oldest_read_age_s == 5
     loader.set_slots([1])  # what it keeps, keeps its age
-    loader._take_new_slots()
-    assert loader.age_s == 5
+    loader._apply_new_slots()
+    assert loader.oldest_read_age_s == 5
     loader.set_slots([])
-    loader._take_new_slots()
-    assert loader.age_s == 0
+    loader._apply_new_slots()
+    assert loader.oldest_read_age_s == 0
 
 
 # ---- scanners

@@ -10,9 +10,9 @@ import pytest
 from tests.integration.world import World
 from toc.domain.ids import routing_bits_of
 from toc.domain.routing import slot_of_hash
-from toc.runtime.batch import Batch
-from toc.timer import keys
-from toc.timer.heads import NextDueWatcher, WakeupListener
+from toc.runtime.job_batch import JobBatch
+from toc.timer import redis_keys
+from toc.timer.head_watchers import NextDueWatcher, WakeupListener
 from toc.timer.poller import GUESS_MIN, NO_PERMITS_S, PAUSED_S, WAIT_S_MAX, Poller
 from toc.timer.reminders import Reminder
 
@@ -30,21 +30,23 @@ class Recording:
         self.room = room
         self.reserved = 0
         self.asked: list[int] = []
-        self.offers: list[tuple[int, Batch]] = []
+        self.offers: list[tuple[int, JobBatch]] = []
         self.away: set[int] = set()
         self.answers = True
 
-    def take(self, database: int, wanted: int) -> int:
-        return self.take_in_each([database], wanted)[0]
+    def take_permits(self, database: int, wanted: int) -> int:
+        return self.take_permits_in_each([database], wanted)[0]
 
-    def take_in_each(self, databases: Collection[int], wanted: int) -> tuple[int, frozenset[int]]:
+    def take_permits_in_each(
+        self, databases: Collection[int], wanted: int
+    ) -> tuple[int, frozenset[int]]:
         self.asked.append(wanted)
         open_ = frozenset(databases) - self.away
         taken = max(0, min(wanted, self.room - self.reserved))
         self.reserved += taken * len(open_)
         return taken, open_
 
-    def give_back(self, database: int, permits: int) -> None:
+    def return_permits(self, database: int, permits: int) -> None:
         self.reserved -= permits
 
     def inbox(self, database: int) -> RecordingInbox:
@@ -61,7 +63,7 @@ class RecordingInbox:
     def __init__(self, sink: Recording, database: int) -> None:
         self._sink, self._database = sink, database
 
-    def put(self, batch: Batch, /) -> None:
+    def enqueue(self, batch: JobBatch, /) -> None:
         sink = self._sink
         assert batch.permits in (0, len(batch.job_ids))
         assert batch.permits <= sink.reserved
@@ -70,7 +72,7 @@ class RecordingInbox:
         sink.room -= batch.permits
         assert batch.answer is not None
         if sink.answers:
-            batch.answer.give(batch.permits)
+            batch.answer.set_answer(batch.permits)
 
 
 @pytest.fixture
@@ -178,7 +180,7 @@ def test_without_room_nothing_is_popped(small: World, sink: Recording) -> None:
     sink.room = 0
     poll = poller(small, sink)
     assert poll.run_once() == NO_PERMITS_S
-    assert (sink.offers, small.slots.depths("default", [0])) == (
+    assert (sink.offers, small.slots.read_slot_depths("default", [0])) == (
         [], [(0, 2, 0, small.now_ms - 1)],
     )  # fmt: skip
     sink.room = 1
@@ -199,7 +201,7 @@ def test_never_more_than_there_is_room_for(small: World, sink: Recording) -> Non
     for _ in range(20):
         poll.run_once()
     assert len(sink.ids) == 37
-    assert sum(out for _, _, out, _ in small.slots.depths("default", range(4))) == 37
+    assert sum(out for _, _, out, _ in small.slots.read_slot_depths("default", range(4))) == 37
     assert sink.reserved == 0
 
 
@@ -293,7 +295,7 @@ def test_while_a_batch_waits_for_its_claim_the_next_one_gathers(
     assert len(sink.ids) == offered
     for _, batch in sink.offers:
         assert batch.answer is not None
-        batch.answer.give(1)
+        batch.answer.set_answer(1)
     assert poll._wake.is_set()
     poll.run_once()
     assert sorted(sink.ids) == sorted(first + more)
@@ -329,15 +331,15 @@ def test_a_look_sees_what_comes_back(small: World) -> None:
 def test_a_slot_whose_key_is_broken_is_told_of_alone(small: World) -> None:
     arm(small, 0, 0)
     arm(small, 1, 0)
-    client = small.slots.client()
-    client.set(keys.store_key(small.settings.namespace, "default", 1), "broken")
+    client = small.slots.connected_client()
+    client.set(redis_keys.store_queue_key(small.settings.namespace, "default", 1), "broken")
     assert seen(small) == {0: 0.0}
-    assert not small.slots.available
+    assert not small.slots.is_available
     assert seen(small, range(1, 2)) == {}
-    assert not small.slots.available
-    client.delete(keys.store_key(small.settings.namespace, "default", 1))
+    assert not small.slots.is_available
+    client.delete(redis_keys.store_queue_key(small.settings.namespace, "default", 1))
     assert seen(small) == {0: 0.0}
-    assert small.slots.available
+    assert small.slots.is_available
 
 
 @pytest.mark.usefixtures("sink")
@@ -362,11 +364,12 @@ def test_a_home_that_is_broken_costs_a_look_nothing(small: World, sink: Recordin
     """Of reminders in a wrong slot: where they belong, the key is none of toc's."""
     (well,) = arm(small, 1, 0)
     stranger = small.library.ids.make_ids([2])[0]
-    client = small.slots.client()
+    client = small.slots.connected_client()
     client.zadd(
-        keys.store_key(small.settings.namespace, "default", 1), {str(stranger): small.now_ms}
+        redis_keys.store_queue_key(small.settings.namespace, "default", 1),
+        {str(stranger): small.now_ms},
     )
-    client.set(keys.store_key(small.settings.namespace, "default", 2), "broken")
+    client.set(redis_keys.store_queue_key(small.settings.namespace, "default", 2), "broken")
     poll = poller(small, sink)
     poll.set_slots([1])
     poll.run_once()

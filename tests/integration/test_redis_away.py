@@ -18,7 +18,7 @@ from tests.servers.redis import start_redis_cluster
 from toc.center import reminder_queue
 from toc.errors import TimerUnavailable
 from toc.runtime import metrics
-from toc.timer.keys import store_key
+from toc.timer.redis_keys import store_queue_key
 from toc.timer.reminders import Reminder, Reminders
 
 MINUTE = timedelta(minutes=1)
@@ -75,7 +75,7 @@ def test_what_cannot_be_kept_is_counted_and_left_to_the_loader(
     own_redis.start()
     assert armed.acquire(timeout=10)
     assert away.reminders() == 5
-    away.loader().step()
+    away.loader().load_due_shards()
     assert [away.reminder(job_id) for job_id in jobs] == [60_000] * 8
 
 
@@ -88,7 +88,7 @@ def test_all_verbs_work_without_redis(away: World) -> None:
     assert center.cancel(job_id) == "cancelled"
     with pytest.raises(TimerUnavailable):
         away.slots.arm("default", [Reminder(1, 1)])
-    assert not away.slots.available
+    assert not away.slots.is_available
 
 
 @pytest.mark.invariant("I1")
@@ -96,12 +96,12 @@ def test_a_wiped_redis_is_filled_again(world: World) -> None:
     near = [world.center.schedule(n, n * timedelta(seconds=1)) for n in range(40)]
     far = world.center.schedule(42, timedelta(milliseconds=NEAR_MS))
     loader = world.loader()
-    loader.step()
-    client = world.slots.client()
+    loader.load_due_shards()
+    client = world.slots.connected_client()
     for key in list(client.scan_iter(match=f"*{world.settings.namespace}*")):
         client.delete(key)  # a FLUSHALL, for the keys of this test
     assert world.reminders() == 0
-    assert loader.step() == 40
+    assert loader.load_due_shards() == 40
     assert [world.reminder(job_id) for job_id in near] == [n * 1000 for n in range(40)]
     assert world.reminder(far) is None  # beyond the horizon: in its time
 
@@ -113,13 +113,13 @@ def test_a_redis_that_starts_empty_is_filled_again(
     world = World(small_library, own_redis.url)
     jobs = [world.center.schedule(n, MINUTE) for n in range(8)]
     loader = world.loader()
-    loader.step()
+    loader.load_due_shards()
     own_redis.kill()
     with pytest.raises(TimerUnavailable):
-        loader.step()
+        loader.load_due_shards()
     own_redis.start()
     assert world.reminders() == 0
-    assert loader.step() == 8
+    assert loader.load_due_shards() == 8
     assert [world.reminder(job_id) for job_id in jobs] == [60_000] * 8
     world.close()
 
@@ -129,9 +129,9 @@ def test_flushall_between_two_servers_lives(small_library: Library, own_redis: S
     world = World(small_library, own_redis.url)
     jobs = [world.center.schedule(n, MINUTE) for n in range(8)]
     loader = world.loader()
-    loader.step()
-    world.slots.client().flushall()
-    loader.step()
+    loader.load_due_shards()
+    world.slots.connected_client().flushall()
+    loader.load_due_shards()
     assert [world.reminder(job_id) for job_id in jobs] == [60_000] * 8
     world.close()
 
@@ -139,8 +139,8 @@ def test_flushall_between_two_servers_lives(small_library: Library, own_redis: S
 @pytest.mark.invariant("I1")
 def test_whatever_redis_answers_the_committed_job_is_returned(small: World) -> None:
     first = small.center.schedule(1, MINUTE)
-    key = store_key(small.settings.namespace, "default", small.slot(first))
-    client = small.slots.client()
+    key = store_queue_key(small.settings.namespace, "default", small.slot(first))
+    client = small.slots.connected_client()
     client.delete(key)
     client.set(key, "not a sorted set")  # WRONGTYPE: no refusal that anybody expects
     again = small.center.schedule(1, MINUTE)
@@ -150,8 +150,8 @@ def test_whatever_redis_answers_the_committed_job_is_returned(small: World) -> N
 def test_a_slot_that_cannot_be_popped_costs_the_others_nothing(small: World) -> None:
     good = small.center.schedule(1, timedelta(0))
     slot = small.slot(good)
-    client = small.slots.client()
-    client.set(store_key(small.settings.namespace, "default", slot ^ 1), "not a sorted set")
+    client = small.slots.connected_client()
+    client.set(store_queue_key(small.settings.namespace, "default", slot ^ 1), "not a sorted set")
     popped = small.slots.pop("default", [(slot ^ 1, 5), (slot, 5)], 1000)
     assert [(one.slot, one.ids) for one in popped] == [(slot, [good])]
 
@@ -239,8 +239,8 @@ def test_a_node_that_is_down_costs_only_its_own_slots(part: tuple[World, Away]) 
 
 def test_a_broken_slot_keeps_no_other_from_being_armed(part: tuple[World, Away]) -> None:
     world, _ = part
-    key = store_key(world.settings.namespace, "default", 0)
-    world.slots.client().set(key, "not a sorted set")
+    key = store_queue_key(world.settings.namespace, "default", 0)
+    world.slots.connected_client().set(key, "not a sorted set")
     ids = world.center.schedule_many([(n, MINUTE) for n in range(20)])
     retry = world.center._open_connections().reminder_queue
     assert retry is not None
@@ -260,12 +260,13 @@ def test_a_cluster_says_which_slots_were_refused(small: World, tmp_path: Path) -
         slots = Reminders(url, "toc-test-refused", small.clock, slots_of, timeout_s=0.5)
         entries = [Reminder(1, id_in_slot(slot)) for slot in range(24)]
         slots.arm("default", entries)
-        client: Any = slots.client()
-        lost = client.get_node_from_key(store_key("toc-test-refused", "default", 0)).port
+        client: Any = slots.connected_client()
+        lost = client.get_node_from_key(store_queue_key("toc-test-refused", "default", 0)).port
         mine = {
             slot
             for slot in range(24)
-            if client.get_node_from_key(store_key("toc-test-refused", "default", slot)).port == lost
+            if client.get_node_from_key(store_queue_key("toc-test-refused", "default", slot)).port
+            == lost
         }
         (node,) = [node for node in cluster.nodes if f":{lost}/" in f"{node.url}/"]
         node.kill()

@@ -40,7 +40,7 @@ class World:
     def close(self) -> None:
         self.center.close()
         if self.settings.has_timer:
-            client = self.slots.client()
+            client = self.slots.connected_client()
             for key in list(client.scan_iter(match=f"*{self.settings.namespace}*")):
                 client.delete(key)
             self.slots.close()
@@ -62,7 +62,9 @@ class World:
         return sum(
             armed
             for topic in ("default", "vip")
-            for _, armed, _, _ in self.slots.depths(topic, range(self.settings.slots_of(topic)))
+            for _, armed, _, _ in self.slots.read_slot_depths(
+                topic, range(self.settings.slots_of(topic))
+            )
         )
 
     def loader(self, topic: str = "default", **changes: Any) -> Loader:

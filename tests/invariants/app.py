@@ -87,10 +87,12 @@ def watch(node: Node, journal: Journal) -> None:
     assert worker is not None
     parent = os.getppid()
     while os.getppid() == parent:
-        queued = worker.permits.ended
+        queued = worker.permits.jobs_to_settle
         refused = int(REGISTRY.get_sample_value("toc_settles_refused_total") or 0)
         peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        journal.write("load", worker.in_flight, worker.pool.waiting, queued, peak_kb, refused)
+        journal.write(
+            "load", worker.jobs_in_flight, worker.pool.waiting_count, queued, peak_kb, refused
+        )
         time.sleep(WATCH_S)
     os._exit(1)  # the tests were killed: nothing is left behind
 

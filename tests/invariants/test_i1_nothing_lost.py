@@ -129,15 +129,15 @@ def test_whether_a_job_is_near_is_decided_after_its_commit(make_stack: MakeStack
     ids: list[int] = []
 
     def armed() -> int:
-        return sum(depth[1] for depth in slots.depths("default", range(4)))
+        return sum(depth[1] for depth in slots.read_slot_depths("default", range(4)))
 
     call = threading.Thread(
         target=lambda: ids.append(stack.center.schedule(2, timedelta(seconds=4), biz_type=TYPE))
     )
     with locked(stack):
-        now_ms = slots.time_ms()
+        now_ms = slots.read_time_ms()
         call.start()
-        wait_until(lambda: armed() or slots.time_ms() > now_ms + 2500)
+        wait_until(lambda: armed() or slots.read_time_ms() > now_ms + 2500)
         assert armed() == 0  # no reminder before there is a row: it would be taken for gone
         assert not ids
     call.join(20)

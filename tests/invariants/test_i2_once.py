@@ -45,7 +45,7 @@ def test_every_reminder_twice_starts_each_job_once(make_stack: MakeStack) -> Non
     assert slots is not None
     # As after a wipe, or a stay that is over while the handler runs: all is announced again.
     for _ in range(4):
-        slots.drop_marks("default", range(4))
+        slots.delete_marks("default", range(4))
         seen = len(stack.starts)
         wait_until(lambda seen=seen: len(stack.starts) > seen or len(stack.ends) == 100)  # type: ignore[misc]
     stack.wait_for({Status.DONE: 100})

@@ -34,7 +34,9 @@ def test_five_thousand_due_jobs_stay_outside_the_process(make_stack: MakeStack) 
 
     def all_done() -> bool:
         nonlocal out_most
-        out_most = max(out_most, sum(depth[2] for depth in slots.depths("default", range(4))))
+        out_most = max(
+            out_most, sum(depth[2] for depth in slots.read_slot_depths("default", range(4)))
+        )
         return stack.statuses() == {Status.DONE: JOBS}
 
     wait_until(all_done, "all jobs to be done", 90)

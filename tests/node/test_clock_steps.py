@@ -123,11 +123,11 @@ def test_one_that_is_always_slow_is_heard_and_not_believed_too_early() -> None:
     probe = Probe("slow", server.ask_ms, clock, followed)
     ClockComparison(None, [probe], skew_s_max=60)
     followed.start_following(60)
-    assert followed.bounds() == NOTHING_IS_DUE
+    assert followed.statement_bounds() == NOTHING_IS_DUE
     for _ in range(3):
         probe.run_once()
         true_ms = clock.wall_ms()
-        bounds = followed.bounds()
+        bounds = followed.statement_bounds()
         assert true_ms - SLOW_S * 1000 <= bounds.due_ms <= true_ms + 2 * STEP_MS_MAX
         assert bounds.from_ms >= true_ms - STEP_MS_MAX  # a lease is not shorter
         clock.advance(5)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from toc.node.health import _health_of_overdue_jobs, worst_state
-from toc.scanner.fallback import OverdueShards
+from toc.scanner.fallback import OverdueShardCount
 
 
 def test_long_overdue_jobs_degrade_the_health_of_a_node() -> None:
-    well = OverdueShards(0, 32, 70.0, None)
+    well = OverdueShardCount(0, 32, 70.0, None)
     part = _health_of_overdue_jobs([well, well])
     assert (part.part, part.state, part.since_ms) == ("overdue", "up", None)
     part = _health_of_overdue_jobs(
-        [well, OverdueShards(3, 32, 70.0, 5000), OverdueShards(1, 32, 70.0, 4000)]
+        [well, OverdueShardCount(3, 32, 70.0, 5000), OverdueShardCount(1, 32, 70.0, 4000)]
     )
     assert (part.state, part.since_ms) == ("degraded", 4000)
     assert part.how == "jobs in 4 of 96 shards are overdue by more than 70 s"

@@ -159,7 +159,7 @@ def test_every_node_of_a_redis_cluster_says_its_time(redis_cluster: Endpoint) ->
     url = redis_cluster.url.replace("redis://", "redis+cluster://")
     clock = SystemClock()
     slots = Reminders(url, "t", clock, lambda topic: 1)
-    times_ms = slots.times_ms()
+    times_ms = slots.read_times_ms()
     slots.close()
     assert len(times_ms) == 3
     assert all(abs(time_ms - clock.wall_ms()) < 5000 for time_ms in times_ms)

@@ -61,11 +61,11 @@ class Town:
         """A reminder, so long from now, in the StoreQueue or in the PrepareQueue."""
         for key, ms in zip(self.slots._queue_keys(*spot), (in_ms, out_in_ms), strict=True):
             if ms is not None:
-                self.slots.client().execute_command("ZADD", key, self.now_ms + ms, job_id)
+                self.slots.connected_client().execute_command("ZADD", key, self.now_ms + ms, job_id)
 
     def redis(self) -> dict[str, dict[Any, Any]]:
         """All keys: members by ms from the clock's start, marks as they are."""
-        client, found = self.slots.client(), {}
+        client, found = self.slots.connected_client(), {}
         for key in client.scan_iter(match=f"*{self.world.settings.namespace}*"):
             name = key.decode().replace(f"{self.world.settings.namespace}:", "")
             if client.type(key) == b"hash":
@@ -453,7 +453,7 @@ def mark_ahead(town: Town) -> Case:
     job_id = town.library.pending(in_ms=SOON_MS)
     topic, slot = town.home(job_id)
     shard = town.library.shard(job_id)
-    town.slots.begin_mark(topic, slot, shard, f"load run {town.now_ms + LONG_MS} 1")
+    town.slots.write_start_mark(topic, slot, shard, f"load run {town.now_ms + LONG_MS} 1")
     finding = Finding(K.MARK_AHEAD, shard, topic, slot, due_ms=town.now_ms + LONG_MS)
     return Case(finding, "the mark is dropped: the loader starts from the beginning", {})
 

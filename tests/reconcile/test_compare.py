@@ -20,8 +20,8 @@ from toc.reconcile.compare import ShardCompare
 from toc.reconcile.findings import Finding, ShardComparison
 from toc.reconcile.run import Reconciliation
 from toc.store.claims import OutcomeKind
-from toc.timer import keys
-from toc.timer.loader import Mark
+from toc.timer import redis_keys
+from toc.timer.loader import LoadMark
 from toc.timer.reminders import Reminder
 
 OVERDUE_MS = 120_000
@@ -89,8 +89,8 @@ def arm(
     if slot is None:
         world.slots.arm(topic, [Reminder(world.now_ms + in_ms, job_id)])
     else:
-        key = keys.store_key(world.settings.namespace, topic, slot)
-        world.slots.client().zadd(key, {str(job_id): world.now_ms + in_ms})
+        key = redis_keys.store_queue_key(world.settings.namespace, topic, slot)
+        world.slots.connected_client().zadd(key, {str(job_id): world.now_ms + in_ms})
 
 
 def set_row(world: World, job_id: int, values: str) -> None:
@@ -132,7 +132,7 @@ def mixture(world: World) -> list[int]:
 def test_a_healthy_system_has_none(world: World, page: int) -> None:
     mixture(world)
     for loader in (world.loader(), world.loader("vip")):
-        loader.step()
+        loader.load_due_shards()
     assert found(world, page=page) == []
 
 
@@ -325,11 +325,13 @@ def lose_a_slot(world: World) -> tuple[list[int], int]:
     """Forty loaded jobs, those of a slot with their mark standing; then its StoreQueue is gone."""
     ids = [schedule(world, 100_000 + n, biz_id=n) for n in range(40)]
     loader = world.loader()
-    loader.step()
-    while loader.step():
+    loader.load_due_shards()
+    while loader.load_due_shards():
         pass
     slot = world.slot(ids[0])
-    world.slots.client().delete(keys.store_key(world.settings.namespace, "default", slot))
+    world.slots.connected_client().delete(
+        redis_keys.store_queue_key(world.settings.namespace, "default", slot)
+    )
     return [job_id for job_id in ids if world.slot(job_id) == slot], slot
 
 
@@ -347,8 +349,8 @@ def test_a_mark_ahead_of_what_its_slot_holds(world: World) -> None:
 
 def test_a_mark_of_another_server_is_nobodys_fault(world: World) -> None:
     lost, slot = lose_a_slot(world)
-    mark = Mark("load", "another", world.now_ms + HORIZON_MS, 1)
-    world.slots.begin_mark("default", slot, slot, str(mark))
+    mark = LoadMark("load", "another", world.now_ms + HORIZON_MS, 1)
+    world.slots.write_start_mark("default", slot, slot, str(mark))
     assert kinds(world) == {job_id: [D.MISSING] for job_id in lost}
 
 
@@ -395,10 +397,15 @@ def test_many_jobs_of_one_millisecond(world: World) -> None:
 
 
 def test_strangers_in_the_queues_are_counted(world: World) -> None:
-    client, key = world.slots.client(), keys.store_key(world.settings.namespace, "default", 1)
+    client, key = (
+        world.slots.connected_client(),
+        redis_keys.store_queue_key(world.settings.namespace, "default", 1),
+    )
     job_id = schedule(world, 50_000)
     client.zadd(key, {"order-42": 5, str(2**70): 7})
-    client.zadd(keys.store_key(world.settings.namespace, "default", 2), {"x": float("inf")})
+    client.zadd(
+        redis_keys.store_queue_key(world.settings.namespace, "default", 2), {"x": float("inf")}
+    )
     assert counts(world)["foreign"] == 3
     client.zadd(key, {str(job_id + 1): float("inf"), str(job_id + 2): -1.5})
     assert {job for job in kinds(world) if job} == {job_id + 1, job_id + 2}
@@ -418,7 +425,7 @@ def reconciled(world: World, **changes: object) -> Reconciliation:
 def test_a_whole_run_sums_up(world: World) -> None:
     ids = mixture(world)
     for loader in (world.loader(), world.loader("vip")):
-        loader.step()
+        loader.load_due_shards()
     assert reconciled(world).outcome.verdict == 0
     wrong = schedule(world, 77_000, biz_id=77)
     forget(world, wrong)

@@ -100,13 +100,13 @@ def test_after_a_mark_is_dropped_the_loader_brings_all(town: Town) -> None:
     job_id = town.library.pending(in_ms=SOON_MS)
     later = town.library.pending(in_ms=2 * SOON_MS)
     loader: Loader = town.world.loader()
-    loader.step()
+    loader.load_due_shards()
     topic, slot = town.home(job_id)
-    town.slots.remove(topic, {slot: [job_id, later]})
-    loader.step()
+    town.slots.remove_reminders(topic, {slot: [job_id, later]})
+    loader.load_due_shards()
     assert town.world.reminders() == 0  # the mark says that all is there
     town.mend(Finding(K.MARK_AHEAD, town.library.shard(job_id), topic, slot))
-    loader.step()
+    loader.load_due_shards()
     assert town.world.reminder(job_id) == SOON_MS
     assert town.world.reminder(later) == 2 * SOON_MS
 
@@ -229,7 +229,7 @@ def missing_and_popped(town: Town) -> tuple[Finding, str]:
 
 def missing_in_the_wrong_table(town: Town) -> tuple[Finding, str]:
     case = in_the_wrong_table(town)
-    town.slots.remove("default", {case.finding.slot: [case.finding.job_id]})
+    town.slots.remove_reminders("default", {case.finding.slot: [case.finding.job_id]})
     how = "the row is in a table where no worker looks for it: repair that first"
     return case.finding._replace(kind=K.MISSING), how
 
@@ -242,13 +242,13 @@ def orphan_that_lives_again(town: Town) -> tuple[Finding, str]:
 
 def orphan_that_went(town: Town) -> tuple[Finding, str]:
     case = orphan(OutcomeKind.DONE)(town)
-    town.slots.remove(case.finding.topic, {case.finding.slot: [case.finding.job_id]})
+    town.slots.remove_reminders(case.finding.topic, {case.finding.slot: [case.finding.job_id]})
     return case.finding, "the reminder is no longer in that slot"
 
 
 def wrong_slot_that_was_left(town: Town) -> tuple[Finding, str]:
     case = wrong_slot(town)
-    town.slots.remove(case.finding.topic, {case.finding.slot: [case.finding.job_id]})
+    town.slots.remove_reminders(case.finding.topic, {case.finding.slot: [case.finding.job_id]})
     return case.finding, "the reminder is no longer in that slot"
 
 
@@ -262,7 +262,7 @@ def wrong_slot_that_is_right(town: Town) -> tuple[Finding, str]:
 def stuck_and_back(town: Town) -> tuple[Finding, str]:
     case = stuck(town)
     job_id = case.finding.job_id
-    town.slots.remove(case.finding.topic, {case.finding.slot: [job_id]})
+    town.slots.remove_reminders(case.finding.topic, {case.finding.slot: [job_id]})
     town.put(town.home(job_id), job_id, SOON_MS)
     return case.finding, "the reminder is no longer in the PrepareQueue"
 
@@ -406,7 +406,7 @@ class Between:
     def remove(self, topic: str, ids: Mapping[int, Sequence[int]]) -> None:
         self._what()
         self.acked |= {(topic, slot, job_id) for slot, some in ids.items() for job_id in some}
-        self._slots.remove(topic, ids)
+        self._slots.remove_reminders(topic, ids)
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])

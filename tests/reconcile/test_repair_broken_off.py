@@ -26,7 +26,7 @@ class Killed(BaseException):
 
 
 WRITES = {
-    "arm", "remove", "put_back", "drop_marks",
+    "arm", "remove_reminders", "put_back", "delete_marks",
     "record_reminder_repairs", "reset_due_times", "copy_to_right_shard",
 }  # fmt: skip
 """The calls of a repair that change something."""
@@ -59,8 +59,10 @@ class Dying:
 def damage(town: Town) -> list[Finding]:
     """One of each, of different jobs."""
     town.library.reset()
-    for key in list(town.slots.client().scan_iter(match=f"*{town.world.settings.namespace}*")):
-        town.slots.client().delete(key)
+    for key in list(
+        town.slots.connected_client().scan_iter(match=f"*{town.world.settings.namespace}*")
+    ):
+        town.slots.connected_client().delete(key)
     town.slots._clock = town.world.clock = town.library.clock  # the reset has made a new one
     return [CASES[name](town).finding for name in MIXTURE]
 

@@ -73,8 +73,8 @@ class Yard:
     def put(self, spot: Spot, job_id: int) -> None:
         """A reminder in an hour."""
         key = self.slots._queue_keys(*spot)[0]
-        in_an_hour = self.slots.time_ms() + 3_600_000
-        self.slots.client().execute_command("ZADD", key, in_an_hour, job_id)
+        in_an_hour = self.slots.read_time_ms() + 3_600_000
+        self.slots.connected_client().execute_command("ZADD", key, in_an_hour, job_id)
 
     def find(self, kind: Disagreement, job_id: int, spot: Spot | None = None) -> None:
         shard = self.rig.shard(job_id)
@@ -106,7 +106,9 @@ class Yard:
         job_id = self.insert(shard)
         self.jobs.append(job_id)
         key = self.slots._queue_keys(*self.spot(job_id))[1]
-        self.slots.client().execute_command("ZADD", key, self.slots.time_ms() - 600_000, job_id)
+        self.slots.connected_client().execute_command(
+            "ZADD", key, self.slots.read_time_ms() - 600_000, job_id
+        )
         self.find(K.STUCK, job_id)
 
     def damage(self, shard: int) -> None:

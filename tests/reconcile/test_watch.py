@@ -40,7 +40,7 @@ from toc.reconcile.repair import Repairer
 from toc.reconcile.watch import ShardWatch, limit_for_watch
 from toc.runtime.settings import Settings
 from toc.store import migrate
-from toc.timer import keys
+from toc.timer import redis_keys
 
 __all__ = ["_migrated", "_world", "own_mysql", "own_redis", "small_library"]
 
@@ -187,7 +187,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def healthy(world: World) -> list[int]:
     """Loaded jobs in all shards, due long after the end of each test."""
     ids = [schedule(world, 800_000, biz_id=n) for n in range(60)]
-    world.loader().step()
+    world.loader().load_due_shards()
     return ids
 
 
@@ -205,8 +205,8 @@ def remind(world: World, job_id: int) -> None:
 
 def delay(world: World, job_id: int) -> None:
     """Its reminder comes a second late: no verb does that."""
-    key = keys.store_key(world.settings.namespace, "default", world.slot(job_id))
-    world.slots.client().zadd(key, {str(job_id): world.now_ms + 801_000})
+    key = redis_keys.store_queue_key(world.settings.namespace, "default", world.slot(job_id))
+    world.slots.connected_client().zadd(key, {str(job_id): world.now_ms + 801_000})
 
 
 def haunt(world: World, job_id: int) -> int:
@@ -484,7 +484,7 @@ def test_without_redis_nothing_counts(
     (line,) = [line for line in warnings(caplog) if line.startswith("watch: ")]  # seldom
     assert "is left out of this round: Redis" in line
     own_redis.start()
-    small.loader().step()  # it is empty, and its mark is gone
+    small.loader().load_due_shards()  # it is empty, and its mark is gone
     a_round(small, watch)
     assert (counted.found, watch.left) == ({}, {})
     assert counted.compared >= compared + SHARDS
@@ -623,7 +623,9 @@ def lost_jobs(settings: Settings) -> list[int]:
         reminders = center._open_connections().reminders
         assert reminders is not None
         for slot in range(settings.shards):
-            reminders.client().delete(keys.store_key(settings.namespace, "default", slot))
+            reminders.connected_client().delete(
+                redis_keys.store_queue_key(settings.namespace, "default", slot)
+            )
         return ids
 
 
@@ -655,7 +657,7 @@ def test_a_node_repairs_when_told_to(start: Start, settings: Settings) -> None:
         assert {center.get(job_id).status for job_id in ids} == {Status.PENDING}
         reminders = center._open_connections().reminders
         assert reminders is not None
-        depths = reminders.depths("default", range(settings.shards))
+        depths = reminders.read_slot_depths("default", range(settings.shards))
         assert sum(depth[1] for depth in depths) == len(ids)
     wait_until(lambda: part(node, "watch").state == "up", "the watch to be content")
 

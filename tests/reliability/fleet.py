@@ -19,11 +19,11 @@ from tests.invariants.harness import TYPE, Stack, WorkerProcess
 from tests.reliability.wire import Wire
 from tests.servers.fixtures import redis_client
 from tests.worker.waiting import remains, wait_until
-from toc.cluster.roster import Member, roster
+from toc.cluster.roster import Member, read_roster
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Status
 from toc.errors import PartlyScheduled, StoreUnavailable
-from toc.timer import keys
+from toc.timer import redis_keys
 
 PERIOD_S = 0.05
 CLAIMED_S = 0.5  # a living worker has claimed by then what it has popped
@@ -304,11 +304,11 @@ class Fleet:
 
     def armed(self) -> set[int]:
         """The jobs in all StoreQueues."""
-        return self._entries(keys.store_key)
+        return self._entries(redis_keys.store_queue_key)
 
     def out(self) -> set[int]:
         """The jobs in all PrepareQueues."""
-        return self._entries(keys.prepare_key)
+        return self._entries(redis_keys.prepare_queue_key)
 
     def _entries(self, key: Callable[[str, str, int], str]) -> set[int]:
         settings = self.stack.settings
@@ -327,7 +327,7 @@ class Fleet:
 
     def members(self) -> dict[int, Member]:
         """The members of the cluster by their process id."""
-        return {pid_of(member): member for member in roster(self.stack.settings)}
+        return {pid_of(member): member for member in read_roster(self.stack.settings)}
 
     def wait_until_shared(
         self, among: Iterable[WorkerProcess], seconds: float = 30

@@ -34,8 +34,8 @@ from toc.domain.ids import JobIdFactory, routing_bits_of
 from toc.domain.routing import routing_hash_of, slot_of_hash
 from toc.domain.times import datetime_of
 from toc.runtime.clock import SystemClock
-from toc.timer import keys
-from toc.timer.loader import Mark
+from toc.timer import redis_keys
+from toc.timer.loader import LoadMark
 from toc.timer.reminders import Reminders
 
 # EACH is set by hand to several thousand.
@@ -64,12 +64,12 @@ class Damage:
     def __init__(self, fleet: Fleet, slots: Reminders) -> None:
         self._fleet, self._slots = fleet, slots
         self._settings = fleet.stack.settings
-        self._client: Any = slots.client()
+        self._client: Any = slots.connected_client()
         self.expected: dict[int, set[D]] = defaultdict(set)
         self.fires: set[int] = set()
         self._next_biz_id = 500_000_000
         self._biz_id: dict[int, int] = {}
-        self._due = datetime_of(slots.time_ms()) + timedelta(seconds=DUE_S)
+        self._due = datetime_of(slots.read_time_ms()) + timedelta(seconds=DUE_S)
         self._sound = {
             biz_type: self._schedule(7 * EACH if biz_type == TYPE else 3 * EACH, biz_type)
             for biz_type in (TYPE, QUIET, BULK)
@@ -120,7 +120,7 @@ class Damage:
         ids = self._jobs(D.STUCK, biz_type=QUIET)
         self._zrem(ids, "quiet")
         for job_id in ids:
-            prepare = keys.prepare_key(
+            prepare = redis_keys.prepare_queue_key(
                 self._settings.namespace, "quiet", routing_bits_of(job_id) % SHARDS
             )
             self._client.zadd(prepare, {job_id: (time.time() - 600) * 1000})
@@ -141,7 +141,7 @@ class Damage:
         """All StoreQueues of a topic are lost, and its marks stay."""
         self._jobs(D.MISSING, 3 * EACH, biz_type=BULK)
         for slot in range(BULK_SLOTS):
-            self._client.delete(keys.store_key(self._settings.namespace, "bulk", slot))
+            self._client.delete(redis_keys.store_queue_key(self._settings.namespace, "bulk", slot))
 
     def marks(self) -> int:
         """How many shards have jobs in the lost queues."""
@@ -187,9 +187,9 @@ class Damage:
         )
 
         def loaded() -> bool:
-            marks = [self._slots.marks(topic, range(n)) for topic, n in slots.items()]
+            marks = [self._slots.read_marks(topic, range(n)) for topic, n in slots.items()]
             texts = [t for one in marks for some in one.values() for t in some.by_shard.values()]
-            found = [mark.due_ms for mark in map(Mark.parse, texts) if mark is not None]
+            found = [mark.due_ms for mark in map(LoadMark.parse_mark, texts) if mark is not None]
             return len(found) == SHARDS * len(slots) and min(found) > last_ms
 
         wait_until(loaded, "the loaders to have come so far", 60)
@@ -205,7 +205,7 @@ class Damage:
 
     def _key(self, job_id: int, topic: str = "default", shift: int = 0) -> str:
         slot = (slot_of_hash(routing_bits_of(job_id), SHARDS) + shift) % SHARDS
-        return keys.store_key(self._settings.namespace, topic, slot)
+        return redis_keys.store_queue_key(self._settings.namespace, topic, slot)
 
     def _zrem(self, ids: Sequence[int], topic: str = "default") -> None:
         for job_id in ids:

@@ -21,7 +21,7 @@ from tests.reliability.steps import Steps
 from tests.servers import RedisCluster, Server, start_redis_cluster
 from tests.servers.redis import MASTERS, SLOTS, _server
 from tests.worker.waiting import wait_until
-from toc.timer import keys
+from toc.timer import redis_keys
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
 
@@ -200,7 +200,7 @@ def test_a_master_of_a_redis_cluster_is_killed(
     namespace = fleet.stack.settings.namespace
 
     def master_of(job_id: int) -> int:
-        name = keys.store_key(namespace, "default", slot_of(fleet.stack, job_id))
+        name = redis_keys.store_queue_key(namespace, "default", slot_of(fleet.stack, job_id))
         return key_slot(name.encode()) * MASTERS // SLOTS
 
     with fleet.load(RATE, sleep_s=0.02) as load:

@@ -16,7 +16,7 @@ from tests.servers import Server, ZooKeeperEnsemble, start_zookeeper_ensemble
 from tests.servers.endpoint import Endpoint
 from tests.servers.zookeeper import foreign_members
 from tests.worker.waiting import wait_until
-from toc.cluster.roster import roster
+from toc.cluster.roster import read_roster
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
 
@@ -125,7 +125,7 @@ def test_somebody_writes_members_that_nobody_stands_behind(
         began_s = time.time()
         with foreign_members(own_zookeeper.url, settings.namespace, FOREIGN):
             members = settings.cluster.members_max
-            wait_until(lambda: len(roster(settings)) == members, "the bound to be reached")
+            wait_until(lambda: len(read_roster(settings)) == members, "the bound to be reached")
             time.sleep(OUTAGE_S)
         fleet.wait_until_shared(fleet.workers)
         time.sleep(2)

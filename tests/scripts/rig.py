@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toc.domain.ids import SEQUENCE_BITS
-from toc.timer import keys
-from toc.timer.connect import connect
-from toc.timer.nodes import make_nodes
+from toc.timer import redis_keys
+from toc.timer.lua_scripts import LuaScripts, ScriptCall
+from toc.timer.redis_client import make_redis_client
+from toc.timer.redis_nodes import make_redis_nodes
 from toc.timer.reminders import Reminders
-from toc.timer.scripts import ScriptCall, Scripts
 
 TOPIC, SLOT = "default", 7
 NOW = 1_795_000_000_000  # 13 digits, as today's times have
@@ -44,12 +44,12 @@ class Rig:
         self.url = url.replace("redis://", "redis+cluster://") if is_cluster else url
         self.version = version
         self.knows_flags = not version.startswith("6.")
-        self.client: Any = connect(self.url, 3)
-        self.scripts = Scripts(make_nodes(self.client), flags=self.knows_flags)
-        self.store = keys.store_key(self.namespace, TOPIC, SLOT)
-        self.prepare = keys.prepare_key(self.namespace, TOPIC, SLOT)
-        self.mark = keys.mark_key(self.namespace, TOPIC, SLOT)
-        self.channel = keys.wake_channel(self.namespace, TOPIC)
+        self.client: Any = make_redis_client(self.url, 3)
+        self.scripts = LuaScripts(make_redis_nodes(self.client), flags=self.knows_flags)
+        self.store = redis_keys.store_queue_key(self.namespace, TOPIC, SLOT)
+        self.prepare = redis_keys.prepare_queue_key(self.namespace, TOPIC, SLOT)
+        self.mark = redis_keys.marks_key(self.namespace, TOPIC, SLOT)
+        self.channel = redis_keys.wakeup_channel(self.namespace, TOPIC)
         self._listener: Any = None
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class Rig:
     # ---- calls
 
     def call(self, script: str, *args: Any) -> Any:
-        (answer,) = self.scripts.call([self.of(script, *args)])
+        (answer,) = self.scripts.call_scripts([self.of(script, *args)])
         if isinstance(answer, Exception):
             raise answer
         return answer

@@ -16,9 +16,9 @@ from tests.servers.redis import start_redis_replica
 from tests.worker.waiting import wait_until
 from toc.errors import SchemaMismatch, TimerUnavailable
 from toc.testing import TestClock
-from toc.timer import server_facts
+from toc.timer import redis_fitness
 from toc.timer.availability import FORGET_S, TimerAvailability
-from toc.timer.redis_errors import is_full, is_refusal
+from toc.timer.redis_errors import is_out_of_memory, is_temporary_refusal
 from toc.timer.reminders import Reminder, Reminders
 
 AWAY = redis.ConnectionError("away")
@@ -31,35 +31,35 @@ def availability() -> TimerAvailability:
 
 
 def test_one_slot_that_is_refused_is_enough(availability: TimerAvailability) -> None:
-    assert availability.available
+    assert availability.is_available
     availability.record_answers("pop", "a", [1, 2, 3], [[], AWAY, []])
-    assert not availability.available
+    assert not availability.is_available
     availability.record_answers("pop", "a", [1, 3], [[], []])
     availability.record_answers("pop", "b", [2], [[]])
-    assert not availability.available
+    assert not availability.is_available
     availability.record_answers("pop", "a", [2], [[]])
-    assert availability.available
+    assert availability.is_available
 
 
 def test_what_reads_well_is_not_taken_for_what_pops_well(availability: TimerAvailability) -> None:
     availability.record_answers("pop", "a", [1], [AWAY])
     availability.record_answers("marks", "a", [1], [{}])
-    assert not availability.available
+    assert not availability.is_available
     availability.record_answers("pop", "a", [1], [[]])
-    assert availability.available
+    assert availability.is_available
     availability.record_answers("marks", "a", [1], [AWAY])
     availability.record_answers("pop", "a", [1], [[]])
-    assert availability.available
+    assert availability.is_available
     availability.record_answers("marks", "a", [1], [AWAY])
     availability.record_answers("marks", "a", [1], [{}])
-    assert availability.available
+    assert availability.is_available
 
 
 def test_one_of_a_slots_commands_is_enough(availability: TimerAvailability) -> None:
     availability.record_answers("depths", "a", [1, 1, 1, 2, 2, 2], [3, AWAY, [], 3, 0, []])
-    assert not availability.available
+    assert not availability.is_available
     availability.record_answers("depths", "a", [1, 1, 1], [3, 0, []])
-    assert availability.available
+    assert availability.is_available
 
 
 def test_a_refusal_that_nobody_meets_again_is_forgotten() -> None:
@@ -67,26 +67,26 @@ def test_a_refusal_that_nobody_meets_again_is_forgotten() -> None:
     availability = TimerAvailability(clock)
     availability.record_answers("pop", "a", [1], [AWAY])
     clock.advance(FORGET_S)
-    assert not availability.available
+    assert not availability.is_available
     clock.advance(0.001)
-    assert availability.available
+    assert availability.is_available
     availability.record_answers("pop", "a", [1], [AWAY])
-    assert not availability.available
+    assert not availability.is_available
 
 
 @pytest.mark.parametrize("verb", ["arm", "load_page", "begin_mark"])
 def test_full_is_not_away(availability: TimerAvailability, verb: str) -> None:
     availability.record_answers(verb, "a", [1, 2], [FULL, [b"0", 1]])
-    assert (availability.takes_reminders, availability.available) == (False, True)
+    assert (availability.takes_reminders, availability.is_available) == (False, True)
     availability.record_answers(verb, "a", [1], [AWAY])  # which says nothing about its memory
-    assert (availability.takes_reminders, availability.available) == (False, False)
+    assert (availability.takes_reminders, availability.is_available) == (False, False)
     availability.record_answers(verb, "a", [1], [[b"0", 1]])
-    assert (availability.takes_reminders, availability.available) == (True, True)
+    assert (availability.takes_reminders, availability.is_available) == (True, True)
 
 
 def test_a_pop_that_memory_forbids_is_a_refusal(availability: TimerAvailability) -> None:
     availability.record_answers("pop", "a", [1], [FULL])
-    assert (availability.takes_reminders, availability.available) == (True, False)
+    assert (availability.takes_reminders, availability.is_available) == (True, False)
 
 
 def test_a_refusal_is_logged_when_it_begins(
@@ -108,10 +108,10 @@ def test_what_older_servers_say_inside_a_script() -> None:
             f"Error running script (call to f_0): @user_script:1: @user_script: 1: -{text} ..."
         )
 
-    assert is_full(inside("OOM"))
-    assert is_refusal(inside("READONLY"))
-    assert not is_full(inside("READONLY"))
-    assert not is_refusal(inside("WRONGTYPE"))
+    assert is_out_of_memory(inside("OOM"))
+    assert is_temporary_refusal(inside("READONLY"))
+    assert not is_out_of_memory(inside("READONLY"))
+    assert not is_temporary_refusal(inside("WRONGTYPE"))
 
 
 # ---- the server's facts
@@ -123,11 +123,15 @@ def test_one_node_that_is_set_wrongly_is_enough() -> None:
         {"redis_version": "6.2.14", "maxmemory_policy": "volatile-lru"},
         {"redis_version": "10.0.1", "maxmemory_policy": "noeviction"},
     ]
-    found = server_facts.summarize_nodes(infos)
+    found = redis_fitness.summarize_node_infos(infos)
     assert found == {"version": "6.2.14", "maxmemory_policy": "volatile-lru"}
-    assert "volatile-lru" in server_facts.why_unfit(found)
-    assert server_facts.why_unfit(server_facts.summarize_nodes(infos[::2])) == ""
-    assert "6.0.1" in server_facts.why_unfit({"version": "6.0.1", "maxmemory_policy": "noeviction"})
+    assert "volatile-lru" in redis_fitness.why_unfit_for_reminders(found)
+    assert (
+        redis_fitness.why_unfit_for_reminders(redis_fitness.summarize_node_infos(infos[::2])) == ""
+    )
+    assert "6.0.1" in redis_fitness.why_unfit_for_reminders(
+        {"version": "6.0.1", "maxmemory_policy": "noeviction"}
+    )
 
 
 @pytest.mark.parametrize("flavour", ["7", "6.2"])
@@ -137,7 +141,7 @@ def test_a_policy_that_was_not_seen_at_the_start_is_seen_later(
     clock, port = TestClock(), free_port()
     slots = Reminders(f"redis://127.0.0.1:{port}", "toc", clock, slots_of)
     with pytest.raises(TimerUnavailable):
-        slots.check()
+        slots.raise_if_unfit()
     try:
         server = start_redis(tmp_path, flavour, "--maxmemory-policy", "allkeys-lru", port=port)
     except ServerUnavailableError as error:
@@ -146,19 +150,19 @@ def test_a_policy_that_was_not_seen_at_the_start_is_seen_later(
         for _ in range(3):
             slots.arm(TOPIC, [Reminder(1, id_in_slot(1))])
             assert [popped.ids for popped in slots.pop(TOPIC, [(1, 5)], 1000)] == [[id_in_slot(1)]]
-            assert not slots.available  # the scanner must not count on it
+            assert not slots.is_available  # the scanner must not count on it
         errors = [r for r in caplog.records if r.levelno == logging.ERROR]
         assert ["allkeys-lru" in record.getMessage() for record in errors] == [True]
         with pytest.raises(SchemaMismatch, match="allkeys-lru"):
-            slots.check()
+            slots.raise_if_unfit()
         with redis.Redis(port=port) as client:
             client.config_set("maxmemory-policy", "noeviction")
         clock.advance(59)
-        slots.heads(TOPIC, [1], 1.0)
-        assert not slots.available
+        slots.read_heads(TOPIC, [1], 1.0)
+        assert not slots.is_available
         clock.advance(1)
-        slots.heads(TOPIC, [1], 1.0)
-        assert slots.available
+        slots.read_heads(TOPIC, [1], 1.0)
+        assert slots.is_available
     slots.close()
 
 
@@ -166,13 +170,13 @@ def test_a_server_of_another_version_is_learned(rig: Rig, monkeypatch: pytest.Mo
     clock = TestClock()
     slots = Reminders(rig.url, rig.namespace, clock, slots_of)
     with monkeypatch.context() as patch:
-        older = {**slots.server_info(), "version": "6.2.0"}
-        patch.setattr(slots, "server_info", lambda: older)
-        slots.check()
+        older = {**slots.read_server_info(), "version": "6.2.0"}
+        patch.setattr(slots, "read_server_info", lambda: older)
+        slots.raise_if_unfit()
     assert slots._scripts is not None
     assert not slots._scripts.flags
     clock.advance(60)
-    slots.heads(TOPIC, [1], 1.0)
+    slots.read_heads(TOPIC, [1], 1.0)
     assert slots._scripts.flags == rig.knows_flags
     slots.close()
 

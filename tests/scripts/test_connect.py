@@ -19,8 +19,8 @@ from toc.cli.exit_codes import mask_secrets
 from toc.errors import SettingsError, TimerUnavailable
 from toc.runtime.settings import Settings
 from toc.testing import TestClock
-from toc.timer import connect as module
-from toc.timer.connect import check_url, connect
+from toc.timer import redis_client as module
+from toc.timer.redis_client import check_multi_host_url, make_redis_client
 from toc.timer.reminders import Reminder, Reminders
 
 SECRET = "p%40ss,word"  # as a URL spells it
@@ -73,7 +73,7 @@ def test_understood(url: str) -> None:
         service,
         options,
     )
-    check_url(url)
+    check_multi_host_url(url)
     assert Settings(redis_url=url).redis_url == url
 
 
@@ -89,11 +89,11 @@ def test_refused_without_showing_the_password(url: str) -> None:
 def test_no_password_in_what_is_shown() -> None:
     for url in UNDERSTOOD:
         assert "ss,word" not in mask_secrets(f"redis: {url} is away")
-        assert "ss,word" not in repr(connect(url, 1))
+        assert "ss,word" not in repr(make_redis_client(url, 1))
 
 
 def test_tls_reaches_sentinels_and_master() -> None:
-    client: Any = connect("rediss+sentinel://:secret@one:1/main?ssl_ca_certs=ca.pem", 1)
+    client: Any = make_redis_client("rediss+sentinel://:secret@one:1/main?ssl_ca_certs=ca.pem", 1)
     pool = client.connection_pool
     assert issubclass(pool.connection_class, redis.SSLConnection)
     (sentinel,) = pool.sentinel_manager.sentinels
@@ -105,7 +105,7 @@ def test_tls_reaches_sentinels_and_master() -> None:
 
 
 def test_one_slow_answer_costs_one_timeout() -> None:
-    client: Any = connect("redis://one:1", 2.5)
+    client: Any = make_redis_client("redis://one:1", 2.5)
     options = client.connection_pool.connection_kwargs
     assert (options["socket_timeout"], options["socket_connect_timeout"]) == (2.5, 2.5)
     assert not issubclass(redis.TimeoutError, options["retry"]._supported_errors)
@@ -155,11 +155,11 @@ def watched(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Watched]
 def test_the_slots_go_on_at_the_master_that_sentinels_name(watched: Watched, how: Any) -> None:
     clock = TestClock()
     slots = Reminders(watched.url, "toc", clock, slots_of, timeout_s=1)
-    slots.check()
-    assert slots.server_info()["mode"] == "sentinel"
+    slots.raise_if_unfit()
+    assert slots.read_server_info()["mode"] == "sentinel"
     slots.arm(TOPIC, [Reminder(clock.wall_ms(), id_in_slot(0))])
-    slots.client().wait(1, 10_000)  # the replica has it
-    before = slots.marks(TOPIC, [0])[0].run_id
+    slots.connected_client().wait(1, 10_000)  # the replica has it
+    before = slots.read_marks(TOPIC, [0])[0].run_id
     how(watched.master)
 
     errors = []
@@ -173,10 +173,10 @@ def test_the_slots_go_on_at_the_master_that_sentinels_name(watched: Watched, how
         return True
 
     assert not armed()
-    assert not slots.available
+    assert not slots.is_available
     wait_until(armed, "the promoted master takes reminders")
-    assert slots.available
-    assert slots.marks(TOPIC, [0])[0].run_id != before
+    assert slots.is_available
+    assert slots.read_marks(TOPIC, [0])[0].run_id != before
     popped = slots.pop(TOPIC, [(0, 5), (1, 5)], 1000)
     assert [answer.ids for answer in popped] == [[id_in_slot(0)], [id_in_slot(1)]]
     assert not any("ss,word" in text for text in errors)
@@ -184,7 +184,7 @@ def test_the_slots_go_on_at_the_master_that_sentinels_name(watched: Watched, how
 
 
 def test_a_late_answer_is_nobodys(watched: Watched) -> None:
-    client: Any = connect(watched.url, 0.3)
+    client: Any = make_redis_client(watched.url, 0.3)
     assert client.echo("first") == b"first"
     watched.master.freeze()
     with pytest.raises(redis.TimeoutError):
@@ -199,6 +199,6 @@ def test_no_sentinel_answers() -> None:
         f"redis+sentinel://127.0.0.1:{free_port()}/{SERVICE}", "toc", TestClock(), slots_of
     )
     with pytest.raises(TimerUnavailable, match=SERVICE):
-        slots.check()
-    assert not slots.available
+        slots.raise_if_unfit()
+    assert not slots.is_available
     slots.close()

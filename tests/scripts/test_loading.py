@@ -13,7 +13,7 @@ from tests.scripts.rig import NOW, SLOT, TOPIC, Rig, State, id_in_slot, slots_of
 from tests.servers import Server, ServerUnavailableError, start_redis
 from toc.errors import TimerUnavailable
 from toc.testing import TestClock
-from toc.timer import keys
+from toc.timer import redis_keys
 from toc.timer.reminders import PAIRS_MAX, Reminder, Reminders
 
 STAY = 30_000
@@ -35,7 +35,9 @@ def test_a_server_that_forgot_the_scripts_is_given_them_again(rig: Rig, calls: i
     back = [Reminder(now_ms + 5, second) for _, second in ids.values()]
     rig.client.script_flush()
     slots.put_back(TOPIC, back)
-    assert slots.depths(TOPIC, range(calls)) == [(slot, 1, 0, now_ms + 5) for slot in range(calls)]
+    assert slots.read_slot_depths(TOPIC, range(calls)) == [
+        (slot, 1, 0, now_ms + 5) for slot in range(calls)
+    ]
     slots.close()
 
 
@@ -48,7 +50,7 @@ def test_more_entries_than_one_call_takes(rig: Rig) -> None:
     reminders = [Reminder(now_ms + n, job_id) for n, job_id in enumerate(ids)]
     slots.arm(TOPIC, [*reminders, Reminder(5, id_in_slot(3))])
     assert rig.client.zcard(rig.store) == count
-    assert slots.depths(TOPIC, [SLOT, 3]) == [(SLOT, count, 0, now_ms), (3, 1, 0, 5)]
+    assert slots.read_slot_depths(TOPIC, [SLOT, 3]) == [(SLOT, count, 0, now_ms), (3, 1, 0, 5)]
     assert slots.find_reminder(TOPIC, SLOT, ids[-1]) == (now_ms + count - 1, None)
     slots.ack(TOPIC, ids)
     assert rig.client.zcard(rig.store) == 0
@@ -59,7 +61,11 @@ def test_all_keys_of_a_slot_lie_on_one_node(rig: Rig) -> None:
     for slot in range(64):
         of_slot = {
             key_slot(spell(rig.namespace, TOPIC, slot).encode())
-            for spell in (keys.store_key, keys.prepare_key, keys.mark_key)
+            for spell in (
+                redis_keys.store_queue_key,
+                redis_keys.prepare_queue_key,
+                redis_keys.marks_key,
+            )
         }
         assert len(of_slot) == 1
 
@@ -101,17 +107,17 @@ def test_a_full_server_takes_nothing_new(full: Rig) -> None:
     slots = Reminders(full.url, full.namespace, TestClock(), slots_of)
     with pytest.raises(TimerUnavailable):
         slots.arm(TOPIC, [Reminder(NOW, id_in_slot(SLOT))])
-    assert (slots.takes_reminders, slots.available) == (False, True)
+    assert (slots.takes_reminders, slots.is_available) == (False, True)
     with pytest.raises(TimerUnavailable):
         slots.load_page(TOPIC, SLOT, 3, "seen", "moved", [Reminder(NOW, 9)])
     with pytest.raises(TimerUnavailable):
         slots.load_page(TOPIC, SLOT, 3, "seen", "moved", [])
     with pytest.raises(TimerUnavailable):
-        slots.begin_mark(TOPIC, SLOT, 3, "moved")
+        slots.write_start_mark(TOPIC, SLOT, 3, "moved")
     assert full.state() == before
     full.client.config_set("maxmemory", 0)
     slots.arm(TOPIC, [Reminder(NOW, id_in_slot(SLOT))])
-    assert (slots.takes_reminders, slots.available) == (True, True)
+    assert (slots.takes_reminders, slots.is_available) == (True, True)
     slots.close()
     slots.close()
 
@@ -138,9 +144,9 @@ def test_a_server_fills_up_and_is_emptied_again(full: Rig) -> None:
     amount = until_full(lambda n: slots.arm(TOPIC, pages[100 + n]))
     taken = range(100, 100 + amount)
     assert taken
-    assert (slots.takes_reminders, slots.available) == (False, True)
+    assert (slots.takes_reminders, slots.is_available) == (False, True)
     # What it has taken it has whole; it is given out, put back and forgotten.
-    depths = slots.depths(TOPIC, pages)
+    depths = slots.read_slot_depths(TOPIC, pages)
     assert depths == [
         (s, 200 if s in taken else 0, 0, now_ms if s in taken else None) for s in pages
     ]
@@ -150,17 +156,17 @@ def test_a_server_fills_up_and_is_emptied_again(full: Rig) -> None:
             (slot, [job_id for _, job_id in pages[slot]]) for slot in taken
         ]
         slots.put_back(TOPIC, [one for slot in taken for one in pages[slot]])
-    assert (slots.takes_reminders, slots.available) == (False, True)
+    assert (slots.takes_reminders, slots.is_available) == (False, True)
     slots.ack(TOPIC, [job_id for slot in taken for _, job_id in pages[slot]])
     slots.arm(TOPIC, [one for slot in taken[: len(taken) // 2] for one in pages[slot]])
-    assert (slots.takes_reminders, slots.available) == (True, True)
+    assert (slots.takes_reminders, slots.is_available) == (True, True)
     slots.close()
 
 
 def test_a_page_is_refused_whole_where_memory_ends(full: Rig) -> None:
     slots = Reminders(full.url, full.namespace, TestClock(), slots_of)
     full.client.config_set("maxmemory", full.client.info("memory")["used_memory"] + 400_000)
-    slots.begin_mark(TOPIC, SLOT, 3, "page 0")
+    slots.write_start_mark(TOPIC, SLOT, 3, "page 0")
 
     def load(page: int) -> None:
         rows = [Reminder(NOW + page, 1000 + page * 100 + n) for n in range(100)]
@@ -171,7 +177,7 @@ def test_a_page_is_refused_whole_where_memory_ends(full: Rig) -> None:
     state = full.state()
     assert len(state.store) == 1 + 100 * done
     assert state.marks == {3: f"page {done}"}
-    assert (slots.takes_reminders, slots.available) == (False, True)
+    assert (slots.takes_reminders, slots.is_available) == (False, True)
     slots.close()
 
 
@@ -198,18 +204,18 @@ def test_a_server_that_refuses_to_write_is_unavailable(lonely: Rig, amount: int)
     with pytest.raises(TimerUnavailable, match="NOREPLICAS"):
         slots.arm(TOPIC, [Reminder(NOW, id_in_slot(slot)) for slot in range(amount)])
     with pytest.raises(TimerUnavailable, match="NOREPLICAS"):
-        slots.begin_mark(TOPIC, SLOT, 3, "mark")
-    assert not slots.available
-    slots.marks(TOPIC, [SLOT])  # that it still answers does not help those who must write
-    assert not slots.available
+        slots.write_start_mark(TOPIC, SLOT, 3, "mark")
+    assert not slots.is_available
+    slots.read_marks(TOPIC, [SLOT])  # that it still answers does not help those who must write
+    assert not slots.is_available
     assert slots.takes_reminders  # it is not full
     if lonely.knows_flags:  # who only waits for what is due must notice it too
         with pytest.raises(TimerUnavailable, match="NOREPLICAS"):
-            slots.heads(TOPIC, range(amount), 1.0)
+            slots.read_heads(TOPIC, range(amount), 1.0)
     lonely.client.config_set("min-replicas-to-write", 0)
-    slots.heads(TOPIC, range(amount), 1.0)
-    slots.begin_mark(TOPIC, SLOT, 3, "mark")
-    assert slots.available
+    slots.read_heads(TOPIC, range(amount), 1.0)
+    slots.write_start_mark(TOPIC, SLOT, 3, "mark")
+    assert slots.is_available
     slots.close()
 
 

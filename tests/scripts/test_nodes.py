@@ -24,9 +24,9 @@ from tests.servers.process import free_port
 from tests.worker.waiting import wait_until
 from toc.errors import TimerUnavailable
 from toc.testing import TestClock
-from toc.timer import circuit_breaker, keys, nodes
-from toc.timer.connect import connect
-from toc.timer.nodes import Command
+from toc.timer import circuit_breaker, redis_keys, redis_nodes
+from toc.timer.redis_client import make_redis_client
+from toc.timer.redis_nodes import RedisCommand
 from toc.timer.reminders import Reminder, Reminders
 
 SLOTS = range(24)
@@ -56,9 +56,9 @@ class Broken:
         self.now_ms = self.clock.wall_ms()
         self.slots = Reminders(self.url, self.namespace, self.clock, slots_of, timeout_s=0.5)
         self.slots.arm(TOPIC, [Reminder(self.now_ms, id_in_slot(slot)) for slot in SLOTS])
-        client: Any = self.slots.client()
+        client: Any = self.slots.connected_client()
         ports = [
-            client.get_node_from_key(keys.store_key(self.namespace, TOPIC, slot)).port
+            client.get_node_from_key(redis_keys.store_queue_key(self.namespace, TOPIC, slot)).port
             for slot in SLOTS
         ]
         by_port = {int(redis_port(node)): node for node in cluster.nodes}
@@ -85,7 +85,7 @@ class Broken:
         for node in self.cluster.nodes:
             node.thaw() if node.is_running else node.start()
         self.slots.close()
-        clean = connect(self.url, 5)
+        clean = make_redis_client(self.url, 5)
         wait_until(lambda: answers_all(clean), "the cluster is whole again")
         clean.close()
 
@@ -97,7 +97,9 @@ def redis_port(node: Server) -> str:
 def answers_all(client: Any) -> bool:
     """Whether each node takes a write: one that has just started refuses them for two seconds."""
     keys_ = [f"probe{n}" for n in range(30)]
-    answers = nodes.make_nodes(client).send([Command(key, ("DEL", key)) for key in keys_])
+    answers = redis_nodes.make_redis_nodes(client).send_commands(
+        [RedisCommand(key, ("DEL", key)) for key in keys_]
+    )
     return not any(isinstance(answer, Exception) for answer in answers)
 
 
@@ -113,13 +115,13 @@ def broken(cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[B
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The port of each node that commands were written to."""
     ports: list[str] = []
-    write = nodes._Batch.write
+    write = redis_nodes._NodeBatch.write_commands
 
-    def noted(batch: nodes._Batch) -> None:
+    def noted(batch: redis_nodes._NodeBatch) -> None:
         ports.append(str(batch._redis.connection_pool.connection_kwargs["port"]))
         write(batch)
 
-    monkeypatch.setattr(nodes._Batch, "write", noted)
+    monkeypatch.setattr(redis_nodes._NodeBatch, "write_commands", noted)
     return ports
 
 
@@ -127,8 +129,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_looks_leave_out_what_is_on_a_node_that(broken: Broken, how: str) -> None:
     slots, node = broken.slots, broken.cluster.nodes[1]
     for slot in SLOTS:
-        slots.begin_mark(TOPIC, slot, 3, f"mark of {slot}")
-    marks = slots.marks(TOPIC, SLOTS)
+        slots.write_start_mark(TOPIC, slot, 3, f"mark of {slot}")
+    marks = slots.read_marks(TOPIC, SLOTS)
     assert len({found.run_id for found in marks.values()}) == 3
     assert {slot: found.by_shard for slot, found in marks.items()} == {
         slot: {3: f"mark of {slot}"} for slot in SLOTS
@@ -139,21 +141,21 @@ def test_looks_leave_out_what_is_on_a_node_that(broken: Broken, how: str) -> Non
     ends = {end for held in on_node.values() for end in (held[0], held[-1])}
     assert slots.first_and_last_slot_per_node(TOPIC, SLOTS) == ends
     BREAK[how](node)
-    assert slots.available
+    assert slots.is_available
     well = broken.off(node)
     assert broken.popped() == well
-    assert not slots.available
-    assert slots.marks(TOPIC, SLOTS) == {slot: marks[slot] for slot in well}
-    assert slots.heads(TOPIC, SLOTS, 1.0) == dict.fromkeys(well, 1.0)
-    assert slots.sizes(TOPIC, SLOTS) == (0, 0, len(well))
-    assert slots.depths(TOPIC, SLOTS) == [(slot, 0, 1, None) for slot in well]
+    assert not slots.is_available
+    assert slots.read_marks(TOPIC, SLOTS) == {slot: marks[slot] for slot in well}
+    assert slots.read_heads(TOPIC, SLOTS, 1.0) == dict.fromkeys(well, 1.0)
+    assert slots.read_queue_sizes(TOPIC, SLOTS) == (0, 0, len(well))
+    assert slots.read_slot_depths(TOPIC, SLOTS) == [(slot, 0, 1, None) for slot in well]
     with pytest.raises(TimerUnavailable):
-        slots.marks(TOPIC, broken.on(node))
+        slots.read_marks(TOPIC, broken.on(node))
     with pytest.raises(TimerUnavailable):
         slots.pop(TOPIC, [(slot, 1) for slot in broken.on(node)], 1000)
     # What goes well elsewhere does not hide it.
     slots.pop(TOPIC, [(slot, 1) for slot in well], 1000)
-    assert not slots.available
+    assert not slots.is_available
 
 
 @pytest.mark.parametrize("how", BREAK)
@@ -163,22 +165,22 @@ def test_writes_do_what_they_can_beside_a_node_that(broken: Broken, how: str) ->
     well = broken.off(node)
     with pytest.raises(TimerUnavailable):
         slots.arm(TOPIC, [Reminder(now_ms + 5, id_in_slot(slot, 1)) for slot in SLOTS])
-    assert slots.depths(TOPIC, SLOTS) == [(slot, 2, 0, now_ms) for slot in well]
+    assert slots.read_slot_depths(TOPIC, SLOTS) == [(slot, 2, 0, now_ms) for slot in well]
     assert broken.popped() == well
     with pytest.raises(TimerUnavailable):
         slots.put_back(TOPIC, [Reminder(now_ms + 7, id_in_slot(slot)) for slot in SLOTS])
-    assert slots.depths(TOPIC, SLOTS) == [(slot, 2, 0, now_ms + 5) for slot in well]
+    assert slots.read_slot_depths(TOPIC, SLOTS) == [(slot, 2, 0, now_ms + 5) for slot in well]
     with pytest.raises(TimerUnavailable):
         slots.ack(TOPIC, [id_in_slot(slot, 1) for slot in SLOTS])
-    assert slots.depths(TOPIC, SLOTS) == [(slot, 1, 0, now_ms + 7) for slot in well]
-    slots.begin_mark(TOPIC, well[0], 3, "seen")
+    assert slots.read_slot_depths(TOPIC, SLOTS) == [(slot, 1, 0, now_ms + 7) for slot in well]
+    slots.write_start_mark(TOPIC, well[0], 3, "seen")
     assert slots.load_page(TOPIC, well[0], 3, "seen", "after", [Reminder(now_ms, 900)])
     with pytest.raises(TimerUnavailable):
-        slots.begin_mark(TOPIC, broken.on(node)[0], 3, "seen")
+        slots.write_start_mark(TOPIC, broken.on(node)[0], 3, "seen")
     with pytest.raises(TimerUnavailable):
         slots.load_page(TOPIC, broken.on(node)[0], 3, "seen", "after", [])
     assert slots.takes_reminders  # away is not full
-    assert slots.time_ms() == now_ms
+    assert slots.read_time_ms() == now_ms
 
 
 @pytest.mark.parametrize("how", BREAK)
@@ -203,7 +205,7 @@ def test_a_node_that_comes_back_is_served_again_after_it(broken: Broken, how: st
     assert broken.popped() == broken.off(node)
     node.thaw() if node.is_running else node.start()
     wait_until(broken.all_served, "all slots are popped again")
-    assert broken.slots.available
+    assert broken.slots.is_available
 
 
 def test_all_nodes_away(broken: Broken) -> None:
@@ -213,15 +215,15 @@ def test_all_nodes_away(broken: Broken) -> None:
         with pytest.raises(TimerUnavailable):
             broken.popped()
         with pytest.raises(TimerUnavailable):
-            broken.slots.marks(TOPIC, SLOTS)
+            broken.slots.read_marks(TOPIC, SLOTS)
         with pytest.raises(TimerUnavailable):
-            broken.slots.heads(TOPIC, SLOTS, 1.0)
+            broken.slots.read_heads(TOPIC, SLOTS, 1.0)
         with pytest.raises(TimerUnavailable):
-            broken.slots.server_info()
+            broken.slots.read_server_info()
     for node in broken.cluster.nodes:
         node.start()
     wait_until(broken.all_served, "all slots are popped again")
-    wait_until(lambda: broken.slots.available, "the timer is available")
+    wait_until(lambda: broken.slots.is_available, "the timer is available")
 
 
 def test_one_node_that_answers_is_enough_to_start_from(broken: Broken) -> None:
@@ -233,17 +235,17 @@ def test_one_node_that_answers_is_enough_to_start_from(broken: Broken) -> None:
 
 
 def test_answers_of_a_call_that_broke_off_are_nobodys(broken: Broken) -> None:
-    sender = nodes.make_nodes(broken.slots.client())
-    good = [Command(f"key{n}", ("ECHO", f"{n}")) for n in range(50)]
-    last = list(dict.fromkeys(sender.node_name_of(command.key) for command in good))[-1]
-    key = next(command.key for command in good if sender.node_name_of(command.key) == last)
+    sender = redis_nodes.make_redis_nodes(broken.slots.connected_client())
+    good = [RedisCommand(f"key{n}", ("ECHO", f"{n}")) for n in range(50)]
+    last = list(dict.fromkeys(sender.node_name_of_key(command.key) for command in good))[-1]
+    key = next(command.key for command in good if sender.node_name_of_key(command.key) == last)
     with pytest.raises(redis.DataError):
-        sender.send([*good, Command(key, ("ECHO", object()))])
-    client: Any = broken.slots.client()
+        sender.send_commands([*good, RedisCommand(key, ("ECHO", object()))])
+    client: Any = broken.slots.connected_client()
     for node in client.get_primaries():  # what was written to some has its answers on the way
         pool = client.get_redis_connection(node).connection_pool
         assert not any(connection._sock for connection in pool._available_connections)
-    assert sender.send(good) == [f"{n}".encode() for n in range(50)]
+    assert sender.send_commands(good) == [f"{n}".encode() for n in range(50)]
 
 
 # ---- one Redis
@@ -265,14 +267,14 @@ def test_one_redis_that_hangs_holds_up_a_caller_once(
     monkeypatch.setattr(circuit_breaker, "PROBE_AFTER_S", 3600.0)
     slots = Reminders(lone.url, "toc", TestClock(), slots_of, timeout_s=0.3)
     assert serves(slots, 5)
-    client: Any = slots.client()
+    client: Any = slots.connected_client()
     asked: list[Any] = []
     send = client.execute_command
     monkeypatch.setattr(client, "execute_command", lambda *args: (asked.append(args), send(*args)))
     lone.freeze()
     for _ in range(4):
         assert not serves(slots, 5)
-        assert not slots.available
+        assert not slots.is_available
     assert len(asked) == 1
     slots.close()
 
@@ -288,7 +290,7 @@ def test_one_redis_that_hung_is_served_again_after_it(
         assert not serves(slots, 5)
     lone.thaw()
     wait_until(lambda: serves(slots, 5), "the slot is served again")
-    assert slots.available
+    assert slots.is_available
     slots.close()
 
 
@@ -309,7 +311,9 @@ class Moving:
     """The hash slot of one timer slot, on its way from one master to another."""
 
     def __init__(self, broken: Broken, slot: int) -> None:
-        self.hash_slot = key_slot(keys.store_key(broken.namespace, TOPIC, slot).encode())
+        self.hash_slot = key_slot(
+            redis_keys.store_queue_key(broken.namespace, TOPIC, slot).encode()
+        )
         self.source = broken.node_of[slot]
         self.target = next(n for n in broken.cluster.nodes if n is not self.source)
         self.others = [n for n in broken.cluster.nodes if n is not self.source]
@@ -344,26 +348,26 @@ def test_a_hash_slot_on_the_move_is_asked_for_where_it_goes(broken: Broken, movi
     moving.begin()
     slots.arm(TOPIC, [Reminder(now_ms, id_in_slot(slot)) for slot in SLOTS])
     with redis.Redis.from_url(moving.source.url) as client, pytest.raises(AskError):
-        client.exists(keys.store_key(broken.namespace, TOPIC, 5))
-    assert slots.depths(TOPIC, SLOTS) == [(slot, 1, 0, now_ms) for slot in SLOTS]
-    assert slots.available
+        client.exists(redis_keys.store_queue_key(broken.namespace, TOPIC, 5))
+    assert slots.read_slot_depths(TOPIC, SLOTS) == [(slot, 1, 0, now_ms) for slot in SLOTS]
+    assert slots.is_available
     # Two keys of which one is not there are refused until the move has ended.
     assert broken.popped() == [slot for slot in SLOTS if slot != 5]
-    assert not slots.available
+    assert not slots.is_available
     moving.end()
     (popped,) = slots.pop(TOPIC, [(5, 5)], 1000)
     assert popped.ids == [id_in_slot(5)]
-    assert slots.available
+    assert slots.is_available
 
 
 def test_a_hash_slot_that_has_moved_is_followed_and_then_known(
     broken: Broken, moving: Moving, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        circuit_breaker.CircuitBreaker, "probe_if_due", lambda _: None
+        circuit_breaker.CircuitBreaker, "start_probe_if_due", lambda _: None
     )  # the answer itself is enough
     slots, now_ms = broken.slots, broken.now_ms
-    marks = slots.marks(TOPIC, SLOTS)
+    marks = slots.read_marks(TOPIC, SLOTS)
     target = next(slot for slot in SLOTS if broken.node_of[slot] is moving.target)
     moving.end()
     asked.clear()
@@ -372,8 +376,8 @@ def test_a_hash_slot_that_has_moved_is_followed_and_then_known(
     asked.clear()
     (popped,) = slots.pop(TOPIC, [(5, 5)], 1000)
     assert (popped.ids, asked) == ([id_in_slot(5)], [redis_port(moving.target)])
-    assert slots.marks(TOPIC, [5])[5].run_id == marks[target].run_id
-    assert slots.available
+    assert slots.read_marks(TOPIC, [5])[5].run_id == marks[target].run_id
+    assert slots.is_available
 
 
 def test_a_hash_slot_without_a_node_takes_no_other_along(broken: Broken, moving: Moving) -> None:
@@ -381,13 +385,13 @@ def test_a_hash_slot_without_a_node_takes_no_other_along(broken: Broken, moving:
         moving.tell(node, "DELSLOTS", moving.hash_slot)
     others = [slot for slot in SLOTS if slot != 5]
     assert broken.popped() == others
-    assert not broken.slots.available
+    assert not broken.slots.is_available
     fresh = Reminders(broken.url, broken.namespace, broken.clock, slots_of)
     assert len(fresh.pop(TOPIC, [(slot, 5) for slot in SLOTS], 1000)) == len(others)
     moving.tell(moving.source, "ADDSLOTS", moving.hash_slot)
     for slots in (broken.slots, fresh):
         wait_until(lambda slots=slots: serves(slots, 5), "the slot is served again")
-        assert slots.available
+        assert slots.is_available
     fresh.close()
 
 

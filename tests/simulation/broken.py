@@ -108,7 +108,7 @@ VARIANTS = (
         (
             Change(
                 "settle-before-ack",
-                before="self._acks.put([self._make_ack(ended) for ended in self._batch])",
+                before="self._acks.enqueue([self._make_ack(ended) for ended in self._batch])",
             ),
         ),
         "I1", 52, "kill", "bare",
@@ -138,7 +138,7 @@ VARIANTS = (
         (
             Change(
                 "arms-before-mark",
-                before="self._reminders.begin_mark(self._topic, slot, shard, after)\ntext = after",
+                before="self._reminders.write_start_mark(self._topic, slot, shard, after)\ntext = after",
             ),
         ),
         "I1", 7, "kill,lost", "bare",

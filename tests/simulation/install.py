@@ -25,7 +25,7 @@ import toc.store.databases
 import toc.store.schema_check
 import toc.timer.loader
 import toc.timer.timer_server
-import toc.worker.pool
+import toc.worker.handler_pool
 from tests.simulation.kernel import Kernel, Process, Queue, Threading
 from tests.simulation.servers import (
     REDIS,
@@ -36,13 +36,13 @@ from tests.simulation.servers import (
     lost_connection,
 )
 from toc.runtime.service import Service
-from toc.scanner.fallback import Fallback
+from toc.scanner.fallback import FallbackScanner
 from toc.scanner.scanner import Scanner
 from toc.store.claims import Claims
 from toc.store.databases import Database
 
 IDLE_S = 3600.0
-ORIGINS = ("toc.runtime.clock", "toc.runtime.process", "toc.testing.clock")
+ORIGINS = ("toc.runtime.clock", "toc.runtime.process_info", "toc.testing.clock")
 """Where others take them from: what is imported within a run must not keep them."""
 
 
@@ -102,10 +102,10 @@ def installed(
         return made
 
     replaced: list[tuple[Any, str, Any]] = [
-        (toc.worker.pool, "SimpleQueue", queue),
+        (toc.worker.handler_pool, "SimpleQueue", queue),
         (toc.store.schema_check, "SimpleQueue", queue),
         (toc.timer.loader, "uuid", _Uuid(rng)),
-        (toc.timer.timer_server, "connect", client),
+        (toc.timer.timer_server, "make_redis_client", client),
         (toc.node.node, "gc", _Collector),
         (toc.runtime.service, "_clock", ProcessClock(servers, Process("services"), REDIS)),
         (toc.runtime.log_throttle, "_clock", ProcessClock(servers, Process("logs"), REDIS)),
@@ -117,7 +117,7 @@ def installed(
     ]
     if not scanner:
         replaced.append((Scanner, "set_shards", lambda *told, **more: None))
-        replaced.append((Fallback, "_find_overdue_shards", lambda _: None))
+        replaced.append((FallbackScanner, "_find_overdue_shards", lambda _: None))
     replaced += _named({
         "threading": threads,
         "random": chance,

@@ -34,7 +34,7 @@ from tests.simulation.install import installed
 from tests.simulation.kernel import Kernel, Process
 from tests.simulation.servers import ProcessClock, Servers
 from tests.simulation.world import Workshop, _settings, listening
-from toc.cluster.membership import View
+from toc.cluster.membership import ClusterView
 from toc.domain.job import Answer
 from toc.domain.times import datetime_of
 from toc.errors import DuplicateJob, InvalidInput
@@ -171,7 +171,7 @@ class Machine(RuleBasedStateMachine):
         def start() -> Node:
             node = Node(made, handlers=handlers, clock=ProcessClock(self.servers, server, "redis"))
             node.start()
-            node._on_view_change(View((node._member_name,), connected=True))
+            node._on_view_change(ClusterView((node._member_name,), connected=True))
             return node
 
         def connect() -> toc.TimeoutCenter:

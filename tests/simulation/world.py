@@ -24,7 +24,7 @@ from tests.simulation.kernel import Kernel, Process, TooLong
 from tests.simulation.oracle import Oracle, Run, Terms, Violation
 from tests.simulation.servers import REDIS, ProcessClock, Servers, copy_of, database, go_back
 from toc.center.center import TimeoutCenter
-from toc.cluster.membership import View
+from toc.cluster.membership import ClusterView
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job
 from toc.domain.placement import group_of_member
@@ -41,7 +41,7 @@ from toc.store import migrate
 from toc.store.claims import SKEW_MS
 from toc.store.column_types import ms_of_sql_time
 from toc.store.schema import job_table_name
-from toc.timer.keys import store_key
+from toc.timer.redis_keys import store_queue_key
 
 FOREVER = math.inf
 LIVE_S = 600.0  # virtual; so long after the last fault everything must have ended
@@ -441,7 +441,7 @@ class World:
                     view.append(living.node._member_name)
                 if tuple(view) != living.view:
                     living.view = tuple(view)
-                    living.node._on_view_change(View(living.view, connected=True))
+                    living.node._on_view_change(ClusterView(living.view, connected=True))
 
     # ---- clients
 
@@ -747,7 +747,7 @@ class World:
     def _fault_misfits(self, rng: random.Random) -> None:
         """Reminders stand in a second slot too, in which they do not belong."""
         redis, slots = self.servers.redis, range(self.settings.slots_of("default"))
-        keys = [store_key("sim", "default", slot) for slot in slots]
+        keys = [store_queue_key("sim", "default", slot) for slot in slots]
         for key in keys:
             for job_id, due_ms in redis.zrange(key, 0, -1, withscores=True):
                 redis.zadd(rng.choice(keys), {job_id: due_ms})
@@ -804,7 +804,9 @@ class World:
         """Whether all nodes know the databases' clocks, and all of those are right."""
         return not self._has_stepped() and all(
             living.node is not None
-            and all(each.server_clock.seen is not None for each in living.node.databases)
+            and all(
+                each.server_clock.last_measurement is not None for each in living.node.databases
+            )
             for living in self.living
         )
 

@@ -175,7 +175,7 @@ def test_each_outside_system_has_one_package(system: str) -> None:
 def test_redis_keys_are_spelled_in_one_place() -> None:
     spelled = re.compile(r"[\"'](prepare_|mark_|wake_)\{")
     found = {name_of(path) for path in MODULES if spelled.search(path.read_text("utf-8"))}
-    assert found == {"toc/timer/keys.py"}
+    assert found == {"toc/timer/redis_keys.py"}
     for path in LUA:  # and never inside Lua: a cluster must see every key
         assert not re.search(r"prepare_|mark_|wake_", path.read_text("utf-8")), path.name
 
@@ -184,7 +184,7 @@ def test_redis_keys_are_spelled_in_one_place() -> None:
 
 
 def test_every_script_is_known() -> None:
-    from toc.timer.scripts import NAMES  # noqa: PLC0415 - only here
+    from toc.timer.lua_scripts import NAMES  # noqa: PLC0415 - only here
 
     assert [path.stem for path in LUA] == sorted(NAMES)
 

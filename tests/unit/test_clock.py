@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from toc.errors import InvalidInput
-from toc.runtime.clock import ServerTime, SystemClock
+from toc.runtime.clock import ServerTimeEstimate, SystemClock
 from toc.testing import TestClock
 
 
@@ -32,23 +32,23 @@ class Ticking:
 
 def test_a_servers_time_is_carried_on() -> None:
     clock = Ticking()
-    time = ServerTime(clock)
+    time = ServerTimeEstimate(clock)
     assert not time.known
-    time.record_answer(5_000)
+    time.record_server_time(5_000)
     clock.s += 1.5
     assert time.known
-    assert (time.now_ms(), time.answer_age_s) == (6_500, 1.5)
-    time.record_answer(1_000)  # the server's clock was set back: it is right all the same
-    assert (time.now_ms(), time.answer_age_s) == (1_000, 0.0)
+    assert (time.estimate_now_ms(), time.answer_age_s) == (6_500, 1.5)
+    time.record_server_time(1_000)  # the server's clock was set back: it is right all the same
+    assert (time.estimate_now_ms(), time.answer_age_s) == (1_000, 0.0)
 
 
 @pytest.mark.invariant("I4")
 def test_a_servers_time_is_never_ahead() -> None:
     clock = Ticking()
-    time = ServerTime(clock)
-    time.record_answer(5_000)
+    time = ServerTimeEstimate(clock)
+    time.record_server_time(5_000)
     clock.s += 0.0009
-    assert time.now_ms() == 5_000
+    assert time.estimate_now_ms() == 5_000
 
 
 def test_the_machines_clocks() -> None:
@@ -106,8 +106,8 @@ def test_a_start_that_no_server_could_show_is_refused(start: datetime) -> None:
 def test_what_is_counted_from_a_slow_answer_is_not_early(took_s: float) -> None:
     """The server may have read its clock as soon as it was asked."""
     clock = Ticking()
-    time = ServerTime(clock)
+    time = ServerTimeEstimate(clock)
     asked_s, read_ms = clock.s, 5_000.999
     clock.s += took_s
-    time.record_answer(int(read_ms), asked_s)
-    assert 0 <= time.now_ms() - (read_ms + took_s * 1000) <= 2
+    time.record_server_time(int(read_ms), asked_s)
+    assert 0 <= time.estimate_now_ms() - (read_ms + took_s * 1000) <= 2

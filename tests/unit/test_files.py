@@ -11,7 +11,11 @@ import pytest
 
 from toc.center.center import TimeoutCenter
 from toc.node.dev import DevDirectory, DevError
-from toc.runtime.files import make_directory, make_sqlite_file, open_file
+from toc.runtime.private_files import (
+    make_private_directory,
+    make_private_sqlite_file,
+    open_private_file,
+)
 from toc.runtime.settings import Settings
 from toc.store import migrate, schema_drift_repair
 
@@ -28,20 +32,20 @@ def mode(path: Path) -> int:
 
 
 def test_directories_and_what_is_missing_above_them(tmp_path: Path) -> None:
-    make_directory(tmp_path / "a" / "b")
+    make_private_directory(tmp_path / "a" / "b")
     assert (mode(tmp_path / "a"), mode(tmp_path / "a" / "b")) == (0o700, 0o700)
     (tmp_path / "shared").mkdir(0o755)
     before = mode(tmp_path / "shared")
-    make_directory(tmp_path / "shared")
+    make_private_directory(tmp_path / "shared")
     assert mode(tmp_path / "shared") == before  # somebody has decided so
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
-        make_directory(tmp_path / "file")
+        make_private_directory(tmp_path / "file")
 
 
 @pytest.mark.parametrize("how", ["wb", "xb", "a+"])
 def test_files(tmp_path: Path, how: str) -> None:
-    open_file(tmp_path / "file", how).close()
+    open_private_file(tmp_path / "file", how).close()
     assert mode(tmp_path / "file") == 0o600
 
 
@@ -62,10 +66,10 @@ def test_a_sqlite_file_that_is_there_is_not_opened(tmp_path: Path) -> None:
     file = tmp_path / "there.db"
     file.write_bytes(b"x")
     file.chmod(0o640)
-    make_sqlite_file(str(file))
+    make_private_sqlite_file(str(file))
     assert (file.read_bytes(), mode(file)) == (b"x", 0o640)
     for path in (None, "", ":memory:", "file:x?mode=memory", str(tmp_path / "no" / "where.db")):
-        make_sqlite_file(path)
+        make_private_sqlite_file(path)
     assert [path.name for path in tmp_path.iterdir()] == ["there.db"]
 
 
@@ -93,7 +97,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
         (theirs / name).symlink_to(victim)
     give_away(theirs, *theirs.iterdir())
     with pytest.raises(PermissionError, match="it belongs to another user"):
-        make_directory(theirs)
+        make_private_directory(theirs)
     with (
         pytest.raises(DevError, match=r"\.toc cannot be used: it belongs to another user"),
         DevDirectory(theirs),
@@ -106,10 +110,10 @@ def test_a_link_of_another_user_to_a_directory_is_refused(tmp_path: Path) -> Non
     (tmp_path / "mine").mkdir(0o700)
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "mine")
-    make_directory(link)  # one's own
+    make_private_directory(link)  # one's own
     give_away(link)
     with pytest.raises(PermissionError, match="it belongs to another user"):
-        make_directory(link)
+        make_private_directory(link)
 
 
 def test_a_directory_that_all_may_write_to_is_refused(tmp_path: Path) -> None:
@@ -117,11 +121,11 @@ def test_a_directory_that_all_may_write_to_is_refused(tmp_path: Path) -> None:
     shared.mkdir()
     shared.chmod(0o777)
     with pytest.raises(PermissionError, match="all users may write to it"):
-        make_directory(shared)
-    make_directory(shared / "mine")
+        make_private_directory(shared)
+    make_private_directory(shared / "mine")
     for allowed in (0o1777, 0o775):  # as /tmp; as with a umask of 002
         shared.chmod(allowed)
-        make_directory(shared)
+        make_private_directory(shared)
 
 
 @pytest.mark.parametrize("how", ["wb", "a+", "w", "rb"])
@@ -130,12 +134,12 @@ def test_no_file_is_opened_through_a_link(tmp_path: Path, how: str) -> None:
     victim.write_text("precious")
     link.symlink_to(victim)
     with pytest.raises(OSError, match="link is a symbolic link, and toc writes through none"):
-        open_file(link, how)
+        open_private_file(link, how)
     assert victim.read_text() == "precious"
     link.unlink()
     link.symlink_to(tmp_path / "new")
     with pytest.raises(OSError, match="symbolic link"):
-        open_file(link, how)
+        open_private_file(link, how)
     assert not (tmp_path / "new").exists()
 
 

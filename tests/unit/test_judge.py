@@ -14,8 +14,8 @@ from toc.domain.times import MS_MAX
 from toc.handlers.registry import HandlerSpec
 from toc.store.claims import OutcomeKind
 from toc.store.events import ERROR_CHARS_MAX
-from toc.worker.outcome import describe_error, outcome_of
-from toc.worker.run import Run
+from toc.worker.job_run import JobRun
+from toc.worker.outcome import describe_error, outcome_of_run
 
 NOW = 1_795_000_000_000
 
@@ -23,8 +23,8 @@ NOW = 1_795_000_000_000
 def judged(result: object, attempts: int = 1, max_attempts: int = 3) -> Any:
     job = Job(7, 42, "a", Status.RUNNING, NOW - 5, {}, NOW + 60_000, attempts, "one")
     spec = HandlerSpec("a", print, 30.0, max_attempts, DelayList((10, 20)))
-    run = Run(job, spec, "default", 0, "one", 0, 100.0, 0.0, 0.0)
-    outcome = outcome_of(run, result, NOW, 0.5, snooze_ms_min=1000)
+    run = JobRun(job, spec, "default", 0, "one", 0, 100.0, 0.0, 0.0)
+    outcome = outcome_of_run(run, result, NOW, 0.5, snooze_ms_min=1000)
     assert (outcome.job_id, outcome.token) == (7, "one")
     return outcome
 

@@ -6,27 +6,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from toc.timer import keys
+from toc.timer import redis_keys
 
 WORDS = st.from_regex(r"[A-Za-z0-9_.-]{1,32}", fullmatch=True)
 
 
 def test_spelling() -> None:
-    assert keys.store_key("toc", "default", 7) == "toc:default_7"
-    assert keys.prepare_key("toc", "default", 7) == "prepare_{toc:default_7}"
-    assert keys.mark_key("toc", "default", 7) == "mark_{toc:default_7}"
-    assert keys.wake_channel("toc", "default") == "wake_toc:default"
+    assert redis_keys.store_queue_key("toc", "default", 7) == "toc:default_7"
+    assert redis_keys.prepare_queue_key("toc", "default", 7) == "prepare_{toc:default_7}"
+    assert redis_keys.marks_key("toc", "default", 7) == "mark_{toc:default_7}"
+    assert redis_keys.wakeup_channel("toc", "default") == "wake_toc:default"
 
 
 @given(WORDS, WORDS, st.integers(0, 1023))
 def test_all_keys_of_a_slot_hash_to_one_node(namespace: str, topic: str, slot: int) -> None:
     spelled = [
-        spell(namespace, topic, slot) for spell in (keys.store_key, keys.prepare_key, keys.mark_key)
+        spell(namespace, topic, slot)
+        for spell in (
+            redis_keys.store_queue_key,
+            redis_keys.prepare_queue_key,
+            redis_keys.marks_key,
+        )
     ]
     assert len(set(spelled)) == 3
     assert len({key_slot(key.encode()) for key in spelled}) == 1
 
 
 def test_slots_spread_over_a_cluster() -> None:
-    nodes = {key_slot(keys.store_key("toc", "default", slot).encode()) for slot in range(1024)}
+    nodes = {
+        key_slot(redis_keys.store_queue_key("toc", "default", slot).encode())
+        for slot in range(1024)
+    }
     assert len(nodes) > 900

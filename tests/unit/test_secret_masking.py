@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from toc.domain.secret_masking import SecretUrl, is_secret_name, mask_secrets
 from toc.errors import SettingsError
 from toc.runtime.settings import Settings, load_settings
-from toc.timer.connect import connect
+from toc.timer.redis_client import make_redis_client
 
 NASTY = [
     "se@cret",
@@ -214,7 +214,7 @@ def test_a_password_in_the_place_of_a_port(scheme: str, given: str) -> None:
     if scheme == "redis" and given.startswith("h:1"):
         pytest.skip("one server has one host")
     with pytest.raises(SettingsError) as refused:
-        connect(load_settings(redis_url=f"{scheme}://{given}/main").redis_url, 1)
+        make_redis_client(load_settings(redis_url=f"{scheme}://{given}/main").redis_url, 1)
     assert "hid" not in str(refused.value)
 
 

@@ -39,7 +39,7 @@ class Followed:
 
     def due_off_ms(self) -> int:
         """How far beyond the true time a job may be due and is started."""
-        return self.seen.bounds().due_ms - self.true_ms
+        return self.seen.statement_bounds().due_ms - self.true_ms
 
 
 @pytest.fixture
@@ -48,11 +48,11 @@ def followed() -> Followed:
 
 
 def test_who_is_not_told_bounds_nothing() -> None:
-    assert ServerClock(Ticking()).bounds() == NO_BOUNDS
+    assert ServerClock(Ticking()).statement_bounds() == NO_BOUNDS
 
 
 def test_until_the_first_look_nothing_is_due(followed: Followed) -> None:
-    assert followed.seen.bounds() == NOTHING_IS_DUE
+    assert followed.seen.statement_bounds() == NOTHING_IS_DUE
     followed.look()
     assert 0 < followed.due_off_ms() <= STEP_MS_MAX + 1
 
@@ -66,7 +66,7 @@ def test_a_step_ahead_is_not_followed(followed: Followed, step_ms: int) -> None:
         followed.look()
         assert followed.seen.stepped_s == pytest.approx(step_ms / 1000, abs=0.01)
         assert followed.due_off_ms() <= STEP_MS_MAX + 10
-        assert followed.seen.bounds().lease_ms - followed.true_ms <= STEP_MS_MAX + 10
+        assert followed.seen.statement_bounds().lease_ms - followed.true_ms <= STEP_MS_MAX + 10
     followed.off_ms = 0
     followed.look()
     assert followed.seen.stepped_s == 0
@@ -89,7 +89,7 @@ def test_a_lease_that_is_given_while_the_clock_is_behind_counts_from_what_is_bel
     followed.off_ms = -HOUR_MS
     followed.look()
     assert followed.seen.stepped_s == pytest.approx(-3600, abs=0.01)
-    assert abs(followed.seen.bounds().from_ms - followed.true_ms) <= STEP_MS_MAX + 10
+    assert abs(followed.seen.statement_bounds().from_ms - followed.true_ms) <= STEP_MS_MAX + 10
 
 
 @pytest.mark.invariant("I2")
@@ -100,14 +100,14 @@ def test_leases_of_before_a_step_that_is_adopted_are_kept_for_the_longest(
     followed.look()
     followed.off_ms = HOUR_MS
     followed.look()
-    followed.seen.adopt()
-    bounds = followed.seen.bounds()
+    followed.seen.trust_last_measurement()
+    bounds = followed.seen.statement_bounds()
     assert followed.seen.stepped_s == 0
     assert bounds.due_ms >= followed.true_ms + HOUR_MS
     assert bounds.lease_ms <= followed.true_ms + STEP_MS_MAX + 10
     followed.look(after_s=HOLD_S)
     followed.look()
-    assert followed.seen.bounds().lease_ms >= followed.true_ms + HOUR_MS
+    assert followed.seen.statement_bounds().lease_ms >= followed.true_ms + HOUR_MS
 
 
 @pytest.mark.invariant("I2")
@@ -120,11 +120,14 @@ def test_leases_of_processes_that_knew_only_the_clock_that_was_behind_are_kept(
     followed.off_ms = 0
     followed.look()
     assert followed.seen.stepped_s == 0
-    assert followed.seen.bounds().due_ms >= followed.true_ms
-    assert followed.seen.bounds().lease_ms < followed.true_ms - HOUR_MS + STEP_MS_MAX + 10_000
+    assert followed.seen.statement_bounds().due_ms >= followed.true_ms
+    assert (
+        followed.seen.statement_bounds().lease_ms
+        < followed.true_ms - HOUR_MS + STEP_MS_MAX + 10_000
+    )
     followed.look(after_s=HOLD_S)
     followed.look()
-    assert followed.seen.bounds().lease_ms >= followed.true_ms
+    assert followed.seen.statement_bounds().lease_ms >= followed.true_ms
 
 
 def test_a_slow_answer_is_no_step(followed: Followed) -> None:
@@ -147,9 +150,9 @@ def test_a_slow_first_answer_lets_nothing_start_early_by_what_it_took(followed: 
 def test_a_time_that_was_said_is_kept_within_the_bounds(followed: Followed) -> None:
     followed.look()
     now_ms = followed.true_ms
-    assert followed.seen.clamp_ms(now_ms) == now_ms
-    assert abs(followed.seen.clamp_ms(now_ms + HOUR_MS) - now_ms) <= STEP_MS_MAX + 10
-    assert abs(followed.seen.clamp_ms(now_ms - HOUR_MS) - now_ms) <= STEP_MS_MAX + 10
+    assert followed.seen.clamp_server_time_ms(now_ms) == now_ms
+    assert abs(followed.seen.clamp_server_time_ms(now_ms + HOUR_MS) - now_ms) <= STEP_MS_MAX + 10
+    assert abs(followed.seen.clamp_server_time_ms(now_ms - HOUR_MS) - now_ms) <= STEP_MS_MAX + 10
 
 
 @pytest.mark.invariant("I4")
@@ -159,4 +162,4 @@ def test_after_a_pause_of_the_machine_a_time_is_not_taken_for_a_step(followed: F
     followed.off_ms = 60_000
     followed.clock.wall_ms = lambda: 60_000  # type: ignore[method-assign]
     server_ms = followed.true_ms + followed.off_ms
-    assert followed.seen.clamp_ms(server_ms) == server_ms
+    assert followed.seen.clamp_server_time_ms(server_ms) == server_ms

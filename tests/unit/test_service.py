@@ -10,7 +10,7 @@ import pytest
 
 from toc.errors import TimerUnavailable
 from toc.runtime import service as module
-from toc.runtime.service import Service, stop_all
+from toc.runtime.service import Service, stop_services
 
 
 class Counting(Service):
@@ -164,5 +164,5 @@ def test_several_are_stopped_side_by_side() -> None:
     services = [Counting() for _ in range(3)]
     for service in services[:2]:
         service.start()
-    assert stop_all(services, 5)
+    assert stop_services(services, 5)
     assert all(service.stopping for service in services)

@@ -11,10 +11,10 @@ from redis.connection import parse_url
 
 from toc.errors import SettingsError
 from toc.runtime.settings import load_settings
-from toc.runtime.urls import database_url
+from toc.runtime.urls import parse_database_url
 from toc.store.schema_executor import ScriptExecutor
 from toc.store.schema_steps import SchemaTarget
-from toc.timer.connect import check_url, connect
+from toc.timer.redis_client import check_multi_host_url, make_redis_client
 
 WORDS = ("Alpha", "Secret", "Tail", "Q77")
 PUNCTUATION = "@/:?#%&,;[]=!$'()*+~\\|<>{}^`\""
@@ -41,7 +41,7 @@ def test_no_part_of_a_database_password_is_taken_for_something_else() -> None:
         for user in ("usr:", ":", ""):
             given = f"mysql+pymysql://{user}{password}@dbhost/dbname"
             try:
-                url = database_url(given, "the URL")
+                url = parse_database_url(given, "the URL")
             except ValueError as error:
                 assert_tells_nothing(error, given)
                 continue
@@ -108,7 +108,7 @@ def test_no_part_of_a_redis_password_is_taken_for_something_else(scheme: str) ->
             given = f"{scheme}{user}{password}@{REDIS[scheme]}"
             try:
                 settings = load_settings(redis_url=given)
-                check_url(settings.redis_url)
+                check_multi_host_url(settings.redis_url)
             except SettingsError as error:
                 assert_tells_nothing(error, given)
                 continue
@@ -120,7 +120,7 @@ def test_no_part_of_a_redis_password_is_taken_for_something_else(scheme: str) ->
             if "+" not in scheme:
                 assert_tells_nothing(places(given), given)
             elif "sentinel" in scheme:
-                connect(given, 1)
+                make_redis_client(given, 1)
     assert accepted > 60
 
 

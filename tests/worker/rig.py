@@ -23,8 +23,8 @@ from toc.domain.routing import routing_hash_of, slot_of_hash
 from toc.domain.times import EPOCH
 from toc.handlers.registry import Registry
 from toc.node.node import Node
-from toc.runtime.batch import Batch, ClaimAnswer
 from toc.runtime.clock import Clock, SystemClock
+from toc.runtime.job_batch import BatchClaimAnswer, JobBatch
 from toc.runtime.setting_groups import ScannerSettings, TimerSettings, WorkerSettings
 from toc.runtime.settings import Settings
 from toc.store import migrate
@@ -176,7 +176,7 @@ class Rig:
             by_database.setdefault(database, {}).setdefault(shard, []).append(job_id)
         found_s = self.clock.monotonic_s() if found_s is None else found_s
         return sum(
-            claimed(worker, database, Batch("", ids, None, found_s, popped=False))
+            claimed(worker, database, JobBatch("", ids, None, found_s, popped=False))
             for database, ids in by_database.items()
         )
 
@@ -259,16 +259,16 @@ class Rig:
         )
 
 
-def claimed(worker: Worker, database: int, batch: Batch) -> int:
+def claimed(worker: Worker, database: int, batch: JobBatch) -> int:
     """Puts a batch into a claim stage, with permits even if there are none. Returns how many jobs run.
 
     Raises what the claim raised.
     """
-    permits, answer = len(batch.job_ids), ClaimAnswer()
+    permits, answer = len(batch.job_ids), BatchClaimAnswer()
     with worker.permits._lock:
         worker.permits._fetched[database] += permits
-    worker.claims[0][database].put(replace(batch, permits=permits, answer=answer))
-    return answer.wait()
+    worker.claims[0][database].enqueue(replace(batch, permits=permits, answer=answer))
+    return answer.wait_for_claim()
 
 
 def _ms(value: str) -> int:

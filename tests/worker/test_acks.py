@@ -34,7 +34,7 @@ def test_outcomes_are_recorded_while_redis_keeps_an_ack_waiting(make_rig: MakeRi
     assert hangs.wait(20)
     jobs += [rig.center.schedule(n, NOW, biz_type=TYPE) for n in range(2, 20)]
     rig.wait_for(Status.DONE, *jobs)
-    wait_until(lambda: worker.in_flight == 0)
+    wait_until(lambda: worker.jobs_in_flight == 0)
     assert any(rig.out_ms(job_id) for job_id in jobs)
     go_on.set()
     wait_until(lambda: not any(rig.out_ms(job_id) for job_id in jobs))
@@ -60,9 +60,9 @@ def test_no_more_wait_than_may_and_the_newest_of_them(
     jobs = [rig.center.schedule(n, NOW, biz_type=TYPE) for n in range(5)]
     acks = AckSender(rig.slots(), rig.clock, batch_max=2, queue_max=3)
     with caplog.at_level("WARNING"):
-        acks.put([Ack("default", job_id, None) for job_id in jobs[:3]])
+        acks.enqueue([Ack("default", job_id, None) for job_id in jobs[:3]])
         assert "Redis is slow" not in caplog.text
-        acks.put([Ack("default", job_id, None) for job_id in jobs[3:]])
+        acks.enqueue([Ack("default", job_id, None) for job_id in jobs[3:]])
         assert "Redis is slow" in caplog.text
     steps = 0
     while acks.run_once() == 0:
@@ -77,7 +77,7 @@ def test_what_is_put_immediately_before_a_stop_is_told(make_rig: MakeRig) -> Non
     acks.start()
     jobs = [rig.center.schedule(n, FAR, biz_type=TYPE) for n in range(5)]
     due_ms = rig.row(jobs[0]).action_ms
-    acks.put([Ack("default", job_id, Reminder(due_ms, job_id)) for job_id in jobs])
+    acks.enqueue([Ack("default", job_id, Reminder(due_ms, job_id)) for job_id in jobs])
     assert acks.stop(5.0)
     assert [rig.armed_ms(job_id) for job_id in jobs] == [due_ms] * 5
 
@@ -96,6 +96,6 @@ def test_a_broken_key_costs_no_other_topic_its_acks(make_rig: MakeRig) -> None:
 
     slots.ack = failing  # type: ignore[method-assign]
     acks = AckSender(slots, rig.clock, batch_max=10, queue_max=10)
-    acks.put([Ack(topic, 1, None) for topic in ("one", "fine", "two")])
+    acks.enqueue([Ack(topic, 1, None) for topic in ("one", "fine", "two")])
     acks.run_once()
     assert sorted(told) == ["fine", "one", "two"]

@@ -30,22 +30,22 @@ def test_never_more_in_flight_than_the_bound(
     rig.center.schedule_many([(n, SOON) for n in range(120)], biz_type=TYPE)
     worker = rig.start()
 
-    add = worker.permits.add_in_flight
+    add = worker.permits.add_jobs_in_flight
 
     def counted(database: int, jobs: int, permits: int) -> None:
         add(database, jobs, permits)
-        claimed.append(worker.in_flight)
+        claimed.append(worker.jobs_in_flight)
 
-    worker.permits.add_in_flight = counted  # type: ignore[method-assign]
+    worker.permits.add_jobs_in_flight = counted  # type: ignore[method-assign]
     gate.wait(4)
-    assert remains(lambda: worker.in_flight <= QUEUE_MAX, 0.5)
+    assert remains(lambda: worker.jobs_in_flight <= QUEUE_MAX, 0.5)
     slots = rig.center._open_connections().reminders
     assert slots is not None
-    out = sum(depth[2] for depth in slots.depths("default", range(slot_amount)))
+    out = sum(depth[2] for depth in slots.read_slot_depths("default", range(slot_amount)))
     assert out <= QUEUE_MAX  # what there is no room for stays in the StoreQueue
     gate.open.set()
     wait_until(lambda: len(gate.begun) == 120)
-    wait_until(lambda: worker.in_flight == 0)
+    wait_until(lambda: worker.jobs_in_flight == 0)
     assert max(claimed) <= QUEUE_MAX
     assert len({job.job_id for job in gate.begun}) == 120
 
@@ -54,12 +54,12 @@ def test_room_is_promised_once(make_rig: MakeRig) -> None:
     rig = make_rig(worker={"concurrency": 4, "queue_max": QUEUE_MAX})
     worker = rig.alone()
     with ThreadPoolExecutor(8) as pool:
-        taken = list(pool.map(worker.permits.take, [0] * 40, [3] * 40))
+        taken = list(pool.map(worker.permits.take_permits, [0] * 40, [3] * 40))
     assert sum(taken) == QUEUE_MAX  # it grew with the demand, and not beyond its bound
-    assert worker.permits.take(0, 1) == 0
+    assert worker.permits.take_permits(0, 1) == 0
     for n in taken:
-        worker.permits.give_back(0, n)
-    assert worker.permits.take(0, 100) == QUEUE_MAX
+        worker.permits.return_permits(0, n)
+    assert worker.permits.take_permits(0, 100) == QUEUE_MAX
 
 
 def test_the_pop_asks_for_no_more_than_there_is_room(make_rig: MakeRig) -> None:
@@ -82,15 +82,15 @@ def test_room_comes_back_when_jobs_are_settled(make_rig: MakeRig) -> None:
     gate, told = Gate(), []
     rig.handler()(gate)
     worker = rig.alone()
-    worker.permits.add_listener(lambda: told.append(worker.in_flight))
+    worker.permits.add_permit_listener(lambda: told.append(worker.jobs_in_flight))
     job_id = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
     rig.offer(worker, job_id)
-    assert worker.permits.take(0, 1) == 0
+    assert worker.permits.take_permits(0, 1) == 0
     assert told == []
     gate.open.set()
     wait_until(lambda: told)
     assert told == [0]
-    assert worker.permits.take(0, 1) == 1
+    assert worker.permits.take_permits(0, 1) == 1
 
 
 def test_async_handlers_may_be_more_than_threads(make_rig: MakeRig) -> None:
@@ -118,9 +118,9 @@ def test_async_handlers_may_be_more_than_threads(make_rig: MakeRig) -> None:
 def test_a_database_that_hangs_keeps_no_room_from_the_others(make_rig: MakeRig) -> None:
     rig = make_rig(databases=2, worker={"concurrency": 4, "queue_max": QUEUE_MAX})
     worker = rig.alone()
-    while worker.permits.take(0, 100):  # promised, and the claim does not come back
+    while worker.permits.take_permits(0, 100):  # promised, and the claim does not come back
         pass
-    assert worker.permits.take(1, 100) > 0
+    assert worker.permits.take_permits(1, 100) > 0
 
 
 def test_the_limit_grows_again_when_more_is_in_flight_than_it_allows(make_rig: MakeRig) -> None:
@@ -135,11 +135,11 @@ def test_the_limit_grows_again_when_more_is_in_flight_than_it_allows(make_rig: M
     worker = rig.alone()
     jobs = rig.center.schedule_many([(n, LONG_AGO) for n in range(8)], biz_type=TYPE)
     rig.offer(worker, *jobs)
-    wait_until(lambda: worker.in_flight == 8)
+    wait_until(lambda: worker.jobs_in_flight == 8)
     for _ in range(10):
         worker.permits.halve_limit()
     assert worker.permits.limiter.limit == 2
-    wait_until(lambda: worker.permits.take(0, 1) == 1)
+    wait_until(lambda: worker.permits.take_permits(0, 1) == 1)
     assert worker.pool.async_handlers.loop is not None
     worker.pool.async_handlers.loop.call_soon_threadsafe(gate.set)
     rig.wait_for(Status.DONE, *jobs)
@@ -149,10 +149,10 @@ def test_who_was_refused_is_not_told_of_room_by_himself(make_rig: MakeRig) -> No
     """Found by the simulation (seed 1): pollers without room woke themselves, round and round."""
     worker = make_rig(worker={"concurrency": 1, "queue_max": 1}).alone()
     told: list[str] = []
-    worker.permits.add_listener(lambda: told.append("room"))
-    assert worker.permits.take(0, 1) == 1
-    assert worker.permits.take(0, 1) == 0
-    worker.permits.give_back(0, 0)  # as a poller ends each step
+    worker.permits.add_permit_listener(lambda: told.append("room"))
+    assert worker.permits.take_permits(0, 1) == 1
+    assert worker.permits.take_permits(0, 1) == 0
+    worker.permits.return_permits(0, 0)  # as a poller ends each step
     assert told == []
-    worker.permits.give_back(0, 1)
+    worker.permits.return_permits(0, 1)
     assert told == ["room"]

@@ -12,9 +12,9 @@ from tests.worker.conftest import MakeRig
 from tests.worker.rig import FAR, LONG_AGO, NOW, SOON, TYPE, Gate, Rig, metric, outage
 from tests.worker.waiting import remains, wait_until
 from toc.domain.job import Job, Status
-from toc.runtime.batch import Batch, PermitSource
+from toc.runtime.job_batch import JobBatch, PermitSource
 from toc.runtime.service import Inbox
-from toc.timer import keys
+from toc.timer import redis_keys
 from toc.timer.poller import Poller
 from toc.timer.reminders import Reminders
 
@@ -40,7 +40,7 @@ def test_a_run_whose_lease_is_too_short_is_given_back_unstarted(
 
     # The lease is 32 s, the handler needs 31 of it.
     assert rig.offer(worker, job_id, found_s=rig.clock.monotonic_s() - 1.5) == 1
-    wait_until(lambda: worker.in_flight == 0)
+    wait_until(lambda: worker.jobs_in_flight == 0)
     after = rig.row(job_id)
     assert started == []
     assert (after.status, after.attempts) == (Status.PENDING, attempts)
@@ -84,7 +84,7 @@ def test_a_late_outcome_is_settled_while_its_token_holds(make_rig: MakeRig) -> N
     job_id = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
     rig.offer(worker, job_id)
     gate.wait()
-    wait_until(lambda: worker.pool.running.stuck == 1)
+    wait_until(lambda: worker.pool.running.stuck_count == 1)
     due_ms = rig.row(job_id).due_ms
     assert due_ms is not None
     wait_until(lambda: rig.clock.wall_ms() > due_ms)  # SQLite's clock is this process'
@@ -115,7 +115,7 @@ def test_a_stale_outcome_is_refused_and_counted(make_rig: MakeRig, result: str) 
     wait_until(lambda: refused() == count + 1)
     assert rig.row(job_id) == before
     assert rig.center.dead() == []
-    wait_until(lambda: worker.in_flight == 0)
+    wait_until(lambda: worker.jobs_in_flight == 0)
 
 
 def test_one_stale_outcome_of_a_batch_costs_the_others_nothing(make_rig: MakeRig) -> None:
@@ -130,7 +130,7 @@ def test_one_stale_outcome_of_a_batch_costs_the_others_nothing(make_rig: MakeRig
     count = refused()
     gate.open.set()
     rig.wait_for(Status.DONE, jobs[0], jobs[2], jobs[3])
-    wait_until(lambda: worker.in_flight == 0)
+    wait_until(lambda: worker.jobs_in_flight == 0)
     assert refused() == count + 1
     assert rig.row(jobs[1])[:2] == (Status.RUNNING, 2)
 
@@ -149,7 +149,7 @@ def test_types_without_a_handler_are_left_alone_and_put_back(make_rig: MakeRig) 
     assert rig.out_ms(foreign) is None
     row = rig.row(foreign)
     assert (row.status, row.attempts, row.token) == (Status.PENDING, 0, None)
-    assert worker.in_flight == 0
+    assert worker.jobs_in_flight == 0
     # It holds up nobody, of its own slot neither.
     ours = rig.center.schedule(rig.biz_id_on(0, 1), NOW, biz_type=TYPE)
     rig.wait_for(Status.DONE, ours)
@@ -225,7 +225,7 @@ def test_what_a_scan_found_is_not_claimed_once_it_was_moved(make_rig: MakeRig) -
     before = rig.row(job_id)
     assert rig.offer(worker, job_id) == 0
     assert rig.row(job_id) == before
-    assert worker.in_flight == 0
+    assert worker.jobs_in_flight == 0
     assert started == []
 
 
@@ -259,17 +259,17 @@ def test_an_id_in_two_slots_that_is_popped_in_one_call_starts_once(make_rig: Mak
     worker, slots = rig.alone(), rig.slots()
     assert slots is not None
     job_id = rig.center.schedule(rig.biz_id_on(0), LONG_AGO, biz_type=TYPE)
-    wrong = keys.store_key(rig.settings.namespace, "default", 2)
-    slots.client().zadd(wrong, {str(job_id): rig.row(job_id).action_ms})
+    wrong = redis_keys.store_queue_key(rig.settings.namespace, "default", 2)
+    slots.connected_client().zadd(wrong, {str(job_id): rig.row(job_id).action_ms})
     poller = poller_of(rig, slots, worker.permits, {0: worker.claims[0][0]})
     poller.set_slots([0, 2])
     poller.run_once()
     gate.wait()
     rig.offer(worker, job_id, job_id)  # and once more, while it runs: the claim is not this one's
-    assert remains(lambda: worker.in_flight == 1 and len(gate.begun) == 1, 0.3)
+    assert remains(lambda: worker.jobs_in_flight == 1 and len(gate.begun) == 1, 0.3)
     gate.open.set()
     rig.wait_for(Status.DONE, job_id)
-    wait_until(lambda: worker.in_flight == 0)
+    wait_until(lambda: worker.jobs_in_flight == 0)
     assert len(gate.begun) == 1
 
 
@@ -282,7 +282,7 @@ def test_an_id_that_is_offered_twice_in_one_batch_starts_once(make_rig: MakeRig)
     job_id = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
     assert rig.offer(worker, job_id, job_id) == 1
     gate.wait()
-    assert remains(lambda: worker.in_flight == 1 and len(gate.begun) == 1, 0.3)
+    assert remains(lambda: worker.jobs_in_flight == 1 and len(gate.begun) == 1, 0.3)
     gate.open.set()
     rig.wait_for(Status.DONE, job_id)
 
@@ -292,8 +292,8 @@ def test_a_poller_offers_each_id_once(make_rig: MakeRig) -> None:
     slots, away = rig.slots(), HalfAway()
     assert slots is not None
     job_id = rig.center.schedule(rig.biz_id_on(0), LONG_AGO, biz_type=TYPE)
-    wrong = keys.store_key(rig.settings.namespace, "default", 2)
-    slots.client().zadd(wrong, {str(job_id): rig.row(job_id).action_ms})
+    wrong = redis_keys.store_queue_key(rig.settings.namespace, "default", 2)
+    slots.connected_client().zadd(wrong, {str(job_id): rig.row(job_id).action_ms})
     poller = poller_of(rig, slots, away, {0: away})
     poller.set_slots([0, 2])
     poller.run_once()
@@ -332,12 +332,12 @@ def test_a_database_that_is_away_holds_up_no_other(make_rig: MakeRig) -> None:
         rig.wait_for(Status.DONE, more)
         assert {rig.status(job_id) for job_id in away} == {Status.PENDING}
     rig.wait_for(Status.DONE, *away)
-    wait_until(lambda: worker.in_flight == 0)
+    wait_until(lambda: worker.jobs_in_flight == 0)
     assert {rig.row(job_id).attempts for job_id in away} == {1}
 
 
 def poller_of(
-    rig: Rig, slots: Reminders, permits: PermitSource, inboxes: Mapping[int, Inbox[Batch]]
+    rig: Rig, slots: Reminders, permits: PermitSource, inboxes: Mapping[int, Inbox[JobBatch]]
 ) -> Poller:
     """A poller to be run step by step."""
     return Poller(
@@ -359,21 +359,23 @@ class HalfAway:
     """Permits, of which database 0 gets none beside another one, and the claim stage of all databases."""
 
     def __init__(self) -> None:
-        self.offered: list[Batch] = []
+        self.offered: list[JobBatch] = []
         self.given = 0
 
-    def take(self, database: int, wanted: int) -> int:
+    def take_permits(self, database: int, wanted: int) -> int:
         return wanted
 
-    def take_in_each(self, databases: Collection[int], wanted: int) -> tuple[int, frozenset[int]]:
+    def take_permits_in_each(
+        self, databases: Collection[int], wanted: int
+    ) -> tuple[int, frozenset[int]]:
         open_ = frozenset(databases) - {0} or frozenset(databases)
         self.given += wanted * len(open_)
         return wanted, open_
 
-    def give_back(self, database: int, permits: int) -> None:
+    def return_permits(self, database: int, permits: int) -> None:
         self.given -= permits
 
-    def put(self, batch: Batch, /) -> None:
+    def enqueue(self, batch: JobBatch, /) -> None:
         self.offered.append(batch)
 
 
@@ -404,11 +406,11 @@ def test_outcomes_wait_for_their_database(make_rig: MakeRig) -> None:
     with outage(rig.node.databases[0]) as broken:
         gate.open.set()
         wait_until(lambda: broken.refused >= 3)
-        assert worker.in_flight == 4
+        assert worker.jobs_in_flight == 4
         assert {rig.status(job_id) for job_id in jobs} == {Status.RUNNING}
         assert all(rig.out_ms(job_id) or rig.armed_ms(job_id) for job_id in jobs)  # not acked yet
     rig.wait_for(Status.DONE, *jobs)
-    wait_until(lambda: worker.in_flight == 0)
+    wait_until(lambda: worker.jobs_in_flight == 0)
     wait_until(lambda: not any(rig.out_ms(job_id) or rig.armed_ms(job_id) for job_id in jobs))
     assert len(gate.begun) == 4
 

@@ -10,7 +10,7 @@ from tests.worker.conftest import MakeRig
 from tests.worker.rig import LONG_AGO, NOW, TYPE, Rig, metric
 from tests.worker.waiting import wait_until
 from toc.domain.job import Job, Status
-from toc.timer import keys
+from toc.timer import redis_keys
 from toc.timer.reminders import Reminders
 
 STAY_S = 600.0  # far beyond the test: what is lost with a look stays lost
@@ -39,17 +39,18 @@ def slots_of(rig: Rig) -> Reminders:
 
 def put(rig: Rig, slot: int, *members: bytes, prepared: bool = False) -> None:
     """Puts overdue members into a slot, by other hands."""
-    key_of = keys.prepare_key if prepared else keys.store_key
+    key_of = redis_keys.prepare_queue_key if prepared else redis_keys.store_queue_key
     key = key_of(rig.settings.namespace, "default", slot)
-    slots_of(rig).client().zadd(key, dict.fromkeys(members, 1.0))
+    slots_of(rig).connected_client().zadd(key, dict.fromkeys(members, 1.0))
 
 
 def stands(rig: Rig, slot: int, *members: bytes) -> bool:
     """Whether any of the members is in a queue of a slot."""
     name = rig.settings.namespace, "default", slot
-    client = slots_of(rig).client()
+    client = slots_of(rig).connected_client()
     scores = [
-        client.zmscore(key(*name), list(members)) for key in (keys.store_key, keys.prepare_key)
+        client.zmscore(key(*name), list(members))
+        for key in (redis_keys.store_queue_key, redis_keys.prepare_queue_key)
     ]
     return any(score is not None for some in scores for score in some)
 
@@ -105,8 +106,8 @@ def test_health_says_how_many_were_met(make_rig: MakeRig) -> None:
 
 def test_a_foreign_field_among_the_marks_stops_no_loader(make_rig: MakeRig) -> None:
     rig = make_rig(timer={"load_tick_s": 0.05})
-    mark = keys.mark_key(rig.settings.namespace, "default", 1)
-    slots_of(rig).client().hset(mark, mapping={b"not a shard": b"x", b"1": b"\xff"})
+    mark = redis_keys.marks_key(rig.settings.namespace, "default", 1)
+    slots_of(rig).connected_client().hset(mark, mapping={b"not a shard": b"x", b"1": b"\xff"})
     rig.handler()(lambda _: None)
     rig.start()
     rig.wait_for_loader()
@@ -125,7 +126,9 @@ def test_a_reminder_in_a_wrong_slot_is_moved_and_its_job_runs_once(
     rig.handler()(lambda job: started.append(job.job_id))
     job_id = rig.center.schedule(rig.biz_id_on(0), NOW, biz_type=TYPE)
     if not also_at_home:
-        slots_of(rig).client().delete(keys.store_key(rig.settings.namespace, "default", 0))
+        slots_of(rig).connected_client().delete(
+            redis_keys.store_queue_key(rig.settings.namespace, "default", 0)
+        )
     put(rig, 3, b"%d" % job_id)
     rig.start()
     rig.wait_for(Status.DONE, job_id)
@@ -163,8 +166,8 @@ def test_a_row_in_a_table_that_is_not_its_own_is_not_run(
     rig.handler()(started.append)
     job_id = misplaced(rig, 0, table)
     well = rig.center.schedule(rig.biz_id_on(table), LONG_AGO, biz_type=TYPE)
-    slots_of(rig).client().delete(  # the scanner brings both
-        *(keys.store_key(rig.settings.namespace, "default", slot) for slot in range(4))
+    slots_of(rig).connected_client().delete(  # the scanner brings both
+        *(redis_keys.store_queue_key(rig.settings.namespace, "default", slot) for slot in range(4))
     )
     before = metric("toc_rows_misplaced_total")
     with caplog.at_level(logging.WARNING):

@@ -21,18 +21,18 @@ from toc.worker.permits import HOLD_REST_S_MAX, ProcessHold
 def test_a_process_that_was_held_rests_for_longer() -> None:
     clock = TestClock()
     one = ProcessHold(clock)
-    assert one.try_begin()
-    assert not one.try_begin()  # another lane
+    assert one.try_begin_hold()
+    assert not one.try_begin_hold()  # another lane
     clock.advance(2)
-    one.end()
+    one.end_hold()
     assert not one.is_active
-    assert one.wait_s == 2 * permits.HOLD_REST
-    assert not one.try_begin()
+    assert one.hold_wait_s == 2 * permits.HOLD_REST
+    assert not one.try_begin_hold()
     clock.advance(2 * permits.HOLD_REST)
-    assert one.try_begin()
+    assert one.try_begin_hold()
     clock.advance(1000)
-    one.end()
-    assert one.wait_s == HOLD_REST_S_MAX
+    one.end_hold()
+    assert one.hold_wait_s == HOLD_REST_S_MAX
 
 
 @pytest.mark.invariant("I8")
@@ -47,10 +47,10 @@ def test_between_two_last_attempts_the_others_have_their_turn(
     worker = rig.alone()
     rig.offer(worker, *[lose(rig, n, biz_type="lost") for n in range(2)])
     gate.wait()
-    assert worker.permits.take(0, 1) == 0
+    assert worker.permits.take_permits(0, 1) == 0
     gate.open.set()
-    wait_until(lambda: worker.permits.take(0, 1) == 1)
-    worker.permits.give_back(0, 1)
+    wait_until(lambda: worker.permits.take_permits(0, 1) == 1)
+    worker.permits.return_permits(0, 1)
     job_id = rig.center.schedule(9, LONG_AGO, biz_type=TYPE)
     rig.offer(worker, job_id)
     rig.wait_for(Status.DONE, job_id)
@@ -74,13 +74,13 @@ def test_a_last_attempt_that_takes_long_goes_on_beside_the_others(
     rig.offer(worker, job_id)
     gate.wait()
     assert (gate.begun[0].token or "").endswith(ALONE)
-    wait_until(lambda: worker.permits.take(0, 1) == 1)
-    worker.permits.give_back(0, 1)
+    wait_until(lambda: worker.permits.take_permits(0, 1) == 1)
+    worker.permits.return_permits(0, 1)
     # A death that it shares from now on proves nothing against it.
     assert rig.row(job_id).token == (gate.begun[0].token or "").removesuffix(ALONE)
     gate.open.set()
     rig.wait_for(Status.DONE, job_id)
-    wait_until(lambda: worker.in_flight == 0)
+    wait_until(lambda: worker.jobs_in_flight == 0)
     assert metric("toc_settles_refused_total") == refused
 
 
@@ -118,7 +118,7 @@ def test_one_that_hangs_beyond_its_lease_has_nobody_else_to_blame(
     rig.offer(worker, job_id)
     gate.wait()
     wait_until(lambda: not (rig.row(job_id).token or "").endswith(ALONE))
-    wait_until(lambda: worker.pool.running.stuck == 1)
+    wait_until(lambda: worker.pool.running.stuck_count == 1)
     wait_until(lambda: (rig.row(job_id).token or "").endswith(ALONE))
     gate.open.set()
 
@@ -147,8 +147,8 @@ def test_a_database_that_hangs_holds_up_its_own_suspects_only(make_rig: MakeRig,
     rig.wait_for(Status.DONE, *here)
     assert {rig.status(job_id) for job_id in away} == {Status.RUNNING}
     # The lane of the second database ends its hold only after the commit that made the row DONE.
-    wait_until(lambda: worker.permits.take(1, 1) == 1)
-    worker.permits.give_back(1, 1)
+    wait_until(lambda: worker.permits.take_permits(1, 1) == 1)
+    worker.permits.return_permits(1, 1)
     go_on.set()
     rig.wait_for(Status.DONE, *away)
 
@@ -167,7 +167,7 @@ def test_the_lane_of_another_database_starts_nothing_beside_what_is_alone(
     other = lose(rig, rig.biz_id_on(2))
     rig.offer(worker, other)
     assert remains(lambda: not started and rig.row(other).attempts == 1, 0.4)
-    assert worker.in_flight == 1
+    assert worker.jobs_in_flight == 1
     last.open.set()
     rig.wait_for(Status.DONE, other)
 
@@ -188,10 +188,10 @@ def test_a_take_over_under_way_is_not_quiet(make_rig: MakeRig) -> None:
     job_id = lose(rig, rig.biz_id_on(0))
     rig.offer(worker, job_id)
     assert asked.wait(10)
-    assert not worker.permits.is_quiet
+    assert not worker.permits.no_handler_runs
     go_on.set()
     rig.wait_for(Status.DONE, job_id)
-    wait_until(lambda: worker.permits.is_quiet)
+    wait_until(lambda: worker.permits.no_handler_runs)
 
 
 @pytest.mark.invariant("I7")

@@ -19,7 +19,7 @@ from toc.domain.claim_tokens import ALONE
 from toc.domain.job import Job, Status
 from toc.errors import StoreUnavailable
 from toc.store.claims import Outcome, OutcomeKind
-from toc.worker.corrections import ChangeAloneMark, GiveBack
+from toc.worker.row_corrections import ChangeAloneMark, GiveBackJobs
 from toc.worker.worker import Worker
 
 
@@ -90,7 +90,7 @@ def test_the_process_is_held_until_its_last_attempt_is_given_back(make_rig: Make
         rig.offer(worker, job_id)
         wait_until(lambda: broken.refused > 3)
         assert worker.permits.hold.is_active
-        assert worker.permits.take(0, 1) == 0
+        assert worker.permits.take_permits(0, 1) == 0
     wait_until(lambda: not worker.permits.hold.is_active)
     row = rig.row(job_id)
     assert (row.status, row.attempts, row.token) == (Status.RUNNING, 1, f"gone:{job_id}")
@@ -127,7 +127,7 @@ def test_what_was_not_claimed_is_given_back_in_silence(
     with pytest.raises(StoreUnavailable):
         rig.offer(worker, job_id)
     worker.context.claims.claim_jobs = claim  # type: ignore[method-assign]
-    wait_until(lambda: worker.is_flushed)
+    wait_until(lambda: worker.has_nothing_to_write)
     assert rig.row(job_id) == before
     assert metric("toc_settles_refused_total") == refused
     assert "came too late" not in caplog.text
@@ -173,7 +173,7 @@ def test_a_take_over_that_is_not_started_leaves_the_row_as_it_was(make_rig: Make
 
     worker.context.claims.take_over_job = stops_meanwhile  # type: ignore[method-assign]
     rig.offer(worker, job_id)
-    wait_until(lambda: worker.permits.closed and worker.in_flight == 0)
+    wait_until(lambda: worker.permits.closed and worker.jobs_in_flight == 0)
     row = rig.row(job_id)
     assert (row.status, row.attempts, row.token) == (Status.RUNNING, 2, f"gone:{job_id}")
     assert row.due_ms is not None
@@ -213,9 +213,9 @@ def test_a_take_over_that_is_refused_does_not_hold_the_process(make_rig: MakeRig
             rig.offer(worker, job_id)
         wait_until(lambda: bool(refused))
         wait_until(lambda: not worker.permits.hold.is_active, seconds=5)
-        assert worker.is_flushed
-        assert worker.permits.take(0, 1) == 1
-        worker.permits.give_back(0, 1)
+        assert worker.has_nothing_to_write
+        assert worker.permits.take_permits(0, 1) == 1
+        worker.permits.return_permits(0, 1)
         assert remains(lambda: len(refused) == 1, 1.0)
     for job_id in jobs:
         wait_until(lambda job_id=job_id: offered_until_it_ended(rig, worker, job_id))  # type: ignore[misc]
@@ -246,20 +246,20 @@ def test_a_correction_whose_row_is_locked_holds_up_nothing(
         rig.run_elsewhere(job_id, token="mine", attempts=1, lease_s=30)
     busy, free, marked, also_free = jobs
     lost = [Outcome(job_id, "mine", OutcomeKind.GIVE_BACK) for job_id in jobs]
-    both = GiveBack("default", [lost[0], lost[1]])
+    both = GiveBackJobs("default", [lost[0], lost[1]])
     change = ChangeAloneMark(rig.shard(marked), marked, "mine", "changed")
     back = ChangeAloneMark(rig.shard(marked), marked, "changed", "mine")
     with locked(rig, busy, marked):
         for each in (both, change, back):
-            settler.corrections.put(each)
-        settler.corrections.put(GiveBack("default", [lost[3]]))
+            settler.corrections.enqueue(each)
+        settler.corrections.enqueue(GiveBackJobs("default", [lost[3]]))
         rig.wait_for(Status.PENDING, free, also_free, seconds=5)
         other = rig.center.schedule(9, LONG_AGO, biz_type=TYPE)
         rig.offer(worker, other)
         rig.wait_for(Status.DONE, other, seconds=5)
         assert not any(each.written.is_set() for each in (both, change, back))
         assert rig.status(busy) is Status.RUNNING
-    wait_until(lambda: worker.is_flushed)
+    wait_until(lambda: worker.has_nothing_to_write)
     assert rig.row(busy)[:2] == (Status.PENDING, 0)
     assert rig.row(marked).token == "mine"  # changed, and back: in order
     assert all(each.written.is_set() for each in (both, change, back))

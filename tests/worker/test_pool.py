@@ -17,8 +17,8 @@ from toc.domain.job import Job, Status
 from toc.handlers.registry import HandlerSpec, Registry
 from toc.handlers.verdicts import Drop, Retry
 from toc.runtime.clock import SystemClock
-from toc.worker.pool import HandlerPool
-from toc.worker.run import Run
+from toc.worker.handler_pool import HandlerPool
+from toc.worker.job_run import JobRun
 
 THREADS, TASKS, STUCK_MAX = 3, 4, 2
 AGE = 3600.0
@@ -51,7 +51,7 @@ class Harness:
         )
         self.pool.start()
 
-    def _may_start(self, run: Run) -> bool:
+    def _may_start(self, run: JobRun) -> bool:
         self.asked.append(run.job.job_id)
         return run.job.job_id not in self.refused
 
@@ -62,7 +62,9 @@ class Harness:
         for job_id in job_ids:
             job = Job(job_id, 1, "t", Status.RUNNING, 0, {}, 0, 1, "token")
             now_s = self.clock.monotonic_s()
-            self.pool.put(Run(job, spec, "default", 0, "token", 0, now_s + AGE, now_s, now_s))
+            self.pool.enqueue(
+                JobRun(job, spec, "default", 0, "token", 0, now_s + AGE, now_s, now_s)
+            )
 
     def result(self, job_id: int) -> object:
         (result,) = wait_until(
@@ -120,7 +122,7 @@ def test_no_more_threads_run_than_allowed(harness: Harness) -> None:
     blocker = Blocker()
     harness.submit(spec_of(blocker), *range(10))
     wait_until(lambda: blocker.now == THREADS)
-    assert harness.pool.waiting == 10 - THREADS
+    assert harness.pool.waiting_count == 10 - THREADS
     blocker.go.set()
     wait_until(lambda: len(harness.finished) == 10)
     assert blocker.most == THREADS
@@ -164,7 +166,7 @@ def test_an_async_handler_is_ended_at_its_timeout(harness: Harness) -> None:
     result = harness.result(1)
     assert isinstance(result, TimeoutError)
     assert "0.05 s" in str(result)
-    assert harness.pool.running.stuck == 0
+    assert harness.pool.running.stuck_count == 0
 
 
 def test_what_is_not_to_start_is_not_started(harness: Harness) -> None:
@@ -259,7 +261,7 @@ def test_a_timeout_error_of_the_handlers_own_is_told_as_it_is(harness: Harness) 
 def test_a_stuck_thread_is_counted_and_substituted(harness: Harness) -> None:
     stuck = Blocker()
     harness.submit(spec_of(stuck, 0.05), 1)
-    wait_until(lambda: harness.pool.running.stuck == 1)
+    wait_until(lambda: harness.pool.running.stuck_count == 1)
     assert metric("toc_handlers_stuck") == 1
     assert harness.ended == []  # its outcome is not known before it ends
 
@@ -270,7 +272,7 @@ def test_a_stuck_thread_is_counted_and_substituted(harness: Harness) -> None:
 
     stuck.go.set()
     assert harness.result(1) is None  # the late outcome is told
-    wait_until(lambda: harness.pool.running.stuck == 0)
+    wait_until(lambda: harness.pool.running.stuck_count == 0)
     wait_until(lambda: metric("toc_handlers_stuck") == 0)
     wait_until(lambda: handler_threads() == THREADS)
 
@@ -279,12 +281,12 @@ def test_a_restart_is_wanted_once_when_too_many_are_stuck(harness: Harness) -> N
     stuck = Blocker()
     spec = spec_of(stuck, 0.05)
     harness.submit(spec, 1)
-    wait_until(lambda: harness.pool.running.stuck == 1)
+    wait_until(lambda: harness.pool.running.stuck_count == 1)
     assert harness.alarms == 0
     harness.submit(spec, 2)
     wait_until(lambda: harness.alarms == 1)
     harness.submit(spec, 3)
-    wait_until(lambda: harness.pool.running.stuck == 3)
+    wait_until(lambda: harness.pool.running.stuck_count == 3)
     assert harness.alarms == 1
     stuck.go.set()
 
@@ -301,10 +303,10 @@ def test_an_async_handler_that_will_not_be_cancelled_is_stuck(harness: Harness) 
                 continue
 
     harness.submit(spec_of(handle, 0.05), 1)
-    wait_until(lambda: harness.pool.running.stuck == 1)
+    wait_until(lambda: harness.pool.running.stuck_count == 1)
     go.set()
     harness.result(1)
-    wait_until(lambda: harness.pool.running.stuck == 0)
+    wait_until(lambda: harness.pool.running.stuck_count == 0)
     wait_until(lambda: metric("toc_handlers_stuck") == 0)
 
 
@@ -313,7 +315,7 @@ def test_a_handler_within_its_timeout_is_not_stuck(harness: Harness) -> None:
     harness.submit(spec_of(blocker, 30.0), 1)
     wait_until(lambda: blocker.now == 1)
     assert remains(
-        lambda: harness.pool.running.stuck == 0, 0.6
+        lambda: harness.pool.running.stuck_count == 0, 0.6
     )  # the watch looks every half second
     blocker.go.set()
 

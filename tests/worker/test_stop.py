@@ -25,7 +25,7 @@ def claim_behind(rig: Rig, gate: Gate, waiting: int) -> tuple[list[int], list[in
     running = [rig.center.schedule(rig.biz_id_on(1, n), NOW, biz_type=TYPE) for n in range(2)]
     gate.wait(2)
     queued = [rig.center.schedule(rig.biz_id_on(0, n), NOW, biz_type=TYPE) for n in range(waiting)]
-    wait_until(lambda: worker.in_flight == 2 + waiting)
+    wait_until(lambda: worker.jobs_in_flight == 2 + waiting)
     return running, queued
 
 
@@ -70,7 +70,7 @@ def test_async_jobs_that_wait_are_given_back(make_rig: MakeRig) -> None:
 
     worker = rig.start()
     jobs = [rig.center.schedule(n, NOW, biz_type=TYPE) for n in range(4)]
-    wait_until(lambda: worker.in_flight == 4 and begun)
+    wait_until(lambda: worker.jobs_in_flight == 4 and begun)
     stopping = threading.Thread(target=rig.stop)
     stopping.start()
     queued = [job_id for job_id in jobs if job_id not in begun]
@@ -197,7 +197,7 @@ def test_a_restart_is_asked_for_when_too_many_handlers_hang(make_rig: MakeRig, h
     gate.wait(2)
     if hangs:
         assert rig.restart_wanted.wait(20)
-        assert worker.pool.running.stuck == 2
+        assert worker.pool.running.stuck_count == 2
     else:
         assert not rig.restart_wanted.wait(0.6)
     gate.open.set()

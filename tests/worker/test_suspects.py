@@ -167,16 +167,16 @@ def test_before_a_last_attempt_everything_else_finishes(make_rig: MakeRig) -> No
     lost = lose(rig, 9, attempts=2, biz_type="suspect")
     rig.offer(worker, lost)
     wait_until(lambda: worker.permits.hold.is_active)
-    assert worker.permits.take(0, 1) == 0  # it takes nothing new
+    assert worker.permits.take_permits(0, 1) == 0  # it takes nothing new
     assert remains(lambda: not last.begun, 0.2)
     assert rig.row(lost)[:2] == (Status.RUNNING, 2)
     gate.open.set()
     last.wait()
-    assert worker.in_flight == 1  # alone
-    assert worker.permits.take(0, 1) == 0  # and nothing is taken beside it
+    assert worker.jobs_in_flight == 1  # alone
+    assert worker.permits.take_permits(0, 1) == 0  # and nothing is taken beside it
     last.open.set()
     rig.wait_for(Status.DONE, lost)
-    wait_until(lambda: worker.permits.take(0, 1) == 1)
+    wait_until(lambda: worker.permits.take_permits(0, 1) == 1)
 
 
 def test_before_a_last_attempt_a_claim_under_way_finishes_too(make_rig: MakeRig) -> None:
@@ -185,12 +185,12 @@ def test_before_a_last_attempt_a_claim_under_way_finishes_too(make_rig: MakeRig)
     rig.handler(max_attempts=3)(last)
     worker = rig.alone()
     lost = lose(rig, 9, attempts=2)
-    taken = worker.permits.take(0, 2)  # a poller is about to pop and offer
+    taken = worker.permits.take_permits(0, 2)  # a poller is about to pop and offer
     assert taken == 2
     rig.offer(worker, lost)
     wait_until(lambda: worker.permits.hold.is_active)
     assert remains(lambda: not last.begun, 0.2)
-    worker.permits.give_back(0, taken)
+    worker.permits.return_permits(0, taken)
     last.wait()
     last.open.set()
     rig.wait_for(Status.DONE, lost)
@@ -203,23 +203,23 @@ def test_who_reserves_while_the_worker_is_being_held_gets_no_room(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = make_rig().alone()
-    adapt = worker.permits.limiter.adapt
+    adapt = worker.permits.limiter.adapt_limit
 
     def held_meanwhile(waiting: int) -> None:
-        assert worker.permits.hold.try_begin()
+        assert worker.permits.hold.try_begin_hold()
         adapt(waiting)
 
-    monkeypatch.setattr(worker.permits.limiter, "adapt", held_meanwhile)
-    assert worker.permits.take(0, 2) == 0
-    assert worker.permits.reserved == 0
-    worker.permits.hold.end()
+    monkeypatch.setattr(worker.permits.limiter, "adapt_limit", held_meanwhile)
+    assert worker.permits.take_permits(0, 2) == 0
+    assert worker.permits.reserved_permits == 0
+    worker.permits.hold.end_hold()
     worker.permits.hold._free_s = 0.0
-    assert worker.permits.take_in_each([0], 2) == (0, frozenset())
-    assert worker.permits.reserved == 0
+    assert worker.permits.take_permits_in_each([0], 2) == (0, frozenset())
+    assert worker.permits.reserved_permits == 0
 
 
 def quiet_while(worker: Worker, step: Callable[[], None]) -> list[bool]:
-    """What `is_quiet` says, again and again, while another thread repeats a step."""
+    """What `no_handler_runs` says, again and again, while another thread repeats a step."""
     over, switch_s = threading.Event(), sys.getswitchinterval()
 
     def repeat() -> None:
@@ -230,7 +230,7 @@ def quiet_while(worker: Worker, step: Callable[[], None]) -> list[bool]:
     sys.setswitchinterval(1e-6)
     thread.start()
     try:
-        return [worker.permits.is_quiet for _ in range(30_000)]
+        return [worker.permits.no_handler_runs for _ in range(30_000)]
     finally:
         over.set()
         thread.join(10)
@@ -240,31 +240,31 @@ def quiet_while(worker: Worker, step: Callable[[], None]) -> list[bool]:
 def test_what_is_settled_between_two_looks_hides_no_job_that_runs(make_rig: MakeRig) -> None:
     worker = make_rig().alone()
     permits = worker.permits
-    permits.add_in_flight(0, 1, permits=0)  # it runs all the time
+    permits.add_jobs_in_flight(0, 1, permits=0)  # it runs all the time
 
     def end_another() -> None:
-        permits.add_in_flight(0, 1, permits=0)
+        permits.add_jobs_in_flight(0, 1, permits=0)
         permits.note_handler_ended()
-        permits.remove_in_flight(0, 1)
+        permits.remove_jobs_in_flight(0, 1)
 
     assert not any(quiet_while(worker, end_another))
     permits.note_handler_ended()
-    assert permits.is_quiet
-    permits.remove_in_flight(0, 1)
+    assert permits.no_handler_runs
+    permits.remove_jobs_in_flight(0, 1)
 
 
 def test_what_is_claimed_between_two_looks_is_not_overlooked(make_rig: MakeRig) -> None:
     worker = make_rig().alone()
     permits = worker.permits
-    assert permits.take(0, 1) == 1
+    assert permits.take_permits(0, 1) == 1
 
     def claim_and_fetch_again() -> None:
-        permits.add_in_flight(0, 1, permits=1)
-        permits._move(0, fetched=1, in_flight=-1)  # back, to be claimed again
+        permits.add_jobs_in_flight(0, 1, permits=1)
+        permits._change_counts(0, fetched=1, in_flight=-1)  # back, to be claimed again
 
     assert not any(quiet_while(worker, claim_and_fetch_again))
-    permits.give_back(0, 1)
-    assert permits.is_quiet
+    permits.return_permits(0, 1)
+    assert permits.no_handler_runs
 
 
 def test_an_outcome_that_moves_into_a_batch_is_counted_once(make_rig: MakeRig) -> None:
@@ -280,22 +280,22 @@ def test_an_outcome_that_moves_into_a_batch_is_counted_once(make_rig: MakeRig) -
     runs.wait()
     with outage(worker.context.process.databases[0]) as broken:
         ends.open.set()
-        wait_until(lambda: worker.permits.ended == 1)
+        wait_until(lambda: worker.permits.jobs_to_settle == 1)
         seen = set[int]()
 
         def is_tried() -> bool:
-            seen.add(worker.permits.ended)
+            seen.add(worker.permits.jobs_to_settle)
             return broken.refused > 3
 
         wait_until(is_tried)
         assert seen == {1}
-        assert not worker.permits.is_quiet
-    wait_until(lambda: worker.permits.ended == 0)
-    assert worker.in_flight == 1
-    assert not worker.permits.is_quiet
+        assert not worker.permits.no_handler_runs
+    wait_until(lambda: worker.permits.jobs_to_settle == 0)
+    assert worker.jobs_in_flight == 1
+    assert not worker.permits.no_handler_runs
     runs.open.set()
     rig.wait_for(Status.DONE, *jobs)
-    wait_until(lambda: worker.permits.is_quiet)
+    wait_until(lambda: worker.permits.no_handler_runs)
 
 
 def test_an_earlier_attempt_waits_for_nobody(make_rig: MakeRig) -> None:
@@ -332,8 +332,8 @@ def test_a_worker_that_is_never_quiet_is_not_held_for_long(
     wait_until(
         lambda: not worker.permits.hold.is_active
     )  # it gave up for now, and others are claimed
-    wait_until(lambda: worker.permits.take(0, 1) == 1)
-    worker.permits.give_back(0, 1)
+    wait_until(lambda: worker.permits.take_permits(0, 1) == 1)
+    worker.permits.return_permits(0, 1)
     # In the end it runs beside the long one, rather than never.
     rig.wait_for(Status.DONE, lost)
     assert not gate.open.is_set()
@@ -359,7 +359,7 @@ def test_a_hanging_handler_does_not_keep_a_last_attempt_waiting(make_rig: MakeRi
     hangs = rig.center.schedule(1, LONG_AGO, biz_type="hangs")
     rig.offer(worker, hangs)
     gate.wait()
-    wait_until(lambda: worker.pool.running.stuck == 1)
+    wait_until(lambda: worker.pool.running.stuck_count == 1)
     lost = lose(rig, 9, attempts=2, biz_type="suspect")
     rig.offer(worker, lost)
     rig.wait_for(Status.DONE, lost)
@@ -377,8 +377,8 @@ def test_its_own_run_that_hangs_still_proves_something(make_rig: MakeRig) -> Non
     lost = lose(rig, 1, attempts=1, biz_type="hangs")
     rig.offer(worker, lost)
     gate.wait()
-    wait_until(lambda: worker.pool.running.stuck == 1)
-    assert worker.pool.running.stuck_jobs == {lost}
+    wait_until(lambda: worker.pool.running.stuck_count == 1)
+    assert worker.pool.running.stuck_job_ids == {lost}
     gate.open.set()
 
 

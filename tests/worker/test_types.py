@@ -130,7 +130,7 @@ def test_a_job_whose_type_is_in_conflict_once_it_is_claimed_is_given_back(
             connection.execute(text(f"DELETE FROM toc_biz_type WHERE name = '{one}'"))
         write_type(rig, 1, type_no_of(one), other)
         types.refresh_type_copy(worker.context.process.databases[1])
-        worker.context.handlers.refresh()
+        worker.context.handlers.refresh_handlers()
         return seen
 
     worker.context.claims.claim_jobs = meanwhile  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ from tests.worker.waiting import wait_until
 from toc.domain.job import Job, Status
 from toc.domain.times import EPOCH
 from toc.handlers.verdicts import Dead, Drop, Retry, Snooze, Verdict
-from toc.runtime.batch import Batch
+from toc.runtime.job_batch import JobBatch
 
 ROUNDED_MS = 100  # up; and by how long a claim took
 
@@ -97,7 +97,7 @@ def test_redis_clock_does_not_say_until_when_a_job_waits(
     job_id = rig.center.schedule(1, LONG_AGO, biz_type=TYPE)
     shard, before_ms = rig.shard(job_id), rig.now_ms(job_id)
     popped_ms = before_ms + wrong_s * 1000
-    batch = Batch("default", {shard: [job_id]}, popped_ms, rig.clock.monotonic_s(), popped=True)
+    batch = JobBatch("default", {shard: [job_id]}, popped_ms, rig.clock.monotonic_s(), popped=True)
     assert claimed(worker, 0, batch) == 1
     wait_until(lambda: rig.status(job_id) is Status.PENDING)
     due_ms = rig.row(job_id).due_ms

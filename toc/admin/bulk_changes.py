@@ -21,7 +21,7 @@ from toc.admin.bulk_run import BulkRun, BulkRunProgress, JobPage, RunInterrupted
 from toc.center.reminder_queue import ReminderQueue
 from toc.domain.job import Job, Status
 from toc.errors import InvalidInput, NotFound, TimerUnavailable
-from toc.runtime.clock import Clock, ServerTime, SystemClock
+from toc.runtime.clock import Clock, ServerTimeEstimate, SystemClock
 from toc.runtime.settings import Settings
 from toc.store.bulk_update import (
     IDS_MAX,
@@ -79,7 +79,7 @@ class ReminderUpdater:
     """Updates reminders of jobs whose change is committed. Never raises: the claim reads the row, which is
     right."""
 
-    def __init__(self, settings: Settings, clock: Clock, time: ServerTime) -> None:
+    def __init__(self, settings: Settings, clock: Clock, time: ServerTimeEstimate) -> None:
         self._settings, self._clock = settings, clock
         self._reminder_queue = ReminderQueue(settings, time, clock)
         self._retry_at_s = float("-inf")  # Redis is not tried before this monotonic time
@@ -329,11 +329,11 @@ def open_bulk_changes(
     try:
         database_metadata = DatabaseMetadata(databases)
         check_databases(databases, database_metadata, settings.facts)
-        time = ServerTime(clock)
+        time = ServerTimeEstimate(clock)
         if settings.has_timer:
             reminders = ReminderUpdater(settings, clock, time)
         changes = BulkChanges(settings, clock, databases, database_metadata, reminders, stop)
-        time.record_answer(changes.now_ms)
+        time.record_server_time(changes.now_ms)
         yield changes
     finally:
         if reminders is not None:

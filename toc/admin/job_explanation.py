@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from toc.cluster.roster import Member, roster
+from toc.cluster.roster import Member, read_roster
 from toc.domain.ids import check_job_id, created_ms_of, routing_bits_of
 from toc.domain.job import Event
 from toc.domain.placement import (
@@ -32,7 +32,7 @@ from toc.store.job_details import JobDetails, read_job_details
 from toc.store.purge_pages import PurgesAroundId, read_purges_around
 from toc.store.recorded_meta import read_recorded_meta, refuse_differing_facts
 from toc.store.schema import job_table_name
-from toc.timer.keys import prepare_key, store_key
+from toc.timer.redis_keys import prepare_queue_key, store_queue_key
 from toc.timer.reminders import Reminders
 
 EVENTS_MAX = 200
@@ -167,7 +167,9 @@ def _add_redis_facts(settings: Settings, clock: Clock, found: JobExplanation) ->
             slot = slot_of_hash(routing_bits_of(found.job_id), amount)
             keys = settings.namespace, topic, slot
             scores = reminders.find_reminder(topic, slot, found.job_id)
-            place = ReminderLocation(topic, slot, store_key(*keys), prepare_key(*keys), *scores)
+            place = ReminderLocation(
+                topic, slot, store_queue_key(*keys), prepare_queue_key(*keys), *scores
+            )
             places.append(place)
         found.places = places
     except TocError as error:
@@ -180,7 +182,7 @@ def _add_zookeeper_members(settings: Settings, clock: Clock, found: JobExplanati
     if not settings.has_cluster:
         return
     try:
-        found.members = roster(settings)
+        found.members = read_roster(settings)
     except TocError as error:
         found.troubles["zookeeper"] = str(error)
 

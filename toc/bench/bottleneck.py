@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from redis.cluster import RedisCluster
 
 from toc.bench.common import Workers
-from toc.timer.scripts import Client
+from toc.timer.lua_scripts import Client
 
 BUSY = 0.85  # of a part's capacity: from here on it counts as the limit
 _PROCESSORS = Path("/proc/stat")

@@ -21,7 +21,7 @@ from toc.center.center import JobSpec, TimeoutCenter
 from toc.domain.job import Status
 from toc.store.databases import Database, execute_on_shard
 from toc.store.schema import JOB
-from toc.timer.scripts import Client
+from toc.timer.lua_scripts import Client
 
 FAR_MS = 600_000  # armed (below horizon + slack), and not due while a case runs
 START_S = 60.0

@@ -62,7 +62,7 @@ def _read_setup(scratch: Scratch, options: Options) -> dict[str, object]:
     sql = "SELECT sqlite_version()" if database.sqlite else "SELECT VERSION()"
     version = str(database.run_transaction(lambda c: c.execute(text(sql)).scalar_one()))
     with closing(Reminders.from_settings(settings, SystemClock())) as reminders:
-        redis = reminders.server_info()
+        redis = reminders.read_server_info()
     return {
         "servers": {
             database.engine.dialect.name: version,

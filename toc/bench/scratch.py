@@ -25,9 +25,9 @@ from toc.runtime.settings import Settings, load_settings
 from toc.store import migrate
 from toc.store.databases import Databases
 from toc.store.sessions import session_arguments
-from toc.timer import keys
-from toc.timer.connect import connect
-from toc.timer.scripts import UNAVAILABLE, Client
+from toc.timer import redis_keys
+from toc.timer.lua_scripts import UNAVAILABLE, Client
+from toc.timer.redis_client import make_redis_client
 
 STOCK_FROM = 2**40
 """Business ids from here on belong to rows that no case schedules: they only fill the tables."""
@@ -64,7 +64,11 @@ class Scratch:
     def delete_keys(self) -> None:
         for topic in self.settings.topic_names:
             for slot in range(self.settings.slots_of(topic)):
-                for key in (keys.store_key, keys.prepare_key, keys.mark_key):
+                for key in (
+                    redis_keys.store_queue_key,
+                    redis_keys.prepare_queue_key,
+                    redis_keys.marks_key,
+                ):
                     self.client.delete(key(self.settings.namespace, topic, slot))
 
 
@@ -87,7 +91,7 @@ def open_scratch(
     near = TimerSettings()  # the cases' times are made for the default horizon
     horizon = {"horizon_s": near.horizon_s, "slack_s": near.slack_s}
     with ExitStack() as stack:
-        client = connect(settings.redis_url, settings.connect_timeout_s)
+        client = make_redis_client(settings.redis_url, settings.connect_timeout_s)
         stack.callback(client.close)
         try:
             client.ping()

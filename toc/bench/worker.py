@@ -24,7 +24,7 @@ def _count_starts(node: Node) -> dict[str, Any]:
     """How many handlers have started, and how many jobs are not settled yet."""
     worker = node.worker
     assert worker is not None  # noqa: S101 - a node with handlers has one
-    return {"started": len(_starts), "in_flight": worker.in_flight}
+    return {"started": len(_starts), "in_flight": worker.jobs_in_flight}
 
 
 def _take_starts(node: Node) -> dict[str, Any]:

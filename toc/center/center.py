@@ -37,7 +37,7 @@ from toc.errors import (
 from toc.handlers.registry import F, Registry, registry
 from toc.runtime import metrics
 from toc.runtime.clock import Clock, SystemClock
-from toc.runtime.process import process_name
+from toc.runtime.process_info import process_name
 from toc.runtime.settings import Settings, load_settings
 from toc.store.external_transaction import complete_in_transaction
 from toc.store.jobs import InsertResult, OnDuplicate

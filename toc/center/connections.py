@@ -13,7 +13,7 @@ from toc.domain.ids import JobIdFactory, routing_bits_of
 from toc.domain.job import NewJob
 from toc.domain.routing import routing_hash_of
 from toc.domain.times import action_time_to_ms
-from toc.runtime.clock import Clock, ServerTime
+from toc.runtime.clock import Clock, ServerTimeEstimate
 from toc.runtime.settings import Settings
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Database, Databases
@@ -54,8 +54,8 @@ class Connections:
             lambda bits: ids.make_ids([bits])[0],
             actor,
         )
-        self.now = {database.index: ServerTime(clock) for database in self.databases}
-        self.time = ServerTime(clock)
+        self.now = {database.index: ServerTimeEstimate(clock) for database in self.databases}
+        self.time = ServerTimeEstimate(clock)
         self.reminder_queue: ReminderQueue | None = None
         if settings.has_timer:
             self.reminder_queue = ReminderQueue(settings, self.time, clock)
@@ -90,15 +90,15 @@ class Connections:
         The estimate also serves as Redis' time until an arm has answered with Redis' time.
         """
         now = self.now[database.index]
-        if not now.known or now.answer_age_s > TIME_AGE_S_MAX or now.paused_s > PAUSED_S_MAX:
+        if not now.known or now.answer_age_s > TIME_AGE_S_MAX or now.machine_pause_s > PAUSED_S_MAX:
             asked_s = self.clock.monotonic_s()
             server_ms = database.now_ms()
-            now.record_answer(server_ms, asked_s)
+            now.record_server_time(server_ms, asked_s)
             # A slow answer makes only the jobs of this call late, by the time that the answer took.
             now.known = now.answer_age_s < SLOW_S
-        now_ms = now.now_ms()
+        now_ms = now.estimate_now_ms()
         if not self.time.known or self.time.answer_age_s > TIME_AGE_S_MAX:
-            self.time.record_answer(now_ms)
+            self.time.record_server_time(now_ms)
         return now_ms
 
     def make_new_jobs(self, database: Database, wanted: Sequence[CheckedJob]) -> list[NewJob]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from toc.errors import TimerUnavailable
 from toc.runtime import metrics
-from toc.runtime.clock import Clock, ServerTime
+from toc.runtime.clock import Clock, ServerTimeEstimate
 from toc.runtime.service import Service
 from toc.runtime.settings import Settings
 from toc.timer.reminder import Reminder
@@ -37,7 +37,7 @@ class ReminderQueue(Service):
     wait for Redis. While all of Redis is down, this holds for every slot. `time`: an estimate of Redis' time.
     """
 
-    def __init__(self, settings: Settings, time: ServerTime, clock: Clock) -> None:
+    def __init__(self, settings: Settings, time: ServerTimeEstimate, clock: Clock) -> None:
         super().__init__("toc-rearm")
         self._settings, self._time, self._clock = settings, time, clock
         self._reminders: Reminders | None = None
@@ -64,7 +64,7 @@ class ReminderQueue(Service):
 
     def arm_near_reminders(self, jobs: Iterable[tuple[str, Reminder]]) -> None:
         """Arms those of the (topic, reminder) pairs that are near. For use after the commit. Never raises."""
-        until_ms = self._time.now_ms() + self._settings.timer.arm_within_ms
+        until_ms = self._time.estimate_now_ms() + self._settings.timer.arm_within_ms
         near: dict[_TopicSlot, list[Reminder]] = defaultdict(list)
         for topic, reminder in jobs:
             if reminder.due_ms is not None and reminder.due_ms <= until_ms:
@@ -111,7 +111,7 @@ class ReminderQueue(Service):
             topic, slots = todo.pop()
             try:
                 some = chain.from_iterable(reminders_of[slot] for slot in slots)
-                self._time.record_answer(self.reminders.arm(topic, some))
+                self._time.record_server_time(self.reminders.arm(topic, some))
             except TimerUnavailable as error:
                 self._log_throttle.warning(error.code, "reminders are kept for a retry: %s", error)
                 if error.slots is None:

@@ -17,7 +17,7 @@ from toc.cli.exit_codes import NO, OK, error_text_and_code
 from toc.cli.handler_modules import Apps, import_handlers
 from toc.cli.output import Output
 from toc.cluster.members import describe_foreign_access
-from toc.cluster.roster import roster
+from toc.cluster.roster import read_roster
 from toc.handlers.registry import Registry
 from toc.node.status_reader import read_foreign_members, read_reconciliation
 from toc.reconcile.nightly import missing_software
@@ -32,9 +32,9 @@ from toc.store.schema_status import read_schema_status
 from toc.store.server_info import ServerInfo, read_server_info
 from toc.store.sessions import EXPECTED
 from toc.store.table_check import WAY_OUT, summarize_faults
+from toc.timer.redis_fitness import NO_EVICTION, parse_redis_version
+from toc.timer.redis_fitness import VERSION_MIN as REDIS_VERSION_MIN
 from toc.timer.reminders import Reminders
-from toc.timer.server_facts import NO_EVICTION, parse_version
-from toc.timer.server_facts import VERSION_MIN as REDIS_VERSION_MIN
 
 Level = Literal["ok", "warn", "fail"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -197,7 +197,7 @@ class SetupChecker:
             return
         try:
             with closing(Reminders.from_settings(settings, self._clock)) as reminders:
-                facts = reminders.server_info()
+                facts = reminders.read_server_info()
                 yield CheckResult(
                     "redis", "reachable", "ok", f"{settings.redis_url} ({facts['mode']})"
                 )
@@ -206,7 +206,7 @@ class SetupChecker:
                 advice = "set maxmemory-policy noeviction: otherwise Redis deletes reminders"
                 good = policy == NO_EVICTION
                 yield _result_ok_or_fail(good, "redis", "maxmemory-policy", policy, advice)
-                yield self._check_clock("redis", reminders.time_ms)
+                yield self._check_clock("redis", reminders.read_time_ms)
                 yield self._check_queue_members(reminders)
         except Exception as error:  # noqa: BLE001 - any error is a finding
             advice = "check TOC_REDIS_URL and that Redis runs; until then the scanner fires, late"
@@ -223,7 +223,7 @@ class SetupChecker:
             yield CheckResult("zookeeper", "reachable", "ok", "none: each node owns everything")
             return
         try:
-            members = roster(self._settings)
+            members = read_roster(self._settings)
         except Exception as error:  # noqa: BLE001 - any error is a finding
             advice = "check TOC_ZOOKEEPER_HOSTS and that it runs; until then the last shares stay"
             yield _unreachable_result("zookeeper", error, advice)
@@ -353,7 +353,7 @@ def find_worst_level(checks: Iterable[CheckResult]) -> Level:
 def _check_server_version(name: str, kind: str, version: str) -> CheckResult:
     least = VERSION_MIN[kind]
     advice = f"upgrade: toc needs {kind} {least[0]}.{least[1]} or later"
-    good = parse_version(version) >= least
+    good = parse_redis_version(version) >= least
     return _result_ok_or_fail(good, name, "version", f"{kind} {version}", advice)
 
 

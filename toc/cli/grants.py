@@ -11,7 +11,7 @@ from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import USAGE, CommandError
 from toc.cli.output import Output
 from toc.runtime.settings import Settings, load_settings
-from toc.runtime.urls import MYSQL, database_url
+from toc.runtime.urls import MYSQL, parse_database_url
 from toc.store.account_roles import ROLES, grant_statements, password_statement, quote_account
 
 # Written out, because the options of all commands are built at each start. A test compares them with `ROLES`.
@@ -65,7 +65,7 @@ def _grant_statements_by_server(
     settings: Settings, role: str, account: str, database: int | None
 ) -> Iterator[dict[str, Any]]:
     """The statements for each database, and for each of its servers if they differ."""
-    urls = [database_url(url, "a URL") for url in settings.databases]
+    urls = [parse_database_url(url, "a URL") for url in settings.databases]
     if urls[0].get_backend_name() not in MYSQL:
         raise CommandError("SQLite has no accounts: who may read the file may do all", USAGE)
     if database is not None and database >= len(urls):
@@ -73,7 +73,10 @@ def _grant_statements_by_server(
     for index in range(len(urls)) if database is None else [database]:
         schema, shards = urls[index].database or "", settings.routing.shards_of_database(index)
         new = settings.moving.get(index)
-        at = {"old": urls[index], "new": database_url(new, "a URL") if new is not None else None}
+        at = {
+            "old": urls[index],
+            "new": parse_database_url(new, "a URL") if new is not None else None,
+        }
         for server in ROLES[role].server or [None]:
             url = at[server or "old"]
             where = (

@@ -48,7 +48,7 @@ def _describe_missing_row(found: JobExplanation, settings: Settings) -> JobMeani
 
 def _describe_likely_purge(found: JobExplanation, settings: Settings, age_ms: int) -> str:
     """Whether retention deleted the job, as far as the purge counts tell: they count jobs by day and type."""
-    around, days = found.purges, settings.retention.days_min
+    around, days = found.purges, settings.retention.shortest_retention_days
     since = None if around is None else around.since
     # Events are no proof: anybody who may write events may write one of a job that never existed.
     never = "" if found.events else ", or it never existed"

@@ -13,7 +13,7 @@ import typer
 from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, SETTINGS, USAGE, CommandError
 from toc.cli.output import Output, printable_text
-from toc.cluster.roster import roster
+from toc.cluster.roster import read_roster
 from toc.domain.secret_masking import mask_secrets
 from toc.runtime.settings import MOVE_NEW_URL, MOVE_OLD_URL, Settings, load_settings
 from toc.store.database_mover import DatabaseMover
@@ -91,7 +91,7 @@ class _MoveServers:
             return {}
         return {
             member.identity: None if member.moving is None else self.index in member.moving
-            for member in roster(self.settings)
+            for member in read_roster(self.settings)
         }
 
     def make_move_checks(self) -> MoveChecks:

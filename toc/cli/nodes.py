@@ -11,7 +11,7 @@ from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, SETTINGS, CommandError
 from toc.cli.output import Output
 from toc.cli.time_texts import iso_utc, time_for_people
-from toc.cluster.roster import Member, roster
+from toc.cluster.roster import Member, read_roster
 from toc.runtime.settings import Settings, load_settings
 
 
@@ -31,7 +31,7 @@ def show_nodes(
     if not settings.has_cluster:
         text = "there are no members: zookeeper_hosts is 'none', so each node owns everything"
         raise CommandError(text, SETTINGS)
-    members = roster(settings)
+    members = read_roster(settings)
     holders = {
         f"{kind} {number}": found
         for kind, number, found in _find_owners_by_number(settings, members)

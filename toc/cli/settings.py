@@ -14,7 +14,7 @@ from toc.cli.exit_codes import USAGE, CommandError
 from toc.cli.output import Output
 from toc.domain.secret_masking import mask_secrets
 from toc.runtime.setting_groups import TopicSettings
-from toc.runtime.settings import Settings, load_settings, variable_of
+from toc.runtime.settings import Settings, environment_variable_of, load_settings
 
 
 class SettingLine(NamedTuple):
@@ -80,7 +80,7 @@ def list_settings(
         else:
             yield SettingLine(
                 ".".join(here),
-                variable_of(here),
+                environment_variable_of(here),
                 _mask_value(value),
                 _mask_value(field.get_default(call_default_factory=True)),
                 _allowed_range_text(field),

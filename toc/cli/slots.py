@@ -35,11 +35,11 @@ def show_slots(
         raise CommandError(f"--topic: there is no {topic!r}; there are: {', '.join(topics)}", USAGE)
     names = topics if topic is None else [topic]
     with closing(Reminders.from_settings(settings, SystemClock())) as reminders:
-        now_ms = reminders.time_ms()
+        now_ms = reminders.read_time_ms()
         found = [
             _SlotDepth(name, *depth)
             for name in names
-            for depth in reminders.depths(name, range(settings.slots_of(name)))
+            for depth in reminders.read_slot_depths(name, range(settings.slots_of(name)))
         ]
     armed, in_flight = sum(slot.armed for slot in found), sum(slot.in_flight for slot in found)
     due_ms = min((slot.due_ms for slot in found if slot.due_ms is not None), default=None)

@@ -1,4 +1,4 @@
-"""This process as a member of the cluster, and its view of the others.
+"""This process as a member of the cluster, and its view of the other members.
 
 A member is an ephemeral, sequential node "MEMBER-0000000007"; its data lists the slots and shards that it
 owns. The member that joined first leads, so the leader stays when other members come and go.
@@ -9,7 +9,7 @@ owns. The member that joined first leads, so the leader stays when other members
 - SUSPENDED (no server reached) differs from LOST (the session is over, and its node is deleted). In both
   the last view stays; when a server answers again, the next step reads the members and joins if needed.
 - A view without this process is not used: it joins first.
-- A process that cannot reach ZooKeeper does not lead: `leads` is False at once.
+- A process that cannot reach ZooKeeper does not lead: `is_leader` is False at once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from toc.cluster.members import MEMBERS, Members, member_of, members_of, restrict_acls
-from toc.cluster.zookeeper import Stat, ZooKeeper
+from toc.cluster.members import (
+    MEMBERS,
+    MemberReader,
+    member_of_node_name,
+    members_of_node_names,
+    restrict_acls,
+)
+from toc.cluster.zookeeper_client import NodeStat, ZooKeeperClient
 from toc.errors import ClusterUnavailable, SettingsError
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
@@ -36,7 +42,7 @@ REST_FACTOR = (
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ClusterView:
     """The members in the order in which they joined, the leader first.
 
     Not `connected`: ZooKeeper does not answer, and this is the last view. `frozen`: it has not answered for
@@ -63,13 +69,13 @@ class Membership(Service):
         settings: Settings,
         member: str,
         describe: Callable[[], bytes],
-        changed: Callable[[View], None],
+        changed: Callable[[ClusterView], None],
         clock: Clock,
     ) -> None:
         super().__init__("toc-membership")
-        self._zookeeper = ZooKeeper(settings, self.wake)
+        self._zookeeper = ZooKeeperClient(settings, self.wake)
         self._has_auth = settings.cluster.auth is not None
-        self._members = Members(self._zookeeper, settings.cluster.members_max, clock)
+        self._members = MemberReader(self._zookeeper, settings.cluster.members_max, clock)
         self._member, self._describe, self._changed = member, describe, changed
         self._clock, self._session_s = clock, settings.cluster.session_timeout_s
         self.joined = threading.Event()
@@ -78,7 +84,7 @@ class Membership(Service):
         self._session: int | None = None  # the session that created the node
         self._node = ""
         self._node_data = b""
-        self.view = View((), connected=False)
+        self.view = ClusterView((), connected=False)
         self._connected_s = clock.monotonic_s()
         self.refusal = ""
         """Why ZooKeeper refuses this node as a member; empty: it does not, or does not answer."""
@@ -86,20 +92,20 @@ class Membership(Service):
         """When the connection was last made or lost, by this machine's wall clock."""
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this process is the leader, which does the work that must run once per cluster."""
-        return self._zookeeper.session is not None and (
+        return self._zookeeper.session_id is not None and (
             self.view.connected and self.view.leader == self._member
         )
 
     def run_once(self) -> float:
-        """Reads the members once. Never raises because ZooKeeper does not answer: that is a state."""
+        """Reads the members once. Raises no error when ZooKeeper does not answer: the view says so."""
         rest_s = self._rests_until_s - self._clock.monotonic_s()
         # Nodes that come and go all the time must not take all of this process' time.
         if rest_s > 0:
             return rest_s
-        self._zookeeper.connect()
-        session = self._zookeeper.session
+        self._zookeeper.start_connecting()
+        session = self._zookeeper.session_id
         if session is None:
             self.refusal = ""
             self._report_disconnected()
@@ -108,12 +114,12 @@ class Membership(Service):
             return RECONNECT_S
         try:
             began_s = self._clock.monotonic_s()
-            members = self._read_members(session)
+            members = self._read_members_and_join(session)
             now_s = self._clock.monotonic_s()
             self._rests_until_s = now_s + min(REST_FACTOR * (now_s - began_s), READ_EVERY_S)
             self.refusal = ""
-            self._report_view(View(members, connected=True))
-            self._update_node_data()
+            self._report_view(ClusterView(members, connected=True))
+            self._update_own_node_data()
         except ClusterUnavailable as error:
             log.debug("reading the members failed: %s", error)
             self._report_disconnected()
@@ -133,48 +139,54 @@ class Membership(Service):
         self._zookeeper.close()
         return gone
 
-    def _read_members(self, session: int) -> list[str]:
+    def _read_members_and_join(self, session: int) -> list[str]:
         found = self._members.read_members(watch=True)
-        if self._session != session or not self._is_ours(found, session):
-            for name in self._zookeeper.children(MEMBERS):
-                if member_of(name) == self._member:
-                    self._zookeeper.delete(f"{MEMBERS}/{name}")
-            self._join(session)
-            self._members.forget([self._node])
+        if self._session != session or not self._owns_own_node(found, session):
+            for name in self._zookeeper.read_child_names(MEMBERS):
+                if member_of_node_name(name) == self._member:
+                    self._zookeeper.delete_node(f"{MEMBERS}/{name}")
+            self._join_cluster(session)
+            self._members.forget_checked_nodes([self._node])
             found = self._members.read_members(watch=True)
         # A node with our name that another program created, and that we may not delete, does not count.
-        others = (name for name in found if member_of(name) != self._member or name == self._node)
-        members = members_of(others)
+        others = (
+            name
+            for name in found
+            if member_of_node_name(name) != self._member or name == self._node
+        )
+        members = members_of_node_names(others)
         return members if self._member in members else [*members, self._member]
 
-    def _is_ours(self, found: Mapping[str, Stat], session: int) -> bool:
-        """Whether our node exists and this session owns it: otherwise it would end with another session."""
+    def _owns_own_node(self, found: Mapping[str, NodeStat], session: int) -> bool:
+        """Whether this process' node in ZooKeeper exists and belongs to this session, not to an older one."""
         stat = found.get(self._node)
         if stat is None and self._node:  # perhaps it is beyond members_max
-            (stat,) = self._zookeeper.stats([f"{MEMBERS}/{self._node}"])
+            (stat,) = self._zookeeper.read_stats([f"{MEMBERS}/{self._node}"])
         return stat is not None and stat.session == session
 
-    def _join(self, session: int) -> None:
-        self._zookeeper.make_directory(MEMBERS)
+    def _join_cluster(self, session: int) -> None:
+        self._zookeeper.create_path(MEMBERS)
         if self._has_auth:
             for problem in restrict_acls(self._zookeeper):
                 log.warning("%s", problem)
         self._node_data = self._describe()
-        self._node = self._zookeeper.create_member(f"{MEMBERS}/{self._member}-", self._node_data)
+        self._node = self._zookeeper.create_member_node(
+            f"{MEMBERS}/{self._member}-", self._node_data
+        )
         self._session = session
         log.info("joined the cluster as %s", self._member)
 
-    def _update_node_data(self) -> None:
-        """Brings our node's data up to date."""
+    def _update_own_node_data(self) -> None:
+        """Writes the data of this process' node in ZooKeeper if the data have changed."""
         text = self._describe()
-        if text != self._node_data and self._zookeeper.set(f"{MEMBERS}/{self._node}", text):
+        if text != self._node_data and self._zookeeper.write_data(f"{MEMBERS}/{self._node}", text):
             self._node_data = text
 
     def _report_disconnected(self) -> None:
         away_s = self._clock.monotonic_s() - self._connected_s
         self._report_view(replace(self.view, connected=False, frozen=away_s > self._session_s))
 
-    def _report_view(self, view: View) -> None:
+    def _report_view(self, view: ClusterView) -> None:
         if view.connected:
             self._connected_s = self._clock.monotonic_s()
             self.joined.set()

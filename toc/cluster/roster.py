@@ -8,9 +8,9 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from toc.cluster.holdings import parse_holding
-from toc.cluster.members import MEMBERS, Members, member_of
-from toc.cluster.zookeeper import ZooKeeper
+from toc.cluster.members import MEMBERS, MemberReader, member_of_node_name
+from toc.cluster.ownership_times import parse_ownership_times
+from toc.cluster.zookeeper_client import ZooKeeperClient
 from toc.domain.placement import process_of_member
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
@@ -39,18 +39,18 @@ class Member:
     moving: Sequence[int] | None = None
 
 
-def roster(settings: Settings) -> list[Member]:
+def read_roster(settings: Settings) -> list[Member]:
     """The members in the order in which they joined, the leader first. Raises ClusterUnavailable."""
-    with closing(ZooKeeper(settings, lambda: None)) as zookeeper:
-        zookeeper.wait(settings.connect_timeout_s)
-        members = Members(zookeeper, settings.cluster.members_max, SystemClock())
+    with closing(ZooKeeperClient(settings, lambda: None)) as zookeeper:
+        zookeeper.wait_until_connected(settings.connect_timeout_s)
+        members = MemberReader(zookeeper, settings.cluster.members_max, SystemClock())
         found: dict[str, Member] = {}
         for name, stat in members.read_members().items():
             small = stat.data_bytes <= DATA_BYTES_MAX
-            data = zookeeper.get(f"{MEMBERS}/{name}") if small else b""
+            data = zookeeper.read_data(f"{MEMBERS}/{name}") if small else b""
             if data is not None:  # it may have left meanwhile
                 member = _parse_member(
-                    process_of_member(member_of(name)), not found, stat.created_ms, data
+                    process_of_member(member_of_node_name(name)), not found, stat.created_ms, data
                 )
                 found.setdefault(member.identity, member)
         return list(found.values())
@@ -68,8 +68,8 @@ def _parse_member(identity: str, leads: bool, joined_ms: int, data: bytes) -> Me
             str(text["version"])[:TEXT_CHARS_MAX],
             None if http is None else str(http)[:TEXT_CHARS_MAX],
             [str(name)[:TEXT_CHARS_MAX] for name in text["handles"]],
-            {topic: parse_holding(holding) for topic, holding in text["slots"].items()},
-            parse_holding(text["shards"]),
+            {topic: parse_ownership_times(holding) for topic, holding in text["slots"].items()},
+            parse_ownership_times(text["shards"]),
             [int(index) for index in text["moving"]] if "moving" in text else None,
         )
     except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):

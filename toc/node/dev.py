@@ -21,12 +21,12 @@ from typing import IO, ClassVar, Self
 
 from toc.errors import TocError
 from toc.runtime.clock import Clock, SystemClock
-from toc.runtime.files import make_directory, open_file
+from toc.runtime.private_files import make_private_directory, open_private_file
 from toc.runtime.settings import Settings, load_settings
-from toc.runtime.urls import check_socket
-from toc.timer.connect import connect
+from toc.runtime.urls import check_socket_path
+from toc.timer.redis_client import make_redis_client
 from toc.timer.redis_errors import UNAVAILABLE
-from toc.timer.server_facts import VERSION_MIN, parse_version
+from toc.timer.redis_fitness import VERSION_MIN, parse_redis_version
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +63,9 @@ class DevDirectory:
         if re.search(r"[\s,?#%]", str(self.path)):  # it becomes part of URLs, and of TOC_DATABASES
             raise DevError(f"{str(self.path)!r} cannot be used: it has one of space , ? # %")
         try:
-            check_socket(f"{self.path}/{SOCKET}")
-            make_directory(self.path)
-            lock = open_file(self.path / "dev.lock", "a+")
+            check_socket_path(f"{self.path}/{SOCKET}")
+            make_private_directory(self.path)
+            lock = open_private_file(self.path / "dev.lock", "a+")
         except (ValueError, OSError) as error:
             why = getattr(error, "strerror", None) or error
             raise DevError(f"{self.path} cannot be used: {why} (--dir)") from error
@@ -111,7 +111,7 @@ class PrivateRedis:
         """Starts it and waits until it answers. Raises DevError."""
         program = find_redis_server()
         self._end_left_behind_redis()
-        with open_file(self._directory / "redis.log", "wb") as log:
+        with open_private_file(self._directory / "redis.log", "wb") as log:
             self._process = subprocess.Popen(
                 [program, *_OPTIONS, "--unixsocket", self._socket.name],
                 cwd=self._directory,  # a relative name: a socket's path is limited to 107 bytes
@@ -157,7 +157,7 @@ class PrivateRedis:
 
     def _wait_until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
         deadline_s = self._clock.monotonic_s() + START_S_MAX
-        with connect(f"unix://{self._socket}", 1.0) as client:
+        with make_redis_client(f"unix://{self._socket}", 1.0) as client:
             while True:
                 status = process.poll()
                 if status is not None:
@@ -174,7 +174,7 @@ class PrivateRedis:
     def _end_left_behind_redis(self) -> None:
         if self._socket.exists():
             with (
-                connect(f"unix://{self._socket}", 1.0) as client,
+                make_redis_client(f"unix://{self._socket}", 1.0) as client,
                 contextlib.suppress(*UNAVAILABLE),
             ):
                 client.ping()
@@ -223,7 +223,7 @@ def _read_redis_version(path: str) -> tuple[int, int]:
     """(0, 0): the program cannot be run."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         command = [path, "--version"]
-        return parse_version(
+        return parse_redis_version(
             subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
         )
     return (0, 0)

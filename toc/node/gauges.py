@@ -26,7 +26,7 @@ class Gauges(Service):
         for topic, owned in assignment.slots.items():
             metrics.SLOTS_OWNED.labels(topic).set(len(owned))
             if self._reminders is not None:
-                sizes = self._reminders.sizes(topic, owned)
+                sizes = self._reminders.read_queue_sizes(topic, owned)
                 metrics.SLOT_ENTRIES.labels(topic, "store").set(sizes.armed)
                 metrics.SLOT_ENTRIES.labels(topic, "prepare").set(sizes.out)
                 metrics.SLOT_ENTRIES_MAX.labels(topic).set(sizes.fullest)

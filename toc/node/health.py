@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from toc.cluster.holdings import format_ranges
-from toc.cluster.membership import View
+from toc.cluster.membership import ClusterView
+from toc.cluster.ownership_times import format_number_ranges
 from toc.domain.disagreements import Disagreement
 from toc.domain.placement import process_of_member
 from toc.node.probes import ClockComparison, Probe
@@ -19,7 +19,7 @@ from toc.node.work_sources import WorkSources
 from toc.reconcile.nightly import LOG_FILE, Nightly
 from toc.reconcile.watch import ShardWatch
 from toc.runtime.settings import Settings
-from toc.scanner.fallback import OverdueShards
+from toc.scanner.fallback import OverdueShardCount
 from toc.store.biz_types import Conflicts, describe_type_conflict
 from toc.store.reconcile_status import LastReconcileResult
 from toc.store.table_check import WAY_OUT, TableCheck
@@ -63,7 +63,7 @@ class Health:
 
     def parts(
         self,
-        view: View | None,
+        view: ClusterView | None,
         since_ms: int | None,
         zookeeper_error: str,
         work_sources: WorkSources | None,
@@ -93,7 +93,7 @@ class Health:
             return HealthPart(name, "degraded", None, how, means)
         if finding.up:
             return HealthPart(name, "up", finding.since_ms, "answers")
-        shards = format_ranges(self._settings.routing.shards_of_database(database))
+        shards = format_number_ranges(self._settings.routing.shards_of_database(database))
         others = "all others go on"
         if not any(self._probes[f"database_{n}"].finding.up for n in range(self._databases)):
             others = "no database answers, so no job is fired"
@@ -111,7 +111,7 @@ class Health:
         if self._clocks is not None and self._clocks.skew_is_too_large:
             how = "its clock is too far from a database's"
             means = f"the timer is stopped; {SCANNER_FIRES}"
-        elif not reminders.available:
+        elif not reminders.is_available:
             how = "some calls are refused"
             means = "the scanner fires the jobs of the refused slots, about 1 to 3 s late"
         elif not reminders.takes_reminders:
@@ -132,7 +132,7 @@ class Health:
             yield HealthPart("queues", "degraded", since_ms, how, FOREIGN_MEANS)
 
     def _health_of_zookeeper(
-        self, view: View | None, since_ms: int | None, zookeeper_error: str
+        self, view: ClusterView | None, since_ms: int | None, zookeeper_error: str
     ) -> HealthPart:
         if not self._settings.has_cluster:
             return HealthPart("zookeeper", "up", None, "not used", "each node owns everything")
@@ -155,7 +155,7 @@ class Health:
         return HealthPart("loader", "degraded", None, how, means)
 
 
-def _health_of_overdue_jobs(databases: Sequence[OverdueShards]) -> HealthPart:
+def _health_of_overdue_jobs(databases: Sequence[OverdueShardCount]) -> HealthPart:
     """Whether jobs are overdue by more than any shard's owner and deputy would let them be."""
     grace_s, shards = databases[0].grace_s, sum(found.shards for found in databases)
     if not shards:

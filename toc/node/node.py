@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from toc.cluster.holdings import Holding
-from toc.cluster.membership import Membership, View
+from toc.cluster.membership import ClusterView, Membership
+from toc.cluster.ownership_times import OwnershipTimes
 from toc.domain.placement import add_group_to_name, compute_assignment
 from toc.errors import TimerUnavailable
 from toc.handlers.registry import Registry, registry
@@ -36,8 +36,8 @@ from toc.reconcile.watch import ShardWatch, limit_for_watch
 from toc.retention.purger import Purger
 from toc.runtime import metrics
 from toc.runtime.clock import Clock, SystemClock
-from toc.runtime.process import process_name, release
-from toc.runtime.service import Service, stop_all
+from toc.runtime.process_info import process_name, toc_version
+from toc.runtime.service import Service, stop_services
 from toc.runtime.settings import Settings
 from toc.store.biz_types import BizTypeCache
 from toc.store.database_metadata import DatabaseMetadata
@@ -93,7 +93,7 @@ class Node:
         ]
         redis = None
         if self.reminders is not None:
-            redis = Probe("redis", self.reminders.times_ms, self._clock)
+            redis = Probe("redis", self.reminders.read_times_ms, self._clock)
         self.probes = probes if redis is None else [*probes, redis]
         self._clocks = ClockComparison(redis, probes, skew_s_max=settings.timer.skew_s_max)
         self.worker: Worker | None = None
@@ -114,7 +114,7 @@ class Node:
         self._health = Health(settings, self.reminders, self.probes, self._clocks)
         self._assignment_lock = threading.Lock()
         # The shards (under "") and slots (under their topic) that this node owns, and since when.
-        self._holdings = {name: Holding() for name in ("", *settings.slot_amounts)}
+        self._holdings = {name: OwnershipTimes() for name in ("", *settings.slot_amounts)}
 
     def start(self) -> None:
         """Raises SchemaMismatch and StoreUnavailable. Redis and ZooKeeper may be absent."""
@@ -128,7 +128,7 @@ class Node:
         )
         if self.reminders is not None:
             try:
-                self.reminders.check()
+                self.reminders.raise_if_unfit()
             except TimerUnavailable as error:
                 log.warning("starting without the timer, the scanner fires: %s", error)
         for database in self.databases:
@@ -177,7 +177,7 @@ class Node:
             self.membership.stop()
             if has_peers:
                 self._clock.sleep_s(HAND_OVER_S)
-        clean = stop_all([*self._services, *self.probes], SOURCES_STOP_S)
+        clean = stop_services([*self._services, *self.probes], SOURCES_STOP_S)
         if self.nightly is not None:
             clean &= self.nightly.stop()
         if self.worker is not None:
@@ -226,7 +226,7 @@ class Node:
     @property
     def identity(self) -> str:
         """This process' name among the members; the tokens of its claims begin with it."""
-        return self.worker.identity if self.worker is not None else self.name
+        return self.worker.process_identity if self.worker is not None else self.name
 
     @property
     def _member_name(self) -> str:
@@ -256,14 +256,16 @@ class Node:
             if self.membership is None or not self.membership.joined.is_set():
                 if self.membership is not None:
                     log.warning("ZooKeeper is not reached: until it is, this node owns everything")
-                self._apply_view(View((self._member_name,), connected=self.membership is None))
+                self._apply_view(
+                    ClusterView((self._member_name,), connected=self.membership is None)
+                )
 
-    def _on_view_change(self, view: View) -> None:
+    def _on_view_change(self, view: ClusterView) -> None:
         """Called by the membership, after `joined` was set."""
         with self._assignment_lock:
             self._apply_view(view)
 
-    def _apply_view(self, view: View) -> None:
+    def _apply_view(self, view: ClusterView) -> None:
         """Takes this node's share of the work, given the members."""
         if self.work_sources is None or self._gauges is None:
             return
@@ -285,20 +287,20 @@ class Node:
         metrics.MEMBERS.set(len(view.members))
         metrics.LEADS.set(view.connected and view.leader == self._member_name)
         now_ms = self._clock.wall_ms()
-        self._holdings[""].hold(assignment.shards, now_ms)
+        self._holdings[""].set_owned(assignment.shards, now_ms)
         for topic in settings.slot_amounts:
-            self._holdings[topic].hold(assignment.slots.get(topic, ()), now_ms)
+            self._holdings[topic].set_owned(assignment.slots.get(topic, ()), now_ms)
 
     def _describe_member(self) -> bytes:
         """The JSON that the member publishes about itself in ZooKeeper."""
         shards, *slots = self._holdings.items()
         text = {
-            "version": release(),
+            "version": toc_version(),
             "handles": sorted(spec.biz_type for spec in self._handlers)[:HANDLES_MAX],
             "moving": sorted(self.settings.moving),
             "http": self.http.url if self.http is not None else None,
-            "shards": shards[1].as_text(),
-            "slots": {topic: holding.as_text() for topic, holding in slots},
+            "shards": shards[1].as_time_by_range(),
+            "slots": {topic: holding.as_time_by_range() for topic, holding in slots},
         }
         return json.dumps(text).encode()
 
@@ -335,7 +337,7 @@ class Node:
         """Whether this node does the work that only one node may do."""
         if not self.settings.has_cluster:
             return True
-        return self.membership is not None and self.membership.leads
+        return self.membership is not None and self.membership.is_leader
 
     def _timer_may_fire(self) -> bool:
         """Whether Redis' and the databases' clocks agree well enough for the timer to fire."""

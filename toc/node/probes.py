@@ -203,7 +203,7 @@ class ClockComparison:
             if agree if others else abs(probe.wall_leap_ms - clock.stepped_s * 1000) <= AGREE_MS:
                 text = "the clock of %s has stepped by %+.1f s, as all others: it is believed"
                 log.warning(text, probe.server, clock.stepped_s)
-                clock.adopt()
+                clock.trust_last_measurement()
         elif (
             # Only once, at the start: later, a clock that this process has followed counts more than the
             # others. The nodes of a Redis Cluster are one witness: one wrong NTP server sets them all.
@@ -212,7 +212,7 @@ class ClockComparison:
             and probed.distance_ms(max(others)) > AGREE_MS
             and _clocks_agree(others)
         ):
-            clock.distrust(max(others))
+            clock.follow_other_servers(max(others))
         if len(witnesses) > 1:
             self._compared.add(probe.server)
         self._report_step(probe.server, clock.stepped_s)

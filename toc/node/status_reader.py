@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
-from toc.cluster.membership import View
-from toc.cluster.roster import roster
+from toc.cluster.membership import ClusterView
+from toc.cluster.roster import read_roster
 from toc.domain.ids import routing_bits_of
 from toc.errors import ClusterUnavailable, SettingsError, TimerUnavailable, TocError
 from toc.node.health import FOREIGN_MEANS, Health, HealthPart, health_of_reconciliation
@@ -59,12 +59,14 @@ class StatusReader:
             found += read_foreign_members(self._settings, self._node.reminders)
         return found
 
-    def _read_view(self) -> tuple[View | None, str]:
+    def _read_view(self) -> tuple[ClusterView | None, str]:
         """The members in ZooKeeper (None: it does not answer), and why it refuses this process."""
         if not self._settings.has_cluster:
             return None, ""
         try:
-            return View([m.identity for m in roster(self._settings)], connected=True), ""
+            return ClusterView(
+                [m.identity for m in read_roster(self._settings)], connected=True
+            ), ""
         except ClusterUnavailable:
             return None, ""
         except SettingsError as error:
@@ -142,7 +144,7 @@ def read_foreign_members(settings: Settings, reminders: Reminders | None) -> Ite
     members = [
         member
         for topic, amount in settings.slot_amounts.items()
-        for member in reminders.foreign_members(topic, range(amount), FOREIGN_PER_QUEUE)
+        for member in reminders.find_foreign_members(topic, range(amount), FOREIGN_PER_QUEUE)
     ]
     if members:
         how = f"{len(members)} members of queues are no job_id: {format_members(members)}"

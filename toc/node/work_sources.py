@@ -13,16 +13,16 @@ from zlib import crc32
 from toc.domain.placement import Assignment
 from toc.errors import NotFound
 from toc.runtime.service import Service
-from toc.scanner.fallback import Fallback
+from toc.scanner.fallback import FallbackScanner
 from toc.scanner.overdue_page import OverduePages
 from toc.scanner.scanner import Scanner
 from toc.store.databases import Database
 from toc.store.due_pages import DuePages
-from toc.timer.heads import NextDueWatcher, WakeupListener
+from toc.timer.head_watchers import NextDueWatcher, WakeupListener
 from toc.timer.loader import Loader
 from toc.timer.poller import Poller
 from toc.timer.reminders import Reminders
-from toc.worker.claim import CLAIM_LANES, ClaimStage
+from toc.worker.claim_stage import CLAIM_LANES, ClaimStage
 from toc.worker.context import ProcessContext
 from toc.worker.worker import Worker
 
@@ -110,12 +110,12 @@ class WorkSources:
             else:
                 scanner.set_shards(here, stretch=scan_all_in)
         for fallback in self.fallbacks.values():
-            fallback.set_shards([*assignment.shards, *assignment.deputised_shards])
+            fallback.set_own_shards([*assignment.shards, *assignment.deputised_shards])
 
     @property
     def load_age_s(self) -> float:
         """Seconds since all owned shards were last read to the end of the horizon."""
-        return max((loader.age_s for loader in self.loaders.values()), default=0.0)
+        return max((loader.oldest_read_age_s for loader in self.loaders.values()), default=0.0)
 
     # ---- inside
 
@@ -157,7 +157,7 @@ class WorkSources:
             self._pages,
             worker.permits,
             worker.claims[lane][database],
-            lambda: worker.context.handlers.type_numbers,
+            lambda: worker.context.handlers.handled_type_numbers,
             self._settings.scanner.page,
         )
 
@@ -167,29 +167,29 @@ class WorkSources:
             f"toc-scanner-{database}-{lane}",
             self._pages,
             self._make_overdue_pages(database, lane),
-            lambda: reminders is None or (reminders.available and self._timer_may_fire()),
+            lambda: reminders is None or (reminders.is_available and self._timer_may_fire()),
             self._clock,
             grace_ms=round(settings.scanner.grace_s * 1000) if reminders is not None else 0,
             tick_s=settings.scanner.tick_s,
         )
-        self._worker.permits.add_listener(scanner.wake_for_permits)
+        self._worker.permits.add_permit_listener(scanner.wake_if_waiting_for_permits)
         return scanner
 
-    def _make_fallback(self, database: Database) -> Fallback:
+    def _make_fallback(self, database: Database) -> FallbackScanner:
         settings = self._settings.scanner
-        fallback = Fallback(
+        fallback = FallbackScanner(
             f"toc-fallback-{database.index}",
             self._pages,
             self._make_overdue_pages(database.index, 0),
             database.index,
             database.shards,
             self._clock,
-            start_at=crc32(self._worker.identity.encode()),
+            start_at=crc32(self._worker.process_identity.encode()),
             # A deputy, too, takes an owner's rows only after this time.
             grace_ms=round((2 * settings.grace_s + settings.tick_s) * 1000),
             period_s=FALLBACK_TICKS * settings.tick_s,
         )
-        self._worker.permits.add_listener(fallback.wake_for_permits)
+        self._worker.permits.add_permit_listener(fallback.wake_if_waiting_for_permits)
         return fallback
 
     def _make_loader(self, reminders: Reminders, topic: str, database: int) -> Loader:
@@ -234,5 +234,5 @@ class WorkSources:
             stay_ms=round(timer.stay_s * 1000),
             paused=lambda: not self._timer_may_fire(),
         )
-        self._worker.permits.add_listener(poller.wake)
+        self._worker.permits.add_permit_listener(poller.wake)
         return poller

@@ -158,7 +158,7 @@ class _ArchiveRun:
     ) -> None:
         # With fewer shards, rows that were never read would count as archived.
         refuse_differing_facts(database, read_recorded_meta(database), self._settings.facts)
-        until_ms = cutoff_ms(database.now_ms(), self._settings.retention.days_min)
+        until_ms = cutoff_ms(database.now_ms(), self._settings.retention.shortest_retention_days)
         status = archive_status.read_archive_status(database)
         if status is not None:
             self._publish_staged_files(database, status)

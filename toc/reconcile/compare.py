@@ -22,7 +22,7 @@ from toc.reconcile.both_sides import BothSides
 from toc.reconcile.findings import Finding, MarkCoverage, ShardComparison
 from toc.reconcile.recheck import Rechecker, Suspects
 from toc.store.comparison_reads import LiveRowPage
-from toc.timer.loader import Mark, read_period_s
+from toc.timer.loader import LoadMark, shard_read_period_s
 
 
 class ShardCompare:
@@ -32,7 +32,7 @@ class ShardCompare:
         self._sides = sides
         settings = sides.settings
         timer, reconcile = settings.timer, settings.reconcile
-        seen_s = read_period_s(timer.horizon_s, timer.load_tick_s) + reconcile.grace_s
+        seen_s = shard_read_period_s(timer.horizon_s, timer.load_tick_s) + reconcile.grace_s
         self._limits = Tolerances(
             near_ms=max(0, round((timer.horizon_s - seen_s) * 1000)),
             overdue_ms=round(settings.overdue_s * 1000),
@@ -113,14 +113,20 @@ class _MergeWalk:
         self._amounts = settings.slot_amounts
         self._slot = {topic: slot_of_hash(self._shard, n) for topic, n in self._amounts.items()}
         found = {
-            topic: self._reminders.marks(topic, [slot])[slot] for topic, slot in self._slot.items()
+            topic: self._reminders.read_marks(topic, [slot])[slot]
+            for topic, slot in self._slot.items()
         }
         self._now_ms = min(marks.time_ms for marks in found.values())
         # A mark from another life of the Redis server does not count: the loader writes a new one.
         self._marks = {
             topic: mark
             for topic, marks in found.items()
-            if (mark := Mark.parse_valid(marks.by_shard.get(self._shard), marks.run_id)) is not None
+            if (
+                mark := LoadMark.parse_mark_of_process(
+                    marks.by_shard.get(self._shard), marks.run_id
+                )
+            )
+            is not None
         }
         self.until_ms = self._now_ms + settings.timer.arm_within_ms
         self._out: dict[str, set[int]] = {topic: set() for topic in self._slot}
@@ -164,7 +170,7 @@ class _MergeWalk:
 
     def _read_prepare_queue(self, topic: str) -> None:
         slot, stuck_ms = self._slot[topic], self._now_ms - self._limits.stuck_ms
-        for page in self._reminders.popped_pages(topic, slot, self._page):
+        for page in self._reminders.read_popped_pages(topic, slot, self._page):
             mine = self._keep_own_shard(topic, page.by_id)
             self._compared.counts["out"] += len(mine)
             self._compared.counts["foreign"] += page.foreign
@@ -233,7 +239,7 @@ class _MergeWalk:
 
     def _read_reminders(self, topic: str, window: _Window) -> dict[int, int]:
         found, self._carried[topic] = self._carried[topic], {}
-        for page in self._reminders.armed_pages(topic, self._slot[topic], *window, self._page):
+        for page in self._reminders.read_armed_pages(topic, self._slot[topic], *window, self._page):
             mine = self._keep_own_shard(topic, page.by_id)
             self._compared.counts["armed"] += len(mine)
             self._compared.counts["foreign"] += page.foreign

@@ -137,7 +137,7 @@ def _write_all(
         marks = (f"{table}/{_day_folder(day_ms)}/{DONE_MARK}" for table in (SCHEDULED, LATENESS))
         return all(map(folders.is_there, marks))
 
-    days = days_to_write(now_ms, settings.retention.days_min, is_written)
+    days = days_to_write(now_ms, settings.retention.shortest_retention_days, is_written)
     if not days:
         return
     window = EndedJobWindow(days[0], days[-1] + DAY_MS)

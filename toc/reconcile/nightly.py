@@ -29,7 +29,7 @@ from toc.errors import SettingsError
 from toc.reconcile.findings import RunVerdict
 from toc.reconcile.last_result import store_unable_result
 from toc.runtime.clock import Clock
-from toc.runtime.files import make_directory, open_file
+from toc.runtime.private_files import make_private_directory, open_private_file
 from toc.runtime.settings import Settings, load_settings
 
 log = logging.getLogger(__name__)
@@ -190,10 +190,10 @@ class Nightly:
         return process
 
     def _open_log(self) -> IO[bytes]:
-        make_directory(self._directory)
+        make_private_directory(self._directory)
         with contextlib.suppress(FileNotFoundError):
             self.log_file.replace(self.log_file.with_name(f"{LOG_FILE}.1"))
-        return open_file(self.log_file, "wb")
+        return open_private_file(self.log_file, "wb")
 
 
 def end_with_parent(parent: int, clock: Clock) -> None:

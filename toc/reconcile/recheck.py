@@ -59,7 +59,7 @@ class Rechecker:
         # Of an id that was found in several slots and has no row, the first slot counts.
         spot_of = {job_id: spot for spot in sorted(wanted, reverse=True) for job_id in wanted[spot]}
         places = self._sides.find_places({spot: list(some) for spot, some in wanted.items()})
-        now_ms = self._sides.reminders.time_ms()
+        now_ms = self._sides.reminders.read_time_ms()
         for job_id in sorted(ids):
             home = homes.get(job_id, spot_of[job_id])
             job = _Job(job_id, rows.get(job_id), places.get(job_id, []), home)

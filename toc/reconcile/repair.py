@@ -137,7 +137,7 @@ class Repairer:
             for finding in batch:
                 results.append(self._drop_mark(finding))
             return
-        now_ms = self._reminders.time_ms()
+        now_ms = self._reminders.read_time_ms()
         rechecked = self._recheck_batch(batch, now_ms, armed)  # without Redis nothing is changed
         if kind is Disagreement.MISFIT:
             for finding in batch:
@@ -299,7 +299,7 @@ class Repairer:
     ) -> None:
         """Acks ids, then arms those of the `ended` that are live again (see 5 above)."""
         for topic, by_slot in by_topic(acks).items():
-            self._reminders.remove(topic, by_slot)
+            self._reminders.remove_reminders(topic, by_slot)
         ids: dict[int, set[int]] = defaultdict(set)
         for job_id in ended:
             ids[self._sides.shard_of(job_id)].add(job_id)
@@ -313,10 +313,10 @@ class Repairer:
 
     def _drop_mark(self, finding: Finding) -> RepairResult:
         topic, slot = finding.topic, finding.slot
-        if finding.shard not in self._reminders.marks(topic, [slot])[slot].by_shard:
+        if finding.shard not in self._reminders.read_marks(topic, [slot])[slot].by_shard:
             return RepairResult(finding, True, "the mark was dropped meanwhile")
         log.info("repair: %s: dropped the mark of %s slot %d", finding.kind, topic, slot)
-        self._reminders.drop_marks(topic, [slot])
+        self._reminders.delete_marks(topic, [slot])
         return RepairResult(
             finding, True, "the mark is dropped: the loader starts from the beginning"
         )

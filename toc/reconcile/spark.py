@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from toc.domain.secret_masking import reveal_secret
 from toc.errors import SettingsError, TocError
-from toc.runtime.files import open_file
+from toc.runtime.private_files import open_private_file
 from toc.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _redirect_stderr(log_file: Path | None) -> Iterator[None]:
     kept = os.dup(2)
     try:
         # Only of the last run: to find out why that one failed.
-        with open_file(where, "wb") as log:
+        with open_private_file(where, "wb") as log:
             os.dup2(log.fileno(), 2)
         yield
     finally:

@@ -171,7 +171,7 @@ class Purger(Service):
         return self._began_s + self._settings.pass_s - self._clock.monotonic_s()
 
     def _begin_pass(self) -> None:
-        self._now_ms = self._database.server_clock.clamp_ms(self._database.now_ms())
+        self._now_ms = self._database.server_clock.clamp_server_time_ms(self._database.now_ms())
         self._archived = read_archive_status(self._database)
         self._began_s = self._clock.monotonic_s()
         self._shards, self._after = deque(self._owned), 0
@@ -181,7 +181,7 @@ class Purger(Service):
 
     def _purge_job_page(self, shard: int) -> None:
         limit = self._settings.page
-        made_before_ms = self._days_ago_ms(self._settings.days_min)
+        made_before_ms = self._days_ago_ms(self._settings.shortest_retention_days)
         page = self._purges.read_purge_page(shard, self._after, made_before_ms, limit)
         old = [
             row

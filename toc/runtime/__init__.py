@@ -1,1 +1,1 @@
-"""What each process needs and no server: clock, randomness, service life cycle, settings, metrics."""
+"""Parts that each process needs and that use no server: clock, services, settings, metrics."""

@@ -24,7 +24,7 @@ class Clock(Protocol):
         """Seconds of a clock that never goes back; only differences have a meaning."""
 
     def sleep_s(self, seconds: float) -> None:
-        """Waits. For short pauses inside a call; services wait in their loop."""
+        """Waits `seconds`. Only for short pauses inside a call; services wait in their loop."""
 
     def fixed_time_ms(self) -> int | None:
         """The time that servers must use, in ms since 1970 (in tests). None: servers use their own clocks."""
@@ -46,10 +46,11 @@ class SystemClock:
         return None
 
 
-CUT_MS = 2  # of a millisecond that a server has cut off, and one that `ServerTime.now_ms` cuts off
+# A server rounds its time down to a millisecond, and `ServerTimeEstimate.estimate_now_ms` rounds down again.
+CUT_MS = 2
 
 
-class ServerTime:
+class ServerTimeEstimate:
     """Estimates a server's time: its last answer plus the time passed by the monotonic clock.
 
     Each answer with a server's time is recorded here. Between answers the estimate is behind by at most a
@@ -64,7 +65,7 @@ class ServerTime:
         self._wall_ms = 0
         self.known = False
 
-    def record_answer(self, server_ms: int, asked_s: float | None = None) -> None:
+    def record_server_time(self, server_ms: int, asked_s: float | None = None) -> None:
         """Records the time that a server just returned.
 
         `asked_s`: the monotonic time before it was asked. With it the estimate is never behind the server's
@@ -79,18 +80,18 @@ class ServerTime:
 
     @property
     def answer_age_s(self) -> float:
-        """Seconds since the last answer."""
+        """Seconds since the server's last answer."""
         return self._clock.monotonic_s() - self._at_s
 
     @property
-    def paused_s(self) -> float:
+    def machine_pause_s(self) -> float:
         """Seconds that this machine's wall clock has gained on its monotonic clock since the last answer.
 
         While a machine is paused as a whole, its monotonic clock may stand still.
         """
         return (self._clock.wall_ms() - self._wall_ms) / 1000 - self.answer_age_s
 
-    def now_ms(self) -> int:
+    def estimate_now_ms(self) -> int:
         frozen = self._clock.fixed_time_ms()
         if frozen is not None:
             return frozen

@@ -11,7 +11,7 @@ from toc.runtime.clock import SystemClock
 
 EVERY_S = 60.0
 
-_clock = SystemClock()  # logs are read in real time, whatever time jobs are told
+_clock = SystemClock()  # log lines are throttled by real time, also when tests set the jobs' clock
 
 
 class LogThrottle:

@@ -20,7 +20,7 @@ from toc.runtime.log_throttle import LogThrottle
 
 log = logging.getLogger(__name__)
 
-_clock = SystemClock()  # what services wait for is real, whatever time jobs are told
+_clock = SystemClock()  # services wait in real time, also when tests set the jobs' clock
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 2.0
 
@@ -28,10 +28,10 @@ Item_contra = TypeVar("Item_contra", contravariant=True)
 
 
 class Inbox(Protocol[Item_contra]):
-    """The entry of a stage: all that the stage before it knows of it."""
+    """The entry of a stage: the only method that the previous stage calls."""
 
-    def put(self, item: Item_contra, /) -> None:
-        """Queues an item. Any thread; never blocks. Permits bound how many items there are."""
+    def enqueue(self, item: Item_contra, /) -> None:
+        """Queues an item. Any thread; never blocks. Permits bound the number of queued items."""
 
 
 class Service:
@@ -49,13 +49,15 @@ class Service:
         self._log_throttle = LogThrottle(log)
 
     def run_once(self) -> float:
-        """One bounded step. Returns the seconds to wait before the next one (0: at once)."""
+        """Does one bounded step. Returns the seconds to wait before the next step (0: at once)."""
         raise NotImplementedError
 
     def start(self) -> None:
         with self._start_lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name=self.name, daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run_until_stopped, name=self.name, daemon=True
+                )
                 self._thread.start()
 
     def wake(self) -> None:
@@ -63,12 +65,12 @@ class Service:
         self._wake.set()
 
     def signal_stop(self) -> None:
-        """Asks the loop to end; does not wait."""
+        """Asks the service's loop to end; does not wait."""
         self._stopping.set()
         self._wake.set()
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """Ends the loop; True when the thread is gone."""
+        """Ends the service's loop; True when the thread has ended."""
         self.signal_stop()
         thread = self._thread
         if thread is None or thread is threading.current_thread():
@@ -80,10 +82,10 @@ class Service:
     def stopping(self) -> bool:
         return self._stopping.is_set()
 
-    def _loop(self) -> None:
+    def _run_until_stopped(self) -> None:
         pause_s = PAUSE_S_MIN
         while not self._stopping.is_set():
-            # Cleared before the step: a wake that comes while it runs shortens the wait after it.
+            # Cleared before the step: a wake during the step shortens the wait after the step.
             self._wake.clear()
             try:
                 wait_s = self.run_once()
@@ -104,8 +106,8 @@ class Service:
             log.error("%s fails, and tries on: %s", self.name, error, exc_info=error)
 
 
-def stop_all(services: Sequence[Service], timeout_s: float) -> bool:
-    """Stops several services side by side, within `timeout_s` in all; True when all are gone."""
+def stop_services(services: Sequence[Service], timeout_s: float) -> bool:
+    """Stops several services in parallel, within `timeout_s` in all; True when all threads have ended."""
     for service in services:
         service.signal_stop()
     deadline_s = _clock.monotonic_s() + timeout_s

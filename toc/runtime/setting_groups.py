@@ -20,30 +20,30 @@ from pydantic import (
 
 from toc.domain.argument_checks import check_biz_type
 from toc.domain.secret_masking import SecretText, SecretUrl, is_secret_name
-from toc.runtime.urls import MYSQL, database_url
+from toc.runtime.urls import MYSQL, parse_database_url
 
 Url = Annotated[str, AfterValidator(SecretUrl), PlainSerializer(str, when_used="json")]
-"""A URL that may hold a password: shown without it, in JSON too."""
+"""A URL that may hold a password: shown without the password, in JSON too."""
 
 
-def _hide_secrets(properties: dict[str, str]) -> dict[str, str]:
+def _hide_spark_secrets(properties: dict[str, str]) -> dict[str, str]:
     return {
         name: SecretText(value) if is_secret_name(name) else SecretUrl(value)
         for name, value in properties.items()
     }
 
 
-def _shown(properties: dict[str, str]) -> dict[str, str]:
+def _strings_without_secrets(properties: dict[str, str]) -> dict[str, str]:
     return {name: str(value) for name, value in properties.items()}
 
 
-class _Part(BaseModel):
+class _SettingGroup(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True
     )
 
 
-class TopicSettings(_Part):
+class TopicSettings(_SettingGroup):
     """A topic isolates the traffic of its types in Redis."""
 
     slot_amount: int | None = Field(
@@ -54,7 +54,7 @@ class TopicSettings(_Part):
     )
 
 
-class TimerSettings(_Part):
+class TimerSettings(_SettingGroup):
     """The Redis timer."""
 
     horizon_s: float = Field(
@@ -103,7 +103,7 @@ class TimerSettings(_Part):
         return round((self.horizon_s + self.slack_s) * 1000)
 
     @model_validator(mode="after")
-    def _relations(self) -> Self:
+    def _check_relations(self) -> Self:
         if self.load_tick_s > self.horizon_s / 3:
             raise ValueError(
                 f"load_tick_s ({self.load_tick_s:g}) must be at most a third of horizon_s "
@@ -112,7 +112,7 @@ class TimerSettings(_Part):
         return self
 
 
-class ScannerSettings(_Part):
+class ScannerSettings(_SettingGroup):
     """The safety net below the timer; the engine where there is no Redis."""
 
     grace_s: float = Field(
@@ -122,7 +122,7 @@ class ScannerSettings(_Part):
     page: int = Field(500, ge=1, le=2000, description="rows per shard and scan")
 
 
-class WorkerSettings(_Part):
+class WorkerSettings(_SettingGroup):
     """The process that runs handlers."""
 
     concurrency: int = Field(32, ge=1, le=1000, description="handler threads")
@@ -184,7 +184,7 @@ class WorkerSettings(_Part):
     )
 
     @model_validator(mode="after")
-    def _relations(self) -> Self:
+    def _check_relations(self) -> Self:
         if self.lease_margin_s >= self.lease_allowance_s:
             raise ValueError(
                 f"lease_margin_s ({self.lease_margin_s:g}) must be below lease_allowance_s "
@@ -215,7 +215,7 @@ TlsKey = Annotated[
 ]
 
 
-def _check_tls(part: ClusterSettings | MysqlSettings) -> None:
+def _check_tls_settings(part: ClusterSettings | MysqlSettings) -> None:
     """Raises ValueError for files that would have no effect, and for `verify_ca` without `tls_ca`."""
     if part.tls_ca is not None and not part.tls.startswith("verify"):
         raise ValueError(
@@ -236,7 +236,7 @@ def _check_tls(part: ClusterSettings | MysqlSettings) -> None:
         raise ValueError("tls_key is set without tls_cert")
 
 
-class ClusterSettings(_Part):
+class ClusterSettings(_SettingGroup):
     """Sharing the work among nodes through ZooKeeper."""
 
     session_timeout_s: float = Field(
@@ -270,21 +270,21 @@ class ClusterSettings(_Part):
     tls_key: TlsKey = None
 
     @model_validator(mode="after")
-    def _relations(self) -> Self:
-        _check_tls(self)
+    def _check_relations(self) -> Self:
+        _check_tls_settings(self)
         if self.auth_by == "sasl" and self.auth is None:
             raise ValueError("auth_by is 'sasl', but auth is not set: set it to 'user:password'")
         return self
 
     @field_validator("auth")
     @classmethod
-    def _auth(cls, value: SecretStr | None) -> SecretStr | None:
+    def _check_auth_format(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not re.fullmatch(r"[^:]+:.+", value.get_secret_value()):
             raise ValueError("must be 'user:password'")
         return value
 
 
-class MysqlSettings(_Part):
+class MysqlSettings(_SettingGroup):
     """TLS of all connections to MySQL and MariaDB."""
 
     tls: Literal["off", "preferred", "required", "verify_ca", "verify_identity"] = Field(
@@ -298,12 +298,12 @@ class MysqlSettings(_Part):
     tls_key: TlsKey = None
 
     @model_validator(mode="after")
-    def _relations(self) -> Self:
-        _check_tls(self)
+    def _check_relations(self) -> Self:
+        _check_tls_settings(self)
         return self
 
 
-class HttpSettings(_Part):
+class HttpSettings(_SettingGroup):
     """The node's own HTTP: metrics and health."""
 
     host: str = Field("127.0.0.1", min_length=1, description="the address to listen on")
@@ -315,7 +315,7 @@ class HttpSettings(_Part):
     )
 
 
-def _days(value: object) -> object:
+def _parse_days(value: object) -> object:
     try:
         days = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -325,10 +325,10 @@ def _days(value: object) -> object:
     return "none" if value == "none" else days
 
 
-Days = Annotated[float | Literal["none"], BeforeValidator(_days)]
+Days = Annotated[float | Literal["none"], BeforeValidator(_parse_days)]
 
 
-class RetentionSettings(_Part):
+class RetentionSettings(_SettingGroup):
     """How long what has ended is kept, in days; 'none' keeps it for good."""
 
     days: Days = Field(
@@ -367,24 +367,24 @@ class RetentionSettings(_Part):
 
     @field_validator("types")
     @classmethod
-    def _types(cls, value: dict[str, float]) -> dict[str, float]:
+    def _check_type_names(cls, value: dict[str, float]) -> dict[str, float]:
         for name in value:
             check_biz_type(name)
         return value
 
     @field_validator("replicas")
     @classmethod
-    def _replicas(cls, value: dict[int, tuple[Url, ...]]) -> dict[int, tuple[Url, ...]]:
+    def _check_replica_urls(cls, value: dict[int, tuple[Url, ...]]) -> dict[int, tuple[Url, ...]]:
         for index, urls in value.items():
             for text in urls:
-                url = database_url(text, f"a URL of database {index}", needs_database=False)
+                url = parse_database_url(text, f"a URL of database {index}", needs_database=False)
                 if url.get_backend_name() not in MYSQL:
                     raise ValueError(f"a URL of database {index} must be mysql or mariadb")
         return value
 
     @property
-    def days_min(self) -> Days:
-        """What has ended later than so many days ago is kept, whatever it is."""
+    def shortest_retention_days(self) -> Days:
+        """The shortest of the limits for jobs, in days: no job is deleted sooner after its end."""
         every = [d for d in (self.days, self.dead_days, *self.types.values()) if d != "none"]
         return min(every, default="none")
 
@@ -392,7 +392,7 @@ class RetentionSettings(_Part):
 OVERDUE_S = 120.0
 
 
-class ReconcileSettings(_Part):
+class ReconcileSettings(_SettingGroup):
     """Comparing the databases with Redis, and the other work of the night (docs/how-to/reconcile.md)."""
 
     watch_s: Annotated[float, Field(ge=1, le=86_400)] | Literal["none"] = Field(
@@ -442,13 +442,15 @@ class ReconcileSettings(_Part):
         "Spark knows; 'none': nowhere",
     )
     spark: Annotated[
-        dict[str, str], AfterValidator(_hide_secrets), PlainSerializer(_shown, when_used="json")
+        dict[str, str],
+        AfterValidator(_hide_spark_secrets),
+        PlainSerializer(_strings_without_secrets, when_used="json"),
     ] = Field(
         default_factory=dict, description="properties for Spark, as 'spark.driver.memory' = '2g'"
     )
 
 
-class LimitSettings(_Part):
+class LimitSettings(_SettingGroup):
     """Bounds on what comes from outside."""
 
     attribute_bytes: int = Field(

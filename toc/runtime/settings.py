@@ -52,7 +52,7 @@ from toc.runtime.setting_groups import (
     Url,
     WorkerSettings,
 )
-from toc.runtime.urls import check_driver, check_redis_url, database_url
+from toc.runtime.urls import check_mysql_driver, check_redis_url, parse_database_url
 
 DEV_DIR = Path(".toc")
 """Where `toc dev` keeps its databases and its Redis socket, in the working directory."""
@@ -131,16 +131,16 @@ class Settings(BaseSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _known_variables(cls, values: Any) -> Any:
+    def _refuse_bad_variables(cls, values: Any) -> Any:
         # The source of pydantic passes over what it does not know.
-        faults = unknown_variables(os.environ) + empty_variables(os.environ)
+        faults = find_unknown_variables(os.environ) + find_empty_variables(os.environ)
         if faults:
             raise ValueError("\n".join(faults))
         return values
 
     @field_validator("databases", mode="before")
     @classmethod
-    def _split(cls, value: Any) -> Any:
+    def _split_database_urls(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
         if not value.lstrip().startswith("["):
@@ -158,10 +158,10 @@ class Settings(BaseSettings):
 
     @field_validator("databases")
     @classmethod
-    def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_database_urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
             raise ValueError("needs at least one database URL")
-        urls = [database_url(text, f"URL number {index}") for index, text in enumerate(value)]
+        urls = [parse_database_url(text, f"URL number {index}") for index, text in enumerate(value)]
         kinds = {url.get_backend_name() for url in urls}
         if "sqlite" in kinds and len(kinds) > 1:
             raise ValueError("SQLite cannot be mixed with other kinds")
@@ -169,14 +169,17 @@ class Settings(BaseSettings):
             raise ValueError("all databases need the same driver")
         if len(set(value)) != len(value):
             raise ValueError("a database is named twice")
-        check_driver(urls[0], "URL number 0")
+        check_mysql_driver(urls[0], "URL number 0")
         return value
 
     @field_validator("moving")
     @classmethod
-    def _moving(cls, value: dict[int, str]) -> dict[int, str]:
+    def _check_moving_urls(cls, value: dict[int, str]) -> dict[int, str]:
         for index, text in value.items():
-            if database_url(text, f"the URL of database {index}").get_backend_name() != "mysql":
+            if (
+                parse_database_url(text, f"the URL of database {index}").get_backend_name()
+                != "mysql"
+            ):
                 raise ValueError(
                     f"the URL of database {index} must be mysql: no other can be moved"
                 )
@@ -184,7 +187,7 @@ class Settings(BaseSettings):
 
     @field_validator("redis_url")
     @classmethod
-    def _redis(cls, value: str) -> str:
+    def _check_redis_url(cls, value: str) -> str:
         if value != "none" and not value.startswith(REDIS_SCHEMES):
             raise ValueError(f"must be 'none' or begin with one of: {' '.join(REDIS_SCHEMES)}")
         check_redis_url(value)
@@ -192,13 +195,13 @@ class Settings(BaseSettings):
 
     @field_validator("zookeeper_hosts")
     @classmethod
-    def _zookeeper(cls, value: str) -> str:
+    def _check_zookeeper_hosts(cls, value: str) -> str:
         if value != "none" and not _ZOOKEEPER_HOSTS.fullmatch(value):
             raise ValueError("must be 'none' or 'host:port,host:port', and may end with '/path'")
         return value
 
     @model_validator(mode="after")
-    def _relations(self) -> Self:
+    def _check_relations(self) -> Self:
         if not is_power_of_two(self.shards) or self.shards > SHARDS_MAX:
             raise ValueError(f"shards must be a power of two up to {SHARDS_MAX}, got {self.shards}")
         if not is_power_of_two(len(self.databases)) or len(self.databases) > self.shards:
@@ -209,7 +212,7 @@ class Settings(BaseSettings):
             if not 0 <= index < len(self.databases):
                 raise ValueError(f"retention.replicas: there is no database {index}")
         scanner, overdue_s = self.scanner, self.reconcile.overdue_s
-        if overdue_s is not None and self.has_timer and overdue_s < self._scanned_s:
+        if overdue_s is not None and self.has_timer and overdue_s < self._scanner_delay_s_max:
             raise ValueError(
                 f"reconcile.overdue_s ({overdue_s:g}) must be at least scanner.grace_s "
                 f"({scanner.grace_s:g}) + 2 x scanner.tick_s ({scanner.tick_s:g}): else it counts "
@@ -232,7 +235,7 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _moves(self) -> Self:
+    def _check_moves(self) -> Self:
         for index, text in self.moving.items():
             if not 0 <= index < len(self.databases):
                 raise ValueError(f"moving: there is no database {index}")
@@ -271,11 +274,11 @@ class Settings(BaseSettings):
     def overdue_s(self) -> float:
         """From when on a job that is due counts as overdue, in seconds."""
         given = self.reconcile.overdue_s
-        return given if given is not None else max(OVERDUE_S, self._scanned_s)
+        return given if given is not None else max(OVERDUE_S, self._scanner_delay_s_max)
 
     @property
-    def _scanned_s(self) -> float:
-        """So late at most is what the scanner takes in its own time."""
+    def _scanner_delay_s_max(self) -> float:
+        """How many seconds overdue a job can be before a healthy scanner claims it."""
         return self.scanner.grace_s + 2 * self.scanner.tick_s
 
     @property
@@ -294,7 +297,7 @@ class Settings(BaseSettings):
 
     def json_with_passwords(self) -> str:
         """All settings as JSON, with their passwords: for child processes, and never to be shown."""
-        return json.dumps(self.model_dump(), default=_reveal)
+        return json.dumps(self.model_dump(), default=_reveal_secret)
 
     def slots_of(self, topic: str) -> int:
         """The slot_amount of a topic."""
@@ -316,15 +319,15 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, _Toml(settings_cls, config_file())
+        return init_settings, env_settings, _TomlFile(settings_cls, config_file_path())
 
 
-def _reveal(value: object) -> str:
+def _reveal_secret(value: object) -> str:
     return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
 
-class _Toml(TomlConfigSettingsSource):
-    """The file; it may begin with a byte order mark, as some editors write it."""
+class _TomlFile(TomlConfigSettingsSource):
+    """Reads the TOML file, which may begin with a byte order mark, as some editors write it."""
 
     def _read_file(self, file_path: Path | Traversable) -> dict[str, Any]:
         try:
@@ -333,7 +336,7 @@ class _Toml(TomlConfigSettingsSource):
             raise ValueError("is not UTF-8 text: save it as UTF-8") from None
 
 
-def config_file() -> Path:
+def config_file_path() -> Path:
     """The TOML file: TOC_CONFIG, else toc.toml in the working directory (which need not exist)."""
     return Path(os.environ.get("TOC_CONFIG") or "toc.toml")
 
@@ -347,16 +350,16 @@ def load_settings(**overrides: Any) -> Settings:
         return Settings(**overrides)
     except ValidationError as error:
         raise SettingsError(
-            "\n".join(_fault(fault) for fault in error.errors(include_url=False))
+            "\n".join(_format_fault(fault) for fault in error.errors(include_url=False))
         ) from None
     except ValueError as error:  # TOML that cannot be parsed
-        raise SettingsError(f"{config_file()}: {error}") from None
+        raise SettingsError(f"{config_file_path()}: {error}") from None
 
 
 # ---- names
 
 
-def variable_of(path: Iterable[str]) -> str:
+def environment_variable_of(path: Iterable[str]) -> str:
     """The environment variable of a setting: ("worker", "concurrency") is TOC_WORKER__CONCURRENCY."""
     return "TOC_" + "__".join(path).upper()
 
@@ -381,8 +384,8 @@ MOVE_OLD_URL, MOVE_NEW_URL = "TOC_MOVE_OLD_URL", "TOC_MOVE_NEW_URL"
 """Of `toc move`: accounts that may do it. No setting, so that nothing else ever gets to know them."""
 
 
-def empty_variables(environ: Mapping[str, str]) -> list[str]:
-    """A line for each variable of a setting that is there and empty: "unset" it would mean the default."""
+def find_empty_variables(environ: Mapping[str, str]) -> list[str]:
+    """An error line for each empty TOC_ variable, because an unset variable would mean the default."""
     return [
         f"{variable}: is empty: give it a value, or unset it"
         for variable in sorted(environ)
@@ -393,10 +396,10 @@ def empty_variables(environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def unknown_variables(environ: Iterable[str]) -> list[str]:
-    """A line for each variable that begins with TOC_ and is no setting, with the nearest name."""
+def find_unknown_variables(environ: Iterable[str]) -> list[str]:
+    """An error line for each variable that begins with TOC_ and is no setting, with the nearest name."""
     paths = list(setting_paths())
-    names = [variable_of(path) for path in paths if "*" not in path]
+    names = [environment_variable_of(path) for path in paths if "*" not in path]
     faults = []
     for variable in sorted(environ):
         if (
@@ -406,7 +409,8 @@ def unknown_variables(environ: Iterable[str]) -> list[str]:
         ):
             continue
         if any(
-            _leads_to(variable.removeprefix("TOC_").lower().split("__"), path) for path in paths
+            _is_setting_or_group(variable.removeprefix("TOC_").lower().split("__"), path)
+            for path in paths
         ):
             continue
         near = get_close_matches(variable, [*names, "TOC_CONFIG"], n=1)
@@ -415,7 +419,7 @@ def unknown_variables(environ: Iterable[str]) -> list[str]:
     return faults
 
 
-def _leads_to(given: list[str], path: tuple[str, ...]) -> bool:
+def _is_setting_or_group(given: list[str], path: tuple[str, ...]) -> bool:
     """Whether the names are a setting, or a group that holds it (which may be given as JSON)."""
     return len(given) <= len(path) and all(
         want in ("*", name) for name, want in zip(given, path, strict=False)
@@ -429,8 +433,8 @@ _SECRETS = {
 """Settings whose values no error shows."""
 
 
-def _fault(fault: Any) -> str:
-    """One fault of pydantic as a line. Never the value of a URL or of an unknown name: it may be secret."""
+def _format_fault(fault: Any) -> str:
+    """An error of pydantic as a line, without values of URLs and unknown names, which may be secret."""
     path = tuple(str(part) for part in fault["loc"])
     name, text = ".".join(path), fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "extra_forbidden":
@@ -438,17 +442,21 @@ def _fault(fault: Any) -> str:
         return f"{name}: unknown setting" + (f"; did you mean {near[0]}?" if near else "")
     if not name:
         return str(text)
-    given = f", got {mask_secrets(repr(fault['input']))}" if _may_show(path, fault["input"]) else ""
+    given = (
+        f", got {mask_secrets(repr(fault['input']))}"
+        if _may_show_value(path, fault["input"])
+        else ""
+    )
     return f"{name}: {text}{given}"
 
 
-def _may_show(path: tuple[str, ...], value: object) -> bool:
-    """Whether an error may show the value: of one setting that is no secret, never of a group or a list."""
+def _may_show_value(path: tuple[str, ...], value: object) -> bool:
+    """Whether an error may show the value: only that of a single setting that is no secret."""
     if isinstance(value, str) and path[0] == "zookeeper_hosts" and "@" in value:
         return False  # a user and a password, as other URLs have them
     is_secret = path[0] in _SECRETS or path[:2] in _SECRETS or is_secret_name(path[-1])
     is_setting = any(
-        len(known) <= len(path) and _leads_to([*path[: len(known)]], known)
+        len(known) <= len(path) and _is_setting_or_group([*path[: len(known)]], known)
         for known in setting_paths()
     )
     return is_setting and not is_secret and isinstance(value, (str, int, float))

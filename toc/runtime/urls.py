@@ -31,7 +31,7 @@ _SETTINGS = {
 """Options that have a setting instead."""
 
 
-def database_url(text: str, name: str, *, needs_database: bool = True) -> URL:
+def parse_database_url(text: str, name: str, *, needs_database: bool = True) -> URL:
     """The URL of a MySQL, MariaDB or SQLite database, checked. `name`: what errors call the URL.
 
     Raises ValueError with the rule that is broken. No error shows the URL: it may hold a password.
@@ -51,17 +51,17 @@ def database_url(text: str, name: str, *, needs_database: bool = True) -> URL:
         raise ValueError(f"{name} has more than one @: write the one in user or password as %40")
     if kind != "sqlite" and "@" in text and url.username is None:
         raise ValueError(f"{name} has its @ behind a /: write a / in the user as %2F")
-    _check_decoded(name, url)
+    _check_no_control_characters(name, url)
     if kind == "sqlite":
-        _check_file(name, url.database or "")
+        _check_sqlite_path(name, url.database or "")
     elif needs_database and not url.database:
         raise ValueError(f"{name} must name a database")
     for option, value in url.query.items():
-        _check_option(name, kind, option, value)
+        _check_url_option(name, kind, option, value)
     return url
 
 
-def _check_decoded(name: str, url: URL) -> None:
+def _check_no_control_characters(name: str, url: URL) -> None:
     """Raises ValueError for a control character, written as %0a: logs and scripts show these parts."""
     parts = {"user": url.username, "host": url.host, "database": url.database}
     for part, value in parts.items():
@@ -86,13 +86,13 @@ def check_redis_url(text: str) -> None:
             "there is an @ behind a / ? or #: write these in a password as %2F %3F %23"
         )
     auth, _, hosts = head.rpartition("@")
-    _check_auth(auth, rest)
+    _check_redis_credentials(auth, rest)
     if is_socket:
         if auth and hosts:
             raise ValueError(
                 "behind the @ must come the absolute path of the socket: unix://:password@/path"
             )
-        check_socket(rest.rpartition("@")[2].partition("?")[0])
+        check_socket_path(rest.rpartition("@")[2].partition("?")[0])
         return
     port = re.fullmatch(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::(.*))?", hosts.partition(",")[0])
     if port is None or not (port[1] or "0").isdecimal():
@@ -105,7 +105,7 @@ def check_redis_url(text: str) -> None:
         raise ValueError("what is in [ ] must be an IPv6 address") from None
 
 
-def _check_auth(auth: str, rest: str) -> None:
+def _check_redis_credentials(auth: str, rest: str) -> None:
     """Raises ValueError for what stands before the @ and is not user:password."""
     if "[" in auth or "]" in auth:
         raise ValueError("there is a [ or ] before the @: write these in a password as %5B %5D")
@@ -115,7 +115,7 @@ def _check_auth(auth: str, rest: str) -> None:
         )
 
 
-def _check_file(name: str, path: str) -> None:
+def _check_sqlite_path(name: str, path: str) -> None:
     """Raises ValueError for what is no file: each connection would have an empty database of its own."""
     if not path or ":memory:" in path or path.startswith("file:"):
         raise ValueError(
@@ -124,7 +124,7 @@ def _check_file(name: str, path: str) -> None:
         )
 
 
-def check_driver(url: URL, name: str) -> None:
+def check_mysql_driver(url: URL, name: str) -> None:
     """Raises ValueError for mysql:// where the driver that it means is not installed."""
     if url.drivername in MYSQL and find_spec("MySQLdb") is None:
         raise ValueError(
@@ -133,7 +133,7 @@ def check_driver(url: URL, name: str) -> None:
         )
 
 
-def check_socket(path: str) -> None:
+def check_socket_path(path: str) -> None:
     """Raises ValueError for a path that no Unix socket can have."""
     size = len(os.fsencode(path))
     if size > SOCKET_BYTES_MAX:
@@ -143,7 +143,7 @@ def check_socket(path: str) -> None:
         )
 
 
-def _check_option(name: str, kind: str, option: str, value: str | tuple[str, ...]) -> None:
+def _check_url_option(name: str, kind: str, option: str, value: str | tuple[str, ...]) -> None:
     """Raises ValueError for an option that is not allowed, or not with this value."""
     if kind == "sqlite":
         raise ValueError(f"{name}: the option {option!r} is not allowed: SQLite URLs take none")

@@ -24,10 +24,10 @@ from toc.store.due_pages import SHARDS_PER_QUERY_MAX, DuePages
 WASTE = 200
 FRUITLESS_S_MAX = 1.0  # a round ends after so long of reading rows that this node cannot claim
 REST_S_MAX = 600.0
-NO_PERMITS_S = 1.0  # it is woken when there are permits again
+NO_PERMITS_S = 1.0  # the fallback is woken earlier when permits are returned
 
 
-class OverdueShards(NamedTuple):
+class OverdueShardCount(NamedTuple):
     """How many of a database's `of` shards had a job overdue by more than `grace_s` at the last check.
 
     `since_ms`: since when there is such a shard, by this machine's wall clock; None: there is none.
@@ -39,7 +39,7 @@ class OverdueShards(NamedTuple):
     since_ms: int | None
 
 
-class Fallback(Service):
+class FallbackScanner(Service):
     """Checks all `shards` of one database; claims in those that this node does not scan itself.
 
     `start_at`: the first shard; each node begins at another one. `grace_ms`: longer than an owner and a
@@ -66,26 +66,26 @@ class Fallback(Service):
         self._shards = [*shards[first:], *shards[:first]]
         self._grace_ms, self._period_s = grace_ms, period_s
         self._scanned: frozenset[int] = frozenset()
-        # What is left of the current round: (shard, (due_ms, job_id) of the last row read).
+        # The shards left in the current round: (shard, (due_ms, job_id) of the last row read).
         self._found: deque[tuple[int, tuple[int, int]]] = deque()
         self._waits_for_permits = False
         self._began_s, self._wasted_s, self._fruitless_s = clock.monotonic_s(), 0.0, 0.0
-        self.overdue = OverdueShards(0, len(self._shards), grace_ms / 1000, None)
-        """By the last check that the database answered."""
+        self.overdue = OverdueShardCount(0, len(self._shards), grace_ms / 1000, None)
+        """The result of the last check that the database answered."""
 
-    def set_shards(self, scanned: Collection[int]) -> None:
+    def set_own_shards(self, scanned: Collection[int]) -> None:
         """Sets the shards that this node scans itself, as their owner or deputy. Any thread."""
         self._scanned = frozenset(scanned)
 
-    def wake_for_permits(self) -> None:
-        """Wakes it at once if it waits for permits."""
+    def wake_if_waiting_for_permits(self) -> None:
+        """Wakes the fallback at once if it waits for permits."""
         if self._waits_for_permits:
             self.wake()
 
     def run_once(self) -> float:
-        """Checks all shards, or claims one page of one. Returns the seconds until the next step."""
+        """Checks all shards, or claims a page of one shard. Returns the seconds until the next step."""
         if self._found:
-            return self._claim_page()
+            return self._claim_overdue_page()
         rest_s = max(self._period_s, min(WASTE * self._wasted_s, REST_S_MAX))
         wait_s = self._began_s + rest_s - self._clock.monotonic_s()
         if wait_s > 0:
@@ -97,7 +97,7 @@ class Fallback(Service):
     def _find_overdue_shards(self) -> None:
         found: list[int] = []
         for at in range(0, len(self._shards), SHARDS_PER_QUERY_MAX):
-            found += self._shards_with_overdue(self._shards[at : at + SHARDS_PER_QUERY_MAX])
+            found += self._shards_with_overdue_rows(self._shards[at : at + SHARDS_PER_QUERY_MAX])
         since_ms = (self.overdue.since_ms or self._clock.wall_ms()) if found else None
         self.overdue = self.overdue._replace(shards=len(found), since_ms=since_ms)
         metrics.SHARDS_OVERDUE.labels(f"database_{self._database}").set(len(found))
@@ -112,8 +112,8 @@ class Fallback(Service):
                 len(self._found), len(self._shards), self._database, self._grace_ms / 1000,
             )  # fmt: skip
 
-    def _shards_with_overdue(self, block: Sequence[int]) -> list[int]:
-        """The shards of the block that have overdue rows. Shards that cannot be read are left out."""
+    def _shards_with_overdue_rows(self, block: Sequence[int]) -> list[int]:
+        """The shards of the block that have overdue rows, without shards that cannot be read."""
         began_s = self._clock.monotonic_s()
         try:
             overdue = self._pages.find_overdue_shards(dict.fromkeys(block, self._grace_ms))
@@ -126,19 +126,23 @@ class Fallback(Service):
         if len(block) == 1 or not self._pages.database_answers(block[0]):
             return []
         half = len(block) // 2
-        return self._shards_with_overdue(block[:half]) + self._shards_with_overdue(block[half:])
+        return self._shards_with_overdue_rows(block[:half]) + self._shards_with_overdue_rows(
+            block[half:]
+        )
 
-    def _claim_page(self) -> float:
-        permits = self._overdue_pages.take_permits()
+    def _claim_overdue_page(self) -> float:
+        permits = self._overdue_pages.take_page_permits()
         self._waits_for_permits = not permits
         if not permits:
             return NO_PERMITS_S
         shard, after = self._found.popleft()
         found_s, claimed, page = self._clock.monotonic_s(), 0, None
         try:
-            page = self._overdue_pages.read(shard, after, self._grace_ms, permits, found_s)
-            claimed = self._overdue_pages.claim(page)
-            if page.has_more:  # read them after the other shards
+            page = self._overdue_pages.read_overdue_page(
+                shard, after, self._grace_ms, permits, found_s
+            )
+            claimed = self._overdue_pages.claim_overdue_page(page)
+            if page.has_more:  # the next page is read after the other shards
                 self._found.append((shard, page.after))
         except Exception as error:  # noqa: BLE001 - as above
             self._log_throttle.warning("page", "%s: shard %d: %s", self.name, shard, error)

@@ -1,11 +1,11 @@
-"""Reads pages of overdue rows and has them claimed, as far as there are permits."""
+"""Reads pages of overdue rows and sends the rows to a claim stage, as far as there are permits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from toc.runtime.batch import Batch, ClaimAnswer, PermitSource
+from toc.runtime.job_batch import BatchClaimAnswer, JobBatch, PermitSource
 from toc.runtime.service import Inbox
 from toc.store.due_pages import DuePages
 
@@ -23,50 +23,50 @@ class OverduePage(NamedTuple):
 
 
 class OverduePages:
-    """Pages of one database. `types()`: type numbers with a handler here, None for all."""
+    """Overdue pages of one database. `types()`: type numbers with a handler in this process; None: all."""
 
     def __init__(
         self,
         database: int,
         pages: DuePages,
         permits: PermitSource,
-        inbox: Inbox[Batch],
+        inbox: Inbox[JobBatch],
         types: Callable[[], Collection[int] | None],
         page_rows: int,
     ) -> None:
         self._database, self._pages, self._permits = database, pages, permits
         self._inbox, self._types, self._page_rows = inbox, types, page_rows
 
-    def take_permits(self) -> int:
-        """Takes permits for a page; 0: there are none now."""
-        return self._permits.take(self._database, self._page_rows)
+    def take_page_permits(self) -> int:
+        """Takes permits for a page, and returns how many; 0: no permit is free now."""
+        return self._permits.take_permits(self._database, self._page_rows)
 
-    def read(
+    def read_overdue_page(
         self, shard: int, after: tuple[int, int], grace_ms: int, permits: int, found_s: float
     ) -> OverduePage:
         """Reads up to `permits` rows that are overdue by more than `grace_ms`.
 
-        Gives back, before the claim, the permits for which no row was found; all if the read raises.
+        Returns, before the claim, the permits for which no row was found; all permits if the read raises.
         """
         unused = permits
         try:
             rows = self._pages.read_overdue_rows(shard, after, grace_ms, self._types(), permits)
             unused -= len(rows)
         finally:
-            self._permits.give_back(self._database, unused)
+            self._permits.return_permits(self._database, unused)
         after = (rows[-1].due_ms, rows[-1].job_id) if rows else after
         job_ids = [row.job_id for row in rows]
         return OverduePage(shard, job_ids, found_s, after, len(rows) == permits)
 
-    def claim(self, page: OverduePage) -> int:
-        """Has the rows claimed; returns how many of their jobs are to be run. Raises the claim's error."""
+    def claim_overdue_page(self, page: OverduePage) -> int:
+        """Sends the rows to the claim stage; returns how many jobs will run. Raises the claim's error."""
         if not page.job_ids:
             return 0
-        answer = ClaimAnswer()
-        self._inbox.put(
-            Batch(
+        answer = BatchClaimAnswer()
+        self._inbox.enqueue(
+            JobBatch(
                 "", {page.shard: page.job_ids}, None, page.found_s,
                 popped=False, permits=len(page.job_ids), answer=answer,
             )
         )  # fmt: skip
-        return answer.wait()
+        return answer.wait_for_claim()

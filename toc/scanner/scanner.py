@@ -73,8 +73,8 @@ class Scanner(Service):
         self._new_shards.append((sorted({*shards, *deputy}), deputy, stretch))
         self.wake()
 
-    def wake_for_permits(self) -> None:
-        """Wakes it at once if it waits for permits; does not shorten the wait for the next round."""
+    def wake_if_waiting_for_permits(self) -> None:
+        """Wakes the scanner at once if it waits for permits, but not if it waits for the next round."""
         if self._waits_for_permits:
             self.wake()
 
@@ -84,11 +84,11 @@ class Scanner(Service):
         A round through all shards is spread evenly over one tick: at once, it would delay the handlers'
         threads by tens of milliseconds.
         """
-        self._take_new_shards()
+        self._apply_new_shards()
         urgent = not self._timer_available()
         tick_s = (min(self._tick_s, URGENT_S) if urgent else self._tick_s) * self._stretch
         if self._found:
-            return self._scan_first_found()
+            return self._scan_first_found_shard()
         wait_s = self._check_ended_s + tick_s * self._tick_share - self._clock.monotonic_s()
         if wait_s > 0:
             return min(wait_s, URGENT_S)  # a short wait, since the timer may become unavailable
@@ -96,7 +96,7 @@ class Scanner(Service):
         self._find_overdue_shards(grace_ms, 2 * grace_ms + round(tick_s * 1000))
         return 0
 
-    def _take_new_shards(self) -> None:
+    def _apply_new_shards(self) -> None:
         if not self._new_shards:
             return
         # The round continues: if each change restarted it, the last shards might never be scanned.
@@ -124,35 +124,37 @@ class Scanner(Service):
             found |= self._pages.find_overdue_shards(asked)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the database's, or one table's
             self._log_throttle.warning("check", "scanner: shards %s: %s", [*asked], error)
-            # Each shard is scanned by itself, which shows which one is broken.
+            # Each shard is then scanned separately, which shows the broken shard.
             found = found.union(asked) if self._pages.database_answers(block[0]) else set()
         self._found.extend((shard, grace[shard]) for shard in block if shard in found)
-        self._end_check(len(block) / len(self._owned) if block else 1.0)
+        self._record_check_end(len(block) / len(self._owned) if block else 1.0)
 
-    def _end_check(self, share: float) -> None:
+    def _record_check_end(self, share: float) -> None:
         self._check_ended_s, self._tick_share = self._clock.monotonic_s(), share
 
-    def _scan_first_found(self) -> float:
+    def _scan_first_found_shard(self) -> float:
         """Scans one page of the first shard in `_found`."""
         shard, grace_ms = self._found[0]
-        permits = self._overdue_pages.take_permits()
+        permits = self._overdue_pages.take_page_permits()
         self._waits_for_permits = not permits
         if not permits:
             return NO_PERMITS_S
-        if not self._scan_or_log(shard, grace_ms, permits):
+        if not self._scan_page_or_log(shard, grace_ms, permits):
             self._after = BEGINNING
             self._found.popleft()
             if not self._found:  # if jobs were claimed, the next block may have some too: no pause
-                self._end_check(0.0 if self._claimed else self._tick_share)
+                self._record_check_end(0.0 if self._claimed else self._tick_share)
                 self._claimed = 0
         return 0
 
-    def _scan_or_log(self, shard: int, grace_ms: int, permits: int) -> bool:
-        """Scans one page; True: there may be more rows. One broken shard must not stop the others' scan."""
+    def _scan_page_or_log(self, shard: int, grace_ms: int, permits: int) -> bool:
+        """Scans one page; True: there may be more rows. A broken shard must not stop other scans."""
         began_s = self._clock.monotonic_s()
         try:
-            page = self._overdue_pages.read(shard, self._after, grace_ms, permits, began_s)
-            self._claimed += self._overdue_pages.claim(page)
+            page = self._overdue_pages.read_overdue_page(
+                shard, self._after, grace_ms, permits, began_s
+            )
+            self._claimed += self._overdue_pages.claim_overdue_page(page)
             self._after = page.after
         except (StoreUnavailable, SchemaMismatch) as error:
             self._log_throttle.warning("scan", "scanner: shard %d: %s", shard, error)

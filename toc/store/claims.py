@@ -155,7 +155,7 @@ class Claims:
             (database.job_table_name(shard), sorted(ids))
             for shard, ids in sorted(ids_by_shard.items())
         ]
-        bounds = database.server_clock.bounds()
+        bounds = database.server_clock.statement_bounds()
         statement = self._claim_before if now_ms is not None else self._claim_due
         until_ms = bounds.due_ms
         if now_ms is not None:
@@ -186,7 +186,7 @@ class Claims:
         try, whose COMMIT was sent and whose answer was lost.
         """
         sent = False  # True: a COMMIT was sent, and may take effect at any time
-        table, bounds = database.job_table_name(shard), database.server_clock.bounds()
+        table, bounds = database.job_table_name(shard), database.server_clock.statement_bounds()
         reason = f"the lease of {seen_token} was over"
         running, actor = Status.RUNNING, process_of_token(token)
         times = {"lease_until": bounds.lease_ms, "lease_from": bounds.from_ms}
@@ -236,7 +236,10 @@ class Claims:
 
         False: the row is locked, or does not run under `seen_token` any more.
         """
-        table, lease_ms = database.job_table_name(shard), database.server_clock.bounds().lease_ms
+        table, lease_ms = (
+            database.job_table_name(shard),
+            database.server_clock.statement_bounds().lease_ms,
+        )
         transition = TransitionEvent(
             "bury", Status.RUNNING, Status.DEAD, process_of_token(actor), error
         )
@@ -329,7 +332,7 @@ class Claims:
         if kind is OutcomeKind.DONE:
             changes = [self._settles[kind].bind(table, ids, token=token)]
         elif kind is OutcomeKind.GIVE_BACK and not previous_token:
-            until_ms = database.server_clock.bounds().due_ms
+            until_ms = database.server_clock.statement_bounds().due_ms
             changes = [self._settles[kind].bind(table, ids, token=token, until=until_ms)]
         else:  # each outcome of another kind has its own time, reason and event
             changes = [
@@ -353,7 +356,7 @@ class Claims:
         values: dict[str, Any] = {"token": outcome.token}
         if outcome.previous_token:
             after, what = Status.RUNNING, "undo_take_over"
-            until_ms = database.server_clock.bounds().lease_ms
+            until_ms = database.server_clock.statement_bounds().lease_ms
             values |= {"seen": outcome.previous_token, "until": until_ms}
             yield self._undo_take_over.bind(table, ids, **values)
         else:

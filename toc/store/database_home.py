@@ -241,9 +241,9 @@ class DatabaseMovePoller(Service):
             with suppress(Exception):
                 raw.close()
 
-    def _loop(self) -> None:
+    def _run_until_stopped(self) -> None:
         try:
-            super()._loop()
+            super()._run_until_stopped()
         finally:
             for new in list(self._connections):
                 self._close_connection(new)

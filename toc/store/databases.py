@@ -47,7 +47,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from toc.domain.routing import Routing, routing_hash_of
 from toc.errors import StoreUnavailable
 from toc.runtime.clock import Clock
-from toc.runtime.files import on_sqlite_connect
+from toc.runtime.private_files import on_sqlite_connect
 from toc.runtime.server_clock import ServerClock
 from toc.runtime.setting_groups import MysqlSettings
 from toc.runtime.settings import Settings

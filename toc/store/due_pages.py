@@ -70,7 +70,10 @@ class DuePages:
         Leaves out rows that are due only because that clock jumped ahead (see `runtime.server_clock`).
         `types`: only these type numbers; None: all.
         """
-        until_ms = self._databases.database_of_shard(shard).server_clock.bounds().due_ms - grace_ms
+        until_ms = (
+            self._databases.database_of_shard(shard).server_clock.statement_bounds().due_ms
+            - grace_ms
+        )
         overdue = (c.due_time <= db_now_plus(-grace_ms), c.due_time <= until_ms)
         return self._read_due_page(shard, after, overdue, types, limit)
 
@@ -84,7 +87,9 @@ class DuePages:
         if not grace_ms:
             return set()
         until_ms = (
-            self._databases.database_of_shard(next(iter(grace_ms))).server_clock.bounds().due_ms
+            self._databases.database_of_shard(next(iter(grace_ms)))
+            .server_clock.statement_bounds()
+            .due_ms
         )
         return self._find_shards_with_rows(
             _OVERDUE,

@@ -25,7 +25,7 @@ from sqlalchemy.engine import make_url
 
 from toc.errors import InvalidInput, SchemaMismatch
 from toc.runtime.clock import SystemClock
-from toc.runtime.files import make_directory, open_file
+from toc.runtime.private_files import make_private_directory, open_private_file
 from toc.runtime.settings import Settings
 from toc.store.databases import Database, Databases
 from toc.store.migration_run import ContextFactory, MigrationRun, MigrationTask, RevisionApplied
@@ -448,7 +448,7 @@ def script_paths(settings: Settings, directory: Path | None, prefix: str = "") -
     """
     count = len(settings.databases)
     if directory is not None:
-        make_directory(directory)
+        make_private_directory(directory)
         return [directory / f"{prefix}{_script_name(settings, index)}" for index in range(count)]
     if count > 1:
         raise InvalidInput(
@@ -462,7 +462,7 @@ def open_script(
     settings: Settings, index: int, paths: Sequence[Path], out: IO[str] | None, lock_wait_s: int
 ) -> Iterator[ScriptExecutor]:
     """The script of a database: in its file of `paths`, or written to `out` (default: standard output)."""
-    with open_file(paths[index], "w") if paths else nullcontext(out or sys.stdout) as file:
+    with open_private_file(paths[index], "w") if paths else nullcontext(out or sys.stdout) as file:
         target, name = schema_target(settings, index), _database_name(settings, index)
         yield ScriptExecutor(
             target, file, name, settings.routing.meta_values(), lock_wait_s=lock_wait_s

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from toc.errors import StoreUnavailable
-from toc.runtime.files import on_sqlite_connect
+from toc.runtime.private_files import on_sqlite_connect
 from toc.runtime.settings import Settings
 from toc.store.database_identity import refuse_other_database
 from toc.store.driver_errors import error_number, error_text

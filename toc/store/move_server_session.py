@@ -14,7 +14,7 @@ from sqlalchemy.engine import Dialect, make_url
 from toc.errors import MYSQL_REFUSALS, SettingsError, StoreUnavailable, TocError
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.setting_groups import MysqlSettings
-from toc.runtime.urls import database_url
+from toc.runtime.urls import parse_database_url
 from toc.store.database_home import FENCED_SQL, HOME
 from toc.store.sessions import session_arguments
 
@@ -71,7 +71,7 @@ class MoveServerSession:
         mysql: MysqlSettings | None = None,
     ) -> None:
         try:
-            parsed = database_url(url, f"the URL of the {role} server", needs_database=False)
+            parsed = parse_database_url(url, f"the URL of the {role} server", needs_database=False)
         except ValueError as error:
             raise SettingsError(f"database {index}: {error}") from None
         if parsed.get_backend_name() != "mysql":

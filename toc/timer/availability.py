@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from toc.runtime.clock import Clock
-from toc.timer.redis_errors import is_full, is_refusal
+from toc.timer.redis_errors import is_out_of_memory, is_temporary_refusal
 
 log = logging.getLogger(__name__)
 
-GROWING_VERBS = {"arm", "load_page", "begin_mark"}  # they need memory: a full server refuses them
+GROWING_VERBS = {
+    "arm",
+    "load_page",
+    "begin_mark",
+}  # verbs that need memory, which a full server refuses
 FORGET_S = 15.0  # a refusal that was not repeated for so long is dropped: another node owns the slot by now
 
 
@@ -26,11 +30,13 @@ class TimerAvailability:
         # By (topic, slot): the verb that was refused last, and when by the monotonic clock.
         self._refused: dict[tuple[str, int], tuple[str, float]] = {}
         self.unreachable = False  # the last call that concerned no single slot was not answered
-        self.unfit_reason = ""  # why Redis may lose reminders (it may evict them); "": it may not
+        self.unfit_reason = (
+            ""  # why Redis may lose reminders, e.g. by eviction; "": Redis keeps reminders
+        )
         self.takes_reminders = True
 
     @property
-    def available(self) -> bool:
+    def is_available(self) -> bool:
         if self.unreachable or self.unfit_reason:
             return False
         since_s = self._clock.monotonic_s() - FORGET_S
@@ -46,7 +52,7 @@ class TimerAvailability:
             if isinstance(answer, Exception)
         }
         if verb in GROWING_VERBS:
-            full = {slot for slot, error in refused.items() if is_full(error)}
+            full = {slot for slot, error in refused.items() if is_out_of_memory(error)}
             if full or len(refused) < len(answers):
                 self._set_takes_reminders(not full)
             refused = {slot: error for slot, error in refused.items() if slot not in full}
@@ -71,7 +77,7 @@ class TimerAvailability:
         for slot in refused:
             self._refused[topic, slot] = verb, now_s
         if new:
-            level = logging.WARNING if is_refusal(refused[new[0]]) else logging.ERROR
+            level = logging.WARNING if is_temporary_refusal(refused[new[0]]) else logging.ERROR
             text = "Redis refuses %s on %d slots of topic %s (slot %d, for example): %s"
             log.log(level, text, verb, len(new), topic, new[0], refused[new[0]])
 
@@ -79,7 +85,7 @@ class TimerAvailability:
         """Forgets the refusals of slots that answered `verb`.
 
         A "pop" or "heads" clears any refusal, because both need the right to write (see heads.lua); another
-        verb clears only its own. So a server that answers reads but refuses writes stays recorded.
+        verb clears only its own refusals. So a server that answers reads but refuses writes stays recorded.
         """
         for slot in slots:
             kept = self._refused.get((topic, slot))

@@ -14,11 +14,11 @@ from toc.runtime.clock import SystemClock
 log = logging.getLogger(__name__)
 
 PROBE_AFTER_S = 1.0  # from a failure, or from the end of a probe, to the next probe
-# A probe that has not ended by then lost its thread to a fork: another may start.
+# A probe that has not ended after this time lost its thread to a fork: another probe may start.
 PROBE_S_MAX = 60.0
 
 Probe = Callable[[list[str]], Iterable[tuple[str, Exception | None]]]
-"""Probes the named servers. Yields for each its error, or None for one that may be called again."""
+"""Probes the named servers. Yields (name, error) for each; error None: the server may be called again."""
 
 
 class CircuitBreaker:
@@ -33,8 +33,8 @@ class CircuitBreaker:
         self._next_probe_s = 0.0
         self._probe_requested = False
 
-    def error_of(self, name: str) -> Exception | None:
-        """The error of a server that must be skipped now; None for one that may be called."""
+    def error_of_failed_server(self, name: str) -> Exception | None:
+        """The error of a server that must be skipped now; None for a server that may be called."""
         return self._errors.get(name)
 
     def record_failure(self, name: str, error: Exception) -> None:
@@ -47,11 +47,11 @@ class CircuitBreaker:
             self._errors[name] = error
 
     def request_probe(self) -> None:
-        """Makes the next `probe_if_due` probe although no server failed (a cluster's slots have moved)."""
+        """Makes the next `start_probe_if_due` start a probe though no server failed (hash slots moved)."""
         self._probe_requested = True
 
-    def probe_if_due(self) -> None:
-        """Starts a probe if one is needed and due. Call it after each use of servers."""
+    def start_probe_if_due(self) -> None:
+        """Starts a probe if a probe is needed and due. To be called after each use of servers."""
         if not (self._errors or self._probe_requested):
             return
         with self._lock:
@@ -59,9 +59,9 @@ class CircuitBreaker:
             if now_s < self._next_probe_s:
                 return
             self._next_probe_s, self._probe_requested = now_s + PROBE_S_MAX, False
-        threading.Thread(target=self._run_probe, name="toc-redis-probe", daemon=True).start()
+        threading.Thread(target=self._run_server_probe, name="toc-redis-probe", daemon=True).start()
 
-    def _run_probe(self) -> None:
+    def _run_server_probe(self) -> None:
         try:
             for name, error in self._probe(list(self._errors)):
                 if error is not None:

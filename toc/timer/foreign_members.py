@@ -1,4 +1,4 @@
-"""Which members of a queue are job ids, and the record of those that are not.
+"""Separates job ids from foreign members of a queue, and counts removed foreign members.
 
 toc writes each job_id as its decimal digits. Any other member was written by another program; toc
 removes it when it is popped, because a member that cannot be claimed would only come back.
@@ -24,7 +24,7 @@ RECENT_S = 3600.0  # health reports foreign members for so long after the last o
 
 
 def parse_job_id(member: bytes) -> int | None:
-    """The member as a job_id; None when toc would not have written it so."""
+    """The member as a job_id; None when toc cannot have written the member."""
     if not 1 <= len(member) <= DIGITS_MAX or not member.isdigit():
         return None
     job_id = int(member)
@@ -44,7 +44,7 @@ def parse_job_ids(members: Sequence[bytes]) -> list[int] | None:
     return None
 
 
-def split_members(members: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
+def split_foreign_members(members: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
     """Splits members into job ids and foreign members."""
     ids = parse_job_ids(members)
     if ids is not None:
@@ -54,7 +54,7 @@ def split_members(members: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
     return [job_id for _, job_id in found if job_id is not None], foreign
 
 
-class ForeignMembers:
+class RemovedForeignMembers:
     """Counts members that are no job_id and were removed. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
@@ -63,7 +63,7 @@ class ForeignMembers:
         self._log_throttle = LogThrottle(log)
         self._count, self._since_ms, self._last_s = 0, 0, float("-inf")
 
-    def record_removed(self, topic: str, slot: int, members: Sequence[bytes]) -> None:
+    def record_removed_members(self, topic: str, slot: int, members: Sequence[bytes]) -> None:
         """Counts and logs foreign members that were removed from a slot's queues."""
         now_s = self._clock.monotonic_s()
         with self._lock:

@@ -33,7 +33,7 @@ from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.store.due_pages import PAUSE_FACTOR, SHARDS_PER_QUERY_MAX, DuePages
-from toc.timer.answers import Marks
+from toc.timer.redis_answers import SlotMarks
 from toc.timer.reminders import Reminder, Reminders
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ PAGES_MAX = 20  # per shard and step, so that a step is bounded; the next step c
 READ_EVERY_MAX = 60  # steps between two reads of a shard whose mark is valid
 
 
-class Mark(NamedTuple):
+class LoadMark(NamedTuple):
     """How far a shard is loaded: the last loaded row, the load it belongs to, and the Redis process."""
 
     load_id: str
@@ -54,7 +54,7 @@ class Mark(NamedTuple):
         return f"{self.load_id} {self.run_id} {self.due_ms} {self.job_id}"
 
     @classmethod
-    def parse(cls, text: str) -> Mark | None:
+    def parse_mark(cls, text: str) -> LoadMark | None:
         parts = text.split(" ")
         if len(parts) != 4 or not (parts[2].isdecimal() and parts[3].isdecimal()):
             return None
@@ -64,21 +64,21 @@ class Mark(NamedTuple):
             return None
 
     @classmethod
-    def parse_valid(cls, text: str | None, run_id: str) -> Mark | None:
+    def parse_mark_of_process(cls, text: str | None, run_id: str) -> LoadMark | None:
         """The mark; None when it is missing, malformed or of another Redis process than `run_id`."""
-        mark = None if text is None else cls.parse(text)
+        mark = None if text is None else cls.parse_mark(text)
         return mark if mark is not None and mark.run_id == run_id else None
 
 
-def read_period_s(horizon_s: float, tick_s: float) -> float:
+def shard_read_period_s(horizon_s: float, tick_s: float) -> float:
     """Seconds between two reads of a shard whose mark is valid.
 
     Rows that come within the horizon in this time have no reminder until the next read.
     """
-    return _steps_between_reads(horizon_s, tick_s) * tick_s
+    return _steps_between_shard_reads(horizon_s, tick_s) * tick_s
 
 
-def _steps_between_reads(horizon_s: float, tick_s: float) -> int:
+def _steps_between_shard_reads(horizon_s: float, tick_s: float) -> int:
     # At least three reads within each horizon: no row may become due before it was read.
     return max(1, min(READ_EVERY_MAX, int(horizon_s / 3 / tick_s)))
 
@@ -89,7 +89,7 @@ class _ShardToLoad(NamedTuple):
     slot: int
     shard: int
     text: str | None
-    marks: Marks
+    marks: SlotMarks
 
 
 _RowsToLoad = dict[int, tuple[tuple[int, int], int]]
@@ -129,11 +129,11 @@ class Loader(Service):
         self._horizon_ms, self._slack_ms = horizon_ms, slack_ms
         self._tick_s, self._page_rows = tick_s, page_rows
         self._step = 0
-        self._steps_between_reads = _steps_between_reads(horizon_ms / 1000, tick_s)
+        self._steps_between_reads = _steps_between_shard_reads(horizon_ms / 1000, tick_s)
         # Databases, and Redis servers by their run_id, that failed in this step: the rest of it skips them.
         self._failed_databases: set[int] = set()
         self._failed_servers: dict[str, TimerUnavailable] = {}
-        # Shards whose last read broke off: the next step continues it.
+        # Shards whose last read was interrupted: the next step continues that read.
         self._unread: set[int] = set()
         self._rests_until_s: dict[int, float] = {}  # shards that could not be read
         # When each shard was last read to the end of the horizon.
@@ -145,8 +145,8 @@ class Loader(Service):
         self.wake()
 
     @property
-    def age_s(self) -> float:
-        """Seconds since every shard had been read to the end of the horizon (0 without any)."""
+    def oldest_read_age_s(self) -> float:
+        """Seconds since the longest unread shard was read to the end of the horizon (0 without shards)."""
         return max(
             (self._clock.monotonic_s() - at_s for at_s in list(self._last_read_s.values())),
             default=0.0,
@@ -154,38 +154,38 @@ class Loader(Service):
 
     def run_once(self) -> float:
         """Reads the shards whose turn it is, and those whose mark is lost. Returns the tick in seconds."""
-        self.step()
+        self.load_due_shards()
         return self._tick_s
 
-    def step(self) -> int:
-        """One round over all owned slots; returns how many reminders it loaded.
+    def load_due_shards(self) -> int:
+        """Loads due shards of all owned slots in one round; returns how many reminders were loaded.
 
         Shards of a database or Redis node that fails are left to the next step. Raises TimerUnavailable
         when Redis failed and nothing was loaded.
         """
-        self._take_new_slots()
+        self._apply_new_slots()
         if not self._owned:
             return 0
         due = (
             self._unread.union(self._shards_by_step[self._step % self._steps_between_reads])
-            - self._resting_shards()
+            - self._temporarily_skipped_shards()
         )
         done = list[int]()
         self._failed_databases, self._failed_servers = set(), {}
         marks = self._read_marks(due)
-        due.update(*(self._shards_without_mark(slot, found) for slot, found in marks.items()))
+        due.update(*(self._shards_with_lost_mark(slot, found) for slot, found in marks.items()))
         work = [
             _ShardToLoad(slot, shard, found.by_shard.get(shard), found)
             for slot, found in sorted(marks.items())
             for shard in self._shards_of_slot(slot)
             if shard in due
         ]
-        quiet = self._shards_with_nothing_new(work)
+        quiet = self._shards_without_new_rows(work)
         for one in work:
             if self.stopping:
                 break
             if one.shard in quiet:
-                self._record_read(one.shard)
+                self._record_shard_read(one.shard)
             else:
                 done += self._try_load_shard(one)
         self._step += 1  # guard: loader-step
@@ -197,34 +197,36 @@ class Loader(Service):
             )
         return sum(done)
 
-    def _read_marks(self, due: Collection[int]) -> dict[int, Marks]:
+    def _read_marks(self, due: Collection[int]) -> dict[int, SlotMarks]:
         """Reads the marks of these shards' slots and of two slots per server; all slots' if any is lost."""
         asked = {self._slot_of[shard] for shard in due}
         asked.update(self._reminders.first_and_last_slot_per_node(self._topic, self._owned))
-        marks = self._reminders.marks(self._topic, sorted(asked))
+        marks = self._reminders.read_marks(self._topic, sorted(asked))
         others = [slot for slot in self._owned if slot not in asked]
-        if others and any(self._shards_without_mark(slot, found) for slot, found in marks.items()):
+        if others and any(
+            self._shards_with_lost_mark(slot, found) for slot, found in marks.items()
+        ):
             asked.update(others)
             # The nodes of these slots failed; others have answered.
             with suppress(TimerUnavailable):
-                marks |= self._reminders.marks(self._topic, others)
-        for slot in asked - marks.keys():  # its node did not answer
+                marks |= self._reminders.read_marks(self._topic, others)
+        for slot in asked - marks.keys():  # the node of this slot did not answer
             self._unread.update(self._shards_of_slot(slot))
         return marks
 
-    def _shards_without_mark(self, slot: int, marks: Marks) -> list[int]:
+    def _shards_with_lost_mark(self, slot: int, marks: SlotMarks) -> list[int]:
         """The shards of a slot whose marks are lost."""
         return [
             shard
             for shard in self._shards_of_slot(slot)
-            if Mark.parse_valid(marks.by_shard.get(shard), marks.run_id) is None
+            if LoadMark.parse_mark_of_process(marks.by_shard.get(shard), marks.run_id) is None
         ]
 
-    def _shards_with_nothing_new(self, work: Sequence[_ShardToLoad]) -> set[int]:
+    def _shards_without_new_rows(self, work: Sequence[_ShardToLoad]) -> set[int]:
         """The shards that need no read, because no row follows their mark within the horizon."""
         wanted: dict[int, _RowsToLoad] = defaultdict(dict)
         for one in work:
-            mark = Mark.parse_valid(one.text, one.marks.run_id)
+            mark = LoadMark.parse_mark_of_process(one.text, one.marks.run_id)
             bound_ms = one.marks.time_ms + self._horizon_ms  # before the snapshot, as for a page
             is_valid = mark is not None and mark.due_ms <= bound_ms + self._slack_ms
             if mark is not None and is_valid and one.shard not in self._unread:
@@ -232,29 +234,29 @@ class Loader(Service):
                 wanted[self._routing.database_index(one.shard)][one.shard] = after, bound_ms
         quiet: set[int] = set()
         for database, shards in wanted.items():
-            for some in _split_by_shards(shards, SHARDS_PER_QUERY_MAX):
+            for some in _split_shards_into_blocks(shards, SHARDS_PER_QUERY_MAX):
                 if len(some) > 1 and database not in self._failed_databases:
-                    quiet.update(self._shards_without_rows(database, some))
+                    quiet.update(self._query_shards_without_new_rows(database, some))
         return quiet
 
-    def _shards_without_rows(self, database: int, wanted: _RowsToLoad) -> set[int]:
+    def _query_shards_without_new_rows(self, database: int, wanted: _RowsToLoad) -> set[int]:
         try:
             return wanted.keys() - self._pages.find_shards_with_due(wanted)
         except Exception as error:  # noqa: BLE001 - any fault is that of the database, or of one table
             self._log_throttle.warning(database, "loader: shards %s: %s", [*wanted], error)
             if not self._pages.database_answers(next(iter(wanted))):
                 self._failed_databases.add(database)
-        return set()  # each shard is read by itself, which shows which one is broken
+        return set()  # each shard is then read separately, which shows the broken shard
 
     def _try_load_shard(self, one: _ShardToLoad) -> list[int]:
-        """[number of reminders loaded]; [] when the load failed, or its server has failed before."""
+        """[number of reminders loaded]; [] when the load failed, or the shard's server failed before."""
         shard, run_id, began_s = one.shard, one.marks.run_id, self._clock.monotonic_s()
         self._unread.add(shard)
         database = self._routing.database_index(shard)
         if database in self._failed_databases or run_id in self._failed_servers:
             return []
         try:
-            return [self._load_shard(one.slot, shard, one.text, run_id)]
+            return [self._load_shard_pages(one.slot, shard, one.text, run_id)]
         except (StoreUnavailable, SchemaMismatch) as error:
             self._log_throttle.warning(database, "loader: shard %d: %s", shard, error)
             if self._pages.database_answers(shard):
@@ -270,7 +272,7 @@ class Loader(Service):
             metrics.SERVICE_ERRORS.labels(self.name).inc()
         return []
 
-    def _take_new_slots(self) -> None:
+    def _apply_new_slots(self) -> None:
         if not self._new_slots:
             return
         self._owned = self._new_slots.popleft()
@@ -288,7 +290,7 @@ class Loader(Service):
         self._unread.update(shards - self._last_read_s.keys())
         self._last_read_s = {shard: self._last_read_s.get(shard, now_s) for shard in shards}
 
-    def _resting_shards(self) -> set[int]:
+    def _temporarily_skipped_shards(self) -> set[int]:
         if self._rests_until_s:
             now_s = self._clock.monotonic_s()
             for shard, until_s in [*self._rests_until_s.items()]:
@@ -299,24 +301,24 @@ class Loader(Service):
     def _shards_of_slot(self, slot: int) -> Iterator[int]:
         return self._routing.shards_of_slot(slot, self._slot_amount)
 
-    def _record_read(self, shard: int) -> None:
+    def _record_shard_read(self, shard: int) -> None:
         self._unread.discard(shard)
         self._last_read_s[shard] = self._clock.monotonic_s()
 
-    def _load_shard(self, slot: int, shard: int, text: str | None, run_id: str) -> int:
+    def _load_shard_pages(self, slot: int, shard: int, text: str | None, run_id: str) -> int:
         count = 0
         for _ in range(PAGES_MAX):
-            bound_ms = self._reminders.time_ms() + self._horizon_ms  # before the snapshot
-            mark = Mark.parse_valid(text, run_id)
+            bound_ms = self._reminders.read_time_ms() + self._horizon_ms  # before the snapshot
+            mark = LoadMark.parse_mark_of_process(text, run_id)
             if mark is None or mark.due_ms > bound_ms + self._slack_ms:
-                mark = Mark(uuid.uuid4().hex[:12], run_id, 0, 0)
+                mark = LoadMark(uuid.uuid4().hex[:12], run_id, 0, 0)
                 text = str(mark)
-                self._reminders.begin_mark(self._topic, slot, shard, text)
+                self._reminders.write_start_mark(self._topic, slot, shard, text)
             rows = self._pages.read_due_rows(
                 shard, (mark.due_ms, mark.job_id), bound_ms, self._page_rows
             )
             if not rows:
-                self._record_read(shard)
+                self._record_shard_read(shard)
                 break
             page = [Reminder(row.due_ms, row.job_id) for row in rows if self._of_topic(row.type_no)]
             after = str(mark._replace(due_ms=rows[-1].due_ms, job_id=rows[-1].job_id))
@@ -327,12 +329,12 @@ class Loader(Service):
                 break  # wiped, failed over, or another loader: the next step reads the mark anew
             text, count = after, count + len(page)
             if len(rows) < self._page_rows:
-                self._record_read(shard)
+                self._record_shard_read(shard)
                 break
         return count
 
 
-def _split_by_shards(wanted: _RowsToLoad, size: int) -> Iterator[_RowsToLoad]:
+def _split_shards_into_blocks(wanted: _RowsToLoad, size: int) -> Iterator[_RowsToLoad]:
     shards = iter(wanted.items())
     while part := dict(islice(shards, size)):
         yield part

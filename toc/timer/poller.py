@@ -2,8 +2,8 @@
 
 One poller serves the slots of one topic whose first shards are in one database, so that a database that does
 not answer delays no other. Where a slot holds jobs of several databases, the ids of one that takes no jobs
-are put off for some seconds. Back-pressure: it pops only as much as it has permits for, and no more while
-its last batch waits for its claim: what becomes due meanwhile makes the next batch larger.
+are put off for some seconds. Back-pressure: a poller pops only as many reminders as it has permits for, and
+none while its last batch waits for the claim: reminders due meanwhile make the next batch larger.
 
 `set_slots` names its slots, at any time; two pollers at one slot do no harm. A poller may be the deputy of
 other nodes' slots: it pops such a slot when its head was seen (`on_head_seen`) to be overdue for so long
@@ -21,16 +21,16 @@ from redis.exceptions import ResponseError
 from toc.domain.ids import SEQUENCE_BITS, routing_bits_of
 from toc.domain.routing import Routing, slot_of_hash
 from toc.errors import TimerUnavailable
-from toc.runtime.batch import Batch, ClaimAnswer, PermitSource
 from toc.runtime.clock import Clock
+from toc.runtime.job_batch import BatchClaimAnswer, JobBatch, PermitSource
 from toc.runtime.service import Inbox, Service
 from toc.timer.reminders import Reminder, Reminders
 
-NO_PERMITS_S = 0.02  # it asks for permits again after this, or when it is woken
+NO_PERMITS_S = 0.02  # the poller asks for permits again after this time, or when it is woken
 GUESS_MIN = 4  # the size of a slot's first pop; a full answer doubles the size
 DEPUTY_LATE_S = 0.5  # a head that is overdue by more than this is popped by the slot's deputy too
 PAUSED_S = 1.0  # a paused poller checks so often whether it may continue
-WAIT_S_MAX = 60.0  # any time will do: a new head wakes the poller
+WAIT_S_MAX = 60.0  # may be any time, because a new head wakes the poller
 _NEVER = float("inf")
 
 
@@ -48,7 +48,7 @@ class Poller(Service):
         topic: str,
         slot_amount: int,
         permits: PermitSource,
-        inboxes: Mapping[int, Inbox[Batch]],
+        inboxes: Mapping[int, Inbox[JobBatch]],
         routing: Routing,
         clock: Clock,
         *,
@@ -64,7 +64,7 @@ class Poller(Service):
         # When the head of each slot is due, by this process' monotonic clock; 0 at first: pop now.
         # Reminders that it is the deputy of are never due, until they were seen to be late.
         self._due_s: dict[int, float] = {}
-        self._claiming: list[tuple[int, ClaimAnswer]] = []  # by database: batches under way
+        self._claiming: list[tuple[int, BatchClaimAnswer]] = []  # by database: batches under way
         self._pop_sizes: dict[int, int] = {}
         self._deputy_slots: frozenset[int] = frozenset()
         self._new_slots: deque[tuple[frozenset[int], frozenset[int]]] = deque(maxlen=1)
@@ -76,16 +76,16 @@ class Poller(Service):
         self.wake()
 
     def on_wakeup(self, slot: int, in_s: float) -> None:
-        """A wake-up: the slot has a new head, which is due in `in_s` seconds. Any thread."""
+        """Handles a wake-up: the slot has a new head, which is due in `in_s` seconds. Any thread."""
         if slot not in self._deputy_slots:
-            self._report_head(slot, in_s)
+            self._queue_head_report(slot, in_s)
 
     def on_head_seen(self, slot: int, in_s: float) -> None:
-        """The slot's head was read: it is due in `in_s` seconds. Any thread."""
+        """Handles a read of the slot's head, which is due in `in_s` seconds. Any thread."""
         if slot not in self._deputy_slots or in_s <= -DEPUTY_LATE_S:
-            self._report_head(slot, in_s)
+            self._queue_head_report(slot, in_s)
 
-    def _report_head(self, slot: int, in_s: float) -> None:
+    def _queue_head_report(self, slot: int, in_s: float) -> None:
         if slot in self._due_s:
             # The next step applies it, not this call: a pop that is running now would overwrite it with
             # the head from before the arm.
@@ -94,7 +94,7 @@ class Poller(Service):
 
     def run_once(self) -> float:
         """Pops due slots once, as far as there are permits. Returns the seconds until the next step."""
-        self._take_reports()
+        self._apply_reports()
         now_s = self._clock.monotonic_s()
         if self._paused():
             return PAUSED_S
@@ -102,34 +102,34 @@ class Poller(Service):
         if not due:
             next_s = min(self._due_s.values(), default=_NEVER)
             return max(0.0, min(next_s - now_s, WAIT_S_MAX))
-        if self._waits_for_claims():
+        if self._every_database_is_claiming():
             return WAIT_S_MAX  # the answer wakes it
         # Oldest head first: a busy slot cannot starve the others.
         due.sort(key=self._due_s.__getitem__)
         wanted = sum(self._pop_sizes[slot] for slot in due)
-        permits, open_ = self._permits.take_in_each(self._inboxes.keys(), wanted)
+        permits, open_ = self._permits.take_permits_in_each(self._inboxes.keys(), wanted)
         if not permits:
             return NO_PERMITS_S
         unused = dict.fromkeys(open_, permits)
         try:
-            popped, time_ms = self._pop(self._pop_counts(due, permits))
-            for database, ids in self._ids_by_database(popped).items():
+            popped, time_ms = self._pop_slots(self._pop_counts_by_slot(due, permits))
+            for database, ids in self._group_ids_by_database(popped).items():
                 carried = sum(map(len, ids.values())) if database in unused else 0
                 if carried:
                     unused[database] -= carried
-                self._put(database, ids, time_ms, now_s, carried)
+                self._send_to_claim_stage(database, ids, time_ms, now_s, carried)
         finally:
-            # Before the claims, so that others can use them meanwhile.
+            # Permits come back before the claims, so that other fetchers can use these permits meanwhile.
             for database, left in unused.items():
-                self._permits.give_back(database, left)
+                self._permits.return_permits(database, left)
         return 0
 
-    def _waits_for_claims(self) -> bool:
-        """Whether each of its databases has a batch that waits for its claim."""
-        self._claiming = [each for each in self._claiming if not each[1].is_given]
+    def _every_database_is_claiming(self) -> bool:
+        """Whether each database of this poller has a batch that waits for its claim."""
+        self._claiming = [each for each in self._claiming if not each[1].is_answered]
         return self._inboxes.keys() <= {database for database, _ in self._claiming}
 
-    def _put(
+    def _send_to_claim_stage(
         self,
         database: int,
         ids: Mapping[int, Sequence[int]],
@@ -138,17 +138,17 @@ class Poller(Service):
         permits: int,
     ) -> None:
         """Puts ids into the claim stage of their database; `time_ms`: the latest of the servers' times."""
-        answer = ClaimAnswer(self.wake)
+        answer = BatchClaimAnswer(self.wake)
         shared = len(self._inboxes) > 1
         self._claiming.append((database, answer))
-        self._inboxes[database].put(
-            Batch(
+        self._inboxes[database].enqueue(
+            JobBatch(
                 self._topic, ids, time_ms, found_s,
                 popped=True, shared=shared, permits=permits, answer=answer,
             )
         )  # fmt: skip
 
-    def _take_reports(self) -> None:
+    def _apply_reports(self) -> None:
         """Applies the slots and heads that other threads have reported since the last step."""
         if self._new_slots:
             owned, deputised = self._new_slots.popleft()
@@ -162,7 +162,7 @@ class Poller(Service):
             if slot in self._due_s:  # another node may own it by now
                 self._due_s[slot] = min(self._due_s[slot], due_s)
 
-    def _pop_counts(self, due: Sequence[int], room: int) -> list[tuple[int, int]]:
+    def _pop_counts_by_slot(self, due: Sequence[int], room: int) -> list[tuple[int, int]]:
         """How many reminders to pop from each slot, `room` in all.
 
         The permits are divided evenly, but each slot gets at least half of them if it wants that many: a few
@@ -178,8 +178,8 @@ class Poller(Service):
             room -= n
         return shares
 
-    def _pop(self, wanted: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-        """Pops, and updates when each slot is due next.
+    def _pop_slots(self, wanted: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+        """Pops slots, and updates when each slot is due next.
 
         Returns the ids, and the latest time in ms of the servers that returned them.
         """
@@ -195,16 +195,16 @@ class Poller(Service):
             full = len(answer.ids) + answer.foreign >= n
             guess = max(self._pop_sizes[slot], n * 2) if full else max(GUESS_MIN, len(answer.ids))
             self._pop_sizes[slot] = min(guess, self._pop_max)
-            self._due_s[slot] = self._next_due_s(slot, answer.next_s, answered_s)
+            self._due_s[slot] = self._next_pop_at_s(slot, answer.next_s, answered_s)
             ids, mask = answer.ids, self._slot_amount - 1
             if ids and {(job_id >> SEQUENCE_BITS) & mask for job_id in ids} != {slot}:
-                ids = self._move_misplaced(slot, ids, answer.time_ms)  # guard: send-home
+                ids = self._move_misplaced_reminders(slot, ids, answer.time_ms)  # guard: send-home
             found += ids
             if ids:
                 time_ms = max(time_ms, answer.time_ms)
         return found, time_ms
 
-    def _move_misplaced(self, slot: int, ids: Sequence[int], time_ms: int) -> list[int]:
+    def _move_misplaced_reminders(self, slot: int, ids: Sequence[int], time_ms: int) -> list[int]:
         """Moves popped reminders that were in a wrong slot to their own slot. Returns the other ids.
 
         If they were offered as they are, a job with two reminders could be claimed twice in one batch, and
@@ -217,21 +217,21 @@ class Poller(Service):
         text = "slot %d of topic %s held reminders of other slots (of job %d, for example): moved"
         self._log_throttle.warning("misplaced", text, slot, self._topic, misplaced[0])
         try:
-            # In this order: a reminder is never lost.
+            # First put back, then removed: so a reminder is never lost.
             own_slots = [Reminder(time_ms, job_id) for job_id in misplaced]
             self._reminders.put_back(self._topic, own_slots)
-            self._reminders.remove(self._topic, {slot: misplaced})
+            self._reminders.remove_reminders(self._topic, {slot: misplaced})
         except (TimerUnavailable, ResponseError) as error:  # the key of one of them may be broken
             text = "reminders of other slots in slot %d are moved when their stay is over: %s"
             self._log_throttle.warning("misplaced later", text, slot, error)
         return [job_id for job_id in ids if slot_by_id[job_id] == slot]
 
-    def _next_due_s(self, slot: int, next_s: float | None, answered_s: float) -> float:
+    def _next_pop_at_s(self, slot: int, next_s: float | None, answered_s: float) -> float:
         if next_s is None or (slot in self._deputy_slots and next_s > -DEPUTY_LATE_S):
             return _NEVER
         return answered_s + next_s
 
-    def _ids_by_database(self, popped: Sequence[int]) -> dict[int, dict[int, list[int]]]:
+    def _group_ids_by_database(self, popped: Sequence[int]) -> dict[int, dict[int, list[int]]]:
         """The popped ids by database and shard, each once."""
         by_database: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         # An id may have been popped from two slots, one of them wrong: it is offered once.

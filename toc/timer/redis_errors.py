@@ -35,18 +35,18 @@ _FULL = re.compile(r": -OOM ")
 _READ_ONLY = re.compile(r": -READONLY ")
 
 
-def is_refusal(error: Exception) -> bool:
-    """Whether Redis cannot serve (writes) now; False: the call is wrong."""
+def is_temporary_refusal(error: Exception) -> bool:
+    """Whether the error says that Redis cannot serve (writes) now; False: the call is wrong."""
     return isinstance(error, UNAVAILABLE) or _REFUSAL.search(str(error)) is not None
 
 
-def is_full(error: Exception) -> bool:
-    """Whether the server refused because its memory is used up."""
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the error says that the server refused because its memory is full."""
     return isinstance(error, OutOfMemoryError) or _FULL.search(str(error)) is not None
 
 
-def is_demoted(answer: Any) -> bool:
-    """Whether a replica refused to write."""
+def is_read_only_refusal(answer: Any) -> bool:
+    """Whether the answer is the error of a replica that refused to write."""
     return isinstance(answer, ReadOnlyError) or (
         isinstance(answer, ResponseError) and _READ_ONLY.search(str(answer)) is not None
     )

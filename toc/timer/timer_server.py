@@ -1,4 +1,4 @@
-"""The Redis, or the Redis Cluster, that holds the reminders: connects, checks it, and calls it."""
+"""The Redis, or the Redis Cluster, that holds the reminders: connections, checks and calls."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from redis.exceptions import ResponseError
 
 from toc.errors import SchemaMismatch, TimerUnavailable
 from toc.runtime.clock import Clock
-from toc.timer import server_facts
+from toc.timer import redis_fitness
 from toc.timer.availability import TimerAvailability
-from toc.timer.connect import check_url, connect
-from toc.timer.nodes import Client, Command, Nodes, make_nodes
-from toc.timer.redis_errors import UNAVAILABLE, is_refusal
-from toc.timer.scripts import ScriptCall, Scripts
+from toc.timer.lua_scripts import LuaScripts, ScriptCall
+from toc.timer.redis_client import check_multi_host_url, make_redis_client
+from toc.timer.redis_errors import UNAVAILABLE, is_temporary_refusal
+from toc.timer.redis_nodes import Client, RedisCommand, RedisNodes, make_redis_nodes
 
 log = logging.getLogger(__name__)
 
 # Slots per call of a script that reads many: Redis does nothing else for about a millisecond.
 SLOTS_MAX = 1024
-CHECK_EVERY_S = 60.0  # by then the server may have been replaced or reconfigured
+CHECK_EVERY_S = 60.0  # after this time the server may have been replaced or reconfigured
 
 _Value = TypeVar("_Value")
 
@@ -36,75 +36,75 @@ class TimerServer:
     """Connects at the first call. Every method raises TimerUnavailable, unless it says otherwise."""
 
     def __init__(self, url: str, clock: Clock, timeout_s: float) -> None:
-        check_url(url)
+        check_multi_host_url(url)
         self._url, self._clock, self._timeout_s = url, clock, timeout_s
         self._client: Client | None = None
-        self._nodes: Nodes | None = None
-        self._scripts: Scripts | None = None
+        self._nodes: RedisNodes | None = None
+        self._scripts: LuaScripts | None = None
         self._next_check_s = 0.0  # when to read the server's INFO again
         self._availability = TimerAvailability(clock)
 
     @property
-    def available(self) -> bool:
+    def is_available(self) -> bool:
         """Whether the last call to every slot was served, by a Redis that evicts nothing."""
-        return self._availability.available
+        return self._availability.is_available
 
     @property
     def takes_reminders(self) -> bool:
         """Whether the last arm or load was accepted; False: Redis is full (it still pops)."""
         return self._availability.takes_reminders
 
-    def server_info(self) -> dict[str, str]:
+    def read_server_info(self) -> dict[str, str]:
         """ "version", "maxmemory_policy" and "mode" of the server, from the nodes that answer."""
-        answers = list(self._connected_nodes().ask_all("INFO").values())
+        answers = list(self._connected_nodes().send_to_all_nodes("INFO").values())
         self._availability.unreachable = all(isinstance(answer, Exception) for answer in answers)
         raise_if_all_failed(answers)
         known = [answer for answer in answers if not isinstance(answer, Exception)]
         kind = self._url.partition("://")[0].partition("+")[2]
-        return {**server_facts.summarize_nodes(known), "mode": kind or "single"}
+        return {**redis_fitness.summarize_node_infos(known), "mode": kind or "single"}
 
-    def check(self) -> None:
+    def raise_if_unfit(self) -> None:
         """Raises SchemaMismatch unless the server can hold reminders safely."""
         self._check_server()
         if self._availability.unfit_reason:
             raise SchemaMismatch(self._availability.unfit_reason)
 
-    def client(self) -> Client:
+    def connected_client(self) -> Client:
         """The connected client. Raises TimerUnavailable."""
         if self._client is None:
             try:
-                self._client = connect(self._url, self._timeout_s)
+                self._client = make_redis_client(self._url, self._timeout_s)
             except TimerUnavailable:
                 self._availability.unreachable = True
                 raise
         return self._client
 
-    def subscribe(self, channels: Iterable[str]) -> PubSub:
+    def subscribe_to_channels(self, channels: Iterable[str]) -> PubSub:
         """Subscribes to channels. Raises UNAVAILABLE."""
-        return self._connected_nodes().subscribe(channels)
+        return self._connected_nodes().subscribe_to_channels(channels)
 
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
 
-    def time_ms(self) -> int:
+    def read_time_ms(self) -> int:
         """The server's time in ms since 1970 (in a cluster: that of one node)."""
         frozen = self._clock.fixed_time_ms()
         if frozen is not None:
             return frozen
         try:
-            seconds, micros = self._checked_scripts().nodes.ask_any("TIME")
+            seconds, micros = self._checked_scripts().nodes.send_to_any_node("TIME")
         except (*UNAVAILABLE, ResponseError) as error:
             self._availability.unreachable = True
-            raise _error_for_caller(error) from error
+            raise _as_timer_error(error) from error
         self._availability.unreachable = False
         return int(seconds) * 1000 + int(micros) // 1000
 
-    def times_ms(self) -> list[int]:
+    def read_times_ms(self) -> list[int]:
         """The time of each node that holds keys and answers, in ms since 1970."""
         if isinstance(frozen := self._clock.fixed_time_ms(), int):
             return [frozen]
-        answers = list(self._checked_scripts().nodes.ask_all("TIME").values())
+        answers = list(self._checked_scripts().nodes.send_to_all_nodes("TIME").values())
         raise_if_all_failed(answers)
         return [
             int(answer[0]) * 1000 + int(answer[1]) // 1000
@@ -114,7 +114,7 @@ class TimerServer:
 
     # ---- inside
 
-    def _read_slots(
+    def _call_reading_script(
         self,
         verb: str,
         topic: str,
@@ -133,7 +133,7 @@ class TimerServer:
             return {}
         many = SLOTS_MAX if scripts.nodes.is_one else 1
         parts = [wanted[at : at + many] for at in range(0, len(wanted), many)]
-        answers = scripts.call(
+        answers = scripts.call_scripts(
             [
                 ScriptCall(verb, [key for slot in part for key in keys_of(topic, slot)], args)
                 for part in parts
@@ -155,7 +155,7 @@ class TimerServer:
         """Calls the verb's script for slots; a failed call has its error in place of its answer."""
         if not calls:
             return []
-        answers = self._checked_scripts().call(
+        answers = self._checked_scripts().call_scripts(
             [ScriptCall(verb, names, args) for _, names, args in calls]
         )
         self._availability.record_answers(verb, topic, [slot for slot, _, _ in calls], answers)
@@ -165,21 +165,21 @@ class TimerServer:
         """Sends commands for slots; a failed one has its error in place of its answer."""
         if not commands:
             return []
-        sent = [Command(command[2], command[1:]) for command in commands]
-        answers = self._checked_scripts().nodes.send(sent)
+        sent = [RedisCommand(command[2], command[1:]) for command in commands]
+        answers = self._checked_scripts().nodes.send_commands(sent)
         self._availability.record_answers(verb, topic, [each[0] for each in commands], answers)
         return answers
 
-    def _connected_nodes(self) -> Nodes:
+    def _connected_nodes(self) -> RedisNodes:
         if self._nodes is None:
-            self._nodes = make_nodes(self.client())
+            self._nodes = make_redis_nodes(self.connected_client())
         return self._nodes
 
-    def _checked_scripts(self) -> Scripts:
+    def _checked_scripts(self) -> LuaScripts:
         """The scripts, on a server whose facts were checked within CHECK_EVERY_S. Every call uses it.
 
         So a server that was down at the start is checked when it comes up, and one that was replaced or
-        reconfigured is checked within a minute. An unfit server is used, but `available` is False.
+        reconfigured is checked within a minute. An unfit server is used, but `is_available` is False.
         """
         scripts = self._scripts
         if scripts is None or self._clock.monotonic_s() >= self._next_check_s:
@@ -188,31 +188,31 @@ class TimerServer:
                 log.error("%s", self._availability.unfit_reason)
         return scripts
 
-    def _check_server(self) -> Scripts:
+    def _check_server(self) -> LuaScripts:
         self._next_check_s = self._clock.monotonic_s() + CHECK_EVERY_S
-        known = self.server_info()
-        self._availability.unfit_reason = server_facts.why_unfit(known)
-        flags = server_facts.parse_version(known["version"]) >= (7, 0)
+        known = self.read_server_info()
+        self._availability.unfit_reason = redis_fitness.why_unfit_for_reminders(known)
+        flags = redis_fitness.parse_redis_version(known["version"]) >= (7, 0)
         if self._scripts is None or self._scripts.flags != flags:
-            self._scripts = Scripts(self._connected_nodes(), flags=flags)
+            self._scripts = LuaScripts(self._connected_nodes(), flags=flags)
         return self._scripts
 
-    def _frozen_now(self) -> str:
+    def _fixed_time_argument(self) -> str:
         frozen = self._clock.fixed_time_ms()
         return "" if frozen is None else str(frozen)
 
 
-def _error_for_caller(error: Exception) -> Exception:
+def _as_timer_error(error: Exception) -> Exception:
     """The error to raise: TimerUnavailable (worth a retry) only if the server cannot serve now."""
-    return TimerUnavailable(error) if is_refusal(error) else error
+    return TimerUnavailable(error) if is_temporary_refusal(error) else error
 
 
 def raise_if_all_failed(answers: Sequence[Any]) -> None:
     if answers and all(isinstance(answer, Exception) for answer in answers):
-        raise _error_for_caller(answers[0]) from answers[0]
+        raise _as_timer_error(answers[0]) from answers[0]
 
 
 def raise_if_any_failed(answers: Sequence[Any]) -> None:
     for answer in answers:
         if isinstance(answer, Exception):
-            raise _error_for_caller(answer) from answer
+            raise _as_timer_error(answer) from answer

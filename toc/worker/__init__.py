@@ -12,14 +12,14 @@ in flight, and permits bound their number (I8): a worker that cannot settle stop
     worker             puts the stages together, starts and stops them
     context            what the stages share
     permits            the one owner of capacity: the limit, jobs in flight, outages, the hold
-    claim              the claim stage; claim_result_of decides what to do with an id (pure)
+    claim_stage        the claim stage; decide_claim_result decides what to do with an id (pure)
     handler_table      which handler runs a type number
-    run                a claimed job with its clock readings, and how a row becomes one
-    pool               the run stage: handlers in threads and on an event loop; which of them are stuck
+    job_run            a claimed job with its clock readings, and how a row becomes one
+    handler_pool       the run stage: handlers in threads and on an event loop; which of them are stuck
     attempt            before and after each handler: the lease, the outcome; outcome decides it (pure)
     run_log            log lines about handlers' runs
     settle             the settle stage: writes outcomes to the database
-    corrections        writes corrections after lost answers
+    row_corrections    writes corrections after lost answers
     acks               the ack stage: tells Redis what was settled
     lease_recovery     takes over jobs with lost leases, one by one; take_over changes their rows
 """

@@ -1,7 +1,7 @@
-"""Tells Redis which popped jobs are settled or go back, while the next jobs are claimed and settled.
+"""Tells Redis in the background which popped jobs are settled and which reminders to put back.
 
 When an ack does not reach Redis (Redis is down, the process dies, more than `queue_max` acks wait), the
-reminder returns to its StoreQueue after its stay in the PrepareQueue. It is popped again, and
+reminder returns to its StoreQueue after its stay in the PrepareQueue. The reminder is popped again, and
 the claim sees that the job has ended.
 """
 
@@ -17,11 +17,11 @@ from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.timer.reminders import Reminder, Reminders
 
-IDLE_S = 60.0  # any time will do: `put` wakes the thread
+IDLE_S = 60.0  # may be any time, because `enqueue` wakes the thread
 
 
 class Ack(NamedTuple):
-    """A message to Redis about a popped job. `back`: the reminder to put back; None: delete it."""
+    """A message to Redis about a popped job. `back`: the reminder to put back; None: delete the reminder."""
 
     topic: str
     job_id: int
@@ -29,7 +29,7 @@ class Ack(NamedTuple):
 
 
 class AckSender(Service):
-    """Sends queued acks to Redis, up to `batch_max` at a time. `reminders` None (no timer): it drops them."""
+    """Sends queued acks to Redis, up to `batch_max` at a time. `reminders` None (no timer): drops acks."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class AckSender(Service):
         self._clock, self._batch_max, self._queue_max = clock, batch_max, queue_max
         self._queue: deque[Ack] = deque(maxlen=queue_max)
 
-    def put(self, acks: Sequence[Ack], /) -> None:
+    def enqueue(self, acks: Sequence[Ack], /) -> None:
         """Queues acks of jobs whose state the database has recorded. Any thread.
 
         Never blocks: beyond `queue_max` the oldest acks are dropped.
@@ -58,9 +58,9 @@ class AckSender(Service):
         self.wake()
 
     def run_once(self) -> float:
-        """Sends one batch. Returns the seconds until the next."""
+        """Sends one batch of acks. Returns the seconds until the next batch."""
         count = min(len(self._queue), self._batch_max)
-        self.send([self._queue.popleft() for _ in range(count)])
+        self.send_acks([self._queue.popleft() for _ in range(count)])
         return 0 if self._queue else IDLE_S
 
     def stop(self, timeout_s: float = 10.0) -> bool:
@@ -71,14 +71,14 @@ class AckSender(Service):
             self.run_once()
         return ended
 
-    def send(self, acks: Sequence[Ack]) -> None:
-        """Sends acks now, in the caller's thread. Failures are logged: those reminders come back later."""
+    def send_acks(self, acks: Sequence[Ack]) -> None:
+        """Sends acks now, in the caller's thread. Logs failures: reminders not acked come back later."""
         by_topic: dict[str, list[Ack]] = defaultdict(list)
         for ack in acks:
             by_topic[ack.topic].append(ack)
         for topic, together in by_topic.items():
             try:
-                self._send_topic(topic, together)
+                self._send_acks_of_topic(topic, together)
             except TimerUnavailable as error:
                 text = "acks failed; those reminders come back when their stay is over, which is harmless: %s"
                 self._log_throttle.warning("acks", text, error)
@@ -86,7 +86,7 @@ class AckSender(Service):
                 metrics.SERVICE_ERRORS.labels(self.name).inc()
                 self._log_throttle.warning("broken", "acks of topic %s failed: %s", topic, error)
 
-    def _send_topic(self, topic: str, acks: Sequence[Ack]) -> None:
+    def _send_acks_of_topic(self, topic: str, acks: Sequence[Ack]) -> None:
         if self._reminders is not None:
             self._reminders.ack(topic, [ack.job_id for ack in acks if ack.back is None])
             self._reminders.put_back(topic, [ack.back for ack in acks if ack.back is not None])

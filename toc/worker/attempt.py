@@ -10,13 +10,15 @@ from toc.runtime import metrics
 from toc.runtime.service import Inbox
 from toc.store.claims import Outcome, OutcomeKind
 from toc.worker.context import WorkerContext
-from toc.worker.outcome import give_back_outcome, outcome_of
-from toc.worker.run import FinishedRun, Run
+from toc.worker.job_run import FinishedRun, JobRun
+from toc.worker.outcome import outcome_for_giving_back, outcome_of_run
 from toc.worker.run_log import RunLog
 
 log = logging.getLogger(__name__)
 
-LAST_RESORT_S = 60.0  # until the next try of a job whose verdict or retry policy is invalid
+LAST_RESORT_S = (
+    60.0  # delay until the next attempt of a job whose verdict or retry policy is invalid
+)
 
 _fired_counter = cache(metrics.FIRED.labels)
 _TIMER_STAGE = metrics.STAGE.labels("timer")
@@ -25,7 +27,7 @@ _QUEUE_STAGE = metrics.STAGE.labels("queue")
 _HANDLER_STAGE = metrics.STAGE.labels("handler")
 
 
-class Attempts:
+class AttemptHooks:
     """Starts and ends attempts for the handler pool. `settlers`: the settle stage of each database."""
 
     def __init__(self, context: WorkerContext, settlers: Sequence[Inbox[FinishedRun]]) -> None:
@@ -34,42 +36,42 @@ class Attempts:
         self._settings = context.process.settings.worker
         self._log = RunLog(self._clock, tracebacks=self._settings.tracebacks_per_minute)
 
-    def may_start(self, run: Run) -> bool:
+    def may_start(self, run: JobRun) -> bool:
         """Whether enough of the lease is left to start the handler, by this machine's clocks (I3).
 
-        The pool calls it immediately before the handler. False: the job was given back.
+        The pool calls this method immediately before the handler. False: the job was given back.
         """
         now_s = self._clock.monotonic_s()
         needed_s = run.spec.timeout_s + self._settings.lease_margin_s
         left_s = run.lease_left_s(now_s, self._clock.wall_ms())
         is_too_late = left_s < needed_s  # guard: enough-lease-to-start
         if self._context.permits.closed or is_too_late:
-            self._send_to_settle(run, give_back_outcome(run))
+            self._send_to_settler(run, outcome_for_giving_back(run))
             return False
         waited_s = now_s - run.queued_s
         if waited_s > self._settings.queue_wait_s:
-            # Too many were claimed: jobs wait here that another node could run.
+            # Too many jobs were claimed: jobs wait in this process that another node could run.
             self._context.permits.halve_limit()
         run.started_s = now_s
         _fired_counter(run.job.biz_type).inc()
         if run.job.attempts == 1:
-            metrics.LATENESS.observe(run.late_s(now_s))
+            metrics.LATENESS.observe(run.lateness_s(now_s))
             if run.found_ms is not None:
                 _TIMER_STAGE.observe(max(0.0, (run.found_ms - run.job.action_ms) / 1000))
         _DATABASE_STAGE.observe(run.queued_s - run.asked_s)
         _QUEUE_STAGE.observe(waited_s)
-        self._log.log_start(run)
+        self._log.log_handler_start(run)
         return True
 
-    def finish(self, run: Run, result: object) -> None:
+    def settle_result(self, run: JobRun, result: object) -> None:
         """Settles a run whose handler has returned or raised `result`."""
         now_s = self._clock.monotonic_s()
-        now_ms = run.now_ms(now_s)  # guard: retry-by-the-databases-time
+        now_ms = run.database_now_ms(now_s)  # guard: retry-by-the-databases-time
         _HANDLER_STAGE.observe(now_s - run.started_s)
         spread = self._context.process.rng.uniform(-1, 1)
         snooze_ms_min = round(self._settings.snooze_s_min * 1000)
         try:
-            outcome = outcome_of(run, result, now_ms, spread, snooze_ms_min=snooze_ms_min)
+            outcome = outcome_of_run(run, result, now_ms, spread, snooze_ms_min=snooze_ms_min)
         except Exception as error:
             # An invalid verdict (e.g. a timedelta out of range) must not end the thread.
             text = "the verdict of job %d is invalid: the job is tried again in a minute"
@@ -78,8 +80,8 @@ class Attempts:
             outcome = Outcome(
                 run.job.job_id, run.token, OutcomeKind.RETRY, due_ms=again_ms, error=str(error)
             )
-        self._log.log_end(run, result, outcome, now_ms, now_s - run.started_s)
-        self._send_to_settle(run, outcome)
+        self._log.log_handler_end(run, result, outcome, now_ms, now_s - run.started_s)
+        self._send_to_settler(run, outcome)
 
-    def _send_to_settle(self, run: Run, outcome: Outcome) -> None:
-        self._settlers[run.database].put(FinishedRun(run, outcome))
+    def _send_to_settler(self, run: JobRun, outcome: Outcome) -> None:
+        self._settlers[run.database].enqueue(FinishedRun(run, outcome))

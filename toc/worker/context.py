@@ -14,13 +14,13 @@ from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.timer.reminders import Reminder, Reminders
 from toc.worker.handler_table import HandlerTable
+from toc.worker.job_run import ClockReading
 from toc.worker.permits import Permits
-from toc.worker.run import ClockReading
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessContext:
-    """The parts of a node. `name`: "host:pid". `reminders` is None where there is no timer."""
+    """The parts of a node. `name`: "host:pid". `reminders` is None if the node has no timer."""
 
     name: str
     settings: Settings
@@ -45,8 +45,8 @@ class WorkerContext:
     permits: Permits
     _sequence: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    def new_token(self) -> str:
-        """No other claim of any process has the same token."""
+    def new_claim_token(self) -> str:
+        """A new token for a claim: no other claim of any process has the same token."""
         return f"{self.identity}:{next(self._sequence)}"
 
     def read_clocks(self) -> ClockReading:
@@ -54,9 +54,9 @@ class WorkerContext:
         return ClockReading(clock.monotonic_s(), clock.wall_ms())
 
     def reminder_to_put_back(self, now_ms: int, due_ms: int, job_id: int) -> Reminder:
-        """The reminder to put back: with the due time, or with None if that is beyond horizon and slack.
+        """The reminder to put back: with the due time; with None if the job is due beyond horizon + slack.
 
-        Then the loader will load the row (I6).
+        A reminder with None is not armed, because the loader will load the row (I6).
         """
         far = due_ms > now_ms + self.process.settings.timer.arm_within_ms
         return Reminder(None if far else due_ms, job_id)

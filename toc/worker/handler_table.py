@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class HandlerTable:
-    """The handlers of a registry by type number, kept up with the types that the databases have."""
+    """The handlers of a registry by type number; follows changes of the types in the databases."""
 
     def __init__(
         self, types: BizTypeCache, registry: Registry, claims: Claims, lease_allowance_s: float
@@ -32,8 +32,8 @@ class HandlerTable:
         self._lock = threading.Lock()
         self._log_throttle = LogThrottle(log)
 
-    def create_types(self, databases: Databases) -> None:
-        """Creates the handlers' types in each database that answers; later use creates them in the others.
+    def create_biz_types(self, databases: Databases) -> None:
+        """Creates the handlers' types in each database that answers; in other databases at the first use.
 
         Raises StoreUnavailable when no database answers.
         """
@@ -50,8 +50,8 @@ class HandlerTable:
         if failed and len(failed) == len(asked):
             raise failed[0]
 
-    def refresh(self) -> None:
-        """Updates which type numbers have a handler here, if the known types have changed."""
+    def refresh_handlers(self) -> None:
+        """Updates which type numbers have a handler in this process, if the known types have changed."""
         if self._version == self._types.known.version:
             return
         with self._lock:
@@ -69,24 +69,24 @@ class HandlerTable:
             self._version = known.version
 
     @property
-    def type_numbers(self) -> Sequence[int] | None:
+    def handled_type_numbers(self) -> Sequence[int] | None:
         """The type numbers that this worker handles; None: all."""
-        self.refresh()
+        self.refresh_handlers()
         return None if self._registry.handler_of_every_type else list(self._specs)
 
-    def spec_of(self, type_no: int) -> HandlerSpec | None:
+    def handler_spec_of(self, type_no: int) -> HandlerSpec | None:
         return self._specs.get(type_no)
 
     def lease_s(self, spec: HandlerSpec) -> float:
         return spec.timeout_s + self._lease_allowance_s
 
-    def find_unknown_type(self, type_no: int, database: Database) -> bool:
-        """Reads a type number that is unknown here from the row's database; True: it has a handler here."""
+    def look_up_unknown_type(self, type_no: int, database: Database) -> bool:
+        """Reads an unknown type number's type from the row's database; True: it has a handler here."""
         if type_no in self._types.known.names or type_no in self._types.known.conflicts:
             return False
         with suppress(NotFound):
             self._types.find_name(type_no, database)
-        self.refresh()
+        self.refresh_handlers()
         return type_no in self._specs
 
     def type_name(self, type_no: int, database: Database) -> str:
@@ -95,8 +95,8 @@ class HandlerTable:
         except NotFound:  # another program wrote the number
             return f"#{type_no}"
 
-    def warn_unhandled(self, type_no: int, database: Database) -> None:
-        """Says that a job waits for another node, because its type has no handler here."""
+    def warn_no_handler(self, type_no: int, database: Database) -> None:
+        """Logs that a job waits for another node, because this node has no handler of its type."""
         metrics.UNHANDLED.inc()
         conflicts = self._types.known.conflicts
         if type_no in conflicts:

@@ -23,15 +23,15 @@ from toc.domain.claim_tokens import ALONE
 from toc.runtime.service import Service
 from toc.store.databases import Database
 from toc.worker.context import WorkerContext
+from toc.worker.handler_pool import RunningHandlers
+from toc.worker.job_run import JobRun
 from toc.worker.permits import HOLD_BUSY_S
-from toc.worker.pool import RunningHandlers
-from toc.worker.run import Run
-from toc.worker.take_over import Suspect, TakeOver
+from toc.worker.take_over import SuspectJob, TakeOver
 
 SUSPECTS_MAX = 10_000  # of each database
 IDLE_S, CHECK_S = 60.0, 0.02
 QUIET_S_MAX = 2.0  # how long a hold waits until no handler runs
-HOLD_S_MAX = 3.0  # how long a last attempt then runs alone
+HOLD_S_MAX = 3.0  # how long a last attempt runs alone after that wait
 QUIET_TRIES_MAX, PAUSE_S_MIN, PAUSE_S_MAX = 5, 10.0, 60.0  # after these tries it runs with others
 NEEDS_HOLD = 0.0
 DATABASE_RETRY_S = 3.0  # a database that does not answer, or refuses, is tried again after this
@@ -42,7 +42,7 @@ EXTRA_MAX = 3  # attempts beyond max_attempts that a job may get because none of
 
 
 class LeaseRecovery(Service):
-    """Takes over the suspects of one database; when its queue is full, the next pop or scan finds them."""
+    """Takes over the suspects of one database; if its queue is full, the next pop or scan finds the jobs."""
 
     def __init__(
         self,
@@ -55,16 +55,16 @@ class LeaseRecovery(Service):
         self._database, self._take_over, self._running = database, take_over, running
         self._permits, self._clock = context.permits, context.process.clock
         self._hold = context.permits.hold
-        self._queue: deque[Suspect] = deque()
-        self._needing_hold: deque[Suspect] = deque()  # before their last attempt
+        self._queue: deque[SuspectJob] = deque()
+        self._needing_hold: deque[SuspectJob] = deque()  # before their last attempt
         # A heap by the time of the next try.
-        self._later: list[tuple[float, int, Suspect]] = []
+        self._later: list[tuple[float, int, SuspectJob]] = []
         self._count = itertools.count()
-        self._queued_ids: set[int] = set()  # job_ids of all three
+        self._queued_ids: set[int] = set()  # job_ids in the two queues and the heap
         self._rest_until_s = float("-inf")
         self._lock = threading.Lock()
 
-    def put(self, suspect: Suspect, /) -> None:
+    def enqueue(self, suspect: SuspectJob, /) -> None:
         """Queues a suspect, unless it is queued already or the queue is full. Any thread; never blocks."""
         with self._lock:
             if suspect.job_id in self._queued_ids or len(self._queued_ids) >= SUSPECTS_MAX:
@@ -74,19 +74,19 @@ class LeaseRecovery(Service):
         self.wake()
 
     def run_once(self) -> float:
-        """Takes over (or buries) one suspect and waits until it is settled."""
+        """Takes over one suspect, or ends it dead, and waits until it is settled."""
         now_s = self._clock.monotonic_s()
         if now_s < self._rest_until_s:
             return self._rest_until_s - now_s
         while self._later and self._later[0][0] <= now_s:
             self._queue.append(heappop(self._later)[2])
-        hold_s = self._hold.wait_s if self._needing_hold else IDLE_S
+        hold_s = self._hold.hold_wait_s if self._needing_hold else IDLE_S
         if self._needing_hold and not hold_s:
-            # Asked before the hold: else the process would be held while this waits for the database.
+            # Checked before the hold: no hold may last while this service waits for the database.
             if not self._database_answers():
                 hold_s = DATABASE_RETRY_S
-            elif self._hold.try_begin():
-                self._process_suspect(self._needing_hold.popleft(), self._run_with_process_held)
+            elif self._hold.try_begin_hold():
+                self._process_suspect(self._needing_hold.popleft(), self._run_last_attempt_alone)
                 return 0
         if self._queue:
             self._process_suspect(self._queue.popleft(), self._take_over_or_bury)
@@ -94,7 +94,9 @@ class LeaseRecovery(Service):
         later_s = self._later[0][0] - now_s if self._later else IDLE_S
         return min(hold_s, later_s)
 
-    def _process_suspect(self, suspect: Suspect, how: Callable[[Suspect], float | None]) -> None:
+    def _process_suspect(
+        self, suspect: SuspectJob, how: Callable[[SuspectJob], float | None]
+    ) -> None:
         """Calls `how(suspect)`, which returns the seconds until the suspect is due again; None: finished."""
         again_s: float | None = None
         try:
@@ -112,77 +114,77 @@ class LeaseRecovery(Service):
             else:
                 self._needing_hold.append(suspect)
 
-    def _take_over_or_bury(self, suspect: Suspect) -> float | None:
+    def _take_over_or_bury(self, suspect: SuspectJob) -> float | None:
         left = self._take_over.count_attempts_left(suspect)
         alone = suspect.token.endswith(ALONE)  # guard: dead-when-alone
         if left <= -EXTRA_MAX or (left <= 0 and alone):
             if not suspect.lost:
                 suspect.lost = True
                 return BURY_AFTER_S
-            self._take_over.bury(suspect)
+            self._take_over.end_job_as_dead(suspect)
             return None
         # A last attempt that did not run alone (an ordinary claim) proves nothing: one more, alone.
         if left <= 1 and suspect.tries <= QUIET_TRIES_MAX:
             return NEEDS_HOLD
         # Takes a permit even if there is none left, so that the process is not quiet meanwhile.
-        if not self._permits.take_always(self._database.index, 1):
+        if not self._permits.take_permits_beyond_limit(self._database.index, 1):
             return HOLD_BUSY_S
         done = threading.Event()
         try:
-            run = self._take_over.take_over(suspect, done, alone=False)
+            run = self._take_over.take_over_suspect(suspect, done, alone=False)
         finally:
-            self._permits.give_back(self._database.index, 1)
+            self._permits.return_permits(self._database.index, 1)
         if run is not None:
-            self._wait_for_any(run.lease_end_s, done)
+            self._wait_for_any_event(run.lease_end_s, done)
         return None
 
-    def _run_with_process_held(self, suspect: Suspect) -> float | None:
-        """A last attempt, while this lane holds the process."""
+    def _run_last_attempt_alone(self, suspect: SuspectJob) -> float | None:
+        """Runs a suspect's last attempt while this service holds the process."""
         try:
-            if not self._wait_until_quiet():
+            if not self._wait_until_no_handler_runs():
                 suspect.tries += 1
                 # A worker with long handlers is never quiet: better to run with them than never.
                 pause_s = min(PAUSE_S_MAX, PAUSE_S_MIN * 2 ** (suspect.tries - 1))
                 return pause_s if suspect.tries <= QUIET_TRIES_MAX else HOLD_BUSY_S
             # A stuck handler of another job is not waited for, but may still end the process; that would
             # prove nothing about this job, so the token gets no mark.
-            alone = self._running.stuck_jobs <= {suspect.job_id}
+            alone = self._running.stuck_job_ids <= {suspect.job_id}
             done = threading.Event()
             run = self._take_over_while_process_is_held(suspect, done, alone=alone)
             if run is None:
                 return None
             end_s = min(run.lease_end_s, self._clock.monotonic_s() + HOLD_S_MAX)
-            shared = not self._wait_for_any(end_s, done) and alone
+            shared = not self._wait_for_any_event(end_s, done) and alone
             if shared:  # the row's mark is removed before other jobs start
                 dropped = self._take_over.change_alone_mark(suspect, run, alone=False)
-                self._wait_for_any(run.lease_end_s, dropped, done)
+                self._wait_for_any_event(run.lease_end_s, dropped, done)
         finally:
-            self._hold.end()
+            self._hold.end_hold()
         # A run that hangs beyond its lease is not waited for: the next suspect is processed.
-        ended = self._wait_for_any(run.lease_end_s, done)
-        if shared and not ended and suspect.job_id in self._running.stuck_jobs:
-            # It hangs by its own fault, not by that of the jobs beside it.
+        ended = self._wait_for_any_event(run.lease_end_s, done)
+        if shared and not ended and suspect.job_id in self._running.stuck_job_ids:
+            # The run hangs by its own fault, not by the fault of the jobs beside it.
             self._take_over.change_alone_mark(suspect, run, alone=True)
         return None
 
     def _take_over_while_process_is_held(
-        self, suspect: Suspect, done: threading.Event, *, alone: bool
-    ) -> Run | None:
+        self, suspect: SuspectJob, done: threading.Event, *, alone: bool
+    ) -> JobRun | None:
         """Takes the suspect over while this process claims no other jobs."""
         if self.stopping:
             return None
         lease_end_s = self._clock.monotonic_s() + self._take_over.lease_s(suspect)
         try:
-            return self._take_over.take_over(suspect, done, alone=alone)
+            return self._take_over.take_over_suspect(suspect, done, alone=alone)
         except Exception:
             # The row's token may be marked ":alone": no other job may start before that is corrected.
             if alone:
-                self._wait_for_any(lease_end_s, done)
+                self._wait_for_any_event(lease_end_s, done)
             raise
 
     def _database_answers(self) -> bool:
         """Whether the database answers at this moment."""
-        if self._permits.outages.is_down(self._database.index):
+        if self._permits.outages.is_database_down(self._database.index):
             return False
         try:
             self._database.now_ms()
@@ -192,15 +194,15 @@ class LeaseRecovery(Service):
             return False
         return True
 
-    def _wait_until_quiet(self) -> bool:
+    def _wait_until_no_handler_runs(self) -> bool:
         deadline_s = self._clock.monotonic_s() + QUIET_S_MAX
-        while not self._permits.is_quiet and not self.stopping:
+        while not self._permits.no_handler_runs and not self.stopping:
             if self._clock.monotonic_s() > deadline_s:
                 return False
             self._stopping.wait(CHECK_S)
         return True
 
-    def _wait_for_any(
+    def _wait_for_any_event(
         self, until_s: float, first: threading.Event, *others: threading.Event
     ) -> bool:
         """Waits for one of the events. False: none was set by `until_s`, or this service must stop."""

@@ -10,11 +10,11 @@ from toc.domain.times import EPOCH, MS_MAX, ceil_ms
 from toc.handlers.verdicts import Dead, Drop, Retry, Snooze
 from toc.store.claims import Outcome, OutcomeKind
 from toc.store.events import ERROR_CHARS_MAX
-from toc.worker.run import CancelledByShutdown, Run
+from toc.worker.job_run import CancelledByShutdown, JobRun
 
 
-def outcome_of(
-    run: Run, result: object, now_ms: int, spread: float, *, snooze_ms_min: int
+def outcome_of_run(
+    run: JobRun, result: object, now_ms: int, spread: float, *, snooze_ms_min: int
 ) -> Outcome:
     """The outcome of a run. `result`: what the handler returned, or the exception it raised.
 
@@ -24,7 +24,7 @@ def outcome_of(
     """
     job_id, token = run.job.job_id, run.token
     if isinstance(result, CancelledByShutdown):
-        return give_back_outcome(run)
+        return outcome_for_giving_back(run)
     if not isinstance(result, BaseException):  # a verdict is one as well
         return Outcome(job_id, token, OutcomeKind.DONE)
     if isinstance(result, Snooze):
@@ -38,10 +38,10 @@ def outcome_of(
     return _outcome_of_failure(run, result, now_ms, spread)
 
 
-def give_back_outcome(run: Run) -> Outcome:
+def outcome_for_giving_back(run: JobRun) -> Outcome:
     """The outcome of a run that was not started, or was cancelled by the shutdown: no attempt is counted.
 
-    If it was taken over, the row becomes as it was before (see `Outcome.previous_token`).
+    If the job was taken over, the row becomes as before the take-over (see `Outcome.previous_token`).
     """
     text = "not run to its end" if run.previous_token else ""
     return Outcome(
@@ -50,7 +50,7 @@ def give_back_outcome(run: Run) -> Outcome:
     )  # fmt: skip
 
 
-def _outcome_of_failure(run: Run, result: BaseException, now_ms: int, spread: float) -> Outcome:
+def _outcome_of_failure(run: JobRun, result: BaseException, now_ms: int, spread: float) -> Outcome:
     """The outcome of a failure or a Retry: another attempt, or a burial after the last one."""
     job, spec = run.job, run.spec
     asked = result if isinstance(result, Retry) else None

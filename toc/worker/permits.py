@@ -42,7 +42,7 @@ class AdaptiveLimiter:
         self.was_reached = False
         self._reached_s = clock.monotonic_s()
 
-    def adapt(self, waiting: int) -> None:
+    def adapt_limit(self, waiting: int) -> None:
         """Doubles or halves the limit. `waiting`: claimed jobs without a thread."""
         now_s = self._clock.monotonic_s()
         if self.was_reached and waiting == 0:
@@ -51,19 +51,19 @@ class AdaptiveLimiter:
             self.limit = min(self._limit_max, self.limit * 2)
         elif now_s - self._reached_s > KEEP_LIMIT_S:
             self._reached_s = now_s
-            self.halve()
+            self.halve_limit()
 
-    def halve(self) -> None:
+    def halve_limit(self) -> None:
         self.limit = max(self._limit_min, self.limit // 2)
 
 
 class DatabaseOutages:
-    """Databases that do not answer: they get no permits for a while, their ids are put off. Thread-safe."""
+    """Databases that do not answer: no permits for a while, and their ids are postponed. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._down_until_s: dict[int, float] = {}
-        self._away_since_s: dict[int, float] = {}  # until a claim has been answered
+        self._away_since_s: dict[int, float] = {}  # kept until the database answers a claim
 
     def record_no_answer(self, database: int) -> None:
         now_s = self._clock.monotonic_s()
@@ -74,16 +74,16 @@ class DatabaseOutages:
         if self._away_since_s:
             self._away_since_s.pop(database, None)
 
-    def is_down(self, database: int) -> bool:
-        """Whether it did not answer a moment ago: it is not asked now."""
+    def is_database_down(self, database: int) -> bool:
+        """Whether the database did not answer in the last DOWN_S seconds, so that no claim is sent to it."""
         return self._clock.monotonic_s() < self._down_until_s.get(database, 0.0)
 
     def has_not_recovered(self, database: int) -> bool:
         """Whether this database has not answered since it was down. Meanwhile one batch at a time asks it."""
         return database in self._away_since_s
 
-    def put_off_ms(self, database: int) -> int:
-        """For how long to put off ids of a database that takes no jobs."""
+    def outage_delay_ms(self, database: int) -> int:
+        """By how many ms to postpone the reminders of a database that takes no jobs."""
         now_s = self._clock.monotonic_s()
         away_s = now_s - self._away_since_s.setdefault(database, now_s)
         return round(1000 * min(PUT_OFF_S_MAX, max(PUT_OFF_S_MIN, away_s)))
@@ -105,22 +105,22 @@ class ProcessHold:
         """While this is True the process claims no new jobs."""
 
     @property
-    def wait_s(self) -> float:
-        """Seconds after which to try again; 0.0: a hold may begin now."""
+    def hold_wait_s(self) -> float:
+        """Seconds after which to try to begin a hold again; 0.0: a hold may begin now."""
         if self.is_active:
             return HOLD_BUSY_S
         return max(0.0, self._free_s - self._clock.monotonic_s())
 
-    def try_begin(self) -> bool:
-        """Begins a hold if it may begin now. True: the caller holds the process, and must call `end`."""
+    def try_begin_hold(self) -> bool:
+        """Begins a hold if it may begin now. True: the caller holds the process, and must call `end_hold`."""
         with self._lock:
-            if self.wait_s:
+            if self.hold_wait_s:
                 return False
             self.is_active, self._began_s = True, self._clock.monotonic_s()
             return True
 
-    def end(self) -> None:
-        """Ends the hold. Only the caller whose `try_begin` returned True may call it."""
+    def end_hold(self) -> None:
+        """Ends the hold. Only the caller whose `try_begin_hold` returned True may call it."""
         with self._lock:
             now_s = self._clock.monotonic_s()
             self._free_s = now_s + min(HOLD_REST_S_MAX, HOLD_REST * (now_s - self._began_s))
@@ -156,17 +156,19 @@ class Permits:
         self._stalled_since_s: dict[int, float] = {}
         self._listeners: list[Callable[[], None]] = []
 
-    def add_listener(self, listener: Callable[[], None]) -> None:
+    def add_permit_listener(self, listener: Callable[[], None]) -> None:
         """Calls `listener` when there are permits again after one was refused."""
         self._listeners.append(listener)
 
     # ---- fetch
 
-    def take(self, database: int, wanted: int) -> int:
+    def take_permits(self, database: int, wanted: int) -> int:
         """See `PermitSource`."""
-        return self.take_in_each([database], wanted)[0]
+        return self.take_permits_in_each([database], wanted)[0]
 
-    def take_in_each(self, databases: Collection[int], wanted: int) -> tuple[int, frozenset[int]]:
+    def take_permits_in_each(
+        self, databases: Collection[int], wanted: int
+    ) -> tuple[int, frozenset[int]]:
         """See `PermitSource`. The limit is so low that no job waits long for a thread (I8).
 
         A database that has not answered yet is tried by one batch at a time.
@@ -174,12 +176,12 @@ class Permits:
         if self.closed:
             return 0, frozenset()
         with self._lock:
-            self.limiter.adapt(self._waiting())
+            self.limiter.adapt_limit(self._waiting())
             now_s, least, open_ = self._clock.monotonic_s(), wanted, set[int]()
             for database in databases:
-                if self._is_out(database):
+                if self._gets_no_permits(database):
                     continue
-                free = self._count_free(database)
+                free = self._count_free_permits(database)
                 if free > 0:
                     open_.add(database)
                     least = min(least, free)
@@ -188,77 +190,77 @@ class Permits:
                 self.limiter.was_reached = self._somebody_was_refused = True
                 if now_s - since_s < STALLED_S:
                     return 0, frozenset()
-            given = self._give(open_, least) if open_ else 0
+            given = self._grant_permits(open_, least) if open_ else 0
             return given, frozenset(open_ if given else ())
 
-    def take_always(self, database: int, permits: int) -> bool:
-        """Takes permits even if there are none left; False while the process is held."""
+    def take_permits_beyond_limit(self, database: int, permits: int) -> bool:
+        """Takes permits even if none are left; False while the process is held."""
         with self._lock:
-            return self._give([database], permits) > 0
+            return self._grant_permits([database], permits) > 0
 
-    def give_back(self, database: int, permits: int) -> None:
+    def return_permits(self, database: int, permits: int) -> None:
         """See `PermitSource`."""
         # A caller that was refused gives back 0: it must not be told at once to ask again.
         if permits:
-            self._move(database, fetched=-permits)
+            self._change_counts(database, fetched=-permits)
 
     # ---- claim to settle
 
-    def add_in_flight(self, database: int, jobs: int, permits: int) -> None:
-        """Jobs were claimed: from here they carry the permits. `permits`: those that their batch carried."""
-        self._move(database, fetched=-permits, in_flight=jobs)
+    def add_jobs_in_flight(self, database: int, jobs: int, permits: int) -> None:
+        """Moves permits from a batch to its claimed jobs. `permits`: the permits that the batch carried."""
+        self._change_counts(database, fetched=-permits, in_flight=jobs)
 
     def note_handler_ended(self) -> None:
         """Notes that the handler of a job in flight has ended, or will not start.
 
-        Its permit comes back later, when its outcome is settled (`remove_in_flight`).
+        Its permit comes back later, when its outcome is settled (`remove_jobs_in_flight`).
         """
         with self._lock:
             self._ended += 1
 
-    def remove_in_flight(self, database: int, jobs: int) -> None:
-        """Jobs were settled, or given up: their permits come back. Each was counted as ended."""
-        self._move(database, in_flight=-jobs, ended=-jobs)
+    def remove_jobs_in_flight(self, database: int, jobs: int) -> None:
+        """Returns the permits of settled or given-up jobs. Each of the jobs was counted as ended."""
+        self._change_counts(database, in_flight=-jobs, ended=-jobs)
 
     def halve_limit(self) -> None:
         """Halves the limit, because jobs wait too long for a thread."""
         with self._lock:
-            self.limiter.halve()
+            self.limiter.halve_limit()
 
     # ---- questions
 
     @property
-    def in_flight(self) -> int:
-        """Jobs claimed and not settled."""
+    def jobs_in_flight(self) -> int:
+        """How many jobs are claimed and not settled."""
         return sum(self._in_flight.values())
 
     @property
-    def reserved(self) -> int:
-        """Permits that fetchers and batches carry."""
+    def reserved_permits(self) -> int:
+        """How many permits fetchers and batches carry."""
         return sum(self._fetched.values())
 
     @property
-    def ended(self) -> int:
-        """Jobs whose outcome waits to be settled."""
+    def jobs_to_settle(self) -> int:
+        """How many jobs have an outcome that waits to be settled."""
         return self._ended
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether nothing runs except stuck handlers, and nothing is about to be claimed.
+    def no_handler_runs(self) -> bool:
+        """Whether no handler runs except stuck ones, and no job is about to be claimed.
 
         Jobs that only wait to be settled do not count: if the process dies now, it interrupts no handler.
         """
         with self._lock:
-            busy = self.reserved + self.in_flight - self._ended
+            busy = self.reserved_permits + self.jobs_in_flight - self._ended
         # Asked afterwards: a stuck handler that ends meanwhile is counted as running, never overlooked.
         return busy <= self._stuck()
 
     # ---- inside
 
-    def _give(self, databases: Collection[int], permits: int) -> int:
+    def _grant_permits(self, databases: Collection[int], permits: int) -> int:
         """Gives `permits` in each database, or none while the process is held. The caller holds the lock.
 
-        A hold begins, and then waits until `is_quiet`: it meets the permits that were given before.
+        A hold begins, and then waits until `no_handler_runs`: it meets the permits that were given before.
         """
         if self.hold.is_active:
             return 0
@@ -266,29 +268,31 @@ class Permits:
             self._fetched[database] += permits
         return permits
 
-    def _move(self, database: int, *, fetched: int = 0, in_flight: int = 0, ended: int = 0) -> None:
-        """Changes the counts in one step."""
+    def _change_counts(
+        self, database: int, *, fetched: int = 0, in_flight: int = 0, ended: int = 0
+    ) -> None:
+        """Changes the counts of permits and jobs in one step, under the lock."""
         with self._lock:
             self._fetched[database] += fetched
             self._in_flight[database] += in_flight
             self._ended += ended
-            if in_flight > 0 and self._in_flight[database] >= self._share_per_database:
+            if in_flight > 0 and self._in_flight[database] >= self._permits_per_database:
                 self.limiter.was_reached = True
             self._stalled_since_s.pop(database, None)
-            metrics.JOBS_IN_FLIGHT.set(self.in_flight)
+            metrics.JOBS_IN_FLIGHT.set(self.jobs_in_flight)
         if self._somebody_was_refused:
             self._somebody_was_refused = False
             for listener in self._listeners:
                 listener()
 
-    def _is_out(self, database: int) -> bool:
-        return self.outages.is_down(database) or (
+    def _gets_no_permits(self, database: int) -> bool:
+        return self.outages.is_database_down(database) or (
             self.outages.has_not_recovered(database) and self._fetched[database] > 0
         )
 
-    def _count_free(self, database: int) -> int:
-        return self._share_per_database - self._in_flight[database] - self._fetched[database]
+    def _count_free_permits(self, database: int) -> int:
+        return self._permits_per_database - self._in_flight[database] - self._fetched[database]
 
     @property
-    def _share_per_database(self) -> int:
+    def _permits_per_database(self) -> int:
         return -(-self.limiter.limit // self._databases)

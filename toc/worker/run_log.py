@@ -14,8 +14,8 @@ from toc.handlers.verdicts import Retry, Snooze, Verdict
 from toc.runtime.clock import Clock
 from toc.runtime.log_throttle import LogThrottle
 from toc.store.claims import Outcome, OutcomeKind
+from toc.worker.job_run import JobRun
 from toc.worker.outcome import describe_error
-from toc.worker.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -36,15 +36,17 @@ class RunLog:
         # By biz_type: when the current minute began, and how many tracebacks were logged in it.
         self._given: dict[str, tuple[float, int]] = {}
 
-    def log_start(self, run: Run) -> None:
+    def log_handler_start(self, run: JobRun) -> None:
         """Logs that a handler is about to be called."""
         if log.isEnabledFor(logging.DEBUG):
             log.debug(
-                "%s starts, attempt %d of %d", *_attempt_of(run), extra=log_fields_of_job(run.job)
+                "%s starts, attempt %d of %d",
+                *_attempt_log_fields(run),
+                extra=log_fields_of_job(run.job),
             )
 
-    def log_end(
-        self, run: Run, result: object, outcome: Outcome, now_ms: int, seconds: float
+    def log_handler_end(
+        self, run: JobRun, result: object, outcome: Outcome, now_ms: int, seconds: float
     ) -> None:
         """Logs that a handler has returned or raised `result`, which became `outcome`."""
         if log.isEnabledFor(logging.DEBUG):
@@ -53,19 +55,19 @@ class RunLog:
                 text, _describe_run(run), seconds, outcome.kind, extra=log_fields_of_job(run.job)
             )
         if isinstance(result, BaseException) and not isinstance(result, Verdict):
-            self._log_failure(run, result, outcome)
+            self._log_handler_failure(run, result, outcome)
         elif isinstance(result, Retry) and outcome.kind is OutcomeKind.RETRY:
             text = "%s asks in attempt %d of %d to be tried again: %s; the next attempt is at %s"
-            why, at = escape_to_one_line(result.reason), _due_text(outcome)
-            log.info(text, *_attempt_of(run), why, at, extra=log_fields_of_job(run.job))
-        elif isinstance(result, Snooze) and _has_passed(result.until, now_ms):
+            why, at = escape_to_one_line(result.reason), _format_due_time(outcome)
+            log.info(text, *_attempt_log_fields(run), why, at, extra=log_fields_of_job(run.job))
+        elif isinstance(result, Snooze) and _is_snooze_in_past(result.until, now_ms):
             text = "%s snoozes until %s, which has passed: it acts again at %s"
             key = ("snooze", run.job.biz_type)
             self._log_throttle.warning(
-                key, text, _describe_run(run), result.until, _due_text(outcome)
+                key, text, _describe_run(run), result.until, _format_due_time(outcome)
             )
 
-    def _log_failure(self, run: Run, error: BaseException, outcome: Outcome) -> None:
+    def _log_handler_failure(self, run: JobRun, error: BaseException, outcome: Outcome) -> None:
         try:
             what = escape_to_one_line(f"{type(error).__name__}: {error}".rstrip(": "))[
                 :ERROR_CHARS_MAX
@@ -74,14 +76,14 @@ class RunLog:
             what = type(error).__name__
         again = "no attempt is left, the job is dead"
         if outcome.kind is OutcomeKind.RETRY:
-            again = f"the next one is at {_due_text(outcome)}"
+            again = f"the next one is at {_format_due_time(outcome)}"
         traced = error if self._may_log_traceback(run.job.biz_type) else None
         frames = ""
-        if traced is not None and not _can_be_written(traced):
+        if traced is not None and not _is_traceback_encodable(traced):
             traced, frames = None, "; " + escape_to_one_line(describe_error(error))
         log.warning(
             "%s failed in attempt %d of %d: %s; %s%s",
-            *_attempt_of(run), what, again, frames,
+            *_attempt_log_fields(run), what, again, frames,
             exc_info=traced, extra=log_fields_of_job(run.job),
         )  # fmt: skip
 
@@ -95,7 +97,7 @@ class RunLog:
         return given < self._tracebacks
 
 
-def _can_be_written(error: BaseException) -> bool:
+def _is_traceback_encodable(error: BaseException) -> bool:
     """Whether the error's traceback can be encoded as UTF-8: a log file refuses lone surrogates."""
     try:
         "".join(traceback.format_exception(error)).encode()
@@ -104,20 +106,20 @@ def _can_be_written(error: BaseException) -> bool:
     return True
 
 
-def _describe_run(run: Run) -> str:
+def _describe_run(run: JobRun) -> str:
     job = run.job
     return f"job {job.job_id} of {job.biz_type} (biz_id {job.biz_id})"
 
 
-def _attempt_of(run: Run) -> tuple[str, int, int]:
+def _attempt_log_fields(run: JobRun) -> tuple[str, int, int]:
     return _describe_run(run), run.job.attempts, run.spec.max_attempts
 
 
-def _due_text(outcome: Outcome) -> str:
+def _format_due_time(outcome: Outcome) -> str:
     return datetime_of(outcome.due_ms).isoformat(timespec="milliseconds")
 
 
-def _has_passed(until: object, now_ms: int) -> bool:
+def _is_snooze_in_past(until: object, now_ms: int) -> bool:
     """Whether a Snooze asks for a moment before now."""
     if isinstance(until, datetime):
         return ceil_ms(until - EPOCH) < now_ms

@@ -1,7 +1,7 @@
 """The settle stage: writes outcomes to the database, and only then hands them to the ack stage.
 
-Each database has its own settler, so that one that does not answer delays no other. Permits bound the queue;
-they come back when the outcomes are written.
+Each database has its own settler, so that a database that does not answer delays no other. Permits bound the
+queue; the permits come back when the outcomes are written.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from toc.store.claims import OutcomeKind
 from toc.store.databases import Database
 from toc.worker.acks import Ack
 from toc.worker.context import WorkerContext
-from toc.worker.corrections import Corrections
-from toc.worker.run import FinishedRun
+from toc.worker.job_run import FinishedRun
+from toc.worker.row_corrections import CorrectionQueue
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +41,15 @@ class Settler(Service):
         self._batch_max, self._wait_s = settings.settle_max, settings.settle_wait_ms / 1000
         self._queue: deque[FinishedRun] = deque()
         self._batch: list[FinishedRun] = []  # taken from the queue, not settled yet
-        self._failed: list[FinishedRun] = []  # could not be written, to be tried again
+        self._failed: list[
+            FinishedRun
+        ] = []  # outcomes that could not be written, and are tried again
         self._failed_s = 0.0
-        self.corrections = Corrections(
+        self.corrections = CorrectionQueue(
             database, self._claims, acks, self._clock, self._log_throttle, self.wake
         )
 
-    def put(self, ended: FinishedRun, /) -> None:
+    def enqueue(self, ended: FinishedRun, /) -> None:
         """Queues an outcome. Any thread; never blocks."""
         self._context.permits.note_handler_ended()
         self._queue.append(ended)
@@ -60,7 +62,9 @@ class Settler(Service):
             self._fill_batch()
         if self._batch:
             self._settle_batch()
-        return min(self.corrections.write_next(), 0 if self._queue or self._batch else IDLE_S)
+        return min(
+            self.corrections.write_next_correction(), 0 if self._queue or self._batch else IDLE_S
+        )
 
     def _settle_batch(self) -> None:
         failed: list[FinishedRun] = []
@@ -80,13 +84,13 @@ class Settler(Service):
         for ended in [*batch, *gone]:
             if ended.run.settled is not None:
                 ended.run.settled.set()
-        self._context.permits.remove_in_flight(self._database.index, len(batch) + len(gone))
+        self._context.permits.remove_jobs_in_flight(self._database.index, len(batch) + len(gone))
         settled = [e for e in batch if (e.outcome.job_id, e.outcome.token) in held]
-        self._acks.put([self._make_ack(ended) for ended in settled])
+        self._acks.enqueue([self._make_ack(ended) for ended in settled])
 
     def _fill_batch(self) -> None:
         if self._failed and self._clock.monotonic_s() >= self._failed_s + AGAIN_S:
-            # In a batch of their own, since they may fail again.
+            # Failed outcomes are a separate batch, because they may fail again.
             self._batch, self._failed = self._failed, []
             return
         if not self._queue:
@@ -100,7 +104,7 @@ class Settler(Service):
     def _keep_failed_for_retry(self, failed: list[FinishedRun]) -> list[FinishedRun]:
         """Ends the batch and keeps its failed outcomes for a retry, while their lease lasts.
 
-        Returns the failed ones whose lease is over: they are given up.
+        Returns the failed outcomes whose lease is over: these are given up.
         """
         now_s = self._clock.monotonic_s()
         if not self._failed:  # a later failure must not postpone the retry of earlier ones
@@ -110,7 +114,7 @@ class Settler(Service):
         return [ended for ended in failed if now_s >= ended.run.lease_end_s]
 
     def _settle_one_by_one(self) -> tuple[set[tuple[int, str]], list[FinishedRun]]:
-        """Writes the batch's outcomes one by one, so that one that cannot be written delays no other.
+        """Writes the batch's outcomes one by one, so that an outcome that cannot be written delays no other.
 
         Returns the (job_id, token) pairs that were written, and the outcomes that failed.
         """
@@ -151,7 +155,7 @@ class Settler(Service):
         run, outcome = ended
         if outcome.kind in _ENDED:
             return Ack(run.topic, outcome.job_id, None)
-        now_ms = run.now_ms(self._clock.monotonic_s())
+        now_ms = run.database_now_ms(self._clock.monotonic_s())
         back = self._context.reminder_to_put_back(
             now_ms, outcome.due_ms or run.job.action_ms, outcome.job_id
         )

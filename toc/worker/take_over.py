@@ -14,8 +14,8 @@ from toc.store.claims import Outcome, OutcomeKind
 from toc.store.databases import Database
 from toc.worker.acks import Ack
 from toc.worker.context import WorkerContext
-from toc.worker.corrections import ChangeAloneMark, Correction, GiveBack
-from toc.worker.run import Run, new_run
+from toc.worker.job_run import JobRun, run_of_claimed_row
+from toc.worker.row_corrections import ChangeAloneMark, GiveBackJobs, RowCorrection
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ LOST_LEASE = (
 
 
 @dataclass(slots=True)
-class Suspect:
+class SuspectJob:
     """A running row under `token` whose lease was over.
 
     `tries`: how often the process did not become quiet for it. `lost`: it has lost its last lease, and is
@@ -48,25 +48,27 @@ class TakeOver:
         self,
         database: Database,
         context: WorkerContext,
-        runs: Inbox[Run],
+        runs: Inbox[JobRun],
         acks: Inbox[Sequence[Ack]],
-        corrections: Inbox[Correction],
+        corrections: Inbox[RowCorrection],
     ) -> None:
         self._database, self._context = database, context
         self._claims, self._handlers = context.claims, context.handlers
         self._runs, self._acks, self._corrections = runs, acks, corrections
 
-    def take_over(self, suspect: Suspect, done: threading.Event, *, alone: bool) -> Run | None:
+    def take_over_suspect(
+        self, suspect: SuspectJob, done: threading.Event, *, alone: bool
+    ) -> JobRun | None:
         """Takes a suspect over. `alone`: the caller holds the process, and the token is marked ":alone".
 
-        None: another process has it. `done` is set when the run is settled. When the answer is lost, `done`
-        is set after the job was given back; when the database refuses, at once.
+        None: another process has the job. `done` is set when the run is settled. When the answer is lost,
+        `done` is set after the job was given back; when the database refuses, at once.
         """
-        spec = self._handlers.spec_of(suspect.type_no)
+        spec = self._handlers.handler_spec_of(suspect.type_no)
         if spec is None:
             return None
         asked = self._context.read_clocks()
-        token = self._context.new_token() + (ALONE if alone else "")
+        token = self._context.new_claim_token() + (ALONE if alone else "")
         job_id, seen, sent = suspect.job_id, suspect.token, threading.Event()
         try:
             row = self._claims.take_over_job(
@@ -74,32 +76,36 @@ class TakeOver:
             )
         except Exception:
             if sent.is_set():
-                # It may be committed, but nobody runs the job: the attempt must not count.
+                # The take-over may be committed, but nobody runs the job: the attempt must not count.
                 lost = Outcome(job_id, token, OutcomeKind.GIVE_BACK, 0, "the answer was lost", seen)
-                give_back = GiveBack("", [lost], written=done)
-                self._corrections.put(give_back)  # guard: give-back-take-over
+                give_back = GiveBackJobs("", [lost], written=done)
+                self._corrections.enqueue(give_back)  # guard: give-back-take-over
             else:  # refused: there is nothing to give back
                 done.set()
             raise
         if row is None:
             return None
         metrics.TAKEN_OVER.inc()
-        run = new_run(self._context, self._database, row, spec, token, asked.monotonic_s, asked)
+        run = run_of_claimed_row(
+            self._context, self._database, row, spec, token, asked.monotonic_s, asked
+        )
         run.settled, run.previous_token = done, seen
-        self._context.permits.add_in_flight(self._database.index, 1, permits=0)
-        self._runs.put(run)
+        self._context.permits.add_jobs_in_flight(self._database.index, 1, permits=0)
+        self._runs.enqueue(run)
         return run
 
-    def change_alone_mark(self, suspect: Suspect, run: Run, *, alone: bool) -> threading.Event:
+    def change_alone_mark(
+        self, suspect: SuspectJob, run: JobRun, *, alone: bool
+    ) -> threading.Event:
         """Sets or removes ":alone" in the token of a run. The event is set when the row has the token."""
         unmarked = remove_alone_mark(run.token)
         tokens = (unmarked, run.token) if alone else (run.token, unmarked)
         change = ChangeAloneMark(suspect.shard, suspect.job_id, *tokens)
-        self._corrections.put(change)
+        self._corrections.enqueue(change)
         return change.written
 
-    def bury(self, suspect: Suspect) -> None:
-        """Ends a job dead that has lost its last lease."""
+    def end_job_as_dead(self, suspect: SuspectJob) -> None:
+        """Makes a job dead that has lost the lease of its last attempt."""
         if self._claims.bury_expired_job(
             self._database, suspect.shard, suspect.job_id, suspect.token, LOST_LEASE,
             self._context.identity,
@@ -108,13 +114,13 @@ class TakeOver:
             biz_type = self._handlers.type_name(suspect.type_no, self._database)
             metrics.ENDED.labels(biz_type, OutcomeKind.BURY.value).inc()
             topic = self._context.process.settings.topic_of(biz_type)
-            self._acks.put([Ack(topic, suspect.job_id, None)])
+            self._acks.enqueue([Ack(topic, suspect.job_id, None)])
 
-    def count_attempts_left(self, suspect: Suspect) -> int:
-        """How many attempts `max_attempts` allows beyond those that it had; negative: it had extra ones."""
-        spec = self._handlers.spec_of(suspect.type_no)
+    def count_attempts_left(self, suspect: SuspectJob) -> int:
+        """How many attempts `max_attempts` still allows; negative: the job has had extra attempts."""
+        spec = self._handlers.handler_spec_of(suspect.type_no)
         return 1 if spec is None else spec.max_attempts - suspect.attempts
 
-    def lease_s(self, suspect: Suspect) -> float:
-        spec = self._handlers.spec_of(suspect.type_no)
+    def lease_s(self, suspect: SuspectJob) -> float:
+        spec = self._handlers.handler_spec_of(suspect.type_no)
         return 0.0 if spec is None else self._handlers.lease_s(spec)

@@ -6,23 +6,23 @@ import logging
 from collections.abc import Callable
 
 from toc.handlers.registry import Registry
-from toc.runtime.service import stop_all
+from toc.runtime.service import stop_services
 from toc.store.claims import Claims
 from toc.worker.acks import AckSender
-from toc.worker.attempt import Attempts
-from toc.worker.claim import CLAIM_LANES, ClaimOutlets, ClaimStage
+from toc.worker.attempt import AttemptHooks
+from toc.worker.claim_stage import CLAIM_LANES, ClaimStage, StagesAfterClaim
 from toc.worker.context import ProcessContext, WorkerContext
+from toc.worker.handler_pool import HandlerPool
 from toc.worker.handler_table import HandlerTable
 from toc.worker.lease_recovery import LeaseRecovery
 from toc.worker.permits import AdaptiveLimiter, Permits
-from toc.worker.pool import HandlerPool
 from toc.worker.settle import Settler
 from toc.worker.take_over import TakeOver
 
 log = logging.getLogger(__name__)
 
-STAGE_STOP_S = 10.0  # for what is under way in a stage
-FLUSH_S = 2.0  # for the last outcomes and corrections
+STAGE_STOP_S = 10.0  # time limit for the items that a stage is processing
+FLUSH_S = 2.0  # time limit to write the last outcomes and corrections
 
 
 class Worker:
@@ -35,16 +35,16 @@ class Worker:
         self, process: ProcessContext, registry: Registry, restart_wanted: Callable[[], None]
     ) -> None:
         settings = process.settings.worker
-        self.context = context = self._make_context(process, registry)
+        self.context = context = self._make_worker_context(process, registry)
         self.permits = context.permits
         self.acks = acks = AckSender(
             process.reminders, process.clock,
             batch_max=settings.settle_max, queue_max=settings.queue_max,
         )  # fmt: skip
         self.settlers = [Settler(each, context, acks) for each in process.databases]
-        attempts = Attempts(context, self.settlers)
+        attempts = AttemptHooks(context, self.settlers)
         self.pool = HandlerPool(
-            process.clock, attempts.may_start, attempts.finish, restart_wanted,
+            process.clock, attempts.may_start, attempts.settle_result, restart_wanted,
             threads=settings.concurrency, async_tasks=settings.async_concurrency,
             stuck_max=settings.stuck_max,
         )  # fmt: skip
@@ -53,25 +53,25 @@ class Worker:
         for database, settler in zip(process.databases, self.settlers, strict=True):
             take_over = TakeOver(database, context, self.pool, acks, settler.corrections)
             recovery = LeaseRecovery(database, context, take_over, self.pool.running)
-            outlets = ClaimOutlets(self.pool, acks, recovery, settler.corrections)
+            outlets = StagesAfterClaim(self.pool, acks, recovery, settler.corrections)
             self.recoveries.append(recovery)
             for lane, stages in enumerate(self.claims):
                 stages.append(ClaimStage(database, lane, context, outlets))
 
-    def _make_context(self, process: ProcessContext, registry: Registry) -> WorkerContext:
+    def _make_worker_context(self, process: ProcessContext, registry: Registry) -> WorkerContext:
         settings, databases = process.settings.worker, process.databases
         claims = Claims(databases, {})
         handlers = HandlerTable(
             process.database_metadata.types, registry, claims, settings.lease_allowance_s
         )
-        handlers.create_types(databases)
-        handlers.refresh()
+        handlers.create_biz_types(databases)
+        handlers.refresh_handlers()
         limiter = AdaptiveLimiter(
             process.clock, limit_min=settings.concurrency, limit_max=settings.queue_max
         )
         permits = Permits(
             process.clock, len(databases.all), limiter,
-            waiting=lambda: self.pool.waiting, stuck=lambda: self.pool.running.stuck,
+            waiting=lambda: self.pool.waiting_count, stuck=lambda: self.pool.running.stuck_count,
         )  # fmt: skip
         identity = f"{process.name[:60]}:{process.rng.getrandbits(48):012x}"
         return WorkerContext(process, identity, claims, handlers, permits)
@@ -89,37 +89,39 @@ class Worker:
         """
         clock, permits = self.context.process.clock, self.permits
         permits.closed = True  # from here on the run stage gives jobs back instead of starting them
-        stop_all([*self._claim_stages, *self.recoveries], STAGE_STOP_S)
-        self.pool.drain()
+        stop_services([*self._claim_stages, *self.recoveries], STAGE_STOP_S)
+        self.pool.give_back_waiting_runs()
         deadline_s = clock.monotonic_s() + timeout_s
-        while permits.in_flight and clock.monotonic_s() < deadline_s:
+        while permits.jobs_in_flight and clock.monotonic_s() < deadline_s:
             clock.sleep_s(0.02)
-        self.pool.close()  # cancels what runs on the event loop, and gives it back
+        self.pool.close()  # cancels handlers on the event loop; their jobs are given back
         flush_s = clock.monotonic_s() + FLUSH_S
-        while not self.is_flushed and clock.monotonic_s() < flush_s:
+        while not self.has_nothing_to_write and clock.monotonic_s() < flush_s:
             clock.sleep_s(0.02)
-        stop_all(self.settlers, 5.0)
+        stop_services(self.settlers, 5.0)
         self.acks.stop(5.0)
-        if permits.in_flight:
+        if permits.jobs_in_flight:
             text = "%d jobs are left to their leases: other nodes run them when these end"
-            log.warning(text, permits.in_flight)
-        return permits.in_flight == 0
+            log.warning(text, permits.jobs_in_flight)
+        return permits.jobs_in_flight == 0
 
     @property
     def _claim_stages(self) -> list[ClaimStage]:
         return [stage for lane in self.claims for stage in lane]
 
     @property
-    def is_flushed(self) -> bool:
+    def has_nothing_to_write(self) -> bool:
         """Whether no outcome and no correction waits to be written."""
-        return not (self.permits.ended or any(len(each.corrections) for each in self.settlers))
+        return not (
+            self.permits.jobs_to_settle or any(len(each.corrections) for each in self.settlers)
+        )
 
     @property
-    def identity(self) -> str:
+    def process_identity(self) -> str:
         """The unique name of this process; its tokens and its cluster member begin with it."""
         return self.context.identity
 
     @property
-    def in_flight(self) -> int:
-        """Jobs claimed and not settled."""
-        return self.permits.in_flight
+    def jobs_in_flight(self) -> int:
+        """How many jobs are claimed and not settled."""
+        return self.permits.jobs_in_flight

@@ -34,7 +34,7 @@ from toc.reconcile.report.summary import (
     summary_of,
 )
 from toc.reconcile.report.words import clean, kinds_text, next_steps, ranges
-from toc.runtime.files import make_directory, open_file
+from toc.runtime.private_files import make_private_directory, open_private_file
 from toc.runtime.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def write(outcome: ReconcileResult, settings: Settings) -> Path:
     summary = summary_of(outcome, before)
     page = render(outcome, summary, notes)
     with _explain_write_errors(settings):
-        make_directory(directory)
+        make_private_directory(directory)
         draft = _new_draft(directory, stamp)
         try:
             _delete_old_drafts(directory, draft.stat().st_mtime)
@@ -89,7 +89,7 @@ def check(settings: Settings) -> None:
     _explain_missing_packages()
     directory = Path(settings.reconcile.directory)
     with _explain_write_errors(settings):
-        make_directory(directory)
+        make_private_directory(directory)
         _new_draft(directory, "0000-00-00T000000Z").rmdir()
 
 
@@ -175,7 +175,7 @@ def _explain_write_errors(settings: Settings) -> Iterator[None]:
 @contextmanager
 def _new_file(path: Path) -> Iterator[IO[bytes]]:
     """A new file that is on the disk when it is closed."""
-    with open_file(path, "xb") as file:
+    with open_private_file(path, "xb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())

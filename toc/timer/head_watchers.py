@@ -1,8 +1,8 @@
 """Two services that tell pollers when the heads (first reminders) of slots are due.
 
-`WakeupListener` hears of new heads at once; a message may be lost. `NextDueWatcher` reads all heads
-periodically: so it backs up the wake-ups, and notices slots that their owner does not pop. One or two calls
-read all slots of a topic, so that an idle worker costs almost nothing.
+`WakeupListener` receives a message for each new head at once; a message may be lost. `NextDueWatcher` reads
+all heads periodically, in case messages are lost, and notices slots that their owner does not pop. One or
+two calls read all slots of a topic, so that an idle worker costs almost nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from toc.errors import TimerUnavailable
 from toc.runtime.clock import SystemClock
 from toc.runtime.service import Service
-from toc.timer import keys
+from toc.timer import redis_keys
 from toc.timer.foreign_members import format_members
 from toc.timer.redis_errors import UNAVAILABLE
 from toc.timer.reminders import Reminders
@@ -58,7 +58,7 @@ class NextDueWatcher(Service):
             on_head_seen = self._on_head_seen[topic]
             try:
                 # All heads due before the next step has ended, even if this step is late.
-                near = self._reminders.heads(topic, slots, 2 * self._period_s + 1)
+                near = self._reminders.read_heads(topic, slots, 2 * self._period_s + 1)
             except TimerUnavailable as error:
                 failed = error
                 continue
@@ -78,7 +78,7 @@ class WakeupListener(Service):
         super().__init__("toc-wakeup")
         self._reminders = reminders
         self._on_wakeup = {
-            keys.wake_channel(namespace, topic): call for topic, call in on_wakeup.items()
+            redis_keys.wakeup_channel(namespace, topic): call for topic, call in on_wakeup.items()
         }
         self._clock = SystemClock()  # silence is measured in real time
         self._subscription: PubSub | None = None
@@ -88,12 +88,12 @@ class WakeupListener(Service):
         """Waits up to half a second for one message."""
         try:
             if self._subscription is None:
-                self._subscription = self._reminders.subscribe(self._on_wakeup)
+                self._subscription = self._reminders.subscribe_to_channels(self._on_wakeup)
                 self._heard_s, self._has_pinged = self._clock.monotonic_s(), False
             message: Any = self._subscription.get_message(timeout=0.5)
-            self._check_silence(self._subscription, heard=message is not None)
+            self._check_server_silence(self._subscription, heard=message is not None)
         except UNAVAILABLE as error:
-            self._drop_subscription()
+            self._close_subscription()
             raise TimerUnavailable(error) from error
         if message is not None and message["type"] == "message":
             try:
@@ -105,10 +105,10 @@ class WakeupListener(Service):
             self._on_wakeup[message["channel"].decode()](slot, (due_ms - time_ms) / 1000)
         return 0
 
-    def _check_silence(self, subscription: PubSub, *, heard: bool) -> None:
+    def _check_server_silence(self, subscription: PubSub, *, heard: bool) -> None:
         """Pings a silent server, and raises RedisTimeoutError when it stays silent.
 
-        Without this, a server that hangs or a host that is down would look like one with no messages.
+        Without the ping, a server that hangs or is down would look like a server without messages.
         """
         now_s = self._clock.monotonic_s()
         if heard:
@@ -122,10 +122,10 @@ class WakeupListener(Service):
     def stop(self, timeout_s: float = 10.0) -> bool:
         gone = super().stop(timeout_s)
         if gone:
-            self._drop_subscription()
+            self._close_subscription()
         return gone
 
-    def _drop_subscription(self) -> None:
+    def _close_subscription(self) -> None:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             try:

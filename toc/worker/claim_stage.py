@@ -1,7 +1,8 @@
 """The claim stage: claims the batches that fetchers put, and sends each id on by the result of its claim.
 
-Each database has stages of its own, so that one that hangs delays no other. A rate limiter, or a pause of a
-type, belongs before a stage's inbox: it keeps a batch, with its permits, until the batch may go on.
+Each database has claim stages of its own, so that a database that hangs delays no other database. A rate
+limiter, or a pause of a type, belongs before a stage's inbox: the limiter keeps a batch, with the batch's
+permits, until the batch may go on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from toc.domain.job import Status
 from toc.domain.retry_policies import unhandled_delay_ms
 from toc.errors import SchemaMismatch, is_away
 from toc.runtime import metrics
-from toc.runtime.batch import Batch
+from toc.runtime.job_batch import JobBatch
 from toc.runtime.log_throttle import LogThrottle
 from toc.runtime.service import Inbox, Service
 from toc.store.claims import ClaimedRow, Outcome, OutcomeKind
@@ -26,48 +27,50 @@ from toc.store.schema import job_table_name
 from toc.timer.reminders import Reminder
 from toc.worker.acks import Ack, AckSender
 from toc.worker.context import WorkerContext
-from toc.worker.corrections import Correction, GiveBack
-from toc.worker.run import Run, new_run
-from toc.worker.take_over import Suspect
+from toc.worker.job_run import JobRun, run_of_claimed_row
+from toc.worker.row_corrections import GiveBackJobs, RowCorrection
+from toc.worker.take_over import SuspectJob
 
 log = logging.getLogger(__name__)
 
-CLAIM_LANES = 2  # claim stages of each database: one works in Python while the other waits
-IDLE_S = 60.0  # any time will do: `put` wakes the thread
+CLAIM_LANES = (
+    2  # claim stages of each database: one stage works in Python while the other stage waits
+)
+IDLE_S = 60.0  # may be any time, because `enqueue` wakes the thread
 # When a job is due by Redis' clock but not by the database's, its reminder is put back for so long.
 PUT_BACK_MS_MIN = 1000
 PUT_BACK_MS_MAX = 5000
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimOutlets:
-    """Where the ids of one database go after their claim."""
+class StagesAfterClaim:
+    """The stages that receive the ids of one database after their claim."""
 
-    runs: Inbox[Run]
+    runs: Inbox[JobRun]
     acks: AckSender
-    suspects: Inbox[Suspect]
-    corrections: Inbox[Correction]
+    suspects: Inbox[SuspectJob]
+    corrections: Inbox[RowCorrection]
 
 
 class ClaimStage(Service):
-    """Claims batches of one database, one after the other. Their permits bound the inbox."""
+    """Claims batches of one database, one after the other. The permits of the batches bound the inbox."""
 
     def __init__(
-        self, database: Database, lane: int, context: WorkerContext, outlets: ClaimOutlets
+        self, database: Database, lane: int, context: WorkerContext, outlets: StagesAfterClaim
     ) -> None:
         super().__init__(f"toc-claim-{database.index}-{lane}")
         self._database, self._context, self._outlets = database, context, outlets
-        self._inbox: deque[Batch] = deque()
+        self._inbox: deque[JobBatch] = deque()
 
-    def put(self, batch: Batch, /) -> None:
-        """Queues a batch; one without permits returns to the timer at once. Any thread; never blocks."""
+    def enqueue(self, batch: JobBatch, /) -> None:
+        """Queues a batch; a batch without permits returns to the timer at once. Any thread; never blocks."""
         if not batch.permits:
-            self._process(batch, put_off=True)
+            self._claim_or_put_off(batch, put_off=True)
             return
         self._inbox.append(batch)
         self.wake()
         if self.stopping:  # its thread may have ended
-            self._put_off_all()
+            self._return_queue_to_timer()
 
     def run_once(self) -> float:
         """Claims one batch. Raises the error of the claim if the batch was popped."""
@@ -75,138 +78,139 @@ class ClaimStage(Service):
             batch = self._inbox.popleft()
         except IndexError:
             return IDLE_S
-        self._process(batch)
+        self._claim_or_put_off(batch)
         return 0 if self._inbox else IDLE_S
 
     def stop(self, timeout_s: float = 10.0) -> bool:
         """Ends the loop and returns the queued ids to the timer, where other nodes pop them."""
         ended = super().stop(timeout_s)
-        self._put_off_all()
+        self._return_queue_to_timer()
         return ended
 
-    def _put_off_all(self) -> None:
+    def _return_queue_to_timer(self) -> None:
         while self._inbox:
             try:
                 batch = self._inbox.popleft()
             except IndexError:  # another thread was faster
                 return
-            self._process(batch, put_off=True)
+            self._claim_or_put_off(batch, put_off=True)
 
-    def _process(self, batch: Batch, *, put_off: bool = False) -> None:
-        """Claims a batch, or puts it off; then gives back its unused permits and tells its fetcher."""
+    def _claim_or_put_off(self, batch: JobBatch, *, put_off: bool = False) -> None:
+        """Claims a batch, or returns its ids to the timer; then returns unused permits, tells the fetcher."""
         index, permits = self._database.index, self._context.permits
         one = BatchClaim(self._context, self._database, self._outlets, self._log_throttle, batch)
         claimed, failure = 0, None
         try:
-            if put_off or permits.outages.is_down(index):
-                one.put_off(batch)
+            if put_off or permits.outages.is_database_down(index):
+                one.return_to_timer(batch)
             else:
-                claimed = one.run()
+                claimed = one.claim_batch()
         except Exception as error:
             failure = error
-            if batch.popped:  # else a fetcher waits for the answer, and says what has failed
+            if batch.popped:  # otherwise a fetcher waits for the answer, and logs the error
                 raise
         finally:
-            permits.give_back(index, one.permits_left)
+            permits.return_permits(index, one.permits_left)
             if batch.answer is not None:
-                batch.answer.give(claimed, failure)
+                batch.answer.set_answer(claimed, failure)
 
 
 class BatchClaim:
-    """Claims one batch under one token. `permits_left`: those of the batch that no job carries on."""
+    """Claims one batch under one token. `permits_left`: the permits of the batch that no job has taken."""
 
     def __init__(
         self,
         context: WorkerContext,
         database: Database,
-        outlets: ClaimOutlets,
+        outlets: StagesAfterClaim,
         log_throttle: LogThrottle,
-        batch: Batch,
+        batch: JobBatch,
     ) -> None:
         self._context, self._database, self._outlets = context, database, outlets
         self._batch, self._log_throttle = batch, log_throttle
         self._handlers, self._outages = context.handlers, context.permits.outages
         self.permits_left = batch.permits
 
-    def run(self) -> int:
-        """Claims, and returns how many jobs are to be run. Raises StoreUnavailable, ids given back."""
+    def claim_batch(self) -> int:
+        """Claims the batch; returns how many jobs will run. Raises StoreUnavailable, the ids given back."""
         batch = self._batch
         if not batch.popped:  # a poller goes by the id's shard; a scanner by the table of the row
-            batch = self._without_misplaced(batch)
+            batch = self._without_misplaced_rows(batch)
         if not batch.ids:
             return 0
-        self._handlers.refresh()
-        self._token, self._asked = self._context.new_token(), self._context.read_clocks()
+        self._handlers.refresh_handlers()
+        self._token, self._asked = self._context.new_claim_token(), self._context.read_clocks()
         try:
-            seen = self._ask(batch)
+            seen = self._claim_in_database(batch)
         except Exception as error:
             if isinstance(error, SchemaMismatch) or is_away(error):
-                self._record_no_answer(batch)
+                self._give_back_unanswered_batch(batch)
                 raise
             # One broken table must not delay the other shards of the batch.
             text = "claiming %d shards of database %d failed"
             log.exception(text, len(batch.ids), self._database.index)
-            return self._claim_each(batch)
-        return self._send_on(batch, seen)
+            return self._claim_shard_by_shard(batch)
+        return self._route_by_claim_result(batch, seen)
 
-    def put_off(self, batch: Batch) -> None:
+    def return_to_timer(self, batch: JobBatch) -> None:
         """Returns popped ids of the batch, which the database does not take now, to the timer.
 
-        Where their slots are still popped, for the other databases, they are due again in some seconds.
-        Otherwise their due time stays. This process does not pop for this database for a while, but perhaps
-        only this process cannot reach it, or stops: then other nodes see that the jobs are late.
+        If this process still pops the slots of these ids for other databases, the ids are due again in some
+        seconds. Otherwise the due time of the ids stays. This process does not pop for this database for a
+        while, but perhaps only this process cannot reach the database, or stops: then other nodes see that
+        the jobs are late.
         """
         if not batch.popped or batch.time_ms is None:
             return
         due_ms = batch.time_ms
         if batch.shared and not self._context.permits.closed:
-            due_ms += self._outages.put_off_ms(self._database.index)
-        self._outlets.acks.send(
+            due_ms += self._outages.outage_delay_ms(self._database.index)
+        self._outlets.acks.send_acks(
             [Ack(batch.topic, job_id, Reminder(due_ms, job_id)) for job_id in batch.job_ids]
         )
 
-    def _claim_each(self, batch: Batch) -> int:
+    def _claim_shard_by_shard(self, batch: JobBatch) -> int:
         """Claims shard by shard, under the same token: jobs committed before are seen as claimed."""
         claimed, left = 0, dict(batch.ids)
         for shard, ids in batch.ids.items():
             part = replace(batch, ids={shard: ids})
             try:
-                seen = self._ask(part)
+                seen = self._claim_in_database(part)
             except Exception as error:
                 if isinstance(error, SchemaMismatch) or is_away(error):
-                    self._record_no_answer(replace(batch, ids=left))
+                    self._give_back_unanswered_batch(replace(batch, ids=left))
                     raise
-                # Its ids stay in the PrepareQueue and return after their stay.
+                # The ids of this shard stay in the PrepareQueue and return after their stay.
                 log.exception("claiming shard %d failed", shard)
                 metrics.SERVICE_ERRORS.labels("toc-worker").inc()
-                self._give_back(part.job_ids)
+                self._give_back_jobs(part.job_ids)
             else:
-                claimed += self._send_on(part, seen)
+                claimed += self._route_by_claim_result(part, seen)
             del left[shard]
         return claimed
 
-    def _ask(self, batch: Batch) -> dict[int, ClaimedRow]:
+    def _claim_in_database(self, batch: JobBatch) -> dict[int, ClaimedRow]:
         seen = self._context.claims.claim_jobs(
             self._database, batch.ids, self._token, batch.time_ms
         )
         self._outages.record_answer(self._database.index)
         return seen
 
-    def _record_no_answer(self, batch: Batch) -> None:
-        """Records that the database does not answer. The batch may have been claimed: gives it back."""
+    def _give_back_unanswered_batch(self, batch: JobBatch) -> None:
+        """Records that the database does not answer; gives back the batch, which may be claimed."""
         self._outages.record_no_answer(self._database.index)
-        self._give_back(batch.job_ids)
-        self.put_off(batch)
+        self._give_back_jobs(batch.job_ids)
+        self.return_to_timer(batch)
 
-    def _give_back(self, job_ids: Sequence[int]) -> None:
-        """Gives back those of the ids that the token has claimed and that are no runs yet."""
+    def _give_back_jobs(self, job_ids: Sequence[int]) -> None:
+        """Gives back the jobs that the token has claimed and that have not become runs yet."""
         if job_ids:
             batch = self._batch
             outcomes = [Outcome(each, self._token, OutcomeKind.GIVE_BACK) for each in job_ids]
             due_ms = batch.time_ms if batch.popped else None
-            self._outlets.corrections.put(GiveBack(batch.topic, outcomes, due_ms))
+            self._outlets.corrections.enqueue(GiveBackJobs(batch.topic, outcomes, due_ms))
 
-    def _without_misplaced(self, batch: Batch) -> Batch:
+    def _without_misplaced_rows(self, batch: JobBatch) -> JobBatch:
         """The batch without rows whose job_id belongs to another table.
 
         Such a row must not run: its outcome would be written to the other table, and it would run again
@@ -233,9 +237,9 @@ class BatchClaim:
 
     # ---- after the answer
 
-    def _send_on(self, batch: Batch, seen: Mapping[int, ClaimedRow]) -> int:
-        """Sends each id on, once, by its claim result; returns how many jobs are to be run."""
-        runs: list[Run] = []
+    def _route_by_claim_result(self, batch: JobBatch, seen: Mapping[int, ClaimedRow]) -> int:
+        """Sends each id once to the stage for its claim result; returns how many jobs will run."""
+        runs: list[JobRun] = []
         without_handler: list[int] = []
         acks: list[Ack] = []
         new_types: dict[int, list[int]] = {}
@@ -247,57 +251,65 @@ class BatchClaim:
         ]
         for shard, job_id in each_once:
             row = seen.get(job_id)
-            spec = None if row is None else self._handlers.spec_of(row.type_no)
-            result = claim_result_of(row, self._token, batch.time_ms or 0, handled=spec is not None)
+            spec = None if row is None else self._handlers.handler_spec_of(row.type_no)
+            result = decide_claim_result(
+                row, self._token, batch.time_ms or 0, handled=spec is not None
+            )
             if row is None or row.due_ms is None or result is ClaimResult.FORGET:
                 acks.append(Ack(batch.topic, job_id, None))
             elif result is ClaimResult.RUN and spec is not None:
-                run = new_run(
+                run = run_of_claimed_row(
                     self._context, self._database, row, spec, self._token,
                     batch.found_s, self._asked, batch.time_ms,
                 )  # fmt: skip
                 runs.append(run)
-            elif result is ClaimResult.RUN:  # its type has lost its handler here since the claim
+            elif (
+                result is ClaimResult.RUN
+            ):  # the type has lost its handler in this process since the claim
                 without_handler.append(job_id)
             elif result is ClaimResult.SUSPECT:
-                # Its reminder stays in the PrepareQueue and returns after its stay.
-                suspect = Suspect(shard, job_id, row.type_no, row.attempts, row.token or "")
-                self._outlets.suspects.put(suspect)
-            elif spec is None and self._handlers.find_unknown_type(row.type_no, self._database):
+                # The reminder of a suspect stays in the PrepareQueue and returns after its stay.
+                suspect = SuspectJob(shard, job_id, row.type_no, row.attempts, row.token or "")
+                self._outlets.suspects.enqueue(suspect)
+            elif spec is None and self._handlers.look_up_unknown_type(row.type_no, self._database):
                 new_types.setdefault(shard, []).append(job_id)
             else:
-                acks.append(self._put_back(batch, row, row.due_ms, result))
-        self._send_runs(runs)
-        self._give_back(without_handler)
-        if batch.popped:  # sent before their permits come back: so these bound what is popped
-            self._outlets.acks.send(acks)
-        return len(runs) + (self._claim_again(new_types) if new_types else 0)
+                acks.append(self._make_put_back_ack(batch, row, row.due_ms, result))
+        self._send_runs_to_pool(runs)
+        self._give_back_jobs(without_handler)
+        if (
+            batch.popped
+        ):  # acks are sent before the permits come back, so that permits bound the popped ids
+            self._outlets.acks.send_acks(acks)
+        return len(runs) + (self._claim_jobs_of_new_types(new_types) if new_types else 0)
 
-    def _claim_again(self, ids: Mapping[int, Sequence[int]]) -> int:
-        """Claims jobs whose type was just learned, and has a handler, by a claim of their own."""
+    def _claim_jobs_of_new_types(self, ids: Mapping[int, Sequence[int]]) -> int:
+        """Claims, in a separate claim, jobs whose type was just looked up and has a handler."""
         batch = replace(self._batch, ids=ids, permits=self.permits_left)
         again = BatchClaim(self._context, self._database, self._outlets, self._log_throttle, batch)
         try:
-            return again.run()
+            return again.claim_batch()
         finally:
             self.permits_left = again.permits_left
 
-    def _send_runs(self, runs: Sequence[Run]) -> None:
+    def _send_runs_to_pool(self, runs: Sequence[JobRun]) -> None:
         jobs = len(runs)
-        self._context.permits.add_in_flight(self._database.index, jobs, permits=jobs)
+        self._context.permits.add_jobs_in_flight(self._database.index, jobs, permits=jobs)
         self.permits_left -= jobs
         if not self._batch.popped:
             metrics.RESCUED.inc(jobs)
         for run in runs:
-            self._outlets.runs.put(run)
+            self._outlets.runs.enqueue(run)
 
-    def _put_back(self, batch: Batch, row: ClaimedRow, due_ms: int, result: ClaimResult) -> Ack:
-        """The ack that puts the reminder of a job back which does not run now."""
+    def _make_put_back_ack(
+        self, batch: JobBatch, row: ClaimedRow, due_ms: int, result: ClaimResult
+    ) -> Ack:
+        """The ack that puts back the reminder of a job that does not run now."""
         now_ms = batch.time_ms or 0
         if result is ClaimResult.UNHANDLED:
-            self._handlers.warn_unhandled(row.type_no, self._database)
+            self._handlers.warn_no_handler(row.type_no, self._database)
             back = Reminder(now_ms + unhandled_delay_ms(now_ms - due_ms), row.job_id)
-        elif due_ms <= now_ms:  # the loader's mark is past it: its reminder must stay in Redis
+        elif due_ms <= now_ms:  # the loader's mark is past the row: the reminder must stay in Redis
             back = Reminder(now_ms + self._put_back_delay_ms(due_ms), row.job_id)
         else:
             back = self._context.reminder_to_put_back(now_ms, due_ms, row.job_id)
@@ -305,7 +317,7 @@ class BatchClaim:
 
     def _put_back_delay_ms(self, due_ms: int) -> int:
         """How long to put back a reminder whose job is due by Redis' clock, but could not be claimed."""
-        now_ms = self._database.server_clock.now_ms()
+        now_ms = self._database.server_clock.believed_now_ms()
         left_ms = 0 if now_ms is None else due_ms - now_ms
         return min(max(left_ms, PUT_BACK_MS_MIN), PUT_BACK_MS_MAX)
 
@@ -318,10 +330,10 @@ class ClaimResult(Enum):
     UNHANDLED = "due or lost, but no handler here: put back for a while"
 
 
-def claim_result_of(
+def decide_claim_result(
     row: ClaimedRow | None, token: str, now_ms: int, *, handled: bool
 ) -> ClaimResult:
-    """What to do with an id after a claim under `token`. `row`: as the claim saw it; None: there is none.
+    """What to do with an id after a claim under `token`. `row`: the row that the claim read; None: no row.
 
     `now_ms`: the server's time that found the id due. `handled`: whether its type has a handler here. A row
     that was rescheduled, waits for a retry, or runs under a valid lease is the same case (LATER): its

@@ -16,13 +16,13 @@ from typing import IO, Any
 FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
 
 
-def make_directory(path: Path) -> None:
-    """Makes it, and what is missing above it, with mode 0700; one that is there keeps its mode.
+def make_private_directory(path: Path) -> None:
+    """Makes the directory and its missing parents with mode 0700; an existing directory keeps its mode.
 
-    Raises PermissionError for one that belongs to another user than this process' and root, or that all
-    users may write to (unless it has the sticky bit, as /tmp has).
+    Raises PermissionError for a directory that belongs to another user than this process' user and root, or
+    that all users may write to (unless the directory has the sticky bit, as /tmp has).
     """
-    _make(path)
+    _make_directory_and_parents(path)
     mine = (os.geteuid(), 0)
     found = path.stat()
     if found.st_uid not in mine or path.lstat().st_uid not in mine:
@@ -33,39 +33,39 @@ def make_directory(path: Path) -> None:
         raise PermissionError(errno.EACCES, text, str(path))
 
 
-def open_file(path: Path, mode: str) -> IO[Any]:
-    """As `path.open(mode)`; a file that it makes has mode 0600. Raises OSError for a symbolic link."""
-    return open(path, mode, opener=_opener)
+def open_private_file(path: Path, mode: str) -> IO[Any]:
+    """As `path.open(mode)`; a new file has mode 0600. Raises OSError for a symbolic link."""
+    return open(path, mode, opener=_open_without_links)
 
 
-def make_sqlite_file(path: str | None) -> None:
-    """Makes the file of a SQLite database that is not there yet; SQLite's journals get its mode.
+def make_private_sqlite_file(path: str | None) -> None:
+    """Makes the missing file of a SQLite database with mode 0600, which SQLite's journals then get too.
 
-    It never opens one that is there: closing it would end the locks that this process has on it.
+    An existing file is never opened: closing the file would end the locks that this process has on it.
     """
     if not path or path == ":memory:" or path.startswith("file:"):
         return
-    with suppress(OSError):  # it is there, or cannot be: then SQLite says why
+    with suppress(OSError):  # the file exists, or cannot be made: SQLite then reports the reason
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
 
 
 def on_sqlite_connect(dialect: object, record: object, arguments: Any, options: object) -> None:
-    """For SQLAlchemy's `do_connect`: see `make_sqlite_file`."""
-    make_sqlite_file(arguments[0] if arguments else None)
+    """For SQLAlchemy's `do_connect`: see `make_private_sqlite_file`."""
+    make_private_sqlite_file(arguments[0] if arguments else None)
 
 
-def _make(path: Path) -> None:
+def _make_directory_and_parents(path: Path) -> None:
     if path.is_dir():
         return
     if path.parent != path:
-        _make(path.parent)
-    with suppress(FileExistsError):  # somebody else's, since we looked
+        _make_directory_and_parents(path.parent)
+    with suppress(FileExistsError):  # another process has made the directory meanwhile
         path.mkdir(DIRECTORY_MODE)
     if not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path))
 
 
-def _opener(path: str, flags: int) -> int:
+def _open_without_links(path: str, flags: int) -> int:
     try:
         return os.open(path, flags | os.O_NOFOLLOW, FILE_MODE)
     except OSError as error:

@@ -22,8 +22,8 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelManagedConnection
 
 from toc.errors import SettingsError, TimerUnavailable
-from toc.timer.nodes import Client
 from toc.timer.redis_errors import UNAVAILABLE
+from toc.timer.redis_nodes import Client
 
 RETRIES = 2  # after a broken connection; after a timeout there is no retry
 CONNECTIONS_MAX = 1000  # per server: each thread that calls at the same time takes one
@@ -37,8 +37,8 @@ _SERVICE = re.compile(r"/([^/]+)(/\d+)?")
 _SENTINEL_OPTION = re.compile(r"ssl_\w+|protocol|client_name|sentinel_auth")
 
 
-class _UrlParts(NamedTuple):
-    """A parsed URL of several hosts. `single_host_url`: the first host's, as redis-py expects it."""
+class _MultiHostUrl(NamedTuple):
+    """A parsed URL of several hosts. `single_host_url`: a URL of the first host only, for redis-py."""
 
     kind: str
     hosts: list[tuple[str, int]]
@@ -50,7 +50,7 @@ class _UrlParts(NamedTuple):
 class _SentinelConnection(SentinelManagedConnection):
     """A connection that is closed after a timeout.
 
-    redis-py would keep it, and the next command would read the late answer.
+    redis-py would keep the connection, and the next command would read the late answer.
     """
 
     def read_response(self, *args: Any, disconnect_on_error: bool | None = True, **how: Any) -> Any:
@@ -61,14 +61,14 @@ class _SentinelTlsConnection(_SentinelConnection, SSLConnection):
     pass
 
 
-def check_url(url: str) -> None:
+def check_multi_host_url(url: str) -> None:
     """Raises SettingsError when a URL of sentinels or of a cluster is malformed."""
     parts = _parse_multi_host_url(url)
     if parts is not None and parts.kind == "sentinel":
         _parse_sentinel_options(parts)
 
 
-def connect(url: str, timeout_s: float) -> Client:
+def make_redis_client(url: str, timeout_s: float) -> Client:
     """Makes a client that waits up to `timeout_s` for a connection, and as long for an answer.
 
     Raises SettingsError, and TimerUnavailable when a cluster's nodes cannot be listed.
@@ -83,7 +83,7 @@ def connect(url: str, timeout_s: float) -> Client:
     }
     parts = _parse_multi_host_url(url)
     if parts is not None and parts.kind == "sentinel":
-        return _connect_through_sentinels(parts, options)
+        return _make_client_behind_sentinels(parts, options)
     if parts is not None:
         others = [ClusterNode(*host) for host in parts.hosts[1:]]
         try:
@@ -103,12 +103,12 @@ def connect(url: str, timeout_s: float) -> Client:
     return Redis.from_url(url, **options)
 
 
-def _connect_through_sentinels(parts: _UrlParts, options: dict[str, Any]) -> Redis:
+def _make_client_behind_sentinels(parts: _MultiHostUrl, options: dict[str, Any]) -> Redis:
     """Makes a client of the service's master; each new connection asks the sentinels which host that is."""
     own = _parse_sentinel_options(parts)
     tls: dict[str, Any] = {name: value for name, value in own.items() if name.startswith("ssl")}
     of_sentinels = options | tls
-    of_sentinels["retry"] = Retry(NoBackoff(), 0)  # the next sentinel is asked instead
+    of_sentinels["retry"] = Retry(NoBackoff(), 0)  # no retry: the next sentinel is asked instead
     if own.pop("sentinel_auth", "no") == "yes":
         of_sentinels |= {name: own[name] for name in ("username", "password") if name in own}
     own["connection_class"] = (
@@ -119,7 +119,7 @@ def _connect_through_sentinels(parts: _UrlParts, options: dict[str, Any]) -> Red
     return master
 
 
-def _parse_sentinel_options(parts: _UrlParts) -> dict[str, Any]:
+def _parse_sentinel_options(parts: _MultiHostUrl) -> dict[str, Any]:
     """Returns redis-py's options from a sentinel URL: user, password, db, TLS, query parameters.
 
     Raises SettingsError.
@@ -140,7 +140,7 @@ def _parse_sentinel_options(parts: _UrlParts) -> dict[str, Any]:
     return options
 
 
-def _parse_multi_host_url(url: str) -> _UrlParts | None:
+def _parse_multi_host_url(url: str) -> _MultiHostUrl | None:
     """Parses a URL of sentinels or of a cluster; None for a URL of one server. Raises SettingsError.
 
     No error shows the URL, because it may hold a password.
@@ -175,4 +175,4 @@ def _parse_multi_host_url(url: str) -> _UrlParts | None:
         f"{found['tls']}://{f'{auth}@' if auth is not None else ''}{words[0]}{path}{query}"
     )
     known = [(host[1].strip("[]"), int(host[2])) for host in hosts if host is not None]
-    return _UrlParts(found["kind"], known, single_host_url, query[1:], service)
+    return _MultiHostUrl(found["kind"], known, single_host_url, query[1:], service)

@@ -21,16 +21,18 @@ from toc.handlers.verdicts import Verdict
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
-from toc.worker.run import CancelledByShutdown, Run, failure_if_not_run
+from toc.worker.job_run import CancelledByShutdown, JobRun, result_or_type_error
 
 log = logging.getLogger(__name__)
 
-OnFinished = Callable[[Run, object], None]
+OnFinished = Callable[[JobRun, object], None]
 """Called once per started run with what the handler returned or raised."""
 
 WATCH_S = 0.5
 CANCEL_S = 1.0  # how long cancelled tasks may take to end when the process ends
-TIMEOUT_FIRST_S = 0.5  # a task counts as stuck so much later: its own timeout comes first
+TIMEOUT_FIRST_S = (
+    0.5  # a task counts as stuck this long after its timeout, so that asyncio's timeout comes first
+)
 
 
 class RunningHandlers:
@@ -43,15 +45,15 @@ class RunningHandlers:
         self._clock = clock
         self._lock = threading.Lock()
         # By key: the run, and since when by the monotonic clock.
-        self._running: dict[int, tuple[Run, float]] = {}
+        self._running: dict[int, tuple[JobRun, float]] = {}
         self._stuck: set[int] = set()
 
-    def begin(self, key: int, run: Run, allowance_s: float = 0.0) -> None:
-        """Records a start. `allowance_s`: this much more than its timeout makes it stuck."""
+    def record_start(self, key: int, run: JobRun, allowance_s: float = 0.0) -> None:
+        """Records that a handler starts; it is stuck after its timeout plus `allowance_s`."""
         self._running[key] = (run, self._clock.monotonic_s() + allowance_s)
 
-    def end(self, key: int) -> bool:
-        """Records that a handler has ended; True: it was stuck."""
+    def record_end(self, key: int) -> bool:
+        """Records that a handler has ended; True: the handler was stuck."""
         with self._lock:
             del self._running[key]
             stuck = key in self._stuck
@@ -60,10 +62,10 @@ class RunningHandlers:
                 metrics.HANDLERS_STUCK.set(len(self._stuck))
             return stuck
 
-    def is_running(self, key: int | None) -> bool:
+    def is_handler_running(self, key: int | None) -> bool:
         return key in self._running
 
-    def find_stuck(self) -> Iterator[tuple[Run, int]]:
+    def find_newly_stuck(self) -> Iterator[tuple[JobRun, int]]:
         """Yields each handler that became stuck since the last call, and the number that are stuck by now."""
         now_s = self._clock.monotonic_s()
         for key, (run, since_s) in list(self._running.items()):
@@ -82,18 +84,18 @@ class RunningHandlers:
             yield run, count
 
     @property
-    def stuck(self) -> int:
+    def stuck_count(self) -> int:
         with self._lock:  # so that it always equals the metric
             return len(self._stuck)
 
     @property
-    def stuck_jobs(self) -> set[int]:
+    def stuck_job_ids(self) -> set[int]:
         """The ids of jobs whose handlers are stuck."""
         with self._lock:
             return {self._running[key][0].job.job_id for key in self._stuck}
 
 
-class AsyncHandlers:
+class AsyncHandlerRunner:
     """Runs `async def` handlers, up to `tasks_max` at a time, on one loop in a thread of its own.
 
     The thread starts with the first of them. When the process ends, handlers that still run are cancelled. A
@@ -104,7 +106,7 @@ class AsyncHandlers:
     def __init__(
         self,
         running: RunningHandlers,
-        may_start: Callable[[Run], bool],
+        may_start: Callable[[JobRun], bool],
         finish: OnFinished,
         tasks_max: int,
     ) -> None:
@@ -118,32 +120,32 @@ class AsyncHandlers:
         self._waiting: set[asyncio.Task[None]] = set()  # not started yet
         self._cancelled: set[asyncio.Task[None]] = set()  # because the process ends
 
-    def put(self, run: Run, /) -> None:
-        self._ensure_loop().call_soon_threadsafe(self._spawn_task, run)
+    def enqueue(self, run: JobRun, /) -> None:
+        self._ensure_event_loop().call_soon_threadsafe(self._spawn_handler_task, run)
 
-    def drain(self) -> None:
-        """Passes each waiting run to `may_start`, which gives it back."""
+    def give_back_waiting_runs(self) -> None:
+        """Passes each waiting run to `may_start`, which gives the job back."""
         if self.loop is not None:
             self.loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._waiting])
 
     def close(self) -> None:
-        """Cancels what runs, and ends the thread."""
+        """Cancels running handlers, and ends the thread of the event loop."""
         if self.loop is not None and self._thread is not None:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(5.0)
 
-    def _ensure_loop(self) -> asyncio.AbstractEventLoop:
+    def _ensure_event_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self.loop is None:
                 loop = self.loop = asyncio.new_event_loop()
                 self._task_slots = asyncio.Semaphore(self._tasks_max)
                 self._thread = threading.Thread(
-                    target=self._run_loop, args=(loop,), name="toc-handler-loop", daemon=True
+                    target=self._run_event_loop, args=(loop,), name="toc-handler-loop", daemon=True
                 )
                 self._thread.start()
             return self.loop
 
-    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _run_event_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         loop.run_forever()
         self._cancelled |= self._tasks
@@ -153,19 +155,19 @@ class AsyncHandlers:
             loop.run_until_complete(asyncio.wait(self._cancelled, timeout=CANCEL_S))
         loop.close()
 
-    def _spawn_task(self, run: Run) -> None:
-        task = asyncio.get_running_loop().create_task(self._run_handler(run))
+    def _spawn_handler_task(self, run: JobRun) -> None:
+        task = asyncio.get_running_loop().create_task(self._run_async_handler(run))
         self._tasks.add(task)
         self._waiting.add(task)
         task.add_done_callback(lambda task: self._on_task_done(task, run))
 
-    def _on_task_done(self, task: asyncio.Task[None], run: Run) -> None:
+    def _on_task_done(self, task: asyncio.Task[None], run: JobRun) -> None:
         self._tasks.discard(task)
         if task in self._waiting:  # cancelled before its first step, by a drain: given back
             self._waiting.discard(task)
             self._may_start(run)
 
-    async def _run_handler(self, run: Run) -> None:
+    async def _run_async_handler(self, run: JobRun) -> None:
         assert self._task_slots is not None  # noqa: S101 - made with the loop
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - this is one
@@ -179,20 +181,20 @@ class AsyncHandlers:
         try:
             if not self._may_start(run):
                 return
-            self._running.begin(id(run), run, TIMEOUT_FIRST_S)
-            result = await self._await_result(run, task)
-            self._running.end(id(run))
+            self._running.record_start(id(run), run, TIMEOUT_FIRST_S)
+            result = await self._await_handler_result(run, task)
+            self._running.record_end(id(run))
             self._finish(run, result)
         finally:
             self._task_slots.release()
 
-    async def _await_result(self, run: Run, task: asyncio.Task[None]) -> object:
+    async def _await_handler_result(self, run: JobRun, task: asyncio.Task[None]) -> object:
         """What the handler returned or raised; CancelledByShutdown when the ending process cancelled it."""
         limit = asyncio.timeout(run.spec.timeout_s)
         running_job.set(run.job)  # the task has a context of its own
         try:
             async with limit:
-                return failure_if_not_run(await run.spec.function(run.job))
+                return result_or_type_error(await run.spec.function(run.job))
         except GeneratorExit:  # nothing refers to the task any more: the job's lease will end
             raise
         except BaseException as error:  # noqa: BLE001 - a handler's SystemExit must not end the loop
@@ -216,7 +218,7 @@ class HandlerPool(Service):
     def __init__(
         self,
         clock: Clock,
-        may_start: Callable[[Run], bool],
+        may_start: Callable[[JobRun], bool],
         finish: OnFinished,
         too_many_stuck: Callable[[], None],
         *,
@@ -227,25 +229,25 @@ class HandlerPool(Service):
         super().__init__("toc-handler-watch")
         self._may_start, self._finish = may_start, finish
         self._too_many_stuck, self._stuck_max = too_many_stuck, stuck_max
-        self._queue: SimpleQueue[Run | None] = SimpleQueue()
+        self._queue: SimpleQueue[JobRun | None] = SimpleQueue()
         self._thread_count = threads
         self._threads: set[threading.Thread] = set()
         self._lock = threading.Lock()
         self._draining = False
         self.running = RunningHandlers(clock)
-        self.async_handlers = AsyncHandlers(self.running, may_start, finish, async_tasks)
+        self.async_handlers = AsyncHandlerRunner(self.running, may_start, finish, async_tasks)
 
-    def put(self, run: Run, /) -> None:
+    def enqueue(self, run: JobRun, /) -> None:
         """Queues a claimed job. Permits bound the number of jobs. Any thread."""
-        if self._draining:  # claimed before the stop: it will not run here
+        if self._draining:  # claimed before the stop: the job will not run in this process
             self._may_start(run)
         elif run.spec.is_async:
-            self.async_handlers.put(run)
+            self.async_handlers.enqueue(run)
         else:
             self._queue.put(run)
 
-    def drain(self) -> None:
-        """Empties the queue: passes each waiting run to `may_start`, which gives it back (for a stop)."""
+    def give_back_waiting_runs(self) -> None:
+        """Empties the queue for a stop: passes each waiting run to `may_start`, which gives the job back."""
         self._draining = True
         while True:
             try:
@@ -254,17 +256,17 @@ class HandlerPool(Service):
                 break
             if run is not None:
                 self._may_start(run)
-        self.async_handlers.drain()
+        self.async_handlers.give_back_waiting_runs()
 
     @property
-    def waiting(self) -> int:
-        """Jobs in the queue that no thread has taken yet."""
+    def waiting_count(self) -> int:
+        """How many jobs in the queue no thread has taken yet."""
         return self._queue.qsize()
 
     def start(self) -> None:
         with self._lock:
             while len(self._threads) < self._thread_count:
-                self._add_thread()
+                self._add_handler_thread()
         super().start()
 
     def close(self) -> None:
@@ -275,21 +277,21 @@ class HandlerPool(Service):
         for _ in threads:
             self._queue.put(None)
         for thread in threads:
-            if not self.running.is_running(thread.ident):
+            if not self.running.is_handler_running(thread.ident):
                 thread.join(1.0)
         self.async_handlers.close()
 
     def run_once(self) -> float:
         """Looks for handlers beyond their timeout. Returns the period of this check in seconds."""
-        for run, stuck in self.running.find_stuck():
+        for run, stuck in self.running.find_newly_stuck():
             if not run.spec.is_async:
                 with self._lock:
-                    self._add_thread()
+                    self._add_handler_thread()
             if stuck == self._stuck_max:
                 self._too_many_stuck()
         return WATCH_S
 
-    def _add_thread(self) -> None:
+    def _add_handler_thread(self) -> None:
         thread = threading.Thread(target=self._run_handlers, name="toc-handler", daemon=True)
         self._threads.add(thread)
         thread.start()
@@ -299,16 +301,16 @@ class HandlerPool(Service):
         while (run := self._queue.get()) is not None:
             if not self._may_start(run):
                 continue
-            self.running.begin(key, run)
+            self.running.record_start(key, run)
             result: object
             try:
                 running_job.set(run.job)
-                result = failure_if_not_run(run.spec.function(run.job))
+                result = result_or_type_error(run.spec.function(run.job))
             except BaseException as error:  # noqa: BLE001 - a handler's SystemExit must not end the thread
                 result = error
             finally:
                 running_job.set(None)
-            substituted = self.running.end(key)
+            substituted = self.running.record_end(key)
             self._finish(run, result)
             if substituted:  # a substitute thread has replaced this one
                 with self._lock:

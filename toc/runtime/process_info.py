@@ -8,12 +8,12 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def process_name() -> str:
-    """host:pid"""
+    """The name of this process: host:pid."""
     return f"{socket.gethostname()[:40]}:{os.getpid()}"
 
 
-def release() -> str:
-    """The version of toc; "unknown" where its files are used without being installed."""
+def toc_version() -> str:
+    """The version of toc; "unknown" if toc is not installed as a package."""
     try:
         return version("toc")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What a fetcher (poller, scanner, fallback) hands to the claim stage, and what it needs to do so.
+"""The batch that a fetcher (poller, scanner, fallback) puts into a claim stage, and its permits.
 
 A fetcher takes permits, finds due ids, and puts them into the inbox of a claim stage as a batch that carries
 one permit for each id. Fetchers and the worker do not import each other.
@@ -14,10 +14,10 @@ from typing import Protocol
 CLAIM_S_MAX = 120.0  # a fetcher waits for a claim no longer than this
 
 
-class ClaimAnswer:
-    """How many jobs of a batch were claimed. The claim stage gives it once; a fetcher may wait for it.
+class BatchClaimAnswer:
+    """How many jobs of a batch were claimed. The claim stage sets the answer once; a fetcher may wait.
 
-    `on_given()`: called when the answer is there.
+    `on_given()`: called when the answer is set.
     """
 
     def __init__(self, on_given: Callable[[], None] = lambda: None) -> None:
@@ -26,16 +26,16 @@ class ClaimAnswer:
         self._claimed = 0
         self._error: Exception | None = None
 
-    def give(self, claimed: int, error: Exception | None = None) -> None:
+    def set_answer(self, claimed: int, error: Exception | None = None) -> None:
         self._claimed, self._error = claimed, error
         self._given.set()
         self._on_given()
 
     @property
-    def is_given(self) -> bool:
+    def is_answered(self) -> bool:
         return self._given.is_set()
 
-    def wait(self) -> int:
+    def wait_for_claim(self) -> int:
         """Waits until the batch is claimed; returns how many jobs are to be run. Raises the claim's error."""
         self._given.wait(CLAIM_S_MAX)
         if self._error is not None:
@@ -44,7 +44,7 @@ class ClaimAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class JobBatch:
     """Ids of one topic and one database that may be due, found at the same time.
 
     `ids`: by shard. `time_ms`: the server's time by which they are due (Redis' TIME); None: the database's
@@ -61,7 +61,7 @@ class Batch:
     popped: bool
     shared: bool = False
     permits: int = 0
-    answer: ClaimAnswer | None = None
+    answer: BatchClaimAnswer | None = None
 
     @property
     def job_ids(self) -> list[int]:
@@ -69,17 +69,19 @@ class Batch:
 
 
 class PermitSource(Protocol):
-    """What a fetcher needs of the worker's permits."""
+    """The methods of the worker's `Permits` that a fetcher calls."""
 
-    def take(self, database: int, wanted: int) -> int:
-        """Takes up to `wanted` permits; returns how many, 0 when there are none now."""
+    def take_permits(self, database: int, wanted: int) -> int:
+        """Takes up to `wanted` permits; returns how many, 0 when no permit is free now."""
 
-    def take_in_each(self, databases: Collection[int], wanted: int) -> tuple[int, frozenset[int]]:
+    def take_permits_in_each(
+        self, databases: Collection[int], wanted: int
+    ) -> tuple[int, frozenset[int]]:
         """Takes up to `wanted` permits in each of the databases that take jobs now.
 
         Returns how many in each, and in which databases; 0 when one has none for the moment, or none takes
         jobs. A database that does not answer or is stalled takes no jobs.
         """
 
-    def give_back(self, database: int, permits: int) -> None:
-        """Gives back permits that no batch carries."""
+    def return_permits(self, database: int, permits: int) -> None:
+        """Returns permits that a fetcher took and put into no batch."""

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError
 
-from toc.timer.nodes import Client, Command, Nodes
 from toc.timer.redis_errors import UNAVAILABLE
+from toc.timer.redis_nodes import Client, RedisCommand, RedisNodes
 
-__all__ = ["NAMES", "UNAVAILABLE", "Client", "ScriptCall", "Scripts"]
+__all__ = ["NAMES", "UNAVAILABLE", "Client", "LuaScripts", "ScriptCall"]
 
 NAMES = ("arm", "load_page", "pop", "ack", "put_back", "heads", "marks", "sizes")
 
@@ -23,43 +23,45 @@ class ScriptCall(NamedTuple):
     args: Sequence[Any]
 
 
-class Scripts:
+class LuaScripts:
     """Calls the Lua scripts on the nodes of one Redis or cluster.
 
     `flags`: whether the server knows the `#!lua flags=` line (Redis 7 and later). An older server refuses
     the line as invalid Lua; while it is full, a script must free memory before it may write more.
     """
 
-    def __init__(self, nodes: Nodes, *, flags: bool) -> None:
+    def __init__(self, nodes: RedisNodes, *, flags: bool) -> None:
         self.nodes = nodes
         self.flags = flags
-        self._text = {name: _read_script(name, flags) for name in NAMES}
+        self._text = {name: _read_script_file(name, flags) for name in NAMES}
         self._sha = {
             name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
             for name, text in self._text.items()
         }
 
-    def call(self, calls: Sequence[ScriptCall]) -> list[Any]:
+    def call_scripts(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Runs the calls and returns their answers, in order; a failed call has its error there.
 
         A call without an answer may have been executed; each script can be repeated.
         """
-        answers = self.nodes.send([_script_command("EVALSHA", self._sha, call) for call in calls])
+        answers = self.nodes.send_commands(
+            [_make_script_command("EVALSHA", self._sha, call) for call in calls]
+        )
         unknown = [n for n, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         if unknown:  # a new or wiped server: EVAL runs the scripts and loads them
-            again = [_script_command("EVAL", self._text, calls[n]) for n in unknown]
-            for n, answer in zip(unknown, self.nodes.send(again), strict=True):
+            again = [_make_script_command("EVAL", self._text, calls[n]) for n in unknown]
+            for n, answer in zip(unknown, self.nodes.send_commands(again), strict=True):
                 answers[n] = answer
         return answers
 
 
-def _script_command(word: str, scripts: Mapping[str, str], call: ScriptCall) -> Command:
+def _make_script_command(word: str, scripts: Mapping[str, str], call: ScriptCall) -> RedisCommand:
     keys = call.keys
-    return Command(keys[0], (word, scripts[call.script], len(keys), *keys, *call.args))
+    return RedisCommand(keys[0], (word, scripts[call.script], len(keys), *keys, *call.args))
 
 
-def _read_script(name: str, flags: bool) -> str:
+def _read_script_file(name: str, flags: bool) -> str:
     text = resources.files("toc.timer").joinpath("lua", f"{name}.lua").read_text("utf-8")
     shebang, body = text.split("\n", 1)
-    # Without flags the line would only make Redis 7 stricter about keys; 6.2 does not parse it.
+    # Without flags the first line would only make Redis 7 stricter about keys; Redis 6.2 refuses it.
     return text if flags and "flags=" in shebang else body

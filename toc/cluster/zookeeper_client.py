@@ -31,14 +31,14 @@ from toc.runtime.settings import Settings
 
 ANSWER_S_MAX = 5.0  # for one answer; without it, a client that lost its server would wait for ever
 RECONNECT_S_MAX = 1.0
-SHARED = "/toc"  # above all namespaces
+SHARED = "/toc"  # the common parent of all namespaces
 
 log = logging.getLogger(__name__)
 # kazoo logs every attempt to reconnect; `membership` logs once that the connection is lost.
 log.setLevel(logging.ERROR)
 
 
-class Stat(NamedTuple):
+class NodeStat(NamedTuple):
     """Facts that ZooKeeper records of a node. Its writer cannot choose them.
 
     `created`: the number of the transaction that created it. `session`: the session that owns it, which
@@ -110,7 +110,7 @@ def _tls_options(cluster: ClusterSettings) -> dict[str, Any]:
     return {"use_ssl": True, "handler": _TlsHandler(context)}
 
 
-class ZooKeeper:
+class ZooKeeperClient:
     """Connects in the background, and reconnects. `on_change` is called from kazoo's thread when the
     connection's state or a watched node has changed: it must only wake a thread.
 
@@ -140,7 +140,7 @@ class ZooKeeper:
         self._client.add_listener(lambda _: on_change())
         self._connected: Event | None = None  # set by kazoo while it is connected
 
-    def connect(self) -> None:
+    def start_connecting(self) -> None:
         """Begins to connect; does not wait."""
         thread = self._client._connection._connection_routine  # noqa: SLF001 - nothing else tells
         if self._connected is not None and thread is not None and not thread.is_alive():
@@ -152,27 +152,27 @@ class ZooKeeper:
         if self._connected is None:
             self._connected = self._client.start_async()
 
-    def wait(self, timeout_s: float) -> None:
-        """Waits until it is connected. Raises ClusterUnavailable."""
-        self.connect()
+    def wait_until_connected(self, timeout_s: float) -> None:
+        """Waits until the client is connected. Raises ClusterUnavailable."""
+        self.start_connecting()
         if self._connected is None or not self._connected.wait(timeout_s):
             raise ClusterUnavailable(TimeoutError(f"no answer within {timeout_s:g} s"))
 
     @property
-    def session(self) -> int | None:
+    def session_id(self) -> int | None:
         """The session's number while connected, else None. A new number: old ephemeral nodes are gone."""
         identity = self._client.client_id if self._client.connected else None
         return None if identity is None else int(identity[0])
 
     def accept_older_server(self) -> None:
-        """Accepts a server that has fewer transactions than the last one.
+        """Accepts a server that has fewer transactions than the last server.
 
         By default a client refuses such a server, so one whose data was lost or rolled back would be
         refused for ever.
         """
         self._client.last_zxid = 0
 
-    def make_directory(self, path: str) -> None:
+    def create_path(self, path: str) -> None:
         """Creates the path. Raises SettingsError when the path in `zookeeper_hosts` does not exist.
 
         With `cluster.auth`, only that account may read or write there. /toc itself stays open to other
@@ -181,14 +181,14 @@ class ZooKeeper:
         try:
             if self._own_acl:
                 shared = [*self._own_acl, make_acl("world", "anyone", read=True, create=True)]
-                self._request(lambda client: client.ensure_path_async(SHARED, acl=shared))
-            self._request(lambda client: client.ensure_path_async(self.full_path(path)))
+                self._request_and_wait(lambda client: client.ensure_path_async(SHARED, acl=shared))
+            self._request_and_wait(lambda client: client.ensure_path_async(self.full_path(path)))
         except NoNodeError as error:
             raise SettingsError(
                 f"zookeeper_hosts: the path {self._client.chroot!r} does not exist there: create it"
             ) from error
 
-    def foreign_acls(self, path: str) -> list[str]:
+    def read_foreign_acls(self, path: str) -> list[str]:
         """The rights of other accounts on a node: "world:anyone may create". Without auth: all of them.
 
         [] as well when the node does not exist. Raises SettingsError: this account may not read the ACL.
@@ -203,7 +203,7 @@ class ZooKeeper:
             if acl.id not in own and acl.perms
         ]
 
-    def made_with_auth(self, paths: Sequence[str]) -> list[bool]:
+    def are_made_with_auth(self, paths: Sequence[str]) -> list[bool]:
         """For each node whether its ACL names toc's account alone. Asks for all nodes at once.
 
         False as well for a node that is gone, or whose ACL we may not read. True without `cluster.auth`.
@@ -219,16 +219,18 @@ class ZooKeeper:
                 return False
             return {acl.id for acl in found} == own
 
-        requests = self._begin_request(
+        requests = self._send_request(
             lambda client: [client.get_acls_async(self.full_path(path)) for path in paths]
         )
         return [is_ours(request) for request in requests]
 
     def restrict_acl(self, path: str) -> None:
         """Sets the node's ACL. Raises SettingsError when that is not allowed."""
-        self._request(lambda client: client.set_acls_async(self.full_path(path), self._own_acl))
+        self._request_and_wait(
+            lambda client: client.set_acls_async(self.full_path(path), self._own_acl)
+        )
 
-    def children(self, path: str, *, watch: bool = False) -> list[str]:
+    def read_child_names(self, path: str, *, watch: bool = False) -> list[str]:
         """Names below a path, unordered; [] if it does not exist. `watch`: report the next change."""
         watcher = self._watcher if watch else None
         return list(
@@ -237,41 +239,41 @@ class ZooKeeper:
             )
         )
 
-    def get(self, path: str) -> bytes | None:
+    def read_data(self, path: str) -> bytes | None:
         """A node's data; None when there is none."""
         data, _ = self._request_if_exists(
             lambda client: client.get_async(self.full_path(path)), (None, None)
         )
         return None if data is None else bytes(data)
 
-    def stats(self, paths: Sequence[str]) -> list[Stat | None]:
+    def read_stats(self, paths: Sequence[str]) -> list[NodeStat | None]:
         """The facts of each node, None for one that does not exist. Asks for all nodes at once."""
-        asked = self._begin_request(
+        asked = self._send_request(
             lambda client: [client.exists_async(self.full_path(p)) for p in paths]
         )
         stats = [self._wait_for_answer(request) for request in asked]
         return [
-            stat and Stat(stat.czxid, stat.ctime, stat.ephemeralOwner, stat.dataLength)
+            stat and NodeStat(stat.czxid, stat.ctime, stat.ephemeralOwner, stat.dataLength)
             for stat in stats
         ]
 
-    def create_member(self, path: str, data: bytes) -> str:
+    def create_member_node(self, path: str, data: bytes) -> str:
         """Creates an ephemeral node with a sequence number; returns its name."""
-        made = self._request(
+        made = self._request_and_wait(
             lambda client: client.create_async(
                 self.full_path(path), data, ephemeral=True, sequence=True
             )
         )
         return str(made).rpartition("/")[2]
 
-    def set(self, path: str, data: bytes) -> bool:
+    def write_data(self, path: str, data: bytes) -> bool:
         """Writes a node's data; False when the node does not exist any more."""
         stat = self._request_if_exists(
             lambda client: client.set_async(self.full_path(path), data), None
         )
         return stat is not None
 
-    def delete(self, path: str) -> None:
+    def delete_node(self, path: str) -> None:
         self._request_if_exists(lambda client: client.delete_async(self.full_path(path)), None)
 
     def close(self) -> None:
@@ -280,17 +282,17 @@ class ZooKeeper:
             self._client.stop()
         self._client.close()
 
-    def _request(self, request: Callable[[Any], Any]) -> Any:
-        return self._wait_for_answer(self._begin_request(request))
+    def _request_and_wait(self, request: Callable[[Any], Any]) -> Any:
+        return self._wait_for_answer(self._send_request(request))
 
     def _request_if_exists(self, request: Callable[[Any], Any], default: Any) -> Any:
-        """The answer; `default` if the node does not exist."""
+        """Sends a request and returns the answer; `default` if the node does not exist."""
         try:
-            return self._request(request)
+            return self._request_and_wait(request)
         except NoNodeError:
             return default
 
-    def _begin_request(self, request: Callable[[Any], Any]) -> Any:
+    def _send_request(self, request: Callable[[Any], Any]) -> Any:
         with self._translating_errors():
             return request(self._client)
 

@@ -1,4 +1,4 @@
-"""One claimed job on its way through the worker, and how a claimed row becomes one."""
+"""One claimed job on its way through the worker, and how a claimed row becomes a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CancelledByShutdown:
 
 
 @dataclass(slots=True)
-class Run:
+class JobRun:
     """A claimed job. `claimed_ms`: the database's time at the claim. `lease_end_s`: when the lease has
     certainly ended, by this process' monotonic clock.
 
@@ -50,7 +50,7 @@ class Run:
     previous_token: str = ""
     settled: threading.Event | None = None
 
-    def now_ms(self, now_s: float) -> int:
+    def database_now_ms(self, now_s: float) -> int:
         """An upper estimate of the database's time: its time at the claim + the time passed since `asked_s`.
 
         `now_s`: the monotonic clock's time. It is never too low, so a delay counted from it does not end
@@ -75,8 +75,8 @@ class Run:
         asleep_s = wall_s - (now_s - self.asked_s)  # guard: pause-of-the-machine
         return self.lease_end_s - now_s - max(0.0, asleep_s)
 
-    def late_s(self, now_s: float) -> float:
-        """An upper bound of the seconds since the job's action time (see `now_ms`)."""
+    def lateness_s(self, now_s: float) -> float:
+        """An upper bound of the seconds since the job's action time (see `database_now_ms`)."""
         return max(0.0, (self.claimed_ms - self.job.action_ms) / 1000 + now_s - self.asked_s)
 
 
@@ -90,25 +90,25 @@ class ClockReading(NamedTuple):
 class FinishedRun(NamedTuple):
     """A run and its outcome."""
 
-    run: Run
+    run: JobRun
     outcome: Outcome
 
 
-def new_run(
+def run_of_claimed_row(
     context: WorkerContext, database: Database, row: ClaimedRow, spec: HandlerSpec, token: str,
     found_s: float, asked: ClockReading, found_ms: int | None = None,
-) -> Run:  # fmt: skip
+) -> JobRun:  # fmt: skip
     """The run of a row that was claimed under `token`.
 
     `found_s`: the monotonic time before the job was found; its lease counts from there. `asked`: the clocks
-    before the claim. `found_ms`: see `Run`.
+    before the claim. `found_ms`: see `JobRun`.
     """
     attribute: dict[str, Any] = {}
     try:
         attribute = parse_attribute(row.attribute)
     except (ValueError, RecursionError) as error:
         # Another program wrote the attribute. Only this job fails, with a reason; the batch is run.
-        spec = replace(spec, function=_failing_handler(error), is_async=False)
+        spec = replace(spec, function=_make_failing_handler(error), is_async=False)
     job = Job(
         row.job_id, row.biz_id if row.biz_text is None else row.biz_text, spec.biz_type, row.status,
         row.action_ms, attribute, row.due_ms, row.attempts, row.token, row.dedup_key,
@@ -116,26 +116,26 @@ def new_run(
     )  # fmt: skip
     lease_end_s = found_s + context.handlers.lease_s(spec)  # guard: lease-from-the-question
     assert row.claimed_ms is not None  # noqa: S101 - its claim has set it
-    return Run(
+    return JobRun(
         job, spec, context.process.settings.topic_of(spec.biz_type), database.index, token,
-        database.server_clock.clamp_ms(row.claimed_ms), lease_end_s,
+        database.server_clock.clamp_server_time_ms(row.claimed_ms), lease_end_s,
         asked_s=asked.monotonic_s, queued_s=context.process.clock.monotonic_s(),
         found_ms=found_ms, asked_wall_ms=asked.wall_ms,
     )  # fmt: skip
 
 
-def _failing_handler(error: Exception) -> Callable[[Job], None]:
+def _make_failing_handler(error: Exception) -> Callable[[Job], None]:
     """A handler that fails, for a job whose attribute is not JSON."""
 
-    def fail(job: Job) -> None:
+    def raise_attribute_error(job: Job) -> None:
         del job
         raise ValueError(f"the attribute is not JSON: {error}")
 
-    return fail
+    return raise_attribute_error
 
 
-def failure_if_not_run(result: object) -> object:
-    """The result; or a TypeError if it shows that the handler, or a part of it, has not run."""
+def result_or_type_error(result: object) -> object:
+    """The result; or a TypeError if the result shows that the handler's body has not run completely."""
     if result is None:
         return None
     if inspect.iscoroutine(result):

@@ -1,11 +1,12 @@
 """Sends commands to the nodes that hold their keys; when a node fails, only its own commands fail.
 
-`SingleNode` is one Redis, also behind sentinels, with one pipeline. `ClusterNodes` sends one batch to each
-node. The error of a command is returned in place of its answer, so that the answers of other nodes count.
+`SingleRedisNode` is one Redis, also behind sentinels, with one pipeline. `RedisClusterNodes` sends one batch
+to each node. The error of a command is returned in place of its answer, so that the answers of other nodes
+count.
 
-redis-py knows which node holds which key. MOVED and ASK are followed and correct that map; after a failure
-the whole map of hash slots is read again from a node that answers, so that a promoted replica replaces its
-master.
+redis-py knows which node holds which key. A MOVED or ASK answer redirects the command; a MOVED answer also
+corrects redis-py's map of hash slots. After a failure the whole map is read again from a node that answers,
+so that a promoted replica replaces its master.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from redis.exceptions import (
 )
 
 from toc.timer.circuit_breaker import CircuitBreaker
-from toc.timer.redis_errors import UNAVAILABLE, is_demoted
+from toc.timer.redis_errors import UNAVAILABLE, is_read_only_refusal
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +40,12 @@ Client = Redis | RedisCluster
 HOPS_MAX = 4  # redirections that a command follows in one call
 
 
-class Command(NamedTuple):
+class RedisCommand(NamedTuple):
     key: str  # decides the node
     args: Sequence[Any]
 
 
-class Nodes(Protocol):
+class RedisNodes(Protocol):
     """The interface to one Redis or a cluster. Answers have redis-py's types.
 
     `is_one`: a single server holds all keys, so that a script call may have keys of several slots.
@@ -52,27 +53,29 @@ class Nodes(Protocol):
 
     is_one: bool
 
-    def send(self, commands: Sequence[Command]) -> list[Any]:
+    def send_commands(self, commands: Sequence[RedisCommand]) -> list[Any]:
         """The answers, in order; a failed command has its error (UNAVAILABLE, ResponseError) there."""
 
-    def ask_all(self, *args: Any) -> dict[str, Any]:
+    def send_to_all_nodes(self, *args: Any) -> dict[str, Any]:
         """The answer or error of each node that holds keys, by the node's name."""
 
-    def ask_any(self, *args: Any) -> Any:
+    def send_to_any_node(self, *args: Any) -> Any:
         """The answer of the first node that gives one. Raises the last node's error when none does."""
 
-    def node_name_of(self, key: str) -> str:
+    def node_name_of_key(self, key: str) -> str:
         """The name of the node that holds the key. Raises SlotNotCoveredError."""
 
-    def subscribe(self, channels: Iterable[str]) -> PubSub:
+    def subscribe_to_channels(self, channels: Iterable[str]) -> PubSub:
         """Subscribes to messages published on any node. Raises UNAVAILABLE."""
 
 
-def make_nodes(client: Client) -> Nodes:
-    return ClusterNodes(client) if isinstance(client, RedisCluster) else SingleNode(client)
+def make_redis_nodes(client: Client) -> RedisNodes:
+    return (
+        RedisClusterNodes(client) if isinstance(client, RedisCluster) else SingleRedisNode(client)
+    )
 
 
-class SingleNode:
+class SingleRedisNode:
     """One Redis, or the master that sentinels name.
 
     A refused connection costs nothing, so the next call tries again. A server that hangs is skipped for a
@@ -84,12 +87,12 @@ class SingleNode:
 
     def __init__(self, client: Redis) -> None:
         self._client = client
-        self._circuit_breaker = CircuitBreaker(self._probe)
+        self._circuit_breaker = CircuitBreaker(self._probe_servers)
 
-    def send(self, commands: Sequence[Command]) -> list[Any]:
-        failure = self._circuit_breaker.error_of(self.NAME)
+    def send_commands(self, commands: Sequence[RedisCommand]) -> list[Any]:
+        failure = self._circuit_breaker.error_of_failed_server(self.NAME)
         if failure is not None:
-            self._circuit_breaker.probe_if_due()
+            self._circuit_breaker.start_probe_if_due()
             return [failure] * len(commands)
         try:
             if len(commands) == 1:
@@ -103,113 +106,113 @@ class SingleNode:
             if isinstance(error, RedisTimeoutError):
                 self._circuit_breaker.record_failure(self.NAME, error)
             answers = [error] * len(commands)
-        if any(map(is_demoted, answers)):
+        if any(map(is_read_only_refusal, answers)):
             # The name may resolve to a new master by now; open connections would stay with the old one.
             self._client.connection_pool.disconnect(inuse_connections=False)
         return answers
 
-    def ask_all(self, *args: Any) -> dict[str, Any]:
-        return {self.NAME: self.send([Command("", args)])[0]}
+    def send_to_all_nodes(self, *args: Any) -> dict[str, Any]:
+        return {self.NAME: self.send_commands([RedisCommand("", args)])[0]}
 
-    def ask_any(self, *args: Any) -> Any:
-        (answer,) = self.send([Command("", args)])
+    def send_to_any_node(self, *args: Any) -> Any:
+        (answer,) = self.send_commands([RedisCommand("", args)])
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def node_name_of(self, key: str) -> str:
+    def node_name_of_key(self, key: str) -> str:
         return self.NAME
 
-    def subscribe(self, channels: Iterable[str]) -> PubSub:
-        return _subscribe(self._client, channels)
+    def subscribe_to_channels(self, channels: Iterable[str]) -> PubSub:
+        return _open_subscription(self._client, channels)
 
-    def _probe(self, names: list[str]) -> Iterator[tuple[str, Exception | None]]:
+    def _probe_servers(self, names: list[str]) -> Iterator[tuple[str, Exception | None]]:
         for name in names:
-            yield name, _ping_error(self._client)
+            yield name, _ping_and_return_error(self._client)
 
 
-class ClusterNodes:
+class RedisClusterNodes:
     """The nodes of a Redis Cluster."""
 
     is_one = False
 
     def __init__(self, client: RedisCluster) -> None:
         self._client = client
-        self._circuit_breaker = CircuitBreaker(self._probe)
+        self._circuit_breaker = CircuitBreaker(self._probe_servers)
 
-    def send(self, commands: Sequence[Command]) -> list[Any]:
+    def send_commands(self, commands: Sequence[RedisCommand]) -> list[Any]:
         answers: list[Any] = [None] * len(commands)
         batches = self._new_batches(answers)
         for position, command in enumerate(commands):
             try:
-                batches.add(self._node_of(command.key), position, command.args)
+                batches.add_command(self._node_of_key(command.key), position, command.args)
             except SlotNotCoveredError as error:
                 answers[position] = error
                 self._circuit_breaker.request_probe()
         for _ in range(HOPS_MAX):
-            batches.exchange()
+            batches.send_and_read_answers()
             batches = self._follow_redirections(batches, commands, answers)
             if not batches.by_node:
                 break
-        self._circuit_breaker.probe_if_due()
+        self._circuit_breaker.start_probe_if_due()
         return answers
 
-    def ask_all(self, *args: Any) -> dict[str, Any]:
+    def send_to_all_nodes(self, *args: Any) -> dict[str, Any]:
         nodes = self._client.get_primaries()
         answers: list[Any] = [None] * len(nodes)
         batches = self._new_batches(answers)
         for position, node in enumerate(nodes):
-            batches.add(node, position, args)
-        batches.exchange()
-        self._circuit_breaker.probe_if_due()
+            batches.add_command(node, position, args)
+        batches.send_and_read_answers()
+        self._circuit_breaker.start_probe_if_due()
         return {node.name: answer for node, answer in zip(nodes, answers, strict=True)}
 
-    def ask_any(self, *args: Any) -> Any:
+    def send_to_any_node(self, *args: Any) -> Any:
         failure: Exception = RedisConnectionError("no node of the cluster is known")
         for node in self._healthy_nodes_first():
             answers: list[Any] = [None]
             batches = self._new_batches(answers)
-            batches.add(node, 0, args)
-            batches.exchange()
+            batches.add_command(node, 0, args)
+            batches.send_and_read_answers()
             if not isinstance(answers[0], Exception):
                 return answers[0]
             failure = answers[0]
-        self._circuit_breaker.probe_if_due()
+        self._circuit_breaker.start_probe_if_due()
         raise failure
 
-    def node_name_of(self, key: str) -> str:
-        return str(self._node_of(key).name)
+    def node_name_of_key(self, key: str) -> str:
+        return str(self._node_of_key(key).name)
 
-    def subscribe(self, channels: Iterable[str]) -> PubSub:
+    def subscribe_to_channels(self, channels: Iterable[str]) -> PubSub:
         # A cluster passes every message on to all its nodes: any node that answers will do.
         node = next(iter(self._healthy_nodes_first()), None)
         if node is None:
             raise RedisConnectionError("no node of the cluster is known")
         try:
-            return _subscribe(self._client.get_redis_connection(node), channels)
+            return _open_subscription(self._client.get_redis_connection(node), channels)
         except UNAVAILABLE as error:
             self._circuit_breaker.record_failure(node.name, error)
             raise
 
     # ---- inside
 
-    def _new_batches(self, answers: list[Any]) -> _Batches:
-        return _Batches(self._client, self._circuit_breaker, answers)
+    def _new_batches(self, answers: list[Any]) -> _NodeBatches:
+        return _NodeBatches(self._client, self._circuit_breaker, answers)
 
-    def _node_of(self, key: str) -> ClusterNode:
+    def _node_of_key(self, key: str) -> ClusterNode:
         node: ClusterNode = self._client.get_node_from_key(key)
         return node
 
     def _healthy_nodes_first(self) -> list[ClusterNode]:
-        failed = self._circuit_breaker.error_of
+        failed = self._circuit_breaker.error_of_failed_server
         return sorted(self._client.get_primaries(), key=lambda node: failed(node.name) is not None)
 
     def _follow_redirections(
-        self, batches: _Batches, commands: Sequence[Command], answers: list[Any]
-    ) -> _Batches:
+        self, batches: _NodeBatches, commands: Sequence[RedisCommand], answers: list[Any]
+    ) -> _NodeBatches:
         """Batches of the commands that were answered MOVED or ASK, for the nodes that the answers name."""
         again = self._new_batches(answers)
-        for position in batches.positions():
+        for position in batches.answer_positions():
             error = answers[position]
             if not isinstance(error, AskError):
                 continue
@@ -219,10 +222,10 @@ class ClusterNodes:
                 self._client.nodes_manager.move_slot(error)
             node = self._client.get_node(error.host, error.port)
             if node is not None:  # else it is a new node, which the next probe will find
-                again.add(node, position, commands[position].args, asking=not has_moved)
+                again.add_command(node, position, commands[position].args, asking=not has_moved)
         return again
 
-    def _probe(self, names: list[str]) -> Iterator[tuple[str, Exception | None]]:
+    def _probe_servers(self, names: list[str]) -> Iterator[tuple[str, Exception | None]]:
         """Reads the map of hash slots again, then pings the nodes."""
         try:
             self._client.nodes_manager.initialize(last_failed_node_name=next(iter(names), None))
@@ -233,10 +236,10 @@ class ClusterNodes:
             if node is None:  # it has left the cluster
                 yield name, None
             else:
-                yield name, _ping_error(self._client.get_redis_connection(node))
+                yield name, _ping_and_return_error(self._client.get_redis_connection(node))
 
 
-def _ping_error(client: Redis) -> Exception | None:
+def _ping_and_return_error(client: Redis) -> Exception | None:
     try:
         client.ping()
     except (*UNAVAILABLE, ResponseError) as error:
@@ -244,7 +247,7 @@ def _ping_error(client: Redis) -> Exception | None:
     return None
 
 
-def _subscribe(client: Redis, channels: Iterable[str]) -> PubSub:
+def _open_subscription(client: Redis, channels: Iterable[str]) -> PubSub:
     subscription: PubSub = client.pubsub(ignore_subscribe_messages=True)
     try:
         subscription.subscribe(*channels)
@@ -254,7 +257,7 @@ def _subscribe(client: Redis, channels: Iterable[str]) -> PubSub:
     return subscription
 
 
-class _Batches:
+class _NodeBatches:
     """One batch for each node, each on a connection of its own: all are written before any answer is read.
 
     Answers, and the errors of failing nodes, are written into `answers`, by the commands' positions.
@@ -264,42 +267,42 @@ class _Batches:
         self, client: RedisCluster, circuit_breaker: CircuitBreaker, answers: list[Any]
     ) -> None:
         self._client, self._circuit_breaker, self._answers = client, circuit_breaker, answers
-        self.by_node: dict[str, _Batch] = {}
+        self.by_node: dict[str, _NodeBatch] = {}
 
-    def add(
+    def add_command(
         self, node: ClusterNode, position: int, args: Sequence[Any], *, asking: bool = False
     ) -> None:
-        error = self._circuit_breaker.error_of(node.name)
+        error = self._circuit_breaker.error_of_failed_server(node.name)
         if error is not None:
             self._answers[position] = error
             return
         batch = self.by_node.get(node.name)
         if batch is None:
-            batch = self.by_node[node.name] = _Batch(self._client.get_redis_connection(node))
+            batch = self.by_node[node.name] = _NodeBatch(self._client.get_redis_connection(node))
         if asking:
             batch.commands.append((None, ("ASKING",)))
         batch.commands.append((position, args))
 
-    def positions(self) -> Iterator[int]:
+    def answer_positions(self) -> Iterator[int]:
         for batch in self.by_node.values():
             yield from (position for position, _ in batch.commands if position is not None)
 
-    def exchange(self) -> None:
+    def send_and_read_answers(self) -> None:
         """Sends all batches, reads the answers, and records the nodes that failed."""
         try:
             for batch in self.by_node.values():
-                batch.write()
+                batch.write_commands()
             for batch in self.by_node.values():
-                batch.read(self._answers)
+                batch.read_answers(self._answers)
         finally:
             for batch in self.by_node.values():
-                batch.release()
+                batch.release_connection()
         for name, batch in self.by_node.items():
             if batch.error is not None:
                 self._circuit_breaker.record_failure(name, batch.error)
 
 
-class _Batch:
+class _NodeBatch:
     """Commands for one node; each with the position of its answer, or None."""
 
     def __init__(self, redis: Redis) -> None:
@@ -309,7 +312,7 @@ class _Batch:
         self._connection: Any = None
         self._all_answers_read = False
 
-    def write(self) -> None:
+    def write_commands(self) -> None:
         try:
             self._connection = self._redis.connection_pool.get_connection()
             packed = self._connection.pack_commands([args for _, args in self.commands])
@@ -317,7 +320,7 @@ class _Batch:
         except (*UNAVAILABLE, ResponseError) as error:  # ResponseError: the login was refused
             self.error = error
 
-    def read(self, answers: list[Any]) -> None:
+    def read_answers(self, answers: list[Any]) -> None:
         for position, args in self.commands:
             answer: Any = self.error
             if self.error is None:
@@ -331,7 +334,7 @@ class _Batch:
                 answers[position] = answer
         self._all_answers_read = self.error is None
 
-    def release(self) -> None:
+    def release_connection(self) -> None:
         if self._connection is None:
             return
         if not self._all_answers_read:  # the connection's next user must not read these answers
