@@ -8,8 +8,8 @@ from pathlib import Path
 from tests.bench.plot import check_plot, plot
 from tests.bench.run import ALL_CASES, run
 from tests.bench.targets import target_lines
-from toc.bench.child import unwind_on_signals
-from toc.bench.common import Options
+from toc.bench.child_process import interrupt_on_signals
+from toc.bench.common import BenchOptions
 from toc.cli.output import make_console
 from toc.errors import TocError
 from toc.runtime.settings import load_settings
@@ -19,17 +19,22 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("make bench")
     add = parser.add_argument
     add("--case", action="append", choices=list(ALL_CASES), help="only this one; may be repeated")
-    add("--jobs", type=int, default=Options.jobs, help="jobs in each round")
+    add("--jobs", type=int, default=BenchOptions.jobs, help="jobs in each round")
     add("--rate", action="append", type=float, help="jobs/s of lateness; may be repeated")
-    add("--due", choices=["even", "random", "whole"], default=Options.due)
-    add("--seconds", type=float, default=Options.seconds, help="duration of lateness")
+    add("--due", choices=["even", "random", "whole"], default=BenchOptions.due)
+    add("--seconds", type=float, default=BenchOptions.seconds, help="duration of lateness")
     add(
         "--batch",
         type=int,
-        default=Options.batch,
+        default=BenchOptions.batch,
         help="jobs per call, and per pop of the baseline",
     )
-    add("--rounds", type=int, default=Options.rounds, help="how often baseline and toc take turns")
+    add(
+        "--rounds",
+        type=int,
+        default=BenchOptions.rounds,
+        help="how often baseline and toc take turns",
+    )
     add("--clients", type=int, help="threads that schedule")
     add("--workers", type=int, help="worker processes")
     add("--shards", type=int, help="job tables, and slots")
@@ -42,9 +47,9 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     """Exits 1 when a count or an invariant is wrong; a figure that misses its target is no error."""
     given = read_arguments(arguments)
-    options = Options(
+    options = BenchOptions(
         given.jobs,
-        tuple(given.rate or Options.rates),
+        tuple(given.rate or BenchOptions.rates),
         given.due,
         given.seconds,
         given.batch,
@@ -56,7 +61,7 @@ def main(arguments: list[str]) -> int:
     try:
         if given.plot is not None:
             check_plot(given.plot)
-        with unwind_on_signals():
+        with interrupt_on_signals():
             report = run(
                 load_settings(),
                 options,
@@ -69,13 +74,13 @@ def main(arguments: list[str]) -> int:
         if given.json:
             sys.stdout.write(json.dumps(report.as_json(), indent=2) + "\n")
         else:
-            report.show(make_console())
+            report.print_to_console(make_console())
         if given.plot is not None:  # last: the figures are printed before a drawing can fail
             plot(report, given.plot)
     except TocError as error:
         progress.print(str(error), highlight=False, markup=False)
         return 4
-    return 1 if report.broken else 0
+    return 1 if report.failed_checks else 0
 
 
 if __name__ == "__main__":

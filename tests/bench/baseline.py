@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from toc.bench.bench_jobs import make_attribute
 from toc.bench.child_node import wall_ms
-from toc.bench.common import CLIENTS, FAR_MS, Bench, run_in_threads_s, time_each_ms
-from toc.bench.load import attribute
+from toc.bench.common import CLIENTS, FAR_MS, BenchContext, time_each_call_ms, time_in_threads_s
 from toc.bench.report import BenchCheck
-from toc.bench.scratch import Scratch, open_scratch
+from toc.bench.scratch_databases import ScratchDatabases, create_scratch_databases
 from toc.domain.ids import JobIdFactory, routing_bits_of
 from toc.domain.routing import routing_hash_of, slot_of_hash
 from toc.runtime.clock import SystemClock
@@ -78,7 +78,11 @@ def plan_rows(ids: JobIdFactory, first: int, count: int, due_ms: int) -> list[Pl
     job_ids = ids.make_ids([routing_hash_of(first + i) for i in range(count)])
     return [
         PlannedRow(
-            job_id, first + i, due_ms, sql_time_of_ms(due_ms), _json_literal(attribute(first + i))
+            job_id,
+            first + i,
+            due_ms,
+            sql_time_of_ms(due_ms),
+            _json_literal(make_attribute(first + i)),
         )
         for i, job_id in enumerate(job_ids)
     ]
@@ -258,7 +262,10 @@ class BareDrivers:
     """The baseline of a run; it implements `toc.bench.common.Baseline`. It has databases of its own."""
 
     def __init__(
-        self, bench: Bench, scratch: Scratch, connections: Sequence[BaselineConnection]
+        self,
+        bench: BenchContext,
+        scratch: ScratchDatabases,
+        connections: Sequence[BaselineConnection],
     ) -> None:
         self._bench, self._scratch, self._connections = bench, scratch, connections
         self._one = connections[0]
@@ -273,7 +280,7 @@ class BareDrivers:
         return jobs / (time.perf_counter() - started_s)
 
     def schedule(self, jobs: int) -> list[float]:
-        return time_each_ms([partial(self._one.insert, row) for row in self._plan(jobs)])
+        return time_each_call_ms([partial(self._one.insert, row) for row in self._plan(jobs)])
 
     def schedule_in_threads(self, clients: int, each: int) -> float:
         def insert_all(connection: BaselineConnection, rows: Sequence[PlannedRow]) -> None:
@@ -284,12 +291,12 @@ class BareDrivers:
             partial(insert_all, connection, self._plan(each))
             for connection in self._connections[:clients]
         ]
-        return clients * each / run_in_threads_s(works)
+        return clients * each / time_in_threads_s(works)
 
     def cancel(self, jobs: int, *, events: bool) -> float:
         ids = self._insert_armed(jobs)
         calls = [partial(self._one.cancel, [job_id], events=events) for job_id in ids]
-        return jobs / sum(time_each_ms(calls)) * 1000
+        return jobs / sum(time_each_call_ms(calls)) * 1000
 
     def cancel_in_bulk(self, jobs: int, *, events: bool) -> float:
         ids = self._insert_armed(jobs)
@@ -299,7 +306,7 @@ class BareDrivers:
         return cancelled / (time.perf_counter() - started_s)
 
     def drain(self, jobs: int) -> float:
-        for batch in self._plan_batches(jobs, int(self._bench.redis_ms())):
+        for batch in self._plan_batches(jobs, int(self._bench.redis_time_ms())):
             self._one.insert_many(batch)
         connections = self._connections[:DRAINERS]
         counts: list[int] = []
@@ -307,14 +314,14 @@ class BareDrivers:
         def drain_part(n: int) -> None:
             counts.append(connections[n].drain(self._batch, n, len(connections)))
 
-        took_s = run_in_threads_s([partial(drain_part, n) for n in range(len(connections))])
+        took_s = time_in_threads_s([partial(drain_part, n) for n in range(len(connections))])
         settled = sum(counts)
         text = f"the baseline settled {settled:,} of {jobs:,} rows"
         self._bench.report.checks.append(BenchCheck("drain", text, settled == jobs))
         return settled / took_s
 
     def clear(self) -> None:
-        self._scratch.clear()
+        self._scratch.clear_tables_and_queues()
 
     def insert_stock(self, first: int, count: int, due_ms: int) -> None:
         """Writes rows without reminders, here and beside toc's own rows."""
@@ -341,11 +348,11 @@ class BareDrivers:
 
 
 @contextmanager
-def open_baseline(bench: Bench, settings: Settings) -> Iterator[BareDrivers]:
+def open_baseline(bench: BenchContext, settings: Settings) -> Iterator[BareDrivers]:
     """Databases beside those of toc, with the same shards, and connections to them."""
     ours, count = bench.scratch, max(DRAINERS, bench.options.clients or CLIENTS)
     with (
-        open_scratch(
+        create_scratch_databases(
             settings, ours.settings.shards, name="baseline", stocked=ours.stocked
         ) as scratch,
         ExitStack() as stack,

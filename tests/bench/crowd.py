@@ -4,18 +4,18 @@ import itertools
 import time
 from dataclasses import replace
 
+from toc.bench.bench_jobs import BIZ_TYPE, make_job_specs
 from toc.bench.common import (
-    Bench,
+    BenchContext,
     WorkerResults,
     check_starts,
-    check_statuses,
-    clock_offset,
-    schedule_all,
-    worker_processes,
+    check_statuses_and_clear,
+    measure_clock_offset,
+    schedule_in_batches,
+    start_worker_processes,
 )
 from toc.bench.lateness import AHEAD_S, TIMEOUT_S, RateClient, due_times_s
-from toc.bench.load import BIZ_TYPE, job_specs
-from toc.bench.scratch import open_scratch
+from toc.bench.scratch_databases import create_scratch_databases
 from toc.bench.statistics import percentile
 from toc.center.center import TimeoutCenter
 from toc.domain.job import Status
@@ -25,37 +25,39 @@ CROWD = 10  # times `jobs` are due at once
 ASIDE_RATE = 50.0
 
 
-def crowd(bench: Bench) -> None:
+def crowd(bench: BenchContext) -> None:
     """How long the many take, and how late the few are meanwhile."""
     options, report, name = bench.options, bench.report, "crowd"
     jobs = options.jobs * CROWD
     # The topics are a fact of the database: so these are its own.
     topics = {"aside": {"biz_types": [ASIDE_TYPE]}}
-    with open_scratch(bench.scratch.settings, topics=topics) as made:
+    with create_scratch_databases(bench.scratch.settings, topics=topics) as made:
         own = replace(bench, scratch=made, baseline=None)
-        offset_ms, unsure_ms = clock_offset(made.client)
+        offset_ms, unsure_ms = measure_clock_offset(made.client)
         with (
             TimeoutCenter(made.settings) as center,
-            worker_processes(own, 1, (BIZ_TYPE, ASIDE_TYPE)) as workers,
+            start_worker_processes(own, 1, (BIZ_TYPE, ASIDE_TYPE)) as workers,
         ):
-            due_ms = int(bench.redis_ms() + jobs * 0.1 + 5000)
+            due_ms = int(bench.redis_time_ms() + jobs * 0.1 + 5000)
             bench.tell(f"scheduling {jobs:,} jobs")
-            many = schedule_all(center, job_specs(bench.reserve_biz_ids(jobs), jobs, due_ms))
-            time.sleep(max(0.0, (due_ms - bench.redis_ms()) / 1000 - 2 * AHEAD_S))
+            many = schedule_in_batches(
+                center, make_job_specs(bench.reserve_biz_ids(jobs), jobs, due_ms)
+            )
+            time.sleep(max(0.0, (due_ms - bench.redis_time_ms()) / 1000 - 2 * AHEAD_S))
             seconds = 3 * AHEAD_S + jobs / 10_000
             due = list(
                 itertools.islice(due_times_s("even", ASIDE_RATE), round(seconds * ASIDE_RATE))
             )
             first = bench.reserve_biz_ids(len(due))
-            few = RateClient(center, offset_ms).run(due, first, ASIDE_TYPE, ASIDE_RATE)
+            few = RateClient(center, offset_ms).schedule_jobs(due, first, ASIDE_TYPE, ASIDE_RATE)
             ran = workers.wait_until_settled(len(many) + len(few), TIMEOUT_S + jobs / 1000)
-        check_statuses(own, name, {Status.DONE: len(many) + len(few)})
+        check_statuses_and_clear(own, name, {Status.DONE: len(many) + len(few)})
     report.checks += check_starts(name, [*many, *few], ran, offset_ms, unsure_ms)
     _report_crowd(bench, ran, set(few), due_ms, offset_ms)
 
 
 def _report_crowd(
-    bench: Bench, ran: WorkerResults, few: set[int], due_ms: int, offset_ms: float
+    bench: BenchContext, ran: WorkerResults, few: set[int], due_ms: int, offset_ms: float
 ) -> None:
     starts = [(job_id, action_ms, at + offset_ms) for job_id, action_ms, at in ran.starts]
     last_ms = max((at for job_id, _, at in starts if job_id not in few), default=float(due_ms))
@@ -63,7 +65,7 @@ def _report_crowd(
     beside = [
         at - action for job_id, action, at in starts if job_id in few and due_ms <= at <= last_ms
     ]
-    add = bench.report.add_rounds
+    add = bench.report.add_measurement
     add("crowd", "drained", "jobs/s", [(None, rate)])
     if beside:
         what = f"of {len(beside)} others meanwhile"

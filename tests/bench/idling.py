@@ -11,15 +11,15 @@ from redis.cluster import RedisCluster
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from sqlalchemy import text
 
+from toc.bench.bench_jobs import make_job_specs
 from toc.bench.child_node import wall_ms
 from toc.bench.common import (
     FAR_MS,
-    Bench,
-    check_statuses,
-    schedule_all,
-    worker_processes,
+    BenchContext,
+    check_statuses_and_clear,
+    schedule_in_batches,
+    start_worker_processes,
 )
-from toc.bench.load import job_specs
 from toc.center.center import TimeoutCenter
 from toc.domain.job import Status
 from toc.errors import TocError
@@ -34,7 +34,7 @@ LOAD_S_MAX = 120.0
 LOOKS_QUIET = 4  # looks, half a second apart, between which the loader moved nothing
 
 
-def idle(bench: Bench) -> None:
+def idle(bench: BenchContext) -> None:
     """A worker with many armed jobs, none of them due: what it costs to wait."""
     options, client = bench.options, bench.scratch.client
     jobs, seconds = options.jobs * 5, min(max(options.seconds / 2, 1), SECONDS_MAX)
@@ -46,39 +46,39 @@ def idle(bench: Bench) -> None:
             ("Redis' memory per armed job", wall_ms() + FAR_MS),
         ):
             before = _redis_memory_bytes(client)
-            schedule_all(
-                center, job_specs(bench.reserve_biz_ids(jobs), jobs, int(due_ms), SPREAD_MS)
+            schedule_in_batches(
+                center, make_job_specs(bench.reserve_biz_ids(jobs), jobs, int(due_ms), SPREAD_MS)
             )
             each = max(0, _redis_memory_bytes(client) - before) / jobs
-            report.add_rounds(name, what, "bytes", [(None, each)])
-    with worker_processes(bench, 1) as workers:
+            report.add_measurement(name, what, "bytes", [(None, each)])
+    with start_worker_processes(bench, 1) as workers:
         _wait_for_loader(bench)
         sql_before = _count_statements(bench)
-        began_s, (cpu_before_s,) = time.monotonic(), workers.cpu_s()
+        began_s, (cpu_before_s,) = time.monotonic(), workers.read_cpu_s()
         time.sleep(seconds)
-        passed_s, (cpu_after_s,) = time.monotonic() - began_s, workers.cpu_s()
+        passed_s, (cpu_after_s,) = time.monotonic() - began_s, workers.read_cpu_s()
         sql_after = _count_statements(bench)
         calls, by_scripts = _count_calls(client, seconds / 2)
     share = (cpu_after_s - cpu_before_s) / passed_s * 100
-    report.add_rounds(name, f"CPU of a core, {jobs:,} armed", "%", [(None, share)])
+    report.add_measurement(name, f"CPU of a core, {jobs:,} armed", "%", [(None, share)])
     if calls:
         per_s = sum(calls.values()) / (seconds / 2)
-        report.add_rounds(name, "Redis calls", "1/s", [(None, per_s)])
+        report.add_measurement(name, "Redis calls", "1/s", [(None, per_s)])
         inside = by_scripts / (seconds / 2)
-        report.add_rounds(name, "commands inside its scripts", "1/s", [(None, inside)])
+        report.add_measurement(name, "commands inside its scripts", "1/s", [(None, inside)])
     if sql_before is not None and sql_after is not None:
         # Two questions each are our own looks.
-        report.add_rounds(
+        report.add_measurement(
             name, "SQL statements", "1/s", [(None, max(sql_after - sql_before, 0) / passed_s)]
         )
     report.pictures["Idle: Redis calls"] = [
         f"{verb:>16} {2 * n / seconds:>8.1f} /s" for verb, n in calls.most_common(8)
     ]
     bench.tell(f"{share:.2f} % of a core")
-    check_statuses(bench, name, {Status.PENDING: 2 * jobs})
+    check_statuses_and_clear(bench, name, {Status.PENDING: 2 * jobs})
 
 
-def _wait_for_loader(bench: Bench) -> None:
+def _wait_for_loader(bench: BenchContext) -> None:
     """Waits until the loader has read all shards once: that round is work, not idleness."""
     settings = bench.scratch.settings
     reminders = Reminders.from_settings(settings, SystemClock())
@@ -126,7 +126,7 @@ def _redis_memory_bytes(client: Client) -> int:
     return sum(int(node["used_memory"]) for node in nodes)
 
 
-def _count_statements(bench: Bench) -> int | None:
+def _count_statements(bench: BenchContext) -> int | None:
     """Statements that the first database's server has answered so far; None on SQLite."""
     database = bench.scratch.databases[0]
     if database.sqlite:

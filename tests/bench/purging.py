@@ -8,8 +8,13 @@ from typing import Any
 
 from sqlalchemy import func, insert, select
 
-from toc.bench.common import Bench, check_statuses, pair_words, worker_processes
-from toc.bench.draining import DrainRace
+from toc.bench.common import (
+    BenchContext,
+    check_statuses_and_clear,
+    format_round,
+    start_worker_processes,
+)
+from toc.bench.draining import DrainMeasurement
 from toc.bench.report import BenchCheck
 from toc.center.center import TimeoutCenter
 from toc.domain.ids import JobIdFactory, lowest_id_at
@@ -26,7 +31,7 @@ PURGING = RetentionSettings(days=OLD_DAYS / 2, pass_s=1)
 KEEPING = RetentionSettings(days="none", dead_days="none", event_days="none")
 
 
-def purge(bench: Bench) -> None:
+def purge(bench: BenchContext) -> None:
     """Drains by one worker process. Baseline: nothing is purged. toc: the purger has always work."""
     options, name = bench.options, "purge"
     rounds: list[tuple[float | None, float]] = []
@@ -38,11 +43,11 @@ def purge(bench: Bench) -> None:
             rates = []
             for retention in (KEEPING, PURGING):
                 old.add_until(OLD + OLD_PER_JOB * options.jobs)
-                with worker_processes(bench, 1, retention=retention) as workers:
-                    race = DrainRace(bench, center, workers)
+                with start_worker_processes(bench, 1, retention=retention) as workers:
+                    race = DrainMeasurement(bench, center, workers)
                     race.warm_up()
                     before = old.count()
-                    rates.append(race.run(options.jobs))
+                    rates.append(race.drain_jobs(options.jobs))
                     left = old.count()
                     jobs += race.done
             baseline, ours = rates
@@ -50,21 +55,21 @@ def purge(bench: Bench) -> None:
             speeds.append((None, (before - left) / (options.jobs / ours)))
             bench.report.checks.append(BenchCheck(name, "it purged meanwhile", left < before))
             rest = "" if left else "; it ran out of work before the end, so the ratio says less"
-            bench.tell(f"round {number}: {pair_words(baseline, ours)} jobs/s{rest}")
+            bench.tell(f"round {number}: {format_round(baseline, ours)} jobs/s{rest}")
     report = bench.report
     beside = "drain beside a purge, and without one"
-    report.add_rounds(name, beside, "jobs/s", rounds)
-    report.add_rounds(name, "purged meanwhile", "rows/s", speeds)
+    report.add_measurement(name, beside, "jobs/s", rounds)
+    report.add_measurement(name, "purged meanwhile", "rows/s", speeds)
     old.clear()
-    check_statuses(bench, name, {Status.DONE: jobs})
+    check_statuses_and_clear(bench, name, {Status.DONE: jobs})
 
 
 class _OldJobs:
     """Rows of jobs that ended long ago, on toc's side."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: BenchContext) -> None:
         self._bench, self._databases = bench, bench.scratch.databases
-        self._made_ms = int(bench.redis_ms()) - OLD_DAYS * DAY_MS
+        self._made_ms = int(bench.redis_time_ms()) - OLD_DAYS * DAY_MS
         self._ids = JobIdFactory(lambda: self._made_ms, 0)
         self._old = JOB.c.job_id < lowest_id_at(self._made_ms + DAY_MS)
 

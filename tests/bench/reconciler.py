@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.naive import disagreements
-from toc.bench.child import lines_from_parent, send_to_parent
-from toc.bench.child_node import settings_of
-from toc.reconcile.run import Reconciliation
-from toc.reconcile.spark import open_session
+from toc.bench.child_node import settings_from_message
+from toc.bench.child_process import read_parent_messages, send_to_parent
+from toc.reconcile.reconciliation import Reconciliation
+from toc.reconcile.spark import open_spark_session
 from toc.runtime.settings import Settings
 
 
 def main() -> None:
-    lines = lines_from_parent()
+    lines = read_parent_messages()
     first = next(lines)
-    settings = settings_of(first)
+    settings = settings_from_message(first)
     if first["naive"]:
         for _ in range(first["passes"]):
             send_to_parent(_run_naive_pass(settings))
         return
     began_s = time.monotonic()
-    with open_session(settings, first["master"], Path(first["log"])) as spark:
+    with open_spark_session(settings, first["master"], Path(first["log"])) as spark:
         start_s = time.monotonic() - began_s
         for _ in range(first["passes"]):
             send_to_parent(_run_pass(settings, spark) | {"start_s": start_s})

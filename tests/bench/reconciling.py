@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from toc.bench.child import Child
-from toc.bench.child_node import settings_line
-from toc.bench.common import Bench
-from toc.bench.load import job_specs
+from toc.bench.bench_jobs import make_job_specs
+from toc.bench.child_node import settings_message
+from toc.bench.child_process import ChildProcess
+from toc.bench.common import BenchContext
 from toc.bench.report import BenchCheck
 from toc.center.center import TimeoutCenter
 from toc.runtime.settings import Settings
@@ -25,7 +25,7 @@ CALL_JOBS = 50_000
 HOUR_MS = 3_600_000
 
 
-def reconcile(bench: Bench) -> None:
+def reconcile(bench: BenchContext) -> None:
     """Spark on two cores. Baseline: both sides read into Python by one thread. Both warm."""
     name, report, cores = "reconcile", bench.report, 2
     near = bench.scratch.settings.timer.model_copy(update={"horizon_s": 86_400})
@@ -41,16 +41,18 @@ def reconcile(bench: Bench) -> None:
         speeds = [answer["rows"] / answer["seconds"] for answer in warm]
         baseline = naive[-1]["rows"] / naive[-1]["seconds"]
         what = f"{wanted:,} live rows"
-        report.add_rounds(name, f"{what}, warm", "rows/s", [(baseline, speed) for speed in speeds])
+        report.add_measurement(
+            name, f"{what}, warm", "rows/s", [(baseline, speed) for speed in speeds]
+        )
         seconds = [(naive[-1]["seconds"], answer["seconds"]) for answer in warm]
-        report.add_rounds(name, f"{what}, warm", "s", seconds)
-        report.add_rounds(
+        report.add_measurement(name, f"{what}, warm", "s", seconds)
+        report.add_measurement(
             name, f"{what}, start to result", "s", [(None, first["start_s"] + first["seconds"])]
         )
-        report.add_rounds(name, f"{what}, start-up of that", "s", [(None, first["start_s"])])
+        report.add_measurement(name, f"{what}, start-up of that", "s", [(None, first["start_s"])])
         per_core = [(None, speed / cores) for speed in speeds]
-        report.add_rounds(name, f"{what}, of each core", "rows/s", per_core)
-        report.add_rounds(
+        report.add_measurement(name, f"{what}, of each core", "rows/s", per_core)
+        report.add_measurement(
             name,
             f"{what}, memory of JVM and Python",
             "MB",
@@ -58,7 +60,7 @@ def reconcile(bench: Bench) -> None:
         )
         for part in ("rows", "reminders", "pair", "verify"):
             shares = [(None, 100 * a["work"].get(part, 0) / sum(a["work"].values())) for a in warm]
-            report.add_rounds(name, f"{what}, time of {part}", "%", shares)
+            report.add_measurement(name, f"{what}, time of {part}", "%", shares)
         answers = [*ours, *naive]
         report.checks.append(
             BenchCheck(name, f"all {what} were compared", all(a["rows"] == wanted for a in answers))
@@ -69,17 +71,17 @@ def reconcile(bench: Bench) -> None:
         bench.tell(
             f"{what}: naive {naive[-1]['seconds']:.2f} s, toc {warm[-1]['seconds']:.2f} s warm"
         )
-    bench.scratch.clear()
+    bench.scratch.clear_tables_and_queues()
 
 
-def _insert_live_rows(bench: Bench, settings: Settings, have: int, want: int) -> None:
+def _insert_live_rows(bench: BenchContext, settings: Settings, have: int, want: int) -> None:
     """Live rows, each with its reminder, due over a day from an hour on."""
-    due_ms = int(bench.redis_ms()) + HOUR_MS
+    due_ms = int(bench.redis_time_ms()) + HOUR_MS
     with TimeoutCenter(settings) as center:
         for start in range(have, want, CALL_JOBS):
             count = min(CALL_JOBS, want - start)
             center.schedule_many(
-                job_specs(bench.reserve_biz_ids(count), count, due_ms, 20 * HOUR_MS)
+                make_job_specs(bench.reserve_biz_ids(count), count, due_ms, 20 * HOUR_MS)
             )
 
 
@@ -88,14 +90,14 @@ def _run_passes(
 ) -> tuple[list[dict[str, Any]], float]:
     """What each pass came to, and the sum of the peaks of all processes' memory, in MB."""
     with tempfile.TemporaryDirectory(prefix="toc-bench-") as directory:
-        first = settings_line(settings) | {
+        first = settings_message(settings) | {
             "naive": naive,
             "passes": passes,
             "master": MASTER,
             "log": str(Path(directory) / "spark.log"),
         }
-        with Child("tests.bench.reconciler", first) as child:
-            answers = [child.receive(PASS_S_MAX) for _ in range(passes)]
+        with ChildProcess("tests.bench.reconciler", first) as child:
+            answers = [child.receive_message(PASS_S_MAX) for _ in range(passes)]
             # It waits for us now. Sampling it while it works would slow it down by a third.
             peak_mb = sum(map(_peak_kb, _process_tree(child.pid))) / 1000
         return answers, peak_mb

@@ -10,10 +10,10 @@ from tests.bench.purging import purge
 from tests.bench.reconciling import reconcile
 from tests.bench.starting import start
 from toc.bench.child_node import wall_ms
-from toc.bench.common import Options
+from toc.bench.common import BenchOptions
 from toc.bench.report import BenchReport
 from toc.bench.run import CASES, open_bench, run_cases
-from toc.bench.scratch import STOCK_FROM
+from toc.bench.scratch_databases import STOCK_FROM
 from toc.errors import SettingsError
 from toc.runtime.settings import Settings
 
@@ -32,7 +32,7 @@ YEAR_MS = 365 * 86_400_000
 
 def run(
     settings: Settings,
-    options: Options,
+    options: BenchOptions,
     cases: Sequence[str],
     tell: Callable[[str], None],
     *,

@@ -6,12 +6,12 @@ import subprocess
 import sys
 import time
 
-from toc.bench.common import Bench
+from toc.bench.common import BenchContext
 
 _IMPORT = "import time; t = time.perf_counter(); import toc; print(time.perf_counter() - t)"
 
 
-def start(bench: Bench) -> None:
+def start(bench: BenchContext) -> None:
     """In processes of their own, the interpreter's start not counted for the import."""
     rounds = range(bench.options.rounds + 1)
     imports = [float(_said("-c", _IMPORT)) for _ in rounds][1:]  # the first one warms up the files
@@ -20,7 +20,7 @@ def start(bench: Bench) -> None:
         began_s = time.perf_counter()
         _said("-m", "toc", "--help")
         helps.append(time.perf_counter() - began_s)
-    add = bench.report.add_rounds
+    add = bench.report.add_measurement
     add("start", "import toc", "s", [(None, s) for s in imports])
     add("start", "toc --help", "s", [(None, s) for s in helps[1:]])
 

@@ -17,10 +17,10 @@ from tests.bench.__main__ import main as make_bench
 from tests.bench.plot import plot
 from tests.bench.run import ALL_CASES, run
 from tests.servers.endpoint import Endpoint
-from toc.bench.bottleneck import Utilisation, bottleneck_words
-from toc.bench.common import Options
+from toc.bench.bench_jobs import BIZ_TYPE
+from toc.bench.bottleneck import Utilisation, describe_bottleneck
+from toc.bench.common import BenchOptions
 from toc.bench.lateness import GATHER_S, RateClient, due_times_s
-from toc.bench.load import BIZ_TYPE
 from toc.bench.report import BenchReport
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.cli.main import main
@@ -28,7 +28,7 @@ from toc.errors import SettingsError
 from toc.runtime.settings import Settings
 from toc.store.migrate import upgrade
 
-SMALL = Options(jobs=300, rates=(100,), seconds=2, batch=50, rounds=1, clients=2)
+SMALL = BenchOptions(jobs=300, rates=(100,), seconds=2, batch=50, rounds=1, clients=2)
 BASELINE_CASES = {"schedule_many", "schedule", "cancel", "purge"}
 
 
@@ -69,7 +69,7 @@ def test_every_case_beside_the_baseline(
     report = run(
         settings_on(f"{server.url}/{name}", redis_server), SMALL, list(ALL_CASES), said.append
     )
-    assert not report.broken
+    assert not report.failed_checks
     assert {figure.case for figure in report.figures} == ALL_CASES.keys()
     for figure in report.figures:
         assert figure.toc.low <= figure.toc.middle <= figure.toc.high
@@ -117,7 +117,7 @@ def test_on_sqlite_there_is_no_baseline(redis_server: Endpoint) -> None:
     said: list[str] = []
     settings = settings_on("sqlite:///never-made.db", redis_server)
     report = run(settings, SMALL, ["schedule_many"], said.append)
-    assert not report.broken
+    assert not report.failed_checks
     assert any("SQLite: there is no baseline" in line for line in said)
     with pytest.raises(SettingsError, match="--pending"):
         run(settings, SMALL, ["schedule_many"], said.append, pending=10)
@@ -155,7 +155,7 @@ def test_rows_that_only_stand_there(mysql_server: Endpoint, redis_server: Endpoi
     said: list[str] = []
     settings = settings_on(f"{mysql_server.url}/shop{secrets.token_hex(4)}", redis_server)
     report = run(settings, SMALL, ["cancel", "schedule"], said.append, pending=1000)
-    assert not report.broken
+    assert not report.failed_checks
     assert "1,000 of 1,000 pending rows, on both sides" in said
 
 
@@ -190,7 +190,7 @@ def test_a_client_that_gathers_calls_no_more_often_than_it_says(
         monkeypatch.setattr(center, "schedule", count_one)
         monkeypatch.setattr(center, "schedule_many", count)
         due_s = list(islice(due_times_s("even", 2000), 1000))  # half a second
-        ids = RateClient(center, 0.0).run(due_s, 1, BIZ_TYPE, 2000)
+        ids = RateClient(center, 0.0).schedule_jobs(due_s, 1, BIZ_TYPE, 2000)
     assert len(set(ids)) == sum(sizes) == 1000
     assert len(sizes) <= 0.5 / GATHER_S + 1
 
@@ -224,7 +224,7 @@ def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
     ],
 )
 def test_the_part_at_its_limit_is_named(use: Utilisation, part: str) -> None:
-    assert part in bottleneck_words(use)
+    assert part in describe_bottleneck(use)
 
 
 def test_an_unknown_case_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,14 @@
 
 import pytest
 
-from toc.bench.statistics import Spread, counts, histogram, percentile, sparkline, spread
+from toc.bench.statistics import (
+    Spread,
+    compute_spread,
+    count_by_bucket,
+    draw_histogram,
+    draw_sparkline,
+    percentile,
+)
 
 
 @pytest.mark.parametrize(
@@ -17,22 +24,22 @@ def test_one_value_is_every_percentile() -> None:
 
 
 def test_a_spread_has_the_median_in_the_middle() -> None:
-    assert spread([3, 1, 2]) == Spread(1, 2, 3)
-    assert spread([4, 1]) == Spread(1, 2.5, 4)
+    assert compute_spread([3, 1, 2]) == Spread(1, 2, 3)
+    assert compute_spread([4, 1]) == Spread(1, 2.5, 4)
 
 
-@pytest.mark.parametrize("call", [spread, lambda values: percentile(values, 50)])
+@pytest.mark.parametrize("call", [compute_spread, lambda values: percentile(values, 50)])
 def test_nothing_measured_has_no_figure(call: type) -> None:
     with pytest.raises(ValueError, match="at least one value"):
         call([])
 
 
 def test_an_edge_belongs_to_the_bucket_below_it() -> None:
-    assert counts([-1, 1, 1.1, 2, 9], (1, 2, 5)) == [2, 2, 0, 1]
+    assert count_by_bucket([-1, 1, 1.1, 2, 9], (1, 2, 5)) == [2, 2, 0, 1]
 
 
 def test_a_histogram_shows_what_holds_something_and_what_lies_between() -> None:
-    lines = histogram([1.5] * 1000 + [7], (1, 2, 5, 10), width=10)
+    lines = draw_histogram([1.5] * 1000 + [7], (1, 2, 5, 10), width=10)
     assert [line.split() for line in lines] == [
         ["<=", "2", "ms", "1,000", "█" * 10],
         ["<=", "5", "ms", "0"],
@@ -41,14 +48,14 @@ def test_a_histogram_shows_what_holds_something_and_what_lies_between() -> None:
 
 
 def test_what_is_above_the_last_edge_has_its_own_line() -> None:
-    assert [line.split()[:3] for line in histogram([99], (1, 2))] == [[">", "2", "ms"]]
+    assert [line.split()[:3] for line in draw_histogram([99], (1, 2))] == [[">", "2", "ms"]]
 
 
 def test_nothing_has_no_histogram() -> None:
-    assert histogram([]) == []
+    assert draw_histogram([]) == []
 
 
 def test_a_sparkline_is_as_high_as_its_values() -> None:
-    assert sparkline([0, 1, 4, 8]) == " ▁▄█"
-    assert sparkline([0, 0]) == "  "
-    assert sparkline([]) == ""
+    assert draw_sparkline([0, 1, 4, 8]) == " ▁▄█"
+    assert draw_sparkline([0, 0]) == "  "
+    assert draw_sparkline([]) == ""

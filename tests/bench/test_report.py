@@ -14,8 +14,8 @@ from toc.bench.statistics import Spread
 def make_report() -> BenchReport:
     report = BenchReport({"servers": {"mysql": "9"}})
     rounds = [(100.0, 50.0), (200.0, 180.0)]
-    report.add_rounds("drain", "one worker, due to settled", "jobs/s", rounds)
-    report.add_rounds("idle", "Redis calls", "1/s", [(None, 5.0)])
+    report.add_measurement("drain", "one worker, due to settled", "jobs/s", rounds)
+    report.add_measurement("idle", "Redis calls", "1/s", [(None, 5.0)])
     report.checks += [BenchCheck("drain", "counts", holds=True)] * 2
     return report
 
@@ -64,10 +64,10 @@ def test_the_report_as_a_table() -> None:
     report.pictures["Lateness"] = ["<= 1 ms [all]"]
     report.checks.append(BenchCheck("idle", "[rows]", holds=False))
     shown_in = io.StringIO()
-    report.show(Console(width=200, file=shown_in))
+    report.print_to_console(Console(width=200, file=shown_in))
     shown = shown_in.getvalue()
     assert "0.7 (0.5 to 0.9)" in shown
     assert "<= 1 ms [all]" in shown
     assert "holds  drain: counts, 2 times" in shown
     assert "BROKEN idle: [rows]" in shown
-    assert [check.case for check in report.broken] == ["idle"]
+    assert [check.case for check in report.failed_checks] == ["idle"]

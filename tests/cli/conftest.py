@@ -12,7 +12,7 @@ import pytest
 from tests.cli.processes import Process, running
 from tests.migration.second_revision import second_revision
 from toc.cli.main import main
-from toc.node.dev import PrivateRedis
+from toc.node.dev_servers import PrivateRedis
 
 
 @dataclass(frozen=True)

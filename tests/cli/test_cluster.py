@@ -18,7 +18,7 @@ from tests.cli.conftest import Result, Toc
 from tests.cli.processes import Process, wait_until
 from tests.servers.endpoint import Endpoint
 from tests.servers.zookeeper import foreign_members
-from toc.node.dev import PrivateRedis
+from toc.node.dev_servers import PrivateRedis
 from toc.runtime.process_info import process_name
 
 Start = Callable[..., Process]

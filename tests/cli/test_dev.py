@@ -12,8 +12,8 @@ import pytest
 
 from tests.cli.conftest import Toc
 from tests.cli.processes import Process, clean_environment, wait_until
-from toc.node import dev
-from toc.node.dev import DevError, PrivateRedis, find_redis_server
+from toc.node import dev_servers as dev
+from toc.node.dev_servers import DevServersError, PrivateRedis, find_redis_server
 from toc.timer.redis_client import make_redis_client
 from toc.timer.redis_errors import UNAVAILABLE
 
@@ -217,7 +217,7 @@ def test_an_old_redis_server_is_passed_over(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     try:
         assert find_redis_server() != str(old)
-    except DevError as error:
+    except DevServersError as error:
         assert "5.0" in str(error)  # noqa: PT017 - where the wheel is not installed
 
 
@@ -228,5 +228,5 @@ def test_a_redis_server_that_fails_is_quoted(
     bad.write_text("#!/bin/sh\necho 'no memory today'\nexit 3\n")
     bad.chmod(0o755)
     monkeypatch.setattr(dev, "find_redis_server", lambda: str(bad))
-    with pytest.raises(DevError, match="status 3: no memory today"):
+    with pytest.raises(DevServersError, match="status 3: no memory today"):
         PrivateRedis(tmp_path).start()

@@ -244,7 +244,8 @@ def test_the_bound_is_read_before_the_snapshot(
         monkeypatch.setattr(owner, name, note)
 
     for owner, name in (
-        (slots, "read_marks"), (slots, "read_time_ms"), (pages, "read_due_rows"), (pages, "find_shards_with_due"),
+        (slots, "read_marks"), (slots, "read_time_ms"),
+        (pages, "read_due_rows"), (pages, "find_shards_with_due"),
     ):  # fmt: skip
         noted(owner, name)
     loader = world.loader()

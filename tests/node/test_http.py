@@ -15,9 +15,9 @@ import pytest
 
 from tests.worker.waiting import wait_until
 from toc.errors import SettingsError
-from toc.node import http as module
-from toc.node.health import HealthPart, worst_state
-from toc.node.http import HttpServer
+from toc.node import http_server as module
+from toc.node.health import HealthPart, overall_state
+from toc.node.http_server import HttpServer
 
 UP = HealthPart("database_0", "up", 5, "answers")
 DOWN = HealthPart("database_1", "down", 5, "no answer", "jobs wait")
@@ -79,7 +79,7 @@ def test_health_says_how_each_part_is(site: Site) -> None:
     ],
 )
 def test_down_is_only_who_can_fire_nothing(parts: list[HealthPart], state: str) -> None:
-    assert worst_state(parts) == state
+    assert overall_state(parts) == state
 
 
 def test_a_port_that_is_taken_is_said_at_once(site: Site) -> None:

@@ -18,7 +18,7 @@ from toc.domain.job import Status
 from toc.errors import SchemaMismatch
 from toc.handlers.registry import Registry
 from toc.node import node as module
-from toc.node.dev import PrivateRedis
+from toc.node.dev_servers import PrivateRedis
 from toc.node.health import HealthPart
 from toc.node.node import Node
 from toc.runtime.settings import Settings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from toc.node.health import _health_of_overdue_jobs, worst_state
+from toc.node.health import _health_of_overdue_jobs, overall_state
 from toc.scanner.fallback import OverdueShardCount
 
 
@@ -15,4 +15,4 @@ def test_long_overdue_jobs_degrade_the_health_of_a_node() -> None:
     )
     assert (part.state, part.since_ms) == ("degraded", 4000)
     assert part.how == "jobs in 4 of 96 shards are overdue by more than 70 s"
-    assert worst_state([part]) == "degraded"
+    assert overall_state([part]) == "degraded"

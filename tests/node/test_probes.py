@@ -54,21 +54,21 @@ def test_since_when_is_when_it_changed(probe: Probe, server: Server, clock: Test
     assert probe.run_once() == TICK_S
     clock.advance(60)
     probe.run_once()
-    assert probe.finding.up
-    assert probe.finding.since_ms == began_ms
+    assert probe.current_result.up
+    assert probe.current_result.since_ms == began_ms
     last_answer_ms = clock.wall_ms()
     server.silent = True
     for _ in range(3):
         clock.advance(5)
         probe.run_once()
-        finding = probe.finding
+        finding = probe.current_result
         assert (finding.up, finding.since_ms) == (False, last_answer_ms)
         assert "connection refused" in finding.error
         assert REGISTRY.get_sample_value("toc_server_up", {"server": "redis"}) == 0
     server.silent = False
     clock.advance(5)
     probe.run_once()
-    assert (probe.finding.up, probe.finding.since_ms) == (True, clock.wall_ms())
+    assert (probe.current_result.up, probe.current_result.since_ms) == (True, clock.wall_ms())
     assert REGISTRY.get_sample_value("toc_server_up", {"server": "redis"}) == 1
 
 
@@ -82,7 +82,7 @@ def test_a_server_that_keeps_us_waiting_is_not_up(
 
     def hang_ms() -> list[int]:
         for _ in range(5):
-            seen.append((probe.finding.up, probe.finding.since_ms))
+            seen.append((probe.current_result.up, probe.current_result.since_ms))
             shown.append(REGISTRY.get_sample_value("toc_server_up", {"server": "redis"}))
             clock.advance(1)
         return ask_ms()
@@ -91,7 +91,7 @@ def test_a_server_that_keeps_us_waiting_is_not_up(
     probe.run_once()
     assert seen == [(True, seen[0][1])] * 4 + [(False, last_answer_ms)]
     assert shown == [1, 1, 1, 1, 0]
-    assert probe.finding.up
+    assert probe.current_result.up
 
 
 def test_it_says_why_as_of_now(
@@ -99,14 +99,17 @@ def test_it_says_why_as_of_now(
 ) -> None:
     server.silent = True
     probe.run_once()
-    since_ms = probe.finding.since_ms
+    since_ms = probe.current_result.since_ms
     server.error = TimerUnavailable(OSError("no route"))
     probe.run_once()
-    assert (probe.finding.error, probe.finding.since_ms) == (str(server.error), since_ms)
+    assert (probe.current_result.error, probe.current_result.since_ms) == (
+        str(server.error),
+        since_ms,
+    )
     server.error = SchemaMismatch("the schema is at 3, not at 4")
     probe.run_once()
-    assert probe.finding.error == "answers, and does not fit: the schema is at 3, not at 4"
-    assert not probe.finding.up
+    assert probe.current_result.error == "answers, and does not fit: the schema is at 3, not at 4"
+    assert not probe.current_result.up
     assert len(caplog.records) == 1
 
 

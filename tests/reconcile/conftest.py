@@ -70,7 +70,9 @@ SPARK = {
 def spark() -> Iterator[SparkSession]:
     """One for all tests: it takes seconds to start."""
     pytest.importorskip("pyspark")
-    from toc.reconcile.spark import open_session  # noqa: PLC0415 - an extra
+    from toc.reconcile.spark import open_spark_session  # noqa: PLC0415 - an extra
 
-    with open_session(Settings(reconcile=ReconcileSettings(spark=SPARK)), "local[2]") as spark:
+    with open_spark_session(
+        Settings(reconcile=ReconcileSettings(spark=SPARK)), "local[2]"
+    ) as spark:
         yield spark

@@ -12,7 +12,7 @@ from tests.integration.world import NEAR_MS, World
 from toc.domain.disagreements import Disagreement
 from toc.domain.ids import ROUTING_MASK
 from toc.domain.routing import routing_hash_of
-from toc.reconcile.both_sides import BothSides, Spot
+from toc.reconcile.databases_and_redis import DatabasesAndRedis, TopicSlot
 from toc.reconcile.findings import Finding, RepairResult
 from toc.reconcile.repair import Repairer
 from toc.runtime.setting_groups import ReconcileSettings
@@ -44,19 +44,24 @@ class Town:
             update={"reconcile": ReconcileSettings(repairs_per_s=per_s)}
         )
         find_name = self.library.database_metadata.types.find_name
-        sides = BothSides(self.library.databases, slots or self.slots, settings, find_name)
+        sides = DatabasesAndRedis(self.library.databases, slots or self.slots, settings, find_name)
         return Repairer(sides, ACTOR)
 
     def mend(self, *findings: Finding) -> list[RepairResult]:
-        return list(self.repairs().repair(findings))
+        return list(self.repairs().repair_findings(findings))
 
     # ---- Redis
 
-    def home(self, job_id: int, topic: str = "default") -> Spot:
+    def home(self, job_id: int, topic: str = "default") -> TopicSlot:
         return topic, self.world.slot(job_id, topic)
 
     def put(
-        self, spot: Spot, job_id: int, in_ms: int | None = None, *, out_in_ms: int | None = None
+        self,
+        spot: TopicSlot,
+        job_id: int,
+        in_ms: int | None = None,
+        *,
+        out_in_ms: int | None = None,
     ) -> None:
         """A reminder, so long from now, in the StoreQueue or in the PrepareQueue."""
         for key, ms in zip(self.slots._queue_keys(*spot), (in_ms, out_in_ms), strict=True):
@@ -105,7 +110,11 @@ class Town:
         return self.redis(), self.rows(), self.events()
 
     def finding(
-        self, kind: Disagreement, job_id: int, spot: Spot | None = None, shard: int | None = None
+        self,
+        kind: Disagreement,
+        job_id: int,
+        spot: TopicSlot | None = None,
+        shard: int | None = None,
     ) -> Finding:
         """As the compare's second look sees it. `spot`: where the reminder stands, if not at home."""
         shard = self.library.shard(job_id) if shard is None else shard
@@ -128,7 +137,7 @@ class Town:
     def vip(self, **fields: Any) -> int:
         return self.library.pending(type_no=self.vip_no, **fields)
 
-    def other(self, spot: Spot) -> Spot:
+    def other(self, spot: TopicSlot) -> TopicSlot:
         """Another slot of the same topic."""
         topic, slot = spot
         return topic, (slot + 1) % self.world.settings.slots_of(topic)
@@ -143,11 +152,11 @@ class Case(NamedTuple):
     reason: str | None = None
 
 
-def store(spot: Spot) -> str:
+def store(spot: TopicSlot) -> str:
     return f"{spot[0]}_{spot[1]}"
 
 
-def prepare(spot: Spot) -> str:
+def prepare(spot: TopicSlot) -> str:
     return f"prepare_{{{store(spot)}}}"
 
 
@@ -190,8 +199,8 @@ def orphan(kind: OutcomeKind) -> Callable[[Town], Case]:
         job_id = town.library.ended(kind)
         home = town.home(job_id)
         town.put(home, job_id, -5)
-        reason = f"orphan (default slot {home[1]}): forgotten"
-        return Case(town.finding(K.ORPHAN, job_id), "forgotten", {}, reason)
+        reason = f"orphan (default slot {home[1]}): removed"
+        return Case(town.finding(K.ORPHAN, job_id), "removed", {}, reason)
 
     return make
 
@@ -200,22 +209,22 @@ def orphan_of_a_cancelled(town: Town) -> Case:
     job_id = town.library.pending()
     town.library.jobs.cancel(job_id)
     town.put(town.home(job_id), job_id, -LONG_MS)
-    reason = f"orphan (default slot {town.world.slot(job_id)}): forgotten"
-    return Case(town.finding(K.ORPHAN, job_id), "forgotten", {}, reason)
+    reason = f"orphan (default slot {town.world.slot(job_id)}): removed"
+    return Case(town.finding(K.ORPHAN, job_id), "removed", {}, reason)
 
 
 def orphan_without_a_row(town: Town) -> Case:
     job_id = town.library.new().job_id
     town.put(town.home(job_id), job_id, SOON_MS)
-    return Case(town.finding(K.ORPHAN, job_id), "forgotten", {})
+    return Case(town.finding(K.ORPHAN, job_id), "removed", {})
 
 
 def orphan_in_both_queues(town: Town) -> Case:
     job_id = town.library.ended(OutcomeKind.DONE)
     home = town.home(job_id)
     town.put(home, job_id, -5, out_in_ms=5)
-    reason = f"orphan (default slot {home[1]}): forgotten"
-    return Case(town.finding(K.ORPHAN, job_id), "forgotten", {}, reason)
+    reason = f"orphan (default slot {home[1]}): removed"
+    return Case(town.finding(K.ORPHAN, job_id), "removed", {}, reason)
 
 
 def wrong_slot(town: Town) -> Case:
@@ -247,16 +256,16 @@ def wrong_slot_of_a_far_job(town: Town) -> Case:
     job_id = town.library.pending(in_ms=FAR_MS)
     wrong = town.other(town.home(job_id))
     town.put(wrong, job_id, FAR_MS)
-    reason = f"wrong_slot (default slot {wrong[1]}): forgotten there"
-    return Case(town.finding(K.WRONG_SLOT, job_id, wrong), "forgotten there", {}, reason)
+    reason = f"wrong_slot (default slot {wrong[1]}): removed from that slot"
+    return Case(town.finding(K.WRONG_SLOT, job_id, wrong), "removed from that slot", {}, reason)
 
 
 def wrong_slot_of_an_ended_job(town: Town) -> Case:
     job_id = town.library.ended(OutcomeKind.DONE)
     wrong = town.other(town.home(job_id))
     town.put(wrong, job_id, SOON_MS)
-    reason = f"wrong_slot (default slot {wrong[1]}): forgotten there"
-    return Case(town.finding(K.WRONG_SLOT, job_id, wrong), "forgotten there", {}, reason)
+    reason = f"wrong_slot (default slot {wrong[1]}): removed from that slot"
+    return Case(town.finding(K.WRONG_SLOT, job_id, wrong), "removed from that slot", {}, reason)
 
 
 def wrong_slot_of_a_running_job(town: Town) -> Case:
@@ -280,9 +289,9 @@ def two_slots(town: Town) -> Case:
     town.put(wrong, job_id, SOON_MS)
     return Case(
         town.finding(K.TWO_SLOTS, job_id, wrong),
-        "forgotten there",
+        "removed from that slot",
         {store(home): {job_id: 5}},
-        f"two_slots (default slot {wrong[1]}): forgotten there",
+        f"two_slots (default slot {wrong[1]}): removed from that slot",
     )
 
 
@@ -324,8 +333,8 @@ def stuck_of_a_far_job(town: Town) -> Case:
 def stuck_of_an_ended_job(town: Town) -> Case:
     job_id = town.library.ended(OutcomeKind.DONE)
     town.put(town.home(job_id), job_id, out_in_ms=-LONG_MS)
-    reason = f"stuck (default slot {town.world.slot(job_id)}): forgotten"
-    return Case(town.finding(K.STUCK, job_id), "forgotten", {}, reason)
+    reason = f"stuck (default slot {town.world.slot(job_id)}): removed"
+    return Case(town.finding(K.STUCK, job_id), "removed", {}, reason)
 
 
 def stuck_in_the_wrong_slot(town: Town) -> Case:

@@ -22,13 +22,13 @@ from toc.reconcile import archive as archive_module
 from toc.reconcile.archive import (
     LEAD_DAYS,
     TRIES,
-    ArchivedDatabase,
     ArchiveResult,
-    archive,
-    cutoff_ms,
+    DatabaseArchiveResult,
+    archive_cutoff_ms,
+    archive_ended_jobs,
 )
-from toc.reconcile.archive_files import page_rows
-from toc.reconcile.spark import spark_errors
+from toc.reconcile.archive_files import rows_per_read
+from toc.reconcile.spark import spark_error_types
 from toc.reconcile.spark_files import SparkFiles
 from toc.retention.purger import Purger
 from toc.retention.replica_lag import ReplicaLag
@@ -71,9 +71,11 @@ class Place:
         return self.library.settings.model_copy(update=values)
 
     def archive(self, **changes: Any) -> ArchiveResult:
-        return archive(self.spark, self.settings(**changes), self.library.clock, self.heard.append)
+        return archive_ended_jobs(
+            self.spark, self.settings(**changes), self.library.clock, self.heard.append
+        )
 
-    def alone(self, **changes: Any) -> ArchivedDatabase:
+    def alone(self, **changes: Any) -> DatabaseArchiveResult:
         """What became of the only database."""
         (done,) = self.archive(**changes).databases
         return done
@@ -252,7 +254,7 @@ def test_spark_and_pandas_read_it_as_one_table(small: Place) -> None:
 def test_the_larger_attributes_may_be_the_fewer_rows_are_read_at_once() -> None:
     def rows(attribute_bytes: int, page: int = 50_000) -> int:
         limits, reconcile = LimitSettings(attribute_bytes=attribute_bytes), {"page": page}
-        return page_rows(Settings(limits=limits, reconcile=reconcile))
+        return rows_per_read(Settings(limits=limits, reconcile=reconcile))
 
     assert (rows(2), rows(4096), rows(65_535), rows(2, 7)) == (5000, 4096, 256, 7)
 
@@ -322,7 +324,7 @@ def test_what_is_kept_for_good_is_not_archived(small: Place) -> None:
     small.library.ended(OutcomeKind.DONE)
     small.retention = RetentionSettings(days="none", dead_days="none")
     small.age(1000)
-    assert small.alone() == ArchivedDatabase(0)
+    assert small.alone() == DatabaseArchiveResult(0)
     assert "nothing is ever purged" in small.heard[-1]
     assert small.mark is None
 
@@ -334,7 +336,7 @@ def test_the_cutoff_is_a_midnight_in_time(days: float, hour: float) -> None:
     first_ms = 20_000 * DAY_MS + round(hour * 3_600_000)
     for night in range(3):
         now_ms = first_ms + night * DAY_MS
-        cutoff = cutoff_ms(now_ms, days)
+        cutoff = archive_cutoff_ms(now_ms, days)
         assert cutoff % DAY_MS == 0
         assert cutoff <= now_ms - 3_600_000
         if days >= LEAD_DAYS:  # until the night after the next one nothing is old enough to go
@@ -399,14 +401,14 @@ DAMAGES = {
 
 def damaged(small: Place, monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
     """From now on what is written is damaged at once. The list gets longer each time."""
-    real, times = archive_module.write, []
+    real, times = archive_module.write_ended_jobs, []
 
     def write_and_damage(*args: Any) -> None:
         real(*args)
         DAMAGES[name](small.directory / "_staging")
         times.append(name)
 
-    monkeypatch.setattr(archive_module, "write", write_and_damage)
+    monkeypatch.setattr(archive_module, "write_ended_jobs", write_and_damage)
     return times
 
 
@@ -418,7 +420,7 @@ def test_the_check_catches(small: Place, monkeypatch: pytest.MonkeyPatch, name: 
     monkeypatch.setattr(archive_module, "TRIES", 1)
     damaged(small, monkeypatch, name)
     result = small.archive()
-    assert (result.is_good, result.differs, result.rows) == (False, True, 0)
+    assert (result.is_good, result.has_differences, result.row_count) == (False, True, 0)
     assert "2026-01-01: the archive has" in result.databases[0].differing[0]
     assert small.mark == ArchiveStatus(0, 0, 1)
     assert small.files() == {}
@@ -448,13 +450,13 @@ def test_the_check_catches_a_row_that_the_database_got_meanwhile(
     library.ended(OutcomeKind.DONE)
     (late,) = hostile(library, 1, random.Random(1))  # noqa: S311 - a test
     small.age()
-    real, numbers = archive_module.write, iter(range(10))
+    real, numbers = archive_module.write_ended_jobs, iter(range(10))
 
     def overtaken(*args: Any) -> None:
         real(*args)
         write(library, 2, [{**late, "job_id": late["job_id"] + next(numbers)}])
 
-    monkeypatch.setattr(archive_module, "write", overtaken)
+    monkeypatch.setattr(archive_module, "write_ended_jobs", overtaken)
     (line,) = small.alone().differing
     assert line.startswith("shard 2, 2026-01-01: the archive has 1 rows")
     assert "the database 2 rows" in line
@@ -466,16 +468,16 @@ def test_a_job_that_is_redriven_meanwhile_is_no_trouble(
     library = small.library
     done, dead = library.ended(OutcomeKind.DONE), library.dead()
     small.age()
-    real = archive_module.write
+    real = archive_module.write_ended_jobs
 
     def overtaken(*args: Any) -> None:
         real(*args)
         library.jobs.redrive(dead, library.now_ms)
 
-    monkeypatch.setattr(archive_module, "write", overtaken)
+    monkeypatch.setattr(archive_module, "write_ended_jobs", overtaken)
     assert small.alone().is_good
     assert small.ids() == [done]
-    assert "once more" in "".join(small.heard)
+    assert "trying again" in "".join(small.heard)
 
 
 # ---- killed, and run again
@@ -502,12 +504,12 @@ class Fault:
 @pytest.mark.parametrize(
     ("owner", "name", "calls"),
     [
-        (archive_module, "write", 0),
-        (archive_module, "sums_of_parquet", 0),
-        (archive_module, "differences", 0),
+        (archive_module, "write_ended_jobs", 0),
+        (archive_module, "compute_parquet_checksums", 0),
+        (archive_module, "describe_differences", 0),
         (archive_module.archive_status, "advance_archived_until", 0),
-        (SparkFiles, "move", 0),
-        (SparkFiles, "move", 2),
+        (SparkFiles, "move_file", 0),
+        (SparkFiles, "move_file", 2),
         (SparkFiles, "delete", 0),
     ],
 )
@@ -568,20 +570,20 @@ def test_a_file_is_moved_once_whoever_else_moves_it(spark: SparkSession, tmp_pat
     source, target = tmp_path / "from/a", tmp_path / "to/there/a"
     source.write_text("it")
     for _ in range(2):
-        folders.move("from/a", "to/there/a")
+        folders.move_file("from/a", "to/there/a")
         assert (source.exists(), target.read_text()) == (False, "it")
     source.write_text("IT")  # a store that copies was interrupted before it deleted this
-    folders.move("from/a", "to/there/a")
+    folders.move_file("from/a", "to/there/a")
     assert (source.exists(), target.read_text()) == (False, "it")
     source.write_text("this is whole")  # and here before it had copied all of it
-    folders.move("from/a", "to/there/a")
+    folders.move_file("from/a", "to/there/a")
     assert (source.exists(), target.read_text()) == (False, "this is whole")
     for mark in ("_SUCCESS", ".hidden"):
         (tmp_path / "to/there" / mark).touch()
-    assert (folders.files("to/there"), folders.folders("to")) == (["a"], ["there"])
-    assert (folders.files("from"), folders.files("nowhere")) == ([], [])
-    with pytest.raises(spark_errors()):
-        folders.move("from/b", "to/there/b")
+    assert (folders.list_files("to/there"), folders.list_folders("to")) == (["a"], ["there"])
+    assert (folders.list_files("from"), folders.list_files("nowhere")) == ([], [])
+    with pytest.raises(spark_error_types()):
+        folders.move_file("from/b", "to/there/b")
 
 
 # ---- two at once, two lives, two systems
@@ -592,17 +594,17 @@ def test_of_two_runs_at_once_the_later_one_counts(
 ) -> None:
     jobs = [small.library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
     small.age()
-    real = archive_module.sums_of_parquet
-    inner: list[ArchivedDatabase] = []
+    real = archive_module.compute_parquet_checksums
+    inner: list[DatabaseArchiveResult] = []
 
     def overtaken(*args: Any) -> Any:
         found = real(*args)
         if not inner:
-            inner.append(ArchivedDatabase(-1))
+            inner.append(DatabaseArchiveResult(-1))
             inner[0] = small.alone()
         return found
 
-    monkeypatch.setattr(archive_module, "sums_of_parquet", overtaken)
+    monkeypatch.setattr(archive_module, "compute_parquet_checksums", overtaken)
     outer = small.alone()
     assert inner[0].rows == 20
     assert "another run of the archive has begun" in outer.error
@@ -625,7 +627,7 @@ def test_what_another_run_has_just_declared_archived_is_not_cleared_away(
         runs.append(database)
         if len(runs) == 1:
             with monkeypatch.context() as patch:
-                Fault(patch, SparkFiles, "move").after(1)
+                Fault(patch, SparkFiles, "move_file").after(1)
                 with pytest.raises(KilledError):
                     small.archive()
         return real(database)
@@ -675,7 +677,7 @@ def test_what_another_machine_declared_archived_and_never_moved_is_waited_for(
     jobs = [here.library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
     here.age()
     with monkeypatch.context() as patch:
-        Fault(patch, SparkFiles, "move").after(0)
+        Fault(patch, SparkFiles, "move_file").after(0)
         with pytest.raises(KilledError):
             here.archive()
     here.purge()
@@ -697,7 +699,7 @@ def test_a_number_that_another_machine_used_too_mistakes_nothing(
     job_id = here.library.ended(OutcomeKind.DONE)
     here.age()
     with monkeypatch.context() as patch:
-        Fault(patch, archive_module, "sums_of_parquet").after(0)
+        Fault(patch, archive_module, "compute_parquet_checksums").after(0)
         with pytest.raises(KilledError):
             here.archive()
     sql = f"DELETE FROM toc_meta WHERE name = '{ARCHIVED}'"
@@ -756,7 +758,7 @@ def test_one_that_does_not_answer_is_said_so_without_its_password(
 ) -> None:
     url = make_url("mysql+pymysql://root:hunter2@127.0.0.1:9/toc")
     settings = small.settings(databases=(url.render_as_string(hide_password=False),))
-    result = archive(small.spark, settings, SystemClock(), small.heard.append)
+    result = archive_ended_jobs(small.spark, settings, SystemClock(), small.heard.append)
     assert "database 0 does not answer" in result.databases[0].error
     assert "hunter2" not in repr(result) + "".join(small.heard)
 

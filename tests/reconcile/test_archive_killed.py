@@ -22,14 +22,14 @@ DAY_S = 86_400
 JOBS = 2000
 ARCHIVE = """
 import json, sys
-from toc.reconcile.archive import archive
-from toc.reconcile.spark import open_session
+from toc.reconcile.archive import archive_ended_jobs
+from toc.reconcile.spark import open_spark_session
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
 
 settings = load_settings(**json.loads(sys.argv[1]))
-with open_session(settings, "local[2]") as spark:
-    result = archive(spark, settings, SystemClock(), print)
+with open_spark_session(settings, "local[2]") as spark:
+    result = archive_ended_jobs(spark, settings, SystemClock(), print)
 sys.exit(not result.is_good)
 """
 

@@ -15,10 +15,10 @@ from tests.integration.world import HORIZON_MS, NEAR_MS, World
 from tests.servers.endpoint import Endpoint
 from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
 from toc.domain.ids import ROUTING_BITS, SEQUENCE_BITS
-from toc.reconcile.both_sides import BothSides
-from toc.reconcile.compare import ShardCompare
+from toc.reconcile.compare import ShardComparer
+from toc.reconcile.databases_and_redis import DatabasesAndRedis
 from toc.reconcile.findings import Finding, ShardComparison
-from toc.reconcile.run import Reconciliation
+from toc.reconcile.reconciliation import Reconciliation
 from toc.store.claims import OutcomeKind
 from toc.timer import redis_keys
 from toc.timer.loader import LoadMark
@@ -46,11 +46,13 @@ def world(_migrated: Library, redis_server: Endpoint) -> Iterator[World]:
     world.close()
 
 
-def compare(world: World, **changes: object) -> ShardCompare:
+def compare(world: World, **changes: object) -> ShardComparer:
     own = world.settings.reconcile.model_copy(update=changes)
     settings = world.settings.model_copy(update={"reconcile": own})
     find_name = world.library.database_metadata.types.find_name
-    return ShardCompare(BothSides(world.library.databases, world.slots, settings, find_name))
+    return ShardComparer(
+        DatabasesAndRedis(world.library.databases, world.slots, settings, find_name)
+    )
 
 
 def found(world: World, **changes: object) -> list[Finding]:
@@ -307,7 +309,7 @@ def test_all_odd_rows_are_counted(world: World) -> None:
     first = one.compare_shard(world.library.shard(ids[0]))
     assert first.found == {D.MOVED: 20, D.MISFIT: 10}
     assert Counter(f.kind for f in first.findings) == {D.MOVED: 5, D.MISFIT: 5}
-    assert one.recheck(first).found == first.found
+    assert one.recheck_findings(first).found == first.found
 
 
 def test_each_wrong_place_is_a_finding(world: World) -> None:
@@ -358,7 +360,7 @@ def test_a_mark_of_another_server_is_nobodys_fault(world: World) -> None:
 
 
 def healed(world: World, first: ShardComparison) -> ShardComparison:
-    return compare(world).recheck(first)
+    return compare(world).recheck_findings(first)
 
 
 def test_what_heals_until_the_second_look_does_not_count(world: World) -> None:
@@ -383,10 +385,10 @@ def test_what_is_only_counted_is_believed_with_the_kept_ones(world: World) -> No
     one = compare(world, findings_max=12)
     first = one.compare_shard(world.library.shard(ids[0]))
     assert (first.found[D.MISSING], len(first.findings)) == (9, 3)
-    assert one.recheck(first).found[D.MISSING] == 9
+    assert one.recheck_findings(first).found[D.MISSING] == 9
     for finding in first.findings[:2]:
         arm(world, finding.job_id, 50_000)
-    assert one.recheck(first).found[D.MISSING] == 1
+    assert one.recheck_findings(first).found[D.MISSING] == 1
 
 
 def test_many_jobs_of_one_millisecond(world: World) -> None:

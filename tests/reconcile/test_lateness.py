@@ -24,7 +24,7 @@ from toc.reconcile.lateness import (
     PER_MILLE,
     LatenessResult,
     days_to_write,
-    lateness,
+    write_lateness_tables,
 )
 from toc.runtime.setting_groups import ReconcileSettings, RetentionSettings
 from toc.store.claims import OutcomeKind
@@ -66,7 +66,7 @@ class Office:
                 **changes,
             }
         )
-        return lateness(self.spark, settings, self.library.clock, self.heard.append)
+        return write_lateness_tables(self.spark, settings, self.library.clock, self.heard.append)
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         from pyarrow import parquet  # noqa: PLC0415 - an extra
@@ -313,7 +313,7 @@ def test_a_day_is_written_again_where_a_killed_run_left_half_of_it(
     for n in range(2):
         done(library, n, n)
         library.clock.advance(DAY_S)
-    real, left = lateness_module._write, [3]
+    real, left = lateness_module._write_day_file, [3]
 
     def kill(day: Any, url: str) -> None:
         if left[0] == 0:
@@ -322,7 +322,7 @@ def test_a_day_is_written_again_where_a_killed_run_left_half_of_it(
         real(day, url)
 
     with monkeypatch.context() as patch:
-        patch.setattr(lateness_module, "_write", kill)
+        patch.setattr(lateness_module, "_write_day_file", kill)
         with pytest.raises(KilledError):
             small.run()
     assert small.days() == [*small.days("scheduled")[:-1]]
@@ -343,7 +343,7 @@ def test_of_two_runs_at_once_each_day_has_the_rows_of_one(
     """The other one does all of its work while the first writes a day, or is about to move it."""
     done(small.library, 1, 5)
     small.library.clock.advance(DAY_S + OVER_S)
-    real = lateness_module._write
+    real = lateness_module._write_day_file
     inner: list[LatenessResult] = []
 
     def overtaken(day: Any, url: str) -> None:
@@ -355,7 +355,7 @@ def test_of_two_runs_at_once_each_day_has_the_rows_of_one(
         if not staged:
             real(day, url)
 
-    monkeypatch.setattr(lateness_module, "_write", overtaken)
+    monkeypatch.setattr(lateness_module, "_write_day_file", overtaken)
     outer = small.run()
     assert [run.days for run in (outer, inner[0])] == [["2026-01-01"]] * 2
     assert [outer.error, inner[0].error] == ["", ""]

@@ -23,7 +23,7 @@ from toc.handlers.registry import Registry
 from toc.node.health import health_of_nightly
 from toc.node.node import Node
 from toc.reconcile import nightly as module
-from toc.reconcile.nightly import COMMAND, Nightly, missing_software
+from toc.reconcile.nightly import COMMAND, NightlyScheduler, describe_missing_software
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.store import migrate
@@ -46,18 +46,20 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-Make = Callable[..., Nightly]
+Make = Callable[..., NightlyScheduler]
 
 
 @pytest.fixture
 def make(directory: Path) -> Iterator[Make]:
     """make(code) runs that code in place of `toc nightly`."""
-    made: list[Nightly] = []
+    made: list[NightlyScheduler] = []
 
-    def make(code: str = "", leads: Callable[[], bool] = lambda: True, **settings: Any) -> Nightly:
+    def make(
+        code: str = "", leads: Callable[[], bool] = lambda: True, **settings: Any
+    ) -> NightlyScheduler:
         settings = {"reconcile": {"nightly": AT}} | settings
         command = (sys.executable, "-c", code)
-        made.append(Nightly(Settings(**settings), leads, SystemClock(), command))
+        made.append(NightlyScheduler(Settings(**settings), leads, SystemClock(), command))
         return made[-1]
 
     yield make
@@ -65,15 +67,15 @@ def make(directory: Path) -> Iterator[Make]:
         nightly.stop()
 
 
-def begun(nightly: Nightly) -> threading.Thread:
+def begun(nightly: NightlyScheduler) -> threading.Thread:
     """Its run, in a thread as the scheduler has it, once it has begun."""
-    thread = threading.Thread(target=nightly.run, daemon=True)
+    thread = threading.Thread(target=nightly.run_if_leader, daemon=True)
     thread.start()
     wait_until(lambda: nightly.since_ms is not None, "the run to begin")
     return thread
 
 
-def it_is_time(nightly: Nightly) -> None:
+def it_is_time(nightly: NightlyScheduler) -> None:
     """The scheduler's clock says so."""
     nightly._scheduler.modify_job("nightly", next_run_time=datetime.now(UTC))
 
@@ -121,7 +123,7 @@ def test_never_two_at_once(make: Make) -> None:
     nightly = make("import time; open('ran', 'a').write('x'); time.sleep(60)")
     thread = begun(nightly)
     wait_until(lambda: Path("ran").exists() and Path("ran").read_text())
-    nightly.run()  # returns at once
+    nightly.run_if_leader()  # returns at once
     assert nightly.stop()
     thread.join(10)
     assert Path("ran").read_text() == "x"
@@ -133,10 +135,10 @@ def test_never_two_at_once(make: Make) -> None:
 def test_who_does_not_lead_does_nothing(make: Make) -> None:
     leading = [True]
     nightly = make("open('ran', 'a').write('x')", lambda: leading[0])
-    nightly.run()
+    nightly.run_if_leader()
     assert nightly.last is not None
     leading[0] = False
-    nightly.run()
+    nightly.run_if_leader()
     assert Path("ran").read_text() == "x"
     assert nightly.last is None  # another one's counts
 
@@ -151,7 +153,7 @@ while not pathlib.Path("go").exists():
     nightly = make(code, lambda: leading[0])
     thread = begun(nightly)
     leading[0] = False
-    nightly.run()
+    nightly.run_if_leader()
     assert nightly.since_ms is not None
     Path("go").touch()
     thread.join(20)
@@ -197,7 +199,7 @@ def test_of_two_nodes_only_the_leader_runs_it(
     for nightly in (two, one):
         it_is_time(nightly)
     wait_until(lambda: one.last is not None, "the leader's run to end")
-    wait_until(lambda: any("does not lead" in line for line in said(caplog)))
+    wait_until(lambda: any("this node is not the leader" in line for line in said(caplog)))
     assert len(list(directory.glob("ran-*"))) == 1
     assert two.last is None
     nodes[0].stop()
@@ -231,11 +233,11 @@ def test_a_node_without_nights(directory: Path) -> None:
 def test_its_words_go_into_a_file_beside_the_reports(make: Make) -> None:
     code = "import os, sys; print('out'); print('err', file=sys.stderr); print(os.getcwd())"
     nightly = make(code, reconcile={"nightly": AT, "directory": "some/reports"})
-    nightly.run()
+    nightly.run_if_leader()
     lines = nightly.log_file.read_text().splitlines()
     assert nightly.log_file == Path("some/reports/nightly.log")
     assert sorted(lines) == sorted(["out", "err", str(Path.cwd())])
-    nightly.run()
+    nightly.run_if_leader()
     assert len(nightly.log_file.read_text().splitlines()) == 3
     before = nightly.log_file.with_name("nightly.log.1")
     assert sorted(before.read_text().splitlines()) == sorted(lines)
@@ -249,14 +251,14 @@ def test_it_has_the_environment_and_what_toc_dev_has_instead(
     monkeypatch.setenv("TOC_SHARDS", "8")
     monkeypatch.setenv("TOC_REDIS_URL", "redis://here:1/0")
     nightly = make(code, redis_url="redis://here:1/0", databases="sqlite:///a,sqlite:///b")
-    nightly.run()
+    nightly.run_if_leader()
     assert nightly.log_file.read_text().splitlines() == [
         "TOC_DATABASES sqlite:///a,sqlite:///b",  # not what it would find by itself
         "TOC_REDIS_URL redis://here:1/0",
         "TOC_SHARDS 8",
     ]
     nightly = make(code, redis_url="redis://there:1/0")
-    nightly.run()
+    nightly.run_if_leader()
     assert "TOC_DATABASES" not in nightly.log_file.read_text()
     assert "TOC_REDIS_URL redis://there:1/0" in nightly.log_file.read_text()
 
@@ -269,7 +271,7 @@ while os.nice(0) < 10:  # set right after its start
 subprocess.run(["nice"], check=True)
 """
     nightly = make(code)
-    nightly.run()
+    nightly.run_if_leader()
     assert int(nightly.log_file.read_text()) >= 10
 
 
@@ -279,7 +281,7 @@ ENDS_IN = [
     (1, False, "disagreements are left"),
     (3, False, "not everything could be done"),
     (4, False, "the settings or the schema are wrong, or software is missing"),
-    (70, False, "it failed, with exit code 70"),
+    (70, False, "the run failed with exit code 70"),
 ]
 
 
@@ -289,7 +291,7 @@ def test_how_it_ended_is_logged_in_words(
 ) -> None:
     caplog.set_level(logging.INFO)
     nightly = make(f"raise SystemExit({code})")
-    nightly.run()
+    nightly.run_if_leader()
     (entry,) = [r for r in caplog.records if "has ended" in r.getMessage()]
     assert entry.getMessage() == f"the nightly run has ended: {words}; log {nightly.log_file}"
     assert entry.levelno == (logging.INFO if good else logging.WARNING)
@@ -301,9 +303,9 @@ def test_how_it_ended_is_logged_in_words(
 
 def test_a_death_is_told_as_one(make: Make) -> None:
     nightly = make("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    nightly.run()
+    nightly.run_if_leader()
     assert nightly.last is not None
-    assert nightly.last.words == "it was ended by signal 9"
+    assert nightly.last.words == "the run was ended by signal 9"
 
 
 def test_while_it_runs_health_says_so(make: Make) -> None:
@@ -311,20 +313,24 @@ def test_while_it_runs_health_says_so(make: Make) -> None:
     assert health_of_nightly(nightly).how == f"at {AT} UTC, on the node that leads"
     thread = begun(nightly)
     part = health_of_nightly(nightly)
-    assert (part.state, part.how, part.since_ms) == ("up", "it runs", nightly.since_ms)
+    assert (part.state, part.how, part.since_ms) == (
+        "up",
+        "the nightly run is in progress",
+        nightly.since_ms,
+    )
     nightly.stop()
     thread.join(10)
-    assert health_of_nightly(nightly).how == "it was ended by signal 15"
+    assert health_of_nightly(nightly).how == "the run was ended by signal 15"
 
 
 def test_what_cannot_begin_is_told(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     Path("reports").write_text("a file, not a directory")
     nightly = make()
-    nightly.run()
+    nightly.run_if_leader()
     assert any("the nightly run could not begin: " in line for line in said(caplog))
     assert health_of_nightly(nightly).state == "degraded"
     Path("reports").unlink()
-    nightly.run()  # the next night
+    nightly.run_if_leader()  # the next night
     assert health_of_nightly(nightly).state == "up"
 
 
@@ -356,7 +362,7 @@ def test_a_stop_ends_it_with_all_that_it_has_started(make: Make, deaf: bool) -> 
     assert nightly.stop(1.0)
     wait_until(lambda: not alive(own) and not alive(child), "both to be gone")
     assert nightly.last is not None
-    assert nightly.last.words == f"it was ended by signal {9 if deaf else 15}"
+    assert nightly.last.words == f"the run was ended by signal {9 if deaf else 15}"
 
 
 def test_a_node_that_is_stopped_ends_it(directory: Path) -> None:
@@ -395,19 +401,19 @@ def test_one_that_hangs_is_ended_and_the_next_night_runs(
 ) -> None:
     monkeypatch.setattr(module, "STOP_S", 1.0)
     nightly = make(ONCE.format(code=code), reconcile={"nightly": AT, "nightly_s_max": 3})
-    nightly.run()
+    nightly.run_if_leader()
     own, child = pids()
     wait_until(lambda: not alive(own) and not alive(child), "both to be gone")
     assert nightly.last is not None
-    assert nightly.last.words == "it was ended after 3 s (reconcile.nightly_s_max)"
+    assert nightly.last.words == "the run was ended after 3 s (reconcile.nightly_s_max)"
     assert health_of_nightly(nightly).state == "degraded"
-    nightly.run()
+    nightly.run_if_leader()
     assert nightly.last.is_good
 
 
 def test_without_a_limit_it_takes_its_time(make: Make) -> None:
     nightly = make(reconcile={"nightly": AT, "nightly_s_max": "none"})
-    nightly.run()
+    nightly.run_if_leader()
     assert nightly.last is not None
     assert nightly.last.is_good
 
@@ -432,11 +438,11 @@ def test_what_could_say_nothing_itself_is_kept_as_one_that_could_not_run(
 ) -> None:
     before = record_reconcile_result(kept, "agreed", 0, 0, 1.0, is_whole=True)
     wait_until(lambda: kept.now_ms() > before.ended_ms)  # what follows begins later
-    make(code, databases=STORE, reconcile={"nightly": AT, "nightly_s_max": 1}).run()
+    make(code, databases=STORE, reconcile={"nightly": AT, "nightly_s_max": 1}).run_if_leader()
     after = read_last_reconcile_result(kept)
     assert after is not None
     assert (after.verdict, after.whole_ms) == ("unable", before.whole_ms)
-    make("raise SystemExit(3)", databases=STORE).run()  # such a one keeps it itself
+    make("raise SystemExit(3)", databases=STORE).run_if_leader()  # such a one keeps it itself
     assert read_last_reconcile_result(kept) == after
 
 
@@ -454,17 +460,17 @@ def test_a_reconciliation_that_ended_before_its_night_hung_counts(
 
 CHILD = f"""
 import sys
-from toc.reconcile.nightly import end_with_parent
+from toc.reconcile.nightly import kill_when_parent_ends
 from toc.runtime.clock import SystemClock
-end_with_parent(int(sys.argv[sys.argv.index("--parent") + 1]), SystemClock())
+kill_when_parent_ends(int(sys.argv[sys.argv.index("--parent") + 1]), SystemClock())
 {DEAF}
 """
 NODE = f"""
 import sys
-from toc.reconcile.nightly import Nightly
+from toc.reconcile.nightly import NightlyScheduler
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
-Nightly(Settings(), lambda: True, SystemClock(), (sys.executable, "-c", {CHILD!r})).run()
+NightlyScheduler(Settings(), lambda: True, SystemClock(), (sys.executable, "-c", {CHILD!r})).run_if_leader()
 """
 
 
@@ -493,7 +499,7 @@ def test_after_a_stop_none_begins(make: Make) -> None:
     nightly = make("open('ran', 'w')")
     assert nightly.stop()
     assert nightly.stop()
-    nightly.run()
+    nightly.run_if_leader()
     assert not Path("ran").exists()
 
 
@@ -531,14 +537,14 @@ def test_java_is_looked_for_where_it_will_be(
     java.write_text("")
     java.chmod(0o755)
     monkeypatch.setenv("PATH", str(directory / "bin"))
-    assert missing_software() == ""
+    assert describe_missing_software() == ""
     monkeypatch.setenv("JAVA_HOME", str(directory / "elsewhere"))
-    assert missing_software().startswith(
+    assert describe_missing_software().startswith(
         f"JAVA_HOME, {directory}/elsewhere, has no bin/java: install"
     )
     monkeypatch.setenv("JAVA_HOME", str(directory))
     monkeypatch.setenv("PATH", "")
-    assert missing_software() == ""
+    assert describe_missing_software() == ""
 
 
 def test_a_node_imports_nothing_of_the_extra(directory: Path) -> None:

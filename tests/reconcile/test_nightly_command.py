@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Toc, no_settings, redis, servers, toc
 from toc.cli import nightly as module
 from toc.cli.nightly import _exit_code_severity
-from toc.reconcile.nightly import Nightly
+from toc.reconcile.nightly import NightlyScheduler
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
 from toc.store.databases import Databases
@@ -43,8 +43,8 @@ def test_a_node_s_nightly_run_does_all_of_it(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TOC_RECONCILE__NIGHTLY", "02:30")
     monkeypatch.setenv("TOC_RECONCILE__ARCHIVE", "archive")
     monkeypatch.setenv("TOC_RECONCILE__SPARK", json.dumps({"spark.master": "local[2]"}))
-    nightly = Nightly(load_settings(), lambda: True, SystemClock())
-    nightly.run()
+    nightly = NightlyScheduler(load_settings(), lambda: True, SystemClock())
+    nightly.run_if_leader()
     said = nightly.log_file.read_text()
     assert nightly.last is not None, said
     assert nightly.last.words == "the databases and Redis agree", said
@@ -100,7 +100,7 @@ def test_a_fault_in_a_part_is_that_part_s(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(module, "lateness", broken)
+    monkeypatch.setattr(module, "write_lateness_tables", broken)
     answer = toc("nightly", "--json")
     assert answer.code == 70
     assert parts(answer.json) == {"reconcile": 0, "lateness": 70}
@@ -108,7 +108,7 @@ def test_a_fault_in_a_part_is_that_part_s(
 
 @pytest.mark.usefixtures("servers")
 def test_without_spark_it_still_compares(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "open_spark_session", _no_java)
+    monkeypatch.setattr(module, "open_session_unless_none", _no_java)
     answer = toc("nightly", "--json")
     assert answer.code == 4
     assert parts(answer.json) == {"reconcile": 0, "lateness": 4}

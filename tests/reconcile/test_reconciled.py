@@ -149,7 +149,7 @@ def test_a_database_that_is_away_is_logged(
     monkeypatch.setenv("TOC_DATABASES", f"sqlite:///{tmp_path}/nowhere/0.db")
     assert store_result(outcome(), load_settings(), SystemClock()) is None
     (record_reconcile_result,) = [r for r in caplog.records if r.levelno == logging.WARNING]
-    assert "`toc status` will not know of this run" in record_reconcile_result.getMessage()
+    assert "the result of this run is not stored" in record_reconcile_result.getMessage()
 
 
 # ---- shown

@@ -82,7 +82,7 @@ def test_without_a_row_the_log_has_the_trace(small: Town, caplog: pytest.LogCapt
         small.mend(case.finding)
     slot = case.finding.slot
     assert caplog.messages == [
-        f"repair: job {case.finding.job_id}, which has no row: orphan (default slot {slot}): forgotten"
+        f"repair: job {case.finding.job_id}, which has no row: orphan (default slot {slot}): removed"
     ]
 
 
@@ -172,7 +172,7 @@ def test_thousands_at_once(town: Town) -> None:
         town.library.insert(*jobs)
     findings = [town.finding(K.MISSING, job.job_id) for job in new]
     told: list[int] = []
-    repairs = list(town.repairs().repair(findings, told.append))
+    repairs = list(town.repairs().repair_findings(findings, told.append))
     assert {mend.finding.job_id for mend in repairs if mend.done} == {job.job_id for job in new}
     assert {i: ms for key in town.redis().values() for i, ms in key.items()} == {
         job.job_id: SOON_MS + job.biz_id for job in new
@@ -421,7 +421,7 @@ def test_a_redrive_before_the_ack_keeps_its_reminder(town: Town, is_stuck: bool)
         town.put(spot, job_id, -5)
         finding = town.finding(K.ORPHAN, job_id)
     slots = Between(town, lambda: town.world.center.redrive(job_id))
-    (mend,) = town.repairs(slots=slots).repair([finding])
+    (mend,) = town.repairs(slots=slots).repair_findings([finding])
     assert mend.done
     assert town.library.row(job_id).status == Status.PENDING
     assert town.redis() == {store(spot): {job_id: 0}}
@@ -438,7 +438,7 @@ def test_a_redrive_before_the_ack_in_a_wrong_slot_keeps_its_reminder(town: Town)
         town.put(wrong, job_id, 5)
 
     finding = town.finding(K.ORPHAN, job_id, wrong)
-    list(town.repairs(slots=Between(town, redrive)).repair([finding]))
+    list(town.repairs(slots=Between(town, redrive)).repair_findings([finding]))
     assert town.redis() == {store(town.home(job_id)): {job_id: 5}}
 
 
@@ -446,14 +446,14 @@ def test_a_redrive_for_a_far_day_needs_no_reminder(town: Town) -> None:
     job_id = town.library.dead(biz_id=7)
     town.put(town.home(job_id), job_id, -5)
     slots = Between(town, lambda: town.library.jobs.redrive(job_id, town.now_ms + FAR_MS))
-    list(town.repairs(slots=slots).repair([town.finding(K.ORPHAN, job_id)]))
+    list(town.repairs(slots=slots).repair_findings([town.finding(K.ORPHAN, job_id)]))
     assert town.redis() == {}
 
 
 def test_a_row_that_goes_home_under_its_id_is_reminded_of_all_the_time(town: Town) -> None:
     case = in_the_wrong_table(town)
     slots = Between(town)
-    list(town.repairs(slots=slots).repair([case.finding]))
+    list(town.repairs(slots=slots).repair_findings([case.finding]))
     job_id, wrong = case.finding.job_id, (case.finding.topic, case.finding.slot)
     assert slots.acked == {(*wrong, job_id)}
 
@@ -462,6 +462,6 @@ def test_a_job_that_ends_while_it_is_moved_to_its_slot(town: Town) -> None:
     """The reminder of an ended job is legal for a moment: it is forgotten when it is popped."""
     case = wrong_slot(town)
     slots = Between(town, lambda: town.library.jobs.cancel(case.finding.job_id))
-    list(town.repairs(slots=slots).repair([case.finding]))
+    list(town.repairs(slots=slots).repair_findings([case.finding]))
     assert town.redis() == case.redis
     assert town.library.row(case.finding.job_id).status == Status.CANCELLED

@@ -108,7 +108,7 @@ def test_killed_at_any_call_it_is_as_if_it_had_not_been(
         repairs = town.repairs(slots=Dying(town.slots, state, after=after))
         repairs._job_repair = Dying(repairs._job_repair, state, after=after)  # type: ignore[assignment]
         try:
-            list(repairs.repair(findings))
+            list(repairs.repair_findings(findings))
         except Killed:
             kills += 1
         else:
@@ -125,7 +125,7 @@ def test_stopped_after_any_number_it_goes_on(wholly: tuple[Town, Any]) -> None:
         findings = damage(town)
         repairs = town.repairs()
         repairs._batch = 1
-        mending = repairs.repair(findings)
+        mending = repairs.repair_findings(findings)
         taken = [next(mending) for _ in range(number)]
         mending.close()  # type: ignore[attr-defined]
         assert len({mend.finding for mend in taken}) == number
@@ -140,7 +140,7 @@ def test_without_redis_nothing_is_begun(small: Town, own_redis: Server) -> None:
     before = town.rows(), town.events()
     own_redis.stop()
     with pytest.raises(TimerUnavailable):
-        list(town.repairs().repair(findings))
+        list(town.repairs().repair_findings(findings))
     assert (town.rows(), town.events()) == before
 
 
@@ -152,7 +152,7 @@ def test_redis_that_goes_away_is_told_after_what_was_mended(small: Town, own_red
     mended: list[RepairResult] = []
 
     def mend() -> None:
-        for one in repairs.repair(findings):
+        for one in repairs.repair_findings(findings):
             mended.append(one)
             if len(mended) == 5:
                 own_redis.stop()
@@ -162,7 +162,7 @@ def test_redis_that_goes_away_is_told_after_what_was_mended(small: Town, own_red
     assert len(mended) == 5
     rows = town.rows(), town.events()
     with pytest.raises(TimerUnavailable):
-        list(town.repairs().repair(findings))
+        list(town.repairs().repair_findings(findings))
     assert (town.rows(), town.events()) == rows
 
 
@@ -171,7 +171,7 @@ def test_a_database_that_goes_away_is_told_after_what_was_mended(wholly: tuple[T
     findings = damage(town)
     repairs = town.repairs()
     repairs._batch = 1
-    mending = repairs.repair(findings)
+    mending = repairs.repair_findings(findings)
     mended = [next(mending) for _ in range(5)]
     before = town.everything()
     with outage(town.library.databases[0]), pytest.raises(StoreUnavailable):
@@ -199,7 +199,7 @@ def test_misfits_that_were_copied_are_told_when_the_next_one_fails(small: Town) 
         return rehome(shard, job_id)
 
     def mend() -> None:
-        for one in repairs.repair([small.finding(K.MISFIT, job.job_id) for job in jobs]):
+        for one in repairs.repair_findings([small.finding(K.MISFIT, job.job_id) for job in jobs]):
             mended.append(one)
 
     repairs._job_repair.copy_to_right_shard = twice  # type: ignore[method-assign]
@@ -216,7 +216,7 @@ def test_repairs_keep_their_pace(small: Town) -> None:
     findings = [small.finding(K.MISSING, job_id) for job_id in jobs]
     repairs, clock = small.repairs(per_s=10), small.library.clock
     began_s = clock.monotonic_s()
-    for number, _ in enumerate(repairs.repair(findings)):
+    for number, _ in enumerate(repairs.repair_findings(findings)):
         assert number < 10 * (clock.monotonic_s() - began_s) + 10
     assert clock.monotonic_s() - began_s == pytest.approx(11)
 
@@ -227,14 +227,14 @@ def test_all_callers_together_keep_the_pace(small: Town) -> None:
     repairs, clock = small.repairs(per_s=10), small.library.clock
     began_s = clock.monotonic_s()
     for start in range(0, 40, 10):
-        list(repairs.repair(findings[start : start + 10]))
+        list(repairs.repair_findings(findings[start : start + 10]))
     assert clock.monotonic_s() - began_s == pytest.approx(3)
 
 
 def test_a_slow_pace_goes_one_by_one(small: Town) -> None:
     jobs = [small.library.pending(n, in_ms=LONG_MS) for n in range(4)]
     repairs, clock = small.repairs(per_s=0.5), small.library.clock
-    mending = repairs.repair([small.finding(K.MISSING, job_id) for job_id in jobs])
+    mending = repairs.repair_findings([small.finding(K.MISSING, job_id) for job_id in jobs])
     began_s = clock.monotonic_s()
     next(mending)
     assert small.world.reminders() == 1

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.contract.test_mending import with_routing_bits
-from tests.reconcile.damage import ACTOR, K, Spot
+from tests.reconcile.damage import ACTOR, K, TopicSlot
 from tests.servers.endpoint import Endpoint
 from tests.worker.rig import LATER, TYPE, Rig
 from toc.domain.disagreements import Disagreement
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job, Status
 from toc.domain.routing import routing_hash_of
-from toc.reconcile.both_sides import BothSides
+from toc.reconcile.databases_and_redis import DatabasesAndRedis
 from toc.reconcile.findings import Finding
 from toc.reconcile.repair import Repairer
 from toc.store.comparison_reads import ComparisonReads
@@ -67,16 +67,16 @@ class Yard:
         change = change.replace("LATER", "TIMESTAMPADD(HOUR, 1, UTC_TIMESTAMP(3))")
         self.rig.sql(job_id, f"UPDATE {{table}} SET {change} WHERE job_id = :id", id=job_id)
 
-    def spot(self, job_id: int) -> Spot:
+    def spot(self, job_id: int) -> TopicSlot:
         return "default", routing_bits_of(job_id) % 4
 
-    def put(self, spot: Spot, job_id: int) -> None:
+    def put(self, spot: TopicSlot, job_id: int) -> None:
         """A reminder in an hour."""
         key = self.slots._queue_keys(*spot)[0]
         in_an_hour = self.slots.read_time_ms() + 3_600_000
         self.slots.connected_client().execute_command("ZADD", key, in_an_hour, job_id)
 
-    def find(self, kind: Disagreement, job_id: int, spot: Spot | None = None) -> None:
+    def find(self, kind: Disagreement, job_id: int, spot: TopicSlot | None = None) -> None:
         shard = self.rig.shard(job_id)
         row = next(iter(ComparisonReads(self.databases).read_full_rows(shard, [job_id])))
         self.findings.append(
@@ -96,9 +96,9 @@ class Yard:
 
     def mend(self) -> None:
         find_name = self.database_metadata.types.find_name
-        sides = BothSides(self.databases, self.slots, self.rig.settings, find_name)
+        sides = DatabasesAndRedis(self.databases, self.slots, self.rig.settings, find_name)
         repairs = Repairer(sides, ACTOR)
-        assert [mend for mend in repairs.repair(self.findings) if not mend.done] == []
+        assert [mend for mend in repairs.repair_findings(self.findings) if not mend.done] == []
         self.findings.clear()
 
     def damage_out(self, shard: int) -> None:

@@ -24,8 +24,14 @@ from toc.domain.times import EPOCH
 from toc.errors import SettingsError
 from toc.reconcile.findings import Finding, ReconcileResult, RepairResult, RunVerdict, ShardFailure
 from toc.reconcile.report import report
+from toc.reconcile.report.report_texts import (
+    COUNTS,
+    KINDS,
+    clean_text,
+    format_duration,
+    format_shard_ranges,
+)
 from toc.reconcile.report.summary import SCHEMA, SUMMARY, VERSION
-from toc.reconcile.report.words import COUNTS, KINDS, clean, duration, ranges
 from toc.runtime.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -196,7 +202,7 @@ def page_of(folder: Path) -> Page:
 
 
 def test_a_report_is_one_folder_named_by_the_beginning(settings: Settings) -> None:
-    folder = report.write(outcome_of(missing()), settings)
+    folder = report.write_report(outcome_of(missing()), settings)
     assert folder == Path(settings.reconcile.directory) / STAMP
     assert sorted(path.name for path in folder.iterdir()) == FILES
     assert reports_in(settings) == [STAMP]
@@ -206,7 +212,7 @@ def test_a_report_is_for_its_owner_alone(settings: Settings) -> None:
     """It names jobs, and so may the log of the nightly run beside it."""
     before = os.umask(0o022)
     try:
-        folder = report.write(outcome_of(missing()), settings)
+        folder = report.write_report(outcome_of(missing()), settings)
     finally:
         os.umask(before)
     made = [folder.parent, folder, *folder.iterdir()]
@@ -215,11 +221,11 @@ def test_a_report_is_for_its_owner_alone(settings: Settings) -> None:
 
 
 def test_nothing_is_overwritten(settings: Settings) -> None:
-    first = report.write(outcome_of(missing()), settings)
+    first = report.write_report(outcome_of(missing()), settings)
     kept = [(first / name).read_bytes() for name in FILES]
-    second = report.write(outcome_of(), settings)
+    second = report.write_report(outcome_of(), settings)
     (second.parent / f"{STAMP}-3").write_text("somebody's")
-    fourth = report.write(outcome_of(), settings)
+    fourth = report.write_report(outcome_of(), settings)
     assert (second.name, fourth.name) == (f"{STAMP}-2", f"{STAMP}-4")
     assert [(first / name).read_bytes() for name in FILES] == kept
     assert (second.parent / f"{STAMP}-3").read_text() == "somebody's"
@@ -227,7 +233,7 @@ def test_nothing_is_overwritten(settings: Settings) -> None:
 
 def test_the_same_run_gives_the_same_bytes(settings: Settings, tmp_path: Path) -> None:
     other = Settings(reconcile={"directory": str(tmp_path / "other")})
-    folders = [report.write(outcome_of(*of_each_kind()), s) for s in (settings, other)]
+    folders = [report.write_report(outcome_of(*of_each_kind()), s) for s in (settings, other)]
     for name in FILES:
         assert len({(folder / name).read_bytes() for folder in folders}) == 1, name
 
@@ -239,19 +245,19 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path, at: str) -> None:
     settings = Settings(reconcile={"directory": str(path)})
     said = rf"reconcile\.directory: must be a directory that can be written; got '{path}' \(.+\)"
     with pytest.raises(SettingsError, match=said):
-        report.write(outcome_of(missing()), settings)
+        report.write_report(outcome_of(missing()), settings)
     with pytest.raises(SettingsError, match=said):
-        report.check(settings)
+        report.check_report_directory(settings)
 
 
 def test_what_can_be_written_is_checked_without_a_trace(settings: Settings) -> None:
-    report.check(settings)
+    report.check_report_directory(settings)
     assert list(Path(settings.reconcile.directory).iterdir()) == []
 
 
 def test_without_the_extra(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "MODULES", ("no_such_module",))
-    for refused in (report.check, lambda s: report.write(outcome_of(), s)):
+    for refused in (report.check_report_directory, lambda s: report.write_report(outcome_of(), s)):
         with pytest.raises(SettingsError, match=r"no_such_module is not installed: pip install"):
             refused(settings)
     assert not Path(settings.reconcile.directory).exists()
@@ -270,7 +276,8 @@ def test_the_libraries_print_nothing(tmp_path: Path) -> None:
     code = (
         "import tests.reconcile.test_report as t; from toc.reconcile.report import report; "
         "from toc.runtime.settings import Settings; "
-        f"report.write(t.outcome_of(t.missing()), Settings(reconcile=dict(directory={str(tmp_path)!r})))"
+        f"settings = Settings(reconcile=dict(directory={str(tmp_path)!r})); "
+        "report.write_report(t.outcome_of(t.missing()), settings)"
     )
     run = [sys.executable, "-W", "error", "-c", code]
     ended = subprocess.run(run, capture_output=True, check=True, cwd=ROOT)
@@ -291,7 +298,7 @@ def hook(event, args):
 settings = Settings(reconcile=dict(directory=directory))
 outcome = t.outcome_of(*t.of_each_kind())
 sys.addaudithook(hook)
-report.write(outcome, settings)
+report.write_report(outcome, settings)
 """
 
 
@@ -309,11 +316,11 @@ def test_killed_half_way_leaves_no_report_to_be_seen(
     assert reports_in(settings) == []
     (left,) = directory.iterdir()
     # It may be another run that goes on: it stays, until it is too old for that.
-    report.write(outcome_of(), settings)
+    report.write_report(outcome_of(), settings)
     assert left.exists()
     made_s = left.stat().st_mtime
     os.utime(left, (made_s, made_s - report.LEFTOVER_S - 60))
-    folder = report.write(outcome_of(), settings)
+    folder = report.write_report(outcome_of(), settings)
     assert [path.name for path in directory.iterdir() if path.name.startswith(".")] == []
     assert page_of(folder)
 
@@ -326,14 +333,14 @@ def test_only_leftovers_of_reports_are_cleared_away(settings: Settings) -> None:
         os.utime(directory / name, (0, 0))
     (directory / f".{STAMP}.7.partial").touch()
     os.utime(directory / f".{STAMP}.7.partial", (0, 0))
-    report.write(outcome_of(), settings)
+    report.write_report(outcome_of(), settings)
     assert all((directory / name).is_dir() for name in names)
     assert (directory / f".{STAMP}.7.partial").is_file()
 
 
 def test_a_report_that_fails_leaves_nothing(settings: Settings) -> None:
     with pytest.raises(Exception, match=r"too large|out of bounds|overflow"):
-        report.write(outcome_of(missing(slot=2**40)), settings)
+        report.write_report(outcome_of(missing(slot=2**40)), settings)
     assert list(Path(settings.reconcile.directory).iterdir()) == []
 
 
@@ -342,7 +349,8 @@ def test_a_report_that_fails_leaves_nothing(settings: Settings) -> None:
 
 def write_days(settings: Settings, *days: int) -> list[str]:
     return [
-        report.write(outcome_of(began_ms=BEGAN_MS + day * DAY_MS), settings).name for day in days
+        report.write_report(outcome_of(began_ms=BEGAN_MS + day * DAY_MS), settings).name
+        for day in days
     ]
 
 
@@ -425,7 +433,7 @@ def test_the_findings_read_back_as_they_were(settings: Settings) -> None:
         RepairResult(findings[0], True, "armed"),
         RepairResult(bare, False, "refused: mysql://u:pw@h"),
     ]
-    path = report.write(outcome, settings) / "findings.parquet"
+    path = report.write_report(outcome, settings) / "findings.parquet"
     assert pq.read_schema(path).field("job_id").type == "int64"
     assert pq.read_schema(path).field("biz_id").type == "uint64"
     assert str(pq.read_schema(path).field("due_time").type) == "timestamp[ms, tz=UTC]"
@@ -463,14 +471,14 @@ def test_what_other_hands_have_put_into_redis_can_be_reported(settings: Settings
         missing(biz_type="\ud800\x00", topic="a\udfffb"),
     ]
     outcome = outcome_of(*findings)
-    folder = report.write(outcome, settings)
+    folder = report.write_report(outcome, settings)
     table = pq.read_table(folder / "findings.parquet")
     assert table.column("job_id").to_pylist() == [None, None, JOB]
     assert table.column("topic").to_pylist()[2] == "a\\udfffb"
     page = page_of(folder)
     assert f"toc explain {JOB_ID_MAX + 1}" in page.text
     assert "-1" not in [row[0] for row in page.table("job")]
-    assert report.lines(outcome, folder)
+    assert report.result_lines(outcome, folder)
 
 
 def test_many_findings_are_written_in_chunks(
@@ -480,7 +488,7 @@ def test_many_findings_are_written_in_chunks(
 
     monkeypatch.setattr(parquet, "CHUNK", 7)
     findings = [missing(number) for number in range(30)]
-    path = report.write(outcome_of(*findings), settings) / "findings.parquet"
+    path = report.write_report(outcome_of(*findings), settings) / "findings.parquet"
     ids = pq.read_table(path).column("job_id").to_pylist()
     assert ids == [finding.job_id for finding in findings]
 
@@ -503,7 +511,7 @@ def test_the_summary(settings: Settings) -> None:
     ]
     outcome.compared = 6
     outcome.failures = [ShardFailure(5, "no answer"), ShardFailure(4, "no answer")]
-    summary = summary_of(report.write(outcome, settings))
+    summary = summary_of(report.write_report(outcome, settings))
     assert summary == {
         "schema": SCHEMA,
         "version": VERSION,
@@ -560,11 +568,11 @@ def test_the_summary(settings: Settings) -> None:
 def test_what_json_answers_is_the_summary_and_its_place(settings: Settings) -> None:
     write_days(settings, -1)
     outcome = outcome_of(missing())
-    folder = report.write(outcome, settings)
-    answer = report.as_json(outcome, folder)
+    folder = report.write_report(outcome, settings)
+    answer = report.result_as_json(outcome, folder)
     assert answer == summary_of(folder) | {"report": str(folder)}
     assert answer["before"]["report"] == "2026-11-20T030000Z"
-    assert report.as_json(outcome)["before"] is None
+    assert report.result_as_json(outcome)["before"] is None
     json.dumps(answer)
 
 
@@ -572,7 +580,7 @@ def test_ever_so_many_hours_and_types_are_bounded(settings: Settings) -> None:
     findings = [
         missing(n, biz_type=f"type.{n}", due_ms=BEGAN_MS - n * HOUR_MS) for n in range(3000)
     ]
-    summary = summary_of(report.write(outcome_of(*findings), settings))
+    summary = summary_of(report.write_report(outcome_of(*findings), settings))
     for name in ("by_type", "by_hour"):
         assert len(summary[name]) == 1001
         assert summary[name]["(other)"] == 2000
@@ -584,8 +592,8 @@ def test_ever_so_many_hours_and_types_are_bounded(settings: Settings) -> None:
 
 def test_every_kind_with_its_number_and_yesterdays(settings: Settings) -> None:
     yesterday = outcome_of(*[missing(n) for n in range(1234)], began_ms=BEGAN_MS - DAY_MS)
-    report.write(yesterday, settings)
-    page = page_of(report.write(outcome_of(*of_each_kind()), settings))
+    report.write_report(yesterday, settings)
+    page = page_of(report.write_report(outcome_of(*of_each_kind()), settings))
     rows = page.table("kind", "now", "yesterday", "repaired", "left")
     for number, (kind, row, (text,)) in enumerate(
         zip(Disagreement, rows[::2], rows[1::2], strict=True), 1
@@ -601,26 +609,28 @@ def test_every_kind_with_its_number_and_yesterdays(settings: Settings) -> None:
 
 
 def test_a_kind_of_yesterday_that_is_gone_is_shown(settings: Settings) -> None:
-    report.write(outcome_of(missing(), began_ms=BEGAN_MS - DAY_MS), settings)
-    page = page_of(report.write(outcome_of(), settings))
+    report.write_report(outcome_of(missing(), began_ms=BEGAN_MS - DAY_MS), settings)
+    page = page_of(report.write_report(outcome_of(), settings))
     assert page.table("kind", "yesterday")[::2] == [["missing", "0", "1", "0", "0"]]
 
 
 def test_only_a_run_of_yesterday_is_called_so(settings: Settings) -> None:
-    report.write(outcome_of(missing(), began_ms=BEGAN_MS - 2 * DAY_MS), settings)
-    folder = report.write(outcome_of(missing()), settings)
+    report.write_report(outcome_of(missing(), began_ms=BEGAN_MS - 2 * DAY_MS), settings)
+    folder = report.write_report(outcome_of(missing()), settings)
     assert page_of(folder).table("kind", "the run before")
     assert "yesterday" not in page_of(folder).text
-    assert "  missing            1  the run before 1" in report.lines(outcome_of(missing()), folder)
+    assert "  missing            1  the run before 1" in report.result_lines(
+        outcome_of(missing()), folder
+    )
 
 
 def test_the_newest_earlier_run_counts(settings: Settings) -> None:
     for day, number in ((-1, 7), (-3, 3), (1, 9)):
         many = [missing(n) for n in range(number)]
-        report.write(outcome_of(*many, began_ms=BEGAN_MS + day * DAY_MS), settings)
+        report.write_report(outcome_of(*many, began_ms=BEGAN_MS + day * DAY_MS), settings)
     other = outcome_of(missing(), began_ms=BEGAN_MS - HOUR_MS, namespace="another")
-    report.write(other, settings)
-    before = summary_of(report.write(outcome_of(), settings))["before"]
+    report.write_report(other, settings)
+    before = summary_of(report.write_report(outcome_of(), settings))["before"]
     assert before == {
         "report": "2026-11-20T030000Z",
         "began": "2026-11-20T03:00:00.123Z",
@@ -676,7 +686,7 @@ def test_a_broken_summary_is_left_out_and_said(
         (broken / SUMMARY).write_bytes(change)
     elif change is not None:
         (broken / SUMMARY).write_text(json.dumps(GOOD | change))
-    folder = report.write(outcome_of(missing()), settings)
+    folder = report.write_report(outcome_of(missing()), settings)
     page = page_of(folder)
     assert f"left out: 2026-11-20T030000Z/summary.json {said}." in page.text
     assert "the run of 2026-11-19 03:00 UTC" in page.text
@@ -697,7 +707,7 @@ def test_a_summary_that_is_no_file_is_left_out_and_waits_for_nobody(
         (folder / SUMMARY).symlink_to(other)
     else:
         (folder / SUMMARY).mkdir()
-    page = page_of(report.write(outcome_of(), settings))
+    page = page_of(report.write_report(outcome_of(), settings))
     assert (
         "left out: 2026-11-20T030000Z/summary.json cannot be read: it is no regular file."
         in page.text
@@ -708,7 +718,7 @@ def test_the_good_summary_of_these_tests_is_good(settings: Settings) -> None:
     folder = Path(settings.reconcile.directory) / "2026-11-20T030000Z"
     folder.mkdir(parents=True)
     (folder / SUMMARY).write_text(json.dumps(GOOD))
-    page = page_of(report.write(outcome_of(), settings))
+    page = page_of(report.write_report(outcome_of(), settings))
     assert "left out" not in page.text
     assert page.table("kind", "yesterday")
 
@@ -722,20 +732,20 @@ def test_texts_of_others_are_shown_and_do_nothing(settings: Settings) -> None:
     outcome.failures = [ShardFailure(7, HOSTILE)]
     outcome.seconds |= {HOSTILE: 1.0}
     outcome.counts[HOSTILE] = 1
-    folder = report.write(outcome, settings)
+    folder = report.write_report(outcome, settings)
     page = page_of(folder)
-    shown = clean(HOSTILE)
+    shown = clean_text(HOSTILE)
     assert shown.startswith("<script>alert(")
     assert page.table("database", "why")[0][-1] == shown
     assert page.table("kind", "now")
     (row, _) = page.table("job", "type")
-    assert row[1] == clean(HOSTILE, 64)
+    assert row[1] == clean_text(HOSTILE, 64)
     assert row[-1] == f"not repaired: {shown}"
     for name in ("index.html", "summary.json"):
         text = (folder / name).read_text("utf-8")
         assert "\x1b" not in text
         assert "<script" not in text or name == "summary.json"
-    said = report.lines(outcome, folder)
+    said = report.result_lines(outcome, folder)
     assert all(line.isprintable() for line in said)
 
 
@@ -745,9 +755,9 @@ def test_no_password_is_told(settings: Settings) -> None:
     outcome = outcome_of(*findings, repairing=True, broken_off=secret, compared=7)
     outcome.failures = [ShardFailure(7, f"cannot connect: {secret}")]
     outcome.repairs = [RepairResult(findings[0], False, f"x{' ' * 5000}{secret}")]
-    folder = report.write(outcome, settings)
+    folder = report.write_report(outcome, settings)
     assert "db1/toc" in text_of(folder)
-    said = "\n".join(report.lines(outcome, folder))
+    said = "\n".join(report.result_lines(outcome, folder))
     for text in [said, *((folder / name).read_bytes().decode("latin-1") for name in FILES)]:
         assert "s3cr" not in text
 
@@ -758,7 +768,7 @@ def test_examples_have_the_command_that_explains_them(settings: Settings) -> Non
         *findings, Finding(Disagreement.MARK_AHEAD, 2, "default", 2), repairing=True
     )
     outcome.repairs = [RepairResult(finding, True, "armed") for finding in findings[10:]]
-    page = page_of(report.write(outcome, settings))
+    page = page_of(report.write_report(outcome, settings))
     rows = page.table("job", "repair")
     # Those that are left first, then by time: the last of ours is due first.
     assert [row[0] for row in rows] == [f"toc explain {JOB + n}" for n in range(9, -1, -1)]
@@ -772,12 +782,12 @@ def test_what_was_repaired_and_why_not_the_rest(settings: Settings) -> None:
     outcome = outcome_of(*findings, repairing=True)
     outcome.repairs = [
         RepairResult(
-            finding, finding.kind is not Disagreement.MISFIT, "armed" if n % 2 else "forgotten"
+            finding, finding.kind is not Disagreement.MISFIT, "armed" if n % 2 else "removed"
         )
         for n, finding in enumerate(findings)
         if finding.kind is not Disagreement.MARK_AHEAD
     ]
-    page = page_of(report.write(outcome, settings))
+    page = page_of(report.write_report(outcome, settings))
     rows = page.table("what became of it", "how, or why not")
     numbers = [(row[0], row[2], int(row[1])) for row in rows]
     assert sum(number for what, _, number in numbers if what == "repaired") == 45
@@ -791,7 +801,7 @@ def test_what_was_repaired_and_why_not_the_rest(settings: Settings) -> None:
 
 
 def test_the_time_and_where_it_went(settings: Settings) -> None:
-    page = page_of(report.write(outcome_of(missing()), settings))
+    page = page_of(report.write_report(outcome_of(missing()), settings))
     assert "43.5 s, from 2026-11-21 03:00:00 to 2026-11-21 03:00:43 UTC, by local[2]" in page.text
     assert "526,316 live jobs per second" in page.text
     assert page.table("part", "share") == [
@@ -810,7 +820,7 @@ def test_where_they_are_as_charts_and_as_tables(settings: Settings) -> None:
         missing(n, shard=n % 3, due_ms=BEGAN_MS + n * HOUR_MS, biz_type=f"type.{n % 2}")
         for n in range(6)
     ]
-    page = page_of(report.write(outcome_of(*findings), settings))
+    page = page_of(report.write_report(outcome_of(*findings), settings))
     assert page.tags["svg"] == 4
     assert page.table("type", "disagreements") == [["type.0", "3"], ["type.1", "3"]]
     assert page.table("shard", "disagreements") == [["0", "2"], ["1", "2"], ["2", "2"]]
@@ -819,7 +829,7 @@ def test_where_they_are_as_charts_and_as_tables(settings: Settings) -> None:
 
 
 def test_the_hours_around_the_run() -> None:
-    from toc.reconcile.report.page import around  # noqa: PLC0415 - only here
+    from toc.reconcile.report.html_page import hour_counts_around  # noqa: PLC0415 - only here
 
     by_hour = {
         "2026-11-20T02:00Z": 1,  # a day and an hour before
@@ -831,7 +841,7 @@ def test_the_hours_around_the_run() -> None:
         "(other)": 64,
         "(no time)": 128,
     }
-    labels, numbers = around(by_hour, BEGAN_MS)
+    labels, numbers = hour_counts_around(by_hour, BEGAN_MS)
     assert len(labels) == len(numbers) == 24 + 1 + 24 + 4
     assert (labels[0], numbers[0], labels[-1], numbers[-1]) == ("earlier", 2, "later", 32)
     assert numbers[2:-2] == [4] + 23 * [0] + [8] + 23 * [0] + [16]
@@ -843,7 +853,7 @@ def test_the_hours_around_the_run() -> None:
 
 def test_all_agreed(settings: Settings) -> None:
     outcome = outcome_of()
-    folder = report.write(outcome, settings)
+    folder = report.write_report(outcome, settings)
     page = page_of(folder)
     assert outcome.verdict is RunVerdict.AGREED
     assert "agreed The databases and Redis agree: 1,000,000 live jobs compared" in page.text
@@ -859,7 +869,7 @@ def test_nothing_compared_at_all(settings: Settings) -> None:
     outcome.seconds.clear()
     outcome.work.clear()
     outcome.failures = [ShardFailure(shard, f"no answer {shard // 4}") for shard in range(8)] * 2
-    folder = report.write(outcome, settings)
+    folder = report.write_report(outcome, settings)
     page = page_of(folder)
     assert "incomplete Nothing was compared." in page.text
     assert page.table("database", "shards", "why") == [
@@ -874,7 +884,7 @@ def test_nothing_compared_at_all(settings: Settings) -> None:
 def test_shards_that_nobody_has_a_word_about(settings: Settings) -> None:
     outcome = outcome_of(compared=5)
     outcome.failures = [ShardFailure(7, "no answer")]
-    assert "2 shards more were not reached" in page_of(report.write(outcome, settings)).text
+    assert "2 shards more were not reached" in page_of(report.write_report(outcome, settings)).text
 
 
 def repaired() -> ReconcileResult:
@@ -905,20 +915,20 @@ def repaired() -> ReconcileResult:
 def test_the_verdict_comes_first(
     settings: Settings, make: Callable[[], ReconcileResult], verdict: str, said: str
 ) -> None:
-    folder = report.write(make(), settings)
+    folder = report.write_report(make(), settings)
     page = page_of(folder)
     assert said in page.text.partition("Disagreements by kind")[0]
     assert ("div", "class", f"verdict {verdict}") in page.attributes
     assert summary_of(folder)["verdict"] == verdict
     if make is not outcome_of:
-        assert said in report.lines(make(), folder)[0]
+        assert said in report.result_lines(make(), folder)[0]
 
 
 # ---- lines
 
 
 def test_the_lines_for_a_terminal(settings: Settings) -> None:
-    report.write(outcome_of(missing(), missing(1), began_ms=BEGAN_MS - DAY_MS), settings)
+    report.write_report(outcome_of(missing(), missing(1), began_ms=BEGAN_MS - DAY_MS), settings)
     findings = [missing(), missing(1), missing(2, kind=Disagreement.ORPHAN)]
     outcome = outcome_of(*findings, repairing=True)
     outcome.repairs = [
@@ -926,8 +936,8 @@ def test_the_lines_for_a_terminal(settings: Settings) -> None:
         RepairResult(findings[1], False, "it moved\nagain"),
     ]
     outcome.repairs += [RepairResult(findings[2], False, "it moved again")]
-    folder = report.write(outcome, settings)
-    assert report.lines(outcome, folder) == [
+    folder = report.write_report(outcome, settings)
+    assert report.result_lines(outcome, folder) == [
         "3 disagreements found, 1 repaired, 2 left.",
         "  missing            2  1 repaired  yesterday 2",
         "  orphan             1  0 repaired  yesterday 0",
@@ -935,7 +945,7 @@ def test_the_lines_for_a_terminal(settings: Settings) -> None:
         f"report: {folder}/index.html",
         "See below what was not repaired, and why; then try again. `toc reconcile --repair`",
     ]
-    assert report.lines(outcome_of()) == [
+    assert report.result_lines(outcome_of()) == [
         "The databases and Redis agree: 1,000,000 live jobs compared, nothing disagrees."
     ]
 
@@ -945,7 +955,7 @@ def test_the_lines_about_what_was_not_compared() -> None:
     outcome.failures = [ShardFailure(shard, "no answer") for shard in (4, 5, 7)] + [
         ShardFailure(6, "late")
     ]
-    assert report.lines(outcome)[1:3] == [
+    assert report.result_lines(outcome)[1:3] == [
         "not compared: shards 4-5, 7 (database 1): no answer",
         "not compared: shard 6 (database 1): late",
     ]
@@ -971,7 +981,7 @@ def test_a_hundred_thousand_findings_fit_on_a_page(settings: Settings) -> None:
         ShardFailure(shard, f"reason {shard} {HOSTILE}" * 50) for shard in range(1024)
     ]
     outcome.repairs = [RepairResult(f, n % 3 > 0, f"how {n % 700}") for n, f in enumerate(findings)]
-    folder = report.write(outcome, settings)
+    folder = report.write_report(outcome, settings)
     page = page_of(folder)  # below 1 MB
     apart = page.table("database", "why")
     assert (len(apart), sum(int(row[2]) for row in apart)) == (31, 1024)
@@ -979,9 +989,9 @@ def test_a_hundred_thousand_findings_fit_on_a_page(settings: Settings) -> None:
     assert len(became) == 32
     assert sum(int(row[1].replace(",", "")) for row in became) == 100_000
     assert (folder / SUMMARY).stat().st_size < 2_000_000
-    assert len(report.lines(outcome, folder)) < 50
+    assert len(report.result_lines(outcome, folder)) < 50
     assert pq.read_table(folder / "findings.parquet").num_rows == 100_000
-    report.write(outcome_of(began_ms=BEGAN_MS + 1000), settings)
+    report.write_report(outcome_of(began_ms=BEGAN_MS + 1000), settings)
     assert "left out" not in text_of(folder.parent / "2026-11-21T030001Z")
 
 
@@ -989,19 +999,19 @@ def test_a_hundred_thousand_findings_fit_on_a_page(settings: Settings) -> None:
 
 
 def test_words() -> None:
-    assert ranges([5, 1, 2, 3, 9, 2]) == "1-3, 5, 9"
-    assert ranges([]) == ""
-    assert [duration(s) for s in (0.4, 12.34, 59.94, 242, 4360)] == [
+    assert format_shard_ranges([5, 1, 2, 3, 9, 2]) == "1-3, 5, 9"
+    assert format_shard_ranges([]) == ""
+    assert [format_duration(s) for s in (0.4, 12.34, 59.94, 242, 4360)] == [
         "0.40 s",
         "12.3 s",
         "59.9 s",
         "4 min 2 s",
         "1 h 12 min",
     ]
-    assert clean("a\n b\tc\x07") == "a b c\\x07"
-    assert len(clean("x" * 1000)) == 300
+    assert clean_text("a\n b\tc\x07") == "a b c\\x07"
+    assert len(clean_text("x" * 1000)) == 300
     assert "pass" not in "".join(
-        clean(" " * n + "mysql://toc:password@db") for n in range(2970, 3000)
+        clean_text(" " * n + "mysql://toc:password@db") for n in range(2970, 3000)
     )
     assert set(KINDS) == set(Disagreement)
     assert datetime.fromtimestamp(BEGAN_MS // 1000, UTC) == datetime(2026, 11, 21, 3, tzinfo=UTC)

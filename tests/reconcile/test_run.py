@@ -23,7 +23,7 @@ from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands
 from toc.domain.ids import routing_bits_of
 from toc.errors import SchemaMismatch
 from toc.reconcile.findings import ReconcileResult, RunVerdict
-from toc.reconcile.run import Reconciliation
+from toc.reconcile.reconciliation import Reconciliation
 from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import ReconcileSettings
 from toc.runtime.settings import Settings

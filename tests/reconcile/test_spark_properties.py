@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toc.reconcile.spark import _split_conf
+from toc.reconcile.spark import _split_spark_properties
 from toc.runtime.settings import load_settings
 
 pytest.importorskip("pyspark")
@@ -20,7 +20,7 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_a_secret_is_no_argument_of_java(name: str) -> None:
     settings = load_settings(reconcile={"spark": {name: "s3cret", "spark.a.plain": "2g"}})
-    arguments, hidden = _split_conf(settings, "local[1]")
+    arguments, hidden = _split_spark_properties(settings, "local[1]")
     assert [pair for pair in arguments.getAll() if "s3cret" in pair[1]] == []
     assert hidden == {name: "s3cret"}
     assert arguments.get("spark.a.plain") == "2g"
@@ -30,6 +30,6 @@ def test_a_secret_is_no_argument_of_java(name: str) -> None:
 def test_a_url_with_a_signature_is_no_argument_of_java() -> None:
     url = "wasbs://c@a.blob/jobs?sv=2024&sig=s3cret"
     settings = load_settings(reconcile={"spark": {"spark.hadoop.toc.store": url}})
-    arguments, hidden = _split_conf(settings, "local[1]")
+    arguments, hidden = _split_spark_properties(settings, "local[1]")
     assert [pair for pair in arguments.getAll() if "s3cret" in pair[1]] == []
     assert hidden == {"spark.hadoop.toc.store": url}

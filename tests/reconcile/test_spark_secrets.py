@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from toc.reconcile.nightly import missing_software
+from toc.reconcile.nightly import describe_missing_software
 
 SECRETS = {
     "spark.hadoop.fs.s3a.secret.key": "hidden-key",
@@ -22,10 +22,10 @@ SEEN = {"spark.app.name": "seen-name", "spark.driver.memory": "512m"}
 CODE = """
 import json, sys
 from pathlib import Path
-from toc.reconcile.spark import open_session
+from toc.reconcile.spark import open_spark_session
 from toc.runtime.settings import load_settings
 
-with open_session(load_settings(), "local[1]") as spark:
+with open_spark_session(load_settings(), "local[1]") as spark:
     lines = []
     for one in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -45,8 +45,8 @@ with open_session(load_settings(), "local[1]") as spark:
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="there is no /proc")
 def test_secrets_are_on_no_command_line(tmp_path: Path) -> None:
-    if missing_software():
-        pytest.skip(missing_software())
+    if describe_missing_software():
+        pytest.skip(describe_missing_software())
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TOC_")}
     environment["TOC_RECONCILE__SPARK"] = json.dumps(SECRETS | SEEN)
     done = subprocess.run(

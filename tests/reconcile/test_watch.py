@@ -30,14 +30,14 @@ from toc.domain.ids import ROUTING_BITS, SEQUENCE_BITS
 from toc.domain.job import Status
 from toc.errors import StoreUnavailable, TimerUnavailable
 from toc.handlers.registry import Registry
-from toc.node.dev import PrivateRedis
+from toc.node.dev_servers import PrivateRedis
 from toc.node.node import Node
 from toc.reconcile import watch as module
-from toc.reconcile.both_sides import BothSides
-from toc.reconcile.compare import ShardCompare
+from toc.reconcile.compare import ShardComparer
+from toc.reconcile.databases_and_redis import DatabasesAndRedis
 from toc.reconcile.findings import ShardComparison
 from toc.reconcile.repair import Repairer
-from toc.reconcile.watch import ShardWatch, limit_for_watch
+from toc.reconcile.watch import ShardWatch, limit_settings_for_watch
 from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.timer import redis_keys
@@ -65,7 +65,7 @@ def small(small_library: Library, own_redis: Server) -> Iterator[World]:
     world.close()
 
 
-class Spied(ShardCompare):
+class Spied(ShardComparer):
     """A real compare; `looks` says which shards were compared, and when by the world's clock."""
 
     def __init__(self, world: World, **changes: Any) -> None:
@@ -75,7 +75,9 @@ class Spied(ShardCompare):
         library = world.library
         find_name = library.database_metadata.types.find_name
         super().__init__(
-            BothSides(library.databases, world.slots, limit_for_watch(settings), find_name)
+            DatabasesAndRedis(
+                library.databases, world.slots, limit_settings_for_watch(settings), find_name
+            )
         )
         self._clock = world.clock
         self.looks: list[tuple[float, int]] = []
@@ -90,14 +92,14 @@ class Spied(ShardCompare):
             raise self.raises[shard]
         return super().compare_shard(shard, far=far)
 
-    def recheck(self, compared: ShardComparison) -> ShardComparison:
+    def recheck_findings(self, compared: ShardComparison) -> ShardComparison:
         self._clock.advance(self.takes_s)
         self.second_looks.append((self._clock.monotonic_s(), compared.shard))
-        return super().recheck(compared)
+        return super().recheck_findings(compared)
 
 
 def watching(
-    world: World, compare: ShardCompare | None = None, *, owned: range = range(SHARDS), **more: Any
+    world: World, compare: ShardComparer | None = None, *, owned: range = range(SHARDS), **more: Any
 ) -> ShardWatch:
     watch = ShardWatch(
         0,
@@ -130,8 +132,8 @@ def a_round(world: World, watch: ShardWatch) -> None:
 def repairing(world: World) -> dict[str, Any]:
     library = world.library
     find_name = library.database_metadata.types.find_name
-    sides = BothSides(library.databases, world.slots, world.settings, find_name)
-    return {"repair": Repairer(sides, "watch").repair}
+    sides = DatabasesAndRedis(library.databases, world.slots, world.settings, find_name)
+    return {"repair": Repairer(sides, "watch").repair_findings}
 
 
 class Counted:
@@ -236,7 +238,7 @@ def test_a_healthy_system_has_none(world: World, caplog: pytest.LogCaptureFixtur
     counted, watch = Counted(), watching(world)
     a_round(world, watch)
     assert counted.compared == SHARDS
-    assert (counted.found, watch.left, warnings(caplog)) == ({}, {}, [])
+    assert (counted.found, watch.unrepaired_counts, warnings(caplog)) == ({}, {}, [])
 
 
 def test_damage_is_found_within_one_round_and_told(
@@ -246,7 +248,7 @@ def test_damage_is_found_within_one_round_and_told(
     counted, watch = Counted(), watching(world)
     a_round(world, watch)
     assert counted.found == NUMBERS
-    assert watch.left == {D.MISSING: 5, D.LATE: 3, D.ORPHAN: 4}
+    assert watch.unrepaired_counts == {D.MISSING: 5, D.LATE: 3, D.ORPHAN: 4}
     assert [left(kind) for kind in (D.MISSING, D.LATE, D.ORPHAN, D.STUCK)] == [5, 3, 4, 0]
     assert counted.repaired == {}
     assert world.reminder(damaged[D.MISSING][0]) is None
@@ -269,7 +271,7 @@ def test_it_repairs_when_told_to(world: World, caplog: pytest.LogCaptureFixture)
     counted, watch = Counted(), watching(world, **repairing(world))
     a_round(world, watch)
     assert counted.found == counted.repaired == NUMBERS
-    assert watch.left == {}
+    assert watch.unrepaired_counts == {}
     assert [left(kind) for kind in (D.MISSING, D.LATE, D.ORPHAN)] == [0, 0, 0]
     assert any("are repaired" in line for line in warnings(caplog))
     for job_id in damaged[D.MISSING] + damaged[D.LATE]:
@@ -297,7 +299,7 @@ def test_what_heals_within_the_grace_does_not_count(
         remind(small, job_id)
     a_round(small, watch)
     assert [seen for _, seen in compare.second_looks] == [shard]
-    assert (counted.found, watch.left, warnings(caplog)) == ({}, {}, [])
+    assert (counted.found, watch.unrepaired_counts, warnings(caplog)) == ({}, {}, [])
     assert counted.compared >= SHARDS
 
 
@@ -387,12 +389,14 @@ def test_it_rests_after_a_second_look_and_after_silence(small: World) -> None:
 
 
 def test_it_reads_small_pages_and_keeps_little() -> None:
-    own = limit_for_watch(Settings(reconcile={"page": 200_000, "findings_max": 200_000})).reconcile
+    own = limit_settings_for_watch(
+        Settings(reconcile={"page": 200_000, "findings_max": 200_000})
+    ).reconcile
     assert (own.page, own.findings_max) == (
         module.PAGE_MAX,
         64 * module.FINDINGS_MAX,
     )  # of 64 shards
-    own = limit_for_watch(Settings(reconcile={"page": 3, "findings_max": 2})).reconcile
+    own = limit_settings_for_watch(Settings(reconcile={"page": 3, "findings_max": 2})).reconcile
     assert (own.page, own.findings_max) == (3, 2)
 
 
@@ -421,7 +425,7 @@ def test_it_compares_only_what_it_owns(small: World) -> None:
     compare.looks.clear()
     watch.set_shards((), 1)
     go(small, watch, WATCH_S)
-    assert (compare.looks, watch.age_s) == ([], 0)
+    assert (compare.looks, watch.oldest_compare_age_s) == ([], 0)
 
 
 def test_a_round_goes_on_when_the_shares_change(small: World) -> None:
@@ -455,11 +459,13 @@ def test_what_is_given_away_is_forgotten(small: World) -> None:
 def test_the_age_is_that_of_the_oldest_look(small: World) -> None:
     watch = watching(small)
     go(small, watch, WATCH_S)
-    assert watch.age_s == pytest.approx(WATCH_S - PACE_S)
+    assert watch.oldest_compare_age_s == pytest.approx(WATCH_S - PACE_S)
     label = {"server": "database_0"}
-    assert REGISTRY.get_sample_value("toc_watch_age_seconds", label) == pytest.approx(watch.age_s)
+    assert REGISTRY.get_sample_value("toc_watch_age_seconds", label) == pytest.approx(
+        watch.oldest_compare_age_s
+    )
     small.clock.advance(1000)
-    assert watch.age_s == pytest.approx(WATCH_S - PACE_S + 1000)
+    assert watch.oldest_compare_age_s == pytest.approx(WATCH_S - PACE_S + 1000)
 
 
 # ---- what does not answer
@@ -475,20 +481,20 @@ def test_without_redis_nothing_counts(
     counted, watch = Counted(), watching(small, compare, **repairing(small))
     go(small, watch, PACE_S * (shard + 1))
     own_redis.stop()  # between the two looks
-    compared, age_s = counted.compared, watch.age_s
+    compared, age_s = counted.compared, watch.oldest_compare_age_s
     go(small, watch, WATCH_S)
     assert [seen for _, seen in compare.second_looks] == [shard]
     assert len(compare.looks) > SHARDS
-    assert (counted.compared, counted.found, watch.left) == (compared, {}, {})
-    assert watch.age_s >= age_s + WATCH_S - PACE_S
+    assert (counted.compared, counted.found, watch.unrepaired_counts) == (compared, {}, {})
+    assert watch.oldest_compare_age_s >= age_s + WATCH_S - PACE_S
     (line,) = [line for line in warnings(caplog) if line.startswith("watch: ")]  # seldom
     assert "is left out of this round: Redis" in line
     own_redis.start()
     small.loader().load_due_shards()  # it is empty, and its mark is gone
     a_round(small, watch)
-    assert (counted.found, watch.left) == ({}, {})
+    assert (counted.found, watch.unrepaired_counts) == ({}, {})
     assert counted.compared >= compared + SHARDS
-    assert watch.age_s < WATCH_S
+    assert watch.oldest_compare_age_s < WATCH_S
 
 
 def test_a_database_goes_away_in_the_middle(
@@ -518,7 +524,12 @@ def _goes_away(world: World, mysql: Server, caplog: pytest.LogCaptureFixture) ->
     go(world, watch, WATCH_S)
     assert [shard for _, shard in compare.second_looks] == [0]
     assert {shard for _, shard in compare.looks} == set(range(SHARDS))
-    assert (counted.compared, counted.found, counted.repaired, watch.left) == (0, {}, {}, {})
+    assert (counted.compared, counted.found, counted.repaired, watch.unrepaired_counts) == (
+        0,
+        {},
+        {},
+        {},
+    )
     (line,) = [line for line in warnings(caplog) if line.startswith("watch: ")]  # seldom
     assert "is left out of this round: database 0" in line
     mysql.start()
@@ -542,7 +553,7 @@ def test_one_that_does_not_answer_holds_up_no_other(small: World, error: Excepti
     assert counted.found == {"missing": len(elsewhere)}
     compare.raises.clear()
     a_round(small, watch)
-    assert watch.left == {D.MISSING: 8}
+    assert watch.unrepaired_counts == {D.MISSING: 8}
 
 
 def test_redis_goes_away_while_it_repairs(small: World, own_redis: Server) -> None:
@@ -559,7 +570,7 @@ def test_redis_goes_away_while_it_repairs(small: World, own_redis: Server) -> No
     counted, watch = Counted(), watching(small, repair=breaking)
     a_round(small, watch)
     assert (counted.found, counted.repaired) == ({"missing": 5}, {"missing": 2})
-    assert (watch.left, left(D.MISSING)) == ({D.MISSING: 3}, 3)
+    assert (watch.unrepaired_counts, left(D.MISSING)) == ({D.MISSING: 3}, 3)
 
 
 def test_a_stop_ends_the_repairs(small: World) -> None:
@@ -573,7 +584,7 @@ def test_a_stop_ends_the_repairs(small: World) -> None:
 
     watch._repair = stopped
     a_round(small, watch)
-    assert watch.left == {D.MISSING: 4}
+    assert watch.unrepaired_counts == {D.MISSING: 4}
 
 
 # ---- in a node

@@ -16,7 +16,7 @@ from toc.testing import (
     Started,
     check,
     checker,
-    partitions,
+    journal_parts,
     read,
 )
 
@@ -64,8 +64,8 @@ def journals(tmp_path: Path) -> list[Path]:
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if these journals were far larger than memory."""
     monkeypatch.setattr(checker, "WHOLE_BYTES", 1000)
-    monkeypatch.setattr(partitions, "PART_BYTES", 20_000)
-    monkeypatch.setattr(partitions, "CHUNK_BYTES", 7_001)
+    monkeypatch.setattr(journal_parts, "PART_BYTES", 20_000)
+    monkeypatch.setattr(journal_parts, "CHUNK_BYTES", 7_001)
 
 
 def test_entries_and_journals_are_one_history(journals: list[Path]) -> None:

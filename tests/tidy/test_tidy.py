@@ -106,7 +106,7 @@ MAY_DRAW = {
     "toc/timer/loader.py": "a load's id: only has to differ",
     "toc/reconcile/lateness.py": "a folder's name: only has to differ",
 }
-WHOLE_PROGRAMS = ("toc/bench/", "toc/demo/", "toc/cli/", "toc/node/dev.py")
+WHOLE_PROGRAMS = ("toc/bench/", "toc/demo/", "toc/cli/", "toc/node/dev_servers.py")
 """They start processes and measure them: real time is their subject."""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from toc.center.center import TimeoutCenter
-from toc.node.dev import DevDirectory, DevError
+from toc.node.dev_servers import DevDirectory, DevServersError
 from toc.runtime.private_files import (
     make_private_directory,
     make_private_sqlite_file,
@@ -99,7 +99,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PermissionError, match="it belongs to another user"):
         make_private_directory(theirs)
     with (
-        pytest.raises(DevError, match=r"\.toc cannot be used: it belongs to another user"),
+        pytest.raises(DevServersError, match=r"\.toc cannot be used: it belongs to another user"),
         DevDirectory(theirs),
     ):
         pass

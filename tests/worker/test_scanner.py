@@ -330,7 +330,7 @@ def test_clocks_too_far_apart_pause_the_pollers(
 def test_the_scanner_fires_while_the_timer_is_paused(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare = probes.ClockComparison._compare
+    compare = probes.ClockComparison._compare_clocks
 
     def skew_is_too_large(clocks: probes.ClockComparison) -> None:
         compare(clocks)

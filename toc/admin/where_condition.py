@@ -1,10 +1,10 @@
 """The WHERE of `toc admin`: which jobs to change.
 
 The text is read like a WHERE of `toc sql`, by the same parser with the same checks. Then the tree becomes a
-condition of `store.row_conditions`, which accepts less: comparisons of a column with a value or another column,
-AND, OR, NOT, IN, BETWEEN, LIKE and IS NULL. Values are literals, and times such as NOW() - INTERVAL 1 HOUR.
-Other expressions are refused, and so are conditions that are true for all jobs or for none, as in biz_id =
-'1' OR '' = ''.
+condition of `store.row_conditions`, which accepts less: comparisons of a column with a value or another
+column, AND, OR, NOT, IN, BETWEEN, LIKE and IS NULL. Values are literals, and times such as NOW() - INTERVAL
+1 HOUR. Other expressions are refused, and so are conditions that are true for all jobs or for none, as in
+biz_id = '1' OR '' = ''.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from redis.cluster import RedisCluster
 
-from toc.bench.common import Workers
+from toc.bench.common import WorkerProcesses
 from toc.timer.lua_scripts import Client
 
 BUSY = 0.85  # of a part's capacity: from here on it counts as the limit
@@ -27,13 +27,13 @@ class Utilisation(NamedTuple):
 class UtilisationMeter:
     """Reads the clocks of all parts when it is made, and again at `stop`."""
 
-    def __init__(self, client: Client, workers: Workers) -> None:
+    def __init__(self, client: Client, workers: WorkerProcesses) -> None:
         self._client, self._workers = client, workers
-        self._before = self._read_clocks()
+        self._before = self._read_cpu_clocks()
 
     def stop(self) -> Utilisation:
         """Returns how busy each part was, from 0 to 1, since this meter was made."""
-        at_s, workers, redis, machine = self._read_clocks()
+        at_s, workers, redis, machine = self._read_cpu_clocks()
         at_0, workers_0, redis_0, machine_0 = self._before
         passed_s = max(at_s - at_0, 1e-6)
         share = None
@@ -45,13 +45,18 @@ class UtilisationMeter:
             share,
         )
 
-    def _read_clocks(self) -> tuple[float, list[float], dict[str, float], float | None]:
-        return time.monotonic(), self._workers.cpu_s(), _redis_s(self._client), _machine_s()
+    def _read_cpu_clocks(self) -> tuple[float, list[float], dict[str, float], float | None]:
+        return (
+            time.monotonic(),
+            self._workers.read_cpu_s(),
+            _redis_cpu_s(self._client),
+            _machine_cpu_s(),
+        )
 
 
-def bottleneck_words(use: Utilisation) -> str:
-    """The bottleneck in words, with a remedy. The databases by elimination: their CPU use cannot be read
-    here.
+def describe_bottleneck(use: Utilisation) -> str:
+    """The bottleneck in words, with a remedy. The databases are named if no other part is busy: their
+    CPU use cannot be read here.
     """
     if use.worker >= BUSY:
         return f"the worker's Python ({use.worker:.0%} of a processor): more workers"
@@ -65,7 +70,7 @@ def bottleneck_words(use: Utilisation) -> str:
     )
 
 
-def _redis_s(client: Client) -> dict[str, float]:
+def _redis_cpu_s(client: Client) -> dict[str, float]:
     """CPU seconds so far, by node."""
     cluster = isinstance(client, RedisCluster)
     where = {"target_nodes": RedisCluster.PRIMARIES} if cluster else {}
@@ -77,7 +82,7 @@ def _redis_s(client: Client) -> dict[str, float]:
     }
 
 
-def _machine_s() -> float | None:
+def _machine_cpu_s() -> float | None:
     """CPU seconds of everything on this machine so far (Linux)."""
     try:
         first = _PROCESSORS.read_text().partition("\n")[0].split()

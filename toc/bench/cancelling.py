@@ -1,4 +1,4 @@
-"""cancel: one by one, and by the WHERE of one `toc admin cancel`."""
+"""The case cancel: job by job, and by the WHERE of one `toc admin cancel`."""
 
 from __future__ import annotations
 
@@ -9,26 +9,33 @@ from toc.admin.bulk_changes import open_bulk_changes
 from toc.admin.bulk_request import BulkRequest, BulkVerb
 from toc.admin.bulk_run import BulkRunProgress
 from toc.admin.where_condition import WhereCondition
+from toc.bench.bench_jobs import make_job_specs
 from toc.bench.child_node import wall_ms
-from toc.bench.common import FAR_MS, Bench, Rates, check_statuses, schedule_all, time_each_ms
-from toc.bench.load import job_specs
+from toc.bench.common import (
+    FAR_MS,
+    BenchContext,
+    RateRounds,
+    check_statuses_and_clear,
+    schedule_in_batches,
+    time_each_call_ms,
+)
 from toc.bench.scheduling import WARM_UP_JOBS
-from toc.bench.scratch import STOCK_FROM
+from toc.bench.scratch_databases import STOCK_FROM
 from toc.center.center import TimeoutCenter
 from toc.domain.job import Status
 
 NAME = "cancel"
 
 
-def cancel(bench: Bench) -> None:
-    """Cancels jobs that have a reminder: by id, one call each; then as many as a round has, by a WHERE.
+def measure_cancel(bench: BenchContext) -> None:
+    """Measures cancels of jobs that have a reminder: by id, one call each; then all of a round by a WHERE.
 
     Of a baseline both variants are measured: without events, and with the events that toc writes.
     """
     options = bench.options
     count = max(options.jobs // 10, 1)
     cancelled = 0
-    rates, with_events = Rates(bench), Rates(bench)
+    rates, with_events = RateRounds(bench), RateRounds(bench)
     with TimeoutCenter(bench.scratch.settings) as center:
         for number in range(options.rounds + 1):
             jobs = count if number else min(count, WARM_UP_JOBS)
@@ -36,14 +43,14 @@ def cancel(bench: Bench) -> None:
                 None if bench.baseline is None else bench.baseline.cancel(jobs, events=events)
                 for events in (False, True)
             ]
-            ids = _schedule_armed(bench, center, jobs)
-            ours_ms = time_each_ms([partial(center.cancel, job_id) for job_id in ids])
+            ids = _schedule_and_arm_jobs(bench, center, jobs)
+            ours_ms = time_each_call_ms([partial(center.cancel, job_id) for job_id in ids])
             cancelled += jobs
             if number:
                 for found, baseline in zip((rates, with_events), baselines, strict=True):
-                    found.add(baseline, jobs / sum(ours_ms) * 1000)
-        _add_figures(bench, "one by one", rates, with_events)
-        rates, with_events = Rates(bench), Rates(bench)
+                    found.add_round(baseline, jobs / sum(ours_ms) * 1000)
+        _report_cancel_rates(bench, "one by one", rates, with_events)
+        rates, with_events = RateRounds(bench), RateRounds(bench)
         for _ in range(options.rounds):
             baselines = [
                 None
@@ -51,27 +58,31 @@ def cancel(bench: Bench) -> None:
                 else bench.baseline.cancel_in_bulk(options.jobs, events=events)
                 for events in (False, True)
             ]
-            _schedule_armed(bench, center, options.jobs)
-            ours = _cancel_in_bulk(bench)
+            _schedule_and_arm_jobs(bench, center, options.jobs)
+            ours = _measure_bulk_cancel(bench)
             cancelled += options.jobs
             for found, baseline in zip((rates, with_events), baselines, strict=True):
-                found.add(baseline, ours)
-        _add_figures(bench, "by a WHERE", rates, with_events)
-    check_statuses(bench, NAME, {Status.CANCELLED: cancelled})
+                found.add_round(baseline, ours)
+        _report_cancel_rates(bench, "by a WHERE", rates, with_events)
+    check_statuses_and_clear(bench, NAME, {Status.CANCELLED: cancelled})
 
 
-def _add_figures(bench: Bench, what: str, rates: Rates, with_events: Rates) -> None:
-    bench.report.add_rounds(NAME, what, "jobs/s", rates.rounds)
+def _report_cancel_rates(
+    bench: BenchContext, what: str, rates: RateRounds, with_events: RateRounds
+) -> None:
+    bench.report.add_measurement(NAME, what, "jobs/s", rates.rounds)
     if bench.baseline is not None:
-        bench.report.add_rounds(NAME, f"{what}, baseline with events", "jobs/s", with_events.rounds)
+        bench.report.add_measurement(
+            NAME, f"{what}, baseline with events", "jobs/s", with_events.rounds
+        )
 
 
-def _schedule_armed(bench: Bench, center: TimeoutCenter, jobs: int) -> list[int]:
+def _schedule_and_arm_jobs(bench: BenchContext, center: TimeoutCenter, jobs: int) -> list[int]:
     first = bench.reserve_biz_ids(jobs)
-    return schedule_all(center, job_specs(first, jobs, int(wall_ms()) + FAR_MS))
+    return schedule_in_batches(center, make_job_specs(first, jobs, int(wall_ms()) + FAR_MS))
 
 
-def _cancel_in_bulk(bench: Bench) -> float:
+def _measure_bulk_cancel(bench: BenchContext) -> float:
     """Jobs per second, without the time in which the WHERE is searched: a baseline knows its ids."""
     where = WhereCondition(f"biz_id < {STOCK_FROM}")
     request = BulkRequest(BulkVerb.CANCEL, where, actor="toc bench", reason="measured", run="bench")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from toc.bench.child import lines_from_parent, send_to_parent
+from toc.bench.child_process import read_parent_messages, send_to_parent
 from toc.handlers.registry import Registry
 from toc.node.node import Node
 from toc.runtime.settings import Settings, load_settings
@@ -23,27 +23,29 @@ def wall_ms() -> float:
     return time.time_ns() / 1e6
 
 
-def settings_line(settings: Settings) -> dict[str, Any]:
+def settings_message(settings: Settings) -> dict[str, Any]:
     """Settings as the first line for a child, with their passwords."""
     return {"settings": json.loads(settings.json_with_passwords())}
 
 
-def settings_of(line: Mapping[str, Any]) -> Settings:
+def settings_from_message(line: Mapping[str, Any]) -> Settings:
     """The settings that the parent sent: they win over the environment."""
     return load_settings(**line["settings"])
 
 
-def serve(handlers: Registry, settings: Settings, commands: Mapping[str, Command]) -> None:
-    """Runs a node until the parent closes the pipe. A line {"do": name} is answered by that command."""
+def run_node_for_parent(
+    handlers: Registry, settings: Settings, commands: Mapping[str, Command]
+) -> None:
+    """Runs a node until the parent closes the pipe. A line {"do": NAME} is answered by command NAME."""
     logging.basicConfig(
         level=logging.ERROR
     )  # some jobs fail on purpose: their warnings are no news
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent ends this process
     node = Node(settings, handlers=handlers)
     node.start()
     try:
         send_to_parent({"ready": True})
-        for line in lines_from_parent():
+        for line in read_parent_messages():
             send_to_parent(commands[line["do"]](node))
     finally:
         node.stop()

@@ -1,4 +1,4 @@
-"""Parts of all cases: options, the system under test, worker processes, checks."""
+"""Parts that all benchmark cases use: options, the system under test, worker processes, checks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import func, select
 
-from toc.bench.child import Child
-from toc.bench.child_node import settings_line, wall_ms
-from toc.bench.load import BIZ_TYPE
+from toc.bench.bench_jobs import BIZ_TYPE
+from toc.bench.child_node import settings_message, wall_ms
+from toc.bench.child_process import ChildProcess
 from toc.bench.report import BenchCheck, BenchReport
-from toc.bench.scratch import STOCK_FROM, Scratch
+from toc.bench.scratch_databases import STOCK_FROM, ScratchDatabases
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.domain.job import Status
 from toc.store.databases import Database, execute_on_shard
@@ -32,7 +32,7 @@ CLIENTS = 8  # threads that schedule in parallel
 
 
 class Baseline(Protocol):
-    """The same work by the bare drivers, to compare toc with. All rates are in jobs per second."""
+    """A program that does the same work with the bare drivers. All rates are in jobs per second."""
 
     def schedule_many(self, jobs: int) -> float: ...
 
@@ -42,18 +42,18 @@ class Baseline(Protocol):
     def schedule_in_threads(self, clients: int, each: int) -> float: ...
 
     def cancel(self, jobs: int, *, events: bool) -> float:
-        """One by one. `events`: writes an event for each job, as toc does."""
+        """Cancels jobs one by one. `events`: also writes an event for each job, as toc does."""
 
     def cancel_in_bulk(self, jobs: int, *, events: bool) -> float: ...
 
     def drain(self, jobs: int) -> float: ...
 
     def clear(self) -> None:
-        """Empties its tables and queues."""
+        """Empties the tables and queues of the baseline."""
 
 
 @dataclass(frozen=True)
-class Options:
+class BenchOptions:
     """`jobs`: in each round; a tenth of it for calls with one job. `batch`: jobs per call of schedule_many.
 
     `rates`: jobs per second of the lateness case. `due`: how its due times are spread
@@ -72,11 +72,11 @@ class Options:
 
 
 @dataclass(slots=True)
-class Bench:
-    """The context of a case. `tell` gets lines of progress. `baseline`: None without a comparison."""
+class BenchContext:
+    """The context of a bench case. `tell` gets lines of progress. `baseline`: None without a comparison."""
 
-    scratch: Scratch
-    options: Options
+    scratch: ScratchDatabases
+    options: BenchOptions
     report: BenchReport
     tell: Callable[[str], None]
     baseline: Baseline | None = None
@@ -88,12 +88,12 @@ class Bench:
         self.next_biz_id += count
         return first
 
-    def redis_ms(self) -> float:
+    def redis_time_ms(self) -> float:
         """The timer's clock now, with its microseconds."""
-        return read_redis_ms(self.scratch.client)
+        return read_redis_time_ms(self.scratch.client)
 
 
-def schedule_all(center: TimeoutCenter, jobs: Sequence[JobSpec]) -> list[int]:
+def schedule_in_batches(center: TimeoutCenter, jobs: Sequence[JobSpec]) -> list[int]:
     """Schedules the jobs in calls below the limit of jobs per call."""
     return [
         job_id
@@ -113,10 +113,10 @@ class WorkerResults(NamedTuple):
     memory_mb: float  # the peak of the largest process
 
 
-class Workers:
-    """Running worker processes; all are asked together."""
+class WorkerProcesses:
+    """Running worker processes; every question goes to all of them."""
 
-    def __init__(self, children: Sequence[Child]) -> None:
+    def __init__(self, children: Sequence[ChildProcess]) -> None:
         self._children = children
 
     def wait_until_settled(
@@ -128,7 +128,7 @@ class Workers:
         """
         end_s = time.monotonic() + timeout_s
         while time.monotonic() < end_s:
-            answers = self._ask("count")
+            answers = self._ask_all_workers("count")
             started = sum(answer["started"] for answer in answers)
             if started >= count and not any(answer["in_flight"] for answer in answers):
                 break
@@ -136,39 +136,41 @@ class Workers:
         settled_ms = wall_ms()
         then()
         time.sleep(QUIET_S)
-        answers = self._ask("take")
+        answers = self._ask_all_workers("take")
         starts = [(*start,) for answer in answers for start in answer["starts"]]
         memory_mb = max(answer["memory_kb"] for answer in answers) / 1000
         return WorkerResults(settled_ms, starts, memory_mb)
 
-    def cpu_s(self) -> list[float]:
+    def read_cpu_s(self) -> list[float]:
         """The CPU time of each process so far."""
-        return [answer["cpu_s"] for answer in self._ask("cpu")]
+        return [answer["cpu_s"] for answer in self._ask_all_workers("cpu")]
 
-    def _ask(self, command: str) -> list[dict[str, Any]]:
+    def _ask_all_workers(self, command: str) -> list[dict[str, Any]]:
         for child in self._children:
-            child.send({"do": command})
-        return [child.receive(START_S) for child in self._children]
+            child.send_message({"do": command})
+        return [child.receive_message(START_S) for child in self._children]
 
 
 @contextmanager
-def worker_processes(
-    bench: Bench, count: int, biz_types: Sequence[str] = (BIZ_TYPE,), **changes: Any
-) -> Iterator[Workers]:
+def start_worker_processes(
+    bench: BenchContext, count: int, biz_types: Sequence[str] = (BIZ_TYPE,), **changes: Any
+) -> Iterator[WorkerProcesses]:
     """Starts workers with handlers for these types; `changes`: settings that differ from the benchmark's."""
     settings = bench.scratch.settings.model_copy(update=changes)
-    first = settings_line(settings) | {"biz_types": biz_types}
+    first = settings_message(settings) | {"biz_types": biz_types}
     with ExitStack() as stack:
-        children = [stack.enter_context(Child("toc.bench.worker", first)) for _ in range(count)]
+        children = [
+            stack.enter_context(ChildProcess("toc.bench.worker", first)) for _ in range(count)
+        ]
         for child in children:
-            child.receive(START_S)
-        yield Workers(children)
+            child.receive_message(START_S)
+        yield WorkerProcesses(children)
 
 
 # ---- clocks and durations
 
 
-def clock_offset(client: Client) -> tuple[float, float]:
+def measure_clock_offset(client: Client) -> tuple[float, float]:
     """(Redis' clock minus this machine's, how far that may be off), in ms.
 
     (0, 0) when they cannot be distinguished: then it is the same machine, and one clock.
@@ -176,20 +178,20 @@ def clock_offset(client: Client) -> tuple[float, float]:
     best = (float("inf"), 0.0)
     for _ in range(20):
         before = wall_ms()
-        server = read_redis_ms(client)
+        server = read_redis_time_ms(client)
         after = wall_ms()
         best = min(best, (after - before, server - (before + after) / 2))
     trip_ms, offset_ms = best
     return (0.0, 0.0) if abs(offset_ms) <= trip_ms / 2 else (offset_ms, trip_ms / 2)
 
 
-def read_redis_ms(client: Client) -> float:
+def read_redis_time_ms(client: Client) -> float:
     answer: Any = client.time()
     seconds, micros = next(iter(answer.values())) if isinstance(answer, dict) else answer
     return float(int(seconds) * 1000 + int(micros) / 1000)
 
 
-def time_each_ms(calls: Iterable[Callable[[], object]]) -> list[float]:
+def time_each_call_ms(calls: Iterable[Callable[[], object]]) -> list[float]:
     """The duration of each call, in ms."""
     found = []
     for call in calls:
@@ -199,8 +201,8 @@ def time_each_ms(calls: Iterable[Callable[[], object]]) -> list[float]:
     return found
 
 
-def run_in_threads_s(works: Sequence[Callable[[], object]]) -> float:
-    """Runs each in a thread of its own; returns the seconds until all have ended."""
+def time_in_threads_s(works: Sequence[Callable[[], object]]) -> float:
+    """Runs each function in a thread of its own; returns the seconds until all have ended."""
     with ThreadPoolExecutor(len(works)) as pool:
         started_s = time.perf_counter()
         for future in [pool.submit(work) for work in works]:
@@ -208,20 +210,20 @@ def run_in_threads_s(works: Sequence[Callable[[], object]]) -> float:
         return time.perf_counter() - started_s
 
 
-class Rates:
+class RateRounds:
     """Rounds of (baseline, toc) in jobs per second; each is printed when it is added."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: BenchContext) -> None:
         self._bench = bench
         self.rounds: list[tuple[float | None, float]] = []
 
-    def add(self, baseline: float | None, ours: float) -> None:
+    def add_round(self, baseline: float | None, ours: float) -> None:
         self.rounds.append((baseline, ours))
-        self._bench.tell(f"round {len(self.rounds)}: {pair_words(baseline, ours)} jobs/s")
+        self._bench.tell(f"round {len(self.rounds)}: {format_round(baseline, ours)} jobs/s")
 
 
-def pair_words(baseline: float | None, ours: float) -> str:
-    """Both sides of a round in words."""
+def format_round(baseline: float | None, ours: float) -> str:
+    """The rates of baseline and toc in one round, as a text."""
     if baseline is None:
         return f"toc {ours:,.0f}"
     return f"baseline {baseline:,.0f}, toc {ours:,.0f}, ratio {ours / baseline:.2f}"
@@ -243,7 +245,7 @@ def check_starts(
     ]
 
 
-def check_statuses(bench: Bench, case: str, expected: dict[Status, int]) -> None:
+def check_statuses_and_clear(bench: BenchContext, case: str, expected: dict[Status, int]) -> None:
     """Checks that the databases have so many jobs of each status; then clears them for the next case."""
     found: Counter[Status] = Counter()
     for database in bench.scratch.databases:
@@ -253,7 +255,7 @@ def check_statuses(bench: Bench, case: str, expected: dict[Status, int]) -> None
     bench.report.checks.append(
         BenchCheck(case, f"the database has {wanted} and nothing else", found == Counter(expected))
     )
-    bench.scratch.clear()
+    bench.scratch.clear_tables_and_queues()
     if bench.baseline is not None:
         bench.baseline.clear()
 

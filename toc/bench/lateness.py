@@ -10,47 +10,47 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from toc.bench.bench_jobs import BIZ_TYPE, make_job_spec
 from toc.bench.child_node import wall_ms
 from toc.bench.common import (
-    Bench,
+    BenchContext,
     check_starts,
-    check_statuses,
-    clock_offset,
-    run_in_threads_s,
-    schedule_all,
-    worker_processes,
+    check_statuses_and_clear,
+    measure_clock_offset,
+    schedule_in_batches,
+    start_worker_processes,
+    time_in_threads_s,
 )
-from toc.bench.load import BIZ_TYPE, job_spec
-from toc.bench.statistics import histogram, percentile
+from toc.bench.statistics import draw_histogram, percentile
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.domain.job import Status
 
-AHEAD_S = 2.0  # scheduled so long before it is due
+AHEAD_S = 2.0  # a job is scheduled so long before it is due
 ONE_BY_ONE = 1000  # jobs a second: about what one thread can do so
 GATHER_S = 0.05  # above that rate, one call schedules the jobs of so long
 TIMEOUT_S = 60.0
 
 
-def lateness(bench: Bench) -> None:
-    """A steady rate from this process to workers: handler start minus action_time."""
+def measure_lateness(bench: BenchContext) -> None:
+    """Measures how late handlers start (start minus action_time), at each rate of the options."""
     for rate in bench.options.rates:
-        _measure_rate(bench, rate)
+        _measure_lateness_at_rate(bench, rate)
 
 
-def _measure_rate(bench: Bench, rate: float) -> None:
+def _measure_lateness_at_rate(bench: BenchContext, rate: float) -> None:
     options, report, name = bench.options, bench.report, "lateness"
-    offset_ms, unsure_ms = clock_offset(bench.scratch.client)
+    offset_ms, unsure_ms = measure_clock_offset(bench.scratch.client)
     jobs = round(rate * options.seconds)
     with (
         TimeoutCenter(bench.scratch.settings) as center,
-        worker_processes(bench, options.workers or 1) as workers,
+        start_worker_processes(bench, options.workers or 1) as workers,
     ):
         center.dead(1)  # connected before the clock runs
         due = list(itertools.islice(due_times_s(options.due, rate), jobs))
         ids, took_s = _schedule_at_rate(bench, center, offset_ms, due, rate)
         ran = workers.wait_until_settled(jobs, TIMEOUT_S)
     report.checks += check_starts(name, ids, ran, offset_ms, unsure_ms)
-    check_statuses(bench, name, {Status.DONE: jobs})
+    check_statuses_and_clear(bench, name, {Status.DONE: jobs})
     late_ms = [at + offset_ms - action for _, action, at in ran.starts]
     if not late_ms:
         return
@@ -61,24 +61,28 @@ def _measure_rate(bench: Bench, rate: float) -> None:
         ("max", max(late_ms)),
         ("min", min(late_ms)),
     ):
-        report.add_rounds(name, f"{what} at {rate:g} jobs/s", "ms", [(None, value)])
+        report.add_measurement(name, f"{what} at {rate:g} jobs/s", "ms", [(None, value)])
     asked = f"clients' rate, asked {rate:g}"
-    report.add_rounds(name, asked, "jobs/s", [(None, jobs / took_s)])
+    report.add_measurement(name, asked, "jobs/s", [(None, jobs / took_s)])
     bench.tell(f"p50 {p50_ms:.1f} ms, p99 {p99_ms:.1f} ms")
     title = f"Lateness at {rate:g} jobs/s: handler start minus action_time"
-    report.pictures[title] = histogram(late_ms)
+    report.pictures[title] = draw_histogram(late_ms)
     report.samples[title] = late_ms
 
 
 def _schedule_at_rate(
-    bench: Bench, center: TimeoutCenter, offset_ms: float, due_s: Sequence[float], rate: float
+    bench: BenchContext,
+    center: TimeoutCenter,
+    offset_ms: float,
+    due_s: Sequence[float],
+    rate: float,
 ) -> tuple[list[int], float]:
     """Schedules with all clients together; returns the ids, and how many seconds it took."""
     clients = bench.options.clients or 1
     loads = [due_s[n::clients] for n in range(clients)]
     runs = [
         partial(
-            RateClient(center, offset_ms).run,
+            RateClient(center, offset_ms).schedule_jobs,
             its,
             bench.reserve_biz_ids(len(its)),
             BIZ_TYPE,
@@ -87,7 +91,7 @@ def _schedule_at_rate(
         for its in loads
     ]
     ids: list[int] = []
-    took_s = run_in_threads_s([lambda run=run: ids.extend(run()) for run in runs])  # type: ignore[misc]
+    took_s = time_in_threads_s([lambda run=run: ids.extend(run()) for run in runs])  # type: ignore[misc]
     return ids, took_s
 
 
@@ -116,14 +120,16 @@ class RateClient:
     def __init__(self, center: TimeoutCenter, offset_ms: float) -> None:
         self._center, self._offset_ms = center, offset_ms
 
-    def run(self, due_s: Sequence[float], first: int, biz_type: str, rate: float) -> list[int]:
-        """Jobs that are due AHEAD_S later, of as many business ids from `first` on. Returns their ids."""
+    def schedule_jobs(
+        self, due_s: Sequence[float], first: int, biz_type: str, rate: float
+    ) -> list[int]:
+        """Schedules jobs AHEAD_S before they are due, with business ids from `first` on; returns job ids."""
         gather_s = GATHER_S if rate > ONE_BY_ONE else 0.0
         ids: list[int] = []
         began_s, began_ms = time.perf_counter(), wall_ms() + self._offset_ms
 
-        def job(n: int) -> JobSpec:
-            return job_spec(first + n, round(began_ms + (due_s[n] + AHEAD_S) * 1000), biz_type)
+        def make_job(n: int) -> JobSpec:
+            return make_job_spec(first + n, round(began_ms + (due_s[n] + AHEAD_S) * 1000), biz_type)
 
         while len(ids) < len(due_s):
             done, now_s = len(ids), time.perf_counter() - began_s
@@ -133,7 +139,7 @@ class RateClient:
                 continue
             some = range(done, bisect_right(due_s, now_s, done))
             if len(some) == 1:
-                ids.append(self._center.schedule(**job(done)))
+                ids.append(self._center.schedule(**make_job(done)))
             else:
-                ids.extend(schedule_all(self._center, [job(n) for n in some]))
+                ids.extend(schedule_in_batches(self._center, [make_job(n) for n in some]))
         return ids

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from toc.bench.statistics import Spread, spread
+from toc.bench.statistics import Spread, compute_spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +47,26 @@ class BenchReport:
     samples: dict[str, list[float]] = field(default_factory=dict)  # lateness in ms, by title
 
     @property
-    def broken(self) -> list[BenchCheck]:
+    def failed_checks(self) -> list[BenchCheck]:
         return [check for check in self.checks if not check.holds]
 
-    def add_rounds(
+    def add_measurement(
         self,
         case: str,
         what: str,
         unit: str,
         rounds: Sequence[tuple[float | None, float]],
     ) -> None:
-        """Rounds of (baseline, toc); baseline None where there is none."""
+        """Adds a figure from its rounds of (baseline, toc). baseline: None if there is none."""
         pairs = [(baseline, toc) for baseline, toc in rounds if baseline is not None]
         self.figures.append(
             Figure(
                 case,
                 what,
                 unit,
-                spread([toc for _, toc in rounds]),
-                spread([baseline for baseline, _ in pairs]) if pairs else None,
-                spread([toc / baseline for baseline, toc in pairs if baseline])
+                compute_spread([toc for _, toc in rounds]),
+                compute_spread([baseline for baseline, _ in pairs]) if pairs else None,
+                compute_spread([toc / baseline for baseline, toc in pairs if baseline])
                 if any(f for f, _ in pairs)
                 else None,
             )
@@ -82,7 +82,7 @@ class BenchReport:
             "notes": self.notes,
         }
 
-    def show(self, console: Console) -> None:
+    def print_to_console(self, console: Console) -> None:
         """Prints the table, the histograms and the checks."""
         table = Table(title="toc bench", caption=_CAPTION)
         for name in ("case", "what", "unit", "baseline", "toc", "ratio"):
@@ -101,9 +101,9 @@ class BenchReport:
                 shown_case,
                 figure.what,
                 figure.unit,
-                _spread(figure.baseline),
-                _spread(figure.toc),
-                _spread(figure.ratio),
+                _format_spread(figure.baseline),
+                _format_spread(figure.toc),
+                _format_spread(figure.ratio),
             )
         console.print(table)
         for title, lines in self.pictures.items():
@@ -125,13 +125,13 @@ _WHOLE = 1000  # from here on a figure has no fraction worth printing
 _CAPTION = "median (low to high of all rounds); baseline: measured in turns with toc; ratio: toc / baseline"
 
 
-def _spread(value: Spread | None) -> str:
+def _format_spread(value: Spread | None) -> str:
     if value is None:
         return "-"
     if value.low == value.high:
-        return _number(value.middle)
-    return f"{_number(value.middle)} ({_number(value.low)} to {_number(value.high)})"
+        return _format_number(value.middle)
+    return f"{_format_number(value.middle)} ({_format_number(value.low)} to {_format_number(value.high)})"
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < _WHOLE else f"{value:,.0f}"

@@ -10,25 +10,25 @@ from dataclasses import asdict
 
 from sqlalchemy import text
 
-from toc.bench.cancelling import cancel
-from toc.bench.common import Bench, Options
-from toc.bench.draining import drain
-from toc.bench.lateness import lateness
+from toc.bench.cancelling import measure_cancel
+from toc.bench.common import BenchContext, BenchOptions
+from toc.bench.draining import measure_drain
+from toc.bench.lateness import measure_lateness
 from toc.bench.report import BenchReport
-from toc.bench.scheduling import schedule, schedule_many
-from toc.bench.scratch import Scratch, open_scratch
+from toc.bench.scheduling import measure_schedule, measure_schedule_many
+from toc.bench.scratch_databases import ScratchDatabases, create_scratch_databases
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.timer.reminders import Reminders
 
-Case = Callable[[Bench], None]
+Case = Callable[[BenchContext], None]
 
 CASES: Mapping[str, Case] = {
-    "schedule_many": schedule_many,
-    "schedule": schedule,
-    "cancel": cancel,
-    "drain": drain,
-    "lateness": lateness,
+    "schedule_many": measure_schedule_many,
+    "schedule": measure_schedule,
+    "cancel": measure_cancel,
+    "drain": measure_drain,
+    "lateness": measure_lateness,
 }
 """By name, in the order in which they run."""
 
@@ -36,27 +36,27 @@ CASES: Mapping[str, Case] = {
 @contextmanager
 def open_bench(
     settings: Settings,
-    options: Options,
+    options: BenchOptions,
     tell: Callable[[str], None],
     *,
     shards: int | None = None,
     stocked: bool = False,
-) -> Iterator[Bench]:
-    """Databases of its own on the servers of the settings. Raises SettingsError and StoreUnavailable."""
-    with open_scratch(settings, shards, stocked=stocked) as scratch:
-        report = BenchReport(_read_setup(scratch, options))
+) -> Iterator[BenchContext]:
+    """Makes scratch databases on the servers of the settings. Raises SettingsError and StoreUnavailable."""
+    with create_scratch_databases(settings, shards, stocked=stocked) as scratch:
+        report = BenchReport(_describe_setup(scratch, options))
         tell(", ".join(f"{name} {value}" for name, value in report.about["servers"].items()))
-        yield Bench(scratch, options, report, tell)
+        yield BenchContext(scratch, options, report, tell)
 
 
-def run_cases(bench: Bench, cases: Mapping[str, Case], names: Sequence[str]) -> BenchReport:
+def run_cases(bench: BenchContext, cases: Mapping[str, Case], names: Sequence[str]) -> BenchReport:
     for name in names:
         bench.tell(f"{name} …")
         cases[name](bench)
     return bench.report
 
 
-def _read_setup(scratch: Scratch, options: Options) -> dict[str, object]:
+def _describe_setup(scratch: ScratchDatabases, options: BenchOptions) -> dict[str, object]:
     """The servers, the machine and the options: figures of different ones cannot be compared."""
     settings, database = scratch.settings, scratch.databases[0]
     sql = "SELECT sqlite_version()" if database.sqlite else "SELECT VERSION()"

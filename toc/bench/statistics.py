@@ -22,7 +22,7 @@ class Spread(NamedTuple):
     high: float
 
 
-def spread(values: Sequence[float]) -> Spread:
+def compute_spread(values: Sequence[float]) -> Spread:
     """Raises ValueError for no values."""
     if not values:
         raise ValueError("a spread needs at least one value")
@@ -36,7 +36,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
-def counts(values: Sequence[float], edges: Sequence[float]) -> list[int]:
+def count_by_bucket(values: Sequence[float], edges: Sequence[float]) -> list[int]:
     """How many values are at most the first edge, the second, …, and above the last."""
     found = [0] * (len(edges) + 1)
     for value in values:
@@ -44,23 +44,23 @@ def counts(values: Sequence[float], edges: Sequence[float]) -> list[int]:
     return found
 
 
-def histogram(
+def draw_histogram(
     values: Sequence[float],
     edges: Sequence[float] = LATENESS_EDGES_MS,
     unit: str = "ms",
     width: int = 40,
 ) -> list[str]:
-    """One line per bucket between the first and the last that hold something."""
-    return bars(counts(values, edges), edges, unit, width)
+    """One line of text per bucket, from the first to the last bucket that is not empty."""
+    return draw_bars(count_by_bucket(values, edges), edges, unit, width)
 
 
-def bars(
+def draw_bars(
     found: Sequence[int],
     edges: Sequence[float] = LATENESS_EDGES_MS,
     unit: str = "ms",
     width: int = 40,
 ) -> list[str]:
-    """The same for counts: one per edge, and one for the values above the last edge."""
+    """One line of text per bucket: `found` has a count per edge, then one above the last edge."""
     held = [position for position, n in enumerate(found) if n]
     if not held:
         return []
@@ -74,7 +74,7 @@ def bars(
     return lines
 
 
-def sparkline(values: Sequence[float]) -> str:
+def draw_sparkline(values: Sequence[float]) -> str:
     """One character per value; the largest value has the full height."""
     top = max(values, default=0)
     if top <= 0:

@@ -6,8 +6,8 @@ import resource
 import time
 from typing import Any
 
-from toc.bench.child import lines_from_parent
-from toc.bench.child_node import serve, settings_of, wall_ms
+from toc.bench.child_node import run_node_for_parent, settings_from_message, wall_ms
+from toc.bench.child_process import read_parent_messages
 from toc.domain.job import Job
 from toc.handlers.registry import Registry
 from toc.node.node import Node
@@ -27,28 +27,28 @@ def _count_starts(node: Node) -> dict[str, Any]:
     return {"started": len(_starts), "in_flight": worker.jobs_in_flight}
 
 
-def _take_starts(node: Node) -> dict[str, Any]:
-    """Hands the starts over, and forgets them. `memory_kb`: the peak since the process began."""
+def _hand_over_starts(node: Node) -> dict[str, Any]:
+    """Returns the recorded starts, and forgets them. `memory_kb`: the peak since the process began."""
     del node
     starts = list(_starts)
     _starts.clear()
     return {"starts": starts, "memory_kb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
 
 
-def _read_cpu(node: Node) -> dict[str, Any]:
+def _read_cpu_s(node: Node) -> dict[str, Any]:
     """CPU seconds of this process, all threads."""
     del node
     return {"cpu_s": time.process_time()}
 
 
 def main() -> None:
-    first = next(lines_from_parent())
-    settings = settings_of(first)
+    first = next(read_parent_messages())
+    settings = settings_from_message(first)
     handlers = Registry()
     for biz_type in first["biz_types"]:
         handlers.handler(biz_type)(_record_start)
-    commands = {"count": _count_starts, "take": _take_starts, "cpu": _read_cpu}
-    serve(handlers, settings, commands)
+    commands = {"count": _count_starts, "take": _hand_over_starts, "cpu": _read_cpu_s}
+    run_node_for_parent(handlers, settings, commands)
 
 
 if __name__ == "__main__":

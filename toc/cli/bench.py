@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from toc.bench.child import unwind_on_signals
-from toc.bench.common import Options
+from toc.bench.child_process import interrupt_on_signals
+from toc.bench.common import BenchOptions
 from toc.bench.run import CASES, open_bench, run_cases
 from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK
@@ -40,7 +40,7 @@ def run_bench(
     ] = None,
     jobs: Annotated[
         int, typer.Option(min=10, help="jobs in each round; a tenth of it for calls with one job")
-    ] = Options.jobs,
+    ] = BenchOptions.jobs,
     rate: Annotated[
         list[float] | None,
         typer.Option(min=1, help="jobs per second of the lateness case, may be repeated"),
@@ -48,13 +48,13 @@ def run_bench(
     due: Annotated[DueTimeSpread, typer.Option(help=DUE_HELP)] = DueTimeSpread.EVEN,
     seconds: Annotated[
         float, typer.Option(min=1, help="duration of the lateness case")
-    ] = Options.seconds,
+    ] = BenchOptions.seconds,
     batch: Annotated[
         int, typer.Option(min=1, max=1000, help="jobs per call of schedule_many")
-    ] = Options.batch,
+    ] = BenchOptions.batch,
     rounds: Annotated[
         int, typer.Option(min=1, help="how often each case is measured")
-    ] = Options.rounds,
+    ] = BenchOptions.rounds,
     clients: Annotated[int | None, typer.Option(min=1, max=1000, help=CLIENTS_HELP)] = None,
     workers: Annotated[int | None, typer.Option(min=1, max=100, help=WORKERS_HELP)] = None,
     shards: Annotated[
@@ -76,18 +76,18 @@ def run_bench(
     def print_progress_line(line: str) -> None:
         progress.print(line, highlight=False, markup=False)
 
-    rates = tuple(rate or Options.rates)
-    options = Options(
+    rates = tuple(rate or BenchOptions.rates)
+    options = BenchOptions(
         jobs=jobs, rates=rates, due=due.value, seconds=seconds, batch=batch, rounds=rounds,
         clients=clients, workers=workers,
     )  # fmt: skip
     with (
-        unwind_on_signals(),
+        interrupt_on_signals(),
         open_bench(load_settings(), options, print_progress_line, shards=shards) as opened,
     ):
         report = run_cases(opened, CASES, [name for name in CASES if not case or name in case])
     if output.as_json:
         output.print_value(report.as_json(), "")
     else:
-        report.show(make_console())
-    return NO if report.broken else OK
+        report.print_to_console(make_console())
+    return NO if report.failed_checks else OK

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from toc.bench.child import unwind_on_signals
+from toc.bench.child_process import interrupt_on_signals
 from toc.cli import exit_codes
 from toc.cli.output import make_console
 from toc.demo.run import DemoOptions, run_demo
@@ -28,7 +28,7 @@ def show_demo(
     The demo needs no server and leaves nothing behind. Exits 1 when a promise was broken.
     """
     screen, plan = make_console(), DemoOptions(orders, seconds, seed)
-    with unwind_on_signals():
+    with interrupt_on_signals():
         report = (
             _run_demo_in_terminal(plan, screen)
             if screen.is_terminal

@@ -15,7 +15,7 @@ from toc.cli.output import Output
 from toc.cli.stop_request import StopRequest
 from toc.handlers.builtin import make_printing_handler
 from toc.handlers.registry import Registry
-from toc.node.dev import DevDirectory, PrivateRedis
+from toc.node.dev_servers import DevDirectory, PrivateRedis
 from toc.node.node import Node
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import DEV_DIR, Settings, load_settings
@@ -49,7 +49,7 @@ def run_dev(output: Output, app: Apps = None, directory: Directory = None) -> No
     redis = PrivateRedis(path)
     with StopRequest(at_once=redis.kill) as stop, DevDirectory(path) as here:
         handlers = import_handlers(app) if app else _make_printing_handlers()
-        settings = here.settings()
+        settings = here.load_dev_settings()
         migrate.upgrade(settings)
         with redis:
             node = Node(settings, handlers=handlers)

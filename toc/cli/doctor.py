@@ -19,8 +19,8 @@ from toc.cli.output import Output
 from toc.cluster.members import describe_foreign_access
 from toc.cluster.roster import read_roster
 from toc.handlers.registry import Registry
-from toc.node.status_reader import read_foreign_members, read_reconciliation
-from toc.reconcile.nightly import missing_software
+from toc.node.status_reader import check_foreign_members, read_reconciliation_health
+from toc.reconcile.nightly import describe_missing_software
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.server_clock import ClockOffset
 from toc.runtime.settings import Settings, load_settings
@@ -213,7 +213,7 @@ class SetupChecker:
             yield _unreachable_result("redis", error, advice)
 
     def _check_queue_members(self, reminders: Reminders) -> CheckResult:
-        for part in read_foreign_members(self._settings, reminders):
+        for part in check_foreign_members(self._settings, reminders):
             advice = f"toc removes each of them when it is due, and {part.means}"
             return CheckResult("redis", "queues", "warn", part.how, advice)
         return CheckResult("redis", "queues", "ok", "job ids only")
@@ -264,11 +264,11 @@ class SetupChecker:
 
     def _check_reconciliation(self, databases: Databases) -> Iterator[CheckResult]:
         if self._settings.reconcile.nightly != "none":
-            missing = missing_software()
+            missing = describe_missing_software()
             yield _result_ok_or_fail(
                 not missing, "nightly", "installed here", missing or "all", missing
             )
-        for part in read_reconciliation(self._settings, databases):
+        for part in read_reconciliation_health(self._settings, databases):
             level: Level = "fail" if part.state != "up" else "warn" if part.means else "ok"
             yield CheckResult("reconciled", "last run", level, part.how, part.means)
 

@@ -11,14 +11,14 @@ import typer
 from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, UNAVAILABLE, error_text_and_code
 from toc.cli.output import Output, printable_text
-from toc.cli.reconcile import open_spark_session, run_reconciliation, show_reconcile_progress
+from toc.cli.reconcile import open_session_unless_none, run_reconciliation, show_reconcile_progress
 from toc.errors import SettingsError
-from toc.reconcile.archive import archive
+from toc.reconcile.archive import archive_ended_jobs
 from toc.reconcile.findings import RunVerdict
-from toc.reconcile.lateness import lateness
-from toc.reconcile.nightly import end_with_parent
+from toc.reconcile.lateness import write_lateness_tables
+from toc.reconcile.nightly import kill_when_parent_ends
+from toc.reconcile.reconciliation import OnProgress
 from toc.reconcile.report import report
-from toc.reconcile.run import OnProgress
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings, load_settings
 from toc.store.database_metadata import DatabaseMetadata
@@ -54,13 +54,13 @@ def run_nightly(
     """
     settings, clock = load_settings(), SystemClock()
     if parent is not None:
-        end_with_parent(parent, clock)
+        kill_when_parent_ends(parent, clock)
     with ExitStack() as stack:
         on_progress = stack.enter_context(show_reconcile_progress())
         session, no_session = None, SettingsError("--master is 'none', and this needs Spark")
         try:
-            report.check(settings)
-            session = stack.enter_context(open_spark_session(settings, master))
+            report.check_report_directory(settings)
+            session = stack.enter_context(open_session_unless_none(settings, master))
         except SettingsError as error:
             no_session = error
 
@@ -100,9 +100,9 @@ def _reconcile_databases(
 ) -> tuple[int, Iterable[str]]:
     if not settings.has_timer:
         return OK, ["reconcile: redis_url is 'none': there is nothing to compare with"]
-    report.check(settings)  # before the work, not after it
+    report.check_report_directory(settings)  # before the work, not after it
     outcome, where = run_reconciliation(settings, session, clock, on_progress)
-    return outcome.verdict, report.lines(outcome, where)
+    return outcome.verdict, report.result_lines(outcome, where)
 
 
 def _measure_lateness(session: Any, settings: Settings, clock: Clock) -> tuple[int, Iterable[str]]:
@@ -110,14 +110,14 @@ def _measure_lateness(session: Any, settings: Settings, clock: Clock) -> tuple[i
     with closing(Databases.from_settings(settings, clock, pool_size=1)) as databases:
         # Databases that were set up with other shards would give wrong figures.
         check_databases(databases, DatabaseMetadata(databases), settings.facts)
-    result = lateness(session, settings, clock, lines.append)
+    result = write_lateness_tables(session, settings, clock, lines.append)
     return (OK if result.is_good else UNAVAILABLE), lines
 
 
 def _archive_jobs(session: Any, settings: Settings, clock: Clock) -> tuple[int, Iterable[str]]:
     lines: list[str] = []
-    result = archive(session, settings, clock, lines.append)
-    return (NO if result.differs else OK if result.is_good else UNAVAILABLE), lines
+    result = archive_ended_jobs(session, settings, clock, lines.append)
+    return (NO if result.has_differences else OK if result.is_good else UNAVAILABLE), lines
 
 
 def _exit_code_severity(code: int) -> int:

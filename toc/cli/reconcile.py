@@ -15,9 +15,9 @@ from toc.cli.output import Output
 from toc.cli.progress_bar import progress_bar
 from toc.reconcile.findings import ReconcileResult
 from toc.reconcile.last_result import store_result
+from toc.reconcile.reconciliation import OnProgress, Reconciliation
 from toc.reconcile.report import report
-from toc.reconcile.run import OnProgress, Reconciliation
-from toc.reconcile.spark import open_session
+from toc.reconcile.spark import open_spark_session
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings, load_settings
 
@@ -47,14 +47,19 @@ def reconcile_once(
     3 when not everything could be compared (then nothing is repaired).
     """
     settings, clock = load_settings(), SystemClock()
-    report.check(settings)
+    report.check_report_directory(settings)
     began_s = clock.monotonic_s()
-    with open_spark_session(settings, master) as session, show_reconcile_progress() as on_progress:
+    with (
+        open_session_unless_none(settings, master) as session,
+        show_reconcile_progress() as on_progress,
+    ):
         start_s = clock.monotonic_s() - began_s
         outcome, where = run_reconciliation(
             settings, session, clock, on_progress, repair=repair, start_s=start_s
         )
-    output.print_value(report.as_json(outcome, where), "\n".join(report.lines(outcome, where)))
+    output.print_value(
+        report.result_as_json(outcome, where), "\n".join(report.result_lines(outcome, where))
+    )
     return int(outcome.verdict)
 
 
@@ -80,14 +85,14 @@ def run_reconciliation(
         run.outcome.seconds["start"] = start_s
     outcome = run.run()
     store_result(outcome, settings, clock)
-    return outcome, report.write(outcome, settings)
+    return outcome, report.write_report(outcome, settings)
 
 
-def open_spark_session(settings: Settings, master: str | None) -> Any:
+def open_session_unless_none(settings: Settings, master: str | None) -> Any:
     """A Spark session, or None for `master` none. Spark's output goes to spark.log in reconcile.directory."""
     if master == "none":
         return nullcontext(None)
-    return open_session(settings, master, Path(settings.reconcile.directory) / "spark.log")
+    return open_spark_session(settings, master, Path(settings.reconcile.directory) / "spark.log")
 
 
 @contextmanager

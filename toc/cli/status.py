@@ -18,8 +18,8 @@ from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.output import Output
 from toc.cli.time_texts import duration_text, iso_utc, time_for_people
-from toc.node.health import RANK, HealthPart, worst_state
-from toc.node.http import WILDCARDS, url_of
+from toc.node.health import RANK, HealthPart, overall_state
+from toc.node.http_server import WILDCARDS, format_url
 from toc.node.status_reader import StatusReader
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings, load_settings
@@ -55,9 +55,9 @@ def show_status(output: Output, node: Url = None) -> int:
                 "as seen from here, without the times: no node was asked or answered"
                 " (set http.port for the nodes, or name one with --node URL)"
             )
-        duties = reader.check_duties()
+        duties = reader.check_jobs_and_queues()
     lines = _sort_worst_first([*_merge_health_parts(views), *_merge_health_parts([duties])])
-    state = worst_state([part for view in (*views, duties) for part in view])
+    state = overall_state([part for view in (*views, duties) for part in view])
     if silent:
         last += f"; no answer from {', '.join(silent)}"
     output.print_table(
@@ -93,7 +93,7 @@ def _local_node_urls(settings: Settings) -> list[str]:
     """
     if not settings.http.port:
         return []
-    return [url_of(WILDCARDS.get(settings.http.host, settings.http.host), settings.http.port)]
+    return [format_url(WILDCARDS.get(settings.http.host, settings.http.host), settings.http.port)]
 
 
 def _fetch_health_of_nodes(urls: Sequence[str]) -> dict[str, list[HealthPart] | None]:

@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from toc.bench.child import lines_from_parent, send_to_parent
-from toc.bench.child_node import settings_of, wall_ms
+from toc.bench.child_node import settings_from_message, wall_ms
+from toc.bench.child_process import read_parent_messages, send_to_parent
 from toc.center.center import TimeoutCenter
 from toc.demo.orders import Order, make_orders
 from toc.domain.times import EPOCH, ceil_ms
@@ -97,10 +97,13 @@ def _round_up_to_ms(action_time: datetime) -> int:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    lines = lines_from_parent()
+    lines = read_parent_messages()
     first = next(lines)
     orders = make_orders(first["orders"], first["seconds"], first["seed"])
-    with TimeoutCenter(settings_of(first)) as center, Journal(Path(first["journal"])) as journal:
+    with (
+        TimeoutCenter(settings_from_message(first)) as center,
+        Journal(Path(first["journal"])) as journal,
+    ):
         center.dead(1)  # connected
         send_to_parent({"ready": True})
         next(lines)  # go

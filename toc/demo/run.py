@@ -12,12 +12,12 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from toc.bench.child import Child
-from toc.bench.child_node import settings_line, wall_ms
+from toc.bench.child_node import settings_message, wall_ms
+from toc.bench.child_process import ChildProcess
 from toc.demo.orders import MAX_ATTEMPTS
 from toc.demo.view import DemoTally
 from toc.domain.job import Status
-from toc.node.dev import DevDirectory, PrivateRedis
+from toc.node.dev_servers import DevDirectory, PrivateRedis
 from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import LimitSettings, ScannerSettings, TimerSettings, WorkerSettings
 from toc.runtime.settings import Settings, load_settings
@@ -50,7 +50,10 @@ class DemoOptions:
 
 
 def run_demo(plan: DemoOptions, on_tick: OnTick) -> Report:
-    """Runs client and worker, then the check. Raises ChildFailed and DevError; leaves nothing behind."""
+    """Runs client and worker, then the check; leaves nothing behind.
+
+    Raises ChildProcessFailed and DevServersError.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="toc-demo-") as name,
         DevDirectory(Path(name)) as directory,
@@ -73,7 +76,7 @@ def _make_demo_settings(directory: DevDirectory) -> Settings:
     }
     return load_settings(
         databases=tuple(f"sqlite:///{directory.path}/toc_{index}.db" for index in range(DATABASES)),
-        redis_url=directory.settings().redis_url,
+        redis_url=directory.load_dev_settings().redis_url,
         shards=SHARDS,
         namespace="demo",
         topics={},
@@ -96,22 +99,22 @@ def _run_client_and_worker(
         tally.count_entries(new)
         on_tick(tally, time.monotonic() - started_s)
 
-    first = settings_line(settings)
+    first = settings_message(settings)
     make_orders = {"orders": plan.orders, "seconds": plan.seconds, "seed": plan.seed}
     with (
-        Child("toc.demo.worker", first | {"journal": str(journals["worker"])}) as worker,
-        Child(
+        ChildProcess("toc.demo.worker", first | {"journal": str(journals["worker"])}) as worker,
+        ChildProcess(
             "toc.demo.client", first | make_orders | {"journal": str(journals["client"])}
         ) as client,
     ):
-        worker.receive(START_S)
-        client.receive(START_S)
+        worker.receive_message(START_S)
+        client.receive_message(START_S)
         started_s, tally.started_ms = time.monotonic(), wall_ms()
-        client.send({"go": True})
+        client.send_message({"go": True})
         while not client.has_answered():
             time.sleep(TICK_S)
             update_tally(started_s)
-        client.receive(START_S)  # raises if the client has failed
+        client.receive_message(START_S)  # raises if the client has failed
         end_s = time.monotonic() + END_S_MAX
         while _count_live_rows(databases) and time.monotonic() < end_s:
             time.sleep(TICK_S)

@@ -11,7 +11,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from toc.bench.statistics import LATENESS_EDGES_MS, bars, histogram, percentile, sparkline
+from toc.bench.statistics import (
+    LATENESS_EDGES_MS,
+    draw_bars,
+    draw_histogram,
+    draw_sparkline,
+    percentile,
+)
 from toc.demo.orders import ABOUT, MAX_ATTEMPTS
 from toc.testing.history import (
     CancelAnswered,
@@ -121,10 +127,10 @@ def make_live_panel(tally: DemoTally, passed_s: float, total_s: float) -> Render
         facts.add_row(name, Text(value, style="bold"))
     last = int(passed_s)
     seconds = [tally.by_second[second] for second in range(max(0, last - SECONDS_SHOWN), last)]
-    starts = Text(f"starts per second  {sparkline(seconds)}", style="cyan")
+    starts = Text(f"starts per second  {draw_sparkline(seconds)}", style="cyan")
     parts: list[RenderableType] = [types, "", facts, "", starts]
     if tally.recent_ms:
-        parts += ["", Text("\n".join(histogram(list(tally.recent_ms))), style="green")]
+        parts += ["", Text("\n".join(draw_histogram(list(tally.recent_ms))), style="green")]
     title = f"a shop's timeouts: {min(passed_s, total_s):.0f} of {total_s:.0f} s"
     return Panel(Group(*parts), title=title, border_style="blue")
 
@@ -163,7 +169,7 @@ def summarize_check(report: Report) -> list[str]:
         lines += [
             "",
             f"Lateness of first starts: {_lateness_spread(late)}",
-            *bars(late.counts(LATENESS_EDGES_MS)),
+            *draw_bars(late.counts(LATENESS_EDGES_MS)),
         ]
     lines += ["", *(str(problem) for problem in report.problems[:PROBLEMS_SHOWN])]
     more = broken.total() - PROBLEMS_SHOWN

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toc.bench.child import lines_from_parent
-from toc.bench.child_node import serve, settings_of, wall_ms
+from toc.bench.child_node import run_node_for_parent, settings_from_message, wall_ms
+from toc.bench.child_process import read_parent_messages
 from toc.demo.orders import MAX_ATTEMPTS, RETRY_S
 from toc.domain.job import Job
 from toc.handlers.registry import Registry
@@ -36,9 +36,9 @@ def make_handlers(journal: Journal) -> Registry:
 
 
 def main() -> None:
-    first = next(lines_from_parent())
+    first = next(read_parent_messages())
     with Journal(Path(first["journal"])) as journal:
-        serve(make_handlers(journal), settings_of(first), {})
+        run_node_for_parent(make_handlers(journal), settings_from_message(first), {})
 
 
 if __name__ == "__main__":

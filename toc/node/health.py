@@ -1,6 +1,6 @@
 """The health of a node, one part per server or duty: up or not, since when, and the effect on jobs.
 
-It asks no server: it describes the results of the probes and the services.
+This module asks no server: it describes the results of the probes and the services.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from toc.domain.disagreements import Disagreement
 from toc.domain.placement import process_of_member
 from toc.node.probes import ClockComparison, Probe
 from toc.node.work_sources import WorkSources
-from toc.reconcile.nightly import LOG_FILE, Nightly
+from toc.reconcile.nightly import LOG_FILE, NightlyScheduler
 from toc.reconcile.watch import ShardWatch
 from toc.runtime.settings import Settings
 from toc.scanner.fallback import OverdueShardCount
@@ -38,7 +38,7 @@ RANK: Mapping[str, int] = {"up": 0, "degraded": 1, "down": 2}
 
 @dataclass(frozen=True, slots=True)
 class HealthPart:
-    """One server or duty. `since_ms`: when it became so, by the node's wall clock; None: not known."""
+    """One server or duty. `since_ms`: when `state` last changed, by the wall clock; None: not known."""
 
     part: str
     state: State
@@ -61,7 +61,7 @@ class Health:
         self._probes = {probe.server: probe for probe in probes}
         self._databases = len(settings.databases)
 
-    def parts(
+    def describe_parts(
         self,
         view: ClusterView | None,
         since_ms: int | None,
@@ -85,17 +85,17 @@ class Health:
 
     def _health_of_database(self, database: int) -> HealthPart:
         name = f"database_{database}"
-        finding = self._probes[name].finding
+        finding = self._probes[name].current_result
         clock = self._probes[name].server_clock
         if finding.up and clock is not None and clock.stepped_s:
             how = f"its clock has stepped by {clock.stepped_s:+.1f} s"
-            means = "it is not believed: jobs start by its time before the step; set the clock, or restart"
+            means = "toc goes on by the time before the step; set the clock, or restart the workers"
             return HealthPart(name, "degraded", None, how, means)
         if finding.up:
             return HealthPart(name, "up", finding.since_ms, "answers")
         shards = format_number_ranges(self._settings.routing.shards_of_database(database))
         others = "all others go on"
-        if not any(self._probes[f"database_{n}"].finding.up for n in range(self._databases)):
+        if not any(self._probes[f"database_{n}"].current_result.up for n in range(self._databases)):
             others = "no database answers, so no job is fired"
         means = f"jobs of shards {shards} wait for it; {others}"
         return HealthPart(name, "down", finding.since_ms, finding.error, means)
@@ -105,7 +105,7 @@ class Health:
         if self._reminders is None:
             means = f"the scanner fires, up to {scanner.tick_s:g} s late"
             return HealthPart("redis", "up", None, "not used", means)
-        finding, reminders = self._probes["redis"].finding, self._reminders
+        finding, reminders = self._probes["redis"].current_result, self._reminders
         if not finding.up:
             return HealthPart("redis", "down", finding.since_ms, finding.error, SCANNER_FIRES)
         if self._clocks is not None and self._clocks.skew_is_too_large:
@@ -171,7 +171,7 @@ def _health_of_overdue_jobs(databases: Sequence[OverdueShardCount]) -> HealthPar
 
 
 def health_of_conflicts(conflicts: Conflicts) -> HealthPart:
-    """Type numbers that stand for two biz_types."""
+    """The part about type numbers that stand for two biz_types."""
     how = "; ".join(
         describe_type_conflict(number, conflicts) for number in sorted(conflicts)[:CONFLICTS_SHOWN]
     )
@@ -181,8 +181,8 @@ def health_of_conflicts(conflicts: Conflicts) -> HealthPart:
 
 def health_of_watches(watches: Sequence[ShardWatch]) -> HealthPart:
     """Whether the databases and Redis agree, as far as this node's shards were compared."""
-    how = f"all shards were compared in the last {max(watch.age_s for watch in watches):.0f} s"
-    left = sum((watch.left for watch in watches), Counter[Disagreement]())
+    how = f"all shards were compared in the last {max(watch.oldest_compare_age_s for watch in watches):.0f} s"
+    left = sum((watch.unrepaired_counts for watch in watches), Counter[Disagreement]())
     if not left:
         return HealthPart("watch", "up", None, how)
     found = ", ".join(f"{number} {kind}" for kind, number in left.most_common())
@@ -196,11 +196,11 @@ def health_of_tables(found: TableCheck) -> HealthPart:
     return HealthPart("schema", "degraded", found.checked_ms, "; ".join(found.fault_lines), means)
 
 
-def health_of_nightly(nightly: Nightly) -> HealthPart:
+def health_of_nightly(nightly: NightlyScheduler) -> HealthPart:
     """The nightly runs of this node. The last run of all nodes is kept in the database."""
     last, when = nightly.last, f"at {nightly.at} UTC, on the node that leads"
     if nightly.since_ms is not None:
-        return HealthPart("nightly", "up", nightly.since_ms, "it runs")
+        return HealthPart("nightly", "up", nightly.since_ms, "the nightly run is in progress")
     if last is not None and last.is_good:
         return HealthPart("nightly", "up", last.ended_ms, f"{when}; last: {last.words}")
     if last is not None:
@@ -231,9 +231,9 @@ def health_of_reconciliation(
         "left": f"{found}, {last.repaired} repaired",
         "unable": "not everything could be compared",
     }
-    how = f"{_hours(now_ms - last.ended_ms)} ago: {words.get(last.verdict, last.verdict)}"
+    how = f"{_format_age(now_ms - last.ended_ms)} ago: {words.get(last.verdict, last.verdict)}"
     if nightly and (last.whole_ms is None or now_ms - last.whole_ms > WHOLE_MS_MAX):
-        since = "" if last.whole_ms is None else f" for {_hours(now_ms - last.whole_ms)}"
+        since = "" if last.whole_ms is None else f" for {_format_age(now_ms - last.whole_ms)}"
         means = f"no run has compared everything{since}: see {LOG_FILE} on the node that leads"
         return HealthPart("reconciled", "degraded", None, how, means)
     if last.verdict == "left":
@@ -243,12 +243,12 @@ def health_of_reconciliation(
     return HealthPart("reconciled", "up", None, how)
 
 
-def _hours(ms: int) -> str:
+def _format_age(ms: int) -> str:
     minutes = max(0, ms) // 60_000
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"
 
 
-def worst_state(parts: Sequence[HealthPart]) -> State:
+def overall_state(parts: Sequence[HealthPart]) -> State:
     """The state of the whole node: down only when no database answers, since then no job can be fired."""
     databases = [part.state for part in parts if part.part.startswith("database_")]
     if databases and all(state == "down" for state in databases):

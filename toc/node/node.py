@@ -15,6 +15,7 @@ from toc.cluster.ownership_times import OwnershipTimes
 from toc.domain.placement import add_group_to_name, compute_assignment
 from toc.errors import TimerUnavailable
 from toc.handlers.registry import Registry, registry
+from toc.node.biz_type_refresher import BizTypeRefresher
 from toc.node.gauges import Gauges
 from toc.node.health import (
     Health,
@@ -24,15 +25,14 @@ from toc.node.health import (
     health_of_tables,
     health_of_watches,
 )
-from toc.node.http import HttpServer
+from toc.node.http_server import HttpServer
 from toc.node.probes import PATIENCE_S, TICK_S, ClockComparison, Probe
-from toc.node.type_reader import TypeReader
 from toc.node.work_sources import WorkSources
-from toc.reconcile.both_sides import BothSides
-from toc.reconcile.compare import ShardCompare
-from toc.reconcile.nightly import Nightly
+from toc.reconcile.compare import ShardComparer
+from toc.reconcile.databases_and_redis import DatabasesAndRedis
+from toc.reconcile.nightly import NightlyScheduler
 from toc.reconcile.repair import Repairer
-from toc.reconcile.watch import ShardWatch, limit_for_watch
+from toc.reconcile.watch import ShardWatch, limit_settings_for_watch
 from toc.retention.purger import Purger
 from toc.runtime import metrics
 from toc.runtime.clock import Clock, SystemClock
@@ -101,15 +101,15 @@ class Node:
         self.membership: Membership | None = None
         self.http: HttpServer | None = None
         self.purgers: list[Purger] = []
-        self.type_readers: list[TypeReader] = []
+        self.type_readers: list[BizTypeRefresher] = []
         self.watches: list[ShardWatch] = []
-        self.nightly: Nightly | None = None
+        self.nightly: NightlyScheduler | None = None
         if settings.reconcile.nightly != "none":
-            self.nightly = Nightly(settings, self._is_leader, self._clock)
+            self.nightly = NightlyScheduler(settings, self._is_leader, self._clock)
         self._types: BizTypeCache | None = None
         self._gauges: Gauges | None = None
-        self._services: list[Service] = []  # that bring or delete work, or measure
-        self._stopping_ms: int | None = None  # since when it stops; None: it does not
+        self._services: list[Service] = []  # services that bring or delete work, or measure
+        self._stopping_ms: int | None = None  # since when this node is stopping; None: it is not
         self._table_check = TableCheck(self._clock, settings.routing.meta_values())
         self._health = Health(settings, self.reminders, self.probes, self._clocks)
         self._assignment_lock = threading.Lock()
@@ -130,7 +130,9 @@ class Node:
             try:
                 self.reminders.raise_if_unfit()
             except TimerUnavailable as error:
-                log.warning("starting without the timer, the scanner fires: %s", error)
+                log.warning(
+                    "this node starts without the timer; the scanner runs the jobs: %s", error
+                )
         for database in self.databases:
             database.server_clock.start_following(self._longest_lease_s() + 2 * TICK_S)
         for probe in self.probes:
@@ -149,9 +151,9 @@ class Node:
         self.worker = worker = Worker(process, self._handlers, self._restart_wanted)
         self.work_sources = WorkSources(process, worker, self._timer_may_fire)
         types = database_metadata.types
-        self.type_readers = [TypeReader(database, types) for database in self.databases]
+        self.type_readers = [BizTypeRefresher(database, types) for database in self.databases]
         self.purgers = list(self._make_purgers(types))
-        self.watches = list(self._make_watches(database_metadata))
+        self.watches = list(self._make_shard_watches(database_metadata))
         services = [*self.work_sources, *self.purgers, *self.watches, *self.type_readers]
         self._gauges = Gauges(self.reminders, self.work_sources)
         self._services = [*services, self._gauges]
@@ -195,7 +197,9 @@ class Node:
         view, since_ms, zookeeper_error = None, None, ""
         if member is not None:
             view, since_ms, zookeeper_error = member.view, member.since_ms, member.refusal
-        parts = list(self._health.parts(view, since_ms, zookeeper_error, self.work_sources))
+        parts = list(
+            self._health.describe_parts(view, since_ms, zookeeper_error, self.work_sources)
+        )
         if self._types is not None and self._types.known.conflicts:
             parts.append(health_of_conflicts(self._types.known.conflicts))
         if self._table_check.fault_lines:
@@ -205,12 +209,12 @@ class Node:
         if self.nightly is not None:
             parts.append(health_of_nightly(self.nightly))
         if self._stopping_ms is not None:
-            means = "the others take over"
+            means = "other nodes take over the slots and shards of this node"
             parts.append(HealthPart("node", "degraded", self._stopping_ms, "stopping", means))
         return parts
 
     def _longest_lease_s(self) -> float:
-        """The longest lease of the types that it has handlers for."""
+        """The longest lease of the types that this node has handlers for."""
         specs = [*self._handlers, *filter(None, [self._handlers.handler_of_every_type])]
         longest_s = max((spec.timeout_s for spec in specs), default=0.0)
         return longest_s + self.settings.worker.lease_allowance_s
@@ -218,7 +222,7 @@ class Node:
     def _warm_up_connections(self) -> None:
         most = self.settings.pool_size
         for database, probe in zip(self.databases, self.probes, strict=False):
-            if probe.finding.up and probe.first_ask_done.is_set():
+            if probe.current_result.up and probe.first_ask_done.is_set():
                 database.open_connections(singles=min(4, most), transactions=min(2, most))
 
     # ---- the cluster
@@ -230,11 +234,11 @@ class Node:
 
     @property
     def _member_name(self) -> str:
-        """Its name in ZooKeeper: only nodes that run the same types share work with each other."""
+        """This node's name in ZooKeeper: only nodes that run the same types share work with each other."""
         return add_group_to_name(self.identity, (spec.biz_type for spec in self._handlers))
 
     def _handled_slot_amounts(self) -> dict[str, int]:
-        """The topics with a type that it handles: popping other jobs would only delay them."""
+        """The topics with a type that this node handles: popping other jobs would only delay them."""
         amounts = self.settings.slot_amounts
         if self._handlers.handler_of_every_type:
             return amounts
@@ -255,17 +259,19 @@ class Node:
         with self._assignment_lock:
             if self.membership is None or not self.membership.joined.is_set():
                 if self.membership is not None:
-                    log.warning("ZooKeeper is not reached: until it is, this node owns everything")
-                self._apply_view(
+                    log.warning(
+                        "without an answer of ZooKeeper, this node owns all slots and shards"
+                    )
+                self._apply_member_view(
                     ClusterView((self._member_name,), connected=self.membership is None)
                 )
 
     def _on_view_change(self, view: ClusterView) -> None:
         """Called by the membership, after `joined` was set."""
         with self._assignment_lock:
-            self._apply_view(view)
+            self._apply_member_view(view)
 
-    def _apply_view(self, view: ClusterView) -> None:
+    def _apply_member_view(self, view: ClusterView) -> None:
         """Takes this node's share of the work, given the members."""
         if self.work_sources is None or self._gauges is None:
             return
@@ -275,7 +281,9 @@ class Node:
         )
         # While ZooKeeper is down, nobody inherits the shards of a node that dies: every node scans all
         # shards, the more slowly the more nodes there are.
-        self.work_sources.assign(assignment, scan_all_in=len(view.members) if view.frozen else None)
+        self.work_sources.assign_shares(
+            assignment, scan_all_in=len(view.members) if view.frozen else None
+        )
         for database in self.databases:
             shards = [shard for shard in assignment.shards if shard in database.shards]
             if self.purgers:
@@ -305,27 +313,31 @@ class Node:
         return json.dumps(text).encode()
 
     def _make_purgers(self, types: BizTypeCache) -> Iterator[Purger]:
-        """One per database, unless only `toc purge` deletes."""
+        """Makes a purger per database, unless only `toc purge` deletes."""
         if self.settings.retention.in_workers:
             for database in self.databases:
                 yield Purger.from_settings(
                     self.settings, self.databases, database, types, self._clock
                 )
 
-    def _make_watches(self, database_metadata: DatabaseMetadata) -> Iterator[ShardWatch]:
-        """One per database, if there is a Redis to compare it with."""
+    def _make_shard_watches(self, database_metadata: DatabaseMetadata) -> Iterator[ShardWatch]:
+        """Makes a watch per database, if there is a Redis to compare the database with."""
         reconcile = self.settings.reconcile
         if self.reminders is None or reconcile.watch_s == "none":
             return
-        settings, repair, types = limit_for_watch(self.settings), None, database_metadata.types
-        if reconcile.repair:  # only of jobs that ShardCompare has just read: their types are known
-            sides = BothSides(self.databases, self.reminders, settings, types.cached_name)
-            repair = Repairer(sides, self.name).repair
+        settings, repair, types = (
+            limit_settings_for_watch(self.settings),
+            None,
+            database_metadata.types,
+        )
+        if reconcile.repair:  # only of jobs that ShardComparer has just read: their types are known
+            sides = DatabasesAndRedis(self.databases, self.reminders, settings, types.cached_name)
+            repair = Repairer(sides, self.name).repair_findings
         for database in self.databases:
             name = partial(types.find_name, database=database)
             yield ShardWatch(
                 database.index,
-                ShardCompare(BothSides(self.databases, self.reminders, settings, name)),
+                ShardComparer(DatabasesAndRedis(self.databases, self.reminders, settings, name)),
                 self._clock,
                 watch_s=reconcile.watch_s,
                 grace_s=reconcile.grace_s,

@@ -67,13 +67,13 @@ class Probe(Service):
 
     def run_once(self) -> float:
         try:
-            return self._ask()
+            return self._ask_server()
         finally:
             self.first_ask_done.set()
 
-    def _ask(self) -> float:
+    def _ask_server(self) -> float:
         # Computed when it is scraped: a question that hangs could not set it.
-        metrics.SERVER_UP.labels(self.server).set_function(lambda: self.finding.up)
+        metrics.SERVER_UP.labels(self.server).set_function(lambda: self.current_result.up)
         self._asked_s = before_s = self._clock.monotonic_s()
         before_ms = self._clock.wall_ms()
         try:
@@ -83,7 +83,7 @@ class Probe(Service):
             self._asked_s = None
             # A server with another schema or release does answer: its error says so.
             text = str(error) if error.retryable else f"answers, and does not fit: {error}"
-            self._set_finding(ProbeResult(up=False, since_ms=self._answered_ms, error=text))
+            self._record_result(ProbeResult(up=False, since_ms=self._answered_ms, error=text))
             return TICK_S if self.offsets else FIRST_TICK_S
         after_s = self._clock.monotonic_s()
         self._asked_s = None
@@ -97,13 +97,13 @@ class Probe(Service):
             # As long as no answer has been quick, a slow one counts: without any, its jobs would never be
             # due. Its offset is as wide as it was slow, and nothing starts earlier than by its lower end.
             self.exact = quick
-            self._record_offsets(server_ms, after_ms, before_s, after_s)
-        self._set_finding(ProbeResult(up=True, since_ms=self._answered_ms))
+            self._record_clock_offsets(server_ms, after_ms, before_s, after_s)
+        self._record_result(ProbeResult(up=True, since_ms=self._answered_ms))
         self.on_answer()
         return TICK_S
 
     @property
-    def finding(self) -> ProbeResult:
+    def current_result(self) -> ProbeResult:
         """The state now: a server that has not answered for PATIENCE_S is not up."""
         asked_s, finding = self._asked_s, self._finding
         if finding.up and asked_s is not None:
@@ -113,7 +113,7 @@ class Probe(Service):
                 return ProbeResult(up=False, since_ms=self._answered_ms, error=error)
         return finding
 
-    def _record_offsets(
+    def _record_clock_offsets(
         self, server_ms: Sequence[int], wall_ms: int, asked_s: float, answered_s: float
     ) -> None:
         self.offsets = [
@@ -125,7 +125,7 @@ class Probe(Service):
         if self.server_clock is not None:
             self.server_clock.record_offset(self.offsets[0])
 
-    def _set_finding(self, finding: ProbeResult) -> None:
+    def _record_result(self, finding: ProbeResult) -> None:
         """Keeps the time of the last change between up and down, and logs each change."""
         before = self._finding
         if finding.up == before.up:
@@ -160,16 +160,16 @@ class ClockComparison:
         self._compared: set[str] = set()  # databases that were compared with two others, once
         self.skew_is_too_large = False
         for probe in self._probes:
-            probe.on_answer = self._compare
+            probe.on_answer = self._compare_clocks
 
-    def _compare(self) -> None:
+    def _compare_clocks(self) -> None:
         with self._lock:
-            self._compare_skew()
+            self._check_redis_skew()
             for probe in self._databases:
                 if probe.server_clock is not None and probe.offsets:
-                    self._check_for_step(probe, probe.server_clock)
+                    self._check_for_clock_step(probe, probe.server_clock)
 
-    def _compare_skew(self) -> None:
+    def _check_redis_skew(self) -> None:
         skew_s = max(self._measure_skews_s(), key=abs, default=0.0)
         metrics.CLOCK_SKEW.set(skew_s)
         skew_is_too_large = abs(skew_s) > self._skew_s_max
@@ -190,18 +190,18 @@ class ClockComparison:
                     (redis.middle_ms - offset.middle_ms) / 1000 for redis in self._redis.offsets
                 )
 
-    def _check_for_step(self, probe: Probe, clock: ServerClock) -> None:
+    def _check_for_clock_step(self, probe: Probe, clock: ServerClock) -> None:
         probed = probe.offsets[0]
         witnesses = [
             other.offsets
             for other in self._probes
-            if other is not probe and other.finding.up and other.exact
+            if other is not probe and other.current_result.up and other.exact
         ]
         others = [offset for offsets in witnesses for offset in offsets]
         agree = all(abs(offset.distance_ms(probed)) <= AGREE_MS for offset in others)
         if clock.stepped_s:
             if agree if others else abs(probe.wall_leap_ms - clock.stepped_s * 1000) <= AGREE_MS:
-                text = "the clock of %s has stepped by %+.1f s, as all others: it is believed"
+                text = "the clock of %s has stepped by %+.1f s; the new time is confirmed, and used"
                 log.warning(text, probe.server, clock.stepped_s)
                 clock.trust_last_measurement()
         elif (
@@ -215,22 +215,22 @@ class ClockComparison:
             clock.follow_other_servers(max(others))
         if len(witnesses) > 1:
             self._compared.add(probe.server)
-        self._report_step(probe.server, clock.stepped_s)
+        self._log_clock_step(probe.server, clock.stepped_s)
 
-    def _report_step(self, server: str, stepped_s: float) -> None:
+    def _log_clock_step(self, server: str, stepped_s: float) -> None:
         """Logs once when a clock has stepped, and once when it is believed again."""
         metrics.CLOCK_STEP.labels(server).set(stepped_s)
         if stepped_s and server not in self._stepped:
             self._stepped.add(server)
             text = (
-                "the clock of %s has stepped by %+.1f s, and no other server agrees with it. It is not "
-                "believed: jobs start and leases end by the time that it had before. Set its clock; if "
-                "it is right now, restart the workers"
+                "the clock of %s has stepped by %+.1f s, and no other server confirms the new time. "
+                "Jobs start and leases end by the time before the step. Set the clock of the server; if the "
+                "new time is right, restart the workers"
             )
             log.error(text, server, stepped_s)
         elif server in self._stepped and not stepped_s:
             self._stepped.remove(server)
-            log.info("the clock of %s is believed again", server)
+            log.info("the clock of %s is in use again", server)
 
 
 def _clocks_agree(offsets: Sequence[ClockOffset]) -> bool:

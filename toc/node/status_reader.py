@@ -46,20 +46,23 @@ class StatusReader:
         with ThreadPoolExecutor(PARALLEL_MAX) as pool:
             list(pool.map(lambda probe: probe.run_once(), self._node.probes))
         health = Health(self._settings, self._node.reminders, self._node.probes, None)
-        view, refusal = self._read_view()
-        # One question cannot tell since when.
-        return [replace(part, since_ms=None) for part in health.parts(view, None, refusal, None)]
+        view, refusal = self._read_cluster_view()
+        # One answer does not tell since when a state lasts.
+        return [
+            replace(part, since_ms=None)
+            for part in health.describe_parts(view, None, refusal, None)
+        ]
 
-    def check_duties(self) -> list[HealthPart]:
+    def check_jobs_and_queues(self) -> list[HealthPart]:
         """The parts that no node reports: overdue jobs, reconciliation, foreign members of queues."""
         found = [self._check_overdue_jobs()]
         if not self._probe_failed(self._node.databases[0]):
-            found += read_reconciliation(self._settings, self._node.databases)
-        with suppress(TimerUnavailable):  # another part says so
-            found += read_foreign_members(self._settings, self._node.reminders)
+            found += read_reconciliation_health(self._settings, self._node.databases)
+        with suppress(TimerUnavailable):  # the part "redis" reports it
+            found += check_foreign_members(self._settings, self._node.reminders)
         return found
 
-    def _read_view(self) -> tuple[ClusterView | None, str]:
+    def _read_cluster_view(self) -> tuple[ClusterView | None, str]:
         """The members in ZooKeeper (None: it does not answer), and why it refuses this process."""
         if not self._settings.has_cluster:
             return None, ""
@@ -76,7 +79,7 @@ class StatusReader:
         """How late the most overdue job is that no worker has taken: the most important part."""
         databases = self._node.databases
         with ThreadPoolExecutor(PARALLEL_MAX) as pool:
-            answers = list(pool.map(self._read_most_overdue, databases))
+            answers = list(pool.map(self._read_most_overdue_rows, databases))
         silent = [f"database_{number}" for number, rows in enumerate(answers) if rows is None]
         unknown = ""
         if silent:
@@ -102,7 +105,7 @@ class StatusReader:
             )
         return HealthPart("jobs", "degraded" if late or unknown else "up", None, how, means)
 
-    def _read_most_overdue(self, database: Database) -> list[tuple[float, DueRow, int]] | None:
+    def _read_most_overdue_rows(self, database: Database) -> list[tuple[float, DueRow, int]] | None:
         """The most overdue row of each shard: (seconds overdue, row, shard). None: no answer."""
         if self._probe_failed(database):
             return None
@@ -120,10 +123,10 @@ class StatusReader:
     def _probe_failed(self, database: Database) -> bool:
         """Whether the probe found this database down. False while its first question is open."""
         probe = self._node.probes[database.index]
-        return probe.first_ask_done.is_set() and not probe.finding.up
+        return probe.first_ask_done.is_set() and not probe.current_result.up
 
 
-def read_reconciliation(settings: Settings, databases: Databases) -> Iterator[HealthPart]:
+def read_reconciliation_health(settings: Settings, databases: Databases) -> Iterator[HealthPart]:
     """Yields the result of the last reconciliation, if the first database answers.
 
     Yields nothing as well when there was no reconciliation and none is configured.
@@ -137,7 +140,7 @@ def read_reconciliation(settings: Settings, databases: Databases) -> Iterator[He
         yield part
 
 
-def read_foreign_members(settings: Settings, reminders: Reminders | None) -> Iterator[HealthPart]:
+def check_foreign_members(settings: Settings, reminders: Reminders | None) -> Iterator[HealthPart]:
     """Yields a part if queues in Redis have members that are no job_id. Raises TimerUnavailable."""
     if reminders is None:
         return

@@ -1,7 +1,7 @@
 """The services that bring work to a worker: pollers, loaders and scanners, and the share of each.
 
-Their number depends on the databases and topics only: an assignment just tells each its slots and shards. A
-database that hangs delays its own services, and no other.
+The number of services depends on the databases and topics only; an assignment tells each service its slots
+and shards. A database that hangs delays only the services of that database.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FALLBACK_TICKS = 3  # ticks of the scanner between two runs of the fallback
 
 
 class WorkSources:
-    """The services that bring work to one worker; idle until `assign`."""
+    """The services that bring work to one worker; idle until `assign_shares`."""
 
     def __init__(
         self, process: ProcessContext, worker: Worker, timer_may_fire: Callable[[], bool]
@@ -63,7 +63,7 @@ class WorkSources:
                     )
         self._next_due_watcher = NextDueWatcher(
             reminders,
-            {topic: partial(self._on_head_seen, topic) for topic in settings.topic_names},
+            {topic: partial(self._on_queue_head_seen, topic) for topic in settings.topic_names},
             period_s=settings.timer.slow_poll_s,
         )
         self._wakeup = WakeupListener(
@@ -80,7 +80,7 @@ class WorkSources:
         yield from self.scanners.values()
         yield from self.fallbacks.values()
 
-    def assign(self, assignment: Assignment, *, scan_all_in: int | None = None) -> None:
+    def assign_shares(self, assignment: Assignment, *, scan_all_in: int | None = None) -> None:
         """Tells each service its share from now on.
 
         `scan_all_in`: set while some nodes may have died without an heir. Then this node scans all shards, in
@@ -119,7 +119,7 @@ class WorkSources:
 
     # ---- inside
 
-    def _inboxes(self, topic: str, first: int, lane: int) -> dict[int, ClaimStage]:
+    def _claim_stages_by_database(self, topic: str, first: int, lane: int) -> dict[int, ClaimStage]:
         """The claim stage of each database that has jobs in the slots of database `first`."""
         routing, amount = self._settings.routing, self._settings.slots_of(topic)
         slot = next(slot for slot in range(amount) if self._database_of_slot(slot) == first)
@@ -147,7 +147,7 @@ class WorkSources:
         if poller is not None:  # wake-ups come for every slot, also of other nodes
             poller.on_wakeup(slot, in_s)
 
-    def _on_head_seen(self, topic: str, slot: int, in_s: float) -> None:
+    def _on_queue_head_seen(self, topic: str, slot: int, in_s: float) -> None:
         self.pollers[topic, self._database_of_slot(slot), slot % LANES].on_head_seen(slot, in_s)
 
     def _make_overdue_pages(self, database: int, lane: int) -> OverduePages:
@@ -227,7 +227,7 @@ class WorkSources:
             topic,
             self._settings.slots_of(topic),
             self._worker.permits,
-            self._inboxes(topic, database, lane),
+            self._claim_stages_by_database(topic, database, lane),
             self._settings.routing,
             self._clock,
             pop_max=timer.pop_max,

@@ -5,15 +5,15 @@ One database after the other, some days before the purger may delete its jobs:
 1. The run begins: from here on no earlier run can move the database's mark, `archived_until` in `toc_meta`
    (store/archive_status.py): jobs that ended before it are archived.
 2. Rows that ended since the mark, until a midnight (UTC), go to a staging folder of this run.
-3. They are read back, counted and summed up per shard and day: Spark does this with the Parquet files, the
-   database with its tables. If the two differ, the mark and the files stay where they are.
+3. Rows are counted and summed up per shard and day: by Spark in the Parquet files, by the database in its
+   tables. If the two results differ, the mark and the files stay where they are.
 4. The mark moves on, if no other run has begun; from then on the purger may delete.
-5. The files move from the staging folder to where they are read, and the mark records it. If this is
-   interrupted, the next run does it first. If it does not see that folder (it is a directory of another
-   machine, which led last night), it leaves that database alone.
+5. The files move from the staging folder to the folders of their days, and the mark records the move. The
+   next run first completes an interrupted move. A run that does not see the staging folder (in a directory
+   of another machine, which led last night) archives nothing of that database.
 
 So readers see only rows that were compared, each file once. A run that is killed before step 4 leaves a
-staging folder, which a later run deletes: no run can declare it archived any more.
+staging folder, which a later run deletes: no run can publish that folder any more.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from toc.reconcile.archive_files import (
-    differences,
-    session_for_parquet,
-    sums_of_database,
-    sums_of_parquet,
-    write,
+    compute_database_checksums,
+    compute_parquet_checksums,
+    describe_differences,
+    new_parquet_session,
+    write_ended_jobs,
 )
-from toc.reconcile.spark import reason_of, spark_errors
+from toc.reconcile.spark import short_error_text, spark_error_types
 from toc.reconcile.spark_files import SparkFiles
 from toc.runtime.clock import Clock
 from toc.runtime.setting_groups import Days
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LEAD_DAYS = 3
-"""How many days before the purger may delete a job it is archived: one until its day ends, one until the next
-night, one for a night that failed."""
+"""A job is archived so many days before the purger may delete the job: one day until its day ends, one until
+the next night, one for a night that failed."""
 
 SETTLED_MS = HOUR_MS
-"""Jobs that ended so long ago are committed. It counts where retention is shorter than LEAD_DAYS."""
+"""Jobs that ended longer ago are committed. This bound applies if retention is shorter than LEAD_DAYS."""
 
 TRIES = 2
-"""A dead job that is redriven during the run makes a difference; the second try has none."""
+"""How often rows are copied and checked: a job that is redriven during the first try makes sums differ."""
 
 DIFFERENCES_MAX = 20
 
@@ -62,8 +62,10 @@ JOBS, STAGING = "jobs", "_staging"
 
 
 @dataclass(slots=True)
-class ArchivedDatabase:
-    """The result for one database. Times in ms since 1970 UTC; until_ms equals since_ms if nothing was due.
+class DatabaseArchiveResult:
+    """The result of archiving one database.
+
+    Times in ms since 1970 UTC; until_ms equals since_ms if nothing was due.
 
     differing: a line for each shard and day in which archive and database differ (at most DIFFERENCES_MAX).
     error: why it could not be archived.
@@ -84,28 +86,28 @@ class ArchivedDatabase:
 
 @dataclass(slots=True)
 class ArchiveResult:
-    """The result of a run."""
+    """The result of archiving all databases."""
 
-    databases: list[ArchivedDatabase] = field(default_factory=list)
+    databases: list[DatabaseArchiveResult] = field(default_factory=list)
 
     @property
     def is_good(self) -> bool:
         return all(database.is_good for database in self.databases)
 
     @property
-    def differs(self) -> bool:
+    def has_differences(self) -> bool:
         """Whether archive and database differ somewhere: exit code 1."""
         return any(database.differing for database in self.databases)
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         return sum(database.rows for database in self.databases)
 
 
-def archive(
+def archive_ended_jobs(
     spark: SparkSession, settings: Settings, clock: Clock, tell: Callable[[str], None]
 ) -> ArchiveResult:
-    """Archives what is due, in every database that answers. `tell` is called with a line for each.
+    """Archives the due days of every database that answers. `tell` is called with a line for each database.
 
     Errors of servers and stores are in the result. Raises SettingsError for a URL that Spark does not know.
     """
@@ -116,7 +118,7 @@ def archive(
     return run.result
 
 
-def cutoff_ms(now_ms: int, days_min: Days) -> int:
+def archive_cutoff_ms(now_ms: int, days_min: Days) -> int:
     """The midnight before which jobs must have ended to be archived; 0 if nothing is ever purged."""
     if days_min == "none":
         return 0
@@ -132,85 +134,93 @@ class _ArchiveRun:
     def __init__(
         self, spark: SparkSession, settings: Settings, tell: Callable[[str], None]
     ) -> None:
-        self._spark, self._settings = session_for_parquet(spark), settings
+        self._spark, self._settings = new_parquet_session(spark), settings
         self._tell = tell
         self._folders = SparkFiles(spark, settings.reconcile.archive)
         self.result = ArchiveResult()
 
     def archive_database(self, databases: Databases, database: Database) -> None:
         """Archives one database; errors go into its result."""
-        done = ArchivedDatabase(database.index)
+        done = DatabaseArchiveResult(database.index)
         self.result.databases.append(done)
-        errors: tuple[type[Exception], ...] = (_CannotArchive, *spark_errors())
+        errors: tuple[type[Exception], ...] = (_CannotArchive, *spark_error_types())
         try:
-            self._archive_window(databases, database, done)
+            self._archive_due_jobs(databases, database, done)
         except errors as error:
-            done.error = reason_of(error)
+            done.error = short_error_text(error)
         if not done.is_good:
             for line in done.differing or [done.error]:
-                self._tell_about(database, line)
+                self._report_progress(database, line)
 
-    def _tell_about(self, database: Database, text: str) -> None:
+    def _report_progress(self, database: Database, text: str) -> None:
         self._tell(f"archive, database {database.index}: {text}")
 
-    def _archive_window(
-        self, databases: Databases, database: Database, done: ArchivedDatabase
+    def _archive_due_jobs(
+        self, databases: Databases, database: Database, done: DatabaseArchiveResult
     ) -> None:
         # With fewer shards, rows that were never read would count as archived.
         refuse_differing_facts(database, read_recorded_meta(database), self._settings.facts)
-        until_ms = cutoff_ms(database.now_ms(), self._settings.retention.shortest_retention_days)
+        until_ms = archive_cutoff_ms(
+            database.now_ms(), self._settings.retention.shortest_retention_days
+        )
         status = archive_status.read_archive_status(database)
         if status is not None:
             self._publish_staged_files(database, status)
         if until_ms > (0 if status is None else status.until_ms):
             status = archive_status.begin_archive_run(database)
-            # Once more: another run may have moved the mark since.
+            # Again: another run may have moved the mark meanwhile.
             self._publish_staged_files(database, status)
-            self._delete_old_staging(database, status)
+            self._delete_old_staging_folders(database, status)
         done.since_ms = done.until_ms = 0 if status is None else status.until_ms
         if status is None or until_ms <= status.until_ms:
-            text = "nothing is due" if until_ms else "nothing is ever purged, nothing is archived"
-            self._tell_about(database, text)
+            text = (
+                "nothing is due" if until_ms else "nothing is ever purged, so nothing is archived"
+            )
+            self._report_progress(database, text)
             return
         window = EndedJobWindow(status.until_ms, until_ms)
         self._refuse_archived_days(database, window)
-        if not self._copy_and_check(databases, database, status, window, done):
+        if not self._copy_and_verify_rows(databases, database, status, window, done):
             return
         moved = archive_status.advance_archived_until(database, status, until_ms)
         if moved is None:
             raise _CannotArchive(
-                "another run of the archive has begun meanwhile; this one changed nothing"
+                "another run of the archive has begun meanwhile; this run changed nothing"
             )
         done.until_ms = until_ms
         done.files = self._publish_staged_files(database, moved)
-        self._tell_about(
+        self._report_progress(
             database,
             f"{done.rows:,} jobs that ended before {sql_time_of_ms(until_ms)[:10]}, in {done.files} files; "
             "count and checksum agree",
         )
 
-    def _copy_and_check(
+    def _copy_and_verify_rows(
         self,
         databases: Databases,
         database: Database,
         status: ArchiveStatus,
         window: EndedJobWindow,
-        done: ArchivedDatabase,
+        done: DatabaseArchiveResult,
     ) -> bool:
-        """Copies the window to the staging folder; True if its sums equal the database's."""
-        url = self._folders.url(_staging_folder(database, status.begun))
-        # The archive is for ever: the names from the database itself must be there, and win.
+        """Copies the rows of the window to the staging folder; True if the checksums are the database's."""
+        url = self._folders.url_of(_staging_folder(database, status.begun))
+        # The archive is kept for ever: names of types in the database itself are required, and preferred.
         names = {**read_known_types(databases).names, **read_known_types([database]).names}
         for left in reversed(range(TRIES)):
-            write(self._spark, self._settings, database.shards, window, names, url)
-            archive_sums = sums_of_parquet(self._spark, url, names)
-            database_sums = sums_of_database(self._spark, self._settings, database.shards, window)
-            found = list(differences(archive_sums, database_sums))
+            write_ended_jobs(self._spark, self._settings, database.shards, window, names, url)
+            archive_sums = compute_parquet_checksums(self._spark, url, names)
+            database_sums = compute_database_checksums(
+                self._spark, self._settings, database.shards, window
+            )
+            found = list(describe_differences(archive_sums, database_sums))
             if not found:
-                done.rows = archive_sums.rows
+                done.rows = archive_sums.row_count
                 return True
             if left:
-                self._tell_about(database, f"{len(found)} differences, once more: {found[0]}")
+                self._report_progress(
+                    database, f"{len(found)} differences, trying again: {found[0]}"
+                )
         done.differing = found[:DIFFERENCES_MAX]
         return False
 
@@ -219,19 +229,19 @@ class _ArchiveRun:
         staging, files = _staging_folder(database, status.run), 0
         if status.files_moved:
             return 0
-        if not self._folders.is_there(staging):
+        if not self._folders.exists(staging):
             now = archive_status.read_archive_status(database)
             if now is not None and now.run == status.run and not now.files_moved:
                 raise _CannotArchive(
                     f"run {status.run} was interrupted before it moved its files out of "
-                    f"{self._folders.url(staging)}, and they are not there: is the archive a directory "
-                    "of another machine? Run `toc nightly` on that one (docs/how-to/archive.md)"
+                    f"{self._folders.url_of(staging)}, and the files are missing: is the archive a directory "
+                    "of another machine? Run `toc nightly` on that machine (docs/how-to/archive.md)"
                 )
             return 0  # another run has moved them meanwhile
-        for day in self._folders.folders(staging):
-            for file in self._folders.files(f"{staging}/{day}"):
+        for day in self._folders.list_folders(staging):
+            for file in self._folders.list_files(f"{staging}/{day}"):
                 target = f"{_day_folder(database, day)}/{file}"
-                self._folders.move(f"{staging}/{day}/{file}", target)
+                self._folders.move_file(f"{staging}/{day}/{file}", target)
                 files += 1
         # First record that the files are moved, then delete the folder. If the folder is missing and
         # the record does not say so, the folder is on another machine.
@@ -239,20 +249,20 @@ class _ArchiveRun:
         self._folders.delete(staging)
         return files
 
-    def _delete_old_staging(self, database: Database, status: ArchiveStatus) -> None:
+    def _delete_old_staging_folders(self, database: Database, status: ArchiveStatus) -> None:
         """Deletes the staging folders of earlier runs that did not complete."""
-        for name in self._folders.folders(_staging_folder(database)):
+        for name in self._folders.list_folders(_staging_folder(database)):
             number = name.removeprefix("run=")
             if number.isdecimal() and int(number) < status.begun:
                 self._folders.delete(f"{_staging_folder(database)}/{name}")
 
     def _refuse_archived_days(self, database: Database, window: EndedJobWindow) -> None:
-        """Raises if a day is in the archive already: of another system, or of a database's later life."""
+        """Raises if the archive has files of a day in the window, as after a restore of the database."""
         first = f"day={sql_time_of_ms(window.since_ms)[:10]}"
-        for day in self._folders.folders(JOBS):
-            if day >= first and self._folders.is_there(_day_folder(database, day)):
+        for day in self._folders.list_folders(JOBS):
+            if day >= first and self._folders.exists(_day_folder(database, day)):
                 raise _CannotArchive(
-                    f"{self._folders.url(_day_folder(database, day))} is there, but the database says that "
+                    f"{self._folders.url_of(_day_folder(database, day))} exists, but the database says that "
                     "the day was never archived: was it restored from a backup, or do two systems "
                     "share the folder? Move the files of others away (docs/how-to/archive.md)"
                 )

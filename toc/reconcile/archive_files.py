@@ -1,4 +1,4 @@
-"""Rows of ended jobs as Parquet, and the two sums over them that must agree: Spark's and the database's."""
+"""Writes ended jobs as Parquet files; computes the checksums of files and database, which must be equal."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SCHEMA = (
     "biz_text STRING, tenant STRING, attribute STRING, result STRING, trace STRING, error STRING, "
     "dead_time TIMESTAMP, shard INT, day DATE"
 )
-"""Of the archive's files; `day`, when the job ended, is in the path."""
+"""The columns of the archive's files. `day`, the day on which the job ended, is part of the path."""
 
-ROWS_MAX = 5000  # read at once
-PAGE_BYTES = 16 * 2**20  # and so much of attributes
-ROW_GROUP_BYTES = 16 * 2**20  # of what a task keeps in memory before it is written
+ROWS_MAX = 5000  # that a task reads at once
+PAGE_BYTES = 16 * 2**20  # of attributes that a task reads at once
+ROW_GROUP_BYTES = 16 * 2**20  # that a task keeps in memory before they are written
 FILE_ROWS_MAX = 2_000_000
-OPEN_FILES_MAX = 4  # of a task; rows of more days than this are sorted first, on disk
+OPEN_FILES_MAX = 4  # that a task writes at once; rows of more days are first sorted, on disk
 _STATUS_NAMES = {int(status): status.name.lower() for status in Status}
 
 
@@ -48,16 +48,16 @@ Columns = Sequence[Sequence[Any]]
 """A page of rows, column by column."""
 
 
-class Sums(dict[tuple[int, int], tuple[int, int]]):
+class DayChecksums(dict[tuple[int, int], tuple[int, int]]):
     """(shard, day since 1970) → (rows, sum of their CRC-32)"""
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         return sum(rows for rows, _ in self.values())
 
 
-def session_for_parquet(spark: SparkSession) -> SparkSession:
-    """A session with settings of its own, on the same Spark."""
+def new_parquet_session(spark: SparkSession) -> SparkSession:
+    """A new session of the same Spark, with the settings for Parquet files."""
     mine = spark.newSession()
     for name, value in {
         "spark.sql.session.timeZone": "UTC",
@@ -72,7 +72,7 @@ def session_for_parquet(spark: SparkSession) -> SparkSession:
 # ---- rows to Parquet
 
 
-def write(
+def write_ended_jobs(
     spark: SparkSession,
     settings: Settings,
     shards: Sequence[int],
@@ -84,16 +84,18 @@ def write(
     names = dict(type_names)
     schema_names = [column.split()[0] for column in SCHEMA.split(", ")]
 
-    def read(some: Sequence[int]) -> Iterator[Columns]:
-        pieces = split_shards(settings, some, id_range_of_ended(window), page_rows(settings))
+    def read_ended_rows(some: Sequence[int]) -> Iterator[Columns]:
+        pieces = split_into_id_ranges(
+            settings, some, id_range_of_ended(window), rows_per_read(settings)
+        )
         for ended, shard, ids in pieces:
             rows = ended.read_ended_rows(shard, ids, window)
             if rows:
-                columns = _archive_columns(shard, rows, names)
+                columns = _rows_to_columns(shard, rows, names)
                 yield [columns[name] for name in schema_names]
 
     (
-        read_on_executors(spark, shards, read, SCHEMA)
+        read_on_executors(spark, shards, read_ended_rows, SCHEMA)
         .write.mode("overwrite")
         .partitionBy("day")
         .option("compression", "zstd")
@@ -103,7 +105,7 @@ def write(
     )
 
 
-def _archive_columns(
+def _rows_to_columns(
     shard: int, rows: Sequence[Sequence[Any]], type_names: Mapping[int, str]
 ) -> dict[str, Sequence[Any]]:
     """Rows of `EndedJobReader.read_ended_rows` as the columns of SCHEMA."""
@@ -123,26 +125,26 @@ def read_on_executors(
     read: Callable[[Sequence[int]], Iterator[Columns]],
     schema: str,
 ) -> DataFrame:
-    """What `read` yields on the executors, as one table. Each task calls it with some shards.
+    """Runs `read` on the executors; returns its pages as one table. Each task calls `read` with some shards.
 
-    It yields pages of rows: the columns of `schema`, with times in ms and days since 1970.
+    `read` yields pages of rows: the columns of `schema`, with times in ms and days since 1970.
     """
     number_of_tasks = min(spark.sparkContext.defaultParallelism, len(shards))
     tasks = [shards[n::number_of_tasks] for n in range(number_of_tasks)]
 
-    def read_tasks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read_shards_of_tasks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 for columns in read(tasks[number]):
-                    yield _record_batch(columns, schema)
+                    yield _make_record_batch(columns, schema)
 
     with warnings.catch_warnings():
         # Spark does not fully know pandas 3 yet, and warns; this code does not use pandas.
         warnings.simplefilter("ignore", FutureWarning)
-        return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(read_tasks, schema)
+        return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(read_shards_of_tasks, schema)
 
 
-def _record_batch(columns: Columns, schema: str) -> pa.RecordBatch:
+def _make_record_batch(columns: Columns, schema: str) -> pa.RecordBatch:
     import pyarrow as pa  # noqa: PLC0415 - an extra
 
     types = {
@@ -161,10 +163,10 @@ def _record_batch(columns: Columns, schema: str) -> pa.RecordBatch:
     return pa.record_batch(arrays, [name for name, _ in fields])
 
 
-def split_shards(
+def split_into_id_ranges(
     settings: Settings, shards: Iterable[int], ids: IdRange, rows: int
 ) -> Iterator[tuple[EndedJobReader, int, IdRange]]:
-    """On an executor: (reader, shard, piece of `ids`) for each piece of about so many rows."""
+    """On an executor: splits `ids` in each shard into ranges of about `rows` rows; (reader, shard, range)."""
     with closing(Databases.from_settings(settings, SystemClock(), pool_size=1)) as databases:
         ended = EndedJobReader(databases)
         for shard in shards:
@@ -172,7 +174,7 @@ def split_shards(
                 yield ended, shard, piece
 
 
-def page_rows(settings: Settings) -> int:
+def rows_per_read(settings: Settings) -> int:
     """How many rows a task reads at once."""
     return min(ROWS_MAX, settings.reconcile.page, PAGE_BYTES // settings.limits.attribute_bytes)
 
@@ -180,8 +182,10 @@ def page_rows(settings: Settings) -> int:
 # ---- the two sums
 
 
-def sums_of_parquet(spark: SparkSession, url: str, type_names: Mapping[int, str]) -> Sums:
-    """Reads it back. A group with a wrong name of a type or status has a count of -1."""
+def compute_parquet_checksums(
+    spark: SparkSession, url: str, type_names: Mapping[int, str]
+) -> DayChecksums:
+    """Checksums of the files at `url`; a day with a wrong name of a type or status has a count of -1."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as all the world writes it
 
     labels = F.struct("type_no", "biz_type", "status", "status_name")
@@ -195,7 +199,7 @@ def sums_of_parquet(spark: SparkSession, url: str, type_names: Mapping[int, str]
             F.collect_set(labels).alias("labels"),
         )
     )
-    found = Sums()
+    found = DayChecksums()
     for group in groups.collect():
         right = all(
             label.biz_type == type_names.get(label.type_no)
@@ -207,10 +211,10 @@ def sums_of_parquet(spark: SparkSession, url: str, type_names: Mapping[int, str]
 
 
 def _checksum_column() -> Column:
-    """The same text as the database's: see `_checksums_sql` in store/ended_jobs.py."""
+    """The checksum of a row, of the same text as `_checksums_sql` in store/ended_jobs.py."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    def part(name: str) -> Column:
+    def column_as_text(name: str) -> Column:
         column = F.col(name)
         if name in TIMES:
             return F.unix_millis(column).cast("string")
@@ -218,23 +222,23 @@ def _checksum_column() -> Column:
             return F.concat(F.octet_length(column).cast("string"), F.lit("="), column)
         return column.cast("string")
 
-    parts = [F.coalesce(part(name), F.lit("-")) for name in COLUMNS]
+    parts = [F.coalesce(column_as_text(name), F.lit("-")) for name in COLUMNS]
     return F.crc32(F.concat_ws("|", *parts).cast("binary"))
 
 
-def sums_of_database(
+def compute_database_checksums(
     spark: SparkSession, settings: Settings, shards: Sequence[int], window: EndedJobWindow
-) -> Sums:
-    """The sums that the database itself computes of the same rows."""
+) -> DayChecksums:
+    """Checksums of the jobs that ended in the window, computed by the databases."""
 
-    def read(some: Sequence[int]) -> Iterator[Columns]:
+    def read_checksums(some: Sequence[int]) -> Iterator[Columns]:
         ids, rows = id_range_of_ended(window), settings.reconcile.page
-        for ended, shard, piece in split_shards(settings, some, ids, rows):
+        for ended, shard, piece in split_into_id_ranges(settings, some, ids, rows):
             for day, number, crc in ended.read_day_checksums(shard, piece, window):
                 yield [shard], [day], [number], [crc]
 
-    found = Sums()
-    for one in read_on_executors(spark, shards, read, _SUMS).collect():
+    found = DayChecksums()
+    for one in read_on_executors(spark, shards, read_checksums, _SUMS).collect():
         rows, crc = found.get((one.shard, one.day), (0, 0))
         found[one.shard, one.day] = (rows + one.rows, crc + one.crc)
     return found
@@ -243,17 +247,18 @@ def sums_of_database(
 _SUMS = "shard INT, day INT, rows BIGINT, crc BIGINT"
 
 
-def differences(archive: Sums, database: Sums) -> Iterator[str]:
-    """A line for each shard and day in which they differ."""
+def describe_differences(archive: DayChecksums, database: DayChecksums) -> Iterator[str]:
+    """A line of text for each shard and day in which the checksums differ."""
     for shard, day in sorted(archive.keys() | database.keys()):
         ours, theirs = archive.get((shard, day)), database.get((shard, day))
         if ours != theirs:
             yield (
-                f"shard {shard}, {sql_time_of_ms(day * DAY_MS)[:10]}: the archive has {_sums_words(ours)}, "
-                f"the database {_sums_words(theirs)}"
+                f"shard {shard}, {sql_time_of_ms(day * DAY_MS)[:10]}: "
+                f"the archive has {_describe_checksum(ours)}, "
+                f"the database {_describe_checksum(theirs)}"
             )
 
 
-def _sums_words(found: tuple[int, int] | None) -> str:
+def _describe_checksum(found: tuple[int, int] | None) -> str:
     rows, crc = found or (0, 0)
     return "rows with wrong names" if rows < 0 else f"{rows:,} rows (checksum {crc})"

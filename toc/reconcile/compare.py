@@ -18,17 +18,17 @@ from typing import NamedTuple
 from toc.domain.disagreements import Disagreement, Tolerances
 from toc.domain.ids import SEQUENCE_BITS, routing_bits_of
 from toc.domain.routing import slot_of_hash
-from toc.reconcile.both_sides import BothSides
-from toc.reconcile.findings import Finding, MarkCoverage, ShardComparison
-from toc.reconcile.recheck import Rechecker, Suspects
+from toc.reconcile.databases_and_redis import DatabasesAndRedis
+from toc.reconcile.findings import Finding, LoaderMarkCoverage, ShardComparison
+from toc.reconcile.recheck import JobRechecker, Suspects
 from toc.store.comparison_reads import LiveRowPage
 from toc.timer.loader import LoadMark, shard_read_period_s
 
 
-class ShardCompare:
+class ShardComparer:
     """Compares shards with their slots. Only reads. All methods raise StoreUnavailable, TimerUnavailable."""
 
-    def __init__(self, sides: BothSides) -> None:
+    def __init__(self, sides: DatabasesAndRedis) -> None:
         self._sides = sides
         settings = sides.settings
         timer, reconcile = settings.timer, settings.reconcile
@@ -38,20 +38,20 @@ class ShardCompare:
             overdue_ms=round(settings.overdue_s * 1000),
             stuck_ms=round(settings.overdue_s * 1000),
         )
-        self._rechecker = Rechecker(sides, self._limits)
+        self._rechecker = JobRechecker(sides, self._limits)
         self._kept_max = settings.findings_kept
 
     def compare_shard(self, shard: int, *, far: bool = True) -> ShardComparison:
         """Compares a shard, and looks its suspects up. `far`: also counts the rows due beyond the horizon."""
         compared = ShardComparison(shard)
-        walk = _MergeWalk(self._sides, self._limits, self._rechecker, compared)
-        walk.run()
+        walk = _ShardMergeJoin(self._sides, self._limits, self._rechecker, compared)
+        walk.compare_rows_with_reminders()
         if far:
             compared.counts["far"] = self._sides.reads.count_due_after(shard, walk.until_ms)
-        self._check_marks(compared)
+        self._check_loader_marks(compared)
         return compared
 
-    def recheck(self, compared: ShardComparison) -> ShardComparison:
+    def recheck_findings(self, compared: ShardComparison) -> ShardComparison:
         """Looks the findings up again, and keeps those that are still true.
 
         Of a kind with more findings than were kept, the others count too if most of the kept ones are still
@@ -60,24 +60,24 @@ class ShardCompare:
         of_jobs = [f for f in compared.findings if f.kind is not Disagreement.MARK_AHEAD]
         suspects = Suspects(set)
         for finding in of_jobs:
-            suspects[finding.spot].add(finding.job_id)
-        kept = {finding.key for finding in of_jobs}
+            suspects[finding.topic_and_slot].add(finding.job_id)
+        kept = {finding.identity_key for finding in of_jobs}
         still = ShardComparison(
             compared.shard, Counter(compared.counts), marks=compared.marks, work=compared.work
         )
-        for rechecked in self._rechecker.recheck(compared.shard, suspects):
+        for rechecked in self._rechecker.recheck_jobs(compared.shard, suspects):
             for finding in rechecked.findings:
-                if finding.key in kept:
-                    still.keep(finding, self._kept_max)
+                if finding.identity_key in kept:
+                    still.add_finding(finding, self._kept_max)
         looked_at = Counter(finding.kind for finding in of_jobs)
         for kind, number in looked_at.items():
             if 2 * still.found[kind] > number:
                 still.found[kind] += compared.found[kind] - number
-        self._check_marks(still)
+        self._check_loader_marks(still)
         return still
 
-    def _check_marks(self, compared: ShardComparison) -> None:
-        """Adds MARK_AHEAD if most reminders that a mark covers are missing; the mark is not wrong for one."""
+    def _check_loader_marks(self, compared: ShardComparison) -> None:
+        """Adds MARK_AHEAD if most reminders that a loader's mark covers are missing, not only a few."""
         missing = [f for f in compared.findings if f.kind is Disagreement.MISSING]
         for mark in compared.marks:
             below = sum(
@@ -88,21 +88,25 @@ class ShardCompare:
             if 2 * below > min(mark.covered, 2 * self._kept_max - 1):
                 kind, shard = Disagreement.MARK_AHEAD, compared.shard
                 finding = Finding(kind, shard, mark.topic, mark.slot, due_ms=mark.due_ms)
-                compared.keep(finding, self._kept_max)
+                compared.add_finding(finding, self._kept_max)
 
 
-class _Window(NamedTuple):
-    """The times of a page: later than `after_ms`, up to `until_ms`; None: no bound."""
+class _DueWindow(NamedTuple):
+    """The due times of a page of rows: later than `after_ms`, up to `until_ms`; None: no bound."""
 
     after_ms: int | None
     until_ms: int | None
 
 
-class _MergeWalk:
-    """One compare of one shard; it adds its findings to `compared`."""
+class _ShardMergeJoin:
+    """Compares one shard with its slots, page by page; adds the findings to `compared`."""
 
     def __init__(
-        self, sides: BothSides, limits: Tolerances, rechecker: Rechecker, compared: ShardComparison
+        self,
+        sides: DatabasesAndRedis,
+        limits: Tolerances,
+        rechecker: JobRechecker,
+        compared: ShardComparison,
     ) -> None:
         self._sides, self._reads, self._reminders = sides, sides.reads, sides.reminders
         self._clock, self._booked_until_s = sides.clock, sides.clock.monotonic_s()
@@ -136,11 +140,11 @@ class _MergeWalk:
         self._suspects = Suspects(set)
         self._kept: set[tuple[Disagreement, int, str, int]] = set()
 
-    def run(self) -> None:
+    def compare_rows_with_reminders(self) -> None:
         """Compares the shard. Raises StoreUnavailable and TimerUnavailable."""
         for topic in self._slot:
             self._read_prepare_queue(topic)
-        self._book_time("reminders")
+        self._add_elapsed_time("reminders")
         met = next(iter(self._slot.items()))
         odd = self._reads.find_suspicious_rows(self._shard, self.until_ms, self._kept_max)
         self._suspects[met].update(odd.moved, odd.misfits)
@@ -149,14 +153,14 @@ class _MergeWalk:
             self._shard, self.until_ms, self._page, typed=len(self._slot) > 1
         )
         for page in pages:
-            self._book_time("rows")
+            self._add_elapsed_time("rows")
             is_last = len(page.ids) < self._page
             until_ms = None if is_last else max(page.due_ms)
-            self._pair_page(page, _Window(after_ms, until_ms))
+            self._pair_rows_with_reminders(page, _DueWindow(after_ms, until_ms))
             self._recheck_suspects(after_ms)
-            self._book_time("verify")
+            self._add_elapsed_time("verify")
             after_ms = until_ms
-        # Findings that were not looked up only count; `ShardCompare.recheck` judges them as most kept ones.
+        # Findings that were not looked up are only counted; `recheck_findings` treats them as most kept ones.
         self._compared.found += Counter(
             {
                 Disagreement.MOVED: odd.moved_count - len(odd.moved),
@@ -165,13 +169,13 @@ class _MergeWalk:
         )
         for topic, mark in self._marks.items():
             self._compared.marks.append(
-                MarkCoverage(topic, self._slot[topic], mark.due_ms, self._covered[topic])
+                LoaderMarkCoverage(topic, self._slot[topic], mark.due_ms, self._covered[topic])
             )
 
     def _read_prepare_queue(self, topic: str) -> None:
         slot, stuck_ms = self._slot[topic], self._now_ms - self._limits.stuck_ms
         for page in self._reminders.read_popped_pages(topic, slot, self._page):
-            mine = self._keep_own_shard(topic, page.by_id)
+            mine = self._filter_own_shard(topic, page.by_id)
             self._compared.counts["out"] += len(mine)
             self._compared.counts["foreign"] += page.foreign
             self._out[topic].update(mine)
@@ -179,34 +183,34 @@ class _MergeWalk:
                 job_id for job_id, until_ms in mine.items() if until_ms < stuck_ms
             )
 
-    def _pair_page(self, page: LiveRowPage, window: _Window) -> None:
+    def _pair_rows_with_reminders(self, page: LiveRowPage, window: _DueWindow) -> None:
         """Pairs a page of rows with the reminders of the same time."""
         self._compared.counts["rows"] += len(page.ids)
-        by_topic = self._split_by_topic(page)
-        self._book_time("pair")
+        by_topic = self._group_rows_by_topic(page)
+        self._add_elapsed_time("pair")
         for topic, rows in by_topic.items():
-            armed = self._read_reminders(topic, window)
-            self._book_time("reminders")
+            armed = self._read_armed_reminders(topic, window)
+            self._add_elapsed_time("reminders")
             suspects = self._suspects[topic, self._slot[topic]]
-            suspects.update(self._suspicious_rows(topic, rows, armed))
+            suspects.update(self._find_suspect_rows(topic, rows, armed))
             rest = armed.keys() - rows.keys()
             if window.until_ms is not None:
                 last = {job_id for job_id in rest if armed[job_id] == window.until_ms}
                 self._carried[topic] = dict.fromkeys(last, window.until_ms)
                 rest -= last
             suspects.update(rest)
-            self._book_time("pair")
+            self._add_elapsed_time("pair")
 
-    def _book_time(self, on: str) -> None:
-        """Adds the time since the last call to a kind of work."""
+    def _add_elapsed_time(self, on: str) -> None:
+        """Adds the time since the last call to the duration of one kind of work."""
         now_s = self._clock.monotonic_s()
         self._compared.work[on] += now_s - self._booked_until_s
         self._booked_until_s = now_s
 
-    def _suspicious_rows(
+    def _find_suspect_rows(
         self, topic: str, rows: dict[int, int], armed: dict[int, int]
     ) -> list[int]:
-        """The rows that are overdue, have no reminder, or one that is too late."""
+        """The rows that are overdue, or have no reminder, or have a reminder that is too late."""
         out = self._out[topic]
         near_ms = self._now_ms + self._limits.near_ms
         overdue_ms = self._now_ms - self._limits.overdue_ms
@@ -227,7 +231,7 @@ class _MergeWalk:
                 self._compared.counts["early"] += 1
         return found
 
-    def _split_by_topic(self, page: LiveRowPage) -> dict[str, dict[int, int]]:
+    def _group_rows_by_topic(self, page: LiveRowPage) -> dict[str, dict[int, int]]:
         rows = zip(page.ids, page.due_ms, strict=True)
         if len(self._slot) == 1:
             return {topic: dict(rows) for topic in self._slot}
@@ -237,17 +241,17 @@ class _MergeWalk:
             found[topics[type_no]][job_id] = due_ms
         return found
 
-    def _read_reminders(self, topic: str, window: _Window) -> dict[int, int]:
+    def _read_armed_reminders(self, topic: str, window: _DueWindow) -> dict[int, int]:
         found, self._carried[topic] = self._carried[topic], {}
         for page in self._reminders.read_armed_pages(topic, self._slot[topic], *window, self._page):
-            mine = self._keep_own_shard(topic, page.by_id)
+            mine = self._filter_own_shard(topic, page.by_id)
             self._compared.counts["armed"] += len(mine)
             self._compared.counts["foreign"] += page.foreign
             found |= mine
         return found
 
-    def _keep_own_shard(self, topic: str, entries: dict[int, int]) -> dict[int, int]:
-        """The entries of this shard; entries that belong in another slot become suspects."""
+    def _filter_own_shard(self, topic: str, entries: dict[int, int]) -> dict[int, int]:
+        """Returns the reminders of this shard; reminders that belong in another slot become suspects."""
         shard, mask, slot = self._shard, self._shards - 1, self._slot[topic]
         mine = {i: ms for i, ms in entries.items() if (i >> SEQUENCE_BITS) & mask == shard}
         if len(mine) < len(entries) and shard == slot:
@@ -260,18 +264,20 @@ class _MergeWalk:
         return mine
 
     def _recheck_suspects(self, after_ms: int | None) -> None:
-        """Looks up the suspects of the page that begins after a moment."""
+        """Looks up the suspects of the page of rows that are due after `after_ms`."""
         compared, suspects = self._compared, self._suspects
         number = sum(map(len, suspects.values()))
         if not number:
             return
         compared.counts["suspects"] += number
         # A job whose reminder has another time is found twice: as a row, and as a reminder.
-        for rechecked in self._rechecker.recheck(self._shard, suspects):
+        for rechecked in self._rechecker.recheck_jobs(self._shard, suspects):
             is_known = after_ms is not None and (rechecked.armed_ms or 0) <= after_ms
             if rechecked.legal_oddity and not (rechecked.legal_oddity == "early" and is_known):
                 compared.counts[rechecked.legal_oddity] += 1
             for finding in rechecked.findings:
-                if finding.key not in self._kept and compared.keep(finding, self._kept_max):
-                    self._kept.add(finding.key)
+                if finding.identity_key not in self._kept and compared.add_finding(
+                    finding, self._kept_max
+                ):
+                    self._kept.add(finding.identity_key)
         suspects.clear()

@@ -37,21 +37,21 @@ class Finding(NamedTuple):
     out_ms: int | None = None
 
     @property
-    def spot(self) -> tuple[str, int]:
+    def topic_and_slot(self) -> tuple[str, int]:
         return self.topic, self.slot
 
     @property
-    def at_ms(self) -> int | None:
+    def due_or_reminder_ms(self) -> int | None:
         """When its row is due; without a row, when its reminder is."""
         return self.armed_ms if self.due_ms is None else self.due_ms
 
     @property
-    def key(self) -> tuple[Disagreement, int, str, int]:
+    def identity_key(self) -> tuple[Disagreement, int, str, int]:
         """Equal for findings of one disagreement that was seen twice."""
         return self.kind, self.job_id, self.topic, self.slot
 
 
-class MarkCoverage(NamedTuple):
+class LoaderMarkCoverage(NamedTuple):
     """A loader's mark: until when its topic is loaded, and how many live rows are due before that."""
 
     topic: str
@@ -70,10 +70,10 @@ class ShardComparison:
     counts: Counter[str] = field(default_factory=Counter)
     found: Counter[Disagreement] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
-    marks: list[MarkCoverage] = field(default_factory=list)
+    marks: list[LoaderMarkCoverage] = field(default_factory=list)
     work: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def keep(self, finding: Finding, kept_max: int) -> bool:
+    def add_finding(self, finding: Finding, kept_max: int) -> bool:
         """Counts a finding, and keeps it while there are fewer than `kept_max` of its kind; True if it was
         kept.
         """
@@ -152,7 +152,7 @@ class ReconcileResult:
 
 
 @contextmanager
-def timed(clock: Clock, seconds: dict[str, float], phase: str) -> Iterator[None]:
+def record_duration(clock: Clock, seconds: dict[str, float], phase: str) -> Iterator[None]:
     """Adds the duration of the block to `seconds[phase]`."""
     began_s = clock.monotonic_s()
     try:

@@ -27,7 +27,7 @@ def store_result(
 
     It does not raise: the run's own report must not be lost for this.
     """
-    with _open_databases(settings, clock) as databases:
+    with _open_databases_logging_errors(settings, clock) as databases:
         return record_reconcile_result(
             databases,
             outcome.verdict.name.lower(),
@@ -39,13 +39,13 @@ def store_result(
     return None
 
 
-def store_unable_result(settings: Settings, clock: Clock, began_s: float) -> None:
+def store_failed_run_result(settings: Settings, clock: Clock, began_s: float) -> None:
     """Stores that a run has ended now without a result of its own. `began_s`: by the monotonic clock.
 
     Stores nothing if another reconciliation has ended since the run began: that result counts. Errors are
     logged.
     """
-    with _open_databases(settings, clock) as databases:
+    with _open_databases_logging_errors(settings, clock) as databases:
         before, now_ms = read_last_reconcile_result(databases), databases.now_ms()
         seconds = clock.monotonic_s() - began_s
         if before is None or before.ended_ms < now_ms - seconds * 1000:
@@ -55,10 +55,12 @@ def store_unable_result(settings: Settings, clock: Clock, began_s: float) -> Non
 
 
 @contextmanager
-def _open_databases(settings: Settings, clock: Clock) -> Iterator[Databases]:
+def _open_databases_logging_errors(settings: Settings, clock: Clock) -> Iterator[Databases]:
     """The databases, for a block whose errors are logged and not raised."""
     with closing(Databases.from_settings(settings, clock, pool_size=1)) as databases:
         try:
             yield databases
         except TocError as error:
-            log.warning("`toc status` will not know of this run: %s", error)
+            log.warning(
+                "the result of this run is not stored, so `toc status` does not show it: %s", error
+            )

@@ -7,8 +7,8 @@ the shards. No row of a job is sent. There are two tables, with a folder for eac
 - `scheduled/day=2026-01-05`: jobs that were *created* that day, by type and hour.
 
 A day is written once it is over, and again if its folder has no `_SUCCESS`, as after a killed run. The run
-writes it in a staging folder and then moves its file to its place, where it always has the same name: of
-two runs at once, one file is left.
+writes the file of a day in a staging folder, then moves the file to the folder of the day under a fixed name:
+two runs at once leave one file.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 from toc.domain.job import Status
 from toc.reconcile.archive_files import (
     Columns,
+    new_parquet_session,
     read_on_executors,
-    session_for_parquet,
-    split_shards,
+    split_into_id_ranges,
 )
-from toc.reconcile.spark import reason_of, spark_errors
+from toc.reconcile.spark import short_error_text, spark_error_types
 from toc.reconcile.spark_files import SparkFiles
 from toc.runtime.clock import Clock
 from toc.runtime.setting_groups import Days
@@ -52,12 +52,12 @@ DAYS_MAX = 7
 """How many days back a run writes missing days; jobs of older days may be purged already."""
 
 SETTLED_MS = 60_000
-"""A day is over so long after midnight: by then all jobs that ended on it are committed."""
+"""A day counts as over so long after midnight: by then all jobs that ended on that day are committed."""
 
 DONE_MARK, FILE = "_SUCCESS", "part-0.parquet"
 STAGING = "_staging/days"
 LEFTOVER_MS = 2 * DAY_MS
-"""A staging folder of this age is one of a run that was killed."""
+"""A staging folder of this age belongs to a run that was killed."""
 
 BUCKETS = (*(f"ms_{bound}" for bound in BOUNDS_MS), "ms_more")
 """Columns of `lateness`: jobs whose lateness is at most so many ms, and above the column before."""
@@ -74,8 +74,9 @@ _OUTCOMES = {int(status): status.name.lower() for status in Status if not status
 
 @dataclass(slots=True)
 class LatenessResult:
-    """The result of a run. days: as '2026-01-05', oldest first; jobs: that ended; scheduled: that were
-    created.
+    """The result of writing the tables for some days.
+
+    days: as '2026-01-05', oldest first; jobs: number that ended; scheduled: number that were created.
     """
 
     days: list[str] = field(default_factory=list)
@@ -88,10 +89,10 @@ class LatenessResult:
         return not self.error
 
 
-def lateness(
+def write_lateness_tables(
     spark: SparkSession, settings: Settings, clock: Clock, tell: Callable[[str], None]
 ) -> LatenessResult:
-    """Writes the days that are over and not written yet. `tell` is called with one line.
+    """Writes both tables for the days that are over and not written yet. `tell` is called with one line.
 
     Errors of servers and stores are in the result. Raises SettingsError for a URL that Spark does not know.
     """
@@ -99,14 +100,14 @@ def lateness(
     where = reconcile.directory if reconcile.archive == "none" else reconcile.archive
     folders, result = SparkFiles(spark, where), LatenessResult()
     try:
-        _write_all(session_for_parquet(spark), folders, settings, clock, result)
-    except spark_errors() as error:
-        result.error = reason_of(error)
-    tell(f"lateness: {result.error or _result_words(result)}")
+        _write_missing_days(new_parquet_session(spark), folders, settings, clock, result)
+    except spark_error_types() as error:
+        result.error = short_error_text(error)
+    tell(f"lateness: {result.error or _describe_result(result)}")
     return result
 
 
-def _result_words(result: LatenessResult) -> str:
+def _describe_result(result: LatenessResult) -> str:
     if not result.days:
         return "all days that are over are written"
     days = result.days[0] if len(result.days) == 1 else f"{result.days[0]} to {result.days[-1]}"
@@ -122,7 +123,7 @@ def days_to_write(now_ms: int, days_min: Days, is_written: Callable[[int], bool]
     return [day for day in days if (day >= kept_ms or day == yesterday) and not is_written(day)]
 
 
-def _write_all(
+def _write_missing_days(
     spark: SparkSession,
     folders: SparkFiles,
     settings: Settings,
@@ -133,26 +134,32 @@ def _write_all(
         now_ms = databases.now_ms()
         names = dict(read_known_types(databases, all_must_answer=True).names)
 
-    def is_written(day_ms: int) -> bool:
+    def day_is_written(day_ms: int) -> bool:
         marks = (f"{table}/{_day_folder(day_ms)}/{DONE_MARK}" for table in (SCHEDULED, LATENESS))
-        return all(map(folders.is_there, marks))
+        return all(map(folders.exists, marks))
 
-    days = days_to_write(now_ms, settings.retention.shortest_retention_days, is_written)
+    days = days_to_write(now_ms, settings.retention.shortest_retention_days, day_is_written)
     if not days:
         return
     window = EndedJobWindow(days[0], days[-1] + DAY_MS)
     staging = f"{STAGING}/{now_ms}-{secrets.token_hex(4)}"
-    _delete_drafts(folders, now_ms)
-    created = _merge_created(_read_counts(spark, settings, window, names, ended=False)).persist()
-    ended = _merge_ended(_read_counts(spark, settings, window, names, ended=True)).persist()
+    _delete_old_drafts(folders, now_ms)
+    created = _merge_created_counts(
+        _read_hourly_counts(spark, settings, window, names, ended=False)
+    ).persist()
+    ended = _merge_ended_counts(
+        _read_hourly_counts(spark, settings, window, names, ended=True)
+    ).persist()
     try:
-        totals = _jobs_by_day(created), _jobs_by_day(ended)
+        totals = _count_jobs_by_day(created), _count_jobs_by_day(ended)
         for day_ms in days:
             number = day_ms // DAY_MS
             for table, name in ((created, SCHEDULED), (ended, LATENESS)):
                 place = f"{name}/{_day_folder(day_ms)}"
-                _write(table.where(f"day = {number}"), folders.url(f"{staging}/{place}"))
-                _publish(folders, f"{staging}/{place}", place)
+                _write_day_file(
+                    table.where(f"day = {number}"), folders.url_of(f"{staging}/{place}")
+                )
+                _publish_day_file(folders, f"{staging}/{place}", place)
             result.days.append(sql_time_of_ms(day_ms)[:10])
             result.scheduled += totals[0].get(number, 0)
             result.jobs += totals[1].get(number, 0)
@@ -166,30 +173,30 @@ def _day_folder(day_ms: int) -> str:
     return f"day={sql_time_of_ms(day_ms)[:10]}"
 
 
-def _write(day: DataFrame, url: str) -> None:
+def _write_day_file(day: DataFrame, url: str) -> None:
     keys = [name for name in ("hour", "type_no", "outcome") if name in day.columns]
     # Sorted, so that two runs write the same bytes: both may move their files at the same moment.
     day.drop("day").coalesce(1).sortWithinPartitions(*keys).write.parquet(url)
 
 
-def _publish(folders: SparkFiles, staged: str, place: str) -> None:
-    (file,) = folders.files(staged)
-    for left in folders.files(place):
+def _publish_day_file(folders: SparkFiles, staged: str, place: str) -> None:
+    (file,) = folders.list_files(staged)
+    for left in folders.list_files(place):
         if left != FILE:
             folders.delete(f"{place}/{left}")
-    folders.move(f"{staged}/{file}", f"{place}/{FILE}")
-    folders.move(f"{staged}/{DONE_MARK}", f"{place}/{DONE_MARK}")
+    folders.move_file(f"{staged}/{file}", f"{place}/{FILE}")
+    folders.move_file(f"{staged}/{DONE_MARK}", f"{place}/{DONE_MARK}")
 
 
-def _delete_drafts(folders: SparkFiles, now_ms: int) -> None:
+def _delete_old_drafts(folders: SparkFiles, now_ms: int) -> None:
     """Deletes the drafts of killed runs. A run longer than LEFTOVER_MS loses its draft and fails."""
-    for name in folders.folders(STAGING):
+    for name in folders.list_folders(STAGING):
         began_ms = name.partition("-")[0]
         if began_ms.isdecimal() and int(began_ms) < now_ms - LEFTOVER_MS:
             folders.delete(f"{STAGING}/{name}")
 
 
-def _jobs_by_day(table: DataFrame) -> dict[int, int]:
+def _count_jobs_by_day(table: DataFrame) -> dict[int, int]:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as all the world writes it
 
     return {
@@ -200,7 +207,7 @@ def _jobs_by_day(table: DataFrame) -> dict[int, int]:
 # ---- counted by the databases, asked from the executors
 
 
-def _read_counts(
+def _read_hourly_counts(
     spark: SparkSession,
     settings: Settings,
     window: EndedJobWindow,
@@ -211,27 +218,31 @@ def _read_counts(
     """Counts of the jobs that ended (else: were created) in the window, with the names of their types."""
     ids = id_range_of_ended(window) if ended else id_range_of_created(window)
 
-    def read(shards: Sequence[int]) -> Iterator[Columns]:
-        for reader, shard, piece in split_shards(settings, shards, ids, settings.reconcile.page):
+    def read_shard_counts(shards: Sequence[int]) -> Iterator[Columns]:
+        for reader, shard, piece in split_into_id_ranges(
+            settings, shards, ids, settings.reconcile.page
+        ):
             count = reader.count_ended if ended else reader.count_created
             counts: Sequence[EndedJobCount | CreatedPerHour] = count(shard, piece, window)
             if counts:
                 yield *zip(*counts, strict=True), [names.get(one.type_no) for one in counts]
 
-    return read_on_executors(spark, range(settings.shards), read, _ENDED if ended else _CREATED)
+    return read_on_executors(
+        spark, range(settings.shards), read_shard_counts, _ENDED if ended else _CREATED
+    )
 
 
 # ---- merged by Spark, in its SQL: a thousand small calls into Java would take a second
 
 
-def _merge_created(counts: DataFrame) -> DataFrame:
+def _merge_created_counts(counts: DataFrame) -> DataFrame:
     from pyspark.sql.functions import expr  # noqa: PLC0415 - an extra
 
     day = expr("hour div 24 AS day")
     return counts.groupBy(day, expr(_HOUR), "type_no", "biz_type").agg(expr("SUM(jobs) AS jobs"))
 
 
-def _merge_ended(counts: DataFrame) -> DataFrame:
+def _merge_ended_counts(counts: DataFrame) -> DataFrame:
     from pyspark.sql.functions import expr  # noqa: PLC0415 - an extra
 
     outcome = " ".join(f"WHEN {number} THEN '{name}'" for number, name in _OUTCOMES.items())
@@ -245,15 +256,15 @@ def _merge_ended(counts: DataFrame) -> DataFrame:
     merged = counts.groupBy(*keys).agg(*map(expr, (*sums, *buckets)))
     columns = ["day", "hour", "type_no", "biz_type", "outcome", "jobs", "retried", "measured",
                "late_ms_sum", "late_ms_max"]  # fmt: skip
-    percentiles = [f"{_percentile_column(n)} AS {name}" for name, n in PER_MILLE.items()]
+    percentiles = [f"{_percentile_sql(n)} AS {name}" for name, n in PER_MILLE.items()]
     return merged.selectExpr(*columns, *percentiles, *BUCKETS)
 
 
 _HOUR = "timestamp_seconds(hour * 3600L) AS hour"
 
 
-def _percentile_column(per_mille: int) -> str:
-    """The upper bound of the bucket of the job that so many per mille are not later than."""
+def _percentile_sql(per_mille: int) -> str:
+    """SQL of the lateness that `per_mille` of the jobs do not exceed: the upper bound of a bucket."""
     rank, at_most = f"(measured * {per_mille} + 999) div 1000", ""
     cases = []
     for name, bound in zip(BUCKETS, BOUNDS_MS, strict=False):

@@ -27,7 +27,7 @@ from typing import IO, Any
 
 from toc.errors import SettingsError
 from toc.reconcile.findings import RunVerdict
-from toc.reconcile.last_result import store_unable_result
+from toc.reconcile.last_result import store_failed_run_result
 from toc.runtime.clock import Clock
 from toc.runtime.private_files import make_private_directory, open_private_file
 from toc.runtime.settings import Settings, load_settings
@@ -56,7 +56,7 @@ WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class LastRun:
+class LastNightlyRun:
     """The result of this node's last run. `ended_ms`: by this machine's wall clock."""
 
     ended_ms: int
@@ -64,7 +64,7 @@ class LastRun:
     words: str
 
 
-class Nightly:
+class NightlyScheduler:
     """Starts the nightly run of one node. `is_leader()`: whether this node has to run it now.
 
     `command`: run instead of `toc nightly` (tests).
@@ -82,7 +82,7 @@ class Nightly:
         self._s_max = None if reconcile.nightly_s_max == "none" else reconcile.nightly_s_max
         self._settings, self._is_leader, self._clock = settings, is_leader, clock
         self._command = tuple(command)
-        self._variables = _settings_to_pass_on(settings)
+        self._variables = _child_environment_variables(settings)
         self._scheduler: Any = None
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -91,7 +91,7 @@ class Nightly:
         """The software that this node lacked at its start, and how to install it; "": none."""
         self.since_ms: int | None = None
         """When the present run began, by this machine's wall clock; None: there is none."""
-        self.last: LastRun | None = None
+        self.last: LastNightlyRun | None = None
         """None: this node has run none, or another node has run one since."""
 
     @property
@@ -104,14 +104,14 @@ class Nightly:
         from apscheduler.schedulers.background import BackgroundScheduler  # noqa: PLC0415 - if set
         from apscheduler.triggers.cron import CronTrigger  # noqa: PLC0415
 
-        self.lack = missing_software()
+        self.lack = describe_missing_software()
         if self.lack:
             text = "the nightly run, at %s UTC, cannot be done on this node: %s"
             log.warning(text, self.at, self.lack)
         hour, minute = self.at.split(":")
         self._scheduler = BackgroundScheduler(timezone=UTC)
         self._scheduler.add_job(
-            self.run,
+            self.run_if_leader,
             CronTrigger(hour=int(hour), minute=int(minute), timezone=UTC),
             id="nightly",
             coalesce=True,
@@ -126,18 +126,18 @@ class Nightly:
             self._stopping, process = True, self._process
         gone = True
         if process is not None:
-            log.warning("the nightly run is ended with this node")
+            log.warning("the nightly run is ended, because this node stops")
             gone = _end_process_group(process, timeout_s, self._clock)
         if self._scheduler is not None:
             self._scheduler.shutdown(wait=gone)
             self._scheduler = None
         return gone
 
-    def run(self) -> None:
+    def run_if_leader(self) -> None:
         """Runs `toc nightly` to its end or its time limit, if this node leads; never two at once."""
         if not self._is_leader():
             self.last = None
-            log.info("the nightly run is the leader's; this node does not lead")
+            log.info("no nightly run is started here: this node is not the leader")
             return
         with self._lock:
             if self._stopping or self._process is not None:
@@ -146,35 +146,37 @@ class Nightly:
             try:
                 self._process = process = self._start_process()
             except OSError as error:  # no room, no right to write there
-                self.last = LastRun(self._clock.wall_ms(), False, f"it could not begin: {error}")
+                self.last = LastNightlyRun(
+                    self._clock.wall_ms(), False, f"the run could not begin: {error}"
+                )
                 log.error("the nightly run could not begin: %s", error)  # noqa: TRY400 - no traceback
                 return
             self.since_ms = self._clock.wall_ms()
         log.info("the nightly run has begun: process %d, log %s", process.pid, self.log_file)
-        words = self._wait_for_end(process, began_s)
-        last = LastRun(self._clock.wall_ms(), process.returncode in GOOD, words)
+        words = self._wait_for_process_end(process, began_s)
+        last = LastNightlyRun(self._clock.wall_ms(), process.returncode in GOOD, words)
         with self._lock:
             self._process, self.since_ms, self.last = None, None, last
         level = logging.INFO if last.is_good else logging.WARNING
         log.log(level, "the nightly run has ended: %s; log %s", last.words, self.log_file)
 
-    def _wait_for_end(self, process: subprocess.Popen[bytes], began_s: float) -> str:
-        """Waits until it ends, or ends it at its limit; returns in words how it ended."""
+    def _wait_for_process_end(self, process: subprocess.Popen[bytes], began_s: float) -> str:
+        """Waits for the end of the process, or ends it at the time limit; returns in words how it ended."""
         words = ""
         try:
             process.wait(self._s_max)
         except subprocess.TimeoutExpired:
-            words = f"it was ended after {self._s_max:g} s (reconcile.nightly_s_max)"
-            log.warning("the nightly run takes too long, and is ended")
+            words = f"the run was ended after {self._s_max:g} s (reconcile.nightly_s_max)"
+            log.warning("the nightly run takes longer than reconcile.nightly_s_max, and is ended")
             _end_process_group(process, STOP_S, self._clock)
         code = process.returncode
         if (code is None or code < 0) and not self._stopping and self._settings.has_timer:
-            # It was killed, so it has stored no result itself.
-            store_unable_result(self._settings, self._clock, began_s)
-        return words or words_of_exit_code(code)
+            # A killed process has stored no result itself.
+            store_failed_run_result(self._settings, self._clock, began_s)
+        return words or describe_exit_code(code)
 
     def _start_process(self) -> subprocess.Popen[bytes]:
-        with self._open_log() as output:
+        with self._rotate_and_open_log() as output:
             process = subprocess.Popen(
                 (*self._command, "--parent", str(os.getpid())),
                 env={**os.environ, **self._variables},
@@ -189,18 +191,18 @@ class Nightly:
             os.setpriority(os.PRIO_PGRP, process.pid, NICENESS)
         return process
 
-    def _open_log(self) -> IO[bytes]:
+    def _rotate_and_open_log(self) -> IO[bytes]:
         make_private_directory(self._directory)
         with contextlib.suppress(FileNotFoundError):
             self.log_file.replace(self.log_file.with_name(f"{LOG_FILE}.1"))
         return open_private_file(self.log_file, "wb")
 
 
-def end_with_parent(parent: int, clock: Clock) -> None:
+def kill_when_parent_ends(parent: int, clock: Clock) -> None:
     """From now on this process and its group are killed when `parent` is no longer its parent.
 
-    Then the parent was killed, and no process is left to stop this run. A thread polls, since only Linux
-    has a signal for this, and that one depends on the thread that started the process.
+    If the parent is killed, no other process can stop this run. A thread polls, since only Linux has a
+    signal for the death of a parent, and that signal depends on the thread that started the process.
     """
 
     def poll_parent() -> None:
@@ -211,14 +213,14 @@ def end_with_parent(parent: int, clock: Clock) -> None:
     threading.Thread(target=poll_parent, daemon=True, name="toc-parent").start()
 
 
-def words_of_exit_code(code: int) -> str:
+def describe_exit_code(code: int) -> str:
     """The meaning of an exit code of `toc nightly`."""
     if code < 0:
-        return f"it was ended by signal {-code}"
-    return WORDS.get(code, f"it failed, with exit code {code}")
+        return f"the run was ended by signal {-code}"
+    return WORDS.get(code, f"the run failed with exit code {code}")
 
 
-def missing_software() -> str:
+def describe_missing_software() -> str:
     """The software that the nightly run needs and this machine lacks, and how to install it; "": none.
 
     Imports none of it: a worker should not load Spark.
@@ -235,8 +237,8 @@ def missing_software() -> str:
     return "; ".join(parts)
 
 
-def _settings_to_pass_on(settings: Settings) -> dict[str, str]:
-    """Environment variables for settings that differ from environment and file, as those of `toc dev` do."""
+def _child_environment_variables(settings: Settings) -> dict[str, str]:
+    """Variables for databases and Redis that the environment does not name, as under `toc dev`."""
     try:
         found = load_settings()
     except SettingsError:
@@ -251,7 +253,7 @@ def _settings_to_pass_on(settings: Settings) -> dict[str, str]:
 def _end_process_group(process: subprocess.Popen[bytes], timeout_s: float, clock: Clock) -> bool:
     """Asks the process and its children to end; kills them after half the time. True: the process is gone.
 
-    Its children may outlive it, as Java does when it hangs.
+    Children may outlive the process, as Java does when it hangs.
     """
     until_s = clock.monotonic_s() + timeout_s / 2
     _signal_process_group(process, signal.SIGTERM)

@@ -15,14 +15,14 @@ from toc.domain.disagreements import (
     is_in_wrong_table,
 )
 from toc.domain.job import Status
-from toc.reconcile.both_sides import BothSides, Spot
+from toc.reconcile.databases_and_redis import DatabasesAndRedis, TopicSlot
 from toc.reconcile.findings import Finding
 
-Suspects = defaultdict[Spot, set[int]]
+Suspects = defaultdict[TopicSlot, set[int]]
 """Job ids by the topic and slot where they were found, or belong."""
 
 
-class Rechecked(NamedTuple):
+class RecheckedJob(NamedTuple):
     """The state of one job. `legal_oddity`: a state that is unusual and legal (see `ReconcileResult.counts`).
 
     `armed_ms`: of its reminder in its own slot, if nothing is wrong.
@@ -33,49 +33,53 @@ class Rechecked(NamedTuple):
     armed_ms: int | None
 
 
-class _Job(NamedTuple):
+class _JobState(NamedTuple):
     """A job to judge. `home`: the slot where its reminder belongs; without a row, where it was found."""
 
     job_id: int
     row: ComparedRow | None
     places: list[ReminderPlace]
-    home: Spot
+    home: TopicSlot
 
 
-class Rechecker:
-    """Looks jobs up on both sides."""
+class JobRechecker:
+    """Looks up the rows and reminders of jobs, and says what disagrees."""
 
-    def __init__(self, sides: BothSides, limits: Tolerances) -> None:
+    def __init__(self, sides: DatabasesAndRedis, limits: Tolerances) -> None:
         self._sides, self._limits, self._shards = sides, limits, sides.settings.shards
 
-    def recheck(self, shard: int, suspects: Mapping[Spot, Collection[int]]) -> Iterator[Rechecked]:
+    def recheck_jobs(
+        self, shard: int, suspects: Mapping[TopicSlot, Collection[int]]
+    ) -> Iterator[RecheckedJob]:
         """Yields the present state of ids that were found in some slots."""
         ids = {job_id for some in suspects.values() for job_id in some}
         rows = self._read_full_rows(shard, ids)
-        homes = {job_id: self._sides.home_of_row(row) for job_id, row in rows.items()}
+        homes = {job_id: self._sides.expected_slot_of_row(row) for job_id, row in rows.items()}
         wanted = Suspects(set, {spot: set(some) for spot, some in suspects.items()})
         for job_id, home in homes.items():
             wanted[home].add(job_id)
         # Of an id that was found in several slots and has no row, the first slot counts.
         spot_of = {job_id: spot for spot in sorted(wanted, reverse=True) for job_id in wanted[spot]}
-        places = self._sides.find_places({spot: list(some) for spot, some in wanted.items()})
+        places = self._sides.find_reminder_places(
+            {spot: list(some) for spot, some in wanted.items()}
+        )
         now_ms = self._sides.reminders.read_time_ms()
         for job_id in sorted(ids):
             home = homes.get(job_id, spot_of[job_id])
-            job = _Job(job_id, rows.get(job_id), places.get(job_id, []), home)
-            yield self._judge(shard, job, now_ms)
+            job = _JobState(job_id, rows.get(job_id), places.get(job_id, []), home)
+            yield self._find_disagreements(shard, job, now_ms)
 
     def _read_full_rows(self, shard: int, ids: Collection[int]) -> dict[int, ComparedRow]:
         """The rows of the ids: in this shard, else in the shard that the id names."""
         found = {row.job_id: row for row in self._sides.reads.read_full_rows(shard, ids)}
         elsewhere: dict[int, list[int]] = defaultdict(list)
         for job_id in ids:
-            other = self._sides.shard_of(job_id)
+            other = self._sides.shard_of_job_id(job_id)
             if job_id not in found and other != shard:
                 elsewhere[other].append(job_id)
-        return found | {row.job_id: row for row in self._sides.read_rows(elsewhere).values()}
+        return found | {row.job_id: row for row in self._sides.read_job_rows(elsewhere).values()}
 
-    def _judge(self, shard: int, job: _Job, now_ms: int) -> Rechecked:
+    def _find_disagreements(self, shard: int, job: _JobState, now_ms: int) -> RecheckedJob:
         row, home = job.row, job.home
         at_home = next((place for place in job.places if place.topic_and_slot == home), None)
         kinds = list(find_disagreements(row, job.places, home, now_ms, self._limits))
@@ -83,16 +87,16 @@ class Rechecker:
             kinds.append(Disagreement.MISFIT)
         if not kinds:
             armed_ms = None if at_home is None else at_home.armed_ms
-            return Rechecked([], _legal_oddity(row, job.places, armed_ms), armed_ms)
+            return RecheckedJob([], _name_legal_oddity(row, job.places, armed_ms), armed_ms)
         findings = [
-            self._finding(kind, shard, job, place)
+            self._make_finding(kind, shard, job, place)
             for kind in kinds
-            for place in _places_of_kind(kind, job.places, home) or [at_home]
+            for place in _places_with_disagreement(kind, job.places, home) or [at_home]
         ]
-        return Rechecked(findings, "", None)
+        return RecheckedJob(findings, "", None)
 
-    def _finding(
-        self, kind: Disagreement, shard: int, job: _Job, place: ReminderPlace | None
+    def _make_finding(
+        self, kind: Disagreement, shard: int, job: _JobState, place: ReminderPlace | None
     ) -> Finding:
         topic, slot = job.home if place is None else place.topic_and_slot
         finding = Finding(kind, shard, topic, slot, job.job_id)
@@ -112,10 +116,10 @@ class Rechecker:
         )
 
 
-def _places_of_kind(
-    kind: Disagreement, places: Sequence[ReminderPlace], home: Spot
+def _places_with_disagreement(
+    kind: Disagreement, places: Sequence[ReminderPlace], home: TopicSlot
 ) -> Sequence[ReminderPlace | None]:
-    """The places of a kind's findings, one each; empty: the finding is about the job's own slot."""
+    """The places that disagree, one finding each; empty: the finding is about the job's own slot."""
     match kind:
         case Disagreement.WRONG_SLOT | Disagreement.TWO_SLOTS:
             return [place for place in places if place.topic_and_slot != home]
@@ -127,7 +131,7 @@ def _places_of_kind(
     return []
 
 
-def _legal_oddity(
+def _name_legal_oddity(
     row: ComparedRow | None, places: Sequence[ReminderPlace], armed_ms: int | None
 ) -> str:
     """The name of a state that is unusual and legal. `armed_ms`: of the reminder in its own slot."""

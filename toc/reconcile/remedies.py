@@ -1,8 +1,8 @@
 """The remedy for one disagreement, given both sides as they are right before the repair. Pure functions.
 
-A finding may be minutes old. Therefore each rule first asks whether it is still true; if not, there is
-nothing to do. A remedy is harmless if the job has changed once more meanwhile: the claim corrects
-an early reminder, and forgets the reminder of an ended job when it is popped.
+A finding may be minutes old. Therefore each rule first checks whether the finding is still true; if not,
+nothing is done. A remedy is harmless if the job has changed once more meanwhile: the claim corrects
+an early reminder, and removes the reminder of an ended job when it is popped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from toc.domain.disagreements import ComparedRow, Disagreement, ReminderPlace, latest_reminder_ms
 from toc.domain.job import Status
-from toc.reconcile.both_sides import Spot
+from toc.reconcile.databases_and_redis import TopicSlot
 from toc.reconcile.findings import Finding
 from toc.timer.reminders import Reminder
 
@@ -31,7 +31,7 @@ class RecheckedFinding:
 
     finding: Finding
     row: ComparedRow | None
-    home: Spot
+    home: TopicSlot
     at_home: ReminderPlace | None
     at_spot: ReminderPlace | None
     now_ms: int
@@ -45,13 +45,13 @@ class RecheckedFinding:
         return self.row.due_ms if self.row is not None and self.row.status.live else None
 
     @property
-    def is_reachable(self) -> bool:
+    def worker_finds_row(self) -> bool:
         """Whether a worker that has the id finds the row."""
         return self.row is not None and self.row.shard == self.shard_of_id
 
     @property
-    def is_in_place(self) -> bool:
-        """Whether its own slot has it out with a worker, or armed in time."""
+    def has_timely_reminder(self) -> bool:
+        """Whether the reminder is in its own slot, popped by a worker or armed in time."""
         place = self.at_home
         if place is None:
             return False
@@ -64,10 +64,10 @@ class RecheckedFinding:
 
 
 class Remedy(NamedTuple):
-    """What to do, in this order; nothing if all are None or False. `how`: in words.
+    """The steps of a repair, in this order; no step if all are None or False. `how`: the repair in words.
 
-    arm_ms: arm it in its own slot. back: put it back in the finding's slot. forget: ack it there. done: False
-    when nothing can be done.
+    arm_ms: arm the job in its own slot at this time. back: put this reminder back in the finding's slot.
+    forget: ack the job in the finding's slot. done: False if no repair is possible.
     """
 
     how: str
@@ -77,7 +77,7 @@ class Remedy(NamedTuple):
     forget: bool = False
 
     @property
-    def does_something(self) -> bool:
+    def changes_redis(self) -> bool:
         return self.arm_ms is not None or self.back is not None or self.forget
 
 
@@ -88,24 +88,24 @@ _UNREACHABLE = Remedy(
 
 
 def choose_remedy(current: RecheckedFinding) -> Remedy:
-    """For a finding that is repaired by its reminder alone."""
+    """The remedy for a finding whose repair changes only the reminder, not the row."""
     match current.finding.kind:
         case Disagreement.MISSING | Disagreement.LATE:
-            return _remedy_of_missing(current)
+            return _remedy_of_missing_reminder(current)
         case Disagreement.ORPHAN:
-            return _remedy_of_orphan(current)
+            return _remedy_of_orphan_reminder(current)
         case Disagreement.WRONG_SLOT | Disagreement.TWO_SLOTS:
             return _remedy_of_wrong_slot(current)
         case Disagreement.STUCK:
-            return _remedy_of_stuck(current)
+            return _remedy_of_stuck_reminder(current)
         case Disagreement.OVERDUE | Disagreement.LEASE_OVER:
-            return _remedy_of_overdue(current)
+            return _remedy_of_overdue_job(current)
         case kind:
             raise ValueError(f"{kind} is not repaired by a reminder")
 
 
-def remedy_after_realign(current: RecheckedFinding, *, changed: bool) -> Remedy:
-    """For a row that was MOVED. `changed`: the repair has made it due at its action_time again."""
+def remedy_of_moved_row(current: RecheckedFinding, *, changed: bool) -> Remedy:
+    """The remedy for a MOVED row. `changed`: this repair has set its due_time to its action_time."""
     row, due_ms = current.row, current.due_ms
     if row is None or due_ms is None:
         return _remedy_of_ended_job(current)
@@ -114,31 +114,33 @@ def remedy_after_realign(current: RecheckedFinding, *, changed: bool) -> Remedy:
     if row.attempts == 0 and due_ms != row.action_ms:
         return Remedy("the row was changed again meanwhile", done=False)
     how = "due at its action_time again" if changed else "the row was corrected meanwhile"
-    needs = current.is_reachable and not current.is_in_place and due_ms <= current.until_ms
+    needs = (
+        current.worker_finds_row and not current.has_timely_reminder and due_ms <= current.until_ms
+    )
     return Remedy(how, arm_ms=due_ms if needs else None)
 
 
-def _remedy_of_missing(current: RecheckedFinding) -> Remedy:
+def _remedy_of_missing_reminder(current: RecheckedFinding) -> Remedy:
     row, due_ms = current.row, current.due_ms
     if row is None or due_ms is None:
         return _remedy_of_ended_job(current)
     if row.status is Status.RUNNING:
         return Remedy("the job is running by now")
-    if not current.is_reachable:
+    if not current.worker_finds_row:
         return _UNREACHABLE
-    if current.is_in_place:
+    if current.has_timely_reminder:
         return Remedy("the reminder is in place by now")
     if current.at_home is None and due_ms > current.until_ms:
         return Remedy("the job is due later by now: the loader arms it")
     return Remedy(_ARMED, arm_ms=due_ms)
 
 
-def _remedy_of_orphan(current: RecheckedFinding) -> Remedy:
+def _remedy_of_orphan_reminder(current: RecheckedFinding) -> Remedy:
     if current.at_spot is None:
         return _VANISHED
     if current.due_ms is not None:
         return Remedy("the job is live again: its reminder stays")
-    return Remedy("forgotten", forget=True)
+    return Remedy("removed", forget=True)
 
 
 def _remedy_of_wrong_slot(current: RecheckedFinding) -> Remedy:
@@ -146,17 +148,17 @@ def _remedy_of_wrong_slot(current: RecheckedFinding) -> Remedy:
     if current.at_spot is None:
         return _VANISHED
     if due_ms is None:
-        return Remedy("forgotten there", forget=True)
-    if current.finding.spot == current.home:
+        return Remedy("removed from that slot", forget=True)
+    if current.finding.topic_and_slot == current.home:
         return Remedy("the slot is the job's own by now", done=False)
-    if not current.is_reachable:
+    if not current.worker_finds_row:
         return _UNREACHABLE
-    if current.is_in_place or due_ms > current.until_ms:
-        return Remedy("forgotten there", forget=True)
+    if current.has_timely_reminder or due_ms > current.until_ms:
+        return Remedy("removed from that slot", forget=True)
     return Remedy("moved to its own slot", arm_ms=due_ms, forget=True)
 
 
-def _remedy_of_stuck(current: RecheckedFinding) -> Remedy:
+def _remedy_of_stuck_reminder(current: RecheckedFinding) -> Remedy:
     place, due_ms = current.at_spot, current.due_ms
     out_ms = None if place is None else place.out_ms
     if out_ms is None:
@@ -164,10 +166,10 @@ def _remedy_of_stuck(current: RecheckedFinding) -> Remedy:
     if out_ms >= current.now_ms:
         return Remedy("the reminder was popped again meanwhile")
     if due_ms is None:
-        return Remedy("forgotten", forget=True)
-    if current.finding.spot != current.home:
+        return Remedy("removed", forget=True)
+    if current.finding.topic_and_slot != current.home:
         return _remedy_of_wrong_slot(current)
-    if not current.is_reachable:
+    if not current.worker_finds_row:
         return _UNREACHABLE
     assert current.row is not None  # noqa: S101 - it is due
     far = due_ms > current.until_ms
@@ -175,7 +177,7 @@ def _remedy_of_stuck(current: RecheckedFinding) -> Remedy:
     return Remedy(how, back=Reminder(None if far else due_ms, current.row.job_id))
 
 
-def _remedy_of_overdue(current: RecheckedFinding) -> Remedy:
+def _remedy_of_overdue_job(current: RecheckedFinding) -> Remedy:
     place, due_ms = current.at_home, current.due_ms
     armed_ms = None if place is None else place.armed_ms
     if due_ms is None:
@@ -184,7 +186,7 @@ def _remedy_of_overdue(current: RecheckedFinding) -> Remedy:
         return Remedy("the job is due later by now")
     if current.just_armed:
         return Remedy("this run has just armed the reminder")
-    if not current.is_reachable:
+    if not current.worker_finds_row:
         return _UNREACHABLE
     if armed_ms is not None and armed_ms <= latest_reminder_ms(due_ms, current.now_ms):
         return Remedy("the reminder is armed, but no worker takes it", done=False)

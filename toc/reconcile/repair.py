@@ -35,13 +35,13 @@ from itertools import groupby
 from toc.domain.disagreements import ComparedRow, Disagreement, ReminderPlace
 from toc.domain.job import Status
 from toc.domain.routing import slot_of_hash
-from toc.reconcile.both_sides import BothSides, Spot, by_topic
+from toc.reconcile.databases_and_redis import DatabasesAndRedis, TopicSlot, group_by_topic
 from toc.reconcile.findings import Finding, RepairResult
 from toc.reconcile.remedies import (
     RecheckedFinding,
     Remedy,
     choose_remedy,
-    remedy_after_realign,
+    remedy_of_moved_row,
 )
 from toc.store.column_types import sql_time_of_ms
 from toc.store.job_repair import JobRepair, ShiftedJob
@@ -49,7 +49,7 @@ from toc.timer.reminders import Reminder
 
 log = logging.getLogger(__name__)
 
-BATCH = 200  # findings at a time, and at most those of one second
+BATCH = 200  # findings at a time, and at most as many as may be repaired in one second
 
 _ORDER = (
     # Repairs that change rows come first: the other rules depend on the rows.
@@ -74,7 +74,7 @@ class Repairer:
     Thread-safe; all callers together repair at most `reconcile.repairs_per_s`.
     """
 
-    def __init__(self, sides: BothSides, actor: str, run_id: str | None = None) -> None:
+    def __init__(self, sides: DatabasesAndRedis, actor: str, run_id: str | None = None) -> None:
         settings = sides.settings
         self._sides, self._reminders, self._clock = sides, sides.reminders, sides.clock
         self._job_repair = JobRepair(sides.databases, actor, run_id)
@@ -84,10 +84,10 @@ class Repairer:
         self._rate_lock = threading.Lock()
         self._free_s = float("-inf")  # when the next batch may begin, by the monotonic clock
 
-    def repair(
+    def repair_findings(
         self, findings: Iterable[Finding], on_progress: Callable[[int], object] = lambda count: None
     ) -> Iterator[RepairResult]:
-        """Repairs batch by batch, as the caller takes what was done; stopping half-way is harmless.
+        """Repairs a batch when the caller asks for its first result; stopping half-way is harmless.
 
         `on_progress` is called after each batch with the number of findings dealt with until then. Raises
         StoreUnavailable and TimerUnavailable, after all that was done is yielded, but for the batch
@@ -95,12 +95,12 @@ class Repairer:
         """
         armed: set[int] = set()  # by this run
         dealt = 0
-        todo = sorted(findings, key=_order_key)
+        todo = sorted(findings, key=_repair_order_key)
         for (kind, _), group in groupby(todo, key=self._batch_key):
             some = list(group)
             for start in range(0, len(some), self._batch):
                 batch = some[start : start + self._batch]
-                self._wait_for_rate(len(batch))
+                self._wait_for_rate_limit(len(batch))
                 results: list[RepairResult] = []
                 try:
                     self._repair_batch(kind, batch, armed, results)
@@ -114,10 +114,10 @@ class Repairer:
     # ---- inside
 
     def _batch_key(self, finding: Finding) -> tuple[Disagreement, int]:
-        """Findings may share a batch if this is equal: one kind, one database."""
+        """Findings with an equal key may share a batch: they are of one kind and one database."""
         return finding.kind, self._sides.settings.routing.database_index(finding.shard)
 
-    def _wait_for_rate(self, number: int) -> None:
+    def _wait_for_rate_limit(self, number: int) -> None:
         with self._rate_lock:
             now_s = self._clock.monotonic_s()
             begin_s = max(now_s, self._free_s)
@@ -132,34 +132,36 @@ class Repairer:
         armed: set[int],
         results: list[RepairResult],
     ) -> None:
-        """Repairs a batch; appends to `results` as it goes."""
+        """Repairs a batch; appends each result to `results` as soon as it is known."""
         if kind is Disagreement.MARK_AHEAD:
             for finding in batch:
-                results.append(self._drop_mark(finding))
+                results.append(self._drop_loader_mark(finding))
             return
         now_ms = self._reminders.read_time_ms()
-        rechecked = self._recheck_batch(batch, now_ms, armed)  # without Redis nothing is changed
+        rechecked = self._read_current_state(
+            batch, now_ms, armed
+        )  # without Redis nothing is changed
         if kind is Disagreement.MISFIT:
             for finding in batch:
-                results.append(self._rehome_row(finding, now_ms, armed))
+                results.append(self._copy_row_to_right_table(finding, now_ms, armed))
             return
         changed: set[tuple[int, int]] = set()
         if kind is Disagreement.MOVED:
-            changed = self._realign_rows(batch)
-            rechecked = self._recheck_batch(batch, now_ms, armed)
+            changed = self._reset_due_times(batch)
+            rechecked = self._read_current_state(batch, now_ms, armed)
             remedies = [
-                remedy_after_realign(current, changed=_row_place(current.finding) in changed)
+                remedy_of_moved_row(current, changed=_shard_and_job_id(current.finding) in changed)
                 for current in rechecked
             ]
         else:
             remedies = [choose_remedy(current) for current in rechecked]
-        self._carry_out(rechecked, remedies, armed, noted=changed)
+        self._apply_remedies(rechecked, remedies, armed, noted=changed)
         for current, remedy in zip(rechecked, remedies, strict=True):
             results.append(RepairResult(current.finding, remedy.done, remedy.how))
 
     # ---- rows
 
-    def _realign_rows(self, batch: Sequence[Finding]) -> set[tuple[int, int]]:
+    def _reset_due_times(self, batch: Sequence[Finding]) -> set[tuple[int, int]]:
         """Makes rows due at their action_time again; returns (shard, job_id) of those that were changed."""
         shifted: dict[int, list[ShiftedJob]] = defaultdict(list)
         for finding in batch:
@@ -169,55 +171,57 @@ class Repairer:
                 )
         return self._job_repair.reset_due_times(shifted) if shifted else set()
 
-    def _rehome_row(self, finding: Finding, now_ms: int, armed: set[int]) -> RepairResult:
+    def _copy_row_to_right_table(
+        self, finding: Finding, now_ms: int, armed: set[int]
+    ) -> RepairResult:
         """Copies a row from the wrong table to the right one, and moves its reminders."""
         old_id = finding.job_id
         rehomed = self._job_repair.copy_to_right_shard(finding.shard, old_id)
         if rehomed.job_id is None:
             return RepairResult(finding, rehomed.is_over and finding.status in _LIVE, rehomed.why)
         topic = self._sides.topic_of_type(rehomed.type_no)
-        home = self._sides.home_spot(topic, rehomed.job_id)
+        home = self._sides.expected_slot(topic, rehomed.job_id)
         if rehomed.due_ms <= now_ms + self._near_ms:
-            self._arm({topic: [Reminder(rehomed.due_ms, rehomed.job_id)]}, armed)
+            self._arm_reminders({topic: [Reminder(rehomed.due_ms, rehomed.job_id)]}, armed)
         # The old shard's loader took the slot from the shard, a worker takes it from the id.
         amount = self._sides.settings.slots_of(topic)
-        spots = {finding.spot, (topic, slot_of_hash(finding.shard, amount))}
-        spots.add(self._sides.home_spot(topic, old_id))
+        spots = {finding.topic_and_slot, (topic, slot_of_hash(finding.shard, amount))}
+        spots.add(self._sides.expected_slot(topic, old_id))
         if rehomed.job_id == old_id:  # only its shard was wrong
             spots.discard(home)
-        self._ack({spot: [old_id] for spot in spots}, {old_id}, now_ms, armed)
+        self._ack_reminders({spot: [old_id] for spot in spots}, {old_id}, now_ms, armed)
         return RepairResult(finding, True, "the row was copied to the table where it belongs")
 
     # ---- reading both sides
 
-    def _recheck_batch(
+    def _read_current_state(
         self, batch: Sequence[Finding], now_ms: int, armed: set[int]
     ) -> list[RecheckedFinding]:
         """Reads the rows of findings, then their reminders: in their own slots, and where they were found."""
-        sides, rows = self._sides, self._read_rows(batch)
+        sides, rows = self._sides, self._read_rows_of_findings(batch)
         homes = [
-            finding.spot if row is None else sides.home_of_row(row)
+            finding.topic_and_slot if row is None else sides.expected_slot_of_row(row)
             for finding, row in zip(batch, rows, strict=True)
         ]
-        wanted: dict[Spot, list[int]] = defaultdict(list)
+        wanted: dict[TopicSlot, list[int]] = defaultdict(list)
         for finding, home in zip(batch, homes, strict=True):
-            for spot in {home, finding.spot}:
+            for spot in {home, finding.topic_and_slot}:
                 wanted[spot].append(finding.job_id)
-        places = sides.find_places(wanted)
+        places = sides.find_reminder_places(wanted)
         return [
             RecheckedFinding(
                 finding, row, home,
-                at_home=_place_in(places.get(finding.job_id, ()), home),
-                at_spot=_place_in(places.get(finding.job_id, ()), finding.spot),
+                at_home=_find_place_in_slot(places.get(finding.job_id, ()), home),
+                at_spot=_find_place_in_slot(places.get(finding.job_id, ()), finding.topic_and_slot),
                 now_ms=now_ms,
                 until_ms=now_ms + self._near_ms,
-                shard_of_id=sides.shard_of(finding.job_id),
+                shard_of_id=sides.shard_of_job_id(finding.job_id),
                 just_armed=finding.job_id in armed,
             )
             for finding, row, home in zip(batch, rows, homes, strict=True)
         ]  # fmt: skip
 
-    def _read_rows(self, batch: Sequence[Finding]) -> list[ComparedRow | None]:
+    def _read_rows_of_findings(self, batch: Sequence[Finding]) -> list[ComparedRow | None]:
         """For each finding, the row where a worker finds it if that is live, else the one where it was found.
 
         There may be two with one id, if a person has copied rows by hand.
@@ -225,18 +229,18 @@ class Repairer:
         ids: dict[int, set[int]] = defaultdict(set)
         for finding in batch:
             ids[finding.shard].add(finding.job_id)
-            ids[self._sides.shard_of(finding.job_id)].add(finding.job_id)
-        found = self._sides.read_rows(ids)
+            ids[self._sides.shard_of_job_id(finding.job_id)].add(finding.job_id)
+        found = self._sides.read_job_rows(ids)
         rows = []
         for finding in batch:
-            own = found.get((self._sides.shard_of(finding.job_id), finding.job_id))
-            at_spot = found.get(_row_place(finding), own)
+            own = found.get((self._sides.shard_of_job_id(finding.job_id), finding.job_id))
+            at_spot = found.get(_shard_and_job_id(finding), own)
             rows.append(own if own is not None and own.status.live else at_spot)
         return rows
 
     # ---- reminders
 
-    def _carry_out(
+    def _apply_remedies(
         self,
         rechecked: Sequence[RecheckedFinding],
         remedies: Sequence[Remedy],
@@ -244,30 +248,30 @@ class Repairer:
         noted: Collection[tuple[int, int]],
     ) -> None:
         """Applies the remedies to Redis. `noted`: (shard, job_id) that have their event already."""
-        todo = [pair for pair in zip(rechecked, remedies, strict=True) if pair[1].does_something]
+        todo = [pair for pair in zip(rechecked, remedies, strict=True) if pair[1].changes_redis]
         if not todo:
             return
         self._record_repair_events(
-            [pair for pair in todo if _row_place(pair[0].finding) not in noted]
+            [pair for pair in todo if _shard_and_job_id(pair[0].finding) not in noted]
         )
         arms: dict[str, list[Reminder]] = defaultdict(list)
         backs: dict[str, list[Reminder]] = defaultdict(list)
-        acks: dict[Spot, list[int]] = defaultdict(list)
+        acks: dict[TopicSlot, list[int]] = defaultdict(list)
         ended: set[int] = set()
         for current, wanted in todo:
             job_id = current.finding.job_id
             if wanted.arm_ms is not None:
                 arms[current.home[0]].append(Reminder(wanted.arm_ms, job_id))
             if wanted.back is not None:
-                backs[current.finding.spot[0]].append(wanted.back)
+                backs[current.finding.topic_and_slot[0]].append(wanted.back)
             if wanted.forget:
-                acks[current.finding.spot].append(job_id)
+                acks[current.finding.topic_and_slot].append(job_id)
                 if current.due_ms is None:
                     ended.add(job_id)
-        self._arm(arms, armed)
+        self._arm_reminders(arms, armed)
         for topic, some in backs.items():
             self._reminders.put_back(topic, some)
-        self._ack(acks, ended, rechecked[0].now_ms, armed)
+        self._ack_reminders(acks, ended, rechecked[0].now_ms, armed)
 
     def _record_repair_events(self, todo: Iterable[tuple[RecheckedFinding, Remedy]]) -> None:
         reasons: dict[int, dict[int, str]] = defaultdict(dict)
@@ -285,33 +289,33 @@ class Repairer:
         if reasons:
             self._job_repair.record_reminder_repairs(reasons)
 
-    def _arm(self, reminders: Mapping[str, Sequence[Reminder]], armed: set[int]) -> None:
+    def _arm_reminders(self, reminders: Mapping[str, Sequence[Reminder]], armed: set[int]) -> None:
         for topic, some in reminders.items():
             self._reminders.arm(topic, some)
             armed.update(reminder.job_id for reminder in some)
 
-    def _ack(
+    def _ack_reminders(
         self,
-        acks: Mapping[Spot, Sequence[int]],
+        acks: Mapping[TopicSlot, Sequence[int]],
         ended: Iterable[int],
         now_ms: int,
         armed: set[int],
     ) -> None:
-        """Acks ids, then arms those of the `ended` that are live again (see 5 above)."""
-        for topic, by_slot in by_topic(acks).items():
+        """Acks ids, then arms those of the `ended` that are live again (see step 5 of the module)."""
+        for topic, by_slot in group_by_topic(acks).items():
             self._reminders.remove_reminders(topic, by_slot)
         ids: dict[int, set[int]] = defaultdict(set)
         for job_id in ended:
-            ids[self._sides.shard_of(job_id)].add(job_id)
+            ids[self._sides.shard_of_job_id(job_id)].add(job_id)
         alive: dict[str, list[Reminder]] = defaultdict(list)
-        for row in self._sides.read_rows(ids).values():
+        for row in self._sides.read_job_rows(ids).values():
             due_ms = row.due_ms if row.status.live else None
             if due_ms is not None and due_ms <= now_ms + self._near_ms:
                 topic = self._sides.topic_of_type(row.type_no)
                 alive[topic].append(Reminder(due_ms, row.job_id))
-        self._arm(alive, armed)
+        self._arm_reminders(alive, armed)
 
-    def _drop_mark(self, finding: Finding) -> RepairResult:
+    def _drop_loader_mark(self, finding: Finding) -> RepairResult:
         topic, slot = finding.topic, finding.slot
         if finding.shard not in self._reminders.read_marks(topic, [slot])[slot].by_shard:
             return RepairResult(finding, True, "the mark was dropped meanwhile")
@@ -322,14 +326,14 @@ class Repairer:
         )
 
 
-def _place_in(places: Iterable[ReminderPlace], spot: Spot) -> ReminderPlace | None:
+def _find_place_in_slot(places: Iterable[ReminderPlace], spot: TopicSlot) -> ReminderPlace | None:
     return next((place for place in places if place.topic_and_slot == spot), None)
 
 
-def _order_key(finding: Finding) -> tuple[int, int, str, int, int]:
+def _repair_order_key(finding: Finding) -> tuple[int, int, str, int, int]:
     place = _ORDER.index(finding.kind)
     return place, finding.shard, finding.topic, finding.slot, finding.job_id
 
 
-def _row_place(finding: Finding) -> tuple[int, int]:
+def _shard_and_job_id(finding: Finding) -> tuple[int, int]:
     return finding.shard, finding.job_id

@@ -57,7 +57,7 @@ _LOCAL = {
 
 
 @contextmanager
-def open_session(
+def open_spark_session(
     settings: Settings, master: str | None = None, log_file: Path | None = None
 ) -> Iterator[SparkSession]:
     """A Spark session. The output of Spark and Java goes to `log_file` (default: nowhere).
@@ -73,18 +73,18 @@ def open_session(
     if active is not None:
         yield active
         return
-    conf, hidden = _split_conf(settings, master)
+    conf, hidden = _split_spark_properties(settings, master)
     if str(conf.get("spark.master")).startswith("local"):
         # Spark's workers use this Python, not the first one on PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     try:
         with _redirect_stderr(log_file):
-            _start_java(conf)
+            _start_java_process(conf)
             for name, value in hidden.items():
                 conf.set(name, value)
             spark = SparkSession.builder.config(conf=conf).getOrCreate()
     except Exception as error:
-        raise SettingsError(_error_words(error)) from error
+        raise SettingsError(_describe_start_error(error)) from error
     try:
         yield spark
     finally:
@@ -108,7 +108,7 @@ def run_on_executors(
     rdd = context.parallelize(items, min(tasks, len(items))).mapPartitions(function)
     stop = threading.Event()
     watcher = threading.Thread(
-        target=_tell_progress, args=(spark, tell, stop), daemon=True, name="toc-progress"
+        target=_report_progress, args=(spark, tell, stop), daemon=True, name="toc-progress"
     )
     watcher.start()
     try:
@@ -118,7 +118,7 @@ def run_on_executors(
         watcher.join()
 
 
-def _tell_progress(
+def _report_progress(
     spark: SparkSession, tell: Callable[[int, int], None], stop: threading.Event
 ) -> None:
     tracker = spark.sparkContext.statusTracker()
@@ -129,7 +129,7 @@ def _tell_progress(
                 tell(info.numCompletedTasks, info.numTasks)
 
 
-def _start_java(conf: SparkConf) -> None:
+def _start_java_process(conf: SparkConf) -> None:
     """Starts Java's process. All properties of `conf` become its arguments, which `ps` shows to any user; so
     secrets are set afterwards, through pyspark's own connection to Java.
     """
@@ -138,7 +138,9 @@ def _start_java(conf: SparkConf) -> None:
     SparkContext._ensure_initialized(conf=conf)  # noqa: SLF001 - no public call starts Java alone
 
 
-def _split_conf(settings: Settings, master: str | None) -> tuple[SparkConf, dict[str, str]]:
+def _split_spark_properties(
+    settings: Settings, master: str | None
+) -> tuple[SparkConf, dict[str, str]]:
     """The properties that other users may see, and those of `reconcile.spark` that are secrets.
 
     Java's own options are always arguments of its process.
@@ -165,12 +167,12 @@ def _split_conf(settings: Settings, master: str | None) -> tuple[SparkConf, dict
 
 @contextmanager
 def _redirect_stderr(log_file: Path | None) -> Iterator[None]:
-    """Redirects this process' error output for a while. Java, started meanwhile, inherits and keeps it."""
+    """Redirects the error output of this process in the block; a Java started there keeps the redirection."""
     where = log_file or Path(os.devnull)
     sys.stderr.flush()
     kept = os.dup(2)
     try:
-        # Only of the last run: to find out why that one failed.
+        # The file has only the output of the last run: it tells why that run failed.
         with open_private_file(where, "wb") as log:
             os.dup2(log.fileno(), 2)
         yield
@@ -180,14 +182,14 @@ def _redirect_stderr(log_file: Path | None) -> Iterator[None]:
         os.close(kept)
 
 
-def _error_words(error: Exception) -> str:
+def _describe_start_error(error: Exception) -> str:
     first = str(error).strip().splitlines()[:1]
     if "JAVA_GATEWAY_EXITED" in str(error) or isinstance(error, FileNotFoundError):
         return "Spark does not start: is Java 17 or later installed (java on PATH, or JAVA_HOME)?"
     return f"Spark does not start: {first[0] if first else type(error).__name__}"
 
 
-def spark_errors() -> tuple[type[Exception], ...]:
+def spark_error_types() -> tuple[type[Exception], ...]:
     """The errors of toc, of Spark and Java, and of file systems, that work on Spark may raise."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
     from pyspark.errors import PySparkException  # noqa: PLC0415
@@ -195,7 +197,7 @@ def spark_errors() -> tuple[type[Exception], ...]:
     return TocError, OSError, Py4JError, PySparkException
 
 
-def reason_of(error: Exception) -> str:
+def short_error_text(error: Exception) -> str:
     """The text of toc's own error on an executor, else the first line of Spark's; never a traceback."""
     text = str(error)
     ours = _OURS.findall(text)

@@ -1,6 +1,6 @@
 """Files where Spark writes: in a directory of this machine, or in any store that Spark has a driver for.
 
-It uses only operations that every such store has: list, rename one file, delete. A folder is never renamed:
+Only operations that every such store has are used: list, rename one file, delete. A folder is never renamed:
 object stores copy it file by file, and an interrupted copy leaves half of it behind.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toc.errors import SettingsError
-from toc.reconcile.spark import reason_of, spark_errors
+from toc.reconcile.spark import short_error_text, spark_error_types
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,14 +20,16 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
 class SparkFiles:
-    """The files below `root`: a URL, or a directory of this machine. All names are relative to it."""
+    """The files below `root`: a URL, or a directory of this machine. All names are relative to `root`."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         url = root if _URL.match(root) else Path(root).absolute().as_uri()
         try:
             self._open_filesystem(spark, url)
-        except spark_errors() as error:
-            raise SettingsError(f"Spark cannot write to {root}: {reason_of(error)}") from None
+        except spark_error_types() as error:
+            raise SettingsError(
+                f"Spark cannot write to {root}: {short_error_text(error)}"
+            ) from None
 
     def _open_filesystem(self, spark: SparkSession, url: str) -> None:
         jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - the only way to Hadoop's file systems
@@ -37,29 +39,29 @@ class SparkFiles:
         self._store: Any = top.getFileSystem(configuration)
         self.root = str(self._store.makeQualified(top).toString()).rstrip("/")
 
-    def url(self, name: str) -> str:
-        """The URL that Spark reads and writes."""
+    def url_of(self, name: str) -> str:
+        """The URL of a file or folder, for Spark."""
         return f"{self.root}/{name}"
 
-    def folders(self, name: str) -> list[str]:
+    def list_folders(self, name: str) -> list[str]:
         """The names of the folders in a folder, sorted; none if it does not exist."""
         return self._list_names(name, folders=True)
 
-    def files(self, name: str) -> list[str]:
-        """The names of its files, sorted, without those that begin with '_' or '.' (marks, not data)."""
+    def list_files(self, name: str) -> list[str]:
+        """The names of the files in a folder, sorted, without those that begin with '_' or '.' (no data)."""
         return [n for n in self._list_names(name, folders=False) if not n.startswith(("_", "."))]
 
-    def is_there(self, name: str) -> bool:
+    def exists(self, name: str) -> bool:
         return bool(self._store.exists(self._hadoop_path(name)))
 
-    def move(self, name: str, to: str) -> None:
-        """Renames a file. Can be repeated, also by another process at the same time."""
+    def move_file(self, name: str, to: str) -> None:
+        """Renames a file. The call can be repeated, also by another process at the same time."""
         source, target = self._hadoop_path(name), self._hadoop_path(to)
         self._store.mkdirs(target.getParent())
         if self._store.exists(target):
             if not self._store.exists(source):
                 return
-            if self._read_bytes(target) == self._read_bytes(source):
+            if self._file_size_bytes(target) == self._file_size_bytes(source):
                 # A store that copies has done so, and was interrupted before it deleted the source.
                 self._store.delete(source, False)
                 return
@@ -71,13 +73,13 @@ class SparkFiles:
                 raise
             return
         if not moved and not self._store.exists(target):
-            raise OSError(f"{self.url(name)} cannot be renamed to {self.url(to)}")
+            raise OSError(f"{self.url_of(name)} cannot be renamed to {self.url_of(to)}")
 
     def delete(self, name: str) -> None:
         """Deletes a file, or a folder with all that is in it; does nothing if it does not exist."""
         self._store.delete(self._hadoop_path(name), True)
 
-    def _read_bytes(self, path: Any) -> int:
+    def _file_size_bytes(self, path: Any) -> int:
         return int(self._store.getFileStatus(path).getLen())
 
     def _list_names(self, name: str, *, folders: bool) -> list[str]:
@@ -91,4 +93,4 @@ class SparkFiles:
         )
 
     def _hadoop_path(self, name: str) -> Any:
-        return self._path(self.url(name))
+        return self._path(self.url_of(name))

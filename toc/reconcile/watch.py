@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from toc.domain.disagreements import Disagreement
 from toc.errors import TocError
-from toc.reconcile.compare import ShardCompare
+from toc.reconcile.compare import ShardComparer
 from toc.reconcile.findings import Finding, RepairResult, ShardComparison
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
@@ -36,20 +36,22 @@ from toc.runtime.settings import Settings
 log = logging.getLogger(__name__)
 
 OWN_SHARE = 0.005  # share of the time that a node's watches may work: an idle node must stay idle
-STRETCH = 6.0  # rounds: a disagreement should be found within an hour
+STRETCH = (
+    6.0  # times `watch_s`, at most, for a round: a disagreement should be found within an hour
+)
 SHARE = 0.1  # share of the time that all nodes together may keep a database, or Redis, busy
 REST_S_MAX = 600.0  # after one slow piece of work
-IDLE_S = 60.0  # without shards; `set_shards` wakes it
+IDLE_S = 60.0  # the wait of a watch without shards; `set_shards` ends it
 WAITING_MAX = 8  # shards that wait for their recheck; no more are compared meanwhile
 FINDINGS_MAX = 1000  # kept of each kind and shard; the next rounds find the others
 PAGE_MAX = 5000  # rows decoded at once: more would delay the threads that fire
 EXAMPLES = 3
 
 Repair = Callable[[Sequence[Finding]], Iterator[RepairResult]]
-"""Repairs findings one after the other, throttled; may be closed early. Raises as `Repairer.repair`."""
+"""Repairs findings at a limited rate, as `Repairer.repair_findings`; the caller may close the iterator."""
 
 
-class _Recheck(NamedTuple):
+class _PendingRecheck(NamedTuple):
     """A shard whose findings are looked up again, not before `at_s` by the monotonic clock."""
 
     at_s: float
@@ -58,14 +60,14 @@ class _Recheck(NamedTuple):
 
 @dataclass(slots=True)
 class _WatchedShard:
-    """tried_s: when its last turn was; seen_s: when it was last compared, at first when it became ours."""
+    """A shard of this node. tried_s: when its compare last began; seen_s: when compared or assigned."""
 
     seen_s: float
     tried_s: float = -math.inf
     left: Counter[Disagreement] = field(default_factory=Counter)
 
 
-def limit_for_watch(settings: Settings) -> Settings:
+def limit_settings_for_watch(settings: Settings) -> Settings:
     """The settings with lower limits, for a compare that shares a process with handlers all day."""
     reconcile = settings.reconcile
     less = {
@@ -79,13 +81,13 @@ class ShardWatch(Service):
     """Compares the shards of one database that this node owns; none until `set_shards`.
 
     `watches`: how many this node has, one per database: they share Redis and the node's processor. `repair`:
-    None only counts.
+    None: disagreements are only counted.
     """
 
     def __init__(
         self,
         database: int,
-        compare: ShardCompare,
+        compare: ShardComparer,
         clock: Clock,
         *,
         watch_s: float,
@@ -100,12 +102,12 @@ class ShardWatch(Service):
         self._new_shares: deque[tuple[Sequence[int], int]] = deque(maxlen=1)
         self._shards: dict[int, _WatchedShard] = {}
         self._nodes = 1
-        self._rechecks: deque[_Recheck] = deque()
+        self._rechecks: deque[_PendingRecheck] = deque()
         self._turn_s = clock.monotonic_s()  # when the last turn began
         self._rest_until_s = -math.inf
         self._label = f"database_{database}"
         # Computed when it is scraped: it grows while nothing happens.
-        metrics.WATCH_AGE.labels(self._label).set_function(lambda: self.age_s)
+        metrics.WATCH_AGE.labels(self._label).set_function(lambda: self.oldest_compare_age_s)
 
     def set_shards(self, shards: Iterable[int], nodes: int) -> None:
         """The shards to compare from the next step on. `nodes`: how many share the database. Any thread."""
@@ -113,13 +115,13 @@ class ShardWatch(Service):
         self.wake()
 
     @property
-    def age_s(self) -> float:
+    def oldest_compare_age_s(self) -> float:
         """The age of the oldest compare of any shard in seconds (0 without shards). Any thread."""
         now_s = self._clock.monotonic_s()
         return max((now_s - shard.seen_s for shard in list(self._shards.values())), default=0.0)
 
     @property
-    def left(self) -> Counter[Disagreement]:
+    def unrepaired_counts(self) -> Counter[Disagreement]:
         """The findings of the last compare of each shard, without those repaired. Any thread."""
         found: Counter[Disagreement] = Counter()
         for shard in list(self._shards.values()):
@@ -128,25 +130,25 @@ class ShardWatch(Service):
 
     def run_once(self) -> float:
         """Compares or rechecks one shard. Returns the seconds until the next step."""
-        self._apply_new_share()
-        wait_s = self._wait_s()
+        self._apply_new_shards()
+        wait_s = self._seconds_until_work()
         if wait_s > 0:
             return wait_s
         now_s = self._clock.monotonic_s()
         if self._rechecks and self._rechecks[0].at_s <= now_s:
             first = self._rechecks.popleft().compared
-            self._skip_on_error(first.shard, lambda: self._recheck_shard(first))
+            self._skip_shard_on_error(first.shard, lambda: self._recheck_shard(first))
         else:
             waiting = {recheck.compared.shard for recheck in self._rechecks}
             free = self._shards.keys() - waiting
             number = min(free, key=lambda number: (self._shards[number].tried_s, number))
             self._turn_s = self._shards[number].tried_s = now_s
-            self._skip_on_error(number, lambda: self._compare_shard(number))
-        return self._wait_s()
+            self._skip_shard_on_error(number, lambda: self._compare_shard(number))
+        return self._seconds_until_work()
 
     # ---- inside
 
-    def _apply_new_share(self) -> None:
+    def _apply_new_shards(self) -> None:
         if not self._new_shares:
             return
         owned, self._nodes = self._new_shares.popleft()
@@ -157,7 +159,7 @@ class ShardWatch(Service):
         )
         self._set_gauges()
 
-    def _wait_s(self) -> float:
+    def _seconds_until_work(self) -> float:
         """Seconds until there is something to do; 0: now."""
         at = [self._rechecks[0].at_s] if self._rechecks else []
         if len(self._rechecks) < min(len(self._shards), WAITING_MAX):
@@ -166,7 +168,7 @@ class ShardWatch(Service):
             return IDLE_S
         return max(0.0, max(min(at), self._rest_until_s) - self._clock.monotonic_s())
 
-    def _skip_on_error(self, shard: int, work: Callable[[], None]) -> None:
+    def _skip_shard_on_error(self, shard: int, work: Callable[[], None]) -> None:
         try:
             work()
         except TocError as error:
@@ -174,26 +176,30 @@ class ShardWatch(Service):
             self._log_throttle.warning(error.code, text, shard, error)
 
     def _compare_shard(self, shard: int) -> None:
-        compared = self._work_then_rest(lambda: self._compare.compare_shard(shard, far=False))
+        compared = self._run_and_schedule_rest(
+            lambda: self._compare.compare_shard(shard, far=False)
+        )
         if compared.findings:
             at_s = self._clock.monotonic_s() + self._grace_s
-            self._rechecks.append(_Recheck(at_s, compared))
+            self._rechecks.append(_PendingRecheck(at_s, compared))
         else:
             self._record_result(compared)
 
     def _recheck_shard(self, first: ShardComparison) -> None:
-        self._record_result(self._work_then_rest(lambda: self._compare.recheck(first)))
+        self._record_result(
+            self._run_and_schedule_rest(lambda: self._compare.recheck_findings(first))
+        )
 
-    def _work_then_rest(self, work: Callable[[], ShardComparison]) -> ShardComparison:
-        """Does work that loads the servers, and sets the rest after it."""
+    def _run_and_schedule_rest(self, work: Callable[[], ShardComparison]) -> ShardComparison:
+        """Runs `work`, which loads the servers, and sets how long the watch rests afterwards."""
         began_s = self._clock.monotonic_s()
         try:
             return work()
         finally:
             now_s = self._clock.monotonic_s()
-            self._rest_until_s = now_s + self._rest_s(now_s - began_s)
+            self._rest_until_s = now_s + self._rest_duration_s(now_s - began_s)
 
-    def _rest_s(self, worked_s: float) -> float:
+    def _rest_duration_s(self, worked_s: float) -> float:
         busy_s = worked_s * self._watches
         own_s = min(busy_s / OWN_SHARE, STRETCH * self._watch_s / max(1, len(self._shards)))
         return min(REST_S_MAX, max(own_s, busy_s * self._nodes / SHARE) - worked_s)
@@ -232,7 +238,7 @@ class ShardWatch(Service):
             log.warning("watch: shard %d: %s is not repaired: %s", number, kind, how)
 
     def _set_gauges(self) -> None:
-        left = self.left
+        left = self.unrepaired_counts
         for kind in Disagreement:
             metrics.DISAGREEMENTS_LEFT.labels(self._label, kind).set(left[kind])
 

@@ -1,10 +1,9 @@
 """The home of a database: the server of its URL, or after a move the new server.
 
-The switch of a move (`database_mover`) is one row: the new server is *declared home* by the row `home = <its own
-server_uuid>` in its `toc_meta`, while its schema accepts writes. A copy of that row on another server has
-no
-effect, so replicas, backups and the old server never match. The schema of the old server is made READ ONLY
-(*fenced*) before that: the two servers never accept writes at the same time.
+The switch of a move (`database_mover`) is one row: the new server is *declared home* by the row `home =
+<its own server_uuid>` in its `toc_meta`, while its schema accepts writes. A copy of that row on another
+server has no effect, so replicas, backups and the old server never match. The schema of the old server is
+made READ ONLY (*fenced*) before that: the two servers never accept writes at the same time.
 
 Processes with the setting `moving.N` poll for that row in a thread of their own: no caller waits for the new
 server before the move. Each new connection to a MySQL server checks whether the schema is fenced. A

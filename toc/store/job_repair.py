@@ -265,7 +265,7 @@ _CANCEL = (
 
 
 def possible_copy_ids(job_id: int, routing_bits: int) -> Iterable[int]:
-    """Ids with the time of `job_id` and other routing bits: first with its sequence, then with the next ones."""
+    """Ids with the time of `job_id` and other routing bits: first its own sequence, then the next ones."""
     for step in range(SEQUENCE_MASK + 1):
         yield job_id & ~_LOW_BITS | routing_bits << SEQUENCE_BITS | (job_id + step) & SEQUENCE_MASK
 

@@ -5,11 +5,11 @@
         for table in target.job_tables:
             yield AddColumn(table, "claim_time", "DATETIME(3)")
 
-The same steps are run (`OnlineExecutor`), written as a script (`ScriptExecutor`), counted, and compared with
-the tables of a database (`schema_drift`): no other module says what a table looks like. MySQL commits each DDL
-statement by itself, so a run can be interrupted between any two of them. Therefore each statement carries the
-condition under which there is nothing left to do. An ALTER of a table with jobs names its ALGORITHM: the
-server then refuses a change that would copy rows or block writes.
+The same steps are run (`OnlineExecutor`), written as a script (`ScriptExecutor`), counted, and compared
+with the tables of a database (`schema_drift`): no other module says what a table looks like. MySQL commits
+each DDL statement by itself, so a run can be interrupted between any two of them. Therefore each statement
+carries the condition under which there is nothing left to do. An ALTER of a table with jobs names its
+ALGORITHM: the server then refuses a change that would copy rows or block writes.
 
 One text of a statement must do for MySQL and for MariaDB. A revision that needs another kind of step (an
 index, a column that is dropped) adds its class here; tests/migration/steps.py has examples.

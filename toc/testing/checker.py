@@ -14,14 +14,14 @@ from tempfile import TemporaryDirectory
 
 from toc.testing.history import Entry, Fault, Journal, ScheduleUnanswered
 from toc.testing.job_entries import EntriesByJob
-from toc.testing.judge import Rules
-from toc.testing.partitions import (
+from toc.testing.journal_parts import (
     PART_BYTES,
-    add_file,
-    check_files,
-    judge_all,
-    processors,
+    add_journal_file,
+    check_journal_files,
+    count_processors,
+    judge_all_jobs,
 )
+from toc.testing.judge import Rules
 from toc.testing.report import FaultEffects, Kind, Problem, Report
 
 WHOLE_BYTES = 2 * PART_BYTES
@@ -51,16 +51,16 @@ def check(
         else:
             given.append(history)
     if sum(path.stat().st_size for path in paths) > WHOLE_BYTES:
-        return _check_large(paths, given, rules, processes or processors())
+        return _check_large_journals(paths, given, rules, processes or count_processors())
     for entries in given:
-        by_job.add_all(entries)
+        by_job.add_entries(entries)
     for path in paths:
-        add_file(by_job, path)
-    report = judge_all(by_job, rules, by_job.faults, by_job.unanswered)
+        add_journal_file(by_job, path)
+    report = judge_all_jobs(by_job, rules, by_job.faults, by_job.unanswered)
     return _add_overall_findings(report, by_job.faults, by_job.unanswered)
 
 
-def _check_large(
+def _check_large_journals(
     paths: list[Path], given: list[Iterable[Entry]], rules: Rules, processes: int
 ) -> Report:
     with TemporaryDirectory(prefix="toc-check-") as name:
@@ -69,7 +69,7 @@ def _check_large(
             for entries in given:
                 for entry in entries:
                     journal.write(entry)
-        report, common = check_files([*paths, extra], rules, processes)
+        report, common = check_journal_files([*paths, extra], rules, processes)
     return _add_overall_findings(report, common.faults, common.unanswered)
 
 

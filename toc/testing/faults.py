@@ -24,7 +24,7 @@ QUIET = FaultState((), ())
 
 
 class Faults:
-    """`linger_ms`: how long after its end a fault may still explain something."""
+    """Finds faults by time and process. `linger_ms`: how long after its end a fault explains a duplicate."""
 
     def __init__(self, faults: Iterable[Fault], linger_ms: float = 0.0) -> None:
         self.all = sorted(faults, key=lambda fault: fault.from_ms)
@@ -33,30 +33,33 @@ class Faults:
             for process in fault.processes or ("",):
                 by_process[process].append(fault)
         self._by_process = {
-            name: _FaultLine(found, linger_ms) for name, found in by_process.items()
+            name: _FaultIntervals(found, linger_ms) for name, found in by_process.items()
         }
-        self._anything = _FaultLine(self.all, linger_ms)
+        self._anything = _FaultIntervals(self.all, linger_ms)
         self._edges, self._moments = _build_timeline(self.all)
 
-    def explaining(self, process: str, from_ms: float, to_ms: float) -> str | None:
-        """The name of a fault that hit the process between these times, else of one that hit all."""
+    def find_explaining_fault(self, process: str, from_ms: float, to_ms: float) -> str | None:
+        """The name of a fault that hit this process between these times, or else all processes."""
         for name in (process, ""):
             line = self._by_process.get(name)
-            if line is not None and (fault := line.within(from_ms, to_ms)) is not None:
+            if (
+                line is not None
+                and (fault := line.find_overlapping_fault(from_ms, to_ms)) is not None
+            ):
                 return fault.name
         return None
 
-    def any_within(self, from_ms: float, to_ms: float) -> bool:
-        """Whether any fault was on between these times, whomever it hit."""
-        return self._anything.within(from_ms, to_ms) is not None
+    def has_fault_within(self, from_ms: float, to_ms: float) -> bool:
+        """Whether any fault was on between these times, in any process."""
+        return self._anything.find_overlapping_fault(from_ms, to_ms) is not None
 
-    def state_at(self, at_ms: float) -> FaultState:
+    def fault_state_at(self, at_ms: float) -> FaultState:
         position = bisect_right(self._edges, at_ms) - 1
         return self._moments[position] if position >= 0 else QUIET
 
 
-class _FaultLine:
-    """Faults by their beginning, with the latest end of all before each: finds an overlap by bisection."""
+class _FaultIntervals:
+    """Faults in the order of their beginning; finds a fault that overlaps a time span, by bisection."""
 
     def __init__(self, faults: list[Fault], linger_ms: float) -> None:
         self._faults = faults
@@ -64,7 +67,7 @@ class _FaultLine:
         self._from_ms = [fault.from_ms for fault in faults]
         self._last_ms = list(accumulate((fault.to_ms for fault in faults), max))
 
-    def within(self, from_ms: float, to_ms: float) -> Fault | None:
+    def find_overlapping_fault(self, from_ms: float, to_ms: float) -> Fault | None:
         position = bisect_right(self._from_ms, to_ms) - 1
         while position >= 0 and self._last_ms[position] + self._linger_ms >= from_ms:
             if self._faults[position].to_ms + self._linger_ms >= from_ms:

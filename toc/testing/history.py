@@ -189,7 +189,7 @@ class Tail:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [entry_of(line) for line in whole.splitlines()]
+        return [parse_entry(line) for line in whole.splitlines()]
 
 
 def read(path: Path) -> Iterator[Entry]:
@@ -197,11 +197,11 @@ def read(path: Path) -> Iterator[Entry]:
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):
-                yield entry_of(line)
+                yield parse_entry(line)
 
 
-def entry_of(line: bytes) -> Entry:
-    """One line of a journal."""
+def parse_entry(line: bytes) -> Entry:
+    """The entry in one line of a journal."""
     kind, values = json.loads(line)
     if kind == "Fault":
         values["processes"] = tuple(values.get("processes", ()))

@@ -26,7 +26,7 @@ class ClientCall(NamedTuple):
     action_ms: int
 
 
-class Start(NamedTuple):
+class HandlerStart(NamedTuple):
     at_ms: float
     attempt: int
     process: str
@@ -34,14 +34,14 @@ class Start(NamedTuple):
     biz_type: str
 
 
-class End(NamedTuple):
+class HandlerEnd(NamedTuple):
     at_ms: float
     attempt: int
     token: str
     how: str
 
 
-class FinalState(NamedTuple):
+class FinalRow(NamedTuple):
     status: str
     attempts: int
     action_ms: int
@@ -50,7 +50,7 @@ class FinalState(NamedTuple):
 
 
 class JobEntries:
-    """All that is known about one job. `sort` puts each list into the order of time."""
+    """All entries of one job. `sort_by_time` sorts each list by the time of its entries."""
 
     __slots__ = ("biz_type", "cancels", "ends", "moves", "redrives", "row", "schedules", "starts")
 
@@ -60,11 +60,11 @@ class JobEntries:
         self.cancels: list[ClientCall] = []
         self.moves: list[ClientCall] = []
         self.redrives: list[ClientCall] = []
-        self.starts: list[Start] = []
-        self.ends: list[End] = []
-        self.row: FinalState | None = None
+        self.starts: list[HandlerStart] = []
+        self.ends: list[HandlerEnd] = []
+        self.row: FinalRow | None = None
 
-    def sort(self) -> None:
+    def sort_by_time(self) -> None:
         for entries in (
             self.schedules,
             self.cancels,
@@ -76,8 +76,8 @@ class JobEntries:
             if len(entries) > 1:
                 entries.sort()
 
-    def end_of(self, start: Start, until_ms: float) -> End | None:
-        """How a start ended, if it did by then."""
+    def find_end_of_start(self, start: HandlerStart, until_ms: float) -> HandlerEnd | None:
+        """How the run that began with `start` ended; None: it had not ended at `until_ms`."""
         for end in self.ends:
             if (
                 end.token == start.token
@@ -89,7 +89,7 @@ class JobEntries:
 
 
 class EntriesByJob:
-    """Collects entries, in any order."""
+    """Collects the entries of a history by job; they may come in any order."""
 
     def __init__(self) -> None:
         self.jobs: dict[int, JobEntries] = {}
@@ -97,12 +97,14 @@ class EntriesByJob:
         self.unanswered: list[ScheduleUnanswered] = []
         self.entries = 0
 
-    def add_all(self, entries: Iterable[Entry]) -> None:
+    def add_entries(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
-            self.add(type(entry).__name__, {name: getattr(entry, name) for name in entry.__slots__})
+            self.add_entry(
+                type(entry).__name__, {name: getattr(entry, name) for name in entry.__slots__}
+            )
 
-    def add(self, kind: str, values: dict[str, Any]) -> None:
-        """One entry; raises KeyError for a kind or a value that is not there."""
+    def add_entry(self, kind: str, values: dict[str, Any]) -> None:
+        """Adds one entry; raises KeyError for an unknown kind or a missing value."""
         self.entries += 1
         if kind == "Fault":
             self.faults.append(Fault(**values | {"processes": tuple(values.get("processes", ()))}))
@@ -117,35 +119,37 @@ class EntriesByJob:
         _ADD[kind](job, values)
 
 
-def _scheduled(job: JobEntries, v: dict[str, Any]) -> None:
+def _add_schedule(job: JobEntries, v: dict[str, Any]) -> None:
     job.biz_type = v["biz_type"]
     job.schedules.append(ClientCall(v["at_ms"], v["asked_ms"], "scheduled", v["action_ms"]))
 
 
-def _note_cancel(job: JobEntries, v: dict[str, Any]) -> None:
+def _add_cancel(job: JobEntries, v: dict[str, Any]) -> None:
     job.cancels.append(ClientCall(v["at_ms"], v["asked_ms"], v["answer"], 0))
 
 
-def _note_reschedule(job: JobEntries, v: dict[str, Any]) -> None:
+def _add_reschedule(job: JobEntries, v: dict[str, Any]) -> None:
     job.moves.append(ClientCall(v["at_ms"], v["asked_ms"], v["answer"], v["action_ms"]))
 
 
-def _redriven(job: JobEntries, v: dict[str, Any]) -> None:
+def _add_redrive(job: JobEntries, v: dict[str, Any]) -> None:
     job.redrives.append(ClientCall(v["at_ms"], v["asked_ms"], v["answer"], 0))
 
 
-def _started(job: JobEntries, v: dict[str, Any]) -> None:
-    job.starts.append(Start(v["at_ms"], v["attempt"], v["process"], v["token"], v["biz_type"]))
+def _add_start(job: JobEntries, v: dict[str, Any]) -> None:
+    job.starts.append(
+        HandlerStart(v["at_ms"], v["attempt"], v["process"], v["token"], v["biz_type"])
+    )
 
 
-def _ended(job: JobEntries, v: dict[str, Any]) -> None:
+def _add_end(job: JobEntries, v: dict[str, Any]) -> None:
     verdict = v.get("verdict", "")
     how = AGAIN if v["failed"] and verdict != STOPPED else _HOW[verdict]
-    job.ends.append(End(v["at_ms"], v["attempt"], v["token"], how))
+    job.ends.append(HandlerEnd(v["at_ms"], v["attempt"], v["token"], how))
 
 
-def _row(job: JobEntries, v: dict[str, Any]) -> None:
-    job.row = FinalState(
+def _set_final_row(job: JobEntries, v: dict[str, Any]) -> None:
+    job.row = FinalRow(
         v["status"], v["attempts"], v["action_ms"], v.get("token", ""), v.get("dead_letter")
     )
 
@@ -154,11 +158,11 @@ _HOW = {"": SUCCESS, "retry": AGAIN, "snooze": SNOOZED, "drop": DROPPED, "dead":
     STOPPED: STOPPED
 }
 _ADD = {
-    "Scheduled": _scheduled,
-    "CancelAnswered": _note_cancel,
-    "RescheduleAnswered": _note_reschedule,
-    "Redriven": _redriven,
-    "Started": _started,
-    "Ended": _ended,
-    "Row": _row,
+    "Scheduled": _add_schedule,
+    "CancelAnswered": _add_cancel,
+    "RescheduleAnswered": _add_reschedule,
+    "Redriven": _add_redrive,
+    "Started": _add_start,
+    "Ended": _add_end,
+    "Row": _set_final_row,
 }

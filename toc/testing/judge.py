@@ -23,9 +23,9 @@ from toc.testing.job_entries import (
     STOPPED,
     SUCCESS,
     ClientCall,
-    FinalState,
+    FinalRow,
+    HandlerStart,
     JobEntries,
-    Start,
 )
 from toc.testing.report import UNEXPLAINED, FaultEffects, Kind, Lateness, Problem, Report
 from toc.worker.lease_recovery import EXTRA_MAX
@@ -82,7 +82,7 @@ class _ActionTimeWrite(NamedTuple):
         return action_ms == self.action_ms or self.action_ms <= action_ms <= self.until_ms
 
 
-class Judge:
+class JobJudge:
     """Judges one job after the other and adds it to its report.
 
     `strangers_are_legal`: jobs that no answered call scheduled are no problem.
@@ -92,19 +92,19 @@ class Judge:
         self.report = Report()
         self._rules, self._faults, self._strangers_are_legal = rules, faults, strangers_are_legal
 
-    def judge(self, job_id: int, job: JobEntries) -> None:
-        job.sort()
-        case = _JobCase(self._rules, self._faults, self.report, job_id, job)
+    def judge_job(self, job_id: int, job: JobEntries) -> None:
+        job.sort_by_time()
+        case = _JobCheck(self._rules, self._faults, self.report, job_id, job)
         if not job.schedules:
             self.report.strangers += 1
             if not self._strangers_are_legal:
                 case.add_problem(Kind.WRONG, "it exists, and no client scheduled it")
                 return
-        case.check()
+        case.check_job()
 
 
-class _JobCase:
-    """The check of one job."""
+class _JobCheck:
+    """Checks the entries of one job."""
 
     def __init__(
         self, rules: Rules, faults: Faults, report: Report, job_id: int, job: JobEntries
@@ -113,7 +113,7 @@ class _JobCase:
         self._job_id, self._job = job_id, job
         self._biz_type = job.biz_type or (job.starts[0].biz_type if job.starts else "")
         self._snoozed = any(end.how == SNOOZED for end in job.ends)
-        self._writes = _writes(job, snoozed=self._snoozed)
+        self._writes = _list_action_time_writes(job, snoozed=self._snoozed)
 
     def add_problem(self, kind: Kind, text: str) -> None:
         report = self._report
@@ -121,32 +121,32 @@ class _JobCase:
         if report.problems_by_kind[kind] <= self._rules.problems_max:
             report.problems.append(Problem(kind, self._job_id, text))
         if self._writes and self._faults.all:
-            moment = self._faults.state_at(self._writes[-1].action_ms)
+            moment = self._faults.fault_state_at(self._writes[-1].action_ms)
             for name in {*moment.during, *(name for name, _ in moment.after)}:
-                self._figures_of(name).problems[kind] += 1
+                self._effects_of_fault(name).problems[kind] += 1
 
-    def check(self) -> None:
+    def check_job(self) -> None:
         report, job = self._report, self._job
         report.scheduled += bool(job.schedules)
         if job.starts:
             report.starts += len(job.starts)
             self._check_starts()
         if job.cancels or job.moves or job.redrives:
-            self._count_calls()
-            self._check_answers()
+            self._count_client_calls()
+            self._check_call_answers()
         row = job.row
         if row is None:
             self.add_problem(Kind.LOST, "was scheduled, and has no row")
             return
         report.by_status[row.status] += 1
-        self._check_row(row)
-        self._check_attempts(row)
+        self._check_final_row(row)
+        self._check_attempt_count(row)
         if row.status == "done":
-            self._check_done(row)
+            self._check_done_row(row)
         elif row.status == "cancelled":
-            self._check_cancelled()
+            self._check_cancelled_row()
         elif row.status == "dead":
-            self._check_dead(row)
+            self._check_dead_row(row)
         else:
             self.add_problem(Kind.LOST, f"has not ended, it is {row.status}")
 
@@ -157,12 +157,12 @@ class _JobCase:
         cancelled_ms = min(
             (c.at_ms for c in job.cancels if c.answer in _CANCELLED), default=math.inf
         )
-        before: Start | None = None
+        before: HandlerStart | None = None
         for start in job.starts:
-            force = self._writes_in_force(start.at_ms)
+            force = self._action_times_in_force(start.at_ms)
             due_ms = min((w.action_ms for w in force), default=-math.inf)
             if start.at_ms + tolerance_ms < due_ms - self._allowed_early_ms(start.at_ms):
-                self._found_early(start, due_ms)
+                self._add_early_start_problem(start, due_ms)
             if before is not None:
                 self._check_repeated_start(before, start)
             elif force:
@@ -182,10 +182,11 @@ class _JobCase:
         if not allowed or not self._faults.all:
             return 0.0
         return max(
-            (allowed.get(name, 0.0) for name in self._faults.state_at(at_ms).during), default=0.0
+            (allowed.get(name, 0.0) for name in self._faults.fault_state_at(at_ms).during),
+            default=0.0,
         )
 
-    def _found_early(self, start: Start, due_ms: float) -> None:
+    def _add_early_start_problem(self, start: HandlerStart, due_ms: float) -> None:
         early_ms = due_ms - start.at_ms
         now_ms = start.at_ms + self._rules.tolerance_ms
         old = [w for w in self._writes if w.asked_ms <= now_ms and w.action_ms <= now_ms]
@@ -195,7 +196,7 @@ class _JobCase:
         else:
             self.add_problem(Kind.EARLY, f"started {early_ms:.1f} ms before its time")
 
-    def _measure_lateness(self, start: Start, due_ms: float) -> None:
+    def _measure_lateness(self, start: HandlerStart, due_ms: float) -> None:
         report, late_ms = self._report, start.at_ms - due_ms
         by_type = report.by_type.get(self._biz_type)
         if by_type is None:
@@ -203,19 +204,19 @@ class _JobCase:
         by_type.add(late_ms)
         if not self._faults.all:
             return
-        moment = self._faults.state_at(due_ms)
+        moment = self._faults.fault_state_at(due_ms)
         for name in moment.during:
-            self._figures_of(name).during.add(late_ms)
+            self._effects_of_fault(name).during.add(late_ms)
         for name, _ in moment.after:
             if name not in moment.during:
-                self._figures_of(name).after.add(late_ms)
+                self._effects_of_fault(name).after.add(late_ms)
         if late_ms > self._rules.late_ms:
-            for name, ended_ms in self._faults.state_at(start.at_ms).after:
-                figures = self._figures_of(name)
+            for name, ended_ms in self._faults.fault_state_at(start.at_ms).after:
+                figures = self._effects_of_fault(name)
                 figures.recovery_ms = max(figures.recovery_ms, start.at_ms - ended_ms)
 
-    def _check_repeated_start(self, before: Start, start: Start) -> None:
-        outcome = self._job.end_of(before, start.at_ms)
+    def _check_repeated_start(self, before: HandlerStart, start: HandlerStart) -> None:
+        outcome = self._job.find_end_of_start(before, start.at_ms)
         if outcome is not None and outcome.how != SUCCESS:
             self._report.retries += 1
         else:
@@ -225,17 +226,17 @@ class _JobCase:
             if reason == UNEXPLAINED:
                 self.add_problem(Kind.DUPLICATE, f"started after a start, and {why}")
             elif reason != OVERTIME:
-                self._figures_of(reason).duplicates += 1
+                self._effects_of_fault(reason).duplicates += 1
         if start.token == before.token != "":
             self.add_problem(Kind.STALE, f"claim {start.token} was started twice")
         elif outcome is not None and outcome.how == STOPPED and start.attempt == before.attempt:
-            pass  # its attempt was taken back
+            pass  # the attempt of the stopped run was taken back
         elif start.attempt <= before.attempt and not self._may_have_reset_attempts(
             before.at_ms, start.at_ms
         ):
             self._check_attempt_rises(before, start)
 
-    def _check_attempt_rises(self, before: Start, start: Start) -> None:
+    def _check_attempt_rises(self, before: HandlerStart, start: HandlerStart) -> None:
         """Each claim counts one more, so the numbers rise; a start that came late is of an older claim."""
         belated = self._fault_before_start(start)
         if start.attempt == before.attempt or belated is None:
@@ -244,45 +245,47 @@ class _JobCase:
                 Kind.STALE, f"{text}: a claim's count was lost, or a stale claim was started"
             )
 
-    def _reason_of_duplicate(self, before: Start, start: Start) -> str:
+    def _reason_of_duplicate(self, before: HandlerStart, start: HandlerStart) -> str:
         """Why a job was started again although the start before had not failed."""
         if start.token == before.token != "":
             return UNEXPLAINED
-        add_problem = self._fault_during_run(before, start.at_ms)
+        fault = self._fault_during_run(before, start.at_ms)
         if (
-            add_problem is None and start.attempt < before.attempt
-        ):  # it is the older one that came late
-            add_problem = self._fault_before_start(start)
-        if add_problem is None and self._ran_over_timeout(before, start.at_ms):
+            fault is None and start.attempt < before.attempt
+        ):  # the start of the older claim came late
+            fault = self._fault_before_start(start)
+        if fault is None and self._ran_over_timeout(before, start.at_ms):
             return OVERTIME
-        return add_problem or UNEXPLAINED
+        return fault or UNEXPLAINED
 
     @property
     def _timeout_ms(self) -> float:
         return self._rules.timeouts_ms.get(self._biz_type, math.inf)
 
-    def _fault_during_run(self, start: Start, until_ms: float) -> str | None:
+    def _fault_during_run(self, start: HandlerStart, until_ms: float) -> str | None:
         """A fault that may have kept a run from ending, or from being recorded, while its claim held."""
         to_ms = min(until_ms, start.at_ms + self._timeout_ms)
-        return self._faults.explaining(start.process, start.at_ms, to_ms)
+        return self._faults.find_explaining_fault(start.process, start.at_ms, to_ms)
 
-    def _fault_before_start(self, start: Start) -> str | None:
+    def _fault_before_start(self, start: HandlerStart) -> str | None:
         """A fault that may have kept a run from starting after its claim."""
-        return self._faults.explaining(start.process, start.at_ms - self._timeout_ms, start.at_ms)
+        return self._faults.find_explaining_fault(
+            start.process, start.at_ms - self._timeout_ms, start.at_ms
+        )
 
-    def _ran_over_timeout(self, start: Start, until_ms: float) -> bool:
+    def _ran_over_timeout(self, start: HandlerStart, until_ms: float) -> bool:
         """Whether the run had not ended within its type's timeout, so that its lease was over."""
-        in_time = self._job.end_of(start, start.at_ms + self._timeout_ms)
+        in_time = self._job.find_end_of_start(start, start.at_ms + self._timeout_ms)
         return until_ms - start.at_ms >= self._timeout_ms and in_time is None
 
     def _may_have_reset_attempts(self, from_ms: float, to_ms: float) -> bool:
         """Whether the count may have been reset, or lowered by a snooze, between these times."""
         return self._snoozed or any(
             call.asked_ms <= to_ms and (call.at_ms >= from_ms or not call.answer)
-            for call in self._calls_that_reset()
+            for call in self._calls_that_reset_attempts()
         )
 
-    def _calls_that_reset(self) -> list[ClientCall]:
+    def _calls_that_reset_attempts(self) -> list[ClientCall]:
         job = self._job
         calls = [c for c in job.moves if c.answer in {"rescheduled", ""}]
         calls += [c for c in job.redrives if c.answer in {"redriven", ""}]
@@ -290,7 +293,7 @@ class _JobCase:
 
     # ---- answers
 
-    def _count_calls(self) -> None:
+    def _count_client_calls(self) -> None:
         report, job = self._report, self._job
         report.rescheduled += sum(call.answer == "rescheduled" for call in job.moves)
         report.redriven += sum(call.answer == "redriven" for call in job.redrives)
@@ -299,12 +302,14 @@ class _JobCase:
             not call.answer for calls in (job.cancels, job.moves, job.redrives) for call in calls
         )
 
-    def _check_answers(self) -> None:
+    def _check_call_answers(self) -> None:
         job, row = self._job, self._job.row
         since_ms = job.schedules[0].at_ms if job.schedules else math.inf
         answers = Counter(call.answer for call in job.cancels)
         if answers["cancelled"]:
-            self._check_cancel(next(c for c in job.cancels if c.answer == "cancelled"))
+            self._check_success_before_cancel(
+                next(c for c in job.cancels if c.answer == "cancelled")
+            )
             if row is not None and row.status != "cancelled":
                 self.add_problem(Kind.WRONG, f"cancelled, but the row says {row.status}")
             if answers["cancelled"] > 1:
@@ -315,40 +320,40 @@ class _JobCase:
             elif call.answer == "done" and row is not None and row.status != "done":
                 self.add_problem(Kind.WRONG, f'answered "done", but the row says {row.status}')
 
-    def _check_cancel(self, cancel: ClientCall) -> None:
-        """A success does not count any more; legal only of a claim that had lost its lease."""
+    def _check_success_before_cancel(self, cancel: ClientCall) -> None:
+        """Adds a problem if the last run before `cancel` succeeded, unless its claim had lost its lease."""
         last = self._job.starts[-1] if self._job.starts else None
         if last is None or last.at_ms > cancel.at_ms:
             return
-        end = self._job.end_of(last, math.inf)
+        end = self._job.find_end_of_start(last, math.inf)
         if end is None or end.how != SUCCESS or self._may_have_lost_lease(last, cancel.at_ms):
             return
         self.add_problem(Kind.AFTER_CANCEL, '"cancelled", and its handler succeeded')
 
-    def _may_have_lost_lease(self, start: Start, until_ms: float) -> bool:
-        """Whether its claim may have ended without it, by a fault or over its timeout."""
+    def _may_have_lost_lease(self, start: HandlerStart, until_ms: float) -> bool:
+        """Whether the claim of a run may have ended before the run, by a fault or over its timeout."""
         return self._fault_during_run(start, until_ms) is not None or self._ran_over_timeout(
             start, until_ms
         )
 
     # ---- the row
 
-    def _check_row(self, row: FinalState) -> None:
-        force = self._writes_in_force(math.inf)
+    def _check_final_row(self, row: FinalRow) -> None:
+        force = self._action_times_in_force(math.inf)
         if force and not self._snoozed and not any(w.may_have_set(row.action_ms) for w in force):
             due_ms = force[-1].action_ms
             self.add_problem(Kind.WRONG, f"the row's action_time is {row.action_ms}, not {due_ms}")
         if row.dead_letter and row.status != "dead":
             self.add_problem(Kind.WRONG, f"the row says {row.status}, and there is a dead letter")
 
-    def _check_attempts(self, row: FinalState) -> None:
+    def _check_attempt_count(self, row: FinalRow) -> None:
         """Every claim counts one, so each number up to the row's belongs to one start.
 
         But for runs that their process stopped, whose attempt is taken back.
         """
         stopped = {(end.token, end.attempt) for end in self._job.ends if end.how == STOPPED}
         starts = self._job.starts
-        if self._snoozed or self._calls_that_reset():
+        if self._snoozed or self._calls_that_reset_attempts():
             return
         counted = [s.attempt for s in starts if (s.token, s.attempt) not in stopped]
         highest = max(counted, default=0)
@@ -359,12 +364,14 @@ class _JobCase:
         if missing <= 0:
             return
         ended_ms = starts[-1].at_ms if starts and row.status == "done" else math.inf
-        if self._faults.any_within(self._writes[0].action_ms if self._writes else 0, ended_ms):
+        if self._faults.has_fault_within(
+            self._writes[0].action_ms if self._writes else 0, ended_ms
+        ):
             self._report.unstarted += missing
         else:
             self.add_problem(Kind.WRONG, f"{missing} of {row.attempts} attempts were never started")
 
-    def _check_done(self, row: FinalState) -> None:
+    def _check_done_row(self, row: FinalRow) -> None:
         successes = [end for end in self._job.ends if end.how == SUCCESS]
         if not successes:
             self.add_problem(Kind.LOST, "the row says done, no handler has done it")
@@ -377,24 +384,24 @@ class _JobCase:
         elif all(end.attempt != row.attempts for end in successes):
             self.add_problem(Kind.STALE, f"done in attempt {row.attempts}, which has not succeeded")
 
-    def _check_cancelled(self) -> None:
+    def _check_cancelled_row(self) -> None:
         job = self._job
         if any(call.answer in {"cancelled", ""} for call in job.cancels):
             return
         # A client repeats a cancel whose answer was lost, and finds the job that it cancelled itself.
         again = (call for call in job.cancels if call.answer == "already_cancelled")
-        if any(self._faults.any_within(call.asked_ms, call.at_ms) for call in again):
+        if any(self._faults.has_fault_within(call.asked_ms, call.at_ms) for call in again):
             return
         if all(end.how != DROPPED for end in job.ends):
             self.add_problem(Kind.WRONG, "cancelled, but no call was answered so")
 
-    def _check_dead(self, row: FinalState) -> None:
+    def _check_dead_row(self, row: FinalRow) -> None:
         job = self._job
         if row.dead_letter is False:
             self.add_problem(Kind.WRONG, "dead without a dead letter")
         if job.starts:
             last = job.starts[-1]
-            end = job.end_of(last, math.inf)
+            end = job.find_end_of_start(last, math.inf)
             if (
                 end is not None
                 and end.how == SUCCESS
@@ -404,9 +411,13 @@ class _JobCase:
         wanted = self._rules.max_attempts.get(self._biz_type)
         if wanted is None or any(end.how == BURIED for end in job.ends):
             return
-        since_ms = max((call.asked_ms for call in self._calls_that_reset()), default=-math.inf)
+        since_ms = max(
+            (call.asked_ms for call in self._calls_that_reset_attempts()), default=-math.inf
+        )
         failed = sum(end.how == AGAIN and end.at_ms >= since_ms for end in job.ends)
-        killed = self._faults.any_within(self._writes[0].action_ms if self._writes else 0, math.inf)
+        killed = self._faults.has_fault_within(
+            self._writes[0].action_ms if self._writes else 0, math.inf
+        )
         # A job that lost its lease while other jobs ran may get more attempts, until it has run alone.
         most = wanted + EXTRA_MAX if killed else wanted
         if not wanted <= row.attempts <= most or (failed != wanted and not killed):
@@ -415,8 +426,8 @@ class _JobCase:
 
     # ---- common
 
-    def _writes_in_force(self, at_ms: float) -> list[_ActionTimeWrite]:
-        """Those writes of which one has set the action_time that the row has at this time."""
+    def _action_times_in_force(self, at_ms: float) -> list[_ActionTimeWrite]:
+        """The writes that may have set the action_time that the row has at `at_ms`."""
         writes = self._writes
         if len(writes) <= 1:
             return writes
@@ -425,12 +436,12 @@ class _JobCase:
         )
         return [w for w in writes if w.asked_ms <= at_ms and w.at_ms >= last_ms]
 
-    def _figures_of(self, fault: str) -> FaultEffects:
+    def _effects_of_fault(self, fault: str) -> FaultEffects:
         return self._report.by_fault.setdefault(fault, FaultEffects())
 
 
-def _writes(job: JobEntries, *, snoozed: bool) -> list[_ActionTimeWrite]:
-    """All that set or may have set the action_time, by when it was asked."""
+def _list_action_time_writes(job: JobEntries, *, snoozed: bool) -> list[_ActionTimeWrite]:
+    """The calls that set or may have set the action_time, in the order in which they were made."""
     if job.schedules:
         first = job.schedules[0]
         writes = [_ActionTimeWrite(first.action_ms, -math.inf, first.at_ms, True, first.asked_ms)]

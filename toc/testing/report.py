@@ -86,7 +86,9 @@ class Lateness:
 
     def buckets(self) -> list[tuple[float, int]]:
         """(upper bound in ms, how many), ascending. All that were not late are one bucket, of 0."""
-        return [(self._bound(bucket), self._found[bucket]) for bucket in sorted(self._found)]
+        return [
+            (self._upper_bound_ms(bucket), self._found[bucket]) for bucket in sorted(self._found)
+        ]
 
     def percentile(self, percent: float) -> float:
         """The lateness in ms that `percent` of all starts do not exceed. Raises ValueError without starts."""
@@ -113,7 +115,7 @@ class Lateness:
         percentiles = {name: round(self.percentile(p), 3) for name, p in shown.items()}
         return {"count": self.count, **percentiles, "max_ms": round(self.max_ms, 3)}
 
-    def _bound(self, bucket: int) -> float:
+    def _upper_bound_ms(self, bucket: int) -> float:
         if not bucket:
             return min(0.0, self.max_ms)
         exponent, step = divmod(bucket, _STEPS)

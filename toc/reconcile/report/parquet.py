@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 
 from toc.domain.ids import JOB_ID_MAX
 from toc.reconcile.findings import Finding, ReconcileResult, RepairResult
-from toc.reconcile.report.summary import database_of, repairs_by_finding
-from toc.reconcile.report.words import clean, status_name
+from toc.reconcile.report.report_texts import clean_text, status_name
+from toc.reconcile.report.summary import database_of_shard, repairs_by_finding
 
 CHUNK = 50_000  # rows that become columns at a time
 _TIME = pa.timestamp("ms", tz="UTC")
@@ -47,33 +47,35 @@ def write_findings(outcome: ReconcileResult, sink: IO[bytes]) -> None:
     with pq.ParquetWriter(sink, SCHEMA, compression="zstd") as writer:
         for start in range(0, len(outcome.findings), CHUNK):
             rows = [
-                _row(finding, database_of(outcome, finding.shard), repairs.get(finding))
+                _finding_as_row(
+                    finding, database_of_shard(outcome, finding.shard), repairs.get(finding)
+                )
                 for finding in outcome.findings[start : start + CHUNK]
             ]
             writer.write_batch(pa.RecordBatch.from_pylist(rows, SCHEMA))
 
 
-def _row(finding: Finding, database: int, repair: RepairResult | None) -> dict[str, Any]:
+def _finding_as_row(finding: Finding, database: int, repair: RepairResult | None) -> dict[str, Any]:
     return finding._asdict() | {
         "database": database,
-        "topic": _text(finding.topic),
+        "topic": _escape_text(finding.topic),
         "job_id": finding.job_id if 0 <= finding.job_id <= JOB_ID_MAX else None,
-        "biz_type": _text(finding.biz_type),
+        "biz_type": _escape_text(finding.biz_type),
         "status": status_name(finding.status),
-        "action_time": _ms(finding.action_ms),
-        "due_time": _ms(finding.due_ms),
-        "armed_time": _ms(finding.armed_ms),
-        "out_time": _ms(finding.out_ms),
+        "action_time": _clamp_ms(finding.action_ms),
+        "due_time": _clamp_ms(finding.due_ms),
+        "armed_time": _clamp_ms(finding.armed_ms),
+        "out_time": _clamp_ms(finding.out_ms),
         "mended": None if repair is None else repair.done,
-        "how": None if repair is None else clean(repair.how),
+        "how": None if repair is None else clean_text(repair.how),
     }
 
 
-def _text(text: str | None) -> str | None:
-    """Characters that UTF-8 does not have become escapes."""
+def _escape_text(text: str | None) -> str | None:
+    """Replaces characters that UTF-8 does not have by escapes."""
     return None if text is None else text.encode("utf-8", "backslashreplace").decode()
 
 
-def _ms(ms: int | None) -> int | None:
-    """A score that another program wrote to Redis can be beyond 64 bits."""
+def _clamp_ms(ms: int | None) -> int | None:
+    """Limits a time to 64 bits: a score that another program wrote to Redis can be larger."""
     return None if ms is None else min(max(ms, _INT64_MIN), _INT64_MAX)

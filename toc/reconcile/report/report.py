@@ -24,16 +24,21 @@ from toc.domain.disagreements import Disagreement
 from toc.domain.times import datetime_of
 from toc.errors import SettingsError
 from toc.reconcile.findings import ReconcileResult
+from toc.reconcile.report.report_texts import (
+    clean_text,
+    format_kind_counts,
+    format_shard_ranges,
+    next_steps,
+)
 from toc.reconcile.report.summary import (
     SUMMARY,
-    BrokenSummary,
-    EarlierRun,
+    EarlierRunSummary,
     ReportSummary,
-    earlier_name,
+    UnreadableSummary,
+    earlier_run_name,
+    make_summary,
     read_summary,
-    summary_of,
 )
-from toc.reconcile.report.words import clean, kinds_text, next_steps, ranges
 from toc.runtime.private_files import make_private_directory, open_private_file
 from toc.runtime.settings import Settings
 
@@ -49,61 +54,63 @@ _NAME = re.compile(r"(\d{4}-\d\d-\d\dT\d{6}Z)(?:-([1-9]\d*))?", re.ASCII)
 _DRAFT = re.compile(rf"\.{_NAME.pattern}\.\w+\.partial", re.ASCII)
 
 
-def write(outcome: ReconcileResult, settings: Settings) -> Path:
+def write_report(outcome: ReconcileResult, settings: Settings) -> Path:
     """Writes the report of a run, deletes the oldest ones; returns the new folder.
 
     Raises SettingsError when the directory cannot be written, or the extra is not installed.
     """
     _explain_missing_packages()
-    from toc.reconcile.report.page import render  # noqa: PLC0415 - an extra
+    from toc.reconcile.report.html_page import render_html_page  # noqa: PLC0415 - an extra
     from toc.reconcile.report.parquet import write_findings  # noqa: PLC0415 - as above
 
     directory = Path(settings.reconcile.directory)
     stamp = f"{datetime_of(outcome.began_ms):%Y-%m-%dT%H%M%SZ}"
-    before, notes = _find_earlier(directory, stamp, outcome.namespace)
-    summary = summary_of(outcome, before)
-    page = render(outcome, summary, notes)
+    before, notes = _find_earlier_report(directory, stamp, outcome.namespace)
+    summary = make_summary(outcome, before)
+    page = render_html_page(outcome, summary, notes)
     with _explain_write_errors(settings):
         make_private_directory(directory)
-        draft = _new_draft(directory, stamp)
+        draft = _create_draft_folder(directory, stamp)
         try:
             _delete_old_drafts(directory, draft.stat().st_mtime)
-            with _new_file(draft / FINDINGS) as file:
+            with _create_synced_file(draft / FINDINGS) as file:
                 write_findings(outcome, file)
-            with _new_file(draft / SUMMARY) as file:
+            with _create_synced_file(draft / SUMMARY) as file:
                 file.write(json.dumps(summary, indent=1).encode("ascii"))
-            with _new_file(draft / PAGE) as file:
+            with _create_synced_file(draft / PAGE) as file:
                 file.write(page.encode())
             _sync_directory(draft)
-            report = _publish(draft, directory, stamp)
+            report = _rename_draft(draft, directory, stamp)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
         _sync_directory(directory)
-    _delete_oldest(directory, report, outcome.namespace, settings.reconcile.reports_max)
+    _delete_oldest_reports(directory, report, outcome.namespace, settings.reconcile.reports_max)
     return report
 
 
-def check(settings: Settings) -> None:
-    """Raises SettingsError when reports could not be written: to be known before the work, not after."""
+def check_report_directory(settings: Settings) -> None:
+    """Raises SettingsError if a report could not be written; called before the work, not after."""
     _explain_missing_packages()
     directory = Path(settings.reconcile.directory)
     with _explain_write_errors(settings):
         make_private_directory(directory)
-        _new_draft(directory, "0000-00-00T000000Z").rmdir()
+        _create_draft_folder(directory, "0000-00-00T000000Z").rmdir()
 
 
-def lines(outcome: ReconcileResult, report: Path | None = None) -> list[str]:
-    """The result as a few plain lines. `report`: returned by `write`; with it, earlier figures are shown."""
-    summary = _facts(outcome, report)
+def result_lines(outcome: ReconcileResult, report: Path | None = None) -> list[str]:
+    """The result as a few plain lines. `report`: the folder from `write_report`, with the earlier figures."""
+    summary = _read_or_make_summary(outcome, report)
     found = [summary["text"]]
-    found += _first_lines("not compared", map(_failure_text, summary["failures"]))
+    found += _limit_lines("not compared", map(_failure_text, summary["failures"]))
     if summary["broken_off"]:
         found.append(f"repairing broke off: {summary['broken_off']}")
-    found += _kind_lines(summary)
+    found += _lines_by_kind(summary)
     if outcome.repairing:
         left = (row for row in summary["repairs"] if not row["repaired"])
-        found += _first_lines("left", (f"{kinds_text(row['kinds'])}: {row['how']}" for row in left))
+        found += _limit_lines(
+            "left", (f"{format_kind_counts(row['kinds'])}: {row['how']}" for row in left)
+        )
     if report is not None:
         found.append(f"report: {report / PAGE}")
     text, commands = next_steps(outcome)
@@ -114,10 +121,11 @@ def lines(outcome: ReconcileResult, report: Path | None = None) -> list[str]:
 
 def _failure_text(row: Mapping[str, Any]) -> str:
     noun = "shard" if len(row["shards"]) == 1 else "shards"
-    return f"{noun} {clean(ranges(row['shards']))} (database {row['database']}): {row['reason']}"
+    shards = clean_text(format_shard_ranges(row["shards"]))
+    return f"{noun} {shards} (database {row['database']}): {row['reason']}"
 
 
-def _first_lines(name: str, texts: Iterable[str]) -> list[str]:
+def _limit_lines(name: str, texts: Iterable[str]) -> list[str]:
     """The first LINES_MAX texts, each after a name, and the number of the others."""
     found = list(texts)
     if len(found) > LINES_MAX:
@@ -125,21 +133,23 @@ def _first_lines(name: str, texts: Iterable[str]) -> list[str]:
     return [f"{name}: {text}" for text in found]
 
 
-def as_json(outcome: ReconcileResult, report: Path | None = None) -> dict[str, Any]:
+def result_as_json(outcome: ReconcileResult, report: Path | None = None) -> dict[str, Any]:
     """The content of summary.json, and the report's folder."""
-    return _facts(outcome, report) | {"report": None if report is None else str(report)}
+    return _read_or_make_summary(outcome, report) | {
+        "report": None if report is None else str(report)
+    }
 
 
-def _facts(outcome: ReconcileResult, report: Path | None) -> dict[str, Any]:
-    """The summary as written: it has the figures of the earlier run."""
+def _read_or_make_summary(outcome: ReconcileResult, report: Path | None) -> dict[str, Any]:
+    """The summary from the report's folder, which has the figures of the earlier run; else a new summary."""
     if report is not None:
         with suppress(OSError):  # a later run may have deleted it
             return dict(json.loads((report / SUMMARY).read_bytes()))
-    return summary_of(outcome)
+    return make_summary(outcome)
 
 
-def _kind_lines(summary: Mapping[str, Any]) -> Iterator[str]:
-    before, earlier = summary["before"], earlier_name(summary)
+def _lines_by_kind(summary: Mapping[str, Any]) -> Iterator[str]:
+    before, earlier = summary["before"], earlier_run_name(summary)
     for kind in Disagreement:
         now, then = summary["found"].get(kind, 0), before["found"][kind] if before else 0
         if not now and not then:
@@ -173,7 +183,7 @@ def _explain_write_errors(settings: Settings) -> Iterator[None]:
 
 
 @contextmanager
-def _new_file(path: Path) -> Iterator[IO[bytes]]:
+def _create_synced_file(path: Path) -> Iterator[IO[bytes]]:
     """A new file that is on the disk when it is closed."""
     with open_private_file(path, "xb") as file:
         yield file
@@ -190,13 +200,13 @@ def _sync_directory(directory: Path) -> None:
             os.close(number)
 
 
-def _new_draft(directory: Path, name: str) -> Path:
+def _create_draft_folder(directory: Path, name: str) -> Path:
     """A new, empty folder."""
     return Path(tempfile.mkdtemp(".partial", f".{name}.", directory))
 
 
-def _publish(draft: Path, directory: Path, stamp: str) -> Path:
-    """Gives a draft its name: its number is the highest of that second."""
+def _rename_draft(draft: Path, directory: Path, stamp: str) -> Path:
+    """Renames a draft to the name of a report, with the next free number of that second."""
     taken = [number for (second, number), _ in _list_reports(directory) if second == stamp]
     for number in itertools.count(max(taken, default=0) + 1):
         report = directory / (stamp if number == 1 else f"{stamp}-{number}")
@@ -222,7 +232,7 @@ def _list_reports(directory: Path) -> list[tuple[tuple[str, int], Path]]:
     return sorted(found, reverse=True)
 
 
-def _find_earlier(
+def _find_earlier_report(
     directory: Path, stamp: str, namespace: str
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """The newest earlier report of this namespace, and notes on those that cannot be read."""
@@ -231,8 +241,8 @@ def _find_earlier(
     for path in earlier[:SEARCHED_MAX]:
         try:
             if read_summary(path, ReportSummary).namespace == namespace:
-                return read_summary(path, EarlierRun).facts(path.name), notes
-        except BrokenSummary as error:
+                return read_summary(path, EarlierRunSummary).to_dict(path.name), notes
+        except UnreadableSummary as error:
             notes.append(f"An earlier report was left out: {path.name}/{SUMMARY} {error}.")
     return None, notes
 
@@ -247,20 +257,22 @@ def _delete_old_drafts(directory: Path, now_s: float) -> None:
                     shutil.rmtree(entry.path, ignore_errors=True)
 
 
-def _delete_oldest(directory: Path, newest: Path, namespace: str, reports_max: int) -> None:
+def _delete_oldest_reports(directory: Path, newest: Path, namespace: str, reports_max: int) -> None:
     """Deletes the oldest reports of the namespace, so that `reports_max` are left; never `newest`."""
     others = [path for _, path in _list_reports(directory) if path != newest]
     if len(others) < reports_max:
         return
-    for path in [path for path in others if _is_ours(path, namespace)][reports_max - 1 :]:
+    for path in [path for path in others if _belongs_to_namespace(path, namespace)][
+        reports_max - 1 :
+    ]:
         try:
-            draft = _new_draft(directory, path.name)
+            draft = _create_draft_folder(directory, path.name)
             shutil.rmtree(path.rename(draft))  # an empty folder makes way
         except OSError as error:
             log.warning("the old report %s cannot be deleted: %s", path, error.strerror)
 
 
-def _is_ours(path: Path, namespace: str) -> bool:
-    with suppress(BrokenSummary):
+def _belongs_to_namespace(path: Path, namespace: str) -> bool:
+    with suppress(UnreadableSummary):
         return read_summary(path, ReportSummary).namespace == namespace
     return False

@@ -18,7 +18,13 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from toc.domain.disagreements import Disagreement
 from toc.domain.times import EPOCH, MS_MAX, ceil_ms, datetime_of
 from toc.reconcile.findings import Finding, ReconcileResult, RepairResult
-from toc.reconcile.report.words import NAME_CHARS_MAX, clean, headline, iso, why_left
+from toc.reconcile.report.report_texts import (
+    NAME_CHARS_MAX,
+    clean_text,
+    format_iso_time,
+    verdict_headline,
+    why_not_repaired,
+)
 
 Summary = TypeVar("Summary", bound="ReportSummary")
 
@@ -35,12 +41,12 @@ _HOUR_MS = 3_600_000
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class BrokenSummary(Exception):
+class UnreadableSummary(Exception):
     """A summary that cannot be read; the text says why."""
 
 
-def earlier_name(summary: Mapping[str, Any]) -> str:
-    """The name of the run before: "yesterday" only if it was; "" without one."""
+def earlier_run_name(summary: Mapping[str, Any]) -> str:
+    """The name of the earlier run: "yesterday" or "the run before"; "": there is no earlier run."""
     if summary["before"] is None:
         return ""
     began, before = (date.fromisoformat(run["began"][:10]) for run in (summary, summary["before"]))
@@ -51,16 +57,16 @@ def repairs_by_finding(outcome: ReconcileResult) -> dict[Finding, RepairResult]:
     return {repair.finding: repair for repair in outcome.repairs}
 
 
-def type_of(finding: Finding) -> str:
-    """For people, and as a key; a real name has no brackets."""
+def biz_type_label(finding: Finding) -> str:
+    """The biz_type of a finding; a text in brackets if there is none: a real name has no brackets."""
     if finding.biz_type is not None:
-        return clean(finding.biz_type, NAME_CHARS_MAX) or "(no name)"
+        return clean_text(finding.biz_type, NAME_CHARS_MAX) or "(no name)"
     return "(of a slot)" if finding.kind is Disagreement.MARK_AHEAD else "(no row)"
 
 
-def _hour_of(finding: Finding) -> str:
-    """The hour of its due_time, else of its reminder: 2026-11-21T03:00Z."""
-    ms = finding.at_ms
+def _due_hour_label(finding: Finding) -> str:
+    """The hour of a finding's due_time, else of its reminder: 2026-11-21T03:00Z."""
+    ms = finding.due_or_reminder_ms
     if ms is None:
         return NO_TIME
     if not 0 <= ms <= MS_MAX:
@@ -68,23 +74,23 @@ def _hour_of(finding: Finding) -> str:
     return f"{datetime_of(ms // _HOUR_MS * _HOUR_MS):%Y-%m-%dT%H:%MZ}"
 
 
-def _reason_rows(outcome: ReconcileResult) -> list[dict[str, Any]]:
-    """Findings by what became of them, and how or why not; those never tried too.
+def _repair_outcome_rows(outcome: ReconcileResult) -> list[dict[str, Any]]:
+    """Counts findings by the outcome and the words of their repair, also findings that were never tried.
 
     Repaired ones first, then the largest groups first.
     """
     grouped: dict[tuple[bool, str], Counter[str]] = defaultdict(Counter)
     for repair in outcome.repairs:
-        grouped[repair.done, clean(repair.how)][repair.finding.kind] += 1
+        grouped[repair.done, clean_text(repair.how)][repair.finding.kind] += 1
     untried = outcome.found - Counter(repair.finding.kind for repair in outcome.repairs)
     if untried:
-        grouped[False, why_left(outcome)].update(untried)
+        grouped[False, why_not_repaired(outcome)].update(untried)
     ordered = sorted(grouped.items(), key=lambda x: (not x[0][0], -x[1].total(), x[0][1]))
-    return [_reason_row(done, how, kinds) for (done, how), kinds in ordered]
+    return [_repair_outcome_row(done, how, kinds) for (done, how), kinds in ordered]
 
 
-def fold_reasons(rows: Sequence[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    """The first `limit` rows; the others as one row of repaired findings and one of those left."""
+def limit_outcome_rows(rows: Sequence[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """The first `limit` rows; the others as one row of repaired findings and one row of unrepaired ones."""
     found = list(rows[:limit])
     for done in (True, False):
         rest: Counter[str] = Counter()
@@ -92,19 +98,21 @@ def fold_reasons(rows: Sequence[dict[str, Any]], limit: int) -> list[dict[str, A
             if row["repaired"] is done:
                 rest.update(row["kinds"])
         if rest:
-            found.append(_reason_row(done, f"other reasons: see {SUMMARY}", rest))
+            found.append(_repair_outcome_row(done, f"other reasons: see {SUMMARY}", rest))
     return found
 
 
-def _reason_row(done: bool, how: str, kinds: Counter[str]) -> dict[str, Any]:
-    return {"repaired": done, "how": how, "number": kinds.total(), "kinds": _by_kind(kinds)}
+def _repair_outcome_row(done: bool, how: str, kinds: Counter[str]) -> dict[str, Any]:
+    return {"repaired": done, "how": how, "number": kinds.total(), "kinds": _counts_by_kind(kinds)}
 
 
 def _failure_rows(outcome: ReconcileResult) -> list[dict[str, Any]]:
     """Shards that were not compared, by database and reason; the largest groups first."""
     grouped: dict[tuple[int, str], set[int]] = defaultdict(set)
     for failure in outcome.failures:
-        grouped[database_of(outcome, failure.shard), clean(failure.text)].add(failure.shard)
+        grouped[database_of_shard(outcome, failure.shard), clean_text(failure.text)].add(
+            failure.shard
+        )
     ordered = sorted(grouped.items(), key=lambda item: (-len(item[1]), item[0]))
     return [
         {"database": database, "shards": sorted(shards), "reason": reason}
@@ -112,41 +120,41 @@ def _failure_rows(outcome: ReconcileResult) -> list[dict[str, Any]]:
     ]
 
 
-def database_of(outcome: ReconcileResult, shard: int) -> int:
+def database_of_shard(outcome: ReconcileResult, shard: int) -> int:
     return shard // max(1, outcome.shards // max(1, outcome.databases))
 
 
-def examples(outcome: ReconcileResult) -> dict[Disagreement, list[Finding]]:
+def choose_examples(outcome: ReconcileResult) -> dict[Disagreement, list[Finding]]:
     """A few findings of each kind: those not repaired first, then by time."""
     repairs = repairs_by_finding(outcome)
     by_kind: dict[Disagreement, list[Finding]] = defaultdict(list)
     for finding in outcome.findings:
         by_kind[finding.kind].append(finding)
 
-    def order(finding: Finding) -> tuple[bool, int, int, str, int]:
+    def example_order(finding: Finding) -> tuple[bool, int, int, str, int]:
         repair = repairs.get(finding)
         is_done = repair is not None and repair.done
-        return is_done, finding.at_ms or 0, finding.job_id, finding.topic, finding.slot
+        return is_done, finding.due_or_reminder_ms or 0, finding.job_id, finding.topic, finding.slot
 
     return {
-        kind: heapq.nsmallest(EXAMPLES, by_kind[kind], key=order)
+        kind: heapq.nsmallest(EXAMPLES, by_kind[kind], key=example_order)
         for kind in Disagreement
         if kind in by_kind
     }
 
 
-def _total_s(outcome: ReconcileResult) -> float:
-    """From beginning to end; the sum of its phases while the end is not known."""
+def _run_duration_s(outcome: ReconcileResult) -> float:
+    """Seconds from beginning to end of the run; the sum of its phases while the end is not known."""
     if outcome.ended_ms > outcome.began_ms:
         return (outcome.ended_ms - outcome.began_ms) / 1000
     return sum(outcome.seconds.values())
 
 
-def summary_of(outcome: ReconcileResult, before: dict[str, Any] | None = None) -> dict[str, Any]:
+def make_summary(outcome: ReconcileResult, before: dict[str, Any] | None = None) -> dict[str, Any]:
     """The facts of a run as plain data; ids are texts, times ISO 8601 in UTC.
 
     Page, terminal lines and summary.json all show these. `before`: the facts of an earlier run
-    (`EarlierRun.facts`).
+    (`EarlierRunSummary.to_dict`).
     """
     repaired = Counter(repair.finding.kind for repair in outcome.repairs if repair.done)
     compare_s = outcome.seconds.get("compare", 0.0)
@@ -154,41 +162,43 @@ def summary_of(outcome: ReconcileResult, before: dict[str, Any] | None = None) -
         "schema": SCHEMA,
         "version": VERSION,
         "verdict": outcome.verdict.name.lower(),
-        "text": headline(outcome),
-        "began": iso(outcome.began_ms),
-        "ended": iso(outcome.ended_ms) if outcome.ended_ms else None,
+        "text": verdict_headline(outcome),
+        "began": format_iso_time(outcome.began_ms),
+        "ended": format_iso_time(outcome.ended_ms) if outcome.ended_ms else None,
         "namespace": outcome.namespace,
-        "engine": clean(outcome.engine),
+        "engine": clean_text(outcome.engine),
         "repairing": outcome.repairing,
         "databases": outcome.databases,
         "shards": outcome.shards,
         "compared": outcome.compared,
         "counts": dict(sorted(outcome.counts.items())),
-        "found": _by_kind(outcome.found),
+        "found": _counts_by_kind(outcome.found),
         "found_total": outcome.found.total(),
         "kept": len(outcome.findings),
-        "by_type": _bounded(Counter(map(type_of, outcome.findings))),
-        "by_shard": _bounded(Counter(str(f.shard) for f in outcome.findings), 1 << 20),
-        "by_hour": dict(sorted(_bounded(Counter(map(_hour_of, outcome.findings))).items())),
-        "repaired": _by_kind(repaired),
+        "by_type": _keep_largest_groups(Counter(map(biz_type_label, outcome.findings))),
+        "by_shard": _keep_largest_groups(Counter(str(f.shard) for f in outcome.findings), 1 << 20),
+        "by_hour": dict(
+            sorted(_keep_largest_groups(Counter(map(_due_hour_label, outcome.findings))).items())
+        ),
+        "repaired": _counts_by_kind(repaired),
         "repaired_total": repaired.total(),
-        "repairs": fold_reasons(_reason_rows(outcome), GROUPS_MAX),
-        "broken_off": clean(outcome.broken_off),
+        "repairs": limit_outcome_rows(_repair_outcome_rows(outcome), GROUPS_MAX),
+        "broken_off": clean_text(outcome.broken_off),
         "failures": _failure_rows(outcome),
         "examples": {
             kind.value: [str(finding.job_id) for finding in found if finding.job_id]
-            for kind, found in examples(outcome).items()
+            for kind, found in choose_examples(outcome).items()
         },
         "seconds": {name: round(seconds, 3) for name, seconds in outcome.seconds.items()},
         "work": {name: round(seconds, 3) for name, seconds in outcome.work.items()},
-        "total_seconds": round(_total_s(outcome), 3),
+        "total_seconds": round(_run_duration_s(outcome), 3),
         "rows_per_second": round(outcome.counts["rows"] / compare_s) if compare_s > 0 else None,
         "before": before,
     }
 
 
 class ReportSummary(BaseModel):
-    """What every summary.json of toc has, of any version."""
+    """The fields that summary.json has in every version of toc."""
 
     model_config = ConfigDict(strict=True)
 
@@ -196,7 +206,7 @@ class ReportSummary(BaseModel):
     namespace: str
 
 
-class EarlierRun(ReportSummary):
+class EarlierRunSummary(ReportSummary):
     """The part of an earlier run's summary.json that a report shows."""
 
     version: Literal[1]
@@ -206,11 +216,11 @@ class EarlierRun(ReportSummary):
     shards: _Count
     found: dict[str, _Count]
 
-    def facts(self, report: str) -> dict[str, Any]:
-        """As plain data. `report`: the name of its folder."""
+    def to_dict(self, report: str) -> dict[str, Any]:
+        """The earlier run as plain data. `report`: the name of its folder."""
         return {
             "report": report,
-            "began": iso(ceil_ms(self.began - EPOCH)),
+            "began": format_iso_time(ceil_ms(self.began - EPOCH)),
             "verdict": self.verdict,
             "compared": self.compared,
             "shards": self.shards,
@@ -219,32 +229,34 @@ class EarlierRun(ReportSummary):
 
 
 def read_summary(folder: Path, kind: type[Summary]) -> Summary:
-    """The summary of a report. Raises BrokenSummary for a file that is none."""
+    """Reads the summary of a report. Raises UnreadableSummary for a file that is no summary."""
     try:
-        with open(folder / SUMMARY, "rb", opener=_open_to_read) as file:
+        with open(folder / SUMMARY, "rb", opener=_open_regular_file) as file:
             text = file.read(_BYTES_MAX + 1)
     except OSError as error:
-        raise BrokenSummary(f"cannot be read: {error.strerror}") from error
+        raise UnreadableSummary(f"cannot be read: {error.strerror}") from error
     if len(text) > _BYTES_MAX:
-        raise BrokenSummary("is too long")
+        raise UnreadableSummary("is too long")
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError):
-        raise BrokenSummary("is no JSON") from None
+        raise UnreadableSummary("is no JSON") from None
     if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
-        raise BrokenSummary("is none of a report")
-    if kind is EarlierRun and facts.get("version") != VERSION:
-        raise BrokenSummary(f"has version {clean(str(facts.get('version')), 20)}, not {VERSION}")
+        raise UnreadableSummary("is none of a report")
+    if kind is EarlierRunSummary and facts.get("version") != VERSION:
+        raise UnreadableSummary(
+            f"has version {clean_text(str(facts.get('version')), 20)}, not {VERSION}"
+        )
     try:
         return kind.model_validate_json(text)
     except ValidationError:
-        raise BrokenSummary("lacks what it should hold") from None
+        raise UnreadableSummary("lacks what it should hold") from None
 
 
 _NO_FILE = "it is no regular file"
 
 
-def _open_to_read(path: str, flags: int) -> int:
+def _open_regular_file(path: str, flags: int) -> int:
     """Opens regular files only: it does not wait for the writer of a pipe, and follows no link."""
     try:
         number = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -258,12 +270,12 @@ def _open_to_read(path: str, flags: int) -> int:
     return number
 
 
-def _by_kind(counts: Mapping[Any, int]) -> dict[str, int]:
+def _counts_by_kind(counts: Mapping[Any, int]) -> dict[str, int]:
     return {kind.value: counts[kind] for kind in Disagreement if counts.get(kind)}
 
 
-def _bounded(counts: Counter[str], limit: int = GROUPS_MAX) -> dict[str, int]:
-    """The largest groups, largest first, those of one size by name; the rest as one."""
+def _keep_largest_groups(counts: Counter[str], limit: int = GROUPS_MAX) -> dict[str, int]:
+    """The largest groups, largest first, groups of one size by name; all remaining groups as one."""
     bounded: Counter[str] = Counter()
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     for place, (name, count) in enumerate(ordered):

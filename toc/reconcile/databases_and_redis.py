@@ -1,4 +1,4 @@
-"""The databases and Redis of a set of settings, as compare and repair read single jobs in them."""
+"""Reads the rows of jobs in the databases and their reminders in Redis, for compare and repair."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from toc.timer.reminders import Reminders
 
 T = TypeVar("T")
 
-Spot = tuple[str, int]
+TopicSlot = tuple[str, int]
 """A topic and one of its slots."""
 
 
-class BothSides:
-    """Rows and reminders. All methods may raise StoreUnavailable or TimerUnavailable.
+class DatabasesAndRedis:
+    """Finds the rows and reminders of jobs. All methods may raise StoreUnavailable or TimerUnavailable.
 
     `name_of_type`: gives the name of a type's number; raises NotFound.
     """
@@ -44,8 +44,8 @@ class BothSides:
 
     @classmethod
     @contextmanager
-    def open(cls, settings: Settings, clock: Clock) -> Iterator[BothSides]:
-        """Opens connections of its own; they connect on first use.
+    def open(cls, settings: Settings, clock: Clock) -> Iterator[DatabasesAndRedis]:
+        """Yields an object with connections of its own, which connect on first use.
 
         Raises SettingsError if there is no Redis, SchemaMismatch if the databases were set up with other
         shards or slots (every job would look misplaced, and be moved), and StoreUnavailable if no database
@@ -71,37 +71,41 @@ class BothSides:
     def topic_of_type(self, type_no: int) -> str:
         return self.settings.topic_of(self.type_name(type_no))
 
-    def shard_of(self, job_id: int) -> int:
+    def shard_of_job_id(self, job_id: int) -> int:
         """The shard where workers look for the job."""
         return self.databases.routing.shard_of_hash(routing_bits_of(job_id))
 
-    def home_spot(self, topic: str, job_id: int) -> Spot:
+    def expected_slot(self, topic: str, job_id: int) -> TopicSlot:
         """The slot where the job's reminder belongs."""
         return topic, slot_of_hash(routing_bits_of(job_id), self.settings.slots_of(topic))
 
-    def home_of_row(self, row: ComparedRow) -> Spot:
-        return self.home_spot(self.topic_of_type(row.type_no), row.job_id)
+    def expected_slot_of_row(self, row: ComparedRow) -> TopicSlot:
+        return self.expected_slot(self.topic_of_type(row.type_no), row.job_id)
 
-    def read_rows(self, ids: Mapping[int, Collection[int]]) -> dict[tuple[int, int], ComparedRow]:
-        """(shard, job_id) → its row, for ids by shard."""
+    def read_job_rows(
+        self, ids: Mapping[int, Collection[int]]
+    ) -> dict[tuple[int, int], ComparedRow]:
+        """Reads the rows of ids, given by shard; returns (shard, job_id) → row."""
         return {
             (shard, row.job_id): row
             for shard in sorted(ids)
             for row in self.reads.read_full_rows(shard, ids[shard])
         }
 
-    def find_places(self, ids: Mapping[Spot, Sequence[int]]) -> dict[int, list[ReminderPlace]]:
-        """job_id → its reminders, of ids by the spots where they are looked for."""
+    def find_reminder_places(
+        self, ids: Mapping[TopicSlot, Sequence[int]]
+    ) -> dict[int, list[ReminderPlace]]:
+        """Looks for the reminders of ids, given by topic and slot; returns job_id → reminders."""
         found: dict[int, list[ReminderPlace]] = defaultdict(list)
-        for topic, by_slot in by_topic(ids).items():
+        for topic, by_slot in group_by_topic(ids).items():
             places = self.reminders.find_reminders(topic, by_slot)
             for (slot, job_id), (armed_ms, out_ms) in places.items():
                 found[job_id].append(ReminderPlace(topic, slot, armed_ms, out_ms))
         return found
 
 
-def by_topic(by_spot: Mapping[Spot, T]) -> dict[str, dict[int, T]]:
-    """Topic → slot → value, as `Reminders` takes it."""
+def group_by_topic(by_spot: Mapping[TopicSlot, T]) -> dict[str, dict[int, T]]:
+    """Groups values by topic, then by slot: the form that `Reminders` takes."""
     found: dict[str, dict[int, T]] = defaultdict(dict)
     for (topic, slot), value in by_spot.items():
         found[topic][slot] = value

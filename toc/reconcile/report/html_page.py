@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file that needs no other. Jinja2 is imported only here.
+"""The HTML report of a run: one file that needs no other file. Jinja2 is imported only here.
 
 The verdict comes first, then the advice, then the rest. The template escapes all texts; it draws the charts
 as SVG.
@@ -15,17 +15,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from toc.domain.disagreements import Disagreement
 from toc.domain.times import datetime_of
 from toc.reconcile.findings import Finding, ReconcileResult, RepairResult, RunVerdict
-from toc.reconcile.report import words
+from toc.reconcile.report import report_texts
 from toc.reconcile.report.summary import (
     NO_TIME,
     REST,
     SUMMARY,
-    database_of,
-    earlier_name,
-    examples,
-    fold_reasons,
+    biz_type_label,
+    choose_examples,
+    database_of_shard,
+    earlier_run_name,
+    limit_outcome_rows,
     repairs_by_finding,
-    type_of,
 )
 
 GROUPS_SHOWN = 30  # types, shards, reasons; the rest is one line
@@ -40,8 +40,10 @@ _TITLES = {
 }
 
 
-def render(outcome: ReconcileResult, summary: Mapping[str, Any], notes: Sequence[str]) -> str:
-    """The page. `summary`: the facts of this run; `notes`: on earlier reports that could not be read."""
+def render_html_page(
+    outcome: ReconcileResult, summary: Mapping[str, Any], notes: Sequence[str]
+) -> str:
+    """The page as HTML. `summary`: facts of this run; `notes`: on earlier reports that could not be read."""
     environment = Environment(
         loader=PackageLoader("toc.reconcile.report", "."),
         autoescape=True,
@@ -51,13 +53,13 @@ def render(outcome: ReconcileResult, summary: Mapping[str, Any], notes: Sequence
     )
     environment.filters |= {
         "number": "{:,}".format,
-        "moment": words.moment,
-        "duration": words.duration,
-        "many": words.count_words,
-        "clean": words.clean,
-        "kinds": words.kinds_text,
+        "moment": report_texts.format_time,
+        "duration": report_texts.format_duration,
+        "many": report_texts.count_with_noun,
+        "clean": report_texts.clean_text,
+        "kinds": report_texts.format_kind_counts,
     }
-    text, commands = words.next_steps(outcome)
+    text, commands = report_texts.next_steps(outcome)
     page = environment.get_template("report.html.j2").render(
         run=summary,
         outcome=outcome,
@@ -68,14 +70,14 @@ def render(outcome: ReconcileResult, summary: Mapping[str, Any], notes: Sequence
         unexplained=outcome.shards - outcome.compared - len({f.shard for f in outcome.failures}),
         kinds=list(_kind_rows(summary)),
         before=summary["before"],
-        earlier=earlier_name(summary),
+        earlier=earlier_run_name(summary),
         notes=notes,
-        charts=list(_charts(outcome, summary)) if outcome.findings else [],
+        charts=list(_chart_data(outcome, summary)) if outcome.findings else [],
         examples=_example_tables(outcome),
-        reasons=fold_reasons(summary["repairs"], GROUPS_SHOWN),
-        counts=[(text, outcome.counts[name]) for name, text in words.COUNTS.items()],
-        seconds=_shares(outcome.seconds, words.SECONDS, summary["total_seconds"]),
-        work=_shares(outcome.work, words.WORK),
+        reasons=limit_outcome_rows(summary["repairs"], GROUPS_SHOWN),
+        counts=[(text, outcome.counts[name]) for name, text in report_texts.COUNTS.items()],
+        seconds=_time_shares(outcome.seconds, report_texts.SECONDS, summary["total_seconds"]),
+        work=_time_shares(outcome.work, report_texts.WORK),
     )
     return "\n".join(line for line in page.splitlines() if line.strip()) + "\n"
 
@@ -88,10 +90,20 @@ def _failure_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, int, s
     rows = summary["failures"]
     for row in rows[:GROUPS_SHOWN]:
         shards = row["shards"]
-        yield str(row["database"]), words.clean(words.ranges(shards)), len(shards), row["reason"]
+        yield (
+            str(row["database"]),
+            report_texts.clean_text(report_texts.format_shard_ranges(shards)),
+            len(shards),
+            row["reason"],
+        )
     rest = {shard for row in rows[GROUPS_SHOWN:] for shard in row["shards"]}
     if rest:
-        yield "-", words.clean(words.ranges(rest)), len(rest), f"other reasons: see {SUMMARY}"
+        yield (
+            "-",
+            report_texts.clean_text(report_texts.format_shard_ranges(rest)),
+            len(rest),
+            f"other reasons: see {SUMMARY}",
+        )
 
 
 def _kind_rows(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -101,7 +113,7 @@ def _kind_rows(summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if now or then:
             yield {
                 "name": kind.value,
-                "words": words.KINDS[kind],
+                "words": report_texts.KINDS[kind],
                 "now": now,
                 "before": then,
                 "repaired": repaired,
@@ -115,37 +127,39 @@ def _example_tables(outcome: ReconcileResult) -> list[dict[str, Any]]:
         {
             "kind": kind.value,
             "number": outcome.found[kind],
-            "rows": [_example(outcome, finding, repairs.get(finding)) for finding in found],
+            "rows": [_example_row(outcome, finding, repairs.get(finding)) for finding in found],
         }
-        for kind, found in examples(outcome).items()
+        for kind, found in choose_examples(outcome).items()
     ]
 
 
-def _example(
+def _example_row(
     outcome: ReconcileResult, finding: Finding, result: RepairResult | None
 ) -> dict[str, str]:
     reminder = []
     if finding.armed_ms is not None:
-        reminder.append(words.moment(finding.armed_ms))
+        reminder.append(report_texts.format_time(finding.armed_ms))
     if finding.out_ms is not None:
-        reminder.append(f"out with a worker until {words.moment(finding.out_ms)}")
+        reminder.append(f"out with a worker until {report_texts.format_time(finding.out_ms)}")
     repair = "-"
     if result is not None:
-        repair = ("repaired: " if result.done else "not repaired: ") + words.clean(result.how)
+        repair = ("repaired: " if result.done else "not repaired: ") + report_texts.clean_text(
+            result.how
+        )
     return {
         # MARK_AHEAD is about a slot, not a job; and a member that is no id cannot be explained.
         "command": f"toc explain {finding.job_id}" if finding.job_id > 0 else "",
-        "type": type_of(finding),
-        "status": words.status_name(finding.status) or "-",
-        "due": words.moment(finding.due_ms),
+        "type": biz_type_label(finding),
+        "status": report_texts.status_name(finding.status) or "-",
+        "due": report_texts.format_time(finding.due_ms),
         "reminder": "; ".join(reminder) or "-",
-        "slot": f"{words.clean(finding.topic, words.NAME_CHARS_MAX)} {finding.slot}",
-        "shard": f"{finding.shard} (database {database_of(outcome, finding.shard)})",
+        "slot": f"{report_texts.clean_text(finding.topic, report_texts.NAME_CHARS_MAX)} {finding.slot}",
+        "shard": f"{finding.shard} (database {database_of_shard(outcome, finding.shard)})",
         "repair": repair,
     }
 
 
-def _shares(
+def _time_shares(
     seconds: Mapping[str, float], names: Mapping[str, str], total_s: float = 0.0
 ) -> list[tuple[str, float, float]]:
     """(name in words, seconds, percent of the total), in the order of the names."""
@@ -160,39 +174,46 @@ def _shares(
 # ---- charts
 
 
-def _charts(outcome: ReconcileResult, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Each with its figures as a table: `rows` under `head`. `bars` or `columns` are drawn."""
+def _chart_data(outcome: ReconcileResult, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The data of each chart. `rows` under `head`: figures as a table; `bars` or `columns`: the drawing."""
     yield {
         "name": "by-type",
         "title": "Disagreements by type",
         "head": "type",
-        "rows": _folded(summary["by_type"]),
-        "bars": [(name, number, None) for name, number in _folded(summary["by_type"], BARS_SHOWN)],
+        "rows": _merge_remaining_groups(summary["by_type"]),
+        "bars": [
+            (name, number, None)
+            for name, number in _merge_remaining_groups(summary["by_type"], BARS_SHOWN)
+        ],
     }
     shards = max(outcome.shards, *(int(shard) + 1 for shard in summary["by_shard"]))
     yield {
         "name": "by-shard",
         "title": "Disagreements by shard",
         "head": "shard",
-        "rows": _folded(summary["by_shard"]),
+        "rows": _merge_remaining_groups(summary["by_shard"]),
         "columns": [summary["by_shard"].get(str(shard), 0) for shard in range(shards)],
         "labels": [(0, "0"), (shards - 1, str(shards - 1))],
     }
-    labels, numbers = around(summary["by_hour"], outcome.began_ms)
+    labels, numbers = hour_counts_around(summary["by_hour"], outcome.began_ms)
     by_size = sorted(summary["by_hour"].items(), key=lambda item: (-item[1], item[0]))
     yield {
         "name": "by-hour",
         "title": "Disagreements by hour of their due time, "
         f"{HOURS_AROUND} hours before and after the run",
         "head": "hour (UTC)",
-        "rows": sorted(_folded(dict(by_size)), key=lambda row: (row[0].startswith("("), row[0])),
+        "rows": sorted(
+            _merge_remaining_groups(dict(by_size)), key=lambda row: (row[0].startswith("("), row[0])
+        ),
         "columns": numbers,
         "labels": [(place, label) for place, label in enumerate(labels) if label],
     }
 
 
-def _folded(counts: Mapping[str, int], limit: int = GROUPS_SHOWN) -> list[tuple[str, int]]:
-    """The first groups, and the others as one."""
+def _merge_remaining_groups(
+    counts: Mapping[str, int], limit: int = GROUPS_SHOWN
+) -> list[tuple[str, int]]:
+    """The first groups; all remaining groups as one."""
     rows = list(counts.items())
     if len(rows) <= limit:
         return rows
@@ -200,8 +221,8 @@ def _folded(counts: Mapping[str, int], limit: int = GROUPS_SHOWN) -> list[tuple[
     return [*rows[: limit - 1], (f"({len(rest):,} others)", sum(number for _, number in rest))]
 
 
-def around(by_hour: Mapping[str, int], began_ms: int) -> tuple[list[str], list[int]]:
-    """Labels and figures of the hours around the beginning; the first and last: all earlier, all later."""
+def hour_counts_around(by_hour: Mapping[str, int], began_ms: int) -> tuple[list[str], list[int]]:
+    """Labels and counts of the hours around the beginning of the run; the first and last: all other hours."""
     middle = datetime_of(began_ms).replace(minute=0, second=0, microsecond=0)
     window = [middle + timedelta(hours=h) for h in range(-HOURS_AROUND, HOURS_AROUND + 1)]
     keys = [f"{hour:%Y-%m-%dT%H:%MZ}" for hour in window]

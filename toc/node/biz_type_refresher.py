@@ -11,7 +11,7 @@ from toc.store.biz_types import REFRESH_S, BizTypeCache
 from toc.store.databases import Database
 
 
-class TypeReader(Service):
+class BizTypeRefresher(Service):
     """Reads the biz_types of one database regularly, and adds the known types that it lacks."""
 
     def __init__(self, database: Database, types: BizTypeCache) -> None:

@@ -16,7 +16,7 @@ TEXT_CHARS_MAX = 300  # of a reason: what drivers say can be long
 NAME_CHARS_MAX = 64
 
 
-class KindWords(NamedTuple):
+class KindExplanation(NamedTuple):
     """What a kind means for the job, and what `--repair` does about it."""
 
     means: str
@@ -24,48 +24,48 @@ class KindWords(NamedTuple):
 
 
 KINDS = {
-    Disagreement.MISSING: KindWords(
+    Disagreement.MISSING: KindExplanation(
         "Pending and due soon, but without a reminder in Redis: it would run late.",
         "Its reminder is armed at the row's due_time.",
     ),
-    Disagreement.LATE: KindWords(
+    Disagreement.LATE: KindExplanation(
         "Its reminder is later than the row's due_time: it would run late.",
         "It is armed again at the row's due_time; the earliest reminder wins.",
     ),
-    Disagreement.ORPHAN: KindWords(
+    Disagreement.ORPHAN: KindExplanation(
         "A reminder of a job that has ended, is gone or never was. No job is late; it takes memory.",
-        "The reminder is forgotten.",
+        "The reminder is removed.",
     ),
-    Disagreement.WRONG_SLOT: KindWords(
+    Disagreement.WRONG_SLOT: KindExplanation(
         "It has a reminder in a slot where no loader puts it, and none in its own "
         "(were topics or slots changed?).",
-        "It is armed in its own slot, then forgotten in the other one.",
+        "It is armed in its own slot, then removed from the other slot.",
     ),
-    Disagreement.TWO_SLOTS: KindWords(
+    Disagreement.TWO_SLOTS: KindExplanation(
         "It has a reminder in its own slot and one in another. No job is late; it is popped twice.",
-        "The reminder outside its own slot is forgotten.",
+        "The reminder outside its own slot is removed.",
     ),
-    Disagreement.STUCK: KindWords(
+    Disagreement.STUCK: KindExplanation(
         "Popped long ago, and neither acked nor put back: its worker is gone, and no node pops the slot.",
-        "It is put back at the row's due_time, or forgotten if the job has ended.",
+        "It is put back at the row's due_time, or removed if the job has ended.",
     ),
-    Disagreement.LEASE_OVER: KindWords(
+    Disagreement.LEASE_OVER: KindExplanation(
         "Its row is running, but the lease ended long ago: its worker is gone, and no scanner came.",
         "Its reminder is armed; the worker that pops it takes it over.",
     ),
-    Disagreement.OVERDUE: KindWords(
+    Disagreement.OVERDUE: KindExplanation(
         "Pending and long due, and no worker has run it. Are there workers with a handler for its type?",
         "Its reminder is armed. One that is armed already is left: no worker takes it.",
     ),
-    Disagreement.MOVED: KindWords(
+    Disagreement.MOVED: KindExplanation(
         "Pending, never tried, and its due_time is not its action_time: it was changed by hand.",
         "Its due_time is set to its action_time.",
     ),
-    Disagreement.MISFIT: KindWords(
+    Disagreement.MISFIT: KindExplanation(
         "Its id does not fit its biz_id or its table: cancelling by biz_id does not find it.",
         "It is copied under an id that fits, and cancelled.",
     ),
-    Disagreement.MARK_AHEAD: KindWords(
+    Disagreement.MARK_AHEAD: KindExplanation(
         "The loader's mark of a slot says that rows are loaded, but most of them are in no queue "
         "(has Redis lost data?).",
         "The mark is dropped; the loader loads the shard from the beginning.",
@@ -78,7 +78,7 @@ COUNTS = {
     "armed": "reminders in StoreQueues",
     "out": "reminders out with workers (PrepareQueues)",
     "early": "reminders earlier than due: legal, the claim corrects them",
-    "cancelled": "reminders of cancelled jobs: legal, forgotten when popped",
+    "cancelled": "reminders of cancelled jobs: legal, removed when popped",
     "unarmed": "running jobs without a reminder: legal, the scanner watches them",
     "foreign": "members of queues that are no job ids: of another program, removed when due",
     "suspects": "suspects that were looked up at once",
@@ -100,23 +100,23 @@ WORK = {
 }
 
 
-def count_words(number: int, thing: str) -> str:
+def count_with_noun(number: int, thing: str) -> str:
     """A number and its noun: "1 shard", "2,000 shards"."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
-def kinds_text(counts: Mapping[str, int]) -> str:
+def format_kind_counts(counts: Mapping[str, int]) -> str:
     """ "12 missing, 3 orphan"."""
     return ", ".join(f"{number:,} {kind}" for kind, number in counts.items())
 
 
-def headline(outcome: ReconcileResult) -> str:
+def verdict_headline(outcome: ReconcileResult) -> str:
     """The verdict in one line."""
     number, repaired = outcome.found.total(), sum(repair.done for repair in outcome.repairs)
-    found = f"{count_words(number, 'disagreement')} found"
+    found = f"{count_with_noun(number, 'disagreement')} found"
     match outcome.verdict:
         case RunVerdict.AGREED:
-            rows = count_words(outcome.counts["rows"], "live job")
+            rows = count_with_noun(outcome.counts["rows"], "live job")
             return f"The databases and Redis agree: {rows} compared, nothing disagrees."
         case RunVerdict.REPAIRED:
             return f"{found}, all repaired."
@@ -129,7 +129,7 @@ def headline(outcome: ReconcileResult) -> str:
     if not outcome.compared:
         parts.append("Nothing was compared.")
     elif missing > 0:
-        shards = count_words(outcome.shards, "shard")
+        shards = count_with_noun(outcome.shards, "shard")
         parts.append(f"{missing:,} of {shards} could not be compared.")
     elif outcome.failures:
         parts.append("Not everything could be compared.")
@@ -160,7 +160,7 @@ def next_steps(outcome: ReconcileResult) -> tuple[str, tuple[str, ...]]:
     return text, (status, repair if outcome.repairing else compare)
 
 
-def why_left(outcome: ReconcileResult) -> str:
+def why_not_repaired(outcome: ReconcileResult) -> str:
     """Why findings were not repaired."""
     if outcome.broken_off:
         return "not tried: repairing broke off before"
@@ -183,27 +183,27 @@ def status_name(status: int | None) -> str | None:
         return f"status {status}"
 
 
-def clean(text: str, chars: int = TEXT_CHARS_MAX) -> str:
-    """A text from elsewhere on one line, without passwords and terminal control characters."""
+def clean_text(text: str, chars: int = TEXT_CHARS_MAX) -> str:
+    """A text of a server, driver or user on one line, without passwords and terminal control characters."""
     text = " ".join(text.split())[: 10 * chars]
     text = escape_to_one_line(mask_secrets(text))
     return text if len(text) <= chars else text[: chars - 1] + "…"
 
 
-def iso(ms: int) -> str:
-    """2026-11-21T03:00:00.000Z; a number beyond all dates as "… ms"."""
+def format_iso_time(ms: int) -> str:
+    """A time as 2026-11-21T03:00:00.000Z; a number beyond all dates as "… ms"."""
     if not 0 <= ms <= MS_MAX:
         return f"{ms} ms"
     return datetime_of(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def moment(ms: int | None) -> str:
-    """2026-11-21 03:00:00, UTC, for people; a dash for none."""
-    return "-" if ms is None else iso(ms).replace("T", " ").partition(".")[0]
+def format_time(ms: int | None) -> str:
+    """A time as 2026-11-21 03:00:00, UTC, for people; a dash for None."""
+    return "-" if ms is None else format_iso_time(ms).replace("T", " ").partition(".")[0]
 
 
-def duration(seconds: float) -> str:
-    """0.42 s, 12.3 s, 4 min 2 s, 1 h 12 min."""
+def format_duration(seconds: float) -> str:
+    """A duration as 0.42 s, 12.3 s, 4 min 2 s, 1 h 12 min."""
     if seconds < 10:
         return f"{seconds:.2f} s"
     if seconds < 60:
@@ -213,7 +213,7 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def ranges(numbers: Iterable[int]) -> str:
+def format_shard_ranges(numbers: Iterable[int]) -> str:
     """Shards for people: "0-15, 20"."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):

@@ -1,7 +1,7 @@
 """Journals too large for memory: their lines are sorted into parts by job, and each part is judged alone.
 
 One pass reads every file once and writes each line to its job's part; a second one judges the parts.
-Both run in as many processes as there are processors. A part is small enough for any machine, and the
+Both passes run in as many processes as there are processors. A part is small enough for any machine, and the
 memory used does not grow with the history.
 """
 
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from toc.testing.faults import Faults
 from toc.testing.history import Fault, ScheduleUnanswered
 from toc.testing.job_entries import EntriesByJob
-from toc.testing.judge import Judge, Rules
+from toc.testing.judge import JobJudge, Rules
 from toc.testing.report import Report
 
 CHUNK_BYTES = 64 << 20  # what one task of the first pass reads
@@ -33,7 +33,7 @@ LINE_BYTES_SHOWN = 200
 _JOB_ID = re.compile(rb'"job_id":\s*(\d+)')
 
 
-class _Chunk(NamedTuple):
+class _FileChunk(NamedTuple):
     """The lines of a file that begin at byte `first` or later, and before `end`."""
 
     path: Path
@@ -48,8 +48,10 @@ class _SharedEntries(NamedTuple):
     unanswered: list[ScheduleUnanswered]
 
 
-def check_files(paths: list[Path], rules: Rules, processes: int) -> tuple[Report, _SharedEntries]:
-    """Judges all jobs of these journals. Uses as much room in the temporary directory as they have."""
+def check_journal_files(
+    paths: list[Path], rules: Rules, processes: int
+) -> tuple[Report, _SharedEntries]:
+    """Judges all jobs of these journals. The temporary directory needs as much room as the journals."""
     sizes = {path: path.stat().st_size for path in paths}
     parts = sum(sizes.values()) // PART_BYTES | 1  # odd: ids end in a hash and a sequence
     with (
@@ -61,9 +63,10 @@ def check_files(paths: list[Path], rules: Rules, processes: int) -> tuple[Report
             (directory / str(part)).mkdir()
         common = _SharedEntries([], [])
         chunks = [
-            (directory, str(number), chunk, parts) for number, chunk in enumerate(_chunks(sizes))
+            (directory, str(number), chunk, parts)
+            for number, chunk in enumerate(_split_into_chunks(sizes))
         ]
-        for found in pool.map(_sort_into_parts, *zip(*chunks, strict=True)):
+        for found in pool.map(_write_lines_to_parts, *zip(*chunks, strict=True)):
             common.faults.extend(found.faults)
             common.unanswered.extend(found.unanswered)
         report = Report(entries=len(common.faults) + len(common.unanswered))
@@ -73,42 +76,44 @@ def check_files(paths: list[Path], rules: Rules, processes: int) -> tuple[Report
     return report, common
 
 
-def add_file(by_job: EntriesByJob, path: Path) -> None:
-    """Reads a journal, without its last line where that was cut off. Raises ValueError for no journal."""
+def add_journal_file(by_job: EntriesByJob, path: Path) -> None:
+    """Adds the entries of a journal, without a cut-off last line. Raises ValueError for other files."""
     with path.open("rb") as file:
         while lines := file.readlines(BLOCK_BYTES):
             if not lines[-1].endswith(b"\n"):
                 lines.pop()
             try:
-                _add_lines(by_job, lines)
+                _add_entry_lines(by_job, lines)
             except (ValueError, KeyError, TypeError):
-                _find_fault(path, lines)
+                _raise_for_bad_line(path, lines)
                 raise
 
 
-def _add_lines(by_job: EntriesByJob, lines: list[bytes]) -> None:
+def _add_entry_lines(by_job: EntriesByJob, lines: list[bytes]) -> None:
     # Many lines as one document: half the time that a call of the parser for each takes.
     for kind, values in json.loads(b"[" + b",".join(lines) + b"]"):
-        by_job.add(kind, values)
+        by_job.add_entry(kind, values)
 
 
-def _find_fault(path: Path, lines: list[bytes]) -> None:
+def _raise_for_bad_line(path: Path, lines: list[bytes]) -> None:
     """Raises ValueError for the first line that is no entry."""
     for line in lines:
         try:
-            _add_lines(EntriesByJob(), [line])
+            _add_entry_lines(EntriesByJob(), [line])
         except (ValueError, KeyError, TypeError) as error:
             shown = line[:LINE_BYTES_SHOWN].decode(errors="replace").rstrip()
             raise ValueError(f"{path}: this is no entry of a history: {shown}") from error
 
 
-def _chunks(sizes: dict[Path, int]) -> Iterator[_Chunk]:
+def _split_into_chunks(sizes: dict[Path, int]) -> Iterator[_FileChunk]:
     for path, size in sizes.items():
         for first in range(0, size, CHUNK_BYTES):
-            yield _Chunk(path, first, min(first + CHUNK_BYTES, size))
+            yield _FileChunk(path, first, min(first + CHUNK_BYTES, size))
 
 
-def _sort_into_parts(directory: Path, name: str, chunk: _Chunk, parts: int) -> _SharedEntries:
+def _write_lines_to_parts(
+    directory: Path, name: str, chunk: _FileChunk, parts: int
+) -> _SharedEntries:
     """Writes the lines of a chunk to the files `directory/<part>/<name>`."""
     common = EntriesByJob()
     with chunk.path.open("rb") as file:
@@ -127,8 +132,8 @@ def _sort_into_parts(directory: Path, name: str, chunk: _Chunk, parts: int) -> _
                     nobodys.append(line)
                 else:
                     by_part[int(match[1]) % parts].append(line)
-            _find_fault(chunk.path, nobodys)
-            _add_lines(common, nobodys)
+            _raise_for_bad_line(chunk.path, nobodys)
+            _add_entry_lines(common, nobodys)
             for part, found in enumerate(by_part):
                 if found:
                     with (directory / str(part) / name).open("ab") as out:
@@ -139,27 +144,27 @@ def _sort_into_parts(directory: Path, name: str, chunk: _Chunk, parts: int) -> _
 def _judge_part(directory: Path, rules: Rules, common: _SharedEntries) -> Report:
     by_job = EntriesByJob()
     for path in sorted(directory.iterdir()):
-        add_file(by_job, path)
+        add_journal_file(by_job, path)
         path.unlink()
-    return judge_all(by_job, rules, common.faults, common.unanswered)
+    return judge_all_jobs(by_job, rules, common.faults, common.unanswered)
 
 
-def judge_all(
+def judge_all_jobs(
     by_job: EntriesByJob,
     rules: Rules,
     faults: list[Fault],
     unanswered: list[ScheduleUnanswered],
 ) -> Report:
-    """The report on these jobs alone."""
-    judge = Judge(rules, Faults(faults, rules.linger_ms), strangers_are_legal=bool(unanswered))
+    """Judges the jobs of `by_job` and returns the report on them."""
+    judge = JobJudge(rules, Faults(faults, rules.linger_ms), strangers_are_legal=bool(unanswered))
     for job_id, job in by_job.jobs.items():
-        judge.judge(job_id, job)
+        judge.judge_job(job_id, job)
     judge.report.entries = by_job.entries
     for late in judge.report.by_type.values():
         judge.report.lateness.merge(late)
     return judge.report
 
 
-def processors() -> int:
+def count_processors() -> int:
     """How many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

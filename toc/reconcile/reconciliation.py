@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from toc.domain.disagreements import Disagreement
 from toc.errors import StoreUnavailable, TimerUnavailable, TocError
-from toc.reconcile.both_sides import BothSides
-from toc.reconcile.compare import ShardCompare
-from toc.reconcile.findings import ReconcileResult, ShardComparison, ShardFailure, timed
+from toc.reconcile.compare import ShardComparer
+from toc.reconcile.databases_and_redis import DatabasesAndRedis
+from toc.reconcile.findings import ReconcileResult, ShardComparison, ShardFailure, record_duration
 from toc.reconcile.repair import Repairer
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 OnProgress = Callable[[str, int, int], None]
 """Called with the phase, how many of its parts are done, and how many there are."""
 
-_open_compares: dict[str, ShardCompare] = {}
+_open_compares: dict[str, ShardComparer] = {}
 """By settings. Spark uses a worker process for many tasks: its connections stay open between them."""
 
 
@@ -46,8 +46,8 @@ class CompareTask:
         key = self.settings.json_with_passwords()  # two may differ only in a password
         if key not in _open_compares:
             try:
-                sides = BothSides.open(self.settings, self.clock).__enter__()
-                _open_compares[key] = ShardCompare(sides)
+                sides = DatabasesAndRedis.open(self.settings, self.clock).__enter__()
+                _open_compares[key] = ShardComparer(sides)
             except TocError as error:
                 for item in items:
                     yield ShardFailure(item if isinstance(item, int) else item.shard, str(error))
@@ -55,7 +55,7 @@ class CompareTask:
         yield from self.compare_items(_open_compares[key], items)
 
     def compare_items(
-        self, compare: ShardCompare, items: Iterable[int | ShardComparison]
+        self, compare: ShardComparer, items: Iterable[int | ShardComparison]
     ) -> Iterator[ShardComparison | ShardFailure]:
         unreachable: dict[int, str] = {}
         for item in items:
@@ -66,7 +66,9 @@ class CompareTask:
                 continue
             try:
                 yield (
-                    compare.compare_shard(item) if isinstance(item, int) else compare.recheck(item)
+                    compare.compare_shard(item)
+                    if isinstance(item, int)
+                    else compare.recheck_findings(item)
                 )
             except StoreUnavailable as error:
                 unreachable[database] = str(error)
@@ -79,7 +81,7 @@ class CompareTask:
 
 
 class Reconciliation:
-    """One run. `spark`: its session; None: all in this process. `actor`: named in the events of repairs."""
+    """One run of the reconciliation. `spark` None: all in this process. `actor`: named in repair events."""
 
     def __init__(
         self,
@@ -103,35 +105,35 @@ class Reconciliation:
         )
 
     def run(self) -> ReconcileResult:
-        """Compares, rechecks, repairs. Raises as `BothSides.open`."""
+        """Compares, rechecks, repairs. Raises as `DatabasesAndRedis.open`."""
         outcome = self.outcome
-        with BothSides.open(self._settings, self._clock):
+        with DatabasesAndRedis.open(self._settings, self._clock):
             pass  # raises if the settings do not fit the databases
-        with timed(self._clock, outcome.seconds, "compare"):
-            first = self._run_tasks("comparing", self._shards_by_turns())
+        with record_duration(self._clock, outcome.seconds, "compare"):
+            first = self._run_compare_tasks("comparing", self._interleave_shards())
         suspect = [compared for compared in first if compared.findings]
         # A shard that cannot be rechecked has no findings: seeing them once is not enough.
         still = {compared.shard: compared for compared in first if not compared.findings}
         if suspect:
-            with timed(self._clock, outcome.seconds, "grace"):
+            with record_duration(self._clock, outcome.seconds, "grace"):
                 self._clock.sleep_s(self._settings.reconcile.grace_s)
-            with timed(self._clock, outcome.seconds, "look"):
-                for compared in self._run_tasks("rechecking", suspect):
+            with record_duration(self._clock, outcome.seconds, "look"):
+                for compared in self._run_compare_tasks("rechecking", suspect):
                     still[compared.shard] = compared
         outcome.compared = self._settings.shards - len({f.shard for f in outcome.failures})
         self._merge_results(still.values())
         if self._repair and outcome.findings and not outcome.failures:
-            with timed(self._clock, outcome.seconds, "repair"):
+            with record_duration(self._clock, outcome.seconds, "repair"):
                 self._repair_findings()
         outcome.ended_ms = self._clock.wall_ms()
         return outcome
 
-    def _shards_by_turns(self) -> list[int]:
+    def _interleave_shards(self) -> list[int]:
         """The shards, alternating between the databases, so that all databases are busy all the time."""
         routing = self._settings.routing
         return sorted(range(routing.shards), key=lambda s: (s % routing.tables_per_database, s))
 
-    def _run_tasks(
+    def _run_compare_tasks(
         self, phase: str, items: Sequence[int | ShardComparison]
     ) -> list[ShardComparison]:
         work = CompareTask(self._settings, self._clock)
@@ -144,8 +146,8 @@ class Reconciliation:
             )
         else:
             answers = []
-            with BothSides.open(self._settings, self._clock) as sides:
-                for answer in work.compare_items(ShardCompare(sides), items):
+            with DatabasesAndRedis.open(self._settings, self._clock) as sides:
+                for answer in work.compare_items(ShardComparer(sides), items):
                     answers.append(answer)
                     self._on_progress(phase, len(answers), len(items))
         self.outcome.failures += [a for a in answers if isinstance(a, ShardFailure)]
@@ -176,12 +178,12 @@ class Reconciliation:
         outcome, settings = self.outcome, self._settings
         number = len(outcome.findings)
         self._on_progress("repairing", 0, number)
-        with BothSides.open(settings, self._clock) as sides:
+        with DatabasesAndRedis.open(settings, self._clock) as sides:
             run_id = f"{outcome.began_ms:x}"
             log.info("repairing: run %s of the events", run_id)
             repairs = Repairer(sides, self._actor, run_id)
             try:
-                for result in repairs.repair(
+                for result in repairs.repair_findings(
                     outcome.findings, lambda done: self._on_progress("repairing", done, number)
                 ):
                     outcome.repairs.append(result)

@@ -19,14 +19,14 @@ END_S = 40.0  # a node gives its running handlers 30 s
 STDERR_CHARS_MAX = 4000
 
 
-class ChildFailed(TocError):
+class ChildProcessFailed(TocError):
     """A child process ended or did not answer; the text has the last lines of its output."""
 
     code = "child_failed"
 
 
-class Child:
-    """`python -m module`, with `first` as its first line."""
+class ChildProcess:
+    """Runs `python -m module` as a child process; `first` is the first message that is sent to the child."""
 
     def __init__(self, module: str, first: dict[str, Any]) -> None:
         self._module = module
@@ -41,17 +41,17 @@ class Child:
             start_new_session=True,  # Ctrl-C reaches only the parent, which then ends this process
         )
         self._reader = threading.Thread(
-            target=self._read_lines, name=f"toc-read-{module}", daemon=True
+            target=self._read_answers, name=f"toc-read-{module}", daemon=True
         )
         self._reader.start()
-        self.send(first)
+        self.send_message(first)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Raises ChildFailed when the process is gone."""
+    def send_message(self, message: dict[str, Any]) -> None:
+        """Sends a message to the child. Raises ChildProcessFailed if the process has ended."""
         assert self._process.stdin is not None  # noqa: S101 - made with a pipe
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
@@ -59,26 +59,26 @@ class Child:
         except OSError as error:
             raise self._make_failure("ended") from error
 
-    def receive(self, timeout_s: float) -> dict[str, Any]:
-        """The next line it says. Raises ChildFailed when it says none in time."""
+    def receive_message(self, timeout_s: float) -> dict[str, Any]:
+        """The next message of the child. Raises ChildProcessFailed if none comes in time."""
         try:
             answer = self._answers.get(timeout=timeout_s)
         except queue.Empty:
             raise self._make_failure(f"did not answer within {timeout_s:g} s") from None
         if answer is None:
-            self._answers.put(None)  # it stays ended, however often one asks
+            self._answers.put(None)  # the next call raises, too
             raise self._make_failure("ended")
         return answer
 
     def has_answered(self) -> bool:
-        """Whether `receive` would return (or raise) at once."""
+        """Whether `receive_message` would return (or raise) at once."""
         return not self._answers.empty()
 
     def close(self) -> int:
-        """Asks it to end by closing its input, and waits. Returns its exit code."""
+        """Ends the child by closing its input, and waits. Returns its exit code."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018
-        with suppress(OSError):  # it is gone already
+        with suppress(OSError):  # the process has ended already
             process.stdin.close()
         try:
             code = process.wait(END_S)
@@ -96,19 +96,19 @@ class Child:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _read_lines(self) -> None:
+    def _read_answers(self) -> None:
         assert self._process.stdout is not None  # noqa: S101 - made with a pipe
         for line in self._process.stdout:
             self._answers.put(json.loads(line))
         self._answers.put(None)
 
-    def _make_failure(self, what: str) -> ChildFailed:
+    def _make_failure(self, what: str) -> ChildProcessFailed:
         self._stderr.seek(0)
         said = self._stderr.read().decode(errors="replace")[-STDERR_CHARS_MAX:].strip()
-        return ChildFailed(f"{self._module} {what}" + (f":\n{said}" if said else ""))
+        return ChildProcessFailed(f"{self._module} {what}" + (f":\n{said}" if said else ""))
 
 
-def lines_from_parent() -> Iterator[dict[str, Any]]:
+def read_parent_messages() -> Iterator[dict[str, Any]]:
     """In the child: the parent's lines, until it closes the pipe or dies."""
     for line in sys.stdin:
         yield json.loads(line)
@@ -121,15 +121,16 @@ def send_to_parent(message: dict[str, Any]) -> None:
 
 
 @contextmanager
-def unwind_on_signals() -> Iterator[None]:
+def interrupt_on_signals() -> Iterator[None]:
     """Makes SIGTERM and SIGHUP raise as Ctrl-C does, so that `with` blocks clean up. Main thread only."""
 
-    def interrupt(number: int, frame: object) -> None:
+    def raise_keyboard_interrupt(number: int, frame: object) -> None:
         del number, frame
         raise KeyboardInterrupt
 
     before = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
+        number: signal.signal(number, raise_keyboard_interrupt)
+        for number in (signal.SIGTERM, signal.SIGHUP)
     }
     try:
         yield

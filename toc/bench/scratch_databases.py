@@ -42,15 +42,18 @@ _NO_RIGHT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Scratch:
-    """The benchmark's databases and a Redis client. `stocked`: `clear` keeps the rows from STOCK_FROM on."""
+class ScratchDatabases:
+    """The benchmark's databases and a Redis client.
+
+    `stocked`: `clear_tables_and_queues` keeps the rows with a business id of STOCK_FROM or more.
+    """
 
     settings: Settings
     databases: Databases
     client: Client
     stocked: bool = False
 
-    def clear(self) -> None:
+    def clear_tables_and_queues(self) -> None:
         """Empties all job tables and queues."""
         for database in self.databases:
             for shard in database.shards:
@@ -59,9 +62,9 @@ class Scratch:
                 if not (self.stocked or database.sqlite):
                     sql = f"TRUNCATE TABLE {table}"
                 database.run_transaction(lambda c, sql=sql: c.exec_driver_sql(sql))  # type: ignore[misc]
-        self.delete_keys()
+        self.delete_redis_keys()
 
-    def delete_keys(self) -> None:
+    def delete_redis_keys(self) -> None:
         for topic in self.settings.topic_names:
             for slot in range(self.settings.slots_of(topic)):
                 for key in (
@@ -73,14 +76,14 @@ class Scratch:
 
 
 @contextmanager
-def open_scratch(
+def create_scratch_databases(
     settings: Settings,
     shards: int | None = None,
     *,
     name: str = "toc",
     topics: Mapping[str, Any] | None = None,
     stocked: bool = False,
-) -> Iterator[Scratch]:
+) -> Iterator[ScratchDatabases]:
     """Creates databases `…_bench_<random>_<name>` beside those of the settings; drops them at the end.
 
     Raises SettingsError if there is no Redis, or no right to create a database.
@@ -101,9 +104,9 @@ def open_scratch(
             ) from error
         urls = [
             stack.enter_context(
-                _sqlite_file(index)
+                _create_sqlite_file(index)
                 if url.get_backend_name() == "sqlite"
-                else _mysql_database(index, url, settings.mysql, suffix)
+                else _create_mysql_database(index, url, settings.mysql, suffix)
             )
             for index, url in enumerate(map(make_url, settings.databases))
         ]
@@ -117,13 +120,15 @@ def open_scratch(
         own = load_settings(**settings.model_dump() | changes)
         migrate.upgrade(own)
         databases = stack.enter_context(closing(Databases.from_settings(own, SystemClock())))
-        made = Scratch(own, databases, client, stocked)
-        stack.callback(made.delete_keys)
+        made = ScratchDatabases(own, databases, client, stocked)
+        stack.callback(made.delete_redis_keys)
         yield made
 
 
 @contextmanager
-def _mysql_database(index: int, url: URL, mysql: MysqlSettings, suffix: str) -> Iterator[str]:
+def _create_mysql_database(
+    index: int, url: URL, mysql: MysqlSettings, suffix: str
+) -> Iterator[str]:
     given = url.database or "toc"
     name = f"{given[:NAME_CHARS_MAX]}_{suffix}"
     # The database that the URL names need not exist: nothing in it is used.
@@ -152,6 +157,6 @@ def _mysql_database(index: int, url: URL, mysql: MysqlSettings, suffix: str) -> 
 
 
 @contextmanager
-def _sqlite_file(index: int) -> Iterator[str]:
+def _create_sqlite_file(index: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="toc-bench-") as directory:
         yield f"sqlite:///{Path(directory) / f'toc_{index}.db'}"

@@ -1,4 +1,4 @@
-"""The jobs that are measured."""
+"""Makes the jobs that benchmarks schedule."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from toc.domain.times import datetime_of
 BIZ_TYPE = "bench.noop"
 
 
-def attribute(biz_id: int) -> dict[str, object]:
-    """About 100 bytes of JSON."""
+def make_attribute(biz_id: int) -> dict[str, object]:
+    """An attribute of about 100 bytes of JSON."""
     return {
         "order": biz_id,
         "reason": "not paid in time",
@@ -18,15 +18,15 @@ def attribute(biz_id: int) -> dict[str, object]:
     }
 
 
-def job_specs(first: int, count: int, due_ms: int, spread_ms: int = 0) -> list[JobSpec]:
+def make_job_specs(first: int, count: int, due_ms: int, spread_ms: int = 0) -> list[JobSpec]:
     """Jobs for `schedule_many`: business ids from `first` on, due over `spread_ms` from `due_ms` on."""
-    return [job_spec(first + i, due_ms + i * spread_ms // count) for i in range(count)]
+    return [make_job_spec(first + i, due_ms + i * spread_ms // count) for i in range(count)]
 
 
-def job_spec(biz_id: int, due_ms: int, biz_type: str = BIZ_TYPE) -> JobSpec:
+def make_job_spec(biz_id: int, due_ms: int, biz_type: str = BIZ_TYPE) -> JobSpec:
     return JobSpec(
         biz_id=biz_id,
         action_time=datetime_of(due_ms),
         biz_type=biz_type,
-        attribute=attribute(biz_id),
+        attribute=make_attribute(biz_id),
     )
