@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from toc.bench.bench_jobs import make_attribute
 from toc.bench.child_node import wall_ms
 from toc.bench.common import CLIENTS, FAR_MS, BenchContext, time_each_call_ms, time_in_threads_s
+from toc.bench.job_specs import make_attribute
 from toc.bench.report import BenchCheck
 from toc.bench.scratch_databases import ScratchDatabases, create_scratch_databases
 from toc.domain.ids import JobIdFactory, routing_bits_of

@@ -4,7 +4,6 @@ import itertools
 import time
 from dataclasses import replace
 
-from toc.bench.bench_jobs import BIZ_TYPE, make_job_specs
 from toc.bench.common import (
     BenchContext,
     WorkerResults,
@@ -14,6 +13,7 @@ from toc.bench.common import (
     schedule_in_batches,
     start_worker_processes,
 )
+from toc.bench.job_specs import BIZ_TYPE, make_job_specs
 from toc.bench.lateness import AHEAD_S, TIMEOUT_S, RateClient, due_times_s
 from toc.bench.scratch_databases import create_scratch_databases
 from toc.bench.statistics import percentile

@@ -11,7 +11,6 @@ from redis.cluster import RedisCluster
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from sqlalchemy import text
 
-from toc.bench.bench_jobs import make_job_specs
 from toc.bench.child_node import wall_ms
 from toc.bench.common import (
     FAR_MS,
@@ -20,6 +19,7 @@ from toc.bench.common import (
     schedule_in_batches,
     start_worker_processes,
 )
+from toc.bench.job_specs import make_job_specs
 from toc.center.center import TimeoutCenter
 from toc.domain.job import Status
 from toc.errors import TocError

@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from toc.bench.bench_jobs import make_job_specs
 from toc.bench.child_node import settings_message
 from toc.bench.child_process import ChildProcess
 from toc.bench.common import BenchContext
+from toc.bench.job_specs import make_job_specs
 from toc.bench.report import BenchCheck
 from toc.center.center import TimeoutCenter
 from toc.runtime.settings import Settings

@@ -17,9 +17,9 @@ from tests.bench.__main__ import main as make_bench
 from tests.bench.plot import plot
 from tests.bench.run import ALL_CASES, run
 from tests.servers.endpoint import Endpoint
-from toc.bench.bench_jobs import BIZ_TYPE
 from toc.bench.bottleneck import Utilisation, describe_bottleneck
 from toc.bench.common import BenchOptions
+from toc.bench.job_specs import BIZ_TYPE
 from toc.bench.lateness import GATHER_S, RateClient, due_times_s
 from toc.bench.report import BenchReport
 from toc.center.center import JobSpec, TimeoutCenter

@@ -506,7 +506,7 @@ class Fault:
     [
         (archive_module, "write_ended_jobs", 0),
         (archive_module, "compute_parquet_checksums", 0),
-        (archive_module, "describe_differences", 0),
+        (archive_module, "describe_checksum_differences", 0),
         (archive_module.archive_status, "advance_archived_until", 0),
         (SparkFiles, "move_file", 0),
         (SparkFiles, "move_file", 2),

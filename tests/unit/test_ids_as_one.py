@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from toc.store.prepared_statement import IdList, id_list_to_sql
+from toc.store.compiled_statement import IdList, id_list_to_sql
 
 
 def test_they_are_written_one_after_the_other() -> None:

@@ -144,7 +144,7 @@ class BulkRun:
         raise RunInterrupted("interrupted")
 
     def _start_page(self, page: JobPage) -> None:
-        self._rate_limit.record_page_start(len(page.jobs))
+        self._rate_limit.delay_next_page(len(page.jobs))
         self._account.databases[page.database.index].unsure.append(page.as_unconfirmed)
         future = Future[PageResult]()
         self._in_progress[future] = page
@@ -185,7 +185,7 @@ class BulkRun:
         part.meanwhile += len(page.jobs) - known
         # Last: if this thread is interrupted here, the page is counted twice rather than not at all.
         part.unsure.remove(page.as_unconfirmed)
-        self._rate_limit.record_page_end(
+        self._rate_limit.correct_delay_after_page(
             len(page.jobs), len(changed.done), alone=not self._in_progress
         )
         self._on_page_done(page, changed)
@@ -201,11 +201,11 @@ class _RateLimit:
         self._clock, self._per_second = clock, per_second
         self._free_s = clock.monotonic_s()
 
-    def record_page_start(self, jobs: int) -> None:
+    def delay_next_page(self, jobs: int) -> None:
         now_s = max(self._free_s, self._clock.monotonic_s())
         self._free_s = now_s + jobs / self._per_second
 
-    def record_page_end(self, jobs: int, done: int, *, alone: bool) -> None:
+    def correct_delay_after_page(self, jobs: int, done: int, *, alone: bool) -> None:
         """`done` of the page's jobs were changed; the other jobs do not count for the rate."""
         self._free_s -= (jobs - done) / self._per_second
         if alone:

@@ -65,7 +65,9 @@ def sql_for_display(sql: str, values: Mapping[str, object], *, sqlite: bool) -> 
 def make_final_sql(
     final: exp.Query, types: Mapping[str, Sequence[str]], *, limit: int, sqlite: bool
 ) -> tuple[str, dict[str, object]]:
-    """The final query of a plan; the rows of its tables are to be bound as JSON, under the tables' names.
+    """The query that runs last, on the rows that the shards sent.
+
+    These rows are to be bound as JSON, under the names of their tables.
 
     `types`: for each table the types of its columns.
     """

@@ -1,6 +1,6 @@
 """`toc bench`: how fast toc is on the servers of the settings, and how late its jobs start.
 
-    scratch      databases and keys of its own       load        the jobs that are scheduled
+    scratch      databases and keys of its own       job_specs   the jobs that are scheduled
     scheduling   schedule_many, schedule             child       a process on a pipe
     cancelling   cancel                              child_node  a node in such a process
     draining     drain                               worker      the worker's process: no-op handlers

@@ -9,7 +9,6 @@ from toc.admin.bulk_changes import open_bulk_changes
 from toc.admin.bulk_request import BulkRequest, BulkVerb
 from toc.admin.bulk_run import BulkRunProgress
 from toc.admin.where_condition import WhereCondition
-from toc.bench.bench_jobs import make_job_specs
 from toc.bench.child_node import wall_ms
 from toc.bench.common import (
     FAR_MS,
@@ -19,6 +18,7 @@ from toc.bench.common import (
     schedule_in_batches,
     time_each_call_ms,
 )
+from toc.bench.job_specs import make_job_specs
 from toc.bench.scheduling import WARM_UP_JOBS
 from toc.bench.scratch_databases import STOCK_FROM
 from toc.center.center import TimeoutCenter

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import func, select
 
-from toc.bench.bench_jobs import BIZ_TYPE
 from toc.bench.child_node import settings_message, wall_ms
 from toc.bench.child_process import ChildProcess
+from toc.bench.job_specs import BIZ_TYPE
 from toc.bench.report import BenchCheck, BenchReport
 from toc.bench.scratch_databases import STOCK_FROM, ScratchDatabases
 from toc.center.center import JobSpec, TimeoutCenter

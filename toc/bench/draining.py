@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from toc.bench.bench_jobs import make_job_specs
 from toc.bench.bottleneck import UtilisationMeter, describe_bottleneck
 from toc.bench.common import (
     BenchContext,
@@ -18,6 +17,7 @@ from toc.bench.common import (
     schedule_in_batches,
     start_worker_processes,
 )
+from toc.bench.job_specs import make_job_specs
 from toc.center.center import TimeoutCenter
 from toc.domain.job import Status
 

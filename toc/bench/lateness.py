@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from toc.bench.bench_jobs import BIZ_TYPE, make_job_spec
 from toc.bench.child_node import wall_ms
 from toc.bench.common import (
     BenchContext,
@@ -21,6 +20,7 @@ from toc.bench.common import (
     start_worker_processes,
     time_in_threads_s,
 )
+from toc.bench.job_specs import BIZ_TYPE, make_job_spec
 from toc.bench.statistics import draw_histogram, percentile
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.domain.job import Status

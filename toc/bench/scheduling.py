@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from toc.bench.bench_jobs import make_job_specs
 from toc.bench.child_node import wall_ms
 from toc.bench.common import (
     CLIENTS,
@@ -16,6 +15,7 @@ from toc.bench.common import (
     time_each_call_ms,
     time_in_threads_s,
 )
+from toc.bench.job_specs import make_job_specs
 from toc.bench.statistics import percentile
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.domain.job import Status

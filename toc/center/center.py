@@ -267,8 +267,8 @@ class TimeoutCenter:
 
         biz_type: "default" unless one is given, as in `schedule`; None: of all types, as in `find`.
 
-        Returns "cancelled", which is true: no handler runs, and none will start (one may have run before,
-        and failed). Otherwise the job's current status, which is false: "running", "done",
+        Returns "cancelled" (`bool(answer)` is True): no handler runs, and none will start (one may have run
+        before, and failed). Otherwise the job's current status (`bool(answer)` is False): "running", "done",
         "already_cancelled", "dead"; or "unknown", perhaps with a `.hint`. `.job_id` is the job, `.attempts`
         how often it was tried. For several jobs: "cancelled" only if this call cancelled all of them.
         `reason`: for the job's events.
@@ -294,8 +294,8 @@ class TimeoutCenter:
     ) -> Answer:
         """Moves a pending job to another time. By id, or by business key (one live job must match).
 
-        Returns "rescheduled", which is true; otherwise the job's current status, which is false. Arguments
-        and answers are as in `cancel`. Attempts start anew.
+        Returns "rescheduled" (`bool(answer)` is True); otherwise the job's current status (`bool(answer)` is
+        False). Arguments and answers are as in `cancel`. Attempts start anew.
         `reason`: for the job's events.
         """
         check_reason(reason)
@@ -372,8 +372,9 @@ class TimeoutCenter:
     def complete(self, job: Job, transaction: AnySession | Connection) -> bool:
         """For handlers: ends the job in the handler's own transaction, so that its effect happens once.
 
-        True: the job is done when this transaction commits; write the effect in it. False: an earlier
-        run has committed already, or this one has; write nothing. `job` is what the handler was given.
+        True: the job is done when this transaction commits; write the effect in it. False: the job
+        is done already, by an earlier run or by an earlier call in this run; write nothing. `job` is what the
+        handler was given.
         `transaction`: an ORM session (or scoped_session) or a Core connection that reaches the job's
         database and does not commit each statement by itself. From here to its end the job's row is
         locked, and a claim that meets it waits: nothing slow in between.

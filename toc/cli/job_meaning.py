@@ -113,7 +113,7 @@ class _JobStateDescriber:
         if place is None:
             return JobMeaning(None, f"{due}; {self._describe_without_redis()}")
         if place.armed_ms is not None:
-            return self._describe_armed_later(due, place.armed_ms - self._due_ms)
+            return self._describe_armed_job_due_later(due, place.armed_ms - self._due_ms)
         if place.out_ms is not None:
             text = "but its reminder was popped already: the claim puts it back"
             return JobMeaning(False, f"{due}, {text}")
@@ -124,7 +124,7 @@ class _JobStateDescriber:
         comes = f"the loader brings it within moments, else {self._describe_scanner_takeover()}"
         return JobMeaning(False, f"{due}, and not in Redis: {comes}")
 
-    def _describe_armed_later(self, due: str, late_ms: int) -> JobMeaning:
+    def _describe_armed_job_due_later(self, due: str, late_ms: int) -> JobMeaning:
         """Describes a job that is due later and armed. `late_ms`: the armed time minus the due time."""
         if not late_ms:
             return JobMeaning(True, f"{due}, and armed for that moment")

@@ -181,7 +181,7 @@ def _open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free file descriptor: `number`
         if getattr(sys, name) is None:
             mode = "w" if number else "r"
             stream = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115

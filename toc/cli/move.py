@@ -48,7 +48,7 @@ def move_database(
     TOC_MOVE_OLD_URL and TOC_MOVE_NEW_URL; without them it is the application's.
     """
     if check + go + undo > 1:
-        raise CommandError("give one of --check, --go and --undo", USAGE)
+        raise CommandError("give at most one of --check, --go and --undo", USAGE)
 
     settings = load_settings()
     if number >= len(settings.databases):

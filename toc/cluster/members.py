@@ -117,7 +117,7 @@ class MemberReader:
         return {name: living[name] for name in ordered}
 
     def forget_checked_nodes(self, names: Iterable[str]) -> None:
-        """Forgets what was read about these nodes, so that the next read checks them again."""
+        """Forgets who owns these nodes and when they were created: the next read asks ZooKeeper again."""
         for name in names:
             self._checked.pop(name, None)
 

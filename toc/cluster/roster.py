@@ -15,7 +15,7 @@ from toc.domain.placement import process_of_member
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 
-# Of one member; a node that owns 1,024 shards and slots publishes about 20,000.
+# Of one member; a node that owns 1,024 shards and slots publishes about 20,000 bytes.
 DATA_BYTES_MAX = 262_144
 TEXT_CHARS_MAX = 200
 

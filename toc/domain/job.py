@@ -31,7 +31,7 @@ TRANSITIONS: dict[Status, dict[str, Status]] = {
         "claim": Status.RUNNING,
         "cancel": Status.CANCELLED,
         "reschedule": Status.PENDING,
-        "repair": Status.PENDING,  # due at its action_time again (reconciliation)
+        "repair": Status.PENDING,  # reconciliation sets due_time back to action_time
     },
     Status.RUNNING: {
         "done": Status.DONE,

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from toc.reconcile.archive_files import (
     compute_database_checksums,
     compute_parquet_checksums,
-    describe_differences,
+    describe_checksum_differences,
     new_parquet_session,
     write_ended_jobs,
 )
@@ -213,7 +213,7 @@ class _ArchiveRun:
             database_sums = compute_database_checksums(
                 self._spark, self._settings, database.shards, window
             )
-            found = list(describe_differences(archive_sums, database_sums))
+            found = list(describe_checksum_differences(archive_sums, database_sums))
             if not found:
                 done.rows = archive_sums.row_count
                 return True

@@ -195,7 +195,7 @@ def compute_parquet_checksums(
         .groupBy("shard", F.unix_date("day").alias("day"))
         .agg(
             F.count(F.lit(1)).alias("rows"),
-            F.sum(_checksum_column()).alias("crc"),
+            F.sum(_checksum_of_row()).alias("crc"),
             F.collect_set(labels).alias("labels"),
         )
     )
@@ -210,7 +210,7 @@ def compute_parquet_checksums(
     return found
 
 
-def _checksum_column() -> Column:
+def _checksum_of_row() -> Column:
     """The checksum of a row, of the same text as `_checksums_sql` in store/ended_jobs.py."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
@@ -247,7 +247,7 @@ def compute_database_checksums(
 _SUMS = "shard INT, day INT, rows BIGINT, crc BIGINT"
 
 
-def describe_differences(archive: DayChecksums, database: DayChecksums) -> Iterator[str]:
+def describe_checksum_differences(archive: DayChecksums, database: DayChecksums) -> Iterator[str]:
     """A line of text for each shard and day in which the checksums differ."""
     for shard, day in sorted(archive.keys() | database.keys()):
         ours, theirs = archive.get((shard, day)), database.get((shard, day))

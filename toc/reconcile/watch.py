@@ -129,7 +129,10 @@ class ShardWatch(Service):
         return found
 
     def run_once(self) -> float:
-        """Compares or rechecks one shard. Returns the seconds until the next step."""
+        """Compares the rows of one shard with its reminders, or checks again what an earlier compare found.
+
+        Returns the seconds until the next step.
+        """
         self._apply_new_shards()
         wait_s = self._seconds_until_work()
         if wait_s > 0:

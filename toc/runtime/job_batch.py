@@ -80,7 +80,8 @@ class PermitSource(Protocol):
         """Takes up to `wanted` permits in each of the databases that take jobs now.
 
         Returns how many in each, and in which databases; 0 when one has none for the moment, or none takes
-        jobs. A database that does not answer or is stalled takes no jobs.
+        jobs. A database takes no jobs while it does not answer, or while its share of the permits is used
+        up and none of its jobs has ended for a second.
         """
 
     def return_permits(self, database: int, permits: int) -> None:

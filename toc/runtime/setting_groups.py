@@ -126,7 +126,12 @@ class WorkerSettings(_SettingGroup):
     """The process that runs handlers."""
 
     concurrency: int = Field(32, ge=1, le=1000, description="handler threads")
-    async_concurrency: int = Field(200, ge=1, le=10_000, description="running `async def` handlers")
+    async_concurrency: int = Field(
+        200,
+        ge=1,
+        le=10_000,
+        description="the most `async def` handlers that run at once in a process",
+    )
     queue_max: int = Field(
         4000,
         ge=1,

@@ -26,10 +26,10 @@ from toc.domain.job import Status
 from toc.errors import StoreUnavailable
 from toc.runtime.server_clock import TimeBounds
 from toc.store.column_types import DatetimeAsMillis, db_now, db_now_plus, later_of_db_now_plus
+from toc.store.compiled_statement import IDS, CompiledStatement
 from toc.store.databases import Database, Databases, execute_on_shard
 from toc.store.events import DeadLetterStatement, EventStatement, TransitionEvent
 from toc.store.job_rows import JOB_COLUMNS, status_from_number
-from toc.store.prepared_statement import IDS, PreparedStatement
 from toc.store.schema import JOB
 from toc.store.verb import Executor, Statement, StatementResult, Verb, run_statements
 
@@ -45,7 +45,7 @@ class OutcomeKind(StrEnum):
     DONE = "done"
     RETRY = "retry"  # failed; the next attempt is at due_ms
     SNOOZE = "snooze"  # no attempt is counted; action_time moves to due_ms
-    GIVE_BACK = "give_back"  # never started, or stopped with its process; no attempt is counted
+    GIVE_BACK = "give_back"  # not started, or cancelled as its process stops; no attempt is counted
     DROP = "drop"  # the handler cancels the job: no action is needed any more
     BURY = "bury"  # the job becomes dead, with a dead letter
 
@@ -105,12 +105,12 @@ class Claims:
     def __init__(self, databases: Databases, lease_ms: Mapping[int, int]) -> None:
         self._databases = databases
         self._dialect = dialect = databases[0].engine.dialect
-        self._select_claimed = PreparedStatement(_SELECT_CLAIMED, dialect)
-        self._select_settled = PreparedStatement(_SELECT_SETTLED, dialect)
-        self._settles = {kind: PreparedStatement(each, dialect) for kind, each in _SETTLE.items()}
-        self._undo_take_over = PreparedStatement(_UNDO_TAKE_OVER, dialect)
-        self._replace_token = PreparedStatement(_REPLACE_TOKEN, dialect)
-        self._bury_expired = PreparedStatement(_BURY_EXPIRED, dialect)
+        self._select_claimed = CompiledStatement(_SELECT_CLAIMED, dialect)
+        self._select_settled = CompiledStatement(_SELECT_SETTLED, dialect)
+        self._settles = {kind: CompiledStatement(each, dialect) for kind, each in _SETTLE.items()}
+        self._undo_take_over = CompiledStatement(_UNDO_TAKE_OVER, dialect)
+        self._replace_token = CompiledStatement(_REPLACE_TOKEN, dialect)
+        self._bury_expired = CompiledStatement(_BURY_EXPIRED, dialect)
         self._events = {database.index: EventStatement(database) for database in databases}
         self._letters = {database.index: DeadLetterStatement(database) for database in databases}
         self.set_lease_times(lease_ms)
@@ -123,8 +123,8 @@ class Claims:
         latest = db_now_plus(SKEW_MS)  # guard: claim-skew
         claim_at = _claim_statement(latest, types, lease_end)
         claim_now = _claim_statement(db_now(), types, lease_end)
-        self._claim_before = PreparedStatement(claim_at, self._dialect)
-        self._claim_due = PreparedStatement(claim_now, self._dialect)
+        self._claim_before = CompiledStatement(claim_at, self._dialect)
+        self._claim_due = CompiledStatement(claim_now, self._dialect)
         take_over = (
             update(JOB)
             .where(
@@ -133,7 +133,7 @@ class Claims:
             )
             .values(**_claim_column_values(lease_end))
         )
-        self._take_over = PreparedStatement(take_over, self._dialect)
+        self._take_over = CompiledStatement(take_over, self._dialect)
 
     # ---- claim
 
@@ -144,8 +144,9 @@ class Claims:
         token: str,
         now_ms: int | None,
     ) -> dict[int, ClaimedRow]:
-        """Claims the pending and due rows, commits, and returns all rows by id. A missing id is a deleted
-        row.
+        """Claims the rows that are pending and due, commits, and returns the rows of all ids, by id.
+
+        A row is returned even if it was not claimed; an id without a row was deleted.
 
         `now_ms`: the time by which the jobs were due (Redis' TIME from pop); None: the database's time.
         A row that is not due by the database's clock as well (within SKEW_MS) is not claimed.

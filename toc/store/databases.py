@@ -53,6 +53,7 @@ from toc.runtime.setting_groups import MysqlSettings
 from toc.runtime.settings import Settings
 from toc.store import schema
 from toc.store.column_types import db_now, ms_of_sql_time, sql_time_of_ms
+from toc.store.compiled_statement import IdList, id_list_to_sql
 from toc.store.database_home import HomeConnections
 from toc.store.driver_errors import (
     LOCK_ERRORS,
@@ -63,7 +64,6 @@ from toc.store.driver_errors import (
 )
 from toc.store.first_check import FirstCheck
 from toc.store.pipelined_executor import PacketFailedError, PipelinedExecutor
-from toc.store.prepared_statement import IdList, id_list_to_sql
 from toc.store.sessions import end_idle_sessions, session_arguments
 from toc.store.sqlite_writers import refuse_self_deadlock
 from toc.store.verb import PlainExecutor, Statement, Verb

@@ -35,7 +35,7 @@ CLIENT_ERRORS = range(2000, 3000)  # numbers of the client library: about the co
 _PROXY_ERRORS = range(9000, 10000)  # numbers of ProxySQL
 AWAY = frozenset({
     1021, 1026, 1030, 1037, 1038, 1041, 1114, 1180, 1598,  # no disk, no memory, no binary log
-    1040, 1129, 1130, 1135, 1203, 1226,  # too many connections, or none from this host
+    1040, 1129, 1130, 1135, 1203, 1226,  # too many connections, or the server accepts none from this host
     1042, 1043, 1047, 1152, 1158, 1159, 1160, 1161, 1184,  # the network; a cluster's node that is not ready
     1053, 1077, 1078, 1079, 1080, 1317, 1927, 3032, 3168, 3169, 4031,  # shut down, offline, killed, idle
     1205, 1206, 1213, 3572,  # locks
@@ -59,7 +59,10 @@ def is_unavailable_number(number: int) -> bool:
 
 
 def translate_error(database: int, error: DBAPIError) -> TocError | None:
-    """Makes toc's error for a driver's error; None: a duplicate of toc's own keys, which verbs expect."""
+    """Makes toc's error for a driver's error.
+
+    None: a duplicate in one of toc's own unique keys, which the caller (schedule, redrive, …) handles.
+    """
     if error.connection_invalidated:
         return StoreUnavailable(database, error)
     if isinstance(error, IntegrityError) and is_own_duplicate(error):

@@ -14,9 +14,9 @@ from sqlalchemy import ColumnElement, Dialect, Integer, Select, bindparam, liter
 
 from toc.errors import SchemaMismatch, StoreUnavailable
 from toc.store.column_types import DatetimeAsMillis, UInt64, db_now_plus
+from toc.store.compiled_statement import CompiledStatement
 from toc.store.databases import Databases
 from toc.store.job_rows import after_due_key_condition
-from toc.store.prepared_statement import PreparedStatement
 from toc.store.schema import JOB
 
 PAUSE_FACTOR = 4  # after a failed read a shard is skipped for 4 times as long as the read took
@@ -130,11 +130,11 @@ class DuePages:
         if not values:
             return set()
         database = self._databases.database_of_shard(next(iter(values)))
-        prepared = _prepare_cached(query, database.engine.dialect)
+        compiled = _compile_cached(query, database.engine.dialect)
         bits: list[str] = []
         arguments: list[Any] = []
         for position, (shard, given) in enumerate(values.items()):
-            statement = prepared.bind(database.job_table_name(shard), **given)
+            statement = compiled.bind(database.job_table_name(shard), **given)
             bits.append(f"(EXISTS ({statement.text}) << {position % BITS})")
             arguments += statement.values
         numbers = [" | ".join(bits[at : at + BITS]) for at in range(0, len(bits), BITS)]
@@ -161,5 +161,5 @@ _OVERDUE = _ONE.where(c.due_time <= db_now_plus(bindparam("plus_ms", type_=Integ
 
 
 @lru_cache(maxsize=64)
-def _prepare_cached(query: Select[Any], dialect: Dialect) -> PreparedStatement:
-    return PreparedStatement(query, dialect)
+def _compile_cached(query: Select[Any], dialect: Dialect) -> CompiledStatement:
+    return CompiledStatement(query, dialect)

@@ -29,9 +29,9 @@ from sqlalchemy import (
 from toc.domain.argument_checks import REASON_CHARS_MAX
 from toc.domain.job import Event, Status
 from toc.store.column_types import db_now
+from toc.store.compiled_statement import IDS, CompiledStatement
 from toc.store.databases import Database, execute_on_shard
 from toc.store.job_rows import status_from_number
-from toc.store.prepared_statement import IDS, PreparedStatement
 from toc.store.schema import JOB
 from toc.store.verb import Statement
 
@@ -102,11 +102,11 @@ class EventStatement:
         after: list[BindParameter[Any]] = [*map(bindparam, ("actor", "reason"))]
         rows = select(db_now(), c.job_id, *before, c.attempts, *after).where(c.job_id.in_(IDS))
         statement = insert(database.event).from_select(_EVENT_COLUMNS, rows)
-        self._prepared = PreparedStatement(statement, database.engine.dialect, if_changed=True)
+        self._compiled = CompiledStatement(statement, database.engine.dialect, if_changed=True)
 
     def bind(self, table: str, job_id: int, transition: TransitionEvent) -> Statement:
         """The INSERT of the event of a job in the job table `table`."""
-        return self._prepared.bind(
+        return self._compiled.bind(
             table,
             [job_id],
             what=str(transition.what),
@@ -126,11 +126,11 @@ class DeadLetterStatement:
             bindparam("error", type_=database.dead.c.error.type), db_now(),
         ).where(c.job_id.in_(IDS))  # fmt: skip
         letter = insert(database.dead).from_select(_LETTER_COLUMNS, rows)
-        self._prepared = PreparedStatement(letter, database.engine.dialect, if_changed=True)
+        self._compiled = CompiledStatement(letter, database.engine.dialect, if_changed=True)
 
     def bind(self, table: str, job_id: int, error: str) -> Statement:
         """The REPLACE of the dead letter of a job in the job table `table`."""
-        statement = self._prepared.bind(table, [job_id], error=error[:ERROR_CHARS_MAX])
+        statement = self._compiled.bind(table, [job_id], error=error[:ERROR_CHARS_MAX])
         # The job may have a dead letter of an earlier death. SQLAlchemy has no REPLACE; all servers do.
         return statement._replace(text=statement.text.replace("INSERT", "REPLACE", 1))
 

@@ -181,7 +181,8 @@ class _MisfitRepairer:
         due_ms = row.due_time if row.attempts and row.due_time is not None else row.action_time
         # Before the copy: in one table, a second live row with the key would be refused.
         if not execute_on_shard(connection, self._shard, _CANCEL, {"id": self._job_id}).rowcount:
-            raise AssertionError(f"job {self._job_id} was locked while it was pending")
+            text = "is pending and locked by this transaction, and yet its cancel changed no row"
+            raise AssertionError(f"job {self._job_id} {text}")
         new_id = self._insert_copy(connection, shard, routing_bits, row, due_ms)
         words = f"misfit: job {new_id} in {job_table_name(shard)} stands for it now"
         move = TransitionEvent(

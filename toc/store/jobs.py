@@ -21,6 +21,7 @@ from toc.domain.job import ANSWER_OF_STATUS, Answer, DeadJob, Job, NewJob, Sched
 from toc.domain.routing import Routing
 from toc.errors import DuplicateJob
 from toc.store.column_types import DatetimeAsMillis, db_now, sql_time_of_ms, to_signed64
+from toc.store.compiled_statement import IDS, CompiledStatement
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Database, Databases, execute_on_shard
 from toc.store.driver_errors import is_live_duplicate, is_primary_duplicate
@@ -36,7 +37,6 @@ from toc.store.job_rows import (
     status_from_number,
 )  # fmt: skip
 from toc.store.pipelined_executor import BYTES_MAX
-from toc.store.prepared_statement import IDS, PreparedStatement
 from toc.store.schema import JOB, live_key_of
 from toc.store.verb import Executor, Statement, StatementResult, Verb, run_statements
 
@@ -283,11 +283,11 @@ class _ChangeStatements:
 
     def __init__(self, database: Database) -> None:
         dialect, letter = database.engine.dialect, database.dead.c.job_id
-        self.change = {what: PreparedStatement(each, dialect) for what, each in _CHANGES.items()}
+        self.change = {what: CompiledStatement(each, dialect) for what, each in _CHANGES.items()}
         self.event = EventStatement(database)
         letters = delete(database.dead).where(letter.in_(IDS))
-        self.delete_letter = PreparedStatement(letters, dialect, if_changed=True)
-        self.status = PreparedStatement(_SELECT_STATUS, dialect)
+        self.delete_letter = CompiledStatement(letters, dialect, if_changed=True)
+        self.status = CompiledStatement(_SELECT_STATUS, dialect)
 
 
 class _JobInsert:

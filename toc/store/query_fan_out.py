@@ -44,7 +44,8 @@ _WHAT: Mapping[int, What] = {
     **dict.fromkeys(AWAY, "down"),  # too many connections, shutdown, killed, moved away, …
     **dict.fromkeys(MYSQL_REFUSALS, "refused"),
     **dict.fromkeys((1146, 1054, 1356), "schema"),  # no such table, no such column, a broken view
-    **dict.fromkeys((3024, 1969, 1205), "time"),  # MySQL's limit, MariaDB's, a lock
+    # MySQL's time limit, MariaDB's time limit, too long a wait for a lock
+    **dict.fromkeys((3024, 1969, 1205), "time"),
 }
 _WHAT_SQLITE: Mapping[str, What] = {
     "interrupted": "time", "no such": "schema", "unable to open": "down", "database is locked": "down",

@@ -156,7 +156,7 @@ class _RepairPlanner:
     def plan_repair(self, fault: DriftFinding) -> DriftRepair:
         note = ""
         if fault.kind in ("missing", "view"):
-            statements = self._recreate_table_or_view(fault)
+            statements = self._make_create_statements(fault)
         elif self._target.sqlite:
             statements, note = [], "SQLite cannot change it in place: it is left"
         elif fault.kind == "engine":
@@ -169,7 +169,8 @@ class _RepairPlanner:
             statements, note = self._remove_addition(fault)
         return DriftRepair(self._target.index, fault, tuple(statements), note)
 
-    def _recreate_table_or_view(self, fault: DriftFinding) -> list[str]:
+    def _make_create_statements(self, fault: DriftFinding) -> list[str]:
+        """The statements of the revisions that create this table or view."""
         steps = [step for step in self._steps if step.table == fault.table]
         if fault.kind == "view":  # the last revision that makes the view counts
             steps = steps[-1:]

@@ -127,7 +127,9 @@ class MakeView:
 
 @dataclass(frozen=True, slots=True)
 class AddColumn:
-    """Adds a column at the end of a table. `definition`: type, collation and default, without a comma.
+    """Adds a column at the end of a table.
+
+    `definition`: what follows the column's name: type, collation and default (no comma at its end).
 
     INSTANT changes only the description of the table, which is locked for a moment; MySQL allows no LOCK
     beside it. MariaDB refuses INSTANT beside an index on a virtual column: 0001 stores `live_key` there.

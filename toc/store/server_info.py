@@ -17,8 +17,9 @@ _DURABILITY = ("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog")
 class ServerInfo:
     """`kind`: mysql, mariadb or sqlite. `durability`: variables on which a durable COMMIT depends.
 
-    `session`: variables of toc's own session that `sessions.EXPECTED` names. `sql_mode`: the server's,
-    which other sessions get. `tls`: version and cipher of the connection; empty: no TLS.
+    `session`: variables of toc's own session that `sessions.EXPECTED` names. `sql_mode`: the server's
+    global value, which the sessions of other programs get (toc's set their own). `tls`: version and cipher of
+    the connection; empty: no TLS.
     """
 
     kind: str

@@ -33,9 +33,9 @@ class Faults:
             for process in fault.processes or ("",):
                 by_process[process].append(fault)
         self._by_process = {
-            name: _FaultIntervals(found, linger_ms) for name, found in by_process.items()
+            name: _FaultsByTime(found, linger_ms) for name, found in by_process.items()
         }
-        self._anything = _FaultIntervals(self.all, linger_ms)
+        self._anything = _FaultsByTime(self.all, linger_ms)
         self._edges, self._moments = _build_timeline(self.all)
 
     def find_explaining_fault(self, process: str, from_ms: float, to_ms: float) -> str | None:
@@ -58,7 +58,7 @@ class Faults:
         return self._moments[position] if position >= 0 else QUIET
 
 
-class _FaultIntervals:
+class _FaultsByTime:
     """Faults in the order of their beginning; finds a fault that overlaps a time span, by bisection."""
 
     def __init__(self, faults: list[Fault], linger_ms: float) -> None:

@@ -27,7 +27,7 @@ class TimerAvailability:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # By (topic, slot): the verb that was refused last, and when by the monotonic clock.
+        # By (topic, slot): the verb ("arm", "pop", …) that was refused last, and when by the monotonic clock.
         self._refused: dict[tuple[str, int], tuple[str, float]] = {}
         self.unreachable = False  # the last call that concerned no single slot was not answered
         self.unfit_reason = (

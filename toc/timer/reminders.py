@@ -134,10 +134,10 @@ class Reminders(TimerServer):
             if foreign:
                 foreign_by_slot[slot] = foreign
         if foreign_by_slot:
-            self._remove_foreign_members(topic, foreign_by_slot)
+            self._remove_non_job_ids(topic, foreign_by_slot)
         return popped
 
-    def _remove_foreign_members(self, topic: str, members: Mapping[int, Sequence[bytes]]) -> None:
+    def _remove_non_job_ids(self, topic: str, members: Mapping[int, Sequence[bytes]]) -> None:
         """Removes popped members (by slot) that are no job_id, which would never be settled.
 
         If Redis refuses, they return to the StoreQueue after their stay, and the next pop removes them.
@@ -157,7 +157,7 @@ class Reminders(TimerServer):
             self.foreign.record_removed_members(topic, slot, some)
 
     def ack(self, topic: str, job_ids: Iterable[int]) -> None:
-        """Deletes the reminders of jobs that the database has settled or does not have."""
+        """Deletes the reminders of jobs that have ended in the database or have no row there."""
         self.remove_reminders(topic, self._group_by_slot(topic, job_ids, int))
 
     def remove_reminders(self, topic: str, ids: Mapping[int, Sequence[int]]) -> None:

@@ -131,13 +131,13 @@ def choose_examples(outcome: ReconcileResult) -> dict[Disagreement, list[Finding
     for finding in outcome.findings:
         by_kind[finding.kind].append(finding)
 
-    def example_order(finding: Finding) -> tuple[bool, int, int, str, int]:
+    def example_sort_key(finding: Finding) -> tuple[bool, int, int, str, int]:
         repair = repairs.get(finding)
         is_done = repair is not None and repair.done
         return is_done, finding.due_or_reminder_ms or 0, finding.job_id, finding.topic, finding.slot
 
     return {
-        kind: heapq.nsmallest(EXAMPLES, by_kind[kind], key=example_order)
+        kind: heapq.nsmallest(EXAMPLES, by_kind[kind], key=example_sort_key)
         for kind in Disagreement
         if kind in by_kind
     }

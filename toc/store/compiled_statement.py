@@ -33,8 +33,10 @@ def id_list_to_sql(ids: IdList, mapping: object = None) -> str:
     return ", ".join(map(int.__repr__, ids))
 
 
-class PreparedStatement:
-    """A statement on `schema.JOB`, with the parameter `IDS` or without it.
+class CompiledStatement:
+    """A statement on `schema.JOB`, compiled to text once by toc, not prepared on the server.
+
+    It has the parameter `IDS` or not.
 
     if_changed: see `Statement`.
     """
