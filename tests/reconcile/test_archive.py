@@ -720,7 +720,7 @@ def test_a_database_that_was_restored_writes_no_day_twice(small: Place) -> None:
     sql = f"UPDATE toc_meta SET value = '{ArchiveStatus(0, 0, 1)}' WHERE name = '{ARCHIVED}'"
     library.sql(jobs[0], sql)
     done = small.alone()
-    assert "day=2026-01-01/database=0 is there" in done.error
+    assert "day=2026-01-01/database=0 exists" in done.error
     assert "restored from a backup" in done.error
     assert small.files() == before
     small.purge()

@@ -403,7 +403,7 @@ class Between:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._slots, name)
 
-    def remove(self, topic: str, ids: Mapping[int, Sequence[int]]) -> None:
+    def remove_reminders(self, topic: str, ids: Mapping[int, Sequence[int]]) -> None:
         self._what()
         self.acked |= {(topic, slot, job_id) for slot, some in ids.items() for job_id in some}
         self._slots.remove_reminders(topic, ids)

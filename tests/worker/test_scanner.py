@@ -336,7 +336,7 @@ def test_the_scanner_fires_while_the_timer_is_paused(
         compare(clocks)
         clocks.skew_is_too_large = True
 
-    monkeypatch.setattr(probes.ClockComparison, "_compare", skew_is_too_large)
+    monkeypatch.setattr(probes.ClockComparison, "_compare_clocks", skew_is_too_large)
     rig = make_rig(timer=QUIET, scanner={"grace_s": 0.1})
     rig.handler()(lambda _: None)
     rig.start()

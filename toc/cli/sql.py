@@ -174,7 +174,7 @@ def _run_query(
             return run.run_query()
     except QueryFailed as error:
         first = error.failures[0]
-        hint = "; --whole-timeout allows more" if "all together" in first.text else ""
+        hint = "; --whole-timeout allows more" if "all queries together" in first.text else ""
         if first.what == "time" and not hint:
             hint = "; --timeout allows more"
         raise CommandError(f"{first.description}{hint}", _CODES[first.what]) from None
