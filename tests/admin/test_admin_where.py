@@ -32,7 +32,7 @@ from toc.store.row_conditions import (
     TruthValue,
     bounds_of_condition,
 )
-from toc.store.views import COLUMNS, JOBS, select_jobs_of_shard
+from toc.store.views import COLUMNS, JOBS, jobs_of_shard_sql
 
 NOW_MS = 1_773_490_000_123  # 2026-03-14 12:06:40.123
 SECOND, HOUR, DAY = 1000, 3_600_000, 86_400_000
@@ -459,7 +459,7 @@ def by_hand(library: Library, where: str) -> set[int]:
     """What the server itself finds in the view."""
     found: set[int] = set()
     for shard in range(4):
-        view = select_jobs_of_shard(shard, sqlite=library.sqlite)
+        view = jobs_of_shard_sql(shard, sqlite=library.sqlite)
         with library.databases[0].engine.connect() as connection:
             sql = f"SELECT job_id FROM ({view}) AS toc_jobs WHERE {where}"
             found |= set(connection.exec_driver_sql(sql.replace("%", "%%")).scalars())

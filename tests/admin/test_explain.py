@@ -28,7 +28,7 @@ from toc.node.node import Node
 from toc.runtime.setting_groups import TopicSettings
 from toc.runtime.settings import Settings
 from toc.store.claims import OutcomeKind
-from toc.store.purge_pages import PurgeStatements
+from toc.store.purge_pages import PurgePages
 from toc.timer.reminders import Reminder
 
 __all__ = ["make_rig"]
@@ -420,7 +420,7 @@ def test_events_outlive_their_job(desk: Desk) -> None:
 def purge(library: Library, *job_ids: int) -> None:
     """As retention does it, all pages being one."""
     library.clock.advance(1)
-    purges = PurgeStatements(library.databases)
+    purges = PurgePages(library.databases)
     for shard in {library.shard(job_id) for job_id in job_ids}:
         rows = purges.read_purge_page(shard, 0, library.now_ms, 1000)
         purges.delete_unchanged_jobs(shard, [row for row in rows if row.job_id in job_ids])

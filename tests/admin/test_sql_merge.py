@@ -21,7 +21,7 @@ from toc.admin.query_run import QueryFailed, QueryRun
 from toc.admin.row_merge import JsonTable, RowMerge, make_sort_key_function
 from toc.admin.sql_writer import make_final_sql
 from toc.admin.sqlite_functions import mysql_functions_for_sqlite
-from toc.store.query_fan_out import DatabaseQuery, QueryFailure, QueryFanOut, QueryReply
+from toc.store.query_fan_out import DatabaseQuery, QueryFailure, QueryFanOut, QueryRows
 
 TEXT = st.text(alphabet="\t\x01 aAäz~\U0001f600", max_size=6)
 
@@ -72,7 +72,7 @@ def merged(world: World, sql: str, *shards: list[tuple[Any, ...]]) -> list[tuple
         reply = own.run_query(
             DatabaseQuery(0, 0, "", text, {**values, "l0": table.as_json_array()})
         )
-    assert isinstance(reply, QueryReply), reply
+    assert isinstance(reply, QueryRows), reply
     return reply.rows
 
 
@@ -175,7 +175,7 @@ class ShuffledFanOut(QueryFanOut):
 
     def run_queries(
         self, questions: Sequence[DatabaseQuery], tick: Callable[[], None]
-    ) -> Generator[QueryReply | QueryFailure]:
+    ) -> Generator[QueryRows | QueryFailure]:
         replies = list(super().run_queries(questions, tick))
         self.rng.shuffle(replies)
         yield from replies

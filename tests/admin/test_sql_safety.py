@@ -23,7 +23,7 @@ from toc.store.query_fan_out import (
     QueryFailure,
     QueryFanOut,
     QueryLimits,
-    QueryReply,
+    QueryRows,
     _ReadOnlyDatabase,
 )
 from toc.testing import TestClock
@@ -49,7 +49,7 @@ def one(sql: str, database: int = 0, table: str = "toc_job_0000", place: int = 0
     return DatabaseQuery(place, database, table, sql, {})
 
 
-def failed(reply: QueryReply | QueryFailure) -> QueryFailure:
+def failed(reply: QueryRows | QueryFailure) -> QueryFailure:
     assert isinstance(reply, QueryFailure), reply
     return reply
 
@@ -81,7 +81,7 @@ def test_its_sessions_hold_nothing_up(world: World) -> None:
     if "mariadb" in str(asking(world).run_query(one("SELECT VERSION()"))).lower():
         sql = sql.replace("transaction_isolation", "tx_isolation")
     reply = asking(world).run_query(one(sql))
-    assert isinstance(reply, QueryReply)
+    assert isinstance(reply, QueryRows)
     assert reply.rows == [("READ-COMMITTED", "+00:00", 20, "utf8mb4_bin")]
 
 
@@ -96,8 +96,8 @@ def test_now_is_one_moment_for_all(world: World) -> None:
     assert own.set_common_now([0, 1]) is None
     sql = "SELECT UTC_TIMESTAMP(3)"
     first, second = own.run_query(one(sql)), own.run_query(one(sql, 1))
-    assert isinstance(first, QueryReply)
-    assert isinstance(second, QueryReply)
+    assert isinstance(first, QueryRows)
+    assert isinstance(second, QueryRows)
     assert first.rows == second.rows
 
 
@@ -120,7 +120,7 @@ def test_no_text_breaks_out_of_its_quotes(world: World, charset: str) -> None:
     sql = "SELECT attribute FROM toc_job_0000 WHERE attribute = :given"
     with closing(own):
         reply = own.run_query(replace(one(sql), values={"given": BREAKS_OUT[charset]}))
-    assert isinstance(reply, QueryReply), reply
+    assert isinstance(reply, QueryRows), reply
     assert reply.rows == []
 
 
@@ -152,11 +152,11 @@ def test_all_together_have_a_limit_too(world: World) -> None:
 def test_a_statement_gets_no_more_than_is_left_for_all(world: World) -> None:
     limits = replace(LIMITS, timeout_s=20, whole_s=5)
     reply = asking(world, limits).run_query(one("SELECT VERSION()"))
-    assert isinstance(reply, QueryReply)
+    assert isinstance(reply, QueryRows)
     is_mariadb = "mariadb" in str(reply.rows).lower()
     limit = "@@max_statement_time" if is_mariadb else "@@max_execution_time / 1000"
     reply = asking(world, limits).run_query(one(f"SELECT {limit}"))
-    assert isinstance(reply, QueryReply)
+    assert isinstance(reply, QueryRows)
     assert 0 < reply.rows[0][0] <= 5
 
 
@@ -184,10 +184,12 @@ def test_bytes_are_limited(world: World) -> None:
     connection = own._databases[0].open_connection(one("SELECT 1"))
     assert not isinstance(connection, QueryFailure)
     with closing(connection):  # goes on after a failure
-        first = own._databases[0].execute_query(connection, one("SELECT * FROM toc_job_0000"), 1e12)
+        first = own._databases[0].run_query_on_connection(
+            connection, one("SELECT * FROM toc_job_0000"), 1e12
+        )
         assert "more than" in failed(first).text
-        again = own._databases[0].execute_query(connection, one("SELECT 'x'"), 1e12)
-        assert isinstance(again, QueryReply)
+        again = own._databases[0].run_query_on_connection(connection, one("SELECT 'x'"), 1e12)
+        assert isinstance(again, QueryRows)
         assert again.rows == [("x",)]
 
 
@@ -278,12 +280,12 @@ def test_a_connection_that_is_lost_half_way(world: World) -> None:
         killer.start()
         lost, after = failed(next(replies)), next(replies)
         killer.join()
-    assert isinstance(first, QueryReply)
+    assert isinstance(first, QueryRows)
     assert lost.what == "down"
     assert lost.description.startswith(
         "database 0, table toc_job_0001: does not answer: Lost connection"
     )
-    assert isinstance(after, QueryReply)  # over a new one
+    assert isinstance(after, QueryRows)  # over a new one
 
 
 def kill(world: World, word: str) -> None:

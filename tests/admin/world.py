@@ -39,7 +39,7 @@ from toc.store.views import (
     JOBS,
     PURGES,
     PURGES_SELECT,
-    select_jobs_of_shard,
+    jobs_of_shard_sql,
 )
 from toc.testing import TestClock
 
@@ -253,7 +253,7 @@ def make_truth(world: World) -> None:
     """All rows of all shards in one table each, in a database of its own."""
     sqlite = world.sqlite
     selects = {
-        JOBS: [select_jobs_of_shard(shard, sqlite=sqlite) for shard in range(SHARDS)],
+        JOBS: [jobs_of_shard_sql(shard, sqlite=sqlite) for shard in range(SHARDS)],
         DEAD_JOBS: [DEAD_JOBS_SELECT] * 2,
         EVENTS: [EVENTS_SELECT] * 2,
         PURGES: [PURGES_SELECT] * 2,

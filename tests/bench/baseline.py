@@ -195,7 +195,7 @@ class BaselineConnection:
     def drain(self, n: int, part: int = 0, parts: int = 1) -> int:
         """Runs all that is due in every `parts`th slot, `n` at a time. Returns how many rows it settled."""
         settled = 0
-        for slot in range(part, self._settings.slots_of(TOPIC), parts):
+        for slot in range(part, self._settings.slot_amount_of(TOPIC), parts):
             while ids := self._pop(slot, n):
                 settled += self._run(slot, ids)
         return settled
@@ -243,7 +243,7 @@ class BaselineConnection:
         return self._databases.database_of_shard(shard), shard
 
     def _store(self, job_id: int) -> str:
-        slot = slot_of_hash(routing_bits_of(job_id), self._settings.slots_of(TOPIC))
+        slot = slot_of_hash(routing_bits_of(job_id), self._settings.slot_amount_of(TOPIC))
         return redis_keys.store_queue_key(self._settings.namespace, TOPIC, slot)
 
     def _queues(self, slot: int) -> tuple[str, str]:

@@ -82,7 +82,7 @@ def _wait_for_loader(bench: BenchContext) -> None:
     """Waits until the loader has read all shards once: that round is work, not idleness."""
     settings = bench.scratch.settings
     reminders = Reminders.from_settings(settings, SystemClock())
-    wanted = range(settings.slots_of("default"))
+    wanted = range(settings.slot_amount_of("default"))
     end_s, quiet = time.monotonic() + LOAD_S_MAX, 0
     seen: list[dict[int, str]] = []
     try:

@@ -33,7 +33,7 @@ def disagreements(settings: Settings) -> tuple[int, int]:
                 )
                 found = database.run_read(lambda c, sql=sql: c.execute(sql, values).all())  # type: ignore[misc]
                 rows.update((row[0], row[1]) for row in found)
-        for slot in range(settings.slots_of(TOPIC)):
+        for slot in range(settings.slot_amount_of(TOPIC)):
             entries: Any = client.zrange(
                 redis_keys.store_queue_key(settings.namespace, TOPIC, slot), 0, -1, withscores=True
             )

@@ -358,7 +358,7 @@ def redis_full(act: Act) -> Sequence[str]:
 def redis_misfits(act: Act) -> Sequence[str]:
     """Each also stands in another slot, due at the same moment: a poller pops both in one call."""
     settings = act.world.stack.settings
-    slots = range(settings.slots_of("default"))
+    slots = range(settings.slot_amount_of("default"))
     keys = [store_queue_key(settings.namespace, "default", slot) for slot in slots]
     with act.world.to_redis() as client:
         for key in keys:

@@ -15,7 +15,7 @@ from tests.cluster.conftest import SESSION_S, MakeNode, Node
 from tests.servers import Server
 from tests.servers.zookeeper import expire_session, foreign_members
 from tests.worker.waiting import remains, wait_until
-from toc.cluster.members import LOOKUPS_MAX, MEMBERS, NAMED_MAX, describe_foreign_access
+from toc.cluster.members import LOOKUPS_MAX, MEMBERS, NAMED_MAX, describe_rights_of_other_accounts
 from toc.cluster.membership import READ_EVERY_S
 from toc.cluster.roster import read_roster
 from toc.cluster.zookeeper_client import ZooKeeperClient
@@ -223,11 +223,11 @@ def test_members_made_before_auth_was_set_do_not_count(
             + [f"{MEMBERS}/{path.rpartition('/')[2].rpartition('-')[0]}" for path in made]
         )
         assert [member.identity for member in read_roster(me.settings)] == ["me", "other"]
-        (line,) = describe_foreign_access(me.settings)
+        (line,) = describe_rights_of_other_accounts(me.settings)
         assert f"{MEMBERS}: 7 nodes were not created with cluster.auth and do not count" in line
         assert made[0].rpartition("/")[2] in line
         assert line.count("forged") == NAMED_MAX
-    assert describe_foreign_access(me.settings) == []
+    assert describe_rights_of_other_accounts(me.settings) == []
 
 
 @pytest.mark.parametrize("more", [OPEN_ACL_UNSAFE, [make_acl("world", "anyone", read=True)]])

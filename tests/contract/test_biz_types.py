@@ -196,7 +196,7 @@ def test_what_a_fail_over_has_lost_is_written_again(library: Library, name: str)
     assert types.get_or_create_number(name, here) == number  # a client that schedules
     assert copy_of(here)[number] == name
     lose(here, name)
-    types.refresh_type_copy(here)  # a node
+    types.read_and_complete_type_copy(here)  # a node
     assert copy_of(here)[number] == name
 
 
@@ -215,7 +215,7 @@ def test_copies_are_made_alike_when_a_process_starts(two: Library, name: str) ->
         two.database_metadata.types.get_or_create_number(f"{name}.{database.index}", database)
     types = BizTypeCache(two.databases)
     for database in two.databases:
-        types.refresh_type_copy(database)
+        types.read_and_complete_type_copy(database)
     types.copy_types_between_databases(two.databases)
     assert copy_of(two.databases[0]) == copy_of(two.databases[1])
 
@@ -231,7 +231,7 @@ def test_a_number_with_two_names_is_refused_and_told(
     types = DatabaseMetadata(two.databases).types
     with caplog.at_level(logging.ERROR):
         for database in two.databases:
-            types.refresh_type_copy(database)
+            types.read_and_complete_type_copy(database)
         types.copy_types_between_databases(two.databases)
     told = f"the number {number} is '{other}' in database 0, '{name}' in database 1"
     assert [told in record.getMessage() for record in caplog.records] == [True]
@@ -249,7 +249,7 @@ def test_a_number_with_two_names_is_refused_and_told(
             f"UPDATE toc_biz_type SET type_no = {type_no_of(other + '.new')}, name = '{other}.new'"
         )
         connection.exec_driver_sql(f"{sql} WHERE type_no = {number}")
-    types.refresh_type_copy(two.databases[0])
+    types.read_and_complete_type_copy(two.databases[0])
     assert not types.known.conflicts
     assert types.get_or_create_number(name, two.databases[1]) == number
     assert copy_of(two.databases[0])[type_no_of(other + ".new")] == f"{other}.new"
@@ -304,7 +304,7 @@ def test_a_name_is_found_while_another_thread_reads(
         return there
 
     monkeypatch.setattr(biz_types, "_select_types", made_meanwhile)
-    types.refresh_type_copy(here)
+    types.read_and_complete_type_copy(here)
     with statements_of(here) as statements:
         assert types.get_or_create_number(name, here) == type_no_of(name)
     assert statements == []
@@ -357,7 +357,7 @@ def test_a_read_that_failed_is_made_again_by_the_next_call(two: Library, name: s
     types, here = BizTypeCache(two.databases), two.databases[0]
     types.get_or_create_number(name, here)
     two.clock.advance(REFRESH_S)
-    here.check_before_use(_refuse)
+    here.require_check_before_use(_refuse)
     with pytest.raises(SchemaMismatch):
         types.get_or_create_number(name, here)
     with pytest.raises(SchemaMismatch):
@@ -381,7 +381,7 @@ def test_one_thread_at_a_time_reads_the_other_databases(two: Library, name: str)
             started.append(threading.current_thread().name)
             released.wait(30)
 
-    types.refresh_type_copy = read_copy  # type: ignore[method-assign]
+    types.read_and_complete_type_copy = read_copy  # type: ignore[method-assign]
     try:
         for _ in range(3):
             two.clock.advance(REFRESH_S)

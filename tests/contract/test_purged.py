@@ -17,7 +17,7 @@ from toc.store.claims import OutcomeKind
 from toc.store.purge_pages import (
     PurgeCandidate,
     PurgeCount,
-    PurgeStatements,
+    PurgePages,
     delete_oldest_counts,
     read_purges_around,
 )
@@ -27,11 +27,11 @@ TODAY = "2026-01-01"  # of the library's clock
 
 
 @pytest.fixture
-def purges(library: Library) -> PurgeStatements:
-    return PurgeStatements(library.databases)
+def purges(library: Library) -> PurgePages:
+    return PurgePages(library.databases)
 
 
-def page(library: Library, purges: PurgeStatements, shard: int) -> list[PurgeCandidate]:
+def page(library: Library, purges: PurgePages, shard: int) -> list[PurgeCandidate]:
     library.clock.advance(1)
     return [row for row in purges.read_purge_page(shard, 0, library.now_ms, 100) if row.has_ended]
 
@@ -42,7 +42,7 @@ def counts(library: Library, job_id: int) -> list[tuple[Any, ...]]:
 
 
 def test_by_day_type_and_status_with_the_smallest_and_the_largest_id(
-    library: Library, purges: PurgeStatements
+    library: Library, purges: PurgePages
 ) -> None:
     done = [library.ended(OutcomeKind.DONE) for _ in range(3)]
     dropped, dead = library.ended(OutcomeKind.DROP), library.dead()
@@ -70,9 +70,7 @@ def test_by_day_type_and_status_with_the_smallest_and_the_largest_id(
     assert counts(library, dead)[-1] == ("2026-01-02", close, int(Status.DONE), 1, late, late)
 
 
-def test_an_older_page_widens_the_range_downwards(
-    library: Library, purges: PurgeStatements
-) -> None:
+def test_an_older_page_widens_the_range_downwards(library: Library, purges: PurgePages) -> None:
     old, young = library.ended(OutcomeKind.DONE), library.ended(OutcomeKind.DONE)
     shard = library.shard(old)
     rows = page(library, purges, shard)
@@ -82,7 +80,7 @@ def test_an_older_page_widens_the_range_downwards(
     assert (jobs, first, last) == (2, old, young)
 
 
-def test_only_what_was_deleted_is_counted(library: Library, purges: PurgeStatements) -> None:
+def test_only_what_was_deleted_is_counted(library: Library, purges: PurgePages) -> None:
     """One was redriven and one redriven and done since the page was read; another is gone."""
     lives, done_again, gone, dead = (library.dead() for _ in range(4))
     shard = library.shard(dead)
@@ -99,7 +97,7 @@ def test_only_what_was_deleted_is_counted(library: Library, purges: PurgeStateme
     assert len(counts(library, dead)) == 1
 
 
-def test_a_status_is_that_of_the_deleted_row(library: Library, purges: PurgeStatements) -> None:
+def test_a_status_is_that_of_the_deleted_row(library: Library, purges: PurgePages) -> None:
     """It ended anew, under a clock that stood still: the page that was read says another status."""
     job_id, other = library.dead(), library.dead()
     shard = library.shard(job_id)
@@ -115,7 +113,7 @@ def test_a_status_is_that_of_the_deleted_row(library: Library, purges: PurgeStat
 
 
 def test_a_page_of_many_types(
-    library: Library, purges: PurgeStatements, monkeypatch: pytest.MonkeyPatch
+    library: Library, purges: PurgePages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("toc.store.purge_pages.KINDS_MAX", 3)
     jobs = [library.ended(OutcomeKind.DONE) for _ in range(5)]
@@ -130,7 +128,7 @@ def test_a_page_of_many_types(
 
 
 def test_what_is_not_deleted_is_not_counted_and_the_other_way_round(
-    library: Library, purges: PurgeStatements, monkeypatch: pytest.MonkeyPatch
+    library: Library, purges: PurgePages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One transaction: a count that fails keeps the jobs."""
     job_id = library.ended(OutcomeKind.DONE)
@@ -156,7 +154,7 @@ def test_what_is_not_deleted_is_not_counted_and_the_other_way_round(
     assert library.row(job_id).status == Status.DONE
 
 
-def test_purgers_side_by_side_lose_no_count(library: Library, purges: PurgeStatements) -> None:
+def test_purgers_side_by_side_lose_no_count(library: Library, purges: PurgePages) -> None:
     """A thread for each shard, all types in each page, in no order."""
     for n in range(60):
         library.ended((OutcomeKind.DONE, OutcomeKind.DROP, OutcomeKind.BURY)[n % 3], biz_id=n,

@@ -8,24 +8,24 @@ from tests.contract.library import Library
 from toc.domain.job import Status
 from toc.store.claims import Outcome, OutcomeKind
 from toc.store.events import read_events
-from toc.store.purge_pages import PurgeCandidate, PurgeStatements
+from toc.store.purge_pages import PurgeCandidate, PurgePages
 
 DAY_MS = 86_400_000
 
 
 @pytest.fixture
-def purges(library: Library) -> PurgeStatements:
-    return PurgeStatements(library.databases)
+def purges(library: Library) -> PurgePages:
+    return PurgePages(library.databases)
 
 
 def page(
-    library: Library, purges: PurgeStatements, shard: int, limit: int = 100
+    library: Library, purges: PurgePages, shard: int, limit: int = 100
 ) -> list[PurgeCandidate]:
     return purges.read_purge_page(shard, 0, library.now_ms, limit)
 
 
 def test_a_page_is_in_the_order_of_ids_and_ends_where_jobs_are_too_young(
-    library: Library, purges: PurgeStatements
+    library: Library, purges: PurgePages
 ) -> None:
     old = [library.pending() for _ in range(3)]
     library.clock.advance(10)
@@ -41,7 +41,7 @@ def test_a_page_is_in_the_order_of_ids_and_ends_where_jobs_are_too_young(
     ]
 
 
-def test_it_says_what_has_ended_and_when(library: Library, purges: PurgeStatements) -> None:
+def test_it_says_what_has_ended_and_when(library: Library, purges: PurgePages) -> None:
     done = library.ended(OutcomeKind.DONE)
     ended_ms = library.now_ms
     library.clock.advance(5)
@@ -54,7 +54,7 @@ def test_it_says_what_has_ended_and_when(library: Library, purges: PurgeStatemen
     assert rows[done].type_no == library.close_no
 
 
-def test_only_what_has_ended_is_deleted(library: Library, purges: PurgeStatements) -> None:
+def test_only_what_has_ended_is_deleted(library: Library, purges: PurgePages) -> None:
     gone = [library.ended(OutcomeKind.DONE), library.ended(OutcomeKind.DROP), library.dead()]
     kept = [library.running(), library.pending()]
     library.clock.advance(1)
@@ -66,7 +66,7 @@ def test_only_what_has_ended_is_deleted(library: Library, purges: PurgeStatement
 
 
 def test_a_dead_job_that_was_redriven_in_between_stays_with_its_letter(
-    library: Library, purges: PurgeStatements
+    library: Library, purges: PurgePages
 ) -> None:
     lives, dies_again, dead = library.dead(), library.dead(), library.dead()
     library.clock.advance(1)
@@ -82,7 +82,7 @@ def test_a_dead_job_that_was_redriven_in_between_stays_with_its_letter(
     assert library.row(dies_again).status == Status.DEAD
 
 
-def test_events_go_oldest_first(library: Library, purges: PurgeStatements) -> None:
+def test_events_go_oldest_first(library: Library, purges: PurgePages) -> None:
     job_id = library.pending(in_ms=DAY_MS)
     database = library.home(job_id)
     for n in range(5):
@@ -101,7 +101,7 @@ def test_events_go_oldest_first(library: Library, purges: PurgeStatements) -> No
 
 
 def test_events_of_a_clock_that_was_ahead_do_not_keep_the_others(
-    library: Library, purges: PurgeStatements
+    library: Library, purges: PurgePages
 ) -> None:
     job_id = library.pending(in_ms=DAY_MS)
     database = library.home(job_id)
@@ -119,7 +119,7 @@ def test_events_of_a_clock_that_was_ahead_do_not_keep_the_others(
     assert len(read_events(database, job_id, 10)) == 3
 
 
-def test_a_zero_date_stops_no_page(library: Library, purges: PurgeStatements) -> None:
+def test_a_zero_date_stops_no_page(library: Library, purges: PurgePages) -> None:
     """A session without a strict sql_mode can write one: it counts as old."""
     done = library.ended(OutcomeKind.DONE)
     ignore = "INSERT OR IGNORE" if library.sqlite else "INSERT IGNORE"

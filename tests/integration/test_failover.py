@@ -227,7 +227,9 @@ def spread(
     monkeypatch.setattr(circuit_breaker, "PROBE_AFTER_S", 0.1)
     world = World(small_library, cluster.url.replace("redis://", "redis+cluster://"))
     url, namespace = world.settings.redis_url, world.settings.namespace
-    world.slots = Reminders(url, namespace, world.clock, world.settings.slots_of, timeout_s=0.5)
+    world.slots = Reminders(
+        url, namespace, world.clock, world.settings.slot_amount_of, timeout_s=0.5
+    )
     yield world
     for node in cluster.nodes:
         node.thaw() if node.is_running else node.start()

@@ -26,7 +26,7 @@ def turn(loader: Loader) -> int:
 
 
 def marks(world: World, shard: int) -> str:
-    slot = shard % world.settings.slots_of("default")
+    slot = shard % world.settings.slot_amount_of("default")
     return world.slots.read_marks("default", [slot])[slot].by_shard[shard]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.contract.library import Library
 from tests.integration.world import NEAR_MS, World
-from tests.scripts.rig import id_in_slot, slots_of
+from tests.scripts.rig import id_in_slot, slot_amount_of
 from tests.servers import Server, ServerUnavailableError
 from tests.servers.redis import start_redis_cluster
 from toc.center import reminder_queue
@@ -257,7 +257,7 @@ def test_a_cluster_says_which_slots_were_refused(small: World, tmp_path: Path) -
         pytest.skip(str(error))
     url = cluster.url.replace("redis://", "redis+cluster://")
     with cluster:
-        slots = Reminders(url, "toc-test-refused", small.clock, slots_of, timeout_s=0.5)
+        slots = Reminders(url, "toc-test-refused", small.clock, slot_amount_of, timeout_s=0.5)
         entries = [Reminder(1, id_in_slot(slot)) for slot in range(24)]
         slots.arm("default", entries)
         client: Any = slots.connected_client()

@@ -50,7 +50,7 @@ class World:
         return self.clock.wall_ms()
 
     def slot(self, job_id: int, topic: str = "default") -> int:
-        return slot_of_hash(routing_bits_of(job_id), self.settings.slots_of(topic))
+        return slot_of_hash(routing_bits_of(job_id), self.settings.slot_amount_of(topic))
 
     def reminder(self, job_id: int, topic: str = "default") -> int | None:
         """When Redis reminds of the job, in ms from now; None: not at all."""
@@ -63,12 +63,12 @@ class World:
             armed
             for topic in ("default", "vip")
             for _, armed, _, _ in self.slots.read_slot_depths(
-                topic, range(self.settings.slots_of(topic))
+                topic, range(self.settings.slot_amount_of(topic))
             )
         )
 
     def loader(self, topic: str = "default", **changes: Any) -> Loader:
-        amount = self.settings.slots_of(topic)
+        amount = self.settings.slot_amount_of(topic)
         database_metadata = self.library.database_metadata
         loader = Loader(
             "toc-loader-test",
@@ -77,7 +77,7 @@ class World:
             topic,
             amount,
             self.settings.routing,
-            lambda no: self.settings.topic_of(database_metadata.types.find_name(no)) == topic,
+            lambda no: self.settings.topic_of_biz_type(database_metadata.types.find_name(no)) == topic,
             self.clock,
             **{
                 "horizon_ms": HORIZON_MS, "slack_ms": SLACK_MS, "tick_s": 1.0, "page_rows": 5,

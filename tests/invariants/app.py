@@ -87,7 +87,7 @@ def watch(node: Node, journal: Journal) -> None:
     assert worker is not None
     parent = os.getppid()
     while os.getppid() == parent:
-        queued = worker.permits.jobs_to_settle
+        queued = worker.permits.unsettled_count
         refused = int(REGISTRY.get_sample_value("toc_settles_refused_total") or 0)
         peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         journal.write(

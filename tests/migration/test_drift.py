@@ -39,11 +39,11 @@ def notes(settings: Settings) -> list[tuple[str, str]]:
 
 @pytest.mark.usefixtures("second_revision")
 def test_what_the_revisions_made_is_as_declared(settings: Settings) -> None:
-    for revision in migrate.release_revisions():
+    for revision in migrate.revisions_of_release():
         migrate.upgrade(settings, to=revision.name)
         found = standing(settings)
         assert (found.revision, found.faults, found.notes) == (revision.name, (), ())
-        ahead = [r.name for r in migrate.release_revisions() if r.name > revision.name]
+        ahead = [r.name for r in migrate.revisions_of_release() if r.name > revision.name]
         assert [pending.revision for pending in found.pending] == ahead
     assert found.has_no_problem
 
@@ -388,7 +388,7 @@ def test_an_empty_database(settings: Settings) -> None:
     found = standing(settings)
     assert found.revision is None
     assert [pending.revision for pending in found.pending] == [
-        r.name for r in migrate.release_revisions()
+        r.name for r in migrate.revisions_of_release()
     ]
     assert (found.faults, found.notes) == ((), ())
 

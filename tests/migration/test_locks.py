@@ -106,7 +106,7 @@ def test_every_change_of_a_table_names_its_algorithm() -> None:
     target = SchemaTarget(0, range(2), sqlite=False)
     acts = [
         act.sql
-        for revision in migrate.release_revisions()
+        for revision in migrate.revisions_of_release()
         for step in revision.steps(target)
         for act in (*step.up_statements(sqlite=False), *step.down_statements(sqlite=False))
     ]
@@ -123,7 +123,10 @@ def test_every_change_of_a_table_names_its_algorithm() -> None:
     )
     assert [sql for sql in acts if not sql.startswith(begin)] == []
     made = [
-        s for r in migrate.release_revisions() for s in r.steps(target) if isinstance(s, MakeView)
+        s
+        for r in migrate.revisions_of_release()
+        for s in r.steps(target)
+        if isinstance(s, MakeView)
     ]
     assert all(
         "SQL SECURITY INVOKER" in act.sql

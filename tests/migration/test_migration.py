@@ -205,11 +205,11 @@ def test_broken_off_and_run_again(
 @pytest.mark.usefixtures("second_revision")
 def test_down_and_up_again(settings: Settings, engine: Engine, databases: Databases) -> None:
     dumps = {}
-    for revision in migrate.release_revisions():
+    for revision in migrate.revisions_of_release():
         migrate.upgrade(settings, to=revision.name)
         dumps[revision.name] = dump(engine)
     migrate.refuse_incompatible(databases)
-    for revision in reversed(migrate.release_revisions()[:-1]):
+    for revision in reversed(migrate.revisions_of_release()[:-1]):
         (reached,) = migrate.downgrade(settings, revision.name)
         assert reached.revision == revision.name
         assert dump(engine) == dumps[revision.name], f"down to {revision.name}"

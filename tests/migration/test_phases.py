@@ -100,13 +100,13 @@ def fits(settings: Settings) -> str | None:
 
 
 def test_every_revision_says_its_phase_and_what_it_fits() -> None:
-    names = [revision.name for revision in migrate.release_revisions()]
+    names = [revision.name for revision in migrate.revisions_of_release()]
     assert names == sorted(names)
-    for at, revision in enumerate(migrate.release_revisions()):
+    for at, revision in enumerate(migrate.revisions_of_release()):
         assert revision.phase in ("pre", "post")
         assert revision.title
         assert revision.fits_since in names[: at + 1]
-    assert [revision.phase for revision in migrate.release_revisions()[:1]] == ["pre"]
+    assert [revision.phase for revision in migrate.revisions_of_release()[:1]] == ["pre"]
 
 
 def test_a_run_stops_before_what_an_older_release_needs(

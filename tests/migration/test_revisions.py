@@ -16,7 +16,7 @@ from toc.store import migrate
 def test_the_revisions_are_those_that_alembic_finds_in_its_order() -> None:
     scripts = ScriptDirectory(str(migrate._migrations_directory())).walk_revisions()
     found = [(s.revision, s.module.phase, s.module.fits_since, s.doc.rstrip(".")) for s in scripts]
-    ours = [(r.name, r.phase, r.fits_since, r.title) for r in migrate.release_revisions()]
+    ours = [(r.name, r.phase, r.fits_since, r.title) for r in migrate.revisions_of_release()]
     assert ours == found[::-1]
 
 

@@ -17,7 +17,7 @@ from toc.reconcile.findings import Finding, RepairResult
 from toc.reconcile.repair import Repairer
 from toc.runtime.setting_groups import ReconcileSettings
 from toc.store.claims import OutcomeKind
-from toc.store.comparison_reads import ComparisonReads
+from toc.store.reconcile_reads import ReconcileReads
 
 SOON_MS = 60_000
 FAR_MS = NEAR_MS + 60_000
@@ -119,12 +119,12 @@ class Town:
         """As the compare's second look sees it. `spot`: where the reminder stands, if not at home."""
         shard = self.library.shard(job_id) if shard is None else shard
         row = next(
-            iter(ComparisonReads(self.library.databases).read_full_rows(shard, [job_id])), None
+            iter(ReconcileReads(self.library.databases).read_full_rows(shard, [job_id])), None
         )
         biz_type = (
             None if row is None else self.library.database_metadata.types.find_name(row.type_no)
         )
-        topic = "default" if biz_type is None else self.world.settings.topic_of(biz_type)
+        topic = "default" if biz_type is None else self.world.settings.topic_of_biz_type(biz_type)
         spot = spot or self.home(job_id, topic)
         armed_ms, out_ms = self.slots.find_reminder(*spot, job_id)
         if row is None:
@@ -140,7 +140,7 @@ class Town:
     def other(self, spot: TopicSlot) -> TopicSlot:
         """Another slot of the same topic."""
         topic, slot = spot
-        return topic, (slot + 1) % self.world.settings.slots_of(topic)
+        return topic, (slot + 1) % self.world.settings.slot_amount_of(topic)
 
 
 class Case(NamedTuple):

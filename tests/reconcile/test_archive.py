@@ -38,8 +38,8 @@ from toc.runtime.settings import Settings
 from toc.store.archive_status import ARCHIVED, ArchiveStatus, EndedJobWindow, read_archive_status
 from toc.store.claims import OutcomeKind
 from toc.store.column_types import sql_time_of_ms
-from toc.store.ended_jobs import COLUMNS, DAY_MS, TIMES, EndedJobReader, id_range_of_ended
-from toc.store.purge_pages import PurgeStatements
+from toc.store.ended_jobs import COLUMNS, DAY_MS, TIMES, EndedJobReader, possible_ids_of_ended
+from toc.store.purge_pages import PurgePages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,14 +119,14 @@ class Place:
         return [
             (shard, *row)
             for shard in range(SHARDS)
-            for row in ended.read_ended_rows(shard, id_range_of_ended(window), window)
+            for row in ended.read_ended_rows(shard, possible_ids_of_ended(window), window)
         ]
 
     def purge(self) -> None:
         for database in self.library.databases:
             purger = Purger(
                 database,
-                PurgeStatements(self.library.databases),
+                PurgePages(self.library.databases),
                 self.retention,
                 self.library.database_metadata.types.find_name,
                 ReplicaLag([], self.library.clock),

@@ -103,7 +103,7 @@ def set_row(world: World, job_id: int, values: str) -> None:
 
 
 def other_slot(world: World, job_id: int) -> int:
-    return (world.slot(job_id) + 1) % world.settings.slots_of("default")
+    return (world.slot(job_id) + 1) % world.settings.slot_amount_of("default")
 
 
 def mixture(world: World) -> list[int]:
@@ -188,7 +188,7 @@ def test_each_kind_is_found_among_others(world: World, page: int) -> None:
     expected: dict[int, list[D]] = {}
 
     def damaged(kind: D, in_ms: int = 100_000, biz_type: str = "order.close") -> int:
-        topic = world.settings.topic_of(biz_type)
+        topic = world.settings.topic_of_biz_type(biz_type)
         biz_id = len(expected) + 1000
         job_id = schedule(world, in_ms, biz_id, biz_type)
         expected.setdefault(job_id, []).append(kind)

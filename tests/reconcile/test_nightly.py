@@ -460,9 +460,9 @@ def test_a_reconciliation_that_ended_before_its_night_hung_counts(
 
 CHILD = f"""
 import sys
-from toc.reconcile.nightly import kill_when_parent_ends
+from toc.reconcile.nightly import kill_this_process_when_parent_ends
 from toc.runtime.clock import SystemClock
-kill_when_parent_ends(int(sys.argv[sys.argv.index("--parent") + 1]), SystemClock())
+kill_this_process_when_parent_ends(int(sys.argv[sys.argv.index("--parent") + 1]), SystemClock())
 {DEAF}
 """
 NODE = f"""

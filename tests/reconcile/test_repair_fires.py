@@ -20,8 +20,8 @@ from toc.domain.routing import routing_hash_of
 from toc.reconcile.databases_and_redis import DatabasesAndRedis
 from toc.reconcile.findings import Finding
 from toc.reconcile.repair import Repairer
-from toc.store.comparison_reads import ComparisonReads
 from toc.store.events import read_events
+from toc.store.reconcile_reads import ReconcileReads
 
 
 @pytest.fixture(params=["sqlite", "mysql"])
@@ -78,7 +78,7 @@ class Yard:
 
     def find(self, kind: Disagreement, job_id: int, spot: TopicSlot | None = None) -> None:
         shard = self.rig.shard(job_id)
-        row = next(iter(ComparisonReads(self.databases).read_full_rows(shard, [job_id])))
+        row = next(iter(ReconcileReads(self.databases).read_full_rows(shard, [job_id])))
         self.findings.append(
             Finding(
                 kind,

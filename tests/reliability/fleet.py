@@ -319,7 +319,7 @@ class Fleet:
         with closing(redis_client(url, is_cluster=is_cluster)) as client:
             return {
                 int(job_id)
-                for slot in range(settings.slots_of("default"))
+                for slot in range(settings.slot_amount_of("default"))
                 for job_id in client.zrange(key(settings.namespace, "default", slot), 0, -1)
             }
 
@@ -359,7 +359,7 @@ class Fleet:
         settings = self.stack.settings
         slots = Counter(slot for share in shares.values() for slot in share.slots)
         shards = Counter(shard for share in shares.values() for shard in share.shards)
-        wanted = range(settings.slots_of("default") if settings.has_timer else 0)
+        wanted = range(settings.slot_amount_of("default") if settings.has_timer else 0)
         return slots == Counter(wanted) and shards == Counter(range(settings.shards))
 
     # ---- what ran
@@ -396,7 +396,7 @@ def pid_of(member: Member) -> int:
 
 def slot_of(stack: Stack, job_id: int) -> int:
     """Of the only topic."""
-    return routing_bits_of(job_id) & (stack.settings.slots_of("default") - 1)
+    return routing_bits_of(job_id) & (stack.settings.slot_amount_of("default") - 1)
 
 
 def shard_of(stack: Stack, job_id: int) -> int:

@@ -16,7 +16,7 @@ from toc.retention.replica_lag import ReplicaLag
 from toc.runtime.setting_groups import RetentionSettings
 from toc.store.archive_status import AHEAD_MS, ARCHIVED, advance_archived_until, begin_archive_run
 from toc.store.claims import OutcomeKind
-from toc.store.purge_pages import PurgeStatements
+from toc.store.purge_pages import PurgePages
 from toc.store.replica import Replica
 
 DAY_S = 86_400
@@ -51,7 +51,7 @@ def make(library: Library) -> Make:
     ) -> Purger:
         purger = Purger(
             library.databases[0],
-            PurgeStatements(library.databases),
+            PurgePages(library.databases),
             RetentionSettings(**more),
             library.database_metadata.types.find_name,
             replicas or ReplicaLag([], library.clock),
@@ -158,7 +158,7 @@ def test_it_rests_in_proportion_to_its_work(library: Library, make: Make) -> Non
     library.ended(OutcomeKind.DONE)
     library.clock.advance(100 * DAY_S)
 
-    class Slow(PurgeStatements):
+    class Slow(PurgePages):
         def read_purge_page(self, *args: Any) -> Any:
             library.clock.advance(2.0)
             return super().read_purge_page(*args)

@@ -19,7 +19,7 @@ NOW = 1_795_000_000_000  # 13 digits, as today's times have
 CHANNEL_END = b"end"
 
 
-def slots_of(_: str) -> int:
+def slot_amount_of(_: str) -> int:
     """The slot_amount of each topic."""
     return 1024
 
@@ -60,7 +60,7 @@ class Rig:
         self.client.close()
 
     def slots(self, clock: Any) -> Reminders:
-        return Reminders(self.url, self.namespace, clock, slots_of)
+        return Reminders(self.url, self.namespace, clock, slot_amount_of)
 
     # ---- state
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.scripts.rig import TOPIC, Rig, id_in_slot, slots_of
+from tests.scripts.rig import TOPIC, Rig, id_in_slot, slot_amount_of
 from tests.servers import ServerUnavailableError, start_redis
 from tests.servers.process import free_port
 from tests.servers.redis import start_redis_replica
@@ -139,7 +139,7 @@ def test_a_policy_that_was_not_seen_at_the_start_is_seen_later(
     tmp_path: Path, flavour: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock, port = TestClock(), free_port()
-    slots = Reminders(f"redis://127.0.0.1:{port}", "toc", clock, slots_of)
+    slots = Reminders(f"redis://127.0.0.1:{port}", "toc", clock, slot_amount_of)
     with pytest.raises(TimerUnavailable):
         slots.raise_if_unfit()
     try:
@@ -168,7 +168,7 @@ def test_a_policy_that_was_not_seen_at_the_start_is_seen_later(
 
 def test_a_server_of_another_version_is_learned(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = TestClock()
-    slots = Reminders(rig.url, rig.namespace, clock, slots_of)
+    slots = Reminders(rig.url, rig.namespace, clock, slot_amount_of)
     with monkeypatch.context() as patch:
         older = {**slots.read_server_info(), "version": "6.2.0"}
         patch.setattr(slots, "read_server_info", lambda: older)
@@ -189,7 +189,7 @@ def test_a_demoted_masters_connections_are_given_up(tmp_path: Path, flavour: Any
     except ServerUnavailableError as error:
         pytest.skip(str(error))
     with master, start_redis_replica(tmp_path / "replica", master, flavour) as replica:
-        slots = Reminders(f"{master.url}?client_name=reminded", "toc", TestClock(), slots_of)
+        slots = Reminders(f"{master.url}?client_name=reminded", "toc", TestClock(), slot_amount_of)
         slots.arm(TOPIC, [Reminder(1, id_in_slot(1))])
         with redis.Redis.from_url(replica.url) as client:
             client.replicaof("NO", "ONE")

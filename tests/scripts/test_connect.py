@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.scripts.rig import TOPIC, id_in_slot, slots_of
+from tests.scripts.rig import TOPIC, id_in_slot, slot_amount_of
 from tests.scripts.sentinel import SERVICE, start_sentinel
 from tests.servers import Server, ServerUnavailableError, start_redis
 from tests.servers.process import free_port
@@ -80,7 +80,7 @@ def test_understood(url: str) -> None:
 @pytest.mark.parametrize("url", REFUSED)
 def test_refused_without_showing_the_password(url: str) -> None:
     with pytest.raises(SettingsError) as raised:
-        Reminders(url, "toc", TestClock(), slots_of)
+        Reminders(url, "toc", TestClock(), slot_amount_of)
     assert REFUSED[url] in str(raised.value)
     assert "ss,word" not in str(raised.value)
     assert raised.value.__cause__ is None
@@ -154,7 +154,7 @@ def watched(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Watched]
 @pytest.mark.parametrize("how", [Server.kill, Server.freeze], ids=["is killed", "hangs"])
 def test_the_slots_go_on_at_the_master_that_sentinels_name(watched: Watched, how: Any) -> None:
     clock = TestClock()
-    slots = Reminders(watched.url, "toc", clock, slots_of, timeout_s=1)
+    slots = Reminders(watched.url, "toc", clock, slot_amount_of, timeout_s=1)
     slots.raise_if_unfit()
     assert slots.read_server_info()["mode"] == "sentinel"
     slots.arm(TOPIC, [Reminder(clock.wall_ms(), id_in_slot(0))])
@@ -196,7 +196,7 @@ def test_a_late_answer_is_nobodys(watched: Watched) -> None:
 
 def test_no_sentinel_answers() -> None:
     slots = Reminders(
-        f"redis+sentinel://127.0.0.1:{free_port()}/{SERVICE}", "toc", TestClock(), slots_of
+        f"redis+sentinel://127.0.0.1:{free_port()}/{SERVICE}", "toc", TestClock(), slot_amount_of
     )
     with pytest.raises(TimerUnavailable, match=SERVICE):
         slots.raise_if_unfit()

@@ -9,7 +9,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from tests.scripts.rig import NOW, SLOT, TOPIC, Rig, State, id_in_slot, slots_of
+from tests.scripts.rig import NOW, SLOT, TOPIC, Rig, State, id_in_slot, slot_amount_of
 from tests.servers import Server, ServerUnavailableError, start_redis
 from toc.errors import TimerUnavailable
 from toc.testing import TestClock
@@ -104,7 +104,7 @@ def test_a_full_server_ends_a_stay(full: Rig) -> None:
 
 def test_a_full_server_takes_nothing_new(full: Rig) -> None:
     before = full.state()
-    slots = Reminders(full.url, full.namespace, TestClock(), slots_of)
+    slots = Reminders(full.url, full.namespace, TestClock(), slot_amount_of)
     with pytest.raises(TimerUnavailable):
         slots.arm(TOPIC, [Reminder(NOW, id_in_slot(SLOT))])
     assert (slots.takes_reminders, slots.is_available) == (False, True)
@@ -135,7 +135,7 @@ def until_full(call: Callable[[int], Any]) -> int:
 def test_a_server_fills_up_and_is_emptied_again(full: Rig) -> None:
     clock = TestClock()
     now_ms = clock.wall_ms()
-    slots = Reminders(full.url, full.namespace, clock, slots_of)
+    slots = Reminders(full.url, full.namespace, clock, slot_amount_of)
     pages = {
         slot: [Reminder(now_ms, id_in_slot(slot, n)) for n in range(200)]
         for slot in range(100, 400)
@@ -164,7 +164,7 @@ def test_a_server_fills_up_and_is_emptied_again(full: Rig) -> None:
 
 
 def test_a_page_is_refused_whole_where_memory_ends(full: Rig) -> None:
-    slots = Reminders(full.url, full.namespace, TestClock(), slots_of)
+    slots = Reminders(full.url, full.namespace, TestClock(), slot_amount_of)
     full.client.config_set("maxmemory", full.client.info("memory")["used_memory"] + 400_000)
     slots.write_start_mark(TOPIC, SLOT, 3, "page 0")
 
@@ -200,7 +200,7 @@ def lonely(
 
 @pytest.mark.parametrize("amount", [1, 2])
 def test_a_server_that_refuses_to_write_is_unavailable(lonely: Rig, amount: int) -> None:
-    slots = Reminders(lonely.url, lonely.namespace, TestClock(), slots_of)
+    slots = Reminders(lonely.url, lonely.namespace, TestClock(), slot_amount_of)
     with pytest.raises(TimerUnavailable, match="NOREPLICAS"):
         slots.arm(TOPIC, [Reminder(NOW, id_in_slot(slot)) for slot in range(amount)])
     with pytest.raises(TimerUnavailable, match="NOREPLICAS"):

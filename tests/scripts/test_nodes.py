@@ -12,7 +12,7 @@ import redis
 from redis.crc import key_slot
 from redis.exceptions import AskError
 
-from tests.scripts.rig import TOPIC, id_in_slot, slots_of
+from tests.scripts.rig import TOPIC, id_in_slot, slot_amount_of
 from tests.servers import (
     RedisCluster,
     Server,
@@ -54,7 +54,7 @@ class Broken:
         self.namespace = f"toc-test-{secrets.token_hex(6)}"
         self.clock = TestClock()
         self.now_ms = self.clock.wall_ms()
-        self.slots = Reminders(self.url, self.namespace, self.clock, slots_of, timeout_s=0.5)
+        self.slots = Reminders(self.url, self.namespace, self.clock, slot_amount_of, timeout_s=0.5)
         self.slots.arm(TOPIC, [Reminder(self.now_ms, id_in_slot(slot)) for slot in SLOTS])
         client: Any = self.slots.connected_client()
         ports = [
@@ -229,7 +229,7 @@ def test_all_nodes_away(broken: Broken) -> None:
 def test_one_node_that_answers_is_enough_to_start_from(broken: Broken) -> None:
     host = broken.url.partition("://")[2].partition("/")[0]
     url = f"redis+cluster://127.0.0.1:{free_port()},{host}"
-    slots = Reminders(url, broken.namespace, broken.clock, slots_of)
+    slots = Reminders(url, broken.namespace, broken.clock, slot_amount_of)
     assert len(slots.pop(TOPIC, [(slot, 5) for slot in SLOTS], 1000)) == len(SLOTS)
     slots.close()
 
@@ -265,7 +265,7 @@ def test_one_redis_that_hangs_holds_up_a_caller_once(
     lone: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(circuit_breaker, "PROBE_AFTER_S", 3600.0)
-    slots = Reminders(lone.url, "toc", TestClock(), slots_of, timeout_s=0.3)
+    slots = Reminders(lone.url, "toc", TestClock(), slot_amount_of, timeout_s=0.3)
     assert serves(slots, 5)
     client: Any = slots.connected_client()
     asked: list[Any] = []
@@ -283,7 +283,7 @@ def test_one_redis_that_hung_is_served_again_after_it(
     lone: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(circuit_breaker, "PROBE_AFTER_S", 0.05)
-    slots = Reminders(lone.url, "toc", TestClock(), slots_of, timeout_s=0.3)
+    slots = Reminders(lone.url, "toc", TestClock(), slot_amount_of, timeout_s=0.3)
     assert serves(slots, 5)
     lone.freeze()
     for _ in range(4):
@@ -295,7 +295,7 @@ def test_one_redis_that_hung_is_served_again_after_it(
 
 
 def test_one_redis_that_is_restarted_is_served_at_once(lone: Server) -> None:
-    slots = Reminders(lone.url, "toc", TestClock(), slots_of)
+    slots = Reminders(lone.url, "toc", TestClock(), slot_amount_of)
     assert serves(slots, 5)
     lone.kill()
     assert not serves(slots, 5)
@@ -386,7 +386,7 @@ def test_a_hash_slot_without_a_node_takes_no_other_along(broken: Broken, moving:
     others = [slot for slot in SLOTS if slot != 5]
     assert broken.popped() == others
     assert not broken.slots.is_available
-    fresh = Reminders(broken.url, broken.namespace, broken.clock, slots_of)
+    fresh = Reminders(broken.url, broken.namespace, broken.clock, slot_amount_of)
     assert len(fresh.pop(TOPIC, [(slot, 5) for slot in SLOTS], 1000)) == len(others)
     moving.tell(moving.source, "ADDSLOTS", moving.hash_slot)
     for slots in (broken.slots, fresh):

@@ -746,7 +746,7 @@ class World:
 
     def _fault_misfits(self, rng: random.Random) -> None:
         """Reminders stand in a second slot too, in which they do not belong."""
-        redis, slots = self.servers.redis, range(self.settings.slots_of("default"))
+        redis, slots = self.servers.redis, range(self.settings.slot_amount_of("default"))
         keys = [store_queue_key("sim", "default", slot) for slot in slots]
         for key in keys:
             for job_id, due_ms in redis.zrange(key, 0, -1, withscores=True):

@@ -45,7 +45,7 @@ def test_the_environment_wins_over_the_file(
     settings = load_settings()
     assert (settings.shards, settings.namespace) == (8, "env")
     assert (settings.worker.concurrency, settings.worker.stop_s) == (6, 7)
-    assert settings.topic_of("vip.close") == "vip"
+    assert settings.topic_of_biz_type("vip.close") == "vip"
     assert load_settings(namespace="call").namespace == "call"
 
 
@@ -211,9 +211,9 @@ def test_topics() -> None:
         },
     )
     names = ["vip.close", "mail", "other"]
-    assert [settings.topic_of(name) for name in names] == ["vip", "bulk", "default"]
-    assert [settings.slots_of(name) for name in ("vip", "bulk", "default")] == [4, 16, 8]
-    assert Settings(shards=16).slots_of("default") == 16
+    assert [settings.topic_of_biz_type(name) for name in names] == ["vip", "bulk", "default"]
+    assert [settings.slot_amount_of(name) for name in ("vip", "bulk", "default")] == [4, 16, 8]
+    assert Settings(shards=16).slot_amount_of("default") == 16
 
 
 def test_without_redis() -> None:
@@ -221,8 +221,8 @@ def test_without_redis() -> None:
 
 
 def test_what_is_overdue_is_beyond_what_the_scanner_takes_in_its_time() -> None:
-    assert Settings().overdue_s == 120
-    assert Settings(scanner={"grace_s": 100, "tick_s": 10.5}).overdue_s == 121
+    assert Settings().overdue_after_s == 120
+    assert Settings(scanner={"grace_s": 100, "tick_s": 10.5}).overdue_after_s == 121
     Settings(scanner={"grace_s": 100, "tick_s": 10.5}, reconcile={"overdue_s": 121})
     Settings(
         scanner={"grace_s": 3600}, redis_url="none", reconcile={"overdue_s": 1}

@@ -232,7 +232,7 @@ class Rig:
     def _place(self, job_id: int, topic: str) -> tuple[int | None, int | None]:
         slots = self.center._open_connections().reminders
         assert slots is not None
-        slot = slot_of_hash(routing_bits_of(job_id), self.settings.slots_of(topic))
+        slot = slot_of_hash(routing_bits_of(job_id), self.settings.slot_amount_of(topic))
         return slots.find_reminder(topic, slot, job_id)
 
     def biz_id_on(self, shard: int, nth: int = 0) -> int:

@@ -344,7 +344,7 @@ def poller_of(
         "toc-poller",
         slots,
         "default",
-        rig.settings.slots_of("default"),
+        rig.settings.slot_amount_of("default"),
         permits,
         inboxes,
         rig.settings.routing,

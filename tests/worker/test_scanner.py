@@ -241,7 +241,7 @@ def test_an_outcome_that_cannot_be_recorded_is_kept_until_its_lease_is_over(
     rig.offer(worker, rig.center.schedule(1, LONG_AGO, biz_type=TYPE))
     assert remains(lambda: worker.jobs_in_flight == 1, 2.0)
     wait_until(lambda: worker.jobs_in_flight == 0, "the lease to be over")
-    assert worker.permits.jobs_to_settle == 0
+    assert worker.permits.unsettled_count == 0
     assert metric("toc_settles_refused_total") == refused  # nobody has refused it
 
 

@@ -280,17 +280,17 @@ def test_an_outcome_that_moves_into_a_batch_is_counted_once(make_rig: MakeRig) -
     runs.wait()
     with outage(worker.context.process.databases[0]) as broken:
         ends.open.set()
-        wait_until(lambda: worker.permits.jobs_to_settle == 1)
+        wait_until(lambda: worker.permits.unsettled_count == 1)
         seen = set[int]()
 
         def is_tried() -> bool:
-            seen.add(worker.permits.jobs_to_settle)
+            seen.add(worker.permits.unsettled_count)
             return broken.refused > 3
 
         wait_until(is_tried)
         assert seen == {1}
         assert not worker.permits.no_handler_runs
-    wait_until(lambda: worker.permits.jobs_to_settle == 0)
+    wait_until(lambda: worker.permits.unsettled_count == 0)
     assert worker.jobs_in_flight == 1
     assert not worker.permits.no_handler_runs
     runs.open.set()

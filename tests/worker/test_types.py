@@ -129,7 +129,7 @@ def test_a_job_whose_type_is_in_conflict_once_it_is_claimed_is_given_back(
         with rig.center._open_connections().databases[1].engine.begin() as connection:
             connection.execute(text(f"DELETE FROM toc_biz_type WHERE name = '{one}'"))
         write_type(rig, 1, type_no_of(one), other)
-        types.refresh_type_copy(worker.context.process.databases[1])
+        types.read_and_complete_type_copy(worker.context.process.databases[1])
         worker.context.handlers.refresh_handlers()
         return seen
 

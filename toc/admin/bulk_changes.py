@@ -93,7 +93,7 @@ class ReminderUpdater:
         for job_id, type_no, due_ms in moved:
             if type_no not in names:  # no worker takes a job of a type without a name
                 continue
-            topic = self._settings.topic_of(names[type_no])
+            topic = self._settings.topic_of_biz_type(names[type_no])
             if due_ms is None:
                 ended[topic].append(job_id)
             else:
@@ -105,7 +105,7 @@ class ReminderUpdater:
 
     def _ack_ended_jobs(self, topic: str, ids: Sequence[int]) -> None:
         try:
-            self._reminder_queue.reminders.ack(topic, ids)
+            self._reminder_queue.reminders_in_redis.ack(topic, ids)
             return
         except TimerUnavailable as error:
             log.warning("reminders of ended jobs stay until they are popped: %s", error)

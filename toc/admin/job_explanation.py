@@ -123,7 +123,7 @@ def explain_job(settings: Settings, job_id: int, clock: Clock | None = None) -> 
         for part in [pool.submit(ask, settings, clock, found) for ask in asking]:
             part.result()
     if found.record is not None:
-        topic = settings.topic_of(found.record.job.biz_type)
+        topic = settings.topic_of_biz_type(found.record.job.biz_type)
         found.places = sorted(found.places, key=lambda place: place.topic != topic)
         # A reminder in another topic was written before the settings changed.
         found.places = [p for p in found.places if p.topic == topic or not p.has_no_reminder]
@@ -194,7 +194,7 @@ def _find_owners(found: JobExplanation, settings: Settings) -> dict[str, list[Ow
     since = [member.shards.get(shard) for member in members]
     owners = {"": _owners_among_members(shard_name(shard), members, since)}
     for topic in [place.topic for place in found.places] or settings.slot_amounts:
-        slot = slot_of_hash(routing_bits_of(found.job_id), settings.slots_of(topic))
+        slot = slot_of_hash(routing_bits_of(found.job_id), settings.slot_amount_of(topic))
         since = [member.slots.get(topic, {}).get(slot) for member in members]
         owners[topic] = _owners_among_members(slot_name(topic, slot), members, since)
     return owners

@@ -19,7 +19,7 @@ from toc.store.query_fan_out import (
     DatabaseQuery,
     QueryFailure,
     QueryFanOut,
-    QueryReply,
+    QueryRows,
     describe_size_limit,
     row_size_bytes,
 )
@@ -130,7 +130,7 @@ class QueryRun:
                 raise _query_failure(reply.query, describe_size_limit(bytes_max))
         return merge.merged_rows()[self.plan.offset :]
 
-    def _receive_replies(self, table: TableQuery) -> Iterator[QueryReply]:
+    def _receive_replies(self, table: TableQuery) -> Iterator[QueryRows]:
         """The replies of the shards, in the order in which they arrive."""
         questions = [
             replace(one, place=self._asked + one.place) for one in self._make_shard_queries(table)
@@ -192,7 +192,7 @@ class QueryRun:
                 raise _query_failure(reply.query, text)
         return made
 
-    def _check_row_count(self, table: TableQuery, reply: QueryReply) -> None:
+    def _check_row_count(self, table: TableQuery, reply: QueryRows) -> None:
         self._received += len(reply.rows)
         if table.is_groups and len(reply.rows) > GROUPS_MAX:
             raise _query_failure(reply.query, f"has more than {GROUPS_MAX} groups")

@@ -27,7 +27,7 @@ from toc.store.views import (
     JOBS,
     PURGES,
     PURGES_SELECT,
-    select_jobs_of_shard,
+    jobs_of_shard_sql,
 )
 
 _PER_DATABASE = {
@@ -147,7 +147,7 @@ def _shard_sources(
     return [
         (routing.database_index(shard), job_table_name(shard), f"({select}) AS {JOBS}")
         for shard in shards
-        for select in [_without_type_join(select_jobs_of_shard(shard, sqlite=sqlite), query)]
+        for select in [_without_type_join(jobs_of_shard_sql(shard, sqlite=sqlite), query)]
     ]
 
 

@@ -132,7 +132,7 @@ def make_checked_call(name: str, args: list[exp.Expr]) -> exp.Expr:
         args = check_numbers(args, name)
     elif takes == "json" and value_kind(args[0]) not in ("json", "any"):
         raise refusal_error(
-            name, "this function takes JSON: JSON_UNQUOTE(JSON_EXTRACT(attribute, '$.key'))"
+            name, "its argument must be JSON, as in JSON_UNQUOTE(JSON_EXTRACT(attribute, '$.key'))"
         )
     elif takes == "same" and name == "COALESCE":
         args, kind = convert_choices(args, name)

@@ -54,7 +54,7 @@ class ScratchDatabases:
     stocked: bool = False
 
     def clear_tables_and_queues(self) -> None:
-        """Empties all job tables and queues."""
+        """Empties all job tables (the stock stays if `stocked`); deletes queues and marks in Redis."""
         for database in self.databases:
             for shard in database.shards:
                 table = database.job_table_name(shard)
@@ -66,7 +66,7 @@ class ScratchDatabases:
 
     def delete_redis_keys(self) -> None:
         for topic in self.settings.topic_names:
-            for slot in range(self.settings.slots_of(topic)):
+            for slot in range(self.settings.slot_amount_of(topic)):
                 for key in (
                     redis_keys.store_queue_key,
                     redis_keys.prepare_queue_key,

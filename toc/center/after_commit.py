@@ -16,9 +16,9 @@ if TYPE_CHECKING:  # only callers that have an ORM session import the ORM
 
     AnySession = Session | scoped_session[Any]
 
-JobsToPlace = list[tuple[str, Reminder]]
-PlaceJobs = Callable[[JobsToPlace], None]
-_KEY = "toc_placed_after_commit"
+JobsToArm = list[tuple[str, Reminder]]
+ArmJobs = Callable[[JobsToArm], None]
+_KEY = "toc_armed_after_commit"
 
 
 def transaction_to_join(
@@ -34,7 +34,7 @@ def transaction_to_join(
         return None, None
     own = None if session is None else _check_session("session", session)
     joined = _check_connection("connection", connection) if own is None else own.connection()
-    remember_open_writer(joined)  # the connection may have written before
+    remember_open_writer(joined)  # if it has written, it holds SQLite's write lock
     return own, joined
 
 
@@ -69,28 +69,28 @@ def _check_connection(field: str, given: object) -> Connection:
     raise InvalidInput(field, given, rule)
 
 
-def place_after_commit(session: Session, jobs: JobsToPlace, place: PlaceJobs) -> None:
-    """Calls `place(jobs)` once the session's outermost transaction has committed.
+def arm_after_commit(session: Session, jobs: JobsToArm, arm: ArmJobs) -> None:
+    """Calls `arm(jobs)` once the session's outermost transaction has committed.
 
-    A savepoint's commit places nothing. After a savepoint's rollback a job without a row may
+    A savepoint's commit arms nothing. After a savepoint's rollback a job without a row may
     be armed: the claim finds no row, and removes the reminder.
     """
-    waiting: list[tuple[PlaceJobs, JobsToPlace]] | None = session.info.get(_KEY)
+    waiting: list[tuple[ArmJobs, JobsToArm]] | None = session.info.get(_KEY)
     if waiting is None:
         waiting = session.info[_KEY] = []
         # The listeners stay as long as the session: they must not change while an event is dispatched.
-        event.listen(session, "after_commit", _place_committed_jobs)
+        event.listen(session, "after_commit", _arm_committed_jobs)
         event.listen(session, "after_transaction_end", _forget_waiting_jobs)
-    waiting.append((place, jobs))
+    waiting.append((arm, jobs))
 
 
-def _place_committed_jobs(session: Session) -> None:
+def _arm_committed_jobs(session: Session) -> None:
     if session.get_nested_transaction() is None:
         waiting = session.info[_KEY]
         ready = waiting.copy()
         waiting.clear()
-        for place, jobs in ready:
-            place(jobs)
+        for arm, jobs in ready:
+            arm(jobs)
 
 
 def _forget_waiting_jobs(session: Session, transaction: SessionTransaction) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 from sqlalchemy import Connection
 
 from toc.center.after_commit import (
+    arm_after_commit,
     connection_of_transaction,
-    place_after_commit,
     transaction_to_join,
 )
 from toc.center.connections import Connections
@@ -172,11 +172,11 @@ class TimeoutCenter:
         inserted = state.jobs.insert(new, on_duplicate, joined)[0]  # guard: commit-before-arm
         metrics.SCHEDULED.inc(inserted.written)
         if inserted.written:
-            placed = [(biz_type, Reminder(inserted.due_ms, inserted.job_id))]
+            to_arm = [(biz_type, Reminder(inserted.due_ms, inserted.job_id))]
             if orm_session is not None:
-                place_after_commit(orm_session, placed, state.arm_near_jobs)
+                arm_after_commit(orm_session, to_arm, state.arm_near_jobs)
             elif joined is None:
-                state.arm_near_jobs(placed)
+                state.arm_near_jobs(to_arm)
         return inserted.as_scheduled if details else inserted.job_id
 
     @overload
@@ -279,7 +279,7 @@ class TimeoutCenter:
         answers = [state.jobs.cancel(found, reason) for found in target.find_job_ids(state)]
         # A job that was not cancelled outweighs the jobs that were.
         worst = next((it for it in answers if not it.ok), answers[0] if answers else None)
-        return target.make_unknown_answer(state) if worst in (None, "unknown") else worst
+        return target.make_answer_for_no_job(state) if worst in (None, "unknown") else worst
 
     def reschedule(
         self,
@@ -315,13 +315,13 @@ class TimeoutCenter:
                 "biz_id", biz_id, f"{len(ids)} live jobs match: give dedup_key or job_id"
             )
         if not ids:
-            return target.make_unknown_answer(state)
+            return target.make_answer_for_no_job(state)
         due_ms = action_time_to_ms(
             action_time, state.database_now_ms(state.database_of_job(ids[0]))
         )
         answer = state.jobs.reschedule(ids[0], due_ms, reason)
         if answer == "unknown":
-            return target.make_unknown_answer(state)
+            return target.make_answer_for_no_job(state)
         if answer.ok and answer.job_id is not None:  # the answer may name a copy of that job
             state.arm_changed_job(answer.job_id, due_ms)
         return answer
@@ -334,7 +334,7 @@ class TimeoutCenter:
         now_ms = state.database_now_ms(state.database_of_job(job_id))
         answer = state.jobs.redrive(job_id, now_ms, reason)
         if answer == "unknown":
-            return target.make_unknown_answer(state)
+            return target.make_answer_for_no_job(state)
         if answer.ok:
             state.arm_changed_job(job_id, now_ms)
         return answer

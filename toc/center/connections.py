@@ -33,8 +33,8 @@ STOP_S = 5.0
 class Connections:
     """The connections of one client to the databases and Redis. Thread-safe; connects when constructed.
 
-    `now`: the time of each database, from which its jobs' times are counted. `time`: Redis' time, which
-    decides what is near and is armed. `reminder_queue` is None where there is no timer.
+    `database_times`: the time of each database, from which its jobs' times are counted. `redis_time` decides
+    what is near and is armed. `reminder_queue` is None where there is no timer.
     """
 
     def __init__(self, settings: Settings, clock: Clock, actor: str) -> None:
@@ -54,13 +54,15 @@ class Connections:
             lambda bits: ids.make_ids([bits])[0],
             actor,
         )
-        self.now = {database.index: ServerTimeEstimate(clock) for database in self.databases}
-        self.time = ServerTimeEstimate(clock)
+        self.database_times = {
+            database.index: ServerTimeEstimate(clock) for database in self.databases
+        }
+        self.redis_time = ServerTimeEstimate(clock)
         self.reminder_queue: ReminderQueue | None = None
         if settings.has_timer:
-            self.reminder_queue = ReminderQueue(settings, self.time, clock)
+            self.reminder_queue = ReminderQueue(settings, self.redis_time, clock)
             if "+" in settings.redis_url:  # several hosts: only redis' own parts can check the URL
-                _ = self.reminder_queue.reminders
+                _ = self.reminder_queue.reminders_in_redis
 
     def close(self) -> None:
         if self.reminder_queue is not None:
@@ -70,7 +72,7 @@ class Connections:
 
     @property
     def reminders(self) -> Reminders | None:
-        return None if self.reminder_queue is None else self.reminder_queue.reminders
+        return None if self.reminder_queue is None else self.reminder_queue.reminders_in_redis
 
     def database_of_business(self, business: BusinessId) -> Database:
         """The database of a business id: calls for this id wait for no other database."""
@@ -89,16 +91,20 @@ class Connections:
 
         The estimate also serves as Redis' time until an arm has answered with Redis' time.
         """
-        now = self.now[database.index]
-        if not now.known or now.answer_age_s > TIME_AGE_S_MAX or now.machine_pause_s > PAUSED_S_MAX:
+        now = self.database_times[database.index]
+        if (
+            not now.known
+            or now.server_answer_age_s > TIME_AGE_S_MAX
+            or now.machine_pause_s > PAUSED_S_MAX
+        ):
             asked_s = self.clock.monotonic_s()
             server_ms = database.now_ms()
             now.record_server_time(server_ms, asked_s)
             # A slow answer makes only the jobs of this call late, by the time that the answer took.
-            now.known = now.answer_age_s < SLOW_S
+            now.known = now.server_answer_age_s < SLOW_S
         now_ms = now.estimate_now_ms()
-        if not self.time.known or self.time.answer_age_s > TIME_AGE_S_MAX:
-            self.time.record_server_time(now_ms)
+        if not self.redis_time.known or self.redis_time.server_answer_age_s > TIME_AGE_S_MAX:
+            self.redis_time.record_server_time(now_ms)
         return now_ms
 
     def make_new_jobs(self, database: Database, wanted: Sequence[CheckedJob]) -> list[NewJob]:
@@ -125,9 +131,9 @@ class Connections:
     def arm_near_jobs(self, jobs: Iterable[tuple[str, Reminder]]) -> None:
         """Arms near jobs, as (biz_type, reminder) pairs. For use after the commit. Never raises."""
         if self.reminder_queue is not None:
-            topic_of = self.settings.topic_of
+            topic_of_biz_type = self.settings.topic_of_biz_type
             self.reminder_queue.arm_near_reminders(
-                (topic_of(name), reminder) for name, reminder in jobs
+                (topic_of_biz_type(name), reminder) for name, reminder in jobs
             )
 
     def arm_changed_job(self, job_id: int, due_ms: int | None = None) -> None:

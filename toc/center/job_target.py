@@ -65,7 +65,7 @@ class JobTarget(NamedTuple):
             job.job_id for job in state.jobs.find(shard, self.business, type_no, 1, self.dedup_key)
         ]
 
-    def make_unknown_answer(self, state: Connections) -> Answer:
+    def make_answer_for_no_job(self, state: Connections) -> Answer:
         """The answer "unknown", with a hint if the call looks like a mistake. Reads few jobs."""
         if self.job_id is not None:
             return Answer(

@@ -33,8 +33,9 @@ class ReminderQueue(Service):
     """Arms near jobs during the call; failed reminders (up to `arm_retries_max`) are retried in the
     background.
 
-    Until a retry for a slot has succeeded, calls only add reminders of this slot to the kept ones, and do not
-    wait for Redis. While all of Redis is down, this holds for every slot. `time`: an estimate of Redis' time.
+    When reminders of a slot could not be armed, later calls only keep theirs of this slot in memory, and do
+    not wait for Redis, until a retry for this slot has succeeded. While all of Redis is down, this holds for
+    every slot. `time`: an estimate of Redis' time.
     """
 
     def __init__(self, settings: Settings, time: ServerTimeEstimate, clock: Clock) -> None:
@@ -47,8 +48,11 @@ class ReminderQueue(Service):
         self._retry_s = AGAIN_S_MIN
 
     @property
-    def reminders(self) -> Reminders:
-        """The timer's reminders; made at the first use: until then redis is not imported."""
+    def reminders_in_redis(self) -> Reminders:
+        """The reminders in Redis, not those kept here for a retry.
+
+        Made at the first use: until then redis is not imported.
+        """
         with self._lock:
             if self._reminders is None:
                 from toc.timer.reminders import Reminders  # noqa: PLC0415 - far jobs do without redis
@@ -68,7 +72,7 @@ class ReminderQueue(Service):
         near: dict[_TopicSlot, list[Reminder]] = defaultdict(list)
         for topic, reminder in jobs:
             if reminder.due_ms is not None and reminder.due_ms <= until_ms:
-                slot = self.reminders.slot_of_job(topic, reminder.job_id)
+                slot = self.reminders_in_redis.slot_of_job(topic, reminder.job_id)
                 near[topic, slot].append(reminder)
         with self._lock:
             down = self._down
@@ -111,7 +115,7 @@ class ReminderQueue(Service):
             topic, slots = todo.pop()
             try:
                 some = chain.from_iterable(reminders_of[slot] for slot in slots)
-                self._time.record_server_time(self.reminders.arm(topic, some))
+                self._time.record_server_time(self.reminders_in_redis.arm(topic, some))
             except TimerUnavailable as error:
                 self._log_throttle.warning(error.code, "reminders are kept for a retry: %s", error)
                 if error.slots is None:

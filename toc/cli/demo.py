@@ -19,7 +19,9 @@ PLAIN_EVERY_S = 5.0
 
 
 def show_demo(
-    orders: Annotated[int, typer.Option(min=1, help="how many orders come in")] = 4000,
+    orders: Annotated[
+        int, typer.Option(min=1, help="how many orders come in during the whole demo")
+    ] = 4000,
     seconds: Annotated[float, typer.Option(min=3, max=3600, help="duration of the demo")] = 45,
     seed: Annotated[int, typer.Option(help="another seed gives other orders")] = 42,
 ) -> None:

@@ -16,7 +16,7 @@ from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, error_text_and_code
 from toc.cli.handler_modules import Apps, import_handlers
 from toc.cli.output import Output
-from toc.cluster.members import describe_foreign_access
+from toc.cluster.members import describe_rights_of_other_accounts
 from toc.cluster.roster import read_roster
 from toc.handlers.registry import Registry
 from toc.node.status_reader import check_foreign_members, read_reconciliation_health
@@ -238,7 +238,7 @@ class SetupChecker:
             yield CheckResult("zookeeper", "access", "warn", found, advice)
             return
         try:
-            foreign = describe_foreign_access(self._settings)
+            foreign = describe_rights_of_other_accounts(self._settings)
         except Exception as error:  # noqa: BLE001 - any error is a finding
             foreign = [error_text_and_code(error)[0]]
         advice = (
@@ -308,7 +308,7 @@ class SetupChecker:
         ahead = max(offsets, key=lambda name: offsets[name].low_ms)
         behind = min(offsets, key=lambda name: offsets[name].high_ms)
         apart_ms = offsets[ahead].middle_ms - offsets[behind].middle_ms
-        differ = offsets[ahead].distance_ms(offsets[behind]) > SKEW_MS_WARN
+        differ = offsets[ahead].ms_later_than(offsets[behind]) > SKEW_MS_WARN
         found = (
             f"{ahead} is {apart_ms:.0f} ms ahead of {behind}" if differ else "no two differ by more"
         )

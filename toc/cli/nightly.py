@@ -11,12 +11,12 @@ import typer
 from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, UNAVAILABLE, error_text_and_code
 from toc.cli.output import Output, printable_text
-from toc.cli.reconcile import open_session_unless_none, run_reconciliation, show_reconcile_progress
+from toc.cli.reconcile import open_session_unless_none, reconcile_progress_bar, run_reconciliation
 from toc.errors import SettingsError
 from toc.reconcile.archive import archive_ended_jobs
 from toc.reconcile.findings import RunVerdict
 from toc.reconcile.lateness import write_lateness_tables
-from toc.reconcile.nightly import kill_when_parent_ends
+from toc.reconcile.nightly import kill_this_process_when_parent_ends
 from toc.reconcile.reconciliation import OnProgress
 from toc.reconcile.report import report
 from toc.runtime.clock import Clock, SystemClock
@@ -54,9 +54,9 @@ def run_nightly(
     """
     settings, clock = load_settings(), SystemClock()
     if parent is not None:
-        kill_when_parent_ends(parent, clock)
+        kill_this_process_when_parent_ends(parent, clock)
     with ExitStack() as stack:
-        on_progress = stack.enter_context(show_reconcile_progress())
+        on_progress = stack.enter_context(reconcile_progress_bar())
         session, no_session = None, SettingsError("--master is 'none', and this needs Spark")
         try:
             report.check_report_directory(settings)

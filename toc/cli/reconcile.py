@@ -51,7 +51,7 @@ def reconcile_once(
     began_s = clock.monotonic_s()
     with (
         open_session_unless_none(settings, master) as session,
-        show_reconcile_progress() as on_progress,
+        reconcile_progress_bar() as on_progress,
     ):
         start_s = clock.monotonic_s() - began_s
         outcome, where = run_reconciliation(
@@ -96,7 +96,7 @@ def open_session_unless_none(settings: Settings, master: str | None) -> Any:
 
 
 @contextmanager
-def show_reconcile_progress() -> Iterator[OnProgress]:
-    """Shows progress to a person at a terminal; elsewhere nothing."""
+def reconcile_progress_bar() -> Iterator[OnProgress]:
+    """A progress bar at a terminal, elsewhere nothing; yields the callback that the run calls."""
     with progress_bar("starting") as show:
         yield lambda phase, done, of: show(done, of, phase)

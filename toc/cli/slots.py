@@ -39,7 +39,7 @@ def show_slots(
         found = [
             _SlotDepth(name, *depth)
             for name in names
-            for depth in reminders.read_slot_depths(name, range(settings.slots_of(name)))
+            for depth in reminders.read_slot_depths(name, range(settings.slot_amount_of(name)))
         ]
     armed, in_flight = sum(slot.armed for slot in found), sum(slot.in_flight for slot in found)
     due_ms = min((slot.due_ms for slot in found if slot.due_ms is not None), default=None)

@@ -89,7 +89,12 @@ def run_sql(
     ] = 64,
     merge_mb: Annotated[
         int,
-        typer.Option("--merge-mb", min=1, max=1000, help="The most MB of rows to group or join."),
+        typer.Option(
+            "--merge-mb",
+            min=1,
+            max=1000,
+            help="The most MB of rows, as JSON, that one server gets to group or join.",
+        ),
     ] = MERGE_BYTES // 1_000_000,
     partial: Annotated[
         bool, typer.Option("--partial", help="Answer without the tables that fail, and name them.")

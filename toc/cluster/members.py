@@ -84,7 +84,7 @@ def _describe_foreign_members(zookeeper: ZooKeeperClient) -> list[str]:
     return [text]
 
 
-def describe_foreign_access(settings: Settings) -> list[str]:
+def describe_rights_of_other_accounts(settings: Settings) -> list[str]:
     """A line for each other account that has rights on toc's nodes. Raises ClusterUnavailable."""
     with closing(ZooKeeperClient(settings, lambda: None)) as zookeeper:
         zookeeper.wait_until_connected(settings.connect_timeout_s)

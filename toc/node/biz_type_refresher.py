@@ -20,5 +20,5 @@ class BizTypeRefresher(Service):
 
     def run_once(self) -> float:
         """Raises StoreUnavailable."""
-        self._types.refresh_type_copy(self._database)
+        self._types.read_and_complete_type_copy(self._database)
         return REFRESH_S

@@ -242,7 +242,7 @@ class Node:
         amounts = self.settings.slot_amounts
         if self._handlers.handler_of_every_type:
             return amounts
-        topics = {self.settings.topic_of(spec.biz_type) for spec in self._handlers}
+        topics = {self.settings.topic_of_biz_type(spec.biz_type) for spec in self._handlers}
         return {topic: amount for topic, amount in amounts.items() if topic in topics}
 
     def _join_cluster(self) -> None:

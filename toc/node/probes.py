@@ -120,7 +120,7 @@ class Probe(Service):
             ClockOffset.from_answer(time_ms, asked_s, answered_s) for time_ms in server_ms
         ]
         wall, before = ClockOffset.from_answer(wall_ms, asked_s, answered_s), self._wall_offset
-        self.wall_leap_ms = 0.0 if before is None else wall.distance_ms(before)
+        self.wall_leap_ms = 0.0 if before is None else wall.ms_later_than(before)
         self._wall_offset = wall
         if self.server_clock is not None:
             self.server_clock.record_offset(self.offsets[0])
@@ -174,10 +174,10 @@ class ClockComparison:
         metrics.CLOCK_SKEW.set(skew_s)
         skew_is_too_large = abs(skew_s) > self._skew_s_max
         if skew_is_too_large != self.skew_is_too_large:
-            result = "the timer stops, the scanner fires"
+            result = "so the timer stops and the scanner fires"
             if not skew_is_too_large:
-                result = "the timer goes on"
-            log.error("Redis' clock differs by %+.1f s from a database's: %s", skew_s, result)
+                result = f"no more than {self._skew_s_max:g} s, so the timer goes on"
+            log.error("Redis' clock differs by %+.1f s from a database's, %s", skew_s, result)
         self.skew_is_too_large = skew_is_too_large
 
     def _measure_skews_s(self) -> Iterator[float]:
@@ -198,7 +198,7 @@ class ClockComparison:
             if other is not probe and other.current_result.up and other.exact
         ]
         others = [offset for offsets in witnesses for offset in offsets]
-        agree = all(abs(offset.distance_ms(probed)) <= AGREE_MS for offset in others)
+        agree = all(abs(offset.ms_later_than(probed)) <= AGREE_MS for offset in others)
         if clock.stepped_s:
             if agree if others else abs(probe.wall_leap_ms - clock.stepped_s * 1000) <= AGREE_MS:
                 text = "the clock of %s has stepped by %+.1f s; the new time is confirmed, and used"
@@ -209,7 +209,7 @@ class ClockComparison:
             # others. The nodes of a Redis Cluster are one witness: one wrong NTP server sets them all.
             len(witnesses) > 1
             and probe.server not in self._compared
-            and probed.distance_ms(max(others)) > AGREE_MS
+            and probed.ms_later_than(max(others)) > AGREE_MS
             and _clocks_agree(others)
         ):
             clock.follow_other_servers(max(others))
@@ -236,5 +236,5 @@ class ClockComparison:
 def _clocks_agree(offsets: Sequence[ClockOffset]) -> bool:
     """Whether no two of these clocks differ by more than AGREE_MS."""
     return all(
-        abs(offset.distance_ms(other)) <= AGREE_MS for offset in offsets for other in offsets
+        abs(offset.ms_later_than(other)) <= AGREE_MS for offset in offsets for other in offsets
     )

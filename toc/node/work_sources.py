@@ -54,7 +54,7 @@ class WorkSources:
             return
         for topic in settings.topic_names:
             for database in sorted(
-                {self._database_of_slot(slot) for slot in range(settings.slots_of(topic))}
+                {self._database_of_slot(slot) for slot in range(settings.slot_amount_of(topic))}
             ):
                 self.loaders[topic, database] = self._make_loader(reminders, topic, database)
                 for lane in range(LANES):
@@ -121,7 +121,7 @@ class WorkSources:
 
     def _claim_stages_by_database(self, topic: str, first: int, lane: int) -> dict[int, ClaimStage]:
         """The claim stage of each database that has jobs in the slots of database `first`."""
-        routing, amount = self._settings.routing, self._settings.slots_of(topic)
+        routing, amount = self._settings.routing, self._settings.slot_amount_of(topic)
         slot = next(slot for slot in range(amount) if self._database_of_slot(slot) == first)
         databases = {
             routing.database_index(shard) for shard in routing.shards_of_slot(slot, amount)
@@ -199,7 +199,7 @@ class WorkSources:
             reminders,
             self._pages,
             topic,
-            settings.slots_of(topic),
+            settings.slot_amount_of(topic),
             settings.routing,
             lambda no: self._topic_of_type(no, self._process.databases[database]) == topic,
             self._clock,
@@ -211,7 +211,7 @@ class WorkSources:
 
     def _topic_of_type(self, type_no: int, database: Database) -> str:
         try:
-            return self._settings.topic_of(
+            return self._settings.topic_of_biz_type(
                 self._process.database_metadata.types.find_name(type_no, database)
             )
         except NotFound:
@@ -225,7 +225,7 @@ class WorkSources:
             f"toc-poller-{topic}-{database}-{lane}",
             reminders,
             topic,
-            self._settings.slots_of(topic),
+            self._settings.slot_amount_of(topic),
             self._worker.permits,
             self._claim_stages_by_database(topic, database, lane),
             self._settings.routing,

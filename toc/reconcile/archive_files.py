@@ -20,7 +20,7 @@ from toc.store.ended_jobs import (
     TIMES,
     EndedJobReader,
     IdRange,
-    id_range_of_ended,
+    possible_ids_of_ended,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def write_ended_jobs(
 
     def read_ended_rows(some: Sequence[int]) -> Iterator[Columns]:
         pieces = split_into_id_ranges(
-            settings, some, id_range_of_ended(window), rows_per_read(settings)
+            settings, some, possible_ids_of_ended(window), rows_per_read(settings)
         )
         for ended, shard, ids in pieces:
             rows = ended.read_ended_rows(shard, ids, window)
@@ -232,7 +232,7 @@ def compute_database_checksums(
     """Checksums of the jobs that ended in the window, computed by the databases."""
 
     def read_checksums(some: Sequence[int]) -> Iterator[Columns]:
-        ids, rows = id_range_of_ended(window), settings.reconcile.page
+        ids, rows = possible_ids_of_ended(window), settings.reconcile.page
         for ended, shard, piece in split_into_id_ranges(settings, some, ids, rows):
             for day, number, crc in ended.read_day_checksums(shard, piece, window):
                 yield [shard], [day], [number], [crc]

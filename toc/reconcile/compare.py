@@ -21,7 +21,7 @@ from toc.domain.routing import slot_of_hash
 from toc.reconcile.databases_and_redis import DatabasesAndRedis
 from toc.reconcile.findings import Finding, LoaderMarkCoverage, ShardComparison
 from toc.reconcile.recheck import JobRechecker, Suspects
-from toc.store.comparison_reads import LiveRowPage
+from toc.store.reconcile_reads import LiveRowPage
 from toc.timer.loader import LoadMark, shard_read_period_s
 
 
@@ -35,11 +35,11 @@ class ShardComparer:
         seen_s = shard_read_period_s(timer.horizon_s, timer.load_tick_s) + reconcile.grace_s
         self._limits = Tolerances(
             near_ms=max(0, round((timer.horizon_s - seen_s) * 1000)),
-            overdue_ms=round(settings.overdue_s * 1000),
-            stuck_ms=round(settings.overdue_s * 1000),
+            overdue_ms=round(settings.overdue_after_s * 1000),
+            stuck_ms=round(settings.overdue_after_s * 1000),
         )
         self._rechecker = JobRechecker(sides, self._limits)
-        self._kept_max = settings.findings_kept
+        self._kept_max = settings.findings_kept_max
 
     def compare_shard(self, shard: int, *, far: bool = True) -> ShardComparison:
         """Compares a shard, and looks its suspects up. `far`: also counts the rows due beyond the horizon."""
@@ -47,7 +47,9 @@ class ShardComparer:
         walk = _ShardMergeJoin(self._sides, self._limits, self._rechecker, compared)
         walk.compare_rows_with_reminders()
         if far:
-            compared.counts["far"] = self._sides.reads.count_due_after(shard, walk.until_ms)
+            compared.counts["far"] = self._sides.reads.count_live_rows_due_after(
+                shard, walk.until_ms
+            )
         self._check_loader_marks(compared)
         return compared
 
@@ -113,7 +115,7 @@ class _ShardMergeJoin:
         self._limits, self._rechecker, self._compared = limits, rechecker, compared
         settings = sides.settings
         self._shard, self._shards = compared.shard, settings.shards
-        self._page, self._kept_max = settings.reconcile.page, settings.findings_kept
+        self._page, self._kept_max = settings.reconcile.page, settings.findings_kept_max
         self._amounts = settings.slot_amounts
         self._slot = {topic: slot_of_hash(self._shard, n) for topic, n in self._amounts.items()}
         found = {

@@ -13,9 +13,9 @@ from toc.domain.routing import slot_of_hash
 from toc.errors import NotFound, SettingsError
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
-from toc.store.comparison_reads import ComparisonReads
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
+from toc.store.reconcile_reads import ReconcileReads
 from toc.store.schema_check import check_databases
 from toc.timer.reminders import Reminders
 
@@ -39,7 +39,7 @@ class DatabasesAndRedis:
         name_of_type: Callable[[int], str],
     ) -> None:
         self.databases, self.reminders, self.settings = databases, reminders, settings
-        self.reads, self.clock = ComparisonReads(databases), databases.clock
+        self.reads, self.clock = ReconcileReads(databases), databases.clock
         self._name_of_type = name_of_type
 
     @classmethod
@@ -69,7 +69,7 @@ class DatabasesAndRedis:
             return ""
 
     def topic_of_type(self, type_no: int) -> str:
-        return self.settings.topic_of(self.type_name(type_no))
+        return self.settings.topic_of_biz_type(self.type_name(type_no))
 
     def shard_of_job_id(self, job_id: int) -> int:
         """The shard where workers look for the job."""
@@ -77,7 +77,7 @@ class DatabasesAndRedis:
 
     def expected_slot(self, topic: str, job_id: int) -> TopicSlot:
         """The slot where the job's reminder belongs."""
-        return topic, slot_of_hash(routing_bits_of(job_id), self.settings.slots_of(topic))
+        return topic, slot_of_hash(routing_bits_of(job_id), self.settings.slot_amount_of(topic))
 
     def expected_slot_of_row(self, row: ComparedRow) -> TopicSlot:
         return self.expected_slot(self.topic_of_type(row.type_no), row.job_id)

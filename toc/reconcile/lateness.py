@@ -40,8 +40,8 @@ from toc.store.ended_jobs import (
     DAY_MS,
     CreatedPerHour,
     EndedJobCount,
-    id_range_of_created,
-    id_range_of_ended,
+    possible_ids_of_created,
+    possible_ids_of_ended,
 )
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def _read_hourly_counts(
     ended: bool,
 ) -> DataFrame:
     """Counts of the jobs that ended (else: were created) in the window, with the names of their types."""
-    ids = id_range_of_ended(window) if ended else id_range_of_created(window)
+    ids = possible_ids_of_ended(window) if ended else possible_ids_of_created(window)
 
     def read_shard_counts(shards: Sequence[int]) -> Iterator[Columns]:
         for reader, shard, piece in split_into_id_ranges(

@@ -198,7 +198,7 @@ class NightlyScheduler:
         return open_private_file(self.log_file, "wb")
 
 
-def kill_when_parent_ends(parent: int, clock: Clock) -> None:
+def kill_this_process_when_parent_ends(parent: int, clock: Clock) -> None:
     """From now on this process and its group are killed when `parent` is no longer its parent.
 
     If the parent is killed, no other process can stop this run. A thread polls, since only Linux has a

@@ -66,19 +66,19 @@ class RecheckedFinding:
 class Remedy(NamedTuple):
     """The steps of a repair, in this order; no step if all are None or False. `how`: the repair in words.
 
-    arm_ms: arm the job in its own slot at this time. back: put this reminder back in the finding's slot.
-    forget: ack the job in the finding's slot. done: False if no repair is possible.
+    arm_ms: arm the job in its own slot at this time. put_back: put this reminder back in the finding's slot.
+    ack: ack the job in the finding's slot. done: False if no repair is possible.
     """
 
     how: str
     done: bool = True
     arm_ms: int | None = None
-    back: Reminder | None = None
-    forget: bool = False
+    put_back: Reminder | None = None
+    ack: bool = False
 
     @property
     def changes_redis(self) -> bool:
-        return self.arm_ms is not None or self.back is not None or self.forget
+        return self.arm_ms is not None or self.put_back is not None or self.ack
 
 
 _VANISHED = Remedy("the reminder is no longer in that slot")
@@ -140,7 +140,7 @@ def _remedy_of_orphan_reminder(current: RecheckedFinding) -> Remedy:
         return _VANISHED
     if current.due_ms is not None:
         return Remedy("the job is live again: its reminder stays")
-    return Remedy("removed", forget=True)
+    return Remedy("removed", ack=True)
 
 
 def _remedy_of_wrong_slot(current: RecheckedFinding) -> Remedy:
@@ -148,14 +148,14 @@ def _remedy_of_wrong_slot(current: RecheckedFinding) -> Remedy:
     if current.at_spot is None:
         return _VANISHED
     if due_ms is None:
-        return Remedy("removed from that slot", forget=True)
+        return Remedy("removed from that slot", ack=True)
     if current.finding.topic_and_slot == current.home:
         return Remedy("the slot is the job's own by now", done=False)
     if not current.worker_finds_row:
         return _UNREACHABLE
     if current.has_timely_reminder or due_ms > current.until_ms:
-        return Remedy("removed from that slot", forget=True)
-    return Remedy("moved to its own slot", arm_ms=due_ms, forget=True)
+        return Remedy("removed from that slot", ack=True)
+    return Remedy("moved to its own slot", arm_ms=due_ms, ack=True)
 
 
 def _remedy_of_stuck_reminder(current: RecheckedFinding) -> Remedy:
@@ -166,7 +166,7 @@ def _remedy_of_stuck_reminder(current: RecheckedFinding) -> Remedy:
     if out_ms >= current.now_ms:
         return Remedy("the reminder was popped again meanwhile")
     if due_ms is None:
-        return Remedy("removed", forget=True)
+        return Remedy("removed", ack=True)
     if current.finding.topic_and_slot != current.home:
         return _remedy_of_wrong_slot(current)
     if not current.worker_finds_row:
@@ -174,7 +174,7 @@ def _remedy_of_stuck_reminder(current: RecheckedFinding) -> Remedy:
     assert current.row is not None  # noqa: S101 - it is due
     far = due_ms > current.until_ms
     how = "taken out: the loader arms it" if far else "put back at its due_time"
-    return Remedy(how, back=Reminder(None if far else due_ms, current.row.job_id))
+    return Remedy(how, put_back=Reminder(None if far else due_ms, current.row.job_id))
 
 
 def _remedy_of_overdue_job(current: RecheckedFinding) -> Remedy:

@@ -184,7 +184,7 @@ class Repairer:
         if rehomed.due_ms <= now_ms + self._near_ms:
             self._arm_reminders({topic: [Reminder(rehomed.due_ms, rehomed.job_id)]}, armed)
         # The old shard's loader took the slot from the shard, a worker takes it from the id.
-        amount = self._sides.settings.slots_of(topic)
+        amount = self._sides.settings.slot_amount_of(topic)
         spots = {finding.topic_and_slot, (topic, slot_of_hash(finding.shard, amount))}
         spots.add(self._sides.expected_slot(topic, old_id))
         if rehomed.job_id == old_id:  # only its shard was wrong
@@ -262,9 +262,9 @@ class Repairer:
             job_id = current.finding.job_id
             if wanted.arm_ms is not None:
                 arms[current.home[0]].append(Reminder(wanted.arm_ms, job_id))
-            if wanted.back is not None:
-                backs[current.finding.topic_and_slot[0]].append(wanted.back)
-            if wanted.forget:
+            if wanted.put_back is not None:
+                backs[current.finding.topic_and_slot[0]].append(wanted.put_back)
+            if wanted.ack:
                 acks[current.finding.topic_and_slot].append(job_id)
                 if current.due_ms is None:
                     ended.add(job_id)
@@ -278,7 +278,7 @@ class Repairer:
         for current, wanted in todo:
             finding, row = current.finding, current.row
             words = f"{finding.kind} ({finding.topic} slot {finding.slot}): {wanted.how}"
-            due_ms = wanted.arm_ms if wanted.back is None else wanted.back.due_ms
+            due_ms = wanted.arm_ms if wanted.put_back is None else wanted.put_back.due_ms
             if due_ms is not None:
                 words += f", {sql_time_of_ms(due_ms)} UTC"
             if row is None:

@@ -20,7 +20,7 @@ from toc.store.biz_types import BizTypeCache
 from toc.store.column_types import sql_time_of_ms
 from toc.store.databases import Database, Databases
 from toc.store.ended_jobs import DAY_MS
-from toc.store.purge_pages import PurgeCandidate, PurgeStatements, delete_oldest_counts
+from toc.store.purge_pages import PurgeCandidate, PurgePages, delete_oldest_counts
 from toc.store.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Purger(Service):
     def __init__(
         self,
         database: Database,
-        purges: PurgeStatements,
+        purges: PurgePages,
         settings: RetentionSettings,
         type_name: Callable[[int], str],
         replicas: ReplicaLag,
@@ -88,7 +88,7 @@ class Purger(Service):
         replicas = [Replica(url, settings.connect_timeout_s, settings.mysql) for url in urls]
         return cls(
             database,
-            PurgeStatements(databases),
+            PurgePages(databases),
             settings.retention,
             partial(types.find_name, database=database),
             ReplicaLag(replicas, clock),

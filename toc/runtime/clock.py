@@ -79,7 +79,7 @@ class ServerTimeEstimate:
             self.known = True
 
     @property
-    def answer_age_s(self) -> float:
+    def server_answer_age_s(self) -> float:
         """Seconds since the server's last answer."""
         return self._clock.monotonic_s() - self._at_s
 
@@ -89,7 +89,7 @@ class ServerTimeEstimate:
 
         While a machine is paused as a whole, its monotonic clock may stand still.
         """
-        return (self._clock.wall_ms() - self._wall_ms) / 1000 - self.answer_age_s
+        return (self._clock.wall_ms() - self._wall_ms) / 1000 - self.server_answer_age_s
 
     def estimate_now_ms(self) -> int:
         frozen = self._clock.fixed_time_ms()

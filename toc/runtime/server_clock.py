@@ -41,7 +41,7 @@ class ClockOffset(NamedTuple):
     def middle_ms(self) -> float:
         return (self.low_ms + self.high_ms) / 2
 
-    def distance_ms(self, other: ClockOffset) -> float:
+    def ms_later_than(self, other: ClockOffset) -> float:
         """The gap to the other offset in ms: positive when this one is later; 0 when they overlap."""
         if self.low_ms > other.high_ms:
             return self.low_ms - other.high_ms
@@ -106,7 +106,7 @@ class ServerClock:
             if self._believed is None:
                 self._follow_offset(span)
                 return
-            step_ms = span.distance_ms(self._believed)
+            step_ms = span.ms_later_than(self._believed)
             if abs(step_ms) > self._step_tolerance_ms():  # guard: clock-step
                 self.stepped_s = step_ms / 1000
                 return
@@ -123,7 +123,7 @@ class ServerClock:
         with self._lock:
             if self._seen is not None:
                 self._believed, self._believed_s = span, self._clock.monotonic_s()
-                self.stepped_s = self._seen.distance_ms(span) / 1000
+                self.stepped_s = self._seen.ms_later_than(span) / 1000
 
     def statement_bounds(self) -> TimeBounds:
         """The bounds for a statement that is about to be sent."""
@@ -168,7 +168,7 @@ class ServerClock:
     def _follow_offset(self, span: ClockOffset) -> None:
         """Follows the clock; narrows the offset by the previous one where both overlap."""
         old = self._believed
-        if old is not None and span.distance_ms(old) == 0:
+        if old is not None and span.ms_later_than(old) == 0:
             span = ClockOffset(max(span.low_ms, old.low_ms), min(span.high_ms, old.high_ms))
         self._believed, self._believed_s, self.stepped_s = span, self._clock.monotonic_s(), 0.0
 

@@ -358,7 +358,9 @@ class RetentionSettings(_SettingGroup):
         le=86_400,
         description="time from the start of one pass of the purger to the start of the next",
     )
-    page: int = Field(500, ge=1, le=5000, description="rows per transaction")
+    page: int = Field(
+        500, ge=1, le=5000, description="rows that the purger deletes in one transaction"
+    )
     share: float = Field(
         0.1, gt=0, le=1, description="part of the time that deleting may keep a database busy"
     )

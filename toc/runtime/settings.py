@@ -147,7 +147,7 @@ class Settings(BaseSettings):
             return tuple(part for part in value.replace(",", " ").split() if part)
         try:
             found = json.loads(value)
-        except json.JSONDecodeError as error:  # its text has nothing of the value in it
+        except json.JSONDecodeError as error:  # its text contains no part of the value
             raise ValueError(
                 f"begins with [ and is not a JSON list: {error}; write URLs with commas between them, "
                 'or ["URL", "URL"]'
@@ -220,7 +220,7 @@ class Settings(BaseSettings):
             )
         seen: dict[str, str] = {}
         for name, topic in self.topics.items():
-            amount = self.slots_of(name)
+            amount = self.slot_amount_of(name)
             if not is_power_of_two(amount) or amount > self.shards:
                 raise ValueError(
                     f"topics.{name}.slot_amount must be a power of two up to shards "
@@ -262,7 +262,7 @@ class Settings(BaseSettings):
     def facts(self) -> dict[str, str]:
         """The values that all processes must share; toc_meta stores them, and toc refuses other values."""
         amounts = {
-            f"topic.{name}.slot_amount": str(self.slots_of(name)) for name in self.topic_names
+            f"topic.{name}.slot_amount": str(self.slot_amount_of(name)) for name in self.topic_names
         }
         return self.routing.meta_values() | amounts
 
@@ -271,7 +271,7 @@ class Settings(BaseSettings):
         return self.redis_url != "none"
 
     @property
-    def overdue_s(self) -> float:
+    def overdue_after_s(self) -> float:
         """From when on a job that is due counts as overdue, in seconds."""
         given = self.reconcile.overdue_s
         return given if given is not None else max(OVERDUE_S, self._scanner_delay_s_max)
@@ -287,25 +287,29 @@ class Settings(BaseSettings):
 
     @property
     def slot_amounts(self) -> dict[str, int]:
-        """The slots of each topic; none where there is no timer."""
-        return {topic: self.slots_of(topic) for topic in self.topic_names} if self.has_timer else {}
+        """The slot_amount of each topic; none where there is no timer."""
+        return (
+            {topic: self.slot_amount_of(topic) for topic in self.topic_names}
+            if self.has_timer
+            else {}
+        )
 
     @property
-    def findings_kept(self) -> int:
-        """How many findings of each kind a shard keeps."""
+    def findings_kept_max(self) -> int:
+        """How many findings of each kind are kept of a shard, at most."""
         return max(1, self.reconcile.findings_max // self.shards)
 
     def json_with_passwords(self) -> str:
         """All settings as JSON, with their passwords: for child processes, and never to be shown."""
         return json.dumps(self.model_dump(), default=_reveal_secret)
 
-    def slots_of(self, topic: str) -> int:
-        """The slot_amount of a topic."""
+    def slot_amount_of(self, topic: str) -> int:
+        """How many slots a topic has (slot_amount)."""
         part = self.topics.get(topic)
         return part.slot_amount if part and part.slot_amount is not None else self.shards
 
-    def topic_of(self, biz_type: str) -> str:
-        """The topic that a type's reminders go to."""
+    def topic_of_biz_type(self, biz_type: str) -> str:
+        """The topic that the reminders of a biz_type go to."""
         return next(
             (name for name, part in self.topics.items() if biz_type in part.biz_types), "default"
         )

@@ -49,11 +49,10 @@ class Scanner(Service):
         self._stretch = 1.0
         self._timer_available, self._clock = timer_available, clock
         self._grace_ms, self._tick_s = grace_ms, tick_s
-        # The state of the current round: the index of the next shard to check; the shards of the last check
-        # that have overdue rows, with their grace in ms; and the last row read of the first of these.
-        self._next = 0
+        self._next = 0  # the index of the shard that is checked next for overdue rows
+        # (shard, grace in ms) of the shards in which the last check found overdue rows.
         self._found: deque[tuple[int, int]] = deque()
-        self._after = BEGINNING
+        self._after = BEGINNING  # the last row that was read of the first shard in `_found`
         self._waits_for_permits = False
         # Shards that could not be scanned: they are not checked, and are scanned again after this time.
         self._broken: dict[int, float] = {}

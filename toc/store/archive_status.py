@@ -103,7 +103,7 @@ def begin_archive_run(database: Database) -> ArchiveStatus:
             mine = replace(before, begun=before.begun + 1)
             if _compare_and_set(database, before, mine):
                 return mine
-    raise AssertionError(f"database {database.index}: {ARCHIVED} changes all the time")
+    raise _too_many_tries_error(database)
 
 
 def advance_archived_until(
@@ -129,7 +129,14 @@ def record_files_moved(database: Database, run: int) -> None:
             return
         if _compare_and_set(database, now, replace(now, files_moved=True)):
             return
-    raise AssertionError(f"database {database.index}: {ARCHIVED} changes all the time")
+    raise _too_many_tries_error(database)
+
+
+def _too_many_tries_error(database: Database) -> AssertionError:
+    return AssertionError(
+        f"database {database.index}: the row {ARCHIVED} of toc_meta was not written: other processes"
+        f" changed it before each of {_TRIES_MAX} tries"
+    )
 
 
 def _compare_and_set(database: Database, before: ArchiveStatus, after: ArchiveStatus) -> bool:

@@ -148,7 +148,7 @@ class BizTypeCache:
 
     # ---- copies
 
-    def refresh_type_copy(self, database: Database) -> None:
+    def read_and_complete_type_copy(self, database: Database) -> None:
         """Reads a database's whole copy, and inserts the known types that this copy lacks.
 
         Raises StoreUnavailable.
@@ -173,7 +173,7 @@ class BizTypeCache:
     def _write_missing_types(self, database: Database, there: Mapping[int, str]) -> None:
         """Inserts the known types that `there` lacks, without numbers in conflict.
 
-        After a failed insert the next `refresh_type_copy` tries again.
+        After a failed insert the next `read_and_complete_type_copy` tries again.
         """
         lacking = {no: name for no, name in self.known.names.items() if there.get(no) != name}
         if lacking:
@@ -189,7 +189,7 @@ class BizTypeCache:
         """Reads a database's copy again if the cache is old, and the other copies in the background."""
         now_s = self._clock.monotonic_s()
         if now_s - self._read_s.get(database.index, -REFRESH_S) >= REFRESH_S:
-            self.refresh_type_copy(database)
+            self.read_and_complete_type_copy(database)
         with self._lock:
             if now_s - self._others_read_s < REFRESH_S or not self._others_done.is_set():
                 return
@@ -203,14 +203,18 @@ class BizTypeCache:
             reader.start()
         except RuntimeError as error:  # the system has no more threads; the next try is in a minute
             self._others_done.set()
-            log.debug("the other databases' biz_types are not read: %s", error)
+            log.debug(
+                "no thread to read the biz_types of the databases other than %d: %s",
+                database.index,
+                error,
+            )
 
     def _read_other_databases(self, database: Database) -> None:
         try:
             for other in self._databases:
                 if other is not database:
                     with suppress(TocError):
-                        self.refresh_type_copy(other)
+                        self.read_and_complete_type_copy(other)
         finally:
             self._others_done.set()
 

@@ -210,7 +210,10 @@ class BulkUpdate:
     def _windows_of_dead_letters(
         self, database: Database, shards: frozenset[int]
     ) -> Iterator[RowWindow]:
-        """Windows of dead jobs. Each dead job has a dead letter, so no job table is searched."""
+        """Yields the ids of dead jobs in windows of at most IDS_MAX ids.
+
+        The ids come from the dead letters, which each dead job has: no job table is searched.
+        """
         letter, after = database.dead.c.job_id, -1
         while True:
             query = select(letter).where(letter > after).order_by(letter).limit(DEAD_LETTERS_MAX)

@@ -79,7 +79,7 @@ class HomeConnections:
         """Makes this object open all connections of the engine from now on."""
         self._engines.append(engine)
         event.listen(engine, "do_connect", self._connect_to_home)
-        event.listen(engine, "handle_error", self._empty_pools_if_fenced)
+        event.listen(engine, "handle_error", self._empty_pools_after_fence_error)
         if self._watch is not None:
             # Connections in use are returned to the old pool and discarded with it.
             self._watch.call_when_moved(engine.dispose)
@@ -88,8 +88,8 @@ class HomeConnections:
         if self._watch is not None:
             self._watch.signal_stop()
 
-    def _empty_pools_if_fenced(self, context: ExceptionContext) -> None:
-        """Empties all pools after an error that says that the server is fenced."""
+    def _empty_pools_after_fence_error(self, context: ExceptionContext) -> None:
+        """Empties all pools after an error that says that the server is fenced (READ ONLY for a move)."""
         if is_fence_error(context.original_exception):
             context.is_disconnect = True  # empties the pool of the failed connection
             for engine in self._engines:
@@ -200,7 +200,7 @@ class DatabaseMovePoller(Service):
                 self._change.notify_all()
         moved = self._query_server_bool(HOME_SQL, new=True)
         if moved:
-            self._switch_to_new_server()
+            self._record_move_and_call_listeners()
         self._first_poll_done.set()
         if self._has_waiting_callers():
             return FENCED_POLL_S
@@ -225,7 +225,7 @@ class DatabaseMovePoller(Service):
             self._log_throttle.warning(which, "%s: the %s server: %s", self.name, which, error)
             return None
 
-    def _switch_to_new_server(self) -> None:
+    def _record_move_and_call_listeners(self) -> None:
         log.info("database %d is at home on its new server from now on", self._index)
         with self._change:
             self.moved = True

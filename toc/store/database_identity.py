@@ -44,7 +44,7 @@ def refuse_other_database(
     if wrong:
         raise SchemaMismatch(f"database {target.index}: {wrong}; nothing was changed")
     table = connection.exec_driver_sql(
-        _select_foreign_table(target), execution_options=_RAW
+        _foreign_table_query(target), execution_options=_RAW
     ).scalar()
     if table is not None:
         raise SchemaMismatch(
@@ -80,7 +80,7 @@ def identity_guard_sql(target: SchemaTarget, expected_meta: Mapping[str, str]) -
         "CONCAT('toc_meta says ', name, ' = ', LEFT(value, 8), "
         f"', the script says ', CASE name {says} END)"
     )
-    stranger = f"LEFT(({_select_foreign_table(target)}), 12)"
+    stranger = f"LEFT(({_foreign_table_query(target)}), 12)"
     differs = _meta_differs_condition(target, expected_meta)
     return (
         f"SELECT MIN({text}) INTO @toc_meta FROM toc_meta WHERE {differs}",
@@ -94,7 +94,7 @@ def identity_guard_sqlite(target: SchemaTarget, expected_meta: Mapping[str, str]
     return [
         f"CREATE TEMP TABLE {_GUARD} (wrong TEXT CONSTRAINT toc_meta_fits_the_script CHECK (wrong IS NULL))",
         f"INSERT INTO {_GUARD} SELECT name FROM toc_meta WHERE {differs}",
-        f"INSERT INTO {_GUARD} SELECT ({_select_foreign_table(target)})",
+        f"INSERT INTO {_GUARD} SELECT ({_foreign_table_query(target)})",
         f"DROP TABLE {_GUARD}",
     ]
 
@@ -108,7 +108,7 @@ def _meta_differs_condition(target: SchemaTarget, expected_meta: Mapping[str, st
     return " OR ".join(f"(name = '{name}' AND value <> '{value}')" for name, value in wanted)
 
 
-def _select_foreign_table(target: SchemaTarget) -> str:
+def _foreign_table_query(target: SchemaTarget) -> str:
     """A query: the first job table of a shard that is not this database's, or NULL."""
     outside = f"NOT BETWEEN {target.shards[0]} AND {target.shards[-1]}"
     if target.sqlite:

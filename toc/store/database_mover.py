@@ -99,7 +99,7 @@ class DatabaseMover:
                 if not self._old.is_fenced():
                     check()
                     self._prepare_move()
-                pause_ms, killed = self._switch_to_new_server(pause_max_s)
+                pause_ms, killed = self._fence_and_switch(pause_max_s)
             return self._finish_move(pause_ms, killed)
 
     def undo(self) -> None:
@@ -161,14 +161,14 @@ class DatabaseMover:
         self._old.write_meta(MOVING_TO, self._new.uuid)
         self._report_step("note", "toc_meta of the old server names the new server")
 
-    def _switch_to_new_server(self, pause_max_s: float) -> tuple[int, int]:
+    def _fence_and_switch(self, pause_max_s: float) -> tuple[int, int]:
         """Runs the steps from the fence to the switch; returns the pause in ms and the killed sessions."""
         began_s = self._clock.monotonic_s()
         until_s = began_s + pause_max_s
         try:
             self._fence_old_server(began_s + pause_max_s / 2)
             killed = self._kill_application_sessions()
-            self._wait_for_new_server(until_s)
+            self._wait_until_new_server_catches_up(until_s)
             self._stop_replication()
             self._allow_writes_on_new(until_s)
             self._declare_home()
@@ -214,7 +214,7 @@ class DatabaseMover:
         self._report_step("end", f"{killed} sessions on the old server killed")
         return killed
 
-    def _wait_for_new_server(self, until_s: float) -> None:
+    def _wait_until_new_server_catches_up(self, until_s: float) -> None:
         wanted = self._old.read_executed_gtids()
         self._new.start_replication(self._old.uuid)  # an earlier run may have stopped it
         if not self._new.wait_for_gtids(wanted, until_s - self._clock.monotonic_s()):

@@ -64,7 +64,7 @@ from toc.store.driver_errors import (
 )
 from toc.store.first_check import FirstCheck
 from toc.store.pipelined_executor import PacketFailedError, PipelinedExecutor
-from toc.store.sessions import end_idle_sessions, session_arguments
+from toc.store.sessions import session_arguments, set_idle_transaction_limit
 from toc.store.sqlite_writers import refuse_self_deadlock
 from toc.store.verb import PlainExecutor, Statement, Verb
 
@@ -147,7 +147,7 @@ class Database:
         for engine in (self.engine, self.autocommit_engine):
             self._register_listeners(engine)
         if not self.sqlite:
-            end_idle_sessions(self.engine, limits.idle_transaction_s)
+            set_idle_transaction_limit(self.engine, limits.idle_transaction_s)
 
     def _driver_arguments(
         self, url: URL, mysql: MysqlSettings, limits: ConnectionLimits
@@ -341,12 +341,12 @@ class Database:
             connection.send_autocommit([Statement(_timestamp_sql(frozen))])
         return connection
 
-    def check_before_use(self, check: Callable[[Database], None]) -> None:
+    def require_check_before_use(self, check: Callable[[Database], None]) -> None:
         """From now on `check(self)` must pass once before any other statement runs on this database."""
         self._first_check = FirstCheck(partial(check, self), self._clock)
 
     @property
-    def has_not_answered(self) -> bool:
+    def is_first_check_pending(self) -> bool:
         """Whether this database has not passed its first check since this process started."""
         return self._first_check is not None
 
@@ -501,7 +501,7 @@ class Databases:
 
     def now_ms(self) -> int:
         """The time of the first database that answers, in ms. Raises StoreUnavailable if none answers."""
-        *others, last = sorted(self.all, key=lambda database: database.has_not_answered)
+        *others, last = sorted(self.all, key=lambda database: database.is_first_check_pending)
         for database in others:
             with suppress(StoreUnavailable):
                 return database.now_ms()

@@ -162,13 +162,13 @@ class EndedJobReader:
             return database.run_read(lambda connection: connection.execute(statement, values).all())
 
 
-def id_range_of_ended(window: EndedJobWindow) -> IdRange:
-    """The ids that jobs can have that ended within the window."""
+def possible_ids_of_ended(window: EndedJobWindow) -> IdRange:
+    """The ids that jobs can have that ended within the window. Reads nothing."""
     return IdRange(0, window.id_upper_bound)
 
 
-def id_range_of_created(window: EndedJobWindow) -> IdRange:
-    """The ids of jobs created within the window, if no clock is wrong by more than AHEAD_MS."""
+def possible_ids_of_created(window: EndedJobWindow) -> IdRange:
+    """The ids that jobs created within the window can have, if no clock is wrong by more than AHEAD_MS."""
     return IdRange(lowest_id_at(window.since_ms - AHEAD_MS), window.id_upper_bound)
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 from toc.domain.job import DeadJob, Job
 from toc.store.databases import Database, execute_on_shard
 from toc.store.driver_errors import explain_missing_table
-from toc.store.job_rows import JOB_COLUMNS, dead_job_from_row, job_from_row, select_dead_jobs
+from toc.store.job_rows import JOB_COLUMNS, dead_job_from_row, dead_jobs_query, job_from_row
 from toc.store.schema import JOB, job_table_name
 
 c = JOB.c
@@ -31,7 +31,7 @@ def read_job_details(database: Database, shard: int, job_id: int) -> JobDetails 
     """Reads a job; None: no such row. Raises StoreUnavailable, and SchemaMismatch for a missing table."""
     row_of = select(*JOB_COLUMNS, c.gmt_create, c.gmt_modified).where(c.job_id == job_id)
     types = database.biz_type.c
-    letter_of = select_dead_jobs(database.dead).where(database.dead.c.job_id == job_id)
+    letter_of = dead_jobs_query(database.dead).where(database.dead.c.job_id == job_id)
 
     def read_job_and_letter(connection: Connection) -> JobDetails | None:
         row: Any = execute_on_shard(connection, shard, row_of).first()

@@ -39,7 +39,7 @@ def job_from_row(row: Any, biz_type: str) -> Job:
     )
 
 
-def select_dead_jobs(dead: Table) -> Select[Any]:
+def dead_jobs_query(dead: Table) -> Select[Any]:
     """A query of dead letters for `dead_job_from_row`."""
     its = dead.c
     return select(
@@ -49,7 +49,7 @@ def select_dead_jobs(dead: Table) -> Select[Any]:
 
 
 def dead_job_from_row(row: Any, biz_type: str) -> DeadJob:
-    """A DeadJob from a row of `select_dead_jobs` and the name of its type."""
+    """A DeadJob from a row of `dead_jobs_query` and the name of its type."""
     biz_id = row.biz_id if row.biz_text is None else row.biz_text
     return DeadJob(row.job_id, biz_id, biz_type, row.attempts, row.error, row.dead_time, row.tenant)
 

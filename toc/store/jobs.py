@@ -32,8 +32,8 @@ from toc.store.job_rows import (
     JOB_COLUMNS,
     business_id_condition,
     dead_job_from_row,
+    dead_jobs_query,
     job_from_row,
-    select_dead_jobs,
     status_from_number,
 )  # fmt: skip
 from toc.store.pipelined_executor import BYTES_MAX
@@ -173,7 +173,7 @@ class Jobs:
         found: list[DeadJob] = []
         for database in self._databases:
             letter = database.dead.c
-            query = select_dead_jobs(database.dead)
+            query = dead_jobs_query(database.dead)
             if biz_type is not None:
                 type_no = self._database_metadata.types.find_number(biz_type, database)
                 if type_no is None:

@@ -93,7 +93,7 @@ def _migrations_directory() -> Path:
     return packaged if packaged.is_dir() else package.parent / "migrations"
 
 
-def release_revisions() -> tuple[Revision, ...]:
+def revisions_of_release() -> tuple[Revision, ...]:
     """The revisions that this release brings, oldest first."""
     return _load_revisions(_migrations_directory())
 
@@ -129,19 +129,19 @@ def _load_module(path: Path) -> Any:
 
 def newest_revision() -> str:
     """The newest revision that this release brings."""
-    return release_revisions()[-1].name
+    return revisions_of_release()[-1].name
 
 
 def oldest_usable_revision() -> str:
     """The oldest revision that this release's processes run on: all later revisions are of phase post."""
-    return next(r.name for r in reversed(release_revisions()) if r.phase == "pre")
+    return next(r.name for r in reversed(revisions_of_release()) if r.phase == "pre")
 
 
 def revision_position(name: str) -> int | None:
     """How many revisions lead to this one; 0 for the base, None for a revision that this release lacks."""
     if name == BASE:
         return 0
-    return next((at for at, r in enumerate(release_revisions(), 1) if r.name == name), None)
+    return next((at for at, r in enumerate(revisions_of_release(), 1) if r.name == name), None)
 
 
 def schema_target(settings: Settings, index: int) -> SchemaTarget:
@@ -155,10 +155,10 @@ def schema_target(settings: Settings, index: int) -> SchemaTarget:
 
 def read_revision(database: Database) -> str | None:
     """The revision that a database is at; None before the first migration."""
-    return database.run_read(read_connection_revision)
+    return database.run_read(read_revision_of_connection)
 
 
-def read_connection_revision(connection: Connection) -> str | None:
+def read_revision_of_connection(connection: Connection) -> str | None:
     """The revision that a connection's database is at; None before the first migration."""
     if not connection.dialect.has_table(connection, VERSION_TABLE):
         return None
@@ -262,7 +262,7 @@ def downgrade(
     with _open_databases(settings) as databases:
         for database in databases:
             found = _read_known_revision(database)
-            back = release_revisions()[_position_or_zero(to) : _position_or_zero(found)]
+            back = revisions_of_release()[_position_or_zero(to) : _position_or_zero(found)]
             if back:
                 _refuse_tables_with_jobs(database, back)
                 tasks.append(_plan_task(settings, database.index, found, to))
@@ -274,7 +274,7 @@ def downgrade(
 def _plan_task(settings: Settings, index: int, found: str | None, goal: str) -> MigrationTask:
     low, high = sorted((_position_or_zero(found), _position_or_zero(goal)))
     target = schema_target(settings, index)
-    total = sum(1 for revision in release_revisions()[low:high] for _ in revision.steps(target))
+    total = sum(1 for revision in revisions_of_release()[low:high] for _ in revision.steps(target))
     return MigrationTask(
         target, _alembic_context_factory(goal, up=_position_or_zero(found) == low), total
     )
@@ -302,7 +302,7 @@ def _alembic_context_factory(goal: str, *, up: bool) -> ContextFactory:
 
 def _migration_result(index: int, revision: str | None) -> MigrationResult:
     at = None if revision == BASE else revision
-    return MigrationResult(index, at, release_revisions()[_position_or_zero(at) :])
+    return MigrationResult(index, at, revisions_of_release()[_position_or_zero(at) :])
 
 
 def list_downgrade_drops(settings: Settings, to: str) -> list[str]:
@@ -312,7 +312,9 @@ def list_downgrade_drops(settings: Settings, to: str) -> list[str]:
         found = max(_position_or_zero(_read_known_revision(database)) for database in databases)
     target = schema_target(settings, 0)
     steps = [
-        step for r in release_revisions()[_position_or_zero(to) : found] for step in r.steps(target)
+        step
+        for r in revisions_of_release()[_position_or_zero(to) : found]
+        for step in r.steps(target)
     ]
     columns = Counter(step.column for step in steps if isinstance(step, AddColumn))
     jobs = tables_holding_jobs(steps)
@@ -341,14 +343,14 @@ def _target_revision(index: int, found: str | None, phase: Phase, to: str | None
     """The revision that a database is to be brought to."""
     at, end = (
         _position_or_zero(found),
-        len(release_revisions()) if to is None else _position_or_zero(to),
+        len(revisions_of_release()) if to is None else _position_or_zero(to),
     )
     if end < at:
         text = f"it is at revision {found} already; the way back is --down-to {to}"
         raise MigrationFailed(index, None, text)
-    ahead = release_revisions()[at:end]
+    ahead = revisions_of_release()[at:end]
     if found is None or phase == "all" or not ahead:
-        return release_revisions()[end - 1].name if ahead else found
+        return revisions_of_release()[end - 1].name if ahead else found
     if phase == "post" and ahead[0].phase == "pre":
         text = f"revision {ahead[0].name} is of phase pre and comes first: run `toc migrate`, and deploy"
         raise MigrationFailed(index, None, text)
@@ -377,7 +379,7 @@ def _position_or_zero(name: str | None) -> int:
 def _refuse_unknown_revision(revision: str, *, allow_base: bool = True) -> None:
     """Raises InvalidInput for a revision that this release does not bring."""
     if revision_position(revision) is None or (revision == BASE and not allow_base):
-        names = ", ".join(each.name for each in release_revisions())
+        names = ", ".join(each.name for each in revisions_of_release())
         base = f" or {BASE}" if allow_base else ""
         raise InvalidInput("revision", revision, f"must be one of {names}{base}")
 
@@ -415,8 +417,8 @@ def write_migration_scripts(
         text = "a script cannot see whether the job tables are empty: run the downgrade itself"
         raise MigrationFailed(0, None, text)
     low, high = sorted((_position_or_zero(start), _position_or_zero(end)))
-    between = [revision.name for revision in release_revisions()[max(low - 1, 0) : high]]
-    paths = script_paths(settings, directory)
+    between = [revision.name for revision in revisions_of_release()[max(low - 1, 0) : high]]
+    paths = prepare_script_paths(settings, directory)
     for index in range(len(settings.databases)):
         with open_script(settings, index, paths, out, lock_wait_s) as script:
             first = None if start == BASE else start
@@ -429,8 +431,8 @@ def write_migration_scripts(
 def _write_revision_range(script: ScriptExecutor, low: int, high: int, *, up: bool) -> None:
     """Writes the revisions between two positions."""
     for at in range(low, high) if up else range(high - 1, low - 1, -1):
-        revision = release_revisions()[at]
-        before = release_revisions()[at - 1] if at else None
+        revision = revisions_of_release()[at]
+        before = revisions_of_release()[at - 1] if at else None
         if up:
             script.up(revision.name, revision.steps)
             script.write_revision_stamp(
@@ -441,7 +443,9 @@ def _write_revision_range(script: ScriptExecutor, low: int, high: int, *, up: bo
             script.write_revision_stamp(revision.name, before.name, before.fits_since)
 
 
-def script_paths(settings: Settings, directory: Path | None, prefix: str = "") -> list[Path]:
+def prepare_script_paths(
+    settings: Settings, directory: Path | None, prefix: str = ""
+) -> list[Path]:
     """Makes the directory and returns the path of each database's script; []: no directory is given.
 
     Raises InvalidInput: one stream of SQL for several databases would be run on one of them.

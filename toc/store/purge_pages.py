@@ -76,7 +76,7 @@ class PurgesAroundId:
 
 
 @dataclass(frozen=True, slots=True)
-class PurgeStatements:
+class PurgePages:
     """Reads and deletes old jobs and events for a purger."""
 
     databases: Databases

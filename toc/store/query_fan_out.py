@@ -80,8 +80,11 @@ class DatabaseQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class QueryReply:
-    """The rows of a query. digits: decimal places of each column; None: the server declares no number."""
+class QueryRows:
+    """The rows of a query that succeeded.
+
+    digits: decimal places of each column; None: the server declares no number.
+    """
 
     query: DatabaseQuery
     rows: list[tuple[Any, ...]]
@@ -143,36 +146,36 @@ class QueryFanOut:
         failure = None
         for index in databases:
             found = self.run_query(DatabaseQuery(0, index, "", "SELECT UTC_TIMESTAMP(3)", {}))
-            if isinstance(found, QueryReply):
+            if isinstance(found, QueryRows):
                 for database in self._databases:
                     database.now_ms = ms_of_sql_time(found.rows[0][0])
                 return None
             failure = failure or found
         return failure
 
-    def run_query(self, query: DatabaseQuery) -> QueryReply | QueryFailure:
+    def run_query(self, query: DatabaseQuery) -> QueryRows | QueryFailure:
         """Runs one query in this thread."""
         database = self._databases[query.database]
         connection = database.open_connection(query)
         if isinstance(connection, QueryFailure):
             return connection
         with contextlib.closing(connection):
-            return database.execute_query(connection, query, self._deadline_s)
+            return database.run_query_on_connection(connection, query, self._deadline_s)
 
     def run_queries(
         self, queries: Sequence[DatabaseQuery], tick: Callable[[], None]
-    ) -> Generator[QueryReply | QueryFailure]:
+    ) -> Generator[QueryRows | QueryFailure]:
         """Runs queries in threads and yields the replies; calls `tick()` every TICK_S while no reply arrives.
 
         Closing the iterator cancels the queries that were not started. Queries that run on servers end by
         their time limits.
         """
-        replies: queue.Queue[QueryReply | QueryFailure] = queue.Queue(
+        replies: queue.Queue[QueryRows | QueryFailure] = queue.Queue(
             maxsize=len(self._databases) * 4
         )
         stop = threading.Event()
 
-        def put_reply(reply: QueryReply | QueryFailure) -> None:
+        def put_reply(reply: QueryRows | QueryFailure) -> None:
             while not stop.is_set():
                 with contextlib.suppress(queue.Full):
                     return replies.put(reply, timeout=TICK_S)
@@ -274,7 +277,7 @@ class _ReadOnlyDatabase:
 
     def run_queued_queries(
         self, todo: deque[DatabaseQuery], deadline_s: float
-    ) -> Generator[QueryReply | QueryFailure]:
+    ) -> Generator[QueryRows | QueryFailure]:
         """Runs the queries of `todo` one by one on one connection. Other threads may do the same."""
         with contextlib.ExitStack() as stack:
             connection: Connection | QueryFailure | None = None
@@ -287,14 +290,15 @@ class _ReadOnlyDatabase:
                     # The database is not tried again for each of its tables.
                     yield replace(connection, query=query)
                     continue
-                reply = self.execute_query(connection, query, deadline_s)
+                reply = self.run_query_on_connection(connection, query, deadline_s)
                 yield reply
                 if isinstance(reply, QueryFailure) and reply.what == "down":
                     connection = None  # the next query opens a new connection
 
-    def execute_query(
+    def run_query_on_connection(
         self, connection: Connection, query: DatabaseQuery, deadline_s: float
-    ) -> QueryReply | QueryFailure:
+    ) -> QueryRows | QueryFailure:
+        """Runs one query on an open connection, within its time and size limits."""
         left_s = deadline_s - self._clock.monotonic_s()
         if left_s <= 0:
             return QueryFailure(query, "time", "was not run: all queries together took too long")
@@ -318,7 +322,7 @@ class _ReadOnlyDatabase:
             if failure.what == "time":
                 return QueryFailure(query, "time", f"took longer than {limit_s:.3g} s")
             return failure
-        return QueryReply(query, rows, tuple(column[5] for column in described))
+        return QueryRows(query, rows, tuple(column[5] for column in described))
 
     # ---- sessions
 

@@ -45,7 +45,7 @@ def check_databases(
         database_metadata.verify_and_record_meta(expected_meta, [database])
         if inspect is not None:
             inspect(database)
-        database_metadata.types.refresh_type_copy(database)
+        database_metadata.types.read_and_complete_type_copy(database)
         log.info("database %d answers, and its schema and settings fit", database.index)
 
     away: dict[Database, StoreUnavailable] = {}
@@ -59,7 +59,7 @@ def check_databases(
         raise next(iter(away.values()))
     for database, reason in away.items():
         log.warning("starting without a database: %s", reason)
-        database.check_before_use(check_at_first_answer)
+        database.require_check_before_use(check_at_first_answer)
     database_metadata.verify_and_record_meta(expected_meta, answering)
     database_metadata.types.copy_types_between_databases(answering)
 
@@ -75,7 +75,7 @@ def _check_in_parallel(
     def check_and_answer(database: Database) -> None:
         try:
             migrate.refuse_incompatible([database])
-            database_metadata.types.refresh_type_copy(database)
+            database_metadata.types.read_and_complete_type_copy(database)
             if inspect is not None:
                 inspect(database)
             answers.put((database, None))

@@ -98,11 +98,11 @@ def write_repair_scripts(
 
     The scripts check which database they run on, like those of the revisions. Reads every database.
     """
-    paths = migrate.script_paths(settings, directory, prefix="mend_")
+    paths = migrate.prepare_script_paths(settings, directory, prefix="mend_")
     for index in range(len(settings.databases)):
         with open_migration_connection(index, settings, lock_wait_s) as connection:
             _, repairs = _plan_repairs(settings, index, connection)
-            revision = migrate.read_connection_revision(connection)
+            revision = migrate.read_revision_of_connection(connection)
         with migrate.open_script(settings, index, paths, out, lock_wait_s) as script:
             if revision is not None:
                 script.write_head(version_of("toc"), revision, revision, [revision])
@@ -118,10 +118,12 @@ def _plan_repairs(
 ) -> tuple[SchemaTarget, list[DriftRepair]]:
     target = migrate.schema_target(settings, index)
     refuse_other_database(target, connection, settings.routing.meta_values())
-    revision = migrate.read_connection_revision(connection)
+    revision = migrate.read_revision_of_connection(connection)
     at = migrate.revision_position(revision) if revision is not None else 0
     steps = [
-        step for applied in migrate.release_revisions()[: at or 0] for step in applied.steps(target)
+        step
+        for applied in migrate.revisions_of_release()[: at or 0]
+        for step in applied.steps(target)
     ]
     found = read_shapes(connection, sqlite=target.sqlite)
     declared = schema_drift.declared_shapes(steps, sqlite=target.sqlite)

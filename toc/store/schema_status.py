@@ -70,7 +70,7 @@ def read_schema_statuses(settings: Settings) -> list[SchemaStatus]:
         except TocError as error:
             return SchemaStatus(database.index, error=str(error))
 
-    migrate.release_revisions()  # loaded once, not by each thread
+    migrate.revisions_of_release()  # loaded once, not by each thread
     try:
         with ThreadPoolExecutor(PARALLEL_MAX) as pool:
             return list(pool.map(read_status_or_error, databases))
@@ -101,7 +101,7 @@ def read_schema_status(database: Database, expected_meta: Mapping[str, str]) -> 
             text = f"{wrong}: put the settings right (TOC_DATABASES, TOC_SHARDS)"
             return SchemaStatus(database.index, revision, incompatibility=text)
     found = database.run_read(lambda connection: read_shapes(connection, sqlite=target.sqlite))
-    applied, ahead = migrate.release_revisions()[:at], migrate.release_revisions()[at:]
+    applied, ahead = migrate.revisions_of_release()[:at], migrate.revisions_of_release()[at:]
     faults, notes = schema_drift.compare_shapes(found, _declared_shapes(applied, target))
     if ahead:  # the parts that an interrupted run has made already are no drift
         _, expected = schema_drift.compare_shapes(

@@ -131,7 +131,7 @@ def _make_tls_context(mysql: MysqlSettings) -> ssl.SSLContext:
     return context
 
 
-def end_idle_sessions(engine: Engine, seconds: int) -> None:
+def set_idle_transaction_limit(engine: Engine, seconds: int) -> None:
     """Makes the server end, and roll back, sessions of this engine after `seconds` without a statement.
 
     A process that freezes within a transaction (SIGSTOP, a machine that hangs, a network that loses packets)

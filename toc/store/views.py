@@ -36,7 +36,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 """The columns of each view, in order."""
 
 
-def select_jobs_of_shard(shard: int, *, sqlite: bool = False) -> str:
+def jobs_of_shard_sql(shard: int, *, sqlite: bool = False) -> str:
     """The part of `toc_jobs` that is in one shard, as a SELECT."""
     late_ms = (
         "CAST(ROUND((julianday(j.claim_time) - julianday(j.action_time)) * 86400000) AS INTEGER)"

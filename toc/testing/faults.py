@@ -23,7 +23,7 @@ class FaultState(NamedTuple):
 QUIET = FaultState((), ())
 
 
-class Faults:
+class FaultTimeline:
     """Finds faults by time and process. `linger_ms`: how long after its end a fault explains a duplicate."""
 
     def __init__(self, faults: Iterable[Fault], linger_ms: float = 0.0) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from toc.testing.faults import Faults
+from toc.testing.faults import FaultTimeline
 from toc.testing.history import Fault, ScheduleUnanswered
 from toc.testing.job_entries import EntriesByJob
 from toc.testing.judge import JobJudge, Rules
@@ -156,7 +156,9 @@ def judge_all_jobs(
     unanswered: list[ScheduleUnanswered],
 ) -> Report:
     """Judges the jobs of `by_job` and returns the report on them."""
-    judge = JobJudge(rules, Faults(faults, rules.linger_ms), strangers_are_legal=bool(unanswered))
+    judge = JobJudge(
+        rules, FaultTimeline(faults, rules.linger_ms), strangers_are_legal=bool(unanswered)
+    )
     for job_id, job in by_job.jobs.items():
         judge.judge_job(job_id, job)
     judge.report.entries = by_job.entries

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from toc.domain.claim_tokens import remove_alone_mark
-from toc.testing.faults import Faults
+from toc.testing.faults import FaultTimeline
 from toc.testing.job_entries import (
     AGAIN,
     BURIED,
@@ -88,7 +88,7 @@ class JobJudge:
     `strangers_are_legal`: jobs that no answered call scheduled are no problem.
     """
 
-    def __init__(self, rules: Rules, faults: Faults, *, strangers_are_legal: bool) -> None:
+    def __init__(self, rules: Rules, faults: FaultTimeline, *, strangers_are_legal: bool) -> None:
         self.report = Report()
         self._rules, self._faults, self._strangers_are_legal = rules, faults, strangers_are_legal
 
@@ -107,13 +107,13 @@ class _JobCheck:
     """Checks the entries of one job."""
 
     def __init__(
-        self, rules: Rules, faults: Faults, report: Report, job_id: int, job: JobEntries
+        self, rules: Rules, faults: FaultTimeline, report: Report, job_id: int, job: JobEntries
     ) -> None:
         self._rules, self._faults, self._report = rules, faults, report
         self._job_id, self._job = job_id, job
         self._biz_type = job.biz_type or (job.starts[0].biz_type if job.starts else "")
         self._snoozed = any(end.how == SNOOZED for end in job.ends)
-        self._writes = _list_action_time_writes(job, snoozed=self._snoozed)
+        self._writes = _list_calls_that_set_action_time(job, snoozed=self._snoozed)
 
     def add_problem(self, kind: Kind, text: str) -> None:
         report = self._report
@@ -440,7 +440,7 @@ class _JobCheck:
         return self._report.by_fault.setdefault(fault, FaultEffects())
 
 
-def _list_action_time_writes(job: JobEntries, *, snoozed: bool) -> list[_ActionTimeWrite]:
+def _list_calls_that_set_action_time(job: JobEntries, *, snoozed: bool) -> list[_ActionTimeWrite]:
     """The calls that set or may have set the action_time, in the order in which they were made."""
     if job.schedules:
         first = job.schedules[0]

@@ -40,7 +40,9 @@ class CircuitBreaker:
     def record_failure(self, name: str, error: Exception) -> None:
         with self._lock:
             if name not in self._errors:
-                log.warning("Redis %s failed: %s", name, error)
+                log.warning(
+                    "Redis %s failed and is skipped until it answers again: %s", name, error
+                )
                 self._next_probe_s = max(
                     self._next_probe_s, self._clock.monotonic_s() + PROBE_AFTER_S
                 )

@@ -198,7 +198,10 @@ class Loader(Service):
         return sum(done)
 
     def _read_marks(self, due: Collection[int]) -> dict[int, SlotMarks]:
-        """Reads the marks of these shards' slots and of two slots per server; all slots' if any is lost."""
+        """Reads the marks of these shards' slots, and of two slots per Redis node to test for lost data.
+
+        If a mark is missing, reads the marks of all owned slots.
+        """
         asked = {self._slot_of[shard] for shard in due}
         asked.update(self._reminders.first_and_last_slot_per_node(self._topic, self._owned))
         marks = self._reminders.read_marks(self._topic, sorted(asked))

@@ -55,7 +55,7 @@ _Item = TypeVar("_Item", int, Reminder)
 class Reminders(TimerServer):
     """The reminders of all topics on one Redis, or on a Redis Cluster. Connects at the first call.
 
-    `slots_of`: the slot_amount of a topic. `arm`, `ack` and `put_back` find the slot of each job by its id;
+    `slot_amount_of`: as in Settings. `arm`, `ack` and `put_back` find the slot of each job by its id;
     `pop` and `load_page` are given slots, by the owner of the slots.
 
     Every method raises TimerUnavailable. When a node of a cluster fails, only its own slots fail: queries
@@ -68,12 +68,12 @@ class Reminders(TimerServer):
         url: str,
         namespace: str,
         clock: Clock,
-        slots_of: Callable[[str], int],
+        slot_amount_of: Callable[[str], int],
         *,
         timeout_s: float = 3.0,
     ) -> None:
         super().__init__(url, clock, timeout_s)
-        self._namespace, self._slots_of = namespace, slots_of
+        self._namespace, self._slot_amount_of = namespace, slot_amount_of
         self.foreign = RemovedForeignMembers(clock)
 
     @classmethod
@@ -83,7 +83,7 @@ class Reminders(TimerServer):
             settings.redis_url,
             settings.namespace,
             clock,
-            settings.slots_of,
+            settings.slot_amount_of,
             timeout_s=settings.connect_timeout_s,
         )
 
@@ -91,7 +91,7 @@ class Reminders(TimerServer):
 
     def slot_of_job(self, topic: str, job_id: int) -> int:
         """The slot that holds the job's reminder."""
-        return slot_of_hash(routing_bits_of(job_id), self._slots_of(topic))
+        return slot_of_hash(routing_bits_of(job_id), self._slot_amount_of(topic))
 
     def arm(self, topic: str, reminders: Iterable[Reminder]) -> int:
         """Puts reminders into the StoreQueues of their slots; the earliest reminder of a job wins.
@@ -364,7 +364,7 @@ class Reminders(TimerServer):
     def _group_by_slot(
         self, topic: str, items: Iterable[_Item], job_id_of: Callable[[_Item], int]
     ) -> Mapping[int, Sequence[_Item]]:
-        by_slot, amount = defaultdict[int, list[_Item]](list), self._slots_of(topic)
+        by_slot, amount = defaultdict[int, list[_Item]](list), self._slot_amount_of(topic)
         for item in items:
             by_slot[slot_of_hash(routing_bits_of(job_id_of(item)), amount)].append(item)
         return by_slot

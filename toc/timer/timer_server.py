@@ -65,7 +65,7 @@ class TimerServer:
 
     def raise_if_unfit(self) -> None:
         """Raises SchemaMismatch unless the server can hold reminders safely."""
-        self._check_server()
+        self._check_fitness_and_make_scripts()
         if self._availability.unfit_reason:
             raise SchemaMismatch(self._availability.unfit_reason)
 
@@ -183,12 +183,13 @@ class TimerServer:
         """
         scripts = self._scripts
         if scripts is None or self._clock.monotonic_s() >= self._next_check_s:
-            scripts = self._check_server()
+            scripts = self._check_fitness_and_make_scripts()
             if self._availability.unfit_reason:
                 log.error("%s", self._availability.unfit_reason)
         return scripts
 
-    def _check_server(self) -> LuaScripts:
+    def _check_fitness_and_make_scripts(self) -> LuaScripts:
+        """Records whether the server may hold reminders; returns the scripts for its version."""
         self._next_check_s = self._clock.monotonic_s() + CHECK_EVERY_S
         known = self.read_server_info()
         self._availability.unfit_reason = redis_fitness.why_unfit_for_reminders(known)

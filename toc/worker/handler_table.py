@@ -39,7 +39,7 @@ class HandlerTable:
         """
         names = [spec.biz_type for spec in self._registry]
         failed: list[StoreUnavailable | StatementFailed] = []
-        asked = [database for database in databases if not database.has_not_answered]
+        asked = [database for database in databases if not database.is_first_check_pending]
         for database in asked:
             try:
                 self._types.get_or_create_numbers(names, database)

@@ -117,7 +117,7 @@ def run_of_claimed_row(
     lease_end_s = found_s + context.handlers.lease_s(spec)  # guard: lease-from-the-question
     assert row.claimed_ms is not None  # noqa: S101 - its claim has set it
     return JobRun(
-        job, spec, context.process.settings.topic_of(spec.biz_type), database.index, token,
+        job, spec, context.process.settings.topic_of_biz_type(spec.biz_type), database.index, token,
         database.server_clock.clamp_server_time_ms(row.claimed_ms), lease_end_s,
         asked_s=asked.monotonic_s, queued_s=context.process.clock.monotonic_s(),
         found_ms=found_ms, asked_wall_ms=asked.wall_ms,

@@ -240,7 +240,7 @@ class Permits:
         return sum(self._fetched.values())
 
     @property
-    def jobs_to_settle(self) -> int:
+    def unsettled_count(self) -> int:
         """How many jobs have an outcome that waits to be settled."""
         return self._ended
 

@@ -113,7 +113,7 @@ class TakeOver:
             log.warning("job %d is dead: %s", suspect.job_id, LOST_LEASE)
             biz_type = self._handlers.type_name(suspect.type_no, self._database)
             metrics.ENDED.labels(biz_type, OutcomeKind.BURY.value).inc()
-            topic = self._context.process.settings.topic_of(biz_type)
+            topic = self._context.process.settings.topic_of_biz_type(biz_type)
             self._acks.enqueue([Ack(topic, suspect.job_id, None)])
 
     def count_attempts_left(self, suspect: SuspectJob) -> int:

@@ -113,7 +113,7 @@ class Worker:
     def has_nothing_to_write(self) -> bool:
         """Whether no outcome and no correction waits to be written."""
         return not (
-            self.permits.jobs_to_settle or any(len(each.corrections) for each in self.settlers)
+            self.permits.unsettled_count or any(len(each.corrections) for each in self.settlers)
         )
 
     @property

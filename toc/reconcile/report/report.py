@@ -105,7 +105,7 @@ def result_lines(outcome: ReconcileResult, report: Path | None = None) -> list[s
     found += _limit_lines("not compared", map(_failure_text, summary["failures"]))
     if summary["broken_off"]:
         found.append(f"repairing broke off: {summary['broken_off']}")
-    found += _format_counts_of_each_kind(summary)
+    found += _format_disagreement_counts(summary)
     if outcome.repairing:
         left = (row for row in summary["repairs"] if not row["repaired"])
         found += _limit_lines(
@@ -148,7 +148,7 @@ def _read_or_make_summary(outcome: ReconcileResult, report: Path | None) -> dict
     return make_summary(outcome)
 
 
-def _format_counts_of_each_kind(summary: Mapping[str, Any]) -> Iterator[str]:
+def _format_disagreement_counts(summary: Mapping[str, Any]) -> Iterator[str]:
     """For each kind of disagreement that was found now or before, one line with its counts."""
     before, earlier = summary["before"], earlier_run_name(summary)
     for kind in Disagreement:

@@ -48,7 +48,7 @@ class SuspiciousRows(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ComparisonReads:
+class ReconcileReads:
     """Reads rows from the primary servers, to compare them with Redis; changes nothing."""
 
     databases: Databases
@@ -101,7 +101,7 @@ class ComparisonReads:
             _parse_first_ids(misfit_ids, limit), int(misfit_count or 0),
         )  # fmt: skip
 
-    def count_due_after(self, shard: int, beyond_ms: int) -> int:
+    def count_live_rows_due_after(self, shard: int, beyond_ms: int) -> int:
         """How many live rows are due later than `beyond_ms`."""
         query = select(func.count()).select_from(JOB).where(c.due_time > beyond_ms)
         return int(self.databases.database_of_shard(shard).scalar(query, shard))
