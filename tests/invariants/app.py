@@ -105,6 +105,8 @@ def main(plan: dict[str, Any]) -> None:
         handlers=registry(plan["types"], journal),
         clock=OffClock(plan.get("wrong_by_ms", 0)),
     )
+    for database in node.databases:
+        database._supports_packets &= plan.get("packets", True)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     node.start()

@@ -164,11 +164,14 @@ class Stack:
         types: Mapping[str, Mapping[str, Any]] | None = None,
         wrong_by_ms: int = 0,
         env: Mapping[str, str] | None = None,
+        *,
+        packets: bool = True,
         **parts: Any,
     ) -> WorkerProcess:
         """Starts a worker process.
 
-        `types`: the terms of each biz_type; `env`: above the tests' own; `parts`: other settings.
+        `types`: the terms of each biz_type; `env`: above the tests' own; `parts`: other settings. `packets`:
+        False: it sends its statements one by one, as behind a proxy that accepts no more.
         """
         settings = self.plan | {
             name: {**self.plan.get(name, {}), **value} if isinstance(value, dict) else value
@@ -179,6 +182,7 @@ class Stack:
             "journal": str(self._journal),
             "types": types or {TYPE: {"timeout": 1, "retry": [0]}},
             "wrong_by_ms": wrong_by_ms,
+            "packets": packets,
         }
         worker = WorkerProcess(self, next(self._names), plan, env or {})
         self._closing.append(worker.kill)

@@ -21,14 +21,14 @@ MEMORY_MB, LARGE_MEMORY_MB = 1000, 6000
 
 
 def runs(variants: tuple[Variant, ...]) -> list[object]:
-    marks = (deep, pytest.mark.slow, pytest.mark.timeout(LARGE_SECONDS_MAX + 200))
+    large = (deep, pytest.mark.slow, pytest.mark.timeout(LARGE_SECONDS_MAX + 200))
+    small = (pytest.mark.timeout(SECONDS_MAX + 200),)
     return [
-        pytest.param(variant, id=variant.name, marks=marks if variant.large else ())
+        pytest.param(variant, id=variant.name, marks=large if variant.large else small)
         for variant in variants
     ]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("variant", runs(HOLDS))
 @pytest.mark.usefixtures("checker")
 def test_the_protocol_holds(variant: Variant, report: Report) -> None:
@@ -43,7 +43,6 @@ def test_the_protocol_holds(variant: Variant, report: Report) -> None:
     assert found.rests or LIVENESS in variant.switches.split()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("variant", runs(BROKEN + KNOWN))
 @pytest.mark.usefixtures("checker")
 def test_a_broken_guard_is_caught(variant: Variant, report: Report) -> None:
