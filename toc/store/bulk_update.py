@@ -290,10 +290,8 @@ class BulkUpdate:
         changed some of these jobs already.
         """
         database, ids = self._databases.database_of_shard(shard), sorted(jobs)
-        in_page, conditions = (
-            database.build_id_filter(c.job_id, ids),
-            self._render_conditions(shard),
-        )
+        in_page = database.build_id_filter(c.job_id, ids)
+        conditions = self._render_conditions(shard)
         tries = 0
         # The jobs of the page that this run had changed before this call; None: not known yet.
         before: set[int] | None = None if may_be_repeat else set()
@@ -329,13 +327,8 @@ class BulkUpdate:
                 if change.move.from_status is Status.DEAD:
                     letters = database.dead
                     connection.execute(delete(letters).where(letters.c.job_id.in_(done)))
-                record_transition_events(
-                    connection,
-                    database,
-                    shard,
-                    database.build_id_filter(c.job_id, done),
-                    change.move,
-                )
+                changed = database.build_id_filter(c.job_id, done)
+                record_transition_events(connection, database, shard, changed, change.move)
             types = {row[0]: row[1] for row in rows}
             moved = [ChangedJob(job_id, types[job_id], todo[job_id]) for job_id in done]
             moved += _read_changed_jobs(connection, shard, sorted(marked - before))
