@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.chaos.calls import Calls
-from tests.chaos.plan import ASYNC, BULK, MOODY, SLOW, STUBBORN, Lines, chance, true_clock
+from tests.chaos.plan import ASYNC, BULK, LENGTHY, MOODY, SLOW, STUBBORN, Lines, chance, true_clock
 from toc.center.center import TimeoutCenter
 from toc.center.reminder_queue import ReminderQueue
 from toc.errors import StoreUnavailable
@@ -97,10 +97,11 @@ class Clerk:
         rng, calls = self._rng, self._calls
         biz_id, action_ms = next(self._biz), round(calls.now() + rng.uniform(300, 5000))
         draw = rng.random()
-        if draw < 0.10:
-            calls.schedule(biz_id, ASYNC, action_ms, {"sleep_s": 60})
-        elif draw < 0.15:
-            calls.schedule(biz_id, SLOW, action_ms, {"sleep_s": 1.5})
+        if draw < 0.15:
+            biz_type, sleep_s = (ASYNC, 60) if draw < 0.10 else (SLOW, 1.5)
+            calls.schedule(biz_id, biz_type, action_ms, {"sleep_s": sleep_s})
+        elif draw < 0.16:
+            calls.schedule(biz_id, LENGTHY, action_ms, {"leases": rng.uniform(0.5, 2)})
         elif draw < 0.20:
             calls.schedule(biz_id, STUBBORN, action_ms, {"fail_until_ms": action_ms + 6000})
         elif draw < 0.45:

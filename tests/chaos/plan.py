@@ -22,12 +22,12 @@ NOBODY = ("nobody",)
 class Scale:
     """A long run's or a short one's times in seconds, and rates per client and second.
 
-    lease_s: of all types. hold_s: how long most faults last, from … to. calm_s: between two faults.
-    rest: this part of a fault's own rest.
+    timeout_s: of all types but LENGTHY. hold_s: how long most faults last, from … to. calm_s: between two
+    faults. rest: this part of a fault's own rest.
     """
 
     timeout_s: float
-    allowance_s: float
+    lease_s: float
     hold_s: tuple[float, float]
     calm_s: float
     rest: float
@@ -38,8 +38,9 @@ class Scale:
     slack_s: float
 
     @property
-    def lease_s(self) -> float:
-        return self.timeout_s + self.allowance_s
+    def timeouts_s(self) -> dict[str, float]:
+        """By type."""
+        return dict.fromkeys(TYPES, self.timeout_s) | {LENGTHY: 3 * self.lease_s}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -61,7 +62,7 @@ class Scale:
                 "concurrency": 12,
                 "queue_max": 400,
                 "queue_wait_s": 1,
-                "lease_allowance_s": self.allowance_s,
+                "lease_s": self.lease_s,
                 "lease_margin_s": 1,
                 "stop_s": 10,
             },
@@ -70,13 +71,14 @@ class Scale:
         }
 
 
-LONG = Scale(1, 9, (2, 6), 3, 1, bulk=370, singles=20, session_s=3, horizon_s=8, slack_s=4)
-SHORT = Scale(1, 3, (1, 2.5), 0.5, 0.1, bulk=120, singles=15, session_s=1, horizon_s=3, slack_s=1)
+LONG = Scale(1, 10, (2, 6), 3, 1, bulk=370, singles=20, session_s=3, horizon_s=8, slack_s=4)
+SHORT = Scale(1, 4, (1, 2.5), 0.5, 0.1, bulk=120, singles=15, session_s=1, horizon_s=3, slack_s=1)
 
 BULK = "chaos.bulk"
 MOODY = "chaos.moody"  # fails in its first attempts
 STUBBORN = "chaos.stubborn"  # fails until a moment, and is dead before that; somebody redrives it
 SLOW = "chaos.slow"  # returns beyond its timeout, within its lease
+LENGTHY = "chaos.lengthy"  # takes longer than a lease, which is renewed meanwhile
 ASYNC = "chaos.async"  # its first attempt is cut short by its timeout
 POISON = "chaos.poison"  # kills its process each time
 
@@ -85,6 +87,7 @@ TYPES: dict[str, dict[str, Any]] = {
     MOODY: {"retry": [0.5, 1.0], "max_attempts": 16},
     STUBBORN: {"retry": [0.3], "max_attempts": 2},
     SLOW: {"retry": [1.0]},
+    LENGTHY: {"retry": [1.0], "max_attempts": 16},
     ASYNC: {"retry": [0.5], "max_attempts": 16},
     POISON: {"retry": [0.5], "max_attempts": 2},
 }

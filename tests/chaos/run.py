@@ -184,7 +184,9 @@ def chaos(
         late_ms=LATE_MS,
         early_ms={REDIS_CLOCK: SKEW_MS},
         max_attempts={name: terms.get("max_attempts", 16) for name, terms in TYPES.items()},
-        timeouts_ms=dict.fromkeys(TYPES, scale.lease_s * 1000),
+        timeouts_ms={
+            name: (timeout_s + scale.lease_s) * 1000 for name, timeout_s in scale.timeouts_s.items()
+        },
     )
     report = check(histories, rules)
     return Outcome(seed, report, world.troubles, directory, table(report))

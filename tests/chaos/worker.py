@@ -29,17 +29,18 @@ from toc.testing import Ended, Journal, Started
 class Handlers:
     """They write down each start, first of all, and each end; between them, what the attribute says."""
 
-    def __init__(self, journal: Journal, now: Now) -> None:
+    def __init__(self, journal: Journal, now: Now, lease_s: float) -> None:
         self._journal, self._now = journal, now
         self._process = process_name()
-        self._timeout_s = 0.0
+        self._timeouts_s: dict[str, float] = {}
+        self._lease_s = lease_s
 
-    def registry(self, timeout_s: float) -> Registry:
+    def registry(self, timeouts_s: dict[str, float]) -> Registry:
         found = Registry()
         for name, terms in TYPES.items():
             function = self.act_async if name == ASYNC else self.act
-            found.handler(name, timeout=timeout_s, **terms)(function)
-        self._timeout_s = timeout_s
+            found.handler(name, timeout=timeouts_s[name], **terms)(function)
+        self._timeouts_s = timeouts_s
         return found
 
     def act(self, job: Job) -> None:
@@ -51,6 +52,8 @@ class Handlers:
                 os.kill(os.getpid(), signal.SIGKILL)
             if "sleep_s" in wants:
                 time.sleep(wants["sleep_s"])
+            if job.lost.wait(wants.get("leases", 0) * self._lease_s):
+                raise RuntimeError("the claim is lost")
             self._fail(job)
             failed = False
         finally:
@@ -63,7 +66,8 @@ class Handlers:
             await asyncio.sleep(job.attribute["sleep_s"] if job.attempts == 1 else 0)
             failed = False
         except asyncio.CancelledError:  # by the timeout, or because the process ends
-            verdict = "stopped" if time.monotonic() - began_s < self._timeout_s else ""
+            in_time = time.monotonic() - began_s < self._timeouts_s[job.biz_type]
+            verdict = "stopped" if in_time and not job.lost.is_set() else ""
             raise
         finally:
             self._ended(job, failed=failed, verdict=verdict)
@@ -111,10 +115,10 @@ def main(plan: dict[str, Any]) -> int:
         ended.set()
 
     journal = Journal(Path(plan["journal"]))
-    handlers = Handlers(journal, true_clock(plan["wrong_by_s"]))
     settings = Settings(**plan["settings"])
+    handlers = Handlers(journal, true_clock(plan["wrong_by_s"]), settings.worker.lease_s)
     node = Node(
-        settings, handlers=handlers.registry(plan["timeout_s"]), restart_wanted=restart_wanted
+        settings, handlers=handlers.registry(plan["timeouts_s"]), restart_wanted=restart_wanted
     )
     try:
         node.start()

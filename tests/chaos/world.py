@@ -232,7 +232,7 @@ class World:
         self._closing.callback(self.stack.close)
         self.fleet = Fleet(self.stack, 0)
         self.workers = [
-            self._host(f"worker-{n}", "tests.chaos.worker", timeout_s=self.scale.timeout_s)
+            self._host(f"worker-{n}", "tests.chaos.worker", timeouts_s=self.scale.timeouts_s)
             for n in range(1, WORKERS + 1)
         ]
         self.clients = [

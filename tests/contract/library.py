@@ -23,8 +23,7 @@ from toc.store.jobs import InsertResult, Jobs, OnDuplicate
 from toc.testing import TestClock
 
 SHARDS = 4
-LEASE_MS = 60_000  # of the type "order.close"
-SLOW_LEASE_MS = 3_600_000  # of the type "report"
+LEASE_MS = 60_000
 NO_KEY = None
 ACTOR = "somebody"
 
@@ -76,9 +75,7 @@ class Library:
                 ["order.close", "report"], database
             )
         self.close_no, self.report_no = numbers["order.close"], numbers["report"]
-        self.claims = Claims(
-            self.databases, {self.close_no: LEASE_MS, self.report_no: SLOW_LEASE_MS}
-        )
+        self.claims = Claims(self.databases, LEASE_MS, [self.close_no, self.report_no])
 
     def reset(self) -> None:
         """Empty job tables, a new clock, new caches. The rows of toc_meta and toc_biz_type stay."""

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from tests.contract.breaks import lose_answers
-from tests.contract.library import LEASE_MS, SLOW_LEASE_MS, Library
+from tests.contract.library import LEASE_MS, Library
 from toc.domain.job import Status
 from toc.errors import StoreUnavailable
 from toc.store import claims, databases
@@ -60,7 +60,7 @@ def test_a_lease_is_as_long_as_its_type_says(library: Library, by_redis: bool) -
     slow = library.pending(42, type_no=library.report_no)
     seen = library.claim([fast, slow], "one", library.now_ms if by_redis else None)
     assert seen[fast].due_ms == library.now_ms + LEASE_MS
-    assert seen[slow].due_ms == library.now_ms + SLOW_LEASE_MS
+    assert seen[slow].due_ms == library.now_ms + LEASE_MS
 
 
 @pytest.mark.parametrize("by_redis", [True, False])
@@ -75,26 +75,17 @@ def test_other_types_are_left_alone(library: Library, by_redis: bool) -> None:
     assert library.row(job_id) == before
 
 
-def test_each_type_has_its_own_lease_and_types_come_later(library: Library) -> None:
-    other_no = library.database_metadata.types.get_or_create_number(
-        "unheard.of", library.databases[0]
-    )
-    jobs = [library.pending(42, type_no=other_no), library.pending(42)]
-    claims = Claims(library.databases, {library.close_no: LEASE_MS, other_no: 5_000})
-    seen = library.claim(jobs, "one", claims=claims)
-    assert [seen[job_id].due_ms for job_id in jobs] == [
-        library.now_ms + 5_000, library.now_ms + LEASE_MS,
-    ]  # fmt: skip
-    claims = Claims(library.databases, {})
+def test_types_come_later(library: Library) -> None:
+    claims = Claims(library.databases, 5_000)
     job_id = library.pending(42)
     assert library.claim([job_id], "one", claims=claims)[job_id].token is None
-    claims.set_lease_times({library.close_no: 5_000})
+    claims.set_claimed_types([library.close_no])
     assert library.claim([job_id], "one", claims=claims)[job_id].due_ms == library.now_ms + 5_000
 
 
 def test_a_node_without_handlers_claims_nothing(library: Library) -> None:
     job_id = library.pending()
-    claims = Claims(library.databases, {})
+    claims = Claims(library.databases, LEASE_MS)
     assert library.claim([job_id], "one", claims=claims)[job_id].token is None
 
 

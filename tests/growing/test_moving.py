@@ -142,7 +142,7 @@ def test_the_mover_dies_under_load_and_is_run_again(
     """A pause that is longer than calls wait: what is refused is refused with a retryable error."""
     urls = {"old": servers.url(servers.old), "new": servers.url(servers.new)}
     # What has run meanwhile is settled afterwards, as long as its lease lasts.
-    worker = {"lease_allowance_s": 30}
+    worker = {"lease_s": 31}
     fleet = make_fleet(
         databases=[mysql_database, urls["old"]], moving={MOVES: urls["new"]}, worker=worker
     )

@@ -60,7 +60,7 @@ def settings(
         redis_url=redis_server.url,
         namespace=redis_namespace[:32],
         connect_timeout_s=1,
-        worker=WorkerSettings(lease_allowance_s=2, lease_margin_s=1),
+        worker=WorkerSettings(lease_s=3, lease_margin_s=1),
     )
     migrate.upgrade(made)
     return made

@@ -33,12 +33,12 @@ QUICK: dict[str, dict[str, Any]] = {
     "worker": {
         "concurrency": 8,
         "queue_max": 32,
-        "lease_allowance_s": 2,
+        "lease_s": 3,
         "lease_margin_s": 1,
         "stop_s": 10,
     },
 }
-"""Short leases and periods; with a handler's timeout of 1 s a lease is 3 s."""
+"""Short leases and periods; a lease is 3 s."""
 
 
 class Line(NamedTuple):

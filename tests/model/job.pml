@@ -67,6 +67,9 @@
 #ifndef NSTRANGER        /* pops by a node that has no handler of this type */
 #define NSTRANGER 0
 #endif
+#ifndef NRENEW           /* renewals of a lease while the handler runs */
+#define NRENEW 0
+#endif
 #ifndef LOADERS
 #define LOADERS 1
 #endif
@@ -96,12 +99,19 @@ byte rstore = NONE, rprep, rmark = MISS, rmark_id, rmark_run; bit rtaken;
 byte now;
 bit calm;                /* faults have stopped */
 byte ncrash = NCRASH, nclient = NCLIENT, nwipe = NWIPE, nfailover = NFAILOVER, nexp = NEXP, nstay = NSTAY, nfail = NFAIL,
-     nsnooze = NSNOOZE, nlost = NLOST, nloader = NLOADER, nredrive = NREDRIVE, nstranger = NSTRANGER;
+     nsnooze = NSNOOZE, nlost = NLOST, nloader = NLOADER, nredrive = NREDRIVE, nstranger = NSTRANGER, nrenew = NRENEW;
 /* ---- processes' own memory that others' steps have to see */
 bit hold[3];             /* has it popped, and its stay is not looked at yet */
 bit act[2];              /* has a claim of its own */
 byte tok[2], seen[2];
 bit late[2];             /* by its own monotonic clock too little of its lease is left */
+#if NRENEW > 0
+bit told_lost[2];        /* job.lost is set for the run of its token */
+byte renewed[2];         /* the token under which a renewal is on its way */
+#define BEING_RENEWED(t) (t == renewed[0] || t == renewed[1])
+#else
+#define BEING_RENEWED(t) false
+#endif
 byte w_id[LOADERS];      /* the load id that a loader works with */
 /* ---- the invariants. An assert begins with the name of its own, so that a violation says which; NO_I2=1 looks away from I2 */
 #ifndef NO_I1
@@ -128,7 +138,7 @@ byte starts;             /* handler starts since the row's attempts were last se
 #else
 #define NEW_LIFE skip
 #endif
-#if defined(PAUSE) || defined(EFFECT) || defined(B_SETTLE_TOKEN)
+#if defined(PAUSE) || defined(EFFECT) || defined(B_SETTLE_TOKEN) || NRENEW > 0
 #define NOT_LOOKED_AT skip
 #else                    /* a token stays in the row when it is settled; zeroed where nobody looks again: fewer states */
 #define NOT_LOOKED_AT worker = 0; alone = 0; if :: st == 2 || st == 3 -> attempts = 0; action = 0; due = 0 :: else fi
@@ -153,7 +163,8 @@ inline ack() { store = NONE; prep = 0 }
 
 inline fresh_token(i) {  /* any token that stands for no other claim; the smallest, so that states are few */
     d_step { tok[i] = 1;
-    do :: (tok[i] == worker || tok[i] == tok[1 - i] || tok[i] == seen[0] || tok[i] == seen[1]) -> tok[i]++ :: else -> break od }
+    do :: (tok[i] == worker || tok[i] == tok[1 - i] || tok[i] == seen[0] || tok[i] == seen[1] || BEING_RENEWED(tok[i])) -> tok[i]++
+    :: else -> break od }
 }
 
 /* ---------------------------------------------------------------- clients */
@@ -225,7 +236,12 @@ proctype Admin() { byte t;                        /* jobs.py redrive() */
 #define DONE 5
 #define BURIED 6
 #define BACK 7
-#define REST hold[i] = 0; act[i] = 0; running[i] = 0; late[i] = 0; over[i] = 0; tok[i] = 0; seen[i] = 0; \
+#if NRENEW > 0
+#define NOT_TOLD told_lost[i] = 0
+#else
+#define NOT_TOLD skip
+#endif
+#define REST NOT_TOLD; hold[i] = 0; act[i] = 0; running[i] = 0; late[i] = 0; over[i] = 0; tok[i] = 0; seen[i] = 0; \
              fate = 0; n = 0; t = 0; pop_time = 0; seen_alone = 0; goto idle
 #define CRASH :: atomic { FAULT(ncrash) -> ncrash--; REST }
 
@@ -253,6 +269,8 @@ proctype Admin() { byte t;                        /* jobs.py redrive() */
 #endif
 #if defined(B_TAKE_OVER_BLIND)     /* neither token nor time */
 #define STILL_LOST (st == 1)
+#elif defined(B_TAKE_OVER_LEASE)   /* the lease is not looked at again: it may have been renewed */
+#define STILL_LOST (st == 1 && worker == seen[i])
 #else
 #define STILL_LOST (st == 1 && worker == seen[i] && LEASE_OVER)
 #endif
@@ -420,6 +438,44 @@ tell:
     CRASH
     fi }
 
+#if NRENEW > 0                    /* renewal.py: beside the handler, one statement, then the read */
+#if defined(B_RENEW_STATUS)
+#define RENEWABLE (worker == renewed[i])
+#elif defined(B_RENEW_TOKEN)
+#define RENEWABLE (st == 1)
+#else
+#define RENEWABLE (st == 1 && worker == renewed[i])
+#endif
+proctype Renewal(byte i) { bit gone;
+again: renewed[i] = 0; gone = 0;
+    do :: atomic { nrenew > 0 && running[i] -> nrenew--; renewed[i] = tok[i]; break } od;
+    if                            /* the UPDATE, committed; the run may have ended since, or may have lost its claim */
+    :: atomic { true;
+        if
+        :: RENEWABLE ->
+            assert(I5 || (st == 1 && worker == renewed[i]));
+            if :: st == 1 -> lease = 1 :: else -> due = TMAX + 1 fi; /* due_time moves */
+            /* the worker counts from before the question: its own lease is never the longer one */
+            if :: tok[i] == renewed[i] -> late[i] = 0; over[i] = 0 :: else fi
+        :: else
+        fi }
+    :: goto again                 /* it never arrives */
+    fi;
+    if                            /* the read */
+    :: atomic { true; gone = !(st == 1 && worker == renewed[i]) }
+#ifdef B_LOST_UNREAD              /* no answer counts as the loss of the claim */
+    :: atomic { true; gone = 1 }
+#else
+    :: goto again                 /* its answer is lost: nothing is known */
+#endif
+    fi;
+    atomic { if
+        :: gone && running[i] && tok[i] == renewed[i] ->
+            assert(I5 || !(st == 1 && worker == renewed[i])); told_lost[i] = 1
+        :: else fi };
+    goto again }
+#endif
+
 proctype Stranger() { byte t;                     /* a node of another group: it has no handler of this type (ADR 7) */
 again: do :: atomic { nstranger > 0 && DUE_IN_STORE -> nstranger--; store = NONE; prep = 1; hold[2] = 1; break } od;
     if
@@ -543,6 +599,9 @@ proctype NothingStuck() {         /* I1: when nothing more can happen, a job who
 
 init { atomic {
     run Client(); run Worker(0); run Worker(1); run Stays(); run Time(); run Faults();
+#if NRENEW > 0
+    run Renewal(0); run Renewal(1);
+#endif
 #ifdef CANCEL
     run Canceller();
 #endif

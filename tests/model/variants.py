@@ -44,6 +44,22 @@ HOLDS = (
         "COUNT_STARTS STARTS_MAX=2 MAXATT=1 NCRASH=3 SCANNER NO_LOADER",
         "attempts end, once more alone",
     ),
+    Variant(
+        "lease-renewed",
+        "NRENEW=2 NEXP=1 NFAIL=1 NO_LOADER",
+        "while the handler runs; its claim may be gone before, between the UPDATE and the read, and after",
+    ),
+    Variant(
+        "lease-renewed-and-it-dies",
+        "NRENEW=1 NCRASH=1 NEXP=1 SCANNER NO_LOADER",
+        "a renewal of a dead worker arrives late, too",
+        large=True,
+    ),
+    Variant(
+        "lease-renewed-it-ends",
+        "LIVE NRENEW=1 NCRASH=1 SCANNER NO_LOADER",
+        "I1 as liveness",
+    ),
     Variant("handler-fails", "NFAIL=1 NSNOOZE=1 CANCEL", "an exception, a Snooze"),
     Variant("wipe", "NWIPE=1 NCRASH=1", "all of Redis is gone and a worker dies; no scanner"),
     Variant("wipe-and-loader-dies", "NWIPE=1 NLOADER=1 TMAX=3", "no scanner"),
@@ -234,6 +250,30 @@ BROKEN = (
         "I2",
     ),
     Variant("take-over-unguarded", "B_TAKE_OVER_BLIND NCRASH=1", "two find one suspect", "I2"),
+    Variant(
+        "take-over-without-lease",
+        "B_TAKE_OVER_LEASE NRENEW=1 NEXP=1",
+        "the lease was renewed since it was found over",
+        "I2",
+    ),
+    Variant(
+        "renewal-without-status",
+        "B_RENEW_STATUS NRENEW=1 NFAIL=1",
+        "the due time of a job that is pending again, or has ended, moves",
+        "I5",
+    ),
+    Variant(
+        "renewal-without-token",
+        "B_RENEW_TOKEN NRENEW=1 NEXP=1",
+        "the lease of another claim is made longer",
+        "I5",
+    ),
+    Variant(
+        "lost-without-an-answer",
+        "B_LOST_UNREAD NRENEW=1",
+        "a handler is told that its claim is lost, and it is not",
+        "I5",
+    ),
     Variant(
         "take-over-without-token",
         "B_TAKE_OVER_TOKEN MAXATT=1",

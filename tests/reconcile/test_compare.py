@@ -10,7 +10,7 @@ from itertools import chain
 import pytest
 
 from tests.contract.engines import library_on
-from tests.contract.library import SLOW_LEASE_MS, Library
+from tests.contract.library import LEASE_MS, Library
 from tests.integration.world import HORIZON_MS, NEAR_MS, World
 from tests.servers.endpoint import Endpoint
 from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
@@ -263,7 +263,7 @@ def test_overdue_and_lease_over(world: World) -> None:
     assert found(world) == []
     world.clock.advance(0.001)
     assert kinds(world) == {pending: [D.OVERDUE]}
-    world.clock.advance(SLOW_LEASE_MS / 1000)
+    world.clock.advance(LEASE_MS / 1000)
     assert kinds(world) == {pending: [D.OVERDUE], running: [D.LEASE_OVER]}
 
 

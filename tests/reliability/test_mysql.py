@@ -71,7 +71,7 @@ def judge(
 def test_mysql_is_killed_and_started(
     make_fleet: MakeFleet, own_mysql: Server, report: Report
 ) -> None:
-    fleet = make_fleet(database=database_on(own_mysql), worker={"lease_allowance_s": LEASE_S - 1})
+    fleet = make_fleet(database=database_on(own_mysql), worker={"lease_s": LEASE_S})
     with fleet.load(RATE, sleep_s=0.05) as load:
         wait_until(lambda: fleet.started() >= CALM_S * RATE, "load")
         own_mysql.kill()
@@ -106,7 +106,7 @@ def test_mysql_fails_over_to_its_replica(
     with Wire(f"{url.host}:{url.port}") as wire:
         host, _, port = wire.url.rpartition(":")
         moved = url.set(host=host, port=int(port)).render_as_string(hide_password=False)
-        fleet = make_fleet(database=moved, worker={"lease_allowance_s": LEASE_S - 1})
+        fleet = make_fleet(database=moved, worker={"lease_s": LEASE_S})
         with fleet.load(RATE, sleep_s=0.05) as load:
             wait_until(lambda: fleet.started() >= CALM_S * RATE, "load")
             execute(source, "SET GLOBAL super_read_only = 1")

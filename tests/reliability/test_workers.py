@@ -23,7 +23,7 @@ from tests.worker.waiting import wait_until
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
 
-LEASE_S = 3.0  # the type's timeout of 1 s and an allowance of 2
+LEASE_S = 3.0
 IDLE_TRANSACTION_S = 2
 FAILING_RATE = 5
 HOUR_S = 3600
@@ -58,6 +58,37 @@ def test_one_of_three_is_killed(make_fleet: MakeFleet, report: Report) -> None:
     assert account.twice(load.ids) <= cut
     # Its slots' deputies need no word of ZooKeeper, whose session lasts 3 s, and 10 s by default.
     assert others.late_max_s < 3 + calm_s
+
+
+def test_one_with_handlers_of_ten_minutes_is_killed(make_fleet: MakeFleet, report: Report) -> None:
+    """Leases are as by default: the jobs of the dead need not wait for the timeout of their type."""
+    lease_s, run_s = 30.0, 45.0
+    fleet = make_fleet(
+        types={TYPE: {"timeout": 600, "retry": [0]}},
+        worker={"lease_s": lease_s, "lease_margin_s": 5},
+    )
+    victim = fleet.busiest()
+    began_s = time.time()
+    ids = fleet.stack.schedule(24, timedelta(), sleep_s=[run_s, 0])
+    wait_until(lambda: fleet.started() == len(ids), "all handlers to run")
+    time.sleep(lease_s / 2)  # leases are renewed meanwhile
+    cut = fleet.in_flight_of(victim)
+    victim.kill()
+    killed_s = time.time()
+    fleet.wait_until_all_ended()
+    account = fleet.account()
+    figures = account.figures(ids)
+    again_s = max((max(account.starts[job_id]) / 1000 - killed_s for job_id in cut), default=0.0)
+    report(
+        "kill -9 of one of three workers whose handlers may take 10 minutes, and take 45 s",
+        figures,
+        f"{len(cut)} in flight again within {again_s:.1f} s; no other was started again",
+    )
+    assert (figures.lost, figures.early) == (0, 0)
+    assert cut, "nothing was in flight: the test shows nothing"
+    assert again_s <= lease_s + 5
+    assert time.time() - began_s > run_s > lease_s
+    assert account.twice(ids) == cut
 
 
 @pytest.mark.parametrize("rounds", [3])

@@ -20,7 +20,7 @@ from toc.cluster.roster import read_roster
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
 
-LEASE_S = 3.0  # the type's timeout of 1 s and an allowance of 2
+LEASE_S = 3.0
 SESSION_S = 3.0
 FOREIGN = 300
 FALLBACK_LATE_S = (

@@ -43,8 +43,8 @@ VARIANTS = (
     Variant(
         "claim-without-status", removed("claim-pending"), "I1 I2 I3 I5 I7", 6, "freeze,kill,slow"
     ),
-    Variant("claim-without-time", removed("claim-until", "claim-due"), "I4 I7", 3, "slow"),
-    Variant("settle-without-token", removed("settle-token"), "I2 I5", 2, "freeze,slow"),
+    Variant("claim-without-time", removed("claim-until", "claim-due"), "I4 I7", 2, "slow"),
+    Variant("settle-without-token", removed("settle-token"), "I2 I5", 1, "freeze,slow"),
     Variant(
         "start-without-lease-check", replaced("enough-lease-to-start", "False"),
         "I2 I3", 5, "freeze,slow,handlers",
@@ -52,7 +52,7 @@ VARIANTS = (
     Variant(
         "lease-counted-from-the-answer",
         replaced("lease-from-the-question", "$old - found_s + context.process.clock.monotonic_s()"),
-        "I2 I3", 44, "slow,handlers",
+        "I2 I3", 2, "slow,handlers",
     ),
     Variant("cancel-without-status", removed("change-status"), "I2 I3 I5", 2),
     Variant(
@@ -76,7 +76,14 @@ VARIANTS = (
     Variant(
         "take-over-unguarded",
         (*replaced("take-over-seen", "$old[:1]"), *removed("take-over-lease")),
-        "I2 I4 I5", 15, "freeze,kill,views",
+        "I2 I4 I5", 2, "freeze,kill,views",
+    ),
+    Variant(
+        "renewal-without-status", removed("renewal-status"), "I1 I5", 204, "handlers,slow,cut"
+    ),
+    Variant(
+        "renewal-counted-from-the-answer",
+        replaced("renewal-from-the-question", "$old + 3.0"), "I2 I5", 1, "freeze,handlers,slow",
     ),
     Variant(
         "claim-believes-redis-clock",
@@ -98,10 +105,10 @@ VARIANTS = (
     ),
     Variant(
         "a-pause-goes-unnoticed", replaced("pause-of-the-machine", "0.0"),
-        "I2 I3 I5", 11, "pause,slow,handlers",
+        "I2 I3 I5", 32, "pause,slow,handlers",
     ),
     Variant(
-        "dead-without-being-alone", replaced("dead-when-alone", "True"), "I7", 2, kind="poison"
+        "dead-without-being-alone", replaced("dead-when-alone", "True"), "I7", 3, kind="poison"
     ),
     Variant(
         "ack-before-settle",
@@ -111,7 +118,7 @@ VARIANTS = (
                 before="self._acks.enqueue([self._make_ack(ended) for ended in self._batch])",
             ),
         ),
-        "I1", 52, "kill", "bare",
+        "I1", 66, "kill", "bare",
     ),
     Variant(
         "retry-by-redis-time", replaced("retry-by-the-databases-time", "run.found_ms or $old"),
@@ -126,7 +133,7 @@ VARIANTS = (
                 after="return inserted.job_id",
             ),
         ),
-        "I1", 1, "slow", "bare",
+        "I1", 8, "slow", "bare",
     ),
     Variant("mark-compared-outside", replaced("mark-compared", "false"), "I1", 59, "wipe,slow", "bare"),
     Variant(
@@ -141,7 +148,7 @@ VARIANTS = (
                 before="self._reminders.write_start_mark(self._topic, slot, shard, after)\ntext = after",
             ),
         ),
-        "I1", 7, "kill,lost", "bare",
+        "I1", 44, "kill,lost", "bare",
     ),
     Variant("fail-over-unseen", replaced("server-run-id", "'same'"), "I1", 4, "back", "bare"),
     Variant(
@@ -151,7 +158,7 @@ VARIANTS = (
     ),
     Variant("popped-never-come-back", replaced("stay-over", "{}"), "I1 I8", 1, "kill", "bare"),
     Variant(
-        "take-over-without-give-back", removed("give-back-take-over"), "I7", 68, "kill,unanswered"
+        "take-over-without-give-back", removed("give-back-take-over"), "I7", 8, "kill,unanswered"
     ),
     Variant(
         "an-id-twice-in-a-batch",

@@ -30,6 +30,7 @@ class Run:
     process: Process
     token: str
     started_s: float
+    lease_end_s: Callable[[], float]
     ended_s: float = 0.0
     result: str = ""
 
@@ -68,7 +69,8 @@ class Terms:
 
 
 class Oracle:
-    """`margin_s`: what a handler has beyond its timeout, at least, before its lease may be over.
+    """`sway_s`: by so much the databases' clocks may differ. `renew_after_s`: the age at which a lease is
+    renewed.
 
     `row_of(job_id)`: status, token, and due_time in ms, in the database at this moment.
     """
@@ -77,10 +79,12 @@ class Oracle:
         self,
         kernel: Kernel,
         terms: dict[str, Terms],
-        margin_s: float,
+        sway_s: float,
+        renew_after_s: float,
         row_of: Callable[[int], tuple[int, str, int]],
     ) -> None:
-        self._kernel, self._terms, self._margin_s = kernel, terms, margin_s
+        self._kernel, self._terms, self._sway_s = kernel, terms, sway_s
+        self._renew_after_s = renew_after_s
         self._row_of = row_of
         self.jobs: dict[int, Known] = {}
         self.starts = 0
@@ -111,10 +115,15 @@ class Oracle:
 
     # ---- handlers
 
-    def starts_now(self, job: Job, now_ms: int, database_ms: int) -> Run:
-        """`now_ms`: what any server may have taken for the time; leases are the database's."""
+    def starts_now(
+        self, job: Job, now_ms: int, database_ms: int, lease_end_s: Callable[[], float]
+    ) -> Run:
+        """`now_ms`: what any server may have taken for the time; leases are the database's.
+
+        lease_end_s(): until when the worker of this run is certain that its lease holds.
+        """
         known = self.jobs.get(job.job_id)
-        run = Run(self._kernel.process, job.token or "", self._kernel.now_s)
+        run = Run(self._kernel.process, job.token or "", self._kernel.now_s, lease_end_s)
         self.starts += 1
         if known is None:  # its schedule() has not answered yet
             known = self.jobs[job.job_id] = Known(job.biz_type)
@@ -126,7 +135,7 @@ class Oracle:
         if (status, token) != (Status.RUNNING, job.token):
             raise Violation("I2", f"{said} was started under a claim that holds no more")
         left_s = (lease_ms - database_ms) / 1000
-        if left_s < self._terms[job.biz_type].timeout_s:
+        if left_s < min(self._terms[job.biz_type].timeout_s, self._renew_after_s):
             raise Violation("I2", f"{said} was started {left_s:.1f} s before the end of its lease")
         if now_ms < job.action_ms:
             raise Violation("I4", f"{said} was started {job.action_ms - now_ms} ms early")
@@ -136,7 +145,7 @@ class Oracle:
         if self.late_s_max and now_ms - due_ms > self.late_s_max * 1000:
             raise Violation("late", f"{said} was started {(now_ms - due_ms) / 1000:.1f} s late")
         if known.runs:
-            self._again(said, known.runs[-1], self._terms[job.biz_type])
+            self._again(said, known.runs[-1])
         known.runs.append(run)
         return run
 
@@ -145,30 +154,36 @@ class Oracle:
             both = f"{known.biz_type} and {biz_type}"
             raise Violation("type", f"job {job_id} was scheduled or started as {both}")
 
-    def _again(self, said: str, last: Run, terms: Terms) -> None:
+    def _again(self, said: str, last: Run) -> None:
         if last.result in ("failed", "snoozed"):
             return
-        until_s = self._until_s(last, terms)
-        if self._kernel.now_s < until_s:
+        if self._kernel.now_s < self._until_s(last):
             what = "that one had succeeded" if last.result else "that one was running"
             raise Violation("I2", f"{said} was started beside another run, and {what}")
-        if last.result and self._must_be_settled(last, terms):
+        if last.result and self._must_be_settled(last):
             raise Violation("I2", f"{said} was started again, and nobody was hurt")
 
-    def _until_s(self, run: Run, terms: Terms) -> float:
+    def _until_s(self, run: Run) -> float:
         """Until then its lease has held, at least."""
-        return run.started_s + terms.timeout_s + self._margin_s
+        return run.lease_end_s() - self._sway_s
 
-    def _must_be_settled(self, run: Run, terms: Terms) -> bool:
+    def _must_be_settled(self, run: Run) -> bool:
         """Nothing has kept a run that ended in its time from being recorded."""
-        in_time = run.ended_s < self._until_s(run, terms)
+        in_time = run.ended_s < self._until_s(run)
         return in_time and not (self.hurt or run.process.dead)
+
+    def told_lost(self, job: Job, database_ms: int) -> None:
+        """Its handler finds `job.lost` set: then its claim is gone, or its lease is over for good."""
+        status, token, lease_ms = self._row_of(job.job_id)
+        same = remove_alone_mark(token) == remove_alone_mark(job.token or "")
+        if status == Status.RUNNING and same and lease_ms > database_ms:
+            raise Violation("I5", f"job {job.job_id}: its handler was told of a loss that was none")
 
     def succeeds(self, job: Job, run: Run) -> None:
         """Its handler returns."""
         run.result, run.ended_s = "succeeded", self._kernel.now_s
         status, token, _ = self._row_of(job.job_id)
-        in_time = run.ended_s < self._until_s(run, self._terms[job.biz_type])
+        in_time = run.ended_s < self._until_s(run)
         same = remove_alone_mark(token) == remove_alone_mark(run.token)
         if in_time and same and status != Status.RUNNING:
             raise Violation("I5", f"job {job.job_id} was settled by somebody else while it ran")
@@ -176,22 +191,23 @@ class Oracle:
     def cancelled(self, job_id: int, known: Known) -> None:
         """cancel() has answered "cancelled"."""
         known.cancelled = True
-        terms = self._terms[known.biz_type]
         done = (run for run in known.runs if run.result == "succeeded")
-        if any(self._must_be_settled(run, terms) for run in done):
+        if any(self._must_be_settled(run) for run in done):
             raise Violation("I3", f'job {job_id}: "cancelled", and it had been done')
 
     # ---- the end
 
     def check_end(self, paths: Iterable[str]) -> None:
-        rows: dict[int, tuple[int, str | None, int]] = {}
+        rows: dict[int, tuple[int, str | None, int, str | None]] = {}
         letters: set[int] = set()
         for path in paths:
             with sqlite3.connect(path) as connection:
                 tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
                 for (table,) in tables.fetchall():
                     if table.startswith("toc_job_"):
-                        query = f"SELECT job_id, status, claim_token, attempts FROM {table}"
+                        query = (
+                            f"SELECT job_id, status, claim_token, attempts, due_time FROM {table}"
+                        )
                         rows |= {row[0]: row[1:] for row in connection.execute(query)}
                 letters |= {row[0] for row in connection.execute("SELECT job_id FROM toc_dead_job")}
             connection.close()
@@ -199,14 +215,18 @@ class Oracle:
             self._check_job(job_id, known, rows.get(job_id), letters)
 
     def _check_job(
-        self, job_id: int, known: Known, row: tuple[int, str | None, int] | None, letters: set[int]
+        self,
+        job_id: int,
+        known: Known,
+        row: tuple[int, str | None, int, str | None] | None,
+        letters: set[int],
     ) -> None:
         said = f"job {job_id} ({known.biz_type})"
         if row is None:
             if known.scheduled or known.runs:
                 raise Violation("I1", f"{said} has no row")
             return
-        status, token, attempts = Status(row[0]), row[1], row[2]
+        status, token, attempts, due_time = Status(row[0]), row[1], row[2], row[3]
         token = remove_alone_mark(token or "")  # it may have lost it while it ran
         wins = {remove_alone_mark(run.token) for run in known.runs if run.result == "succeeded"}
         if status.live:
@@ -219,8 +239,15 @@ class Oracle:
             raise Violation("I5", f"{said} is done under a token whose run did not do it")
         if status is Status.CANCELLED and not (known.cancelled or known.maybe_cancelled):
             raise Violation("I1", f"{said} is cancelled, and nobody asked for it")
+        self._check_ended(said, known, status, token, letter=job_id in letters)
+        if due_time is not None:
+            raise Violation("I5", f"{said} is {status.name}, and due at {due_time}")
+
+    def _check_ended(
+        self, said: str, known: Known, status: Status, token: str, *, letter: bool
+    ) -> None:
         if status is Status.DEAD:
-            self._check_dead(said, known, job_id in letters)
+            self._check_dead(said, known, letter)
             self._check_last_attempt(said, known, token)
         terms = self._terms[known.biz_type]
         if terms.kills and status is Status.DONE:

@@ -36,6 +36,7 @@ from toc.handlers.verdicts import Retry, Snooze
 from toc.node.node import Node
 from toc.runtime import metrics
 from toc.runtime.server_clock import STEP_MS_MAX
+from toc.runtime.setting_groups import WorkerSettings
 from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.store.claims import SKEW_MS
@@ -45,7 +46,7 @@ from toc.timer.redis_keys import store_queue_key
 
 FOREVER = math.inf
 LIVE_S = 600.0  # virtual; so long after the last fault everything must have ended
-MARGIN_S, ALLOWANCE_S = 1.0, 3.0
+MARGIN_S, LEASE_S = 1.0, 4.0
 CALM_LATE_S = 9.0
 FOREIGN = (
     30  # members that no process stands behind: most shards have two of them as owner and deputy
@@ -70,7 +71,7 @@ FAULTS = (
 TYPES = {
     "good": Terms(1.0, 2),
     "flaky": Terms(1.0, 4, fails=True),
-    "slow": Terms(0.5, 4, fails=True),
+    "slow": Terms(3.0, 4, fails=True),  # its leases are renewed
     "second": Terms(1.0, 2, fails_first=True),
     "poison": Terms(1.0, 3, kills=True),
 }
@@ -131,7 +132,7 @@ class Plan:
                 "concurrency": rng.choice((1, 1, 2, 4)),
                 "queue_max": rng.choice((2, 50)),
                 "settle_wait_ms": rng.choice((0, 20)),
-                "lease_allowance_s": ALLOWANCE_S,
+                "lease_s": LEASE_S,
                 "lease_margin_s": MARGIN_S,
                 "stop_s": 3,
             },
@@ -139,11 +140,11 @@ class Plan:
         }
         if "steps" in faults:
             settings["worker"]["lease_margin_s"] += STEPS_MARGIN_S
-            settings["worker"]["lease_allowance_s"] += STEPS_MARGIN_S
+            settings["worker"]["lease_s"] += 2 * STEPS_MARGIN_S
         if kind == "calm":
             settings["timer"] |= {"pop_max": 50, "load_page": 50}
             # Answers are slow there, so leases are long: what is given back for want of time is late.
-            settings["worker"] |= {"concurrency": 4, "queue_max": 50, "lease_allowance_s": 10}
+            settings["worker"] |= {"concurrency": 4, "queue_max": 50, "lease_s": 11}
         elif kind == "bare":
             pass  # Redis is all that it has
         elif rng.random() < 0.1:
@@ -266,7 +267,8 @@ class World:
             self.plan.databases,
         )
         sway_s = 2 * SWAY_MS / 1000 if "clocks" in self.plan.faults else 0.0
-        self.oracle = Oracle(self.kernel, TERMS, MARGIN_S - sway_s, self._row_of)
+        renew_after_s = WorkerSettings(**self.plan.settings["worker"]).renew_after_s
+        self.oracle = Oracle(self.kernel, TERMS, sway_s, renew_after_s, self._row_of)
         if self.plan.calm:
             self.oracle.late_s_max = CALM_LATE_S
             self.servers.weather.fast_s = 0.4  # so that calls overlap
@@ -277,6 +279,7 @@ class World:
         self.settings = _settings(self.paths, self.plan.shards, changes)
         self._looks = [sqlite3.connect(path) for path in self.paths]
         self.living: list[Living] = []
+        self._node_of: dict[Process, Node] = {}
         self._clients: list[Process] = []
         self._names = 0
         self._made = 0
@@ -344,6 +347,7 @@ class World:
                     handlers=self._handlers(living.process),
                     clock=ProcessClock(self.servers, living.process, REDIS),
                 )
+                self._node_of[living.process] = node  # it runs jobs before it has started
                 try:
                     node.start()
                     break
@@ -377,24 +381,49 @@ class World:
             )(self._handle)
         return registry
 
-    def _handle(self, job: Job) -> None:
-        latest_ms = self.servers.true_ms + self._early_ms
+    def _lease_end_of(self, job: Job) -> Callable[[], float]:
+        """Until when its worker is certain of the lease: renewals move it."""
+        node = self._node_of[self.kernel.process]
+        assert node.worker is not None
+        (run,) = (
+            run
+            for index in range(self.plan.databases)
+            for run in node.worker.pool.running.runs_of_database(index)
+            if run.job is job
+        )
+        return lambda: run.lease_end_s
+
+    def _database_ms(self, job: Job) -> int:
+        """The time of the job's database. One that has stepped ahead ends no lease."""
         routing = self.settings.routing
         index = routing.database_index(routing.shard_of_hash(routing_bits_of(job.job_id)))
-        # One that has stepped ahead ends no lease.
-        database_ms = min(self.servers.now_ms(database(index)), self.servers.true_ms + SWAY_MS)
+        return min(self.servers.now_ms(database(index)), self.servers.true_ms + SWAY_MS)
+
+    @contextmanager
+    def _judged(self) -> Iterator[None]:
         try:
-            run = self.oracle.starts_now(job, latest_ms, database_ms)
+            yield
         except Exception as error:
             self.kernel.failure = error  # the worker takes it for the handler's
             raise
+
+    def _handle(self, job: Job) -> None:
+        latest_ms = self.servers.true_ms + self._early_ms
+        lease_end_s = self._lease_end_of(job)
+        with self._judged():
+            run = self.oracle.starts_now(job, latest_ms, self._database_ms(job), lease_end_s)
         self.kernel.tell(f"starts {job.job_id} {job.biz_type} attempt {job.attempts}")
         terms = TERMS[job.biz_type]
         rng = self.servers.rng
         self.kernel.wait(rng.uniform(0, 0.2) if rng.random() < 0.8 else 0)
         long = 0.3 * ("handlers" in self.plan.faults) + 0.4 * (job.biz_type == "slow")
+        if rng.random() < 0.3 * (job.biz_type == "slow"):
+            job.extend(rng.uniform(0.5, 3))
         if rng.random() < long:
-            self.kernel.wait(rng.uniform(0, 2 * (terms.timeout_s + ALLOWANCE_S)))
+            self.kernel.wait(rng.uniform(0, 2 * (terms.timeout_s + LEASE_S)))
+        if job.lost.is_set():
+            with self._judged():
+                self.oracle.told_lost(job, self._database_ms(job))
         if terms.kills:
             self.kernel.kill(self.kernel.process)
         if terms.fails_first and job.attempts == 1:
@@ -402,11 +431,8 @@ class World:
             raise RuntimeError("the first time it fails")
         if terms.fails and rng.random() < 0.6:
             self._fail(job, run, rng)
-        try:
+        with self._judged():
             self.oracle.succeeds(job, run)
-        except Exception as error:
-            self.kernel.failure = error
-            raise
         self.kernel.tell(f"did {job.job_id}")
 
     def _fail(self, job: Job, run: Run, rng: random.Random) -> None:

@@ -10,6 +10,7 @@ import pytest
 import toc
 from toc.domain.job import Job, Status
 from toc.domain.retry_policies import DelayList
+from toc.domain.run_control import RunControl
 from toc.domain.times import MS_MAX
 from toc.handlers.registry import HandlerSpec
 from toc.store.claims import OutcomeKind
@@ -23,7 +24,7 @@ NOW = 1_795_000_000_000
 def judged(result: object, attempts: int = 1, max_attempts: int = 3) -> Any:
     job = Job(7, 42, "a", Status.RUNNING, NOW - 5, {}, NOW + 60_000, attempts, "one")
     spec = HandlerSpec("a", print, 30.0, max_attempts, DelayList((10, 20)))
-    run = JobRun(job, spec, "default", 0, "one", 0, 100.0, 0.0, 0.0)
+    run = JobRun(job, spec, "default", 0, "one", 0, 100.0, 0.0, 0.0, RunControl(0))
     outcome = outcome_of_run(run, result, NOW, 0.5, snooze_ms_min=1000)
     assert (outcome.job_id, outcome.token) == (7, "one")
     return outcome

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from toc.domain.job import Job, Status
+from toc.domain.run_control import RunControl
 from toc.handlers.registry import HandlerSpec
 from toc.worker.job_run import JobRun
 
@@ -15,7 +16,9 @@ ASKED_S, ANSWERED_S = 100.0, 104.0  # the claim waited for a lock
 def run_of(action_ms: int = CLAIMED_MS) -> JobRun:
     job = Job(7, 42, "a", Status.RUNNING, action_ms, {}, CLAIMED_MS + 60_000, 1, "one")
     spec = HandlerSpec("a", print, 30.0, 3)
-    return JobRun(job, spec, "default", 0, "one", CLAIMED_MS, 160.0, ASKED_S, ANSWERED_S)
+    return JobRun(
+        job, spec, "default", 0, "one", CLAIMED_MS, 160.0, ASKED_S, ANSWERED_S, RunControl(0)
+    )
 
 
 @pytest.mark.parametrize("since_s", [0.0, 0.0004, 4.0, 4.0006, 30.0])

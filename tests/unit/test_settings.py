@@ -113,8 +113,8 @@ def test_all_faults_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
             "biz_type 'x' is in topics a and b",
         ),
         (
-            {"worker": {"lease_margin_s": 30, "lease_allowance_s": 30}},
-            "lease_margin_s (30) must be below lease_allowance_s (30)",
+            {"worker": {"lease_margin_s": 15, "lease_s": 30}},
+            "lease_margin_s (15) must be below half of lease_s (30)",
         ),
         ({"limits": {"attribute_bytes": 65_536}}, "limits.attribute_bytes"),
         (
@@ -241,7 +241,7 @@ def test_the_defaults_keep_their_relations() -> None:
     timer, worker = settings.timer, settings.worker
     # A popped id must not come back while its job still waits in the queue.
     assert timer.stay_s > worker.queue_wait_s
-    assert worker.lease_margin_s < worker.lease_allowance_s
+    assert worker.lease_margin_s < worker.lease_s / 2
     assert timer.slack_s > timer.skew_s_max
     assert settings.scanner.grace_s >= timer.load_tick_s
 

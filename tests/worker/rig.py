@@ -91,7 +91,7 @@ class Rig:
             ),
             scanner=ScannerSettings(**{"grace_s": 3600, "tick_s": 0.05} | (scanner or {})),
             worker=WorkerSettings(
-                **{"concurrency": 4, "queue_max": 16, "lease_allowance_s": 2, "lease_margin_s": 1}
+                **{"concurrency": 4, "queue_max": 16, "lease_s": 3, "lease_margin_s": 1}
                 | {"settle_wait_ms": 0, "stop_s": 5}
                 | (worker or {})
             ),

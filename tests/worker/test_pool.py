@@ -14,6 +14,7 @@ import pytest
 from tests.worker.rig import metric
 from tests.worker.waiting import remains, wait_until
 from toc.domain.job import Job, Status
+from toc.domain.run_control import RunControl
 from toc.handlers.registry import HandlerSpec, Registry
 from toc.handlers.verdicts import Drop, Retry
 from toc.runtime.clock import SystemClock
@@ -63,7 +64,9 @@ class Harness:
             job = Job(job_id, 1, "t", Status.RUNNING, 0, {}, 0, 1, "token")
             now_s = self.clock.monotonic_s()
             self.pool.enqueue(
-                JobRun(job, spec, "default", 0, "token", 0, now_s + AGE, now_s, now_s)
+                JobRun(
+                    job, spec, "default", 0, "token", 0, now_s + AGE, now_s, now_s, RunControl(60)
+                )
             )
 
     def result(self, job_id: int) -> object:

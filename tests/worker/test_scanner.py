@@ -233,7 +233,7 @@ def test_one_broken_table_costs_the_outcomes_of_others_nothing(
 def test_an_outcome_that_cannot_be_recorded_is_kept_until_its_lease_is_over(
     make_rig: MakeRig, mysql_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = make_rig(urls=[mysql_database], timer=QUIET, worker={"lease_allowance_s": 3})
+    rig = make_rig(urls=[mysql_database], timer=QUIET, worker={"lease_s": 4})
     rig.handler(timeout=1)(lambda _: None)
     worker = rig.alone()
     monkeypatch.setattr(worker.context.claims, "settle_jobs", refuse)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum, StrEnum
 from typing import Any, Literal, NamedTuple
 
 from toc.domain.biz_ids import BusinessId
+from toc.domain.run_control import RunControl
 from toc.domain.times import datetime_of
+from toc.errors import InvalidInput
 
 
 class Status(IntEnum):
@@ -163,6 +166,30 @@ class Job:
     dedup_key: str | None = None
     claimed_ms: int | None = None
     tenant: str | None = None
+    _control: RunControl | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set when the handler has lost its claim on the job: its outcome will be refused.
+
+        This happens when the worker stood still, or could not reach the database, for longer than
+        `worker.lease_s`, and another worker has taken the job over; or when a person changed the row by
+        SQL. A long handler checks `job.lost.is_set()` between its steps, or waits with
+        `job.lost.wait(seconds)` instead of `time.sleep(seconds)`. An `async def` handler is cancelled.
+        Outside of a handler the event is never set.
+        """
+        return threading.Event() if self._control is None else self._control.lost
+
+    def extend(self, seconds: float) -> None:
+        """Moves the timeout of this attempt by so many seconds, for a handler that needs longer.
+
+        The worker goes on to renew the lease of the job until the new timeout. All extensions of an attempt
+        together are at most `worker.extend_s_max` (default 3600 s). Raises InvalidInput beyond that, for a
+        number that is not above 0, and for a job that no handler runs.
+        """
+        if self._control is None:
+            raise InvalidInput("job", self.job_id, "is not run by a handler: nothing to extend")
+        self._control.extend(seconds)
 
     @property
     def action_time(self) -> datetime:

@@ -134,7 +134,7 @@ class Node:
                     "this node starts without the timer; the scanner runs the jobs: %s", error
                 )
         for database in self.databases:
-            database.server_clock.start_following(self._longest_lease_s() + 2 * TICK_S)
+            database.server_clock.start_following(self.settings.worker.lease_s + 2 * TICK_S)
         for probe in self.probes:
             probe.start()
         for probe in self.probes:
@@ -212,12 +212,6 @@ class Node:
             means = "other nodes take over the slots and shards of this node"
             parts.append(HealthPart("node", "degraded", self._stopping_ms, "stopping", means))
         return parts
-
-    def _longest_lease_s(self) -> float:
-        """The longest lease of the types that this node has handlers for."""
-        specs = [*self._handlers, *filter(None, [self._handlers.handler_of_every_type])]
-        longest_s = max((spec.timeout_s for spec in specs), default=0.0)
-        return longest_s + self.settings.worker.lease_allowance_s
 
     def _warm_up_connections(self) -> None:
         most = self.settings.pool_size

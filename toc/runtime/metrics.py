@@ -42,6 +42,7 @@ STAGE = Histogram(
 )
 RESCUED = Counter("toc_jobs_rescued_total", "Jobs claimed by the scanner, not by the timer")
 TAKEN_OVER = Counter("toc_jobs_taken_over_total", "Jobs taken over from a lost lease")
+CLAIMS_LOST = Counter("toc_claims_lost_total", "Running handlers whose claim was lost")
 STALE = Counter("toc_settles_refused_total", "Outcomes of stale workers that the token refused")
 UNHANDLED = Counter("toc_jobs_unhandled_total", "Popped jobs of a type without a handler here")
 FOREIGN_MEMBERS = Counter(

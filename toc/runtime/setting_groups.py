@@ -151,14 +151,23 @@ class WorkerSettings(_SettingGroup):
         le=1000,
         description="how long an outcome waits for others, to be written in one transaction",
     )
-    lease_allowance_s: float = Field(
-        30, ge=2, le=600, description="a lease lasts for the type's timeout plus this"
+    lease_s: float = Field(
+        30,
+        ge=2,
+        le=3600,
+        description="how long a claim is valid; a worker renews it until the handler's timeout",
     )
     lease_margin_s: float = Field(
         5,
         ge=1,
         le=600,
-        description="a handler starts only if its lease lasts for the type's timeout plus this",
+        description="a handler starts only if its lease lasts for a third of lease_s plus this",
+    )
+    extend_s_max: float = Field(
+        3600,
+        ge=0,
+        le=86_400,
+        description="a handler may extend its timeout by this much, in all, in one attempt",
     )
     tracebacks_per_minute: int = Field(
         10,
@@ -190,12 +199,17 @@ class WorkerSettings(_SettingGroup):
 
     @model_validator(mode="after")
     def _check_relations(self) -> Self:
-        if self.lease_margin_s >= self.lease_allowance_s:
+        if self.lease_margin_s >= self.lease_s / 2:
             raise ValueError(
-                f"lease_margin_s ({self.lease_margin_s:g}) must be below lease_allowance_s "
-                f"({self.lease_allowance_s:g}): else no claimed job could ever start"
+                f"lease_margin_s ({self.lease_margin_s:g}) must be below half of lease_s "
+                f"({self.lease_s:g}): else claimed jobs that wait for a thread could hardly start"
             )
         return self
+
+    @property
+    def renew_after_s(self) -> float:
+        """The age of a lease from which it is renewed: handlers that end before cost no renewal."""
+        return self.lease_s / 3
 
 
 TlsCa = Annotated[

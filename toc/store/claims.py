@@ -1,10 +1,11 @@
-"""The statements of workers: claim, take over, settle. Invariants I2, I3, I5 and I7 depend on these
+"""The statements of workers: claim, renew, take over, settle. Invariants I2, I3, I5 and I7 depend on these
 statements.
 
 A claim is one UPDATE that sets pending, due rows to running under a token, then COMMIT, then a SELECT: the
 attempt is committed before the worker reads the row. A settle changes only a row that still runs under the
 token of the claim, so a stale worker changes nothing. The lease is in the row, by the database's clock: from
-the `due_time` of a running row on, any worker may take the job over.
+the `due_time` of a running row on, any worker may take the job over. A renewal moves it, if the row still
+runs under the token of the claim (ADR 31).
 
 No clock is trusted alone: a claim by Redis' time must be due by the database's clock too, and the database's
 clock counts only within the bounds that this process keeps for that clock (see `runtime.server_clock`).
@@ -12,7 +13,7 @@ clock counts only within the bounds that this process keeps for that clock (see 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
@@ -99,11 +100,15 @@ class ClaimedRow(NamedTuple):
 class Claims:
     """The statements of workers; each method works on one database, in one transaction.
 
-    `lease_ms`: the lease of each type number; rows of other types are not claimed.
+    `lease_ms`: how long a claim, a take-over and a renewal are valid. `types`: only rows of these type
+    numbers are claimed.
     """
 
-    def __init__(self, databases: Databases, lease_ms: Mapping[int, int]) -> None:
+    def __init__(self, databases: Databases, lease_ms: int, types: Iterable[int] = ()) -> None:
         self._databases = databases
+        self._lease_end = later_of_db_now_plus(
+            lease_ms, bindparam("lease_from", type_=DatetimeAsMillis())
+        )
         self._dialect = dialect = databases[0].engine.dialect
         self._select_claimed = CompiledStatement(_SELECT_CLAIMED, dialect)
         self._select_settled = CompiledStatement(_SELECT_SETTLED, dialect)
@@ -113,27 +118,35 @@ class Claims:
         self._bury_expired = CompiledStatement(_BURY_EXPIRED, dialect)
         self._events = {database.index: EventStatement(database) for database in databases}
         self._letters = {database.index: DeadLetterStatement(database) for database in databases}
-        self.set_lease_times(lease_ms)
-
-    def set_lease_times(self, lease_ms: Mapping[int, int]) -> None:
-        """Sets the lease of each type; only rows of these types are claimed. Takes a few milliseconds."""
-        lease_from = bindparam("lease_from", type_=DatetimeAsMillis())
-        lease_end = later_of_db_now_plus(_lease_expression(lease_ms), lease_from)
-        types = sorted(lease_ms)
-        latest = db_now_plus(SKEW_MS)  # guard: claim-skew
-        claim_at = _claim_statement(latest, types, lease_end)
-        claim_now = _claim_statement(db_now(), types, lease_end)
-        self._claim_before = CompiledStatement(claim_at, self._dialect)
-        self._claim_due = CompiledStatement(claim_now, self._dialect)
         take_over = (
             update(JOB)
             .where(
                 *_RUNS_UNDER_SEEN,  # guard: take-over-seen
                 *_LEASE_IS_OVER,  # guard: take-over-lease
             )
-            .values(**_claim_column_values(lease_end))
+            .values(**_claim_column_values(self._lease_end))
         )
-        self._take_over = CompiledStatement(take_over, self._dialect)
+        self._take_over = CompiledStatement(take_over, dialect)
+        renew = (
+            update(JOB)
+            .where(
+                c.job_id.in_(IDS),
+                c.status == int(Status.RUNNING),  # guard: renewal-status
+                c.claim_token == bindparam("token"),
+            )
+            .values(due_time=self._lease_end, gmt_modified=db_now())
+        )
+        self._renew = CompiledStatement(renew, dialect)
+        self.set_claimed_types(types)
+
+    def set_claimed_types(self, types: Iterable[int]) -> None:
+        """Sets the types whose rows are claimed from now on. Takes a few milliseconds."""
+        numbers = sorted(types)
+        latest = db_now_plus(SKEW_MS)  # guard: claim-skew
+        claim_at = _claim_statement(latest, numbers, self._lease_end)
+        claim_now = _claim_statement(db_now(), numbers, self._lease_end)
+        self._claim_before = CompiledStatement(claim_at, self._dialect)
+        self._claim_due = CompiledStatement(claim_now, self._dialect)
 
     # ---- claim
 
@@ -169,6 +182,50 @@ class Claims:
 
         verb = Verb(claims, self._claimed_row_selects(parts, bounds), read_claimed_rows)
         return database.run_verb(verb)
+
+    # ---- renew
+
+    def renew_leases(
+        self, database: Database, claims: Sequence[tuple[int, str]]
+    ) -> set[tuple[int, str]]:
+        """Extends the leases of claims, (job_id, token) each, and returns the claims that are still valid.
+
+        A claim that is missing is lost: its row has ended, is pending, or runs under another token. The call
+        may be repeated.
+        """
+        valid = self._renew_under_tokens(database, claims)
+        late = [claim for claim in claims if claim[1].endswith(ALONE) and claim not in valid]
+        if late:  # their tokens may have lost the mark ":alone"
+            unmarked = [(job_id, remove_alone_mark(token)) for job_id, token in late]
+            again = self._renew_under_tokens(database, unmarked)
+            valid |= {(job_id, token + ALONE) for job_id, token in again}
+        return valid
+
+    def _renew_under_tokens(
+        self, database: Database, claims: Sequence[tuple[int, str]]
+    ) -> set[tuple[int, str]]:
+        routing = self._databases.routing
+        ids_of: dict[tuple[int, str], list[int]] = defaultdict(list)
+        for job_id, token in claims:
+            ids_of[routing.shard_of_hash(routing_bits_of(job_id)), token].append(job_id)
+        # Ordered by shard and id: two transactions never deadlock on each other's rows.
+        groups = sorted((shard, sorted(ids), token) for (shard, token), ids in ids_of.items())
+        lease_from = database.server_clock.statement_bounds().from_ms
+        changes: list[Statement] = []
+        reads: list[Statement] = []
+        for shard, ids, token in groups:
+            table = database.job_table_name(shard)
+            changes.append(self._renew.bind(table, ids, token=token, lease_from=lease_from))
+            running = int(Status.RUNNING)
+            reads.append(self._select_settled.bind(table, ids, token=token, status=running))
+
+        def make_answer(results: list[StatementResult], _: Executor) -> set[tuple[int, str]]:
+            selected = zip(groups, results[len(changes) :], strict=True)
+            return {(job_id, token) for (_, _, token), rows in selected for (job_id,) in rows.rows}
+
+        return database.run_verb(Verb(changes, reads, make_answer))
+
+    # ---- take over
 
     def take_over_job(
         self,
@@ -441,15 +498,6 @@ def _claim_column_values(lease_end: Any) -> dict[str, Any]:
         "claim_time": db_now(),
         "gmt_modified": db_now(),
     }
-
-
-def _lease_expression(lease_ms: Mapping[int, int]) -> Any:
-    """An SQL expression for the lease of each type, in ms. The most frequent lease is in the ELSE branch."""
-    if not lease_ms:
-        return 0
-    most = Counter(lease_ms.values()).most_common(1)[0][0]
-    named = {number: ms for number, ms in lease_ms.items() if ms != most}
-    return case(named, value=c.type_no, else_=most) if named else most
 
 
 def _claim_statement(now: Any, types: list[int], lease_end: Any) -> Update:

@@ -42,7 +42,9 @@ class AttemptHooks:
         The pool calls this method immediately before the handler. False: the job was given back.
         """
         now_s = self._clock.monotonic_s()
-        needed_s = run.spec.timeout_s + self._settings.lease_margin_s
+        # It must last until the handler ends, or until the first renewal.
+        held_s = min(run.spec.timeout_s, self._settings.renew_after_s)
+        needed_s = held_s + self._settings.lease_margin_s
         left_s = run.lease_left_s(now_s, self._clock.wall_ms())
         is_too_late = left_s < needed_s  # guard: enough-lease-to-start
         if self._context.permits.closed or is_too_late:

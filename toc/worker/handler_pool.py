@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 
+from toc.errors import ClaimLost
 from toc.handlers.current_job import running_job
 from toc.handlers.verdicts import Verdict
 from toc.runtime import metrics
@@ -69,11 +70,11 @@ class RunningHandlers:
         """Yields each handler that became stuck since the last call, and the number that are stuck by now."""
         now_s = self._clock.monotonic_s()
         for key, (run, since_s) in list(self._running.items()):
-            if key in self._stuck or now_s - since_s <= run.spec.timeout_s:
+            if key in self._stuck or now_s - since_s <= run.timeout_s:
                 continue
             log.warning(
                 "handler of %s runs beyond its timeout of %g s (job %d): its thread is counted as stuck",
-                run.job.biz_type, run.spec.timeout_s, run.job.job_id,
+                run.job.biz_type, run.timeout_s, run.job.job_id,
             )  # fmt: skip
             with self._lock:
                 if key not in self._running:
@@ -82,6 +83,10 @@ class RunningHandlers:
                 count = len(self._stuck)
                 metrics.HANDLERS_STUCK.set(count)
             yield run, count
+
+    def runs_of_database(self, database: int) -> list[JobRun]:
+        """The runs of one database whose handlers run at this moment."""
+        return [run for run, _ in list(self._running.values()) if run.database == database]
 
     @property
     def stuck_count(self) -> int:
@@ -118,6 +123,7 @@ class AsyncHandlerRunner:
         self._task_slots: asyncio.Semaphore | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: set[asyncio.Task[None]] = set()  # not started yet
+        self._started: dict[int, asyncio.Task[None]] = {}  # by the id() of the run
         self._cancelled: set[asyncio.Task[None]] = set()  # because the process ends
 
     def enqueue(self, run: JobRun, /) -> None:
@@ -127,6 +133,16 @@ class AsyncHandlerRunner:
         """Passes each waiting run to `may_start`, which gives the job back."""
         if self.loop is not None:
             self.loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._waiting])
+
+    def cancel_handler(self, run: JobRun) -> None:
+        """Cancels the handler of a run, if it still runs. Any thread."""
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self._cancel_task_of, run)
+
+    def _cancel_task_of(self, run: JobRun) -> None:
+        task = self._started.get(id(run))
+        if task is not None:
+            task.cancel()
 
     def close(self) -> None:
         """Cancels running handlers, and ends the thread of the event loop."""
@@ -182,7 +198,9 @@ class AsyncHandlerRunner:
             if not self._may_start(run):
                 return
             self._running.record_start(id(run), run, TIMEOUT_FIRST_S)
+            self._started[id(run)] = task
             result = await self._await_handler_result(run, task)
+            del self._started[id(run)]
             self._running.record_end(id(run))
             self._finish(run, result)
         finally:
@@ -190,7 +208,15 @@ class AsyncHandlerRunner:
 
     async def _await_handler_result(self, run: JobRun, task: asyncio.Task[None]) -> object:
         """What the handler returned or raised; CancelledByShutdown when the ending process cancelled it."""
-        limit = asyncio.timeout(run.spec.timeout_s)
+        loop, limit = asyncio.get_running_loop(), asyncio.timeout(run.timeout_s)
+        began_s = loop.time()
+
+        def move_limit() -> None:
+            if not limit.expired():
+                limit.reschedule(began_s + run.timeout_s)
+
+        # The handler may call `extend` in another thread.
+        run.control.on_extend = lambda: loop.call_soon_threadsafe(move_limit)
         running_job.set(run.job)  # the task has a context of its own
         try:
             async with limit:
@@ -200,11 +226,14 @@ class AsyncHandlerRunner:
         except BaseException as error:  # noqa: BLE001 - a handler's SystemExit must not end the loop
             if task in self._cancelled and not isinstance(error, Verdict):
                 return CancelledByShutdown()
+            if run.control.is_lost and isinstance(error, asyncio.CancelledError):
+                return ClaimLost(run.job.job_id, run.token, "running", "another claim")
             if isinstance(error, TimeoutError) and limit.expired():
-                late = TimeoutError(f"the handler did not end within {run.spec.timeout_s:g} s")
+                late = TimeoutError(f"the handler did not end within {run.timeout_s:g} s")
                 return late.with_traceback(error.__traceback__)
             return error
         finally:
+            run.control.on_extend = None
             running_job.set(None)
 
 
@@ -257,6 +286,12 @@ class HandlerPool(Service):
             if run is not None:
                 self._may_start(run)
         self.async_handlers.give_back_waiting_runs()
+
+    def tell_claim_lost(self, run: JobRun) -> None:
+        """Tells a running handler that its claim is lost: sets `job.lost`, and cancels an `async` handler."""
+        run.control.mark_lost()
+        if run.spec.is_async:
+            self.async_handlers.cancel_handler(run)
 
     @property
     def waiting_count(self) -> int:

@@ -1,4 +1,4 @@
-"""Which handler runs a type number in this process, and how long the lease of such a job is."""
+"""Which handler runs a type number in this process."""
 
 from __future__ import annotations
 
@@ -22,11 +22,8 @@ log = logging.getLogger(__name__)
 class HandlerTable:
     """The handlers of a registry by type number; follows changes of the types in the databases."""
 
-    def __init__(
-        self, types: BizTypeCache, registry: Registry, claims: Claims, lease_allowance_s: float
-    ) -> None:
+    def __init__(self, types: BizTypeCache, registry: Registry, claims: Claims) -> None:
         self._types, self._registry, self._claims = types, registry, claims
-        self._lease_allowance_s = lease_allowance_s
         self._specs: dict[int, HandlerSpec] = {}
         self._version = -1  # of the types, when `_specs` was made
         self._lock = threading.Lock()
@@ -63,9 +60,7 @@ class HandlerTable:
                     specs[number] = replace(spec, biz_type=name)  # that of "*" too
             # The handlers are set first: each job that is claimed from now on must find its handler.
             self._specs = specs
-            self._claims.set_lease_times(
-                {number: round(self.lease_s(spec) * 1000) for number, spec in specs.items()}
-            )
+            self._claims.set_claimed_types(specs)
             self._version = known.version
 
     @property
@@ -76,9 +71,6 @@ class HandlerTable:
 
     def handler_spec_of(self, type_no: int) -> HandlerSpec | None:
         return self._specs.get(type_no)
-
-    def lease_s(self, spec: HandlerSpec) -> float:
-        return spec.timeout_s + self._lease_allowance_s
 
     def look_up_unknown_type(self, type_no: int, database: Database) -> bool:
         """Reads an unknown type number's type from the row's database; True: it has a handler here."""

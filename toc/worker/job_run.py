@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toc.domain.argument_checks import parse_attribute
 from toc.domain.job import Job
+from toc.domain.run_control import RunControl
 from toc.handlers.registry import HandlerSpec
 from toc.store.claims import ClaimedRow, Outcome
 from toc.store.databases import Database
@@ -25,8 +26,8 @@ class CancelledByShutdown:
 
 @dataclass(slots=True)
 class JobRun:
-    """A claimed job. `claimed_ms`: the database's time at the claim. `lease_end_s`: when the lease has
-    certainly ended, by this process' monotonic clock.
+    """A claimed job. `claimed_ms`: the database's time at the claim. `lease_end_s`: until then the lease is
+    certainly valid, by this process' monotonic clock; renewals move it.
 
     By the monotonic clock too: `asked_s`, when the claim began; `queued_s`, when it had ended; `started_s`,
     when the handler was called. `found_ms`: the server's time that found it due (None: not known).
@@ -44,6 +45,7 @@ class JobRun:
     lease_end_s: float
     asked_s: float
     queued_s: float
+    control: RunControl
     found_ms: int | None = None
     asked_wall_ms: int | None = None
     started_s: float = 0.0
@@ -61,6 +63,11 @@ class JobRun:
         retries must not be late by an hour.
         """
         return self.claimed_ms + 1 + math.ceil((now_s - self.asked_s) * 1000)
+
+    @property
+    def timeout_s(self) -> float:
+        """How long the handler may run: its type's timeout and what the handler has added to it."""
+        return self.spec.timeout_s + self.control.extended_s
 
     def lease_left_s(self, now_s: float, wall_ms: int) -> float:
         """A lower bound of the seconds until the lease ends. `wall_ms`: this machine's wall clock now.
@@ -109,17 +116,21 @@ def run_of_claimed_row(
     except (ValueError, RecursionError) as error:
         # Another program wrote the attribute. Only this job fails, with a reason; the batch is run.
         spec = replace(spec, function=_make_failing_handler(error), is_async=False)
+    control = RunControl(context.process.settings.worker.extend_s_max)
     job = Job(
         row.job_id, row.biz_id if row.biz_text is None else row.biz_text, spec.biz_type, row.status,
         row.action_ms, attribute, row.due_ms, row.attempts, row.token, row.dedup_key,
-        tenant=row.tenant,
+        tenant=row.tenant, _control=control,
     )  # fmt: skip
-    lease_end_s = found_s + context.handlers.lease_s(spec)  # guard: lease-from-the-question
+    lease_end_s = (
+        found_s + context.process.settings.worker.lease_s
+    )  # guard: lease-from-the-question
     assert row.claimed_ms is not None  # noqa: S101 - its claim has set it
     return JobRun(
         job, spec, context.process.settings.topic_of_biz_type(spec.biz_type), database.index, token,
         database.server_clock.clamp_server_time_ms(row.claimed_ms), lease_end_s,
         asked_s=asked.monotonic_s, queued_s=context.process.clock.monotonic_s(),
+        control=control,
         found_ms=found_ms, asked_wall_ms=asked.wall_ms,
     )  # fmt: skip
 

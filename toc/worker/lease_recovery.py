@@ -55,6 +55,7 @@ class LeaseRecovery(Service):
         self._database, self._take_over, self._running = database, take_over, running
         self._permits, self._clock = context.permits, context.process.clock
         self._hold = context.permits.hold
+        self._lease_s = context.process.settings.worker.lease_s
         self._queue: deque[SuspectJob] = deque()
         self._needing_hold: deque[SuspectJob] = deque()  # before their last attempt
         # A heap by the time of the next try.
@@ -135,7 +136,7 @@ class LeaseRecovery(Service):
         finally:
             self._permits.return_permits(self._database.index, 1)
         if run is not None:
-            self._wait_for_any_event(run.lease_end_s, done)
+            self._wait_for_any_event(lambda: run.lease_end_s, done)
         return None
 
     def _run_last_attempt_alone(self, suspect: SuspectJob) -> float | None:
@@ -153,15 +154,17 @@ class LeaseRecovery(Service):
             run = self._take_over_while_process_is_held(suspect, done, alone=alone)
             if run is None:
                 return None
-            end_s = min(run.lease_end_s, self._clock.monotonic_s() + HOLD_S_MAX)
-            shared = not self._wait_for_any_event(end_s, done) and alone
+            end_s = self._clock.monotonic_s() + HOLD_S_MAX
+            shared = (
+                not self._wait_for_any_event(lambda: min(run.lease_end_s, end_s), done) and alone
+            )
             if shared:  # the row's mark is removed before other jobs start
                 dropped = self._take_over.change_alone_mark(suspect, run, alone=False)
-                self._wait_for_any_event(run.lease_end_s, dropped, done)
+                self._wait_for_any_event(lambda: run.lease_end_s, dropped, done)
         finally:
             self._hold.end_hold()
         # A run that hangs beyond its lease is not waited for: the next suspect is processed.
-        ended = self._wait_for_any_event(run.lease_end_s, done)
+        ended = self._wait_for_any_event(lambda: run.lease_end_s, done)
         if shared and not ended and suspect.job_id in self._running.stuck_job_ids:
             # The run hangs by its own fault, not by the fault of the jobs beside it.
             self._take_over.change_alone_mark(suspect, run, alone=True)
@@ -173,13 +176,13 @@ class LeaseRecovery(Service):
         """Takes the suspect over while this process claims no other jobs."""
         if self.stopping:
             return None
-        lease_end_s = self._clock.monotonic_s() + self._take_over.lease_s(suspect)
+        lease_end_s = self._clock.monotonic_s() + self._lease_s
         try:
             return self._take_over.take_over_suspect(suspect, done, alone=alone)
         except Exception:
             # The row's token may be marked ":alone": no other job may start before that is corrected.
             if alone:
-                self._wait_for_any_event(lease_end_s, done)
+                self._wait_for_any_event(lambda: lease_end_s, done)
             raise
 
     def _database_answers(self) -> bool:
@@ -203,11 +206,14 @@ class LeaseRecovery(Service):
         return True
 
     def _wait_for_any_event(
-        self, until_s: float, first: threading.Event, *others: threading.Event
+        self, until_s: Callable[[], float], first: threading.Event, *others: threading.Event
     ) -> bool:
-        """Waits for one of the events. False: none was set by `until_s`, or this service must stop."""
+        """Waits for one of the events. False: none was set by `until_s()`, or this service must stop.
+
+        `until_s` is called again and again: renewals move the end of a lease.
+        """
         while not (first.is_set() or any(event.is_set() for event in others)):
-            if self.stopping or self._clock.monotonic_s() > until_s:
+            if self.stopping or self._clock.monotonic_s() > until_s():
                 return False
             first.wait(CHECK_S)
         return True

@@ -120,7 +120,3 @@ class TakeOver:
         """How many attempts `max_attempts` still allows; negative: the job has had extra attempts."""
         spec = self._handlers.handler_spec_of(suspect.type_no)
         return 1 if spec is None else spec.max_attempts - suspect.attempts
-
-    def lease_s(self, suspect: SuspectJob) -> float:
-        spec = self._handlers.handler_spec_of(suspect.type_no)
-        return 0.0 if spec is None else self._handlers.lease_s(spec)

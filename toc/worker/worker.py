@@ -15,6 +15,7 @@ from toc.worker.context import ProcessContext, WorkerContext
 from toc.worker.handler_pool import HandlerPool
 from toc.worker.handler_table import HandlerTable
 from toc.worker.lease_recovery import LeaseRecovery
+from toc.worker.lease_renewal import LeaseRenewal
 from toc.worker.permits import AdaptiveLimiter, Permits
 from toc.worker.settle import Settler
 from toc.worker.take_over import TakeOver
@@ -49,6 +50,7 @@ class Worker:
             stuck_max=settings.stuck_max,
         )  # fmt: skip
         self.recoveries: list[LeaseRecovery] = []
+        self.renewals = [LeaseRenewal(each, context, self.pool) for each in process.databases]
         self.claims: list[list[ClaimStage]] = [[] for _ in range(CLAIM_LANES)]
         for database, settler in zip(process.databases, self.settlers, strict=True):
             take_over = TakeOver(database, context, self.pool, acks, settler.corrections)
@@ -60,10 +62,8 @@ class Worker:
 
     def _make_worker_context(self, process: ProcessContext, registry: Registry) -> WorkerContext:
         settings, databases = process.settings.worker, process.databases
-        claims = Claims(databases, {})
-        handlers = HandlerTable(
-            process.database_metadata.types, registry, claims, settings.lease_allowance_s
-        )
+        claims = Claims(databases, round(settings.lease_s * 1000))
+        handlers = HandlerTable(process.database_metadata.types, registry, claims)
         handlers.create_biz_types(databases)
         handlers.refresh_handlers()
         limiter = AdaptiveLimiter(
@@ -78,7 +78,8 @@ class Worker:
 
     def start(self) -> None:
         self.pool.start()
-        for service in (self.acks, *self.settlers, *self.recoveries, *self._claim_stages):
+        services = (*self.settlers, *self.renewals, *self.recoveries, *self._claim_stages)
+        for service in (self.acks, *services):
             service.start()
 
     def stop(self, timeout_s: float) -> bool:
@@ -98,7 +99,7 @@ class Worker:
         flush_s = clock.monotonic_s() + FLUSH_S
         while not self.has_nothing_to_write and clock.monotonic_s() < flush_s:
             clock.sleep_s(0.02)
-        stop_services(self.settlers, 5.0)
+        stop_services([*self.settlers, *self.renewals], 5.0)
         self.acks.stop(5.0)
         if permits.jobs_in_flight:
             text = "%d jobs are left to their leases: other nodes run them when these end"

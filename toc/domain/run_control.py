@@ -1,0 +1,60 @@
+"""The state of a run that its handler and its worker share: a lost claim, an extended timeout."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from toc.domain.argument_checks import is_number
+from toc.errors import InvalidInput
+
+_lock = threading.Lock()
+
+
+class RunControl:
+    """The state of one run that handler and worker share. Thread-safe.
+
+    extended_s: seconds by which the handler has extended its timeout, at most `extend_s_max`.
+    on_extend: called after each extension; None: no call.
+    """
+
+    __slots__ = ("_event", "extend_s_max", "extended_s", "is_lost", "on_extend")
+
+    def __init__(self, extend_s_max: float) -> None:
+        self.extend_s_max = extend_s_max
+        self.extended_s = 0.0
+        self.is_lost = False
+        self.on_extend: Callable[[], object] | None = None
+        self._event: threading.Event | None = None
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set when the claim is lost. Created at the first use, since most handlers never ask."""
+        with _lock:
+            if self._event is None:
+                self._event = threading.Event()
+                if self.is_lost:
+                    self._event.set()
+            return self._event
+
+    def mark_lost(self) -> None:
+        with _lock:
+            self.is_lost = True
+            if self._event is not None:
+                self._event.set()
+
+    def extend(self, seconds: float) -> None:
+        """See `Job.extend`."""
+        if not is_number(seconds) or not seconds > 0:  # not a number compares as false
+            raise InvalidInput("seconds", seconds, "must be a number above 0")
+        with _lock:
+            left_s = self.extend_s_max - self.extended_s
+            if seconds > left_s:
+                rule = (
+                    f"is more than this attempt may still be extended ({left_s:g} s left of "
+                    f"worker.extend_s_max = {self.extend_s_max:g})"
+                )
+                raise InvalidInput("seconds", seconds, rule)
+            self.extended_s += seconds
+        if self.on_extend is not None:
+            self.on_extend()

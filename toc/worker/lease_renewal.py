@@ -1,0 +1,63 @@
+"""Renews the leases of running handlers, so that leases are short whatever the types' timeouts are (ADR 31).
+
+A worker that was killed, stands still or is cut off from its database renews nothing: its jobs run again when
+their leases end.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from toc.runtime import metrics
+from toc.runtime.service import Service
+from toc.store.databases import Database
+from toc.worker.context import WorkerContext
+from toc.worker.handler_pool import HandlerPool
+from toc.worker.job_run import JobRun
+
+log = logging.getLogger(__name__)
+
+CLAIMS_MAX = 1000  # in one transaction
+
+
+class LeaseRenewal(Service):
+    """Renews the leases of one database's runs, and tells handlers that have lost their claim."""
+
+    def __init__(self, database: Database, context: WorkerContext, pool: HandlerPool) -> None:
+        super().__init__(f"toc-renewal-{database.index}")
+        self._database, self._context, self._pool = database, context, pool
+        self._settings = context.process.settings.worker
+        self._clock = context.process.clock
+
+    def run_once(self) -> float:
+        """Renews what has used up a third of its lease. Returns a sixth of a lease, in seconds."""
+        now_s = self._clock.monotonic_s()
+        due = [run for run in self._running_handlers() if self._needs_renewal(run, now_s)]
+        for at in range(0, len(due), CLAIMS_MAX):
+            self._renew_leases(due[at : at + CLAIMS_MAX])
+        return self._settings.lease_s / 6
+
+    def _running_handlers(self) -> list[JobRun]:
+        return self._pool.running.runs_of_database(self._database.index)
+
+    def _needs_renewal(self, run: JobRun, now_s: float) -> bool:
+        age_s = now_s - (run.lease_end_s - self._settings.lease_s)
+        is_in_time = now_s - run.started_s < run.timeout_s
+        return age_s >= self._settings.renew_after_s and is_in_time and not run.control.is_lost
+
+    def _renew_leases(self, runs: list[JobRun]) -> None:
+        asked_s = self._clock.monotonic_s()  # guard: renewal-from-the-question
+        claims = [(run.job.job_id, run.token) for run in runs]
+        valid = self._context.claims.renew_leases(self._database, claims)
+        # A run that has ended meanwhile has no claim any more, and has not lost it.
+        running = {id(run) for run in self._running_handlers()}
+        for run, claim in zip(runs, claims, strict=True):
+            if claim in valid:
+                run.lease_end_s = asked_s + self._settings.lease_s
+            elif id(run) in running:
+                log.warning(
+                    "job %d of %s has lost its claim while its handler runs: its outcome will be refused",
+                    run.job.job_id, run.job.biz_type,
+                )  # fmt: skip
+                metrics.CLAIMS_LOST.inc()
+                self._pool.tell_claim_lost(run)
