@@ -10,7 +10,10 @@ from toc.store.claims import OutcomeKind
 
 
 def renew(library: Library, *claims: tuple[int, str]) -> set[tuple[int, str]]:
-    return library.claims.renew_leases(library.home(claims[0][0]), claims)
+    """The valid ones; all others are lost."""
+    renewed = library.claims.renew_leases(library.home(claims[0][0]), claims)
+    assert renewed.lost == set(claims) - renewed.valid
+    return renewed.valid
 
 
 def test_a_renewed_lease_counts_from_now(library: Library) -> None:
@@ -80,6 +83,24 @@ def test_a_lease_that_was_over_and_is_renewed_is_not_taken_over(library: Library
     assert library.take_over(job_id, "one", "two") is None
     assert not library.bury_lost(job_id, "one")
     assert library.row(job_id).claim_token == "one"
+
+
+def test_a_locked_row_delays_no_other_and_says_nothing(library: Library) -> None:
+    """A handler's own transaction may lock its row for long (`toc.complete`)."""
+    if library.sqlite:
+        pytest.skip("SQLite has one writer and no row locks")
+    locked, free = library.running("one"), library.running("one")
+    library.clock.advance(1)
+    before = library.row(locked)
+    claims = [(locked, "one"), (free, "one")]
+    with library.databases[0].engine.begin() as connection:
+        table = f"toc_job_{library.shard(locked):04d}"
+        connection.exec_driver_sql(f"SELECT * FROM {table} WHERE job_id = {locked} FOR UPDATE")
+        renewed = library.claims.renew_leases(library.home(locked), claims)
+    assert (renewed.valid, renewed.lost) == ({(free, "one")}, set())
+    assert library.row(free).due_ms == library.now_ms + LEASE_MS
+    assert library.row(locked) == before
+    assert renew(library, *claims) == set(claims)
 
 
 def test_a_token_that_has_lost_its_mark_is_renewed(library: Library) -> None:

@@ -206,7 +206,7 @@ def test_a_job_that_ends_while_it_is_renewed_has_lost_nothing(
     monkeypatch.setattr(claims, "renew_leases", late)
     lost = metric("toc_claims_lost_total")
     job_id = run(rig, worker)
-    wait_until(lambda: answers == [set()])
+    wait_until(lambda: [each.valid for each in answers] == [set()])
     assert rig.status(job_id) is Status.DONE
     assert metric("toc_claims_lost_total") == lost
     assert rig.row(job_id).due_ms is None

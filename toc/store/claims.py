@@ -97,6 +97,16 @@ class ClaimedRow(NamedTuple):
     overdue: bool  # due_time has passed, by the database's clock within its believed bounds
 
 
+class RenewedLeases(NamedTuple):
+    """The claims of a renewal, (job_id, token) each. A claim in neither set has a locked row: not known.
+
+    lost: the row has ended, is pending, or runs under another token.
+    """
+
+    valid: set[tuple[int, str]]
+    lost: set[tuple[int, str]]
+
+
 class Claims:
     """The statements of workers; each method works on one database, in one transaction.
 
@@ -185,45 +195,48 @@ class Claims:
 
     # ---- renew
 
-    def renew_leases(
-        self, database: Database, claims: Sequence[tuple[int, str]]
-    ) -> set[tuple[int, str]]:
-        """Extends the leases of claims, (job_id, token) each, and returns the claims that are still valid.
+    def renew_leases(self, database: Database, claims: Sequence[tuple[int, str]]) -> RenewedLeases:
+        """Extends the leases of claims, (job_id, token) each, in one transaction.
 
-        A claim that is missing is lost: its row has ended, is pending, or runs under another token. The call
-        may be repeated.
+        A row that another transaction has locked, perhaps the handler's own, is left out: the others must
+        not wait for it. The call may be repeated.
         """
-        valid = self._renew_under_tokens(database, claims)
-        late = [claim for claim in claims if claim[1].endswith(ALONE) and claim not in valid]
+        renewed = self._renew_under_tokens(database, claims)
+        late = [claim for claim in renewed.lost if claim[1].endswith(ALONE)]
         if late:  # their tokens may have lost the mark ":alone"
             unmarked = [(job_id, remove_alone_mark(token)) for job_id, token in late]
             again = self._renew_under_tokens(database, unmarked)
-            valid |= {(job_id, token + ALONE) for job_id, token in again}
-        return valid
+            valid = renewed.valid | {(job_id, token + ALONE) for job_id, token in again.valid}
+            lost = renewed.lost.difference(late)
+            lost |= {(job_id, token + ALONE) for job_id, token in again.lost}
+            return RenewedLeases(valid, lost)
+        return renewed
 
     def _renew_under_tokens(
         self, database: Database, claims: Sequence[tuple[int, str]]
-    ) -> set[tuple[int, str]]:
+    ) -> RenewedLeases:
         routing = self._databases.routing
         ids_of: dict[tuple[int, str], list[int]] = defaultdict(list)
         for job_id, token in claims:
             ids_of[routing.shard_of_hash(routing_bits_of(job_id)), token].append(job_id)
-        # Ordered by shard and id: two transactions never deadlock on each other's rows.
-        groups = sorted((shard, sorted(ids), token) for (shard, token), ids in ids_of.items())
         lease_from = database.server_clock.statement_bounds().from_ms
-        changes: list[Statement] = []
-        reads: list[Statement] = []
-        for shard, ids, token in groups:
-            table = database.job_table_name(shard)
-            changes.append(self._renew.bind(table, ids, token=token, lease_from=lease_from))
-            running = int(Status.RUNNING)
-            reads.append(self._select_settled.bind(table, ids, token=token, status=running))
 
-        def make_answer(results: list[StatementResult], _: Executor) -> set[tuple[int, str]]:
-            selected = zip(groups, results[len(changes) :], strict=True)
-            return {(job_id, token) for (_, _, token), rows in selected for (job_id,) in rows.rows}
+        def renew_unlocked_rows(connection: Connection) -> RenewedLeases:
+            valid: set[tuple[int, str]] = set()
+            known: set[tuple[int, str]] = set()
+            for (shard, token), ids in sorted(ids_of.items()):
+                free, locked = _lock_without_waiting(connection, shard, sorted(ids))
+                known |= {(job_id, token) for job_id in ids if job_id not in locked}
+                if free:
+                    table, some = database.job_table_name(shard), sorted(free)
+                    renew = self._renew.bind(table, some, token=token, lease_from=lease_from)
+                    status = int(Status.RUNNING)
+                    select = self._select_settled.bind(table, some, token=token, status=status)
+                    _, rows = run_statements(connection, [renew, select])
+                    valid |= {(job_id, token) for (job_id,) in rows.rows}
+            return RenewedLeases(valid, known - valid)
 
-        return database.run_verb(Verb(changes, reads, make_answer))
+        return database.run_transaction(renew_unlocked_rows)
 
     # ---- take over
 

@@ -17,7 +17,7 @@ from toc.worker.job_run import JobRun
 
 log = logging.getLogger(__name__)
 
-CLAIMS_MAX = 1000  # in one transaction
+CLAIMS_MAX = 100  # in one transaction
 
 
 class LeaseRenewal(Service):
@@ -48,13 +48,13 @@ class LeaseRenewal(Service):
     def _renew_leases(self, runs: list[JobRun]) -> None:
         asked_s = self._clock.monotonic_s()  # guard: renewal-from-the-question
         claims = [(run.job.job_id, run.token) for run in runs]
-        valid = self._context.claims.renew_leases(self._database, claims)
+        renewed = self._context.claims.renew_leases(self._database, claims)
         # A run that has ended meanwhile has no claim any more, and has not lost it.
         running = {id(run) for run in self._running_handlers()}
         for run, claim in zip(runs, claims, strict=True):
-            if claim in valid:
+            if claim in renewed.valid:
                 run.lease_end_s = asked_s + self._settings.lease_s
-            elif id(run) in running:
+            elif claim in renewed.lost and id(run) in running:
                 log.warning(
                     "job %d of %s has lost its claim while its handler runs: its outcome will be refused",
                     run.job.job_id, run.job.biz_type,
