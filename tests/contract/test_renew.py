@@ -10,10 +10,7 @@ from toc.store.claims import OutcomeKind
 
 
 def renew(library: Library, *claims: tuple[int, str]) -> set[tuple[int, str]]:
-    """The valid ones; all others are lost."""
-    renewed = library.claims.renew_leases(library.home(claims[0][0]), claims)
-    assert renewed.lost == set(claims) - renewed.valid
-    return renewed.valid
+    return library.claims.renew_leases(library.home(claims[0][0]), claims).valid
 
 
 def test_a_renewed_lease_counts_from_now(library: Library) -> None:
@@ -69,7 +66,8 @@ def test_of_a_batch_only_the_lost_claims_are_missing(library: Library) -> None:
     assert library.take_over(lost, "one", "two") is not None
     due_ms = library.row(lost).due_ms
     library.clock.advance(1)
-    assert renew(library, (held, "one"), (lost, "one")) == {(held, "one")}
+    renewed = library.claims.renew_leases(library.home(held), [(held, "one"), (lost, "one")])
+    assert (renewed.valid, renewed.lost) == ({(held, "one")}, {(lost, "one")})
     assert library.row(held).due_ms == library.now_ms + LEASE_MS
     assert library.row(lost).due_ms == due_ms
 
@@ -108,3 +106,11 @@ def test_a_token_that_has_lost_its_mark_is_renewed(library: Library) -> None:
     library.clock.advance(1)
     assert renew(library, (job_id, "one" + ALONE)) == {(job_id, "one" + ALONE)}
     assert library.row(job_id).due_ms == library.now_ms + LEASE_MS
+
+
+def test_a_job_that_its_handler_has_completed_is_not_lost(library: Library) -> None:
+    """`toc.complete` has committed, and the handler goes on."""
+    job_id = library.running("one")
+    assert library.settle_as(OutcomeKind.DONE, job_id, "one")
+    renewed = library.claims.renew_leases(library.home(job_id), [(job_id, "one")])
+    assert (renewed.valid, renewed.lost) == (set(), set())

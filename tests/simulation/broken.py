@@ -47,7 +47,7 @@ VARIANTS = (
     Variant("settle-without-token", removed("settle-token"), "I2 I5", 1, "freeze,slow"),
     Variant(
         "start-without-lease-check", replaced("enough-lease-to-start", "False"),
-        "I2 I3", 5, "freeze,slow,handlers",
+        "I2 I3", 1, "freeze,slow,handlers",
     ),
     Variant(
         "lease-counted-from-the-answer",
@@ -118,7 +118,7 @@ VARIANTS = (
                 before="self._acks.enqueue([self._make_ack(ended) for ended in self._batch])",
             ),
         ),
-        "I1", 66, "kill", "bare",
+        "I1", 1, "kill", "bare",
     ),
     Variant(
         "retry-by-redis-time", replaced("retry-by-the-databases-time", "run.found_ms or $old"),

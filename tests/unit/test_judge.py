@@ -127,3 +127,16 @@ def test_an_exception_that_cannot_be_shown_is_described() -> None:
             raise RuntimeError("no")
 
     assert "Rude" in describe_error(Rude())
+
+
+@pytest.mark.parametrize(
+    "result", [None, ValueError("no"), toc.Dead("no"), toc.Snooze(timedelta(1))]
+)
+def test_what_has_lost_its_claim_is_tried_again(result: object) -> None:
+    """Its take-over may have been undone since: then the outcome is not refused."""
+    job = Job(7, 42, "a", Status.RUNNING, 0, {}, NOW, 3, "one")
+    spec = HandlerSpec("a", print, 30.0, 3, DelayList((1.0,)))
+    run = JobRun(job, spec, "default", 0, "one", 0, 100.0, 0.0, 0.0, RunControl(0))
+    run.control.mark_lost()
+    outcome = outcome_of_run(run, result, NOW, 0.0, snooze_ms_min=0)
+    assert (outcome.kind, outcome.due_ms) == (OutcomeKind.RETRY, NOW)

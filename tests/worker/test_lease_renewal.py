@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -210,3 +213,18 @@ def test_a_job_that_ends_while_it_is_renewed_has_lost_nothing(
     assert rig.status(job_id) is Status.DONE
     assert metric("toc_claims_lost_total") == lost
     assert rig.row(job_id).due_ms is None
+
+
+def test_a_job_can_be_copied_and_pickled(make_rig: MakeRig) -> None:
+    rig, copies = make_rig(), list[Job]()
+
+    @rig.handler(timeout=30)
+    def handle(job: Job) -> None:
+        assert not job.lost.is_set()
+        copies.extend([copy.deepcopy(job), pickle.loads(pickle.dumps(job))])  # noqa: S301
+        assert asdict(job)["job_id"] == job.job_id
+        assert copies == [job, job]
+
+    rig.wait_for(Status.DONE, run(rig, rig.alone()))
+    with pytest.raises(InvalidInput):
+        copies[0].extend(1)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from toc.domain.argument_checks import is_number
 from toc.errors import InvalidInput
 
 _lock = threading.Lock()
+
+
+def _no_control() -> None:
+    return None
 
 
 class RunControl:
@@ -56,5 +61,11 @@ class RunControl:
                 )
                 raise InvalidInput("seconds", seconds, rule)
             self.extended_s += seconds
-        if self.on_extend is not None:
-            self.on_extend()
+        on_extend = self.on_extend
+        if on_extend is not None:
+            with suppress(RuntimeError):  # the event loop has ended
+                on_extend()
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """A copied or pickled job is run by no handler: its `_control` is None."""
+        return _no_control, ()

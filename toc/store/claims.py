@@ -98,9 +98,10 @@ class ClaimedRow(NamedTuple):
 
 
 class RenewedLeases(NamedTuple):
-    """The claims of a renewal, (job_id, token) each. A claim in neither set has a locked row: not known.
+    """The claims of a renewal, (job_id, token) each.
 
-    lost: the row has ended, is pending, or runs under another token.
+    lost: the row is pending, runs under another token, or has ended otherwise than as done. In neither set:
+    another transaction has locked the row, or it is done under this token (`toc.complete`).
     """
 
     valid: set[tuple[int, str]]
@@ -233,7 +234,16 @@ class Claims:
                     status = int(Status.RUNNING)
                     select = self._select_settled.bind(table, some, token=token, status=status)
                     _, rows = run_statements(connection, [renew, select])
-                    valid |= {(job_id, token) for (job_id,) in rows.rows}
+                    running = {job_id for (job_id,) in rows.rows}
+                    valid |= {(job_id, token) for job_id in running}
+                    rest = sorted(free - running)
+                    if (
+                        rest
+                    ):  # a handler that has called `toc.complete` may go on: it has lost nothing
+                        done = int(Status.DONE)
+                        ended = self._select_settled.bind(table, rest, token=token, status=done)
+                        (rows,) = run_statements(connection, [ended])
+                        known -= {(job_id, token) for (job_id,) in rows.rows}
             return RenewedLeases(valid, known - valid)
 
         return database.run_transaction(renew_unlocked_rows)

@@ -47,13 +47,13 @@ class AttemptHooks:
         needed_s = held_s + self._settings.lease_margin_s
         left_s = run.lease_left_s(now_s, self._clock.wall_ms())
         is_too_late = left_s < needed_s  # guard: enough-lease-to-start
-        if self._context.permits.closed or is_too_late:
-            self._send_to_settler(run, outcome_for_giving_back(run))
-            return False
         waited_s = now_s - run.queued_s
         if waited_s > self._settings.queue_wait_s:
             # Too many jobs were claimed: jobs wait in this process that another node could run.
             self._context.permits.halve_limit()
+        if self._context.permits.closed or is_too_late:
+            self._send_to_settler(run, outcome_for_giving_back(run))
+            return False
         run.started_s = now_s
         _fired_counter(run.job.biz_type).inc()
         if run.job.attempts == 1:

@@ -14,9 +14,9 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from toc.errors import ClaimLost
 from toc.handlers.current_job import running_job
 from toc.handlers.verdicts import Verdict
 from toc.runtime import metrics
@@ -134,10 +134,15 @@ class AsyncHandlerRunner:
         if self.loop is not None:
             self.loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._waiting])
 
+    @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
+
     def cancel_handler(self, run: JobRun) -> None:
         """Cancels the handler of a run, if it still runs. Any thread."""
         if self.loop is not None:
-            self.loop.call_soon_threadsafe(self._cancel_task_of, run)
+            with suppress(RuntimeError):  # the loop has ended, and its handlers with it
+                self.loop.call_soon_threadsafe(self._cancel_task_of, run)
 
     def _cancel_task_of(self, run: JobRun) -> None:
         task = self._started.get(id(run))
@@ -212,7 +217,7 @@ class AsyncHandlerRunner:
         began_s = loop.time()
 
         def move_limit() -> None:
-            if not limit.expired():
+            with suppress(RuntimeError):  # it has ended meanwhile
                 limit.reschedule(began_s + run.timeout_s)
 
         # The handler may call `extend` in another thread.
@@ -226,8 +231,6 @@ class AsyncHandlerRunner:
         except BaseException as error:  # noqa: BLE001 - a handler's SystemExit must not end the loop
             if task in self._cancelled and not isinstance(error, Verdict):
                 return CancelledByShutdown()
-            if run.control.is_lost and isinstance(error, asyncio.CancelledError):
-                return ClaimLost(run.job.job_id, run.token, "running", "another claim")
             if isinstance(error, TimeoutError) and limit.expired():
                 late = TimeoutError(f"the handler did not end within {run.timeout_s:g} s")
                 return late.with_traceback(error.__traceback__)
@@ -295,8 +298,8 @@ class HandlerPool(Service):
 
     @property
     def waiting_count(self) -> int:
-        """How many jobs in the queue no thread has taken yet."""
-        return self._queue.qsize()
+        """How many claimed jobs wait for a thread, or for a task of the event loop."""
+        return self._queue.qsize() + self.async_handlers.waiting_count
 
     def start(self) -> None:
         with self._lock:

@@ -136,7 +136,9 @@ class LeaseRecovery(Service):
         finally:
             self._permits.return_permits(self._database.index, 1)
         if run is not None:
-            self._wait_for_any_event(lambda: run.lease_end_s, done)
+            # Not longer, though renewals move it: a job that has survived a lease has not killed its process.
+            first_end_s = run.lease_end_s
+            self._wait_for_any_event(lambda: first_end_s, done)
         return None
 
     def _run_last_attempt_alone(self, suspect: SuspectJob) -> float | None:
@@ -160,7 +162,9 @@ class LeaseRecovery(Service):
             )
             if shared:  # the row's mark is removed before other jobs start
                 dropped = self._take_over.change_alone_mark(suspect, run, alone=False)
-                self._wait_for_any_event(lambda: run.lease_end_s, dropped, done)
+                self._wait_for_any_event(
+                    lambda: max(run.lease_end_s, run.started_s + run.timeout_s), dropped, done
+                )
         finally:
             self._hold.end_hold()
         # A run that hangs beyond its lease is not waited for: the next suspect is processed.

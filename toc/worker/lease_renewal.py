@@ -7,7 +7,10 @@ their leases end.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 
+from toc.domain.ids import routing_bits_of
+from toc.errors import StoreUnavailable, is_away
 from toc.runtime import metrics
 from toc.runtime.service import Service
 from toc.store.databases import Database
@@ -18,6 +21,7 @@ from toc.worker.job_run import JobRun
 log = logging.getLogger(__name__)
 
 CLAIMS_MAX = 100  # in one transaction
+AGAIN_S = 1.0  # until the next try of a lease that could not be renewed
 
 
 class LeaseRenewal(Service):
@@ -28,14 +32,34 @@ class LeaseRenewal(Service):
         self._database, self._context, self._pool = database, context, pool
         self._settings = context.process.settings.worker
         self._clock = context.process.clock
+        self._failed_shards: set[int] = set()
 
     def run_once(self) -> float:
-        """Renews what has used up a third of its lease. Returns a sixth of a lease, in seconds."""
+        """Renews leases of which a third is used up. Returns the seconds until the next call.
+
+        Each shard has transactions of its own: a table that is locked or broken delays no other.
+        """
         now_s = self._clock.monotonic_s()
-        due = [run for run in self._running_handlers() if self._needs_renewal(run, now_s)]
-        for at in range(0, len(due), CLAIMS_MAX):
-            self._renew_leases(due[at : at + CLAIMS_MAX])
-        return self._settings.lease_s / 6
+        routing = self._context.process.databases.routing
+        due: dict[int, list[JobRun]] = defaultdict(list)
+        for run in self._running_handlers():
+            if self._needs_renewal(run, now_s):
+                due[routing.shard_of_hash(routing_bits_of(run.job.job_id))].append(run)
+        failed, all_renewed = set[int](), True
+        for shard in sorted(due, key=lambda shard: (shard in self._failed_shards, shard)):
+            runs = due[shard]
+            try:
+                for at in range(0, len(runs), CLAIMS_MAX):
+                    all_renewed &= self._renew_leases(runs[at : at + CLAIMS_MAX])
+            except Exception as error:
+                locked = isinstance(error, StoreUnavailable) and error.locked
+                if is_away(error) and not locked:
+                    raise
+                failed.add(shard)
+                text = "leases of shard %d are not renewed: %s"
+                self._log_throttle.warning(shard, text, shard, error)
+        self._failed_shards = failed
+        return self._settings.lease_s / 6 if all_renewed and not failed else AGAIN_S
 
     def _running_handlers(self) -> list[JobRun]:
         return self._pool.running.runs_of_database(self._database.index)
@@ -45,7 +69,8 @@ class LeaseRenewal(Service):
         is_in_time = now_s - run.started_s < run.timeout_s
         return age_s >= self._settings.renew_after_s and is_in_time and not run.control.is_lost
 
-    def _renew_leases(self, runs: list[JobRun]) -> None:
+    def _renew_leases(self, runs: list[JobRun]) -> bool:
+        """False: of some claims nothing is known, as their rows are locked."""
         asked_s = self._clock.monotonic_s()  # guard: renewal-from-the-question
         claims = [(run.job.job_id, run.token) for run in runs]
         renewed = self._context.claims.renew_leases(self._database, claims)
@@ -61,3 +86,4 @@ class LeaseRenewal(Service):
                 )  # fmt: skip
                 metrics.CLAIMS_LOST.inc()
                 self._pool.tell_claim_lost(run)
+        return len(renewed.valid) + len(renewed.lost) == len(runs)

@@ -23,6 +23,11 @@ def outcome_of_run(
     always asks for a moment in the past.
     """
     job_id, token = run.job.job_id, run.token
+    if run.control.is_lost:
+        # Refused, as the claim is lost. If the take-over was undone, the row has this token again: then the
+        # job must run again, whatever a handler has returned that was told to stop.
+        text = "the claim was lost while the handler ran"
+        return Outcome(job_id, token, OutcomeKind.RETRY, due_ms=now_ms, error=text)
     if isinstance(result, CancelledByShutdown):
         return outcome_for_giving_back(run)
     if not isinstance(result, BaseException):  # a verdict is one as well
