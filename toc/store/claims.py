@@ -237,9 +237,8 @@ class Claims:
                     running = {job_id for (job_id,) in rows.rows}
                     valid |= {(job_id, token) for job_id in running}
                     rest = sorted(free - running)
-                    if (
-                        rest
-                    ):  # a handler that has called `toc.complete` may go on: it has lost nothing
+                    if rest:
+                        # A handler that has called `toc.complete` may go on: its claim is not lost.
                         done = int(Status.DONE)
                         ended = self._select_settled.bind(table, rest, token=token, status=done)
                         (rows,) = run_statements(connection, [ended])
