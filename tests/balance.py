@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
@@ -22,6 +23,8 @@ DURATIONS = Path(__file__).with_name("durations.json")
 SPLIT_S = 45.0
 NEW_FILE_S = 10.0
 """Expected of a file that is not in `durations.json`."""
+SPARK_TESTS = "tests/reconcile/"
+SPARK_UNITS = 2
 
 WRITE = "TOC_TEST_DURATIONS"
 """The environment variable that makes a run write `durations.json`: `make durations` sets it."""
@@ -43,7 +46,12 @@ class LongestFirst(LoadScopeScheduling):
     """Gives each process the next unit of the collection's order when it has nearly done its last one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        """The unit of a test: its file, or its function where the file takes long."""
+        """The unit of a test: its file, or its function where the file takes long.
+
+        The tests with Spark are two units, because each process needs a Java machine of its own for them.
+        """
+        if file_of(nodeid).startswith(SPARK_TESTS):
+            return f"Spark {crc32(file_of(nodeid).encode()) % SPARK_UNITS}"
         return nodeid.partition("[")[0] if seconds_of(nodeid) >= SPLIT_S else file_of(nodeid)
 
 

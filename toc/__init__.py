@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from toc.center.async_center import AsyncTimeoutCenter
     from toc.center.center import JobSpec, TimeoutCenter
     from toc.domain.job import Answer, AnswerKind, DeadJob, Job, Scheduled, Status
     from toc.domain.retry_policies import Exponential
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     close = _center.close
 
 _HOMES = {
+    "toc.center.async_center": ("AsyncTimeoutCenter",),
     "toc.center.center": ("JobSpec", "TimeoutCenter"),
     "toc.domain.job": ("Answer", "AnswerKind", "DeadJob", "Job", "Scheduled", "Status"),
     "toc.domain.retry_policies": ("Exponential",),
@@ -98,8 +100,9 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "Answer", "AnswerKind", "ClaimLost", "ClusterUnavailable", "Dead", "DeadJob", "Drop",
-    "DuplicateJob", "Exponential", "InvalidInput", "Job", "JobFilter", "JobSpec", "NotFound",
+    "Answer", "AnswerKind", "AsyncTimeoutCenter", "ClaimLost", "ClusterUnavailable", "Dead",
+    "DeadJob", "Drop", "DuplicateJob", "Exponential", "InvalidInput",
+    "Job", "JobFilter", "JobSpec", "NotFound",
     "PartlyScheduled", "Retry", "Scheduled", "SchemaMismatch", "Settings", "SettingsError",
     "Snooze", "StatementFailed", "Status", "StoreUnavailable", "TimeoutCenter",
     "TimerUnavailable", "TocError", "WrongDatabase", "cancel", "close", "complete",

@@ -60,8 +60,8 @@ def test_a_seed_on_mariadb(tmp_path: Path) -> None:
     ("name", "fault", "seen"),
     [
         ("cancel-without-status", "nothing", Kind.AFTER_CANCEL),
-        ("claim-without-time", "nothing", Kind.OLD_TIME),
-        ("claim-believes-redis-clock", "Redis' clock steps", Kind.EARLY),
+        pytest.param("claim-without-time", "nothing", Kind.OLD_TIME, marks=deep),
+        pytest.param("claim-believes-redis-clock", "Redis' clock steps", Kind.EARLY, marks=deep),
     ],
 )
 def test_a_broken_variant_is_caught(tmp_path: Path, name: str, fault: str, seen: Kind) -> None:

@@ -131,7 +131,7 @@ def test_it_moves_under_load(
     calm_s = account.late_before_s(load.ids, began_s)
     assert here.late_max_s < moved["pause_ms"] / 1000 + 5 + calm_s
     assert there.late_max_s < 2 + calm_s
-    assert not load.refused or moved["pause_ms"] > FENCED_S_MAX * 1000
+    assert not load.refused or moved["pause_ms"] > FENCED_S_MAX * 1000, load.last_refusal
     check_that_nothing_went_astray(servers, frozen)
 
 

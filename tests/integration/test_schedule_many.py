@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from itertools import chain
 from pathlib import Path
+from threading import Barrier, get_ident
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from tests.contract.library import Library
 from tests.integration.world import World
 from tests.servers.endpoint import Endpoint
-from toc.center import center as center_module
+from toc.center import bulk_schedule
 from toc.domain.ids import routing_bits_of
 from toc.domain.routing import routing_hash_of
 from toc.errors import DuplicateJob, InvalidInput, PartlyScheduled, StoreUnavailable
@@ -94,6 +96,87 @@ def test_more_than_one_chunk(small_library: Library) -> None:
     world.close()
 
 
+# ---- parts
+
+
+class _Inserts:
+    """Records the calls of `jobs.insert`: the job ids of each. `before` is called with them."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[list[int]] = []
+        self.before: Callable[[list[int]], object] = lambda ids: None
+        library = world.center._open_connections().jobs
+        self._insert = library.insert
+        monkeypatch.setattr(library, "insert", self._record)
+
+    def _record(self, jobs: Any, on_duplicate: Any) -> Any:
+        ids = [job.job_id for job in jobs]
+        self.calls.append(ids)
+        self.before(ids)
+        return self._insert(jobs, on_duplicate)
+
+
+def test_two_halves_of_a_database_are_written_at_the_same_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_schedule, "PARALLEL_ROWS_MIN", 40)
+    inserts = _Inserts(world, monkeypatch)
+    is_sqlite = world.library.databases[0].sqlite
+    both = Barrier(1 if is_sqlite else 2)  # SQLite has one writer
+    inserts.before = lambda ids: both.wait(20)
+    jobs: list[Any] = [(n, MINUTE) if n % 3 else (f"A-{n}", MINUTE) for n in range(60)]
+    ids = world.center.schedule_many(jobs)
+    assert len(inserts.calls) == (1 if is_sqlite else 2)
+    assert sorted(chain.from_iterable(inserts.calls)) == sorted(ids)
+    assert [world.center.get(job_id).biz_id for job_id in ids] == [biz_id for biz_id, _ in jobs]  # type: ignore[union-attr]
+    assert (world.library.count(), world.reminders()) == (60, 60)
+    both = Barrier(1)
+    assert len(world.center.schedule_many(jobs[:39])) == 39
+    assert len(inserts.calls) == (2 if is_sqlite else 3)  # too few: one part
+
+
+def test_a_half_that_fails_is_told_exactly(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    if world.library.databases[0].sqlite:
+        pytest.skip("its calls are not halved")
+    monkeypatch.setattr(bulk_schedule, "PARALLEL_ROWS_MIN", 2)
+    inserts = _Inserts(world, monkeypatch)
+    both = Barrier(2)
+
+    def fail_odd_shards(ids: list[int]) -> None:
+        both.wait(20)
+        if routing_bits_of(ids[0]) % 2:
+            raise StoreUnavailable(0, OSError("away"))
+
+    inserts.before = fail_odd_shards
+    with pytest.raises(PartlyScheduled) as caught:
+        world.center.schedule_many([(n, MINUTE) for n in range(60)])
+    odd = [routing_hash_of(n) % 2 == 1 for n in range(60)]
+    assert [job_id is None for job_id in caught.value.job_ids] == odd
+    assert world.library.count() == world.reminders() == odd.count(False)
+
+
+def test_jobs_with_keys_are_one_part(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_schedule, "PARALLEL_ROWS_MIN", 2)
+    inserts = _Inserts(world, monkeypatch)
+    jobs = [{"biz_id": n, "action_time": MINUTE} for n in range(20)]
+    jobs[7]["dedup_key"] = "k"
+    world.center.schedule_many(jobs)  # type: ignore[arg-type]
+    assert len(inserts.calls) == 1
+    with pytest.raises(DuplicateJob):  # nothing is written
+        world.center.schedule_many(jobs, on_duplicate="error")  # type: ignore[arg-type]
+    assert world.library.count() == 20
+
+
+def test_one_call_at_a_time_writes_two_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_schedule, "PARALLEL_ROWS_MIN", 2)
+    inserts, threads = _Inserts(world, monkeypatch), set[int]()
+    inserts.before = lambda ids: threads.add(get_ident())
+    with world.center._second_writer:
+        assert len(world.center.schedule_many([(n, MINUTE) for n in range(60)])) == 60
+    assert threads == {get_ident()}
+    assert world.library.count() == world.reminders() == 60
+
+
 # ---- two databases
 
 
@@ -140,7 +223,7 @@ def test_one_database_away_is_partly_scheduled(two: World, tmp_path: Path) -> No
 def test_a_database_that_is_away_does_not_stop_the_others(
     two: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(center_module, "BULK_ROWS", 5)
+    monkeypatch.setattr(bulk_schedule, "BULK_ROWS", 5)
     center = two.center
     databases = [two.settings.routing.database_index(routing_hash_of(n) % 4) for n in range(20)]
     assert all(set(databases[start : start + 5]) == {0, 1} for start in range(0, 20, 5))
@@ -166,6 +249,7 @@ def test_a_database_that_is_away_does_not_stop_the_others(
     assert [two.reminder(job_id) for job_id in ids if job_id is not None] == [
         60_000
     ] * databases.count(1)
-    assert asked == [0, 1, 1, 1, 1]  # once it has failed, it is left alone
+    assert asked.count(0) == 1  # once it has failed, it is left alone
+    assert asked.count(1) == -(-databases.count(1) // 5)
     with pytest.raises(StoreUnavailable):
         center.schedule_many([(n, MINUTE) for n in range(20) if databases[n] == 0])

@@ -53,6 +53,7 @@ class Load:
         self._absolute = absolute
         self.ids: list[int] = []
         self.refused = 0
+        self.last_refusal = ""
         self.slowest_call_s = 0.0
         self._enough = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -84,8 +85,10 @@ class Load:
             except PartlyScheduled as error:
                 self.ids += [job_id for job_id in error.job_ids if job_id is not None]
                 self.refused += error.job_ids.count(None)
-            except StoreUnavailable:
+                self.last_refusal = repr(error.__cause__)
+            except StoreUnavailable as error:
                 self.refused += len(jobs)
+                self.last_refusal = repr(error)
             self.slowest_call_s = max(self.slowest_call_s, time.monotonic() - called_s)
 
 

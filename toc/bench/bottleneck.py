@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from redis.cluster import RedisCluster
 
 from toc.bench.common import WorkerProcesses
+from toc.bench.processor_time import machine_cpu_s
 from toc.timer.lua_scripts import Client
 
 BUSY = 0.85  # of a part's capacity: from here on it counts as the limit
-_PROCESSORS = Path("/proc/stat")
 
 
 class Utilisation(NamedTuple):
@@ -50,7 +49,7 @@ class UtilisationMeter:
             time.monotonic(),
             self._workers.read_cpu_s(),
             _redis_cpu_s(self._client),
-            _machine_cpu_s(),
+            machine_cpu_s(),
         )
 
 
@@ -80,14 +79,3 @@ def _redis_cpu_s(client: Client) -> dict[str, float]:
         name: float(node["used_cpu_user"]) + float(node["used_cpu_sys"])
         for name, node in nodes.items()
     }
-
-
-def _machine_cpu_s() -> float | None:
-    """CPU seconds of everything on this machine so far (Linux)."""
-    try:
-        first = _PROCESSORS.read_text().partition("\n")[0].split()
-    except OSError:
-        return None
-    user, nice, system, _idle, _wait, *others = map(int, first[1:8])
-    ticks: int = os.sysconf("SC_CLK_TCK")
-    return (user + nice + system + sum(others)) / ticks

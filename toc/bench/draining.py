@@ -18,6 +18,7 @@ from toc.bench.common import (
     start_worker_processes,
 )
 from toc.bench.job_specs import make_job_specs
+from toc.bench.processor_time import ProcessorTime
 from toc.center.center import TimeoutCenter
 from toc.domain.job import Status
 
@@ -43,6 +44,7 @@ def measure_drain(bench: BenchContext) -> None:
                 alone.add_round(baseline, race.drain_jobs(options.jobs))
             done += race.done
         report.add_measurement(NAME, "one worker, due to settled", "jobs/s", alone.rounds)
+        race.add_processor_time()
         report.add_measurement(NAME, "its memory", "MB", [(None, race.memory_mb)])
         report.notes.append(f"one worker's drain is bounded by {race.bottleneck}")
         count = options.workers or 2
@@ -84,10 +86,12 @@ class DrainMeasurement:
         self.memory_mb = 0.0
         self.bottleneck = ""
         """The part that bounded the last drain, in words."""
+        self._processor_time = ProcessorTime()
 
     def warm_up(self, workers: int = 1) -> None:
         """A short drain: the first jobs of a process connect, compile and load scripts."""
         self.drain_jobs(min(self._bench.options.jobs, self._bench.options.batch * workers))
+        self._processor_time = ProcessorTime()
 
     def drain_jobs(self, jobs: int, *, from_first: bool = False) -> float:
         """Schedules jobs that are due at one instant, waits for their end; returns jobs per second.
@@ -102,12 +106,20 @@ class DrainMeasurement:
             ahead = self._bench.redis_time_ms() < due_ms
             time.sleep(max(0.0, (due_ms - self._bench.redis_time_ms()) / 1000))
             meter = UtilisationMeter(self._bench.scratch.client, self._workers)
+            self._processor_time.begin_round()
             first_ms, settled_ms = self._wait_and_check_starts(ids, meter)
             if ahead:
                 return jobs / (settled_ms - (first_ms if from_first else due_ms)) * 1000
             self._lead_ms_per_job *= 2
 
-    def _find_bottleneck(self, meter: UtilisationMeter) -> None:
+    def add_processor_time(self) -> None:
+        """Adds the processor time of a job in each drain to the report, where it is known."""
+        if self._processor_time.us_per_job:
+            what = "processor time of a job, all processes"
+            self._bench.report.add_measurement(NAME, what, "µs", self._processor_time.us_per_job)
+
+    def _end_meters(self, meter: UtilisationMeter, jobs: int) -> None:
+        self._processor_time.end_round(jobs)
         self.bottleneck = describe_bottleneck(meter.stop())
 
     def _wait_and_check_starts(
@@ -116,7 +128,7 @@ class DrainMeasurement:
         """Waits until all jobs are settled; returns first start and last settle, by the timer's clock."""
         offset_ms, unsure_ms = measure_clock_offset(self._bench.scratch.client)
         ran = self._workers.wait_until_settled(
-            len(ids), 60 + len(ids) / 100, lambda: self._find_bottleneck(meter)
+            len(ids), 60 + len(ids) / 100, lambda: self._end_meters(meter, len(ids))
         )
         self.done += len(ids)
         self.memory_mb = max(self.memory_mb, ran.memory_mb)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import partial
 
@@ -16,16 +17,19 @@ from toc.bench.common import (
     time_in_threads_s,
 )
 from toc.bench.job_specs import make_job_specs
+from toc.bench.processor_time import ProcessorTime
 from toc.bench.statistics import percentile
+from toc.center.async_center import AsyncTimeoutCenter
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.domain.job import Status
 
 WARM_UP_JOBS = 100
+ASYNC_CALLS = 200  # calls of `schedule` that wait at the same time
 
 
 def measure_schedule_many(bench: BenchContext) -> None:
     """Measures `schedule_many`, a batch per call."""
-    options, rates = bench.options, RateRounds(bench)
+    options, rates, processor_time = bench.options, RateRounds(bench), ProcessorTime()
     written = 0
     with TimeoutCenter(bench.scratch.settings) as center:
         for number in range(options.rounds + 1):
@@ -36,25 +40,30 @@ def measure_schedule_many(bench: BenchContext) -> None:
                 make_job_specs(first + at, min(options.batch, jobs - at), due_ms)
                 for at in range(0, jobs, options.batch)
             ]
+            processor_time.begin_round()
             started_s = time.perf_counter()
             for batch in batches:
                 center.schedule_many(batch)
             ours = jobs / (time.perf_counter() - started_s)
             written += jobs
             if number:
+                processor_time.end_round(jobs)
                 rates.add_round(baseline, ours)
     bench.report.add_measurement("schedule_many", f"{options.batch} a call", "jobs/s", rates.rounds)
+    if processor_time.us_per_job:
+        what = "processor time of a job, all processes"
+        bench.report.add_measurement("schedule_many", what, "µs", processor_time.us_per_job)
     check_statuses_and_clear(bench, "schedule_many", {Status.PENDING: written})
 
 
 def measure_schedule(bench: BenchContext) -> None:
-    """Measures `schedule`, one job per call: from one thread, then from several."""
+    """Measures `schedule`, one job per call: from one thread, from several, from async tasks."""
     options, report = bench.options, bench.report
     count = max(options.jobs // 10, 1)
     clients = options.clients or CLIENTS
     each = max(count // clients, 1)
     written = 0
-    one_by_one, in_threads = RateRounds(bench), RateRounds(bench)
+    one_by_one, in_threads, in_tasks = RateRounds(bench), RateRounds(bench), RateRounds(bench)
     calls: dict[float, list[tuple[float | None, float]]] = {50: [], 99: []}
     with TimeoutCenter(bench.scratch.settings) as center:
         for number in range(options.rounds + 1):  # the first round is a warm-up
@@ -80,10 +89,18 @@ def measure_schedule(bench: BenchContext) -> None:
             written += each * clients
             if number:
                 in_threads.add_round(baseline, each * clients / took_s)
+        for number in range(options.rounds + 1):
+            jobs = options.jobs if number else ASYNC_CALLS
+            took_s = asyncio.run(_schedule_in_tasks(center, _new_job_specs(bench, jobs)))
+            written += jobs
+            if number:
+                in_tasks.add_round(None, jobs / took_s)
     report.add_measurement("schedule", "one by one", "jobs/s", one_by_one.rounds)
     for percent, found in calls.items():
         report.add_measurement("schedule", f"one call, p{percent:g}", "ms", found)
     report.add_measurement("schedule", f"{clients} threads", "jobs/s", in_threads.rounds)
+    what = f"async, {ASYNC_CALLS} calls at a time"
+    report.add_measurement("schedule", what, "jobs/s", in_tasks.rounds)
     check_statuses_and_clear(bench, "schedule", {Status.PENDING: written})
 
 
@@ -94,3 +111,16 @@ def _new_job_specs(bench: BenchContext, jobs: int) -> list[JobSpec]:
 def _schedule_one_by_one(center: TimeoutCenter, load: list[JobSpec]) -> None:
     for job in load:
         center.schedule(**job)
+
+
+async def _schedule_in_tasks(center: TimeoutCenter, load: list[JobSpec]) -> float:
+    """Schedules jobs one by one in ASYNC_CALLS tasks; returns the seconds that this took."""
+    in_async, left = AsyncTimeoutCenter(center), iter(load)
+
+    async def schedule_some() -> None:
+        for job in left:
+            await in_async.schedule(**job)
+
+    started_s = time.perf_counter()
+    await asyncio.gather(*(schedule_some() for _ in range(ASYNC_CALLS)))
+    return time.perf_counter() - started_s

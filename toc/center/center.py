@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
@@ -17,21 +16,19 @@ from toc.center.after_commit import (
     connection_of_transaction,
     transaction_to_join,
 )
+from toc.center.bulk_schedule import BulkSchedule
 from toc.center.connections import Connections
 from toc.center.job_spec import CheckedJob, JobSpec, When, check_job_arguments, check_job_spec
 from toc.center.job_target import JobTarget
 from toc.domain.argument_checks import check_actor, check_biz_type, check_integer, check_reason
 from toc.domain.biz_ids import check_business_id
 from toc.domain.ids import check_job_id
-from toc.domain.job import Answer, DeadJob, Job, NewJob, Scheduled
+from toc.domain.job import Answer, DeadJob, Job, Scheduled
 from toc.domain.retry_policies import RetryPolicy
 from toc.domain.times import action_time_to_ms
 from toc.errors import (
     InvalidInput,
     PartlyScheduled,
-    SchemaMismatch,
-    StatementFailed,
-    StoreUnavailable,
     TocError,
 )
 from toc.handlers.registry import F, Registry, registry
@@ -40,15 +37,13 @@ from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.process_info import process_name
 from toc.runtime.settings import Settings, load_settings
 from toc.store.external_transaction import complete_in_transaction
-from toc.store.jobs import InsertResult, OnDuplicate
+from toc.store.jobs import OnDuplicate
 from toc.timer.reminder import Reminder
 
 if TYPE_CHECKING:
     from toc.center.after_commit import AnySession
 
 __all__ = ["JobSpec", "TimeoutCenter"]
-
-BULK_ROWS = 5000  # rows per transaction of schedule_many
 
 
 class ScheduleOptions(TypedDict, total=False):
@@ -84,6 +79,7 @@ class TimeoutCenter:
         self._clock = clock or SystemClock()
         self._handlers = handlers if handlers is not None else registry
         self._lock = threading.RLock()
+        self._second_writer = threading.Lock()  # see `BulkSchedule.write_and_arm`
         self._state: Connections | None = None
         center = weakref.ref(self)
 
@@ -92,6 +88,7 @@ class TimeoutCenter:
             found = center()
             if found is not None:
                 found._lock, found._state = threading.RLock(), None  # noqa: SLF001 - ourselves
+                found._second_writer = threading.Lock()  # noqa: SLF001
 
         os.register_at_fork(after_in_child=forget_connections)
 
@@ -160,10 +157,8 @@ class TimeoutCenter:
         Raises InvalidInput (nothing written), DuplicateJob ("error", or "replace" of a running
         job), WrongDatabase, StoreUnavailable (may have been written: use a dedup_key to repeat it).
         """
-        self._check_on_duplicate(on_duplicate)
-        wanted = check_job_arguments(
-            self._clock.wall_ms(), self.settings.limits.attribute_bytes,
-            biz_id=biz_id, action_time=action_time, biz_type=biz_type,
+        wanted = self._check_job(
+            biz_id, action_time, biz_type=biz_type, on_duplicate=on_duplicate,
             attribute=attribute, dedup_key=dedup_key, tenant=tenant,
         )  # fmt: skip
         orm_session, joined = transaction_to_join(session, connection)
@@ -210,8 +205,9 @@ class TimeoutCenter:
         """Schedules many jobs; returns their ids in the order given (details: as in `schedule`).
 
         Each job is a dict with the names of `schedule`'s arguments, or a pair (biz_id, action_time);
-        `biz_type` is for jobs that name none. All jobs are checked before any is written. One INSERT per
-        shard and one transaction per database for every 5,000 jobs, one reminder per slot.
+        `biz_type` is for jobs that name none. All jobs are checked before any is written. They are written
+        in transactions of up to 5,000 jobs of one database. 400 or more jobs of a database, all without a
+        dedup_key, are at least two transactions, and two are written at the same time.
 
         A database that does not answer costs only its own jobs. Raises as `schedule` does;
         PartlyScheduled (with the ids) when some were written and others not.
@@ -224,26 +220,19 @@ class TimeoutCenter:
                 rule = f"must be at most {limits.schedule_many} jobs per call"
                 raise InvalidInput("jobs", f"more than {limits.schedule_many}", rule)
             wanted.append(check_job_spec(now_ms, limits.attribute_bytes, position, job, biz_type))
-        state = self._open_connections()
-        failed: dict[int, TocError] = {}
-        new_jobs = self._make_new_jobs(state, wanted, failed)
-        done: list[InsertResult | None] = [None] * len(wanted)
+        bulk = self._prepare_bulk(wanted, on_duplicate)
         try:
-            for start in range(0, len(wanted), BULK_ROWS):
-                positions = range(start, min(start + BULK_ROWS, len(wanted)))
-                chunk = {at: new_jobs[at] for at in positions if at in new_jobs}
-                for at, inserted in self._insert_jobs(state, wanted, chunk, on_duplicate, failed):
-                    done[at] = inserted
-            if failed:
-                raise next(iter(failed.values()))
+            bulk.write_and_arm()
+            if bulk.failed:
+                raise next(iter(bulk.failed.values()))
         except TocError as error:
-            if not any(done):
+            if not any(bulk.inserted):
                 raise
-            ids = [None if it is None else it.job_id for it in done]
+            ids = [None if it is None else it.job_id for it in bulk.inserted]
             raise PartlyScheduled(ids, error) from error
         if details:
-            return [it.as_scheduled for it in done if it is not None]
-        return [it.job_id for it in done if it is not None]
+            return [it.as_scheduled for it in bulk.inserted if it is not None]
+        return [it.job_id for it in bulk.inserted if it is not None]
 
     def place(self, *job_ids: int) -> None:
         """Times jobs that were scheduled with `connection=`, after that transaction's commit."""
@@ -435,54 +424,25 @@ class TimeoutCenter:
                     state = self._state = Connections(self.settings, self._clock, actor)
         return state
 
-    def _make_new_jobs(
-        self, state: Connections, wanted: Sequence[CheckedJob], failed: dict[int, TocError]
-    ) -> dict[int, NewJob]:
-        """position -> job. Adds each database that does not answer to `failed`, and leaves its jobs out."""
-        by_database: dict[int, list[int]] = defaultdict(list)
-        for at, job in enumerate(wanted):
-            by_database[state.database_of_business(job.business).index].append(at)
-        new_jobs: dict[int, NewJob] = {}
-        for index, positions in sorted(by_database.items()):
-            jobs = [wanted[at] for at in positions]
-            try:
-                made = state.make_new_jobs(state.databases[index], jobs)
-            except (StoreUnavailable, SchemaMismatch) as error:
-                failed[index] = error
-            else:
-                new_jobs.update(zip(positions, made, strict=True))
-        return new_jobs
-
-    def _insert_jobs(
+    def _check_job(
         self,
-        state: Connections,
-        wanted: Sequence[CheckedJob],
-        chunk: Mapping[int, NewJob],
-        on_duplicate: OnDuplicate,
-        failed: dict[int, TocError],
-    ) -> Iterator[tuple[int, InsertResult]]:
-        """Inserts jobs (by position), database by database; yields (position, result).
+        biz_id: object,
+        action_time: object,
+        *,
+        biz_type: object = "default",
+        on_duplicate: object = "keep",
+        **fields: object,
+    ) -> CheckedJob:
+        self._check_on_duplicate(on_duplicate)
+        return check_job_arguments(
+            self._clock.wall_ms(), self.settings.limits.attribute_bytes,
+            biz_id=biz_id, action_time=action_time, biz_type=biz_type, **fields,
+        )  # fmt: skip
 
-        A database that fails is added to `failed`, and gets no further jobs of this call.
-        """
-        by_database: dict[int, list[int]] = defaultdict(list)
-        for at, job in chunk.items():
-            by_database[state.database_of_job(job.job_id).index].append(at)
-        for index in sorted(by_database.keys() - failed.keys()):
-            positions = by_database[index]
-            try:
-                inserted = state.jobs.insert([chunk[at] for at in positions], on_duplicate)
-            except (StoreUnavailable, StatementFailed, SchemaMismatch) as error:
-                failed[index] = error
-                continue
-            results = list(zip(positions, inserted, strict=True))
-            metrics.SCHEDULED.inc(sum(one.written for one in inserted))
-            state.arm_near_jobs(
-                (wanted[at].biz_type, Reminder(one.due_ms, one.job_id))
-                for at, one in results
-                if one.written
-            )
-            yield from results
+    def _prepare_bulk(
+        self, wanted: Sequence[CheckedJob], on_duplicate: OnDuplicate
+    ) -> BulkSchedule:
+        return BulkSchedule(self._open_connections(), wanted, on_duplicate, self._second_writer)
 
     @staticmethod
     def _check_on_duplicate(value: object) -> None:

@@ -38,7 +38,7 @@ class Connections:
     """
 
     def __init__(self, settings: Settings, clock: Clock, actor: str) -> None:
-        self.settings, self.clock = settings, clock
+        self.settings, self.clock, self.routing = settings, clock, settings.routing
         self.databases = Databases.from_settings(settings, clock)
         try:
             self.database_metadata = DatabaseMetadata(self.databases)
@@ -79,12 +79,10 @@ class Connections:
         return self.databases.database_of_shard(self.shard_of_business(business))
 
     def shard_of_business(self, business: BusinessId) -> int:
-        return self.settings.routing.shard_of_hash(routing_hash_of(business.number))
+        return self.routing.shard_of_hash(routing_hash_of(business.number))
 
     def database_of_job(self, job_id: int) -> Database:
-        return self.databases.database_of_shard(
-            self.settings.routing.shard_of_hash(routing_bits_of(job_id))
-        )
+        return self.databases.database_of_shard(self.routing.shard_of_hash(routing_bits_of(job_id)))
 
     def database_now_ms(self, database: Database) -> int:
         """An estimate of a database's time that is never too low, from an answer within TIME_AGE_S_MAX.
@@ -119,7 +117,9 @@ class Connections:
                 job_id,
                 job.business.number,
                 numbers[job.biz_type],
-                action_time_to_ms(job.action_time, now_ms),
+                job.action_time
+                if isinstance(job.action_time, int)
+                else action_time_to_ms(job.action_time, now_ms),
                 job.attribute,
                 job.dedup_key,
                 job.business.text,

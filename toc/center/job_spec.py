@@ -26,14 +26,18 @@ class JobSpec(TypedDict, total=False):
 
 
 _FIELDS = JobSpec.__annotations__.keys()
+_REQUIRED = frozenset({"biz_id", "action_time"})
 
 
 class CheckedJob(NamedTuple):
-    """The checked arguments of one job to schedule. `attribute` is JSON text."""
+    """The checked arguments of one job to schedule.
+
+    action_time: in ms since 1970, or the delay from the time of the job's database. attribute: JSON text.
+    """
 
     business: BusinessId
     biz_type: str
-    action_time: When
+    action_time: int | timedelta
     attribute: str | None
     dedup_key: str | None
 
@@ -50,11 +54,11 @@ def check_job_arguments(
     tenant: object = None,
 ) -> CheckedJob:
     """Checks the arguments of `schedule`. `now_ms`: any clock's time. Raises InvalidInput."""
-    action_time_to_ms(action_time, now_ms)
+    action_ms = action_time_to_ms(action_time, now_ms)
     return CheckedJob(
         check_business_id(biz_id, tenant),
         check_biz_type(biz_type),
-        action_time,
+        action_time if isinstance(action_time, timedelta) else action_ms,
         encode_attribute(attribute, attribute_bytes_max),
         check_dedup_key(dedup_key),
     )
@@ -70,10 +74,9 @@ def check_job_spec(
         raise InvalidInput(
             f"jobs[{position}]", job, "must be a dict or a pair (biz_id, action_time)"
         )
-    unknown = job.keys() - _FIELDS
-    missing = {"biz_id", "action_time"} - job.keys()
-    if unknown or missing:
-        name = min(map(str, unknown or missing))
+    if not _REQUIRED <= job.keys() <= _FIELDS:
+        unknown = job.keys() - _FIELDS
+        name = min(map(str, unknown or _REQUIRED - job.keys()))
         rule = "is not a field of a job" if unknown else "is missing"
         raise InvalidInput(f"jobs[{position}].{name}", job.get(name), rule)
     try:

@@ -12,13 +12,12 @@ from toc.errors import InvalidInput
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MS_MAX = 253_402_300_799_999  # 9999-12-31 23:59:59.999, the end of DATETIME
-_MS = timedelta(milliseconds=1)
 
 
 def ceil_ms(delta: timedelta) -> int:
     """A timedelta as whole milliseconds, rounded up."""
-    whole, rest = divmod(delta, _MS)  # not by -(-delta // _MS): timedelta.max cannot be negated
-    return whole + bool(rest)
+    # By integers: dividing timedeltas takes twice as long. `microseconds` is never negative.
+    return (delta.days * 86_400 + delta.seconds) * 1000 - (-delta.microseconds // 1000)
 
 
 def datetime_of(ms: int) -> datetime:

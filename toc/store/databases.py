@@ -54,7 +54,7 @@ from toc.runtime.settings import Settings
 from toc.store import schema
 from toc.store.column_types import db_now, ms_of_sql_time, sql_time_of_ms
 from toc.store.compiled_statement import IdList, id_list_to_sql
-from toc.store.database_home import HomeConnections
+from toc.store.database_home import FENCE_ERRORS, HomeConnections
 from toc.store.driver_errors import (
     LOCK_ERRORS,
     LOST_ERRORS,
@@ -381,9 +381,10 @@ class Database:
             return "lock" if tries < TRIES_MAX and waited_s < self._read_timeout_s else ""
         if number in LOCK_ERRORS:
             return "lock" if tries < TRIES_MAX else ""
-        # A pooled connection died while idle: the pool has been emptied, the next connection is new.
+        # A pooled connection died while idle: the pool has been emptied, the next connection is new. During
+        # a move of the database, that one may meet the fence of the old server: then there is a third.
         lost = error.connection_invalidated or number in LOST_ERRORS
-        return "lost" if lost and tries < 2 else ""
+        return "lost" if lost and tries < (3 if number in FENCE_ERRORS else 2) else ""
 
     def now_ms(self) -> int:
         """The database's clock, in milliseconds since 1970 UTC."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Update, bindparam, delete, select, update
@@ -449,39 +448,30 @@ class _JobInsert:
 def _insert_statement(database: Database, shard: int, jobs: Sequence[NewJob]) -> Statement:
     """An INSERT of these jobs into one shard."""
     # Text, not insert(): SQLAlchemy would use executemany and render row by row, which costs a third of
-    # the speed (docs/explanation/performance.md). Values are bound, but as few as possible: the driver
-    # escapes each value in Python.
+    # the speed (docs/explanation/performance.md). Only texts of callers are bound: the driver escapes each
+    # value in Python, and numbers, and times that toc formats, need no escaping.
     values: list[Any] = []
     rows: list[str] = []
+    mark = "?" if database.sqlite else "%s"
     has_texts = any(job.biz_text or job.tenant for job in jobs)
     columns = f"{_COLUMNS}, biz_text, tenant" if has_texts else _COLUMNS
-    keyless, keyed = _row_placeholders(sqlite=database.sqlite, has_texts=has_texts)
+    texts = f", {mark}, {mark})" if has_texts else ")"
+    keyless, keyed = f", {mark}, NULL{texts}", f", {mark}, {mark}{texts}"
     for job in jobs:
+        biz_id = to_signed64(job.biz_id) if database.sqlite else job.biz_id
         when = sql_time_of_ms(job.action_ms)
-        if database.sqlite:
-            values += (job.job_id, to_signed64(job.biz_id), job.type_no, when, when, job.attribute)
-        else:
-            values += (job.job_id, job.biz_id, job.type_no, when, job.attribute)
+        start = f"({job.job_id:d}, {biz_id:d}, {job.type_no:d}, '{when}', '{when}'"
+        values.append(job.attribute)
         if job.dedup_key is None:
-            rows.append(keyless)
+            rows.append(start + keyless)
         else:
-            rows.append(keyed)
+            rows.append(start + keyed)
             values.append(job.dedup_key)
         if has_texts:
             values += (job.biz_text, job.tenant)
     name = database.job_table_name(shard)
     text = f"INSERT INTO {name} ({columns}) VALUES {', '.join(rows)}"  # noqa: S608
     return Statement(text, tuple(values))
-
-
-@cache
-def _row_placeholders(*, sqlite: bool, has_texts: bool) -> tuple[str, str]:
-    """The VALUES of a row without a dedup_key, and with one."""
-    mark = "?" if sqlite else "%s"
-    due = mark if sqlite else "action_time"  # in MySQL a value may refer to a column left of it
-    texts = f", {mark}, {mark}" if has_texts else ""
-    start = f"({mark}, {mark}, {mark}, {mark}, {due}, {mark}, "
-    return f"{start}NULL{texts})", f"{start}{mark}{texts})"
 
 
 def _business_conditions(
