@@ -34,6 +34,7 @@ class AttemptHooks:
         self._context, self._settlers = context, settlers
         self._clock = context.process.clock
         self._settings = context.process.settings.worker
+        self._snooze_ms_min = round(self._settings.snooze_s_min * 1000)
         self._log = RunLog(self._clock, tracebacks=self._settings.tracebacks_per_minute)
 
     def may_start(self, run: JobRun) -> bool:
@@ -71,9 +72,8 @@ class AttemptHooks:
         now_ms = run.database_now_ms(now_s)  # guard: retry-by-the-databases-time
         _HANDLER_STAGE.observe(now_s - run.started_s)
         spread = self._context.process.rng.uniform(-1, 1)
-        snooze_ms_min = round(self._settings.snooze_s_min * 1000)
         try:
-            outcome = outcome_of_run(run, result, now_ms, spread, snooze_ms_min=snooze_ms_min)
+            outcome = outcome_of_run(run, result, now_ms, spread, snooze_ms_min=self._snooze_ms_min)
         except Exception as error:
             # An invalid verdict (e.g. a timedelta out of range) must not end the thread.
             text = "the verdict of job %d is invalid: the job is tried again in a minute"

@@ -27,7 +27,7 @@ from toc.store.schema import job_table_name
 from toc.timer.reminders import Reminder
 from toc.worker.acks import Ack, AckSender
 from toc.worker.context import WorkerContext
-from toc.worker.job_run import JobRun, run_of_claimed_row
+from toc.worker.job_run import JobRun, RunMaker
 from toc.worker.row_corrections import GiveBackJobs, RowCorrection
 from toc.worker.take_over import SuspectJob
 
@@ -239,6 +239,9 @@ class BatchClaim:
 
     def _route_by_claim_result(self, batch: JobBatch, seen: Mapping[int, ClaimedRow]) -> int:
         """Sends each id once to the stage for its claim result; returns how many jobs will run."""
+        maker = RunMaker(
+            self._context, self._database, self._token, batch.found_s, self._asked, batch.time_ms
+        )
         runs: list[JobRun] = []
         without_handler: list[int] = []
         acks: list[Ack] = []
@@ -258,11 +261,7 @@ class BatchClaim:
             if row is None or row.due_ms is None or result is ClaimResult.FORGET:
                 acks.append(Ack(batch.topic, job_id, None))
             elif result is ClaimResult.RUN and spec is not None:
-                run = run_of_claimed_row(
-                    self._context, self._database, row, spec, self._token,
-                    batch.found_s, self._asked, batch.time_ms,
-                )  # fmt: skip
-                runs.append(run)
+                runs.append(maker.make_run(row, spec))
             elif (
                 result is ClaimResult.RUN
             ):  # the type has lost its handler in this process since the claim

@@ -101,38 +101,54 @@ class FinishedRun(NamedTuple):
     outcome: Outcome
 
 
-def run_of_claimed_row(
-    context: WorkerContext, database: Database, row: ClaimedRow, spec: HandlerSpec, token: str,
-    found_s: float, asked: ClockReading, found_ms: int | None = None,
-) -> JobRun:  # fmt: skip
-    """The run of a row that was claimed under `token`.
+class RunMaker:
+    """Makes the runs of the rows that one call has claimed under `token`.
 
-    `found_s`: the monotonic time before the job was found; its lease counts from there. `asked`: the clocks
-    before the claim. `found_ms`: see `JobRun`.
+    `found_s`: the monotonic time before the jobs were found; their leases count from there. `asked`: the
+    clocks before the claim. `found_ms`: see `JobRun`.
     """
-    attribute: dict[str, Any] = {}
-    try:
-        attribute = parse_attribute(row.attribute)
-    except (ValueError, RecursionError) as error:
-        # Another program wrote the attribute. Only this job fails, with a reason; the batch is run.
-        spec = replace(spec, function=_make_failing_handler(error), is_async=False)
-    control = RunControl(context.process.settings.worker.extend_s_max)
-    job = Job(
-        row.job_id, row.biz_id if row.biz_text is None else row.biz_text, spec.biz_type, row.status,
-        row.action_ms, attribute, row.due_ms, row.attempts, row.token, row.dedup_key,
-        tenant=row.tenant, _control=control,
-    )  # fmt: skip
-    lease_end_s = (
-        found_s + context.process.settings.worker.lease_s
-    )  # guard: lease-from-the-question
-    assert row.claimed_ms is not None  # noqa: S101 - its claim has set it
-    return JobRun(
-        job, spec, context.process.settings.topic_of_biz_type(spec.biz_type), database.index, token,
-        database.server_clock.clamp_server_time_ms(row.claimed_ms), lease_end_s,
-        asked_s=asked.monotonic_s, queued_s=context.process.clock.monotonic_s(),
-        control=control,
-        found_ms=found_ms, asked_wall_ms=asked.wall_ms,
-    )  # fmt: skip
+
+    def __init__(
+        self, context: WorkerContext, database: Database, token: str, found_s: float,
+        asked: ClockReading, found_ms: int | None = None,
+    ) -> None:  # fmt: skip
+        settings = context.process.settings
+        self._database, self._token, self._asked, self._found_ms = database, token, asked, found_ms
+        self._lease_end_s = found_s + settings.worker.lease_s  # guard: lease-from-the-question
+        self._extend_s_max = settings.worker.extend_s_max
+        self._topic_of_biz_type = settings.topic_of_biz_type
+        self._queued_s = context.process.clock.monotonic_s()
+        self._clamped_ms: dict[int, int] = {}  # the rows of a call have few different claim times
+
+    def make_run(self, row: ClaimedRow, spec: HandlerSpec) -> JobRun:
+        attribute: dict[str, Any] = {}
+        try:
+            attribute = parse_attribute(row.attribute)
+        except (ValueError, RecursionError) as error:
+            # Another program wrote the attribute. Only this job fails, with a reason; the batch is run.
+            spec = replace(spec, function=_make_failing_handler(error), is_async=False)
+        control = RunControl(self._extend_s_max)
+        job = Job(
+            row.job_id, row.biz_id if row.biz_text is None else row.biz_text, spec.biz_type, row.status,
+            row.action_ms, attribute, row.due_ms, row.attempts, row.token, row.dedup_key,
+            tenant=row.tenant, _control=control,
+        )  # fmt: skip
+        return JobRun(
+            job, spec, self._topic_of_biz_type(spec.biz_type), self._database.index, self._token,
+            self._claimed_ms(row), self._lease_end_s,
+            asked_s=self._asked.monotonic_s, queued_s=self._queued_s, control=control,
+            found_ms=self._found_ms, asked_wall_ms=self._asked.wall_ms,
+        )  # fmt: skip
+
+    def _claimed_ms(self, row: ClaimedRow) -> int:
+        """The database's time at the claim, within the bounds that this process believes."""
+        server_ms = row.claimed_ms
+        assert server_ms is not None  # noqa: S101 - its claim has set it
+        clamped_ms = self._clamped_ms.get(server_ms)
+        if clamped_ms is None:
+            clamped_ms = self._database.server_clock.clamp_server_time_ms(server_ms)
+            self._clamped_ms[server_ms] = clamped_ms
+        return clamped_ms
 
 
 def _make_failing_handler(error: Exception) -> Callable[[Job], None]:

@@ -14,7 +14,7 @@ from toc.store.claims import Outcome, OutcomeKind
 from toc.store.databases import Database
 from toc.worker.acks import Ack
 from toc.worker.context import WorkerContext
-from toc.worker.job_run import JobRun, run_of_claimed_row
+from toc.worker.job_run import JobRun, RunMaker
 from toc.worker.row_corrections import ChangeAloneMark, GiveBackJobs, RowCorrection
 
 log = logging.getLogger(__name__)
@@ -86,9 +86,8 @@ class TakeOver:
         if row is None:
             return None
         metrics.TAKEN_OVER.inc()
-        run = run_of_claimed_row(
-            self._context, self._database, row, spec, token, asked.monotonic_s, asked
-        )
+        maker = RunMaker(self._context, self._database, token, asked.monotonic_s, asked)
+        run = maker.make_run(row, spec)
         run.settled, run.previous_token = done, seen
         self._context.permits.add_jobs_in_flight(self._database.index, 1, permits=0)
         self._runs.enqueue(run)
