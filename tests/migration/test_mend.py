@@ -13,7 +13,7 @@ from tests.migration.test_wrong_order import INSERT
 from tests.servers.fixtures import _database as temporary_database
 from toc.errors import SchemaMismatch
 from toc.store import migrate, schema_drift_repair
-from toc.store.schema_executor import MigrationFailed, StepProgress
+from toc.store.schema_executor import CompletedStep, MigrationFailed
 from toc.store.schema_status import read_schema_statuses
 
 T = "toc_job_0001"
@@ -143,7 +143,7 @@ def test_a_run_that_was_killed_goes_on(server_url: str) -> None:
     migrate.upgrade(settings)
     run(server_url, *(f"ALTER TABLE toc_job_000{n} DROP INDEX ix_due" for n in range(4)))
 
-    def killed(step: StepProgress) -> None:
+    def killed(step: CompletedStep) -> None:
         if step.done == 2:
             raise KeyboardInterrupt
 

@@ -27,7 +27,7 @@ from toc.center.center import TimeoutCenter
 from toc.cluster.membership import ClusterView
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job
-from toc.domain.placement import group_of_member
+from toc.domain.node_assignment import group_of_member
 from toc.domain.routing import routing_hash_of
 from toc.domain.times import datetime_of
 from toc.errors import TocError

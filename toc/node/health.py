@@ -13,7 +13,7 @@ from typing import Literal
 from toc.cluster.membership import ClusterView
 from toc.cluster.ownership_times import format_number_ranges
 from toc.domain.disagreements import Disagreement
-from toc.domain.placement import process_of_member
+from toc.domain.node_assignment import process_of_member
 from toc.node.probes import ClockComparison, Probe
 from toc.node.work_sources import WorkSources
 from toc.reconcile.nightly import LOG_FILE, NightlyScheduler

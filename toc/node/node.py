@@ -12,7 +12,7 @@ from functools import partial
 
 from toc.cluster.membership import ClusterView, Membership
 from toc.cluster.ownership_times import OwnershipTimes
-from toc.domain.placement import add_group_to_name, compute_assignment
+from toc.domain.node_assignment import add_group_to_name, compute_assignment
 from toc.errors import TimerUnavailable
 from toc.handlers.registry import Registry, registry
 from toc.node.biz_type_refresher import BizTypeRefresher

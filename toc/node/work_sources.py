@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from zlib import crc32
 
-from toc.domain.placement import Assignment
+from toc.domain.node_assignment import Assignment
 from toc.errors import NotFound
 from toc.runtime.service import Service
 from toc.scanner.fallback import FallbackScanner

@@ -243,8 +243,8 @@ class _ArchiveRun:
                 target = f"{_day_folder(database, day)}/{file}"
                 self._folders.move_file(f"{staging}/{day}/{file}", target)
                 files += 1
-        # First record that the files are moved, then delete the folder. If the folder is missing and
-        # the record does not say so, the folder is on another machine.
+        # First record that the files are moved, then delete the folder. So if the folder is missing, and
+        # the record does not say that the files are moved, then the folder is on another machine.
         archive_status.record_files_moved(database, status.run)
         self._folders.delete(staging)
         return files

@@ -123,12 +123,12 @@ class _ShardMergeJoin:
             for topic, slot in self._slot.items()
         }
         self._now_ms = min(marks.time_ms for marks in found.values())
-        # A mark from another life of the Redis server does not count: the loader writes a new one.
+        # A mark of an earlier run of Redis does not count: the loader writes a new one.
         self._marks = {
             topic: mark
             for topic, marks in found.items()
             if (
-                mark := LoadMark.parse_mark_of_process(
+                mark := LoadMark.parse_mark_of_redis_run(
                     marks.by_shard.get(self._shard), marks.run_id
                 )
             )
@@ -145,7 +145,7 @@ class _ShardMergeJoin:
     def compare_rows_with_reminders(self) -> None:
         """Compares the shard. Raises StoreUnavailable and TimerUnavailable."""
         for topic in self._slot:
-            self._read_prepare_queue(topic)
+            self._read_popped_reminders(topic)
         self._add_elapsed_time("reminders")
         met = next(iter(self._slot.items()))
         odd = self._reads.find_suspicious_rows(self._shard, self.until_ms, self._kept_max)
@@ -174,7 +174,7 @@ class _ShardMergeJoin:
                 LoaderMarkCoverage(topic, self._slot[topic], mark.due_ms, self._covered[topic])
             )
 
-    def _read_prepare_queue(self, topic: str) -> None:
+    def _read_popped_reminders(self, topic: str) -> None:
         slot, stuck_ms = self._slot[topic], self._now_ms - self._limits.stuck_ms
         for page in self._reminders.read_popped_pages(topic, slot, self._page):
             mine = self._filter_own_shard(topic, page.by_id)

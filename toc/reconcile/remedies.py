@@ -51,7 +51,7 @@ class RecheckedFinding:
 
     @property
     def has_timely_reminder(self) -> bool:
-        """Whether the reminder is in its own slot, popped by a worker or armed in time."""
+        """Whether the job's own slot holds its reminder, and this is popped, or armed and not too late."""
         place = self.at_home
         if place is None:
             return False

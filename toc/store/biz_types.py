@@ -319,7 +319,7 @@ def read_known_types(databases: Iterable[Database], *, all_must_answer: bool = F
 
 
 def describe_type_conflict(number: int, conflicts: Conflicts) -> str:
-    """Describes the conflict of a type number, for logs and errors."""
+    """For logs and errors: which name each database has for a type number that has several names."""
     names = ", ".join(f"{name!r} in database {n}" for n, name in sorted(conflicts[number].items()))
     return (
         f"the number {number} is {names}: jobs of this number are not run and not accepted "

@@ -32,10 +32,10 @@ from toc.store.migration_run import ContextFactory, MigrationRun, MigrationTask,
 from toc.store.schema import FITS_SINCE, VERSION_TABLE
 from toc.store.schema_executor import (
     LOCK_WAIT_S,
+    CompletedStep,
     MigrationFailed,
     Progress,
     ScriptExecutor,
-    StepProgress,
     refuse_table_with_jobs,
     tables_holding_jobs,
 )
@@ -51,11 +51,11 @@ __all__ = [
     "BASE",
     "LOCK_WAIT_S",
     "VERSION_TABLE",
+    "CompletedStep",
     "MigrationFailed",
     "Phase",
     "Progress",
     "Revision",
-    "StepProgress",
 ]
 
 Phase = Literal["pre", "post", "all"]

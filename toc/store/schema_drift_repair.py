@@ -26,9 +26,9 @@ from toc.store.schema_drift import DriftFinding
 from toc.store.schema_executor import (
     IN_PLACE,
     LOCK_WAIT_S,
+    CompletedStep,
     OnlineExecutor,
     Progress,
-    StepProgress,
 )
 from toc.store.schema_steps import SchemaStep, SchemaTarget
 from toc.store.table_shapes import PRIMARY, Shapes, read_shapes
@@ -82,7 +82,7 @@ def repair_drift(
                 for statement in repair.statements:
                     executor.run_drift_repair(table, statement)
                 if progress is not None:
-                    progress(StepProgress(index, "mend", table, is_view, number, len(repairs)))
+                    progress(CompletedStep(index, "mend", table, is_view, number, len(repairs)))
             done += repairs
     return done
 

@@ -61,8 +61,8 @@ class MigrationFailed(TocError):
 
 
 @dataclass(frozen=True, slots=True)
-class StepProgress:
-    """A step that was run: its revision, and how many of the database's steps are done."""
+class CompletedStep:
+    """A step that has just been run, and how many of all steps of this database are done."""
 
     database: int
     revision: str
@@ -72,7 +72,7 @@ class StepProgress:
     total: int
 
 
-Progress = Callable[[StepProgress], None]
+Progress = Callable[[CompletedStep], None]
 
 
 class OnlineExecutor:
@@ -169,7 +169,7 @@ class OnlineExecutor:
         self._done += 1
         if self._progress is not None:
             place = self.target.index, revision, step.table, step.is_view
-            self._progress(StepProgress(*place, self._done, self._total))
+            self._progress(CompletedStep(*place, self._done, self._total))
 
     def _run_sql(self, sql: str) -> None:
         self.connection.exec_driver_sql(sql, execution_options=_RAW)
@@ -320,7 +320,10 @@ class ScriptExecutor:
             self._write_statements(step.up_statements(sqlite=self.target.sqlite))
 
     def down(self, revision: str, steps: Steps) -> None:
-        """Writes the statements that revert a revision, which must not drop job tables."""
+        """Writes the statements that revert a revision.
+
+        The caller must not pass a revision that makes job tables: the script would drop them with their jobs.
+        """
         self._out.write(f"\n-- revision {revision}, down\n\n")
         for step in list(steps(self.target))[::-1]:
             self._write_statements(step.down_statements(sqlite=self.target.sqlite))

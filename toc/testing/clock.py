@@ -60,5 +60,5 @@ class TestClock:
         self.advance(max(0.0, seconds))
         self._pause.wait(_BREATH_S)  # lets the threads go on that the sleeper waits for
 
-    def fixed_time_ms(self) -> int | None:
+    def time_for_servers_ms(self) -> int | None:
         return self._ms

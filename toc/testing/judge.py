@@ -238,7 +238,7 @@ class _JobCheck:
 
     def _check_attempt_rises(self, before: HandlerStart, start: HandlerStart) -> None:
         """Each claim counts one more, so the numbers rise; a start that came late is of an older claim."""
-        belated = self._fault_before_start(start)
+        belated = self._injected_fault_before_start(start)
         if start.attempt == before.attempt or belated is None:
             text = f"attempt {start.attempt} was started after attempt {before.attempt}"
             self.add_problem(
@@ -249,11 +249,10 @@ class _JobCheck:
         """Why a job was started again although the start before had not failed."""
         if start.token == before.token != "":
             return UNEXPLAINED
-        fault = self._fault_during_run(before, start.at_ms)
-        if (
-            fault is None and start.attempt < before.attempt
-        ):  # the start of the older claim came late
-            fault = self._fault_before_start(start)
+        fault = self._injected_fault_during_run(before, start.at_ms)
+        if fault is None and start.attempt < before.attempt:
+            # The older claim was started after the newer one.
+            fault = self._injected_fault_before_start(start)
         if fault is None and self._ran_over_timeout(before, start.at_ms):
             return OVERTIME
         return fault or UNEXPLAINED
@@ -262,13 +261,16 @@ class _JobCheck:
     def _timeout_ms(self) -> float:
         return self._rules.timeouts_ms.get(self._biz_type, math.inf)
 
-    def _fault_during_run(self, start: HandlerStart, until_ms: float) -> str | None:
-        """A fault that may have kept a run from ending, or from being recorded, while its claim held."""
+    def _injected_fault_during_run(self, start: HandlerStart, until_ms: float) -> str | None:
+        """The name of an injected fault that may have kept a run from ending, or its end from being recorded.
+
+        Only faults before `until_ms` and within the timeout of the job's type count.
+        """
         to_ms = min(until_ms, start.at_ms + self._timeout_ms)
         return self._faults.find_explaining_fault(start.process, start.at_ms, to_ms)
 
-    def _fault_before_start(self, start: HandlerStart) -> str | None:
-        """A fault that may have kept a run from starting after its claim."""
+    def _injected_fault_before_start(self, start: HandlerStart) -> str | None:
+        """The name of an injected fault that may have delayed the start of a run after its claim."""
         return self._faults.find_explaining_fault(
             start.process, start.at_ms - self._timeout_ms, start.at_ms
         )
@@ -332,9 +334,8 @@ class _JobCheck:
 
     def _may_have_lost_lease(self, start: HandlerStart, until_ms: float) -> bool:
         """Whether the claim of a run may have ended before the run, by a fault or over its timeout."""
-        return self._fault_during_run(start, until_ms) is not None or self._ran_over_timeout(
-            start, until_ms
-        )
+        fault = self._injected_fault_during_run(start, until_ms)
+        return fault is not None or self._ran_over_timeout(start, until_ms)
 
     # ---- the row
 
@@ -376,7 +377,8 @@ class _JobCheck:
         if not successes:
             self.add_problem(Kind.LOST, "the row says done, no handler has done it")
         elif row.token:
-            token = remove_alone_mark(row.token)  # it may have lost its mark while it ran
+            # toc may have removed ":alone" from the row's token while the handler ran.
+            token = remove_alone_mark(row.token)
             if all(remove_alone_mark(end.token) != token for end in successes):
                 self.add_problem(
                     Kind.STALE, f"done under claim {row.token}, which has not succeeded"

@@ -43,7 +43,10 @@ READ_EVERY_MAX = 60  # steps between two reads of a shard whose mark is valid
 
 
 class LoadMark(NamedTuple):
-    """How far a shard is loaded: the last loaded row, the load it belongs to, and the Redis process."""
+    """How far a shard is loaded: the last loaded row, and the load and the run of Redis that it belongs to.
+
+    `run_id`: Redis has a new one after each start of its process.
+    """
 
     load_id: str
     run_id: str
@@ -64,14 +67,14 @@ class LoadMark(NamedTuple):
             return None
 
     @classmethod
-    def parse_mark_of_process(cls, text: str | None, run_id: str) -> LoadMark | None:
-        """The mark; None when it is missing, malformed or of another Redis process than `run_id`."""
+    def parse_mark_of_redis_run(cls, text: str | None, run_id: str) -> LoadMark | None:
+        """The mark. None: it is missing, malformed, or was written to another run of Redis than `run_id`."""
         mark = None if text is None else cls.parse_mark(text)
         return mark if mark is not None and mark.run_id == run_id else None
 
 
 def shard_read_period_s(horizon_s: float, tick_s: float) -> float:
-    """Seconds between two reads of a shard whose mark is valid.
+    """Seconds between two reads of a shard whose mark in Redis (how far it is loaded) is valid.
 
     Rows that come within the horizon in this time have no reminder until the next read.
     """
@@ -222,14 +225,14 @@ class Loader(Service):
         return [
             shard
             for shard in self._shards_of_slot(slot)
-            if LoadMark.parse_mark_of_process(marks.by_shard.get(shard), marks.run_id) is None
+            if LoadMark.parse_mark_of_redis_run(marks.by_shard.get(shard), marks.run_id) is None
         ]
 
     def _shards_without_new_rows(self, work: Sequence[_ShardToLoad]) -> set[int]:
         """The shards that need no read, because no row follows their mark within the horizon."""
         wanted: dict[int, _RowsToLoad] = defaultdict(dict)
         for one in work:
-            mark = LoadMark.parse_mark_of_process(one.text, one.marks.run_id)
+            mark = LoadMark.parse_mark_of_redis_run(one.text, one.marks.run_id)
             bound_ms = one.marks.time_ms + self._horizon_ms  # before the snapshot, as for a page
             is_valid = mark is not None and mark.due_ms <= bound_ms + self._slack_ms
             if mark is not None and is_valid and one.shard not in self._unread:
@@ -312,7 +315,7 @@ class Loader(Service):
         count = 0
         for _ in range(PAGES_MAX):
             bound_ms = self._reminders.read_time_ms() + self._horizon_ms  # before the snapshot
-            mark = LoadMark.parse_mark_of_process(text, run_id)
+            mark = LoadMark.parse_mark_of_redis_run(text, run_id)
             if mark is None or mark.due_ms > bound_ms + self._slack_ms:
                 mark = LoadMark(uuid.uuid4().hex[:12], run_id, 0, 0)
                 text = str(mark)

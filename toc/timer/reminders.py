@@ -118,7 +118,7 @@ class Reminders(TimerServer):
 
         `stay_ms`: a reminder that is not acked by then returns to its StoreQueue.
         """
-        now = self._fixed_time_argument()
+        now = self._time_for_servers_argument()
         calls = [(slot, self._queue_keys(topic, slot), (now, n, stay_ms)) for slot, n in wanted]
         answers = self._call_script("pop", topic, calls)
         raise_if_all_failed(answers)
@@ -181,7 +181,7 @@ class Reminders(TimerServer):
         names = self._store_key(topic, slot), redis_keys.marks_key(self._namespace, topic, slot)
         channel = redis_keys.wakeup_channel(self._namespace, topic)
         args = (
-            self._fixed_time_argument(),
+            self._time_for_servers_argument(),
             channel,
             slot,
             shard,
@@ -195,7 +195,7 @@ class Reminders(TimerServer):
 
     def read_heads(self, topic: str, slots: Iterable[int], within_s: float) -> dict[int, float]:
         """slot -> seconds until its next reminder is due (< 0: overdue), if that is within `within_s`."""
-        args = self._fixed_time_argument(), round(within_s * 1000)
+        args = self._time_for_servers_argument(), round(within_s * 1000)
         return self._call_reading_script(
             "heads", topic, slots, self._queue_keys, args, parse_heads_answer
         )
@@ -213,7 +213,7 @@ class Reminders(TimerServer):
 
     def read_marks(self, topic: str, slots: Iterable[int]) -> dict[int, SlotMarks]:
         """The marks of slots, as far as their nodes answer."""
-        args = (self._fixed_time_argument(),)
+        args = (self._time_for_servers_argument(),)
         return self._call_reading_script(
             "marks", topic, slots, self._mark_keys, args, parse_marks_answer
         )
@@ -349,7 +349,7 @@ class Reminders(TimerServer):
         """
         channel, now = (
             redis_keys.wakeup_channel(self._namespace, topic),
-            self._fixed_time_argument(),
+            self._time_for_servers_argument(),
         )
         by_slot = self._group_by_slot(topic, reminders, attrgetter("job_id"))
         return [

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from toc.domain.argument_checks import parse_attribute
+from toc.domain.argument_checks import parse_attribute_json
 from toc.domain.job import Job
 from toc.domain.run_control import RunControl
 from toc.handlers.registry import HandlerSpec
@@ -112,7 +112,7 @@ def run_of_claimed_row(
     """
     attribute: dict[str, Any] = {}
     try:
-        attribute = parse_attribute(row.attribute)
+        attribute = parse_attribute_json(row.attribute)
     except (ValueError, RecursionError) as error:
         # Another program wrote the attribute. Only this job fails, with a reason; the batch is run.
         spec = replace(spec, function=_make_failing_handler(error), is_async=False)

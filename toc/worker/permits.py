@@ -63,7 +63,8 @@ class DatabaseOutages:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._down_until_s: dict[int, float] = {}
-        self._away_since_s: dict[int, float] = {}  # kept until the database answers a claim
+        # By database: since when it does not answer, or takes no jobs; removed when it answers a claim.
+        self._away_since_s: dict[int, float] = {}
 
     def record_no_answer(self, database: int) -> None:
         now_s = self._clock.monotonic_s()
@@ -207,7 +208,11 @@ class Permits:
     # ---- claim to settle
 
     def add_jobs_in_flight(self, database: int, jobs: int, permits: int) -> None:
-        """Moves permits from a batch to its claimed jobs. `permits`: the permits that the batch carried."""
+        """Counts claimed jobs as in flight, until `remove_jobs_in_flight`.
+
+        `permits`: how many permits of a batch become permits of these jobs: one per job. 0 for a job that was
+        taken over: `LeaseRecovery` returns the permit of its take-over itself.
+        """
         self._change_counts(database, fetched=-permits, in_flight=jobs)
 
     def note_handler_ended(self) -> None:

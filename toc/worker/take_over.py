@@ -59,10 +59,14 @@ class TakeOver:
     def take_over_suspect(
         self, suspect: SuspectJob, done: threading.Event, *, alone: bool
     ) -> JobRun | None:
-        """Takes a suspect over. `alone`: the caller holds the process, and the token is marked ":alone".
+        """Takes a suspect over. Returns its run; None if it was not taken over.
 
-        None: another process has the job. `done` is set when the run is settled. When the answer is lost,
-        `done` is set after the job was given back; when the database refuses, at once.
+        It is not taken over if this worker has no handler of its type, if another process was faster, or if
+        another transaction has locked the row.
+        `alone`: the caller holds the process, and the new token ends in ":alone". If this lease is lost too,
+        the ending shows that no other job ran here meanwhile.
+        `done` is set when the run is settled. When the answer is lost, `done` is set after the job was given
+        back; when the database refuses, at once.
         """
         spec = self._handlers.handler_spec_of(suspect.type_no)
         if spec is None:
