@@ -197,9 +197,8 @@ class BulkChanges:
         """
         where, sets = self._prepare_bulk_update(request)
         bounds = bounds_of_condition(AllOf((where, request.changeable_condition)))
-        chosen: dict[int, dict[int, int]] = defaultdict(
-            dict
-        )  # a row that is rescheduled meanwhile may be found twice
+        # By shard a dictionary and no list: a row that is rescheduled meanwhile may be found twice.
+        chosen: dict[int, dict[int, int]] = defaultdict(dict)
         counts = Counter({database.index: 0 for database in databases})
 
         def choose_from_window(database: Database, window: RowWindow) -> None:

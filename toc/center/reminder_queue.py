@@ -90,9 +90,8 @@ class ReminderQueue(Service):
         with self._lock:
             self._down = down
             for slot in tried.keys() - refused:
-                del self._kept[slot][
-                    : len(tried[slot])
-                ]  # other reminders may have been added meanwhile
+                # Only those that were tried: other reminders may have been added meanwhile.
+                del self._kept[slot][: len(tried[slot])]
                 if not self._kept[slot]:
                     del self._kept[slot]
             is_empty = not self._kept

@@ -233,9 +233,8 @@ def _print_migration_result(
     done: str,
     last: str = "",
 ) -> None:
-    where = sorted(
-        {database.revision or "" for database in reached}
-    )  # "" (no revision) sorts first
+    # "" (no revision) sorts first.
+    where = sorted({database.revision or "" for database in reached})
     value = {
         "databases": len(reached),
         "revision": where[0] or None,

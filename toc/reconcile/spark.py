@@ -30,7 +30,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 APP = "toc"
-TASK_ITEMS_MAX = 32  # a task costs tens of ms by itself; progress is reported after each
+# Each task costs tens of ms by itself; progress is reported after each task.
+TASK_ITEMS_MAX = 32
 PROGRESS_S = 0.2
 
 _OURS = re.compile(r"^(?:toc\.errors\.)(\w+): (.+)$", re.MULTILINE)

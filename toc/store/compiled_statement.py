@@ -36,9 +36,7 @@ def id_list_to_sql(ids: IdList, mapping: object = None) -> str:
 class CompiledStatement:
     """A statement on `schema.JOB`, compiled to text once by toc, not prepared on the server.
 
-    It has the parameter `IDS` or not.
-
-    if_changed: see `Statement`.
+    The statement may have the parameter `IDS`. if_changed: see `Statement`.
     """
 
     def __init__(

@@ -376,7 +376,7 @@ class Database:
             return ""
         number = error_number(error)
         if self.sqlite and "locked" in error_text(error):
-            # SQLite reports this at once if the snapshot was too old, otherwise after its whole time-out.
+            # SQLite raises this error at once if the snapshot was too old, otherwise after its time-out.
             waited_s = self._clock.monotonic_s() - began_s
             return "lock" if tries < TRIES_MAX and waited_s < self._read_timeout_s else ""
         if number in LOCK_ERRORS:

@@ -155,9 +155,8 @@ class MoveChecks:
         return MoveFinding("lag", "ok", f"{behind_s * 1000:.0f} ms")
 
     def _check_errant_transactions(self) -> MoveFinding:
-        own = (
-            self._new.read_executed_gtids()
-        )  # read before the old server's set, which grows meanwhile
+        # Read before the old server's set, which grows meanwhile.
+        own = self._new.read_executed_gtids()
         more = str(
             self._new.read_value(
                 "SELECT GTID_SUBTRACT(%s, %s)", own, self._old.read_executed_gtids()

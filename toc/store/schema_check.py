@@ -20,9 +20,8 @@ from toc.store.databases import Database, Databases
 
 log = logging.getLogger(__name__)
 
-ANSWER_S_MAX = (
-    5.0  # for all databases together: a database that hangs would delay the start by a minute
-)
+# For all databases together: without this limit a database that hangs would delay the start by a minute.
+ANSWER_S_MAX = 5.0
 
 
 TableInspection = Callable[[Database], None]

@@ -1,8 +1,8 @@
 """The verdict on one job: its entries compared with toc's promises. Pure.
 
-A call whose answer was lost ("") may have had effect or not, at any moment since it was asked: both
-are legal, and so the action_time in force is a set. A second Scheduled of one id is such a call too: under a
-dedup key, schedule() may have replaced the job's time or kept it.
+A call whose answer was lost ("") may have had effect or not, at any moment since the call was made: both are
+legal. So there may be several action_times, each of which may be the one in force. A second Scheduled of one
+id is such a call too: under a dedup key, schedule() may have replaced the job's time or kept it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from toc.testing.report import UNEXPLAINED, FaultEffects, Kind, Lateness, Proble
 from toc.worker.lease_recovery import EXTRA_MAX
 
 OVERTIME = "over its timeout"
-CLIENT_OFF_MS = (
-    5000.0  # how far a client's idea of the servers' time may be off, after a slow answer
-)
+# How far a client's estimate of the servers' time may be off, after a slow answer.
+CLIENT_OFF_MS = 5000.0
 _CANCELLED = ("cancelled", "already_cancelled")
 
 
@@ -43,19 +42,19 @@ class Rules:
 
     tolerance_ms: how far handlers' and clients' clocks may differ from the servers' (default 0).
 
-    early_ms: by fault name, how long before its time a job may start while that fault is on, because a clock
-    that has stepped is believed so far.
+    early_ms: by fault name, how long before its time a job may start while that fault is on: up to a limit,
+    toc trusts a clock that has stepped ahead.
 
     late_ms: a start later than this counts as late when a fault's recovery is measured (default 1000).
 
     linger_ms: how long after its end a fault still explains a duplicate (default 0).
 
-    max_attempts: by biz_type; a dead job of such a type must have used them up.
+    max_attempts: by biz_type; a dead job of such a type must have used up so many attempts.
 
-    timeouts_ms: by biz_type, how long a claim holds: a later start is legal if the one before had not ended,
-    and a fault explains a start only if it came within this time.
+    timeouts_ms: by biz_type, how long a claim holds: a start after this time is legal if the run before had
+    not ended, and a fault explains a start only if the fault came within this time.
 
-    problems_max: how many problems of each kind are kept in words (default 100); all are counted.
+    problems_max: how many problems of each kind are kept in words (default 100); all problems are counted.
     """
 
     tolerance_ms: float = 0.0
@@ -74,8 +73,9 @@ class _ActionTimeWrite(NamedTuple):
     asked_ms: float
     at_ms: float
     certain: bool
-    since_ms: float  # a job cannot be later than since it was asked for
-    until_ms: float = -math.inf  # redrive: it is any moment from action_ms up to this
+    since_ms: float  # when the call was made: lateness never counts from an earlier time
+    # Only a redrive has this time: its action_time is any moment from action_ms to until_ms.
+    until_ms: float = -math.inf
 
     def may_have_set(self, action_ms: int) -> bool:
         """Whether the call may have set this action_time."""
@@ -83,7 +83,7 @@ class _ActionTimeWrite(NamedTuple):
 
 
 class JobJudge:
-    """Judges one job after the other and adds it to its report.
+    """Judges one job after the other, and adds the results to `report`.
 
     `strangers_are_legal`: jobs that no answered call scheduled are no problem.
     """
@@ -237,7 +237,10 @@ class _JobCheck:
             self._check_attempt_rises(before, start)
 
     def _check_attempt_rises(self, before: HandlerStart, start: HandlerStart) -> None:
-        """Each claim counts one more, so the numbers rise; a start that came late is of an older claim."""
+        """Each claim counts one more attempt, so the numbers rise.
+
+        The exception: a start that a fault delayed may belong to an older claim.
+        """
         belated = self._injected_fault_before_start(start)
         if start.attempt == before.attempt or belated is None:
             text = f"attempt {start.attempt} was started after attempt {before.attempt}"
@@ -348,9 +351,9 @@ class _JobCheck:
             self.add_problem(Kind.WRONG, f"the row says {row.status}, and there is a dead letter")
 
     def _check_attempt_count(self, row: FinalRow) -> None:
-        """Every claim counts one, so each number up to the row's belongs to one start.
+        """Each claim counts one attempt, so each number up to the row's `attempts` belongs to one start.
 
-        But for runs that their process stopped, whose attempt is taken back.
+        The exception: if a process stops a run, the attempt of this run is taken back.
         """
         stopped = {(end.token, end.attempt) for end in self._job.ends if end.how == STOPPED}
         starts = self._job.starts
@@ -448,7 +451,7 @@ def _list_calls_that_set_action_time(job: JobEntries, *, snoozed: bool) -> list[
         first = job.schedules[0]
         writes = [_ActionTimeWrite(first.action_ms, -math.inf, first.at_ms, True, first.asked_ms)]
     elif job.row is not None and not (snoozed or job.moves or job.redrives):
-        # The call that scheduled it is unknown; its row has the time.
+        # The call that scheduled the job is unknown; the job's row has the action_time.
         return [_ActionTimeWrite(job.row.action_ms, -math.inf, -math.inf, True, -math.inf)]
     else:
         return []
@@ -468,7 +471,7 @@ def _list_calls_that_set_action_time(job: JobEntries, *, snoozed: bool) -> list[
     for call in job.redrives:
         if call.answer in {"redriven", ""}:
             certain, at_ms = (True, call.at_ms) if call.answer else (False, math.inf)
-            # Due at once: at the time that its client took for the servers'.
+            # The job is due at once, at the time that the client estimated as the servers' time.
             first_ms, last_ms = (
                 math.floor(call.asked_ms - CLIENT_OFF_MS),
                 call.at_ms + CLIENT_OFF_MS,

@@ -87,7 +87,10 @@ def _steps_between_shard_reads(horizon_s: float, tick_s: float) -> int:
 
 
 class _ShardToLoad(NamedTuple):
-    """A shard that may have to be read. `text`: its mark, if any; `marks`: all marks of its slot."""
+    """A shard that may have to be read.
+
+    `text`: the shard's mark as text; None: the shard has no mark. `marks`: all marks of the shard's slot.
+    """
 
     slot: int
     shard: int
@@ -133,12 +136,13 @@ class Loader(Service):
         self._tick_s, self._page_rows = tick_s, page_rows
         self._step = 0
         self._steps_between_reads = _steps_between_shard_reads(horizon_ms / 1000, tick_s)
-        # Databases, and Redis servers by their run_id, that failed in this step: the rest of it skips them.
+        # Databases, and Redis servers by their run_id, that failed in this step: its rest skips them.
         self._failed_databases: set[int] = set()
         self._failed_servers: dict[str, TimerUnavailable] = {}
         # Shards whose last read was interrupted: the next step continues that read.
         self._unread: set[int] = set()
-        self._rests_until_s: dict[int, float] = {}  # shards that could not be read
+        # By shard that could not be read: until when this shard is skipped.
+        self._rests_until_s: dict[int, float] = {}
         # When each shard was last read to the end of the horizon.
         self._last_read_s: dict[int, float] = {}
 
@@ -149,7 +153,10 @@ class Loader(Service):
 
     @property
     def oldest_read_age_s(self) -> float:
-        """Seconds since the longest unread shard was read to the end of the horizon (0 without shards)."""
+        """Seconds since the last complete read of the shard that waits longest for one (0: no shards).
+
+        A read is complete when it came to the end of the horizon.
+        """
         return max(
             (self._clock.monotonic_s() - at_s for at_s in list(self._last_read_s.values())),
             default=0.0,
@@ -255,7 +262,10 @@ class Loader(Service):
         return set()  # each shard is then read separately, which shows the broken shard
 
     def _try_load_shard(self, one: _ShardToLoad) -> list[int]:
-        """[number of reminders loaded]; [] when the load failed, or the shard's server failed before."""
+        """Loads a shard. Returns the number of loaded reminders in a list.
+
+        The list is empty if the load failed, or if the shard's database or Redis server failed before.
+        """
         shard, run_id, began_s = one.shard, one.marks.run_id, self._clock.monotonic_s()
         self._unread.add(shard)
         database = self._routing.database_index(shard)
@@ -271,7 +281,8 @@ class Loader(Service):
                 self._rests_until_s[shard] = now_s + PAUSE_FACTOR * (now_s - began_s)
             else:  # the other databases' shards are still loaded
                 self._failed_databases.add(database)
-        except TimerUnavailable as error:  # full, or down: the other nodes' slots are still loaded
+        except TimerUnavailable as error:
+            # This Redis node is full or down: the slots of the other nodes are still loaded.
             self._failed_servers[run_id] = error
         except Exception:  # one broken table must not keep all others from being loaded
             log.exception("loader: shard %d is left out of this step", shard)
@@ -291,7 +302,7 @@ class Loader(Service):
         self._shards_by_step = [
             [s for s in shards if (step + s) % every == 0] for step in range(every)
         ]
-        # The shards that it gains may not have been read for long: their last owner may be dead.
+        # The shards that this node gains may not have been read for long: their last owner may be dead.
         self._unread.intersection_update(shards)
         self._unread.update(shards - self._last_read_s.keys())
         self._last_read_s = {shard: self._last_read_s.get(shard, now_s) for shard in shards}

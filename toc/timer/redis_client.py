@@ -98,7 +98,7 @@ def make_redis_client(url: str, timeout_s: float) -> Client:
             raise TimerUnavailable(error) from error
     path = url.removeprefix("unix://")
     if path != url and not path.startswith("/") and "@" not in path:
-        # The path is relative to the working directory: redis-py would take its first folder for a host.
+        # The path is relative to the working directory: redis-py would read its first folder as a host.
         url = "unix://?path=" + path.replace("?", "&", 1)
     return Redis.from_url(url, **options)
 

@@ -140,7 +140,8 @@ class Reminders(TimerServer):
     def _remove_non_job_ids(self, topic: str, members: Mapping[int, Sequence[bytes]]) -> None:
         """Removes popped members (by slot) that are no job_id, which would never be settled.
 
-        If Redis refuses, they return to the StoreQueue after their stay, and the next pop removes them.
+        If Redis refuses, these members return to the StoreQueue after their stay, and the next pop removes
+        them.
         """
         commands = [
             (slot, "ZREM", key, *some)
@@ -233,7 +234,7 @@ class Reminders(TimerServer):
         return {*first.values(), *last.values()}
 
     def write_start_mark(self, topic: str, slot: int, shard: int, mark: str) -> None:
-        """Writes a mark that starts a load from the beginning. Call it before the snapshot, never after."""
+        """Writes a mark that starts a load from the beginning: before the snapshot, never after it."""
         command = (slot, "HSET", self._mark_key(topic, slot), shard, mark)
         raise_if_any_failed(self._send_commands("begin_mark", topic, [command]))
 
@@ -264,7 +265,10 @@ class Reminders(TimerServer):
         ]
 
     def find_foreign_members(self, topic: str, slots: Iterable[int], first: int) -> list[bytes]:
-        """Members that are no job_id, among the `first` ones of each queue, as far as nodes answer."""
+        """Members that are no job_id, among the first `first` members of each queue.
+
+        Leaves out the slots of nodes that do not answer.
+        """
         commands = [
             (slot, "ZRANGE", key, 0, first - 1)
             for slot in slots

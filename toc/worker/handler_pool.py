@@ -31,9 +31,8 @@ OnFinished = Callable[[JobRun, object], None]
 
 WATCH_S = 0.5
 CANCEL_S = 1.0  # how long cancelled tasks may take to end when the process ends
-TIMEOUT_FIRST_S = (
-    0.5  # a task counts as stuck this long after its timeout, so that asyncio's timeout comes first
-)
+# A task counts as stuck this long after its timeout, so that asyncio's timeout comes first.
+TIMEOUT_FIRST_S = 0.5
 
 
 class RunningHandlers:

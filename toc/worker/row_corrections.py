@@ -24,17 +24,15 @@ from toc.store.databases import Database
 from toc.timer.reminders import Reminder
 from toc.worker.acks import Ack
 
-CORRECTIONS_MAX = (
-    10_000  # jobs per database; beyond this the oldest corrections are dropped: leases end
-)
+# Jobs per database; beyond this the oldest corrections are dropped: leases end.
+CORRECTIONS_MAX = 10_000
 AGAIN_S, TRIES_MAX = 1.0, 60  # retries of a correction that fails though its database answers
 REST = 4  # the pause after a wait for a table lock is this many times as long as the wait
 
 
 def _new_event() -> threading.Event:
-    return (
-        threading.Event()
-    )  # `threading.Event` is looked up at each call, because the simulation replaces it
+    # `threading.Event` is looked up at each call, because the simulation replaces it.
+    return threading.Event()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -167,9 +165,8 @@ class CorrectionQueue:
             self._again_s = ended_s + pause_s
             self._remove_or_requeue(first, back=first.tries < TRIES_MAX)
             return pause_s
-        if (
-            first.uncorrected_job_ids
-        ):  # rows were locked: the correction keeps its place, and later corrections go on
+        if first.uncorrected_job_ids:
+            # Rows were locked: the correction keeps its place, and later corrections go on.
             first.again_s = self._clock.monotonic_s() + AGAIN_S
         else:
             self._remove_or_requeue(first, back=False)
