@@ -57,7 +57,7 @@ class ServerTimeEstimate:
     """Estimates a server's time: its last answer plus the time passed by the monotonic clock.
 
     Each answer with a server's time is recorded here. Between answers the estimate is behind by at most a
-    round trip and the drift of this machine's oscillator (or ahead by as much, see `record_answer`).
+    round trip and the drift of this machine's oscillator (or ahead by as much, see `record_server_time`).
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -99,7 +99,10 @@ class _ShardToLoad(NamedTuple):
 
 
 _RowsToLoad = dict[int, tuple[tuple[int, int], int]]
-"""By shard: ((due_ms, job_id) of the row to start after, due_ms to end at); see `DuePages.any_after`."""
+"""The argument of `DuePages.find_shards_with_due`.
+
+By shard: ((due_ms, job_id) of the row to start after, due_ms to end at).
+"""
 
 
 class Loader(Service):
@@ -191,13 +194,13 @@ class Loader(Service):
             if shard in due
         ]
         quiet = self._shards_without_new_rows(work)
-        for one in work:
+        for to_load in work:
             if self.stopping:
                 break
-            if one.shard in quiet:
-                self._record_shard_read(one.shard)
+            if to_load.shard in quiet:
+                self._record_shard_read(to_load.shard)
             else:
-                done += self._try_load_shard(one)
+                done += self._try_load_shard(to_load)
         self._step += 1  # guard: loader-step
         for error in self._failed_servers.values():
             if not done:
@@ -238,13 +241,15 @@ class Loader(Service):
     def _shards_without_new_rows(self, work: Sequence[_ShardToLoad]) -> set[int]:
         """The shards that need no read, because no row follows their mark within the horizon."""
         wanted: dict[int, _RowsToLoad] = defaultdict(dict)
-        for one in work:
-            mark = LoadMark.parse_mark_of_redis_run(one.text, one.marks.run_id)
-            bound_ms = one.marks.time_ms + self._horizon_ms  # before the snapshot, as for a page
+        for to_load in work:
+            mark = LoadMark.parse_mark_of_redis_run(to_load.text, to_load.marks.run_id)
+            bound_ms = (
+                to_load.marks.time_ms + self._horizon_ms
+            )  # before the snapshot, as for a page
             is_valid = mark is not None and mark.due_ms <= bound_ms + self._slack_ms
-            if mark is not None and is_valid and one.shard not in self._unread:
+            if mark is not None and is_valid and to_load.shard not in self._unread:
                 after = mark.due_ms, mark.job_id
-                wanted[self._routing.database_index(one.shard)][one.shard] = after, bound_ms
+                wanted[self._routing.database_index(to_load.shard)][to_load.shard] = after, bound_ms
         quiet: set[int] = set()
         for database, shards in wanted.items():
             for some in _split_shards_into_blocks(shards, SHARDS_PER_QUERY_MAX):
@@ -261,18 +266,18 @@ class Loader(Service):
                 self._failed_databases.add(database)
         return set()  # each shard is then read separately, which shows the broken shard
 
-    def _try_load_shard(self, one: _ShardToLoad) -> list[int]:
+    def _try_load_shard(self, to_load: _ShardToLoad) -> list[int]:
         """Loads a shard. Returns the number of loaded reminders in a list.
 
         The list is empty if the load failed, or if the shard's database or Redis server failed before.
         """
-        shard, run_id, began_s = one.shard, one.marks.run_id, self._clock.monotonic_s()
+        shard, run_id, began_s = to_load.shard, to_load.marks.run_id, self._clock.monotonic_s()
         self._unread.add(shard)
         database = self._routing.database_index(shard)
         if database in self._failed_databases or run_id in self._failed_servers:
             return []
         try:
-            return [self._load_shard_pages(one.slot, shard, one.text, run_id)]
+            return [self._load_shard_pages(to_load.slot, shard, to_load.text, run_id)]
         except (StoreUnavailable, SchemaMismatch) as error:
             self._log_throttle.warning(database, "loader: shard %d: %s", shard, error)
             if self._pages.database_answers(shard):

@@ -68,7 +68,7 @@ class ClaimStage(Service):
             return
         self._inbox.append(batch)
         self.wake()
-        if self.stopping:  # its thread may have ended
+        if self.stopping:  # the thread of this stage may have ended
             self._return_queue_to_timer()
 
     def run_once(self) -> float:

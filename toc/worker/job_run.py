@@ -30,7 +30,7 @@ class JobRun:
     certainly valid, by this process' monotonic clock; renewals move it.
 
     By the monotonic clock too: `asked_s`, when the claim began; `queued_s`, when it had ended; `started_s`,
-    when the handler was called. `found_ms`: the server's time that found it due (None: not known).
+    when the handler was called. `found_ms`: the server's time by which it was found due (None: not known).
     `asked_wall_ms`: this machine's clock at `asked_s` (None: not known).
     `previous_token`: the token that it was taken over from; "": it was pending.
     `settled`: a LeaseRecovery waits for it; set when the run is settled.

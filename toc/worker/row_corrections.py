@@ -79,9 +79,9 @@ class GiveBackJobs(RowCorrection):
 
 @dataclass(slots=True, eq=False)
 class ChangeAloneMark(RowCorrection):
-    """Removes the mark ":alone" from a run's token, or sets it again, by replacing `seen` with `token`.
+    """Removes ":alone" from a run's token in the row, or sets it again, by replacing `seen` with `token`.
 
-    The mark is removed when other jobs start to run at the same time, and set again when the run hangs.
+    ":alone" is removed when other jobs start to run at the same time, and set again when the run hangs.
     """
 
     shard: int

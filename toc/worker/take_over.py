@@ -1,4 +1,4 @@
-"""The changes of a suspect's row: the take-over, the burial, the mark ":alone"."""
+"""The changes of a suspect's row: the take-over, the burial, and ":alone" at the end of the token."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ LOST_LEASE = (
 class SuspectJob:
     """A running row under `token` whose lease was over.
 
-    `tries`: how often the process did not become quiet for it. `lost`: it has lost its last lease, and is
-    buried when it is processed again.
+    `tries`: how often the process did not become quiet for this job. `lost`: the job has lost its last lease,
+    and is buried when it is processed again.
     """
 
     shard: int
@@ -84,7 +84,7 @@ class TakeOver:
                 lost = Outcome(job_id, token, OutcomeKind.GIVE_BACK, 0, "the answer was lost", seen)
                 give_back = GiveBackJobs("", [lost], written=done)
                 self._corrections.enqueue(give_back)  # guard: give-back-take-over
-            else:  # refused: there is nothing to give back
+            else:  # the database refused the take-over: there is nothing to give back
                 done.set()
             raise
         if row is None:
