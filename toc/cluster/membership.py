@@ -34,7 +34,8 @@ from toc.runtime.settings import Settings
 
 log = logging.getLogger(__name__)
 
-READ_EVERY_S = 5.0  # between two reads, in case a watch is lost; a watch reports a change at once
+# The time between two reads, in case a watch is lost; a watch reports a change at once.
+READ_EVERY_S = 5.0
 RECONNECT_S, RETRY_S = 1.0, 0.2
 # The next read waits this many times as long as the last read or its `changed` took.
 REST_FACTOR = 4

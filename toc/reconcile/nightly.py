@@ -39,7 +39,7 @@ LOG_FILE = "nightly.log"
 NICENESS = 10
 MISSED_S_MAX = 3600
 STOP_S = 10.0
-POLL_S = 0.05  # between two checks whether the process has ended
+POLL_S = 0.05  # the time between two checks whether the process has ended
 PARENT_POLL_S = 1.0
 
 MODULES = ("pyspark", "pyarrow", "pandas", "jinja2")
@@ -92,7 +92,7 @@ class NightlyScheduler:
         self.since_ms: int | None = None
         """When the present run began, by this machine's wall clock; None: there is none."""
         self.last: LastNightlyRun | None = None
-        """None: this node has run none, or another node has run one since."""
+        """None: this node has made no run, or a later run was another node's."""
 
     @property
     def log_file(self) -> Path:

@@ -289,7 +289,8 @@ def find_copy_id(databases: Databases, job_id: int) -> int | None:
             event.job_id == job_id,
             event.what == "cancel",
             event.related_job_id.is_not(None),
-            event.related_job_id != job_id,  # only its table was wrong
+            # Equal: only the table was wrong, and the copy kept the id.
+            event.related_job_id != job_id,
         )
         .order_by(event.event_id.desc())
         .limit(1)

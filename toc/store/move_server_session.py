@@ -19,7 +19,8 @@ from toc.store.database_home import FENCED_SQL, HOME
 from toc.store.sessions import session_arguments
 
 CONNECT_S, ANSWER_S = 5, 60
-LOCK_WAIT_S = 1  # of one try to fence; meanwhile writes to the schema may wait
+# How long one try to fence waits for locks; meanwhile writes to the schema may wait.
+LOCK_WAIT_S = 1
 LAG_S_MAX = 1.0
 
 

@@ -19,10 +19,10 @@ from toc.store.database_home import is_fence_error
 from toc.store.driver_errors import LOST_ERRORS
 from toc.store.verb import Executor, Statement, StatementResult
 
-BYTES_MAX = 1_000_000  # of a packet, about: far below any server's max_allowed_packet
+BYTES_MAX = 1_000_000  # approximate limit of a packet, far below any server's max_allowed_packet
 
 _PARSE_ERROR = 1064  # the error for a second statement, when the server accepts only one at a time
-_IF_CHANGED = " AND ROW_COUNT() > 0"  # of the statement before; see `Statement.if_changed`
+_IF_CHANGED = " AND ROW_COUNT() > 0"  # the statement before changed a row: `Statement.if_changed`
 
 
 class PacketFailedError(Exception):

@@ -210,8 +210,8 @@ class _RepairPlanner:
             if default:
                 yield f"{alter}ALTER COLUMN {name} SET DEFAULT {default}"
             return
-        # A generated column has no data of its own. An index over a dropped column would lose it, and refuse
-        # rows.
+        # A generated column has no data of its own. An index over a dropped column would go on without this
+        # column, and refuse rows.
         over = [
             index
             for (kind, index), definition in definitions.items()

@@ -155,7 +155,7 @@ class OnlineExecutor:
             try:
                 self._run_sql(f"LOCK TABLES {step.table} WRITE")
             except DBAPIError as error:
-                if is_missing_table(error):  # an earlier run has dropped it
+                if is_missing_table(error):  # an earlier run has dropped the table
                     return
                 raise
             try:

@@ -23,7 +23,8 @@ from toc.runtime.setting_groups import MysqlSettings
 
 CHARSET = "utf8mb4"
 
-LOCK_WAIT_S = 5  # for a row, and for a table that somebody changes
+# How long a statement waits for a lock on a row, or on a table that somebody changes.
+LOCK_WAIT_S = 5
 
 _SINCE_S = "toc_idle_since_s"
 # The server counts real time, also where a test stops the clock.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-_STEPS = 512  # per doubling: a percentile is off by 0.2 % at most
+_STEPS = 512  # buckets per doubling of the lateness: a percentile is off by 0.2 % at most
 _COUNTS = (
     "entries", "scheduled", "starts", "retries", "rescheduled", "redriven",
     "cancelled_too_late", "unanswered", "unstarted", "strangers",

@@ -38,7 +38,7 @@ from toc.timer.reminders import Reminder, Reminders
 
 log = logging.getLogger(__name__)
 
-PAGES_MAX = 20  # per shard and step, so that a step is bounded; the next step continues
+PAGES_MAX = 20  # pages per shard and step, so that a step is bounded; the next step continues
 READ_EVERY_MAX = 60  # steps between two reads of a shard whose mark is valid
 
 
@@ -82,7 +82,7 @@ def shard_read_period_s(horizon_s: float, tick_s: float) -> float:
 
 
 def _steps_between_shard_reads(horizon_s: float, tick_s: float) -> int:
-    # At least three reads within each horizon: no row may become due before it was read.
+    # At least three reads of a shard within each horizon: a row must be read before it becomes due.
     return max(1, min(READ_EVERY_MAX, int(horizon_s / 3 / tick_s)))
 
 
@@ -243,9 +243,8 @@ class Loader(Service):
         wanted: dict[int, _RowsToLoad] = defaultdict(dict)
         for to_load in work:
             mark = LoadMark.parse_mark_of_redis_run(to_load.text, to_load.marks.run_id)
-            bound_ms = (
-                to_load.marks.time_ms + self._horizon_ms
-            )  # before the snapshot, as for a page
+            # Redis' time before the snapshot, as for a page.
+            bound_ms = to_load.marks.time_ms + self._horizon_ms
             is_valid = mark is not None and mark.due_ms <= bound_ms + self._slack_ms
             if mark is not None and is_valid and to_load.shard not in self._unread:
                 after = mark.due_ms, mark.job_id
@@ -281,7 +280,7 @@ class Loader(Service):
         except (StoreUnavailable, SchemaMismatch) as error:
             self._log_throttle.warning(database, "loader: shard %d: %s", shard, error)
             if self._pages.database_answers(shard):
-                # The table is locked. The shard rests, else the loader would spend its time waiting for it.
+                # The table is locked. The shard rests, else the loader would only wait for the lock.
                 now_s = self._clock.monotonic_s()
                 self._rests_until_s[shard] = now_s + PAUSE_FACTOR * (now_s - began_s)
             else:  # the other databases' shards are still loaded

@@ -25,8 +25,8 @@ from toc.errors import SettingsError, TimerUnavailable
 from toc.timer.redis_errors import UNAVAILABLE
 from toc.timer.redis_nodes import Client
 
-RETRIES = 2  # after a broken connection; after a timeout there is no retry
-CONNECTIONS_MAX = 1000  # per server: each thread that calls at the same time takes one
+RETRIES = 2  # retries after a broken connection; after a timeout there is no retry
+CONNECTIONS_MAX = 1000  # connections per server: each thread takes one during a call
 
 _URL = re.compile(
     r"(?P<tls>rediss?)\+(?P<kind>sentinel|cluster)://"

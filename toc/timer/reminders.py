@@ -220,7 +220,7 @@ class Reminders(TimerServer):
         )
 
     def first_and_last_slot_per_node(self, topic: str, slots: Sequence[int]) -> set[int]:
-        """For each node, the first and the last of the given slots that it holds."""
+        """For each Redis node, the first and the last of those given slots that the node holds."""
         nodes = self._checked_scripts().nodes
         if nodes.is_one:
             return {*slots[:1], *slots[-1:]}

@@ -28,7 +28,7 @@ from toc.worker.job_run import JobRun
 from toc.worker.permits import HOLD_BUSY_S
 from toc.worker.take_over import SuspectJob, TakeOver
 
-SUSPECTS_MAX = 10_000  # of each database
+SUSPECTS_MAX = 10_000  # queued suspects of each database
 IDLE_S, CHECK_S = 60.0, 0.02
 QUIET_S_MAX = 2.0  # how long a hold waits until no handler runs
 HOLD_S_MAX = 3.0  # how long a last attempt runs alone after that wait

@@ -21,7 +21,7 @@ from toc.worker.job_run import JobRun
 log = logging.getLogger(__name__)
 
 CLAIMS_MAX = 100  # claims that one transaction renews
-AGAIN_S = 1.0  # until the next try of a lease that could not be renewed
+AGAIN_S = 1.0  # the time to the next try, if a lease could not be renewed
 
 
 class LeaseRenewal(Service):

@@ -19,7 +19,7 @@ from toc.worker.outcome import describe_error
 
 log = logging.getLogger(__name__)
 
-ERROR_CHARS_MAX = 500  # of an error's text in a line
+LOGGED_ERROR_CHARS_MAX = 500  # characters of an error's text in a line
 WINDOW_S = 60.0
 
 
@@ -70,7 +70,7 @@ class RunLog:
     def _log_handler_failure(self, run: JobRun, error: BaseException, outcome: Outcome) -> None:
         try:
             what = escape_to_one_line(f"{type(error).__name__}: {error}".rstrip(": "))[
-                :ERROR_CHARS_MAX
+                :LOGGED_ERROR_CHARS_MAX
             ]
         except Exception:  # noqa: BLE001 - the handler's own class cannot show itself
             what = type(error).__name__

@@ -12,7 +12,7 @@ from toc.domain.text_escaping import escape_to_one_line
 from toc.domain.times import MS_MAX, datetime_of
 from toc.reconcile.findings import ReconcileResult, RunVerdict
 
-TEXT_CHARS_MAX = 300  # of a reason: what drivers say can be long
+TEXT_CHARS_MAX = 300  # characters of a reason: the texts of drivers can be long
 NAME_CHARS_MAX = 64
 
 
@@ -102,7 +102,7 @@ WORK = {
     "rows": "reading rows",
     "reminders": "reading reminders",
     "pair": "pairing them off",
-    "verify": "looking up what has no counterpart",
+    "verify": "looking up rows and reminders without a counterpart",
 }
 
 
