@@ -67,7 +67,9 @@ def _grant_statements_by_server(
     """The statements for each database, and for each of its servers if they differ."""
     urls = [parse_database_url(url, "a URL") for url in settings.databases]
     if urls[0].get_backend_name() not in MYSQL:
-        raise CommandError("SQLite has no accounts: who may read the file may do all", USAGE)
+        raise CommandError(
+            "SQLite has no accounts: everybody who may read the file may do everything", USAGE
+        )
     if database is not None and database >= len(urls):
         raise CommandError(f"there is no database {database}: the settings have {len(urls)}", USAGE)
     for index in range(len(urls)) if database is None else [database]:

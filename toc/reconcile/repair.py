@@ -7,19 +7,19 @@ old, a run may be repeated, and two may run at the same time. The steps for a ba
 
 2. Rows that are wrong themselves are changed (`store.job_repair`), each with its event in the transaction.
 
-3. The trace of what will be done to reminders is committed: an event per job, a line in the log if it has no
-row. It comes first: after a crash there may be a trace of a repair that only the next run makes, but never a
-repair without a trace.
+3. The trace of the coming repairs of reminders is committed: an event per job, or a line in the log if a job
+has no row. The trace comes first: after a crash there may be a trace of a repair that only the next run
+makes, but never a repair without a trace.
 
 4. Arm, put back, ack, in this order. After a crash in between a job has a reminder too many, never one too
 few.
 
 5. **An ack knows only the id.** A dead job may be redriven between the read and the ack, and then the ack
-removes a reminder of a live job. So the rows of acked ids are read once more, and live ones are armed.
-Nothing can be lost: that read sees a redrive that committed before it; one that commits later arms later
-still, after its commit, so after the ack. The loader's reminders belong to rows that were committed before it
-armed them: they are seen too. After a crash between the ack and that read, such a job has no reminder until
-the next run, and the scanner takes it.
+removes a reminder of a live job. So the rows of acked ids are read once more, and live jobs are armed.
+Nothing can be lost: if a redrive commits before this last read, the read sees the live row; if a redrive
+commits later, its client arms the job after the commit, so after the ack. The loader arms only rows that were
+committed before, so the last read sees these rows too. After a crash between the ack and the last read, such
+a job has no reminder until the next run, and the scanner takes the job.
 
 A job that is armed too often, too early or after its end costs one claim that finds nothing to do.
 """

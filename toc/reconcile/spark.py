@@ -63,8 +63,8 @@ def open_spark_session(
 ) -> Iterator[SparkSession]:
     """A Spark session. The output of Spark and Java goes to `log_file` (default: nowhere).
 
-    `master`: default that of spark-submit, of `reconcile.spark`, else all cores of this machine. An
-    active session is used as it is, and stays. Raises SettingsError without the extra, or Java.
+    `master`: default: `spark.master` of `reconcile.spark`, else that of spark-submit, else all cores of this
+    machine. An active session is used as it is, and stays. Raises SettingsError without the extra, or Java.
     """
     try:
         from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra

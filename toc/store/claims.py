@@ -200,8 +200,8 @@ class Claims:
     def renew_leases(self, database: Database, claims: Sequence[tuple[int, str]]) -> RenewedLeases:
         """Extends the leases of claims, (job_id, token) each, in one transaction.
 
-        A row that another transaction has locked, perhaps the handler's own, is left out: the others must
-        not wait for it. The call may be repeated.
+        A row that another transaction has locked, perhaps the handler's own, is left out: the renewal of the
+        other leases must not wait for this lock. The call may be repeated.
         """
         renewed = self._renew_under_tokens(database, claims)
         late = [claim for claim in renewed.lost if claim[1].endswith(ALONE)]

@@ -140,7 +140,7 @@ class ServerConnector(Protocol):
 
 
 class DatabaseMovePoller(Service):
-    """Polls whether the new server of a database has been declared its home; stops when that is so.
+    """Polls whether the new server of a database has been declared its home, until this has happened.
 
     While the old server is fenced, this thread polls also the old server, for all waiting callers.
     """

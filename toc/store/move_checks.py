@@ -162,7 +162,7 @@ class MoveChecks:
                 "SELECT GTID_SUBTRACT(%s, %s)", own, self._old.read_executed_gtids()
             )
         )
-        advice = "look what was written there: SHOW BINLOG EVENTS"
+        advice = "see what was written on the new server: SHOW BINLOG EVENTS"
         text = f"the new server has transactions of its own: {more}" if more else "none of its own"
         return _make_finding("transactions", not more, text, advice, bad="warn")
 

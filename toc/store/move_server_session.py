@@ -56,10 +56,11 @@ class ReplicationChannel:
 
 
 class MoveServerSession:
-    """One session on one of the two servers of a move. It is kept for the whole command: it holds the lock.
+    """One session on one of the two servers of a move.
 
-    role: "old" or "new". The session never reconnects. Raises StoreUnavailable, SettingsError
-    (a login that is refused) and MoveStopped, with the database's index and the role in the text.
+    The session is kept for the whole command, because it holds the lock of moves; it never reconnects.
+    role: "old" or "new". Raises StoreUnavailable, SettingsError (a login that is refused) and MoveStopped,
+    with the database's index and the role in the text.
     """
 
     def __init__(

@@ -3,8 +3,8 @@
 The driver's protocol supports this (CLIENT_MULTI_STATEMENTS). SQLAlchemy does not: it closes the cursor
 after the first result, and the other results are lost. So this module sends packets and reads results
 with the driver itself, on connections of SQLAlchemy's pool; SQLAlchemy's cursor events and `handle_error`
-are not called for them. This also saves SQLAlchemy's execution time in Python, which is as much as the
-driver's: so a single statement is sent this way too.
+are not called for them. Packets also save SQLAlchemy's execution time in Python, which is as much as the
+driver's: so a single statement is sent as a packet too.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _RAW = {"no_parameters": True}  # the text goes to the driver as it is: a % is a
 
 
 class MigrationFailed(TocError):
-    """A migration stopped. Its changes stay, and a later run continues after them.
+    """A migration stopped. The changes that it made stay, and a later run continues after them.
 
     `table` is None when the error concerns the database as a whole; `number`: the
     server's error number, None on SQLite.

@@ -12,7 +12,7 @@ from toc.testing.history import Row
 
 
 def rows(settings: Settings | None = None) -> Iterator[Row]:
-    """Yields each job as a Row. Keeps one page of rows in memory. `settings`: default: of the environment.
+    """Yields each job as a Row, with one page of rows in memory. `settings`: default: by the environment.
 
     Call it when all clients and nodes have stopped, and before a purge deletes jobs that have ended. Raises
     StoreUnavailable and SettingsError.

@@ -9,12 +9,12 @@ The cost of a step depends on the work to do, not on the number of shards. A ste
 shards whose turn it is, and the marks of two slots of each server: a server that loses data loses it for
 all its slots, and then all marks are read. Two slots, the first and the last, because another loader may
 have begun to load everything again, from the first slot on, and died. Most shards whose turn it is have no
-new rows; one statement asks that for many shards at once.
+new rows; one statement finds these shards among many.
 
 No row is skipped (design §6): a snapshot sees each row that was committed before it. When a row is
 committed later, its client decides after the commit, and arms the row unless it is due after the client's
 clock + horizon + slack. Such a row is beyond the snapshot's bound (Redis' TIME, read before the snapshot,
-+ horizon) as long as the two clocks differ by less than the slack.
++ horizon) as long as the client's clock and Redis' clock differ by less than the slack.
 """
 
 from __future__ import annotations

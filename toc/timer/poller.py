@@ -166,8 +166,8 @@ class Poller(Service):
     def _pop_counts_by_slot(self, due: Sequence[int], room: int) -> list[tuple[int, int]]:
         """How many reminders to pop from each slot, `room` in all.
 
-        The permits are divided evenly, but each slot gets at least half of them if it wants that many: a few
-        large batches are cheaper than many small ones.
+        The permits are divided evenly, but each slot gets at least half of them if the slot wants so many: a
+        few large batches are cheaper than many small ones.
         """
         share = max(1, room // 2, room // max(1, len(due)))
         shares = []
@@ -209,7 +209,7 @@ class Poller(Service):
         """Moves popped reminders that were in a wrong slot to their own slot. Returns the other ids.
 
         If they were offered as they are, a job with two reminders could be claimed twice in one batch, and
-        an ack, which goes to the job's own slot, would not remove this reminder: it would return for ever.
+        an ack, which goes to the job's own slot, would not remove this reminder, which would return for ever.
         """
         slot_by_id = {
             job_id: slot_of_hash(routing_bits_of(job_id), self._slot_amount) for job_id in ids
