@@ -132,7 +132,7 @@ ON_A_SERVER = [
     (
         f"{VIEW} toc_dead_jobs AS SELECT * FROM toc_job_0000",
         "toc_dead_jobs",
-        "it leaves out toc_biz_type; it leaves out toc_dead_job; it stands on toc_job_0000",
+        "it leaves out toc_biz_type; it leaves out toc_dead_job; it also reads toc_job_0000",
     ),
     (
         (

@@ -83,7 +83,7 @@ def test_a_column_of_other_people_stays_with_its_values(server_url: str) -> None
         "VALUES (1, 1, 1, '2030-01-01', 'Ann')",
     )
     (one,) = schema_drift_repair.repair_drift(settings, may_rebuild=True)
-    assert one.note == "it stays, with its values, and may be NULL"
+    assert one.note == "the column stays, with its values, and may be NULL"
     assert read_schema_statuses(settings)[0].has_no_problem
     assert scalar(server_url, f"SELECT customer FROM {T}") == "Ann"
     run(server_url, INSERT.format(T, 2))

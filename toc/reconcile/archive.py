@@ -268,7 +268,7 @@ class _ArchiveRun:
                 raise _CannotArchive(
                     f"{self._folders.url_of(_day_folder(database, day))} exists, but the database says that "
                     "the day was never archived: was it restored from a backup, or do two systems "
-                    "share the folder? Move the files of others away (docs/how-to/archive.md)"
+                    "share the folder? Move the files of the other system away (docs/how-to/archive.md)"
                 )
 
 

@@ -212,7 +212,7 @@ def refuse_table_with_jobs(connection: Connection, database: int, table: str) ->
             return
         raise
     if has_rows:
-        text = "it holds jobs, and is not dropped before it is empty; nothing of it was changed"
+        text = "the table holds jobs, and is dropped only when it is empty; it was not changed"
         raise MigrationFailed(database, table, text)
 
 

@@ -98,7 +98,7 @@ class JobJudge:
         if not job.schedules:
             self.report.strangers += 1
             if not self._strangers_are_legal:
-                case.add_problem(Kind.WRONG, "it exists, and no client scheduled it")
+                case.add_problem(Kind.WRONG, "the job exists, and no client scheduled it")
                 return
         case.check_job()
 
@@ -378,7 +378,7 @@ class _JobCheck:
     def _check_done_row(self, row: FinalRow) -> None:
         successes = [end for end in self._job.ends if end.how == SUCCESS]
         if not successes:
-            self.add_problem(Kind.LOST, "the row says done, no handler has done it")
+            self.add_problem(Kind.LOST, "the row says done, but no handler has succeeded")
         elif row.token:
             # toc may have removed ":alone" from the row's token while the handler ran.
             token = remove_alone_mark(row.token)
@@ -398,7 +398,7 @@ class _JobCheck:
         if any(self._faults.has_fault_within(call.asked_ms, call.at_ms) for call in again):
             return
         if all(end.how != DROPPED for end in job.ends):
-            self.add_problem(Kind.WRONG, "cancelled, but no call was answered so")
+            self.add_problem(Kind.WRONG, "the row says cancelled, but no call was answered so")
 
     def _check_dead_row(self, row: FinalRow) -> None:
         job = self._job

@@ -215,7 +215,7 @@ class Poller(Service):
             job_id: slot_of_hash(routing_bits_of(job_id), self._slot_amount) for job_id in ids
         }
         misplaced = [job_id for job_id in ids if slot_by_id[job_id] != slot]
-        text = "slot %d of topic %s held reminders of other slots (of job %d, for example): moved"
+        text = "slot %d of topic %s held reminders of other slots (of job %d, for example): they are moved"
         self._log_throttle.warning("misplaced", text, slot, self._topic, misplaced[0])
         try:
             # First put back, then removed: so a reminder is never lost.

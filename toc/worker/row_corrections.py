@@ -131,7 +131,9 @@ class CorrectionQueue:
             self._queue.append(correction)
             while len(self._queue) > 1 and self._count_queued_jobs() > CORRECTIONS_MAX:
                 self._queue.popleft().written.set()  # so that no thread waits for it any longer
-                text = "database %d: claims whose answer was lost are left to their leases"
+                text = (
+                    "database %d: claims with lost answers are not given back: jobs wait for leases"
+                )
                 self._log_throttle.warning("corrections", text, self._database.index)
         self._wake()
 

@@ -61,7 +61,7 @@ class RunLog:
             why, at = escape_to_one_line(result.reason), _format_due_time(outcome)
             log.info(text, *_attempt_log_fields(run), why, at, extra=log_fields_of_job(run.job))
         elif isinstance(result, Snooze) and _is_snooze_in_past(result.until, now_ms):
-            text = "%s snoozes until %s, which has passed: it acts again at %s"
+            text = "%s snoozes until %s, which has passed: the job runs again at %s"
             key = ("snooze", run.job.biz_type)
             self._log_throttle.warning(
                 key, text, _describe_run(run), result.until, _format_due_time(outcome)
