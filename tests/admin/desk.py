@@ -46,20 +46,20 @@ class Desk:
         per_second: int = 500,
         limit: int = 1000,
         database: int | None = None,
-        account: BulkRunProgress | None = None,
+        progress: BulkRunProgress | None = None,
         stop: Callable[[], bool] = lambda: False,
         chosen: Callable[[], object] = lambda: None,
         page: Callable[[int], object] = lambda jobs: None,
     ) -> BulkRunProgress:
         """A whole run. `chosen()` is called when the ids are known, `page(jobs)` after each page."""
-        account = BulkRunProgress() if account is None else account
+        progress = BulkRunProgress() if progress is None else progress
         with self.changes(stop) as changes:
             ids = changes.choose_jobs(
                 wanted, changes.select_databases(database), limit, lambda: None
             )
             chosen()
-            changes.change_jobs(wanted, ids, per_second, account, lambda jobs: page(jobs) and None)
-        return account
+            changes.change_jobs(wanted, ids, per_second, progress, lambda jobs: page(jobs) and None)
+        return progress
 
     # ---- looking
 
@@ -85,9 +85,9 @@ class Desk:
         return [self.library.row(job_id).status for job_id in ids]
 
 
-def totals(account: BulkRunProgress) -> tuple[int, int, int, int]:
+def totals(progress: BulkRunProgress) -> tuple[int, int, int, int]:
     """Changed, before, superseded, meanwhile: of all databases."""
-    parts = account.databases.values()
+    parts = progress.databases.values()
     return (
         sum(part.changed for part in parts),
         sum(part.before for part in parts),

@@ -1,4 +1,4 @@
-"""Runs: what they change and what they leave, how Redis follows, and the account, whatever goes wrong."""
+"""Runs: what they change and what they leave, how Redis follows, and the counts, whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def test_cancel_leaves_one_event_for_each_and_redis_follows(desk: Desk) -> None:
     kept = {job_id: library.row(job_id) for job_id in (*others, running, done)}
     assert desk.world.reminders() == 13
     library.clock.advance(1)
-    account = desk.run(order("cancel", "type_no <> 0 AND biz_type = 'order.close'"))
-    assert (totals(account), account.complete) == ((9, 0, 0, 0), True)
+    progress = desk.run(order("cancel", "type_no <> 0 AND biz_type = 'order.close'"))
+    assert (totals(progress), progress.complete) == ((9, 0, 0, 0), True)
     for job_id in mine:
         row = library.row(job_id)
         assert (row.status, row.due_ms) == (C, None)
@@ -126,8 +126,8 @@ def test_postpone_by_counts_from_when_a_job_is_due_or_from_now(desk: Desk) -> No
     retried = library.running("one", biz_id=5)
     library.settle_as(OutcomeKind.RETRY, retried, "one", library.now_ms + 2 * MINUTE, "x")
     due = {job_id: library.row(job_id).due_ms or 0 for job_id in (near, far, overdue, retried)}
-    account = desk.run(order("postpone", by_ms=7 * MINUTE))
-    assert totals(account) == (4, 0, 0, 0)
+    progress = desk.run(order("postpone", by_ms=7 * MINUTE))
+    assert totals(progress) == (4, 0, 0, 0)
     for job_id, was_ms in due.items():
         row, event = library.row(job_id), desk.events(job_id)[-1]
         at_ms = max(was_ms, row.modified_ms) + 7 * MINUTE
@@ -184,8 +184,8 @@ def test_a_job_is_postponed_once_though_it_moves_on_in_the_index(
     monkeypatch.setattr(changes_module, "IDS_MAX", 3)
     ids = [desk.library.pending(4 * number, in_ms=number * 1000) for number in range(12)]
     due = {job_id: desk.library.row(job_id).due_ms or 0 for job_id in ids}
-    account = desk.run(order("postpone", "due_time IS NOT NULL", by_ms=5000))
-    assert totals(account) == (12, 0, 0, 0)
+    progress = desk.run(order("postpone", "due_time IS NOT NULL", by_ms=5000))
+    assert totals(progress) == (12, 0, 0, 0)
     for job_id, was_ms in due.items():
         row = desk.library.row(job_id)
         assert row.due_ms == max(was_ms, row.modified_ms) + 5000
@@ -208,8 +208,8 @@ def test_a_job_that_somebody_moves_while_it_is_looked_for_is_postponed_once(
             library.jobs.reschedule(ids[0], library.now_ms + 5500)
         return False
 
-    account = desk.run(order("postpone", by_ms=5000), stop=move, per_second=3)
-    assert totals(account) == (12, 0, 0, 0)
+    progress = desk.run(order("postpone", by_ms=5000), stop=move, per_second=3)
+    assert totals(progress) == (12, 0, 0, 0)
     assert [event.actor for event in desk.events(ids[0])] == [ACTOR, ANN]
 
 
@@ -227,8 +227,8 @@ def test_redrive_gives_the_dead_a_new_life_now(desk: Desk) -> None:
     dead = [library.dead(biz_id=number) for number in range(6)]
     report = library.dead(type_no=library.report_no)
     library.clock.advance(60)
-    account = desk.run(order("redrive", "biz_type = 'order.close'"))
-    assert totals(account) == (6, 0, 0, 0)
+    progress = desk.run(order("redrive", "biz_type = 'order.close'"))
+    assert totals(progress) == (6, 0, 0, 0)
     for job_id in dead:
         row = library.row(job_id)
         now_ms = row.modified_ms
@@ -251,8 +251,8 @@ def test_superseded_jobs_stay_dead_and_do_not_stop_their_page(
     older = library.dead(biz_id=8, key="k")
     newer = library.dead(biz_id=8, key="k")
     before = [library.row(job_id) for job_id in (held, holder, older)]
-    account = desk.run(order("redrive"), per_second=FAST)
-    assert totals(account) == (4, 0, 2, 0)
+    progress = desk.run(order("redrive"), per_second=FAST)
+    assert totals(progress) == (4, 0, 2, 0)
     assert desk.statuses([*free, newer]) == [P] * 4
     assert [library.row(job_id) for job_id in (held, holder, older)] == before
     assert {letter.job_id for letter in library.jobs.read_dead_letters(10)} == {held, older}
@@ -273,8 +273,8 @@ def test_what_changed_meanwhile_is_left_and_counted(desk: Desk) -> None:
         library.pending(42)  # comes into reach, and is not chased
 
     soon = "action_time < NOW() + INTERVAL 1 MINUTE"
-    account = desk.run(order("cancel", soon), chosen=others)
-    assert totals(account) == (5, 0, 0, 3)
+    progress = desk.run(order("cancel", soon), chosen=others)
+    assert totals(progress) == (5, 0, 0, 3)
     assert desk.statuses(ids) == [Status.RUNNING, C, P, C, C, C, C, C]
     actors = [event.actor for job_id in ids for event in desk.events(job_id)]
     assert actors.count(ANN) == 5
@@ -376,7 +376,7 @@ def stopping_after(pages: int) -> tuple[Callable[[], bool], Callable[[int], None
 
 
 @pytest.mark.parametrize("verb", ["cancel", "postpone", "redrive"])
-def test_an_interrupted_run_has_an_exact_account_and_goes_on(desk: Desk, verb: str) -> None:
+def test_an_interrupted_run_has_exact_counts_and_goes_on(desk: Desk, verb: str) -> None:
     library = desk.library
     make = library.dead if verb == "redrive" else library.pending
     ids = [make(biz_id=number) for number in range(20)]
@@ -384,13 +384,13 @@ def test_an_interrupted_run_has_an_exact_account_and_goes_on(desk: Desk, verb: s
     fields = {"by_ms": HOUR} if verb == "postpone" else {}
     wanted = order(verb, **fields)
     stop, page = stopping_after(2)
-    account = BulkRunProgress()
+    progress = BulkRunProgress()
     with pytest.raises(RunInterrupted):
-        desk.run(wanted, per_second=3, stop=stop, page=page, account=account)
+        desk.run(wanted, per_second=3, stop=stop, page=page, progress=progress)
     done = [i for i in ids if [e for e in desk.events(i) if e.actor == ANN]]
-    assert account.changed_jobs == len(done)
+    assert progress.changed_jobs == len(done)
     assert 0 < len(done) <= 6
-    assert (account.complete, account.databases[0].chosen) == (False, 20)
+    assert (progress.complete, progress.databases[0].chosen) == (False, 20)
     again = desk.run(order(verb, run=wanted.run, again=True, **fields))
     counts = totals(again)
     assert counts[0] == 20 - len(done)
@@ -410,15 +410,15 @@ def test_it_stops_while_it_waits_for_the_throttle(desk: Desk) -> None:
         desk.library.pending(number)
     clock = desk.library.clock
     start_s = clock.monotonic_s()
-    account = BulkRunProgress()
+    progress = BulkRunProgress()
     with pytest.raises(RunInterrupted):
         desk.run(
             order("cancel"),
             per_second=1,
             stop=lambda: clock.monotonic_s() - start_s > 2.5,
-            account=account,
+            progress=progress,
         )
-    assert 1 <= account.changed_jobs <= 4
+    assert 1 <= progress.changed_jobs <= 4
 
 
 def test_it_stops_while_it_looks(desk: Desk) -> None:
@@ -445,9 +445,9 @@ def test_a_commit_whose_answer_was_lost_is_counted_once(
     monkeypatch.setattr(changes_module, "IDS_MAX", 4)
     fields = {"by_ms": HOUR} if verb == "postpone" else {}
     with losing(monkeypatch, times=1) as lost:
-        account = desk.run(order(verb, **fields), per_second=per_second)
+        progress = desk.run(order(verb, **fields), per_second=per_second)
     assert lost.times == 1
-    assert (totals(account), account.complete) == ((10, 0, 0, 0), True)
+    assert (totals(progress), progress.complete) == ((10, 0, 0, 0), True)
     assert [len([e for e in desk.events(i) if e.actor == ANN]) for i in ids] == [1] * 10
     if verb == "postpone":
         rows = [library.row(i) for i in ids]
@@ -465,18 +465,18 @@ def test_a_page_that_nobody_answers_for_is_unsure_and_can_be_repeated(
     ids = sorted(library.pending(biz_id=4 * number) for number in range(10))
     monkeypatch.setattr(changes_module, "IDS_MAX", 4)
     fields = {"by_ms": HOUR} if verb == "postpone" else {}
-    account = BulkRunProgress()
+    progress = BulkRunProgress()
     # One more, where all are tried at once first.
     times = 3 if verb == "cancel" else 2
     with losing(monkeypatch, times), pytest.raises(StoreUnavailable):
-        desk.run(order(verb, **fields), account=account)
-    (part,) = account.databases.values()
+        desk.run(order(verb, **fields), progress=progress)
+    (part,) = progress.databases.values()
     (unsure,) = part.unsure
     first = min(library.shard(i) for i in ids)
     page = [i for i in ids if library.shard(i) == first][:4]
     assert (unsure.first_id, unsure.last_id, unsure.jobs) == (page[0], page[-1], len(page))
     assert unsure.table == f"toc_job_{first:04d}"
-    assert account.changed_jobs == 0  # it is not counted, it is named
+    assert progress.changed_jobs == 0  # it is not counted, it is named
     changed = {i for i in ids if desk.events(i)}
     assert changed <= set(page)
     again = desk.run(order(verb, again=True, **fields))
@@ -538,17 +538,17 @@ def test_killed_connections(desk: Desk, kills: int, monkeypatch: pytest.MonkeyPa
 
     killer = create_engine(library.settings.databases[0], poolclass=NullPool)
     monkeypatch.setattr(changes_module.BulkUpdate, "change_page", watched)
-    for_ever, account = kills > 1, BulkRunProgress()
+    for_ever, progress = kills > 1, BulkRunProgress()
     if for_ever:
         with pytest.raises(StoreUnavailable, match="database 0 does not answer"):
-            desk.run(order("cancel"), per_second=4, account=account)
+            desk.run(order("cancel"), per_second=4, progress=progress)
     else:
-        desk.run(order("cancel"), per_second=4, account=account)
+        desk.run(order("cancel"), per_second=4, progress=progress)
     changed = [i for i in ids if library.row(i).status == C]
-    assert account.changed_jobs == len(changed)
-    assert account.complete is not for_ever
-    assert len(changed) == (30 if not for_ever else account.changed_jobs)
-    assert account.databases[0].unsure == []  # it never came to a COMMIT
+    assert progress.changed_jobs == len(changed)
+    assert progress.complete is not for_ever
+    assert len(changed) == (30 if not for_ever else progress.changed_jobs)
+    assert progress.databases[0].unsure == []  # it never came to a COMMIT
     assert [len(desk.events(i)) for i in ids] == [int(i in changed) for i in ids]
     assert changed
 
@@ -559,7 +559,7 @@ def test_a_dropped_table(desk: Desk, moment: str) -> None:
     ids = [library.pending(biz_id=number) for number in range(16)]
     last = max(library.shard(i) for i in ids)
     table, some_id = f"toc_job_{last:04d}", next(i for i in ids if library.shard(i) == last)
-    account = BulkRunProgress()
+    progress = BulkRunProgress()
 
     def drop() -> None:
         library.sql(some_id, f"ALTER TABLE {table} RENAME TO away")
@@ -570,19 +570,19 @@ def test_a_dropped_table(desk: Desk, moment: str) -> None:
         with pytest.raises(SchemaMismatch, match=rf"^database 0, table {table}: "):
             desk.run(
                 order("cancel"),
-                account=account,
+                progress=progress,
                 chosen=drop if moment != "before" else lambda: None,
             )
     finally:
         library.sql(some_id, f"ALTER TABLE away RENAME TO {table}")
     changed = [i for i in ids if library.row(i).status == C]
-    assert account.changed_jobs == len(changed)
+    assert progress.changed_jobs == len(changed)
     assert (len(changed) > 0) is (moment != "before")
     assert {library.shard(i) for i in changed} == {
         shard for shard in {library.shard(i) for i in ids} if shard != last and moment != "before"
     }
     assert [len(desk.events(i)) for i in ids] == [int(i in changed) for i in ids]
-    assert account.databases == {} or account.databases[0].unsure == []
+    assert progress.databases == {} or progress.databases[0].unsure == []
 
 
 @pytest.mark.parametrize("verb", ["cancel", "postpone", "redrive"])
@@ -592,10 +592,10 @@ def test_redis_may_be_away(library: Library, verb: str) -> None:
     make = library.dead if verb == "redrive" else library.pending
     ids = [make(biz_id=number) for number in range(6)]
     try:
-        account = desk.run(order(verb, **{"by_ms": HOUR} if verb == "postpone" else {}))
+        progress = desk.run(order(verb, **{"by_ms": HOUR} if verb == "postpone" else {}))
     finally:
         world.center.close()
-    assert (totals(account), account.complete) == ((6, 0, 0, 0), True)
+    assert (totals(progress), progress.complete) == ((6, 0, 0, 0), True)
     assert [len([e for e in desk.events(i) if e.actor == ANN]) for i in ids] == [1] * 6
 
 
@@ -657,10 +657,10 @@ def test_nobody_takes_a_job_once_it_is_looked_at(
 
     monkeypatch.setattr(changes_module.BulkUpdate, "change_page", watched)
     fields = {"by_ms": HOUR} if verb == "postpone" else {}
-    account = desk.run(order(verb, **fields))
+    progress = desk.run(order(verb, **fields))
     assert ("locked" in refused[0]) if library.sqlite else ("1205" in refused[0])
     status = C if verb == "cancel" else P
-    assert (totals(account), library.row(job_id).status) == ((1, 0, 0, 0), status)
+    assert (totals(progress), library.row(job_id).status) == ((1, 0, 0, 0), status)
 
 
 @pytest.mark.parametrize("meanwhile", ["nothing", "a claim", "a reschedule"])
@@ -689,8 +689,8 @@ def test_a_page_is_read_only_where_some_do_not_match_any_more(
 
     monkeypatch.setattr(changes_module.BulkUpdate, "change_page", watched)
     soon = "action_time < NOW() + INTERVAL 1 MINUTE"
-    account = desk.run(order("cancel", soon), chosen=happens)
-    assert totals(account) == (3 - others, 0, 0, others)
+    progress = desk.run(order("cancel", soon), chosen=happens)
+    assert totals(progress) == (3 - others, 0, 0, others)
     first = {"nothing": C, "a claim": Status.RUNNING, "a reschedule": P}[meanwhile]
     assert desk.statuses(ids) == [first, C, C]
     cancels = [[e.what for e in desk.events(i)].count("cancel") for i in ids]
@@ -753,10 +753,10 @@ def test_beside_workers_a_job_is_cancelled_or_run_never_both(library: Library) -
     world = World(library, "none", topics={})
     desk = Desk(world)
     ids = [library.pending(biz_id=number) for number in range(60 if library.sqlite else 200)]
-    accounts: list[BulkRunProgress] = []
+    progresses: list[BulkRunProgress] = []
     people = [
         threading.Thread(
-            target=lambda run=run: accounts.append(
+            target=lambda run=run: progresses.append(
                 desk.run(order("cancel", run=run), per_second=FAST)
             )
         )
@@ -773,7 +773,7 @@ def test_beside_workers_a_job_is_cancelled_or_run_never_both(library: Library) -
     world.center.close()
     assert not crew.errors
     cancelled = {job_id for job_id, row in rows.items() if row.status == C}
-    assert sum(account.changed_jobs for account in accounts) == len(cancelled) > 0
+    assert sum(progress.changed_jobs for progress in progresses) == len(cancelled) > 0
     for job_id in ids:
         events = desk.events(job_id)
         assert [event.what for event in events].count("cancel") == int(job_id in cancelled)

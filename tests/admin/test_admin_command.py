@@ -84,19 +84,19 @@ def test_a_dry_run_says_what_would_be(toc: Toc, tmp_path: Path) -> None:
     assert "--yes" not in nothing.out
 
 
-def test_a_real_run_leaves_its_account_and_events(toc: Toc, tmp_path: Path) -> None:
+def test_a_real_run_prints_its_counts_and_leaves_events(toc: Toc, tmp_path: Path) -> None:
     ids = schedule(toc, 6)
     assert toc("slots", "--json").json["armed"] == 6
     result = toc("admin", "cancel", "--where", "biz_id < 4", "--reason", "INC-1", "--yes", "--json")
-    account = result.json
+    printed = result.json
     assert result.code == 0
-    assert begins_with_its_name(result.err, account["run"]) == ""
-    assert (account["changed"], account["complete"], account["error"]) == (4, True, None)
-    assert sum(part["changed"] for part in account["databases"]) == 4
-    assert (account["actor"], account["reason"], account["dry_run"]) == (ME, "INC-1", False)
+    assert begins_with_its_name(result.err, printed["run"]) == ""
+    assert (printed["changed"], printed["complete"], printed["error"]) == (4, True, None)
+    assert sum(part["changed"] for part in printed["databases"]) == 4
+    assert (printed["actor"], printed["reason"], printed["dry_run"]) == (ME, "INC-1", False)
     assert cancelled(tmp_path) == 4
     events = rows(tmp_path, "SELECT job_id, what, actor, reason, run_id FROM toc_event")
-    run = account["run"]
+    run = printed["run"]
     assert sorted(events) == sorted((int(i), "cancel", ME, "INC-1", run) for i in ids[:4])
     assert toc("slots", "--json").json["armed"] == 2
     shown = toc("admin", "postpone", "--where", "TRUE", "--by", "1h", "--reason", "x", "--yes",
@@ -236,23 +236,23 @@ def test_a_table_that_somebody_dropped(
     assert one.json["changed"] > 0
 
 
-def test_what_fails_half_way_has_its_account(toc: Toc, tmp_path: Path) -> None:
+def test_what_fails_half_way_prints_its_counts(toc: Toc, tmp_path: Path) -> None:
     schedule(toc, 12)
     drop(tmp_path, 1, "toc_event")
     result = toc("admin", "cancel", "--where", "TRUE", *SIGNED, "--json")
     assert result.code == 4
-    account = result.json
-    error = begins_with_its_name(result.err, account["run"])
+    printed = result.json
+    error = begins_with_its_name(result.err, printed["run"])
     assert is_one_line(error), error
     done = cancelled(tmp_path)
     assert 0 < done < 12
-    assert (account["changed"], account["complete"]) == (done, False)
-    assert [part["changed"] for part in account["databases"]] == [done, 0]
-    assert account["databases"][1]["in_reach"] == 12 - done
-    assert account["error"] in error
+    assert (printed["changed"], printed["complete"]) == (done, False)
+    assert [part["changed"] for part in printed["databases"]] == [done, 0]
+    assert printed["databases"][1]["in_reach"] == 12 - done
+    assert printed["error"] in error
     assert "database 1, table toc_job_000" in error
     assert f"{done} of 12 jobs were changed" in error
-    assert f"--run {account['run']}" in error
+    assert f"--run {printed['run']}" in error
     table = toc("admin", "cancel", "--where", "TRUE", *SIGNED)
     assert table.code == 4
     assert "0 of " in table.err
@@ -277,15 +277,15 @@ def test_an_interrupted_run_says_exactly_what_it_did(
     assert process.ended() == 130
     done = cancelled(tmp_path)
     assert 4 <= done < 40
-    account = json.loads(process.out)
-    assert (account["changed"], account["complete"]) == (done, False)
-    error = begins_with_its_name(process.err, account["run"])
+    printed = json.loads(process.out)
+    assert (printed["changed"], printed["complete"]) == (done, False)
+    error = begins_with_its_name(process.err, printed["run"])
     assert is_one_line(error), error
     assert error.startswith("toc: interrupted at database ")
     assert f"{done} of 40 jobs were changed; to go on: the same command with --run" in error
     events = rows(tmp_path, "SELECT job_id FROM toc_event")
     assert len(events) == len(set(events)) == done
-    again = toc("admin", "cancel", *where, "--run", account["run"]).json
+    again = toc("admin", "cancel", *where, "--run", printed["run"]).json
     assert again["changed"] == 40 - done
     assert cancelled(tmp_path) == 40
     assert len(set(rows(tmp_path, "SELECT job_id FROM toc_event"))) == 40
@@ -307,7 +307,7 @@ run()
 def test_a_second_signal_ends_it_whatever_hangs(
     toc: Toc, servers: dict[str, str], patience: int
 ) -> None:
-    """And all others are for nothing: the account is told."""
+    """And later signals change nothing: the counts of the run are printed."""
     schedule(toc, 8)
     where = ("--where", "biz_id < 40", "--reason", "x", "--yes", "--json")
     process = subprocess.Popen(
@@ -331,15 +331,15 @@ def test_a_second_signal_ends_it_whatever_hangs(
             out, err = process.communicate(timeout=30)
         finally:
             process.kill()
-    account = json.loads(out)
-    assert begins_with_its_name(name, account["run"]) == ""
+    printed = json.loads(out)
+    assert begins_with_its_name(name, printed["run"]) == ""
     # The interpreter hears signals again when it has nothing left to do.
     ends = {130} if patience == 2 else {130, -signal.SIGINT, -signal.SIGTERM}
     assert process.returncode in ends
-    assert (account["changed"], account["complete"]) == (0, False)
+    assert (printed["changed"], printed["complete"]) == (0, False)
     assert is_one_line(err), err
     assert "0 of 8 jobs were changed, " in err
-    (unsure,) = account["databases"][0]["unsure"]
+    (unsure,) = printed["databases"][0]["unsure"]
     assert f"{unsure['jobs']} may have been" in err
 
 

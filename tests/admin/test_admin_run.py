@@ -1,4 +1,4 @@
-"""Runs with two pages under way at a time: the account is as exact as with one, whatever goes wrong."""
+"""Runs with two pages under way at a time: the counts are as exact as with one, whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -70,17 +70,17 @@ def ids(desk: Desk) -> list[int]:
     return ids
 
 
-def unsure(account: BulkRunProgress) -> list[UnconfirmedPage]:
-    return [one for part in account.databases.values() for one in part.unsure]
+def unsure(progress: BulkRunProgress) -> list[UnconfirmedPage]:
+    return [one for part in progress.databases.values() for one in part.unsure]
 
 
 def test_two_pages_are_under_way_at_once(desk: Desk, watch: Watch, ids: list[int]) -> None:
     both = threading.Barrier(2, timeout=DEADLINE_S)
     watch.before = lambda _: both.wait() if len(watch.begun) <= 2 else None
     seen: list[int] = []
-    account = desk.run(order("cancel"), per_second=FAST, page=seen.append)
+    progress = desk.run(order("cancel"), per_second=FAST, page=seen.append)
     assert watch.most == 2
-    assert (totals(account), account.complete, unsure(account)) == ((JOBS, 0, 0, 0), True, [])
+    assert (totals(progress), progress.complete, unsure(progress)) == ((JOBS, 0, 0, 0), True, [])
     assert sum(seen) == JOBS
     assert set(desk.statuses(ids)) == {Status.CANCELLED}
     assert [desk.world.reminder(job_id) for job_id in ids] == [None] * JOBS
@@ -121,15 +121,15 @@ def test_a_page_waits_where_there_is_no_room_for_two(
         verb = "redrive"
         for job_id in ids:
             desk.library.dead(biz_id=desk.library.row(job_id).biz_id)
-    account = desk.run(order(verb), per_second=per_second)
-    assert (account.changed_jobs, watch.most) == (len(ids), 1)
+    progress = desk.run(order(verb), per_second=per_second)
+    assert (progress.changed_jobs, watch.most) == (len(ids), 1)
 
 
 def test_from_what_rate_on_there_is_room_for_two(desk: Desk, watch: Watch, ids: list[int]) -> None:
     both = threading.Barrier(2, timeout=DEADLINE_S)
     watch.before = lambda _: both.wait() if len(watch.begun) <= 2 else None
-    account = desk.run(order("cancel"), per_second=2 * IDS_MAX * 10)
-    assert (account.changed_jobs, watch.most) == (len(ids), 2)
+    progress = desk.run(order("cancel"), per_second=2 * IDS_MAX * 10)
+    assert (progress.changed_jobs, watch.most) == (len(ids), 2)
 
 
 def test_what_was_changed_before_takes_no_time(desk: Desk, ids: list[int]) -> None:
@@ -145,15 +145,15 @@ def test_what_was_changed_before_takes_no_time(desk: Desk, ids: list[int]) -> No
 def test_who_stops_it_has_what_was_under_way(desk: Desk, watch: Watch, ids: list[int]) -> None:
     both = threading.Barrier(2, timeout=DEADLINE_S)
     watch.before = lambda _: both.wait()
-    account = BulkRunProgress()
+    progress = BulkRunProgress()
     with pytest.raises(RunInterrupted):
         desk.run(
-            order("cancel"), per_second=FAST, account=account, stop=lambda: len(watch.begun) >= 2
+            order("cancel"), per_second=FAST, progress=progress, stop=lambda: len(watch.begun) >= 2
         )
     first, second = sorted(watch.begun)
     done = [i for i in ids if desk.library.shard(i) in (first, second)]
-    assert account.changed_jobs == len(done) < len(ids)
-    assert (account.complete, unsure(account)) == (False, [])
+    assert progress.changed_jobs == len(done) < len(ids)
+    assert (progress.complete, unsure(progress)) == (False, [])
     assert [i for i in ids if desk.library.row(i).status == Status.CANCELLED] == done
     assert [i for i in ids if desk.world.reminder(i) is None] == done  # Redis was told
 
@@ -165,7 +165,7 @@ def test_who_stops_it_is_told_what_fails_then(desk: Desk, watch: Watch, ids: lis
     table, some_id = job_table_name(bad), next(i for i in ids if library.shard(i) == bad)
     both = threading.Barrier(2, timeout=DEADLINE_S)
     watch.before = lambda _: both.wait()
-    account = BulkRunProgress()
+    progress = BulkRunProgress()
 
     def drop() -> None:
         library.sql(some_id, f"ALTER TABLE {table} RENAME TO away")
@@ -175,7 +175,7 @@ def test_who_stops_it_is_told_what_fails_then(desk: Desk, watch: Watch, ids: lis
             desk.run(
                 order("cancel"),
                 per_second=FAST,
-                account=account,
+                progress=progress,
                 chosen=drop,
                 stop=lambda: len(watch.begun) >= 2,
             )
@@ -184,8 +184,8 @@ def test_who_stops_it_is_told_what_fails_then(desk: Desk, watch: Watch, ids: lis
     good = max(watch.begun)
     done = [i for i in ids if library.row(i).status == Status.CANCELLED]
     assert done == [i for i in ids if library.shard(i) == good]
-    assert (account.changed_jobs, unsure(account)) == (len(done), [])
-    assert account.at == f"database 0, table {table}"
+    assert (progress.changed_jobs, unsure(progress)) == (len(done), [])
+    assert progress.at == f"database 0, table {table}"
 
 
 def test_one_fails_while_another_is_under_way(desk: Desk, watch: Watch, ids: list[int]) -> None:
@@ -202,19 +202,19 @@ def test_one_fails_while_another_is_under_way(desk: Desk, watch: Watch, ids: lis
 
     watch.before = before
     watch.after = lambda shard: failed.set() if shard == bad else None
-    account = BulkRunProgress()
+    progress = BulkRunProgress()
 
     def drop() -> None:
         library.sql(some_id, f"ALTER TABLE {table} RENAME TO away")
 
     try:
         with pytest.raises(SchemaMismatch, match=rf"^database 0, table {table}: "):
-            desk.run(order("cancel"), per_second=FAST, account=account, chosen=drop)
+            desk.run(order("cancel"), per_second=FAST, progress=progress, chosen=drop)
     finally:
         library.sql(some_id, f"ALTER TABLE away RENAME TO {table}")
     done = [i for i in ids if library.row(i).status == Status.CANCELLED]
-    assert account.changed_jobs == len(done) == len([i for i in ids if library.shard(i) != bad])
-    assert (account.at, unsure(account)) == (f"database 0, table {table}", [])
+    assert progress.changed_jobs == len(done) == len([i for i in ids if library.shard(i) != bad])
+    assert (progress.at, unsure(progress)) == (f"database 0, table {table}", [])
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def gate() -> Iterator[threading.Event]:
 def test_who_is_in_a_hurry_does_not_wait(
     desk: Desk, watch: Watch, ids: list[int], gate: threading.Event
 ) -> None:
-    """A second Ctrl-C: what is under way may come to its end, and the account says so."""
+    """A second Ctrl-C: what is under way may come to its end, and the counts say so."""
     watch.before = lambda _: gate.wait(DEADLINE_S)
 
     def stop() -> bool:
@@ -235,14 +235,14 @@ def test_who_is_in_a_hurry_does_not_wait(
             raise KeyboardInterrupt
         return False
 
-    account = BulkRunProgress()
+    progress = BulkRunProgress()
     with pytest.raises(KeyboardInterrupt):
-        desk.run(order("postpone", by_ms=HOUR), per_second=FAST, account=account, stop=stop)
+        desk.run(order("postpone", by_ms=HOUR), per_second=FAST, progress=progress, stop=stop)
     assert not gate.is_set()
     assert watch.now == 2
-    assert (account.changed_jobs, account.complete) == (0, False)
+    assert (progress.changed_jobs, progress.complete) == (0, False)
     of = {shard: [i for i in ids if desk.library.shard(i) == shard] for shard in watch.begun}
-    assert sorted(unsure(account), key=lambda one: one.table) == [
+    assert sorted(unsure(progress), key=lambda one: one.table) == [
         UnconfirmedPage(job_table_name(shard), min(of[shard]), max(of[shard]), len(of[shard]))
         for shard in sorted(of)
     ]

@@ -210,7 +210,7 @@ def test_status_names_what_differs_and_where(toc: Toc, two: list[str]) -> None:
         "  fault: toc_job_0000: index ix_due_toc_job_0000 is missing",
         f"database 1: revision {HEAD}",
         "  fault: toc_job_0003: the table is missing",
-        "  fault: toc_jobs: it cannot be read: something that it stands on is missing",
+        "  fault: toc_jobs: it cannot be read: a table, view or column that it reads is missing",
         "  note: toc_job_0009: the table is not one of toc's here",
         f"this release brings {HEAD}; 0 of 2 databases as declared",
     ]

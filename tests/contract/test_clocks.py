@@ -27,7 +27,7 @@ def follow(library: Library) -> None:
 def step(library: Library, ms: int) -> None:
     """The databases' clocks step; this process' own does not."""
     clock = library.clock
-    clock.fixed_time_ms = lambda: clock.wall_ms() + ms  # type: ignore[method-assign]
+    clock.time_for_servers_ms = lambda: clock.wall_ms() + ms  # type: ignore[method-assign]
 
 
 @pytest.mark.invariant("I4")

@@ -17,7 +17,7 @@ from tests.migration.conftest import (
 from tests.servers.process import free_port
 from toc.runtime.settings import Settings
 from toc.store import migrate, schema_steps
-from toc.store.schema_executor import StepProgress
+from toc.store.schema_executor import CompletedStep
 from toc.store.schema_status import SchemaStatus, read_schema_statuses
 from toc.store.table_shapes import read_shapes
 
@@ -132,7 +132,7 @@ ON_A_SERVER = [
     (
         f"{VIEW} toc_dead_jobs AS SELECT * FROM toc_job_0000",
         "toc_dead_jobs",
-        "it leaves out toc_biz_type; it leaves out toc_dead_job; it stands on toc_job_0000",
+        "it leaves out toc_biz_type; it leaves out toc_dead_job; it also reads toc_job_0000",
     ),
     (
         (
@@ -338,7 +338,7 @@ def test_half_a_run_is_no_drift(server_url: str) -> None:
     settings = settings_of(server_url, shards=4)
     migrate.upgrade(settings, to="0001")
 
-    def killed(step: StepProgress) -> None:
+    def killed(step: CompletedStep) -> None:
         if step.table == "toc_job_0001":
             raise KeyboardInterrupt
 

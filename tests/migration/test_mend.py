@@ -13,7 +13,7 @@ from tests.migration.test_wrong_order import INSERT
 from tests.servers.fixtures import _database as temporary_database
 from toc.errors import SchemaMismatch
 from toc.store import migrate, schema_drift_repair
-from toc.store.schema_executor import MigrationFailed, StepProgress
+from toc.store.schema_executor import CompletedStep, MigrationFailed
 from toc.store.schema_status import read_schema_statuses
 
 T = "toc_job_0001"
@@ -83,7 +83,7 @@ def test_a_column_of_other_people_stays_with_its_values(server_url: str) -> None
         "VALUES (1, 1, 1, '2030-01-01', 'Ann')",
     )
     (one,) = schema_drift_repair.repair_drift(settings, may_rebuild=True)
-    assert one.note == "it stays, with its values, and may be NULL"
+    assert one.note == "the column stays, with its values, and may be NULL"
     assert read_schema_statuses(settings)[0].has_no_problem
     assert scalar(server_url, f"SELECT customer FROM {T}") == "Ann"
     run(server_url, INSERT.format(T, 2))
@@ -143,7 +143,7 @@ def test_a_run_that_was_killed_goes_on(server_url: str) -> None:
     migrate.upgrade(settings)
     run(server_url, *(f"ALTER TABLE toc_job_000{n} DROP INDEX ix_due" for n in range(4)))
 
-    def killed(step: StepProgress) -> None:
+    def killed(step: CompletedStep) -> None:
         if step.done == 2:
             raise KeyboardInterrupt
 

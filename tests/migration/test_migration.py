@@ -28,7 +28,7 @@ from toc.errors import InvalidInput, SchemaMismatch
 from toc.runtime.settings import Settings
 from toc.store import migrate, schema
 from toc.store.databases import Databases
-from toc.store.schema_executor import StepProgress
+from toc.store.schema_executor import CompletedStep
 
 FILLED = {"gmt_create", "gmt_modified", "event_time", "account", "live_key"}  # by the database
 
@@ -117,7 +117,7 @@ def test_the_tables_of_the_seed(settings: Settings, engine: Engine) -> None:
 
 def test_each_database_gets_its_own_shards(tmp_path: Path) -> None:
     urls = tuple(f"sqlite:///{tmp_path}/{index}.db" for index in range(2))
-    steps: list[StepProgress] = []
+    steps: list[CompletedStep] = []
     migrate.upgrade(settings_of(*urls, shards=4), steps.append)
     for index, shards in enumerate([(0, 1), (2, 3)]):
         expected = SHARED | {f"toc_job_{shard:04d}" for shard in shards}
@@ -129,7 +129,7 @@ def test_each_database_gets_its_own_shards(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("second_revision")
 def test_progress_counts_the_steps_of_every_revision(settings: Settings) -> None:
-    steps: list[StepProgress] = []
+    steps: list[CompletedStep] = []
     migrate.upgrade(settings, steps.append, to="0001")
     first = len(TABLES | VIEWS)
     assert [(step.done, step.total) for step in steps] == [(n, first) for n in range(1, first + 1)]
@@ -148,7 +148,7 @@ def test_progress_counts_the_steps_of_every_revision(settings: Settings) -> None
 
 
 def test_twice_is_once(settings: Settings, engine: Engine) -> None:
-    steps: list[StepProgress] = []
+    steps: list[CompletedStep] = []
     migrate.upgrade(settings, steps.append)
     assert {step.table for step in steps} == TABLES | VIEWS
     with engine.begin() as connection:
@@ -180,7 +180,7 @@ def test_twice_is_once(settings: Settings, engine: Engine) -> None:
 def test_broken_off_and_run_again(
     settings: Settings, engine: Engine, databases: Databases, revision: str, after: str
 ) -> None:
-    def killed(step: StepProgress) -> None:
+    def killed(step: CompletedStep) -> None:
         if (step.revision, step.table) == (revision, after):
             raise KeyboardInterrupt
 
@@ -260,7 +260,7 @@ def test_a_job_that_comes_between_the_look_and_the_drop_is_kept(server_url: str)
     migrate.upgrade(settings, to="0001")
     engine = create_engine(server_url, poolclass=NullPool)
 
-    def schedule(step: StepProgress) -> None:
+    def schedule(step: CompletedStep) -> None:
         if step.table == "toc_job_0001":  # the first that goes
             with engine.begin() as connection:
                 connection.exec_driver_sql(
@@ -331,7 +331,7 @@ def test_one_old_database_among_others_is_refused(tmp_path: Path) -> None:
     urls = tuple(f"sqlite:///{tmp_path}/{index}.db" for index in range(2))
     settings = settings_of(*urls, shards=4)
 
-    def killed(step: StepProgress) -> None:
+    def killed(step: CompletedStep) -> None:
         if step.database == 1:
             raise KeyboardInterrupt
 

@@ -11,7 +11,7 @@ import pytest
 from tests.migration.conftest import dump, engine_of, name_held, settings_of
 from tests.servers.fixtures import _database as temporary_database
 from toc.store import migrate
-from toc.store.schema_executor import MigrationFailed, StepProgress
+from toc.store.schema_executor import CompletedStep, MigrationFailed
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def urls(server: Any) -> Iterator[list[str]]:
 def test_the_same_as_one_after_the_other(urls: list[str]) -> None:
     ones, others = urls[:2], urls[2:]
     migrate.upgrade(settings_of(*ones, shards=4))
-    seen: list[StepProgress] = []
+    seen: list[CompletedStep] = []
     migrate.upgrade(settings_of(*others, shards=4), seen.append, to="0001", parallel=2)
     reached = migrate.upgrade(settings_of(*others, shards=4), seen.append, parallel=2)
     assert [one.revision for one in reached] == [migrate.newest_revision()] * 2

@@ -21,7 +21,7 @@ from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.recorded_meta import read_recorded_meta
 from toc.store.schema_check import check_databases
-from toc.store.schema_executor import StepProgress
+from toc.store.schema_executor import CompletedStep
 
 HEAD = "0001"  # of this release
 
@@ -114,7 +114,7 @@ def test_a_run_stops_before_what_an_older_release_needs(
 ) -> None:
     migrate.upgrade(settings)
     release("0004")
-    steps: list[StepProgress] = []
+    steps: list[CompletedStep] = []
     (reached,) = migrate.upgrade(settings, steps.append, phase="pre")
     assert reached.revision == revision_of(settings) == "0002"
     assert {step.total for step in steps} == {2}

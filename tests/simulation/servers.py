@@ -221,5 +221,5 @@ class ProcessClock:
     def sleep_s(self, seconds: float) -> None:
         self._servers.kernel.wait(seconds)
 
-    def fixed_time_ms(self) -> int:
+    def time_for_servers_ms(self) -> int:
         return self._servers.now_ms(self._server)

@@ -27,7 +27,7 @@ from toc.center.center import TimeoutCenter
 from toc.cluster.membership import ClusterView
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job
-from toc.domain.placement import group_of_member
+from toc.domain.node_assignment import group_of_member
 from toc.domain.routing import routing_hash_of
 from toc.domain.times import datetime_of
 from toc.errors import TocError
@@ -48,9 +48,8 @@ FOREVER = math.inf
 LIVE_S = 600.0  # virtual; so long after the last fault everything must have ended
 MARGIN_S, LEASE_S = 1.0, 4.0
 CALM_LATE_S = 9.0
-FOREIGN = (
-    30  # members that no process stands behind: most shards have two of them as owner and deputy
-)
+# Members that no process stands behind: most shards have two of them as owner and deputy.
+FOREIGN = 30
 HOUR_MS = 3_600_000
 SWAY_MS = 400  # of the databases' clocks: leases have a margin for that
 # Who dies while a clock is ahead leaves leases that are as much longer: not by more than LIVE_S.

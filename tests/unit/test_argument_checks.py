@@ -15,7 +15,7 @@ from toc.domain.argument_checks import (
     check_biz_type,
     check_dedup_key,
     encode_attribute,
-    parse_attribute,
+    parse_attribute_json,
 )
 from toc.domain.biz_ids import check_business_id, check_tenant, hash_text_id
 from toc.errors import InvalidInput, TocError
@@ -119,13 +119,13 @@ OBJECTS = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), JSO
 def test_an_attribute_comes_back_equal(value: dict[str, Any]) -> None:
     text = encode_attribute(value, 10**6)
     assert text is not None
-    assert parse_attribute(text) == value
+    assert parse_attribute_json(text) == value
     assert "\x00" not in text
 
 
 def test_no_attribute() -> None:
     assert encode_attribute(None, 4096) is None
-    assert parse_attribute(None) == {}
+    assert parse_attribute_json(None) == {}
 
 
 def test_the_limit_is_of_bytes_and_not_of_characters() -> None:

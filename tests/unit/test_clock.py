@@ -26,7 +26,7 @@ class Ticking:
     def sleep_s(self, seconds: float) -> None:
         raise AssertionError(seconds)
 
-    def fixed_time_ms(self) -> int | None:
+    def time_for_servers_ms(self) -> int | None:
         return None
 
 
@@ -53,7 +53,7 @@ def test_a_servers_time_is_never_ahead() -> None:
 
 def test_the_machines_clocks() -> None:
     clock = SystemClock()
-    assert clock.fixed_time_ms() is None
+    assert clock.time_for_servers_ms() is None
     assert abs(clock.wall_ms() / 1000 - datetime.now(UTC).timestamp()) < 5
     before_s = clock.monotonic_s()
     clock.sleep_s(0)
@@ -64,12 +64,12 @@ def test_it_stands_still_until_it_is_moved() -> None:
     clock = TestClock()
     start = datetime(2026, 1, 1, tzinfo=UTC)
     assert clock.now == start
-    assert (clock.monotonic_s(), clock.wall_ms()) == (0.0, clock.fixed_time_ms())
+    assert (clock.monotonic_s(), clock.wall_ms()) == (0.0, clock.time_for_servers_ms())
     assert clock.advance(timedelta(minutes=1)) == start + timedelta(minutes=1)
     clock.advance(0.0005)
     assert clock.now == start + timedelta(minutes=1, milliseconds=1)
     assert clock.monotonic_s() == 60.001
-    assert clock.fixed_time_ms() == clock.wall_ms() == round(clock.now.timestamp() * 1000)
+    assert clock.time_for_servers_ms() == clock.wall_ms() == round(clock.now.timestamp() * 1000)
 
 
 @pytest.mark.parametrize("ms", [1, 7, 29, 57, 1001, 29_999, 59_999])

@@ -197,9 +197,8 @@ class BulkChanges:
         """
         where, sets = self._prepare_bulk_update(request)
         bounds = bounds_of_condition(AllOf((where, request.changeable_condition)))
-        chosen: dict[int, dict[int, int]] = defaultdict(
-            dict
-        )  # a row that is rescheduled meanwhile may be found twice
+        # By shard a dictionary and no list: a row that is rescheduled meanwhile may be found twice.
+        chosen: dict[int, dict[int, int]] = defaultdict(dict)
         counts = Counter({database.index: 0 for database in databases})
 
         def choose_from_window(database: Database, window: RowWindow) -> None:
@@ -261,13 +260,13 @@ class BulkChanges:
         request: BulkRequest,
         chosen: Mapping[int, Mapping[int, int]],
         per_second: int,
-        account: BulkRunProgress,
+        progress: BulkRunProgress,
         on_progress: Callable[[int], None],
     ) -> None:
-        """Changes the chosen jobs, at most `per_second`. `account` is right at any moment, also after an
-        error.
+        """Changes the chosen jobs, at most `per_second`.
 
-        `on_progress(jobs)` is called after each page.
+        The counts in `progress` are right at any moment, also after an error. `on_progress(jobs)` is called
+        after each page, with the number of its jobs.
         """
         request.check_actor_and_reason()
         _, sets = self._prepare_bulk_update(request)
@@ -287,7 +286,7 @@ class BulkChanges:
 
         for shard, jobs in chosen.items():
             index = self._databases.routing.database_index(shard)
-            account.databases[index].chosen += len(jobs)
+            progress.databases[index].chosen += len(jobs)
         # If several dead jobs have one key, the newest is redriven.
         newest_first = request.verb is BulkVerb.REDRIVE
         ahead = min(AHEAD, self._settings.pool_size)
@@ -305,10 +304,10 @@ class BulkChanges:
             )
         )
         run = BulkRun(
-            account, self._clock, per_second, ahead, change_page, on_page_done, self._stop
+            progress, self._clock, per_second, ahead, change_page, on_page_done, self._stop
         )
         run.change_pages(pages)
-        account.complete = True
+        progress.complete = True
 
 
 def _status_name(number: int) -> str:

@@ -1,9 +1,9 @@
-"""Changes many jobs page by page, at a bounded rate, and keeps an exact account.
+"""Changes many jobs page by page, at a bounded rate, and keeps exact counts (`BulkRunProgress`).
 
-The account counts a job as changed if and only if its change is committed. A page whose COMMIT was not
-answered, or not waited for, is listed as one that may have been changed.
+A job counts as changed if and only if its change is committed. A page whose COMMIT was not answered, or not
+waited for, is listed in `DatabaseProgress.unsure`: its jobs may or may not be changed.
 
-Threads change the pages. The caller's thread does everything else; only it writes the account.
+Threads change the pages. The caller's thread does everything else; no other thread writes the counts.
 """
 
 from __future__ import annotations
@@ -97,13 +97,14 @@ class BulkRun:
     `change(page)` runs in the page's thread; `on_page_done(page, changed)` runs in the caller's thread after
     each page; `stop()`, which says whether to stop, is called often.
 
-    While a page is in progress, the account lists this page as unsure. A run that fails or is stopped waits
-    for the pages in progress; after a KeyboardInterrupt it does not, and these pages stay unsure.
+    While a page is in progress, `progress` lists this page as unsure: its jobs may or may not be changed. A
+    run that fails or is stopped waits for the pages in progress; after a KeyboardInterrupt it does not wait,
+    and these pages stay unsure.
     """
 
     def __init__(
         self,
-        account: BulkRunProgress,
+        progress: BulkRunProgress,
         clock: Clock,
         per_second: int,
         ahead: int,
@@ -111,7 +112,7 @@ class BulkRun:
         on_page_done: Callable[[JobPage, PageResult], None],
         stop: Callable[[], bool],
     ) -> None:
-        self._account, self._clock, self._ahead = account, clock, ahead
+        self._progress, self._clock, self._ahead = progress, clock, ahead
         self._change, self._on_page_done, self._stop = change, on_page_done, stop
         self._rate_limit = _RateLimit(clock, per_second)
         # Pages in the order in which they were started.
@@ -145,7 +146,7 @@ class BulkRun:
 
     def _start_page(self, page: JobPage) -> None:
         self._rate_limit.delay_next_page(len(page.jobs))
-        self._account.databases[page.database.index].unsure.append(page.as_unconfirmed)
+        self._progress.databases[page.database.index].unsure.append(page.as_unconfirmed)
         future = Future[PageResult]()
         self._in_progress[future] = page
         # No thread pool: at exit the interpreter would wait for the threads of a pool.
@@ -167,11 +168,13 @@ class BulkRun:
         done = wait(self._in_progress, within_s, FIRST_COMPLETED).done
         for future in [future for future in self._in_progress if future in done]:
             page = self._in_progress.pop(future)
-            self._account.at = f"database {page.database.index}, table {job_table_name(page.shard)}"
+            self._progress.at = (
+                f"database {page.database.index}, table {job_table_name(page.shard)}"
+            )
             self._record_page_result(future, page)
 
     def _record_page_result(self, future: Future[PageResult], page: JobPage) -> None:
-        part = self._account.databases[page.database.index]
+        part = self._progress.databases[page.database.index]
         try:
             changed = future.result()
         except Exception:  # not a KeyboardInterrupt of the waiting thread

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from toc.cluster.roster import Member, read_roster
 from toc.domain.ids import check_job_id, created_ms_of, routing_bits_of
 from toc.domain.job import Event
-from toc.domain.placement import (
+from toc.domain.node_assignment import (
     add_group_to_name,
     group_of_member,
     owner_and_deputy,

@@ -212,9 +212,8 @@ class _ConditionTranslator:
             left, operator, right = right, _TURNED[operator], left
         if not isinstance(left, exp.Column):
             for side in (left, right):
-                self._translate_value(
-                    side
-                )  # raises the more exact error of an expression that is never accepted
+                # Raises the more exact error of an expression that is never accepted.
+                self._translate_value(side)
             raise refusal_error(
                 text, "compares two values: one side must be a column (all jobs: TRUE)"
             )

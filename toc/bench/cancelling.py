@@ -89,7 +89,7 @@ def _measure_bulk_cancel(bench: BenchContext) -> float:
     with open_bulk_changes(bench.scratch.settings) as changes:
         limit = bench.options.jobs
         chosen = changes.choose_jobs(request, changes.select_databases(None), limit, lambda: None)
-        account = BulkRunProgress()
+        progress = BulkRunProgress()
         started_s = time.perf_counter()
-        changes.change_jobs(request, chosen, 1_000_000, account, lambda _: None)
-        return account.changed_jobs / (time.perf_counter() - started_s)
+        changes.change_jobs(request, chosen, 1_000_000, progress, lambda _: None)
+        return progress.changed_jobs / (time.perf_counter() - started_s)

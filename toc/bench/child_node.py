@@ -37,9 +37,8 @@ def run_node_for_parent(
     handlers: Registry, settings: Settings, commands: Mapping[str, Command]
 ) -> None:
     """Runs a node until the parent closes the pipe. A line {"do": NAME} is answered by command NAME."""
-    logging.basicConfig(
-        level=logging.ERROR
-    )  # some jobs fail on purpose: their warnings are no news
+    # Some jobs fail on purpose: their warnings are no news.
+    logging.basicConfig(level=logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent ends this process
     node = Node(settings, handlers=handlers)
     node.start()

@@ -292,10 +292,8 @@ class TimeoutCenter:
             job_id, action_time = None, job_id
         if action_time is None:
             raise InvalidInput("action_time", None, "must be an aware datetime or a timedelta")
-        # Raises InvalidInput before any database is queried.
-        action_time_to_ms(
-            action_time, self._clock.wall_ms()
-        )  # an invalid time is refused before any server is asked
+        # An invalid time is refused before any server is asked.
+        action_time_to_ms(action_time, self._clock.wall_ms())
         target = JobTarget.from_arguments(job_id, biz_id, biz_type, dedup_key, tenant)
         state = self._open_connections()
         ids = target.find_job_ids(state)

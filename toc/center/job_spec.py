@@ -53,7 +53,11 @@ def check_job_arguments(
     dedup_key: object = None,
     tenant: object = None,
 ) -> CheckedJob:
-    """Checks the arguments of `schedule`. `now_ms`: any clock's time. Raises InvalidInput."""
+    """Checks the arguments of `schedule`. Raises InvalidInput.
+
+    `now_ms`: the time now, by the clock of this process. It only serves to check that a delay ends within
+    the range of DATETIME, so the clock need not be exact.
+    """
     action_ms = action_time_to_ms(action_time, now_ms)
     return CheckedJob(
         check_business_id(biz_id, tenant),

@@ -33,9 +33,9 @@ class ReminderQueue(Service):
     """Arms near jobs during the call; failed reminders (up to `arm_retries_max`) are retried in the
     background.
 
-    When reminders of a slot could not be armed, later calls only keep theirs of this slot in memory, and do
-    not wait for Redis, until a retry for this slot has succeeded. While all of Redis is down, this holds for
-    every slot. `time`: an estimate of Redis' time.
+    When reminders of a slot could not be armed, later calls only keep their reminders of this slot in memory,
+    and do not wait for Redis, until a retry for this slot has succeeded. While all of Redis is down, this
+    holds for every slot. `time`: an estimate of Redis' time.
     """
 
     def __init__(self, settings: Settings, time: ServerTimeEstimate, clock: Clock) -> None:
@@ -90,9 +90,8 @@ class ReminderQueue(Service):
         with self._lock:
             self._down = down
             for slot in tried.keys() - refused:
-                del self._kept[slot][
-                    : len(tried[slot])
-                ]  # other reminders may have been added meanwhile
+                # Only those that were tried: other reminders may have been added meanwhile.
+                del self._kept[slot][: len(tried[slot])]
                 if not self._kept[slot]:
                     del self._kept[slot]
             is_empty = not self._kept
@@ -123,8 +122,8 @@ class ReminderQueue(Service):
                     return refused.union(*left), True
                 refused |= {(topic, slot) for slot in error.slots}
             except Exception:
-                # The job is committed: whatever Redis says, the call must not fail now. It may be
-                # one slot that is broken: each is tried alone.
+                # The job is committed: whatever Redis says, the call must not fail now. Perhaps one slot
+                # is broken: each slot is tried alone.
                 if len(slots) > 1:
                     todo += [(topic, [slot]) for slot in slots]
                     continue

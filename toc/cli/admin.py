@@ -200,35 +200,35 @@ def _change_jobs(
     typer.echo(
         f"run {request.run}: if it is interrupted, --run {request.run} continues it", err=True
     )
-    account = BulkRunProgress()
+    progress = BulkRunProgress()
     try:
         try:
             with _show_step_progress(
                 f"{request.verb.value} jobs", sum(map(len, chosen.values()))
             ) as step:
-                changes.change_jobs(request, chosen, options.per_second, account, step)
+                changes.change_jobs(request, chosen, options.per_second, progress, step)
         finally:
             stop_signals.ignores_signals = True  # so that the result is shown in full
     except (Exception, KeyboardInterrupt) as error:
-        text, code = _explain_early_end(error, request, account)
-        _show_run_result(output, request, account, text)
+        text, code = _explain_early_end(error, request, progress)
+        _show_run_result(output, request, progress, text)
         raise CommandError(text, code) from error
-    _show_run_result(output, request, account, None)
+    _show_run_result(output, request, progress, None)
 
 
 def _explain_early_end(
-    error: BaseException, request: BulkRequest, account: BulkRunProgress
+    error: BaseException, request: BulkRequest, progress: BulkRunProgress
 ) -> tuple[str, int]:
     """The line and the exit code for a run that did not complete."""
     text, code = "interrupted", INTERRUPTED
     if isinstance(error, Exception) and not isinstance(error, RunInterrupted):
         text, code = error_text_and_code(error)
-    total = sum(part.chosen for part in account.databases.values())
-    unsure = sum(one.jobs for part in account.databases.values() for one in part.unsure)
-    done = f"{account.changed_jobs} of {total} jobs were changed"
+    total = sum(part.chosen for part in progress.databases.values())
+    unsure = sum(one.jobs for part in progress.databases.values() for one in part.unsure)
+    done = f"{progress.changed_jobs} of {total} jobs were changed"
     if unsure:
         done += f", {unsure} may have been"
-    at = f" at {account.at}" if account.at and account.at not in text else ""
+    at = f" at {progress.at}" if progress.at and progress.at not in text else ""
     return f"{text}{at}: {done}; to go on: the same command with --run {request.run}", code
 
 
@@ -371,16 +371,16 @@ def _count_matching_tables(
 
 
 def _show_run_result(
-    output: Output, request: BulkRequest, account: BulkRunProgress, error: str | None
+    output: Output, request: BulkRequest, progress: BulkRunProgress, error: str | None
 ) -> None:
-    parts = sorted(account.databases.items())
+    parts = sorted(progress.databases.items())
     value = _request_as_json(request) | {
         "dry_run": False,
         "run": request.run,
         "actor": request.actor,
         "reason": request.reason,
-        "complete": account.complete,
-        "changed": account.changed_jobs,
+        "complete": progress.complete,
+        "changed": progress.changed_jobs,
         "databases": [_database_progress_as_json(index, part) for index, part in parts],
         "error": error,
     }
@@ -391,7 +391,7 @@ def _show_run_result(
          "; ".join(map(_unconfirmed_page_text, part.unsure)) or "-")
         for index, part in parts
     ]  # fmt: skip
-    last = f"run {request.run}: {account.changed_jobs} changed" if parts else ""
+    last = f"run {request.run}: {progress.changed_jobs} changed" if parts else ""
     output.print_table(value, columns, rows, empty="no jobs are in reach", last=last)
 
 

@@ -23,9 +23,9 @@ BIZ_ID_HELP = "An integer, or a text such as an order number; a text of digits i
 BizId = Annotated[
     str | None, typer.Option("--biz-id", metavar="ID", help=f"The business id. {BIZ_ID_HELP}")
 ]
-Type = Annotated[str, typer.Option("--type", metavar="T", help="The biz_type.")]
+Type = Annotated[str, typer.Option("--type", metavar="T", help="The biz_type of the job.")]
 AnyType = Annotated[str | None, typer.Option("--type", metavar="T", help="Only this biz_type.")]
-Key = Annotated[str | None, typer.Option("--key", metavar="K", help="The dedup_key.")]
+Key = Annotated[str | None, typer.Option("--key", metavar="K", help="The dedup_key of the job.")]
 Reason = Annotated[
     str | None,
     typer.Option("--reason", metavar="TEXT", help="Why; the reason is kept in the job's events."),

@@ -131,7 +131,7 @@ class SetupChecker:
                 _check_server_version(name, facts.kind, facts.version),
                 *_check_commit_durability(name, facts),
                 *_check_session_variables(name, facts),
-                *self._check_tls(name, database, facts),
+                *self._check_database_tls(name, database, facts),
                 *self._check_schema_revision(name, database),
                 self._check_clock(name, database.now_ms),
             ]
@@ -139,7 +139,9 @@ class SetupChecker:
             advice = "check TOC_DATABASES, that the server runs, and that it has this schema"
             return [_unreachable_result(name, error, advice)]
 
-    def _check_tls(self, name: str, database: Database, facts: ServerInfo) -> Iterator[CheckResult]:
+    def _check_database_tls(
+        self, name: str, database: Database, facts: ServerInfo
+    ) -> Iterator[CheckResult]:
         if database.sqlite:
             return
         mode = self._settings.mysql.tls

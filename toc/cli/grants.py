@@ -55,7 +55,7 @@ def print_grants(
         "-- An existing account keeps its password and its other rights: look at them with SHOW GRANTS.",
         f"-- To require TLS of an existing account: ALTER USER {account} REQUIRE SSL;",
     ]
-    lines = [line for part in parts for line in _server_part_as_sql(part)]
+    lines = [line for part in parts for line in _statements_of_server_as_sql(part)]
     output.print_value(
         {"role": role, "account": account, "parts": parts}, "\n".join([*first, *lines])
     )
@@ -67,7 +67,9 @@ def _grant_statements_by_server(
     """The statements for each database, and for each of its servers if they differ."""
     urls = [parse_database_url(url, "a URL") for url in settings.databases]
     if urls[0].get_backend_name() not in MYSQL:
-        raise CommandError("SQLite has no accounts: who may read the file may do all", USAGE)
+        raise CommandError(
+            "SQLite has no accounts: everybody who may read the file may do everything", USAGE
+        )
     if database is not None and database >= len(urls):
         raise CommandError(f"there is no database {database}: the settings have {len(urls)}", USAGE)
     for index in range(len(urls)) if database is None else [database]:
@@ -92,7 +94,7 @@ def _grant_statements_by_server(
             }
 
 
-def _server_part_as_sql(part: dict[str, Any]) -> Iterator[str]:
+def _statements_of_server_as_sql(part: dict[str, Any]) -> Iterator[str]:
     server = f", the {part['server']} server" if part["server"] else ""
     yield f"-- database {part['database']}{server}: {part['at']}"
     yield from (f"{statement};" for statement in part["statements"])

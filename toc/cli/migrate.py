@@ -21,7 +21,7 @@ from toc.runtime.settings import Settings, load_settings
 from toc.store import migrate as store
 from toc.store import schema_drift_repair
 from toc.store.driver_errors import CLIENT_ERRORS, error_text
-from toc.store.migrate import MigrationResult, StepProgress, newest_revision
+from toc.store.migrate import CompletedStep, MigrationResult, newest_revision
 from toc.store.schema_drift import format_table_ranges, group_findings_by_text
 from toc.store.schema_executor import MigrationFailed
 from toc.store.schema_status import SchemaStatus, read_schema_statuses
@@ -233,9 +233,8 @@ def _print_migration_result(
     done: str,
     last: str = "",
 ) -> None:
-    where = sorted(
-        {database.revision or "" for database in reached}
-    )  # "" (no revision) sorts first
+    # "" (no revision) sorts first.
+    where = sorted({database.revision or "" for database in reached})
     value = {
         "databases": len(reached),
         "revision": where[0] or None,
@@ -288,7 +287,7 @@ class _MigrationProgressBars:
             console=make_console(stderr=True),
         )
 
-    def __call__(self, step: StepProgress) -> None:
+    def __call__(self, step: CompletedStep) -> None:
         self.steps += 1
         (self.views if step.is_view else self.tables).add((step.database, step.table))
         if step.database not in self._tasks:  # a database that is up to date has no bar

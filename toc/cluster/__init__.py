@@ -1,8 +1,8 @@
 """The cluster: through ZooKeeper, nodes learn the members, the leader, and the slots that each member owns.
 
-No node assigns slots: each node computes its share from the members (`domain.placement`). While ZooKeeper is
-down, every node keeps the last known members and goes on. That a slot has one owner is only an optimisation:
-the claim alone keeps a job from running twice.
+No node assigns slots: each node computes its share from the members (`domain.node_assignment`). While
+ZooKeeper is down, every node keeps the last known members and goes on. That a slot has one owner is only an
+optimisation: the claim alone keeps a job from running twice.
 
     members           decides which nodes in ZooKeeper are members
     membership        this process as a member, and its view of the other members

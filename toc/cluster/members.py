@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 MEMBERS = "members"
 NAME_CHARS_MAX = 200
-DIGITS = 10  # of the number that ZooKeeper appends
+DIGITS = 10  # digits of the number that ZooKeeper appends to a name
 LOOKUPS_MAX = 1000  # nodes per read; the next read continues
 NAMED_MAX = 5  # names in a line of `toc doctor`
 RECHECK_S = 60.0  # a node that was checked is not checked again sooner

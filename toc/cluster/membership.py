@@ -34,11 +34,11 @@ from toc.runtime.settings import Settings
 
 log = logging.getLogger(__name__)
 
-READ_EVERY_S = 5.0  # between two reads, in case a watch is lost; a watch reports a change at once
+# The time between two reads, in case a watch is lost; a watch reports a change at once.
+READ_EVERY_S = 5.0
 RECONNECT_S, RETRY_S = 1.0, 0.2
-REST_FACTOR = (
-    4  # the next read waits this many times as long as the last read or its `changed` took
-)
+# The next read waits this many times as long as the last read or its `changed` took.
+REST_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True)

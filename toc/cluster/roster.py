@@ -11,7 +11,7 @@ from typing import Any
 from toc.cluster.members import MEMBERS, MemberReader, member_of_node_name
 from toc.cluster.ownership_times import parse_ownership_times
 from toc.cluster.zookeeper_client import ZooKeeperClient
-from toc.domain.placement import process_of_member
+from toc.domain.node_assignment import process_of_member
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 

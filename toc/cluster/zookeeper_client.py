@@ -29,7 +29,8 @@ from toc.runtime.log_throttle import LogThrottle
 from toc.runtime.setting_groups import ClusterSettings
 from toc.runtime.settings import Settings
 
-ANSWER_S_MAX = 5.0  # for one answer; without it, a client that lost its server would wait for ever
+# How long to wait for an answer; without this limit a client that lost its server would wait for ever.
+ANSWER_S_MAX = 5.0
 RECONNECT_S_MAX = 1.0
 SHARED = "/toc"  # the common parent of all namespaces
 

@@ -49,9 +49,8 @@ def make_orders(orders: int, seconds: float, seed: int) -> list[Order]:
         paid_s = moved_s = None
         more_s, fails = 0.0, 0
         if biz_type == ORDER and rng.random() < PAID:
-            if (
-                rng.random() < LAST_MOMENT
-            ):  # the race that a payment and its timeout run in every shop
+            if rng.random() < LAST_MOMENT:
+                # The race of a payment with its timeout, as in every shop.
                 paid_s = timeout_s + rng.uniform(-LAST_MOMENT_S, LAST_MOMENT_S)
             else:
                 paid_s = timeout_s * rng.uniform(0.2, 0.9)

@@ -119,8 +119,8 @@ def _is_nested_deeper(value: object, levels: int) -> bool:
     return True
 
 
-def parse_attribute(text: str | None) -> dict[str, Any]:
-    """Parses the stored JSON text of an attribute; returns an empty dict for None."""
+def parse_attribute_json(text: str | None) -> dict[str, Any]:
+    """Parses the JSON text of a job's attribute, as the row stores it; returns an empty dict for None."""
     if not text:
         return {}
     value: dict[str, Any] = json.loads(text)

@@ -1,7 +1,7 @@
 """Tokens of claims: "host:pid:incarnation:number", with ":alone" at the end for a job that runs alone.
 
-Each claim has its own token. The mark may be removed while the job runs (ADR 19): the row then has the token
-without the mark, so code that looks for the row of a run compares both forms.
+Each claim has its own token. ":alone" may be removed from the token in the row while the job runs (ADR 19),
+so code that looks for the row of a run compares both forms.
 """
 
 from __future__ import annotations

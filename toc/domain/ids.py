@@ -22,7 +22,10 @@ JOB_ID_MAX = (1 << (TIME_BITS + ROUTING_BITS + SEQUENCE_BITS)) - 1
 
 
 def routing_bits_of(job_id: int) -> int:
-    """The low 10 bits of the routing hash from which the id was made."""
+    """The 10 routing bits of an id: the low 10 bits of the routing hash from which the id was made.
+
+    They are not the low bits of the id: below them stand the 12 bits of the sequence.
+    """
     return (job_id >> SEQUENCE_BITS) & ROUTING_MASK
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from toc.domain.placement import Assignment
+from toc.domain.node_assignment import Assignment
 from toc.node.work_sources import WorkSources
 from toc.runtime import metrics
 from toc.runtime.service import Service

@@ -13,7 +13,7 @@ from typing import Literal
 from toc.cluster.membership import ClusterView
 from toc.cluster.ownership_times import format_number_ranges
 from toc.domain.disagreements import Disagreement
-from toc.domain.placement import process_of_member
+from toc.domain.node_assignment import process_of_member
 from toc.node.probes import ClockComparison, Probe
 from toc.node.work_sources import WorkSources
 from toc.reconcile.nightly import LOG_FILE, NightlyScheduler
@@ -29,7 +29,7 @@ FOREIGN_MEANS = (
     "no job waits for it; another program writes into the queues of toc in Redis: find it, or give toc a "
     "namespace of its own"
 )
-WHOLE_MS_MAX = 26 * 3_600_000  # between two nightly runs, with their durations
+WHOLE_MS_MAX = 26 * 3_600_000  # the time between two nightly runs, with their durations
 CONFLICTS_SHOWN = 3
 State = Literal["up", "degraded", "down"]
 SCANNER_FIRES = "the scanner fires from the databases, about 1 to 3 s late"

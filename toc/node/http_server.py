@@ -33,12 +33,14 @@ from toc.runtime.clock import SystemClock
 
 log = logging.getLogger(__name__)
 
-HEAD_S_MAX = 5.0  # from the connection to the end of the request's head
-REQUEST_S_MAX = 10.0  # from the connection to the end of the answer, however busy the client is
+HEAD_S_MAX = 5.0  # time limit from the connection to the end of the request's head
+# Time limit from the connection to the end of the answer, however busy the client is.
+REQUEST_S_MAX = 10.0
 HEAD_BYTES_MAX = 16_384
-CONNECTIONS_MAX = 32  # at the same time; one more closes the oldest that has not sent its request
+# Connections at the same time; one more closes the oldest that has not sent its request.
+CONNECTIONS_MAX = 32
 ANSWERS_MAX = 8  # requests that are answered at the same time, not counting `/live`
-TICK_S = 0.25  # between two checks of the deadlines
+TICK_S = 0.25  # the time between two checks of the deadlines
 LIVE = "/live"
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not listened on
 """Hosts that mean every address of a machine, and the loopback address that reaches it from the machine."""

@@ -12,7 +12,7 @@ from functools import partial
 
 from toc.cluster.membership import ClusterView, Membership
 from toc.cluster.ownership_times import OwnershipTimes
-from toc.domain.placement import add_group_to_name, compute_assignment
+from toc.domain.node_assignment import add_group_to_name, compute_assignment
 from toc.errors import TimerUnavailable
 from toc.handlers.registry import Registry, registry
 from toc.node.biz_type_refresher import BizTypeRefresher
@@ -51,7 +51,7 @@ from toc.worker.worker import Worker
 log = logging.getLogger(__name__)
 
 SOURCES_STOP_S = 10.0
-JOIN_S_MAX = 5.0  # to wait at start; then, without ZooKeeper, the node owns everything
+JOIN_S_MAX = 5.0  # how long a start waits for ZooKeeper; without it the node then owns everything
 HANDLES_MAX = 50  # type names that a member shows in ZooKeeper
 HAND_OVER_S = 0.5  # a leaving node goes on popping for so long, while others take over
 

@@ -20,14 +20,14 @@ from toc.runtime.service import Service
 log = logging.getLogger(__name__)
 
 TICK_S = 5.0
-FIRST_TICK_S = 1.0  # before its first answer
+FIRST_TICK_S = 1.0  # the time between two questions before the server's first answer
 PATIENCE_S = 3.0  # a question that has been open for longer counts as not answered
 AGREE_MS = 2000  # clocks that are no further apart count as equal
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Whether a server answers as it should, since when (ms, this machine's wall clock), and its error."""
+    """Whether a server answers without an error, since when (ms by this machine's wall clock); the error."""
 
     up: bool
     since_ms: int
@@ -54,7 +54,7 @@ class Probe(Service):
         self._answered_ms = clock.wall_ms()
         self._asked_s: float | None = None
         self.offsets: Sequence[ClockOffset] = ()
-        """Its nodes' clocks against this process' monotonic clock, which is never set."""
+        """The clocks of the server's nodes against this process' monotonic clock, which is never set."""
         self.exact = False
         """Whether `offsets` come from a quick answer. If not, they only bound this server's clock."""
         self.wall_leap_ms = 0.0

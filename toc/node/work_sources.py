@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from zlib import crc32
 
-from toc.domain.placement import Assignment
+from toc.domain.node_assignment import Assignment
 from toc.errors import NotFound
 from toc.runtime.service import Service
 from toc.scanner.fallback import FallbackScanner
@@ -26,7 +26,7 @@ from toc.worker.claim_stage import CLAIM_LANES, ClaimStage
 from toc.worker.context import ProcessContext
 from toc.worker.worker import Worker
 
-LANES = CLAIM_LANES  # of pollers and of scanners: each has a claim stage of its own
+LANES = CLAIM_LANES  # lanes of pollers and of scanners: each lane has a claim stage of its own
 FALLBACK_TICKS = 3  # ticks of the scanner between two runs of the fallback
 
 

@@ -2,15 +2,18 @@
 
 One database after the other, some days before the purger may delete its jobs:
 
-1. The run begins: from here on no earlier run can move the database's mark, `archived_until` in `toc_meta`
-   (store/archive_status.py): jobs that ended before it are archived.
-2. Rows that ended since the mark, until a midnight (UTC), go to a staging folder of this run.
-3. Rows are counted and summed up per shard and day: by Spark in the Parquet files, by the database in its
-   tables. If the two results differ, the mark and the files stay where they are.
-4. The mark moves on, if no other run has begun; from then on the purger may delete.
-5. The files move from the staging folder to the folders of their days, and the mark records the move. The
-   next run first completes an interrupted move. A run that does not see the staging folder (in a directory
-   of another machine, which led last night) archives nothing of that database.
+1. The run begins. From here on no earlier run can change the row `archived_until` of the database's
+   `toc_meta` (store/archive_status.py), which has a time: jobs that ended before this time are archived.
+2. The jobs that ended from that time on, and before a midnight (UTC), are copied to a staging folder of this
+   run.
+3. The jobs are counted and their checksums summed up per shard and day: by Spark in the Parquet files, by the
+   database in its tables. If the two results differ, the row is not changed, and the files stay in the
+   staging folder.
+4. The time in the row is advanced, if no other run has begun; from then on the purger may delete.
+5. The files are moved from the staging folder to the folders of their days, and the row records that they are
+   moved. The next run first completes an interrupted move. A run that does not see the staging folder (which
+   is in a directory of another machine, if a node there was the leader last night) archives nothing of that
+   database.
 
 So readers see only rows that were compared, each file once. A run that is killed before step 4 leaves a
 staging folder, which a later run deletes: no run can publish that folder any more.
@@ -51,7 +54,7 @@ LEAD_DAYS = 3
 the next night, one for a night that failed."""
 
 SETTLED_MS = HOUR_MS
-"""Jobs that ended longer ago are committed. This bound applies if retention is shorter than LEAD_DAYS."""
+"""Jobs that ended longer ago are certainly committed. Applies if retention is shorter than LEAD_DAYS."""
 
 TRIES = 2
 """How often rows are copied and checked: a job that is redriven during the first try makes sums differ."""
@@ -168,7 +171,7 @@ class _ArchiveRun:
             self._publish_staged_files(database, status)
         if until_ms > (0 if status is None else status.until_ms):
             status = archive_status.begin_archive_run(database)
-            # Again: another run may have moved the mark meanwhile.
+            # Again: another run may have advanced `archived_until` meanwhile.
             self._publish_staged_files(database, status)
             self._delete_old_staging_folders(database, status)
         done.since_ms = done.until_ms = 0 if status is None else status.until_ms
@@ -205,7 +208,8 @@ class _ArchiveRun:
     ) -> bool:
         """Copies the rows of the window to the staging folder; True if the checksums are the database's."""
         url = self._folders.url_of(_staging_folder(database, status.begun))
-        # The archive is kept for ever: names of types in the database itself are required, and preferred.
+        # The archive is kept for ever, so the names of types in this database must be readable. They are
+        # preferred to the names in other databases.
         names = {**read_known_types(databases).names, **read_known_types([database]).names}
         for left in reversed(range(TRIES)):
             write_ended_jobs(self._spark, self._settings, database.shards, window, names, url)
@@ -225,7 +229,7 @@ class _ArchiveRun:
         return False
 
     def _publish_staged_files(self, database: Database, status: ArchiveStatus) -> int:
-        """Moves the last successful run's files from staging to their place; returns how many."""
+        """Moves the last successful run's files to the folders of their days; returns how many."""
         staging, files = _staging_folder(database, status.run), 0
         if status.files_moved:
             return 0
@@ -243,8 +247,8 @@ class _ArchiveRun:
                 target = f"{_day_folder(database, day)}/{file}"
                 self._folders.move_file(f"{staging}/{day}/{file}", target)
                 files += 1
-        # First record that the files are moved, then delete the folder. If the folder is missing and
-        # the record does not say so, the folder is on another machine.
+        # First record that the files are moved, then delete the folder. So if the folder is missing, and
+        # the record does not say that the files are moved, then the folder is on another machine.
         archive_status.record_files_moved(database, status.run)
         self._folders.delete(staging)
         return files
@@ -264,7 +268,7 @@ class _ArchiveRun:
                 raise _CannotArchive(
                     f"{self._folders.url_of(_day_folder(database, day))} exists, but the database says that "
                     "the day was never archived: was it restored from a backup, or do two systems "
-                    "share the folder? Move the files of others away (docs/how-to/archive.md)"
+                    "share the folder? Move the files of the other system away (docs/how-to/archive.md)"
                 )
 
 

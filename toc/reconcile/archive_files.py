@@ -36,11 +36,11 @@ SCHEMA = (
 )
 """The columns of the archive's files. `day`, the day on which the job ended, is part of the path."""
 
-ROWS_MAX = 5000  # that a task reads at once
-PAGE_BYTES = 16 * 2**20  # of attributes that a task reads at once
-ROW_GROUP_BYTES = 16 * 2**20  # that a task keeps in memory before they are written
+ROWS_MAX = 5000  # rows that a task reads at once
+PAGE_BYTES = 16 * 2**20  # bytes of attributes that a task reads at once
+ROW_GROUP_BYTES = 16 * 2**20  # bytes of rows that a task keeps in memory before it writes the rows
 FILE_ROWS_MAX = 2_000_000
-OPEN_FILES_MAX = 4  # that a task writes at once; rows of more days are first sorted, on disk
+OPEN_FILES_MAX = 4  # files that a task writes at once; rows of more days are first sorted, on disk
 _STATUS_NAMES = {int(status): status.name.lower() for status in Status}
 
 
@@ -49,7 +49,7 @@ Columns = Sequence[Sequence[Any]]
 
 
 class DayChecksums(dict[tuple[int, int], tuple[int, int]]):
-    """(shard, day since 1970) → (rows, sum of their CRC-32)"""
+    """(shard, day since 1970) → (number of rows, sum of the CRC-32 of these rows)."""
 
     @property
     def row_count(self) -> int:
@@ -61,7 +61,7 @@ def new_parquet_session(spark: SparkSession) -> SparkSession:
     mine = spark.newSession()
     for name, value in {
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # its default ends in 2262
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # the default type ends in 2262
         "spark.sql.maxConcurrentOutputFileWriters": str(OPEN_FILES_MAX),
         "spark.sql.parquet.columnarReaderBatchSize": "1024",  # an attribute may have 64 KB
     }.items():
@@ -179,7 +179,7 @@ def rows_per_read(settings: Settings) -> int:
     return min(ROWS_MAX, settings.reconcile.page, PAGE_BYTES // settings.limits.attribute_bytes)
 
 
-# ---- the two sums
+# ---- the two checksums
 
 
 def compute_parquet_checksums(

@@ -1,13 +1,14 @@
 """Compares one shard with its slots: one plain function for all callers (Spark, a node, a test).
 
-Slots and shards are cut by the same hash, so a shard can be compared with the slots of its rows alone, and
-nothing is shuffled. A slot that several shards share is read for each of them, and each keeps its own ids;
-the first of these shards handles ids that belong in another slot.
+The same hash gives a job its slot and its shard, so a shard can be compared with the slots of its rows alone,
+and Spark moves no rows between its tasks. A slot that several shards share is read for each of them, and the
+compare of each shard keeps the ids of this shard; the first of these shards also handles ids that belong in
+another slot.
 
-Rows and reminders are merged in the order of due_time, a page at a time, and pair off by id and ms. Both
-sides change while they are read: a row or reminder without its counterpart is a suspect. It is looked up
-before the next page is read, and again `grace_s` later; only a disagreement that is still there then counts.
-So a compare needs memory for one page, and for the jobs due in the same millisecond.
+Rows and reminders are merged in the order of due_time, a page at a time, and paired by id and due time in ms.
+Rows and reminders change while they are read: a row or reminder without its counterpart is only a suspect. A
+suspect is looked up before the next page is read, and again `grace_s` later; only a disagreement that is
+still there then counts. So a compare needs memory for one page, and for the jobs due in the same millisecond.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class ShardComparer:
     def recheck_findings(self, compared: ShardComparison) -> ShardComparison:
         """Looks the findings up again, and keeps those that are still true.
 
-        Of a kind with more findings than were kept, the others count too if most of the kept ones are still
-        true.
+        If a kind has more findings than were kept, those that were not kept count too, if most of the kept
+        findings of this kind are still true.
         """
         of_jobs = [f for f in compared.findings if f.kind is not Disagreement.MARK_AHEAD]
         suspects = Suspects(set)
@@ -123,12 +124,12 @@ class _ShardMergeJoin:
             for topic, slot in self._slot.items()
         }
         self._now_ms = min(marks.time_ms for marks in found.values())
-        # A mark from another life of the Redis server does not count: the loader writes a new one.
+        # A mark of an earlier run of Redis does not count: the loader writes a new one.
         self._marks = {
             topic: mark
             for topic, marks in found.items()
             if (
-                mark := LoadMark.parse_mark_of_process(
+                mark := LoadMark.parse_mark_of_redis_run(
                     marks.by_shard.get(self._shard), marks.run_id
                 )
             )
@@ -145,7 +146,7 @@ class _ShardMergeJoin:
     def compare_rows_with_reminders(self) -> None:
         """Compares the shard. Raises StoreUnavailable and TimerUnavailable."""
         for topic in self._slot:
-            self._read_prepare_queue(topic)
+            self._read_popped_reminders(topic)
         self._add_elapsed_time("reminders")
         met = next(iter(self._slot.items()))
         odd = self._reads.find_suspicious_rows(self._shard, self.until_ms, self._kept_max)
@@ -174,7 +175,7 @@ class _ShardMergeJoin:
                 LoaderMarkCoverage(topic, self._slot[topic], mark.due_ms, self._covered[topic])
             )
 
-    def _read_prepare_queue(self, topic: str) -> None:
+    def _read_popped_reminders(self, topic: str) -> None:
         slot, stuck_ms = self._slot[topic], self._now_ms - self._limits.stuck_ms
         for page in self._reminders.read_popped_pages(topic, slot, self._page):
             mine = self._filter_own_shard(topic, page.by_id)
@@ -224,7 +225,8 @@ class _ShardMergeJoin:
         for job_id in [i for i, due_ms in rows.items() if armed.get(i) != due_ms]:
             armed_ms, due_ms = armed.get(job_id), rows[job_id]
             if armed_ms is None:
-                # Its reminder may have another time: one beyond near_ms is found when that time is read.
+                # The job's reminder may have another time. If the row is due after near_ms, such a
+                # reminder is found when the reminders of that time are read.
                 if due_ms <= near_ms and job_id not in out:
                     found.append(job_id)
             elif armed_ms > due_ms:

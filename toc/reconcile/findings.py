@@ -16,10 +16,10 @@ from toc.runtime.clock import Clock
 class Finding(NamedTuple):
     """One disagreement, as it was when it was last looked up. Times in ms since 1970 UTC.
 
-    shard: of the table that has the row, or would have it. topic and slot: where its reminder is, or should
-    be if it is nowhere. job_id: 0 for MARK_AHEAD. biz_id, biz_type and status are None if there is no row;
-    biz_type is "" if no biz_type has its number. armed_ms: its time in the StoreQueue of
-    `slot`; out_ms: the end of its stay in the PrepareQueue there.
+    shard: of the table that has the row, or would have it. topic and slot: where the job's reminder is, or
+    where it should be if it is nowhere. job_id: 0 for MARK_AHEAD. biz_id, biz_type and status are None if
+    there is no row; biz_type is "" if no biz_type has the row's number. armed_ms: the time of the reminder in
+    the StoreQueue of `slot`; out_ms: the end of the reminder's stay in the PrepareQueue there.
     """
 
     kind: Disagreement
@@ -42,7 +42,7 @@ class Finding(NamedTuple):
 
     @property
     def due_or_reminder_ms(self) -> int | None:
-        """When its row is due; without a row, when its reminder is."""
+        """When the row is due; without a row, when the reminder is due."""
         return self.armed_ms if self.due_ms is None else self.due_ms
 
     @property

@@ -25,7 +25,7 @@ def store_result(
 ) -> LastReconcileResult | None:
     """Stores the result of a run that has just ended; None: database 0 does not answer, which is logged.
 
-    It does not raise: the run's own report must not be lost for this.
+    Does not raise, so that the run's own report is made in any case.
     """
     with _open_databases_logging_errors(settings, clock) as databases:
         return record_reconcile_result(

@@ -1,12 +1,12 @@
 """How late jobs were, and how many there are: per day, type and hour, as Parquet for analysts.
 
-Each shard adds up its own jobs (GROUP BY, a piece of the primary key at a time); Spark merges the sums of
-the shards. No row of a job is sent. There are two tables, with a folder for each day and one file in it:
+The databases add up the jobs of each shard (GROUP BY over one range of job ids at a time); Spark merges these
+sums. No row of a job is sent. There are two tables, with a folder for each day and one file in it:
 
 - `lateness/day=2026-01-05`: jobs that *ended* that day, by type, hour of their action_time, and outcome;
 - `scheduled/day=2026-01-05`: jobs that were *created* that day, by type and hour.
 
-A day is written once it is over, and again if its folder has no `_SUCCESS`, as after a killed run. The run
+A day is written after its end, and again if its folder has no file `_SUCCESS`, as after a killed run. The run
 writes the file of a day in a staging folder, then moves the file to the folder of the day under a fixed name:
 two runs at once leave one file.
 """
@@ -52,9 +52,9 @@ DAYS_MAX = 7
 """How many days back a run writes missing days; jobs of older days may be purged already."""
 
 SETTLED_MS = 60_000
-"""A day counts as over so long after midnight: by then all jobs that ended on that day are committed."""
+"""How long after midnight a day counts as over: by then all jobs that ended on that day are committed."""
 
-DONE_MARK, FILE = "_SUCCESS", "part-0.parquet"
+SUCCESS_FILE, FILE = "_SUCCESS", "part-0.parquet"
 STAGING = "_staging/days"
 LEFTOVER_MS = 2 * DAY_MS
 """A staging folder of this age belongs to a run that was killed."""
@@ -76,7 +76,7 @@ _OUTCOMES = {int(status): status.name.lower() for status in Status if not status
 class LatenessResult:
     """The result of writing the tables for some days.
 
-    days: as '2026-01-05', oldest first; jobs: number that ended; scheduled: number that were created.
+    days: as '2026-01-05', oldest first. jobs: how many jobs ended. scheduled: how many jobs were created.
     """
 
     days: list[str] = field(default_factory=list)
@@ -135,15 +135,15 @@ def _write_missing_days(
         names = dict(read_known_types(databases, all_must_answer=True).names)
 
     def day_is_written(day_ms: int) -> bool:
-        marks = (f"{table}/{_day_folder(day_ms)}/{DONE_MARK}" for table in (SCHEDULED, LATENESS))
-        return all(map(folders.exists, marks))
+        files = (f"{table}/{_day_folder(day_ms)}/{SUCCESS_FILE}" for table in (SCHEDULED, LATENESS))
+        return all(map(folders.exists, files))
 
     days = days_to_write(now_ms, settings.retention.shortest_retention_days, day_is_written)
     if not days:
         return
     window = EndedJobWindow(days[0], days[-1] + DAY_MS)
     staging = f"{STAGING}/{now_ms}-{secrets.token_hex(4)}"
-    _delete_old_drafts(folders, now_ms)
+    _delete_old_staging_folders(folders, now_ms)
     created = _merge_created_counts(
         _read_hourly_counts(spark, settings, window, names, ended=False)
     ).persist()
@@ -185,11 +185,14 @@ def _publish_day_file(folders: SparkFiles, staged: str, place: str) -> None:
         if left != FILE:
             folders.delete(f"{place}/{left}")
     folders.move_file(f"{staged}/{file}", f"{place}/{FILE}")
-    folders.move_file(f"{staged}/{DONE_MARK}", f"{place}/{DONE_MARK}")
+    folders.move_file(f"{staged}/{SUCCESS_FILE}", f"{place}/{SUCCESS_FILE}")
 
 
-def _delete_old_drafts(folders: SparkFiles, now_ms: int) -> None:
-    """Deletes the drafts of killed runs. A run longer than LEFTOVER_MS loses its draft and fails."""
+def _delete_old_staging_folders(folders: SparkFiles, now_ms: int) -> None:
+    """Deletes the staging folders of killed runs.
+
+    A run that takes longer than LEFTOVER_MS loses its own staging folder, and fails.
+    """
     for name in folders.list_folders(STAGING):
         began_ms = name.partition("-")[0]
         if began_ms.isdecimal() and int(began_ms) < now_ms - LEFTOVER_MS:
@@ -204,7 +207,7 @@ def _count_jobs_by_day(table: DataFrame) -> dict[int, int]:
     }
 
 
-# ---- counted by the databases, asked from the executors
+# ---- counts by the databases, read by Spark's executors
 
 
 def _read_hourly_counts(
@@ -232,7 +235,7 @@ def _read_hourly_counts(
     )
 
 
-# ---- merged by Spark, in its SQL: a thousand small calls into Java would take a second
+# ---- merged by Spark, by a few texts of SQL: a thousand small calls into Java would take a second
 
 
 def _merge_created_counts(counts: DataFrame) -> DataFrame:
@@ -264,7 +267,7 @@ _HOUR = "timestamp_seconds(hour * 3600L) AS hour"
 
 
 def _percentile_sql(per_mille: int) -> str:
-    """SQL of the lateness that `per_mille` of the jobs do not exceed: the upper bound of a bucket."""
+    """SQL for the lateness that `per_mille` of 1,000 jobs do not exceed: the upper bound of a bucket."""
     rank, at_most = f"(measured * {per_mille} + 999) div 1000", ""
     cases = []
     for name, bound in zip(BUCKETS, BOUNDS_MS, strict=False):

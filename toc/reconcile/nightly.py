@@ -1,11 +1,12 @@
-"""The nightly run: at its time the leader starts `toc nightly` as a process of its own.
+"""The nightly run: at the set time the leader starts `toc nightly` as a process of its own.
 
-It is a process so that Java's memory and crashes do not harm the worker. It inherits environment and working
-directory, has a lower priority, and writes its output to a log file. A run that has begun goes on when this
-node is no longer the leader; it is ended when it takes longer than `reconcile.nightly_s_max`, when this node
-stops, and when this node is killed. Every node has a scheduler, since any may become leader; at the set time
-only the leader starts the run. If the machine slept at that time, the run starts up to an hour late; later
-than that it is skipped, because the next night compares everything again.
+The run is a separate process so that Java's memory and crashes do not harm the worker. The process inherits
+environment and working directory, has a lower priority, and writes its output to a log file. A run that has
+begun goes on when this node is no longer the leader. A run is ended when it takes longer than
+`reconcile.nightly_s_max`, when this node stops, and when this node is killed. Every node has a scheduler,
+since any node may become the leader; at the set time only the leader starts the run. If the machine slept at
+that time, the run starts up to an hour late; later than that the run is skipped, because the run of the next
+night compares everything again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LOG_FILE = "nightly.log"
 NICENESS = 10
 MISSED_S_MAX = 3600
 STOP_S = 10.0
-POLL_S = 0.05  # between two checks whether the process has ended
+POLL_S = 0.05  # the time between two checks whether the process has ended
 PARENT_POLL_S = 1.0
 
 MODULES = ("pyspark", "pyarrow", "pandas", "jinja2")
@@ -92,7 +93,7 @@ class NightlyScheduler:
         self.since_ms: int | None = None
         """When the present run began, by this machine's wall clock; None: there is none."""
         self.last: LastNightlyRun | None = None
-        """None: this node has run none, or another node has run one since."""
+        """None: this node has made no run, or a later run was another node's."""
 
     @property
     def log_file(self) -> Path:
@@ -223,7 +224,7 @@ def describe_exit_code(code: int) -> str:
 def describe_missing_software() -> str:
     """The software that the nightly run needs and this machine lacks, and how to install it; "": none.
 
-    Imports none of it: a worker should not load Spark.
+    Imports none of this software: a worker should not load Spark.
     """
     parts = []
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]

@@ -25,7 +25,7 @@ Suspects = defaultdict[TopicSlot, set[int]]
 class RecheckedJob(NamedTuple):
     """The state of one job. `legal_oddity`: a state that is unusual and legal (see `ReconcileResult.counts`).
 
-    `armed_ms`: of its reminder in its own slot, if nothing is wrong.
+    `armed_ms`: the time of the reminder in the job's own slot, if nothing is wrong.
     """
 
     findings: list[Finding]
@@ -134,7 +134,7 @@ def _places_with_disagreement(
 def _name_legal_oddity(
     row: ComparedRow | None, places: Sequence[ReminderPlace], armed_ms: int | None
 ) -> str:
-    """The name of a state that is unusual and legal. `armed_ms`: of the reminder in its own slot."""
+    """The name of a state that is unusual and legal. `armed_ms`: of the reminder in the job's own slot."""
     if row is None:
         return ""
     if not row.status.live and armed_ms is not None:

@@ -29,7 +29,7 @@ OnProgress = Callable[[str, int, int], None]
 """Called with the phase, how many of its parts are done, and how many there are."""
 
 _open_compares: dict[str, ShardComparer] = {}
-"""By settings. Spark uses a worker process for many tasks: its connections stay open between them."""
+"""By settings. Spark runs many tasks in one worker process: the connections stay open between the tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class CompareTask:
         self, items: Iterable[int | ShardComparison]
     ) -> Iterator[ShardComparison | ShardFailure]:
         """Yields the result of each item. A database that does not answer is asked only once."""
-        key = self.settings.json_with_passwords()  # two may differ only in a password
+        key = self.settings.json_with_passwords()  # two settings may differ only in a password
         if key not in _open_compares:
             try:
                 sides = DatabasesAndRedis.open(self.settings, self.clock).__enter__()

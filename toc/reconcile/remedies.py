@@ -1,4 +1,4 @@
-"""The remedy for one disagreement, given both sides as they are right before the repair. Pure functions.
+"""The remedy for a disagreement, given row and reminder as they are right before the repair. Pure functions.
 
 A finding may be minutes old. Therefore each rule first checks whether the finding is still true; if not,
 nothing is done. A remedy is harmless if the job has changed once more meanwhile: the claim corrects
@@ -23,10 +23,11 @@ _ARMED = "armed at its due_time"
 class RecheckedFinding:
     """A finding with its row and its reminder as they are now. Times in ms since 1970 UTC.
 
-    row: where workers look for it if it is live there, else where it was found; None: there is none. home:
-    the slot that its reminder belongs in (without a row: where it was found). at_home, at_spot: its reminder
-    there, and in the finding's slot; None: it has none. until_ms: jobs due later need no reminder yet.
-    just_armed: armed by this very run.
+    row: the row in the shard where workers look for the job, if that row is live or is the only row; else
+    the row in the finding's shard; None: there is no row. home: the slot where the job's reminder belongs;
+    without a row, the finding's slot. at_home, at_spot: the reminder in the slot `home`, and in the finding's
+    slot; None: no reminder is there. until_ms: jobs due later need no reminder yet. just_armed: this run has
+    armed the job.
     """
 
     finding: Finding
@@ -51,7 +52,7 @@ class RecheckedFinding:
 
     @property
     def has_timely_reminder(self) -> bool:
-        """Whether the reminder is in its own slot, popped by a worker or armed in time."""
+        """Whether the job's own slot holds its reminder, and this is popped, or armed and not too late."""
         place = self.at_home
         if place is None:
             return False

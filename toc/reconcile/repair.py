@@ -7,19 +7,19 @@ old, a run may be repeated, and two may run at the same time. The steps for a ba
 
 2. Rows that are wrong themselves are changed (`store.job_repair`), each with its event in the transaction.
 
-3. The trace of what will be done to reminders is committed: an event per job, a line in the log if it has no
-row. It comes first: after a crash there may be a trace of a repair that only the next run makes, but never a
-repair without a trace.
+3. The trace of the coming repairs of reminders is committed: an event per job, or a line in the log if a job
+has no row. The trace comes first: after a crash there may be a trace of a repair that only the next run
+makes, but never a repair without a trace.
 
 4. Arm, put back, ack, in this order. After a crash in between a job has a reminder too many, never one too
 few.
 
 5. **An ack knows only the id.** A dead job may be redriven between the read and the ack, and then the ack
-removes a reminder of a live job. So the rows of acked ids are read once more, and live ones are armed.
-Nothing can be lost: that read sees a redrive that committed before it; one that commits later arms later
-still, after its commit, so after the ack. The loader's reminders belong to rows that were committed before it
-armed them: they are seen too. After a crash between the ack and that read, such a job has no reminder until
-the next run, and the scanner takes it.
+removes a reminder of a live job. So the rows of acked ids are read once more, and live jobs are armed.
+Nothing can be lost: if a redrive commits before this last read, the read sees the live row; if a redrive
+commits later, its client arms the job after the commit, so after the ack. The loader arms only rows that were
+committed before, so the last read sees these rows too. After a crash between the ack and the last read, such
+a job has no reminder until the next run, and the scanner takes the job.
 
 A job that is armed too often, too early or after its end costs one claim that finds nothing to do.
 """
@@ -90,8 +90,8 @@ class Repairer:
         """Repairs a batch when the caller asks for its first result; stopping half-way is harmless.
 
         `on_progress` is called after each batch with the number of findings dealt with until then. Raises
-        StoreUnavailable and TimerUnavailable, after all that was done is yielded, but for the batch
-        in which it happened: that may be done in part, and is as good as new to the next run.
+        StoreUnavailable and TimerUnavailable, after the known results are yielded. In the batch of the error,
+        findings may be repaired whose results are not yielded: the next run finds only what is left.
         """
         armed: set[int] = set()  # by this run
         dealt = 0
@@ -138,9 +138,8 @@ class Repairer:
                 results.append(self._drop_loader_mark(finding))
             return
         now_ms = self._reminders.read_time_ms()
-        rechecked = self._read_current_state(
-            batch, now_ms, armed
-        )  # without Redis nothing is changed
+        # Before any change: without Redis nothing is changed.
+        rechecked = self._read_current_state(batch, now_ms, armed)
         if kind is Disagreement.MISFIT:
             for finding in batch:
                 results.append(self._copy_row_to_right_table(finding, now_ms, armed))
@@ -183,7 +182,7 @@ class Repairer:
         home = self._sides.expected_slot(topic, rehomed.job_id)
         if rehomed.due_ms <= now_ms + self._near_ms:
             self._arm_reminders({topic: [Reminder(rehomed.due_ms, rehomed.job_id)]}, armed)
-        # The old shard's loader took the slot from the shard, a worker takes it from the id.
+        # The loader of the old shard takes the slot from the shard, a worker takes the slot from the id.
         amount = self._sides.settings.slot_amount_of(topic)
         spots = {finding.topic_and_slot, (topic, slot_of_hash(finding.shard, amount))}
         spots.add(self._sides.expected_slot(topic, old_id))
@@ -222,9 +221,10 @@ class Repairer:
         ]  # fmt: skip
 
     def _read_rows_of_findings(self, batch: Sequence[Finding]) -> list[ComparedRow | None]:
-        """For each finding, the row where a worker finds it if that is live, else the one where it was found.
+        """For each finding: the row in the shard where workers look for the job, if that row is live or is
+        the only row; else the row in the finding's shard.
 
-        There may be two with one id, if a person has copied rows by hand.
+        Two rows may have one id, if a person has copied rows by hand.
         """
         ids: dict[int, set[int]] = defaultdict(set)
         for finding in batch:

@@ -3,7 +3,7 @@
 The work is plain functions over a few small items (shards); the rows that they read never pass through Spark.
 So this uses RDDs and not DataFrames with mapInArrow: measured on `local[2]`, the first answer takes half the
 time, and a worker's process a third of the memory, because neither Arrow nor the SQL engine starts.
-DataFrames are for data that is written as Parquet.
+Only the modules that write Parquet files (`archive_files`, `lateness`) use DataFrames.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 APP = "toc"
-TASK_ITEMS_MAX = 32  # a task costs tens of ms by itself; progress is reported after each
+# Each task costs tens of ms by itself; progress is reported after each task.
+TASK_ITEMS_MAX = 32
 PROGRESS_S = 0.2
 
 _OURS = re.compile(r"^(?:toc\.errors\.)(\w+): (.+)$", re.MULTILINE)
@@ -62,8 +63,8 @@ def open_spark_session(
 ) -> Iterator[SparkSession]:
     """A Spark session. The output of Spark and Java goes to `log_file` (default: nowhere).
 
-    `master`: default that of spark-submit, of `reconcile.spark`, else all cores of this machine. An
-    active session is used as it is, and stays. Raises SettingsError without the extra, or Java.
+    `master`: default: `spark.master` of `reconcile.spark`, else that of spark-submit, else all cores of this
+    machine. An active session is used as it is, and stays. Raises SettingsError without the extra, or Java.
     """
     try:
         from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra

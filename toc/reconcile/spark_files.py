@@ -1,7 +1,7 @@
 """Files where Spark writes: in a directory of this machine, or in any store that Spark has a driver for.
 
 Only operations that every such store has are used: list, rename one file, delete. A folder is never renamed:
-object stores copy it file by file, and an interrupted copy leaves half of it behind.
+object stores copy a folder file by file, and an interrupted copy leaves a part of the folder behind.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SparkFiles:
                 # A store that copies has done so, and was interrupted before it deleted the source.
                 self._store.delete(source, False)
                 return
-            self._store.delete(target, False)  # half of a copy
+            self._store.delete(target, False)  # an incomplete copy
         try:
             moved = self._store.rename(source, target)
         except Exception:

@@ -36,16 +36,16 @@ from toc.runtime.settings import Settings
 log = logging.getLogger(__name__)
 
 OWN_SHARE = 0.005  # share of the time that a node's watches may work: an idle node must stay idle
-STRETCH = (
-    6.0  # times `watch_s`, at most, for a round: a disagreement should be found within an hour
-)
+# A round takes at most so many times `watch_s`: a disagreement should be found within an hour.
+STRETCH = 6.0
 SHARE = 0.1  # share of the time that all nodes together may keep a database, or Redis, busy
-REST_S_MAX = 600.0  # after one slow piece of work
+REST_S_MAX = 600.0  # how long the watch rests after one slow piece of work, at most
 IDLE_S = 60.0  # the wait of a watch without shards; `set_shards` ends it
 WAITING_MAX = 8  # shards that wait for their recheck; no more are compared meanwhile
-FINDINGS_MAX = 1000  # kept of each kind and shard; the next rounds find the others
-PAGE_MAX = 5000  # rows decoded at once: more would delay the threads that fire
-EXAMPLES = 3
+# Findings that are kept of each kind and shard; the next rounds find the others.
+FINDINGS_MAX = 1000
+PAGE_MAX = 5000  # rows decoded at once: more would delay the threads that run jobs
+EXAMPLES = 3  # job ids in a log line
 
 Repair = Callable[[Sequence[Finding]], Iterator[RepairResult]]
 """Repairs findings at a limited rate, as `Repairer.repair_findings`; the caller may close the iterator."""
@@ -60,7 +60,11 @@ class _PendingRecheck(NamedTuple):
 
 @dataclass(slots=True)
 class _WatchedShard:
-    """A shard of this node. tried_s: when its compare last began; seen_s: when compared or assigned."""
+    """A shard of this node.
+
+    seen_s: when it was last compared, or assigned to this node. tried_s: when its last compare began. left:
+    the findings of the last compare that are not repaired.
+    """
 
     seen_s: float
     tried_s: float = -math.inf
@@ -80,8 +84,8 @@ def limit_settings_for_watch(settings: Settings) -> Settings:
 class ShardWatch(Service):
     """Compares the shards of one database that this node owns; none until `set_shards`.
 
-    `watches`: how many this node has, one per database: they share Redis and the node's processor. `repair`:
-    None: disagreements are only counted.
+    `watches`: how many watches this node has, one per database: they share Redis and the node's processor.
+    `repair`: None: disagreements are only counted.
     """
 
     def __init__(
@@ -106,7 +110,7 @@ class ShardWatch(Service):
         self._turn_s = clock.monotonic_s()  # when the last turn began
         self._rest_until_s = -math.inf
         self._label = f"database_{database}"
-        # Computed when it is scraped: it grows while nothing happens.
+        # The age is computed when the metric is scraped, because it grows while nothing happens.
         metrics.WATCH_AGE.labels(self._label).set_function(lambda: self.oldest_compare_age_s)
 
     def set_shards(self, shards: Iterable[int], nodes: int) -> None:

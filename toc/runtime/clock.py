@@ -1,8 +1,8 @@
 """Clocks, passed in as objects. This is the only module that reads the system's clocks.
 
 Deadlines inside a process use `monotonic_s`; decisions use the *servers'* time (Redis' TIME, the
-database's UTC_TIMESTAMP). `wall_ms`, this machine's clock, serves ids and logs, never decisions. A test
-clock returns `fixed_time_ms`: then scripts and statements use that time instead of their server's.
+database's UTC_TIMESTAMP). `wall_ms`, this machine's clock, serves ids and logs, never decisions. With a test
+clock, scripts and statements use `time_for_servers_ms` in place of their server's time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ class Clock(Protocol):
     def sleep_s(self, seconds: float) -> None:
         """Waits `seconds`. Only for short pauses inside a call; services wait in their loop."""
 
-    def fixed_time_ms(self) -> int | None:
-        """The time that servers must use, in ms since 1970 (in tests). None: servers use their own clocks."""
+    def time_for_servers_ms(self) -> int | None:
+        """In tests: the time that servers must use in place of their own clocks, in ms since 1970.
+
+        None: servers use their own clocks.
+        """
 
 
 class SystemClock:
@@ -42,7 +45,7 @@ class SystemClock:
     def sleep_s(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def fixed_time_ms(self) -> int | None:
+    def time_for_servers_ms(self) -> int | None:
         return None
 
 
@@ -54,7 +57,7 @@ class ServerTimeEstimate:
     """Estimates a server's time: its last answer plus the time passed by the monotonic clock.
 
     Each answer with a server's time is recorded here. Between answers the estimate is behind by at most a
-    round trip and the drift of this machine's oscillator (or ahead by as much, see `record_answer`).
+    round trip and the drift of this machine's oscillator (or ahead by as much, see `record_server_time`).
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -92,8 +95,8 @@ class ServerTimeEstimate:
         return (self._clock.wall_ms() - self._wall_ms) / 1000 - self.server_answer_age_s
 
     def estimate_now_ms(self) -> int:
-        frozen = self._clock.fixed_time_ms()
-        if frozen is not None:
-            return frozen
+        for_servers_ms = self._clock.time_for_servers_ms()
+        if for_servers_ms is not None:
+            return for_servers_ms
         with self._lock:
             return self._server_ms + int((self._clock.monotonic_s() - self._at_s) * 1000)

@@ -47,11 +47,11 @@ class BatchClaimAnswer:
 class JobBatch:
     """Ids of one topic and one database that may be due, found at the same time.
 
-    `ids`: by shard. `time_ms`: the server's time by which they are due (Redis' TIME); None: the database's
-    time decides. `found_s`: this process' monotonic time *before* they were read: leases count from there.
-    `popped`: they came from the timer and must be acked or put back there. `shared`: their slots also hold
-    ids of other databases, which must not wait for these. `permits`: one for each id; 0: the database takes
-    no jobs now, and the ids are put off. `answer`: told when the batch is claimed.
+    `ids`: by shard. `time_ms`: the server's time by which the ids are due (Redis' TIME); None: the database's
+    time decides. `found_s`: this process' monotonic time *before* the ids were read: leases count from there.
+    `popped`: the ids came from the timer and must be acked or put back there. `shared`: their slots also hold
+    ids of other databases, which must not wait for these ids. `permits`: one for each id; 0: the database
+    takes no jobs now, and the ids are put off. `answer`: is set when the batch is claimed.
     """
 
     topic: str

@@ -78,9 +78,8 @@ class ServerClock:
         self._believed: ClockOffset | None = None
         self._believed_s = 0.0  # when the believed offset was last confirmed
         self._seen: ClockOffset | None = None  # the last measurement
-        self._wall_ms = (
-            0.0  # this machine's wall clock minus its monotonic clock, at the last measurement
-        )
+        # This machine's wall clock minus its monotonic clock, at the last measurement.
+        self._wall_ms = 0.0
         # Recent lower values of high_ms, and when each was last in force.
         self._lows: list[tuple[float, float]] = []
         self.stepped_s = 0.0

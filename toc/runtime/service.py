@@ -2,8 +2,8 @@
 
 `run_once` does a bounded piece of work, never sleeps, and returns how long to wait before the next call.
 Only the loop here waits. An exception is logged, counted, and followed by a pause that doubles up to
-`PAUSE_S_MAX`: a service survives failures of its server. While it keeps failing, it logs that once a
-minute, because in an outage many services of each process fail.
+`PAUSE_S_MAX`: a service survives failures of its server. While a service keeps failing, it logs the failure
+once a minute, because in an outage many services of each process fail.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What the URL of a database may say: checked when settings are loaded, before anything connects.
+"""Checks the URLs of databases and of Redis when settings are loaded, before anything connects.
 
-Options in a URL go to the driver. A few of them would take from toc what its promises rest on: another
-charset than the session's lets a text break out of its quotes, `init_command` and `read_default_file` run or
-read anything, and TLS options are read by each driver in its own way (`ssl_disabled=false` is true for
-one). So there is a list of those that are allowed; what else a connection needs, toc sets itself
-(`store.sessions`).
+Options in a database's URL go to the driver. A few options would break toc's promises: with another charset
+than the session's a text can break out of its quotes, `init_command` and `read_default_file` run or read
+anything, and each driver reads TLS options in its own way (one reads `ssl_disabled=false` as true). So only
+listed options are allowed; toc sets everything else that a connection needs itself (`store.sessions`).
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def _check_no_control_characters(name: str, url: URL) -> None:
 def check_redis_url(text: str) -> None:
     """Raises ValueError for a password that the driver would take for a host, a port or a path.
 
-    Without this it stands in the driver's errors, as a host that does not answer.
+    Without this check the driver's errors would show the password, as a host that does not answer.
     """
     if _NOT_PLAIN.search(text):
         raise ValueError("must not hold a space or a control character: write a space as %20")
@@ -97,26 +96,26 @@ def check_redis_url(text: str) -> None:
     port = re.fullmatch(r"(?:\[[^\]]*\]|[^:\[\]]*)(?::(.*))?", hosts.partition(",")[0])
     if port is None or not (port[1] or "0").isdecimal():
         raise ValueError(
-            "what is behind the host must be a port: is the @ before the host missing?"
+            "the part behind the host must be a port: is the @ before the host missing?"
         )
     try:
         urlsplit(f"redis://{hosts.partition(',')[0]}")
     except ValueError:  # its text repeats the host
-        raise ValueError("what is in [ ] must be an IPv6 address") from None
+        raise ValueError("the text in [ ] must be an IPv6 address") from None
 
 
 def _check_redis_credentials(auth: str, rest: str) -> None:
-    """Raises ValueError for what stands before the @ and is not user:password."""
+    """Raises ValueError if the part before the @ is not user:password or :password."""
     if "[" in auth or "]" in auth:
         raise ValueError("there is a [ or ] before the @: write these in a password as %5B %5D")
     if auth and ":" not in auth and "password=" not in rest:
         raise ValueError(
-            "what is before the @ must be user:password or :password: is the colon missing?"
+            "the part before the @ must be user:password or :password: is the colon missing?"
         )
 
 
 def _check_sqlite_path(name: str, path: str) -> None:
-    """Raises ValueError for what is no file: each connection would have an empty database of its own."""
+    """Raises ValueError for a path that is no file: each connection would have its own, empty database."""
     if not path or ":memory:" in path or path.startswith("file:"):
         raise ValueError(
             f"{name} must name a database that is a file: write sqlite:///toc_0.db, or "
@@ -125,7 +124,7 @@ def _check_sqlite_path(name: str, path: str) -> None:
 
 
 def check_mysql_driver(url: URL, name: str) -> None:
-    """Raises ValueError for mysql:// where the driver that it means is not installed."""
+    """Raises ValueError for mysql:// if the driver that this name stands for is not installed."""
     if url.drivername in MYSQL and find_spec("MySQLdb") is None:
         raise ValueError(
             f"{name}: write {url.drivername}+pymysql:// for {url.drivername}:// (which means the driver "

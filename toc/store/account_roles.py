@@ -24,7 +24,7 @@ EVENT_COLUMNS = (
 """The columns of an INSERT into `toc_event`. The server itself writes each event's number and account."""
 
 _EVENTS = f"INSERT ({', '.join(EVENT_COLUMNS)})"
-_VALUE = "UPDATE (value)"  # of a row of toc_meta; the account must not change the name
+_VALUE = "UPDATE (value)"  # the value of a row of toc_meta; the account must not change the name
 
 Rights = Sequence[str]
 

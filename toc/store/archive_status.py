@@ -23,7 +23,7 @@ ARCHIVED = "archived_until"
 """The row's name in `toc_meta`. The value: '2026-01-05 00:00:00.000 run 16 of 17'; see `ArchiveStatus`."""
 
 AHEAD_MS = 86_400_000
-"""How far a client's clock may have been ahead when the client made a job. This limits the ids that an
+"""How far a client's clock may have been ahead when the client made a job. This bound limits the ids that an
 archive run reads (ids contain their creation time). A job with a later id is neither archived nor purged."""
 
 _TRIES_MAX = 10

@@ -8,10 +8,9 @@ Conflict: one number has different names in two databases. Then the type of the 
 unknown: toc neither runs nor accepts them until a person has resolved the conflict
 (docs/how-to/type-conflict.md).
 
-A process caches the copies, and reads a copy again when its cache is `REFRESH_S` old. A node does this in a
-service per database. A client does this when it uses a type in that database, and reads the other copies in
-the background (so each client learns of a conflict). A process also inserts known types into copies that lack
-them.
+A process caches the copies, and reads a copy again when its cache is `REFRESH_S` old: a node in a service per
+database; a client when it uses a type in that database, and then it reads the other copies in the background
+(so each client learns of a conflict). A process also inserts known types into copies that lack these types.
 """
 
 from __future__ import annotations
@@ -319,7 +318,7 @@ def read_known_types(databases: Iterable[Database], *, all_must_answer: bool = F
 
 
 def describe_type_conflict(number: int, conflicts: Conflicts) -> str:
-    """Describes the conflict of a type number, for logs and errors."""
+    """For logs and errors: which name each database has for a type number that has several names."""
     names = ", ".join(f"{name!r} in database {n}" for n, name in sorted(conflicts[number].items()))
     return (
         f"the number {number} is {names}: jobs of this number are not run and not accepted "

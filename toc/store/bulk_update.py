@@ -394,9 +394,8 @@ def _update_locked_rows(
     if len(due) == 1:
         return []
     done: list[int] = []
-    for job_id in sorted(
-        due, reverse=True
-    ):  # of several jobs with the same key the newest becomes live
+    # The newest job first: of several jobs with the same key the newest becomes live.
+    for job_id in sorted(due, reverse=True):
         done += _update_locked_rows(connection, shard, move, {job_id: due[job_id]})
     return sorted(done)
 

@@ -98,10 +98,11 @@ class ClaimedRow(NamedTuple):
 
 
 class RenewedLeases(NamedTuple):
-    """The claims of a renewal, (job_id, token) each.
+    """The result of a renewal: claims, (job_id, token) each.
 
-    lost: the row is pending, runs under another token, or has ended otherwise than as done. In neither set:
-    another transaction has locked the row, or it is done under this token (`toc.complete`).
+    valid: the lease was extended. lost: the row is pending, runs under another token, or has ended otherwise
+    than as done. A claim is in neither set if another transaction has locked the row, or if the row is done
+    under this token (`toc.complete`).
     """
 
     valid: set[tuple[int, str]]
@@ -199,12 +200,12 @@ class Claims:
     def renew_leases(self, database: Database, claims: Sequence[tuple[int, str]]) -> RenewedLeases:
         """Extends the leases of claims, (job_id, token) each, in one transaction.
 
-        A row that another transaction has locked, perhaps the handler's own, is left out: the others must
-        not wait for it. The call may be repeated.
+        A row that another transaction has locked, perhaps the handler's own, is left out: the renewal of the
+        other leases must not wait for this lock. The call may be repeated.
         """
         renewed = self._renew_under_tokens(database, claims)
         late = [claim for claim in renewed.lost if claim[1].endswith(ALONE)]
-        if late:  # their tokens may have lost the mark ":alone"
+        if late:  # ":alone" may have been removed from the tokens in these rows
             unmarked = [(job_id, remove_alone_mark(token)) for job_id, token in late]
             again = self._renew_under_tokens(database, unmarked)
             valid = renewed.valid | {(job_id, token + ALONE) for job_id, token in again.valid}
@@ -298,10 +299,10 @@ class Claims:
     def replace_claim_token(
         self, database: Database, shard: int, job_id: int, seen_token: str, token: str
     ) -> bool:
-        """Replaces the token of a running job, to add or remove the mark ":alone".
+        """Replaces the token of a running job, to add or remove ":alone" at its end.
 
-        A job that was taken over alone must lose the mark before other jobs run at the same time. Changes
-        nothing if the row no longer runs under `seen_token`. False: another transaction (perhaps the
+        If a job was taken over alone, ":alone" must be removed before other jobs run at the same time.
+        Changes nothing if the row no longer runs under `seen_token`. False: another transaction (perhaps the
         handler's own) has locked the row; this method does not wait for the lock.
         """
         table = database.job_table_name(shard)
@@ -361,7 +362,8 @@ class Claims:
         given, rows that another transaction has locked are skipped, and their ids are added to `locked`.
         """
         held = self._settle_groups(database, outcomes, locked)
-        if len(held) < len(outcomes):  # a row whose token has lost its mark ":alone" is not stale
+        if len(held) < len(outcomes):
+            # An outcome is not stale if only ":alone" was removed from the token in the row.
             late = [o for o in outcomes if o.token.endswith(ALONE) and o[:2] not in held]
             if late:
                 unmarked = [o._replace(token=remove_alone_mark(o.token)) for o in late]

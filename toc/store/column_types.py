@@ -64,9 +64,8 @@ class DatetimeAsMillis(TypeDecorator[int]):
         return None if value is None else sql_time_of_ms(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> int | None:
-        if value is None or isinstance(
-            value, int
-        ):  # an int: the driver has already converted the value
+        # An int: the driver has already converted the value.
+        if value is None or isinstance(value, int):
             return value
         return ms_of_sql_time(value)
 

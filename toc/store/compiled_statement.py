@@ -22,7 +22,7 @@ IDS: BindParameter[Any] = bindparam("ids", expanding=True)
 
 
 class IdList(tuple[int, ...]):
-    """Many ids as one bound value: it costs the driver a fifth of binding each id."""
+    """Many ids as one bound value, which costs the driver a fifth of the time of a value for each id."""
 
     __slots__ = ()
 
@@ -36,9 +36,7 @@ def id_list_to_sql(ids: IdList, mapping: object = None) -> str:
 class CompiledStatement:
     """A statement on `schema.JOB`, compiled to text once by toc, not prepared on the server.
 
-    It has the parameter `IDS` or not.
-
-    if_changed: see `Statement`.
+    The statement may have the parameter `IDS`. if_changed: see `Statement`.
     """
 
     def __init__(

@@ -49,9 +49,8 @@ POLL_S = 0.5  # the time between two polls of the new server
 FENCED_POLL_S = 0.05  # the time between two polls while the old server is fenced and callers wait
 AWAY_POLL_S = 2.0  # the time to the next poll after a poll without an answer
 FIRST_POLL_WAIT_S = 1.0  # how long the first connections of a process wait for the first poll
-FENCED_S_MAX = (
-    3.0  # how long a process waits for the end of a fence; after that callers get the error at once
-)
+# How long a process waits for the end of a fence; after that callers get the error at once.
+FENCED_S_MAX = 3.0
 
 
 def is_fence_error(error: BaseException | None) -> bool:
@@ -141,7 +140,7 @@ class ServerConnector(Protocol):
 
 
 class DatabaseMovePoller(Service):
-    """Polls whether the new server of a database has been declared its home; stops when that is so.
+    """Polls whether the new server of a database has been declared its home, until this has happened.
 
     While the old server is fenced, this thread polls also the old server, for all waiting callers.
     """
@@ -151,7 +150,7 @@ class DatabaseMovePoller(Service):
         self._index, self._connect_to_server, self._clock = index, reach, clock
         self.moved = False
         self._dialect: Dialect | None = None
-        # By whether the server is the new one: this thread's own connections.
+        # This thread's own connections. The key: True for the new server, False for the old server.
         self._connections: dict[bool, Any] = {}
         self._first_poll_done = threading.Event()
         self._change = threading.Condition()

@@ -49,7 +49,7 @@ class DatabaseMetadata:
         self, database: Database, there: Mapping[str, str], expected_meta: Mapping[str, str]
     ) -> None:
         """Writes the values that `toc_meta` of a database does not contain yet."""
-        # The database_id is made once; check_caller_connection compares it.
+        # The database_id is made once; `check_caller_connection` compares the ids.
         facts = {_ID: str(uuid.uuid4()), **expected_meta, "database": str(database.index)}
         rows = [{"name": k, "value": v} for k, v in facts.items() if k not in there]
         if not rows:

@@ -4,13 +4,13 @@ During the whole move the new server replicates the old one (by GTID). The steps
 
 1. *guard*: only replication writes on the new server (super_read_only, or its schema is READ ONLY);
    *note*: `moving_to = <the new server's uuid>` in the old server's `toc_meta` names the fence's purpose;
-2. *fence*: the old server's schema becomes READ ONLY. This waits a limited time for open transactions;
+2. *fence*: the old server's schema becomes READ ONLY. The step waits a limited time for open transactions;
 3. *end*: the application's sessions on the old server are killed; new sessions, also of readers, find the
    fence;
 4. *wait*: the new server executes all transactions that the old one had when it was fenced;
 5. *stop*: replication from the old server stops;
 6. *open*: the new server accepts writes. Nobody writes yet: the server is not the home;
-7. *home*: one row in its `toc_meta`, `home = its server_uuid`. This is the switch (`database_home`);
+7. *home*: one row in the new server's `toc_meta`, `home = its server_uuid`: the switch (`database_home`);
 8. *forget*: the new server forgets the old one as its source.
 
 Every step first reads the present state. So after a crash between any two steps, `start_or_resume` finishes

@@ -207,8 +207,8 @@ class Database:
             return
         assert self._database_home is not None  # noqa: S101 - only SQLite has none
         self._database_home.attach_engine(engine)
-        if self._clock.fixed_time_ms() is not None:
-            event.listen(engine, "before_cursor_execute", self._freeze_mysql_clock)
+        if self._clock.time_for_servers_ms() is not None:
+            event.listen(engine, "before_cursor_execute", self._set_mysql_session_time)
 
     def job_table_name(self, shard: int) -> str:
         """The quoted, qualified name of a shard's table."""
@@ -336,9 +336,9 @@ class Database:
 
     def _open_pipelined_connection(self) -> PipelinedExecutor:
         connection = PipelinedExecutor(self.autocommit_engine, self.idle_transaction_s)
-        frozen = self._clock.fixed_time_ms()
-        if frozen is not None:  # tests only
-            connection.send_autocommit([Statement(_timestamp_sql(frozen))])
+        for_servers_ms = self._clock.time_for_servers_ms()
+        if for_servers_ms is not None:  # tests only
+            connection.send_autocommit([Statement(_timestamp_sql(for_servers_ms))])
         return connection
 
     def require_check_before_use(self, check: Callable[[Database], None]) -> None:
@@ -376,7 +376,7 @@ class Database:
             return ""
         number = error_number(error)
         if self.sqlite and "locked" in error_text(error):
-            # SQLite reports this at once if the snapshot was too old, otherwise after its whole time-out.
+            # SQLite raises this error at once if the snapshot was too old, otherwise after its time-out.
             waited_s = self._clock.monotonic_s() - began_s
             return "lock" if tries < TRIES_MAX and waited_s < self._read_timeout_s else ""
         if number in LOCK_ERRORS:
@@ -416,8 +416,8 @@ class Database:
         clock = self._clock
 
         def toc_now(plus_ms: int, least: str = "") -> str:
-            frozen = clock.fixed_time_ms()
-            now_ms = clock.wall_ms() if frozen is None else frozen
+            for_servers_ms = clock.time_for_servers_ms()
+            now_ms = clock.wall_ms() if for_servers_ms is None else for_servers_ms
             return sql_time_of_ms(max(now_ms, ms_of_sql_time(least) if least else 0) + plus_ms)
 
         raw.create_function("toc_now", -1, toc_now)  # with one argument or two
@@ -432,10 +432,10 @@ class Database:
         cursor.execute("PRAGMA synchronous = FULL")  # a COMMIT is as durable as the disk (I1)
         cursor.close()
 
-    def _freeze_mysql_clock(self, connection: Any, cursor: Any, *statement: Any) -> None:
-        frozen = self._clock.fixed_time_ms()
-        if frozen is not None:  # tests only: UTC_TIMESTAMP follows the session's TIMESTAMP
-            cursor.execute(_timestamp_sql(frozen))
+    def _set_mysql_session_time(self, connection: Any, cursor: Any, *statement: Any) -> None:
+        for_servers_ms = self._clock.time_for_servers_ms()
+        if for_servers_ms is not None:  # tests only: UTC_TIMESTAMP follows the session's TIMESTAMP
+            cursor.execute(_timestamp_sql(for_servers_ms))
 
 
 def _timestamp_sql(ms: int) -> str:

@@ -36,7 +36,7 @@ from toc.store.schema import JOB
 from toc.store.verb import Statement
 
 c = JOB.c
-ERROR_CHARS_MAX = 4000  # of a dead letter
+ERROR_CHARS_MAX = 4000  # characters of the error's text in a dead letter
 _EVENT_COLUMNS = (
     "event_time", "job_id", "what", "from_status", "to_status", "attempts", "actor", "reason",
 )  # fmt: skip

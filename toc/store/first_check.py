@@ -8,9 +8,8 @@ from collections.abc import Callable
 from toc.errors import TocError
 from toc.runtime.clock import Clock
 
-CHECK_AGAIN_S_MAX = (
-    3.0  # a failed check is repeated after its duration, and after this time at most
-)
+# A failed check is repeated after its duration, and after this time at most.
+CHECK_AGAIN_S_MAX = 3.0
 
 
 class FirstCheck:

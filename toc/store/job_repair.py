@@ -3,9 +3,9 @@
 A guarded change does nothing if a client or a worker has changed the row since reconciliation read it. The
 event of a change is in the same transaction.
 
-The copy that replaces a misfit job is found by the events of the repair: `related_job_id` is the copy in the
-event of the old job, and the old job in the event of the copy. No verb of a client writes
-`related_job_id`.
+A *misfit* is a job whose row is in the table of a wrong shard, or whose job_id does not fit its biz_id. The
+copy that replaces a misfit is found by the events of the repair: in the event of the old job `related_job_id`
+is the copy, in the event of the copy it is the old job. No verb of a client writes `related_job_id`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class JobRepair:
     def record_reminder_repairs(self, reasons: Mapping[int, Mapping[int, str]]) -> None:
         """Writes an event "repair" for jobs whose rows did not change, in one transaction per database.
 
-        reasons: by shard and job_id. A COMMIT whose answer was lost is repeated: then a job has two events.
+        reasons: by shard and job_id. If the answer of a COMMIT is lost, the transaction is repeated: then a
+        job may have two events.
         """
         shards = sorted(reasons)
         for index, some in groupby(shards, key=self._databases.routing.database_index):
@@ -288,7 +289,8 @@ def find_copy_id(databases: Databases, job_id: int) -> int | None:
             event.job_id == job_id,
             event.what == "cancel",
             event.related_job_id.is_not(None),
-            event.related_job_id != job_id,  # only its table was wrong
+            # Equal: only the table was wrong, and the copy kept the id.
+            event.related_job_id != job_id,
         )
         .order_by(event.event_id.desc())
         .limit(1)

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, Table, and_, or_, select
 
-from toc.domain.argument_checks import parse_attribute
+from toc.domain.argument_checks import parse_attribute_json
 from toc.domain.biz_ids import BusinessId
 from toc.domain.job import DeadJob, Job, Status
 from toc.store.schema import JOB
@@ -29,7 +29,7 @@ def job_from_row(row: Any, biz_type: str) -> Job:
         biz_type=biz_type,
         status=status_from_number(row[3]),
         action_ms=row[4],
-        attribute=_parse_attribute(row[5]),
+        attribute=_parse_attribute_json(row[5]),
         due_ms=row[6],
         attempts=row[7],
         token=row[8],
@@ -74,9 +74,9 @@ def status_from_number(number: int) -> Status:
     return _STATUS.get(number, Status.CANCELLED)
 
 
-def _parse_attribute(text: str | None) -> dict[str, Any]:
+def _parse_attribute_json(text: str | None) -> dict[str, Any]:
     """The attribute of a job. A text that is not JSON, which a person wrote, becomes {"not JSON": text}."""
     try:
-        return parse_attribute(text)
+        return parse_attribute_json(text)
     except (ValueError, RecursionError):
         return {"not JSON": text}

@@ -41,7 +41,7 @@ from toc.store.verb import Executor, Statement, StatementResult, Verb, run_state
 
 c = JOB.c
 OnDuplicate = Literal["keep", "replace", "error"]
-ROWS_MAX = 1000  # per INSERT: well below SQLite's 32,766 variables
+ROWS_MAX = 1000  # rows per INSERT, well below SQLite's 32,766 variables
 _TRIES_MAX = 10
 _LIVE = [int(status) for status in Status if status.live]
 _COLUMNS = "job_id, biz_id, type_no, action_time, due_time, attribute, dedup_key"
@@ -98,7 +98,7 @@ class Jobs:
         on_duplicate: OnDuplicate,
         connection: Connection | None = None,
     ) -> list[InsertResult]:
-        """Inserts jobs of *one* database, in one transaction: its own, or that of the caller's `connection`.
+        """Inserts jobs of *one* database, in one transaction: that of the caller's `connection`, if given.
 
         Returns results in the order of `jobs`. Raises DuplicateJob for a held key with on_duplicate="error",
         or "replace" when the holder is already running: then the call has written nothing.

@@ -32,10 +32,10 @@ from toc.store.migration_run import ContextFactory, MigrationRun, MigrationTask,
 from toc.store.schema import FITS_SINCE, VERSION_TABLE
 from toc.store.schema_executor import (
     LOCK_WAIT_S,
+    CompletedStep,
     MigrationFailed,
     Progress,
     ScriptExecutor,
-    StepProgress,
     refuse_table_with_jobs,
     tables_holding_jobs,
 )
@@ -44,18 +44,18 @@ from toc.store.schema_steps import AddColumn, MakeTable, MakeView, SchemaTarget,
 if TYPE_CHECKING:
     from alembic.migration import MigrationContext
 
-# Alembic is imported only by the function that changes a schema. Every client asks which revision a
-# database is at, and the import of Alembic would take a third of the time of its first call.
+# Only the function that changes a schema imports Alembic. Every client asks which revision a database is
+# at, and the import of Alembic would take a third of the time of the client's first call.
 
 __all__ = [
     "BASE",
     "LOCK_WAIT_S",
     "VERSION_TABLE",
+    "CompletedStep",
     "MigrationFailed",
     "Phase",
     "Progress",
     "Revision",
-    "StepProgress",
 ]
 
 Phase = Literal["pre", "post", "all"]
@@ -150,7 +150,7 @@ def schema_target(settings: Settings, index: int) -> SchemaTarget:
     return SchemaTarget(index, settings.routing.shards_of_database(index), sqlite)
 
 
-# ---- whether a process may run on it
+# ---- whether a process may use a database
 
 
 def read_revision(database: Database) -> str | None:
@@ -206,7 +206,7 @@ def refuse_incompatible(databases: Iterable[Database]) -> None:
             raise SchemaMismatch(f"database {database.index} {why}")
 
 
-# ---- changing it
+# ---- changing the schema of databases
 
 
 def upgrade(

@@ -26,10 +26,10 @@ from toc.store.driver_errors import error_number, error_text
 from toc.store.schema_executor import (
     LOCK_NAME,
     LOCK_WAIT_S,
+    CompletedStep,
     MigrationFailed,
     OnlineExecutor,
     Progress,
-    StepProgress,
     lock_wait_assignments,
     record_fits_since_sql,
 )
@@ -115,7 +115,7 @@ class MigrationRun:
             with context.begin_transaction():
                 context.run_migrations(migration=executor)
 
-    def _report_progress(self, step: StepProgress) -> None:
+    def _report_progress(self, step: CompletedStep) -> None:
         if self._progress is not None:
             with self._progress_lock:
                 self._progress(step)

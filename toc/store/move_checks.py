@@ -155,15 +155,14 @@ class MoveChecks:
         return MoveFinding("lag", "ok", f"{behind_s * 1000:.0f} ms")
 
     def _check_errant_transactions(self) -> MoveFinding:
-        own = (
-            self._new.read_executed_gtids()
-        )  # read before the old server's set, which grows meanwhile
+        # Read before the old server's set, which grows meanwhile.
+        own = self._new.read_executed_gtids()
         more = str(
             self._new.read_value(
                 "SELECT GTID_SUBTRACT(%s, %s)", own, self._old.read_executed_gtids()
             )
         )
-        advice = "look what was written there: SHOW BINLOG EVENTS"
+        advice = "see what was written on the new server: SHOW BINLOG EVENTS"
         text = f"the new server has transactions of its own: {more}" if more else "none of its own"
         return _make_finding("transactions", not more, text, advice, bad="warn")
 

@@ -19,7 +19,8 @@ from toc.store.database_home import FENCED_SQL, HOME
 from toc.store.sessions import session_arguments
 
 CONNECT_S, ANSWER_S = 5, 60
-LOCK_WAIT_S = 1  # of one try to fence; meanwhile writes to the schema may wait
+# How long one try to fence waits for locks; meanwhile writes to the schema may wait.
+LOCK_WAIT_S = 1
 LAG_S_MAX = 1.0
 
 
@@ -55,10 +56,11 @@ class ReplicationChannel:
 
 
 class MoveServerSession:
-    """One session on one of the two servers of a move. It is kept for the whole command: it holds the lock.
+    """One session on one of the two servers of a move.
 
-    role: "old" or "new". The session never reconnects. Raises StoreUnavailable, SettingsError
-    (a login that is refused) and MoveStopped, with the database's index and the role in the text.
+    The session is kept for the whole command, because it holds the lock of moves; it never reconnects.
+    role: "old" or "new". Raises StoreUnavailable, SettingsError (a login that is refused) and MoveStopped,
+    with the database's index and the role in the text.
     """
 
     def __init__(

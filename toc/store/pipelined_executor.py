@@ -3,8 +3,8 @@
 The driver's protocol supports this (CLIENT_MULTI_STATEMENTS). SQLAlchemy does not: it closes the cursor
 after the first result, and the other results are lost. So this module sends packets and reads results
 with the driver itself, on connections of SQLAlchemy's pool; SQLAlchemy's cursor events and `handle_error`
-are not called for them. This also saves SQLAlchemy's execution time in Python, which is as much as the
-driver's: so a single statement is sent this way too.
+are not called for them. Packets also save SQLAlchemy's execution time in Python, which is as much as the
+driver's: so a single statement is sent as a packet too.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from toc.store.database_home import is_fence_error
 from toc.store.driver_errors import LOST_ERRORS
 from toc.store.verb import Executor, Statement, StatementResult
 
-BYTES_MAX = 1_000_000  # of a packet, about: far below any server's max_allowed_packet
+BYTES_MAX = 1_000_000  # approximate limit of a packet, far below any server's max_allowed_packet
 
 _PARSE_ERROR = 1064  # the error for a second statement, when the server accepts only one at a time
-_IF_CHANGED = " AND ROW_COUNT() > 0"  # of the statement before; see `Statement.if_changed`
+_IF_CHANGED = " AND ROW_COUNT() > 0"  # the statement before changed a row: `Statement.if_changed`
 
 
 class PacketFailedError(Exception):

@@ -29,9 +29,8 @@ from toc.store.job_rows import status_from_number
 from toc.store.schema import JOB
 
 c = JOB.c
-KINDS_MAX = (
-    100  # pairs of type and status in one DELETE: SQLite's conditions have 1,000 terms at most
-)
+# Pairs of type and status in one DELETE: SQLite's conditions have 1,000 terms at most.
+KINDS_MAX = 100
 _ENDED = [int(status) for status in Status if not status.live]
 
 

@@ -226,7 +226,7 @@ class _ReadOnlyDatabase:
         functions: Callable[[int], Mapping[str, Callable[..., Any]]],
     ) -> None:
         self.index = index
-        self.now_ms: int | None = clock.fixed_time_ms()
+        self.now_ms: int | None = clock.time_for_servers_ms()
         self._clock, self._limits, self._functions = clock, limits, functions
         self._facts = routing.meta_values() | {"database": str(index)}
         parsed = make_url(url)

@@ -23,7 +23,7 @@ from toc.store.job_rows import after_due_key_condition, status_from_number
 from toc.store.schema import JOB
 
 c = JOB.c
-IDS_MAX = 1000  # per SELECT by primary key
+IDS_MAX = 1000  # ids in one SELECT by primary key
 _PACKED_BYTES_MAX = 16 * 2**20  # four times 200,000 numbers of 20 bytes; MariaDB's packet size
 
 

@@ -20,9 +20,8 @@ from toc.store.databases import Database, Databases
 
 log = logging.getLogger(__name__)
 
-ANSWER_S_MAX = (
-    5.0  # for all databases together: a database that hangs would delay the start by a minute
-)
+# For all databases together: without this limit a database that hangs would delay the start by a minute.
+ANSWER_S_MAX = 5.0
 
 
 TableInspection = Callable[[Database], None]
@@ -37,7 +36,8 @@ def check_databases(
     """Raises SchemaMismatch if a database that answers does not fit; StoreUnavailable if none answers.
 
     `inspect(database)` checks the tables (`TableCheck`) and may raise SchemaMismatch; for processes that live
-    long. None: the tables are not checked, because the queries would cost a client more than its own call.
+    long. If `inspect` is None, the tables are not checked: in a client these queries would take longer than
+    the call that the client makes.
     """
 
     def check_at_first_answer(database: Database) -> None:

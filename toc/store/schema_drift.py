@@ -109,7 +109,7 @@ def _shape_differences(table: str, found: TableShape, wanted: TableShape) -> Ite
 
 def _view_differences(found: TableShape, wanted: TableShape) -> Iterator[str]:
     if not found.columns:
-        yield "it cannot be read: something that it stands on is missing"
+        yield "it cannot be read: a table, view or column that it reads is missing"
         return
     for name in wanted.columns:
         if name not in found.columns:
@@ -120,7 +120,7 @@ def _view_differences(found: TableShape, wanted: TableShape) -> Iterator[str]:
         read, declared = set(found.tables.split()), set(wanted.tables.split())
         yield "; ".join(
             [f"it leaves out {name}" for name in sorted(declared - read)]
-            + [f"it stands on {name}" for name in sorted(read - declared)]
+            + [f"it also reads {name}" for name in sorted(read - declared)]
         )
     elif found.select != wanted.select and set(found.columns) >= set(wanted.columns):
         yield "its SELECT is another one"

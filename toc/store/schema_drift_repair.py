@@ -26,9 +26,9 @@ from toc.store.schema_drift import DriftFinding
 from toc.store.schema_executor import (
     IN_PLACE,
     LOCK_WAIT_S,
+    CompletedStep,
     OnlineExecutor,
     Progress,
-    StepProgress,
 )
 from toc.store.schema_steps import SchemaStep, SchemaTarget
 from toc.store.table_shapes import PRIMARY, Shapes, read_shapes
@@ -82,7 +82,7 @@ def repair_drift(
                 for statement in repair.statements:
                     executor.run_drift_repair(table, statement)
                 if progress is not None:
-                    progress(StepProgress(index, "mend", table, is_view, number, len(repairs)))
+                    progress(CompletedStep(index, "mend", table, is_view, number, len(repairs)))
             done += repairs
     return done
 
@@ -160,7 +160,7 @@ class _RepairPlanner:
         if fault.kind in ("missing", "view"):
             statements = self._make_create_statements(fault)
         elif self._target.sqlite:
-            statements, note = [], "SQLite cannot change it in place: it is left"
+            statements, note = [], "SQLite cannot change a table in place: the fault is left"
         elif fault.kind == "engine":
             statements = [f"ALTER TABLE {fault.table} ENGINE = InnoDB"]
         elif fault.kind == "column":
@@ -186,7 +186,7 @@ class _RepairPlanner:
         alter = f"ALTER TABLE {table}"
         match fault.kind:
             case "extra column":
-                note = "it stays, with its values, and may be NULL"
+                note = "the column stays, with its values, and may be NULL"
                 return [self._make_nullable(table, fault.name)], note
             case "extra index":
                 was = self._found[table].indexes[fault.name]
@@ -199,7 +199,7 @@ class _RepairPlanner:
             case "foreign key":
                 return [f"{alter} DROP FOREIGN KEY {name}"], ""
             case _:
-                return [], "only a person can decide that: it is left"
+                return [], "only a person can decide what to do: the fault is left"
 
     def _restore_column(self, table: str, name: str) -> Iterator[str]:
         definitions, found = self._declared[table].definitions, self._found[table]
@@ -210,8 +210,8 @@ class _RepairPlanner:
             if default:
                 yield f"{alter}ALTER COLUMN {name} SET DEFAULT {default}"
             return
-        # A generated column has no data of its own. An index over a dropped column would lose it, and refuse
-        # rows.
+        # A generated column has no data of its own. An index over a dropped column would go on without this
+        # column, and refuse rows.
         over = [
             index
             for (kind, index), definition in definitions.items()

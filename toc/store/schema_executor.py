@@ -44,7 +44,7 @@ _RAW = {"no_parameters": True}  # the text goes to the driver as it is: a % is a
 
 
 class MigrationFailed(TocError):
-    """A migration stopped. Its changes stay, and a later run continues after them.
+    """A migration stopped. The changes that it made stay, and a later run continues after them.
 
     `table` is None when the error concerns the database as a whole; `number`: the
     server's error number, None on SQLite.
@@ -61,8 +61,8 @@ class MigrationFailed(TocError):
 
 
 @dataclass(frozen=True, slots=True)
-class StepProgress:
-    """A step that was run: its revision, and how many of the database's steps are done."""
+class CompletedStep:
+    """A step that has just been run, and how many of all steps of this database are done."""
 
     database: int
     revision: str
@@ -72,7 +72,7 @@ class StepProgress:
     total: int
 
 
-Progress = Callable[[StepProgress], None]
+Progress = Callable[[CompletedStep], None]
 
 
 class OnlineExecutor:
@@ -155,7 +155,7 @@ class OnlineExecutor:
             try:
                 self._run_sql(f"LOCK TABLES {step.table} WRITE")
             except DBAPIError as error:
-                if is_missing_table(error):  # an earlier run has dropped it
+                if is_missing_table(error):  # an earlier run has dropped the table
                     return
                 raise
             try:
@@ -169,7 +169,7 @@ class OnlineExecutor:
         self._done += 1
         if self._progress is not None:
             place = self.target.index, revision, step.table, step.is_view
-            self._progress(StepProgress(*place, self._done, self._total))
+            self._progress(CompletedStep(*place, self._done, self._total))
 
     def _run_sql(self, sql: str) -> None:
         self.connection.exec_driver_sql(sql, execution_options=_RAW)
@@ -212,7 +212,7 @@ def refuse_table_with_jobs(connection: Connection, database: int, table: str) ->
             return
         raise
     if has_rows:
-        text = "it holds jobs, and is not dropped before it is empty; nothing of it was changed"
+        text = "the table holds jobs, and is dropped only when it is empty; it was not changed"
         raise MigrationFailed(database, table, text)
 
 
@@ -320,7 +320,10 @@ class ScriptExecutor:
             self._write_statements(step.up_statements(sqlite=self.target.sqlite))
 
     def down(self, revision: str, steps: Steps) -> None:
-        """Writes the statements that revert a revision, which must not drop job tables."""
+        """Writes the statements that revert a revision.
+
+        The caller must not pass a revision that makes job tables: the script would drop them with their jobs.
+        """
         self._out.write(f"\n-- revision {revision}, down\n\n")
         for step in list(steps(self.target))[::-1]:
             self._write_statements(step.down_statements(sqlite=self.target.sqlite))

@@ -92,9 +92,8 @@ def read_schema_status(database: Database, expected_meta: Mapping[str, str]) -> 
         return SchemaStatus(database.index, revision, incompatibility=incompatibility)
     if revision is not None:
         recorded: dict[str, str] = {}
-        with suppress(
-            StatementFailed
-        ):  # toc_meta is missing: compare_shapes reports the missing table
+        # StatementFailed: toc_meta is missing. `compare_shapes` reports the missing table.
+        with suppress(StatementFailed):
             recorded = read_recorded_meta(database)
         wrong = describe_meta_differences(target, expected_meta, recorded)
         if wrong:

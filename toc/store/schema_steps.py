@@ -11,8 +11,9 @@ each DDL statement by itself, so a run can be interrupted between any two of the
 carries the condition under which there is nothing left to do. An ALTER of a table with jobs names its
 ALGORITHM: the server then refuses a change that would copy rows or block writes.
 
-One text of a statement must do for MySQL and for MariaDB. A revision that needs another kind of step (an
-index, a column that is dropped) adds its class here; tests/migration/steps.py has examples.
+Each statement must have one text that MySQL and MariaDB both accept. A revision that needs another kind of
+step (an index, a column that is dropped) adds a class for this kind here; tests/migration/steps.py has
+examples.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ from toc.runtime.setting_groups import MysqlSettings
 
 CHARSET = "utf8mb4"
 
-LOCK_WAIT_S = 5  # for a row, and for a table that somebody changes
+# How long a statement waits for a lock on a row, or on a table that somebody changes.
+LOCK_WAIT_S = 5
 
 _SINCE_S = "toc_idle_since_s"
 # The server counts real time, also where a test stops the clock.
@@ -136,8 +137,9 @@ def set_idle_transaction_limit(engine: Engine, seconds: int) -> None:
 
     A process that freezes within a transaction (SIGSTOP, a machine that hangs, a network that loses packets)
     holds the locks of its rows, and its jobs could not be taken over until the server gives the session up:
-    after hours. MySQL has no time-out for idle transactions, only one for idle sessions: the engine for
-    transactions gets a short one. A session that was idle in the pool for half of it is not used again.
+    after hours. MySQL has no time-out for idle transactions, only one for idle sessions: the sessions of the
+    engine for transactions get a short time-out. A session that was idle in the pool for half of this time is
+    not used again.
     """
 
     def set_wait_timeout(raw: Any, record: Any) -> None:

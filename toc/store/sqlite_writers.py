@@ -1,8 +1,8 @@
 """Remembers which callers' transactions of this thread hold the write lock of a SQLite file.
 
-SQLite has one writer. A joined transaction holds the lock until the caller ends the transaction. Another
-connection of the same thread that wants to write would wait for the lock until its time-out: the thread that
-should end the transaction is the one that waits. So such a call is refused at once.
+SQLite has one writer. A joined transaction holds the lock until the caller ends the transaction. If another
+connection of the same thread wants to write meanwhile, it waits for the lock until its time-out, because the
+thread that should end the transaction is the thread that waits. So toc refuses such a write at once.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 from toc.store.schema import VERSION_TABLE
 
 PRIMARY = "PRIMARY"
-INVISIBLE = " invisible"  # of an index that the optimizer does not use
+INVISIBLE = " invisible"  # ends the description of an index that the optimizer does not use
 UNKNOWN = "?"
 """The tables of a view whose SELECT the account may not see."""
 
@@ -56,7 +56,7 @@ def read_shapes(connection: Connection, *, sqlite: bool) -> Shapes:
     return found
 
 
-# ---- as a revision declares it
+# ---- the shape of a table as a revision declares the table
 
 
 def parse_table(sql: str, indexes: Iterable[str] = (), *, sqlite: bool) -> TableShape:
@@ -171,7 +171,7 @@ def _split_table_items(body: str) -> list[str]:
     return [" ".join(item.split()) for item in (*items, body[start:])]
 
 
-# ---- as MySQL or MariaDB has it
+# ---- the shapes of the tables that MySQL or MariaDB has
 
 # Without LIKE: both would look into every schema of the server for a pattern.
 _TABLES = (
@@ -276,7 +276,7 @@ def _describe_column_row(row: Mapping[str, Any]) -> str:
     )
 
 
-# ---- as SQLite has it: it stores the texts as they were given
+# ---- the shapes of the tables that SQLite has: SQLite stores the texts as they were given
 
 _OBJECTS = (
     "SELECT type, name, tbl_name, sql FROM sqlite_master "

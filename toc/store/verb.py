@@ -66,7 +66,7 @@ class Executor(ABC):
 
 @dataclass(slots=True)
 class Verb(Generic[T]):
-    """One operation on one database. It can be repeated: its guards or ids make a second run harmless.
+    """One operation on one database. A verb can be repeated: its guards or ids make a second run harmless.
 
     changes: run in one transaction. reads: run after its COMMIT.
     make_answer: makes the answer from the results of all changes and reads, in order; it may send more reads.

@@ -1,4 +1,4 @@
-"""Says whether toc kept its promises, from journals and the databases' rows alone; it uses no counter of toc.
+"""Says whether toc kept its promises, from journals and the databases' rows alone: no counter of toc is used.
 
 In the manner of Jepsen's checker for Chronos, for jobs that are due once: each job's calls, handler
 runs and final row are judged together (`judge`); a duplicate needs a reason, such as a fault (`faults`).
@@ -36,10 +36,11 @@ def check(
 ) -> Report:
     """The verdict on one run; the entries may stand in any order, in any of the histories.
 
-    It is complete only with a Row for each job (`toc.testing.final_rows`), read after everything has ended.
-    Large journals are checked in `processes` (default: one per processor) with files in the temporary
-    directory as large as they; a script that calls this needs the usual `if __name__ == "__main__"`.
-    Raises OSError for a file that cannot be read, ValueError for one that is no journal.
+    The verdict is complete only if the histories have a Row for each job (`toc.testing.final_rows`), read
+    when all clients and nodes have stopped. Large journals are checked in `processes` (default: one per
+    processor), with files in the temporary directory that are as large as the journals; a script that calls
+    `check` then needs the usual `if __name__ == "__main__"`. Raises OSError for a file that cannot be read,
+    ValueError for a file that is no journal.
     """
     rules = rules or Rules()
     paths: list[Path] = []

@@ -1,4 +1,4 @@
-"""A clock for tests. Statements and scripts take its time in place of their server's."""
+"""A clock for tests. Statements and scripts use this clock's time in place of their server's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TestClock:
 
     `start`: an aware datetime from 2024 to 2037 (default 2026-01-01 UTC). One clock may serve
     clients, nodes and whatever else a test has in this process: all of them, and their databases
-    and Redis, then agree on the time. Who sleeps on it moves it too: nothing waits for ever.
+    and Redis, then agree on the time. `sleep_s` moves the clock too: so nothing waits for ever.
     """
 
     __test__ = False  # pytest: this is no test class
@@ -31,7 +31,7 @@ class TestClock:
             raise InvalidInput("start", start, rule)
         self._lock = threading.Lock()
         self._start_ms = self._ms = ceil_ms(start - EPOCH)
-        self._pause = threading.Event()  # never set: to wait on it is to sleep
+        self._pause = threading.Event()  # never set: a wait for this event is a sleep
 
     def advance(self, by: timedelta | float) -> datetime:
         """Moves the clock on by a timedelta or by seconds, rounded up to milliseconds.
@@ -47,7 +47,7 @@ class TestClock:
 
     @property
     def now(self) -> datetime:
-        """The time it shows, as an aware UTC datetime."""
+        """The time of this clock, as an aware UTC datetime."""
         return datetime_of(self._ms)
 
     def wall_ms(self) -> int:
@@ -58,7 +58,8 @@ class TestClock:
 
     def sleep_s(self, seconds: float) -> None:
         self.advance(max(0.0, seconds))
-        self._pause.wait(_BREATH_S)  # lets the threads go on that the sleeper waits for
+        # The caller usually waits for other threads: this short real pause lets them run.
+        self._pause.wait(_BREATH_S)
 
-    def fixed_time_ms(self) -> int | None:
+    def time_for_servers_ms(self) -> int | None:
         return self._ms

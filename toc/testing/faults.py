@@ -12,8 +12,9 @@ from toc.testing.history import Fault
 
 
 class FaultState(NamedTuple):
-    """The faults at one moment. `during`: names of those that are on. `after`: name and end of those that
-    ended last.
+    """The faults at one moment. `during`: names of the faults that are on.
+
+    `after`: name and end in ms of each fault that has ended since the last beginning of a fault.
     """
 
     during: tuple[str, ...]
@@ -39,7 +40,10 @@ class FaultTimeline:
         self._edges, self._moments = _build_timeline(self.all)
 
     def find_explaining_fault(self, process: str, from_ms: float, to_ms: float) -> str | None:
-        """The name of a fault that hit this process between these times, or else all processes."""
+        """The name of a fault that hit this process between these times; else of one that hit all processes.
+
+        None: there was no such fault.
+        """
         for name in (process, ""):
             line = self._by_process.get(name)
             if (

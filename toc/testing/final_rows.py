@@ -12,9 +12,9 @@ from toc.testing.history import Row
 
 
 def rows(settings: Settings | None = None) -> Iterator[Row]:
-    """Every job as a Row (default: of the settings of the environment), one page in memory at a time.
+    """Yields each job as a Row, with one page of rows in memory. `settings`: default: by the environment.
 
-    Read them when everything has ended, and before a purge takes the ended ones. Raises
+    Call it when all clients and nodes have stopped, and before a purge deletes jobs that have ended. Raises
     StoreUnavailable and SettingsError.
     """
     databases = Databases.from_settings(settings or load_settings(), SystemClock())

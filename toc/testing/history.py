@@ -17,7 +17,7 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """schedule() was called at `asked_ms` and has returned `job_id` at `at_ms`: it must not get lost."""
+    """schedule() was called at `asked_ms` and has returned `job_id` at `at_ms`: the job must not get lost."""
 
     job_id: int
     biz_type: str
@@ -69,7 +69,10 @@ class Redriven:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A handler has started; written first of all. `attempt`, `token`: its job's `attempts` and `token`."""
+    """A handler has started; the first thing that a handler writes.
+
+    `attempt`, `token`: the job's `attempts` and `token`.
+    """
 
     job_id: int
     biz_type: str
@@ -81,10 +84,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A handler has ended; written last of all. `failed`: it raised.
+    """A handler has ended; the last thing that a handler writes. `failed`: the handler raised an error.
 
-    `verdict`: "retry", "snooze", "drop" or "dead", where it returned one of these in place of success;
-    "stopped" where an `async def` handler was cancelled because its process ended.
+    `verdict`: "retry", "snooze", "drop" or "dead", if the handler returned this in place of success;
+    "stopped", if an `async def` handler was cancelled because its process ended.
     """
 
     job_id: int
@@ -100,8 +103,8 @@ class Ended:
 class Fault:
     """A fault that was injected, and its duration: it explains duplicates and lateness.
 
-    `processes`: those that were killed, frozen or cut off, named as in `Started`. Empty: all of them, because
-    a server or the whole network failed.
+    `processes`: the processes that were killed, frozen or cut off, named as in `Started`. Empty: the fault
+    hit all processes, because a server or the whole network failed.
     """
 
     name: str
@@ -114,7 +117,8 @@ class Fault:
 class Row:
     """A job's final row in the database. `status`: the word, "pending" to "dead".
 
-    `token`: the row's column `worker`; "": not looked at. `dead_letter`: None: not looked at.
+    `token`: the row's `claim_token`; "": not read, or the job was never claimed. `dead_letter`: whether the
+    job has a dead letter; None: not read.
     """
 
     job_id: int
@@ -153,7 +157,7 @@ KINDS: dict[str, type[Entry]] = {
 
 
 class Journal:
-    """Appends entries. Thread-safe and unbuffered: one write call per line, so no kill cuts one."""
+    """Appends entries to a file. Thread-safe. Each line is one unbuffered write, so no kill cuts a line."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -173,14 +177,14 @@ class Journal:
 
 
 class Tail:
-    """Reads a journal while another process writes it; each entry once."""
+    """Reads a journal while another process writes to it; each entry is read once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def read(self) -> list[Entry]:
-        """The entries since the last call; none while there is no file."""
+        """The entries that were written since the last call; none while the file does not exist."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -193,7 +197,7 @@ class Tail:
 
 
 def read(path: Path) -> Iterator[Entry]:
-    """All entries of a journal, without its last line where that was cut off."""
+    """All entries of a journal, without the last line if that line was cut off."""
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):

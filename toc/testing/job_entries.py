@@ -13,8 +13,8 @@ from toc.testing.history import Entry, Fault, ScheduleUnanswered
 
 SUCCESS, AGAIN, SNOOZED, DROPPED, BURIED = "", "again", "snooze", "drop", "dead"
 STOPPED = "stopped"
-"""How a handler's run ended. AGAIN: it failed, or asked for a retry. STOPPED: its process ended and
-cancelled it; the attempt does not count."""
+"""How a handler's run ended. AGAIN: the handler failed, or asked for a retry. STOPPED: the process ended and
+cancelled the handler; the attempt does not count."""
 
 
 class ClientCall(NamedTuple):

@@ -24,10 +24,10 @@ from toc.testing.job_entries import EntriesByJob
 from toc.testing.judge import JobJudge, Rules
 from toc.testing.report import Report
 
-CHUNK_BYTES = 64 << 20  # what one task of the first pass reads
+CHUNK_BYTES = 64 << 20  # bytes that one task of the first pass reads
 READ_BYTES = 8 << 20
 PART_BYTES = 16 << 20
-BLOCK_BYTES = 256 << 10  # parsed at a time
+BLOCK_BYTES = 256 << 10  # bytes that are parsed at a time
 LINE_BYTES_SHOWN = 200
 # In JSON a quotation mark inside a text follows a backslash: so this matches the name, never a value.
 _JOB_ID = re.compile(rb'"job_id":\s*(\d+)')
@@ -53,7 +53,8 @@ def check_journal_files(
 ) -> tuple[Report, _SharedEntries]:
     """Judges all jobs of these journals. The temporary directory needs as much room as the journals."""
     sizes = {path: path.stat().st_size for path in paths}
-    parts = sum(sizes.values()) // PART_BYTES | 1  # odd: ids end in a hash and a sequence
+    # An odd number: so the part of an id depends on all its bits, and the parts have about equal sizes.
+    parts = sum(sizes.values()) // PART_BYTES | 1
     with (
         TemporaryDirectory(prefix="toc-check-") as name,
         ProcessPoolExecutor(processes, get_context("spawn"), gc.disable) as pool,

@@ -1,8 +1,8 @@
 """The verdict on one job: its entries compared with toc's promises. Pure.
 
-A call whose answer was lost ("") may have had effect or not, at any moment since it was asked: both
-are legal, and so the action_time in force is a set. A second Scheduled of one id is such a call too: under a
-dedup key, schedule() may have replaced the job's time or kept it.
+A call whose answer was lost ("") may have had effect or not, at any moment since the call was made: both are
+legal. So there may be several action_times, each of which may be the one in force. A second Scheduled of one
+id is such a call too: under a dedup key, schedule() may have replaced the job's time or kept it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from toc.testing.report import UNEXPLAINED, FaultEffects, Kind, Lateness, Proble
 from toc.worker.lease_recovery import EXTRA_MAX
 
 OVERTIME = "over its timeout"
-CLIENT_OFF_MS = (
-    5000.0  # how far a client's idea of the servers' time may be off, after a slow answer
-)
+# How far a client's estimate of the servers' time may be off, after a slow answer.
+CLIENT_OFF_MS = 5000.0
 _CANCELLED = ("cancelled", "already_cancelled")
 
 
@@ -43,19 +42,19 @@ class Rules:
 
     tolerance_ms: how far handlers' and clients' clocks may differ from the servers' (default 0).
 
-    early_ms: by fault name, how long before its time a job may start while that fault is on, because a clock
-    that has stepped is believed so far.
+    early_ms: by fault name, how long before its time a job may start while that fault is on: up to a limit,
+    toc trusts a clock that has stepped ahead.
 
     late_ms: a start later than this counts as late when a fault's recovery is measured (default 1000).
 
     linger_ms: how long after its end a fault still explains a duplicate (default 0).
 
-    max_attempts: by biz_type; a dead job of such a type must have used them up.
+    max_attempts: by biz_type; a dead job of such a type must have used up so many attempts.
 
-    timeouts_ms: by biz_type, how long a claim holds: a later start is legal if the one before had not ended,
-    and a fault explains a start only if it came within this time.
+    timeouts_ms: by biz_type, how long a claim holds: a start after this time is legal if the run before had
+    not ended, and a fault explains a start only if the fault came within this time.
 
-    problems_max: how many problems of each kind are kept in words (default 100); all are counted.
+    problems_max: how many problems of each kind are kept in words (default 100); all problems are counted.
     """
 
     tolerance_ms: float = 0.0
@@ -74,8 +73,9 @@ class _ActionTimeWrite(NamedTuple):
     asked_ms: float
     at_ms: float
     certain: bool
-    since_ms: float  # a job cannot be later than since it was asked for
-    until_ms: float = -math.inf  # redrive: it is any moment from action_ms up to this
+    since_ms: float  # when the call was made: lateness never counts from an earlier time
+    # Only a redrive has this time: its action_time is any moment from action_ms to until_ms.
+    until_ms: float = -math.inf
 
     def may_have_set(self, action_ms: int) -> bool:
         """Whether the call may have set this action_time."""
@@ -83,7 +83,7 @@ class _ActionTimeWrite(NamedTuple):
 
 
 class JobJudge:
-    """Judges one job after the other and adds it to its report.
+    """Judges one job after the other, and adds the results to `report`.
 
     `strangers_are_legal`: jobs that no answered call scheduled are no problem.
     """
@@ -98,7 +98,7 @@ class JobJudge:
         if not job.schedules:
             self.report.strangers += 1
             if not self._strangers_are_legal:
-                case.add_problem(Kind.WRONG, "it exists, and no client scheduled it")
+                case.add_problem(Kind.WRONG, "the job exists, and no client scheduled it")
                 return
         case.check_job()
 
@@ -237,8 +237,11 @@ class _JobCheck:
             self._check_attempt_rises(before, start)
 
     def _check_attempt_rises(self, before: HandlerStart, start: HandlerStart) -> None:
-        """Each claim counts one more, so the numbers rise; a start that came late is of an older claim."""
-        belated = self._fault_before_start(start)
+        """Each claim counts one more attempt, so the numbers rise.
+
+        The exception: a start that a fault delayed may belong to an older claim.
+        """
+        belated = self._injected_fault_before_start(start)
         if start.attempt == before.attempt or belated is None:
             text = f"attempt {start.attempt} was started after attempt {before.attempt}"
             self.add_problem(
@@ -249,11 +252,10 @@ class _JobCheck:
         """Why a job was started again although the start before had not failed."""
         if start.token == before.token != "":
             return UNEXPLAINED
-        fault = self._fault_during_run(before, start.at_ms)
-        if (
-            fault is None and start.attempt < before.attempt
-        ):  # the start of the older claim came late
-            fault = self._fault_before_start(start)
+        fault = self._injected_fault_during_run(before, start.at_ms)
+        if fault is None and start.attempt < before.attempt:
+            # The older claim was started after the newer one.
+            fault = self._injected_fault_before_start(start)
         if fault is None and self._ran_over_timeout(before, start.at_ms):
             return OVERTIME
         return fault or UNEXPLAINED
@@ -262,13 +264,16 @@ class _JobCheck:
     def _timeout_ms(self) -> float:
         return self._rules.timeouts_ms.get(self._biz_type, math.inf)
 
-    def _fault_during_run(self, start: HandlerStart, until_ms: float) -> str | None:
-        """A fault that may have kept a run from ending, or from being recorded, while its claim held."""
+    def _injected_fault_during_run(self, start: HandlerStart, until_ms: float) -> str | None:
+        """The name of an injected fault that may have kept a run from ending, or its end from being recorded.
+
+        Only faults before `until_ms` and within the timeout of the job's type count.
+        """
         to_ms = min(until_ms, start.at_ms + self._timeout_ms)
         return self._faults.find_explaining_fault(start.process, start.at_ms, to_ms)
 
-    def _fault_before_start(self, start: HandlerStart) -> str | None:
-        """A fault that may have kept a run from starting after its claim."""
+    def _injected_fault_before_start(self, start: HandlerStart) -> str | None:
+        """The name of an injected fault that may have delayed the start of a run after its claim."""
         return self._faults.find_explaining_fault(
             start.process, start.at_ms - self._timeout_ms, start.at_ms
         )
@@ -332,9 +337,8 @@ class _JobCheck:
 
     def _may_have_lost_lease(self, start: HandlerStart, until_ms: float) -> bool:
         """Whether the claim of a run may have ended before the run, by a fault or over its timeout."""
-        return self._fault_during_run(start, until_ms) is not None or self._ran_over_timeout(
-            start, until_ms
-        )
+        fault = self._injected_fault_during_run(start, until_ms)
+        return fault is not None or self._ran_over_timeout(start, until_ms)
 
     # ---- the row
 
@@ -347,9 +351,9 @@ class _JobCheck:
             self.add_problem(Kind.WRONG, f"the row says {row.status}, and there is a dead letter")
 
     def _check_attempt_count(self, row: FinalRow) -> None:
-        """Every claim counts one, so each number up to the row's belongs to one start.
+        """Each claim counts one attempt, so each number up to the row's `attempts` belongs to one start.
 
-        But for runs that their process stopped, whose attempt is taken back.
+        The exception: if a process stops a run, the attempt of this run is taken back.
         """
         stopped = {(end.token, end.attempt) for end in self._job.ends if end.how == STOPPED}
         starts = self._job.starts
@@ -374,9 +378,10 @@ class _JobCheck:
     def _check_done_row(self, row: FinalRow) -> None:
         successes = [end for end in self._job.ends if end.how == SUCCESS]
         if not successes:
-            self.add_problem(Kind.LOST, "the row says done, no handler has done it")
+            self.add_problem(Kind.LOST, "the row says done, but no handler has succeeded")
         elif row.token:
-            token = remove_alone_mark(row.token)  # it may have lost its mark while it ran
+            # toc may have removed ":alone" from the row's token while the handler ran.
+            token = remove_alone_mark(row.token)
             if all(remove_alone_mark(end.token) != token for end in successes):
                 self.add_problem(
                     Kind.STALE, f"done under claim {row.token}, which has not succeeded"
@@ -393,7 +398,7 @@ class _JobCheck:
         if any(self._faults.has_fault_within(call.asked_ms, call.at_ms) for call in again):
             return
         if all(end.how != DROPPED for end in job.ends):
-            self.add_problem(Kind.WRONG, "cancelled, but no call was answered so")
+            self.add_problem(Kind.WRONG, "the row says cancelled, but no call was answered so")
 
     def _check_dead_row(self, row: FinalRow) -> None:
         job = self._job
@@ -446,7 +451,7 @@ def _list_calls_that_set_action_time(job: JobEntries, *, snoozed: bool) -> list[
         first = job.schedules[0]
         writes = [_ActionTimeWrite(first.action_ms, -math.inf, first.at_ms, True, first.asked_ms)]
     elif job.row is not None and not (snoozed or job.moves or job.redrives):
-        # The call that scheduled it is unknown; its row has the time.
+        # The call that scheduled the job is unknown; the job's row has the action_time.
         return [_ActionTimeWrite(job.row.action_ms, -math.inf, -math.inf, True, -math.inf)]
     else:
         return []
@@ -466,7 +471,7 @@ def _list_calls_that_set_action_time(job: JobEntries, *, snoozed: bool) -> list[
     for call in job.redrives:
         if call.answer in {"redriven", ""}:
             certain, at_ms = (True, call.at_ms) if call.answer else (False, math.inf)
-            # Due at once: at the time that its client took for the servers'.
+            # The job is due at once, at the time that the client estimated as the servers' time.
             first_ms, last_ms = (
                 math.floor(call.asked_ms - CLIENT_OFF_MS),
                 call.at_ms + CLIENT_OFF_MS,

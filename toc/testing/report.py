@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-_STEPS = 512  # per doubling: a percentile is off by 0.2 % at most
+_STEPS = 512  # buckets per doubling of the lateness: a percentile is off by 0.2 % at most
 _COUNTS = (
     "entries", "scheduled", "starts", "retries", "rescheduled", "redriven",
     "cancelled_too_late", "unanswered", "unstarted", "strangers",
@@ -21,7 +21,7 @@ UNEXPLAINED = "unexplained"
 
 
 class Kind(StrEnum):
-    """What can be broken; see MEANING."""
+    """The kinds of problems. `MEANING` explains each kind."""
 
     LOST = "lost"
     EARLY = "early"
@@ -41,11 +41,11 @@ MEANING = {
     Kind.STALE: "a claim that was over had changed something",
     Kind.WRONG: "answers, handlers and rows that disagree",
 }
-"""In a few words."""
+"""What each kind of problem means, in a few words."""
 
 
 class Problem(NamedTuple):
-    """`job_id`: 0 where it is about the whole history."""
+    """A broken promise. `job_id`: 0 if the problem concerns the whole history."""
 
     kind: Kind
     job_id: int
@@ -56,7 +56,10 @@ class Problem(NamedTuple):
 
 
 class Lateness:
-    """A distribution in bounded memory, in ms. `max_ms`, `min_ms` are exact, percentiles to 0.2 %."""
+    """How late starts were, in ms, as a distribution in bounded memory.
+
+    `max_ms` and `min_ms` are exact; percentiles are exact to 0.2 %.
+    """
 
     __slots__ = ("_found", "count", "max_ms", "min_ms")
 
@@ -85,7 +88,7 @@ class Lateness:
         self.min_ms = min(self.min_ms, other.min_ms)
 
     def buckets(self) -> list[tuple[float, int]]:
-        """(upper bound in ms, how many), ascending. All that were not late are one bucket, of 0."""
+        """(upper bound in ms, number of starts), ascending. Starts that were not late have the bound 0."""
         return [
             (self._upper_bound_ms(bucket), self._found[bucket]) for bucket in sorted(self._found)
         ]
@@ -102,7 +105,7 @@ class Lateness:
         raise AssertionError("the buckets hold other values than `count` says")
 
     def counts(self, edges_ms: Sequence[float]) -> list[int]:
-        """How many are at most the first edge, the second, …, and above the last."""
+        """The number of starts up to the first edge, then between each two edges, and above the last edge."""
         found = [0] * (len(edges_ms) + 1)
         for bound, n in self.buckets():
             found[bisect_left(edges_ms, bound)] += n
@@ -127,9 +130,10 @@ class Lateness:
 class FaultEffects:
     """The effects of all faults of one name.
 
-    during: lateness of jobs that were due while it lasted. after: of those due between its end and the
-    next fault. recovery_ms: how long after its end a job was still late by more than `Rules.late_ms`.
-    duplicates: those that it explains. problems: of jobs that were due during or after it.
+    during: lateness of jobs that were due while a fault lasted. after: lateness of jobs that were due between
+    its end and the next fault. recovery_ms: how long after its end a job was still late by more than
+    `Rules.late_ms`. duplicates: how many duplicates it explains. problems: by kind, of jobs that were due
+    during or after it.
     """
 
     times: int = 0
@@ -142,12 +146,12 @@ class FaultEffects:
 
     @property
     def jobs(self) -> int:
-        """First starts of jobs that were due during or after it."""
+        """How many jobs that were due during or after a fault have started."""
         return self.during.count + self.after.count
 
     @property
     def worst_ms(self) -> float:
-        """The largest lateness, 0 without a job."""
+        """The largest lateness during or after a fault; 0 without a job."""
         return max(0.0, self.during.max_ms, self.after.max_ms)
 
     def merge(self, other: FaultEffects) -> None:
@@ -176,7 +180,7 @@ class FaultEffects:
 class Report:
     """The verdict on a history.
 
-    problems_by_kind counts all; `problems` keeps the first of each kind (`Rules.problems_max`).
+    problems_by_kind counts all problems; `problems` keeps the first of each kind (`Rules.problems_max`).
     duplicates: starts without a failure before, by their reason: a fault's name, "over its timeout", or
     "unexplained", which is a problem. lateness: first starts, minus the action_time in force.
     """
@@ -187,7 +191,7 @@ class Report:
     retries: int = 0  # starts after a failed one
     rescheduled: int = 0
     redriven: int = 0
-    cancelled_too_late: int = 0  # cancel() answered that it was running or had ended: no breach
+    cancelled_too_late: int = 0  # cancel() answered that the job ran or had ended: no problem
     unanswered: int = 0  # calls that raised: both outcomes are legal
     unstarted: int = 0  # attempts that no handler began: their process died between claim and start
     strangers: int = 0  # jobs whose schedule() has raised
@@ -209,7 +213,7 @@ class Report:
         return [problem for problem in self.problems if problem.kind is kind]
 
     def facts(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """All fields, as values for JSON."""
         return {
             "holds": self.holds,
             **{name: getattr(self, name) for name in _COUNTS},
@@ -226,7 +230,7 @@ class Report:
         }
 
     def merge(self, other: Report, problems_max: int) -> None:
-        """Adds the report on other jobs; keeps so many problems of each kind."""
+        """Adds the report on other jobs; keeps at most `problems_max` problems of each kind."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.by_status += other.by_status

@@ -1,8 +1,9 @@
 """The timer: Redis reminds workers of due jobs. A reminder decides nothing; the claim in the database does.
 
 The database is the authority. A reminder in Redis says only "look at this row". A lost reminder makes its
-job late (the loader loads it again, and the scanner runs overdue jobs); a surplus one costs one claim that
-finds nothing. Time is the Redis server's TIME, read inside the scripts; clients' clocks do not matter (I4).
+job late (the loader loads the row again, and the scanner runs overdue jobs); a surplus reminder costs one
+claim that finds nothing. Time is the Redis server's TIME, read inside the scripts; clients' clocks do not
+matter (I4).
 
 Each slot has three keys (see `redis_keys`): the StoreQueue (job_id by due time in ms), the PrepareQueue
 (popped reminders, by the end of their stay in ms) and the marks (per shard: how far the loader has loaded).
@@ -25,11 +26,11 @@ No decision reads the PrepareQueue.
     poller             pops due reminders and puts them into the claim stages
     loader             loads rows into the slots when they are due soon
 
-Failure: when a Redis node fails, only its own slots fail; one that hangs blocks each caller once, for the
-socket's timeout. A full Redis still pops but takes nothing new. A Redis with older data, after a fail-over
-or a restart, is another process: its run_id differs from the one in the marks, and the loader loads all
-rows within the horizon again. While a slot is not served, `is_available` is False and the scanner's period is
-shorter.
+Failure: when a Redis node fails, only its own slots fail; a node that hangs blocks each caller once, for
+the socket's timeout. A full Redis still pops but takes nothing new. A Redis with older data, after a
+fail-over or a restart, is another process: its run_id differs from the run_id in the marks, and the loader
+loads all rows within the horizon again. While a slot is not served, `is_available` is False and the scanner's
+period is shorter.
 
 A popped reminder returns to its StoreQueue after `stay_s` unless it is acked. A worker learns of a new head
 by a wake-up at once, or by reading all heads within `slow_poll_s`. Rows due within `horizon_s` are loaded;

@@ -11,12 +11,10 @@ from toc.timer.redis_errors import is_out_of_memory, is_temporary_refusal
 
 log = logging.getLogger(__name__)
 
-GROWING_VERBS = {
-    "arm",
-    "load_page",
-    "begin_mark",
-}  # verbs that need memory, which a full server refuses
-FORGET_S = 15.0  # a refusal that was not repeated for so long is dropped: another node owns the slot by now
+# Verbs that need memory: a full server refuses them.
+GROWING_VERBS = {"arm", "load_page", "begin_mark"}
+# A refusal that was not repeated for so long does not count: another node owns the slot by now.
+FORGET_S = 15.0
 
 
 class TimerAvailability:
@@ -29,10 +27,9 @@ class TimerAvailability:
         self._clock = clock
         # By (topic, slot): the verb ("arm", "pop", …) that was refused last, and when by the monotonic clock.
         self._refused: dict[tuple[str, int], tuple[str, float]] = {}
-        self.unreachable = False  # the last call that concerned no single slot was not answered
-        self.unfit_reason = (
-            ""  # why Redis may lose reminders, e.g. by eviction; "": Redis keeps reminders
-        )
+        self.unreachable = False  # True: the last call that belongs to no slot was not answered
+        # Why Redis may lose reminders, e.g. by eviction; "": Redis keeps reminders.
+        self.unfit_reason = ""
         self.takes_reminders = True
 
     @property

@@ -13,7 +13,7 @@ from toc.runtime.clock import SystemClock
 
 log = logging.getLogger(__name__)
 
-PROBE_AFTER_S = 1.0  # from a failure, or from the end of a probe, to the next probe
+PROBE_AFTER_S = 1.0  # the time from a failure, or from the end of a probe, to the next probe
 # A probe that has not ended after this time lost its thread to a fork: another probe may start.
 PROBE_S_MAX = 60.0
 

@@ -25,7 +25,8 @@ from toc.timer.reminders import Reminders
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 5.0  # after so long without a message the server is pinged; after twice as long it counts as dead
+# After so long without a message the server is pinged; after twice as long the server counts as dead.
+SILENT_S = 5.0
 
 OnHead = Callable[[int, float], None]
 """Called with a slot and the seconds until its head is due (0 or less: now)."""

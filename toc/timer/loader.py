@@ -9,12 +9,12 @@ The cost of a step depends on the work to do, not on the number of shards. A ste
 shards whose turn it is, and the marks of two slots of each server: a server that loses data loses it for
 all its slots, and then all marks are read. Two slots, the first and the last, because another loader may
 have begun to load everything again, from the first slot on, and died. Most shards whose turn it is have no
-new rows; one statement asks that for many shards at once.
+new rows; one statement finds these shards among many.
 
 No row is skipped (design §6): a snapshot sees each row that was committed before it. When a row is
 committed later, its client decides after the commit, and arms the row unless it is due after the client's
 clock + horizon + slack. Such a row is beyond the snapshot's bound (Redis' TIME, read before the snapshot,
-+ horizon) as long as the two clocks differ by less than the slack.
++ horizon) as long as the client's clock and Redis' clock differ by less than the slack.
 """
 
 from __future__ import annotations
@@ -38,12 +38,15 @@ from toc.timer.reminders import Reminder, Reminders
 
 log = logging.getLogger(__name__)
 
-PAGES_MAX = 20  # per shard and step, so that a step is bounded; the next step continues
+PAGES_MAX = 20  # pages per shard and step, so that a step is bounded; the next step continues
 READ_EVERY_MAX = 60  # steps between two reads of a shard whose mark is valid
 
 
 class LoadMark(NamedTuple):
-    """How far a shard is loaded: the last loaded row, the load it belongs to, and the Redis process."""
+    """How far a shard is loaded: the last loaded row, and the load and the run of Redis that it belongs to.
+
+    `run_id`: Redis has a new one after each start of its process.
+    """
 
     load_id: str
     run_id: str
@@ -64,14 +67,14 @@ class LoadMark(NamedTuple):
             return None
 
     @classmethod
-    def parse_mark_of_process(cls, text: str | None, run_id: str) -> LoadMark | None:
-        """The mark; None when it is missing, malformed or of another Redis process than `run_id`."""
+    def parse_mark_of_redis_run(cls, text: str | None, run_id: str) -> LoadMark | None:
+        """The mark. None: it is missing, malformed, or was written to another run of Redis than `run_id`."""
         mark = None if text is None else cls.parse_mark(text)
         return mark if mark is not None and mark.run_id == run_id else None
 
 
 def shard_read_period_s(horizon_s: float, tick_s: float) -> float:
-    """Seconds between two reads of a shard whose mark is valid.
+    """Seconds between two reads of a shard whose mark in Redis (how far it is loaded) is valid.
 
     Rows that come within the horizon in this time have no reminder until the next read.
     """
@@ -79,12 +82,15 @@ def shard_read_period_s(horizon_s: float, tick_s: float) -> float:
 
 
 def _steps_between_shard_reads(horizon_s: float, tick_s: float) -> int:
-    # At least three reads within each horizon: no row may become due before it was read.
+    # At least three reads of a shard within each horizon: a row must be read before it becomes due.
     return max(1, min(READ_EVERY_MAX, int(horizon_s / 3 / tick_s)))
 
 
 class _ShardToLoad(NamedTuple):
-    """A shard that may have to be read. `text`: its mark, if any; `marks`: all marks of its slot."""
+    """A shard that may have to be read.
+
+    `text`: the shard's mark as text; None: the shard has no mark. `marks`: all marks of the shard's slot.
+    """
 
     slot: int
     shard: int
@@ -93,7 +99,10 @@ class _ShardToLoad(NamedTuple):
 
 
 _RowsToLoad = dict[int, tuple[tuple[int, int], int]]
-"""By shard: ((due_ms, job_id) of the row to start after, due_ms to end at); see `DuePages.any_after`."""
+"""The argument of `DuePages.find_shards_with_due`.
+
+By shard: ((due_ms, job_id) of the row to start after, due_ms to end at).
+"""
 
 
 class Loader(Service):
@@ -130,12 +139,13 @@ class Loader(Service):
         self._tick_s, self._page_rows = tick_s, page_rows
         self._step = 0
         self._steps_between_reads = _steps_between_shard_reads(horizon_ms / 1000, tick_s)
-        # Databases, and Redis servers by their run_id, that failed in this step: the rest of it skips them.
+        # Databases, and Redis servers by their run_id, that failed in this step: its rest skips them.
         self._failed_databases: set[int] = set()
         self._failed_servers: dict[str, TimerUnavailable] = {}
         # Shards whose last read was interrupted: the next step continues that read.
         self._unread: set[int] = set()
-        self._rests_until_s: dict[int, float] = {}  # shards that could not be read
+        # By shard that could not be read: until when this shard is skipped.
+        self._rests_until_s: dict[int, float] = {}
         # When each shard was last read to the end of the horizon.
         self._last_read_s: dict[int, float] = {}
 
@@ -146,7 +156,10 @@ class Loader(Service):
 
     @property
     def oldest_read_age_s(self) -> float:
-        """Seconds since the longest unread shard was read to the end of the horizon (0 without shards)."""
+        """Seconds since the last complete read of the shard that waits longest for one (0: no shards).
+
+        A read is complete when it came to the end of the horizon.
+        """
         return max(
             (self._clock.monotonic_s() - at_s for at_s in list(self._last_read_s.values())),
             default=0.0,
@@ -181,13 +194,13 @@ class Loader(Service):
             if shard in due
         ]
         quiet = self._shards_without_new_rows(work)
-        for one in work:
+        for to_load in work:
             if self.stopping:
                 break
-            if one.shard in quiet:
-                self._record_shard_read(one.shard)
+            if to_load.shard in quiet:
+                self._record_shard_read(to_load.shard)
             else:
-                done += self._try_load_shard(one)
+                done += self._try_load_shard(to_load)
         self._step += 1  # guard: loader-step
         for error in self._failed_servers.values():
             if not done:
@@ -222,19 +235,20 @@ class Loader(Service):
         return [
             shard
             for shard in self._shards_of_slot(slot)
-            if LoadMark.parse_mark_of_process(marks.by_shard.get(shard), marks.run_id) is None
+            if LoadMark.parse_mark_of_redis_run(marks.by_shard.get(shard), marks.run_id) is None
         ]
 
     def _shards_without_new_rows(self, work: Sequence[_ShardToLoad]) -> set[int]:
         """The shards that need no read, because no row follows their mark within the horizon."""
         wanted: dict[int, _RowsToLoad] = defaultdict(dict)
-        for one in work:
-            mark = LoadMark.parse_mark_of_process(one.text, one.marks.run_id)
-            bound_ms = one.marks.time_ms + self._horizon_ms  # before the snapshot, as for a page
+        for to_load in work:
+            mark = LoadMark.parse_mark_of_redis_run(to_load.text, to_load.marks.run_id)
+            # Redis' time before the snapshot, as for a page.
+            bound_ms = to_load.marks.time_ms + self._horizon_ms
             is_valid = mark is not None and mark.due_ms <= bound_ms + self._slack_ms
-            if mark is not None and is_valid and one.shard not in self._unread:
+            if mark is not None and is_valid and to_load.shard not in self._unread:
                 after = mark.due_ms, mark.job_id
-                wanted[self._routing.database_index(one.shard)][one.shard] = after, bound_ms
+                wanted[self._routing.database_index(to_load.shard)][to_load.shard] = after, bound_ms
         quiet: set[int] = set()
         for database, shards in wanted.items():
             for some in _split_shards_into_blocks(shards, SHARDS_PER_QUERY_MAX):
@@ -251,24 +265,28 @@ class Loader(Service):
                 self._failed_databases.add(database)
         return set()  # each shard is then read separately, which shows the broken shard
 
-    def _try_load_shard(self, one: _ShardToLoad) -> list[int]:
-        """[number of reminders loaded]; [] when the load failed, or the shard's server failed before."""
-        shard, run_id, began_s = one.shard, one.marks.run_id, self._clock.monotonic_s()
+    def _try_load_shard(self, to_load: _ShardToLoad) -> list[int]:
+        """Loads a shard. Returns the number of loaded reminders in a list.
+
+        The list is empty if the load failed, or if the shard's database or Redis server failed before.
+        """
+        shard, run_id, began_s = to_load.shard, to_load.marks.run_id, self._clock.monotonic_s()
         self._unread.add(shard)
         database = self._routing.database_index(shard)
         if database in self._failed_databases or run_id in self._failed_servers:
             return []
         try:
-            return [self._load_shard_pages(one.slot, shard, one.text, run_id)]
+            return [self._load_shard_pages(to_load.slot, shard, to_load.text, run_id)]
         except (StoreUnavailable, SchemaMismatch) as error:
             self._log_throttle.warning(database, "loader: shard %d: %s", shard, error)
             if self._pages.database_answers(shard):
-                # The table is locked. The shard rests, else the loader would spend its time waiting for it.
+                # The table is locked. The shard rests, else the loader would only wait for the lock.
                 now_s = self._clock.monotonic_s()
                 self._rests_until_s[shard] = now_s + PAUSE_FACTOR * (now_s - began_s)
             else:  # the other databases' shards are still loaded
                 self._failed_databases.add(database)
-        except TimerUnavailable as error:  # full, or down: the other nodes' slots are still loaded
+        except TimerUnavailable as error:
+            # This Redis node is full or down: the slots of the other nodes are still loaded.
             self._failed_servers[run_id] = error
         except Exception:  # one broken table must not keep all others from being loaded
             log.exception("loader: shard %d is left out of this step", shard)
@@ -288,7 +306,7 @@ class Loader(Service):
         self._shards_by_step = [
             [s for s in shards if (step + s) % every == 0] for step in range(every)
         ]
-        # The shards that it gains may not have been read for long: their last owner may be dead.
+        # The shards that this node gains may not have been read for long: their last owner may be dead.
         self._unread.intersection_update(shards)
         self._unread.update(shards - self._last_read_s.keys())
         self._last_read_s = {shard: self._last_read_s.get(shard, now_s) for shard in shards}
@@ -312,7 +330,7 @@ class Loader(Service):
         count = 0
         for _ in range(PAGES_MAX):
             bound_ms = self._reminders.read_time_ms() + self._horizon_ms  # before the snapshot
-            mark = LoadMark.parse_mark_of_process(text, run_id)
+            mark = LoadMark.parse_mark_of_redis_run(text, run_id)
             if mark is None or mark.due_ms > bound_ms + self._slack_ms:
                 mark = LoadMark(uuid.uuid4().hex[:12], run_id, 0, 0)
                 text = str(mark)

@@ -1,14 +1,14 @@
 """Pops due reminders and puts them into the claim stages. Sleeps until the next due time.
 
 One poller serves the slots of one topic whose first shards are in one database, so that a database that does
-not answer delays no other. Where a slot holds jobs of several databases, the ids of one that takes no jobs
-are put off for some seconds. Back-pressure: a poller pops only as many reminders as it has permits for, and
-none while its last batch waits for the claim: reminders due meanwhile make the next batch larger.
+not answer delays no other. If a slot holds jobs of several databases, the ids of a database that takes no
+jobs are put off for some seconds. Back-pressure: a poller pops only as many reminders as it has permits for,
+and none while its last batch waits for the claim: reminders due meanwhile make the next batch larger.
 
-`set_slots` names its slots, at any time; two pollers at one slot do no harm. A poller may be the deputy of
-other nodes' slots: it pops such a slot when its head was seen (`on_head_seen`) to be overdue for so long
-that the owner must be dead, frozen, cut off from Redis or overloaded. So these faults are handled before
-ZooKeeper notices them.
+`set_slots` names the poller's slots, at any time; two pollers of one slot do no harm. A poller may be the
+deputy of other nodes' slots: it pops such a slot when the slot's head was seen (`on_head_seen`) to be overdue
+for so long that the owner must be dead, frozen, cut off from Redis or overloaded. So these faults are handled
+before ZooKeeper notices them.
 """
 
 from __future__ import annotations
@@ -62,16 +62,17 @@ class Poller(Service):
         self._routing, self._clock, self._paused = routing, clock, paused
         self._pop_max, self._stay_ms = pop_max, stay_ms
         # When the head of each slot is due, by this process' monotonic clock; 0 at first: pop now.
-        # Reminders that it is the deputy of are never due, until they were seen to be late.
+        # A slot of which this poller is the deputy is never due, until its head was seen to be late.
         self._due_s: dict[int, float] = {}
-        self._claiming: list[tuple[int, BatchClaimAnswer]] = []  # by database: batches under way
+        # Batches that wait for their claim, each with its database.
+        self._claiming: list[tuple[int, BatchClaimAnswer]] = []
         self._pop_sizes: dict[int, int] = {}
         self._deputy_slots: frozenset[int] = frozenset()
         self._new_slots: deque[tuple[frozenset[int], frozenset[int]]] = deque(maxlen=1)
         self._reported_heads: deque[tuple[int, float]] = deque(maxlen=100_000)
 
     def set_slots(self, owned: Collection[int], deputised: Collection[int] = ()) -> None:
-        """Replaces its own slots and those that it is the deputy of, from the next step on. Any thread."""
+        """Replaces the slots to pop, own and deputised ones, from the next step on. Any thread."""
         self._new_slots.append((frozenset(owned), frozenset(deputised)))
         self.wake()
 
@@ -87,8 +88,8 @@ class Poller(Service):
 
     def _queue_head_report(self, slot: int, in_s: float) -> None:
         if slot in self._due_s:
-            # The next step applies it, not this call: a pop that is running now would overwrite it with
-            # the head from before the arm.
+            # The next step applies the report, not this call: a pop that runs at this moment would
+            # overwrite the new head with the head that the slot had before.
             self._reported_heads.append((slot, self._clock.monotonic_s() + in_s))
             self.wake()
 
@@ -159,14 +160,14 @@ class Poller(Service):
             self._deputy_slots = deputised - owned
         while self._reported_heads:
             slot, due_s = self._reported_heads.popleft()
-            if slot in self._due_s:  # another node may own it by now
+            if slot in self._due_s:  # another node may own the slot by now
                 self._due_s[slot] = min(self._due_s[slot], due_s)
 
     def _pop_counts_by_slot(self, due: Sequence[int], room: int) -> list[tuple[int, int]]:
         """How many reminders to pop from each slot, `room` in all.
 
-        The permits are divided evenly, but each slot gets at least half of them if it wants that many: a few
-        large batches are cheaper than many small ones.
+        The permits are divided evenly, but each slot gets at least half of them if the slot wants so many: a
+        few large batches are cheaper than many small ones.
         """
         share = max(1, room // 2, room // max(1, len(due)))
         shares = []
@@ -208,20 +209,21 @@ class Poller(Service):
         """Moves popped reminders that were in a wrong slot to their own slot. Returns the other ids.
 
         If they were offered as they are, a job with two reminders could be claimed twice in one batch, and
-        an ack, which goes to the job's own slot, would not remove this reminder: it would return for ever.
+        an ack, which goes to the job's own slot, would not remove this reminder, which would return for ever.
         """
         slot_by_id = {
             job_id: slot_of_hash(routing_bits_of(job_id), self._slot_amount) for job_id in ids
         }
         misplaced = [job_id for job_id in ids if slot_by_id[job_id] != slot]
-        text = "slot %d of topic %s held reminders of other slots (of job %d, for example): moved"
+        text = "slot %d of topic %s held reminders of other slots (of job %d, for example): they are moved"
         self._log_throttle.warning("misplaced", text, slot, self._topic, misplaced[0])
         try:
             # First put back, then removed: so a reminder is never lost.
             own_slots = [Reminder(time_ms, job_id) for job_id in misplaced]
             self._reminders.put_back(self._topic, own_slots)
             self._reminders.remove_reminders(self._topic, {slot: misplaced})
-        except (TimerUnavailable, ResponseError) as error:  # the key of one of them may be broken
+        except (TimerUnavailable, ResponseError) as error:
+            # ResponseError: a key of one of the slots may be broken.
             text = "reminders of other slots in slot %d are moved when their stay is over: %s"
             self._log_throttle.warning("misplaced later", text, slot, error)
         return [job_id for job_id in ids if slot_by_id[job_id] == slot]

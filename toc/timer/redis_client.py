@@ -25,8 +25,8 @@ from toc.errors import SettingsError, TimerUnavailable
 from toc.timer.redis_errors import UNAVAILABLE
 from toc.timer.redis_nodes import Client
 
-RETRIES = 2  # after a broken connection; after a timeout there is no retry
-CONNECTIONS_MAX = 1000  # per server: each thread that calls at the same time takes one
+RETRIES = 2  # retries after a broken connection; after a timeout there is no retry
+CONNECTIONS_MAX = 1000  # connections per server: each thread takes one during a call
 
 _URL = re.compile(
     r"(?P<tls>rediss?)\+(?P<kind>sentinel|cluster)://"
@@ -98,7 +98,7 @@ def make_redis_client(url: str, timeout_s: float) -> Client:
             raise TimerUnavailable(error) from error
     path = url.removeprefix("unix://")
     if path != url and not path.startswith("/") and "@" not in path:
-        # The path is relative to the working directory: redis-py would take its first folder for a host.
+        # The path is relative to the working directory: redis-py would read its first folder as a host.
         url = "unix://?path=" + path.replace("?", "&", 1)
     return Redis.from_url(url, **options)
 
@@ -149,17 +149,19 @@ def _parse_multi_host_url(url: str) -> _MultiHostUrl | None:
         return None
     found = _URL.fullmatch(url)
     if found is None:
-        raise SettingsError("redis_url: the password must not hold any of @ / ? but as %40 %2F %3F")
+        raise SettingsError("redis_url: in the password, write @ / ? as %40 %2F %3F")
     auth, query = found["auth"], found["query"] or "?"
     if auth is not None and ":" not in auth:
-        raise SettingsError("redis_url: what is before the @ must be user:password or :password")
+        raise SettingsError("redis_url: the part before the @ must be user:password or :password")
     words = found["hosts"].split(",")
     hosts = [_HOST.fullmatch(word) for word in words]
     path, service = found["path"], ""
     if found["kind"] == "sentinel":
         named = _SERVICE.fullmatch(path)
         if named is None:
-            raise SettingsError("redis_url: behind the sentinels comes /service or /service/db")
+            raise SettingsError(
+                "redis_url: after the sentinels' hosts must come /service or /service/db"
+            )
         service, path = named[1], named[2] or "/0"
         wrong = [word for word, host in zip(words, hosts, strict=True) if host is None]
     else:  # when a cluster's URL has one host, the port is optional, as in redis://

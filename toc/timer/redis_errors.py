@@ -27,7 +27,8 @@ UNAVAILABLE = (
     RedisConnectionError, RedisTimeoutError, BusyLoadingError, OutOfMemoryError, ReadOnlyError,
     ClusterDownError, ClusterError, RedisClusterException, TryAgainError, AskError,
 )  # fmt: skip
-"""Errors of a Redis that cannot serve now (AskError: also MOVED). Any other is a fault in the call."""
+"""Errors of a Redis that cannot serve now. (MovedError is a subclass of AskError.) An error of any other
+class is a fault in the call."""
 
 # The client has no class for some errors, and Redis 6.2 wraps the error of a script in another text.
 _REFUSAL = re.compile(r"(?:^|: -)(?:OOM|MISCONF|NOREPLICAS|READONLY|LOADING|MASTERDOWN|BUSY) ")

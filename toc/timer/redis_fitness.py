@@ -27,7 +27,7 @@ def why_unfit_for_reminders(facts: Mapping[str, str]) -> str:
     if policy != NO_EVICTION:
         return (
             f"Redis' maxmemory-policy is {policy}: it must be {NO_EVICTION}, "
-            "else Redis throws reminders away and keeps the marks that say they are there"
+            "else Redis deletes reminders and keeps the marks that say that these reminders are there"
         )
     return ""
 

@@ -221,7 +221,7 @@ class RedisClusterNodes:
             if has_moved:
                 self._client.nodes_manager.move_slot(error)
             node = self._client.get_node(error.host, error.port)
-            if node is not None:  # else it is a new node, which the next probe will find
+            if node is not None:  # None: the node is new, and the next probe will find it
                 again.add_command(node, position, commands[position].args, asking=not has_moved)
         return again
 
@@ -233,7 +233,7 @@ class RedisClusterNodes:
             log.warning("the slots of the Redis Cluster cannot be read: %s", error)
         for name in names:
             node = self._client.get_node(node_name=name)
-            if node is None:  # it has left the cluster
+            if node is None:  # the node has left the cluster
                 yield name, None
             else:
                 yield name, _ping_and_return_error(self._client.get_redis_connection(node))
@@ -303,7 +303,7 @@ class _NodeBatches:
 
 
 class _NodeBatch:
-    """Commands for one node; each with the position of its answer, or None."""
+    """Commands for one node, each with the position of its answer; None: nobody needs the answer."""
 
     def __init__(self, redis: Redis) -> None:
         self.commands: list[tuple[int | None, Sequence[Any]]] = []

@@ -118,7 +118,7 @@ class Reminders(TimerServer):
 
         `stay_ms`: a reminder that is not acked by then returns to its StoreQueue.
         """
-        now = self._fixed_time_argument()
+        now = self._time_for_servers_argument()
         calls = [(slot, self._queue_keys(topic, slot), (now, n, stay_ms)) for slot, n in wanted]
         answers = self._call_script("pop", topic, calls)
         raise_if_all_failed(answers)
@@ -140,7 +140,8 @@ class Reminders(TimerServer):
     def _remove_non_job_ids(self, topic: str, members: Mapping[int, Sequence[bytes]]) -> None:
         """Removes popped members (by slot) that are no job_id, which would never be settled.
 
-        If Redis refuses, they return to the StoreQueue after their stay, and the next pop removes them.
+        If Redis refuses, these members return to the StoreQueue after their stay, and the next pop removes
+        them.
         """
         commands = [
             (slot, "ZREM", key, *some)
@@ -181,7 +182,7 @@ class Reminders(TimerServer):
         names = self._store_key(topic, slot), redis_keys.marks_key(self._namespace, topic, slot)
         channel = redis_keys.wakeup_channel(self._namespace, topic)
         args = (
-            self._fixed_time_argument(),
+            self._time_for_servers_argument(),
             channel,
             slot,
             shard,
@@ -195,7 +196,7 @@ class Reminders(TimerServer):
 
     def read_heads(self, topic: str, slots: Iterable[int], within_s: float) -> dict[int, float]:
         """slot -> seconds until its next reminder is due (< 0: overdue), if that is within `within_s`."""
-        args = self._fixed_time_argument(), round(within_s * 1000)
+        args = self._time_for_servers_argument(), round(within_s * 1000)
         return self._call_reading_script(
             "heads", topic, slots, self._queue_keys, args, parse_heads_answer
         )
@@ -213,13 +214,13 @@ class Reminders(TimerServer):
 
     def read_marks(self, topic: str, slots: Iterable[int]) -> dict[int, SlotMarks]:
         """The marks of slots, as far as their nodes answer."""
-        args = (self._fixed_time_argument(),)
+        args = (self._time_for_servers_argument(),)
         return self._call_reading_script(
             "marks", topic, slots, self._mark_keys, args, parse_marks_answer
         )
 
     def first_and_last_slot_per_node(self, topic: str, slots: Sequence[int]) -> set[int]:
-        """For each node, the first and the last of the given slots that it holds."""
+        """For each Redis node, the first and the last of those given slots that the node holds."""
         nodes = self._checked_scripts().nodes
         if nodes.is_one:
             return {*slots[:1], *slots[-1:]}
@@ -233,7 +234,7 @@ class Reminders(TimerServer):
         return {*first.values(), *last.values()}
 
     def write_start_mark(self, topic: str, slot: int, shard: int, mark: str) -> None:
-        """Writes a mark that starts a load from the beginning. Call it before the snapshot, never after."""
+        """Writes a mark that starts a load from the beginning: before the snapshot, never after it."""
         command = (slot, "HSET", self._mark_key(topic, slot), shard, mark)
         raise_if_any_failed(self._send_commands("begin_mark", topic, [command]))
 
@@ -264,7 +265,10 @@ class Reminders(TimerServer):
         ]
 
     def find_foreign_members(self, topic: str, slots: Iterable[int], first: int) -> list[bytes]:
-        """Members that are no job_id, among the `first` ones of each queue, as far as nodes answer."""
+        """Members that are no job_id, among the first `first` members of each queue.
+
+        Leaves out the slots of nodes that do not answer.
+        """
         commands = [
             (slot, "ZRANGE", key, 0, first - 1)
             for slot in slots
@@ -349,7 +353,7 @@ class Reminders(TimerServer):
         """
         channel, now = (
             redis_keys.wakeup_channel(self._namespace, topic),
-            self._fixed_time_argument(),
+            self._time_for_servers_argument(),
         )
         by_slot = self._group_by_slot(topic, reminders, attrgetter("job_id"))
         return [

@@ -89,9 +89,9 @@ class TimerServer:
 
     def read_time_ms(self) -> int:
         """The server's time in ms since 1970 (in a cluster: that of one node)."""
-        frozen = self._clock.fixed_time_ms()
-        if frozen is not None:
-            return frozen
+        for_servers_ms = self._clock.time_for_servers_ms()
+        if for_servers_ms is not None:
+            return for_servers_ms
         try:
             seconds, micros = self._checked_scripts().nodes.send_to_any_node("TIME")
         except (*UNAVAILABLE, ResponseError) as error:
@@ -102,8 +102,8 @@ class TimerServer:
 
     def read_times_ms(self) -> list[int]:
         """The time of each node that holds keys and answers, in ms since 1970."""
-        if isinstance(frozen := self._clock.fixed_time_ms(), int):
-            return [frozen]
+        if isinstance(for_servers_ms := self._clock.time_for_servers_ms(), int):
+            return [for_servers_ms]
         answers = list(self._checked_scripts().nodes.send_to_all_nodes("TIME").values())
         raise_if_all_failed(answers)
         return [
@@ -198,9 +198,9 @@ class TimerServer:
             self._scripts = LuaScripts(self._connected_nodes(), flags=flags)
         return self._scripts
 
-    def _fixed_time_argument(self) -> str:
-        frozen = self._clock.fixed_time_ms()
-        return "" if frozen is None else str(frozen)
+    def _time_for_servers_argument(self) -> str:
+        for_servers_ms = self._clock.time_for_servers_ms()
+        return "" if for_servers_ms is None else str(for_servers_ms)
 
 
 def _as_timer_error(error: Exception) -> Exception:

@@ -3,11 +3,12 @@
 The database is the authority. A fetcher (poller, scanner, fallback) takes permits and puts a batch of ids
 into a claim stage; the claim decides which of them this worker runs, under a token that no other claim has.
 Each job is started only while enough of its lease is left by this process' own clock, counted from before
-the pop (I3); its outcome is recorded under the token (I5); only then is Redis told. A job whose lease was
-lost is taken over alone (I7).
+the pop (I3: no start after "cancelled"). Its outcome is recorded under the token (I5: a stale worker changes
+nothing). Only then is Redis told. A job whose lease was lost is taken over alone (I7: no job ends dead
+because another job killed the process).
 
 A claimed job is queued, then running, then settling, then forgotten. In the first three states it counts as
-in flight, and permits bound their number (I8): a worker that cannot settle stops claiming.
+in flight, and permits bound the number of jobs in flight (I8): a worker that cannot settle stops claiming.
 
     worker             puts the stages together, starts and stops them
     context            what the stages share

@@ -52,7 +52,7 @@ class AckSender(Service):
         if self._reminders is None or not acks:
             return
         if len(self._queue) + len(acks) > self._queue_max:
-            text = "Redis is slow: acks were dropped; those reminders come back, which is harmless"
+            text = "Redis is slow: acks were dropped; their reminders come back, which is harmless"
             self._log_throttle.warning("full", text)
         self._queue.extend(acks)
         self.wake()
@@ -80,7 +80,9 @@ class AckSender(Service):
             try:
                 self._send_acks_of_topic(topic, together)
             except TimerUnavailable as error:
-                text = "acks failed; those reminders come back when their stay is over, which is harmless: %s"
+                text = (
+                    "acks failed; their reminders come back after their stay, which is harmless: %s"
+                )
                 self._log_throttle.warning("acks", text, error)
             except Exception as error:  # noqa: BLE001 - e.g. a broken key: the other topics are still sent
                 metrics.SERVICE_ERRORS.labels(self.name).inc()

@@ -16,9 +16,8 @@ from toc.worker.run_log import RunLog
 
 log = logging.getLogger(__name__)
 
-LAST_RESORT_S = (
-    60.0  # delay until the next attempt of a job whose verdict or retry policy is invalid
-)
+# Delay until the next attempt of a job whose verdict or retry policy is invalid.
+LAST_RESORT_S = 60.0
 
 _fired_counter = cache(metrics.FIRED.labels)
 _TIMER_STAGE = metrics.STAGE.labels("timer")

@@ -33,9 +33,8 @@ from toc.worker.take_over import SuspectJob
 
 log = logging.getLogger(__name__)
 
-CLAIM_LANES = (
-    2  # claim stages of each database: one stage works in Python while the other stage waits
-)
+# Claim stages of each database: one stage works in Python while the other stage waits.
+CLAIM_LANES = 2
 IDLE_S = 60.0  # may be any time, because `enqueue` wakes the thread
 # When a job is due by Redis' clock but not by the database's, its reminder is put back for so long.
 PUT_BACK_MS_MIN = 1000
@@ -69,7 +68,7 @@ class ClaimStage(Service):
             return
         self._inbox.append(batch)
         self.wake()
-        if self.stopping:  # its thread may have ended
+        if self.stopping:  # the thread of this stage may have ended
             self._return_queue_to_timer()
 
     def run_once(self) -> float:
@@ -262,9 +261,8 @@ class BatchClaim:
                 acks.append(Ack(batch.topic, job_id, None))
             elif result is ClaimResult.RUN and spec is not None:
                 runs.append(maker.make_run(row, spec))
-            elif (
-                result is ClaimResult.RUN
-            ):  # the type has lost its handler in this process since the claim
+            elif result is ClaimResult.RUN:
+                # The type has lost its handler in this process since the claim.
                 without_handler.append(job_id)
             elif result is ClaimResult.SUSPECT:
                 # The reminder of a suspect stays in the PrepareQueue and returns after its stay.
@@ -276,9 +274,8 @@ class BatchClaim:
                 acks.append(self._make_put_back_ack(batch, row, row.due_ms, result))
         self._send_runs_to_pool(runs)
         self._give_back_jobs(without_handler)
-        if (
-            batch.popped
-        ):  # acks are sent before the permits come back, so that permits bound the popped ids
+        if batch.popped:
+            # Acks are sent before the permits come back, so that permits bound the popped ids.
             self._outlets.acks.send_acks(acks)
         return len(runs) + (self._claim_jobs_of_new_types(new_types) if new_types else 0)
 

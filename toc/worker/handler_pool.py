@@ -1,11 +1,12 @@
 """The run stage: runs handlers, in threads for plain functions, on an event loop for `async def`.
 
-A thread cannot be killed. A handler that runs beyond its timeout is counted as stuck, and a substitute
-thread is started so that other jobs still run; its job is settled only when it ends. When its lease is
-over, another claim may take the job; the database then refuses the late outcome by its token.
+A thread cannot be killed. A handler that runs beyond its timeout is counted as stuck, and a substitute thread
+is started so that other jobs still run; the job of the stuck handler is settled only when this handler ends.
+When the job's lease is over, another claim may take the job; the database then refuses the late outcome by
+its token.
 
-A consumer in another process would take this stage's place (it is an `Inbox[Run]`); a handler that takes many
-jobs at once would take several runs from the queue here.
+A consumer in another process would take the place of this stage, which is an `Inbox[JobRun]`; a handler that
+takes many jobs at once would take several runs from the queue here.
 """
 
 from __future__ import annotations
@@ -31,9 +32,8 @@ OnFinished = Callable[[JobRun, object], None]
 
 WATCH_S = 0.5
 CANCEL_S = 1.0  # how long cancelled tasks may take to end when the process ends
-TIMEOUT_FIRST_S = (
-    0.5  # a task counts as stuck this long after its timeout, so that asyncio's timeout comes first
-)
+# A task counts as stuck this long after its timeout, so that asyncio's timeout comes first.
+TIMEOUT_FIRST_S = 0.5
 
 
 class RunningHandlers:
@@ -78,7 +78,7 @@ class RunningHandlers:
             )  # fmt: skip
             with self._lock:
                 if key not in self._running:
-                    continue  # it ended just now
+                    continue  # the handler has just ended
                 self._stuck.add(key)
                 count = len(self._stuck)
                 metrics.HANDLERS_STUCK.set(count)
@@ -194,7 +194,7 @@ class AsyncHandlerRunner:
         assert task is not None  # noqa: S101 - this is one
         try:
             await self._task_slots.acquire()
-        except asyncio.CancelledError:  # drained: `may_start` gives it back
+        except asyncio.CancelledError:  # drained: `may_start` gives the job back
             self._waiting.discard(task)
             self._may_start(run)
             return
@@ -217,7 +217,7 @@ class AsyncHandlerRunner:
         began_s = loop.time()
 
         def move_limit() -> None:
-            with suppress(RuntimeError):  # it has ended meanwhile
+            with suppress(RuntimeError):  # the handler has ended meanwhile
                 limit.reschedule(began_s + run.timeout_s)
 
         # The handler may call `extend` in another thread.

@@ -57,7 +57,7 @@ class HandlerTable:
             for number, name in known.names.items():
                 spec = self._registry.get(name)
                 if spec is not None:
-                    specs[number] = replace(spec, biz_type=name)  # that of "*" too
+                    specs[number] = replace(spec, biz_type=name)  # the handler of "*" too
             # The handlers are set first: each job that is claimed from now on must find its handler.
             self._specs = specs
             self._claims.set_claimed_types(specs)

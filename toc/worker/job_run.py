@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from toc.domain.argument_checks import parse_attribute
+from toc.domain.argument_checks import parse_attribute_json
 from toc.domain.job import Job
 from toc.domain.run_control import RunControl
 from toc.handlers.registry import HandlerSpec
@@ -30,7 +30,7 @@ class JobRun:
     certainly valid, by this process' monotonic clock; renewals move it.
 
     By the monotonic clock too: `asked_s`, when the claim began; `queued_s`, when it had ended; `started_s`,
-    when the handler was called. `found_ms`: the server's time that found it due (None: not known).
+    when the handler was called. `found_ms`: the server's time by which it was found due (None: not known).
     `asked_wall_ms`: this machine's clock at `asked_s` (None: not known).
     `previous_token`: the token that it was taken over from; "": it was pending.
     `settled`: a LeaseRecovery waits for it; set when the run is settled.
@@ -123,7 +123,7 @@ class RunMaker:
     def make_run(self, row: ClaimedRow, spec: HandlerSpec) -> JobRun:
         attribute: dict[str, Any] = {}
         try:
-            attribute = parse_attribute(row.attribute)
+            attribute = parse_attribute_json(row.attribute)
         except (ValueError, RecursionError) as error:
             # Another program wrote the attribute. Only this job fails, with a reason; the batch is run.
             spec = replace(spec, function=_make_failing_handler(error), is_async=False)

@@ -1,14 +1,14 @@
 """Recovers jobs whose lease was lost, one at a time per database (ADR 3, ADR 19).
 
-The process that claimed them has died or hangs, and one of them may be the reason (I7): each is a suspect.
-So each suspect is taken over in a transaction of its own, and runs while no other suspect of its database
-runs in this process: if it kills the process, no other suspect of its database loses an attempt. Its last
-attempt runs while nothing else runs in this process, and the token is marked ":alone"; only a lease lost by
-such a run ends a job dead. A job whose ordinary last attempt ran in the same process as a poison job gets
-one more attempt, alone.
+The process that claimed these jobs has died or hangs, and one of the jobs may be the reason (I7): each of
+them is a suspect. So each suspect is taken over in a transaction of its own, and runs while no other suspect
+of its database runs in this process: if it kills the process, no other suspect of its database loses an
+attempt. A suspect's last attempt runs while no other job runs in this process, and under a token that ends in
+":alone"; only a lease lost by such a run ends a job dead. A job whose ordinary last attempt ran in the same
+process as a poison job gets one more attempt, alone.
 
-While a last attempt runs alone the process is held: it claims no new jobs. A hold lasts up to HOLD_S_MAX;
-then the run's token loses its mark, and other jobs start again.
+While a last attempt runs alone, the process is held: it claims no new jobs. A hold lasts up to HOLD_S_MAX;
+then ":alone" is removed from the run's token, and other jobs start again.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from toc.worker.job_run import JobRun
 from toc.worker.permits import HOLD_BUSY_S
 from toc.worker.take_over import SuspectJob, TakeOver
 
-SUSPECTS_MAX = 10_000  # of each database
+SUSPECTS_MAX = 10_000  # queued suspects of each database
 IDLE_S, CHECK_S = 60.0, 0.02
 QUIET_S_MAX = 2.0  # how long a hold waits until no handler runs
 HOLD_S_MAX = 3.0  # how long a last attempt runs alone after that wait
-QUIET_TRIES_MAX, PAUSE_S_MIN, PAUSE_S_MAX = 5, 10.0, 60.0  # after these tries it runs with others
+# After so many tries to become quiet, a suspect runs beside other jobs; the pauses between the tries.
+QUIET_TRIES_MAX, PAUSE_S_MIN, PAUSE_S_MAX = 5, 10.0, 60.0
 NEEDS_HOLD = 0.0
 DATABASE_RETRY_S = 3.0  # a database that does not answer, or refuses, is tried again after this
-# From finding that a job has lost its last lease to burying it: a worker that has taken it over and got no
-# answer gives it back meanwhile. Its settler tries that at least every two seconds.
+# The time from finding that a job has lost its last lease to its burial. Meanwhile a worker that took the job
+# over, but got no answer, gives the job back: its settler tries to at least every two seconds.
 BURY_AFTER_S = 5.0
 EXTRA_MAX = 3  # attempts beyond max_attempts that a job may get because none of them ran alone
 
@@ -136,7 +137,7 @@ class LeaseRecovery(Service):
         finally:
             self._permits.return_permits(self._database.index, 1)
         if run is not None:
-            # Not longer, though renewals move it: a job that has survived a lease has not killed its process.
+            # Not longer, though renewals move the end: a job that survived a lease does not kill processes.
             first_end_s = run.lease_end_s
             self._wait_for_any_event(lambda: first_end_s, done)
         return None
@@ -150,7 +151,7 @@ class LeaseRecovery(Service):
                 pause_s = min(PAUSE_S_MAX, PAUSE_S_MIN * 2 ** (suspect.tries - 1))
                 return pause_s if suspect.tries <= QUIET_TRIES_MAX else HOLD_BUSY_S
             # A stuck handler of another job is not waited for, but may still end the process; that would
-            # prove nothing about this job, so the token gets no mark.
+            # prove nothing about this job, so the token does not end in ":alone".
             alone = self._running.stuck_job_ids <= {suspect.job_id}
             done = threading.Event()
             run = self._take_over_while_process_is_held(suspect, done, alone=alone)
@@ -160,7 +161,7 @@ class LeaseRecovery(Service):
             shared = (
                 not self._wait_for_any_event(lambda: min(run.lease_end_s, end_s), done) and alone
             )
-            if shared:  # the row's mark is removed before other jobs start
+            if shared:  # ":alone" is removed from the row's token before other jobs start
                 dropped = self._take_over.change_alone_mark(suspect, run, alone=False)
                 self._wait_for_any_event(
                     lambda: max(run.lease_end_s, run.started_s + run.timeout_s), dropped, done
@@ -184,7 +185,7 @@ class LeaseRecovery(Service):
         try:
             return self._take_over.take_over_suspect(suspect, done, alone=alone)
         except Exception:
-            # The row's token may be marked ":alone": no other job may start before that is corrected.
+            # The row's token may end in ":alone": no other job may start before the row is corrected.
             if alone:
                 self._wait_for_any_event(lambda: lease_end_s, done)
             raise

@@ -20,8 +20,8 @@ from toc.worker.job_run import JobRun
 
 log = logging.getLogger(__name__)
 
-CLAIMS_MAX = 100  # in one transaction
-AGAIN_S = 1.0  # until the next try of a lease that could not be renewed
+CLAIMS_MAX = 100  # claims that one transaction renews
+AGAIN_S = 1.0  # the time to the next try, if a lease could not be renewed
 
 
 class LeaseRenewal(Service):
@@ -70,7 +70,7 @@ class LeaseRenewal(Service):
         return age_s >= self._settings.renew_after_s and is_in_time and not run.control.is_lost
 
     def _renew_leases(self, runs: list[JobRun]) -> bool:
-        """False: of some claims nothing is known, as their rows are locked."""
+        """Renews leases of runs. False: nothing is known of some claims, because their rows are locked."""
         asked_s = self._clock.monotonic_s()  # guard: renewal-from-the-question
         claims = [(run.job.job_id, run.token) for run in runs]
         renewed = self._context.claims.renew_leases(self._database, claims)

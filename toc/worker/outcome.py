@@ -24,13 +24,13 @@ def outcome_of_run(
     """
     job_id, token = run.job.job_id, run.token
     if run.control.is_lost:
-        # Refused, as the claim is lost. If the take-over was undone, the row has this token again: then the
-        # job must run again, whatever a handler has returned that was told to stop.
+        # The row refuses this outcome, as the claim is lost. If the take-over was undone, the row has this
+        # token again: then the job must run again, whatever the handler, told to stop, has returned.
         text = "the claim was lost while the handler ran"
         return Outcome(job_id, token, OutcomeKind.RETRY, due_ms=now_ms, error=text)
     if isinstance(result, CancelledByShutdown):
         return outcome_for_giving_back(run)
-    if not isinstance(result, BaseException):  # a verdict is one as well
+    if not isinstance(result, BaseException):  # a verdict is a BaseException as well
         return Outcome(job_id, token, OutcomeKind.DONE)
     if isinstance(result, Snooze):
         until = result.until

@@ -1,11 +1,12 @@
 """Permits: the one owner of the worker's capacity (I8, ADR 5, ADR 30).
 
-Each job needs a permit on its whole way: a fetcher takes it, a batch carries it, the claim makes it a job in
-flight (or gives it back), and the settle stage gives it back. Each database has an equal share of the limit
-(biz_ids spread evenly by their hash), so that a database that hangs leaves the others their shares.
+Each job needs a permit on its whole way: a fetcher takes the permit, and a batch carries it. The claim makes
+it the permit of a job in flight, or gives it back; the settle stage gives it back after the job. Each
+database has an equal share of the limit (biz_ids spread evenly by their hash), so that a database that hangs
+leaves the others their shares.
 
-All counts change under one lock: whoever sees that the process is quiet has overlooked no job that moved
-from one stage to the next meanwhile.
+All counts change under one lock. So a thread that reads the counts and finds the process quiet has overlooked
+no job that moved from one stage to the next meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PUT_OFF_S_MIN, PUT_OFF_S_MAX = 1.0, 5.0
 STALLED_S = 1.0  # a database whose share is full, and of which no job ends for so long, is stalled
 HOLD_REST = 2.0  # no hold may begin after one for this many times its length
 HOLD_REST_S_MAX = 60.0
-HOLD_BUSY_S = 0.1  # when to ask again while another lane holds
+HOLD_BUSY_S = 0.1  # when to ask again while another lane holds the process
 
 
 class AdaptiveLimiter:
@@ -63,7 +64,8 @@ class DatabaseOutages:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._down_until_s: dict[int, float] = {}
-        self._away_since_s: dict[int, float] = {}  # kept until the database answers a claim
+        # By database: since when it does not answer, or takes no jobs; removed when it answers a claim.
+        self._away_since_s: dict[int, float] = {}
 
     def record_no_answer(self, database: int) -> None:
         now_s = self._clock.monotonic_s()
@@ -128,7 +130,7 @@ class ProcessHold:
 
 
 class Permits:
-    """Thread-safe. Implements `runtime.batch.PermitSource`.
+    """Thread-safe. Implements `runtime.job_batch.PermitSource`.
 
     `waiting()`: how many claimed jobs have no thread yet. `stuck()`: how many handlers have overrun their
     timeout.
@@ -150,14 +152,14 @@ class Permits:
         self._lock = threading.Lock()
         self._fetched: Counter[int] = Counter()  # carried by fetchers and batches, by database
         self._in_flight: Counter[int] = Counter()  # carried by jobs, by database
-        self._ended = 0  # of those in flight: their handlers have ended
+        self._ended = 0  # jobs in flight whose handlers have ended
         self._somebody_was_refused = False  # listeners must be called
         # By database: since when its share is full and none of its permits has come back.
         self._stalled_since_s: dict[int, float] = {}
         self._listeners: list[Callable[[], None]] = []
 
     def add_permit_listener(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` when there are permits again after one was refused."""
+        """Calls `listener` when there are permits again after a caller was refused."""
         self._listeners.append(listener)
 
     # ---- fetch
@@ -207,7 +209,11 @@ class Permits:
     # ---- claim to settle
 
     def add_jobs_in_flight(self, database: int, jobs: int, permits: int) -> None:
-        """Moves permits from a batch to its claimed jobs. `permits`: the permits that the batch carried."""
+        """Counts claimed jobs as in flight, until `remove_jobs_in_flight`.
+
+        `permits`: how many permits of a batch become permits of these jobs: one per job. 0 for a job that was
+        taken over: `LeaseRecovery` returns the permit of its take-over itself.
+        """
         self._change_counts(database, fetched=-permits, in_flight=jobs)
 
     def note_handler_ended(self) -> None:

@@ -24,17 +24,15 @@ from toc.store.databases import Database
 from toc.timer.reminders import Reminder
 from toc.worker.acks import Ack
 
-CORRECTIONS_MAX = (
-    10_000  # jobs per database; beyond this the oldest corrections are dropped: leases end
-)
+# Jobs per database; beyond this the oldest corrections are dropped: leases end.
+CORRECTIONS_MAX = 10_000
 AGAIN_S, TRIES_MAX = 1.0, 60  # retries of a correction that fails though its database answers
 REST = 4  # the pause after a wait for a table lock is this many times as long as the wait
 
 
 def _new_event() -> threading.Event:
-    return (
-        threading.Event()
-    )  # `threading.Event` is looked up at each call, because the simulation replaces it
+    # `threading.Event` is looked up at each call, because the simulation replaces it.
+    return threading.Event()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -81,9 +79,9 @@ class GiveBackJobs(RowCorrection):
 
 @dataclass(slots=True, eq=False)
 class ChangeAloneMark(RowCorrection):
-    """Removes the mark ":alone" from a run's token, or sets it again, by replacing `seen` with `token`.
+    """Removes ":alone" from a run's token in the row, or sets it again, by replacing `seen` with `token`.
 
-    The mark is removed when other jobs start to run at the same time, and set again when the run hangs.
+    ":alone" is removed when other jobs start to run at the same time, and set again when the run hangs.
     """
 
     shard: int
@@ -133,7 +131,9 @@ class CorrectionQueue:
             self._queue.append(correction)
             while len(self._queue) > 1 and self._count_queued_jobs() > CORRECTIONS_MAX:
                 self._queue.popleft().written.set()  # so that no thread waits for it any longer
-                text = "database %d: claims whose answer was lost are left to their leases"
+                text = (
+                    "database %d: claims with lost answers are not given back: jobs wait for leases"
+                )
                 self._log_throttle.warning("corrections", text, self._database.index)
         self._wake()
 
@@ -167,9 +167,8 @@ class CorrectionQueue:
             self._again_s = ended_s + pause_s
             self._remove_or_requeue(first, back=first.tries < TRIES_MAX)
             return pause_s
-        if (
-            first.uncorrected_job_ids
-        ):  # rows were locked: the correction keeps its place, and later corrections go on
+        if first.uncorrected_job_ids:
+            # Rows were locked: the correction keeps its place, and later corrections go on.
             first.again_s = self._clock.monotonic_s() + AGAIN_S
         else:
             self._remove_or_requeue(first, back=False)

@@ -19,7 +19,7 @@ from toc.worker.outcome import describe_error
 
 log = logging.getLogger(__name__)
 
-ERROR_CHARS_MAX = 500  # of an error's text in a line
+LOGGED_ERROR_CHARS_MAX = 500  # characters of an error's text in a line
 WINDOW_S = 60.0
 
 
@@ -61,7 +61,7 @@ class RunLog:
             why, at = escape_to_one_line(result.reason), _format_due_time(outcome)
             log.info(text, *_attempt_log_fields(run), why, at, extra=log_fields_of_job(run.job))
         elif isinstance(result, Snooze) and _is_snooze_in_past(result.until, now_ms):
-            text = "%s snoozes until %s, which has passed: it acts again at %s"
+            text = "%s snoozes until %s, which has passed: the job runs again at %s"
             key = ("snooze", run.job.biz_type)
             self._log_throttle.warning(
                 key, text, _describe_run(run), result.until, _format_due_time(outcome)
@@ -70,7 +70,7 @@ class RunLog:
     def _log_handler_failure(self, run: JobRun, error: BaseException, outcome: Outcome) -> None:
         try:
             what = escape_to_one_line(f"{type(error).__name__}: {error}".rstrip(": "))[
-                :ERROR_CHARS_MAX
+                :LOGGED_ERROR_CHARS_MAX
             ]
         except Exception:  # noqa: BLE001 - the handler's own class cannot show itself
             what = type(error).__name__

@@ -74,7 +74,7 @@ class Settler(Service):
         except Exception as error:
             if is_away(error):
                 raise
-            text = "settling %d outcomes of database %d failed, one by one now: %s"
+            text = "settling %d outcomes of database %d failed; each is settled by itself now: %s"
             self._log_throttle.warning("batch", text, len(self._batch), self._database.index, error)
             held, failed = self._settle_one_by_one()
         lost = {id(ended) for ended in failed}

@@ -1,4 +1,4 @@
-"""The changes of a suspect's row: the take-over, the burial, the mark ":alone"."""
+"""The changes of a suspect's row: the take-over, the burial, and ":alone" at the end of the token."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ LOST_LEASE = (
 class SuspectJob:
     """A running row under `token` whose lease was over.
 
-    `tries`: how often the process did not become quiet for it. `lost`: it has lost its last lease, and is
-    buried when it is processed again.
+    `tries`: how often the process did not become quiet for this job. `lost`: the job has lost its last lease,
+    and is buried when it is processed again.
     """
 
     shard: int
@@ -59,10 +59,14 @@ class TakeOver:
     def take_over_suspect(
         self, suspect: SuspectJob, done: threading.Event, *, alone: bool
     ) -> JobRun | None:
-        """Takes a suspect over. `alone`: the caller holds the process, and the token is marked ":alone".
+        """Takes a suspect over. Returns its run; None if it was not taken over.
 
-        None: another process has the job. `done` is set when the run is settled. When the answer is lost,
-        `done` is set after the job was given back; when the database refuses, at once.
+        It is not taken over if this worker has no handler of its type, if another process was faster, or if
+        another transaction has locked the row.
+        `alone`: the caller holds the process, and the new token ends in ":alone". If this lease is lost too,
+        the ending shows that no other job ran here meanwhile.
+        `done` is set when the run is settled. When the answer is lost, `done` is set after the job was given
+        back; when the database refuses, at once.
         """
         spec = self._handlers.handler_spec_of(suspect.type_no)
         if spec is None:
@@ -80,7 +84,7 @@ class TakeOver:
                 lost = Outcome(job_id, token, OutcomeKind.GIVE_BACK, 0, "the answer was lost", seen)
                 give_back = GiveBackJobs("", [lost], written=done)
                 self._corrections.enqueue(give_back)  # guard: give-back-take-over
-            else:  # refused: there is nothing to give back
+            else:  # the database refused the take-over: there is nothing to give back
                 done.set()
             raise
         if row is None:

@@ -102,7 +102,9 @@ class Worker:
         stop_services([*self.settlers, *self.renewals], 5.0)
         self.acks.stop(5.0)
         if permits.jobs_in_flight:
-            text = "%d jobs are left to their leases: other nodes run them when these end"
+            text = (
+                "%d jobs are left to their leases: other nodes run these jobs when the leases end"
+            )
             log.warning(text, permits.jobs_in_flight)
         return permits.jobs_in_flight == 0
 

@@ -28,9 +28,9 @@ from toc.reconcile.report.summary import (
     repairs_by_finding,
 )
 
-GROUPS_SHOWN = 30  # types, shards, reasons; the rest is one line
+GROUPS_SHOWN = 30  # types, shards or reasons in a table; all others are one line
 BARS_SHOWN = 12
-HOURS_AROUND = 24  # in the chart, before and after the beginning
+HOURS_AROUND = 24  # hours in the chart before the beginning of the run, and as many after it
 
 _TITLES = {
     RunVerdict.AGREED: "agreed",

@@ -46,16 +46,16 @@ log = logging.getLogger(__name__)
 
 PAGE, FINDINGS = "index.html", "findings.parquet"
 MODULES = ("jinja2", "pyarrow")
-LEFTOVER_S = 3600  # older drafts are of runs that were killed: writing takes seconds
-SEARCHED_MAX = 50  # earlier reports
-LINES_MAX = 10  # of reasons; the page has all of them
+LEFTOVER_S = 3600  # older drafts belong to runs that were killed: writing takes seconds
+SEARCHED_MAX = 50  # earlier reports that a run looks at to find its predecessor
+LINES_MAX = 10  # lines with reasons; the page has all reasons
 
 _NAME = re.compile(r"(\d{4}-\d\d-\d\dT\d{6}Z)(?:-([1-9]\d*))?", re.ASCII)
 _DRAFT = re.compile(rf"\.{_NAME.pattern}\.\w+\.partial", re.ASCII)
 
 
 def write_report(outcome: ReconcileResult, settings: Settings) -> Path:
-    """Writes the report of a run, deletes the oldest ones; returns the new folder.
+    """Writes the report of a run, and deletes the oldest reports; returns the new folder.
 
     Raises SettingsError when the directory cannot be written, or the extra is not installed.
     """
@@ -90,7 +90,7 @@ def write_report(outcome: ReconcileResult, settings: Settings) -> Path:
 
 
 def check_report_directory(settings: Settings) -> None:
-    """Raises SettingsError if a report could not be written; called before the work, not after."""
+    """Raises SettingsError if no report can be written. Call it before a run, not after the run's work."""
     _explain_missing_packages()
     directory = Path(settings.reconcile.directory)
     with _explain_write_errors(settings):
@@ -185,7 +185,7 @@ def _explain_write_errors(settings: Settings) -> Iterator[None]:
 
 @contextmanager
 def _create_synced_file(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that is on the disk when it is closed."""
+    """Creates a file, which is on the disk when the block has ended."""
     with open_private_file(path, "xb") as file:
         yield file
         file.flush()
@@ -193,7 +193,7 @@ def _create_synced_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _sync_directory(directory: Path) -> None:
-    with suppress(OSError):  # not every file system can
+    with suppress(OSError):  # not every file system can sync a directory
         number = os.open(directory, os.O_RDONLY)
         try:
             os.fsync(number)
@@ -202,7 +202,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _create_draft_folder(directory: Path, name: str) -> Path:
-    """A new, empty folder."""
+    """Creates an empty folder with a draft's name."""
     return Path(tempfile.mkdtemp(".partial", f".{name}.", directory))
 
 
@@ -214,7 +214,8 @@ def _rename_draft(draft: Path, directory: Path, stamp: str) -> Path:
         try:
             return draft.rename(report)
         except OSError:
-            if not os.path.lexists(report):  # else another process has just taken the name
+            # If the name exists, another process has just taken it: the next number is tried.
+            if not os.path.lexists(report):
                 raise
     raise AssertionError
 
@@ -252,7 +253,7 @@ def _delete_old_drafts(directory: Path, now_s: float) -> None:
     """Deletes drafts of killed runs. `now_s`: by the clock that also dates the drafts."""
     with os.scandir(directory) as entries:
         for entry in entries:
-            with suppress(OSError):  # gone meanwhile
+            with suppress(OSError):  # another process has deleted the draft meanwhile
                 is_draft = _DRAFT.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
                 if is_draft and entry.stat(follow_symlinks=False).st_mtime < now_s - LEFTOVER_S:
                     shutil.rmtree(entry.path, ignore_errors=True)
@@ -268,7 +269,7 @@ def _delete_oldest_reports(directory: Path, newest: Path, namespace: str, report
     ]:
         try:
             draft = _create_draft_folder(directory, path.name)
-            shutil.rmtree(path.rename(draft))  # an empty folder makes way
+            shutil.rmtree(path.rename(draft))  # a rename may replace an empty folder
         except OSError as error:
             log.warning("the old report %s cannot be deleted: %s", path, error.strerror)
 

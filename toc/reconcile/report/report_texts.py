@@ -12,7 +12,7 @@ from toc.domain.text_escaping import escape_to_one_line
 from toc.domain.times import MS_MAX, datetime_of
 from toc.reconcile.findings import ReconcileResult, RunVerdict
 
-TEXT_CHARS_MAX = 300  # of a reason: what drivers say can be long
+TEXT_CHARS_MAX = 300  # characters of a reason: the texts of drivers can be long
 NAME_CHARS_MAX = 64
 
 
@@ -25,45 +25,51 @@ class KindExplanation(NamedTuple):
 
 KINDS = {
     Disagreement.MISSING: KindExplanation(
-        "Pending and due soon, but without a reminder in Redis: it would run late.",
-        "Its reminder is armed at the row's due_time.",
+        "The job is pending and due soon, but has no reminder in Redis: it would run late.",
+        "The job is armed at the row's due_time.",
     ),
     Disagreement.LATE: KindExplanation(
-        "Its reminder is later than the row's due_time: it would run late.",
-        "It is armed again at the row's due_time; the earliest reminder wins.",
+        "The job's reminder is later than the row's due_time: the job would run late.",
+        "The job is armed again at the row's due_time; the earliest reminder wins.",
     ),
     Disagreement.ORPHAN: KindExplanation(
-        "A reminder of a job that has ended, is gone or never was. No job is late; it takes memory.",
+        "A reminder of a job that has ended, was deleted or never existed. No job is late; the reminder "
+        "takes memory.",
         "The reminder is removed.",
     ),
     Disagreement.WRONG_SLOT: KindExplanation(
-        "It has a reminder in a slot where no loader puts it, and none in its own "
+        "The job has a reminder in a slot where no loader puts it, and none in its own slot "
         "(were topics or slots changed?).",
-        "It is armed in its own slot, then removed from the other slot.",
+        "The job is armed in its own slot, then its reminder in the other slot is removed.",
     ),
     Disagreement.TWO_SLOTS: KindExplanation(
-        "It has a reminder in its own slot and one in another. No job is late; it is popped twice.",
+        "The job has a reminder in its own slot and one in another. No job is late; this one is popped "
+        "twice.",
         "The reminder outside its own slot is removed.",
     ),
     Disagreement.STUCK: KindExplanation(
-        "Popped long ago, and neither acked nor put back: its worker is gone, and no node pops the slot.",
-        "It is put back at the row's due_time, or removed if the job has ended.",
+        "The reminder was popped long ago, and neither acked nor put back: its worker is gone, and no node "
+        "pops the slot.",
+        "The reminder is put back at the row's due_time, or removed if the job has ended.",
     ),
     Disagreement.LEASE_OVER: KindExplanation(
-        "Its row is running, but the lease ended long ago: its worker is gone, and no scanner came.",
-        "Its reminder is armed; the worker that pops it takes it over.",
+        "The job is running, but its lease ended long ago: its worker is gone, and no scanner has taken the "
+        "job over.",
+        "The job is armed; the worker that pops the reminder takes the job over.",
     ),
     Disagreement.OVERDUE: KindExplanation(
-        "Pending and long due, and no worker has run it. Are there workers with a handler for its type?",
-        "Its reminder is armed. One that is armed already is left: no worker takes it.",
+        "The job is pending and long overdue, and no worker has run it. Are there workers with a handler for "
+        "its type?",
+        "The job is armed. A reminder that is armed already is left as it is: no worker pops it.",
     ),
     Disagreement.MOVED: KindExplanation(
-        "Pending, never tried, and its due_time is not its action_time: it was changed by hand.",
-        "Its due_time is set to its action_time.",
+        "The job is pending and was never tried, but its due_time is not its action_time: the row was "
+        "changed by hand.",
+        "The due_time is set to the action_time.",
     ),
     Disagreement.MISFIT: KindExplanation(
-        "Its id does not fit its biz_id or its table: cancelling by biz_id does not find it.",
-        "It is copied under an id that fits, and cancelled.",
+        "The job_id does not fit the biz_id or the table: a cancel by biz_id does not find the job.",
+        "The job is copied under an id that fits, and the old job is cancelled.",
     ),
     Disagreement.MARK_AHEAD: KindExplanation(
         "The loader's mark of a slot says that rows are loaded, but most of them are in no queue "
@@ -96,7 +102,7 @@ WORK = {
     "rows": "reading rows",
     "reminders": "reading reminders",
     "pair": "pairing them off",
-    "verify": "looking up what has no counterpart",
+    "verify": "looking up rows and reminders without a counterpart",
 }
 
 

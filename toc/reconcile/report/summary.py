@@ -32,11 +32,11 @@ SUMMARY = "summary.json"
 SCHEMA = "toc.reconcile.report"
 VERSION = 1
 
-EXAMPLES = 10  # of each kind
-GROUPS_MAX = 1000  # types, hours, reasons; the rest is one group
+EXAMPLES = 10  # findings of each kind that are shown as examples
+GROUPS_MAX = 1000  # types, hours or reasons; all others are one group
 REST = "(other)"
 NO_TIME = "(no time)"
-_BYTES_MAX = 8_000_000  # of a summary that is read: ours are far below
+_BYTES_MAX = 8_000_000  # size of a summary that is read: toc's own summaries are far smaller
 _HOUR_MS = 3_600_000
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 

@@ -8,8 +8,8 @@
 -- in place of a time if a key of the slot is broken
 --
 -- Reads many slots in one call where one server holds them all, so that an idle worker costs almost nothing.
--- Not flagged no-writes: a server that refuses to write refuses this too, so that callers notice it (not
--- with Redis 6.2, which knows no flags: there the next write is refused).
+-- Not flagged no-writes: a server that refuses to write refuses this script too, so that callers notice the
+-- refusal (Redis 6.2 knows no flags: there only the next write is refused).
 -- Allowed when Redis is full. Bound: O(slots).
 local function time_ms()
     local t = redis.call('TIME')

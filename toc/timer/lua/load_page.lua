@@ -6,7 +6,7 @@
 --       2  channel for the wake-up        3  the slot's number, for its message
 --       4  shard                          5  the mark that the loader read
 --       6  the mark after this page       7… pairs: due ms, job_id   (at most 2,000 pairs)
--- Answer {TIME in ms, 1 if it was done, 0 if the mark is not the one that the loader read}
+-- Answer {TIME in ms, 1 if the page was armed, 0 if the mark is not the mark that the loader read}
 --
 -- Reminders and mark change together. A wipe, a fail-over or another loader in between changes the mark;
 -- then this script changes nothing. A missing mark never equals the mark that was read.

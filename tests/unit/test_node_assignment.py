@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.domain.placement import (
+from toc.domain.node_assignment import (
     Assignment,
     add_group_to_name,
     compute_assignment,
@@ -114,7 +114,7 @@ def test_the_order_of_types_makes_no_group() -> None:
     assert process_of_member(one) == "h:1:a"
 
 
-def test_the_placement_is_pinned() -> None:
+def test_the_assignment_is_pinned() -> None:
     """Nodes of two releases must agree while one replaces the other."""
     members = ["a:1:x", "b:2:y", "c:3:z"]
     assert [owner_and_deputy(f"default_{slot}", members) for slot in range(3)] == PINNED
