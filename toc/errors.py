@@ -4,7 +4,7 @@
     ├── InvalidInput         the call is wrong: fix the named field        (also a ValueError)
     ├── SettingsError        the settings are wrong: fix the named setting (also a ValueError)
     ├── DuplicateJob         a live job holds the key and on_duplicate="error" was asked for
-    ├── PartlyScheduled      a bulk call committed jobs in some databases only (retryable)
+    ├── PartlyScheduled      a bulk call committed some of its jobs    (retryable if its cause is)
     ├── ClaimLost            the job no longer runs under this handler's claim: do not commit
     ├── NotFound             no such job, type or table
     ├── WrongDatabase        a caller's connection does not reach the job's shard
@@ -27,7 +27,7 @@ class TocError(Exception):
     """The base class of all exceptions of toc."""
 
     code: ClassVar[str] = "error"
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
 
 
 class InvalidInput(TocError, ValueError):
@@ -75,17 +75,17 @@ class DuplicateJob(TocError):
 
 
 class PartlyScheduled(TocError):
-    """A bulk call committed its jobs in some databases and failed in others: no transaction spans databases.
+    """A bulk call committed some of its jobs and failed with others: it needs several transactions.
 
     `job_ids` has one element per job, in the order of the call: the id of a committed job, None for a
-    failed one.
+    failed one. `retryable`: that of the error that the others failed with.
     """
 
     code = "partly_scheduled"
-    retryable = True
 
     def __init__(self, job_ids: list[int | None], cause: BaseException) -> None:
         self.job_ids = job_ids
+        self.retryable = isinstance(cause, TocError) and cause.retryable
         missing = sum(job_id is None for job_id in job_ids)
         super().__init__(f"{missing} of {len(job_ids)} jobs were not scheduled: {cause}")
 

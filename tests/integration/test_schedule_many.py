@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from itertools import chain
 from pathlib import Path
-from threading import Barrier, get_ident
+from threading import Barrier, Thread, get_ident
 from typing import Any
 
 import pytest
@@ -165,6 +165,52 @@ def test_jobs_with_keys_are_one_part(world: World, monkeypatch: pytest.MonkeyPat
     with pytest.raises(DuplicateJob):  # nothing is written
         world.center.schedule_many(jobs, on_duplicate="error")  # type: ignore[arg-type]
     assert world.library.count() == 20
+
+
+def test_without_a_second_thread_all_is_written(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_schedule, "PARALLEL_ROWS_MIN", 2)
+    world.center.schedule(0, MINUTE)  # connected
+
+    def refuse(self: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Thread, "start", refuse)
+    assert len(world.center.schedule_many([(n, MINUTE) for n in range(60)])) == 60
+    monkeypatch.undo()
+    assert world.library.count() == world.reminders() == 61
+
+
+def test_a_type_too_many_is_refused_before_any_job_is_written(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_schedule, "BULK_ROWS", 5)
+    limits = world.settings.limits.model_copy(update={"biz_types": 1})
+    world.center._settings = world.settings.model_copy(update={"limits": limits})
+    jobs: list[Any] = [{"biz_id": n, "action_time": MINUTE} for n in range(20)]
+    with pytest.raises(InvalidInput, match="biz_type"):
+        world.center.schedule_many([*jobs, {**jobs[0], "biz_type": "t.unheard-of"}])
+    assert world.library.count() == 0
+
+
+def test_an_error_in_the_second_thread_is_raised(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if world.library.databases[0].sqlite:
+        pytest.skip("its calls are not halved")
+    monkeypatch.setattr(bulk_schedule, "PARALLEL_ROWS_MIN", 2)
+    inserts, caller, both = _Inserts(world, monkeypatch), get_ident(), Barrier(2)
+
+    def fail_in_helper(ids: list[int]) -> None:
+        both.wait(20)
+        if get_ident() != caller:
+            raise ValueError("broken")
+
+    inserts.before = fail_in_helper
+    with pytest.raises(ValueError, match="broken"):
+        world.center.schedule_many([(n, MINUTE) for n in range(60)])
+    assert not world.center._second_writer.locked()
 
 
 def test_one_call_at_a_time_writes_two_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

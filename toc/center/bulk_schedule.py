@@ -2,18 +2,19 @@
 
 The jobs are written in parts of at most BULK_ROWS jobs, one transaction each. A part belongs to one database.
 In a large call without dedup_keys, each database has two kinds of parts, for its even and its odd shards,
-and two parts are written at the same time: while the server works on one, Python prepares the other.
+and a second thread writes parts too: while the server works on one part, Python prepares another.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from toc.center.connections import Connections
 from toc.center.job_spec import CheckedJob
+from toc.domain.job import NewJob
 from toc.errors import SchemaMismatch, StatementFailed, StoreUnavailable, TocError
 from toc.runtime import metrics
 from toc.store.jobs import InsertResult, OnDuplicate
@@ -22,15 +23,21 @@ from toc.timer.reminder import Reminder
 BULK_ROWS = 5000  # rows per transaction
 # Fewer rows, of a call or of a database, are not worth a thread and a second COMMIT.
 PARALLEL_ROWS_MIN = 400
-WRITERS = 2  # parts that are written at the same time
 _FAILURES = (StoreUnavailable, StatementFailed, SchemaMismatch)
+
+
+class _Part(NamedTuple):
+    """Jobs of one database that are written in one transaction. positions: in the call's list of jobs."""
+
+    database: int
+    positions: Sequence[int]
 
 
 class BulkSchedule:
     """The jobs of one call of `schedule_many`; all of them are checked.
 
-    second_writer: held by the call that writes two parts at the same time. Other calls of the process write
-    one: together they keep the processor busy anyway, and the connections are few.
+    second_writer: held by the call that has a second thread. Other calls of the process do without one:
+    together they keep the processor busy anyway, and the connections are few.
 
     inserted: by position in `wanted`; None: the job was not written. failed: the errors of databases, by
     index; a database that has failed gets no further jobs of this call.
@@ -45,66 +52,121 @@ class BulkSchedule:
     ) -> None:
         self._state, self._wanted, self._on_duplicate = state, wanted, on_duplicate
         self._second_writer = second_writer
+        self._parts: deque[_Part] = deque()
+        self._new_jobs: dict[int, NewJob] = {}
+        self._helper_failure: BaseException | None = None
         self.inserted: list[InsertResult | None] = [None] * len(wanted)
         self.failed: dict[int, TocError] = {}
 
     def write_and_arm(self) -> None:
-        """Writes all parts, and arms their jobs. Raises DuplicateJob and InvalidInput at once."""
-        is_parallel = len(self._wanted) >= PARALLEL_ROWS_MIN and all(
-            job.dedup_key is None for job in self._wanted
-        )
-        parts = list(self._make_parts(halved=is_parallel))
-        if len(parts) > 1 and is_parallel and self._second_writer.acquire(blocking=False):
+        """Writes all parts, and arms their jobs.
+
+        Raises InvalidInput before any job is written, and DuplicateJob at once.
+        """
+        is_parallel = self._may_write_in_parallel()
+        by_database = self._positions_by_database()
+        for index, positions in sorted(by_database.items()):
+            self._make_new_jobs(index, positions)
+        self._parts.extend(self._make_parts(by_database, halved=is_parallel))
+        if len(self._parts) > 1 and is_parallel and self._second_writer.acquire(blocking=False):
             try:
-                with ThreadPoolExecutor(WRITERS, "toc-bulk") as writers:
-                    for _ in writers.map(lambda part: self._write_part(*part), parts):
-                        pass
+                self._write_parts_with_helper()
             finally:
                 self._second_writer.release()
         else:
-            for part in parts:
-                self._write_part(*part)
+            self._write_parts()
 
-    def error_of(self, job: CheckedJob) -> TocError | None:
-        """The error of the job's database; None: it has not failed."""
-        return self.failed.get(self._state.database_of_business(job.business).index)
+    def _may_write_in_parallel(self) -> bool:
+        state = self._state
+        return (
+            len(self._wanted) >= PARALLEL_ROWS_MIN
+            and state.settings.pool_size > 1
+            and all(job.dedup_key is None for job in self._wanted)
+            # SQLite has one writer, and refuses a self-deadlock by the thread.
+            and not any(database.sqlite for database in state.databases)
+        )
 
-    def _make_parts(self, *, halved: bool) -> Iterator[tuple[int, Sequence[int]]]:
-        """Yields (database, positions) of each part; large calls go to all databases in turns."""
-        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-        routing = self._state.routing
+    def _positions_by_database(self) -> dict[int, list[int]]:
+        by_database: dict[int, list[int]] = defaultdict(list)
         for position, job in enumerate(self._wanted):
-            shard = self._state.shard_of_business(job.business)
-            groups[routing.database_index(shard), shard & 1].append(position)
-        for database in {database for database, _ in groups}:
-            even, odd = groups[database, 0], groups[database, 1]
-            # SQLite has one writer.
-            may_halve = halved and not self._state.databases[database].sqlite
-            if not may_halve or len(even) + len(odd) < PARALLEL_ROWS_MIN:
-                groups[database, 0], groups[database, 1] = sorted(even + odd), []
-        longest = max(map(len, groups.values()), default=0)
-        for start in range(0, longest, BULK_ROWS):
-            for (database, _), positions in sorted(groups.items()):
-                if start < len(positions):
-                    yield database, positions[start : start + BULK_ROWS]
+            by_database[self._state.database_of_business(job.business).index].append(position)
+        return by_database
 
-    def _write_part(self, index: int, positions: Sequence[int]) -> None:
-        """Inserts and arms the jobs at these positions, of one database, in one transaction."""
-        if index in self.failed:
-            return
-        state, wanted = self._state, self._wanted
-        jobs = [wanted[position] for position in positions]
+    def _make_new_jobs(self, index: int, positions: Sequence[int]) -> None:
+        """Gives the jobs of a database their ids, and their types' numbers."""
+        jobs = [self._wanted[position] for position in positions]
         try:
-            new_jobs = state.make_new_jobs(state.databases[index], jobs)
-            results = state.jobs.insert(new_jobs, self._on_duplicate)
+            made = self._state.make_new_jobs(self._state.databases[index], jobs)
         except _FAILURES as error:
             self.failed[index] = error
+        else:
+            self._new_jobs.update(zip(positions, made, strict=True))
+
+    def _make_parts(self, by_database: dict[int, list[int]], *, halved: bool) -> Iterator[_Part]:
+        """Yields the parts; those of a large call go to all databases in turns."""
+        groups: list[tuple[int, list[int]]] = []
+        for index, positions in sorted(by_database.items()):
+            if halved and len(positions) >= PARALLEL_ROWS_MIN:
+                for odd in (0, 1):
+                    half = [each for each in positions if self._shard_of(each) & 1 == odd]
+                    groups.append((index, half))
+            else:
+                groups.append((index, positions))
+        longest = max((len(positions) for _, positions in groups), default=0)
+        for start in range(0, longest, BULK_ROWS):
+            for index, positions in groups:
+                if start < len(positions):
+                    yield _Part(index, positions[start : start + BULK_ROWS])
+
+    def _shard_of(self, position: int) -> int:
+        return self._state.shard_of_business(self._wanted[position].business)
+
+    def _write_parts_with_helper(self) -> None:
+        """Writes parts in this thread and in a second one. Returns or raises when both have ended."""
+        helper = threading.Thread(target=self._help_to_write, name="toc-bulk", daemon=True)
+        try:
+            helper.start()
+        except RuntimeError:  # no further thread can be started: this one writes all parts
+            self._write_parts()
             return
-        for position, result in zip(positions, results, strict=True):
+        try:
+            self._write_parts()
+        finally:
+            self._parts.clear()  # after an error here, nothing more is begun
+            helper.join()
+        if self._helper_failure is not None:
+            raise self._helper_failure
+
+    def _help_to_write(self) -> None:
+        try:
+            self._write_parts()
+        except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
+            self._parts.clear()
+            self._helper_failure = error
+
+    def _write_parts(self) -> None:
+        while True:
+            try:
+                part = self._parts.popleft()
+            except IndexError:
+                return
+            self._write_part(part)
+
+    def _write_part(self, part: _Part) -> None:
+        """Inserts and arms the jobs of a part."""
+        if part.database in self.failed:
+            return
+        jobs = [self._new_jobs[position] for position in part.positions]
+        try:
+            results = self._state.jobs.insert(jobs, self._on_duplicate)
+        except _FAILURES as error:
+            self.failed[part.database] = error
+            return
+        for position, result in zip(part.positions, results, strict=True):
             self.inserted[position] = result
         metrics.SCHEDULED.inc(sum([result.written for result in results]))
-        state.arm_near_jobs(
-            (job.biz_type, Reminder(result.due_ms, result.job_id))
-            for job, result in zip(jobs, results, strict=True)
+        self._state.arm_near_jobs(
+            (self._wanted[position].biz_type, Reminder(result.due_ms, result.job_id))
+            for position, result in zip(part.positions, results, strict=True)
             if result.written
         )

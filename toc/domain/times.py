@@ -11,11 +11,15 @@ from datetime import UTC, datetime, timedelta
 from toc.errors import InvalidInput
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
 MS_MAX = 253_402_300_799_999  # 9999-12-31 23:59:59.999, the end of DATETIME
 
 
 def ceil_ms(delta: timedelta) -> int:
     """A timedelta as whole milliseconds, rounded up."""
+    if type(delta) is not timedelta:  # a subclass may count nanoseconds: pandas' Timedelta does
+        whole, rest = divmod(delta, _MS)  # not by -(-delta // _MS): timedelta.max cannot be negated
+        return whole + bool(rest)
     # By integers: dividing timedeltas takes twice as long. `microseconds` is never negative.
     return (delta.days * 86_400 + delta.seconds) * 1000 - (-delta.microseconds // 1000)
 

@@ -153,7 +153,8 @@ class Database:
         self, url: URL, mysql: MysqlSettings, limits: ConnectionLimits
     ) -> dict[str, Any]:
         if self.sqlite:
-            return {"timeout": limits.read_timeout_s}
+            # The driver keeps the texts of statements; those of large INSERTs are all different.
+            return {"timeout": limits.read_timeout_s, "cached_statements": 16}
         arguments = session_arguments(url, mysql, limits.connect_timeout_s, limits.read_timeout_s)
         if self._supports_packets:
             # The driver converts DATETIME to milliseconds directly: this halves the cost of reading a row.
