@@ -12,7 +12,6 @@ import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
@@ -23,8 +22,13 @@ DURATIONS = Path(__file__).with_name("durations.json")
 SPLIT_S = 45.0
 NEW_FILE_S = 10.0
 """Expected of a file that is not in `durations.json`."""
-SPARK_TESTS = "tests/reconcile/"
-SPARK_UNITS = 2
+SPARK_FILES = {
+    "tests/reconcile/test_archive.py",
+    "tests/reconcile/test_lateness.py",
+    "tests/reconcile/test_nightly_command.py",
+    "tests/reconcile/test_run.py",
+}
+"""The files whose tests share a Spark session."""
 
 WRITE = "TOC_TEST_DURATIONS"
 """The environment variable that makes a run write `durations.json`: `make durations` sets it."""
@@ -48,10 +52,10 @@ class LongestFirst(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         """The unit of a test: its file, or its function where the file takes long.
 
-        The tests with Spark are two units, because each process needs a Java machine of its own for them.
+        The tests with Spark are one unit, because each process needs a Java machine of its own for them.
         """
-        if file_of(nodeid).startswith(SPARK_TESTS):
-            return f"Spark {crc32(file_of(nodeid).encode()) % SPARK_UNITS}"
+        if file_of(nodeid) in SPARK_FILES:
+            return "Spark"
         return nodeid.partition("[")[0] if seconds_of(nodeid) >= SPLIT_S else file_of(nodeid)
 
 
