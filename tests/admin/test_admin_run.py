@@ -12,7 +12,7 @@ import pytest
 
 from tests.admin.desk import ANN, Desk, order, totals
 from tests.worker.waiting import wait_until
-from toc.admin.bulk_run import PAUSE_S_MIN, BulkRunProgress, RunInterrupted, UnconfirmedPage
+from toc.admin.bulk_run import PAUSE_S_MIN, BulkRunProgress, RunInterrupted, UnsurePage
 from toc.domain.job import Status
 from toc.errors import SchemaMismatch
 from toc.store.bulk_update import IDS_MAX, BulkUpdate
@@ -70,7 +70,7 @@ def ids(desk: Desk) -> list[int]:
     return ids
 
 
-def unsure(progress: BulkRunProgress) -> list[UnconfirmedPage]:
+def unsure(progress: BulkRunProgress) -> list[UnsurePage]:
     return [one for part in progress.databases.values() for one in part.unsure]
 
 
@@ -243,7 +243,7 @@ def test_who_is_in_a_hurry_does_not_wait(
     assert (progress.changed_jobs, progress.complete) == (0, False)
     of = {shard: [i for i in ids if desk.library.shard(i) == shard] for shard in watch.begun}
     assert sorted(unsure(progress), key=lambda one: one.table) == [
-        UnconfirmedPage(job_table_name(shard), min(of[shard]), max(of[shard]), len(of[shard]))
+        UnsurePage(job_table_name(shard), min(of[shard]), max(of[shard]), len(of[shard]))
         for shard in sorted(of)
     ]
     gate.set()

@@ -35,9 +35,9 @@ class Recording:
         self.answers = True
 
     def take_permits(self, database: int, wanted: int) -> int:
-        return self.take_permits_in_each([database], wanted)[0]
+        return self.take_permits_in_each_database([database], wanted)[0]
 
-    def take_permits_in_each(
+    def take_permits_in_each_database(
         self, databases: Collection[int], wanted: int
     ) -> tuple[int, frozenset[int]]:
         self.asked.append(wanted)

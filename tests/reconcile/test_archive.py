@@ -27,7 +27,7 @@ from toc.reconcile.archive import (
     archive_cutoff_ms,
     archive_ended_jobs,
 )
-from toc.reconcile.archive_files import rows_per_read
+from toc.reconcile.archive_files import job_rows_per_read
 from toc.reconcile.spark import spark_error_types
 from toc.reconcile.spark_files import SparkFiles
 from toc.retention.purger import Purger
@@ -254,7 +254,7 @@ def test_spark_and_pandas_read_it_as_one_table(small: Place) -> None:
 def test_the_larger_attributes_may_be_the_fewer_rows_are_read_at_once() -> None:
     def rows(attribute_bytes: int, page: int = 50_000) -> int:
         limits, reconcile = LimitSettings(attribute_bytes=attribute_bytes), {"page": page}
-        return rows_per_read(Settings(limits=limits, reconcile=reconcile))
+        return job_rows_per_read(Settings(limits=limits, reconcile=reconcile))
 
     assert (rows(2), rows(4096), rows(65_535), rows(2, 7)) == (5000, 4096, 256, 7)
 

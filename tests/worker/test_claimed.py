@@ -365,7 +365,7 @@ class HalfAway:
     def take_permits(self, database: int, wanted: int) -> int:
         return wanted
 
-    def take_permits_in_each(
+    def take_permits_in_each_database(
         self, databases: Collection[int], wanted: int
     ) -> tuple[int, frozenset[int]]:
         open_ = frozenset(databases) - {0} or frozenset(databases)

@@ -214,7 +214,7 @@ def test_who_reserves_while_the_worker_is_being_held_gets_no_room(
     assert worker.permits.reserved_permits == 0
     worker.permits.hold.end_hold()
     worker.permits.hold._free_s = 0.0
-    assert worker.permits.take_permits_in_each([0], 2) == (0, frozenset())
+    assert worker.permits.take_permits_in_each_database([0], 2) == (0, frozenset())
     assert worker.permits.reserved_permits == 0
 
 

@@ -26,7 +26,7 @@ POLL_S = 0.2  # how soon a wait notices an interrupt
 
 
 @dataclass(frozen=True, slots=True)
-class UnconfirmedPage:
+class UnsurePage:
     """A page with an unknown outcome: at most `jobs` of the ids from first to last may be changed."""
 
     table: str
@@ -48,7 +48,7 @@ class DatabaseProgress:
     before: int = 0
     superseded: int = 0
     meanwhile: int = 0
-    unsure: list[UnconfirmedPage] = field(default_factory=list)
+    unsure: list[UnsurePage] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -85,8 +85,8 @@ class JobPage:
     attempt: CommitProgress = field(default_factory=CommitProgress)
 
     @property
-    def as_unconfirmed(self) -> UnconfirmedPage:
-        return UnconfirmedPage(
+    def as_unsure(self) -> UnsurePage:
+        return UnsurePage(
             job_table_name(self.shard), min(self.jobs), max(self.jobs), len(self.jobs)
         )
 
@@ -146,7 +146,7 @@ class BulkRun:
 
     def _start_page(self, page: JobPage) -> None:
         self._rate_limit.delay_next_page(len(page.jobs))
-        self._progress.databases[page.database.index].unsure.append(page.as_unconfirmed)
+        self._progress.databases[page.database.index].unsure.append(page.as_unsure)
         future = Future[PageResult]()
         self._in_progress[future] = page
         # No thread pool: at exit the interpreter would wait for the threads of a pool.
@@ -179,7 +179,7 @@ class BulkRun:
             changed = future.result()
         except Exception:  # not a KeyboardInterrupt of the waiting thread
             if not page.attempt.committing:
-                part.unsure.remove(page.as_unconfirmed)
+                part.unsure.remove(page.as_unsure)
             raise
         part.changed += len(changed.done)
         part.before += changed.before
@@ -187,7 +187,7 @@ class BulkRun:
         known = len(changed.done) + changed.before + changed.superseded
         part.meanwhile += len(page.jobs) - known
         # Last: if this thread is interrupted here, the page is counted twice rather than not at all.
-        part.unsure.remove(page.as_unconfirmed)
+        part.unsure.remove(page.as_unsure)
         self._rate_limit.correct_delay_after_page(
             len(page.jobs), len(changed.done), alone=not self._in_progress
         )

@@ -138,6 +138,10 @@ class FunctionCallParser:
     # ---- aggregates
 
     def _translate_aggregate(self, name: str, nodes: list[exp.Expr]) -> exp.Expr:
+        """Checks the arguments of an aggregate, and rebuilds the call from them.
+
+        The call is split for the shards later (`query_plan`).
+        """
         if name == "COUNT" and len(nodes) == 1 and isinstance(nodes[0], exp.Star):
             return set_kind(make_call("COUNT", exp.Star()), "number")
         distinct = len(nodes) == 1 and isinstance(nodes[0], exp.Distinct)

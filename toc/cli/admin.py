@@ -16,7 +16,7 @@ import typer
 
 from toc.admin.bulk_changes import BulkChanges, DryRunResult, MatchCount, open_bulk_changes
 from toc.admin.bulk_request import BulkRequest, BulkVerb
-from toc.admin.bulk_run import BulkRunProgress, DatabaseProgress, RunInterrupted, UnconfirmedPage
+from toc.admin.bulk_run import BulkRunProgress, DatabaseProgress, RunInterrupted, UnsurePage
 from toc.admin.where_condition import WhereCondition
 from toc.cli.clients import current_person, job_as_json
 from toc.cli.common_options import answering_command
@@ -388,14 +388,14 @@ def _show_run_result(
                ">superseded", "may have been changed")  # fmt: skip
     rows = [
         (index, part.chosen, part.changed, part.before, part.meanwhile, part.superseded,
-         "; ".join(map(_unconfirmed_page_text, part.unsure)) or "-")
+         "; ".join(map(_unsure_page_text, part.unsure)) or "-")
         for index, part in parts
     ]  # fmt: skip
     last = f"run {request.run}: {progress.changed_jobs} changed" if parts else ""
     output.print_table(value, columns, rows, empty="no jobs are in reach", last=last)
 
 
-def _unconfirmed_page_text(page: UnconfirmedPage) -> str:
+def _unsure_page_text(page: UnsurePage) -> str:
     return f"{page.jobs} of {page.table}, ids {page.first_id} to {page.last_id}"
 
 

@@ -10,7 +10,7 @@ from toc.errors import InvalidInput
 REASON_CHARS_MAX = 1000
 
 
-def _clean_reason(reason: object) -> str:
+def _make_storable_reason(reason: object) -> str:
     """The reason as a text of bounded length, without lone surrogates, which no database accepts."""
     return str(reason)[:REASON_CHARS_MAX].encode(errors="replace").decode()
 
@@ -32,7 +32,7 @@ class Retry(Verdict):
         if not is_number(seconds) or not 0 <= seconds <= 366 * 86_400:
             raise InvalidInput("after", after, "must be 0 seconds to 366 days, or such a timedelta")
         self.after_s = float(seconds)
-        self.reason = _clean_reason(reason)
+        self.reason = _make_storable_reason(reason)
         super().__init__(self.reason)
 
 
@@ -56,7 +56,7 @@ class Drop(Verdict):
     """Ends the job as cancelled: no action is needed any more."""
 
     def __init__(self, reason: str) -> None:
-        self.reason = _clean_reason(reason)
+        self.reason = _make_storable_reason(reason)
         super().__init__(self.reason)
 
 
@@ -64,5 +64,5 @@ class Dead(Verdict):
     """Ends the job dead at once, with this reason: more attempts would not help."""
 
     def __init__(self, reason: str) -> None:
-        self.reason = _clean_reason(reason)
+        self.reason = _make_storable_reason(reason)
         super().__init__(self.reason)

@@ -138,7 +138,8 @@ class Node:
         for probe in self.probes:
             probe.start()
         for probe in self.probes:
-            probe.first_ask_done.wait(PATIENCE_S)  # compare the clocks before firing by them
+            # The servers' clocks are compared before any job starts by these clocks.
+            probe.first_ask_done.wait(PATIENCE_S)
         process = ProcessContext(
             self.name,
             settings,

@@ -86,7 +86,7 @@ def write_ended_jobs(
 
     def read_ended_rows(some: Sequence[int]) -> Iterator[Columns]:
         pieces = split_into_id_ranges(
-            settings, some, possible_ids_of_ended(window), rows_per_read(settings)
+            settings, some, possible_ids_of_ended(window), job_rows_per_read(settings)
         )
         for ended, shard, ids in pieces:
             rows = ended.read_ended_rows(shard, ids, window)
@@ -174,7 +174,7 @@ def split_into_id_ranges(
                 yield ended, shard, piece
 
 
-def rows_per_read(settings: Settings) -> int:
+def job_rows_per_read(settings: Settings) -> int:
     """How many rows a task reads at once."""
     return min(ROWS_MAX, settings.reconcile.page, PAGE_BYTES // settings.limits.attribute_bytes)
 

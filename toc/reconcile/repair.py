@@ -11,8 +11,8 @@ old, a run may be repeated, and two may run at the same time. The steps for a ba
 has no row. The trace comes first: after a crash there may be a trace of a repair that only the next run
 makes, but never a repair without a trace.
 
-4. Arm, put back, ack, in this order. After a crash in between a job has a reminder too many, never one too
-few.
+4. The reminders in Redis are changed in this order: jobs are armed, popped reminders are put back, jobs are
+acked. After a crash in between, a job has a reminder too many, never one too few.
 
 5. **An ack knows only the id.** A dead job may be redriven between the read and the ack, and then the ack
 removes a reminder of a live job. So the rows of acked ids are read once more, and live jobs are armed.

@@ -74,7 +74,7 @@ class PermitSource(Protocol):
     def take_permits(self, database: int, wanted: int) -> int:
         """Takes up to `wanted` permits; returns how many, 0 when no permit is free now."""
 
-    def take_permits_in_each(
+    def take_permits_in_each_database(
         self, databases: Collection[int], wanted: int
     ) -> tuple[int, frozenset[int]]:
         """Takes up to `wanted` permits in each of the databases that take jobs now.

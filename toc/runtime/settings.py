@@ -241,7 +241,7 @@ class Settings(BaseSettings):
                 raise ValueError(f"moving: there is no database {index}")
             old, new = make_url(self.databases[index]), make_url(text)
             if (old.drivername, old.database) != (new.drivername, new.database):
-                # Statements name the schema, and both servers are spoken to by one driver.
+                # Statements contain the schema's name, and one driver serves the old and the new server.
                 raise ValueError(
                     f"moving.{index} must have the driver and the database name of databases[{index}]: "
                     f"{old.drivername} and {old.database}"

@@ -110,7 +110,7 @@ def _check_redis_credentials(auth: str, rest: str) -> None:
         raise ValueError("there is a [ or ] before the @: write these in a password as %5B %5D")
     if auth and ":" not in auth and "password=" not in rest:
         raise ValueError(
-            "the part before the @ must be user:password or :password: is the colon missing?"
+            "the part before the @ must be user:password or :password (is the colon missing?)"
         )
 
 

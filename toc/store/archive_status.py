@@ -122,7 +122,10 @@ def advance_archived_until(
 
 
 def record_files_moved(database: Database, run: int) -> None:
-    """Records that the files of this run are in their final folder; changes nothing after a later run."""
+    """Records that the files of this run are in their final folder.
+
+    Changes nothing if a later run has advanced `until_ms`.
+    """
     for _ in range(_TRIES_MAX):
         now = read_archive_status(database)
         if now is None or now.run != run or now.files_moved:

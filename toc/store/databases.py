@@ -138,7 +138,7 @@ class Database:
             threading.Lock() if self.sqlite else nullcontext()
         )
         arguments = self._driver_arguments(parsed, mysql, limits)
-        self.engine, self.autocommit_engine = self._create_engines(parsed, arguments, limits)
+        self.engine, self.autocommit_engine = self._create_both_engines(parsed, arguments, limits)
         self._database_home: HomeConnections | None = None
         if not self.sqlite:
             new = None if moving is None else make_url(moving)
@@ -164,9 +164,10 @@ class Database:
             arguments["client_flag"] = CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS
         return arguments
 
-    def _create_engines(
+    def _create_both_engines(
         self, url: URL, arguments: dict[str, Any], limits: ConnectionLimits
     ) -> tuple[Engine, Engine]:
+        """Makes the engine for transactions, and the one that commits each statement."""
         options: dict[str, Any] = {
             "pool_size": limits.pool_size, "max_overflow": 0, "connect_args": arguments,
         }  # fmt: skip

@@ -104,7 +104,10 @@ class EntriesByJob:
             )
 
     def add_entry(self, kind: str, values: dict[str, Any]) -> None:
-        """Adds one entry; raises KeyError for an unknown kind or a missing value."""
+        """Adds one entry of the history to the entries of its job.
+
+        Raises KeyError for an unknown kind, and KeyError or TypeError for a missing value.
+        """
         self.entries += 1
         if kind == "Fault":
             self.faults.append(Fault(**values | {"processes": tuple(values.get("processes", ()))}))

@@ -103,12 +103,12 @@ class Poller(Service):
         if not due:
             next_s = min(self._due_s.values(), default=_NEVER)
             return max(0.0, min(next_s - now_s, WAIT_S_MAX))
-        if self._every_database_is_claiming():
+        if self._every_database_has_unanswered_claim():
             return WAIT_S_MAX  # the answer wakes it
         # Oldest head first: a busy slot cannot starve the others.
         due.sort(key=self._due_s.__getitem__)
         wanted = sum(self._pop_sizes[slot] for slot in due)
-        permits, open_ = self._permits.take_permits_in_each(self._inboxes.keys(), wanted)
+        permits, open_ = self._permits.take_permits_in_each_database(self._inboxes.keys(), wanted)
         if not permits:
             return NO_PERMITS_S
         unused = dict.fromkeys(open_, permits)
@@ -125,8 +125,8 @@ class Poller(Service):
                 self._permits.return_permits(database, left)
         return 0
 
-    def _every_database_is_claiming(self) -> bool:
-        """Whether each database of this poller has a batch that waits for its claim."""
+    def _every_database_has_unanswered_claim(self) -> bool:
+        """Whether each database of this poller has a batch whose claim is not answered yet."""
         self._claiming = [each for each in self._claiming if not each[1].is_answered]
         return self._inboxes.keys() <= {database for database, _ in self._claiming}
 

@@ -166,12 +166,12 @@ class Permits:
 
     def take_permits(self, database: int, wanted: int) -> int:
         """See `PermitSource`."""
-        return self.take_permits_in_each([database], wanted)[0]
+        return self.take_permits_in_each_database([database], wanted)[0]
 
-    def take_permits_in_each(
+    def take_permits_in_each_database(
         self, databases: Collection[int], wanted: int
     ) -> tuple[int, frozenset[int]]:
-        """See `PermitSource`. The limit is so low that no job waits long for a thread (I8).
+        """See `PermitSource`. `limiter` keeps so few jobs in flight that none waits long for a thread (I8).
 
         A database that has not answered yet is tried by one batch at a time.
         """
