@@ -210,11 +210,13 @@ class Fleet:
         """SIGSTOP when it holds the locks of rows. `wire`: its way to the database."""
 
         def stands_still() -> bool:
+            if not self.in_flight_of(worker):  # it has nothing that it could settle
+                return False
             wire.cut(answers_only=True)  # what it begins now does not come to its COMMIT
             found = not remains(lambda: not self._someone_stands_still(), 0.5)
             if not found:  # it only asks what needs no transaction
                 wire.mend()
-                time.sleep(0.05)
+                time.sleep(1.0)  # it needs answers to claim further jobs
             return found
 
         wait_until(stands_still, "a transaction to stand still", 60)

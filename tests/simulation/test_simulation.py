@@ -86,9 +86,13 @@ def test_a_broken_variant_is_caught(
 ) -> None:
     """By the run that is known to catch it. Where the draws have changed, that is another run: then by a search."""
     words = ("--broken", variant.name, "--minutes", "5")
-    if SEARCH or simulate(*words, "--seeds", f"{variant.seed}-{variant.seed}").status:
+    is_known = simulate(*words, "--seeds", f"{variant.seed}-{variant.seed}").status == 0
+    if SEARCH or not is_known:
         ran = simulate(*words, "--seeds", BROKEN_SEEDS)
-        assert ran.status == 0, ran.said
+        # On a slow machine the minutes may end before the search gets to the known seed.
+        assert ran.status == 0 or is_known, ran.said
+        if ran.status:
+            return
         seed = ran.said.split(": seed ")[1].split(":")[0]
         if seed != str(variant.seed):
             add_line(request, "variants", (variant.name, str(variant.seed), seed))
