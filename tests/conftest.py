@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 from tests.simulation import FIRST_SEED, SEEDS
-from tests.table import write_table
+from tests.table import write_tables
 
 # A busy machine is slow: no time of a single example is asserted.
 hypothesis.settings.register_profile(
@@ -42,10 +42,8 @@ def pytest_report_header() -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    title = (
-        "the first seeds that catch broken variants: write them down in tests/simulation/broken.py"
-    )
-    write_table(terminalreporter, "variants", title, ("variant", "known seed", "seed"))
+    # Here and not beside the tests: the process that writes the summary reads no other conftest.
+    write_tables(terminalreporter)
 
 
 def pytest_configure() -> None:

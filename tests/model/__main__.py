@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.model.conftest import COLUMNS, line_of
+from tests.model.conftest import line_of
 from tests.model.spin import ModelError, check
 from tests.model.variants import VARIANTS
 from tests.servers.process import ServerUnavailableError
+from tests.table import TABLES
 
 
 def main() -> int:
@@ -24,7 +25,8 @@ def main() -> int:
     if unknown:
         parser.error(f"no variant: {' '.join(sorted(unknown))}")
     wrong = 0
-    for line in (COLUMNS, ("---",) * len(COLUMNS)):
+    _, columns = TABLES["model"]
+    for line in (columns, ("---",) * len(columns)):
         print("| " + " | ".join(line) + " |", flush=True)  # noqa: T201 - a command for a person
     for variant in VARIANTS:
         if variant.name not in asked.names if asked.names else variant.large and not asked.large:

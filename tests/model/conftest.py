@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -12,10 +11,7 @@ from tests.model.spin import Found
 from tests.model.variants import Variant
 from tests.servers import programs
 from tests.servers.process import ServerUnavailableError
-from tests.table import add_line, write_table
-
-COLUMNS = ("variant", "result", "states", "transitions", "seconds", "MB")
-LINE = "model"
+from tests.table import add_line
 
 Report = Callable[[Variant, Found], None]
 
@@ -49,10 +45,6 @@ def report(request: pytest.FixtureRequest) -> Report:
     """Adds a line to the table."""
 
     def add(variant: Variant, found: Found) -> None:
-        add_line(request, LINE, line_of(variant, found))
+        add_line(request, "model", line_of(variant, found))
 
     return add
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    write_table(terminalreporter, LINE, "what the model went through", COLUMNS)

@@ -15,14 +15,12 @@ import pytest
 from tests.invariants.conftest import MakeStack, _started, make_stack, own_mysql, own_redis
 from tests.reliability.fleet import Figures, Fleet
 from tests.servers import Server, start_zookeeper
-from tests.table import add_line, write_table
+from tests.table import add_line
 
 __all__ = ["make_stack", "own_mysql", "own_redis"]
 
 MakeFleet = Callable[..., Fleet]
 Report = Callable[..., None]
-COLUMNS = ("what happened", "jobs", "lost", "early", "twice", "p99 late", "worst late", "besides")
-LINE = "measured"
 
 
 @pytest.fixture
@@ -73,10 +71,6 @@ def report(request: pytest.FixtureRequest) -> Report:
             f"{figures.late_max_s:.2f} s",
             besides,
         )
-        add_line(request, LINE, line)
+        add_line(request, "reliability", line)
 
     return add
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    write_table(terminalreporter, LINE, "what was measured", COLUMNS)
