@@ -93,7 +93,7 @@ def test_the_way_back_is_asked_for(toc: Toc, two: list[str]) -> None:
     refused = toc("migrate", "--down-to", "base", "--yes")
     assert refused.code == 1
     assert is_one_line(refused.err)
-    assert "database 1, table toc_job_0002: it holds jobs" in refused.err
+    assert "database 1, table toc_job_0002: the table holds jobs" in refused.err
     assert toc("migrate", "--status").code == 0  # nothing was changed, not on database 0 either
     execute(two[1], "DELETE FROM toc_job_0002")
     assert toc("migrate", "--down-to", "base", "--yes", "--json").json["revision"] is None

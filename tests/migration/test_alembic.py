@@ -80,5 +80,5 @@ def test_what_it_refuses_is_one_line(alembic: Alembic, url: str) -> None:
     )
     refused = alembic("downgrade", "base")
     assert refused.returncode != 0
-    assert "database 0, table toc_job_0001: it holds jobs" in refused.stdout + refused.stderr
+    assert "database 0, table toc_job_0001: the table holds jobs" in refused.stdout + refused.stderr
     assert "Traceback" not in refused.stderr

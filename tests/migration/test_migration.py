@@ -244,7 +244,7 @@ def test_tables_that_hold_jobs_are_never_dropped(
         "toc": lambda: migrate.downgrade(settings, "base"),
         "alembic": lambda: command.downgrade(alembic_config(settings), "base"),
     }
-    with pytest.raises(migrate.MigrationFailed, match="database 0, table toc_job_0000: it holds"):
+    with pytest.raises(migrate.MigrationFailed, match="database 0, table toc_job_0000: the table holds"):
         ways[way]()
     assert dump(engine) == before
     with engine.begin() as connection:
@@ -268,7 +268,7 @@ def test_a_job_that_comes_between_the_look_and_the_drop_is_kept(server_url: str)
                     "VALUES (1, 1, 1, '2030-01-01')"
                 )
 
-    with pytest.raises(migrate.MigrationFailed, match="toc_job_0000: it holds jobs"):
+    with pytest.raises(migrate.MigrationFailed, match="toc_job_0000: the table holds jobs"):
         migrate.downgrade(settings, "base", schedule)
     assert tables(engine) == TABLES - {"toc_job_0001"}
     assert views(engine) == set()
