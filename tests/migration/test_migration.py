@@ -244,7 +244,9 @@ def test_tables_that_hold_jobs_are_never_dropped(
         "toc": lambda: migrate.downgrade(settings, "base"),
         "alembic": lambda: command.downgrade(alembic_config(settings), "base"),
     }
-    with pytest.raises(migrate.MigrationFailed, match="database 0, table toc_job_0000: the table holds"):
+    with pytest.raises(
+        migrate.MigrationFailed, match="database 0, table toc_job_0000: the table holds"
+    ):
         ways[way]()
     assert dump(engine) == before
     with engine.begin() as connection:

@@ -7,9 +7,7 @@ with its own.
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge
-
-from toc.runtime.batched_histogram import BatchedHistogram
+from prometheus_client import Counter, Gauge, Histogram
 
 LATENESS_BUCKETS_S = (
     0.001,
@@ -33,15 +31,14 @@ LATENESS_BUCKETS_S = (
 SCHEDULED = Counter("toc_jobs_scheduled_total", "Jobs committed by this process")
 FIRED = Counter("toc_jobs_fired_total", "Handler starts", ["biz_type"])
 ENDED = Counter("toc_jobs_settled_total", "Handler runs settled", ["biz_type", "outcome"])
-LATENESS = BatchedHistogram(
-    "toc_job_lateness_seconds", "Handler start minus due time", LATENESS_BUCKETS_S
+LATENESS = Histogram(
+    "toc_job_lateness_seconds", "Handler start minus due time", buckets=LATENESS_BUCKETS_S
 )
-STAGE = BatchedHistogram(
+STAGE = Histogram(
     "toc_job_stage_seconds",
     "A job's way: timer (due to popped), database (to claimed), queue (to started), handler (to ended)",
-    LATENESS_BUCKETS_S,
-    "stage",
-    ("timer", "database", "queue", "handler"),
+    ["stage"],
+    buckets=LATENESS_BUCKETS_S,
 )
 RESCUED = Counter("toc_jobs_rescued_total", "Jobs claimed by the scanner, not by the timer")
 TAKEN_OVER = Counter("toc_jobs_taken_over_total", "Jobs taken over from a lost lease")
