@@ -17,6 +17,7 @@ from sqlalchemy import func, select
 from tests.contract.library import Library
 from tests.integration.world import World
 from tests.servers.endpoint import Endpoint
+from toc.center import schedule_batches
 from toc.center.async_center import AsyncTimeoutCenter
 from toc.center.schedule_batches import WRITERS_MAX
 from toc.domain.routing import routing_hash_of
@@ -52,6 +53,21 @@ def test_waiting_calls_are_written_together(world: World, monkeypatch: pytest.Mo
     assert world.reminders() == 100
     assert sum(sizes) == 100
     assert len(sizes) < 50
+
+
+def test_a_batch_has_a_limit(small: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(schedule_batches, "BATCH_MAX", 7)
+    small.center.schedule(0, MINUTE)  # connected
+    hold_inserts(small, monkeypatch, lambda ids: sizes.append(len(ids)))
+
+    async def schedule_all() -> None:
+        async with AsyncTimeoutCenter(small.center) as center:
+            await asyncio.gather(*(center.schedule(n, MINUTE) for n in range(60)))
+
+    asyncio.run(schedule_all())
+    assert sum(sizes) == 60
+    assert max(sizes) == 7
 
 
 def test_each_verb(world: World) -> None:

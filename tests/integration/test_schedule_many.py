@@ -213,6 +213,17 @@ def test_an_error_in_the_second_thread_is_raised(
     assert not world.center._second_writer.locked()
 
 
+def test_one_connection_serves_one_thread(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_schedule, "PARALLEL_ROWS_MIN", 2)
+    inserts, threads = _Inserts(world, monkeypatch), set[int]()
+    inserts.before = lambda ids: threads.add(get_ident())
+    state = world.center._open_connections()
+    state.settings = state.settings.model_copy(update={"pool_size": 1})
+    assert len(world.center.schedule_many([(n, MINUTE) for n in range(60)])) == 60
+    assert threads == {get_ident()}
+    assert len(inserts.calls) == 1
+
+
 def test_one_call_at_a_time_writes_two_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk_schedule, "PARALLEL_ROWS_MIN", 2)
     inserts, threads = _Inserts(world, monkeypatch), set[int]()

@@ -44,7 +44,7 @@ def measure_drain(bench: BenchContext) -> None:
                 alone.add_round(baseline, race.drain_jobs(options.jobs))
             done += race.done
         report.add_measurement(NAME, "one worker, due to settled", "jobs/s", alone.rounds)
-        race.add_processor_time()
+        race.processor_time.add_to_report(report, NAME)
         report.add_measurement(NAME, "its memory", "MB", [(None, race.memory_mb)])
         report.notes.append(f"one worker's drain is bounded by {race.bottleneck}")
         count = options.workers or 2
@@ -86,12 +86,12 @@ class DrainMeasurement:
         self.memory_mb = 0.0
         self.bottleneck = ""
         """The part that bounded the last drain, in words."""
-        self._processor_time = ProcessorTime()
+        self.processor_time = ProcessorTime()
 
     def warm_up(self, workers: int = 1) -> None:
         """A short drain: the first jobs of a process connect, compile and load scripts."""
         self.drain_jobs(min(self._bench.options.jobs, self._bench.options.batch * workers))
-        self._processor_time = ProcessorTime()
+        self.processor_time = ProcessorTime()
 
     def drain_jobs(self, jobs: int, *, from_first: bool = False) -> float:
         """Schedules jobs that are due at one instant, waits for their end; returns jobs per second.
@@ -106,20 +106,14 @@ class DrainMeasurement:
             ahead = self._bench.redis_time_ms() < due_ms
             time.sleep(max(0.0, (due_ms - self._bench.redis_time_ms()) / 1000))
             meter = UtilisationMeter(self._bench.scratch.client, self._workers)
-            self._processor_time.begin_round()
+            self.processor_time.begin_round()
             first_ms, settled_ms = self._wait_and_check_starts(ids, meter)
             if ahead:
                 return jobs / (settled_ms - (first_ms if from_first else due_ms)) * 1000
             self._lead_ms_per_job *= 2
 
-    def add_processor_time(self) -> None:
-        """Adds the processor time of a job in each drain to the report, where it is known."""
-        if self._processor_time.us_per_job:
-            what = "processor time of a job, all processes"
-            self._bench.report.add_measurement(NAME, what, "µs", self._processor_time.us_per_job)
-
     def _end_meters(self, meter: UtilisationMeter, jobs: int) -> None:
-        self._processor_time.end_round(jobs)
+        self.processor_time.end_round(jobs)
         self.bottleneck = describe_bottleneck(meter.stop())
 
     def _wait_and_check_starts(

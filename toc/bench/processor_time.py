@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from toc.bench.report import BenchReport
+
 _PROCESSORS = Path("/proc/stat")
 _US = 1e6
 
@@ -21,10 +23,10 @@ def machine_cpu_s() -> float | None:
 
 
 class ProcessorTime:
-    """Measures processor time from its making on. `us_per_job`: the time of each round, in µs a job."""
+    """Measures the processor time of each round, in µs a job."""
 
     def __init__(self) -> None:
-        self.us_per_job: list[tuple[float | None, float]] = []
+        self._us_per_job: list[tuple[float | None, float]] = []
         self.begin_round()
 
     def begin_round(self) -> None:
@@ -33,4 +35,10 @@ class ProcessorTime:
     def end_round(self, jobs: int) -> None:
         ended_s = machine_cpu_s()
         if ended_s is not None and self._began_s is not None:
-            self.us_per_job.append((None, (ended_s - self._began_s) / jobs * _US))
+            self._us_per_job.append((None, (ended_s - self._began_s) / jobs * _US))
+
+    def add_to_report(self, report: BenchReport, case: str) -> None:
+        """Adds the rounds to the report; nothing where processor time is not known."""
+        if self._us_per_job:
+            what = "processor time of a job, all processes"
+            report.add_measurement(case, what, "µs", self._us_per_job)

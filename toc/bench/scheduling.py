@@ -50,9 +50,7 @@ def measure_schedule_many(bench: BenchContext) -> None:
                 processor_time.end_round(jobs)
                 rates.add_round(baseline, ours)
     bench.report.add_measurement("schedule_many", f"{options.batch} a call", "jobs/s", rates.rounds)
-    if processor_time.us_per_job:
-        what = "processor time of a job, all processes"
-        bench.report.add_measurement("schedule_many", what, "µs", processor_time.us_per_job)
+    processor_time.add_to_report(bench.report, "schedule_many")
     check_statuses_and_clear(bench, "schedule_many", {Status.PENDING: written})
 
 

@@ -8,25 +8,14 @@ import functools
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import Concatenate, ParamSpec, TypeVar, Unpack
 
-from toc.center.center import TimeoutCenter
+from toc.center.center import JobOptions, TimeoutCenter
 from toc.center.job_spec import When
 from toc.center.schedule_batches import ScheduleBatches, WaitingJob
-from toc.store.jobs import OnDuplicate
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class AsyncScheduleOptions(TypedDict, total=False):
-    """The options of `AsyncTimeoutCenter.schedule`."""
-
-    biz_type: str
-    attribute: dict[str, Any] | None
-    dedup_key: str | None
-    on_duplicate: OnDuplicate
-    tenant: str | None
 
 
 def _in_thread(
@@ -63,7 +52,7 @@ class AsyncTimeoutCenter:
         self._pid = os.getpid()
 
     async def schedule(
-        self, biz_id: int | str, action_time: When, **options: Unpack[AsyncScheduleOptions]
+        self, biz_id: int | str, action_time: When, **options: Unpack[JobOptions]
     ) -> int:
         """Schedules one job, as `TimeoutCenter.schedule`; returns the job_id after the COMMIT.
 

@@ -46,16 +46,21 @@ if TYPE_CHECKING:
 __all__ = ["JobSpec", "TimeoutCenter"]
 
 
-class ScheduleOptions(TypedDict, total=False):
-    """The options of `TimeoutCenter.schedule`; type checkers read them here."""
+class JobOptions(TypedDict, total=False):
+    """The options of a job; type checkers read them here."""
 
     biz_type: str
     attribute: dict[str, Any] | None
     dedup_key: str | None
     on_duplicate: OnDuplicate
+    tenant: str | None
+
+
+class ScheduleOptions(JobOptions, total=False):
+    """The options of `TimeoutCenter.schedule`."""
+
     session: AnySession | None
     connection: Connection | None
-    tenant: str | None
 
 
 class TimeoutCenter:

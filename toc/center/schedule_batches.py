@@ -143,7 +143,7 @@ class ScheduleBatches:
 
 
 def _send_answers(batch: Sequence[WaitingJob], results: Sequence[Result]) -> None:
-    """Has each loop set the answers of its calls."""
+    """Tells each loop to set the answers of its calls."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[int], Result]]]
     by_loop = defaultdict(list)
     for waiting, result in zip(batch, results, strict=True):
