@@ -29,7 +29,7 @@ ACTOR = "somebody"
 
 
 class Row(NamedTuple):
-    """A row of a job table, by plain SQL. Times in ms since 1970."""
+    """A row of a job table, by plain SQL. Times in ms since 1970. `due_ms`: running: the end of the lease."""
 
     status: int
     action_ms: int
@@ -229,7 +229,8 @@ class Library:
         return total
 
 
-_TIMES = ("action_time", "due_time", "gmt_create", "gmt_modified")
+_DUE = "CASE status WHEN 1 THEN lease_end ELSE due_time END"
+_TIMES = ("action_time", _DUE, "gmt_create", "gmt_modified")
 _PLAIN = ("status", "attempts", "claim_token", "attribute", "dedup_key", "live_key", "biz_id")
 
 

@@ -13,7 +13,10 @@ BEGINNING = (0, 0)
 
 def rows_of(library: Library, *jobs: int) -> list[DueRow]:
     rows = [(library.row(job_id).due_ms, job_id) for job_id in jobs]
-    return [DueRow(due_ms or 0, job_id, library.close_no) for due_ms, job_id in sorted(rows)]
+    return [
+        DueRow((due_ms or 0, job_id), due_ms or 0, library.close_no)
+        for due_ms, job_id in sorted(rows)
+    ]
 
 
 def test_due_after_walks_every_row_once(library: Library) -> None:
@@ -26,10 +29,10 @@ def test_due_after_walks_every_row_once(library: Library) -> None:
     while page := library.pages.read_due_rows(shard, after, library.now_ms + 3600_000, 4):
         assert len(page) <= 4
         walked += page
-        after = (page[-1].due_ms, page[-1].job_id)
+        after = page[-1].key
     assert walked == sorted(walked)
     assert walked == [
-        DueRow(due_ms, job_id, library.close_no)
+        DueRow((due_ms, job_id), due_ms, library.close_no)
         for due_ms, job_id in sorted((job.action_ms, job.job_id) for job in jobs)
     ]
 
@@ -55,19 +58,34 @@ def test_pages_are_of_one_shard(library: Library) -> None:
 
 
 @pytest.mark.invariant("I1")
-def test_running_rows_appear_at_the_end_of_their_lease(library: Library) -> None:
+def test_a_running_row_is_due_at_the_end_of_its_lease(library: Library) -> None:
+    """It keeps its place in the index, and is overdue when its lease is over."""
+    due_ms = library.now_ms
     job_id = library.running("one")
     shard = library.shard(job_id)
-    lease_end_ms = library.now_ms + LEASE_MS
-    assert library.pages.read_due_rows(shard, BEGINNING, lease_end_ms - 1, 10) == []
-    assert library.pages.read_due_rows(shard, BEGINNING, lease_end_ms, 10) == [
-        DueRow(lease_end_ms, job_id, library.close_no)
+    assert library.pages.read_due_rows(shard, BEGINNING, due_ms, 10) == [
+        DueRow((due_ms, job_id), due_ms + LEASE_MS, library.close_no)
     ]
+    library.clock.advance(LEASE_MS / 1000 - 0.001)
     assert library.pages.read_overdue_rows(shard, BEGINNING, 0, None, 10) == []
-    library.clock.advance(LEASE_MS / 1000)
-    assert [
-        row.job_id for row in library.pages.read_overdue_rows(shard, BEGINNING, 0, None, 10)
-    ] == [job_id]
+    assert library.pages.find_overdue_shards({shard: 0}) == set()
+    library.clock.advance(0.001)
+    (row,) = library.pages.read_overdue_rows(shard, BEGINNING, 0, None, 10)
+    assert row.job_id == job_id
+    assert library.pages.find_overdue_shards({shard: 0}) == {shard}
+    assert library.pages.read_overdue_rows(shard, BEGINNING, 1, None, 10) == []
+    assert library.pages.find_overdue_shards({shard: 1}) == set()
+
+
+@pytest.mark.invariant("I1")
+def test_a_row_set_to_running_by_a_person_is_overdue(library: Library) -> None:
+    """It has no lease_end: nobody runs it."""
+    job_id = library.pending()
+    shard = library.shard(job_id)
+    library.sql(job_id, f"UPDATE toc_job_{shard:04d} SET status = 1, claim_token = 'hand'")
+    (row,) = library.pages.read_overdue_rows(shard, BEGINNING, 0, None, 10)
+    assert row.job_id == job_id
+    assert library.take_over(job_id, "hand", "two") is not None
 
 
 @pytest.mark.parametrize("kind", [OutcomeKind.DONE, OutcomeKind.DROP, OutcomeKind.BURY])
@@ -109,7 +127,7 @@ def test_overdue_pages_oldest_first_and_goes_on_after_a_row(library: Library) ->
     expected = rows_of(library, *jobs)
     first = library.pages.read_overdue_rows(shard, BEGINNING, 0, None, 4)
     assert first == expected[:4]
-    after = (first[-1].due_ms, first[-1].job_id)
+    after = first[-1].key
     assert library.pages.read_overdue_rows(shard, after, 0, None, 10) == expected[4:]
 
 

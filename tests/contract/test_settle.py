@@ -65,15 +65,16 @@ def test_what_never_started_is_as_if_never_claimed(library: Library) -> None:
     assert library.row(job_id) == before._replace(claim_token="one", modified_ms=library.now_ms)
 
 
-def test_what_was_tried_before_is_given_back_due_now(library: Library) -> None:
+def test_what_was_tried_before_is_given_back_with_its_due_time(library: Library) -> None:
     job_id = library.running("one")
-    library.settle_as(OutcomeKind.RETRY, job_id, "one", library.now_ms)
+    due_ms = library.now_ms
+    library.settle_as(OutcomeKind.RETRY, job_id, "one", due_ms)
     library.clock.advance(1)
     library.claim([job_id], "two")
     assert library.row(job_id).attempts == 2
     assert library.settle_as(OutcomeKind.GIVE_BACK, job_id, "two")
     row = library.row(job_id)
-    assert (row.status, row.attempts, row.due_ms) == (Status.PENDING, 1, library.now_ms)
+    assert (row.status, row.attempts, row.due_ms) == (Status.PENDING, 1, due_ms)
 
 
 @pytest.mark.invariant("I5")

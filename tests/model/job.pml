@@ -439,9 +439,7 @@ tell:
     fi }
 
 #if NRENEW > 0                    /* renewal.py: beside the handler, one statement, then the read */
-#if defined(B_RENEW_STATUS)
-#define RENEWABLE (worker == renewed[i])
-#elif defined(B_RENEW_TOKEN)
+#if defined(B_RENEW_TOKEN)
 #define RENEWABLE (st == 1)
 #else
 #define RENEWABLE (st == 1 && worker == renewed[i])
@@ -453,8 +451,7 @@ again: renewed[i] = 0; gone = 0;
     :: atomic { true;
         if
         :: RENEWABLE ->
-            assert(I5 || (st == 1 && worker == renewed[i]));
-            if :: st == 1 -> lease = 1 :: else -> due = TMAX + 1 fi; /* due_time moves */
+            assert(I5 || worker == renewed[i]); lease = 1;
             /* the worker counts from before the question: its own lease is never the longer one */
             if :: tok[i] == renewed[i] -> late[i] = 0; over[i] = 0 :: else fi
         :: else
@@ -509,7 +506,7 @@ inline snapshot() {      /* pages.py due_after(): live rows, running ones too, b
     if
     :: committed && st == 0 && (w == MISS || w == 0 || w < due) && due <= u -> seen_row = 1; t = due
 #ifndef B_LOAD_PENDING
-    :: committed && st == 1 && (w == MISS || w == 0) -> seen_row = 1; t = LEASEAT
+    :: committed && st == 1 && (w == MISS || w == 0 || w < due) && due <= u -> seen_row = 1; t = LEASEAT
 #endif
     :: else
     fi }

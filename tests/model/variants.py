@@ -264,12 +264,6 @@ BROKEN = (
         "I2",
     ),
     Variant(
-        "renewal-without-status",
-        "B_RENEW_STATUS NRENEW=1 NFAIL=1",
-        "the due time of a job that is pending again, or has ended, moves",
-        "I5",
-    ),
-    Variant(
         "renewal-without-token",
         "B_RENEW_TOKEN NRENEW=1 NEXP=1",
         "the lease of another claim is made longer",

@@ -241,9 +241,13 @@ class Fleet:
 
     def in_flight_of(self, worker: WorkerProcess) -> set[int]:
         """Jobs that this process has claimed and not settled, by the database."""
+        return set(self.attempts_of(worker))
+
+    def attempts_of(self, worker: WorkerProcess) -> dict[int, int]:
+        """Which attempt of each job this process has claimed and not settled, by the database."""
         held = f":{worker.pid}:"
-        rows = self._select("job_id, claim_token", "status = 1")
-        return {job_id for job_id, token in rows if held in str(token)}
+        rows = self._select("job_id, attempts, claim_token", "status = 1")
+        return {job_id: attempts for job_id, attempts, token in rows if held in str(token)}
 
     def running(self) -> set[int]:
         """Jobs that anybody has claimed and not settled, by the database."""
@@ -386,6 +390,12 @@ class Fleet:
 
     def started(self) -> int:
         return len({line.job_id for line in self.stack.starts})
+
+    def begun(self, pid: int | None = None) -> set[tuple[int, int]]:
+        """(job_id, attempt) of all handler starts, or of those of one process."""
+        return {
+            (line.job_id, line.attempt) for line in self.stack.starts if pid in (None, line.pid)
+        }
 
     def by_pid(self) -> Counter[int]:
         """Handler starts of each process."""

@@ -255,6 +255,7 @@ def test_jobs_of_next_week_leave_redis_as_it_was(
         after, now_used = stands(), client.info("memory")["used_memory"]
         near = fleet.stack.schedule(10, timedelta(seconds=1), first=1000)
         wait_until(lambda: fleet.started() >= 20, "jobs that are near")
+        fleet.wait_until_all_ended(due_by_s=time.time())
         report(
             f"{FAR_JOBS:,} jobs scheduled for next week",
             fleet.figures({*first, *near}),

@@ -65,7 +65,8 @@ def test_one_with_handlers_of_ten_minutes_is_killed(make_fleet: MakeFleet, repor
     lease_s, run_s = 30.0, 45.0
     fleet = make_fleet(
         types={TYPE: {"timeout": 600, "retry": [0]}},
-        worker={"lease_s": lease_s, "lease_margin_s": 5},
+        # A thread for each job, though one worker ran all of them.
+        worker={"lease_s": lease_s, "lease_margin_s": 5, "concurrency": 24},
     )
     victim = fleet.busiest()
     began_s = time.time()
@@ -150,11 +151,11 @@ def test_one_is_frozen_past_its_lease(
             victim.freeze()
         frozen_s = time.time()
         cut = fleet.cut_off(victim)
-        began = {line.job_id for line in stack.starts if line.pid == victim.pid} & cut
+        attempts = fleet.attempts_of(victim)
+        began = {i for i, attempt in fleet.begun(victim.pid) if attempts.get(i) == attempt}
 
         def waiting() -> set[int]:
-            others = {line.job_id for line in stack.starts if line.pid != victim.pid}
-            return began - others
+            return began - {i for i, attempt in fleet.begun() if attempt > attempts.get(i, attempt)}
 
         one_by_one_s = 2 * len(began)  # a suspect's run lasts as long as any second one
         limit_s = LEASE_S + 1 + IDLE_TRANSACTION_S + 5 + one_by_one_s

@@ -78,9 +78,7 @@ VARIANTS = (
         (*replaced("take-over-seen", "$old[:1]"), *removed("take-over-lease")),
         "I2 I4 I5", 2, "freeze,kill,views",
     ),
-    Variant(
-        "renewal-without-status", removed("renewal-status"), "I1 I5", 204, "handlers,slow,cut"
-    ),
+    Variant("lease-unread", replaced("lease-end", "c.due_time"), "I2 I5", 1, "slow,handlers"),
     Variant(
         "renewal-counted-from-the-answer",
         replaced("renewal-from-the-question", "$old + 3.0"), "I2 I5", 1, "freeze,handlers,slow",
@@ -95,7 +93,7 @@ VARIANTS = (
     ),
     Variant(
         "take-over-believes-the-databases-clock", removed("lease-over-believed"),
-        "I2 I5", 5, "steps,handlers",
+        "I2 I5", 12, "steps,handlers",
     ),
     Variant("every-step-is-followed", replaced("clock-step", "False"), "I2 I4 I5", 5, "steps"),
     Variant(

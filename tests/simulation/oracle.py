@@ -72,7 +72,7 @@ class Oracle:
     """`sway_s`: by so much the databases' clocks may differ. `renew_after_s`: the age at which a lease is
     renewed.
 
-    `row_of(job_id)`: status, token, and due_time in ms, in the database at this moment.
+    `row_of(job_id)`: status, token, and due time (running: end of the lease) in ms, in the database at this moment.
     """
 
     def __init__(

@@ -855,7 +855,8 @@ class World:
         routing = self.settings.routing
         shard = routing.shard_of_hash(routing_bits_of(job_id))
         query = (
-            f"SELECT status, claim_token, due_time FROM {job_table_name(shard)} WHERE job_id = ?"
+            "SELECT status, claim_token, CASE status WHEN 1 THEN lease_end ELSE due_time END "
+            f"FROM {job_table_name(shard)} WHERE job_id = ?"
         )
         row = self._looks[routing.database_index(shard)].execute(query, (job_id,)).fetchone()
         status, token, due = row or (-1, "", None)

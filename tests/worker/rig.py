@@ -28,6 +28,7 @@ from toc.runtime.job_batch import BatchClaimAnswer, JobBatch
 from toc.runtime.setting_groups import ScannerSettings, TimerSettings, WorkerSettings
 from toc.runtime.settings import Settings
 from toc.store import migrate
+from toc.store.column_types import sql_time_of_ms
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import ConnectionLimits, Database, Databases
 from toc.timer.reminders import Reminders
@@ -196,7 +197,8 @@ class Rig:
         )
 
     def row(self, job_id: int) -> Row:
-        columns = "status, attempts, CAST(due_time AS CHAR), CAST(action_time AS CHAR), claim_token"
+        due = "CASE status WHEN 1 THEN lease_end ELSE due_time END"
+        columns = f"status, attempts, CAST({due} AS CHAR), CAST(action_time AS CHAR), claim_token"
         ((status, attempts, due, action, token),) = self.sql(
             job_id, f"SELECT {columns} FROM {{table}} WHERE job_id = :id", id=job_id
         )
@@ -247,15 +249,16 @@ class Rig:
     def run_elsewhere(self, job_id: int, *, token: str, attempts: int, lease_s: float) -> None:
         """Makes the row run under a token of another process, with a lease that ends so late."""
         now_ms = self.now_ms(job_id)
-        due = EPOCH + timedelta(milliseconds=now_ms + round(lease_s * 1000))
+        end_ms = now_ms + round(lease_s * 1000)
         self.sql(
             job_id,
-            "UPDATE {table} SET status = 1, claim_token = :token, attempts = :attempts, due_time = :due"
-            " WHERE job_id = :id",
+            "UPDATE {table} SET status = 1, claim_token = :token, attempts = :attempts, "
+            "lease_end = :end, due_time = :due WHERE job_id = :id",
             id=job_id,
             token=token,
             attempts=attempts,
-            due=due.replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds"),
+            end=sql_time_of_ms(end_ms),
+            due=sql_time_of_ms(min(end_ms, now_ms)),
         )
 
 

@@ -173,7 +173,8 @@ def _remedy_of_stuck_reminder(current: RecheckedFinding) -> Remedy:
     if not current.worker_finds_row:
         return _UNREACHABLE
     assert current.row is not None  # noqa: S101 - it is due
-    far = due_ms > current.until_ms
+    # The loader loads only rows whose due_time is ahead; that of a running row has passed.
+    far = due_ms > current.until_ms and current.row.status is Status.PENDING
     how = "taken out: the loader arms it" if far else "put back at its due_time"
     return Remedy(how, put_back=Reminder(None if far else due_ms, current.row.job_id))
 

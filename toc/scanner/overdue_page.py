@@ -54,7 +54,7 @@ class OverduePages:
             unused -= len(rows)
         finally:
             self._permits.return_permits(self._database, unused)
-        after = (rows[-1].due_ms, rows[-1].job_id) if rows else after
+        after = rows[-1].key if rows else after
         job_ids = [row.job_id for row in rows]
         return OverduePage(shard, job_ids, found_s, after, len(rows) == permits)
 

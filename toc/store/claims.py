@@ -4,8 +4,8 @@ statements.
 A claim is one UPDATE that sets pending, due rows to running under a token, then COMMIT, then a SELECT: the
 attempt is committed before the worker reads the row. A settle changes only a row that still runs under the
 token of the claim, so a stale worker changes nothing. The lease is in the row, by the database's clock: from
-the `due_time` of a running row on, any worker may take the job over. A renewal moves it, if the row still
-runs under the token of the claim (ADR 31).
+the `lease_end` of a running row on, any worker may take the job over. A renewal moves it, if the row still
+runs under the token of the claim (ADR 31). A claim leaves `due_time` as it is, so no index changes (ADR 32).
 
 No clock is trusted alone: a claim by Redis' time must be due by the database's clock too, and the database's
 clock counts only within the bounds that this process keeps for that clock (see `runtime.server_clock`).
@@ -30,7 +30,7 @@ from toc.store.column_types import DatetimeAsMillis, db_now, db_now_plus, later_
 from toc.store.compiled_statement import IDS, CompiledStatement
 from toc.store.databases import Database, Databases, execute_on_shard
 from toc.store.events import DeadLetterStatement, EventStatement, TransitionEvent
-from toc.store.job_rows import JOB_COLUMNS, status_from_number
+from toc.store.job_rows import JOB_COLUMNS, due_or_lease_end, status_from_number
 from toc.store.schema import JOB
 from toc.store.verb import Executor, Statement, StatementResult, Verb, run_statements
 
@@ -94,7 +94,7 @@ class ClaimedRow(NamedTuple):
     claimed_ms: int | None
     biz_text: str | None
     tenant: str | None
-    overdue: bool  # due_time has passed, by the database's clock within its believed bounds
+    overdue: bool  # due_ms has passed, by the database's clock within its believed bounds
 
 
 class RenewedLeases(NamedTuple):
@@ -143,10 +143,10 @@ class Claims:
             update(JOB)
             .where(
                 c.job_id.in_(IDS),
-                c.status == int(Status.RUNNING),  # guard: renewal-status
+                c.status == int(Status.RUNNING),
                 c.claim_token == bindparam("token"),
             )
-            .values(due_time=self._lease_end, gmt_modified=db_now())
+            .values(lease_end=self._lease_end, gmt_modified=db_now())
         )
         self._renew = CompiledStatement(renew, dialect)
         self.set_claimed_types(types)
@@ -411,11 +411,8 @@ class Claims:
         """Makes the settle of `outcomes`, which must have the same kind and token."""
         _, token, kind, *_, previous_token = outcomes[0]
         table, ids = database.job_table_name(shard), [outcome.job_id for outcome in outcomes]
-        if kind is OutcomeKind.DONE:
+        if kind in (OutcomeKind.DONE, OutcomeKind.GIVE_BACK) and not previous_token:
             changes = [self._settles[kind].bind(table, ids, token=token)]
-        elif kind is OutcomeKind.GIVE_BACK and not previous_token:
-            until_ms = database.server_clock.statement_bounds().due_ms
-            changes = [self._settles[kind].bind(table, ids, token=token, until=until_ms)]
         else:  # each outcome of another kind has its own time, reason and event
             changes = [
                 statement
@@ -507,9 +504,10 @@ _RUNS_UNDER_SEEN = (
     c.claim_token == bindparam("seen"),
 )
 """Conditions: the row still runs under the token `seen`."""
+_BELIEVED_UNTIL = bindparam("lease_until", type_=DatetimeAsMillis())
 _LEASE_IS_OVER = (
-    c.due_time <= db_now(),
-    c.due_time <= bindparam("lease_until", type_=DatetimeAsMillis()),  # guard: lease-over-believed
+    due_or_lease_end <= db_now(),
+    due_or_lease_end <= _BELIEVED_UNTIL,  # guard: lease-over-believed
 )
 
 
@@ -518,7 +516,7 @@ def _claim_column_values(lease_end: Any) -> dict[str, Any]:
         "status": int(Status.RUNNING),
         "claim_token": bindparam("token"),
         "attempts": c.attempts + 1,
-        "due_time": lease_end,
+        "lease_end": lease_end,
         "claim_time": db_now(),
         "gmt_modified": db_now(),
     }
@@ -558,7 +556,6 @@ _DUE = bindparam("due", type_=DatetimeAsMillis())
 _UNTIL = bindparam("until", type_=DatetimeAsMillis())
 # The database's clock, limited by the bound `until` of this process.
 _BELIEVED_NOW = case((db_now() <= _UNTIL, db_now()), else_=_UNTIL)
-_DUE_AFTER_GIVE_BACK = case((c.attempts == 1, c.action_time), else_=_BELIEVED_NOW)
 _ONE_ATTEMPT_LESS = (c.attempts, c.attempts - 1)
 _SET: dict[OutcomeKind, list[tuple[Any, Any]]] = {
     OutcomeKind.DONE: [(c.due_time, None)],
@@ -566,7 +563,7 @@ _SET: dict[OutcomeKind, list[tuple[Any, Any]]] = {
     OutcomeKind.BURY: [(c.due_time, None)],
     OutcomeKind.RETRY: [(c.due_time, _DUE)],
     OutcomeKind.SNOOZE: [(c.action_time, _DUE), (c.due_time, _DUE), _ONE_ATTEMPT_LESS],
-    OutcomeKind.GIVE_BACK: [(c.due_time, _DUE_AFTER_GIVE_BACK), _ONE_ATTEMPT_LESS],
+    OutcomeKind.GIVE_BACK: [_ONE_ATTEMPT_LESS],  # its due_time is the one of before the claim
 }
 _SETTLE = {kind: _settle_statement(kind, *values) for kind, values in _SET.items()}
 _UNDO_TAKE_OVER = (
@@ -579,7 +576,7 @@ _UNDO_TAKE_OVER = (
     .values(
         claim_token=bindparam("seen"),
         attempts=c.attempts - 1,
-        due_time=_BELIEVED_NOW,
+        lease_end=_BELIEVED_NOW,
         gmt_modified=db_now(),
     )
 )

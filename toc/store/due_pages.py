@@ -16,7 +16,7 @@ from toc.errors import SchemaMismatch, StoreUnavailable
 from toc.store.column_types import DatetimeAsMillis, UInt64, db_now_plus
 from toc.store.compiled_statement import CompiledStatement
 from toc.store.databases import Databases
-from toc.store.job_rows import after_due_key_condition
+from toc.store.job_rows import after_due_key_condition, due_or_lease_end
 from toc.store.schema import JOB
 
 PAUSE_FACTOR = 4  # after a failed read a shard is skipped for 4 times as long as the read took
@@ -27,9 +27,15 @@ c = JOB.c
 
 
 class DueRow(NamedTuple):
+    """A live row. `key`: its place in the index. `due_ms`: its due time; running: the end of its lease."""
+
+    key: tuple[int, int]
     due_ms: int
-    job_id: int
     type_no: int
+
+    @property
+    def job_id(self) -> int:
+        return self.key[1]
 
 
 class DuePages:
@@ -65,16 +71,16 @@ class DuePages:
         types: Collection[int] | None,
         limit: int,
     ) -> list[DueRow]:
-        """Live rows that have been due for longer than `grace_ms`, by the database's clock, oldest first.
+        """Live rows whose due time, or lease if they run, ended more than `grace_ms` ago; oldest due first.
 
-        Leaves out rows that are due only because that clock jumped ahead (see `runtime.server_clock`).
-        `types`: only these type numbers; None: all.
+        The database's clock decides. Leaves out rows that are due only because that clock jumped ahead (see
+        `runtime.server_clock`). `types`: only these type numbers; None: all.
         """
         until_ms = (
             self._databases.database_of_shard(shard).server_clock.statement_bounds().due_ms
             - grace_ms
         )
-        overdue = (c.due_time <= db_now_plus(-grace_ms), c.due_time <= until_ms)
+        overdue = _overdue_conditions(db_now_plus(-grace_ms), until_ms)
         return self._read_due_page(shard, after, overdue, types, limit)
 
     def find_overdue_shards(self, grace_ms: Mapping[int, int]) -> set[int]:
@@ -113,7 +119,7 @@ class DuePages:
         limit: int,
     ) -> list[DueRow]:
         query = (  # guard: load-running-too
-            select(c.due_time, c.job_id, c.type_no)
+            select(c.due_time, c.job_id, due_or_lease_end, c.type_no)
             .where(*after_due_key_condition(*after), *until)
             .order_by(c.due_time, c.job_id)
             .limit(limit)
@@ -121,7 +127,7 @@ class DuePages:
         if types is not None:
             query = query.where(c.type_no.in_(sorted(types)))
         rows = self._databases.select(query, shard)
-        return [DueRow(*(int(value) for value in row)) for row in rows]
+        return [DueRow((due_ms, job_id), *rest) for due_ms, job_id, *rest in rows]
 
     def _find_shards_with_rows(
         self, query: Select[Any], values: Mapping[int, Mapping[str, Any]]
@@ -149,15 +155,26 @@ class DuePages:
         }
 
 
+def _overdue_conditions(*until: Any) -> tuple[ColumnElement[bool], ...]:
+    """Conditions: the row was due, or its lease ended if it runs, before each of these times."""
+    # Those on due_time bound the search in the index: a lease never ends before its job is due.
+    return (
+        *(c.due_time <= time for time in until),
+        *(time >= due_or_lease_end for time in until),
+    )
+
+
 _ONE: Select[Any] = select(literal_column("1"))
-_UNTIL = c.due_time <= bindparam("until_ms", type_=DatetimeAsMillis)
+_UNTIL = bindparam("until_ms", type_=DatetimeAsMillis)
 _AFTER = _ONE.where(
     *after_due_key_condition(
         bindparam("after_ms", type_=DatetimeAsMillis), bindparam("after_id", type_=UInt64)
     ),
-    _UNTIL,
+    c.due_time <= _UNTIL,
 )
-_OVERDUE = _ONE.where(c.due_time <= db_now_plus(bindparam("plus_ms", type_=Integer)), _UNTIL)
+_OVERDUE = _ONE.where(
+    *_overdue_conditions(db_now_plus(bindparam("plus_ms", type_=Integer)), _UNTIL)
+)
 
 
 @lru_cache(maxsize=64)

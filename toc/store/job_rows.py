@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, and_, or_, select
+from sqlalchemy import ColumnElement, Select, Table, and_, case, func, or_, select
 
 from toc.domain.argument_checks import parse_attribute_json
 from toc.domain.biz_ids import BusinessId
@@ -12,9 +12,18 @@ from toc.domain.job import DeadJob, Job, Status
 from toc.store.schema import JOB
 
 c = JOB.c
+# A running row without a lease_end was set to running by a person: its lease is over.
+due_or_lease_end = case(
+    (c.status == int(Status.RUNNING), func.coalesce(c.lease_end, c.due_time)), else_=c.due_time
+)  # guard: lease-end
+"""When toc acts on a live row next: its due_time; the end of the lease while it runs. NULL in ended rows.
+
+Statements that search by the index on (due_time, job_id) have a condition on `due_time` too.
+"""
+
 JOB_COLUMNS: tuple[ColumnElement[Any], ...] = (
     c.job_id, c.biz_id, c.type_no, c.status, c.action_time, c.attribute,
-    c.due_time, c.attempts, c.claim_token, c.dedup_key, c.claim_time, c.biz_text, c.tenant,
+    due_or_lease_end, c.attempts, c.claim_token, c.dedup_key, c.claim_time, c.biz_text, c.tenant,
 )  # fmt: skip
 """The columns that `job_from_row` reads, in its order."""
 

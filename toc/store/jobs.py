@@ -32,6 +32,7 @@ from toc.store.job_rows import (
     business_id_condition,
     dead_job_from_row,
     dead_jobs_query,
+    due_or_lease_end,
     job_from_row,
     status_from_number,
 )  # fmt: skip
@@ -397,7 +398,7 @@ class _JobInsert:
     ) -> InsertResult | NewJob:
         key = live_key_of(job.dedup_key or "", job.tenant, job.biz_text)
         query = (
-            select(c.job_id, c.status, c.due_time)
+            select(c.job_id, c.status, due_or_lease_end.label("due_at"))
             .where(c.biz_id == job.biz_id, c.type_no == job.type_no, c.live_key == key)
             # A locking read sees committed rows even in a caller's REPEATABLE READ.
             .with_for_update(read=True)
@@ -409,7 +410,7 @@ class _JobInsert:
             return InsertResult(job.job_id, job.action_ms, written=True)
         if self._on_duplicate == "keep":
             status = status_from_number(holder.status)
-            return InsertResult(holder.job_id, holder.due_time, written=False, holder=status)
+            return InsertResult(holder.job_id, holder.due_at, written=False, holder=status)
         is_pending = holder.status == Status.PENDING  # guard: replace-pending-seen
         if self._on_duplicate == "replace" and is_pending:
             change = (

@@ -19,7 +19,7 @@ from toc.domain.job import Status
 from toc.errors import SettingsError
 from toc.store.column_types import millis_of_column, routing_hash_of_column
 from toc.store.databases import Databases, execute_on_shard
-from toc.store.job_rows import after_due_key_condition, status_from_number
+from toc.store.job_rows import after_due_key_condition, due_or_lease_end, status_from_number
 from toc.store.schema import JOB
 
 c = JOB.c
@@ -109,7 +109,7 @@ class ReconcileReads:
     def read_full_rows(self, shard: int, ids: Collection[int]) -> Iterator[ComparedRow]:
         """Yields the rows of these ids in a shard's table."""
         columns = (
-            c.job_id, c.biz_id, c.type_no, c.status, c.action_time, c.due_time, c.attempts,
+            c.job_id, c.biz_id, c.type_no, c.status, c.action_time, due_or_lease_end, c.attempts,
             c.claim_time,
         )  # fmt: skip
         wanted = sorted(ids)

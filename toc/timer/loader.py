@@ -342,7 +342,8 @@ class Loader(Service):
                 self._record_shard_read(shard)
                 break
             page = [Reminder(row.due_ms, row.job_id) for row in rows if self._of_topic(row.type_no)]
-            after = str(mark._replace(due_ms=rows[-1].due_ms, job_id=rows[-1].job_id))
+            last_ms, last_id = rows[-1].key
+            after = str(mark._replace(due_ms=last_ms, job_id=last_id))
             loaded = self._reminders.load_page(  # guard: arms-before-mark
                 self._topic, slot, shard, text or "", after, page
             )

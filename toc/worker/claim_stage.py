@@ -305,8 +305,11 @@ class BatchClaim:
         if result is ClaimResult.UNHANDLED:
             self._handlers.warn_no_handler(row.type_no, self._database)
             back = Reminder(now_ms + unhandled_delay_ms(now_ms - due_ms), row.job_id)
-        elif due_ms <= now_ms:  # the loader's mark is past the row: the reminder must stay in Redis
+        # The loader's mark may be past the due_time of the row: the reminder must stay in Redis.
+        elif due_ms <= now_ms:
             back = Reminder(now_ms + self._put_back_delay_ms(due_ms), row.job_id)
+        elif row.status is Status.RUNNING:
+            back = Reminder(due_ms, row.job_id)
         else:
             back = self._context.reminder_to_put_back(now_ms, due_ms, row.job_id)
         return Ack(batch.topic, row.job_id, back)
@@ -321,7 +324,7 @@ class BatchClaim:
 class ClaimResult(Enum):
     RUN = "mine: run it"
     FORGET = "ended or gone: ack"
-    LATER = "live, its time is ahead: put back at due_time"
+    LATER = "live, its time is ahead: put back at due_ms"
     SUSPECT = "running, its lease is over: take it over alone"
     UNHANDLED = "due or lost, but no handler here: put back for a while"
 
@@ -333,7 +336,7 @@ def decide_claim_result(
 
     `now_ms`: the server's time that found the id due. `handled`: whether its type has a handler here. A row
     that was rescheduled, waits for a retry, or runs under a valid lease is the same case (LATER): its
-    due_time is in the future.
+    due_ms is in the future.
     """
     if row is None or row.due_ms is None or not row.status.live:
         return ClaimResult.FORGET
