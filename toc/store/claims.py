@@ -37,6 +37,8 @@ from toc.store.verb import Executor, Statement, StatementResult, Verb, run_state
 c = JOB.c
 SHARDS_PER_SELECT_MAX = 240  # shards that one SELECT reads
 SKEW_MS = 1000  # how far Redis' clock may be ahead of the database's clock
+_Part = tuple[str, Sequence[int]]
+"""A table, and ids of its rows."""
 _NO_TYPE = 0  # types are numbered from 1; prepared text cannot hold an empty IN ()
 
 
@@ -123,6 +125,7 @@ class Claims:
         )
         self._dialect = dialect = databases[0].engine.dialect
         self._select_claimed = CompiledStatement(_SELECT_CLAIMED, dialect)
+        self._select_rows = CompiledStatement(_SELECT_ROWS, dialect)
         self._select_settled = CompiledStatement(_SELECT_SETTLED, dialect)
         self._settles = {kind: CompiledStatement(each, dialect) for kind, each in _SETTLE.items()}
         self._undo_take_over = CompiledStatement(_UNDO_TAKE_OVER, dialect)
@@ -189,11 +192,16 @@ class Claims:
         values = {"token": token, "until": until_ms, "lease_from": bounds.from_ms}
         claims = [statement.bind(table, ids, **values) for table, ids in parts]
 
-        def read_claimed_rows(results: list[StatementResult], _: Executor) -> dict[int, ClaimedRow]:
-            return self._to_claimed_rows(results[len(claims) :])
+        def read_rows(results: list[StatementResult], executor: Executor) -> dict[int, ClaimedRow]:
+            found = self._to_claimed_rows(results[len(claims) :], token)
+            if len(found) < sum(len(ids) for _, ids in parts):
+                left = [(table, [i for i in ids if i not in found]) for table, ids in parts]
+                selects = self._row_selects([part for part in left if part[1]], bounds)
+                found |= self._to_rows(executor.send_autocommit(selects))
+            return found
 
-        verb = Verb(claims, self._claimed_row_selects(parts, bounds), read_claimed_rows)
-        return database.run_verb(verb)
+        selects = _split_union(self._select_claimed, parts, token=token)
+        return database.run_verb(Verb(claims, selects, read_rows))
 
     # ---- renew
 
@@ -290,9 +298,9 @@ class Claims:
 
         database.run_transaction(take_over_row)
         # After a lost answer the caller gives the job back: see `Outcome.previous_token`.
-        reads = self._claimed_row_selects([(table, [job_id])], bounds)
+        reads = self._row_selects([(table, [job_id])], bounds)
         results = database.run_read(lambda connection: run_statements(connection, reads))
-        row = self._to_claimed_rows(results).get(job_id)
+        row = self._to_rows(results).get(job_id)
         is_ours = row is not None and row.status is running and row.token == token
         return row if is_ours else None
 
@@ -332,21 +340,25 @@ class Claims:
         changed, _ = _change_row_unless_locked(database, shard, job_id, changes)
         return changed
 
-    def _claimed_row_selects(
-        self, parts: Sequence[tuple[str, Sequence[int]]], bounds: TimeBounds
-    ) -> list[Statement]:
-        """The statements that read rows after a claim. `parts`: tables and their ids."""
-        size = SHARDS_PER_SELECT_MAX
-        return [
-            self._select_claimed.bind_union(parts[at : at + size], lease_until=bounds.lease_ms)
-            for at in range(0, len(parts), size)
-        ]
+    def _row_selects(self, parts: Sequence[_Part], bounds: TimeBounds) -> list[Statement]:
+        """The statements that read rows, whether they are claimed or not. `parts`: tables and their ids."""
+        return _split_union(self._select_rows, parts, lease_until=bounds.lease_ms)
 
-    def _to_claimed_rows(self, results: Iterable[StatementResult]) -> dict[int, ClaimedRow]:
-        """Converts the driver's rows to ClaimedRow, by id."""
+    def _to_claimed_rows(
+        self, results: Iterable[StatementResult], token: str
+    ) -> dict[int, ClaimedRow]:
+        """Converts the rows of `_SELECT_CLAIMED`, which run under `token`, by id."""
+        rows = (row for result in results for row in result.rows)
+        return {
+            row[0]: ClaimedRow._make((*row[:3], Status.RUNNING, *row[3:7], token, *row[7:], False))
+            for row in self._select_claimed.convert_rows(rows)
+        }
+
+    def _to_rows(self, results: Iterable[StatementResult]) -> dict[int, ClaimedRow]:
+        """Converts the rows of `_SELECT_ROWS`, by id."""
         found: dict[int, ClaimedRow] = {}
         rows = (row for result in results for row in result.rows)
-        for values in self._select_claimed.convert_rows(rows):
+        for values in self._select_rows.convert_rows(rows):
             values[3], values[-1] = status_from_number(values[3]), bool(values[-1])
             found[values[0]] = ClaimedRow._make(values)
         return found
@@ -595,7 +607,22 @@ _TRY_LOCK = _SELECT_PRESENT.with_for_update(skip_locked=True)
 _SELECT_SETTLED = _SELECT_PRESENT.where(
     c.claim_token == bindparam("token"), c.status == bindparam("status", type_=Integer)
 )
-_SELECT_CLAIMED = select(*JOB_COLUMNS, and_(*_LEASE_IS_OVER)).where(c.job_id.in_(IDS))
+# Most rows that are read after a claim are claimed: their status and token are known.
+_SELECT_CLAIMED = select(
+    c.job_id, c.biz_id, c.type_no, c.action_time, c.attribute, c.lease_end, c.attempts,
+    c.dedup_key, c.claim_time, c.biz_text, c.tenant,
+).where(
+    c.job_id.in_(IDS), c.status == int(Status.RUNNING), c.claim_token == bindparam("token")
+)  # fmt: skip
+_SELECT_ROWS = select(*JOB_COLUMNS, and_(*_LEASE_IS_OVER)).where(c.job_id.in_(IDS))
+
+
+def _split_union(
+    select: CompiledStatement, parts: Sequence[_Part], **values: Any
+) -> list[Statement]:
+    """The statements that select rows of many tables, up to SHARDS_PER_SELECT_MAX tables each."""
+    size = SHARDS_PER_SELECT_MAX
+    return [select.bind_union(parts[at : at + size], **values) for at in range(0, len(parts), size)]
 
 
 def _lock_without_waiting(

@@ -160,7 +160,7 @@ def _overdue_conditions(*until: Any) -> tuple[ColumnElement[bool], ...]:
     # Those on due_time bound the search in the index: a lease never ends before its job is due.
     return (
         *(c.due_time <= time for time in until),
-        *(time >= due_or_lease_end for time in until),
+        *(due_or_lease_end <= time for time in until),
     )
 
 

@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toc.domain.argument_checks import parse_attribute_json
@@ -116,7 +117,7 @@ class RunMaker:
         self._database, self._token, self._asked, self._found_ms = database, token, asked, found_ms
         self._lease_end_s = found_s + settings.worker.lease_s  # guard: lease-from-the-question
         self._extend_s_max = settings.worker.extend_s_max
-        self._topic_of_biz_type = settings.topic_of_biz_type
+        self._topic_of_biz_type = cache(settings.topic_of_biz_type)
         self._queued_s = context.process.clock.monotonic_s()
         self._clamped_ms: dict[int, int] = {}  # the rows of a call have few different claim times
 
