@@ -12,8 +12,7 @@ SELECT shard,
        status_name,
        due_time,
        lease_end,
-       TIMESTAMPDIFF(SECOND, CASE status WHEN 1 THEN lease_end ELSE due_time END, UTC_TIMESTAMP())
-         AS overdue_s,
+       TIMESTAMPDIFF(SECOND, due_time, UTC_TIMESTAMP()) AS overdue_s,
        attempts,
        claim_token
   FROM toc_jobs
