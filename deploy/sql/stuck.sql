@@ -11,12 +11,12 @@ SELECT shard,
        biz_type,
        status_name,
        due_time,
-       lease_end,
+       lease_end_time,
        TIMESTAMPDIFF(SECOND, due_time, UTC_TIMESTAMP()) AS overdue_s,
        attempts,
        claim_token
   FROM toc_jobs
  WHERE due_time < UTC_TIMESTAMP() - INTERVAL 1 MINUTE
-   AND (status = 0 OR lease_end < UTC_TIMESTAMP() - INTERVAL 1 MINUTE)
+   AND (status = 0 OR lease_end_time < UTC_TIMESTAMP() - INTERVAL 1 MINUTE)
  ORDER BY due_time, job_id
  LIMIT 100;

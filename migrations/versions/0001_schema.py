@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS {table} (
     attribute    TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     due_time     DATETIME(3)       NULL,
     claim_time   DATETIME(3)       NULL,
-    lease_end    DATETIME(3)       NULL,
+    lease_end_time    DATETIME(3)       NULL,
     attempts     SMALLINT          NOT NULL DEFAULT 0,
     priority     TINYINT           NOT NULL DEFAULT 0,
     claim_token  VARCHAR(96) CHARACTER SET ascii COLLATE ascii_bin NULL,
@@ -78,7 +78,7 @@ CREATE TABLE IF NOT EXISTS {table} (
     attribute    TEXT,
     due_time     VARCHAR(23),
     claim_time   VARCHAR(23),
-    lease_end    VARCHAR(23),
+    lease_end_time    VARCHAR(23),
     attempts     SMALLINT     NOT NULL DEFAULT 0,
     priority     SMALLINT     NOT NULL DEFAULT 0,
     claim_token  VARCHAR(96),
@@ -225,14 +225,14 @@ LATE_MS_SQLITE = (
 
 JOBS_COLUMNS = (
     "shard", "job_id", "biz_id", "biz_text", "tenant", "type_no", "biz_type", "status", "status_name",
-    "action_time", "due_time", "claim_time", "lease_end", "late_ms", "attempts", "priority",
+    "action_time", "due_time", "claim_time", "lease_end_time", "late_ms", "attempts", "priority",
     "claim_token", "dedup_key", "attribute", "result", "trace", "gmt_create", "gmt_modified",
 )  # fmt: skip
 JOBS = (
     "SELECT {shard} AS shard, j.job_id, j.biz_id, j.biz_text, j.tenant, j.type_no, "
     "t.name AS biz_type, j.status, "
     + STATUS_NAME.format(column="j.status")
-    + " AS status_name, j.action_time, j.due_time, j.claim_time, j.lease_end, "
+    + " AS status_name, j.action_time, j.due_time, j.claim_time, j.lease_end_time, "
     "{late_ms} AS late_ms, j.attempts, j.priority, j.claim_token, j.dedup_key, j.attribute, "
     "j.result, j.trace, j.gmt_create, j.gmt_modified "
     "FROM toc_job_{shard:04d} AS j LEFT JOIN toc_biz_type AS t ON t.type_no = j.type_no"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 NUMBERS = ("attempts", "status", "type_no", "late_ms", "shard", "job_id", "biz_id")
 SMALL = ("attempts", "status", "type_no", "shard")
 TEXTS = ("biz_type", "status_name", "claim_token", "dedup_key", "attribute")
-TIMES = ("action_time", "due_time", "claim_time", "gmt_modified")
+TIMES = ("action_time", "due_time", "claim_time", "lease_end_time", "gmt_modified")
 
 
 class Maker:

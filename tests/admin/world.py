@@ -197,6 +197,7 @@ def _job(rng: random.Random, job_id: int, biz_id: int) -> dict[str, Any]:
         "action_time": sql_time_of_ms(action_ms),
         "due_time": sql_time_of_ms(action_ms + rng.randrange(3) * 60_000) if status < 2 else None,
         "claim_time": sql_time_of_ms(action_ms + rng.randrange(-50, 5000)) if claimed else None,
+        "lease_end_time": sql_time_of_ms(action_ms + 30_000) if claimed else None,
         "attempts": rng.randrange(6),
         "claim_token": rng.choice((None, "node-a:1:1", "node-b:1:2")),
         "dedup_key": rng.choice(KEYS),

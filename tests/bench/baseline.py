@@ -221,7 +221,7 @@ class BaselineConnection:
         token = f"baseline:{ids[0]}"
         cursor.execute(
             f"UPDATE {table} SET status = 1, claim_token = '{token}', attempts = attempts + 1, "
-            f"lease_end = TIMESTAMPADD(SECOND, {LEASE_S}, UTC_TIMESTAMP(3)), "
+            f"lease_end_time = TIMESTAMPADD(SECOND, {LEASE_S}, UTC_TIMESTAMP(3)), "
             "gmt_modified = UTC_TIMESTAMP(3) "
             f"WHERE job_id IN ({listed}) AND status = 0 AND due_time <= '{sql_time_of_ms(now_ms)}'"
         )

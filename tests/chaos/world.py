@@ -370,7 +370,7 @@ class World:
 
     def overdue(self) -> int | None:
         """Live jobs that nobody has looked at for more than a second; None: no answer."""
-        due = "CASE status WHEN 1 THEN lease_end ELSE due_time END"
+        due = "CASE status WHEN 1 THEN lease_end_time ELSE due_time END"
         late = f"{due} < UTC_TIMESTAMP(3) - INTERVAL {OVERDUE_MS * 1000} MICROSECOND"
         try:
             return sum(int(n) for (n,) in self.fleet._select("COUNT(*)", late))

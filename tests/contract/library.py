@@ -229,7 +229,7 @@ class Library:
         return total
 
 
-_DUE = "CASE status WHEN 1 THEN lease_end ELSE due_time END"
+_DUE = "CASE status WHEN 1 THEN lease_end_time ELSE due_time END"
 _TIMES = ("action_time", _DUE, "gmt_create", "gmt_modified")
 _PLAIN = ("status", "attempts", "claim_token", "attribute", "dedup_key", "live_key", "biz_id")
 

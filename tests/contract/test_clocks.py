@@ -92,7 +92,7 @@ def test_a_lease_is_whole_though_the_clock_is_behind(library: Library, how: str)
         table, long_ago = f"toc_job_{library.shard(job_id):04d}", library.now_ms - 2 * HOUR_MS
         library.sql(
             job_id,
-            f"UPDATE {table} SET lease_end = :at WHERE job_id = :id",
+            f"UPDATE {table} SET lease_end_time = :at WHERE job_id = :id",
             {"at": sql_time_of_ms(long_ago), "id": job_id},
         )
     follow(library)

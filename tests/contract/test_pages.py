@@ -79,7 +79,7 @@ def test_a_running_row_is_due_at_the_end_of_its_lease(library: Library) -> None:
 
 @pytest.mark.invariant("I1")
 def test_a_row_set_to_running_by_a_person_is_overdue(library: Library) -> None:
-    """It has no lease_end: nobody runs it."""
+    """It has no lease_end_time: nobody runs it."""
     job_id = library.pending()
     shard = library.shard(job_id)
     library.sql(job_id, f"UPDATE toc_job_{shard:04d} SET status = 1, claim_token = 'hand'")

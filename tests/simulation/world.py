@@ -855,7 +855,7 @@ class World:
         routing = self.settings.routing
         shard = routing.shard_of_hash(routing_bits_of(job_id))
         query = (
-            "SELECT status, claim_token, CASE status WHEN 1 THEN lease_end ELSE due_time END "
+            "SELECT status, claim_token, CASE status WHEN 1 THEN lease_end_time ELSE due_time END "
             f"FROM {job_table_name(shard)} WHERE job_id = ?"
         )
         row = self._looks[routing.database_index(shard)].execute(query, (job_id,)).fetchone()

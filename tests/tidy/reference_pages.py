@@ -150,7 +150,7 @@ MEANING = {
     "dedup_key": "NULL: no rule; otherwise one live job per business id, type, tenant and dedup_key",
     "live_key": "generated: dedup_key, tenant and biz_text while the job is pending or running",
     "claim_time": "when a worker last claimed the job",
-    "lease_end": "running: until then no other worker may take the job; otherwise: of the last claim",
+    "lease_end_time": "running: until then no other worker may take the job; otherwise: of the last claim",
     "value": "its value",
     "type_no": "number of the type; `toc_biz_type` has its name",
     "error": "the last error",

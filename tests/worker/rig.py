@@ -197,7 +197,7 @@ class Rig:
         )
 
     def row(self, job_id: int) -> Row:
-        due = "CASE status WHEN 1 THEN lease_end ELSE due_time END"
+        due = "CASE status WHEN 1 THEN lease_end_time ELSE due_time END"
         columns = f"status, attempts, CAST({due} AS CHAR), CAST(action_time AS CHAR), claim_token"
         ((status, attempts, due, action, token),) = self.sql(
             job_id, f"SELECT {columns} FROM {{table}} WHERE job_id = :id", id=job_id
@@ -253,7 +253,7 @@ class Rig:
         self.sql(
             job_id,
             "UPDATE {table} SET status = 1, claim_token = :token, attempts = :attempts, "
-            "lease_end = :end, due_time = :due WHERE job_id = :id",
+            "lease_end_time = :end, due_time = :due WHERE job_id = :id",
             id=job_id,
             token=token,
             attempts=attempts,

@@ -4,8 +4,9 @@ statements.
 A claim is one UPDATE that sets pending, due rows to running under a token, then COMMIT, then a SELECT: the
 attempt is committed before the worker reads the row. A settle changes only a row that still runs under the
 token of the claim, so a stale worker changes nothing. The lease is in the row, by the database's clock: from
-the `lease_end` of a running row on, any worker may take the job over. A renewal moves it, if the row still
-runs under the token of the claim (ADR 31). A claim leaves `due_time` as it is, so no index changes (ADR 32).
+the `lease_end_time` of a running row on, any worker may take the job over. A renewal moves it, if the row
+still runs under the token of the claim (ADR 31). A claim leaves `due_time` as it is, so that no index changes
+(ADR 32).
 
 No clock is trusted alone: a claim by Redis' time must be due by the database's clock too, and the database's
 clock counts only within the bounds that this process keeps for that clock (see `runtime.server_clock`).
@@ -149,7 +150,7 @@ class Claims:
                 c.status == int(Status.RUNNING),
                 c.claim_token == bindparam("token"),
             )
-            .values(lease_end=self._lease_end, gmt_modified=db_now())
+            .values(lease_end_time=self._lease_end, gmt_modified=db_now())
         )
         self._renew = CompiledStatement(renew, dialect)
         self.set_claimed_types(types)
@@ -528,7 +529,7 @@ def _claim_column_values(lease_end: Any) -> dict[str, Any]:
         "status": int(Status.RUNNING),
         "claim_token": bindparam("token"),
         "attempts": c.attempts + 1,
-        "lease_end": lease_end,
+        "lease_end_time": lease_end,
         "claim_time": db_now(),
         "gmt_modified": db_now(),
     }
@@ -588,7 +589,7 @@ _UNDO_TAKE_OVER = (
     .values(
         claim_token=bindparam("seen"),
         attempts=c.attempts - 1,
-        lease_end=_BELIEVED_NOW,
+        lease_end_time=_BELIEVED_NOW,
         gmt_modified=db_now(),
     )
 )
@@ -609,7 +610,7 @@ _SELECT_SETTLED = _SELECT_PRESENT.where(
 )
 # Most rows that are read after a claim are claimed: their status and token are known.
 _SELECT_CLAIMED = select(
-    c.job_id, c.biz_id, c.type_no, c.action_time, c.attribute, c.lease_end, c.attempts,
+    c.job_id, c.biz_id, c.type_no, c.action_time, c.attribute, c.lease_end_time, c.attempts,
     c.dedup_key, c.claim_time, c.biz_text, c.tenant,
 ).where(
     c.job_id.in_(IDS), c.status == int(Status.RUNNING), c.claim_token == bindparam("token")

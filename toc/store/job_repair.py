@@ -40,7 +40,7 @@ _LOW_BITS = ROUTING_MASK << SEQUENCE_BITS | SEQUENCE_MASK
 _BY_HAND = "cancel the job, and schedule it anew"
 _COPIED = (
     c.gmt_create, c.biz_id, c.biz_text, c.tenant, c.type_no, c.action_time, c.attribute, c.attempts,
-    c.priority, c.claim_token, c.dedup_key, c.claim_time, c.lease_end, c.result, c.trace,
+    c.priority, c.claim_token, c.dedup_key, c.claim_time, c.lease_end_time, c.result, c.trace,
 )  # fmt: skip
 _BUSINESS_DATA = (
     "biz_id", "biz_text", "tenant", "type_no", "action_time", "attribute", "dedup_key",

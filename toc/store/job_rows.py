@@ -12,9 +12,9 @@ from toc.domain.job import DeadJob, Job, Status
 from toc.store.schema import JOB
 
 c = JOB.c
-# A running row without a lease_end was set to running by a person: its lease is over.
+# A running row without a lease_end_time was set to running by a person: its lease is over.
 due_or_lease_end = case(
-    (c.status == int(Status.RUNNING), func.coalesce(c.lease_end, c.due_time)), else_=c.due_time
+    (c.status == int(Status.RUNNING), func.coalesce(c.lease_end_time, c.due_time)), else_=c.due_time
 )  # guard: lease-end
 """When toc acts on a live row next: its due_time; the end of the lease while it runs. NULL in ended rows.
 

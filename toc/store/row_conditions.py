@@ -38,7 +38,8 @@ Kind = Literal["number", "time", "text"]
 KINDS: Mapping[str, Kind] = {
     "shard": "number", "job_id": "number", "biz_id": "number", "biz_text": "text", "tenant": "text",
     "type_no": "number", "biz_type": "text", "status": "number", "status_name": "text",
-    "action_time": "time", "due_time": "time", "claim_time": "time", "lease_end": "time", "late_ms": "number",
+    "action_time": "time", "due_time": "time", "claim_time": "time",
+    "lease_end_time": "time", "late_ms": "number",
     "attempts": "number", "priority": "number", "claim_token": "text", "dedup_key": "text",
     "attribute": "text", "result": "text", "trace": "text", "gmt_create": "time", "gmt_modified": "time",
 }  # fmt: skip

@@ -82,7 +82,7 @@ def job_table(metadata: MetaData, name: str) -> Table:
         Column("due_time", DatetimeAsMillis),
         Column("claim_time", DatetimeAsMillis),
         # In no index: a claim changes the row in place (ADR 32).
-        Column("lease_end", DatetimeAsMillis),
+        Column("lease_end_time", DatetimeAsMillis),
         Column("attempts", SmallInteger, nullable=False, server_default=text("0")),
         Column("priority", tiny_integer(), nullable=False, server_default=text("0")),
         Column("claim_token", ascii_varchar(96)),

@@ -19,7 +19,7 @@ JOBS, DEAD_JOBS, EVENTS, PURGES = "toc_jobs", "toc_dead_jobs", "toc_events", "to
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     JOBS: (
         "shard", "job_id", "biz_id", "biz_text", "tenant", "type_no", "biz_type", "status", "status_name",
-        "action_time", "due_time", "claim_time", "lease_end", "late_ms", "attempts", "priority",
+        "action_time", "due_time", "claim_time", "lease_end_time", "late_ms", "attempts", "priority",
         "claim_token", "dedup_key", "attribute", "result", "trace", "gmt_create", "gmt_modified",
     ),
     DEAD_JOBS: (
@@ -47,7 +47,7 @@ def jobs_of_shard_sql(shard: int, *, sqlite: bool = False) -> str:
         f"SELECT {shard} AS shard, j.job_id, j.biz_id, j.biz_text, j.tenant, j.type_no, "
         "t.name AS biz_type, j.status, "
         f"{_status_name_sql('j.status')} AS status_name, j.action_time, j.due_time, j.claim_time, "
-        f"j.lease_end, {late_ms} AS late_ms, j.attempts, j.priority, j.claim_token, j.dedup_key, "
+        f"j.lease_end_time, {late_ms} AS late_ms, j.attempts, j.priority, j.claim_token, j.dedup_key, "
         "j.attribute, j.result, j.trace, j.gmt_create, j.gmt_modified "
         f"FROM {job_table_name(shard)} AS j LEFT JOIN toc_biz_type AS t ON t.type_no = j.type_no"
     )
