@@ -28,6 +28,7 @@ from toc.timer.reminders import Reminder, Reminders
 
 NO_PERMITS_S = 0.02  # the poller asks for permits again after this time, or when it is woken
 GUESS_MIN = 4  # the size of a slot's first pop; a full answer doubles the size
+BACKLOG_POP_MIN = 32  # the smallest pop if there are fewer permits than due reminders
 DEPUTY_LATE_S = 0.5  # a head that is overdue by more than this is popped by the slot's deputy too
 PAUSED_S = 1.0  # a paused poller checks so often whether it may continue
 WAIT_S_MAX = 60.0  # may be any time, because a new head wakes the poller
@@ -167,12 +168,14 @@ class Poller(Service):
         """How many reminders to pop from each slot, `room` in all.
 
         The permits are divided evenly, but each slot gets at least half of them if the slot wants so many: a
-        few large batches are cheaper than many small ones.
+        few large batches are cheaper than many small ones. For the same reason few slots are popped deeply
+        if there are not permits for all: the statements of a claim are one for each shard.
         """
         share = max(1, room // 2, room // max(1, len(due)))
+        least = BACKLOG_POP_MIN if sum(self._pop_sizes[slot] for slot in due) > room else 1
         shares = []
         for slot in due:
-            n = min(self._pop_sizes[slot], share, room)
+            n = min(max(self._pop_sizes[slot], least), share, room)
             if n <= 0:
                 break
             shares.append((slot, n))
