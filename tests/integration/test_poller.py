@@ -218,6 +218,18 @@ def test_what_room_there_is_goes_to_two_slots(small: World, sink: Recording) -> 
     assert sorted(shares.values()) == [20, 20]
 
 
+def test_with_a_backlog_few_slots_are_popped_deeply_from_the_first_pop_on(
+    small: World, sink: Recording
+) -> None:
+    for slot in range(4):
+        arm(small, slot, *range(-100, 0))
+    poll = poller(small, sink)
+    sink.room = 2 * GUESS_MIN + 2
+    poll.run_once()
+    shares = Counter(slot_of_hash(routing_bits_of(job_id), 4) for job_id in sink.ids)
+    assert sorted(shares.values()) == [GUESS_MIN + 1, GUESS_MIN + 1]
+
+
 def test_the_oldest_slot_comes_first(small: World, sink: Recording) -> None:
     poll = poller(small, sink)
     poll.run_once()
