@@ -29,6 +29,10 @@ TABLES = {
         "what was measured",
         ("what happened", "jobs", "lost", "early", "twice", "p99 late", "worst late", "besides"),
     ),
+    "spark": (
+        "what ran on a Spark cluster",
+        ("what", "master", "application", "executors", "seconds"),
+    ),
 }
 """Title and columns of each table, by name."""
 

@@ -28,7 +28,7 @@ from toc.reconcile.archive import (
     archive_ended_jobs,
 )
 from toc.reconcile.archive_files import job_rows_per_read
-from toc.reconcile.spark import spark_error_types
+from toc.reconcile.spark_errors import spark_error_types
 from toc.reconcile.spark_files import SparkFiles
 from toc.retention.purger import Purger
 from toc.retention.replica_lag import ReplicaLag

@@ -21,14 +21,15 @@ from tests.servers.fixtures import _database as temporary_database
 from toc.center.center import TimeoutCenter
 from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
 from toc.domain.ids import routing_bits_of
-from toc.errors import SchemaMismatch
+from toc.errors import SchemaMismatch, TocError
 from toc.reconcile.findings import ReconcileResult, RunVerdict
 from toc.reconcile.reconciliation import Reconciliation
+from toc.reconcile.spark import compare
 from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import ReconcileSettings
 from toc.runtime.settings import Settings
 from toc.store import migrate
-from toc.timer.reminders import Reminders
+from toc.timer.reminders import Reminder, Reminders
 
 __all__ = ["no_settings", "own_mysql", "redis", "servers", "toc"]
 
@@ -104,6 +105,27 @@ def test_all_is_found_repaired_and_then_agreed(
     assert (repaired.verdict, found(repaired)) == (RunVerdict.REPAIRED, set(damaged.lost))
     assert len(repaired.repairs) == 100
     assert damaged.run(spark, repair=True).verdict == RunVerdict.AGREED
+
+
+def test_in_a_notebook_the_findings_are_a_dataframe(damaged: Damaged, spark: Any) -> None:
+    findings = compare(spark, damaged.settings)
+    rows = findings.select("kind", "job_id", "biz_id").collect()
+    assert {row.job_id for row in rows} == set(damaged.lost)
+    assert {(row.kind, int(row.biz_id) % 4) for row in rows} == {("missing", 0)}
+    with closing(damaged.slots()) as slots:
+        for job_id in set(damaged.lost):
+            slots.arm("default", [Reminder(SystemClock().wall_ms() + 1000, job_id)])
+    assert compare(spark, damaged.settings).count() == 0
+
+
+def test_in_a_notebook_a_shard_that_is_not_compared_is_an_error(
+    damaged: Damaged, spark: Any
+) -> None:
+    engine = create_engine(damaged.settings.databases[1], poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE toc_job_0007 RENAME TO away"))
+    with pytest.raises(TocError, match=r"1 of 8 shards were not compared; shard 7: .*toc_job_0007"):
+        compare(spark, damaged.settings)
 
 
 def test_a_dropped_table_is_not_compared_and_nothing_is_repaired(damaged: Damaged) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from toc.errors import SettingsError
 from toc.reconcile.spark import _split_spark_properties
 from toc.runtime.settings import load_settings
 
@@ -33,3 +36,33 @@ def test_a_url_with_a_signature_is_no_argument_of_java() -> None:
     arguments, hidden = _split_spark_properties(settings, "local[1]")
     assert [pair for pair in arguments.getAll() if "s3cret" in pair[1]] == []
     assert hidden == {"spark.hadoop.toc.store": url}
+
+
+def test_settings_win_over_spark_defaults_and_these_over_the_defaults_of_toc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java itself reads spark-defaults.conf: what is not set here stays as it says."""
+    (tmp_path / "spark-defaults.conf").write_text(
+        "# a comment\nspark.master  local[7]\nspark.driver.memory=3g\nspark.app.name: theirs\n"
+    )
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    settings = load_settings(reconcile={"spark": {"spark.app.name": "ours"}})
+    arguments, _ = _split_spark_properties(settings, None)
+    assert arguments.get("spark.master") == "local[7]"
+    assert arguments.get("spark.driver.memory") is None
+    assert arguments.get("spark.app.name") == "ours"
+    assert arguments.get("spark.ui.enabled") == "false"
+    assert _split_spark_properties(settings, "local[1]")[0].get("spark.master") == "local[1]"
+
+
+def test_a_cluster_that_does_not_authenticate_is_refused_and_one_that_does_is_encrypted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SettingsError, match=r"spark\.authenticate is not 'true'"):
+        _split_spark_properties(load_settings(), "spark://host:7077")
+    (tmp_path / "spark-defaults.conf").write_text("spark.authenticate true\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    arguments, _ = _split_spark_properties(load_settings(), "spark://host:7077")
+    assert arguments.get("spark.network.crypto.enabled") == "true"
+    assert arguments.get("spark.io.encryption.enabled") == "true"
+    assert arguments.get("spark.driver.host") is None

@@ -64,6 +64,12 @@ DEAD_COMMANDS: Commands = {
     "list": ("dead.list_dead", "List dead jobs, newest first."),
     "redrive": ("dead.redrive_dead", "Give dead jobs a new life: due now, with all attempts."),
 }
+SPARK_COMMANDS: Commands = {
+    "pack": (
+        "spark.pack_for_executors",
+        "Pack what executors need, and print the commands that use it.",
+    ),
+}
 ADMIN_COMMANDS: Commands = {
     "cancel": ("admin.bulk_cancel", "Cancel the pending jobs that match."),
     "postpone": ("admin.bulk_postpone", "Postpone the pending jobs that match."),
@@ -112,9 +118,11 @@ app = _make_group(
 job_app = _make_group("Show jobs.", JOB_COMMANDS)
 dead_app = _make_group("List and redrive jobs whose attempts are used up.", DEAD_COMMANDS)
 admin_app = _make_group("Change many jobs: dry run, bounded rate, audit.", ADMIN_COMMANDS)
+spark_app = _make_group("Prepare a Spark cluster for `toc reconcile`.", SPARK_COMMANDS)
 app.add_typer(job_app, name="job")
 app.add_typer(dead_app, name="dead")
 app.add_typer(admin_app, name="admin")
+app.add_typer(spark_app, name="spark")
 
 
 @app.callback(epilog=exit_codes.EXIT_CODES)
@@ -134,6 +142,7 @@ def _handle_root_options(
 @job_app.callback()
 @dead_app.callback()
 @admin_app.callback()
+@spark_app.callback()
 def _show_help_without_command(ctx: typer.Context) -> None:
     """A group without a command shows its help."""
     if ctx.invoked_subcommand is None:

@@ -33,7 +33,7 @@ from toc.reconcile.archive_files import (
     new_parquet_session,
     write_ended_jobs,
 )
-from toc.reconcile.spark import short_error_text, spark_error_types
+from toc.reconcile.spark_errors import short_error_text, spark_error_types
 from toc.reconcile.spark_files import SparkFiles
 from toc.runtime.clock import Clock
 from toc.runtime.setting_groups import Days

@@ -84,9 +84,9 @@ def write_ended_jobs(
     names = dict(type_names)
     schema_names = [column.split()[0] for column in SCHEMA.split(", ")]
 
-    def read_ended_rows(some: Sequence[int]) -> Iterator[Columns]:
+    def read_ended_rows(known: Settings, some: Sequence[int]) -> Iterator[Columns]:
         pieces = split_into_id_ranges(
-            settings, some, possible_ids_of_ended(window), job_rows_per_read(settings)
+            known, some, possible_ids_of_ended(window), job_rows_per_read(known)
         )
         for ended, shard, ids in pieces:
             rows = ended.read_ended_rows(shard, ids, window)
@@ -95,7 +95,7 @@ def write_ended_jobs(
                 yield [columns[name] for name in schema_names]
 
     (
-        read_on_executors(spark, shards, read_ended_rows, SCHEMA)
+        read_on_executors(spark, settings, shards, read_ended_rows, SCHEMA)
         .write.mode("overwrite")
         .partitionBy("day")
         .option("compression", "zstd")
@@ -121,21 +121,24 @@ def _rows_to_columns(
 
 def read_on_executors(
     spark: SparkSession,
+    settings: Settings,
     shards: Sequence[int],
-    read: Callable[[Sequence[int]], Iterator[Columns]],
+    read: Callable[[Settings, Sequence[int]], Iterator[Columns]],
     schema: str,
 ) -> DataFrame:
     """Runs `read` on the executors; returns its pages as one table. Each task calls `read` with some shards.
 
-    `read` yields pages of rows: the columns of `schema`, with times in ms and days since 1970.
+    `read` yields pages of rows: the columns of `schema`, with times in ms and days since 1970. It must use
+    the settings that it is given, so that the task itself holds no passwords.
     """
+    shared = spark.sparkContext.broadcast(settings)
     number_of_tasks = min(spark.sparkContext.defaultParallelism, len(shards))
     tasks = [shards[n::number_of_tasks] for n in range(number_of_tasks)]
 
     def read_shards_of_tasks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                for columns in read(tasks[number]):
+                for columns in read(shared.value, tasks[number]):
                     yield _make_record_batch(columns, schema)
 
     with warnings.catch_warnings():
@@ -231,14 +234,14 @@ def compute_database_checksums(
 ) -> DayChecksums:
     """Checksums of the jobs that ended in the window, computed by the databases."""
 
-    def read_checksums(some: Sequence[int]) -> Iterator[Columns]:
-        ids, rows = possible_ids_of_ended(window), settings.reconcile.page
-        for ended, shard, piece in split_into_id_ranges(settings, some, ids, rows):
+    def read_checksums(known: Settings, some: Sequence[int]) -> Iterator[Columns]:
+        ids, rows = possible_ids_of_ended(window), known.reconcile.page
+        for ended, shard, piece in split_into_id_ranges(known, some, ids, rows):
             for day, number, crc in ended.read_day_checksums(shard, piece, window):
                 yield [shard], [day], [number], [crc]
 
     found = DayChecksums()
-    for one in read_on_executors(spark, shards, read_checksums, _SUMS).collect():
+    for one in read_on_executors(spark, settings, shards, read_checksums, _SUMS).collect():
         rows, crc = found.get((one.shard, one.day), (0, 0))
         found[one.shard, one.day] = (rows + one.rows, crc + one.crc)
     return found

@@ -26,7 +26,7 @@ from toc.reconcile.archive_files import (
     read_on_executors,
     split_into_id_ranges,
 )
-from toc.reconcile.spark import short_error_text, spark_error_types
+from toc.reconcile.spark_errors import short_error_text, spark_error_types
 from toc.reconcile.spark_files import SparkFiles
 from toc.runtime.clock import Clock
 from toc.runtime.setting_groups import Days
@@ -221,17 +221,15 @@ def _read_hourly_counts(
     """Counts of the jobs that ended (else: were created) in the window, with the names of their types."""
     ids = possible_ids_of_ended(window) if ended else possible_ids_of_created(window)
 
-    def read_shard_counts(shards: Sequence[int]) -> Iterator[Columns]:
-        for reader, shard, piece in split_into_id_ranges(
-            settings, shards, ids, settings.reconcile.page
-        ):
+    def read_shard_counts(known: Settings, shards: Sequence[int]) -> Iterator[Columns]:
+        for reader, shard, piece in split_into_id_ranges(known, shards, ids, known.reconcile.page):
             count = reader.count_ended if ended else reader.count_created
             counts: Sequence[EndedJobCount | CreatedPerHour] = count(shard, piece, window)
             if counts:
                 yield *zip(*counts, strict=True), [names.get(one.type_no) for one in counts]
 
     return read_on_executors(
-        spark, range(settings.shards), read_shard_counts, _ENDED if ended else _CREATED
+        spark, settings, range(settings.shards), read_shard_counts, _ENDED if ended else _CREATED
     )
 
 

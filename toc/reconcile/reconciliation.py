@@ -15,12 +15,14 @@ from toc.domain.disagreements import Disagreement
 from toc.errors import StoreUnavailable, TimerUnavailable, TocError
 from toc.reconcile.compare import ShardComparer
 from toc.reconcile.databases_and_redis import DatabasesAndRedis
+from toc.reconcile.executors import run_on_executors
 from toc.reconcile.findings import ReconcileResult, ShardComparison, ShardFailure, record_duration
 from toc.reconcile.repair import Repairer
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
 
 if TYPE_CHECKING:
+    from pyspark import Broadcast
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
@@ -34,50 +36,56 @@ _open_compares: dict[str, ShardComparer] = {}
 
 @dataclass(frozen=True, slots=True)
 class CompareTask:
-    """The work of one task, sent to an executor. Items: shards to compare, or results to recheck."""
+    """The work of one task, sent to an executor. Items: shards to compare, or results to recheck.
 
-    settings: Settings
+    settings: not in the task itself, which must hold no passwords.
+    """
+
+    settings: Broadcast[Settings]
     clock: Clock
 
     def __call__(
         self, items: Iterable[int | ShardComparison]
     ) -> Iterator[ShardComparison | ShardFailure]:
-        """Yields the result of each item. A database that does not answer is asked only once."""
-        key = self.settings.json_with_passwords()  # two settings may differ only in a password
+        """Yields the result of each item."""
+        settings = self.settings.value
+        key = settings.json_with_passwords()  # two settings may differ only in a password
         if key not in _open_compares:
             try:
-                sides = DatabasesAndRedis.open(self.settings, self.clock).__enter__()
+                sides = DatabasesAndRedis.open(settings, self.clock).__enter__()
                 _open_compares[key] = ShardComparer(sides)
             except TocError as error:
                 for item in items:
                     yield ShardFailure(item if isinstance(item, int) else item.shard, str(error))
                 return
-        yield from self.compare_items(_open_compares[key], items)
+        yield from _compare_items(settings, _open_compares[key], items)
 
-    def compare_items(
-        self, compare: ShardComparer, items: Iterable[int | ShardComparison]
-    ) -> Iterator[ShardComparison | ShardFailure]:
-        unreachable: dict[int, str] = {}
-        for item in items:
-            shard = item if isinstance(item, int) else item.shard
-            database = self.settings.routing.database_index(shard)
-            if database in unreachable:
-                yield ShardFailure(shard, unreachable[database])
-                continue
-            try:
-                yield (
-                    compare.compare_shard(item)
-                    if isinstance(item, int)
-                    else compare.recheck_findings(item)
-                )
-            except StoreUnavailable as error:
-                unreachable[database] = str(error)
-                yield ShardFailure(shard, str(error))
-            except TocError as error:
-                yield ShardFailure(shard, str(error))
-            except Exception as error:  # noqa: BLE001 - one broken table must not stop the others
-                text = str(error).strip().partition("\n")[0]
-                yield ShardFailure(shard, f"{type(error).__name__}: {text}")
+
+def _compare_items(
+    settings: Settings, compare: ShardComparer, items: Iterable[int | ShardComparison]
+) -> Iterator[ShardComparison | ShardFailure]:
+    """Yields the result of each item. A database that does not answer is asked only once."""
+    unreachable: dict[int, str] = {}
+    for item in items:
+        shard = item if isinstance(item, int) else item.shard
+        database = settings.routing.database_index(shard)
+        if database in unreachable:
+            yield ShardFailure(shard, unreachable[database])
+            continue
+        try:
+            yield (
+                compare.compare_shard(item)
+                if isinstance(item, int)
+                else compare.recheck_findings(item)
+            )
+        except StoreUnavailable as error:
+            unreachable[database] = str(error)
+            yield ShardFailure(shard, str(error))
+        except TocError as error:
+            yield ShardFailure(shard, str(error))
+        except Exception as error:  # noqa: BLE001 - one broken table must not stop the others
+            text = str(error).strip().partition("\n")[0]
+            yield ShardFailure(shard, f"{type(error).__name__}: {text}")
 
 
 class Reconciliation:
@@ -136,18 +144,19 @@ class Reconciliation:
     def _run_compare_tasks(
         self, phase: str, items: Sequence[int | ShardComparison]
     ) -> list[ShardComparison]:
-        work = CompareTask(self._settings, self._clock)
         self._on_progress(phase, 0, len(items))
         if self._spark is not None:
-            from toc.reconcile.spark import run_on_executors  # noqa: PLC0415 - an extra
-
+            shared = self._spark.sparkContext.broadcast(self._settings)
             answers = run_on_executors(
-                self._spark, work, items, lambda done, of: self._on_progress(phase, done, of)
+                self._spark,
+                CompareTask(shared, self._clock),
+                items,
+                lambda done, of: self._on_progress(phase, done, of),
             )
         else:
             answers = []
             with DatabasesAndRedis.open(self._settings, self._clock) as sides:
-                for answer in work.compare_items(ShardComparer(sides), items):
+                for answer in _compare_items(self._settings, ShardComparer(sides), items):
                     answers.append(answer)
                     self._on_progress(phase, len(answers), len(items))
         self.outcome.failures += [a for a in answers if isinstance(a, ShardFailure)]

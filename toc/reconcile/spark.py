@@ -1,52 +1,42 @@
-"""A Spark session that prints nothing, and functions that run on its executors.
-
-The work is plain functions over a few small items (shards); the rows that they read never pass through Spark.
-So this uses RDDs and not DataFrames with mapInArrow: measured on `local[2]`, the first answer takes half the
-time, and a worker's process a third of the memory, because neither Arrow nor the SQL engine starts.
-Only the modules that write Parquet files (`archive_files`, `lateness`) use DataFrames.
-"""
+"""Opens a Spark session, on any master, with properties from several places."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from toc.domain.secret_masking import reveal_secret
 from toc.errors import SettingsError, TocError
+from toc.reconcile.executors import check_executors, refuse_without_authentication
+from toc.reconcile.reconciliation import Reconciliation
+from toc.reconcile.spark_errors import short_error_text
 from toc.runtime.private_files import open_private_file
 from toc.runtime.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
-    from pyspark.sql import SparkSession
-
-T = TypeVar("T")
-R = TypeVar("R")
+    from pyspark.sql import DataFrame, SparkSession
 
 APP = "toc"
-# Each task costs tens of ms by itself; progress is reported after each task.
-TASK_ITEMS_MAX = 32
-PROGRESS_S = 0.2
 
-_OURS = re.compile(r"^(?:toc\.errors\.)(\w+): (.+)$", re.MULTILINE)
+_PROPERTY = re.compile(r"\s*(spark\.[\w.-]+)[ \t=:]+(.*?)\s*$")  # a line of spark-defaults.conf
 
 _DEFAULTS = {
     "spark.app.name": APP,
-    "spark.log.level": "ERROR",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # The archive is of jobs' data: files 0600, folders 0700, also on a local disk.
     "spark.hadoop.fs.permissions.umask-mode": "077",
 }
 _LOCAL = {
+    "spark.log.level": "ERROR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "512m",
@@ -54,17 +44,27 @@ _LOCAL = {
     # A short run: a quick start and a small heap matter more than the highest speed.
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData",
 }
-"""For Spark in this process; on a cluster its own settings decide."""
+"""For Spark in this process."""
+_CLUSTER = {
+    # What goes to executors is encrypted on the network and on their disks.
+    "spark.network.crypto.enabled": "true",
+    "spark.io.encryption.enabled": "true",
+}
+"""For Spark on a cluster; all else is for its own settings to decide."""
 
 
 @contextmanager
 def open_spark_session(
     settings: Settings, master: str | None = None, log_file: Path | None = None
 ) -> Iterator[SparkSession]:
-    """A Spark session. The output of Spark and Java goes to `log_file` (default: nowhere).
+    """A Spark session, with executors that can run toc.
 
-    `master`: default: `spark.master` of `reconcile.spark`, else that of spark-submit, else all cores of this
-    machine. An active session is used as it is, and stays. Raises SettingsError without the extra, or Java.
+    Spark's output goes to `log_file` (default: nowhere); under spark-submit, where spark-submit sends it.
+
+    Properties: first `master`, then what spark-submit was given, then `reconcile.spark`, then
+    spark-defaults.conf, then toc's defaults (`local[*]`). Under spark-submit, its properties include those of
+    spark-defaults.conf. An active session is used as it is, and stays. Raises SettingsError without the
+    extra, or Java, or executors.
     """
     try:
         from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
@@ -72,62 +72,72 @@ def open_spark_session(
         raise SettingsError("pyspark is not installed: pip install 'toc[reconcile]'") from None
     active = SparkSession.getActiveSession()
     if active is not None:
+        check_executors(active)
         yield active
         return
-    conf, hidden = _split_spark_properties(settings, master)
-    if str(conf.get("spark.master")).startswith("local"):
-        # Spark's workers use this Python, not the first one on PATH.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     try:
-        with _redirect_stderr(log_file):
-            _start_java_process(conf)
-            for name, value in hidden.items():
-                conf.set(name, value)
-            spark = SparkSession.builder.config(conf=conf).getOrCreate()
+        with _redirect_stderr(None if is_submitted() else log_file or Path(os.devnull)):
+            spark = _start_session(settings, master)
+    except SettingsError:
+        raise
     except Exception as error:
-        raise SettingsError(_describe_start_error(error)) from error
+        raise SettingsError(_describe_start_error(error, log_file)) from error
     try:
+        check_executors(spark)
         yield spark
     finally:
         spark.stop()
 
 
-def run_on_executors(
-    spark: SparkSession,
-    function: Callable[[Iterable[T]], Iterable[R]],
-    items: Sequence[T],
-    tell: Callable[[int, int], None] = lambda done, of: None,
-) -> list[R]:
-    """Runs `function` on the executors, once for each task with the task's items; returns all results.
+def compare(spark: SparkSession, settings: Settings) -> DataFrame:
+    """Compares the databases with Redis on a session of the caller; changes nothing.
 
-    `tell` is called a few times per second: (tasks that are done, all tasks).
+    Returns the findings, a row each, with the columns of findings.parquet (docs/how-to/reconcile.md). Raises
+    SettingsError as `open_spark_session`, and TocError if a shard could not be compared.
     """
-    context = spark.sparkContext
-    if not items:
-        return []
-    tasks = max(2 * context.defaultParallelism, -(-len(items) // TASK_ITEMS_MAX))
-    rdd = context.parallelize(items, min(tasks, len(items))).mapPartitions(function)
-    stop = threading.Event()
-    watcher = threading.Thread(
-        target=_report_progress, args=(spark, tell, stop), daemon=True, name="toc-progress"
-    )
-    watcher.start()
-    try:
-        return list(rdd.collect())
-    finally:
-        stop.set()
-        watcher.join()
+    import pyarrow as pa  # noqa: PLC0415 - an extra
+
+    from toc.reconcile.report.parquet import SCHEMA, findings_as_batches  # noqa: PLC0415 - too
+
+    check_executors(spark)
+    outcome = Reconciliation(settings, spark, repair=False, actor="").run()
+    if outcome.failures:
+        first = outcome.failures[0]
+        raise TocError(
+            f"{len(outcome.failures)} of {outcome.shards} shards were not compared; "
+            f"shard {first.shard}: {first.text}"
+        )
+    table = pa.Table.from_batches(findings_as_batches(outcome), SCHEMA)
+    place = table.schema.get_field_index("biz_id")
+    # Spark has no unsigned numbers.
+    biz_ids = table.column(place).cast(pa.decimal128(20, 0))
+    return spark.createDataFrame(table.set_column(place, "biz_id", biz_ids))
 
 
-def _report_progress(
-    spark: SparkSession, tell: Callable[[int, int], None], stop: threading.Event
-) -> None:
-    tracker = spark.sparkContext.statusTracker()
-    while not stop.wait(PROGRESS_S):
-        for stage in tracker.getActiveStageIds():
-            info = tracker.getStageInfo(stage)
-            if info is not None:
-                tell(info.numCompletedTasks, info.numTasks)
+def is_submitted() -> bool:
+    """Whether spark-submit started this process; then Java is there, with the submitted properties."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _start_session(settings: Settings, master: str | None) -> SparkSession:
+    from pyspark import SparkContext  # noqa: PLC0415 - an extra
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    if is_submitted():
+        # Only an attached process knows what was submitted.
+        SparkContext._ensure_initialized()  # noqa: SLF001 - no public call attaches to Java alone
+    conf, hidden = _split_spark_properties(settings, master)
+    python = conf.get("spark.pyspark.python")
+    if _is_local(conf):
+        # Spark's workers use this Python, not the first one on PATH.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    elif python is not None:
+        # Of this property only spark-submit takes notice.
+        os.environ.setdefault("PYSPARK_PYTHON", python)
+    _start_java_process(conf)
+    for name, value in hidden.items():
+        conf.set(name, value)
+    return SparkSession.builder.config(conf=conf).getOrCreate()
 
 
 def _start_java_process(conf: SparkConf) -> None:
@@ -148,33 +158,64 @@ def _split_spark_properties(
     """
     from pyspark import SparkConf  # noqa: PLC0415 - an extra
 
-    conf = SparkConf()  # with the properties given to spark-submit
+    conf = SparkConf(loadDefaults=is_submitted())
+    submitted = dict(conf.getAll())
     hidden: dict[str, str] = {}
     for name, value in settings.reconcile.spark.items():
+        if name in submitted:
+            continue
         if str(value) == reveal_secret(value) or name.endswith("JavaOptions"):
             conf.set(name, reveal_secret(value))
         else:
             hidden[name] = reveal_secret(value)
     if master is not None:
         conf.set("spark.master", master)
-    conf.setIfMissing("spark.master", "local[*]")
+    # Java reads this file when it starts; what is set here would win over it.
+    of_file = {} if submitted else _read_spark_defaults()
+    conf.setIfMissing("spark.master", of_file.get("spark.master", "local[*]"))
     defaults = dict(_DEFAULTS)
-    if str(conf.get("spark.master")).startswith("local"):
+    if _is_local(conf):
         defaults |= _LOCAL
+    else:
+        refuse_without_authentication(
+            conf.get("spark.authenticate") or of_file.get("spark.authenticate")
+        )
+        defaults |= _CLUSTER
     for name, value in defaults.items():
-        conf.setIfMissing(name, value)
+        if name not in of_file:
+            conf.setIfMissing(name, value)
     return conf, hidden
+
+
+def _is_local(conf: SparkConf) -> bool:
+    return str(conf.get("spark.master")).startswith("local")
+
+
+def _read_spark_defaults() -> dict[str, str]:
+    """The properties of spark-defaults.conf, in the folder where spark-submit looks for it."""
+    from pyspark.find_spark_home import _find_spark_home  # noqa: PLC0415 - an extra
+
+    folder = os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home(), "conf")
+    file = Path(folder, "spark-defaults.conf")
+    lines = file.read_text("utf-8").splitlines() if file.exists() else []
+    found = (_PROPERTY.match(line) for line in lines)
+    return {match[1]: match[2] for match in found if match}
 
 
 @contextmanager
 def _redirect_stderr(log_file: Path | None) -> Iterator[None]:
-    """Redirects the error output of this process in the block; a Java started there keeps the redirection."""
-    where = log_file or Path(os.devnull)
+    """Redirects the error output of this process in the block; a Java started there keeps the redirection.
+
+    `log_file` None: not at all.
+    """
+    if log_file is None:
+        yield
+        return
     sys.stderr.flush()
     kept = os.dup(2)
     try:
         # The file has only the output of the last run: it tells why that run failed.
-        with open_private_file(where, "wb") as log:
+        with open_private_file(log_file, "wb") as log:
             os.dup2(log.fileno(), 2)
         yield
     finally:
@@ -183,30 +224,15 @@ def _redirect_stderr(log_file: Path | None) -> Iterator[None]:
         os.close(kept)
 
 
-def _describe_start_error(error: Exception) -> str:
-    first = str(error).strip().splitlines()[:1]
-    if "JAVA_GATEWAY_EXITED" in str(error) or isinstance(error, FileNotFoundError):
-        return "Spark does not start: is Java 17 or later installed (java on PATH, or JAVA_HOME)?"
-    return f"Spark does not start: {first[0] if first else type(error).__name__}"
-
-
-def spark_error_types() -> tuple[type[Exception], ...]:
-    """The errors of toc, of Spark and Java, and of file systems, that work on Spark may raise."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
-    from pyspark.errors import PySparkException  # noqa: PLC0415
-
-    return TocError, OSError, Py4JError, PySparkException
-
-
-def short_error_text(error: Exception) -> str:
-    """The text of toc's own error on an executor, else the first line of Spark's; never a traceback."""
+def _describe_start_error(error: Exception, log_file: Path | None) -> str:
     text = str(error)
-    ours = _OURS.findall(text)
-    if ours:
-        return str(ours[-1][1])
-    java = getattr(error, "java_exception", None)
-    if java is not None:
-        while java.getCause() is not None:
-            java = java.getCause()
-        text = str(java.toString())
-    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    if "JAVA_GATEWAY_EXITED" in text or isinstance(error, FileNotFoundError):
+        return "Spark does not start: is Java 17 or later installed (java on PATH, or JAVA_HOME)?"
+    # What follows when Spark has given up on its master says nothing of the reason.
+    if "_taskScheduler()" in text or "stopped SparkContext" in text:
+        where = f" Spark's own messages are in {log_file}." if log_file else ""
+        return (
+            "Spark does not start: the master does not answer, or refuses this process. Are its address and "
+            f"spark.authenticate.secret right?{where}"
+        )
+    return f"Spark does not start: {short_error_text(error)}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toc.errors import SettingsError
-from toc.reconcile.spark import short_error_text, spark_error_types
+from toc.reconcile.spark_errors import short_error_text, spark_error_types
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,6 +5,7 @@ The types of its columns hold any value that a row or a reminder can have.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import IO, Any
 
 import pyarrow as pa
@@ -43,16 +44,22 @@ SCHEMA = pa.schema(
 
 def write_findings(outcome: ReconcileResult, sink: IO[bytes]) -> None:
     """Writes all findings, and how each was repaired; null where no repair was tried."""
-    repairs = repairs_by_finding(outcome)
     with pq.ParquetWriter(sink, SCHEMA, compression="zstd") as writer:
-        for start in range(0, len(outcome.findings), CHUNK):
-            rows = [
-                _finding_as_row(
-                    finding, database_of_shard(outcome, finding.shard), repairs.get(finding)
-                )
-                for finding in outcome.findings[start : start + CHUNK]
-            ]
-            writer.write_batch(pa.RecordBatch.from_pylist(rows, SCHEMA))
+        for batch in findings_as_batches(outcome):
+            writer.write_batch(batch)
+
+
+def findings_as_batches(outcome: ReconcileResult) -> Iterator[pa.RecordBatch]:
+    """All findings, and how each was repaired, in batches of SCHEMA."""
+    repairs = repairs_by_finding(outcome)
+    for start in range(0, len(outcome.findings), CHUNK):
+        rows = [
+            _finding_as_row(
+                finding, database_of_shard(outcome, finding.shard), repairs.get(finding)
+            )
+            for finding in outcome.findings[start : start + CHUNK]
+        ]
+        yield pa.RecordBatch.from_pylist(rows, SCHEMA)
 
 
 def _finding_as_row(finding: Finding, database: int, repair: RepairResult | None) -> dict[str, Any]:

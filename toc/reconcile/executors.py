@@ -1,0 +1,194 @@
+"""Functions that run on Spark's executors, and a check that executors can run them.
+
+The work is plain functions over a few small items (shards); the rows that they read never pass through Spark.
+So this uses RDDs and not DataFrames with mapInArrow: measured on `local[2]`, the first answer takes half the
+time, and a worker's process a third of the memory, because neither Arrow nor the SQL engine starts.
+Only the modules that write Parquet files (`archive_files`, `lateness`) use DataFrames.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from toc.errors import SettingsError
+from toc.reconcile.spark_errors import short_error_text, spark_error_types
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Each task costs tens of ms by itself; progress is reported after each task.
+TASK_ITEMS_MAX = 32
+PROGRESS_S = 0.2
+
+EXECUTORS_S_MAX = 60.0
+"""How long the first task may take: until then an executor must have started and imported toc."""
+
+_CHECK = "toc: can executors run toc?"
+
+_checked_applications: set[str] = set()
+
+
+class _Executor(NamedTuple):
+    """What a task found on its executor. `missing`: why toc cannot be imported there; "": it can."""
+
+    host: str
+    python: str
+    version: str
+    missing: str
+
+
+def check_executors(spark: SparkSession) -> None:
+    """Raises SettingsError, with what to do, unless executors begin a task in time and have this toc.
+
+    Does nothing for a `local` master, whose executors are this process, and for an application that was
+    checked before.
+    """
+    context = spark.sparkContext
+    if str(context.master).startswith("local") or context.applicationId in _checked_applications:
+        return
+    refuse_without_authentication(context.getConf().get("spark.authenticate"))
+    ours = version("toc")
+    for executor in _ask_executors(context):
+        here = f"{executor.host} ({executor.python})"
+        if executor.missing:
+            raise SettingsError(
+                f"the executor on {here} cannot run toc: {executor.missing}. {_PACK}"
+            )
+        if executor.version != ours:
+            raise SettingsError(
+                f"the executor on {here} has toc {executor.version}, and this process {ours}. {_PACK}"
+            )
+    _checked_applications.add(context.applicationId)
+
+
+def refuse_without_authentication(authenticate: str | None) -> None:
+    """Raises SettingsError unless the property spark.authenticate is "true"."""
+    if authenticate != "true":
+        raise SettingsError(
+            "spark.authenticate is not 'true': executors get the passwords of databases and Redis from this "
+            "process, which would give them to whoever asks. Set it in reconcile.spark, or by --conf of "
+            "spark-submit. YARN and Kubernetes make the key; elsewhere set spark.authenticate.secret too, as "
+            "on the master and its workers"
+        )
+
+
+_PACK = (
+    "`toc spark pack` makes an archive of what executors need, and prints how to submit with it "
+    "(docs/how-to/spark.md)"
+)
+
+
+def _ask_executors(context: SparkContext) -> list[_Executor]:
+    """Runs a task for each core of the executors. Raises SettingsError."""
+    tracker, begun = context.statusTracker(), False
+
+    def cancel_check() -> None:
+        nonlocal begun
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(_CHECK)]
+        stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+        begun = any(stage.numActiveTasks for stage in stages if stage)
+        context.cancelJobGroup(_CHECK)
+
+    context.setJobGroup(_CHECK, _CHECK, interruptOnCancel=True)
+    timer = threading.Timer(EXECUTORS_S_MAX, cancel_check)
+    timer.start()
+    try:
+        tasks = max(2, context.defaultParallelism)
+        answers = context.parallelize(range(tasks), tasks).map(_make_check()).collect()
+        return sorted(set(map(_Executor._make, answers)))
+    except spark_error_types() as error:
+        text = f"{error}"
+        if timer.is_alive():
+            raise SettingsError(_describe_failed_check(text, short_error_text(error))) from None
+        if begun:
+            raise SettingsError(
+                f"an executor did not import toc within {EXECUTORS_S_MAX:g} s: is its machine overloaded?"
+            ) from None
+        raise SettingsError(
+            f"no executor of {context.master} began a task within {EXECUTORS_S_MAX:g} s. Has a worker as "
+            "many free cores and as much memory as spark.executor.cores and spark.executor.memory ask for? "
+            "Do executors reach this machine (spark.driver.host)? The master's page shows both"
+        ) from None
+    finally:
+        timer.cancel()
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+
+
+def _describe_failed_check(text: str, short: str) -> str:
+    if "PYTHON_VERSION_MISMATCH" in text:
+        here = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return (
+            f"executors have another Python than this process, which is {here}: name one of them by "
+            "PYSPARK_PYTHON or spark.pyspark.python"
+        )
+    if "Cannot run program" in text:
+        return (
+            f"an executor cannot start Python: {short}. Name its Python by PYSPARK_PYTHON or "
+            "spark.pyspark.python"
+        )
+    return f"executors cannot run Python tasks: {short}"
+
+
+def _make_check() -> Callable[[int], tuple[str, str, str, str]]:
+    """A function for executors that may lack toc: so it is sent whole, not as a name in this module."""
+
+    def check_import(_: int) -> tuple[str, str, str, str]:
+        import socket  # noqa: PLC0415 - runs elsewhere
+        import sys  # noqa: PLC0415
+        from importlib.metadata import version  # noqa: PLC0415
+
+        host = socket.gethostname()
+        try:
+            import toc.reconcile.reconciliation  # noqa: F401, PLC0415
+
+            return host, sys.executable, version("toc"), ""
+        except ImportError as error:
+            return host, sys.executable, "", str(error)
+
+    return check_import
+
+
+def run_on_executors(
+    spark: SparkSession,
+    function: Callable[[Iterable[T]], Iterable[R]],
+    items: Sequence[T],
+    tell: Callable[[int, int], None] = lambda done, of: None,
+) -> list[R]:
+    """Runs `function` on the executors, once for each task with the task's items; returns all results.
+
+    `tell` is called a few times per second: (tasks that are done, all tasks).
+    """
+    context = spark.sparkContext
+    if not items:
+        return []
+    tasks = max(2 * context.defaultParallelism, -(-len(items) // TASK_ITEMS_MAX))
+    rdd = context.parallelize(items, min(tasks, len(items))).mapPartitions(function)
+    stop = threading.Event()
+    watcher = threading.Thread(
+        target=_report_progress, args=(spark, tell, stop), daemon=True, name="toc-progress"
+    )
+    watcher.start()
+    try:
+        return list(rdd.collect())
+    finally:
+        stop.set()
+        watcher.join()
+
+
+def _report_progress(
+    spark: SparkSession, tell: Callable[[int, int], None], stop: threading.Event
+) -> None:
+    tracker = spark.sparkContext.statusTracker()
+    while not stop.wait(PROGRESS_S):
+        for stage in tracker.getActiveStageIds():
+            info = tracker.getStageInfo(stage)
+            if info is not None:
+                tell(info.numCompletedTasks, info.numTasks)
