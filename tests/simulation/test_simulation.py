@@ -20,7 +20,7 @@ FAILED_ONCE = {"a retry waited an hour, by Redis' clock": "--seed 3 --faults clo
 """Runs by what they broke. Where a change of the draws has made another run of one, the bug's guard
 stays in broken.py, or has a test of its own."""
 
-AGAIN = 15
+AGAIN = 5
 PARTS = max(5, SEEDS // 50)  # what has to be alone waits for the end of one
 MINUTES_MAX = 12.0
 
