@@ -29,6 +29,19 @@ TABLES = {
         "what was measured",
         ("what happened", "jobs", "lost", "early", "twice", "p99 late", "worst late", "besides"),
     ),
+    "damage": (
+        "damage that was drawn",
+        (
+            "seed",
+            "drawn",
+            "found",
+            "named rightly",
+            "repaired",
+            "fired once",
+            "healthy",
+            "of these accused",
+        ),
+    ),
     "spark": (
         "what ran on a Spark cluster",
         ("what", "master", "application", "executors", "seconds"),

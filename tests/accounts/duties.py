@@ -13,6 +13,8 @@ from tests.accounts.conftest import Place
 from tests.contract.library import Library
 from tests.migration.conftest import VIEWS, run, scalar
 from toc.center.center import TimeoutCenter
+from toc.domain.disagreements import Disagreement
+from toc.domain.ids import routing_bits_of
 from toc.errors import TocError
 from toc.retention.purger import Purger, PurgeResult
 from toc.runtime.clock import SystemClock
@@ -23,6 +25,7 @@ from toc.store.claims import Outcome, OutcomeKind
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.ended_jobs import DAY_MS
+from toc.store.row_defects import LEASE_MS_MAX, RowDefects
 from toc.store.schema_status import read_schema_statuses
 
 LATER = timedelta(days=1)
@@ -64,10 +67,19 @@ def client(place: Place, url: str) -> None:
 
 
 def operator(place: Place, url: str) -> None:
-    """What a client does, and the note of a reconciliation. The commands are in test_roles."""
+    """What a client does, and reconciliation: a repair, and its note. The commands are in test_roles."""
     client(place, url)
+    library = as_administrator(place)
+    try:
+        dead = library.dead()
+        run(place.url, f"DELETE FROM toc_dead_job WHERE job_id = {dead}")
+        shard = library.databases.routing.shard_of_hash(routing_bits_of(dead))
+    finally:
+        library.close()
     databases = Databases.from_settings(place.settings(url), SystemClock())
     try:
+        repairs = RowDefects(databases, LEASE_MS_MAX, "operator")
+        assert repairs.repair_jobs(Disagreement.NO_LETTER, shard, [dead]) == {dead}
         run(place.url, f"DELETE FROM toc_meta WHERE name = '{reconcile_status.RECONCILED}'")
         for _ in range(2):  # an INSERT, and an UPDATE
             reconcile_status.record_reconcile_result(databases, "agreed", 0, 0, 1.0, is_whole=True)

@@ -85,12 +85,12 @@ class Spied(ShardComparer):
         self.takes_s = 0.0
         self.raises: dict[int, Exception] = {}
 
-    def compare_shard(self, shard: int, *, far: bool = True) -> ShardComparison:
+    def compare_shard(self, shard: int, *, whole: bool = True) -> ShardComparison:
         self._clock.advance(self.takes_s)
         self.looks.append((self._clock.monotonic_s(), shard))
         if shard in self.raises:
             raise self.raises[shard]
-        return super().compare_shard(shard, far=far)
+        return super().compare_shard(shard, whole=whole)
 
     def recheck_findings(self, compared: ShardComparison) -> ShardComparison:
         self._clock.advance(self.takes_s)

@@ -61,7 +61,7 @@ def test_one_of_three_is_killed(make_fleet: MakeFleet, report: Report) -> None:
 
 
 def test_one_with_handlers_of_ten_minutes_is_killed(make_fleet: MakeFleet, report: Report) -> None:
-    """The jobs of the dead need not wait for their type's timeout. In `make test-all` leases are as by default."""
+    """Jobs of the dead need not wait for the timeout of their type. In `make test-all`: the default lease."""
     lease_s, run_s = (30.0, 45.0) if ALL else (12.0, 18.0)
     fleet = make_fleet(
         types={TYPE: {"timeout": 600, "retry": [0]}},

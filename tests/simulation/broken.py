@@ -44,7 +44,7 @@ VARIANTS = (
         "claim-without-status", removed("claim-pending"), "I1 I2 I3 I5 I7", 6, "freeze,kill,slow"
     ),
     Variant("claim-without-time", removed("claim-until", "claim-due"), "I4 I7", 2, "slow"),
-    Variant("settle-without-token", removed("settle-token"), "I2 I5", 1, "freeze,slow"),
+    Variant("settle-without-token", removed("settle-token"), "I2 I5", 6, "freeze,slow"),
     Variant(
         "start-without-lease-check", replaced("enough-lease-to-start", "False"),
         "I2 I3", 1, "freeze,slow,handlers",
@@ -62,7 +62,7 @@ VARIANTS = (
             "self._shard_and_database(job_id)[1].run_read(lambda x: x.exec_driver_sql(\"SELECT CAST(substr(reason, 13) AS"
             " INTEGER) FROM toc_event WHERE job_id = ? AND reason LIKE 'misfit: job %'\", (job_id,)).scalar())",
         ),
-        "I1 I2 I3 I4", 3,
+        "I1 I2 I3 I4", 2,
     ),
     Variant(
         "replace-without-status",
@@ -120,7 +120,7 @@ VARIANTS = (
     ),
     Variant(
         "retry-by-redis-time", replaced("retry-by-the-databases-time", "run.found_ms or $old"),
-        "I1 I8", 7, "clocks",
+        "I1 I8", 10, "clocks",
     ),
     Variant(
         "arm-before-commit",
@@ -131,7 +131,7 @@ VARIANTS = (
                 after="return inserted.job_id",
             ),
         ),
-        "I1", 8, "slow", "bare",
+        "I1", 6, "slow", "bare",
     ),
     Variant("mark-compared-outside", replaced("mark-compared", "false"), "I1", 59, "wipe,slow", "bare"),
     Variant(
@@ -146,7 +146,7 @@ VARIANTS = (
                 before="self._reminders.write_start_mark(self._topic, slot, shard, after)\ntext = after",
             ),
         ),
-        "I1", 44, "kill,lost", "bare",
+        "I1", 5, "kill,lost", "bare",
     ),
     Variant("fail-over-unseen", replaced("server-run-id", "'same'"), "I1", 4, "back", "bare"),
     Variant(
@@ -156,7 +156,7 @@ VARIANTS = (
     ),
     Variant("popped-never-come-back", replaced("stay-over", "{}"), "I1 I8", 1, "kill", "bare"),
     Variant(
-        "take-over-without-give-back", removed("give-back-take-over"), "I7", 8, "kill,unanswered"
+        "take-over-without-give-back", removed("give-back-take-over"), "I7", 124, "kill,unanswered"
     ),
     Variant(
         "an-id-twice-in-a-batch",
@@ -165,7 +165,7 @@ VARIANTS = (
             *replaced("run-once", "$argument"),
             *removed("send-home"),
         ),
-        "I2 I5", 3, "misfits",
+        "I2 I5", 2, "misfits",
     ),
     Variant("trusts-the-members", removed("net-under-every-shard"), "I1", 1, "foreign"),
     Variant(

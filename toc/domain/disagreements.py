@@ -28,7 +28,7 @@ if another worker popped the reminder while the job ended."""
 
 
 class Disagreement(StrEnum):
-    """The kinds of disagreement. MARK_AHEAD is about a slot; all other kinds are about one job."""
+    """The kinds of disagreement, about one job or about a slot (`OF_SLOTS`)."""
 
     MISSING = "missing"
     """a pending job that is due within the horizon has no reminder"""
@@ -41,7 +41,7 @@ class Disagreement(StrEnum):
     TWO_SLOTS = "two_slots"
     """the job has a reminder in its own slot and in another slot"""
     STUCK = "stuck"
-    """the reminder is in a PrepareQueue long after its stay ended"""
+    """the reminder is in a PrepareQueue long after its stay ended, or its stay ends far ahead"""
     LEASE_OVER = "lease_over"
     """the job is running, and its lease ended long ago"""
     OVERDUE = "overdue"
@@ -52,8 +52,38 @@ class Disagreement(StrEnum):
     MISFIT = "misfit"
     """the job_id does not belong to the biz_id, or the row lies in a table that does not
     fit the job_id"""
+    NEVER_DUE = "never_due"
+    """the job is live and has no due_time: nobody will ever look at the row"""
+    UNKNOWN_STATUS = "unknown_status"
+    """the row has a status that toc does not know"""
+    UNKNOWN_TYPE = "unknown_type"
+    """the job is live, and its type_no has no biz_type: no handler can be found"""
+    ENDED_BUT_DUE = "ended_but_due"
+    """the job has ended and still has a due_time, as if it were live"""
+    ENDLESS_LEASE = "endless_lease"
+    """the job is running, and its lease ends later than any worker would write"""
+    NO_LETTER = "no_letter"
+    """the job is dead and has no dead letter: no list of dead jobs shows it"""
+    LONE_LETTER = "lone_letter"
+    """a dead letter of a job that is not dead"""
     MARK_AHEAD = "mark_ahead"
     """the loader's mark says that rows were loaded, but most of these rows have no reminder"""
+    FOREIGN = "foreign"
+    """a queue has members that are no job_id"""
+
+
+OF_SLOTS = frozenset({Disagreement.MARK_AHEAD, Disagreement.FOREIGN})
+"""The kinds that are about a slot, not about one job."""
+
+UNWATCHED = frozenset(
+    {
+        Disagreement.NEVER_DUE,
+        Disagreement.UNKNOWN_STATUS,
+        Disagreement.UNKNOWN_TYPE,
+        Disagreement.ENDLESS_LEASE,
+    }
+)
+"""The kinds of live jobs that nobody will ever look at, or not in time: a healthy system has none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +92,18 @@ class Tolerances:
 
     near_ms: rows due within this time must have a reminder (the horizon, less the time in which a loader
     reads the rows). overdue_ms: how long a due row, or a reminder of a cancelled job, may remain.
-    stuck_ms: how long a reminder may remain in the PrepareQueue after its stay ended.
+    stuck_ms: how long a reminder may remain in the PrepareQueue after its stay ended. stay_ms: how far from
+    now a stay may end.
     """
 
     near_ms: int
     overdue_ms: int
     stuck_ms: int
+    stay_ms: int
+
+    def is_stuck(self, out_ms: int, now_ms: int) -> bool:
+        """Whether no node puts back a popped reminder whose stay ends at `out_ms`, or not in time."""
+        return not now_ms - self.stuck_ms <= out_ms <= now_ms + self.stay_ms
 
 
 class ComparedRow(NamedTuple):
@@ -111,10 +147,7 @@ def find_disagreements(
     `row`: None if the job has no row. `home`: the topic and slot where the job's reminder belongs.
     `places`: all slots that hold a reminder of the job.
     """
-    stuck = any(
-        place.out_ms is not None and place.out_ms < now_ms - limits.stuck_ms for place in places
-    )
-    if stuck:
+    if any(place.out_ms is not None and limits.is_stuck(place.out_ms, now_ms) for place in places):
         yield Disagreement.STUCK
     if row is None or row.due_ms is None or not row.status.live:
         yield from _ended_job_disagreements(row, places, now_ms, limits)

@@ -16,14 +16,21 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from toc.domain.disagreements import Disagreement, Tolerances
+from toc.domain.disagreements import OF_SLOTS, Disagreement, Tolerances
 from toc.domain.ids import SEQUENCE_BITS, routing_bits_of
 from toc.domain.routing import slot_of_hash
 from toc.reconcile.databases_and_redis import DatabasesAndRedis
 from toc.reconcile.findings import Finding, LoaderMarkCoverage, ShardComparison
 from toc.reconcile.recheck import JobRechecker, Suspects
 from toc.store.reconcile_reads import LiveRowPage
+from toc.store.row_defects import DefectiveRows, RowDefects
 from toc.timer.loader import LoadMark, shard_read_period_s
+
+FAR_MS = 60_000
+"""In ms. A lease or a stay that ends so much later than the settings say, seen from now, is a finding."""
+
+FOREIGN_LOOKED_AT = 100_000
+"""Members of a queue that are looked at, when foreign ones were found there before."""
 
 
 class ShardComparer:
@@ -38,16 +45,25 @@ class ShardComparer:
             near_ms=max(0, round((timer.horizon_s - seen_s) * 1000)),
             overdue_ms=round(settings.overdue_after_s * 1000),
             stuck_ms=round(settings.overdue_after_s * 1000),
+            stay_ms=round(timer.stay_s * 1000) + FAR_MS,
         )
-        self._rechecker = JobRechecker(sides, self._limits)
+        self._defects = RowDefects(sides.databases, round(settings.worker.lease_s * 1000) + FAR_MS)
+        self._rechecker = JobRechecker(sides, self._limits, self._defects)
         self._kept_max = settings.findings_kept_max
 
-    def compare_shard(self, shard: int, *, far: bool = True) -> ShardComparison:
-        """Compares a shard, and looks its suspects up. `far`: also counts the rows due beyond the horizon."""
+    def compare_shard(self, shard: int, *, whole: bool = True) -> ShardComparison:
+        """Compares a shard, and looks its suspects up.
+
+        whole: also counts the rows due beyond the horizon, and looks in the whole table for rows that are
+        wrong by themselves.
+        """
         compared = ShardComparison(shard)
         walk = _ShardMergeJoin(self._sides, self._limits, self._rechecker, compared)
-        walk.compare_rows_with_reminders()
-        if far:
+        until_ms = None if whole else walk.until_ms
+        walk.compare_rows_with_reminders(
+            self._defects.find_defective_rows(shard, self._kept_max, until_ms=until_ms)
+        )
+        if whole:
             compared.counts["far"] = self._sides.reads.count_live_rows_due_after(
                 shard, walk.until_ms
             )
@@ -60,7 +76,7 @@ class ShardComparer:
         If a kind has more findings than were kept, those that were not kept count too, if most of the kept
         findings of this kind are still true.
         """
-        of_jobs = [f for f in compared.findings if f.kind is not Disagreement.MARK_AHEAD]
+        of_jobs = [f for f in compared.findings if f.kind not in OF_SLOTS]
         suspects = Suspects(set)
         for finding in of_jobs:
             suspects[finding.topic_and_slot].add(finding.job_id)
@@ -76,6 +92,11 @@ class ShardComparer:
         for kind, number in looked_at.items():
             if 2 * still.found[kind] > number:
                 still.found[kind] += compared.found[kind] - number
+        for finding in compared.findings:
+            if finding.kind is Disagreement.FOREIGN and self._sides.reminders.find_foreign_members(
+                finding.topic, [finding.slot], FOREIGN_LOOKED_AT
+            ):
+                still.add_finding(finding, self._kept_max)
         self._check_loader_marks(still)
         return still
 
@@ -138,19 +159,20 @@ class _ShardMergeJoin:
         self.until_ms = self._now_ms + settings.timer.arm_within_ms
         self._out: dict[str, set[int]] = {topic: set() for topic in self._slot}
         self._covered: Counter[str] = Counter()
+        self._foreign: Counter[str] = Counter()
         # Reminders of the last ms of a page: their rows may be on the next page.
         self._carried: dict[str, dict[int, int]] = {topic: {} for topic in self._slot}
         self._suspects = Suspects(set)
         self._kept: set[tuple[Disagreement, int, str, int]] = set()
 
-    def compare_rows_with_reminders(self) -> None:
+    def compare_rows_with_reminders(self, defective: DefectiveRows) -> None:
         """Compares the shard. Raises StoreUnavailable and TimerUnavailable."""
         for topic in self._slot:
             self._read_popped_reminders(topic)
         self._add_elapsed_time("reminders")
         met = next(iter(self._slot.items()))
-        odd = self._reads.find_suspicious_rows(self._shard, self.until_ms, self._kept_max)
-        self._suspects[met].update(odd.moved, odd.misfits)
+        for ids in defective.ids.values():
+            self._suspects[met].update(ids)
         after_ms: int | None = None
         pages = self._reads.read_live_pages(
             self._shard, self.until_ms, self._page, typed=len(self._slot) > 1
@@ -165,25 +187,28 @@ class _ShardMergeJoin:
             after_ms = until_ms
         # Findings that were not looked up are only counted; `recheck_findings` treats them as most kept ones.
         self._compared.found += Counter(
-            {
-                Disagreement.MOVED: odd.moved_count - len(odd.moved),
-                Disagreement.MISFIT: odd.misfit_count - len(odd.misfits),
-            }
+            {kind: count - len(defective.ids[kind]) for kind, count in defective.counts.items()}
         )
+        for topic, slot in self._slot.items():
+            # A slot that several shards share is the first one's.
+            if self._foreign[topic] and self._shard == slot:
+                self._compared.counts["foreign"] += self._foreign[topic]
+                finding = Finding(Disagreement.FOREIGN, self._shard, topic, slot)
+                self._compared.add_finding(finding, self._kept_max)
         for topic, mark in self._marks.items():
             self._compared.marks.append(
                 LoaderMarkCoverage(topic, self._slot[topic], mark.due_ms, self._covered[topic])
             )
 
     def _read_popped_reminders(self, topic: str) -> None:
-        slot, stuck_ms = self._slot[topic], self._now_ms - self._limits.stuck_ms
+        slot, now_ms, limits = self._slot[topic], self._now_ms, self._limits
         for page in self._reminders.read_popped_pages(topic, slot, self._page):
             mine = self._filter_own_shard(topic, page.by_id)
             self._compared.counts["out"] += len(mine)
-            self._compared.counts["foreign"] += page.foreign
+            self._foreign[topic] += page.foreign
             self._out[topic].update(mine)
             self._suspects[topic, slot].update(
-                job_id for job_id, until_ms in mine.items() if until_ms < stuck_ms
+                job_id for job_id, until_ms in mine.items() if limits.is_stuck(until_ms, now_ms)
             )
 
     def _pair_rows_with_reminders(self, page: LiveRowPage, window: _DueWindow) -> None:
@@ -250,7 +275,7 @@ class _ShardMergeJoin:
         for page in self._reminders.read_armed_pages(topic, self._slot[topic], *window, self._page):
             mine = self._filter_own_shard(topic, page.by_id)
             self._compared.counts["armed"] += len(mine)
-            self._compared.counts["foreign"] += page.foreign
+            self._foreign[topic] += page.foreign
             found |= mine
         return found
 

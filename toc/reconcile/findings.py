@@ -17,9 +17,10 @@ class Finding(NamedTuple):
     """One disagreement, as it was when it was last looked up. Times in ms since 1970 UTC.
 
     shard: of the table that has the row, or would have it. topic and slot: where the job's reminder is, or
-    where it should be if it is nowhere. job_id: 0 for MARK_AHEAD. biz_id, biz_type and status are None if
-    there is no row; biz_type is "" if no biz_type has the row's number. armed_ms: the time of the reminder in
-    the StoreQueue of `slot`; out_ms: the end of the reminder's stay in the PrepareQueue there.
+    where it should be if it is nowhere. job_id: 0 for kinds that are about a slot. biz_id, biz_type and
+    status are None if there is no row; biz_type is "" if no biz_type has the row's number. armed_ms: the time
+    of the reminder in the StoreQueue of `slot`; out_ms: the end of the reminder's stay in the PrepareQueue
+    there.
     """
 
     kind: Disagreement

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from toc.domain.disagreements import (
+    UNWATCHED,
     ComparedRow,
     Disagreement,
     ReminderPlace,
@@ -17,6 +18,7 @@ from toc.domain.disagreements import (
 from toc.domain.job import Status
 from toc.reconcile.databases_and_redis import DatabasesAndRedis, TopicSlot
 from toc.reconcile.findings import Finding
+from toc.store.row_defects import RowDefects
 
 Suspects = defaultdict[TopicSlot, set[int]]
 """Job ids by the topic and slot where they were found, or belong."""
@@ -40,13 +42,15 @@ class _JobState(NamedTuple):
     row: ComparedRow | None
     places: list[ReminderPlace]
     home: TopicSlot
+    defects: frozenset[Disagreement]
 
 
 class JobRechecker:
     """Looks up the rows and reminders of jobs, and says what disagrees."""
 
-    def __init__(self, sides: DatabasesAndRedis, limits: Tolerances) -> None:
+    def __init__(self, sides: DatabasesAndRedis, limits: Tolerances, defects: RowDefects) -> None:
         self._sides, self._limits, self._shards = sides, limits, sides.settings.shards
+        self._defects = defects
 
     def recheck_jobs(
         self, shard: int, suspects: Mapping[TopicSlot, Collection[int]]
@@ -54,6 +58,7 @@ class JobRechecker:
         """Yields the present state of ids that were found in some slots."""
         ids = {job_id for some in suspects.values() for job_id in some}
         rows = self._read_full_rows(shard, ids)
+        defects = self._defects.defects_of_jobs(shard, ids)
         homes = {job_id: self._sides.expected_slot_of_row(row) for job_id, row in rows.items()}
         wanted = Suspects(set, {spot: set(some) for spot, some in suspects.items()})
         for job_id, home in homes.items():
@@ -66,7 +71,8 @@ class JobRechecker:
         now_ms = self._sides.reminders.read_time_ms()
         for job_id in sorted(ids):
             home = homes.get(job_id, spot_of[job_id])
-            job = _JobState(job_id, rows.get(job_id), places.get(job_id, []), home)
+            defects_of_job = frozenset(defects.get(job_id, ()))
+            job = _JobState(job_id, rows.get(job_id), places.get(job_id, []), home, defects_of_job)
             yield self._find_disagreements(shard, job, now_ms)
 
     def _read_full_rows(self, shard: int, ids: Collection[int]) -> dict[int, ComparedRow]:
@@ -85,6 +91,10 @@ class JobRechecker:
         kinds = list(find_disagreements(row, job.places, home, now_ms, self._limits))
         if row is not None and row.status.live and is_in_wrong_table(row, self._shards):
             kinds.append(Disagreement.MISFIT)
+        if job.defects & UNWATCHED and Disagreement.ORPHAN in kinds:
+            # The row only looks as if the job had ended.
+            kinds.remove(Disagreement.ORPHAN)
+        kinds += sorted(job.defects)
         if not kinds:
             armed_ms = None if at_home is None else at_home.armed_ms
             return RecheckedJob([], _name_legal_oddity(row, job.places, armed_ms), armed_ms)

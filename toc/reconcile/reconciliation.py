@@ -130,7 +130,7 @@ class Reconciliation:
                     still[compared.shard] = compared
         outcome.compared = self._settings.shards - len({f.shard for f in outcome.failures})
         self._merge_results(still.values())
-        if self._repair and outcome.findings and not outcome.failures:
+        if self._repair and outcome.findings:
             with record_duration(self._clock, outcome.seconds, "repair"):
                 self._repair_findings()
         outcome.ended_ms = self._clock.wall_ms()
@@ -170,17 +170,18 @@ class Reconciliation:
                 outcome.work[on] += seconds
             outcome.found += compared.found
             outcome.findings += compared.findings
-        # The shard where it belongs reports a reminder in the wrong slot as missing, too: drop that finding.
-        elsewhere = {f.job_id for f in outcome.findings if f.kind is Disagreement.WRONG_SLOT}
-        if elsewhere:
-            kept = [
-                f
-                for f in outcome.findings
-                if f.kind is not Disagreement.MISSING or f.job_id not in elsewhere
-            ]
-            outcome.found[Disagreement.MISSING] -= len(outcome.findings) - len(kept)
-            outcome.findings = kept
+        # The shard where a job belongs reports its reminder as missing if it is in a wrong slot, and as an
+        # orphan if its row is in a wrong table: these findings are dropped.
+        self._drop_findings(Disagreement.MISSING, where_also=Disagreement.WRONG_SLOT)
+        self._drop_findings(Disagreement.ORPHAN, where_also=Disagreement.MISFIT)
         outcome.found = +outcome.found
+
+    def _drop_findings(self, kind: Disagreement, *, where_also: Disagreement) -> None:
+        outcome = self.outcome
+        jobs = {finding.job_id for finding in outcome.findings if finding.kind is where_also}
+        kept = [f for f in outcome.findings if f.kind is not kind or f.job_id not in jobs]
+        outcome.found[kind] -= len(outcome.findings) - len(kept)
+        outcome.findings = kept
 
     def _repair_findings(self) -> None:
         """Repairs the kept findings in this process: the rate limit leaves nothing to gain from Spark."""

@@ -26,7 +26,8 @@ class RecheckedFinding:
     row: the row in the shard where workers look for the job, if that row is live or is the only row; else
     the row in the finding's shard; None: there is no row. home: the slot where the job's reminder belongs;
     without a row, the finding's slot. at_home, at_spot: the reminder in the slot `home`, and in the finding's
-    slot; None: no reminder is there. until_ms: jobs due later need no reminder yet. just_armed: this run has
+    slot; None: no reminder is there. until_ms: jobs due later need no reminder yet. stay_until_ms: no stay
+    ends later. just_armed: this run has
     armed the job.
     """
 
@@ -37,6 +38,7 @@ class RecheckedFinding:
     at_spot: ReminderPlace | None
     now_ms: int
     until_ms: int
+    stay_until_ms: int
     shard_of_id: int
     just_armed: bool = False
 
@@ -121,6 +123,28 @@ def remedy_of_moved_row(current: RecheckedFinding, *, changed: bool) -> Remedy:
     return Remedy(how, arm_ms=due_ms if needs else None)
 
 
+def remedy_of_defective_row(current: RecheckedFinding, *, changed: bool) -> Remedy:
+    """The remedy for a row that was wrong by itself. `changed`: this repair has changed the row."""
+    due_ms = current.due_ms
+    if not changed:
+        return Remedy(_BY_HAND.get(current.finding.kind, "the row was changed meanwhile"),
+                      done=current.finding.kind not in _BY_HAND)  # fmt: skip
+    needs = due_ms is not None and current.worker_finds_row and not current.has_timely_reminder
+    if needs and due_ms is not None and due_ms <= current.until_ms:
+        return Remedy("the row is corrected, and the job is armed", arm_ms=due_ms)
+    return Remedy("corrected")
+
+
+_BY_HAND = {
+    Disagreement.UNKNOWN_STATUS: "toc cannot know what the status was meant to be: set it to 0 (pending), 2 "
+    "(done) or 3 (cancelled), with a due_time only if it is 0",
+    Disagreement.UNKNOWN_TYPE: "toc cannot know which type the job has: set type_no to a number of "
+    "toc_biz_type, or cancel the job",
+    Disagreement.ENDLESS_LEASE: "a worker with a larger worker.lease_s may hold the job: if none does, set "
+    "lease_end_time to UTC_TIMESTAMP(3)",
+}
+
+
 def _remedy_of_missing_reminder(current: RecheckedFinding) -> Remedy:
     row, due_ms = current.row, current.due_ms
     if row is None or due_ms is None:
@@ -164,7 +188,7 @@ def _remedy_of_stuck_reminder(current: RecheckedFinding) -> Remedy:
     out_ms = None if place is None else place.out_ms
     if out_ms is None:
         return Remedy("the reminder is no longer in the PrepareQueue")
-    if out_ms >= current.now_ms:
+    if current.now_ms <= out_ms <= current.stay_until_ms:
         return Remedy("the reminder was popped again meanwhile")
     if due_ms is None:
         return Remedy("removed", ack=True)

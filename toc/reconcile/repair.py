@@ -35,24 +35,41 @@ from itertools import groupby
 from toc.domain.disagreements import ComparedRow, Disagreement, ReminderPlace
 from toc.domain.job import Status
 from toc.domain.routing import slot_of_hash
+from toc.reconcile.compare import FAR_MS, FOREIGN_LOOKED_AT
 from toc.reconcile.databases_and_redis import DatabasesAndRedis, TopicSlot, group_by_topic
 from toc.reconcile.findings import Finding, RepairResult
 from toc.reconcile.remedies import (
     RecheckedFinding,
     Remedy,
     choose_remedy,
+    remedy_of_defective_row,
     remedy_of_moved_row,
 )
 from toc.store.column_types import sql_time_of_ms
 from toc.store.job_repair import JobRepair, ShiftedJob
+from toc.store.row_defects import LEASE_MS_MAX, RowDefects
 from toc.timer.reminders import Reminder
 
 log = logging.getLogger(__name__)
 
 BATCH = 200  # findings at a time, and at most as many as may be repaired in one second
 
+DEFECTS = (
+    Disagreement.NEVER_DUE,
+    Disagreement.ENDED_BUT_DUE,
+    Disagreement.ENDLESS_LEASE,
+    Disagreement.NO_LETTER,
+    Disagreement.LONE_LETTER,
+    Disagreement.UNKNOWN_STATUS,
+    Disagreement.UNKNOWN_TYPE,
+)
+"""Rows that are wrong by themselves."""
+
+_FOR_PEOPLE = frozenset({Disagreement.UNKNOWN_STATUS, Disagreement.UNKNOWN_TYPE})
+
 _ORDER = (
     # Repairs that change rows come first: the other rules depend on the rows.
+    *DEFECTS,
     Disagreement.MOVED,
     Disagreement.MISFIT,
     Disagreement.WRONG_SLOT,
@@ -64,6 +81,7 @@ _ORDER = (
     Disagreement.LEASE_OVER,
     Disagreement.OVERDUE,
     Disagreement.MARK_AHEAD,
+    Disagreement.FOREIGN,
 )
 _LIVE = [int(status) for status in Status if status.live]
 
@@ -78,6 +96,8 @@ class Repairer:
         settings = sides.settings
         self._sides, self._reminders, self._clock = sides, sides.reminders, sides.clock
         self._job_repair = JobRepair(sides.databases, actor, run_id)
+        self._defects = RowDefects(sides.databases, LEASE_MS_MAX, actor, run_id)
+        self._stay_ms = round(settings.timer.stay_s * 1000) + FAR_MS
         self._near_ms = settings.timer.arm_within_ms
         self._per_s = settings.reconcile.repairs_per_s
         self._batch = max(1, min(BATCH, int(self._per_s)))
@@ -137,6 +157,10 @@ class Repairer:
             for finding in batch:
                 results.append(self._drop_loader_mark(finding))
             return
+        if kind is Disagreement.FOREIGN:
+            for finding in batch:
+                results.append(self._remove_foreign_members(finding))
+            return
         now_ms = self._reminders.read_time_ms()
         # Before any change: without Redis nothing is changed.
         rechecked = self._read_current_state(batch, now_ms, armed)
@@ -145,7 +169,16 @@ class Repairer:
                 results.append(self._copy_row_to_right_table(finding, now_ms, armed))
             return
         changed: set[tuple[int, int]] = set()
-        if kind is Disagreement.MOVED:
+        if kind in DEFECTS:
+            changed = self._repair_rows(kind, batch)
+            rechecked = self._read_current_state(batch, now_ms, armed)
+            remedies = [
+                remedy_of_defective_row(
+                    current, changed=_shard_and_job_id(current.finding) in changed
+                )
+                for current in rechecked
+            ]
+        elif kind is Disagreement.MOVED:
             changed = self._reset_due_times(batch)
             rechecked = self._read_current_state(batch, now_ms, armed)
             remedies = [
@@ -169,6 +202,19 @@ class Repairer:
                     ShiftedJob(finding.job_id, finding.action_ms, finding.due_ms)
                 )
         return self._job_repair.reset_due_times(shifted) if shifted else set()
+
+    def _repair_rows(self, kind: Disagreement, batch: Sequence[Finding]) -> set[tuple[int, int]]:
+        """Corrects rows that are wrong by themselves; returns (shard, job_id) of those that were changed."""
+        if kind in _FOR_PEOPLE:
+            return set()
+        ids: dict[int, list[int]] = defaultdict(list)
+        for finding in batch:
+            ids[finding.shard].append(finding.job_id)
+        return {
+            (shard, job_id)
+            for shard in sorted(ids)
+            for job_id in self._defects.repair_jobs(kind, shard, ids[shard])
+        }
 
     def _copy_row_to_right_table(
         self, finding: Finding, now_ms: int, armed: set[int]
@@ -214,6 +260,7 @@ class Repairer:
                 at_spot=_find_place_in_slot(places.get(finding.job_id, ()), finding.topic_and_slot),
                 now_ms=now_ms,
                 until_ms=now_ms + self._near_ms,
+                stay_until_ms=now_ms + self._stay_ms,
                 shard_of_id=sides.shard_of_job_id(finding.job_id),
                 just_armed=finding.job_id in armed,
             )
@@ -314,6 +361,15 @@ class Repairer:
                 topic = self._sides.topic_of_type(row.type_no)
                 alive[topic].append(Reminder(due_ms, row.job_id))
         self._arm_reminders(alive, armed)
+
+    def _remove_foreign_members(self, finding: Finding) -> RepairResult:
+        topic, slot = finding.topic, finding.slot
+        number = self._reminders.remove_foreign_members(topic, slot, FOREIGN_LOOKED_AT)
+        if number:
+            log.info(
+                "repair: %s: removed %d members of %s slot %d", finding.kind, number, topic, slot
+            )
+        return RepairResult(finding, True, f"{number} members are removed")
 
     def _drop_loader_mark(self, finding: Finding) -> RepairResult:
         topic, slot = finding.topic, finding.slot

@@ -184,7 +184,7 @@ class ShardWatch(Service):
 
     def _compare_shard(self, shard: int) -> None:
         compared = self._run_and_schedule_rest(
-            lambda: self._compare.compare_shard(shard, far=False)
+            lambda: self._compare.compare_shard(shard, whole=False)
         )
         if compared.findings:
             at_s = self._clock.monotonic_s() + self._grace_s

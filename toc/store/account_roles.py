@@ -75,7 +75,7 @@ ROLES: dict[str, Role] = {
     "operator": Role(
         "people who change jobs: `toc cancel`, `toc admin`, `toc dead`, `toc reconcile`, `toc nightly`",
         ("SELECT",),
-        {**_CLIENT, "toc_meta": ("INSERT", _VALUE)},
+        {**_CLIENT, "toc_dead_job": ("INSERT", "DELETE"), "toc_meta": ("INSERT", _VALUE)},
     ),
     "reader": Role(
         "people who look: `toc sql`, `toc explain`, `toc status`, `toc migrate --status`",

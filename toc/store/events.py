@@ -40,7 +40,7 @@ ERROR_CHARS_MAX = 4000  # characters of the error's text in a dead letter
 _EVENT_COLUMNS = (
     "event_time", "job_id", "what", "from_status", "to_status", "attempts", "actor", "reason",
 )  # fmt: skip
-_LETTER_COLUMNS = (
+LETTER_COLUMNS = (
     "job_id", "biz_id", "biz_text", "tenant", "type_no", "attempts", "error", "dead_time",
 )  # fmt: skip
 REPAIR = "repair"
@@ -125,7 +125,7 @@ class DeadLetterStatement:
             c.job_id, c.biz_id, c.biz_text, c.tenant, c.type_no, c.attempts,
             bindparam("error", type_=database.dead.c.error.type), db_now(),
         ).where(c.job_id.in_(IDS))  # fmt: skip
-        letter = insert(database.dead).from_select(_LETTER_COLUMNS, rows)
+        letter = insert(database.dead).from_select(LETTER_COLUMNS, rows)
         self._compiled = CompiledStatement(letter, database.engine.dialect, if_changed=True)
 
     def bind(self, table: str, job_id: int, error: str) -> Statement:

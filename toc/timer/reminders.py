@@ -278,6 +278,13 @@ class Reminders(TimerServer):
         found = [answer for answer in answers if not isinstance(answer, Exception)]
         return [member for answer in found for member in split_foreign_members(answer)[1]]
 
+    def remove_foreign_members(self, topic: str, slot: int, first: int) -> int:
+        """Removes members that are no job_id, among the first `first` of each queue; returns how many."""
+        members = self.find_foreign_members(topic, [slot], first)
+        if members:
+            self._remove_non_job_ids(topic, {slot: members})
+        return len(members)
+
     def find_reminder(self, topic: str, slot: int, job_id: int) -> tuple[int | None, int | None]:
         """A job's scores in ms: (in the StoreQueue, in the PrepareQueue); None where it is not."""
         return self.find_reminders(topic, {slot: [job_id]}).get((slot, job_id), (None, None))

@@ -71,6 +71,39 @@ KINDS = {
         "The job_id does not fit the biz_id or the table: a cancel by biz_id does not find the job.",
         "The job is copied under an id that fits, and the old job is cancelled.",
     ),
+    Disagreement.NEVER_DUE: KindExplanation(
+        "The job is live and has no due_time (was the row changed by hand?): nobody will ever look at it.",
+        "The due_time is set to the action_time, and the job is armed.",
+    ),
+    Disagreement.UNKNOWN_STATUS: KindExplanation(
+        "The row has a status that toc does not know: nobody will ever run the job.",
+        "Nothing: a person must say what the status was meant to be.",
+    ),
+    Disagreement.UNKNOWN_TYPE: KindExplanation(
+        "The job is live, and its type_no is not in toc_biz_type: no worker has a handler for it.",
+        "Nothing: a person must say which type the job has.",
+    ),
+    Disagreement.ENDED_BUT_DUE: KindExplanation(
+        "The job has ended, but has a due_time as if it were live. No job is late; each scan meets the row.",
+        "The due_time is set to NULL.",
+    ),
+    Disagreement.ENDLESS_LEASE: KindExplanation(
+        "The job is running, and its lease ends later than any worker's: if its worker dies, nobody takes "
+        "the job over.",
+        "A lease that ends in more than an hour is ended now: no setting allows it.",
+    ),
+    Disagreement.NO_LETTER: KindExplanation(
+        "The job is dead and has no dead letter: `toc dead list` does not show it.",
+        "A dead letter is written, without the last error, which is not known.",
+    ),
+    Disagreement.LONE_LETTER: KindExplanation(
+        "A dead letter of a job that is not dead: `toc dead list` shows a job that cannot be redriven.",
+        "The dead letter is deleted.",
+    ),
+    Disagreement.FOREIGN: KindExplanation(
+        "A queue has members that are no job_id (does another program write there?).",
+        "They are removed.",
+    ),
     Disagreement.MARK_AHEAD: KindExplanation(
         "The loader's mark of a slot says that rows are loaded, but most of them are in no queue "
         "(has Redis lost data?).",

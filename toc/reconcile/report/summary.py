@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from toc.domain.disagreements import Disagreement
+from toc.domain.disagreements import OF_SLOTS, Disagreement
 from toc.domain.times import EPOCH, MS_MAX, ceil_ms, datetime_of
 from toc.reconcile.findings import Finding, ReconcileResult, RepairResult
 from toc.reconcile.report.report_texts import (
@@ -61,7 +61,7 @@ def biz_type_label(finding: Finding) -> str:
     """The biz_type of a finding; a text in brackets if there is none: a real name has no brackets."""
     if finding.biz_type is not None:
         return clean_text(finding.biz_type, NAME_CHARS_MAX) or "(no name)"
-    return "(of a slot)" if finding.kind is Disagreement.MARK_AHEAD else "(no row)"
+    return "(of a slot)" if finding.kind in OF_SLOTS else "(no row)"
 
 
 def _due_hour_label(finding: Finding) -> str:
