@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import json
 import time
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from toc.bench.child_node import wall_ms
-from toc.bench.common import CLIENTS, FAR_MS, BenchContext, time_each_call_ms, time_in_threads_s
+from toc.bench.common import (
+    CLIENTS,
+    FAR_MS,
+    BenchContext,
+    measure_clock_offset,
+    time_each_call_ms,
+    time_in_threads_s,
+)
 from toc.bench.job_specs import make_attribute
+from toc.bench.lateness import AHEAD_S, GATHER_S, ONE_BY_ONE
 from toc.bench.report import BenchCheck
 from toc.bench.scratch_databases import ScratchDatabases, create_scratch_databases
 from toc.domain.ids import JobIdFactory, routing_bits_of
@@ -34,6 +43,8 @@ TYPE_NO = 1
 DRAINERS = 2
 """Threads of a drain: one works in Python while the other waits for a server."""
 
+AT_ONCE = 100  # jobs of a pop, when few are due
+LATE_S_MAX = 30.0
 LEASE_S = 60
 STAY_MS = 30_000
 
@@ -200,21 +211,49 @@ class BaselineConnection:
                 settled += self._run(slot, ids)
         return settled
 
+    def run_when_due(
+        self, part: int, parts: int, until: Callable[[], bool], on_read: Callable[[list[int]], None]
+    ) -> None:
+        """Runs what comes due in every `parts`th slot. `on_read` is called with the ids of each claim."""
+        slots = range(part, self._settings.slot_amount_of(TOPIC), parts)
+        while not until():
+            heads = self._client.pipeline(transaction=False)
+            for slot in slots:
+                heads.zrange(self._queues(slot)[0], 0, 0, withscores=True)
+            now_ms = int(wall_ms()) + 1
+            for slot, head in zip(slots, heads.execute(), strict=True):
+                if head and head[0][1] <= now_ms and (popped := self._pop(slot, AT_ONCE)):
+                    self._run(slot, popped, on_read)
+
     def _pop(self, slot: int, n: int) -> tuple[int, list[int]] | None:
         answer = self._move(keys=list(self._queues(slot)), args=[n, STAY_MS])
         return (int(answer[0]), [int(job_id) for job_id in answer[1:]]) if len(answer) > 1 else None
 
-    def _run(self, slot: int, popped: tuple[int, list[int]]) -> int:
+    def _run(
+        self,
+        slot: int,
+        popped: tuple[int, list[int]],
+        on_read: Callable[[list[int]], None] = lambda ids: None,
+    ) -> int:
         now_ms, ids = popped
         parts: dict[tuple[int, int], list[int]] = defaultdict(list)
         for job_id in sorted(ids):
             database, shard = self._home(job_id)
             parts[database.index, shard].append(job_id)
-        settled = sum(self._claim_and_settle(*home, part, now_ms) for home, part in parts.items())
+        settled = sum(
+            self._claim_and_settle(*home, part, now_ms, on_read) for home, part in parts.items()
+        )
         self._client.zrem(self._queues(slot)[1], *ids)
         return settled
 
-    def _claim_and_settle(self, index: int, shard: int, ids: Sequence[int], now_ms: int) -> int:
+    def _claim_and_settle(
+        self,
+        index: int,
+        shard: int,
+        ids: Sequence[int],
+        now_ms: int,
+        on_read: Callable[[list[int]], None],
+    ) -> int:
         table = self._databases[index].job_table_name(shard)
         cursor, raw = self._cursors[index], self._raw[index]
         listed = ",".join(map(str, ids))
@@ -228,6 +267,9 @@ class BaselineConnection:
         raw.commit()
         cursor.execute(f"SELECT {READ} FROM {table} WHERE job_id IN ({listed})")
         mine = [row[0] for row in cursor.fetchall() if row[-1] == token]
+        on_read(mine)
+        if not mine:
+            return 0
         listed = ",".join(map(str, mine))
         changed = cursor.execute(
             f"UPDATE {table} SET status = 2, gmt_modified = UTC_TIMESTAMP(3), due_time = NULL "
@@ -319,6 +361,52 @@ class BareDrivers:
         text = f"the baseline settled {settled:,} of {jobs:,} rows"
         self._bench.report.checks.append(BenchCheck("drain", text, settled == jobs))
         return settled / took_s
+
+    def lateness(self, rate: float, due_s: Sequence[float]) -> list[float]:
+        """One thread schedules, DRAINERS threads look at the heads of their slots and run what is due."""
+        offset_ms, _ = measure_clock_offset(self._bench.scratch.client)
+        began_ms = wall_ms()
+        rows = self._plan(len(due_s))
+        rows = [
+            replace(row, due_ms=ms, when=sql_time_of_ms(ms))
+            for row, ms in zip(
+                rows,
+                (round(began_ms + offset_ms + (s + AHEAD_S) * 1000) for s in due_s),
+                strict=True,
+            )
+        ]
+        due_ms = {row.job_id: row.due_ms for row in rows}
+        late_ms: list[float] = []
+        until_s = time.monotonic() + due_s[-1] + AHEAD_S + LATE_S_MAX
+
+        def note(ids: list[int]) -> None:
+            now_ms = wall_ms() + offset_ms
+            late_ms.extend(now_ms - due_ms[job_id] for job_id in ids)
+
+        def is_over() -> bool:
+            return len(late_ms) >= len(rows) or time.monotonic() > until_s
+
+        def schedule() -> None:
+            """As a RateClient does."""
+            gather_s = GATHER_S if rate > ONE_BY_ONE else 0.0
+            done = 0
+            while done < len(rows):
+                now_s = (wall_ms() - began_ms) / 1000
+                if due_s[done] + gather_s > now_s:
+                    time.sleep(due_s[done] + gather_s - now_s)
+                    continue
+                end = bisect_right(due_s, now_s, done)
+                self._one.insert_many(group_by_database(self._scratch.settings, rows[done:end]))
+                done = end
+
+        looking = [
+            partial(connection.run_when_due, n, DRAINERS, is_over, note)
+            for n, connection in enumerate(self._connections[1 : DRAINERS + 1])
+        ]
+        time_in_threads_s([schedule, *looking])
+        text = f"the baseline ran {len(late_ms):,} of {len(rows):,} jobs"
+        self._bench.report.checks.append(BenchCheck("lateness", text, len(late_ms) == len(rows)))
+        return late_ms
 
     def clear(self) -> None:
         self._scratch.clear_tables_and_queues()

@@ -191,6 +191,27 @@ def test_where_nobody_reconciles_nothing_is_said(toc: Toc) -> None:
 
 
 @pytest.mark.usefixtures("servers")
+def test_jobs_that_nobody_will_look_at_degrade_it_also_without_nights(toc: Toc) -> None:
+    run = outcome(
+        repairs=[RepairResult(Finding(Disagreement.NEVER_DUE, 1, "default", 1, 5), True, "armed")]
+    )
+    run.found.update(
+        {Disagreement.NEVER_DUE: 3, Disagreement.UNKNOWN_TYPE: 1, Disagreement.MISSING: 9}
+    )
+    made = store_result(run, load_settings(), SystemClock())
+    assert made is not None
+    assert made.unwatched == 3
+    found = status(toc)
+    assert found is not None
+    assert found[:2] == ("degraded", "0 min ago: 3 live jobs that nobody will look at")
+    assert toc("status").code != 0
+    store_result(outcome(), load_settings(), SystemClock())
+    found = status(toc)
+    assert found is not None
+    assert found[0] == "up"
+
+
+@pytest.mark.usefixtures("servers")
 def test_never_is_said_where_there_are_nights(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NIGHTLY, "02:30")
     means = "the first run is at 02:30 UTC; `toc nightly` does it now"

@@ -20,7 +20,7 @@ import pytest
 
 from toc.domain.disagreements import Disagreement
 from toc.domain.ids import JOB_ID_MAX
-from toc.domain.times import EPOCH
+from toc.domain.times import EPOCH, datetime_of
 from toc.errors import SettingsError
 from toc.reconcile.findings import Finding, ReconcileResult, RepairResult, RunVerdict, ShardFailure
 from toc.reconcile.report import report
@@ -457,6 +457,7 @@ def test_the_findings_read_back_as_they_were(settings: Settings) -> None:
             "attempts": finding.attempts,
             "armed_time": at(finding.armed_ms),
             "out_time": at(finding.out_ms),
+            "first_seen": datetime_of(BEGAN_MS),
             "mended": mended,
             "how": how,
         }
@@ -529,6 +530,7 @@ def test_the_summary(settings: Settings) -> None:
         "counts": {"far": 12_345_678, "rows": 1_000_000, "suspects": 4},
         "found": {"missing": 7, "orphan": 1, "mark_ahead": 1},
         "found_total": 9,
+        "oldest": dict.fromkeys(("mark_ahead", "missing", "orphan"), "2026-11-21T03:00:00.123Z"),
         "kept": 4,
         "by_type": {"(no row)": 1, "(of a slot)": 1, "order.close": 1, "order.remind": 1},
         "by_shard": {"5": 3, "3": 1},
@@ -619,9 +621,8 @@ def test_only_a_run_of_yesterday_is_called_so(settings: Settings) -> None:
     folder = report.write_report(outcome_of(missing()), settings)
     assert page_of(folder).table("kind", "the run before")
     assert "yesterday" not in page_of(folder).text
-    assert "  missing            1  the run before 1" in report.result_lines(
-        outcome_of(missing()), folder
-    )
+    line = "  missing                1  the run before 1  the oldest was first seen 2026-11-19T03:00:00.123Z"
+    assert line in report.result_lines(outcome_of(missing()), folder)
 
 
 def test_the_newest_earlier_run_counts(settings: Settings) -> None:
@@ -775,6 +776,45 @@ def test_examples_have_the_command_that_explains_them(settings: Settings) -> Non
     assert "missing: 10 of 50" in page.text
     assert "toc explain 0" not in page.text
     assert "(the slot)" in page.text
+
+
+def test_what_is_left_is_as_old_as_its_first_run(settings: Settings) -> None:
+    old, new = missing(1), missing(2)
+    first = report.write_report(outcome_of(old), settings)
+    assert pq.read_table(first / FILES[0]).column("first_seen").to_pylist() == [
+        datetime_of(BEGAN_MS)
+    ]
+    later = outcome_of(old, new)
+    later.began_ms = BEGAN_MS + DAY_MS
+    folder = report.write_report(later, settings)
+    rows = pq.read_table(folder / FILES[0], columns=["job_id", "first_seen"]).to_pylist()
+    assert {row["job_id"]: row["first_seen"] for row in rows} == {
+        old.job_id: datetime_of(BEGAN_MS),
+        new.job_id: datetime_of(BEGAN_MS + DAY_MS),
+    }
+    since = f"{datetime_of(BEGAN_MS):%Y-%m-%d}"
+    assert f"the oldest was first seen {since}" in "\n".join(report.result_lines(later, folder))
+    assert f"The oldest was first seen {since}" in page_of(folder).text
+
+
+def test_what_was_repaired_and_comes_back_is_new(settings: Settings) -> None:
+    first = outcome_of(missing(1), repairing=True)
+    first.repairs = [RepairResult(missing(1), True, "armed")]
+    report.write_report(first, settings)
+    later = outcome_of(missing(1))
+    later.began_ms = BEGAN_MS + DAY_MS
+    folder = report.write_report(later, settings)
+    (seen,) = pq.read_table(folder / FILES[0]).column("first_seen").to_pylist()
+    assert seen == datetime_of(BEGAN_MS + DAY_MS)
+
+
+def test_jobs_that_nobody_looks_at_are_not_called_safe(settings: Settings) -> None:
+    page = page_of(report.write_report(outcome_of(missing(1)), settings))
+    assert "No job is lost by any of this." in page.text
+    lost = Finding(Disagreement.NEVER_DUE, 1, "default", 1, JOB)
+    page = page_of(report.write_report(outcome_of(missing(1), lost), settings))
+    assert "No job is lost" not in page.text
+    assert "Jobs of the kinds never_due that are left will never run" in page.text
 
 
 def test_what_was_repaired_and_why_not_the_rest(settings: Settings) -> None:
@@ -942,8 +982,9 @@ def test_the_lines_for_a_terminal(settings: Settings) -> None:
     folder = report.write_report(outcome, settings)
     assert report.result_lines(outcome, folder) == [
         "3 disagreements found, 1 repaired, 2 left.",
-        "  missing            2  1 repaired  yesterday 2",
-        "  orphan             1  0 repaired  yesterday 0",
+        "  missing                2  1 repaired  yesterday 2  "
+        "the oldest was first seen 2026-11-20T03:00:00.123Z",
+        "  orphan                 1  0 repaired  yesterday 0",
         "left: 1 missing, 1 orphan: it moved again",
         f"report: {folder}/index.html",
         "See below what was not repaired, and why; then try again. `toc reconcile --repair`",

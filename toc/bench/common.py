@@ -48,6 +48,9 @@ class Baseline(Protocol):
 
     def drain(self, jobs: int) -> float: ...
 
+    def lateness(self, rate: float, due_s: Sequence[float]) -> list[float]:
+        """How late each job's row is read, in ms. `due_s`: when jobs are due, in seconds from some moment."""
+
     def clear(self) -> None:
         """Empties the tables and queues of the baseline."""
 

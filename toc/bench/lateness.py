@@ -54,14 +54,16 @@ def _measure_lateness_at_rate(bench: BenchContext, rate: float) -> None:
     late_ms = [at + offset_ms - action for _, action, at in ran.starts]
     if not late_ms:
         return
+    baseline_ms = None if bench.baseline is None else bench.baseline.lateness(rate, due)
     p50_ms, p99_ms = percentile(late_ms, 50), percentile(late_ms, 99)
-    for what, value in (
-        ("p50", p50_ms),
-        ("p99", p99_ms),
-        ("max", max(late_ms)),
-        ("min", min(late_ms)),
+    for what, value, of_baseline in (
+        ("p50", p50_ms, baseline_ms and percentile(baseline_ms, 50)),
+        ("p99", p99_ms, baseline_ms and percentile(baseline_ms, 99)),
+        ("max", max(late_ms), baseline_ms and max(baseline_ms)),
+        ("min", min(late_ms), baseline_ms and min(baseline_ms)),
     ):
-        report.add_measurement(name, f"{what} at {rate:g} jobs/s", "ms", [(None, value)])
+        figures = [(of_baseline or None, value)]
+        report.add_measurement(name, f"{what} at {rate:g} jobs/s", "ms", figures)
     asked = f"clients' rate, asked {rate:g}"
     report.add_measurement(name, asked, "jobs/s", [(None, jobs / took_s)])
     bench.tell(f"p50 {p50_ms:.1f} ms, p99 {p99_ms:.1f} ms")

@@ -218,7 +218,8 @@ def health_of_reconciliation(
     """The result of the last reconciliation by any node; None: there was none, and none is configured.
 
     It is degraded when more than WHOLE_MS_MAX have passed since a complete run, and when the last run left
-    disagreements. Without nightly runs, the result of a run that a person started never degrades the health.
+    disagreements. Without nightly runs, the result of a run that a person started degrades the health only if
+    there are live jobs that nobody will look at.
     """
     reconcile = settings.reconcile
     nightly = reconcile.nightly != "none" and settings.has_timer
@@ -232,6 +233,13 @@ def health_of_reconciliation(
         "unable": "not everything could be compared",
     }
     how = f"{_format_age(now_ms - last.ended_ms)} ago: {words.get(last.verdict, last.verdict)}"
+    if last.unwatched:
+        jobs = f"{last.unwatched} live jobs that nobody will look at"
+        how = f"{_format_age(now_ms - last.ended_ms)} ago: {jobs}"
+        means = (
+            f"they never run, or not in time: the newest report in {reconcile.directory} names them"
+        )
+        return HealthPart("reconciled", "degraded", None, how, means)
     if nightly and (last.whole_ms is None or now_ms - last.whole_ms > WHOLE_MS_MAX):
         since = "" if last.whole_ms is None else f" for {_format_age(now_ms - last.whole_ms)}"
         means = f"no run has compared everything{since}: see {LOG_FILE} on the node that leads"

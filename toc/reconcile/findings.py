@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from toc.domain.disagreements import Disagreement
+from toc.domain.disagreements import UNWATCHED, Disagreement
 from toc.runtime.clock import Clock
 
 
@@ -141,6 +141,12 @@ class ReconcileResult:
     broken_off: str = ""  # why repairing ended early
     seconds: dict[str, float] = field(default_factory=dict)
     work: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @property
+    def unwatched(self) -> int:
+        """How many live jobs nobody will ever look at, or not in time, that this run did not repair."""
+        repaired = Counter(repair.finding.kind for repair in self.repairs if repair.done)
+        return sum((self.found - repaired)[kind] for kind in UNWATCHED)
 
     @property
     def verdict(self) -> RunVerdict:

@@ -5,7 +5,9 @@ The types of its columns hold any value that a row or a reminder can have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 import pyarrow as pa
@@ -36,20 +38,58 @@ SCHEMA = pa.schema(
         ("attempts", pa.int64()),
         ("armed_time", _TIME),
         ("out_time", _TIME),
+        (
+            "first_seen",
+            _TIME,
+        ),  # when the first run began that saw it, of those that saw it one after the other
         ("mended", pa.bool_()),
         ("how", pa.string()),
     ]
 )
 
 
-def write_findings(outcome: ReconcileResult, sink: IO[bytes]) -> None:
+FirstSeen = Mapping[tuple[str, int | None, str, int], int]
+"""(kind, job_id, topic, slot) of findings that an earlier run left -> when they were first seen, in ms."""
+
+
+def write_findings(outcome: ReconcileResult, sink: IO[bytes], earlier: FirstSeen) -> None:
     """Writes all findings, and how each was repaired; null where no repair was tried."""
     with pq.ParquetWriter(sink, SCHEMA, compression="zstd") as writer:
-        for batch in findings_as_batches(outcome):
+        for batch in findings_as_batches(outcome, earlier):
             writer.write_batch(batch)
 
 
-def findings_as_batches(outcome: ReconcileResult) -> Iterator[pa.RecordBatch]:
+def read_first_seen(file: Path) -> FirstSeen:
+    """Reads from findings.parquet of an earlier run when those that it left were first seen."""
+    columns = ["kind", "job_id", "topic", "slot", "first_seen", "mended"]
+    try:
+        table = pq.read_table(file, columns=columns)
+    except (OSError, pa.ArrowException):  # deleted meanwhile, or written by an older version
+        return {}
+    *keys, first_seen, mended = (table.column(name) for name in columns)
+    rows = zip(*(key.to_pylist() for key in keys), strict=True)
+    times = first_seen.cast(pa.int64()).to_pylist()
+    return {
+        key: ms
+        for key, ms, done in zip(rows, times, mended.to_pylist(), strict=True)
+        if ms is not None and not done
+    }
+
+
+def first_seen_ms(finding: Finding, outcome: ReconcileResult, earlier: FirstSeen) -> int:
+    """When the first run began that saw the finding: this run, if the one before did not see it."""
+    key = (
+        str(finding.kind),
+        _job_id_or_none(finding),
+        _escape_text(finding.topic) or "",
+        finding.slot,
+    )
+    return earlier.get(key, outcome.began_ms)
+
+
+def findings_as_batches(
+    outcome: ReconcileResult, earlier: FirstSeen = MappingProxyType({})
+) -> Iterator[pa.RecordBatch]:
     """All findings, and how each was repaired, in batches of SCHEMA."""
     repairs = repairs_by_finding(outcome)
     for start in range(0, len(outcome.findings), CHUNK):
@@ -57,6 +97,7 @@ def findings_as_batches(outcome: ReconcileResult) -> Iterator[pa.RecordBatch]:
             _finding_as_row(
                 finding, database_of_shard(outcome, finding.shard), repairs.get(finding)
             )
+            | {"first_seen": first_seen_ms(finding, outcome, earlier)}
             for finding in outcome.findings[start : start + CHUNK]
         ]
         yield pa.RecordBatch.from_pylist(rows, SCHEMA)
@@ -66,7 +107,7 @@ def _finding_as_row(finding: Finding, database: int, repair: RepairResult | None
     return finding._asdict() | {
         "database": database,
         "topic": _escape_text(finding.topic),
-        "job_id": finding.job_id if 0 <= finding.job_id <= JOB_ID_MAX else None,
+        "job_id": _job_id_or_none(finding),
         "biz_type": _escape_text(finding.biz_type),
         "status": status_name(finding.status),
         "action_time": _clamp_ms(finding.action_ms),
@@ -76,6 +117,10 @@ def _finding_as_row(finding: Finding, database: int, repair: RepairResult | None
         "mended": None if repair is None else repair.done,
         "how": None if repair is None else clean_text(repair.how),
     }
+
+
+def _job_id_or_none(finding: Finding) -> int | None:
+    return finding.job_id if 0 <= finding.job_id <= JOB_ID_MAX else None
 
 
 def _escape_text(text: str | None) -> str | None:

@@ -61,12 +61,21 @@ def write_report(outcome: ReconcileResult, settings: Settings) -> Path:
     """
     _explain_missing_packages()
     from toc.reconcile.report.html_page import render_html_page  # noqa: PLC0415 - an extra
-    from toc.reconcile.report.parquet import write_findings  # noqa: PLC0415 - as above
+    from toc.reconcile.report.parquet import (  # noqa: PLC0415 - as above
+        first_seen_ms,
+        read_first_seen,
+        write_findings,
+    )
 
     directory = Path(settings.reconcile.directory)
     stamp = f"{datetime_of(outcome.began_ms):%Y-%m-%dT%H%M%SZ}"
     before, notes = _find_earlier_report(directory, stamp, outcome.namespace)
-    summary = make_summary(outcome, before)
+    earlier = read_first_seen(directory / before["report"] / FINDINGS) if before else {}
+    oldest_ms: dict[str, int] = {}
+    for finding in outcome.findings:
+        seen_ms = first_seen_ms(finding, outcome, earlier)
+        oldest_ms[finding.kind] = min(seen_ms, oldest_ms.get(finding.kind, seen_ms))
+    summary = make_summary(outcome, before, oldest_ms)
     page = render_html_page(outcome, summary, notes)
     with _explain_write_errors(settings):
         make_private_directory(directory)
@@ -74,7 +83,7 @@ def write_report(outcome: ReconcileResult, settings: Settings) -> Path:
         try:
             _delete_old_drafts(directory, draft.stat().st_mtime)
             with _create_synced_file(draft / FINDINGS) as file:
-                write_findings(outcome, file)
+                write_findings(outcome, file, earlier)
             with _create_synced_file(draft / SUMMARY) as file:
                 file.write(json.dumps(summary, indent=1).encode("ascii"))
             with _create_synced_file(draft / PAGE) as file:
@@ -160,7 +169,9 @@ def _format_disagreement_counts(summary: Mapping[str, Any]) -> Iterator[str]:
             facts.append(f"{summary['repaired'].get(kind, 0):,} repaired")
         if before:
             facts.append(f"{earlier} {then:,}")
-        yield f"  {kind.value:<10} {'  '.join(facts)}"
+        if summary["oldest"].get(kind, summary["began"]) < summary["began"]:
+            facts.append(f"the oldest was first seen {summary['oldest'][kind]}")
+        yield f"  {kind.value:<14} {'  '.join(facts)}"
 
 
 # ---- one report

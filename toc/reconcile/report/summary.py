@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import date, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
@@ -150,11 +151,15 @@ def _run_duration_s(outcome: ReconcileResult) -> float:
     return sum(outcome.seconds.values())
 
 
-def make_summary(outcome: ReconcileResult, before: dict[str, Any] | None = None) -> dict[str, Any]:
+def make_summary(
+    outcome: ReconcileResult,
+    before: dict[str, Any] | None = None,
+    oldest_ms: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, Any]:
     """The facts of a run as plain data; ids are texts, times ISO 8601 in UTC.
 
     Page, terminal lines and summary.json all show these. `before`: the facts of an earlier run
-    (`EarlierRunSummary.to_dict`).
+    (`EarlierRunSummary.to_dict`). oldest_ms: by kind, when its oldest finding was first seen.
     """
     repaired = Counter(repair.finding.kind for repair in outcome.repairs if repair.done)
     compare_s = outcome.seconds.get("compare", 0.0)
@@ -174,6 +179,7 @@ def make_summary(outcome: ReconcileResult, before: dict[str, Any] | None = None)
         "counts": dict(sorted(outcome.counts.items())),
         "found": _counts_by_kind(outcome.found),
         "found_total": outcome.found.total(),
+        "oldest": {kind: format_iso_time(ms) for kind, ms in sorted(oldest_ms.items())},
         "kept": len(outcome.findings),
         "by_type": _keep_largest_groups(Counter(map(biz_type_label, outcome.findings))),
         "by_shard": _keep_largest_groups(Counter(str(f.shard) for f in outcome.findings), 1 << 20),
