@@ -25,7 +25,9 @@ from toc.node.probes import TICK_S
 from toc.timer.redis_keys import store_queue_key
 
 EVERYBODY: Sequence[str] = ()
-POISON_S_MAX = 400.0  # a worker with handlers of 20 s is not quiet for its last attempt: five tries in 190 s
+POISON_S_MAX = (
+    400.0  # a worker with handlers of 20 s is not quiet for its last attempt: five tries in 190 s
+)
 LAG_S_MAX = 30.0
 FOREIGN, FOREIGN_S = 300, 20.0
 UNANSWERED = 6

@@ -72,6 +72,11 @@ class BenchReport:
             )
         )
 
+    def median(self, case: str, what: str) -> float | None:
+        """The median of toc's own values of a figure; None: it was not measured."""
+        found = (f.toc.middle for f in self.figures if (f.case, f.what) == (case, what))
+        return next(found, None)
+
     def as_json(self) -> dict[str, Any]:
         """Plain data: spreads are [low, median, high]."""
         return {

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from toc.bench.advice import advise_shards
 from toc.bench.child_process import interrupt_on_signals
 from toc.bench.common import BenchOptions
 from toc.bench.run import CASES, open_bench, run_cases
@@ -60,6 +61,13 @@ def run_bench(
     shards: Annotated[
         int | None, typer.Option(help="job tables, and slots (default: as in the settings)")
     ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="rows that the tables will hold, live and not yet purged: says how many shards they need",
+        ),
+    ] = None,
 ) -> int:
     """Measure how fast toc is on the servers of the settings, and how late its jobs start.
 
@@ -86,6 +94,10 @@ def run_bench(
         open_bench(load_settings(), options, print_progress_line, shards=shards) as opened,
     ):
         report = run_cases(opened, CASES, [name for name in CASES if not case or name in case])
+    if rows is not None:
+        drain = report.median("drain", "one worker, due to settled")
+        databases = len(load_settings().databases)
+        report.notes += advise_shards(rows, max(rates), databases, drain)
     if output.as_json:
         output.print_value(report.as_json(), "")
     else:
