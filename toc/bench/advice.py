@@ -23,7 +23,7 @@ def advise_shards(
     drain_per_s: how many jobs per second one worker has run here, if that was measured.
     """
     least = max(databases * SHARDS_PER_DATABASE_MIN, math.ceil(rows / ROWS_PER_TABLE_MAX))
-    shards = 1 << (least - 1).bit_length()
+    shards = _power_of_two(least)
     text = (
         f"{rows:,} rows on {databases} {_noun(databases)}: you need {shards:,} shards "
         f"({rows / shards:,.0f} rows in a table, at most {ROWS_PER_TABLE_MAX:,}; more shards make statements "
@@ -31,12 +31,17 @@ def advise_shards(
     )
     if not drain_per_s:
         return [text]
-    needed = max(1, math.ceil(rate / (PLANNED_SHARE * drain_per_s)))
+    needed = _power_of_two(math.ceil(rate / (PLANNED_SHARE * drain_per_s)))
     more = (
         f"{rate:,g} jobs/s: you need {needed} {_noun(needed)} like this one, which ran "
         f"{drain_per_s:,.0f} jobs/s; half of that should be planned for"
     )
     return [text, more]
+
+
+def _power_of_two(least: int) -> int:
+    """The next one that the settings accept for `shards` and for the number of databases."""
+    return 1 << max(0, least - 1).bit_length()
 
 
 def _noun(databases: int) -> str:
