@@ -15,7 +15,7 @@ from tests.integration.world import HORIZON_MS, NEAR_MS, World
 from tests.servers.endpoint import Endpoint
 from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
 from toc.domain.ids import ROUTING_BITS, SEQUENCE_BITS
-from toc.reconcile.compare import ShardComparer
+from toc.reconcile.compare import ShardComparer, merge_parts
 from toc.reconcile.databases_and_redis import DatabasesAndRedis
 from toc.reconcile.findings import Finding, ShardComparison
 from toc.reconcile.reconciliation import Reconciliation
@@ -182,9 +182,8 @@ def test_a_popped_job_is_not_missing(world: World) -> None:
 # ---- the kinds
 
 
-@pytest.mark.parametrize("page", [1, 50_000])
-def test_each_kind_is_found_among_others(world: World, page: int) -> None:
-    """Damage of every kind at once, in a healthy mixture: all of it is found, and nothing else."""
+def damage_of_each_kind(world: World) -> dict[int, list[D]]:
+    """Damages jobs in a healthy mixture; returns the kinds by job."""
     mixture(world)
     expected: dict[int, list[D]] = {}
 
@@ -222,12 +221,35 @@ def test_each_kind_is_found_among_others(world: World, page: int) -> None:
         set_row(world, moved, "action_time = '2040-01-01 00:00:00.000'")
         misfit = damaged(D.MISFIT)
         set_row(world, misfit, "biz_id = biz_id + 1")
+    return expected
+
+
+@pytest.mark.parametrize("page", [1, 50_000])
+def test_each_kind_is_found_among_others(world: World, page: int) -> None:
+    """Damage of every kind at once, in a healthy mixture: all of it is found, and nothing else."""
+    expected = damage_of_each_kind(world)
     seen = kinds(world, page=page)
     # A wrong slot is met by the shard of that slot; the shard of the row misses its reminder.
     for job_id, some in seen.items():
         if D.WRONG_SLOT in some:
             seen[job_id] = [kind for kind in some if kind is not D.MISSING]
     assert {k: sorted(v) for k, v in seen.items()} == expected
+
+
+@pytest.mark.parametrize("rows", [1, 4, 30])
+def test_in_parts_the_result_is_that_of_the_whole_shard(world: World, rows: int) -> None:
+    damage_of_each_kind(world)
+    one = compare(world, page=3)
+    for shard in range(world.settings.shards):
+        parts = one.split_shard(shard, rows)
+        assert len(parts) > (2 if rows < 30 else 0)
+        merged = merge_parts([one.compare_part(part) for part in parts], 1000)
+        whole = one.compare_shard(shard)
+        assert {f.identity_key for f in merged.findings} == {f.identity_key for f in whole.findings}
+        assert merged.found == whole.found
+        ignored = {"suspects": 0}
+        assert merged.counts | ignored == whole.counts | ignored
+        assert [mark.covered for mark in merged.marks] == [mark.covered for mark in whole.marks]
 
 
 def test_a_reminder_of_a_cancelled_job_is_an_orphan_when_nobody_pops_it(world: World) -> None:

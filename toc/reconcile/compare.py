@@ -13,14 +13,16 @@ still there then counts. So a compare needs memory for one page, and for the job
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from toc.domain.disagreements import OF_SLOTS, Disagreement, Tolerances
 from toc.domain.ids import SEQUENCE_BITS, routing_bits_of
 from toc.domain.routing import slot_of_hash
 from toc.reconcile.databases_and_redis import DatabasesAndRedis
-from toc.reconcile.findings import Finding, LoaderMarkCoverage, ShardComparison
+from toc.reconcile.findings import Finding, LoaderMarkCoverage, ShardComparison, ShardPart
 from toc.reconcile.recheck import JobRechecker, Suspects
 from toc.store.reconcile_reads import LiveRowPage
 from toc.store.row_defects import DefectiveRows, RowDefects
@@ -57,17 +59,30 @@ class ShardComparer:
         whole: also counts the rows due beyond the horizon, and looks in the whole table for rows that are
         wrong by themselves.
         """
+        part = self.compare_part(ShardPart(shard), whole=whole)
+        return merge_parts([part], self._kept_max)
+
+    def split_shard(self, shard: int, rows: int) -> list[ShardPart]:
+        """Splits a shard into parts of about `rows` live rows."""
+        until_ms = self._sides.reminders.read_time_ms() + self._sides.settings.timer.arm_within_ms
+        times = self._sides.reads.split_live_rows(shard, until_ms, rows)
+        bounds = [None, *times, None]
+        return [ShardPart(shard, *pair) for pair in itertools.pairwise(bounds)]
+
+    def compare_part(self, part: ShardPart, *, whole: bool = True) -> ShardComparison:
+        """Compares a part of a shard. What is about the shard as a whole is done with its first part."""
+        shard, is_first = part.shard, part.after_ms is None
         compared = ShardComparison(shard)
-        walk = _ShardMergeJoin(self._sides, self._limits, self._rechecker, compared)
-        until_ms = None if whole else walk.until_ms
-        walk.compare_rows_with_reminders(
-            self._defects.find_defective_rows(shard, self._kept_max, until_ms=until_ms)
-        )
-        if whole:
+        walk = _ShardMergeJoin(self._sides, self._limits, self._rechecker, compared, part)
+        defective = DefectiveRows({}, {})
+        if is_first:
+            until_ms = None if whole else walk.horizon_ms
+            defective = self._defects.find_defective_rows(shard, self._kept_max, until_ms=until_ms)
+        walk.compare_rows_with_reminders(defective)
+        if is_first and whole:
             compared.counts["far"] = self._sides.reads.count_live_rows_due_after(
-                shard, walk.until_ms
+                shard, walk.horizon_ms
             )
-        self._check_loader_marks(compared)
         return compared
 
     def recheck_findings(self, compared: ShardComparison) -> ShardComparison:
@@ -97,22 +112,32 @@ class ShardComparer:
                 finding.topic, [finding.slot], FOREIGN_LOOKED_AT
             ):
                 still.add_finding(finding, self._kept_max)
-        self._check_loader_marks(still)
+        _check_loader_marks(still, self._kept_max)
         return still
 
-    def _check_loader_marks(self, compared: ShardComparison) -> None:
-        """Adds MARK_AHEAD if most reminders that a loader's mark covers are missing, not only a few."""
-        missing = [f for f in compared.findings if f.kind is Disagreement.MISSING]
-        for mark in compared.marks:
-            below = sum(
-                finding.topic == mark.topic and (finding.due_ms or 0) <= mark.due_ms
-                for finding in missing
-            )
-            # `missing` lacks findings beyond kept_max.
-            if 2 * below > min(mark.covered, 2 * self._kept_max - 1):
-                kind, shard = Disagreement.MARK_AHEAD, compared.shard
-                finding = Finding(kind, shard, mark.topic, mark.slot, due_ms=mark.due_ms)
-                compared.add_finding(finding, self._kept_max)
+
+def merge_parts(parts: Sequence[ShardComparison], kept_max: int) -> ShardComparison:
+    """The result for a shard from the results for its parts."""
+    merged, *others = parts
+    for part in others:
+        merged.add_part(part, kept_max)
+    _check_loader_marks(merged, kept_max)
+    return merged
+
+
+def _check_loader_marks(compared: ShardComparison, kept_max: int) -> None:
+    """Adds MARK_AHEAD if most reminders that a loader's mark covers are missing, not only a few."""
+    missing = [f for f in compared.findings if f.kind is Disagreement.MISSING]
+    for mark in compared.marks:
+        below = sum(
+            finding.topic == mark.topic and (finding.due_ms or 0) <= mark.due_ms
+            for finding in missing
+        )
+        # `missing` lacks findings beyond kept_max.
+        if 2 * below > min(mark.covered, 2 * kept_max - 1):
+            kind, shard = Disagreement.MARK_AHEAD, compared.shard
+            finding = Finding(kind, shard, mark.topic, mark.slot, due_ms=mark.due_ms)
+            compared.add_finding(finding, kept_max)
 
 
 class _DueWindow(NamedTuple):
@@ -131,7 +156,9 @@ class _ShardMergeJoin:
         limits: Tolerances,
         rechecker: JobRechecker,
         compared: ShardComparison,
+        part: ShardPart,
     ) -> None:
+        self._part = part
         self._sides, self._reads, self._reminders = sides, sides.reads, sides.reminders
         self._clock, self._booked_until_s = sides.clock, sides.clock.monotonic_s()
         self._limits, self._rechecker, self._compared = limits, rechecker, compared
@@ -156,7 +183,8 @@ class _ShardMergeJoin:
             )
             is not None
         }
-        self.until_ms = self._now_ms + settings.timer.arm_within_ms
+        self.horizon_ms = self._now_ms + settings.timer.arm_within_ms
+        self.until_ms = self.horizon_ms if part.until_ms is None else part.until_ms
         self._out: dict[str, set[int]] = {topic: set() for topic in self._slot}
         self._covered: Counter[str] = Counter()
         self._foreign: Counter[str] = Counter()
@@ -173,15 +201,15 @@ class _ShardMergeJoin:
         met = next(iter(self._slot.items()))
         for ids in defective.ids.values():
             self._suspects[met].update(ids)
-        after_ms: int | None = None
+        after_ms = self._part.after_ms
         pages = self._reads.read_live_pages(
-            self._shard, self.until_ms, self._page, typed=len(self._slot) > 1
+            self._shard, after_ms, self.until_ms, self._page, typed=len(self._slot) > 1
         )
         for page in pages:
             self._add_elapsed_time("rows")
             is_last = len(page.ids) < self._page
-            until_ms = None if is_last else max(page.due_ms)
-            self._pair_rows_with_reminders(page, _DueWindow(after_ms, until_ms))
+            until_ms = self._part.until_ms if is_last else max(page.due_ms)
+            self._pair_rows_with_reminders(page, _DueWindow(after_ms, until_ms), is_last=is_last)
             self._recheck_suspects(after_ms)
             self._add_elapsed_time("verify")
             after_ms = until_ms
@@ -204,14 +232,18 @@ class _ShardMergeJoin:
         slot, now_ms, limits = self._slot[topic], self._now_ms, self._limits
         for page in self._reminders.read_popped_pages(topic, slot, self._page):
             mine = self._filter_own_shard(topic, page.by_id)
+            self._out[topic].update(mine)
+            if self._part.after_ms is not None:
+                continue  # the first part has counted them, and looked them up
             self._compared.counts["out"] += len(mine)
             self._foreign[topic] += page.foreign
-            self._out[topic].update(mine)
             self._suspects[topic, slot].update(
                 job_id for job_id, until_ms in mine.items() if limits.is_stuck(until_ms, now_ms)
             )
 
-    def _pair_rows_with_reminders(self, page: LiveRowPage, window: _DueWindow) -> None:
+    def _pair_rows_with_reminders(
+        self, page: LiveRowPage, window: _DueWindow, *, is_last: bool
+    ) -> None:
         """Pairs a page of rows with the reminders of the same time."""
         self._compared.counts["rows"] += len(page.ids)
         by_topic = self._group_rows_by_topic(page)
@@ -222,7 +254,7 @@ class _ShardMergeJoin:
             suspects = self._suspects[topic, self._slot[topic]]
             suspects.update(self._find_suspect_rows(topic, rows, armed))
             rest = armed.keys() - rows.keys()
-            if window.until_ms is not None:
+            if not is_last and window.until_ms is not None:
                 last = {job_id for job_id in rest if armed[job_id] == window.until_ms}
                 self._carried[topic] = dict.fromkeys(last, window.until_ms)
                 rest -= last

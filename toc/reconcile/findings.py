@@ -61,10 +61,18 @@ class LoaderMarkCoverage(NamedTuple):
     covered: int
 
 
+class ShardPart(NamedTuple):
+    """The live rows of a shard that are due later than `after_ms`, and until `until_ms`; None: no bound."""
+
+    shard: int
+    after_ms: int | None = None
+    until_ms: int | None = None
+
+
 @dataclass(slots=True)
 class ShardComparison:
-    """The result for one shard. `found` counts all findings; `findings` has some of each kind. See
-    `ReconcileResult`.
+    """The result for one shard, or for a part of it. `found` counts all findings; `findings` has some of each
+    kind. See `ReconcileResult`.
     """
 
     shard: int
@@ -83,6 +91,23 @@ class ShardComparison:
         if is_kept:
             self.findings.append(finding)
         return is_kept
+
+    def add_part(self, part: ShardComparison, kept_max: int) -> None:
+        """Adds the result for another part of the shard. A finding of both parts counts once."""
+        self.counts += part.counts
+        known = {finding.identity_key for finding in self.findings}
+        kept = Counter(finding.kind for finding in part.findings)
+        self.found += part.found - kept  # those that the part has only counted
+        for finding in part.findings:
+            if finding.identity_key not in known:
+                self.add_finding(finding, kept_max)
+        covered = {(mark.topic, mark.slot): mark.covered for mark in part.marks}
+        self.marks = [
+            mark._replace(covered=mark.covered + covered.get((mark.topic, mark.slot), 0))
+            for mark in self.marks
+        ]
+        for on, seconds in part.work.items():
+            self.work[on] += seconds
 
 
 class RepairResult(NamedTuple):

@@ -1,22 +1,29 @@
 """A whole reconciliation: compares all shards, rechecks the disagreements after a grace, then repairs them.
 
-Nothing is repaired unless every shard was compared: a job that seems to be missing may be in a database that
-did not answer.
+Only shards that were compared are repaired: what a shard's findings depend on has answered for them.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from toc.domain.disagreements import Disagreement
 from toc.errors import StoreUnavailable, TimerUnavailable, TocError
-from toc.reconcile.compare import ShardComparer
+from toc.reconcile.compare import ShardComparer, merge_parts
 from toc.reconcile.databases_and_redis import DatabasesAndRedis
 from toc.reconcile.executors import run_on_executors
-from toc.reconcile.findings import ReconcileResult, ShardComparison, ShardFailure, record_duration
+from toc.reconcile.findings import (
+    ReconcileResult,
+    ShardComparison,
+    ShardFailure,
+    ShardPart,
+    record_duration,
+)
 from toc.reconcile.repair import Repairer
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
@@ -30,13 +37,21 @@ log = logging.getLogger(__name__)
 OnProgress = Callable[[str, int, int], None]
 """Called with the phase, how many of its parts are done, and how many there are."""
 
+PART_ROWS = 500_000
+"""Live rows of a task on Spark: a hot shard is many tasks."""
+
+Item = int | ShardPart | ShardComparison
+"""A shard to split into parts, a part to compare, or a result to recheck."""
+
+Answer = list[ShardPart] | ShardComparison | ShardFailure
+
 _open_compares: dict[str, ShardComparer] = {}
 """By settings. Spark runs many tasks in one worker process: the connections stay open between the tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompareTask:
-    """The work of one task, sent to an executor. Items: shards to compare, or results to recheck.
+    """The work of one task, sent to an executor. Items: see `_compare_items`.
 
     settings: not in the task itself, which must hold no passwords.
     """
@@ -44,9 +59,7 @@ class CompareTask:
     settings: Broadcast[Settings]
     clock: Clock
 
-    def __call__(
-        self, items: Iterable[int | ShardComparison]
-    ) -> Iterator[ShardComparison | ShardFailure]:
+    def __call__(self, items: Iterable[Item]) -> Iterator[Answer]:
         """Yields the result of each item."""
         settings = self.settings.value
         key = settings.json_with_passwords()  # two settings may differ only in a password
@@ -56,28 +69,36 @@ class CompareTask:
                 _open_compares[key] = ShardComparer(sides)
             except TocError as error:
                 for item in items:
-                    yield ShardFailure(item if isinstance(item, int) else item.shard, str(error))
+                    yield ShardFailure(_shard_of(item), str(error))
                 return
         yield from _compare_items(settings, _open_compares[key], items)
 
 
+def _shard_of(item: Item) -> int:
+    return item if isinstance(item, int) else item.shard
+
+
 def _compare_items(
-    settings: Settings, compare: ShardComparer, items: Iterable[int | ShardComparison]
-) -> Iterator[ShardComparison | ShardFailure]:
-    """Yields the result of each item. A database that does not answer is asked only once."""
+    settings: Settings, compare: ShardComparer, items: Iterable[Item]
+) -> Iterator[Answer]:
+    """Yields the result of each item: the parts of a shard, the comparison of a part, or a recheck.
+
+    A database that does not answer is asked only once.
+    """
     unreachable: dict[int, str] = {}
     for item in items:
-        shard = item if isinstance(item, int) else item.shard
+        shard = _shard_of(item)
         database = settings.routing.database_index(shard)
         if database in unreachable:
             yield ShardFailure(shard, unreachable[database])
             continue
         try:
-            yield (
-                compare.compare_shard(item)
-                if isinstance(item, int)
-                else compare.recheck_findings(item)
-            )
+            if isinstance(item, int):
+                yield compare.split_shard(item, PART_ROWS)
+            elif isinstance(item, ShardPart):
+                yield compare.compare_part(item)
+            else:
+                yield compare.recheck_findings(item)
         except StoreUnavailable as error:
             unreachable[database] = str(error)
             yield ShardFailure(shard, str(error))
@@ -118,7 +139,7 @@ class Reconciliation:
         with DatabasesAndRedis.open(self._settings, self._clock):
             pass  # raises if the settings do not fit the databases
         with record_duration(self._clock, outcome.seconds, "compare"):
-            first = self._run_compare_tasks("comparing", self._interleave_shards())
+            first = self._compare_all_shards()
         suspect = [compared for compared in first if compared.findings]
         # A shard that cannot be rechecked has no findings: seeing them once is not enough.
         still = {compared.shard: compared for compared in first if not compared.findings}
@@ -127,7 +148,8 @@ class Reconciliation:
                 self._clock.sleep_s(self._settings.reconcile.grace_s)
             with record_duration(self._clock, outcome.seconds, "look"):
                 for compared in self._run_compare_tasks("rechecking", suspect):
-                    still[compared.shard] = compared
+                    if isinstance(compared, ShardComparison):
+                        still[compared.shard] = compared
         outcome.compared = self._settings.shards - len({f.shard for f in outcome.failures})
         self._merge_results(still.values())
         if self._repair and outcome.findings:
@@ -136,14 +158,36 @@ class Reconciliation:
         outcome.ended_ms = self._clock.wall_ms()
         return outcome
 
+    def _compare_all_shards(self) -> list[ShardComparison]:
+        """The comparisons of the shards of which all parts could be compared."""
+        shards = self._interleave_shards()
+        # In one process nothing is gained from parts.
+        planned = [[ShardPart(shard)] for shard in shards]
+        if self._spark is not None:
+            answers = self._run_compare_tasks("planning", shards)
+            planned = [answer for answer in answers if isinstance(answer, list)]
+        # The first parts of all shards come first, so that all databases are busy all the time.
+        parts = [part for some in itertools.zip_longest(*planned) for part in some if part]
+        by_shard: dict[int, list[ShardComparison]] = defaultdict(list)
+        for answer in self._run_compare_tasks("comparing", parts):
+            if isinstance(answer, ShardComparison):
+                by_shard[answer.shard].append(answer)
+        failed = {failure.shard for failure in self.outcome.failures}
+        kept_max = self._settings.findings_kept_max
+        return [
+            merge_parts(by_shard[shard], kept_max)
+            for shard in shards
+            if shard in by_shard and shard not in failed
+        ]
+
     def _interleave_shards(self) -> list[int]:
         """The shards, alternating between the databases, so that all databases are busy all the time."""
         routing = self._settings.routing
         return sorted(range(routing.shards), key=lambda s: (s % routing.tables_per_database, s))
 
     def _run_compare_tasks(
-        self, phase: str, items: Sequence[int | ShardComparison]
-    ) -> list[ShardComparison]:
+        self, phase: str, items: Sequence[Item]
+    ) -> list[list[ShardPart] | ShardComparison]:
         self._on_progress(phase, 0, len(items))
         if self._spark is not None:
             shared = self._spark.sparkContext.broadcast(self._settings)
@@ -160,7 +204,7 @@ class Reconciliation:
                     answers.append(answer)
                     self._on_progress(phase, len(answers), len(items))
         self.outcome.failures += [a for a in answers if isinstance(a, ShardFailure)]
-        return [answer for answer in answers if isinstance(answer, ShardComparison)]
+        return [answer for answer in answers if not isinstance(answer, ShardFailure)]
 
     def _merge_results(self, all_compared: Iterable[ShardComparison]) -> None:
         outcome = self.outcome

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from sqlalchemy import func, select
 
 from toc.domain.disagreements import ComparedRow
+from toc.domain.ids import JOB_ID_MAX
 from toc.errors import SettingsError
 from toc.store.column_types import millis_of_column
 from toc.store.databases import Databases
@@ -38,14 +39,28 @@ class ReconcileReads:
 
     databases: Databases
 
-    def read_live_pages(
-        self, shard: int, until_ms: int, limit: int, *, typed: bool
-    ) -> Iterator[LiveRowPage]:
-        """Yields all live rows due until `until_ms` in pages of `limit`; the last page has fewer, maybe none.
+    def split_live_rows(self, shard: int, until_ms: int, rows: int) -> list[int]:
+        """Due times, ascending, between which `rows` or a few more live rows are due; by the index alone."""
+        found: list[int] = []
+        while True:
+            query = select(c.due_time).where(c.due_time <= until_ms)
+            if found:
+                query = query.where(c.due_time > found[-1])
+            query = query.order_by(c.due_time).offset(rows).limit(1)
+            due_ms = self.databases.database_of_shard(shard).scalar(query, shard)
+            if due_ms is None:
+                return found
+            found.append(due_ms)
 
-        typed: also reads the types, which are not in the index.
+    def read_live_pages(
+        self, shard: int, after_ms: int | None, until_ms: int, limit: int, *, typed: bool
+    ) -> Iterator[LiveRowPage]:
+        """Yields all live rows due later than `after_ms` (None: no bound) and until `until_ms`.
+
+        In pages of `limit`; the last page has fewer rows, maybe none. typed: also reads the types, which are
+        not in the index.
         """
-        after: tuple[int, int] | None = None
+        after = None if after_ms is None else (after_ms, JOB_ID_MAX)
         while True:
             page = self._read_live_page(shard, after, until_ms, limit, typed=typed)
             yield page
