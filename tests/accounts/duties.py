@@ -78,7 +78,7 @@ def operator(place: Place, url: str) -> None:
         library.close()
     databases = Databases.from_settings(place.settings(url), SystemClock())
     try:
-        repairs = RowDefects(databases, LEASE_MS_MAX, "operator")
+        repairs = RowDefects(databases, LEASE_MS_MAX, actor="operator")
         assert repairs.repair_jobs(Disagreement.NO_LETTER, shard, [dead]) == {dead}
         run(place.url, f"DELETE FROM toc_meta WHERE name = '{reconcile_status.RECONCILED}'")
         for _ in range(2):  # an INSERT, and an UPDATE

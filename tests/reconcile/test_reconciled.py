@@ -205,6 +205,12 @@ def test_jobs_that_nobody_will_look_at_degrade_it_also_without_nights(toc: Toc) 
     assert found is not None
     assert found[:2] == ("degraded", "0 min ago: 3 live jobs that nobody will look at")
     assert toc("status").code != 0
+    # A run that could not look everywhere does not say that they are gone.
+    part = store_result(
+        outcome(compared=3, failures=[ShardFailure(3, "away")]), load_settings(), SystemClock()
+    )
+    assert part is not None
+    assert part.unwatched == 3
     store_result(outcome(), load_settings(), SystemClock())
     found = status(toc)
     assert found is not None

@@ -213,6 +213,30 @@ def test_a_database_goes_away_in_the_middle(
         assert damaged.run(repair=True).verdict == RunVerdict.REPAIRED
 
 
+def test_a_database_that_goes_away_during_the_repair_costs_only_its_own_repairs(
+    own_mysql: Server, mysql_server: Any, own_redis_url: tuple[Server, str]
+) -> None:
+    with temporary_database(mysql_server) as url:
+        engine = create_engine(own_mysql.url, poolclass=NullPool)
+        with engine.begin() as connection:
+            connection.execute(text("CREATE DATABASE toc"))
+        # It is the first one that is asked.
+        damaged = Damaged(settings_of((f"{own_mysql.url}/toc", url), own_redis_url[1]))
+
+        def break_it(phase: str, done: int, of: int) -> None:
+            if phase == "repairing" and done == 0:
+                own_mysql.stop()
+
+        outcome = damaged.run(repair=True, on_progress=break_it)
+        own_mysql.start()
+        done = {repair.finding.job_id for repair in outcome.repairs if repair.done}
+        left = {repair.finding.job_id for repair in outcome.repairs if not repair.done}
+        assert (done, left) == (damaged.lost_of(1), damaged.lost_of(0))
+        assert all("database 0" in repair.how for repair in outcome.repairs if not repair.done)
+        assert outcome.verdict == RunVerdict.LEFT
+        assert damaged.run(repair=True).verdict == RunVerdict.REPAIRED
+
+
 @pytest.mark.parametrize(
     "wrong", [{"shards": 4}, {"topics": {"vip": {"slot_amount": 2}}, "shards": 16}]
 )

@@ -44,7 +44,7 @@ def reconcile_once(
     """Compare the databases with Redis, all of it, and write a report.
 
     Exits 0 when they agree, 5 when they disagreed and all is repaired, 1 when disagreements are left,
-    3 when not everything could be compared (then nothing is repaired).
+    3 when not everything could be compared (what was compared is repaired).
     """
     settings, clock = load_settings(), SystemClock()
     report.check_report_directory(settings)

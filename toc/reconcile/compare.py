@@ -24,7 +24,7 @@ from toc.domain.routing import slot_of_hash
 from toc.reconcile.databases_and_redis import DatabasesAndRedis
 from toc.reconcile.findings import Finding, LoaderMarkCoverage, ShardComparison, ShardPart
 from toc.reconcile.recheck import JobRechecker, Suspects
-from toc.store.reconcile_reads import LiveRowPage
+from toc.store.reconcile_reads import LiveRowPage, split_live_rows
 from toc.store.row_defects import DefectiveRows, RowDefects
 from toc.timer.loader import LoadMark, shard_read_period_s
 
@@ -49,7 +49,11 @@ class ShardComparer:
             stuck_ms=round(settings.overdue_after_s * 1000),
             stay_ms=round(timer.stay_s * 1000) + FAR_MS,
         )
-        self._defects = RowDefects(sides.databases, round(settings.worker.lease_s * 1000) + FAR_MS)
+        self._defects = RowDefects(
+            sides.databases,
+            round(settings.worker.lease_s * 1000) + FAR_MS,
+            sides.reminders.read_time_ms,
+        )
         self._rechecker = JobRechecker(sides, self._limits, self._defects)
         self._kept_max = settings.findings_kept_max
 
@@ -65,7 +69,7 @@ class ShardComparer:
     def split_shard(self, shard: int, rows: int) -> list[ShardPart]:
         """Splits a shard into parts of about `rows` live rows."""
         until_ms = self._sides.reminders.read_time_ms() + self._sides.settings.timer.arm_within_ms
-        times = self._sides.reads.split_live_rows(shard, until_ms, rows)
+        times = split_live_rows(self._sides.databases, shard, until_ms, rows)
         bounds = [None, *times, None]
         return [ShardPart(shard, *pair) for pair in itertools.pairwise(bounds)]
 
@@ -195,6 +199,7 @@ class _ShardMergeJoin:
 
     def compare_rows_with_reminders(self, defective: DefectiveRows) -> None:
         """Compares the shard. Raises StoreUnavailable and TimerUnavailable."""
+        self._add_elapsed_time("rows")  # the search for defective ones
         for topic in self._slot:
             self._read_popped_reminders(topic)
         self._add_elapsed_time("reminders")
@@ -214,9 +219,11 @@ class _ShardMergeJoin:
             self._add_elapsed_time("verify")
             after_ms = until_ms
         # Findings that were not looked up are only counted; `recheck_findings` treats them as most kept ones.
-        self._compared.found += Counter(
-            {kind: count - len(defective.ids[kind]) for kind, count in defective.counts.items()}
-        )
+        for kind, count in defective.counts.items():
+            ids = defective.ids[kind]
+            confirmed = sum(found is kind and job_id in ids for found, job_id, *_ in self._kept)
+            if 2 * confirmed > len(ids):
+                self._compared.found[kind] += count - len(ids)
         for topic, slot in self._slot.items():
             # A slot that several shards share is the first one's.
             if self._foreign[topic] and self._shard == slot:

@@ -8,9 +8,10 @@ Only the modules that write Parquet files (`archive_files`, `lateness`) use Data
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -33,6 +34,15 @@ EXECUTORS_S_MAX = 60.0
 
 _CHECK = "toc: can executors run toc?"
 
+PROTECTION = (
+    "spark.authenticate",
+    "spark.network.crypto.enabled",
+    "spark.io.encryption.enabled",
+)
+"""The properties that protect passwords on their way to executors and on their disks."""
+
+_LOCAL_MASTER = re.compile(r"local(\[[^\]]*\])?")
+
 _checked_applications: set[str] = set()
 
 
@@ -52,9 +62,9 @@ def check_executors(spark: SparkSession) -> None:
     checked before.
     """
     context = spark.sparkContext
-    if str(context.master).startswith("local") or context.applicationId in _checked_applications:
+    if is_local(str(context.master)) or context.applicationId in _checked_applications:
         return
-    refuse_without_authentication(context.getConf().get("spark.authenticate"))
+    refuse_without_protection(dict(context.getConf().getAll()))
     ours = version("toc")
     for executor in _ask_executors(context):
         here = f"{executor.host} ({executor.python})"
@@ -69,9 +79,20 @@ def check_executors(spark: SparkSession) -> None:
     _checked_applications.add(context.applicationId)
 
 
-def refuse_without_authentication(authenticate: str | None) -> None:
-    """Raises SettingsError unless the property spark.authenticate is "true"."""
-    if authenticate != "true":
+def is_local(master: str) -> bool:
+    """Whether the executors are this process itself."""
+    return _LOCAL_MASTER.fullmatch(master) is not None
+
+
+def refuse_without_protection(properties: Mapping[str, str]) -> None:
+    """Raises SettingsError unless Spark protects what executors get, on the network and on their disks."""
+    lacks = [name for name in PROTECTION if properties.get(name) != "true"]
+    if "spark.authenticate" not in lacks and lacks:
+        raise SettingsError(
+            f"{' and '.join(lacks)} must be 'true': executors get the passwords of databases and Redis from "
+            "this process. Set it when you make the session"
+        )
+    if lacks:
         raise SettingsError(
             "spark.authenticate is not 'true': executors get the passwords of databases and Redis from this "
             "process, which would give them to whoever asks. Set it in reconcile.spark, or by --conf of "

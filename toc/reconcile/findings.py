@@ -132,7 +132,7 @@ class RunVerdict(IntEnum):
     LEFT = 1
     """disagreements are left"""
     UNABLE = 3
-    """not everything could be compared; nothing was repaired (or repairing broke off)"""
+    """not everything could be compared (or repairing broke off)"""
     REPAIRED = 5
     """there were disagreements, and all are repaired"""
 

@@ -100,7 +100,9 @@ def _compare_items(
             else:
                 yield compare.recheck_findings(item)
         except StoreUnavailable as error:
-            unreachable[database] = str(error)
+            # One table that is broken, locked or denied says nothing of the others.
+            if not (error.one_table or error.locked or error.denied):
+                unreachable[error.database] = str(error)
             yield ShardFailure(shard, str(error))
         except TocError as error:
             yield ShardFailure(shard, str(error))
@@ -191,12 +193,15 @@ class Reconciliation:
         self._on_progress(phase, 0, len(items))
         if self._spark is not None:
             shared = self._spark.sparkContext.broadcast(self._settings)
-            answers = run_on_executors(
-                self._spark,
-                CompareTask(shared, self._clock),
-                items,
-                lambda done, of: self._on_progress(phase, done, of),
-            )
+            try:
+                answers = run_on_executors(
+                    self._spark,
+                    CompareTask(shared, self._clock),
+                    items,
+                    lambda done, of: self._on_progress(phase, done, of),
+                )
+            finally:
+                shared.destroy()
         else:
             answers = []
             with DatabasesAndRedis.open(self._settings, self._clock) as sides:

@@ -140,6 +140,8 @@ _BY_HAND = {
     "(done) or 3 (cancelled), with a due_time only if it is 0",
     Disagreement.UNKNOWN_TYPE: "toc cannot know which type the job has: set type_no to a number of "
     "toc_biz_type, or cancel the job",
+    Disagreement.LONE_LETTER: "toc cannot know what became of the job: its row is gone, or has an unknown "
+    "status. Delete its letter from toc_dead_job if you need it no more",
     Disagreement.ENDLESS_LEASE: "a worker with a larger worker.lease_s may hold the job: if none does, set "
     "lease_end_time to UTC_TIMESTAMP(3)",
 }

@@ -35,6 +35,7 @@ from itertools import groupby
 from toc.domain.disagreements import ComparedRow, Disagreement, ReminderPlace
 from toc.domain.job import Status
 from toc.domain.routing import slot_of_hash
+from toc.errors import StoreUnavailable
 from toc.reconcile.compare import FAR_MS, FOREIGN_LOOKED_AT
 from toc.reconcile.databases_and_redis import DatabasesAndRedis, TopicSlot, group_by_topic
 from toc.reconcile.findings import Finding, RepairResult
@@ -96,7 +97,9 @@ class Repairer:
         settings = sides.settings
         self._sides, self._reminders, self._clock = sides, sides.reminders, sides.clock
         self._job_repair = JobRepair(sides.databases, actor, run_id)
-        self._defects = RowDefects(sides.databases, LEASE_MS_MAX, actor, run_id)
+        self._defects = RowDefects(
+            sides.databases, LEASE_MS_MAX, self._reminders.read_time_ms, actor=actor, run_id=run_id
+        )
         self._stay_ms = round(settings.timer.stay_s * 1000) + FAR_MS
         self._near_ms = settings.timer.arm_within_ms
         self._per_s = settings.reconcile.repairs_per_s
@@ -109,25 +112,31 @@ class Repairer:
     ) -> Iterator[RepairResult]:
         """Repairs a batch when the caller asks for its first result; stopping half-way is harmless.
 
-        `on_progress` is called after each batch with the number of findings dealt with until then. Raises
-        StoreUnavailable and TimerUnavailable, after the known results are yielded. In the batch of the error,
-        findings may be repaired whose results are not yielded: the next run finds only what is left.
+        `on_progress` is called after each batch with the number of findings dealt with until then. A database
+        that fails costs the findings of this kind and database. Raises TimerUnavailable, after the known
+        results are yielded. In the batch of an error, findings may be repaired whose results do not say so:
+        the next run finds only what is left.
         """
         armed: set[int] = set()  # by this run
         dealt = 0
         todo = sorted(findings, key=_repair_order_key)
         for (kind, _), group in groupby(todo, key=self._batch_key):
-            some = list(group)
+            some, failure = list(group), ""
             for start in range(0, len(some), self._batch):
                 batch = some[start : start + self._batch]
-                self._wait_for_rate_limit(len(batch))
                 results: list[RepairResult] = []
                 try:
-                    self._repair_batch(kind, batch, armed, results)
+                    if not failure:
+                        self._wait_for_rate_limit(len(batch))
+                        self._repair_batch(kind, batch, armed, results)
+                except StoreUnavailable as error:
+                    failure = str(error)
                 except Exception:
                     yield from results
                     raise
                 yield from results
+                for finding in batch[len(results) :]:
+                    yield RepairResult(finding, False, failure)
                 dealt += len(batch)
                 on_progress(dealt)
 

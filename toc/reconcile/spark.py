@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from toc.domain.secret_masking import reveal_secret
 from toc.errors import SettingsError, TocError
-from toc.reconcile.executors import check_executors, refuse_without_authentication
+from toc.reconcile.executors import check_executors, is_local, refuse_without_protection
 from toc.reconcile.reconciliation import Reconciliation
 from toc.reconcile.spark_errors import short_error_text
 from toc.runtime.private_files import open_private_file
@@ -34,6 +34,8 @@ _DEFAULTS = {
     "spark.hadoop.fs.permissions.umask-mode": "077",
 }
 _LOCAL = {
+    # Other users of this machine reach Spark's ports on loopback.
+    "spark.authenticate": "true",
     "spark.log.level": "ERROR",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -177,10 +179,9 @@ def _split_spark_properties(
     if _is_local(conf):
         defaults |= _LOCAL
     else:
-        refuse_without_authentication(
-            conf.get("spark.authenticate") or of_file.get("spark.authenticate")
-        )
         defaults |= _CLUSTER
+        given = {**_CLUSTER, **of_file, **dict(conf.getAll())}
+        refuse_without_protection(given)
     for name, value in defaults.items():
         if name not in of_file:
             conf.setIfMissing(name, value)
@@ -188,7 +189,7 @@ def _split_spark_properties(
 
 
 def _is_local(conf: SparkConf) -> bool:
-    return str(conf.get("spark.master")).startswith("local")
+    return is_local(str(conf.get("spark.master")))
 
 
 def _read_spark_defaults() -> dict[str, str]:

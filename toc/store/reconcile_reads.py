@@ -33,24 +33,25 @@ class LiveRowPage(NamedTuple):
     types: list[int]
 
 
+def split_live_rows(databases: Databases, shard: int, until_ms: int, rows: int) -> list[int]:
+    """Due times, ascending, between which `rows` or a few more live rows are due; by the index alone."""
+    found: list[int] = []
+    while True:
+        query = select(c.due_time).where(c.due_time <= until_ms)
+        if found:
+            query = query.where(c.due_time > found[-1])
+        query = query.order_by(c.due_time).offset(rows).limit(1)
+        due_ms = databases.database_of_shard(shard).scalar(query, shard)
+        if due_ms is None:
+            return found
+        found.append(due_ms)
+
+
 @dataclass(frozen=True, slots=True)
 class ReconcileReads:
     """Reads rows from the primary servers, to compare them with Redis; changes nothing."""
 
     databases: Databases
-
-    def split_live_rows(self, shard: int, until_ms: int, rows: int) -> list[int]:
-        """Due times, ascending, between which `rows` or a few more live rows are due; by the index alone."""
-        found: list[int] = []
-        while True:
-            query = select(c.due_time).where(c.due_time <= until_ms)
-            if found:
-                query = query.where(c.due_time > found[-1])
-            query = query.order_by(c.due_time).offset(rows).limit(1)
-            due_ms = self.databases.database_of_shard(shard).scalar(query, shard)
-            if due_ms is None:
-                return found
-            found.append(due_ms)
 
     def read_live_pages(
         self, shard: int, after_ms: int | None, until_ms: int, limit: int, *, typed: bool

@@ -59,8 +59,10 @@ def record_reconcile_result(
         before = _read_result(connection, database)
         whole_ms = before.whole_ms if before is not None else None
         whole_ms = now_ms if is_whole else whole_ms
+        # A run that could not look everywhere does not say that they are gone.
+        left = unwatched if is_whole or before is None else max(unwatched, before.unwatched)
         made = LastReconcileResult(
-            now_ms, verdict, disagreements, repaired, round(seconds, 1), whole_ms, unwatched
+            now_ms, verdict, disagreements, repaired, round(seconds, 1), whole_ms, left
         )
         value = json.dumps(asdict(made), separators=(",", ":"))
         # Not REPLACE, which needs the right to delete from toc_meta: no other statement needs that right.

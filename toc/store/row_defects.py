@@ -10,7 +10,7 @@ The condition that finds a defect is also in the WHERE of its repair: a row that
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from sqlalchemy import (
@@ -26,6 +26,7 @@ from sqlalchemy import (
     literal,
     or_,
     select,
+    true,
     update,
 )
 
@@ -33,11 +34,17 @@ from toc.domain.disagreements import Disagreement
 from toc.domain.ids import JOB_ID_MAX, ROUTING_MASK, SEQUENCE_BITS
 from toc.domain.job import Status
 from toc.store.biz_types import read_known_types
-from toc.store.column_types import db_now, db_now_plus, routing_hash_of_column
+from toc.store.column_types import (
+    DatetimeAsMillis,
+    db_now,
+    later_of_db_now_plus,
+    routing_hash_of_column,
+)
 from toc.store.databases import Database, Databases, execute_on_shard
 from toc.store.ended_jobs import EndedJobReader, IdRange
 from toc.store.events import LETTER_COLUMNS, RepairEvent, record_repair_events
 from toc.store.group_concat import parse_first_ids, select_concatenated_row
+from toc.store.reconcile_reads import split_live_rows
 from toc.store.schema import JOB
 
 c = JOB.c
@@ -51,12 +58,16 @@ LEASE_MS_MAX = 3_600_000
 
 _LIVE = c.status.in_([int(status) for status in Status if status.live])
 _ENDED = c.status.in_([int(status) for status in Status if not status.live])
+_NOT_DEAD = [int(status) for status in Status if status is not Status.DEAD]
+_NEVER_DUE = and_(_LIVE, c.due_time.is_(None))
+_ENDED_BUT_DUE = and_(_ENDED, c.due_time.is_not(None))
 _LETTER_ERROR = "the dead letter was missing: the last error is not known"
 _REPAIRED = {
     D.NEVER_DUE: "due_time was NULL, and is the action_time now",
     D.ENDED_BUT_DUE: "the job has ended, so due_time is NULL now",
     D.ENDLESS_LEASE: "the end of the lease was further ahead than any worker writes, and is now",
     D.NO_LETTER: "the job is dead and had no dead letter: it has one now",
+    D.LONE_LETTER: "the job is not dead, so its dead letter is deleted, which said",
 }
 
 
@@ -70,14 +81,21 @@ class DefectiveRows(NamedTuple):
 class RowDefects:
     """Finds defective rows on the primary servers, and repairs them. Raises StoreUnavailable.
 
-    lease_ms_max: a lease that ends later than this from now is a defect. `actor`, `run_id`: written into
-    events.
+    lease_ms_max: a lease that ends later than this from now is a defect. time_ms(): another server's time; of
+    this time and the database's, the later one counts, because leases are right while one clock is behind.
+    `actor`, `run_id`: written into events.
     """
 
     def __init__(
-        self, databases: Databases, lease_ms_max: int, actor: str = "", run_id: str | None = None
+        self,
+        databases: Databases,
+        lease_ms_max: int,
+        time_ms: Callable[[], int] = lambda: 0,
+        *,
+        actor: str = "",
+        run_id: str | None = None,
     ) -> None:
-        self._databases, self._lease_ms_max = databases, lease_ms_max
+        self._databases, self._lease_ms_max, self._time_ms = databases, lease_ms_max, time_ms
         self._actor, self._run_id = actor, run_id
 
     def find_defective_rows(
@@ -93,12 +111,12 @@ class RowDefects:
             counts[kind] += count
             ids[kind] += list(found)[: limit - len(ids[kind])]
 
-        conditions = self._conditions(shard)
         for rows in self._parts(shard, until_ms):
+            conditions = self._conditions(shard)
             for kind, count, found in self._find_in_part(shard, rows, conditions, limit):
                 add(kind, count, found)
         if until_ms is None:
-            lone = self._find_lone_letters(shard)
+            lone = self._find_lone_letters(shard, limit)
             add(D.LONE_LETTER, len(lone), lone)
         return DefectiveRows(counts, ids)
 
@@ -119,27 +137,31 @@ class RowDefects:
                 found[job_id] |= {
                     kind for kind, flag in zip(conditions, is_so, strict=True) if flag
                 }
-            for job_id in self._find_lone_letters(shard, some):
+            for job_id in self._find_lone_letters(shard, IDS_MAX, some):
                 found[job_id].add(D.LONE_LETTER)
         return found
 
     def repair_jobs(self, kind: Disagreement, shard: int, ids: Collection[int]) -> set[int]:
         """Repairs a defect of some jobs, in one transaction, with their events; returns the repaired jobs."""
-        database = self._databases.database_of_shard(shard)
+        database, time_ms = self._databases.database_of_shard(shard), self._time_ms()
 
         def repair_and_record(connection: Connection) -> set[int]:
-            changed = {
-                job_id
-                for job_id in sorted(ids)
-                if execute_on_shard(
-                    connection, shard, self._repair_statement(kind, database, shard, job_id)
-                ).rowcount
-            }
-            if changed and kind in _REPAIRED:
-                reasons = dict.fromkeys(changed, f"{kind}: {_REPAIRED[kind]}")
+            reasons: dict[int, str] = {}
+            for job_id in sorted(ids):
+                # The row's lock: neither a redrive nor another repair is half done while this looks.
+                row = select(c.status).where(c.job_id == job_id).with_for_update()
+                execute_on_shard(connection, shard, row).all()
+                words = _REPAIRED[kind]
+                if kind is D.LONE_LETTER:
+                    letter = select(database.dead.c.error).where(database.dead.c.job_id == job_id)
+                    words = f"{words}: {connection.scalar(letter)}"
+                change = _repair_statement(kind, database, job_id, time_ms)
+                if execute_on_shard(connection, shard, change).rowcount:
+                    reasons[job_id] = f"{kind}: {words}"
+            if reasons:
                 repair = RepairEvent(reasons, self._actor, self._run_id)
                 record_repair_events(connection, database, shard, repair)
-            return changed
+            return set(reasons)
 
         return database.run_transaction(repair_and_record)
 
@@ -149,13 +171,13 @@ class RowDefects:
         database, routing = self._databases.database_of_shard(shard), self._databases.routing
         routing_bits = c.job_id.bitwise_rshift(SEQUENCE_BITS).bitwise_and(ROUTING_MASK)
         return {
-            D.NEVER_DUE: and_(_LIVE, c.due_time.is_(None)),
+            D.NEVER_DUE: _NEVER_DUE,
             D.UNKNOWN_STATUS: c.status.not_in([int(status) for status in Status]),
             D.UNKNOWN_TYPE: and_(
                 _LIVE, c.type_no.not_in(sorted(read_known_types([database]).names))
             ),
-            D.ENDED_BUT_DUE: and_(_ENDED, c.due_time.is_not(None)),
-            D.ENDLESS_LEASE: _lease_ends_after(self._lease_ms_max),
+            D.ENDED_BUT_DUE: _ENDED_BUT_DUE,
+            D.ENDLESS_LEASE: _lease_ends_after(self._lease_ms_max, self._time_ms()),
             D.NO_LETTER: _has_no_letter(database),
             D.MOVED: and_(
                 c.status == int(Status.PENDING), c.attempts == 0, c.due_time != c.action_time
@@ -172,7 +194,11 @@ class RowDefects:
     def _parts(self, shard: int, until_ms: int | None) -> Iterator[ColumnElement[bool]]:
         """Conditions that split the rows to read into parts that a server reads within seconds."""
         if until_ms is not None:
-            yield c.due_time <= until_ms
+            after: ColumnElement[bool] = true()
+            for due_ms in split_live_rows(self._databases, shard, until_ms, ROWS_PER_READ):
+                yield and_(after, c.due_time <= due_ms)
+                after = c.due_time > due_ms
+            yield and_(after, c.due_time <= until_ms)
             return
         reader = EndedJobReader(self._databases)
         for part in reader.split_id_range(shard, IdRange(0, JOB_ID_MAX), ROWS_PER_READ):
@@ -200,40 +226,52 @@ class RowDefects:
             if count:
                 yield kind, int(count), parse_first_ids(ids, limit)
 
-    def _find_lone_letters(self, shard: int, ids: Collection[int] | None = None) -> list[int]:
-        """Dead letters of jobs of a shard that has no dead row for them. `ids`: only of these jobs."""
+    def _find_lone_letters(
+        self, shard: int, limit: int, ids: Collection[int] | None = None
+    ) -> list[int]:
+        """Some dead letters of jobs of a shard that has no dead row for them. `ids`: only of these jobs."""
         database, shards = self._databases.database_of_shard(shard), self._databases.routing.shards
         letter = database.dead.c.job_id
         routing_bits = letter.bitwise_rshift(SEQUENCE_BITS).bitwise_and(ROUTING_MASK)
-        query = select(letter).where(
-            routing_bits.bitwise_and(shards - 1) == shard, _has_no_dead_row(database)
+        query = (
+            select(letter)
+            .where(routing_bits.bitwise_and(shards - 1) == shard, _has_no_dead_row(database))
+            .limit(limit)
         )
         if ids is not None:
             query = query.where(letter.in_(ids))
         return [job_id for (job_id,) in self._databases.select(query, shard)]
 
-    def _repair_statement(
-        self, kind: Disagreement, database: Database, shard: int, job_id: int
-    ) -> Executable:
-        if kind is D.LONE_LETTER:
-            letter = database.dead.c.job_id
-            return delete(database.dead).where(letter == job_id, _has_no_dead_row(database))
-        if kind is D.NO_LETTER:
-            values = select(
-                c.job_id, c.biz_id, c.biz_text, c.tenant, c.type_no, c.attempts, literal(_LETTER_ERROR),
-                db_now(),
-            ).where(c.job_id == job_id, _has_no_letter(database))  # fmt: skip
-            return insert(database.dead).from_select(LETTER_COLUMNS, values)
-        if kind is D.ENDLESS_LEASE:
-            ends = _lease_ends_after(LEASE_MS_MAX)
-            return update(JOB).where(c.job_id == job_id, ends).values(lease_end_time=db_now())
-        due_time = c.action_time if kind is D.NEVER_DUE else None
-        its = c.job_id == job_id, self._conditions(shard)[kind]
-        return update(JOB).where(*its).values(due_time=due_time)
+
+def _repair_statement(
+    kind: Disagreement, database: Database, job_id: int, time_ms: int
+) -> Executable:
+    """The statement that repairs a defect, if the row still has the defect."""
+    its = c.job_id == job_id
+    if kind is D.LONE_LETTER:
+        return delete(database.dead).where(
+            database.dead.c.job_id == job_id, exists().where(its, c.status.in_(_NOT_DEAD))
+        )
+    if kind is D.NO_LETTER:
+        values = select(
+            c.job_id, c.biz_id, c.biz_text, c.tenant, c.type_no, c.attempts, literal(_LETTER_ERROR),
+            db_now(),
+        ).where(its, _has_no_letter(database))  # fmt: skip
+        return insert(database.dead).from_select(LETTER_COLUMNS, values)
+    if kind is D.ENDLESS_LEASE:
+        ends = _lease_ends_after(LEASE_MS_MAX, time_ms)
+        change = update(JOB).where(its, ends)
+        return change.values(lease_end_time=db_now(), gmt_modified=db_now())
+    if kind is D.NEVER_DUE:
+        change = update(JOB).where(its, _NEVER_DUE)
+        return change.values(due_time=c.action_time, gmt_modified=db_now())
+    # gmt_modified stays: it says when the job ended, which retention and the archive go by.
+    return update(JOB).where(its, _ENDED_BUT_DUE).values(due_time=None)
 
 
-def _lease_ends_after(from_now_ms: int) -> ColumnElement[bool]:
-    return and_(c.status == int(Status.RUNNING), c.lease_end_time > db_now_plus(from_now_ms))
+def _lease_ends_after(from_now_ms: int, time_ms: int) -> ColumnElement[bool]:
+    latest = later_of_db_now_plus(from_now_ms, literal(time_ms, DatetimeAsMillis()))
+    return and_(c.status == int(Status.RUNNING), c.lease_end_time > latest)
 
 
 def _has_no_letter(database: Database) -> ColumnElement[bool]:

@@ -205,8 +205,6 @@ def why_not_repaired(outcome: ReconcileResult) -> str:
         return "not tried: repairing broke off before"
     if not outcome.repairing:
         return "not tried: a dry run repairs nothing"
-    if outcome.verdict is RunVerdict.UNABLE:
-        return "not tried: nothing is repaired unless everything could be compared"
     if outcome.found.total() > len(outcome.findings):
         return "not tried: counted, but not kept (reconcile.findings_max); repair again"
     return "not tried"
