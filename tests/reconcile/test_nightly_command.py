@@ -81,6 +81,25 @@ def test_a_part_that_fails_keeps_no_other_from_being_done(
 
 
 @pytest.mark.usefixtures("servers")
+def test_its_status_is_shown_without_a_run(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = toc("nightly", "--status")
+    assert (never.code, never.out.count("\n")) == (0, 1)
+    assert toc("reconcile", "--master", "none").code == 0
+    monkeypatch.setenv("TOC_RECONCILE__NIGHTLY", "02:30")
+    monkeypatch.setenv("TOC_RECONCILE__ARCHIVE", "archive")
+    shown = toc("nightly", "--status")
+    assert shown.code == 0
+    assert "reconciled: 0 min ago: agreed" in shown.out
+    assert "live jobs that nobody will look at: 0" in shown.out
+    assert "database 1: archived until -" in shown.out
+    answer = toc("nightly", "--status", "--json").json
+    assert (answer["state"], answer["last"]["verdict"]) == ("up", "agreed")
+    monkeypatch.setenv("TOC_REDIS_URL", "redis://127.0.0.1:1/0")
+    assert toc("nightly", "--master", "none").code != 0
+    assert toc("nightly", "--status").out.startswith("reconciled: 0 min ago: not everything")
+
+
+@pytest.mark.usefixtures("servers")
 def test_without_redis_there_is_nothing_to_compare(
     toc: Toc, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

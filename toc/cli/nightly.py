@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,9 @@ from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, UNAVAILABLE, error_text_and_code
 from toc.cli.output import Output, printable_text
 from toc.cli.reconcile import open_session_unless_none, reconcile_progress_bar, run_reconciliation
+from toc.cli.time_texts import iso_utc
 from toc.errors import SettingsError
+from toc.node.health import health_of_reconciliation
 from toc.reconcile.archive import archive_ended_jobs
 from toc.reconcile.findings import RunVerdict
 from toc.reconcile.lateness import write_lateness_tables
@@ -21,8 +24,10 @@ from toc.reconcile.reconciliation import OnProgress
 from toc.reconcile.report import report
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings, load_settings
+from toc.store.archive_status import read_archive_status
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
+from toc.store.reconcile_status import read_last_reconcile_result
 from toc.store.schema_check import check_databases
 
 # Exit codes from good to bad; all others are worse.
@@ -39,6 +44,10 @@ def run_nightly(
     master: Annotated[
         str | None, typer.Option(metavar="URL", help="Spark's master, such as local[4].")
     ] = None,
+    status: Annotated[
+        bool,
+        typer.Option("--status", help="Only show how the last run ended and what is archived."),
+    ] = False,
     parent: Annotated[
         int | None,
         typer.Option(
@@ -51,8 +60,11 @@ def run_nightly(
 
     The leader runs this every night at reconcile.nightly. If one part fails, the others still run.
     Exits with the worst of their codes; without Spark it compares in this process, and fails.
+    With --status it runs nothing, and exits 1 if the last run is too old, or has left something.
     """
     settings, clock = load_settings(), SystemClock()
+    if status:
+        return _show_nightly_status(output, settings, clock)
     if parent is not None:
         kill_this_process_when_parent_ends(parent, clock)
     with ExitStack() as stack:
@@ -80,6 +92,43 @@ def run_nightly(
     if output.as_json:
         output.print_value({"code": code, "parts": results}, "")
     return code
+
+
+def _show_nightly_status(output: Output, settings: Settings, clock: Clock) -> int:
+    with closing(Databases.from_settings(settings, clock, pool_size=1)) as databases:
+        last, now_ms = read_last_reconcile_result(databases), databases[0].now_ms()
+        archived = {database.index: read_archive_status(database) for database in databases}
+    health = health_of_reconciliation(settings, last, now_ms)
+    has_archive = settings.reconcile.archive != "none"
+    lines = ["no reconciliation has run, and none is planned (reconcile.nightly)"]
+    if health is not None:
+        lines = [f"reconciled: {health.how}" + (f"; {health.means}" if health.means else "")]
+    if last is not None:
+        whole = "never" if last.whole_ms is None else iso_utc(last.whole_ms)
+        lines += [
+            f"last run: ended {iso_utc(last.ended_ms)}, after {last.seconds:g} s",
+            f"disagreements: {last.disagreements}, {last.repaired} repaired",
+            f"last run that compared everything: {whole}",
+            f"live jobs that nobody will look at: {last.unwatched}",
+        ]
+    until = {
+        index: None if one is None or not one.until_ms else iso_utc(one.until_ms)
+        for index, one in archived.items()
+    }
+    if has_archive:
+        lines += [
+            f"database {index}: archived until {when or '-'}" for index, when in until.items()
+        ]
+    state = "up" if health is None else health.state
+    output.print_value(
+        {
+            "state": state,
+            "last": None if last is None else asdict(last),
+            "archived_until": until if has_archive else None,
+        },
+        "\n".join(lines),
+    )
+    return OK if state == "up" else NO
 
 
 def _run_nightly_part(part: str, work: Work, output: Output) -> dict[str, Any]:
