@@ -399,9 +399,10 @@ class BareDrivers:
                 self._one.insert_many(group_by_database(self._scratch.settings, rows[done:end]))
                 done = end
 
+        others = self._connections[1 : DRAINERS + 1]
         looking = [
-            partial(connection.run_when_due, n, DRAINERS, is_over, note)
-            for n, connection in enumerate(self._connections[1 : DRAINERS + 1])
+            partial(connection.run_when_due, n, len(others), is_over, note)
+            for n, connection in enumerate(others)
         ]
         time_in_threads_s([schedule, *looking])
         text = f"the baseline ran {len(late_ms):,} of {len(rows):,} jobs"
@@ -438,7 +439,7 @@ class BareDrivers:
 @contextmanager
 def open_baseline(bench: BenchContext, settings: Settings) -> Iterator[BareDrivers]:
     """Databases beside those of toc, with the same shards, and connections to them."""
-    ours, count = bench.scratch, max(DRAINERS, bench.options.clients or CLIENTS)
+    ours, count = bench.scratch, max(DRAINERS + 1, bench.options.clients or CLIENTS)
     with (
         create_scratch_databases(
             settings, ours.settings.shards, name="baseline", stocked=ours.stocked

@@ -99,7 +99,7 @@ VARIANTS = (
     Variant(
         "lease-counts-from-a-clock-that-is-behind",
         (*replaced("believed-lease-start", "0"), *removed("lowest-clock-kept")),
-        "I2 I5", 13, "steps,handlers",
+        "I2 I5", 20, "steps,handlers",
     ),
     Variant(
         "a-pause-goes-unnoticed", replaced("pause-of-the-machine", "0.0"),
