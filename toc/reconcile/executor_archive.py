@@ -12,12 +12,13 @@ import tarfile
 from collections.abc import Iterator
 from importlib.metadata import Distribution, distribution
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
-
-from packaging.requirements import Requirement
+from typing import TYPE_CHECKING, NamedTuple
 
 import toc
 from toc.errors import SettingsError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 ARCHIVE, SCRIPT = "toc-executors.tar.gz", "toc_reconcile.py"
 UNPACKED = "toc_packages"
@@ -64,6 +65,10 @@ def write_executor_archive(directory: Path) -> ExecutorArchive:
 
 def _required_distributions() -> Iterator[Distribution]:
     """toc, and all that it requires, without Spark itself; each once."""
+    try:
+        from packaging.requirements import Requirement  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise SettingsError("packaging is not installed: pip install 'toc[reconcile]'") from None
     todo, seen = [Requirement("toc[reconcile]")], set[tuple[str, str]]()
     while todo:
         wanted = todo.pop()
