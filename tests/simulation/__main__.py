@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -43,6 +44,8 @@ def main() -> int:
     with scratch() as (directory, socket):
         if sys.argv[1:] != ["--stdin"]:
             return command(sys.argv[1:], directory, socket)
+        # So that Redis and the directory go when the tests end this process.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         for library in LIBRARIES:
             importlib.import_module(library)
         for line in sys.stdin:
