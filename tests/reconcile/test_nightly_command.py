@@ -90,7 +90,7 @@ def test_its_status_is_shown_without_a_run(toc: Toc, monkeypatch: pytest.MonkeyP
     shown = toc("nightly", "--status")
     assert shown.code == 0
     assert "reconciled: 0 min ago: agreed" in shown.out
-    assert "live jobs that nobody will look at: 0" in shown.out
+    assert "live jobs that no worker will claim: 0" in shown.out
     assert "database 1: archived until -" in shown.out
     answer = toc("nightly", "--status", "--json").json
     assert (answer["state"], answer["last"]["verdict"]) == ("up", "agreed")

@@ -200,17 +200,17 @@ def test_jobs_that_nobody_will_look_at_degrade_it_also_without_nights(toc: Toc) 
     )
     made = store_result(run, load_settings(), SystemClock())
     assert made is not None
-    assert made.unwatched == 3
+    assert made.unclaimable == 3
     found = status(toc)
     assert found is not None
-    assert found[:2] == ("degraded", "0 min ago: 3 live jobs that nobody will look at")
+    assert found[:2] == ("degraded", "0 min ago: 3 live jobs that no worker will claim")
     assert toc("status").code != 0
     # A run that could not look everywhere does not say that they are gone.
     part = store_result(
         outcome(compared=3, failures=[ShardFailure(3, "away")]), load_settings(), SystemClock()
     )
     assert part is not None
-    assert part.unwatched == 3
+    assert part.unclaimable == 3
     store_result(outcome(), load_settings(), SystemClock())
     found = status(toc)
     assert found is not None

@@ -85,6 +85,14 @@ def damaged(tmp_path: Path, own_redis_url: tuple[Server, str]) -> Damaged:
     return Damaged(settings_of(urls, own_redis_url[1]))
 
 
+def database_on(server: Server) -> str:
+    """The URL of a new database there."""
+    engine = create_engine(server.url, poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE DATABASE toc"))
+    return f"{server.url}/toc"
+
+
 def found(outcome: ReconcileResult) -> set[int]:
     assert {finding.kind for finding in outcome.findings} <= {D.MISSING}
     return {finding.job_id for finding in outcome.findings}
@@ -191,10 +199,7 @@ def test_a_database_goes_away_in_the_middle(
     own_mysql: Server, mysql_server: Any, own_redis_url: tuple[Server, str]
 ) -> None:
     with temporary_database(mysql_server) as url:
-        engine = create_engine(own_mysql.url, poolclass=NullPool)
-        with engine.begin() as connection:
-            connection.execute(text("CREATE DATABASE toc"))
-        damaged = Damaged(settings_of((url, f"{own_mysql.url}/toc"), own_redis_url[1]))
+        damaged = Damaged(settings_of((url, database_on(own_mysql)), own_redis_url[1]))
 
         def break_it(phase: str, done: int, of: int) -> None:
             if phase == "comparing" and done == 3:
@@ -217,11 +222,8 @@ def test_a_database_that_goes_away_during_the_repair_costs_only_its_own_repairs(
     own_mysql: Server, mysql_server: Any, own_redis_url: tuple[Server, str]
 ) -> None:
     with temporary_database(mysql_server) as url:
-        engine = create_engine(own_mysql.url, poolclass=NullPool)
-        with engine.begin() as connection:
-            connection.execute(text("CREATE DATABASE toc"))
         # It is the first one that is asked.
-        damaged = Damaged(settings_of((f"{own_mysql.url}/toc", url), own_redis_url[1]))
+        damaged = Damaged(settings_of((database_on(own_mysql), url), own_redis_url[1]))
 
         def break_it(phase: str, done: int, of: int) -> None:
             if phase == "repairing" and done == 0:

@@ -157,7 +157,7 @@ def test_what_toc_spark_pack_prints_runs_on_the_cluster(
     summary = shop.summary()
     assert summary["engine"] == cluster.url
     assert summary["found"] == {"missing": LOST}
-    executors = {part.parent.name for part in cluster.directory.glob(f"*/work/{application['id']}")}
+    executors = cluster.executor_directories(application["id"])
     add_line(
         request,
         "spark",
@@ -165,7 +165,7 @@ def test_what_toc_spark_pack_prints_runs_on_the_cluster(
             "spark-submit with `toc spark pack`",
             cluster.url,
             application["id"],
-            str(len(list(cluster.directory.glob(f"*/work/{application['id']}/*")))),
+            str(len(executors)),
             f"{seconds:.0f}",
         ),
     )
@@ -174,7 +174,7 @@ def test_what_toc_spark_pack_prints_runs_on_the_cluster(
     assert any("CoarseGrainedExecutorBackend" in line for line in lines)
     logs = [file for file in shop.directory.glob("events/**/*") if file.is_file()]
     assert any(application["id"] in file.read_text(errors="replace") for file in logs)
-    of_executors = [file for file in cluster.directory.glob("*/work/**/*") if file.is_file()]
+    of_executors = [file for folder in executors for file in folder.rglob("*") if file.is_file()]
     assert of_executors
     for word in (PASSWORD, cluster.secret):
         assert not [line for line in lines if word in line]

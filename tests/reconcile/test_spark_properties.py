@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from toc.errors import SettingsError
+from toc.reconcile.executor_archive import SCRIPT, SCRIPT_TEXT
+from toc.reconcile.executors import is_local, refuse_without_protection
 from toc.reconcile.spark import _split_spark_properties
 from toc.runtime.settings import load_settings
 
@@ -66,3 +69,29 @@ def test_a_cluster_that_does_not_authenticate_is_refused_and_one_that_does_is_en
     assert arguments.get("spark.network.crypto.enabled") == "true"
     assert arguments.get("spark.io.encryption.enabled") == "true"
     assert arguments.get("spark.driver.host") is None
+
+
+PROTECTION = ("spark.authenticate", "spark.network.crypto.enabled", "spark.io.encryption.enabled")
+
+
+@pytest.mark.parametrize("name", PROTECTION)
+def test_each_protection_is_needed_on_a_cluster(name: str) -> None:
+    given = dict.fromkeys(PROTECTION, "true")
+    refuse_without_protection(given)
+    for lacking in ({**given, name: "false"}, {n: "true" for n in PROTECTION if n != name}):
+        with pytest.raises(SettingsError, match=re.escape(name)):
+            refuse_without_protection(lacking)
+
+
+@pytest.mark.parametrize(
+    ("master", "local"),
+    [("local", True), ("local[*]", True), ("local[2,3]", True), ("local-cluster[2,1,512]", False),
+     ("spark://local:7077", False), ("yarn", False)],
+)  # fmt: skip
+def test_only_executors_in_this_process_are_local(master: str, *, local: bool) -> None:
+    assert is_local(master) is local
+
+
+def test_the_program_for_spark_submit_is_the_one_in_deploy() -> None:
+    file = Path(__file__).parents[2] / "deploy/spark" / SCRIPT
+    assert file.read_text("utf-8") == SCRIPT_TEXT

@@ -20,6 +20,8 @@ from tests.servers.process import Server, free_port
 JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 EXECUTOR_PYTHON = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
 WORKER_CORES, WORKER_MEMORY = 1, "1g"
+EXECUTORS = "executors"
+"""The folder of a worker in which each executor has its directory."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,10 @@ class SparkCluster:
     master: Server
     workers: Sequence[Server]
     directory: Path
+
+    def executor_directories(self, application_id: str) -> list[Path]:
+        """The directories of an application's executors, one each."""
+        return list(self.directory.glob(f"*/{EXECUTORS}/{application_id}/*"))
 
     def applications(self) -> list[dict[str, Any]]:
         """What the master knows of the applications, running and ended."""
@@ -81,7 +87,7 @@ def spark_cluster(directory: Path, workers: int = 2) -> Iterator[SparkCluster]:
                 server(
                     f"worker-{number}", "worker.Worker", free_port(),
                     "--cores", str(WORKER_CORES), "--memory", WORKER_MEMORY,
-                    "--work-dir", str(directory / f"worker-{number}" / "work"), url,
+                    "--work-dir", str(directory / f"worker-{number}" / EXECUTORS), url,
                 )
             )
             for number in range(workers)

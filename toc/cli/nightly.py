@@ -109,7 +109,7 @@ def _show_nightly_status(output: Output, settings: Settings, clock: Clock) -> in
             f"last run: ended {iso_utc(last.ended_ms)}, after {last.seconds:g} s",
             f"disagreements: {last.disagreements}, {last.repaired} repaired",
             f"last run that compared everything: {whole}",
-            f"live jobs that nobody will look at: {last.unwatched}",
+            f"live jobs that no worker will claim: {last.unclaimable}",
         ]
     until = {
         index: None if one is None or not one.until_ms else iso_utc(one.until_ms)

@@ -53,7 +53,7 @@ class Disagreement(StrEnum):
     """the job_id does not belong to the biz_id, or the row lies in a table that does not
     fit the job_id"""
     NEVER_DUE = "never_due"
-    """the job is live and has no due_time: nobody will ever look at the row"""
+    """the job is live and has no due_time: no loader and no scanner ever finds the row"""
     UNKNOWN_STATUS = "unknown_status"
     """the row has a status that toc does not know"""
     UNKNOWN_TYPE = "unknown_type"
@@ -75,7 +75,7 @@ class Disagreement(StrEnum):
 OF_SLOTS = frozenset({Disagreement.MARK_AHEAD, Disagreement.FOREIGN})
 """The kinds that are about a slot, not about one job."""
 
-UNWATCHED = frozenset(
+UNCLAIMABLE = frozenset(
     {
         Disagreement.NEVER_DUE,
         Disagreement.UNKNOWN_STATUS,
@@ -83,7 +83,7 @@ UNWATCHED = frozenset(
         Disagreement.ENDLESS_LEASE,
     }
 )
-"""The kinds of live jobs that nobody will ever look at, or not in time: a healthy system has none of them."""
+"""The kinds of live jobs that no worker will claim, or not in time. A healthy system has none of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,7 @@ def health_of_reconciliation(
 
     It is degraded when more than WHOLE_MS_MAX have passed since a complete run, and when the last run left
     disagreements. Without nightly runs, the result of a run that a person started degrades the health only if
-    there are live jobs that nobody will look at.
+    there are live jobs that no worker will claim.
     """
     reconcile = settings.reconcile
     nightly = reconcile.nightly != "none" and settings.has_timer
@@ -233,8 +233,8 @@ def health_of_reconciliation(
         "unable": "not everything could be compared",
     }
     how = f"{_format_age(now_ms - last.ended_ms)} ago: {words.get(last.verdict, last.verdict)}"
-    if last.unwatched:
-        jobs = f"{last.unwatched} live jobs that nobody will look at"
+    if last.unclaimable:
+        jobs = f"{last.unclaimable} live jobs that no worker will claim"
         how = f"{_format_age(now_ms - last.ended_ms)} ago: {jobs}"
         means = (
             f"they never run, or not in time: the newest report in {reconcile.directory} names them"

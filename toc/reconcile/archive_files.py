@@ -84,9 +84,9 @@ def write_ended_jobs(
     names = dict(type_names)
     schema_names = [column.split()[0] for column in SCHEMA.split(", ")]
 
-    def read_ended_rows(known: Settings, some: Sequence[int]) -> Iterator[Columns]:
+    def read_ended_rows(own_settings: Settings, some: Sequence[int]) -> Iterator[Columns]:
         pieces = split_into_id_ranges(
-            known, some, possible_ids_of_ended(window), job_rows_per_read(known)
+            own_settings, some, possible_ids_of_ended(window), job_rows_per_read(own_settings)
         )
         for ended, shard, ids in pieces:
             rows = ended.read_ended_rows(shard, ids, window)
@@ -234,9 +234,9 @@ def compute_database_checksums(
 ) -> DayChecksums:
     """Checksums of the jobs that ended in the window, computed by the databases."""
 
-    def read_checksums(known: Settings, some: Sequence[int]) -> Iterator[Columns]:
-        ids, rows = possible_ids_of_ended(window), known.reconcile.page
-        for ended, shard, piece in split_into_id_ranges(known, some, ids, rows):
+    def read_checksums(own_settings: Settings, some: Sequence[int]) -> Iterator[Columns]:
+        ids, rows = possible_ids_of_ended(window), own_settings.reconcile.page
+        for ended, shard, piece in split_into_id_ranges(own_settings, some, ids, rows):
             for day, number, crc in ended.read_day_checksums(shard, piece, window):
                 yield [shard], [day], [number], [crc]
 

@@ -24,6 +24,7 @@ from toc.domain.routing import slot_of_hash
 from toc.reconcile.databases_and_redis import DatabasesAndRedis
 from toc.reconcile.findings import Finding, LoaderMarkCoverage, ShardComparison, ShardPart
 from toc.reconcile.recheck import JobRechecker, Suspects
+from toc.runtime.settings import Settings
 from toc.store.reconcile_reads import LiveRowPage, split_live_rows
 from toc.store.row_defects import DefectiveRows, RowDefects
 from toc.timer.loader import LoadMark, shard_read_period_s
@@ -35,20 +36,25 @@ FOREIGN_LOOKED_AT = 100_000
 """Members of a queue that are looked at, when foreign ones were found there before."""
 
 
+def tolerances_of(settings: Settings) -> Tolerances:
+    """The tolerances of a compare, and of the repair of its findings."""
+    timer = settings.timer
+    seen_s = shard_read_period_s(timer.horizon_s, timer.load_tick_s) + settings.reconcile.grace_s
+    return Tolerances(
+        near_ms=max(0, round((timer.horizon_s - seen_s) * 1000)),
+        overdue_ms=round(settings.overdue_after_s * 1000),
+        stuck_ms=round(settings.overdue_after_s * 1000),
+        stay_ms=round(timer.stay_s * 1000) + FAR_MS,
+    )
+
+
 class ShardComparer:
     """Compares shards with their slots. Only reads. All methods raise StoreUnavailable, TimerUnavailable."""
 
     def __init__(self, sides: DatabasesAndRedis) -> None:
         self._sides = sides
         settings = sides.settings
-        timer, reconcile = settings.timer, settings.reconcile
-        seen_s = shard_read_period_s(timer.horizon_s, timer.load_tick_s) + reconcile.grace_s
-        self._limits = Tolerances(
-            near_ms=max(0, round((timer.horizon_s - seen_s) * 1000)),
-            overdue_ms=round(settings.overdue_after_s * 1000),
-            stuck_ms=round(settings.overdue_after_s * 1000),
-            stay_ms=round(timer.stay_s * 1000) + FAR_MS,
-        )
+        self._limits = tolerances_of(settings)
         self._defects = RowDefects(
             sides.databases,
             round(settings.worker.lease_s * 1000) + FAR_MS,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from toc.domain.disagreements import UNWATCHED, Disagreement
+from toc.domain.disagreements import UNCLAIMABLE, Disagreement
 from toc.runtime.clock import Clock
 
 
@@ -168,10 +168,10 @@ class ReconcileResult:
     work: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @property
-    def unwatched(self) -> int:
-        """How many live jobs nobody will ever look at, or not in time, that this run did not repair."""
+    def unclaimable(self) -> int:
+        """How many live jobs no worker will claim, or not in time, that this run did not repair."""
         repaired = Counter(repair.finding.kind for repair in self.repairs if repair.done)
-        return sum((self.found - repaired)[kind] for kind in UNWATCHED)
+        return sum((self.found - repaired)[kind] for kind in UNCLAIMABLE)
 
     @property
     def verdict(self) -> RunVerdict:

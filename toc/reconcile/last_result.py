@@ -35,7 +35,7 @@ def store_result(
             sum(repair.done for repair in outcome.repairs),
             (outcome.ended_ms - outcome.began_ms) / 1000,
             is_whole=not outcome.failures and outcome.compared >= outcome.shards,
-            unwatched=outcome.unwatched,
+            unclaimable=outcome.unclaimable,
         )
     return None
 

@@ -221,8 +221,10 @@ def _read_hourly_counts(
     """Counts of the jobs that ended (else: were created) in the window, with the names of their types."""
     ids = possible_ids_of_ended(window) if ended else possible_ids_of_created(window)
 
-    def read_shard_counts(known: Settings, shards: Sequence[int]) -> Iterator[Columns]:
-        for reader, shard, piece in split_into_id_ranges(known, shards, ids, known.reconcile.page):
+    def read_shard_counts(own_settings: Settings, shards: Sequence[int]) -> Iterator[Columns]:
+        for reader, shard, piece in split_into_id_ranges(
+            own_settings, shards, ids, own_settings.reconcile.page
+        ):
             count = reader.count_ended if ended else reader.count_created
             counts: Sequence[EndedJobCount | CreatedPerHour] = count(shard, piece, window)
             if counts:

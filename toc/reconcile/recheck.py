@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from toc.domain.disagreements import (
-    UNWATCHED,
+    UNCLAIMABLE,
     ComparedRow,
     Disagreement,
     ReminderPlace,
@@ -91,7 +91,7 @@ class JobRechecker:
         kinds = list(find_disagreements(row, job.places, home, now_ms, self._limits))
         if row is not None and row.status.live and is_in_wrong_table(row, self._shards):
             kinds.append(Disagreement.MISFIT)
-        if job.defects & UNWATCHED and Disagreement.ORPHAN in kinds:
+        if job.defects & UNCLAIMABLE and Disagreement.ORPHAN in kinds:
             # The row only looks as if the job had ended.
             kinds.remove(Disagreement.ORPHAN)
         kinds += sorted(job.defects)

@@ -36,7 +36,7 @@ from toc.domain.disagreements import ComparedRow, Disagreement, ReminderPlace
 from toc.domain.job import Status
 from toc.domain.routing import slot_of_hash
 from toc.errors import StoreUnavailable
-from toc.reconcile.compare import FAR_MS, FOREIGN_LOOKED_AT
+from toc.reconcile.compare import FOREIGN_LOOKED_AT, tolerances_of
 from toc.reconcile.databases_and_redis import DatabasesAndRedis, TopicSlot, group_by_topic
 from toc.reconcile.findings import Finding, RepairResult
 from toc.reconcile.remedies import (
@@ -100,7 +100,7 @@ class Repairer:
         self._defects = RowDefects(
             sides.databases, LEASE_MS_MAX, self._reminders.read_time_ms, actor=actor, run_id=run_id
         )
-        self._stay_ms = round(settings.timer.stay_s * 1000) + FAR_MS
+        self._stay_ms = tolerances_of(settings).stay_ms
         self._near_ms = settings.timer.arm_within_ms
         self._per_s = settings.reconcile.repairs_per_s
         self._batch = max(1, min(BATCH, int(self._per_s)))

@@ -37,6 +37,10 @@ def _strings_without_secrets(properties: dict[str, str]) -> dict[str, str]:
     return {name: str(value) for name, value in properties.items()}
 
 
+LEASE_S_MAX = 3600
+"""A lease that ends later than this from now was written by no worker: reconciliation ends it."""
+
+
 class _SettingGroup(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True
@@ -154,7 +158,7 @@ class WorkerSettings(_SettingGroup):
     lease_s: float = Field(
         30,
         ge=2,
-        le=3600,
+        le=LEASE_S_MAX,
         description="how long a claim is valid; a worker renews it until the handler's timeout",
     )
     lease_margin_s: float = Field(

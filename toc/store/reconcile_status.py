@@ -21,8 +21,8 @@ class LastReconcileResult:
 
     verdict: "agreed", "repaired", "left" (disagreements are left) or "unable" (not everything was compared).
     disagreements: the number found, with those repaired. whole_ms: the end of the last run that
-    could compare everything, which may be an earlier run; None: no such run. unwatched: live jobs that nobody
-    will ever look at, or not in time, and that were not repaired (`domain.disagreements.UNWATCHED`).
+    could compare everything, which may be an earlier run; None: no such run. unclaimable: live jobs that no
+    worker will claim, or not in time, and that were not repaired (`domain.disagreements.UNCLAIMABLE`).
     """
 
     ended_ms: int
@@ -31,7 +31,7 @@ class LastReconcileResult:
     repaired: int
     seconds: float
     whole_ms: int | None
-    unwatched: int = 0
+    unclaimable: int = 0
 
 
 def record_reconcile_result(
@@ -42,7 +42,7 @@ def record_reconcile_result(
     seconds: float,
     *,
     is_whole: bool,
-    unwatched: int = 0,
+    unclaimable: int = 0,
 ) -> LastReconcileResult:
     """Writes the result of a run that ends now. `is_whole`: the run could compare everything.
 
@@ -60,7 +60,7 @@ def record_reconcile_result(
         whole_ms = before.whole_ms if before is not None else None
         whole_ms = now_ms if is_whole else whole_ms
         # A run that could not look everywhere does not say that they are gone.
-        left = unwatched if is_whole or before is None else max(unwatched, before.unwatched)
+        left = unclaimable if is_whole or before is None else max(unclaimable, before.unclaimable)
         made = LastReconcileResult(
             now_ms, verdict, disagreements, repaired, round(seconds, 1), whole_ms, left
         )
@@ -94,7 +94,7 @@ def _read_result(connection: Connection, database: Database) -> LastReconcileRes
             int(found["repaired"]),
             float(found["seconds"]),
             None if whole_ms is None else int(whole_ms),
-            int(found.get("unwatched", 0)),
+            int(found.get("unclaimable", 0)),
         )
     except (ValueError, KeyError, TypeError):  # a person or another release has written the row
         return None

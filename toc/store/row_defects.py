@@ -33,6 +33,7 @@ from sqlalchemy import (
 from toc.domain.disagreements import Disagreement
 from toc.domain.ids import JOB_ID_MAX, ROUTING_MASK, SEQUENCE_BITS
 from toc.domain.job import Status
+from toc.runtime.setting_groups import LEASE_S_MAX
 from toc.store.biz_types import read_known_types
 from toc.store.column_types import (
     DatetimeAsMillis,
@@ -53,8 +54,7 @@ Conditions = Mapping[Disagreement, ColumnElement[bool]]
 
 ROWS_PER_READ = 500_000
 IDS_MAX = 1000  # ids in one statement
-LEASE_MS_MAX = 3_600_000
-"""No setting makes a lease longer: a lease that ends later than this from now is nobody's, and is ended."""
+LEASE_MS_MAX = LEASE_S_MAX * 1000
 
 _LIVE = c.status.in_([int(status) for status in Status if status.live])
 _ENDED = c.status.in_([int(status) for status in Status if not status.live])

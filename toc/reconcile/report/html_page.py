@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from toc.domain.disagreements import UNWATCHED, Disagreement
+from toc.domain.disagreements import UNCLAIMABLE, Disagreement
 from toc.domain.times import datetime_of
 from toc.reconcile.findings import Finding, ReconcileResult, RepairResult, RunVerdict
 from toc.reconcile.report import report_texts
@@ -69,8 +69,8 @@ def render_html_page(
         failures=list(_failure_rows(summary)),
         unexplained=outcome.shards - outcome.compared - len({f.shard for f in outcome.failures}),
         kinds=list(_kind_rows(summary)),
-        unwatched=[
-            row["name"] for row in _kind_rows(summary) if row["left"] and row["name"] in UNWATCHED
+        unclaimable=[
+            row["name"] for row in _kind_rows(summary) if row["left"] and row["name"] in UNCLAIMABLE
         ],
         before=summary["before"],
         earlier=earlier_run_name(summary),

@@ -72,11 +72,11 @@ KINDS = {
         "The job is copied under an id that fits, and the old job is cancelled.",
     ),
     Disagreement.NEVER_DUE: KindExplanation(
-        "The job is live and has no due_time (was the row changed by hand?): nobody will ever look at it.",
+        "The job is live and has no due_time (was the row changed by hand?): no worker will claim it.",
         "The due_time is set to the action_time, and the job is armed.",
     ),
     Disagreement.UNKNOWN_STATUS: KindExplanation(
-        "The row has a status that toc does not know: nobody will ever run the job.",
+        "The row has a status that toc does not know: no worker will claim the job.",
         "Nothing: a person must say what the status was meant to be.",
     ),
     Disagreement.UNKNOWN_TYPE: KindExplanation(
