@@ -1,12 +1,14 @@
 """Writes and arms the jobs of one call of `schedule_many`.
 
-The jobs are written in parts of at most BULK_ROWS jobs, one transaction each. A part belongs to one database.
-In a large call without dedup_keys, each database has two kinds of parts, for its even and its odd shards,
-and a second thread writes parts too: while the server works on one part, Python prepares another.
+The jobs are written in parts, one transaction each. A part has jobs of one database, in the order of their
+shards, so that it needs few statements. In a large call without dedup_keys each database has at least two
+parts, and a second thread writes parts too: while the server works on one part, Python prepares another.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -14,13 +16,12 @@ from typing import NamedTuple
 
 from toc.center.connections import Connections
 from toc.center.job_spec import CheckedJob
-from toc.domain.job import NewJob
 from toc.errors import SchemaMismatch, StatementFailed, StoreUnavailable, TocError
 from toc.runtime import metrics
 from toc.store.jobs import InsertResult, OnDuplicate
 from toc.timer.reminder import Reminder
 
-BULK_ROWS = 5000  # rows per transaction
+BULK_ROWS = 2000  # rows per transaction: with more, the server waits longer for the first part
 # Fewer rows, of a call or of a database, are not worth a thread and a second COMMIT.
 PARALLEL_ROWS_MIN = 400
 _FAILURES = (StoreUnavailable, StatementFailed, SchemaMismatch)
@@ -53,7 +54,6 @@ class BulkSchedule:
         self._state, self._wanted, self._on_duplicate = state, wanted, on_duplicate
         self._second_writer = second_writer
         self._parts: deque[_Part] = deque()
-        self._new_jobs: dict[int, NewJob] = {}
         self._helper_failure: BaseException | None = None
         self.inserted: list[InsertResult | None] = [None] * len(wanted)
         self.failed: dict[int, TocError] = {}
@@ -61,13 +61,14 @@ class BulkSchedule:
     def write_and_arm(self) -> None:
         """Writes all parts, and arms their jobs.
 
-        Raises InvalidInput before any job is written, and DuplicateJob at once.
+        Raises InvalidInput, and DuplicateJob at once. Before any job is written, it raises InvalidInput for
+        too many types.
         """
         is_parallel = self._may_write_in_parallel()
         by_database = self._positions_by_database()
-        for index, positions in sorted(by_database.items()):
-            self._make_new_jobs(index, positions)
-        self._parts.extend(self._make_parts(by_database, halved=is_parallel))
+        for index, positions in by_database.items():
+            self._create_missing_types(index, positions)
+        self._parts.extend(_make_parts(by_database, halved=is_parallel))
         if len(self._parts) > 1 and is_parallel and self._second_writer.acquire(blocking=False):
             try:
                 self._write_parts_with_helper()
@@ -87,39 +88,22 @@ class BulkSchedule:
         )
 
     def _positions_by_database(self) -> dict[int, list[int]]:
-        by_database: dict[int, list[int]] = defaultdict(list)
+        """The positions of each database's jobs, in the order of their shards."""
+        by_shard: dict[int, list[int]] = defaultdict(list)
+        shard_of_business = self._state.shard_of_business
         for position, job in enumerate(self._wanted):
-            by_database[self._state.database_of_business(job.business).index].append(position)
+            by_shard[shard_of_business(job.business)].append(position)
+        by_database: dict[int, list[int]] = defaultdict(list)
+        for shard in sorted(by_shard):
+            by_database[self._state.routing.database_index(shard)] += by_shard[shard]
         return by_database
 
-    def _make_new_jobs(self, index: int, positions: Sequence[int]) -> None:
-        """Gives the jobs of a database their ids, and their types' numbers."""
-        jobs = [self._wanted[position] for position in positions]
+    def _create_missing_types(self, index: int, positions: Sequence[int]) -> None:
+        types = {self._wanted[position].biz_type for position in positions}
         try:
-            made = self._state.make_new_jobs(self._state.databases[index], jobs)
+            self._state.get_or_create_types(self._state.databases[index], types)
         except _FAILURES as error:
             self.failed[index] = error
-        else:
-            self._new_jobs.update(zip(positions, made, strict=True))
-
-    def _make_parts(self, by_database: dict[int, list[int]], *, halved: bool) -> Iterator[_Part]:
-        """Yields the parts; those of a large call go to all databases in turns."""
-        groups: list[tuple[int, list[int]]] = []
-        for index, positions in sorted(by_database.items()):
-            if halved and len(positions) >= PARALLEL_ROWS_MIN:
-                for odd in (0, 1):
-                    half = [each for each in positions if self._shard_of(each) & 1 == odd]
-                    groups.append((index, half))
-            else:
-                groups.append((index, positions))
-        longest = max((len(positions) for _, positions in groups), default=0)
-        for start in range(0, longest, BULK_ROWS):
-            for index, positions in groups:
-                if start < len(positions):
-                    yield _Part(index, positions[start : start + BULK_ROWS])
-
-    def _shard_of(self, position: int) -> int:
-        return self._state.shard_of_business(self._wanted[position].business)
 
     def _write_parts_with_helper(self) -> None:
         """Writes parts in this thread and in a second one. Returns or raises when both have ended."""
@@ -156,17 +140,32 @@ class BulkSchedule:
         """Inserts and arms the jobs of a part."""
         if part.database in self.failed:
             return
-        jobs = [self._new_jobs[position] for position in part.positions]
+        state, wanted = self._state, [self._wanted[position] for position in part.positions]
         try:
-            results = self._state.jobs.insert(jobs, self._on_duplicate)
+            jobs = state.make_new_jobs(state.databases[part.database], wanted)
+            results = state.jobs.insert(jobs, self._on_duplicate)
         except _FAILURES as error:
             self.failed[part.database] = error
             return
         for position, result in zip(part.positions, results, strict=True):
             self.inserted[position] = result
         metrics.SCHEDULED.inc(sum([result.written for result in results]))
-        self._state.arm_near_jobs(
-            (self._wanted[position].biz_type, Reminder(result.due_ms, result.job_id))
-            for position, result in zip(part.positions, results, strict=True)
-            if result.written
-        )
+        if state.reminder_queue is not None:
+            until_ms = state.reminder_queue.near_until_ms  # asked here: most jobs may be far
+            state.arm_near_jobs(
+                (job.biz_type, Reminder(result.due_ms, result.job_id))
+                for job, result in zip(wanted, results, strict=True)
+                if result.written and result.due_ms <= until_ms
+            )
+
+
+def _make_parts(by_database: dict[int, list[int]], *, halved: bool) -> Iterator[_Part]:
+    """Yields the parts of all databases in turns. halved: large databases have at least two."""
+    parts_of = []
+    for index, positions in by_database.items():
+        is_large = halved and len(positions) >= PARALLEL_ROWS_MIN
+        rows = min(BULK_ROWS, math.ceil(len(positions) / 2)) if is_large else BULK_ROWS
+        starts = range(0, len(positions), rows)
+        parts_of.append([_Part(index, positions[start : start + rows]) for start in starts])
+    for turn in itertools.zip_longest(*parts_of):
+        yield from filter(None, turn)

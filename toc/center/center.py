@@ -18,7 +18,7 @@ from toc.center.after_commit import (
 )
 from toc.center.bulk_schedule import BulkSchedule
 from toc.center.connections import Connections
-from toc.center.job_spec import CheckedJob, JobSpec, When, check_job_arguments, check_job_spec
+from toc.center.job_spec import CheckedJob, JobSpec, When, check_job_fields, check_job_spec
 from toc.center.job_target import JobTarget
 from toc.domain.argument_checks import check_actor, check_biz_type, check_integer, check_reason
 from toc.domain.biz_ids import check_business_id
@@ -211,7 +211,7 @@ class TimeoutCenter:
 
         Each job is a dict with the names of `schedule`'s arguments, or a pair (biz_id, action_time);
         `biz_type` is for jobs that name none. All jobs are checked before any is written. They are written
-        in transactions of up to 5,000 jobs of one database. 400 or more jobs of a database, all without a
+        in transactions of up to 2,000 jobs of one database. 400 or more jobs of a database, all without a
         dedup_key, are at least two transactions, and two are written at the same time.
 
         A database that does not answer costs only its own jobs. Raises as `schedule` does;
@@ -434,13 +434,17 @@ class TimeoutCenter:
         *,
         biz_type: object = "default",
         on_duplicate: object = "keep",
-        **fields: object,
+        attribute: object = None,
+        dedup_key: object = None,
+        tenant: object = None,
     ) -> CheckedJob:
         self._check_on_duplicate(on_duplicate)
-        return check_job_arguments(
-            self._clock.wall_ms(), self.settings.limits.attribute_bytes,
-            biz_id=biz_id, action_time=action_time, biz_type=biz_type, **fields,
-        )  # fmt: skip
+        fields = {
+            "biz_id": biz_id, "action_time": action_time, "biz_type": biz_type,
+            "attribute": attribute, "dedup_key": dedup_key, "tenant": tenant,
+        }  # fmt: skip
+        limit = self.settings.limits.attribute_bytes
+        return check_job_fields(self._clock.wall_ms(), limit, fields, "default")
 
     def _prepare_bulk(
         self, wanted: Sequence[CheckedJob], on_duplicate: OnDuplicate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from toc.center.job_spec import CheckedJob
@@ -105,12 +105,18 @@ class Connections:
             self.redis_time.record_server_time(now_ms)
         return now_ms
 
+    def get_or_create_types(self, database: Database, biz_types: set[str]) -> Mapping[str, int]:
+        """The numbers of types in a database, which lists the new ones from now on.
+
+        Raises InvalidInput if they are too many.
+        """
+        limit = self.settings.limits.biz_types
+        return self.database_metadata.types.get_or_create_numbers(biz_types, database, limit)
+
     def make_new_jobs(self, database: Database, wanted: Sequence[CheckedJob]) -> list[NewJob]:
         """Jobs of one database, with an id and a type's number each. Asks this database alone."""
         now_ms = self.database_now_ms(database)
-        numbers = self.database_metadata.types.get_or_create_numbers(
-            {job.biz_type for job in wanted}, database, self.settings.limits.biz_types
-        )
+        numbers = self.get_or_create_types(database, {job.biz_type for job in wanted})
         ids = self._ids.make_ids([routing_hash_of(job.business.number) for job in wanted])
         return [
             NewJob(

@@ -42,29 +42,22 @@ class CheckedJob(NamedTuple):
     dedup_key: str | None
 
 
-def check_job_arguments(
-    now_ms: int,
-    attribute_bytes_max: int,
-    *,
-    biz_id: object,
-    action_time: Any,
-    biz_type: object,
-    attribute: object = None,
-    dedup_key: object = None,
-    tenant: object = None,
+def check_job_fields(
+    now_ms: int, attribute_bytes_max: int, fields: Mapping[str, Any], biz_type: str
 ) -> CheckedJob:
     """Checks the arguments of `schedule`. Raises InvalidInput.
 
     `now_ms`: the time now, by the clock of this process. It only serves to check that a delay ends within
-    the range of DATETIME, so the clock need not be exact.
+    the range of DATETIME, so the clock need not be exact. `biz_type`: if `fields` names none.
     """
+    action_time = fields["action_time"]
     action_ms = action_time_to_ms(action_time, now_ms)
     return CheckedJob(
-        check_business_id(biz_id, tenant),
-        check_biz_type(biz_type),
+        check_business_id(fields["biz_id"], fields.get("tenant")),
+        check_biz_type(fields.get("biz_type", biz_type)),
         action_time if isinstance(action_time, timedelta) else action_ms,
-        encode_attribute(attribute, attribute_bytes_max),
-        check_dedup_key(dedup_key),
+        encode_attribute(fields.get("attribute"), attribute_bytes_max),
+        check_dedup_key(fields.get("dedup_key")),
     )
 
 
@@ -84,6 +77,6 @@ def check_job_spec(
         rule = "is not a field of a job" if unknown else "is missing"
         raise InvalidInput(f"jobs[{position}].{name}", job.get(name), rule)
     try:
-        return check_job_arguments(now_ms, attribute_bytes_max, **{"biz_type": biz_type, **job})
+        return check_job_fields(now_ms, attribute_bytes_max, job, biz_type)
     except InvalidInput as error:
         raise InvalidInput(f"jobs[{position}].{error.field}", error.value, error.rule) from None

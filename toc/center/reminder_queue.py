@@ -60,6 +60,11 @@ class ReminderQueue(Service):
                 self._reminders = Reminders.from_settings(self._settings, self._clock)
             return self._reminders
 
+    @property
+    def near_until_ms(self) -> int:
+        """Jobs that are due until this time are near."""
+        return self._time.estimate_now_ms() + self._settings.timer.arm_within_ms
+
     def close(self, timeout_s: float) -> None:
         """Ends the retries and disconnects from Redis."""
         self.stop(timeout_s)
@@ -68,7 +73,7 @@ class ReminderQueue(Service):
 
     def arm_near_reminders(self, jobs: Iterable[tuple[str, Reminder]]) -> None:
         """Arms those of the (topic, reminder) pairs that are near. For use after the commit. Never raises."""
-        until_ms = self._time.estimate_now_ms() + self._settings.timer.arm_within_ms
+        until_ms = self.near_until_ms
         near: dict[_TopicSlot, list[Reminder]] = defaultdict(list)
         for topic, reminder in jobs:
             if reminder.due_ms is not None and reminder.due_ms <= until_ms:

@@ -449,27 +449,32 @@ class _JobInsert:
 def _insert_statement(database: Database, shard: int, jobs: Sequence[NewJob]) -> Statement:
     """An INSERT of these jobs into one shard."""
     # Text, not insert(): SQLAlchemy would use executemany and render row by row, which costs a third of
-    # the speed (docs/explanation/performance.md). Only texts of callers are bound: the driver escapes each
-    # value in Python, and numbers, and times that toc formats, need no escaping.
+    # the speed (docs/explanation/performance.md). Only texts of callers are bound: numbers, and times that
+    # toc formats, need no escaping.
     values: list[Any] = []
     rows: list[str] = []
-    mark = "?" if database.sqlite else "%s"
     has_texts = any(job.biz_text or job.tenant for job in jobs)
     columns = f"{_COLUMNS}, biz_text, tenant" if has_texts else _COLUMNS
-    texts = f", {mark}, {mark})" if has_texts else ")"
-    keyless, keyed = f", {mark}, NULL{texts}", f", {mark}, {mark}{texts}"
+    mark = "?" if database.sqlite else "%s"
     for job in jobs:
         biz_id = to_signed64(job.biz_id) if database.sqlite else job.biz_id
         when = sql_time_of_ms(job.action_ms)
-        start = f"({job.job_id:d}, {biz_id:d}, {job.type_no:d}, '{when}', '{when}'"
-        values.append(job.attribute)
-        if job.dedup_key is None:
-            rows.append(start + keyless)
-        else:
-            rows.append(start + keyed)
+        attribute, key, texts = "NULL", "NULL", ""
+        if database.sqlite and job.attribute is not None:
+            attribute = mark
+            values.append(job.attribute)
+        elif job.attribute is not None:
+            # An attribute is the longest text. As hex it needs no escaping, which takes six times as long.
+            attribute = f"_utf8mb4 x'{job.attribute.encode().hex()}'"
+        if job.dedup_key is not None:
+            key = mark
             values.append(job.dedup_key)
         if has_texts:
+            texts = f", {mark}, {mark}"
             values += (job.biz_text, job.tenant)
+        rows.append(
+            f"({job.job_id:d}, {biz_id:d}, {job.type_no:d}, '{when}', '{when}', {attribute}, {key}{texts})"
+        )
     name = database.job_table_name(shard)
     text = f"INSERT INTO {name} ({columns}) VALUES {', '.join(rows)}"  # noqa: S608
     return Statement(text, tuple(values))
