@@ -195,15 +195,16 @@ def test_redis_goes_away_while_it_is_repaired(
     server.start()
 
 
-def test_a_database_goes_away_in_the_middle(
-    own_mysql: Server, mysql_server: Any, own_redis_url: tuple[Server, str]
+@pytest.mark.parametrize(("phase", "at"), [("comparing", 3), ("rechecking", 2)])
+def test_a_database_is_killed_in_the_middle(
+    own_mysql: Server, mysql_server: Any, own_redis_url: tuple[Server, str], phase: str, at: int
 ) -> None:
     with temporary_database(mysql_server) as url:
         damaged = Damaged(settings_of((url, database_on(own_mysql)), own_redis_url[1]))
 
-        def break_it(phase: str, done: int, of: int) -> None:
-            if phase == "comparing" and done == 3:
-                own_mysql.stop()
+        def break_it(now: str, done: int, of: int) -> None:
+            if now == phase and done == at:
+                own_mysql.kill()
 
         outcome = damaged.run(repair=True, on_progress=break_it)
         own_mysql.start()
@@ -227,7 +228,7 @@ def test_a_database_that_goes_away_during_the_repair_costs_only_its_own_repairs(
 
         def break_it(phase: str, done: int, of: int) -> None:
             if phase == "repairing" and done == 0:
-                own_mysql.stop()
+                own_mysql.kill()
 
         outcome = damaged.run(repair=True, on_progress=break_it)
         own_mysql.start()

@@ -447,6 +447,12 @@ class ReconcileSettings(_SettingGroup):
         description="jobs that are due for longer than this are overdue; not set: 120, or what the scanner "
         "takes in its own time (grace_s + 2 x tick_s) if that is more",
     )
+    reads_per_database: int = Field(
+        4,
+        ge=1,
+        le=256,
+        description="tasks of `toc reconcile` on Spark that read a database at the same time, at most",
+    )
     page: int = Field(
         50_000, ge=1, le=200_000, description="rows, and reminders, that are read at once"
     )
