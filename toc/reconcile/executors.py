@@ -197,9 +197,11 @@ def run_on_executors(
     """
     if not tasks:
         return []
-    rdd = spark.sparkContext.parallelize(tasks, len(tasks)).flatMap(function)
+    context = spark.sparkContext
+    rdd = context.parallelize(tasks, len(tasks)).flatMap(function)
     if merge is not None:
-        rdd = rdd.keyBy(merge.key).reduceByKey(merge.combine).values()
+        merges = min(len(tasks), context.defaultParallelism)
+        rdd = rdd.keyBy(merge.key).reduceByKey(merge.combine, merges).values()
     stop = threading.Event()
     watcher = threading.Thread(
         target=_report_progress, args=(spark, tell, stop), daemon=True, name="toc-progress"
