@@ -34,6 +34,7 @@ from toc.reconcile.report.summary import (
     SUMMARY,
     EarlierRunSummary,
     ReportSummary,
+    RunFigures,
     UnreadableSummary,
     earlier_run_name,
     make_summary,
@@ -105,6 +106,16 @@ def check_report_directory(settings: Settings) -> None:
     with _explain_write_errors(settings):
         make_private_directory(directory)
         _create_draft_folder(directory, "0000-00-00T000000Z").rmdir()
+
+
+def read_newest_figures(settings: Settings) -> RunFigures | None:
+    """The figures of the newest report of this namespace; None: there is none that can be read."""
+    for _, path in _list_reports(Path(settings.reconcile.directory))[:SEARCHED_MAX]:
+        with suppress(UnreadableSummary):
+            figures = read_summary(path, RunFigures)
+            if figures.namespace == settings.namespace:
+                return figures
+    return None
 
 
 def result_lines(outcome: ReconcileResult, report: Path | None = None) -> list[str]:

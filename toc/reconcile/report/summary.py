@@ -240,6 +240,15 @@ class EarlierRunSummary(ReportSummary):
         }
 
 
+class RunFigures(ReportSummary):
+    """The figures of a run that metrics show."""
+
+    ended: AwareDatetime
+    verdict: str
+    seconds: dict[str, float]
+    counts: dict[str, _Count]
+
+
 def read_summary(folder: Path, kind: type[Summary]) -> Summary:
     """Reads the summary of a report. Raises UnreadableSummary for a file that is no summary."""
     try:
